@@ -1,0 +1,37 @@
+"""What one training step costs, on the device in front of you.
+
+The public API is resolved on first use, so that `import stepscope` costs nothing:
+torch, polars and altair are imported by the parts that need them.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_PUBLIC = {
+    "profile": "stepscope.record.session",
+    "schedule": "stepscope.record.schedule",
+    "Run": "stepscope.analysis.run",
+    "errors": "stepscope.errors",
+}
+__all__ = ["Run", "__version__", "errors", "profile", "schedule"]
+
+if TYPE_CHECKING:
+    from stepscope import errors as errors
+    from stepscope.analysis.run import Run as Run
+    from stepscope.record.schedule import schedule as schedule
+    from stepscope.record.session import profile as profile
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PUBLIC:
+        raise AttributeError(f"module 'stepscope' has no attribute '{name}'")
+    module = importlib.import_module(_PUBLIC[name])
+    return module if _PUBLIC[name] == f"stepscope.{name}" else getattr(module, name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,87 @@
+"""Everything that Stepscope can refuse, as one tree; the command line turns each into its exit code.
+
+StepscopeError                  1
+├── UsageError                  2   what was asked for cannot be done as asked
+│   └── UnknownName             2   no such workload, quantity or command; carries "did you mean"
+├── MissingDependency           3   an optional library is needed and not installed
+├── RunError                    4   a run folder cannot be read
+│   ├── RunNotFound             4
+│   ├── RunDamaged              4
+│   └── SchemaTooNew            4
+├── OutputNotWritable           5   nowhere to write the run
+├── DataUnavailable             6   a data set is neither packaged, cached nor reachable
+└── SamplerFailed               7   the sampling process did not start
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class StepscopeError(Exception):
+    """What went wrong, and in `hint` what to do next."""
+
+    exit_code = 1
+
+    def __init__(self, message: str, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+class UsageError(StepscopeError):
+    """What was asked for cannot be done as asked."""
+
+    exit_code = 2
+
+
+class UnknownName(UsageError):
+    """A name that does not exist, with the nearest names that do."""
+
+    def __init__(self, kind: str, name: str, known: Iterable[str], hint: str | None = None) -> None:
+        names = sorted(known)
+        near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
+        said = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(names)}"
+        super().__init__(f"unknown {kind} '{name}'", hint or said)
+
+
+class MissingDependency(StepscopeError):
+    """An optional library is needed for this and is not installed."""
+
+    exit_code = 3
+
+
+class RunError(StepscopeError):
+    """A run folder cannot be read."""
+
+    exit_code = 4
+
+
+class RunNotFound(RunError):
+    """There is no run folder at this path."""
+
+
+class RunDamaged(RunError):
+    """The folder holds no readable run.json, or a file of it cannot be read at all."""
+
+
+class SchemaTooNew(RunError):
+    """The run was written by a newer Stepscope than this one."""
+
+
+class OutputNotWritable(StepscopeError):
+    """The folder for the run cannot be made or written."""
+
+    exit_code = 5
+
+
+class DataUnavailable(StepscopeError):
+    """A data set is neither packaged, cached nor reachable."""
+
+    exit_code = 6
+
+
+class SamplerFailed(StepscopeError):
+    """The sampling process did not start or did not say that it is ready."""
+
+    exit_code = 7

@@ -1,0 +1,49 @@
+"""The one place that formats: SI values in, text for people out. "-" means not measured."""
+
+from __future__ import annotations
+
+NOT_MEASURED = "-"
+_PREFIXES = [(1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, "")]
+_TIME = [(1e9, "s"), (1e6, "ms"), (1e3, "us"), (1.0, "ns")]
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    """A number with so many significant digits, without an exponent."""
+    if value is None:
+        return NOT_MEASURED
+    if value == 0:
+        return "0"
+    magnitude = f"{value:.{digits}g}"
+    if "e" not in magnitude:
+        return magnitude
+    return f"{float(magnitude):,.0f}" if abs(value) >= 1 else f"{float(magnitude):.{digits + 6}f}".rstrip("0")
+
+
+def si(value: float | None, unit: str, digits: int = 3) -> str:
+    """A value of an SI unit with the decimal prefix that keeps it short: si(21840, "B") is "21.8 kB"."""
+    if value is None:
+        return NOT_MEASURED
+    for scale, prefix in _PREFIXES:
+        if abs(value) >= scale or scale == 1.0:
+            return f"{number(value / scale, digits)} {prefix}{unit}".rstrip()
+    raise AssertionError("the last prefix always fits")
+
+
+def duration(ns: float | None, digits: int = 3) -> str:
+    """A time span given in ns: duration(1_500_000) is "1.5 ms"."""
+    if ns is None:
+        return NOT_MEASURED
+    for scale, unit in _TIME:
+        if abs(ns) >= scale or scale == 1.0:
+            return f"{number(ns / scale, digits)} {unit}"
+    raise AssertionError("the last unit always fits")
+
+
+def bytes_(value: float | None) -> str:
+    """A size in decimal bytes (1 MB = 1e6 B)."""
+    return si(value, "B")
+
+
+def percent(share: float | None, digits: int = 1) -> str:
+    """A share of one as a percentage: percent(0.125) is "12.5 %"."""
+    return NOT_MEASURED if share is None else f"{share * 100:.{digits}f} %"
