@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _PUBLIC = {
-    "profile": "stepscope.record.session",
+    "profile": "stepscope.record.profile",
     "schedule": "stepscope.record.schedule",
     "Run": "stepscope.analysis.run",
     "errors": "stepscope.errors",
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from stepscope import errors as errors
     from stepscope.analysis.run import Run as Run
     from stepscope.record.schedule import schedule as schedule
-    from stepscope.record.session import profile as profile
+    from stepscope.record.profile import profile as profile
 
 
 def __getattr__(name: str) -> Any:

@@ -1,0 +1,45 @@
+# make demo    set up, train LeNet on real digits for 300 steps, show what a step costs
+# make test    set up, run every test            make check   lint, format and types
+# make bench   what measuring costs              make clean   remove .venv and caches (runs/ stays)
+# Another Python:  make demo PYTHON=python3.12
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet
+
+.PHONY: demo test check bench clean
+.DEFAULT_GOAL := demo
+
+demo: $(READY)
+	$(BIN)/stepscope run lenet --steps 300 --out runs
+	$(BIN)/stepscope report last --html
+
+test: $(READY)
+	$(BIN)/python -m pytest
+
+check: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(READY)
+	$(BIN)/python -m benchmarks
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The stamp is newer than what decides the set-up, so a second call installs nothing. torch goes first and by its exact
+# version, so that what follows finds it there and never replaces it.
+$(READY): pyproject.toml constraints.txt
+	@command -v $(PYTHON) >/dev/null || { echo "Stepscope needs Python 3.10 or newer and there is no '$(PYTHON)' here: install it, or name another one: make PYTHON=/path/to/python3"; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "Stepscope needs Python 3.10 or newer; '$(PYTHON)' is $$($(PYTHON) --version 2>&1). Name a newer one: make PYTHON=python3.12"; exit 1; }
+	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { echo "'$(PYTHON)' cannot make virtual environments: sudo apt install python3-venv (Debian, Ubuntu, Raspberry Pi OS, JetPack), then run make again"; exit 1; }
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || { echo "making $(VENV) with $$($(PYTHON) --version)"; rm -rf $(VENV); $(PYTHON) -m venv $(VENV); }
+	@echo "installing into $(VENV) (PyTorch is the large part; a few minutes on a slow line)"
+	$(PIP) -c constraints.txt torch==2.13.0
+	$(PIP) -c constraints.txt hatchling editables
+	$(PIP) -c constraints.txt --no-build-isolation -e '.[test]'
+	@touch $@

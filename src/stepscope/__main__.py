@@ -1,0 +1,87 @@
+"""The command line: a subcommand for every file of commands/; a refusal becomes a message, a hint and an exit code."""
+
+from __future__ import annotations
+
+import platform
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+from typer.main import get_command
+
+from stepscope import __version__
+from stepscope.commands import load_commands
+from stepscope.errors import StepscopeError, UnknownName
+
+INTERRUPTED = 130  # 128 + SIGINT, as shells have it
+INTERNAL_ERROR = 70  # EX_SOFTWARE of sysexits.h: not a refusal, a fault of ours
+
+
+def build_app() -> typer.Typer:
+    """The typer application with one subcommand for every file of commands/."""
+    app = typer.Typer(name="stepscope", callback=_root, no_args_is_help=True, pretty_exceptions_enable=False)
+    for command in load_commands():
+        app.command(command.name, context_settings=dict(command.context))(command.function)
+    return app
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command line; returns the exit code (a usage error of the options leaves through SystemExit)."""
+    arguments = sys.argv[1:] if argv is None else list(argv)
+    try:
+        _refuse_unknown_command(arguments)
+        get_command(build_app())(args=arguments, prog_name="stepscope")
+    except StepscopeError as error:
+        return _refused(error)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except Exception:
+        return _apologise()
+    return 0
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"stepscope {__version__}")
+        raise typer.Exit
+
+
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and leave.")
+    ] = False,
+) -> None:
+    """What one training step costs on the device in front of you: time, memory and utilisation of every layer."""
+
+
+def _refuse_unknown_command(arguments: list[str]) -> None:
+    """click knows no nearest name in every version, so the first word is looked up here."""
+    names = [command.name for command in load_commands()]
+    if arguments and not arguments[0].startswith("-") and arguments[0] not in names:
+        raise UnknownName("command", arguments[0], names)
+
+
+def _refused(error: StepscopeError) -> int:
+    typer.secho("error: ", fg="red", bold=True, nl=False, err=True)
+    typer.echo(error, err=True)
+    if error.hint:
+        typer.secho("hint: ", fg="cyan", nl=False, err=True)
+        typer.echo(error.hint, err=True)
+    return error.exit_code
+
+
+def _apologise() -> int:
+    """A fault of ours: the traceback, and what a report needs to hold."""
+    traceback.print_exc()
+    typer.echo(
+        f"\nSorry, this is a fault in Stepscope {__version__}, not in what you asked for. Please open an issue with the\n"
+        f"lines above, the command that you typed, and: Python {platform.python_version()}, {platform.platform()}.",
+        err=True,
+    )
+    return INTERNAL_ERROR
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,55 @@
+"""Finding the files of a growing folder, and what other packages add to it: the folder is its own registry.
+
+A third-party package adds to a folder through an entry point that names one of its modules:
+
+    [project.entry-points."stepscope.workloads"]
+    mine = "my_package.my_workloads"
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points
+from types import ModuleType
+
+
+@dataclass(frozen=True)
+class Discovery:
+    """The modules that could be imported, and a sentence for each that could not."""
+
+    modules: tuple[ModuleType, ...]
+    warnings: tuple[str, ...]
+
+
+def discover(
+    package: ModuleType, group: str, skip: Collection[str] = (), points: Iterable[EntryPoint] | None = None
+) -> Discovery:
+    """Import the modules of a package folder, by name, then the entry points of a group; none can raise.
+
+    Sub-packages, files that start with "_" and the names in `skip` are left out. `points` replaces the
+    entry points of the installed packages.
+    """
+    modules: list[ModuleType] = []
+    warnings: list[str] = []
+    for name in _file_names(package, skip):
+        _try(f"{package.__name__}.{name}", f"file '{name}.py'", modules, warnings)
+    for point in entry_points(group=group) if points is None else points:
+        owner = point.dist.name if point.dist is not None else "unknown package"
+        _try(point.module, f"plug-in '{point.name}' of {owner} ({group})", modules, warnings)
+    return Discovery(tuple(modules), tuple(warnings))
+
+
+def _file_names(package: ModuleType, skip: Collection[str]) -> list[str]:
+    found = pkgutil.iter_modules(package.__path__)
+    return sorted(m.name for m in found if not m.ispkg and not m.name.startswith("_") and m.name not in skip)
+
+
+def _try(module: str, said: str, modules: list[ModuleType], warnings: list[str]) -> None:
+    """Import one module; someone else's broken file may raise anything, and must not stop the rest."""
+    try:
+        modules.append(importlib.import_module(module))
+    except Exception as error:
+        warnings.append(f"{said} was left out: {type(error).__name__}: {error}")

@@ -1,0 +1,125 @@
+"""The adaptive recording plan: which of a run's steps have their ops recorded.
+
+Steps repeat, so a few recorded ones tell each op's median. Recorded blocks alternate with unrecorded ones (which is
+also how the run learns what recording costs) until every op's median is known to 2 % (95 % interval, order
+statistics) or the share of time that recording may take is used up; then a block now and then notices drift.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from stepscope.record.recorders.tree import Ints
+from stepscope.record.recorders.window import StepProfile
+from stepscope.record.schedule import Choice
+
+WARMUP_STEPS = 3  # as the 2019 paper
+TARGET = 0.02  # half width of the 95 % interval of a median, as a share of it
+BUDGET = 0.04  # of the run's time
+_BLOCK = 2
+_FEWEST = 4  # recorded steps after warm-up that are worth having in any case
+_MOST = 200
+_DRIFT_EVERY = 200  # steps
+_NEGLIGIBLE = 0.01  # ops that together take less than this share of the step need no better median
+_CHECK_EVERY = 5
+
+
+@dataclass
+class Plan:
+    """Decides step by step; `learn` takes what came of a window, `spent` what it cost."""
+
+    choice: Choice
+    recorded: int = 0
+    known: float | None = None  # share of op time whose median is known to TARGET
+    _profiles: dict[int, list[Ints]] = field(default_factory=lambda: defaultdict(list))
+    _spent_ns: int = 0
+    _recorded_ns: list[int] = field(default_factory=list)
+    _plain_ns: list[int] = field(default_factory=list)
+    _wait: int = 0  # unrecorded steps still to come in this block
+    _left: int = 0  # recorded steps still to come in this block
+
+    def records(self, step: int, elapsed_ns: int) -> bool:
+        """Are the ops of this step recorded? Asked once, in order, before each step."""
+        if not self.choice.adaptive:
+            return self.choice.records(step)
+        if step < WARMUP_STEPS:
+            return step == WARMUP_STEPS - 1
+        if self._left == 0 and self._wait == 0:
+            self._next_block(elapsed_ns)
+        if self._left > 0:
+            self._left -= 1
+            return True
+        self._wait -= 1
+        return False
+
+    def wants_shapes(self, step: int) -> bool:
+        """Shapes are recorded while warming up, where time does not count."""
+        return step < WARMUP_STEPS
+
+    def took(self, recorded: bool, ns: int) -> None:
+        """The length of a step that has ended."""
+        times = self._recorded_ns if recorded else self._plain_ns
+        times.append(ns)
+        del times[:-50]
+        self.recorded += recorded
+
+    def spent(self, ns: int) -> None:
+        """Time spent between steps on starting, stopping and writing."""
+        self._spent_ns += ns
+
+    def learn(self, profiles: list[StepProfile]) -> None:
+        """What the ops of a window took; steps with other ops are kept apart."""
+        for profile in profiles if self.choice.adaptive else ():
+            if profile.step >= WARMUP_STEPS:
+                kept = self._profiles[profile.signature]
+                kept.append(profile.self_ns.astype(np.int32))
+                del kept[:-_MOST]
+        if len(self._profiles) > 64:
+            self._profiles.pop(next(iter(self._profiles)))
+
+    def _next_block(self, elapsed_ns: int) -> None:
+        after_warmup = self.recorded - 1
+        if after_warmup >= _FEWEST and after_warmup % _CHECK_EVERY in (0, 1):
+            self.known = self._known_share()
+        done = self.known is not None and self.known >= 1 - _NEGLIGIBLE
+        if done or after_warmup >= _MOST:
+            self._wait, self._left = _DRIFT_EVERY, _BLOCK
+        elif after_warmup < _FEWEST or self._within_budget(elapsed_ns):
+            self._wait, self._left = _BLOCK, _BLOCK
+        else:
+            self._wait, self._left = self._pause(), 0
+
+    def _within_budget(self, elapsed_ns: int) -> bool:
+        return self._cost_ns() + _BLOCK * self._cost_of_one_ns() <= BUDGET * elapsed_ns
+
+    def _pause(self) -> int:
+        """Unrecorded steps after which another look at the budget is worth it."""
+        step_ns = float(np.median(self._plain_ns)) if self._plain_ns else 1e6
+        needed = _BLOCK * self._cost_of_one_ns() / BUDGET
+        return int(np.clip(needed / max(step_ns, 1.0) / 4, _BLOCK, _DRIFT_EVERY))
+
+    def _cost_ns(self) -> float:
+        return self._spent_ns + self.recorded * self._slower_by_ns()
+
+    def _cost_of_one_ns(self) -> float:
+        return self._cost_ns() / max(self.recorded, 1)
+
+    def _slower_by_ns(self) -> float:
+        if not self._recorded_ns or not self._plain_ns:
+            return 0.0
+        return max(0.0, float(np.median(self._recorded_ns) - np.median(self._plain_ns)))
+
+    def _known_share(self) -> float:
+        """Share of the op time whose median is known, over the kind of step seen most often."""
+        kept = max(self._profiles.values(), key=len, default=[])
+        if len(kept) < 6:  # below six values no 95 % interval of a median exists
+            return 0.0
+        times = np.sort(np.stack(kept), axis=0)
+        n = len(times)
+        low = int(np.floor(n / 2 - 0.98 * np.sqrt(n)))
+        middle = np.maximum(np.median(times, axis=0), 1)
+        half = (times[min(n - 1 - max(low, 0), n - 1)] - times[max(low, 0)]) / 2
+        return float(middle[half <= TARGET * middle].sum() / middle.sum())

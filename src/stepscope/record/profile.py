@@ -1,0 +1,89 @@
+"""`stepscope.profile`: record a training loop of one's own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+import stepscope
+from stepscope.errors import UsageError
+from stepscope.record.schedule import Schedule
+from stepscope.record.session import Models, Session, Settings, status_of
+
+if TYPE_CHECKING:
+    from stepscope import Run
+
+
+class Scope:
+    """The handle that `profile` gives: `step()` after each optimizer update, `run` once closed."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    @property
+    def path(self) -> Path:
+        """The run folder."""
+        return self._session.path
+
+    @property
+    def run(self) -> Run:
+        """The finished run, opened for reading."""
+        return stepscope.Run(self.path)
+
+    def step(self, loss: torch.Tensor | float | None = None, samples: int | None = None) -> None:
+        """One training step has ended; its loss and number of samples may be given."""
+        self._session.step(loss, samples)
+
+
+class profile:  # noqa: N801 - reads as torch.profiler.profile does
+    """Record a training loop: `with stepscope.profile(model, optimizer, out="runs") as scope: ... scope.step()`.
+
+    model: the model, a list of them, or a dictionary of names to models (only for names and sample counts);
+    optimizer: accepted for symmetry, every optimizer of the process is seen. record: see `schedule.parse`, or a
+    `stepscope.schedule(wait=, warmup=, active=, repeat=)`. period_ms: of the sampler. steps: "calls" of
+    `scope.step()`, or "optimizer" for a step at each optimizer step. Raises OutputNotWritable and UsageError before
+    the loop, and nothing of its own within it.
+    """
+
+    def __init__(
+        self,
+        model: Models = None,
+        optimizer: Any = None,
+        *,
+        out: str | Path = "runs",
+        name: str | None = None,
+        record: str | Schedule = "adaptive",
+        schedule: Schedule | None = None,
+        period_ms: float = 10.0,
+        steps: str = "calls",
+        samples: int | None = None,
+    ) -> None:
+        if steps not in ("calls", "optimizer"):
+            raise UsageError(f"steps='{steps}' is not known", "choose 'calls' or 'optimizer'")
+        self._models = model
+        workload = {"optimizer": type(optimizer).__name__} if optimizer is not None else {}
+        self._settings = Settings(
+            out=out,
+            name=name or (type(model).__name__ if isinstance(model, nn.Module) else "loop"),
+            record=schedule or record,
+            period_ns=round(period_ms * 1e6),
+            steps_from=steps,
+            samples_per_step=samples,
+            facts={"workload": workload},
+        )
+        self._session: Session | None = None
+
+    def __enter__(self) -> Scope:
+        self._session = Session(self._settings)
+        self._session.start(self._models)
+        return Scope(self._session)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._session is not None:
+            self._session.close(*status_of(error))

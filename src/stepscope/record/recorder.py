@@ -1,0 +1,141 @@
+"""Opens and closes recording windows around steps, and turns each into a part of the run folder.
+
+Nothing of it may break the training: every failure ends the recording of ops, is noted, and the loop goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from stepscope.clock import monotonic_ns, unix_minus_monotonic_ns
+from stepscope.record import torch_private
+from stepscope.record.plan import Plan
+from stepscope.record.recorders.events import Names
+from stepscope.record.recorders.modules import ModuleScopes
+from stepscope.record.recorders.ops import rows_of
+from stepscope.record.recorders.optimizers import OptimizerCalls
+from stepscope.record.recorders.shapes import ShapeBook
+from stepscope.record.recorders.window import StepSpan, Window
+from stepscope.runfolder import RunWriter
+
+MOST_EVENTS = 16_000  # a window's events wait in RAM, 1.5 kB each
+_CLOCK_JUMP_NS = 1_000_000
+
+Note = Callable[..., None]
+
+
+class OpRecorder:
+    """Records the ops of the steps that the plan picks."""
+
+    def __init__(self, writer: RunWriter, plan: Plan, scopes: ModuleScopes, note: Note) -> None:
+        self.plan = plan
+        self.scopes = scopes
+        self.paused_ns = 0
+        self.windows = 0
+        self.rows = 0
+        self.bytes_written = 0
+        self.lost_windows = 0
+        self._writer = writer
+        self._note = note
+        self._names = Names()
+        self._book = ShapeBook()
+        self._cuda = torch.cuda.is_available()
+        self._window: torch_private.KinetoWindow | None = None
+        self._spans: list[StepSpan] = []
+        self._calls = OptimizerCalls()
+        self._owners: dict[int, int] = {}
+        self._offset_ns = 0
+        self._rows_per_step = MOST_EVENTS // 4
+        self._stopped = False
+
+    @property
+    def recording(self) -> bool:
+        return self._window is not None
+
+    def before_step(self, step: int, elapsed_ns: int) -> bool:
+        """Open, keep or close the window as the plan says; True where this step is recorded."""
+        wanted = not self._stopped and self.plan.records(step, elapsed_ns)
+        full = (len(self._spans) + 1) * self._rows_per_step > MOST_EVENTS
+        shapes = wanted and (self.plan.wants_shapes(step) or (self._book.missed and not self.recording))
+        if self._window is not None and (not wanted or full or self._window.shapes != shapes):
+            self.close_window()
+        if wanted and self._window is None:
+            self._timed(lambda: self._open(shapes))
+        return self._window is not None
+
+    def after_step(self, span: StepSpan) -> None:
+        """A recorded step has ended."""
+        if self._window is not None:
+            self._spans.append(span)
+
+    def optimizer_steps(self, optimizer: Any) -> None:
+        """An optimizer is about to step: note whose parameters come in which order."""
+        if self._window is None:
+            return
+        parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        if any(id(p) not in self._owners for p in parameters):
+            self._owners = self.scopes.parameter_modules()
+        self._calls.parameter_modules.append([self._owners.get(id(p), -1) for p in parameters])
+
+    def close_window(self) -> None:
+        """Stop recording and write what was caught; RAM is free again afterwards."""
+        if self._window is not None:
+            self._timed(self._flush)
+
+    def give_way(self) -> None:
+        """Somebody else wants the profiler: it is theirs from now on."""
+        if not self._stopped:
+            self._stopped = True
+            self._note("recording-stopped", "the training started a torch profiler of its own: ops recorded up to here")
+            self.close_window()
+
+    def _timed(self, action: Callable[[], None]) -> None:
+        began = monotonic_ns()
+        try:
+            action()
+        except Exception as error:  # whatever it is, the training goes on
+            self._lost(error)
+        took = monotonic_ns() - began
+        self.paused_ns += took
+        self.plan.spent(took)
+
+    def _open(self, shapes: bool) -> None:
+        if self._cuda:
+            torch.cuda.synchronize()
+        self._spans, self._calls = [], OptimizerCalls()
+        self._offset_ns = unix_minus_monotonic_ns()
+        self._window = torch_private.start_window(shapes, self._cuda)
+        self.scopes.install()
+
+    def _flush(self) -> None:
+        window, self._window = self._window, None
+        assert window is not None
+        self.scopes.remove()
+        if self._cuda:
+            torch.cuda.synchronize()
+        raw = window.stop()
+        offset = unix_minus_monotonic_ns()
+        if abs(offset - self._offset_ns) > _CLOCK_JUMP_NS:
+            self._note("clock-jump", "the wall clock was set during a recorded window", jump_ns=offset - self._offset_ns)
+        caught = Window(raw, self._spans, self._offset_ns, self._calls, window.shapes, self._cuda)
+        self._book.missed = False
+        rows = rows_of(caught, self._names, self.scopes.names(), self._book)
+        self.windows += 1
+        if rows.frame.height:
+            self._rows_per_step = max(1, len(raw) // max(len(self._spans), 1))
+            self.bytes_written += self._writer.ops(rows.frame)
+            self.rows += rows.frame.height
+            self.plan.learn(rows.profiles)
+
+    def _lost(self, error: Exception) -> None:
+        """A disk that is full may have room again; a profiler that fails will fail again."""
+        self.lost_windows += 1
+        self.scopes.remove()
+        steps = [span.step for span in self._spans]
+        if not isinstance(error, OSError):
+            self._stopped = True
+            self._window = None
+        self._note("ops-lost", f"{type(error).__name__}: {error}", steps=steps)

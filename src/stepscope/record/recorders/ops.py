@@ -1,0 +1,158 @@
+"""One window of raw events to the rows of ops/*.parquet.
+
+Rows of a step are ordered by time with parents before children; `parent` counts rows within the step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+
+from stepscope.record.recorders import tree
+from stepscope.record.recorders.events import Events, Names, columns
+from stepscope.record.recorders.optimizers import modules_of_updates
+from stepscope.record.recorders.phases import MODULE_SCOPE, NO_MODULE, label
+from stepscope.record.recorders.shapes import ShapeBook
+from stepscope.record.recorders.tree import NO_PARENT, Ints
+from stepscope.record.recorders.window import StepProfile, Window
+from stepscope.runfolder import PHASES
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The rows of a window, and per step what the recording plan learns from."""
+
+    frame: pl.DataFrame
+    profiles: list[StepProfile]
+
+
+def rows_of(window: Window, names: Names, modules: list[tuple[str, str]], book: ShapeBook) -> Rows:
+    """Convert a window; `modules` gives (qualified name, type) by module index."""
+    events = columns(window.raw, names, window.cuda, keep_raw=window.shapes)
+    events = events.take(tree.by_thread_and_time(_lane(events), events.t0, events.t1))
+    lane = _lane(events)
+    depth = tree.depths(lane, events.t0, events.t1)
+    parent = tree.parents(lane, depth)
+    own = tree.self_times(events.t0, events.t1, parent)
+    labels = label(events, parent, depth, names.texts())
+    phase, module = labels.phase.copy(), labels.module.copy()
+    parent, phase, module = _kernels_join_their_ops(events, parent, phase, module)
+    module = modules_of_updates(events, parent, module, names.texts(), window.optimizer_calls)
+    table = _Table(events, parent, own, phase, module, events.t0 - window.unix_offset_ns)
+    return _assemble(table, window, names, modules, book)
+
+
+def _lane(events: Events) -> Ints:
+    """Threads and GPU streams apart: an interval nests only within its own."""
+    return np.where(events.gpu >= 0, (events.gpu + 1) * 1_000_000 + events.thread, events.thread)
+
+
+def _kernels_join_their_ops(events: Events, parent: Ints, phase: Ints, module: Ints) -> tuple[Ints, Ints, Ints]:
+    """A GPU row takes parent, phase and module from the op that launched it."""
+    kernels = np.flatnonzero(events.gpu >= 0)
+    if len(kernels) == 0:
+        return parent, phase, module
+    ops = np.flatnonzero(events.gpu < 0)
+    ops = ops[np.argsort(events.correlation[ops], kind="stable")]
+    place = np.searchsorted(events.correlation[ops], events.link[kernels])
+    place = np.minimum(place, len(ops) - 1)
+    found = (events.correlation[ops[place]] == events.link[kernels]) & (events.link[kernels] > 0)
+    launched, by = kernels[found], ops[place[found]]
+    parent[launched], phase[launched], module[launched] = by, phase[by], module[by]
+    return parent, phase, module
+
+
+@dataclass(frozen=True)
+class _Table:
+    events: Events
+    parent: Ints
+    own: Ints
+    phase: Ints
+    module: Ints
+    t0_ns: Ints
+
+
+def _assemble(table: _Table, window: Window, names: Names, modules: list[tuple[str, str]], book: ShapeBook) -> Rows:
+    """Give each row its step, sort by step and time, and number parents within the step."""
+    if not window.steps or len(table.t0_ns) == 0:
+        return Rows(pl.DataFrame(), [])
+    starts = np.array([span.t0_ns for span in window.steps])
+    ends = np.array([span.t1_ns for span in window.steps])
+    begins = table.t0_ns.copy()
+    launched = (table.events.gpu >= 0) & (table.parent != NO_PARENT)
+    begins[launched] = table.t0_ns[table.parent[launched]]  # a kernel belongs to the step that launched it
+    place = np.searchsorted(starts, begins, side="right") - 1
+    inside = (place >= 0) & (begins < ends[np.maximum(place, 0)])
+    kept = np.flatnonzero(inside)
+    order = kept[np.lexsort((-table.events.t1[kept], table.t0_ns[kept], place[kept]))]
+    place = place[order]
+    first = np.searchsorted(place, np.arange(len(starts)))
+    number = np.full(len(inside), NO_PARENT, dtype=np.int64)
+    number[order] = np.arange(len(order)) - first[place]
+    parent = np.where(table.parent[order] == NO_PARENT, NO_PARENT, number[table.parent[order]])
+    return _finished(table, window, order, place, parent, ends, names, modules, book)
+
+
+def _finished(
+    table: _Table,
+    window: Window,
+    order: Ints,
+    place: Ints,
+    parent: Ints,
+    ends: Ints,
+    names: Names,
+    modules: list[tuple[str, str]],
+    book: ShapeBook,
+) -> Rows:
+    events = table.events
+    t0_ns = table.t0_ns[order]
+    t1_ns = t0_ns + (events.t1 - events.t0)[order]
+    on_cpu = events.gpu[order] < 0
+    # The optimizer's own scope is still open when its hook ends the step: no row outlasts its step on the CPU.
+    overhang = np.where(on_cpu, np.maximum(t1_ns - ends[place], 0), 0)
+    t1_ns, self_ns = t1_ns - overhang, np.maximum(table.own[order] - overhang, 0)
+    name, module = events.name[order], table.module[order]
+    profiles, flops, read = book.look_up(window, events, order, place, name, module, self_ns, names.texts())
+    texts = [_row_name(text, modules) for text in names.texts()]
+    step = np.array([span.step for span in window.steps])[place]
+    gpus = ["cpu", *(f"cuda:{index}" for index in range(int(events.gpu.max(initial=-1)) + 1))]
+    frame = pl.DataFrame(
+        {
+            "step": step,
+            "t0_ns": t0_ns,
+            "t1_ns": t1_ns,
+            "self_ns": self_ns,
+            "parent": _null_below_zero(parent),
+            "name": _texts(texts, name),
+            "module": _texts([fqn for fqn, _ in modules], module),
+            "phase": _texts(list(PHASES), table.phase[order]),
+            "thread": events.thread[order],
+            "device": _texts(gpus, events.gpu[order] + 1),
+            "flops": _null_below_zero(flops),
+            "bytes": _null_below_zero(read),
+        }
+    )
+    return Rows(frame, profiles)
+
+
+def _row_name(text: str, modules: list[tuple[str, str]]) -> str:
+    """A module's scope is shown as a call of its type; everything else keeps its own name."""
+    if not text.startswith(MODULE_SCOPE):
+        return text
+    return f"nn.{modules[int(text[len(MODULE_SCOPE) :])][1]}"
+
+
+def _texts(choices: list[str], index: Ints) -> pl.Series:
+    """Indices to text through Polars' own take; a negative index is null."""
+    taken = pl.Series(choices, dtype=pl.String).cast(pl.Categorical)
+    return taken.gather(_null_below_zero(index).cast(pl.UInt32))
+
+
+def _null_below_zero(values: Ints) -> pl.Series:
+    column = pl.Series(values)
+    return column.set(column < 0, None) if (values < 0).any() else column
+
+
+assert NO_MODULE < 0  # _texts relies on it

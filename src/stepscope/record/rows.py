@@ -1,0 +1,88 @@
+"""The sampler's files: rows of one sensor and lines of events, appended, and sound after a full disk or a crash."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from stepscope.clock import Clock, monotonic_ns
+
+_APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+
+
+class RowFile:
+    """samples/<sensor>.rows: two time stamps (i64) and one float64 a channel, little endian; NaN is "not read"."""
+
+    def __init__(self, path: Path, channels: int) -> None:
+        row = struct.Struct(f"<qq{channels}d")
+        self.pack = row.pack
+        self.row_bytes = row.size
+        self.waiting = bytearray()
+        self._file = os.open(path, _APPEND, 0o644)
+
+    def flush(self) -> None:
+        """Bring the waiting rows to the disk; where it refuses, they are dropped, the file keeps whole rows: OSError."""
+        data, self.waiting = self.waiting, bytearray()
+        try:
+            while data:
+                del data[: os.write(self._file, data)]
+        except OSError:
+            size = os.fstat(self._file).st_size
+            os.ftruncate(self._file, size - size % self.row_bytes)
+            raise
+
+    def close(self) -> None:
+        """Close the file; flush first."""
+        os.close(self._file)
+
+
+class EventLog:
+    """events.jsonl, shared with the session: one write a line; lines that the disk refuses wait for a better time."""
+
+    def __init__(self, path: Path, clock: Clock = monotonic_ns, keep: int = 1000) -> None:
+        self._path = path
+        self._clock = clock
+        self._waiting: deque[bytes] = deque(maxlen=keep)
+
+    def write(self, kind: str, message: str, **fields: Any) -> None:
+        """Append one event of the sampler."""
+        event = {"t_ns": self._clock(), "source": "sampler", "kind": kind, "message": message, **fields}
+        self._waiting.append(json.dumps(event).encode() + b"\n")
+        self.flush()
+
+    def flush(self) -> bool:
+        """Write the lines that wait; False where the disk still refuses."""
+        if not self._waiting:
+            return True
+        try:
+            file = os.open(self._path, _APPEND, 0o644)
+        except OSError:
+            return False
+        try:
+            while self._waiting:
+                if os.write(file, self._waiting[0]) < len(self._waiting[0]):
+                    os.write(file, b"\n")  # cut off: ends the broken line, so that the next one can be read
+                    return False
+                self._waiting.popleft()
+        except OSError:
+            return False
+        finally:
+            os.close(file)
+        return True
+
+
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    """Replace a JSON file so that a reader sees the old or the new content, never a part."""
+    part = path.with_name(f".{path.name}.part")
+    part.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    part.replace(path)
+
+
+def nothing_read(channels: int) -> Sequence[float]:
+    """The values of a row in which no channel was read."""
+    return [float("nan")] * channels

@@ -1,0 +1,110 @@
+"""Resident memory and CPU time of the trainer's child processes (data loader workers): /proc/PID/stat of each."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from stepscope.clock import Clock
+from stepscope.record.sensors.contract import Channel, Found, Kind, Missing, Target, missing_because, open_files
+
+NAME = "children"
+EVERY_NS = 100_000_000
+LOOK_AGAIN_NS = 1_000_000_000
+
+
+def discover(root: Path, target: Target) -> Found | Missing:
+    """Two channels over all descendants but this process; 0 where there are none."""
+    tasks = root / f"proc/{target.pid}/task"
+    try:
+        list_file = next(tasks.iterdir()) / "children"
+        list_file.read_bytes()
+    except StopIteration:
+        return Missing("absent", f"{tasks} is empty")
+    except OSError as error:
+        remedy = "a kernel with CONFIG_PROC_CHILDREN=y" if tasks.is_dir() else None
+        return missing_because(error, error.filename or tasks, remedy)
+    family = _Family(root / "proc", target.pid, target.clock)
+    return Found(_channels(tasks), family.read, family.close, every_ns=EVERY_NS)
+
+
+def descendants(proc: Path, pid: int) -> set[int]:
+    """Every living process below pid, without this one."""
+    found: set[int] = set()
+    parents = [pid]
+    while parents:
+        parent = parents.pop()
+        for path in (proc / str(parent) / "task").glob("*/children"):
+            with contextlib.suppress(OSError):  # that thread has ended meanwhile
+                new = {int(child) for child in path.read_bytes().split()} - found - {os.getpid()}
+                found |= new
+                parents.extend(new)
+    return found
+
+
+def stat_numbers(stat: bytes) -> tuple[int, int]:
+    """CPU time in ticks (utime + stime) and resident pages of one /proc/PID/stat."""
+    fields = stat[stat.rindex(b")") + 2 :].split(None, 22)
+    return int(fields[11]) + int(fields[12]), int(fields[21])
+
+
+class _Family:
+    """The living descendants with their open files; CPU time of those that ended stays in the sum."""
+
+    def __init__(self, proc: Path, pid: int, clock: Clock) -> None:
+        self._proc, self._pid, self._clock = proc, pid, clock
+        self._files: dict[int, int] = {}
+        self._ticks: dict[int, int] = {}
+        self._ended_ticks = 0
+        self._looked_ns: int | None = None
+        self._tick_ns = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
+        self._page_bytes = os.sysconf("SC_PAGE_SIZE")
+
+    def read(self) -> Sequence[float]:
+        now = self._clock()
+        if self._looked_ns is None or now - self._looked_ns >= LOOK_AGAIN_NS:
+            self._looked_ns = now
+            self._look()
+        pages = 0
+        for pid, file in list(self._files.items()):
+            try:
+                self._ticks[pid], resident = stat_numbers(os.pread(file, 1024, 0))
+                pages += resident
+            except (OSError, ValueError, IndexError):
+                self._forget(pid)
+        ticks = self._ended_ticks + sum(self._ticks.values())
+        return [ticks * self._tick_ns, pages * self._page_bytes]
+
+    def close(self) -> None:
+        for file in self._files.values():
+            os.close(file)
+        self._files.clear()
+
+    def _look(self) -> None:
+        alive = descendants(self._proc, self._pid)
+        for pid in set(self._files) - alive:
+            self._forget(pid)
+        for pid in alive - set(self._files):
+            with contextlib.suppress(OSError):  # it has ended meanwhile
+                self._files[pid] = open_files([self._proc / f"{pid}/stat"])[0]
+
+    def _forget(self, pid: int) -> None:
+        os.close(self._files.pop(pid))
+        self._ended_ticks += self._ticks.pop(pid, 0)
+
+
+def _channels(tasks: Path) -> tuple[Channel, ...]:
+    source = f"{tasks.parent.parent}/PID/stat of the processes in {tasks}/*/children"
+    tick_ns = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
+
+    def channel(name: str, quantity: str, unit: str, kind: Kind, step: float, refresh_ns: int | None) -> Channel:
+        return Channel(
+            f"children.{name}", NAME, quantity, unit, kind, "children", source, None, "system", refresh_ns, step
+        )
+
+    return (
+        channel("cpu_time", "process_cpu_time", "ns", "counter", float(tick_ns), tick_ns),
+        channel("rss", "rss", "B", "gauge", float(os.sysconf("SC_PAGE_SIZE")), None),
+    )

@@ -1,0 +1,130 @@
+"""What a sensor file offers: NAME and discover(root, target); standard library only.
+
+`discover` looks below a filesystem root and answers with `Found` (channels, and a cheap read of all of them)
+or with `Missing` (a typed reason, and the command that would change it). An absent sensor is normal.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, Protocol
+
+from stepscope.clock import Clock, monotonic_ns
+
+Kind = Literal["gauge", "counter", "estimate"]
+Reason = Literal["absent", "denied", "unsupported", "failed"]
+NAN = float("nan")  # in a reading: not read
+
+
+@dataclass(frozen=True)
+class Channel:
+    """One quantity of a sensor; `refresh_ns`, `step_size` and `filter` are None where they are not known."""
+
+    id: str  # unique over the run
+    sensor: str
+    quantity: str
+    unit: str
+    kind: Kind
+    scope: str
+    source: str
+    rail: str | None = None  # as the hardware names it
+    parent_scope: str | None = None
+    refresh_ns: int | None = None
+    step_size: float | None = None
+    read_cost_ns: int | None = None  # of the whole sensor; measured when sampling starts
+    filter: str | None = None
+
+
+@dataclass
+class Pace:
+    """How well the sampling loop keeps its deadlines: the one thing that a sensor learns from the loop."""
+
+    lateness_ns: int = 0
+    missed: int = 0
+
+
+@dataclass(frozen=True)
+class Target:
+    """What is watched: the process that trains."""
+
+    pid: int
+    clock: Clock = monotonic_ns
+    pace: Pace = field(default_factory=Pace)
+
+
+@dataclass(frozen=True)
+class Found:
+    """A sensor that answers: `read` returns one float a channel and raises OSError or ValueError when all is lost."""
+
+    channels: tuple[Channel, ...]
+    read: Callable[[], Sequence[float]]
+    close: Callable[[], None]
+    every_ns: int = 0  # the sensor's own period; 0 is "as often as the sampler goes"
+
+
+@dataclass(frozen=True)
+class Missing:
+    """Why a sensor gives nothing, and the exact command that would enable it."""
+
+    reason: Reason
+    detail: str
+    remedy: str | None = None
+
+
+class Sensor(Protocol):
+    """A file of this folder."""
+
+    NAME: str
+
+    def discover(self, root: Path, target: Target) -> Found | Missing:
+        """Look for the sensor below a filesystem root."""
+
+
+def missing_because(error: OSError, path: Path | str, remedy: str | None = None) -> Missing:
+    """The typed reason behind a failed open or read of a path."""
+    detail = f"{path}: {error.strerror or error}"
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return Missing("denied", detail, remedy or f"sudo chmod a+r {path}")
+    if error.errno in (errno.ENOENT, errno.ENOTDIR):
+        return Missing("absent", detail, remedy)
+    if error.errno in (errno.ENODEV, errno.EOPNOTSUPP, errno.ENOSYS, errno.ENXIO):
+        return Missing("unsupported", detail, remedy)
+    return Missing("failed", detail, remedy)
+
+
+def open_files(paths: Sequence[Path]) -> list[int]:
+    """Descriptors of all files, kept for os.pread; raises OSError, and then holds none open."""
+    descriptors: list[int] = []
+    try:
+        for path in paths:
+            descriptors.append(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+    except OSError:
+        close_files(descriptors)
+        raise
+    return descriptors
+
+
+def close_files(descriptors: Sequence[int]) -> None:
+    """Close every descriptor."""
+    for descriptor in descriptors:
+        os.close(descriptor)
+
+
+def numbered(paths: Sequence[Path]) -> list[Path]:
+    """Paths such as cpu0, cpu10, cpu2 in the order of their numbers."""
+    return sorted(paths, key=lambda path: (int("".join(c for c in path.name if c.isdigit()) or 0), path.name))
+
+
+def measure_read_cost(found: Found, clock: Clock = monotonic_ns, rounds: int = 20, limit_ns: int = 50_000_000) -> int:
+    """Median duration of a read of the whole sensor, ns; dear sensors get fewer rounds. Raises what the read raises."""
+    costs: list[int] = []
+    while len(costs) < rounds and sum(costs) < limit_ns:
+        before = clock()
+        found.read()
+        costs.append(clock() - before)
+    return int(statistics.median(costs))

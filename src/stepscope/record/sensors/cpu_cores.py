@@ -1,0 +1,137 @@
+"""Busy or idle time of each core: cpuidle state times in us, else /proc/stat in ticks of 1/USER_HZ."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from stepscope.record.sensors.contract import (
+    NAN,
+    Channel,
+    Found,
+    Missing,
+    Target,
+    close_files,
+    missing_because,
+    numbered,
+    open_files,
+)
+
+NAME = "cpu_cores"
+_BUSY_FIELDS = (1, 2, 3, 6, 7)  # user, nice, system, irq, softirq; steal is time that the core did not run for us
+
+
+def discover(root: Path, target: Target) -> Found | Missing:
+    """Per-core counters, ns; cpuidle is preferred because it is 10,000 times finer than the tick."""
+    return _cpuidle(root) or _proc_stat(root)
+
+
+def cores_online(text: bytes) -> set[int]:
+    """The cores of a kernel list such as b"0-3,6"."""
+    cores: set[int] = set()
+    for part in text.strip().split(b","):
+        first, _, last = part.partition(b"-")
+        if first:
+            cores.update(range(int(first), int(last or first) + 1))
+    return cores
+
+
+def _cpuidle(root: Path) -> Found | None:
+    """Idle time; None where one online core has no cpuidle, or where the kernel does not count in it."""
+    folder = root / "sys/devices/system/cpu"
+    try:
+        online = (folder / "online").read_bytes()
+        cores = sorted(cores_online(online))
+        states = {core: numbered(list(folder.glob(f"cpu{core}/cpuidle/state*/time"))) for core in cores}
+        if not cores or not all(states.values()):
+            return None
+        if not any(int(path.read_bytes()) for paths in states.values() for path in paths):
+            return None
+        descriptors = open_files([folder / "online", *(path for paths in states.values() for path in paths)])
+    except (OSError, ValueError):
+        return None
+    rest = iter(descriptors[1:])
+    per_core = [[next(rest) for _ in states[core]] for core in cores]
+    pread = os.pread
+
+    def idle_ns(core: int, files: Sequence[int], up: set[int]) -> float:
+        try:
+            return 1000.0 * sum([int(pread(file, 24, 0)) for file in files]) if core in up else NAN
+        except (OSError, ValueError):
+            return NAN
+
+    def read() -> list[float]:
+        now = pread(descriptors[0], 256, 0)
+        if now == online:
+            try:
+                return [1000.0 * sum([int(pread(file, 24, 0)) for file in files]) for files in per_core]
+            except (OSError, ValueError):
+                pass  # one core fails: read them one by one below, so that only this one is lost
+        # A core that went offline stops counting idle time: without this it would look busy.
+        up = cores_online(now)
+        return [idle_ns(core, files, up) for core, files in zip(cores, per_core, strict=True)]
+
+    channels = tuple(
+        Channel(
+            id=f"core{core}.idle",
+            sensor=NAME,
+            quantity="core_idle_time",
+            unit="ns",
+            kind="counter",
+            scope=f"core:{core}",
+            parent_scope="system",
+            source=str(folder / f"cpu{core}/cpuidle/state*/time"),
+            step_size=1000.0,
+        )
+        for core in cores
+    )
+    return Found(channels, read, lambda: close_files(descriptors))
+
+
+def busy_ticks(text: bytes) -> dict[bytes, int]:
+    """Busy ticks of each core named in /proc/stat (b"cpu0" and so on)."""
+    busy: dict[bytes, int] = {}
+    for line in text.split(b"\n"):
+        if not line.startswith(b"cpu"):
+            break  # the core lines come first
+        fields = line.split()
+        if fields[0] != b"cpu":
+            busy[fields[0]] = sum([int(fields[i]) for i in _BUSY_FIELDS])
+    return busy
+
+
+def _proc_stat(root: Path) -> Found | Missing:
+    path = root / "proc/stat"
+    try:
+        descriptors = open_files([path])
+    except OSError as error:
+        return missing_because(error, path)
+    size = 128 * ((os.cpu_count() or 1) + 2) + 4096
+    try:
+        names = list(busy_ticks(os.pread(descriptors[0], size, 0)))
+    except (OSError, ValueError, IndexError) as error:
+        close_files(descriptors)
+        return Missing("failed", f"{path}: {error}")
+    tick_ns = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
+
+    def read() -> list[float]:
+        busy = busy_ticks(os.pread(descriptors[0], size, 0))
+        return [busy[name] * tick_ns if name in busy else NAN for name in names]
+
+    channels = tuple(
+        Channel(
+            id=f"core{name[3:].decode()}.busy",
+            sensor=NAME,
+            quantity="core_busy_time",
+            unit="ns",
+            kind="counter",
+            scope=f"core:{name[3:].decode()}",
+            parent_scope="system",
+            source=str(path),
+            refresh_ns=tick_ns,
+            step_size=float(tick_ns),
+        )
+        for name in names
+    )
+    return Found(channels, read, lambda: close_files(descriptors))

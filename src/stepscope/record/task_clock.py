@@ -1,0 +1,76 @@
+"""perf_event_open's software task clock of another process: CPU time in ns that is fresh at each read.
+
+Called through ctypes, since Python has no wrapper; the structure is perf_event_attr of linux/perf_event.h.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+
+_SYSCALL = {  # by machine and pointer size in bytes
+    ("x86_64", 8): 298,
+    ("x86_64", 4): 336,
+    ("i686", 4): 336,
+    ("aarch64", 8): 241,
+    ("aarch64", 4): 364,
+    ("armv7l", 4): 364,
+    ("armv6l", 4): 364,
+    ("riscv64", 8): 241,
+}
+_ATTR_SIZE = 112  # PERF_ATTR_SIZE_VER5: Linux 4.1
+_PERF_TYPE_SOFTWARE, _TASK_CLOCK = 1, 1
+_INHERIT, _EXCLUDE_KERNEL, _INHERIT_THREAD = 1 << 1, 1 << 5, 1 << 35
+_CLOSE_ON_EXEC = 1 << 3
+
+
+def open_task_clocks(pid: int) -> list[int]:
+    """One descriptor a living thread, each counting the threads started from it later; empty where not allowed.
+
+    An event opened on a process counts one thread only, so every thread gets its own. Counting child processes
+    apart from threads needs Linux 5.13 (inherit_thread); on an older kernel the answer is "not allowed" too.
+    """
+    descriptors: list[int] = []
+    for thread in _threads(pid):
+        descriptor = _open(thread)
+        if descriptor is None and Path(f"/proc/{pid}/task/{thread}").exists():
+            for opened in descriptors:
+                os.close(opened)
+            return []
+        if descriptor is not None:
+            descriptors.append(descriptor)
+    return descriptors
+
+
+def total_ns(descriptors: Sequence[int]) -> int:
+    """CPU time since opening, ns, over all descriptors."""
+    return sum([int.from_bytes(os.read(descriptor, 8), "little") for descriptor in descriptors])
+
+
+def _threads(pid: int) -> list[int]:
+    try:
+        return sorted(int(name) for name in os.listdir(f"/proc/{pid}/task"))  # noqa: PTH208 - names alone
+    except OSError:
+        return []
+
+
+def _open(thread: int) -> int | None:
+    number = _SYSCALL.get((os.uname().machine, struct.calcsize("P")))
+    if number is None:
+        return None
+    for more in (0, _EXCLUDE_KERNEL):  # perf_event_paranoid 2 wants the second; a task clock counts the same
+        attr = ctypes.create_string_buffer(_ATTR_SIZE)
+        struct.pack_into("=IIQ", attr, 0, _PERF_TYPE_SOFTWARE, _ATTR_SIZE, _TASK_CLOCK)
+        struct.pack_into("=Q", attr, 40, _INHERIT | _INHERIT_THREAD | more)
+        syscall = ctypes.CDLL(None, use_errno=True).syscall
+        syscall.restype = ctypes.c_long
+        anywhere, no_group = ctypes.c_int(-1), ctypes.c_int(-1)
+        answer = syscall(
+            ctypes.c_long(number), attr, ctypes.c_int(thread), anywhere, no_group, ctypes.c_ulong(_CLOSE_ON_EXEC)
+        )
+        if answer >= 0:
+            return int(answer)
+    return None

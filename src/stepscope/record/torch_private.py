@@ -1,0 +1,151 @@
+"""Everything of torch that is not public API, in one place, each with its fallback.
+
+What is touched, since which torch it has had this form, and what happens without it:
+
+| private name | since | without it |
+| --- | --- | --- |
+| torch._C._autograd._prepare_profiler, _enable_profiler, _disable_profiler | 1.9 | no ops are recorded |
+| torch._C._profiler.ProfilerConfig, ProfilerState, _ExperimentalConfig | 2.0 | no ops are recorded |
+| _KinetoEvent.start_ns, duration_ns, sequence_nr, fwd_thread_id, scope | 2.4 | no ops are recorded |
+| torch._C._profiler._RecordFunctionFast | 2.2 | torch.profiler.record_function |
+| nn.Module._compiled_call_impl (a class attribute, None) | 2.1 | global module hooks |
+| torch.autograd.profiler.profile._prepare_trace | 1.10 | a profiler of the user's may refuse to start |
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+ModuleCall = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class KinetoWindow:
+    """A running profile; `stop` ends it."""
+
+    shapes: bool
+
+    def stop(self) -> list[Any]:
+        """The raw `_KinetoEvent`s of the window (times in Unix ns)."""
+        with _usdt_lines_kept_off_the_terminal():
+            result = torch._C._autograd._disable_profiler()
+        events: list[Any] = result.events()
+        return events
+
+
+def start_window(shapes: bool, cuda: bool) -> KinetoWindow:
+    """Start recording on this thread and on the autograd threads that it feeds.
+
+    Raises RuntimeError where a profiler runs already, AttributeError or TypeError where torch has changed.
+    """
+    profiler = torch._C._profiler
+    activities = {torch.profiler.ProfilerActivity.CPU}
+    if cuda:
+        activities.add(torch.profiler.ProfilerActivity.CUDA)
+    config = profiler.ProfilerConfig(
+        profiler.ProfilerState.KINETO, shapes, False, False, False, False, _experimental(correlate=cuda), ""
+    )
+    with _usdt_lines_kept_off_the_terminal():
+        torch._C._autograd._prepare_profiler(config, activities)
+        torch._C._autograd._enable_profiler(config, activities)
+    return KinetoWindow(shapes)
+
+
+def _experimental(correlate: bool) -> Any:
+    """Without a GPU nothing needs to be correlated, which saves a few percent of a dispatch-bound step."""
+    config = torch._C._profiler._ExperimentalConfig
+    try:
+        return config(disable_external_correlation=not correlate)
+    except TypeError:  # older than 2.6: the option does not exist
+        return config()
+
+
+@contextlib.contextmanager
+def _usdt_lines_kept_off_the_terminal() -> Iterator[None]:
+    """Kineto of torch 2.13 prints "USDT: ..." to file descriptor 2 at start and stop; anything else is passed on."""
+    try:
+        sys.stderr.flush()
+        kept = os.dup(2)
+    except (OSError, ValueError, AttributeError):  # closed, or none at all: nothing to keep clean
+        yield
+        return
+    with tempfile.TemporaryFile() as caught:
+        os.dup2(caught.fileno(), 2)
+        try:
+            yield
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
+            caught.seek(0)
+            others = [line for line in caught.read().splitlines(keepends=True) if b"USDT" not in line]
+            if others:
+                os.write(2, b"".join(others))
+
+
+def make_scope(name: str) -> contextlib.AbstractContextManager[Any]:
+    """A reusable (not re-entrant) named range in the profile; about 0.1 us when no profile runs."""
+    fast = getattr(torch._C._profiler, "_RecordFunctionFast", None)
+    return torch.profiler.record_function(name) if fast is None else fast(name)  # type: ignore[no-any-return]
+
+
+@contextlib.contextmanager
+def every_module_call_through(call: ModuleCall) -> Iterator[None]:
+    """Route each `module(...)` through `call(module, *args, **kwargs)`; undone at exit."""
+    undo = route_module_calls(call)
+    try:
+        yield
+    finally:
+        undo()
+
+
+def can_route_calls() -> bool:
+    """Has nn.Module the class attribute that its __call__ looks up first?"""
+    return "_compiled_call_impl" in vars(nn.Module) and vars(nn.Module)["_compiled_call_impl"] is None
+
+
+def route_module_calls(call: ModuleCall) -> Callable[[], None]:
+    """As `every_module_call_through`, returning the function that undoes it.
+
+    nn.Module.__call__ looks at the attribute `_compiled_call_impl` before anything else; a plain function there on
+    the class becomes a bound method and costs one Python call. A module that was compiled in place has an attribute
+    of its own, which stays in force.
+    """
+    nn.Module._compiled_call_impl = call  # type: ignore[assignment]
+
+    def undo() -> None:
+        nn.Module._compiled_call_impl = None
+
+    return undo
+
+
+def uncompiled_call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """What nn.Module.__call__ would have done."""
+    return module._call_impl(*args, **kwargs)
+
+
+def before_other_profilers(callback: Callable[[], None]) -> Callable[[], None]:
+    """Call `callback` when somebody else starts a torch profiler, before it starts; returns the undo function."""
+    profile = torch.autograd.profiler.profile
+    original = getattr(profile, "_prepare_trace", None)
+    if original is None:
+        return lambda: None
+
+    def prepare(self: Any) -> Any:
+        callback()
+        return original(self)
+
+    profile._prepare_trace = prepare  # type: ignore[method-assign]
+
+    def undo() -> None:
+        profile._prepare_trace = original  # type: ignore[method-assign]
+
+    return undo
