@@ -67,7 +67,11 @@ STEP: tuple[Op, ...] = (
                 ),
             ),
             Op(
-                "nn.Linear", "fc", "forward", 100, (Op("aten::addmm", "fc", "forward", 900, flops=1_000_000, bytes=9_000),)
+                "nn.Linear",
+                "fc",
+                "forward",
+                100,
+                (Op("aten::addmm", "fc", "forward", 900, flops=1_000_000, bytes=9_000),),
             ),
         ),
     ),

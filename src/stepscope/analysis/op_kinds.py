@@ -66,7 +66,7 @@ def _by_phase(table: pl.DataFrame, steps: pl.Series, total: PerStep) -> list[pl.
     middle = np.median(split.values, axis=0)
     place = split.column_of()
     return [
-        pl.Series(f"{phase}_ns", [middle[place[*key, phase]] if (*key, phase) in place else 0.0 for key in keys])
+        pl.Series(f"{phase}_ns", [middle[place[(*key, phase)]] if (*key, phase) in place else 0.0 for key in keys])
         for keys in [list(total.keys.iter_rows())]
         for phase in PHASES
     ]

@@ -35,11 +35,12 @@ def phases(run: Run) -> pl.DataFrame:
     on_cpu = per_step(table.filter(pl.col("device") == CPU), steps["step"], ("phase",), "self_ns")
     kernels = per_step(table.filter(pl.col("device") != CPU), steps["step"], ("phase",), "self_ns")
     place, device_place = on_cpu.column_of(), kernels.column_of()
-    columns = [on_cpu.values[:, place[phase,]] for phase in PHASES if (phase,) in place]
+    columns = [on_cpu.values[:, place[(phase,)]] for phase in PHASES if (phase,) in place]
     values = np.column_stack([*columns, residual_ns(table, steps)])
     names = [phase for phase in PHASES if (phase,) in place]
     device = [
-        float(np.median(kernels.values[:, device_place[name,]])) if (name,) in device_place else None for name in names
+        float(np.median(kernels.values[:, device_place[(name,)]])) if (name,) in device_place else None
+        for name in names
     ]
     return pl.DataFrame(
         {

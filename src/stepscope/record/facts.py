@@ -13,7 +13,7 @@ import torch
 
 from stepscope import __version__
 from stepscope.record.device import changing_facts, describe_device
-from stepscope.record.recorders.modules import ModuleScopes
+from stepscope.record.recorders.modules import ModuleBook
 
 
 def of_process() -> dict[str, Any]:
@@ -40,12 +40,11 @@ def of_device(root: str | None, run: Path | None = None) -> dict[str, Any]:
     return {**known, "at_end": changing_facts(where)}
 
 
-def of_modules(scopes: ModuleScopes, flops: dict[str, tuple[int, int]] | None) -> list[dict[str, Any]]:
+def of_modules(book: ModuleBook, flops: dict[str, tuple[int, int]] | None) -> list[dict[str, Any]]:
     """Rows of model.json, parents before children; FLOPs are per sample and cover everything below a module."""
     rows = []
-    roots = {name for name, _ in scopes.roots}
-    for index, (name, kind) in enumerate(scopes.names()):
-        module = scopes.module_at(index)
+    roots = book.root_names()
+    for module, (name, kind) in zip(book.modules(), book.names(), strict=True):
         parameters = list(module.parameters())
         forward, backward = (flops or {}).get(name, (None, None))
         rows.append(

@@ -22,6 +22,7 @@ from stepscope.record.recorders.window import StepSpan, Window
 from stepscope.runfolder import RunWriter
 
 MOST_EVENTS = 16_000  # a window's events wait in RAM, 1.5 kB each
+MOST_EVENTS_PER_STEP = 300_000
 _CLOCK_JUMP_NS = 1_000_000
 
 Note = Callable[..., None]
@@ -77,7 +78,7 @@ class OpRecorder:
             return
         parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
         if any(id(p) not in self._owners for p in parameters):
-            self._owners = self.scopes.parameter_modules()
+            self._owners = self.scopes.book.parameter_modules()
         self._calls.parameter_modules.append([self._owners.get(id(p), -1) for p in parameters])
 
     def close_window(self) -> None:
@@ -108,7 +109,7 @@ class OpRecorder:
         self._spans, self._calls = [], OptimizerCalls()
         self._offset_ns = unix_minus_monotonic_ns()
         self._window = torch_private.start_window(shapes, self._cuda)
-        self.scopes.install()
+        self.scopes.open_scopes()
 
     def _flush(self) -> None:
         window, self._window = self._window, None
@@ -122,13 +123,20 @@ class OpRecorder:
             self._note("clock-jump", "the wall clock was set during a recorded window", jump_ns=offset - self._offset_ns)
         caught = Window(raw, self._spans, self._offset_ns, self._calls, window.shapes, self._cuda)
         self._book.missed = False
-        rows = rows_of(caught, self._names, self.scopes.names(), self._book)
+        rows = rows_of(caught, self._names, self.scopes.book.names(), self._book)
         self.windows += 1
         if rows.frame.height:
+            self._too_many(len(raw) // len(self._spans))
             self._rows_per_step = max(1, len(raw) // max(len(self._spans), 1))
             self.bytes_written += self._writer.ops(rows.frame)
             self.rows += rows.frame.height
             self.plan.learn(rows.profiles)
+
+    def _too_many(self, events_per_step: int) -> None:
+        """A step whose events alone would fill the RAM of a small board is not recorded a second time."""
+        if events_per_step > MOST_EVENTS_PER_STEP:
+            self._stopped = True
+            self._note("recording-stopped", f"a step has {events_per_step} op instances: too many to record more")
 
     def _lost(self, error: Exception) -> None:
         """A disk that is full may have room again; a profiler that fails will fail again."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import errno
 import gc
 import os
 import select
@@ -47,7 +48,8 @@ class Sampling:
             stream.due_ns = deadline_ns + place * self._period_ns  # so that they do not all fall on one tick
         while not self.stopped:
             now_ns = monotonic_ns()
-            self._pace.lateness_ns = now_ns - deadline_ns
+            if now_ns - deadline_ns > self._pace.worst_lateness_ns:
+                self._pace.worst_lateness_ns = now_ns - deadline_ns
             self.tick(now_ns)
             if now_ns >= chores_ns:
                 chores_ns = now_ns + CHORES_NS
@@ -117,15 +119,21 @@ def _row_file(run: Path, name: str, channels: int) -> RowFile:
 
 def trainer_watch(pid: int) -> Callable[[float], bool]:
     """A wait that ends early, with True, when the trainer closes stdin or writes to it, or when it is gone."""
-    watched = [0]
     parent = os.getppid()
-    with contextlib.suppress(AttributeError, OSError):  # no pidfd on macOS and before Linux 5.3: ask for the parent
-        watched.append(os.pidfd_open(pid))
+    try:
+        watched = [0, os.pidfd_open(pid)]
+    except (AttributeError, OSError):  # macOS, Linux before 5.3, or gone already
+        return lambda seconds: bool(select.select([0], (), (), seconds)[0]) or os.getppid() != parent or not alive(pid)
+    return lambda seconds: bool(select.select(watched, (), (), seconds)[0])
 
-    def wait(seconds: float) -> bool:
-        return bool(select.select(watched, (), (), seconds)[0]) or os.getppid() != parent
 
-    return wait
+def alive(pid: int) -> bool:
+    """Whether there is such a process, be it another user's."""
+    try:
+        os.kill(pid, 0)
+    except OSError as error:
+        return error.errno == errno.EPERM
+    return True
 
 
 def settle(cpu: int | None) -> None:
@@ -165,7 +173,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, lambda *_: setattr(sampling, "stopped", True))
     wait = trainer_watch(options.pid)
     if not streams:
-        events.write("no_sensors", "no sensor answers on this machine; channels.json says why")
+        events.write("no-sensors", "no sensor answers on this machine; channels.json says why")
     settle(options.cpu)
     with contextlib.suppress(OSError):  # a trainer that is gone already is noticed by the first wait
         os.write(1, b"ready\n")

@@ -21,7 +21,7 @@ from stepscope.errors import StepscopeError, UsageError
 from stepscope.record import facts, torch_private
 from stepscope.record.plan import WARMUP_STEPS, Plan
 from stepscope.record.recorder import OpRecorder
-from stepscope.record.recorders.modules import ModuleScopes
+from stepscope.record.recorders.modules import ModuleBook, ModuleScopes
 from stepscope.record.recorders.window import StepSpan
 from stepscope.record.sampling import Sampler, start_sampler
 from stepscope.record.schedule import Schedule, parse
@@ -57,7 +57,8 @@ class Session:
         self._settings = settings
         self._pid = os.getpid()
         self.writer = RunWriter.create(settings.out, settings.name)
-        self._scopes = ModuleScopes(self._found_root)
+        self._book = ModuleBook(self._found_root)
+        self._scopes = ModuleScopes(self._book)
         self._recorder = OpRecorder(self.writer, self._plan, self._scopes, self.note)
         self._outermost = OutermostCalls(self._evaluated)
         self._rounds = OptimizerRounds(self._round_ended, settings.optimizer_steps_per_step)
@@ -97,12 +98,12 @@ class Session:
         self._quietly(lambda: self.writer.device(facts.of_device(settings.root)))
         self._start_sampler()
         for name, model in _named(models):
-            self._scopes.add_root(model, name)
+            self._book.add_root(model, name)
         self._undo.append(watch_optimizers(self._before_optimizer, self._after_optimizer))
         self._undo.append(torch_private.before_other_profilers(self._recorder.give_way))
         atexit.register(self._at_exit)
         self._began_ns = self._flushed_ns = monotonic_ns()
-        self._scopes.install()
+        self._scopes.find_models()
         if settings.steps_from == "calls":
             self._begin_step(self._began_ns)
 
@@ -137,7 +138,7 @@ class Session:
         self._stop_sampler()
         if self._step == 0:
             self.note("no-steps", "no step ended while this run was recorded: " + _why_no_steps(self._settings))
-        self._quietly(lambda: self.writer.model(facts.of_modules(self._scopes, self._settings.facts.get("flops"))))
+        self._quietly(lambda: self.writer.model(facts.of_modules(self._book, self._settings.facts.get("flops"))))
         self._quietly(lambda: self.writer.update(clock_end=anchors(), **self._outcome()))
         self._quietly(lambda: self.writer.device(facts.of_device(self._settings.root, self.path)))
         if not self._quietly(lambda: self.writer.close(status, reason)):
@@ -149,8 +150,8 @@ class Session:
         paused = self._recorder.paused_ns
         elapsed = monotonic_ns() - self._began_ns
         self._recorded = self._recorder.before_step(self._step, elapsed)
-        if self._step < WARMUP_STEPS:
-            self._scopes.install()  # so that every model is found, also where warm-up is not recorded
+        if not self._recorded:  # models that were never called are looked for while warming up
+            (self._scopes.find_models if self._step < WARMUP_STEPS else self._scopes.remove)()
         moved = at_ns is None or self._recorder.paused_ns != paused
         self._t0_ns = monotonic_ns() if moved else at_ns
 
@@ -158,7 +159,7 @@ class Session:
         t0_ns = self._t0_ns
         if t0_ns is None:
             t0_ns = t1_ns
-        counted = self._outermost.next_step()
+        counted = self._outermost.next_step(at_mark=late)
         samples = next((n for n in (self._samples, self._settings.samples_per_step, counted) if n is not None), None)
         span = StepSpan(self._step, t0_ns, t1_ns, samples)
         if self._recorded:
@@ -166,8 +167,6 @@ class Session:
         self._plan.took(self._recorded, t1_ns - t0_ns)
         self._write_step(span)
         self._step += 1
-        if self._step == WARMUP_STEPS and not self._recorder.recording:
-            self._scopes.remove()
         if late:  # the next step began in the past: nothing may be opened or closed in its midst
             self._t0_ns = t1_ns
             wanted = self._plan.records(self._step, t1_ns - self._began_ns)
@@ -189,6 +188,8 @@ class Session:
 
     def _found_root(self, root: nn.Module) -> None:
         self._outermost.watch(root)
+        if hasattr(root, "_orig_mod"):
+            self.note("compiled", "a compiled model: ops below it carry the model's name, not their layer's")
         lazily = self._settings.steps_from == "optimizer" and self._began_ns
         if lazily and self._t0_ns is None and torch.is_grad_enabled():
             self._begin_step()
@@ -208,6 +209,7 @@ class Session:
     def _after_optimizer(self, optimizer: Any) -> None:
         if self._settings.steps_from == "optimizer" and os.getpid() == self._pid and not self.closed:
             self._rounds.stepped(optimizer)
+            self._outermost.mark()
 
     def _round_ended(self, t_ns: int) -> None:
         self._end_step(t_ns, late=monotonic_ns() - t_ns > 50_000)

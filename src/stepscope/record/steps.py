@@ -76,6 +76,7 @@ class OutermostCalls:
         self._handles: dict[int, list[Any]] = {}
         self._trained: set[int] = set()
         self._counted: int | None = None  # the model whose calls count samples in this step
+        self._marked: int | None = None
         self.samples: int | None = None
         self.input_shape: list[int] | None = None
 
@@ -93,9 +94,16 @@ class OutermostCalls:
                 handle.remove()
         self._handles.clear()
 
-    def next_step(self) -> int | None:
-        """The samples of the step that has ended; counting begins anew."""
-        samples, self.samples, self._counted = self.samples, None, None
+    def mark(self) -> None:
+        """Remember the count: whether a step ends here may only be known later."""
+        self._marked = self.samples
+
+    def next_step(self, at_mark: bool = False) -> int | None:
+        """The samples of the step that has ended, now or at the last mark; counting begins anew."""
+        samples = self._marked if at_mark else self.samples
+        left = (self.samples or 0) - (samples or 0)
+        self.samples, self._marked = left or None, None
+        self._counted = self._counted if left else None
         return samples
 
     def _before(self, root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -70,7 +70,7 @@ class Stream:
         gap_ns = self._clock() - self._lost_ns
         self._lost_ns = None
         message = f"sensor {self.name} answers again after {gap_ns / 1e9:.1f} s"
-        self._events.write("sensor_recovered", message, sensor=self.name, gap_ns=gap_ns)
+        self._events.write("sensor-recovered", message, sensor=self.name, gap_ns=gap_ns)
 
     def flush(self) -> None:
         """Bring the rows to the disk; a full disk costs these rows and an event, not the run."""
@@ -81,7 +81,7 @@ class Stream:
             if self._disk_failed_ns is None:
                 self._disk_failed_ns = self._clock()
                 message = f"rows of sensor {self.name} are dropped: {error.strerror or error}"
-                self._events.write("samples_dropped", message, sensor=self.name)
+                self._events.write("samples-dropped", message, sensor=self.name)
             self._rows_dropped += rows
             return
         if self._disk_failed_ns is not None and rows:
@@ -103,7 +103,7 @@ class Stream:
         self._lost_ns = before_ns
         self._retry_at_ns = before_ns + RETRY_NS
         message = f"sensor {self.name} is lost: {error}; it is tried again every second"
-        self._events.write("sensor_lost", message, sensor=self.name)
+        self._events.write("sensor-lost", message, sensor=self.name)
 
     def _adopt(self, found: Found) -> None:
         """Take a sensor that came back, with its channels in the places that the file has for them."""

@@ -36,7 +36,7 @@ OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
 }
 HYPERPARAMETERS: dict[str, dict[str, float]] = {
     "sgd": {"lr": 0.1},
-    "momentum": {"lr": 0.05, "momentum": 0.9},
+    "momentum": {"lr": 0.02, "momentum": 0.9},
     "adam": {"lr": 1e-3},
     "adamw": {"lr": 1e-3},
     "rmsprop": {"lr": 5e-4},

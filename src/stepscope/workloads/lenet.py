@@ -9,11 +9,11 @@ References
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from stepscope.workloads.contract import Batch, Published, Workload
+from stepscope.workloads import _classification
+from stepscope.workloads.contract import Published, Workload
 from stepscope.workloads.data import digits
 
 
@@ -37,30 +37,14 @@ class LeNet(nn.Module):
         return scores
 
 
-def loss(model: nn.Module, batch: Batch) -> Tensor:
-    """Cross entropy of the scores."""
-    images, labels = batch
-    return functional.cross_entropy(model(images), labels)
-
-
-def correct(model: nn.Module, batch: Batch) -> Tensor:
-    """How many images get their own class."""
-    images, labels = batch
-    return (model(images).argmax(1) == labels).sum()
-
-
-def example(samples: int) -> Batch:
-    """Empty images and labels."""
-    return torch.zeros(samples, 1, 28, 28), torch.zeros(samples, dtype=torch.long)
-
-
+SHAPE = (1, 28, 28)
 WORKLOADS = (
     Workload(
         name="lenet",
         domain="vision",
         summary="LeNet on handwritten digits: the smallest network of the suite, done in seconds",
         dominant_layer="convolution",
-        input_shape=(1, 28, 28),
+        input_shape=SHAPE,
         default_batch=64,
         default_optimizer="momentum",
         references=(
@@ -70,9 +54,9 @@ WORKLOADS = (
         data=digits.FACTS,
         build=LeNet,
         load=digits.digits28,
-        example=example,
-        loss=loss,
-        correct=correct,
+        example=_classification.example_of(SHAPE),
+        loss=_classification.loss,
+        correct=_classification.correct,
         published=(
             Published(
                 quantity="training time with 60 % of the filters trained",

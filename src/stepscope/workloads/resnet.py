@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from stepscope.workloads.contract import Batch, Workload
+from stepscope.workloads import _classification
+from stepscope.workloads.contract import Workload
 from stepscope.workloads.data import digits
 
 
@@ -79,30 +79,14 @@ def resnet18() -> ResNet:
     return ResNet(RESNET18)
 
 
-def loss(model: nn.Module, batch: Batch) -> Tensor:
-    """Cross entropy of the scores."""
-    images, labels = batch
-    return functional.cross_entropy(model(images), labels)
-
-
-def correct(model: nn.Module, batch: Batch) -> Tensor:
-    """How many images get their own class."""
-    images, labels = batch
-    return (model(images).argmax(1) == labels).sum()
-
-
-def example(samples: int) -> Batch:
-    """Empty images and labels."""
-    return torch.zeros(samples, 3, 32, 32), torch.zeros(samples, dtype=torch.long)
-
-
+SHAPE = (3, 32, 32)
 WORKLOADS = (
     Workload(
         name="resnet18-c32",
         domain="vision",
         summary="ResNet18 at 32 x 32 on handwritten digits: deep 3 x 3 convolutions, bound by arithmetic",
         dominant_layer="convolution",
-        input_shape=(3, 32, 32),
+        input_shape=SHAPE,
         default_batch=16,
         default_optimizer="momentum",
         references=(
@@ -112,8 +96,8 @@ WORKLOADS = (
         data=digits.FACTS,
         build=resnet18,
         load=digits.digits32,
-        example=example,
-        loss=loss,
-        correct=correct,
+        example=_classification.example_of(SHAPE),
+        loss=_classification.loss,
+        correct=_classification.correct,
     ),
 )

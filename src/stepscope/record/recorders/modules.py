@@ -1,13 +1,14 @@
 """Module calls as scopes in the profile: which module an op runs in, and the names of all modules.
 
 A module's name is its qualified name below the outermost module that was called ("layer1.0.conv1"; "" is the model
-itself). Further models of the same run, and losses, get their type in front ("Discriminator.conv1").
+itself). Where a run trains several models each has its type in front ("Discriminator.conv1"), and so have losses.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
@@ -17,116 +18,177 @@ from stepscope.record import torch_private
 from stepscope.record.recorders.phases import MODULE_SCOPE
 
 Scope = AbstractContextManager[Any]
+_COMPILED = "_orig_mod"  # the attribute under which torch.compile keeps the model
 
 
-class ModuleScopes:
-    """Knows every module by index and, while installed, opens a scope around each call."""
+@dataclass(frozen=True)
+class Root:
+    """An outermost module; `name` is None until names are settled, unless the user gave one."""
+
+    module: nn.Module
+    name: str | None
+
+
+class ModuleBook:
+    """Knows every module by index, and its name."""
 
     def __init__(self, found_root: Callable[[nn.Module], None] = lambda _: None) -> None:
+        self.roots: list[Root] = []
         self._found_root = found_root
-        self.roots: list[tuple[str, nn.Module]] = []
-        self._names: list[tuple[str, str]] = []
         self._index: dict[int, int] = {}
-        self._kept: list[nn.Module] = []  # an id is only an identity while its object lives
-        self._scopes: dict[nn.Module, Scope] = {}
-        self._open: set[int] = set()
-        self._undo: Callable[[], None] | None = None
-
-    def names(self) -> list[tuple[str, str]]:
-        """(qualified name, type) by index."""
-        return self._names
+        self._modules: list[tuple[nn.Module, int, str]] = []  # kept alive: an id is an identity only while it lives
+        self._root_names: list[str] = []
 
     def index(self, module: nn.Module) -> int:
         """Index of a module; an unknown one becomes a root with everything below it."""
         known = self._index.get(id(module))
         return self.add_root(module) if known is None else known
 
-    def add_root(self, root: nn.Module, name: str | None = None) -> int:
-        """Register a model under a name; the first with parameters is "" unless told otherwise."""
-        if id(root) in self._index:
-            return self._index[id(root)]
-        prefix = self._free_name(root) if name is None else name
-        self.roots.append((prefix, root))
-        for below, module in root.named_modules():
-            if id(module) not in self._index:
-                self._index[id(module)] = len(self._names)
-                self._kept.append(module)
-                self._names.append((".".join(part for part in (prefix, below) if part), type(module).__name__))
-        self._found_root(root)
-        return self._index[id(root)]
+    def add_root(self, module: nn.Module, name: str | None = None) -> int:
+        """Register a model and everything below it; names settle when they are first asked for."""
+        if id(module) in self._index:
+            return self._index[id(module)]
+        self.roots.append(Root(module, name))
+        for below, part in module.named_modules():
+            if id(part) not in self._index:
+                self._index[id(part)] = len(self._modules)
+                self._modules.append((part, len(self.roots) - 1, below))
+        self._found_root(module)
+        return self._index[id(module)]
 
-    def module_at(self, index: int) -> nn.Module:
-        """The module with this index."""
-        return self._kept[index]
+    def names(self) -> list[tuple[str, str]]:
+        """(qualified name, type) by index. From the first call on, names stay as they are."""
+        self._settle_root_names()
+        return [
+            (_joined(self._root_names[root], below), type(module).__name__) for module, root, below in self._modules
+        ]
+
+    def root_names(self) -> set[str]:
+        """The names of the outermost modules."""
+        self._settle_root_names()
+        return set(self._root_names)
+
+    def modules(self) -> list[nn.Module]:
+        """Every module by index."""
+        return [module for module, _, _ in self._modules]
 
     def parameter_modules(self) -> dict[int, int]:
         """Index of the module that owns each parameter, by the parameter's id; a shared one counts for the first."""
         owners: dict[int, int] = {}
-        for module in self._kept:
+        for index, module in enumerate(self.modules()):
             for parameter in module._parameters.values():
                 if parameter is not None:
-                    owners.setdefault(id(parameter), self._index[id(module)])
+                    owners.setdefault(id(parameter), index)
         return owners
 
-    def install(self) -> None:
-        """Open a scope around each module call from now on."""
-        if self._undo is not None:
-            return
-        if torch_private.can_route_calls():
-            self._undo = torch_private.route_module_calls(self._routed_call())
-        else:
-            handles = [register_module_forward_pre_hook(self._enter), register_module_forward_hook(self._leave)]
-            self._undo = lambda: [handle.remove() for handle in handles] and None
+    def _settle_root_names(self) -> None:
+        models = sum(_has_parameters(root.module) for root in self.roots)
+        for root in self.roots[len(self._root_names) :]:
+            alone = "" not in self._root_names and models == 1 and _has_parameters(root.module)
+            self._root_names.append(self._free(root.name if root.name is not None else "" if alone else _type(root)))
+
+    def _free(self, name: str) -> str:
+        free, number = name, 2
+        while free in self._root_names:
+            free, number = f"{name}#{number}", number + 1
+        return free
+
+
+class ModuleScopes:
+    """Opens a scope around each module call while a window records, and finds models while none does."""
+
+    def __init__(self, book: ModuleBook) -> None:
+        self.book = book
+        self._undo: Callable[[], None] | None = None
+
+    def find_models(self) -> None:
+        """Register every outermost module that is called from now on."""
+        self._route(self._finding_call, self._hooks_that_find)
+
+    def open_scopes(self) -> None:
+        """Open a scope around each module call from now on; a window must be recording.
+
+        Scopes are made anew for each window: one whose window closed while it was open cannot be entered again.
+        """
+        self._route(self._scoped_call, self._hooks_that_scope)
 
     def remove(self) -> None:
         """Back to plain module calls."""
         if self._undo is not None:
             self._undo()
             self._undo = None
-        self._open.clear()
 
-    def _routed_call(self) -> Callable[..., Any]:
-        scopes, make, plain = self._scopes, self._make_scope, torch_private.uncompiled_call
-        is_open = self._open
+    def _route(self, make_call: Callable[[], Callable[..., Any]], make_hooks: Callable[[], list[Any]]) -> None:
+        self.remove()
+        if torch_private.can_route_calls():
+            self._undo = torch_private.route_module_calls(make_call())
+        else:
+            handles = make_hooks()
+            self._undo = lambda: [handle.remove() for handle in handles] and None
+
+    def _finding_call(self) -> Callable[..., Any]:
+        index, plain = self.book.index, torch_private.uncompiled_call
 
         def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            scope = scopes.get(module)
-            if scope is None:
-                scope = make(module)
+            index(module)
+            return plain(module, *args, **kwargs)
+
+        return call
+
+    def _scoped_call(self) -> Callable[..., Any]:
+        scopes: dict[int, Scope] = {}
+        make, plain = self._make_scope, torch_private.uncompiled_call
+        inside: set[int] = set()
+
+        def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             key = id(module)
-            if key in is_open:  # a module that calls itself: its scope is not re-entrant, the outer one covers it
+            scope = scopes.get(key)
+            if scope is None:
+                scope = scopes[key] = make(module)
+            if key in inside:  # it calls itself: the outer scope covers it
                 return plain(module, *args, **kwargs)
-            is_open.add(key)
+            inside.add(key)
             try:
                 with scope:
                     return plain(module, *args, **kwargs)
             finally:
-                is_open.discard(key)
+                inside.discard(key)
 
         return call
 
-    def _enter(self, module: nn.Module, _args: Any) -> None:
-        scope = self._scopes.get(module) or self._make_scope(module)
-        if id(module) not in self._open:
-            self._open.add(id(module))
-            scope.__enter__()
+    def _hooks_that_find(self) -> list[Any]:
+        def before(module: nn.Module, _args: Any) -> None:
+            self.book.index(module)
 
-    def _leave(self, module: nn.Module, _args: Any, _output: Any) -> None:
-        if id(module) in self._open:
-            self._open.discard(id(module))
-            self._scopes[module].__exit__(None, None, None)
+        return [register_module_forward_pre_hook(before)]
+
+    def _hooks_that_scope(self) -> list[Any]:
+        open_now: dict[int, Scope] = {}
+
+        def before(module: nn.Module, _args: Any) -> None:
+            if id(module) not in open_now:
+                open_now[id(module)] = self._make_scope(module)
+                open_now[id(module)].__enter__()
+
+        def after(module: nn.Module, _args: Any, _output: Any) -> None:
+            scope = open_now.pop(id(module), None)
+            if scope is not None:
+                scope.__exit__(None, None, None)
+
+        return [register_module_forward_pre_hook(before), register_module_forward_hook(after, always_call=True)]
 
     def _make_scope(self, module: nn.Module) -> Scope:
-        scope = torch_private.make_scope(f"{MODULE_SCOPE}{self.index(module)}")
-        self._scopes[module] = scope
-        return scope
+        return torch_private.make_scope(f"{MODULE_SCOPE}{self.book.index(module)}")
 
-    def _free_name(self, root: nn.Module) -> str:
-        taken = {name for name, _ in self.roots}
-        if "" not in taken and any(True for _ in root.parameters()):
-            return ""
-        kind, number = type(root).__name__, 2
-        name = kind
-        while name in taken:
-            name, number = f"{kind}#{number}", number + 1
-        return name
+
+def _joined(root: str, below: str) -> str:
+    parts = [part for part in (root, *below.split(".")) if part and part != _COMPILED]
+    return ".".join(parts)
+
+
+def _has_parameters(module: nn.Module) -> bool:
+    return any(True for _ in module.parameters())
+
+
+def _type(root: Root) -> str:
+    return type(getattr(root.module, _COMPILED, root.module)).__name__

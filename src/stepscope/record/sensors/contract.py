@@ -44,8 +44,13 @@ class Channel:
 class Pace:
     """How well the sampling loop keeps its deadlines: the one thing that a sensor learns from the loop."""
 
-    lateness_ns: int = 0
+    worst_lateness_ns: int = 0  # since the sensor took it last
     missed: int = 0
+
+    def take_lateness(self) -> int:
+        """The worst lateness of a tick since the last call, ns."""
+        worst, self.worst_lateness_ns = self.worst_lateness_ns, 0
+        return worst
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 from stepscope.record.sensors.contract import Channel, Found, Missing, Target, close_files, missing_because, open_files
 
 NAME = "system_memory"
-EVERY_NS = 50_000_000
+EVERY_NS = 100_000_000
 _LINES = re.compile(rb"MemAvailable:\s+(\d+) kB.*?SwapTotal:\s+(\d+) kB.*?SwapFree:\s+(\d+) kB", re.DOTALL)
 
 

@@ -98,4 +98,6 @@ def _normalised(images: Tensor, pad: int, channels: int) -> Tensor:
 
 
 def _damaged(path: Path, what: str) -> DataUnavailable:
-    return DataUnavailable(f"the packaged digits '{path.name}' {what}", "reinstall: pip install --force-reinstall stepscope")
+    return DataUnavailable(
+        f"the packaged digits '{path.name}' {what}", "reinstall: pip install --force-reinstall stepscope"
+    )

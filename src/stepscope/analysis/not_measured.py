@@ -1,0 +1,116 @@
+"""What a run cannot say, and why: silence is never left to be read as 0."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+
+from stepscope.analysis.own_time import CPU
+from stepscope.analysis.steady import FEW, recorded_steps, steady_steps
+from stepscope.runfolder import RunReader
+
+if TYPE_CHECKING:
+    from stepscope.analysis.run import Run
+
+_POWER = ("power", "energy")
+_LOSSES = ("lost", "gap", "dropped", "stopped", "jump", "damaged")
+
+
+@dataclass(frozen=True)
+class NotMeasured:
+    """One thing that is missing, why, and what would change it (null where nothing is known to)."""
+
+    what: str
+    why: str
+    remedy: str | None = None
+
+
+def not_measured(run: Run) -> list[NotMeasured]:
+    """Everything that is missing from a run, the most general first."""
+    return [*_steps(run), *_ops(run), *_own_cost(run), *_sampled(run), *_damaged(run), *_events(run)]
+
+
+def _steps(run: RunReader) -> Iterator[NotMeasured]:
+    count = len(run.steps)
+    if count == 0:
+        yield NotMeasured("steps", "the run holds no training step", "check that the script calls optimizer.step()")
+    elif steady_steps(run).is_empty():
+        why = f"all {count} steps are warm-up (the first {run.warmup_steps} are left out)"
+        yield NotMeasured("step times", why, f"train for at least {run.warmup_steps + FEW} steps")
+    lost = run.meta.get("steps_lost")
+    if lost:
+        yield NotMeasured(f"{lost} steps", "their times could not be written")
+
+
+def _ops(run: Run) -> Iterator[NotMeasured]:
+    table = run.own_times
+    if table.is_empty():
+        steady = len(recorded_steps(run))
+        why = "no part of ops/ could be read" if steady else "no step after the warm-up was recorded"
+        yield NotMeasured("operations and modules", why)
+        return
+    written = set(table["step"].unique())
+    missing = [step for step in recorded_steps(run)["step"] if step not in written]
+    if missing:
+        yield NotMeasured(f"operations of {len(missing)} recorded steps", "they are not in any readable part of ops/")
+    if table["flops"].null_count() == len(table):
+        yield NotMeasured("FLOPs", "no operation states how many it does")
+    if bool((table["device"] == CPU).all()):
+        yield NotMeasured("accelerator utilisation", "no kernel ran on an accelerator")
+
+
+def _own_cost(run: Run) -> Iterator[NotMeasured]:
+    said: set[str] = set()
+    for row in run.overhead().filter(pl.col("value").is_null()).iter_rows(named=True):
+        if row["note"] not in said:
+            what = "sampler's cost" if row["scope"] == "sampler" else "cost of recording"
+            yield NotMeasured(what, row["note"])
+        said.add(row["note"])
+
+
+def _sampled(run: RunReader) -> Iterator[NotMeasured]:
+    if not run.channels:
+        yield NotMeasured("utilisation and memory", "nothing was sampled in this run")
+    absent = _missing(run)
+    power = [entry for entry in absent if entry.get("quantity") in _POWER]
+    if not any(channel.get("quantity") in _POWER for channel in run.channels):
+        tried = "; ".join(_reason(entry) for entry in power)
+        yield NotMeasured("energy", tried or "no sensor of power was found", _remedy(power))
+    for entry in absent:
+        if entry not in power:
+            yield NotMeasured(str(entry.get("sensor", "a sensor")), _reason(entry), _remedy([entry]))
+
+
+def _missing(run: RunReader) -> list[dict[str, Any]]:
+    """Sensors that gave nothing, as the sampler wrote them: sensor, reason, detail, remedy."""
+    content = run._json("channels.json") or {}
+    return [entry for entry in content.get("missing", []) if isinstance(entry, dict)]
+
+
+def _reason(entry: dict[str, Any]) -> str:
+    stated = [entry.get("reason"), entry.get("detail")]
+    return ": ".join(str(part) for part in stated if part) or "no reason stated"
+
+
+def _remedy(entries: list[dict[str, Any]]) -> str | None:
+    return next((str(entry["remedy"]) for entry in entries if entry.get("remedy")), None)
+
+
+def _damaged(run: RunReader) -> Iterator[NotMeasured]:
+    for name in run.damaged:
+        yield NotMeasured(name, "the file is damaged and was left out")
+
+
+def _events(run: RunReader) -> Iterator[NotMeasured]:
+    """One line a kind of loss, with how often it happened."""
+    losses: dict[str, list[str]] = {}
+    for event in run.events:
+        kind = str(event.get("kind", ""))
+        if any(word in kind for word in _LOSSES):
+            losses.setdefault(kind, []).append(str(event.get("message", "")))
+    for kind, messages in losses.items():
+        times = f" ({len(messages)} times)" if len(messages) > 1 else ""
+        yield NotMeasured(kind, f"{messages[0]}{times}")

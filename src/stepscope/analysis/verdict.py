@@ -1,0 +1,107 @@
+"""The run in one sentence: what dominates the step, what it is bound by, the numbers that prove it, what to try."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import polars as pl
+
+from stepscope.analysis.bound import Bound, WorkShares, bound_of, work_shares
+from stepscope.analysis.metrics import step_time
+from stepscope.analysis.own_time import RESIDUAL
+from stepscope.units import duration, percent
+
+if TYPE_CHECKING:
+    from stepscope.analysis.run import Run
+
+_NEXT: dict[Bound, tuple[str, ...]] = {
+    "data": (
+        "load ahead of the step: DataLoader(num_workers=2, persistent_workers=True), or keep a small data set in memory",
+        "move decoding and augmentation out of the loop: store the data the way the model takes it",
+    ),
+    "dispatch": (
+        "raise the batch size: the same calls then do more work (compare samples/s, not ms a step)",
+        "merge small operations: torch.compile(model), or an optimizer with foreach=True or fused=True",
+    ),
+    "compute": (
+        "try a lower precision (torch.autocast, bfloat16) or channels_last where the device has instructions for it",
+        "freeze the layers that need not learn: their weight gradients are then not computed",
+    ),
+    "memory": (
+        "merge elementwise and normalisation layers with what is before them: torch.compile(model)",
+        "use in-place activations and a smaller data type: these operations wait for memory, not for arithmetic",
+    ),
+    "optimizer": (
+        "use an optimizer with fused=True or foreach=True, or one with less state (SGD instead of Adam)",
+        "accumulate gradients over several batches: fewer updates a sample",
+    ),
+    "mixed": ("look at the dearest module and kind of op below: no single limit explains this step",),
+    "unknown": ("record operations: run again without --record none, for more steps than the warm-up",),
+}
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a run comes down to; `evidence` is the shares that the bound was judged by."""
+
+    bound: Bound
+    sentence: str
+    evidence: WorkShares | None
+    next: tuple[str, ...]
+
+
+def verdict(run: Run) -> Verdict:
+    """What dominates the step and what it is bound by, with numbers; bound is "unknown" where no ops were recorded."""
+    shares = work_shares(run)
+    if shares is None:
+        return Verdict("unknown", _without_ops(run), None, _NEXT["unknown"])
+    bound = bound_of(shares)
+    return Verdict(bound, f"{_proof(bound, shares)} {_dominant(run)}", shares, _NEXT[bound])
+
+
+def _without_ops(run: Run) -> str:
+    taken = step_time(run)
+    if taken:
+        return f"A step takes {duration(taken[0].value)}; no operation was recorded, so what it is bound by is unknown."
+    count = len(run.steps)
+    if count == 0:
+        return "No training step was recorded: the run ended before its first optimizer step."
+    steps = "1 step, which was" if count == 1 else f"{count} steps, all of them"
+    return f"The run has {steps} warm-up: too few to measure (the first {run.warmup_steps} are left out)."
+
+
+def _proof(bound: Bound, shares: WorkShares) -> str:
+    busy = f"the accelerator is busy {percent(shares.accelerator, 0)} of the time"
+    on_device = shares.accelerator is not None
+    return {
+        "data": f"Data-bound: {percent(shares.data, 0)} of the step waits for data.",
+        "dispatch": f"Dispatch-bound: {busy}, it waits to be asked."
+        if on_device
+        else f"Dispatch-bound: {percent(shares.dispatch, 0)} of the step is asking for operations, not doing them.",
+        "compute": f"Compute-bound: {busy}, {percent(shares.device_compute, 0)} of that in convolutions and matrix products."
+        if on_device
+        else f"Compute-bound: {percent(shares.compute, 0)} of the step is convolutions and matrix products.",
+        "memory": f"Memory-bound: {busy}, mostly with elementwise work and normalisation."
+        if on_device
+        else f"Memory-bound: {percent(shares.memory, 0)} of the step is elementwise work, normalisation and copies.",
+        "optimizer": f"Optimizer-bound: {percent(shares.optimizer, 0)} of the step updates weights.",
+        "mixed": f"Mixed: {percent(shares.compute, 0)} arithmetic, {percent(shares.memory, 0)} memory, "
+        f"{percent(shares.dispatch, 0)} dispatch, {percent(shares.data, 0)} data"
+        + (f"; {busy}." if on_device else "."),
+        "unknown": "",
+    }[bound]
+
+
+def _dominant(run: Run) -> str:
+    """The longest phase and the dearest type of module."""
+    phase = run.phases().filter(pl.col("phase") != RESIDUAL).sort("share", descending=True).row(0, named=True)
+    said = f"{phase['phase'].capitalize()} takes {percent(phase['share'], 0)}"
+    named = run.modules().filter(pl.col("module").is_not_null() & pl.col("type").is_not_null())
+    types = named.group_by("type").agg(pl.col("share").sum(), pl.len()).sort("share", "type", descending=[True, False])
+    if types.is_empty() or types["share"][0] <= 0:
+        return f"{said}."
+    kind, share, count = types.row(0)
+    one = named.filter(pl.col("type") == kind).sort("share", descending=True).row(0, named=True)
+    which = f"module '{one['module']}' ({kind})" if count == 1 else f"the {count} {kind} modules"
+    return f"{said}, {which} {percent(share, 0)}."

@@ -1,0 +1,149 @@
+"""The trainer's handle on the sampling process: start it, ask whether it lives, stop it; standard library only."""
+
+from __future__ import annotations
+
+import os
+import select
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import stepscope
+from stepscope.errors import SamplerFailed
+
+STOP_TIMEOUT_S = 3.0
+
+
+@dataclass(frozen=True)
+class SamplerEnd:
+    """How the sampling process ended; `died_early` means before it was told to, and then `message` is its last word."""
+
+    exit_code: int
+    died_early: bool
+    message: str | None = None
+
+
+class Sampler:
+    """A running sampling process, owned by the process that started it."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
+        self._owner = os.getpid()
+        self._end: SamplerEnd | None = None
+
+    @property
+    def pid(self) -> int:
+        """The sampling process."""
+        return self._process.pid
+
+    def alive(self) -> bool:
+        """Whether it still samples; always False in a forked child, which does not own it."""
+        return os.getpid() == self._owner and self._process.poll() is None
+
+    def stop(self) -> SamplerEnd:
+        """End it and wait until everything is on disk; may be called again."""
+        if self._end is None:
+            if os.getpid() != self._owner:
+                return SamplerEnd(0, died_early=False)
+            died_early = self._process.poll() is not None
+            exit_code = _ended(self._process)
+            self._end = SamplerEnd(exit_code, died_early, _last_word(self._process) if exit_code else None)
+        return self._end
+
+
+def start_sampler(
+    run: str | Path,
+    period_ns: int = 10_000_000,
+    root: str | Path | None = None,
+    cpu: int | None = None,
+    timeout_s: float = 5.0,
+) -> Sampler:
+    """Start the sampling process for this process and wait until it is ready; raises SamplerFailed."""
+    if not sys.executable:
+        raise SamplerFailed("this Python does not know its own executable", "start the training with a python command")
+    core = pin_away() if cpu is None else cpu
+    command = [sys.executable, "-m", "stepscope.record.sampler", "--run", str(Path(run).absolute())]
+    command += ["--pid", str(os.getpid()), "--period-ns", str(period_ns)]
+    command += [] if root is None else ["--root", str(Path(root).absolute())]
+    command += [] if core is None else ["--cpu", str(core)]
+    try:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            # -m puts the working directory first on the path: a signal.py of the user's must not become ours.
+            cwd=Path(stepscope.__file__).parent.parent,
+            start_new_session=True,  # Ctrl-C in the terminal is for the trainer
+        )
+    except OSError as error:
+        raise SamplerFailed(f"the sampling process cannot be started: {error.strerror or error}") from error
+    _wait_until_ready(process, timeout_s)
+    return Sampler(process)
+
+
+def pin_away(root: Path = Path("/"), allowed: set[int] | None = None) -> int | None:
+    """The core for the sampler: the last of the smallest cores; None where two cores or fewer leave no choice."""
+    if allowed is None:
+        try:
+            allowed = os.sched_getaffinity(0)
+        except (AttributeError, OSError):  # macOS has no affinity
+            return None
+    if len(allowed) <= 2:
+        return None
+    return min(allowed, key=lambda core: (_capacity(root, core), -core))
+
+
+def _capacity(root: Path, core: int) -> int:
+    try:
+        return int((root / f"sys/devices/system/cpu/cpu{core}/cpu_capacity").read_bytes())
+    except (OSError, ValueError):
+        return 0  # stated for all cores or for none
+
+
+def _wait_until_ready(process: subprocess.Popen[bytes], timeout_s: float) -> None:
+    assert process.stdout is not None
+    deadline = time.monotonic() + timeout_s
+    answered = select.select([process.stdout], (), (), max(0.0, deadline - time.monotonic()))[0]
+    if answered and process.stdout.readline() == b"ready\n":
+        process.stdout.close()
+        return
+    if not answered:
+        process.kill()
+    exit_code = process.wait()
+    said = _last_word(process)
+    for stream in (process.stdin, process.stdout):
+        if stream is not None:
+            stream.close()
+    why = f"it was not ready after {timeout_s:g} s" if not answered else said or f"exit code {exit_code}"
+    raise SamplerFailed(
+        f"the sampling process did not start: {why}",
+        "the run goes on without samples; 'stepscope doctor' shows what this machine can measure",
+    )
+
+
+def _ended(process: subprocess.Popen[bytes]) -> int:
+    """Ask it to end, more firmly each time. A byte is written since forked workers may hold the pipe open."""
+    assert process.stdin is not None
+    try:
+        process.stdin.write(b"stop\n")
+        process.stdin.close()
+    except OSError:
+        pass  # it has ended already: the pipe has no reader
+    for urge in (lambda: None, process.terminate, process.kill):
+        urge()
+        try:
+            return process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            continue
+    return process.wait()
+
+
+def _last_word(process: subprocess.Popen[bytes]) -> str | None:
+    """The last line that the ended process wrote to stderr."""
+    assert process.stderr is not None
+    with process.stderr as stream:
+        lines = stream.read().decode(errors="replace").strip().splitlines()
+    return lines[-1] if lines else None

@@ -1,0 +1,41 @@
+"""The colours of page and charts, told apart in the common colour blindnesses (after Okabe and Ito, 2008).
+
+A name is a CSS variable of the page. Charts use the light values; each value is unique, so that a drawn SVG can be
+taken back to names.
+"""
+
+from __future__ import annotations
+
+LIGHT = {
+    "paper": "#fdfdfb",
+    "panel": "#f4f4f0",
+    "ink": "#1c2127",
+    "muted": "#5d666f",
+    "rule": "#dedfda",
+    "grid": "#ebebe6",
+    "forward": "#0067a6",
+    "backward": "#d1570a",
+    "optimizer": "#00866b",
+    "data": "#a8518a",
+    "other": "#9aa1a6",
+    "accent": "#0a5f99",
+    "gap": "#efdcc3",
+    "warn": "#a33a00",
+}
+DARK = {
+    "paper": "#14171a",
+    "panel": "#1c2024",
+    "ink": "#e8e9e6",
+    "muted": "#9da5ac",
+    "rule": "#33393f",
+    "grid": "#262b30",
+    "forward": "#5ab4e8",
+    "backward": "#f0954c",
+    "optimizer": "#3cc49f",
+    "data": "#d991bf",
+    "other": "#727a80",
+    "accent": "#6cbcf0",
+    "gap": "#4a3a26",
+    "warn": "#ffa465",
+}
+PHASE = {phase: LIGHT[phase] for phase in ("data", "forward", "backward", "optimizer", "other")}

@@ -1,0 +1,50 @@
+"""How values read on the page: a value with its unit, an interval, and fixed decimals for the columns of a table."""
+
+from __future__ import annotations
+
+from stepscope import units
+
+_SHARES = ("1", "", "share", "ratio")
+
+
+def quantity(value: float | None, unit: str) -> str:
+    """A value with its unit, in the prefix that keeps it short."""
+    if value is None:
+        return units.NOT_MEASURED
+    if unit == "ns":
+        return units.duration(value)
+    if unit == "s":
+        return units.duration(value * 1e9)
+    if unit == "B":
+        return units.bytes_(value)
+    if unit in _SHARES:
+        return units.percent(value)
+    if "/" in unit or unit == "%":
+        return f"{units.number(value)} {unit}"
+    return units.si(value, unit)
+
+
+def interval(low: float | None, high: float | None, unit: str) -> str:
+    """The two ends of a 95 % interval; empty where there is none."""
+    if low is None or high is None:
+        return ""
+    first, last = quantity(low, unit), quantity(high, unit)
+    number, _, suffix = first.partition(" ")
+    if suffix and last.endswith(f" {suffix}"):
+        first = number  # the unit once is enough
+    return f"{first} to {last}"
+
+
+def milliseconds(ns: float | None) -> str:
+    """A time span, given in ns, in ms with the decimals that a column can be read down by."""
+    return units.NOT_MEASURED if ns is None else f"{ns / 1e6:,.3f}"
+
+
+def count(value: float | None) -> str:
+    """A whole number with its thousands marked."""
+    return units.NOT_MEASURED if value is None else f"{value:,.0f}"
+
+
+def plural(number: int, noun: str) -> str:
+    """A number and its noun: plural(2, "step") is "2 steps"."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"

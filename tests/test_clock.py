@@ -1,0 +1,34 @@
+"""The one clock: monotonic nanoseconds and their anchors to other clocks."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from stepscope import clock
+
+
+def test_the_clock_never_goes_back() -> None:
+    readings = [clock.monotonic_ns() for _ in range(1000)]
+    assert readings == sorted(readings)
+
+
+def test_the_anchors_are_one_instant_on_each_clock() -> None:
+    before = (time.monotonic_ns(), time.time_ns())
+    read = clock.anchors()
+    assert before[0] <= read["monotonic_ns"] <= time.monotonic_ns()
+    assert before[1] <= read["unix_ns"] <= time.time_ns()
+
+
+def test_a_system_without_boot_time_has_a_null_and_not_a_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(time, "CLOCK_BOOTTIME", raising=False)
+    assert clock.anchors()["boottime_ns"] is None
+
+
+def test_the_offset_between_the_clocks_comes_from_the_tightest_bracket(monkeypatch: pytest.MonkeyPatch) -> None:
+    monotonic = iter([0, 1000, 2000, 2010, 3000, 3500])
+    wall = iter([10_000_700, 10_002_005, 10_003_400])
+    monkeypatch.setattr(time, "monotonic_ns", lambda: next(monotonic))
+    monkeypatch.setattr(time, "time_ns", lambda: next(wall))
+    assert clock.unix_minus_monotonic_ns(rounds=3) == 10_000_000

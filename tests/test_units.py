@@ -1,0 +1,54 @@
+"""The one place that formats: three digits, the shortest prefix, and "-" for what was not measured."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepscope.units import NOT_MEASURED, bytes_, duration, number, percent, si
+
+FINITE = st.floats(min_value=1e-3, max_value=1e15)
+SCALES = {"T": 1e12, "G": 1e9, "M": 1e6, "k": 1e3, "": 1.0}
+
+
+def test_what_was_not_measured_is_a_dash_and_never_a_zero() -> None:
+    assert {number(None), si(None, "W"), duration(None), bytes_(None), percent(None)} == {NOT_MEASURED}
+
+
+def test_a_measured_zero_stays_a_zero() -> None:
+    assert (number(0), si(0, "W"), duration(0), bytes_(0), percent(0)) == ("0", "0 W", "0 ns", "0 B", "0.0 %")
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(3.14159, "3.14"), (1234567.0, "1,230,000"), (0.00001234, "0.0000123"), (-1500.0, "-1,500"), (999, "999")],
+)
+def test_a_number_has_three_digits_and_no_exponent(value: float, text: str) -> None:
+    assert number(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(21840, "21.8 kB"), (1_500_000, "1.5 MB"), (3.2e9, "3.2 GB"), (12, "12 B")]
+)
+def test_bytes_are_decimal(value: float, text: str) -> None:
+    assert bytes_(value) == text
+
+
+@pytest.mark.parametrize(
+    ("ns", "text"), [(1, "1 ns"), (1_500, "1.5 us"), (1_500_000, "1.5 ms"), (2_000_000_000, "2 s"), (-4_000, "-4 us")]
+)
+def test_a_duration_takes_the_longest_unit_that_fits(ns: float, text: str) -> None:
+    assert duration(ns) == text
+
+
+def test_a_share_of_one_reads_as_a_percentage() -> None:
+    assert (percent(0.125), percent(1.0, digits=0)) == ("12.5 %", "100 %")
+
+
+@given(FINITE)
+def test_a_formatted_value_reads_back_within_half_a_percent(value: float) -> None:
+    text, prefix = si(value, "").split(" ") if " " in si(value, "") else (si(value, ""), "")
+    assert math.isclose(float(text.replace(",", "")) * SCALES[prefix], value, rel_tol=5.1e-3)
