@@ -19,7 +19,7 @@ def rounds(calls: str, per_round: int | None = None) -> list[int]:
     ended: list[int] = []
     now = iter(range(1, 1000))
     optimizers = {name: object() for name in sorted(set(calls))}
-    watch = OptimizerRounds(ended.append, per_round, clock=lambda: next(now))
+    watch = OptimizerRounds(lambda t, late: ended.append(t), per_round, clock=lambda: next(now))
     for name in calls:
         watch.stepped(optimizers[name])
     watch.finish()

@@ -6,7 +6,7 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from scipy import stats
+from scipy import special  # type: ignore[import-untyped]  # scipy.stats takes half a second to import
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 CONFIDENCE = 0.95
@@ -15,10 +15,9 @@ CONFIDENCE = 0.95
 @lru_cache(maxsize=4096)
 def _ranks(count: int, confidence: float) -> tuple[int, int] | None:
     """Positions (from 0) of the order statistics that enclose the median; None where the sample is too small."""
-    low = int(stats.binom.ppf((1 - confidence) / 2, count, 0.5))
-    while low > 0 and 1 - 2 * stats.binom.cdf(low - 1, count, 0.5) < confidence:
-        low -= 1
-    return None if low == 0 else (low - 1, count - low)
+    below = special.bdtr(np.arange((count + 1) // 2), count, 0.5)  # chance that the median lies under rank k + 1
+    rank = int((below <= (1 - confidence) / 2).sum())
+    return (rank - 1, count - rank) if rank else None
 
 
 def median_interval(values: Floats, confidence: float = CONFIDENCE) -> tuple[Floats, Floats, Floats]:
@@ -43,7 +42,7 @@ def mean_interval(values: Floats, confidence: float = CONFIDENCE) -> tuple[float
     mean = float(present.mean())
     if len(present) < 2:
         return mean, float("nan"), float("nan")
-    half = float(stats.t.ppf((1 + confidence) / 2, len(present) - 1) * present.std(ddof=1) / np.sqrt(len(present)))
+    half = float(special.stdtrit(len(present) - 1, (1 + confidence) / 2) * present.std(ddof=1) / np.sqrt(len(present)))
     return mean, mean - half, mean + half
 
 
@@ -51,7 +50,7 @@ def share_interval(hits: int, count: int, confidence: float = CONFIDENCE) -> tup
     """A share of `count` trials and its Wilson interval: (share, low, high); NaN without trials."""
     if count == 0:
         return float("nan"), float("nan"), float("nan")
-    z = float(stats.norm.ppf((1 + confidence) / 2))
+    z = float(special.ndtri((1 + confidence) / 2))
     share, spread = hits / count, 1 + z * z / count
     centre = (share + z * z / (2 * count)) / spread
     half = z / spread * float(np.sqrt(share * (1 - share) / count + z * z / (4 * count * count)))

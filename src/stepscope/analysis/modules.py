@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import polars as pl
@@ -24,7 +24,7 @@ SCHEMA = {
     "depth": pl.Int64,
     "parameters": pl.Int64,
     "calls": pl.Float64,
-    **{name: pl.Float64 for name in _TIMES},
+    **dict.fromkeys(_TIMES, pl.Float64),
     "share": pl.Float64,
     **{f"tree_{name}": pl.Float64 for name in _TIMES},
     "tree_share": pl.Float64,
@@ -50,7 +50,7 @@ def modules(run: Run) -> pl.DataFrame:
     own = _Times.of(on_cpu, steps["step"], tree)
     step_time = float(steps["length_ns"].sum())
     rest = residual_ns(table, steps)
-    columns = {
+    columns: dict[str, Any] = {
         **_identity(tree),
         "calls": np.median(_matrix(table, steps["step"], tree, "calls"), axis=0),
         **own.columns("", step_time, rest),
@@ -129,8 +129,9 @@ def _device_columns(table: pl.DataFrame, steps: pl.Series, tree: list[Module]) -
 
 def _flops(table: pl.DataFrame, steps: pl.Series, tree: list[Module]) -> Floats:
     """Floating-point operations of each module's own ops, mean a step; NaN where no op states them."""
-    stated = _matrix(table.filter(pl.col("flops").is_not_null()), steps, tree, "flops").mean(axis=0)
-    return np.append(np.where(stated > 0, stated, np.nan), np.nan)
+    stated: Floats = _matrix(table.filter(pl.col("flops").is_not_null()), steps, tree, "flops").mean(axis=0)
+    known: Floats = np.append(np.where(stated > 0, stated, np.nan), np.nan)
+    return known
 
 
 def _without_unknown_updates(frame: pl.DataFrame) -> pl.DataFrame:

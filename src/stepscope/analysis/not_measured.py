@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -86,8 +87,12 @@ def _sampled(run: RunReader) -> Iterator[NotMeasured]:
 
 def _missing(run: RunReader) -> list[dict[str, Any]]:
     """Sensors that gave nothing, as the sampler wrote them: sensor, reason, detail, remedy."""
-    content = run._json("channels.json") or {}
-    return [entry for entry in content.get("missing", []) if isinstance(entry, dict)]
+    try:
+        content = json.loads((run.path / "channels.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return []  # that nothing was sampled is said already
+    entries = content.get("missing", []) if isinstance(content, dict) else []
+    return [entry for entry in entries if isinstance(entry, dict)]
 
 
 def _reason(entry: dict[str, Any]) -> str:

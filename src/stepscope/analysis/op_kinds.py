@@ -65,9 +65,9 @@ def _by_phase(table: pl.DataFrame, steps: pl.Series, total: PerStep) -> list[pl.
     split = per_step(table, steps, (*total.keys.columns, "phase"), "self_ns")
     middle = np.median(split.values, axis=0)
     place = split.column_of()
+    kinds = list(total.keys.iter_rows())
     return [
-        pl.Series(f"{phase}_ns", [middle[place[(*key, phase)]] if (*key, phase) in place else 0.0 for key in keys])
-        for keys in [list(total.keys.iter_rows())]
+        pl.Series(f"{phase}_ns", [middle[place[(*kind, phase)]] if (*kind, phase) in place else 0.0 for kind in kinds])
         for phase in PHASES
     ]
 

@@ -81,7 +81,8 @@ def residual_ns(table: pl.DataFrame, steps: pl.DataFrame) -> Floats:
     """Time of each recorded step in which no op ran on the CPU, ns: below 0 where threads overlap."""
     on_cpu = per_step(table.filter(pl.col("device") == CPU), steps["step"], ("device",), "self_ns")
     lengths: Floats = steps["length_ns"].to_numpy().astype(np.float64)
-    return lengths - on_cpu.values.sum(axis=1)
+    rest: Floats = lengths - on_cpu.values.sum(axis=1)
+    return rest
 
 
 def medians(values: Floats, name: str, low: str, high: str) -> dict[str, Floats]:

@@ -27,11 +27,8 @@ def _busy(idle: Series) -> Series:
     The kernel books idle time when a core wakes, so one reading can book more than has elapsed since the last. What
     is too much belongs before it: busy time up to t is the least of elapsed - idle over all later readings.
     """
-    bounds = [0, *(np.searchsorted(idle.t_ns, idle.gaps_ns[:, 1])), len(idle.t_ns)]
-    parts = []
-    for first, last in zip(bounds[:-1], bounds[1:], strict=True):
-        apparent = (idle.t_ns - idle.values)[first:last]
-        parts.append(np.minimum.accumulate(apparent[::-1])[::-1])
+    apparent = np.split(idle.t_ns - idle.values, np.searchsorted(idle.t_ns, idle.gaps_ns[:, 1]))
+    parts = [np.minimum.accumulate(part[::-1])[::-1] for part in apparent]
     return replace(idle, values=np.concatenate(parts))
 
 

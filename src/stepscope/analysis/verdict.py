@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _NEXT: dict[Bound, tuple[str, ...]] = {
     "data": (
-        "load ahead of the step: DataLoader(num_workers=2, persistent_workers=True), or keep a small data set in memory",
+        "load ahead of the step: DataLoader(num_workers=2, persistent_workers=True), or keep a small set in memory",
         "move decoding and augmentation out of the loop: store the data the way the model takes it",
     ),
     "dispatch": (
@@ -79,7 +79,7 @@ def _proof(bound: Bound, shares: WorkShares) -> str:
         "dispatch": f"Dispatch-bound: {busy}, it waits to be asked."
         if on_device
         else f"Dispatch-bound: {percent(shares.dispatch, 0)} of the step is asking for operations, not doing them.",
-        "compute": f"Compute-bound: {busy}, {percent(shares.device_compute, 0)} of that in convolutions and matrix products."
+        "compute": f"Compute-bound: {busy}, {percent(shares.device_compute, 0)} of that with matrix products."
         if on_device
         else f"Compute-bound: {percent(shares.compute, 0)} of the step is convolutions and matrix products.",
         "memory": f"Memory-bound: {busy}, mostly with elementwise work and normalisation."

@@ -16,11 +16,11 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from stepscope.clock import Clock, monotonic_ns
 
-Boundary = Callable[[int], None]
+Boundary = Callable[[int, bool], None]
 
 
 class OptimizerRounds:
-    """Calls `ended(t_ns)` when a round of optimizer steps has ended."""
+    """Calls `ended(t_ns, late)` when a round has ended; late is one that is known only by the next round's first."""
 
     def __init__(self, ended: Boundary, steps_per_round: int | None = None, clock: Clock = monotonic_ns) -> None:
         self._ended = ended
@@ -50,18 +50,20 @@ class OptimizerRounds:
     def finish(self) -> None:
         """The training is over: a last round that was still open has ended with its last optimizer step."""
         if self._seen and self._closer is None and self._fixed is None:
-            self._close(self._last_ns)
+            self._close(self._last_ns, late=True)
 
     def _learn(self, key: int, now: int) -> None:
         self._closer = self._seen[-1]
         alone = self._seen == [key]
-        self._close(self._last_ns)
+        self._close(self._last_ns, late=True)
         if alone:
             self._close(now)
+        else:
+            self._seen.append(key)
 
-    def _close(self, t_ns: int) -> None:
+    def _close(self, t_ns: int, late: bool = False) -> None:
         self._seen.clear()
-        self._ended(t_ns)
+        self._ended(t_ns, late)
 
 
 class OutermostCalls:
