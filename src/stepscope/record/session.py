@@ -196,6 +196,7 @@ class Session:
 
     def _evaluated(self, now_ns: int) -> None:
         """Evaluation between steps: the step begins after it, and what it ran is not kept in RAM."""
+        self._rounds.finish()
         if self._recorder.recording:
             self._recorder.close_window()
             self._recorded = False

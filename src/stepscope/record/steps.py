@@ -48,8 +48,9 @@ class OptimizerRounds:
         self._last_ns = now
 
     def finish(self) -> None:
-        """The training is over: a last round that was still open has ended with its last optimizer step."""
+        """The training is over, or evaluation began: an undecided round has ended with its last optimizer step."""
         if self._seen and self._closer is None and self._fixed is None:
+            self._closer = self._seen[-1]
             self._close(self._last_ns, late=True)
 
     def _learn(self, key: int, now: int) -> None:
@@ -121,7 +122,7 @@ class OutermostCalls:
 
     def _after(self, root: nn.Module, _args: Any, _output: Any) -> None:
         evaluating = not root.training and not torch.is_grad_enabled() and id(root) in self._trained
-        if evaluating and self.samples is None:  # in mid-step it is part of the step
+        if evaluating and self.samples == self._marked:  # in mid-step it is part of the step
             self._evaluated(self._clock())
 
 
