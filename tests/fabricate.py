@@ -164,6 +164,8 @@ def fabricate_run(
         _sample(writer.path, int(length_ns.sum()), cores, idle_counters, period_ns, refresh_ns, gap, power_w)
     if status is not None:
         writer.close(status)
+    elif writer._steps_file is not None:
+        writer._steps_file.close()  # the kernel does so when a process is killed; rows stay rows
     return writer.path
 
 
@@ -287,9 +289,11 @@ def _sample(
     rss = np.linspace(3e8, 5e8, len(t0_ns))
     add("process", "rss", "rss", "B", "gauge", "process", rss)
     add("process", "peak_rss", "peak_rss", "B", "gauge", "process", rss + 1e7)
+    own = np.arange(len(t0_ns)) * period_ns * 0.01
+    add("sampler", "sampler_cpu_time", "sampler_cpu_time", "ns", "counter", "sampler", own)
     if power_w is not None:
         add("power", "vdd_in", "power", "W", "gauge", "board", np.full(len(t0_ns), power_w))
-    missing = [] if power_w is not None else [{"sensor": "ina3221", "quantity": "power", "reason": "no such device"}]
+    missing = [{"sensor": "temperature", "reason": "absent", "detail": "no thermal zone", "remedy": None}]
     content = {"channels": channels, "missing": missing}
     (path / "channels.json").write_text(json.dumps(content), encoding="utf-8")
     dark = np.zeros(len(t0_ns), dtype=bool)

@@ -45,22 +45,28 @@ def modules(run: Run) -> pl.DataFrame:
     steps, table = recorded_steps(run), run.own_times
     tree = module_tree(run, table)
     if steps.is_empty() or table.is_empty():
-        return pl.DataFrame(_identity(tree), schema=SCHEMA)
+        return _typed(_identity(tree)).head(len(tree))  # the tree is known, its times are not
     on_cpu, on_device = table.filter(pl.col("device") == CPU), table.filter(pl.col("device") != CPU)
     own = _Times.of(on_cpu, steps["step"], tree)
     step_time = float(steps["length_ns"].sum())
     rest = residual_ns(table, steps)
     columns: dict[str, Any] = {
         **_identity(tree),
-        "calls": np.median(_matrix(table, steps["step"], tree, "calls"), axis=0),
+        "calls": np.append(np.median(_matrix(table, steps["step"], tree, "calls"), axis=0), np.nan),
         **own.columns("", step_time, rest),
         **own.subtrees(tree).columns("tree_", step_time, rest),
         **_device_columns(on_device, steps["step"], tree),
         "flops": _flops(table, steps["step"], tree),
     }
+    return _without_unknown_updates(_typed(columns))
+
+
+def _typed(columns: dict[str, Any]) -> pl.DataFrame:
+    """The columns as `SCHEMA` has them; what is not given is null."""
     frame = pl.DataFrame({name: pl.Series(column, strict=False) for name, column in columns.items()})
-    typed = frame.select(pl.col(name).cast(dtype) for name, dtype in SCHEMA.items()).fill_nan(None)
-    return _without_unknown_updates(typed)
+    present = [pl.col(name) if name in columns else pl.lit(None).alias(name) for name in SCHEMA]
+    typed = zip(present, SCHEMA.values(), strict=True)
+    return frame.select(column.cast(dtype) for column, dtype in typed).fill_nan(None)
 
 
 class _Times:
@@ -100,7 +106,7 @@ def _matrix(table: pl.DataFrame, steps: pl.Series, tree: list[Module], value: st
 
 def _summed_up(own: Floats, tree: list[Module]) -> Floats:
     """Each column plus those below it: children come after their parents, so one pass from the end does."""
-    whole = own.copy()
+    whole: Floats = own.copy()
     for column in range(len(tree) - 1, -1, -1):
         if tree[column].parent >= 0:
             whole[:, tree[column].parent] += whole[:, column]

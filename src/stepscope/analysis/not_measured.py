@@ -39,7 +39,8 @@ def _steps(run: RunReader) -> Iterator[NotMeasured]:
     if count == 0:
         yield NotMeasured("steps", "the run holds no training step", "check that the script calls optimizer.step()")
     elif steady_steps(run).is_empty():
-        why = f"all {count} steps are warm-up (the first {run.warmup_steps} are left out)"
+        which = "the only step is" if count == 1 else f"all {count} steps are"
+        why = f"{which} warm-up (the first {run.warmup_steps} are left out)"
         yield NotMeasured("step times", why, f"train for at least {run.warmup_steps + FEW} steps")
     lost = run.meta.get("steps_lost")
     if lost:
@@ -76,13 +77,12 @@ def _sampled(run: RunReader) -> Iterator[NotMeasured]:
     if not run.channels:
         yield NotMeasured("utilisation and memory", "nothing was sampled in this run")
     absent = _missing(run)
-    power = [entry for entry in absent if entry.get("quantity") in _POWER]
     if not any(channel.get("quantity") in _POWER for channel in run.channels):
-        tried = "; ".join(_reason(entry) for entry in power)
-        yield NotMeasured("energy", tried or "no sensor of power was found", _remedy(power))
+        tried = [str(entry.get("sensor")) for entry in [*run.channels, *absent]]
+        said = f" (tried: {', '.join(dict.fromkeys(tried))})" if tried else ""
+        yield NotMeasured("energy", f"no sensor of this run measures power{said}")
     for entry in absent:
-        if entry not in power:
-            yield NotMeasured(str(entry.get("sensor", "a sensor")), _reason(entry), _remedy([entry]))
+        yield NotMeasured(str(entry.get("sensor", "a sensor")), _reason(entry), entry.get("remedy"))
 
 
 def _missing(run: RunReader) -> list[dict[str, Any]]:
@@ -98,10 +98,6 @@ def _missing(run: RunReader) -> list[dict[str, Any]]:
 def _reason(entry: dict[str, Any]) -> str:
     stated = [entry.get("reason"), entry.get("detail")]
     return ": ".join(str(part) for part in stated if part) or "no reason stated"
-
-
-def _remedy(entries: list[dict[str, Any]]) -> str | None:
-    return next((str(entry["remedy"]) for entry in entries if entry.get("remedy")), None)
 
 
 def _damaged(run: RunReader) -> Iterator[NotMeasured]:

@@ -63,13 +63,9 @@ def op_kinds(run: Run) -> pl.DataFrame:
 def _by_phase(table: pl.DataFrame, steps: pl.Series, total: PerStep) -> list[pl.Series]:
     """Median ns a step of each kind in each phase, in the order of `total`."""
     split = per_step(table, steps, (*total.keys.columns, "phase"), "self_ns")
-    middle = np.median(split.values, axis=0)
-    place = split.column_of()
+    middle = dict(zip(split.keys.iter_rows(), np.median(split.values, axis=0).tolist(), strict=True))
     kinds = list(total.keys.iter_rows())
-    return [
-        pl.Series(f"{phase}_ns", [middle[place[(*kind, phase)]] if (*kind, phase) in place else 0.0 for kind in kinds])
-        for phase in PHASES
-    ]
+    return [pl.Series(f"{phase}_ns", [middle.get((*kind, phase), 0.0) for kind in kinds]) for phase in PHASES]
 
 
 def _stated(table: pl.DataFrame, steps: pl.Series, total: PerStep, value: str) -> Floats:

@@ -9,7 +9,8 @@ import polars as pl
 
 from stepscope.analysis.bound import Bound, WorkShares, bound_of, work_shares
 from stepscope.analysis.metrics import step_time
-from stepscope.analysis.own_time import RESIDUAL
+from stepscope.analysis.own_time import CPU, RESIDUAL
+from stepscope.analysis.steady import recorded_steps
 from stepscope.units import duration, percent
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ _NEXT: dict[Bound, tuple[str, ...]] = {
         "accumulate gradients over several batches: fewer updates a sample",
     ),
     "mixed": ("look at the dearest module and kind of op below: no single limit explains this step",),
-    "unknown": ("record operations: run again without --record none, for more steps than the warm-up",),
+    "unknown": ("record more: run again for at least 30 steps, and with --record adaptive or all",),
 }
 
 
@@ -94,14 +95,18 @@ def _proof(bound: Bound, shares: WorkShares) -> str:
 
 
 def _dominant(run: Run) -> str:
-    """The longest phase and the dearest type of module."""
+    """The longest phase, and the dearest type of module: on an accelerator, by its kernels' time."""
     phase = run.phases().filter(pl.col("phase") != RESIDUAL).sort("share", descending=True).row(0, named=True)
     said = f"{phase['phase'].capitalize()} takes {percent(phase['share'], 0)}"
     named = run.modules().filter(pl.col("module").is_not_null() & pl.col("type").is_not_null())
+    if named["device_ns"].is_not_null().any():
+        kernels = run.own_times.filter(pl.col("device") != CPU)["self_ns"].sum() / len(recorded_steps(run))
+        named = named.with_columns(share=pl.col("device_ns") / kernels)
     types = named.group_by("type").agg(pl.col("share").sum(), pl.len()).sort("share", "type", descending=[True, False])
     if types.is_empty() or types["share"][0] <= 0:
         return f"{said}."
     kind, share, count = types.row(0)
-    one = named.filter(pl.col("type") == kind).sort("share", descending=True).row(0, named=True)
+    one = named.filter(pl.col("type") == kind).row(0, named=True)
     which = f"module '{one['module']}' ({kind})" if count == 1 else f"the {count} {kind} modules"
-    return f"{said}, {which} {percent(share, 0)}."
+    of = " of the accelerator's time" if one["device_ns"] is not None else ""
+    return f"{said}, {which} {percent(share, 0)}{of}."

@@ -135,6 +135,10 @@ class _Counter:
             self._own[self._place] += counted - self._counted
         self._counted, self._place = counted, place
 
+    def _backward_reached(self, place: str | None) -> None:
+        if not self._stack:  # a forward that is computed again inside backward keeps its place
+            self._move(place)
+
     def _claim(self, values: Any, place: str | None) -> None:
         """Give the nodes below these tensors that have no module yet to `place`, to be told when they run."""
         waiting = [tensor.grad_fn for tensor in _tensors(values) if tensor.grad_fn is not None]
@@ -143,7 +147,7 @@ class _Counter:
             if node in self._claimed:
                 continue
             self._claimed.add(node)
-            node.register_prehook(lambda _: self._stack or self._move(place))  # a recomputed forward keeps its place
+            node.register_prehook(lambda _: self._backward_reached(place))
             waiting += [below for below, _ in node.next_functions if below is not None]
 
 

@@ -132,12 +132,11 @@ def _ended(process: subprocess.Popen[bytes]) -> int:
         process.stdin.close()
     except OSError:
         pass  # it has ended already: the pipe has no reader
-    for urge in (lambda: None, process.terminate, process.kill):
-        urge()
+    for firmer in (process.terminate, process.kill):
         try:
             return process.wait(STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired:
-            continue
+            firmer()
     return process.wait()
 
 

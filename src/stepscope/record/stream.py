@@ -54,7 +54,10 @@ class Stream:
         start = time.thread_time_ns()
         self.sample()
         cost_ns = time.thread_time_ns() - start
-        self.due_ns = max(self.due_ns + self.every_ns, now_ns + int(cost_ns / CPU_SHARE))
+        # On a grid of its own period, so that slow sensors meet in one tick.
+        self.due_ns = (now_ns // self.every_ns + 1) * self.every_ns
+        if cost_ns > CPU_SHARE * self.every_ns:
+            self.due_ns = max(self.due_ns, now_ns + int(cost_ns / CPU_SHARE))
 
     def retry(self) -> None:
         """Look for a lost sensor again, once a second; a row of NaN says that there is still nothing."""

@@ -18,6 +18,7 @@ from stepscope.record.session import Session, Settings, status_of
 if TYPE_CHECKING:
     from stepscope.workloads.contract import Training, Workload
 
+EXIT_CODES = {"interrupted": 130, "oom": 8}  # results of a run in their own right, not faults
 Progress = Callable[[int, float | None], None]
 
 
@@ -32,8 +33,8 @@ def train_workload(
     seed: int = 0,
     lr: float | None = None,
     progress: Progress = lambda step, loss: None,
-) -> Path:
-    """Train so many steps and return the run folder; the training's own exceptions pass through, the run closed."""
+) -> tuple[Path, int]:
+    """(run folder, exit code) of so many steps; other than Ctrl-C and out of memory, exceptions pass through."""
     if steps < 1:
         raise UsageError(f"--steps {steps}: a run needs at least one step")
     training = workload.prepare(batch=batch, optimizer=optimizer, device=device, seed=seed, lr=lr)
@@ -44,10 +45,13 @@ def train_workload(
         accuracy = training.evaluate()
         session.update(result={"accuracy": accuracy, "steps": steps})
     except BaseException as error:
-        session.close(*status_of(error))
-        raise
+        status, reason = status_of(error)
+        session.close(status, reason)
+        if status not in EXIT_CODES:
+            raise
+        return session.path, EXIT_CODES[status]
     session.close()
-    return session.path
+    return session.path, 0
 
 
 def _train(training: Training, steps: int, session: Session, progress: Progress) -> None:

@@ -1,0 +1,1 @@
+"""Draws what analysis computed; computes nothing."""

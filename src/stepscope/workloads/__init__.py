@@ -53,7 +53,8 @@ def _found() -> tuple[dict[str, Workload], list[str]]:
         offered = getattr(module, "WORKLOADS", None)
         if offered is None:
             said.append(f"'{module.__name__}' was left out: it names no WORKLOADS")
-        for workload in offered or ():
-            if known.setdefault(workload.name, workload) is not workload:
-                said.append(f"'{workload.name}' of {module.__name__} was left out: the name is taken")
+            continue
+        taken = [workload.name for workload in offered if workload.name in known]
+        said += [f"'{name}' of {module.__name__} was left out: the name is taken" for name in taken]
+        known.update({workload.name: workload for workload in offered if workload.name not in known})
     return known, said

@@ -21,7 +21,8 @@ def loss(model: nn.Module, batch: Batch) -> Tensor:
 def correct(model: nn.Module, batch: Batch) -> Tensor:
     """How many images get their own class."""
     images, labels = batch
-    return (model(images).argmax(1) == labels).sum()
+    right: Tensor = (model(images).argmax(1) == labels).sum()
+    return right
 
 
 def example_of(shape: tuple[int, ...]) -> Callable[[int], Batch]:

@@ -47,6 +47,11 @@ class Pace:
     worst_lateness_ns: int = 0  # since the sensor took it last
     missed: int = 0
 
+    def late(self, lateness_ns: int) -> None:
+        """Note how late a tick began, ns."""
+        if lateness_ns > self.worst_lateness_ns:
+            self.worst_lateness_ns = lateness_ns
+
     def take_lateness(self) -> int:
         """The worst lateness of a tick since the last call, ns."""
         worst, self.worst_lateness_ns = self.worst_lateness_ns, 0
@@ -107,7 +112,7 @@ def open_files(paths: Sequence[Path]) -> list[int]:
     descriptors: list[int] = []
     try:
         for path in paths:
-            descriptors.append(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+            descriptors += [os.open(path, os.O_RDONLY | os.O_CLOEXEC)]
     except OSError:
         close_files(descriptors)
         raise

@@ -5,7 +5,16 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from stepscope.record.sensors.contract import NAN, Channel, Found, Missing, Target, close_files, missing_because, open_files
+from stepscope.record.sensors.contract import (
+    NAN,
+    Channel,
+    Found,
+    Missing,
+    Target,
+    close_files,
+    missing_because,
+    open_files,
+)
 
 NAME = "process_memory"
 

@@ -1,4 +1,4 @@
-"""Proportional and peak memory of the trainer: smaps_rollup and status, slowly, since the kernel walks its page tables."""
+"""Proportional and peak memory of the trainer: smaps_rollup (the kernel walks page tables: slowly) and status."""
 
 from __future__ import annotations
 

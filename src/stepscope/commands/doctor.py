@@ -1,0 +1,185 @@
+"""`stepscope doctor`: what can be measured here, from which source, how fine, at which cost; what would add more."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def doctor(
+    root: Annotated[
+        Path, typer.Option(envvar="STEPSCOPE_ROOT", help="Look below this folder: a saved copy of /proc and /sys.")
+    ] = Path("/"),
+    json: Annotated[bool, typer.Option("--json", help="Print the same as JSON.")] = False,
+) -> None:
+    """Show what can be measured on this machine, what cannot, and the command that would enable it."""
+    from rich.console import Console
+
+    found = diagnosis(root)
+    console = Console()
+    if json:
+        console.print_json(data=found)
+        return
+    _print_device(console, found)
+    _print_channels(console, found["channels"])
+    _print_missing(console, found["missing"])
+    _print_power(console, found["power"])
+    _print_software(console, found)
+
+
+def diagnosis(root: Path) -> dict[str, Any]:
+    """All that doctor says, as plain data; the process asked about is this one."""
+    import os
+    from dataclasses import asdict
+
+    from stepscope.record.device import changing_facts, describe_device
+    from stepscope.record.power_sources import power_sources
+    from stepscope.record.sensors import survey
+    from stepscope.record.sensors.contract import Target
+
+    seen = survey(root, Target(os.getpid()))
+    channels = [
+        {**asdict(channel), "every_ns": found.every_ns} for found in seen.found.values() for channel in found.channels
+    ]
+    for found in seen.found.values():
+        found.close()
+    return {
+        "root": str(root),
+        "device": describe_device(root),
+        "now": changing_facts(root),
+        "channels": channels,
+        "missing": [{"sensor": name, **asdict(why)} for name, why in seen.missing.items()],
+        "power": [asdict(source) for source in power_sources(root)],
+        "reads_power": False,
+        "proc": (root / "proc/stat").exists(),
+        "perf": _perf(root),
+        "torch": _torch(),
+    }
+
+
+def _perf(root: Path) -> dict[str, Any]:
+    """Whether the trainer's CPU time can be had fresh at each read."""
+    import os
+
+    from stepscope.record.sensors.contract import close_files
+    from stepscope.record.task_clock import open_task_clocks
+
+    try:
+        paranoid = int((root / "proc/sys/kernel/perf_event_paranoid").read_bytes())
+    except (OSError, ValueError):
+        paranoid = None
+    clocks = open_task_clocks(os.getpid())
+    close_files(clocks)
+    too_strict = paranoid is not None and paranoid > 2
+    return {
+        "allowed": bool(clocks),
+        "paranoid": paranoid,
+        "remedy": "sudo sysctl kernel.perf_event_paranoid=2" if not clocks and too_strict else None,
+    }
+
+
+def _torch() -> dict[str, Any]:
+    try:
+        import torch
+    except ImportError:
+        return {"version": None, "cuda": None, "devices": [], "remedy": "pip install 'stepscope[torch]'"}
+    names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    return {"version": str(torch.__version__), "cuda": torch.version.cuda, "devices": names, "remedy": None}
+
+
+def _print_device(console: Console, found: dict[str, Any]) -> None:
+    from stepscope.units import bytes_
+
+    device = found["device"]
+    name = device["board"] or device["cpu"] or device["machine"]
+    console.print(f"[bold]{name}[/], {len(device['cores']) or '-'} cores, {bytes_(device['memory_bytes'])} of memory")
+    console.print(f"{device['os'] or '-'}, kernel {device['kernel'] or '-'}", highlight=False)
+    if not found["proc"]:
+        console.print(
+            "\nThere is no /proc here (macOS, or an empty --root): CPU time, memory, clocks and temperatures cannot\n"
+            "be sampled. Step times, operations and modules are still measured."
+        )
+
+
+def _print_channels(console: Console, channels: list[dict[str, Any]]) -> None:
+    from rich.table import Table
+
+    table = Table(title="Measured here", title_justify="left", box=None, pad_edge=False)
+    for heading in ("quantity", "of"):
+        table.add_column(heading, no_wrap=True)
+    table.add_column("source", overflow="fold")
+    for heading in ("moves every", "step", "one read", "read every"):
+        table.add_column(heading, justify="right")
+    for group in _groups(channels):
+        table.add_row(*_row(group))
+    console.print()
+    console.print(table)
+
+
+def _groups(channels: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """Channels that differ in their scope alone, such as those of the cores, together."""
+    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for channel in channels:
+        kind_of_scope = channel["scope"].partition(":")[0]
+        groups.setdefault((channel["quantity"], kind_of_scope), []).append(channel)
+    return list(groups.values())
+
+
+def _row(group: list[dict[str, Any]]) -> list[str]:
+    from stepscope.units import bytes_, duration, si
+
+    first = group[0]
+    count = f" x {len(group)}" if len(group) > 1 else ""
+    step = first["step_size"]
+    size = duration(step) if first["unit"] == "ns" else bytes_(step) if first["unit"] == "B" else si(step, first["unit"])
+    refresh = first["refresh_ns"]
+    return [
+        first["quantity"],
+        f"{first['scope'].partition(':')[0]}{count}",
+        first["source"],
+        "each read" if refresh == 1 else duration(refresh),
+        "-" if first["quantity"] == "sampler_missed" else size,
+        duration(first["read_cost_ns"]),
+        duration(first["every_ns"]) if first["every_ns"] else "period",
+    ]
+
+
+def _print_missing(console: Console, missing: list[dict[str, Any]]) -> None:
+    if missing:
+        console.print("\n[bold]Not measured here[/]")
+    for why in missing:
+        console.print(f"  {why['sensor']}: {why['reason']} ({why['detail']})", highlight=False, markup=False)
+        _print_remedy(console, why["remedy"])
+
+
+def _print_power(console: Console, sources: list[dict[str, Any]]) -> None:
+    console.print("\n[bold]Power meters[/]")
+    for source in sources:
+        console.print(f"  {source['name']}: {source['state']} ({source['detail']})", highlight=False, markup=False)
+        _print_remedy(console, source["remedy"])
+    console.print("  This version of Stepscope reads no power yet, whatever meter is present; energy is not reported.")
+
+
+def _print_software(console: Console, found: dict[str, Any]) -> None:
+    torch, perf = found["torch"], found["perf"]
+    console.print("\n[bold]Software[/]")
+    if torch["version"] is None:
+        console.print("  torch: not installed; stored runs can be read, none can be recorded")
+    else:
+        devices = ", ".join(torch["devices"]) or "no GPU that torch can use"
+        console.print(f"  torch {torch['version']}, CUDA {torch['cuda'] or '-'}: {devices}", highlight=False)
+    _print_remedy(console, torch["remedy"])
+    paranoid = "-" if perf["paranoid"] is None else perf["paranoid"]
+    allowed = "allowed: CPU time of the trainer is fresh at each read" if perf["allowed"] else "not allowed"
+    console.print(f"  perf events: {allowed} (perf_event_paranoid {paranoid})", highlight=False)
+    _print_remedy(console, perf["remedy"])
+
+
+def _print_remedy(console: Console, remedy: str | None) -> None:
+    if remedy:
+        console.print(f"    enable with: {remedy}", highlight=False, markup=False, soft_wrap=True)

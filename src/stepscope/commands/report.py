@@ -1,0 +1,88 @@
+"""`stepscope report`: a run on one screen, as a page, or as JSON."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from stepscope.errors import OutputNotWritable, RunNotFound, UsageError
+
+if TYPE_CHECKING:
+    from stepscope.analysis.run import Run
+
+RUNS = Path("runs")
+NEWEST = "last"
+
+
+def report(
+    run: Annotated[Path, typer.Argument(help="A run folder, the name of one in runs/, or 'last'.")] = Path(NEWEST),
+    html: Annotated[bool, typer.Option("--html", help="Write one self-contained page instead.")] = False,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Where the page goes. [default: report.html in the run folder]")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the metrics as JSON instead.")] = False,
+    open_page: Annotated[bool, typer.Option("--open/--no-open", help="Show the page in the browser.")] = False,
+) -> None:
+    """Show what a run has measured: where the step goes, what bounds it, what was not measured and why."""
+    if html and as_json:
+        raise UsageError("--html and --json exclude each other", "run the command twice")
+    if not html and (out is not None or open_page):
+        raise UsageError("--out and --open belong to --html", "add --html")
+    from stepscope.analysis.run import Run
+
+    opened = Run(find_run(run))
+    if html:
+        _page(opened, out or opened.path / "report.html", open_page)
+    elif as_json:
+        _json(opened)
+    else:
+        _screen(opened)
+
+
+def find_run(run: Path, runs: Path = RUNS) -> Path:
+    """The folder that is meant: a path, a name below `runs`, or the newest run below it for "last"."""
+    if str(run) == NEWEST and not run.exists():
+        folders = sorted(header.parent for header in runs.glob("*/run.json"))
+        if not folders:
+            raise RunNotFound(f"there is no run below '{runs}'", "record one: stepscope run lenet")
+        return folders[-1]  # a name begins with its UTC stamp
+    return runs / run if not run.exists() and (runs / run).is_dir() else run
+
+
+def _screen(run: Run) -> None:
+    from rich.console import Console
+
+    from stepscope.report.text import render
+
+    Console(highlight=False).print(render(run))
+
+
+def _page(run: Run, path: Path, open_page: bool) -> None:
+    from stepscope.report import html
+
+    try:
+        written = html.write(run, path)
+    except OSError as error:
+        raise OutputNotWritable(
+            f"cannot write '{path}': {error.strerror or error}", "choose a file with --out"
+        ) from error
+    typer.echo(written)
+    if open_page:
+        typer.launch(written.resolve().as_uri())
+
+
+def _json(run: Run) -> None:
+    import json
+    from dataclasses import asdict
+
+    content: dict[str, Any] = {
+        "id": run.id,
+        "status": run.status,
+        "verdict": asdict(run.verdict()),
+        "metrics": run.metrics().to_dicts(),
+        "overhead": run.overhead().to_dicts(),
+        "not_measured": [asdict(entry) for entry in run.not_measured()],
+    }
+    typer.echo(json.dumps(content, indent=1, allow_nan=False))

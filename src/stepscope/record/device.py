@@ -1,0 +1,169 @@
+"""What this board is: the content of device.json. What cannot be found out is null."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import re
+from pathlib import Path
+from typing import Any
+
+from stepscope.record.sensors.contract import numbered
+
+_CPU_NAME = re.compile(r"^(?:model name|Model|Hardware|cpu model)\s*:\s*(.+)$", re.MULTILINE)
+
+
+def describe_device(root: Path = Path("/")) -> dict[str, Any]:
+    """Facts that do not change while a run lasts; no host name, no address, no serial number."""
+    cores = _cores(root)
+    return {
+        "board": _board(root),
+        "compatible": _text(root / "proc/device-tree/compatible"),
+        "cpu": _cpu(root),
+        "machine": platform.machine(),
+        "cores": cores,
+        "clusters": _clusters(cores),
+        "memory_bytes": _memory_bytes(root),
+        "swap_bytes": _meminfo_bytes(root, "SwapTotal"),
+        "os": _os_name(root),
+        "kernel": _text(root / "proc/sys/kernel/osrelease") or platform.release(),
+        "l4t": _text(root / "etc/nv_tegra_release"),
+        "governors": {path.parent.name: _text(path) for path in _policy_files(root, "scaling_governor")},
+        "power_mode": _power_mode(root),
+        "clock_ticks_per_second": os.sysconf("SC_CLK_TCK"),
+        "accelerators": _accelerators(root),
+        "container": _container(root),
+        "virtual_machine": _virtual_machine(root),
+    }
+
+
+def changing_facts(root: Path = Path("/")) -> dict[str, Any]:
+    """Temperatures in degrees Celsius by zone and clocks in Hz by cpufreq policy, now."""
+    temperatures: dict[str, float | None] = {}
+    for zone in numbered(list((root / "sys/class/thermal").glob("thermal_zone*"))):
+        millidegrees = _integer(zone / "temp")
+        known = millidegrees is not None and -60_000 <= millidegrees <= 200_000
+        name = f"{_text(zone / 'type') or 'unnamed'} ({zone.name})"
+        temperatures[name] = millidegrees / 1000 if known and millidegrees is not None else None
+    clocks = {path.parent.name: _scaled(_integer(path), 1000) for path in _policy_files(root, "scaling_cur_freq")}
+    return {"temperatures_celsius": temperatures, "frequencies_hz": clocks}
+
+
+def _text(path: Path) -> str | None:
+    """The content of a small file, NULs as blanks, stripped; None where it cannot be read or is empty."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").replace("\0", " ").strip() or None
+    except OSError:
+        return None
+
+
+def _integer(path: Path) -> int | None:
+    try:
+        return int(path.read_bytes())
+    except (OSError, ValueError):
+        return None
+
+
+def _scaled(value: int | None, factor: int) -> int | None:
+    return None if value is None else value * factor
+
+
+def _policy_files(root: Path, name: str) -> list[Path]:
+    policies = numbered(list((root / "sys/devices/system/cpu/cpufreq").glob("policy*")))
+    return [policy / name for policy in policies if (policy / name).exists()]
+
+
+def _board(root: Path) -> str | None:
+    model = _text(root / "proc/device-tree/model")
+    if model:
+        return model
+    dmi = [_text(root / "sys/class/dmi/id" / name) for name in ("sys_vendor", "product_name")]
+    return " ".join(part for part in dmi if part) or None
+
+
+def _cpu(root: Path) -> str | None:
+    found = _CPU_NAME.search(_text(root / "proc/cpuinfo") or "")
+    return found[1].strip() if found else (platform.processor() or None if root == Path("/") else None)
+
+
+def _cores(root: Path) -> list[dict[str, Any]]:
+    """One entry a core, online or not."""
+    folders = numbered(list((root / "sys/devices/system/cpu").glob("cpu[0-9]*")))
+    return [
+        {
+            "core": int(folder.name[3:]),
+            "online": _integer(folder / "online") != 0,  # the first core often has no such file: always on
+            "package": _integer(folder / "topology/physical_package_id"),
+            "cluster": _integer(folder / "topology/cluster_id"),
+            "capacity": _integer(folder / "cpu_capacity"),
+            "max_frequency_hz": _scaled(_integer(folder / "cpufreq/cpuinfo_max_freq"), 1000),
+            "midr": _text(folder / "regs/identification/midr_el1"),
+        }
+        for folder in folders
+    ]
+
+
+def _clusters(cores: list[dict[str, Any]]) -> list[list[int]]:
+    """Cores that are alike: same kind (midr), capacity, highest clock, and package."""
+    kinds: dict[tuple[Any, ...], list[int]] = {}
+    for core in cores:
+        kind = tuple(core[key] for key in ("package", "midr", "capacity", "max_frequency_hz"))
+        kinds.setdefault(kind, []).append(core["core"])
+    return list(kinds.values())
+
+
+def _memory_bytes(root: Path) -> int | None:
+    total = _meminfo_bytes(root, "MemTotal")
+    if total is None and root == Path("/"):
+        with contextlib.suppress(OSError, ValueError):
+            total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return total
+
+
+def _meminfo_bytes(root: Path, name: str) -> int | None:
+    found = re.search(rf"^{name}:\s+(\d+) kB", _text(root / "proc/meminfo") or "", re.MULTILINE)
+    return int(found[1]) * 1024 if found else None
+
+
+def _os_name(root: Path) -> str | None:
+    found = re.search(r'^PRETTY_NAME="?([^"\n]+)', _text(root / "etc/os-release") or "", re.MULTILINE)
+    return found[1] if found else (platform.platform(terse=True) if root == Path("/") else None)
+
+
+def _power_mode(root: Path) -> str | None:
+    """Name of the nvpmodel mode of a Jetson: its status file says which, its configuration what it is called."""
+    status = _text(root / "var/lib/nvpmodel/status")
+    number = re.search(r"(\d+)", status or "")
+    if number is None:
+        return None
+    names = re.findall(r"<\s*POWER_MODEL\s+ID=(\d+)\s+NAME=(\S+?)\s*>", _text(root / "etc/nvpmodel.conf") or "")
+    return next((name for mode, name in names if int(mode) == int(number[1])), f"mode {int(number[1])}")
+
+
+def _accelerators(root: Path) -> list[dict[str, Any]]:
+    """NVIDIA cards by their driver's files and Jetson GPUs by their device nodes; torch adds what it sees."""
+    found: list[dict[str, Any]] = []
+    for path in sorted((root / "proc/driver/nvidia/gpus").glob("*/information")):
+        model = re.search(r"^Model:\s*(.+)$", _text(path) or "", re.MULTILINE)
+        found.append({"vendor": "nvidia", "model": model[1] if model else None, "bus": path.parent.name})
+    if not found:
+        nodes = [*(root / "dev").glob("nvidia[0-9]*"), *(root / "dev").glob("nvhost-gpu")]
+        found = [{"vendor": "nvidia", "model": None, "bus": None} for _ in nodes]
+    if (root / "dev/kfd").exists():
+        found.append({"vendor": "amd", "model": None, "bus": None})
+    return found
+
+
+def _container(root: Path) -> str | None:
+    for marker, name in ((".dockerenv", "docker"), ("run/.containerenv", "podman")):
+        with contextlib.suppress(OSError):
+            if (root / marker).exists():
+                return name
+    found = re.search(r"docker|lxc|kubepods|containerd", _text(root / "proc/1/cgroup") or "")
+    return found[0] if found else None
+
+
+def _virtual_machine(root: Path) -> bool | None:
+    flags = _text(root / "proc/cpuinfo")
+    return None if flags is None else bool(re.search(r"^flags\s*:.*\bhypervisor\b", flags, re.MULTILINE))

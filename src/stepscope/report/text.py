@@ -1,0 +1,62 @@
+"""A run on one screen of about 40 lines and 100 columns."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from stepscope.analysis.run import Run
+from stepscope.report.text_lines import labelled, memory, missing, own_cost, speed, utilisation
+from stepscope.report.text_tables import module_table, op_table, phase_table
+
+_GOOD = {"ok": "green", "running": "cyan"}
+
+
+def render(run: Run) -> RenderableType:
+    """The one-screen report of a run, whatever of it exists."""
+    metrics = run.metrics()
+    parts = [
+        *_heading(run),
+        *_judged(run),
+        *speed(metrics, run.meta),
+        *phase_table(run.phases()),
+        *module_table(run.modules()),
+        *op_table(run.op_kinds()),
+        Text(""),
+        *utilisation(metrics),
+        *memory(metrics),
+        *own_cost(run.overhead()),
+        *missing(run.not_measured()),
+        Text(f"{run.path}", style="dim", overflow="fold"),
+    ]
+    return Group(*parts)
+
+
+def _heading(run: Run) -> list[RenderableType]:
+    """What was run, and how it ended."""
+    title = Text.assemble((run.id, "bold"), "  ", (run.status, _GOOD.get(run.status, "red")))
+    reason = run.meta.get("reason")
+    if reason:
+        title.append(f": {reason}", style="red")
+    workload: dict[str, Any] = run.meta.get("workload") or {}
+    batch, threads = workload.get("batch_size"), run.meta.get("threads")
+    facts = [
+        workload.get("name"),
+        f"batch {batch}" if batch else None,
+        *(workload.get(key) for key in ("optimizer", "precision", "device")),
+        f"{threads} threads" if threads else None,
+        _data(workload.get("data") or {}),
+    ]
+    return [title, Text(" · ".join(str(fact) for fact in facts if fact), style="dim")]
+
+
+def _data(data: dict[str, Any]) -> str | None:
+    kind = f" ({data['kind']})" if data.get("kind") else ""
+    return f"data {data['name']}{kind}" if data.get("name") else None
+
+
+def _judged(run: Run) -> list[RenderableType]:
+    verdict = run.verdict()
+    return [Text(""), Text(verdict.sentence, style="bold"), labelled("next", *verdict.next)]

@@ -1,0 +1,84 @@
+"""The tables of the text report: phases, modules and kinds of op."""
+
+from __future__ import annotations
+
+import polars as pl
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from stepscope.analysis.own_time import CPU, RESIDUAL
+from stepscope.units import duration, number, percent, si
+
+_BAR = 32
+_TOP = 6
+_NAME_WIDTH = 32
+_ENGINE = "autograd::engine::evaluate_function: "
+
+
+def phase_table(phases: pl.DataFrame) -> list[RenderableType]:
+    """Where the step goes by phase, with bars; the residual is the last of them."""
+    if phases.is_empty():
+        return []
+    on_device = phases["device_ns"].is_not_null().any()
+    table = _table("where the step goes", "time", "interval", "share", *(["on device"] if on_device else []))
+    table.add_column()
+    for row in phases.iter_rows(named=True):
+        between = "" if row["low_ns"] is None else f"{duration(row['low_ns'])} to {duration(row['high_ns'])}"
+        device = [duration(row["device_ns"])] if on_device else []
+        _add(table, row["phase"], duration(row["ns"]), between, percent(row["share"]), *device, _bar(row["share"]))
+    return [Text(""), table]
+
+
+def module_table(modules: pl.DataFrame) -> list[RenderableType]:
+    """The modules with the most own time; that of modules inside them is not counted."""
+    named = modules.filter(pl.col("module").is_not_null() & (pl.col("module") != RESIDUAL), pl.col("share") > 0)
+    if named.is_empty():
+        return []
+    on_device = named["device_ns"].is_not_null().any()
+    table = _table(
+        f"top modules of {len(named)}", "type", "forward", "backward", "optimizer", "share", *_device(on_device)
+    )
+    order = "device_ns" if on_device else "share"
+    for row in named.sort(order, "module", descending=[True, False], nulls_last=True).head(_TOP).iter_rows(named=True):
+        times = [duration(row[f"{phase}_ns"]) for phase in ("forward", "backward", "optimizer")]
+        device = [duration(row["device_ns"])] if on_device else []
+        _add(table, row["module"] or "(the model)", row["type"] or "", *times, percent(row["share"]), *device)
+    return [Text(""), table]
+
+
+def op_table(kinds: pl.DataFrame) -> list[RenderableType]:
+    """The kinds of op with the most own time, on the CPU and on accelerators."""
+    named = kinds.filter(pl.col("name") != RESIDUAL)
+    if named.is_empty():
+        return []
+    on_device = (named["device"] != CPU).any()
+    columns = ["calls", "forward", "backward", "optimizer", "share", "rate", *(["device"] if on_device else [])]
+    table = _table(f"top operations of {len(named)}", *columns)
+    for row in named.head(_TOP).iter_rows(named=True):
+        times = [duration(row[f"{phase}_ns"]) for phase in ("forward", "backward", "optimizer")]
+        rate = si(row["flops_per_s"], "FLOP/s")
+        cells = [number(row["count"]), *times, percent(row["share"]), rate, *([row["device"]] if on_device else [])]
+        _add(table, row["name"].replace(_ENGINE, "engine: "), *cells)
+    return [Text(""), table]
+
+
+def _device(present: bool) -> list[str]:
+    return ["on device"] if present else []
+
+
+def _table(first: str, *others: str) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="cyan", show_edge=False)
+    table.add_column(first, no_wrap=True, max_width=_NAME_WIDTH, overflow="ellipsis")
+    for name in others:
+        table.add_column(name, justify="left" if name in ("type", "device") else "right", no_wrap=True)
+    return table
+
+
+def _add(table: Table, *cells: str) -> None:
+    """Cells as plain text: a name may hold what rich takes for markup."""
+    table.add_row(*(Text(cell) for cell in cells))
+
+
+def _bar(share: float | None) -> str:
+    return "█" * round(_BAR * min(max(share or 0.0, 0.0), 1.0))

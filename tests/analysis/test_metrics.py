@@ -1,0 +1,125 @@
+"""The metrics of the paper against runs whose truth is known."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+
+from stepscope.analysis.run import Run
+from tests.fabricate import Core, fabricate_run
+
+
+def measured(run: Run, metric: str, scope: str) -> dict[str, Any]:
+    return run.metrics().row(by_predicate=(pl.col("metric") == metric) & (pl.col("scope") == scope), named=True)
+
+
+@pytest.mark.parametrize("idle_counters", [False, True])
+@pytest.mark.parametrize("refresh_ns", [1_000, 10_000_000])
+def test_a_core_that_is_busy_a_known_share_of_the_time_has_that_utilisation(
+    tmp_path: Path, idle_counters: bool, refresh_ns: int
+) -> None:
+    cores = (Core(0.8), Core(0.3), Core(0.0), Core(1.0))
+    run = Run(fabricate_run(tmp_path, steps=80, cores=cores, idle_counters=idle_counters, refresh_ns=refresh_ns))
+    for index, core in enumerate(cores):
+        row = measured(run, "core_utilisation", f"core:{index}")
+        assert row["value"] == pytest.approx(core.busy, abs=0.02)
+        assert row["low"] - 1e-9 <= core.busy <= row["high"] + 1e-9
+    assert measured(run, "mean_cpu_utilisation", "cpu")["value"] == pytest.approx(0.525, abs=0.02)
+    assert measured(run, "process_cpu_utilisation", "process")["value"] == pytest.approx(2.1, abs=0.05)
+
+
+def test_idle_time_that_is_booked_late_does_not_make_a_core_look_busy(tmp_path: Path) -> None:
+    path = fabricate_run(tmp_path, steps=80, cores=(Core(0.0),), idle_counters=True)
+    frame = pl.read_parquet(path / "samples" / "cpu.parquet")
+    every_tenth = pl.int_range(pl.len()) % 10 == 9
+    late = frame.with_columns(pl.when(every_tenth).then("core0_idle").forward_fill().fill_null(0).alias("core0_idle"))
+    late.write_parquet(path / "samples" / "cpu.parquet")
+    assert measured(Run(path), "core_utilisation", "core:0")["value"] < 0.05
+
+
+def test_the_idle_state_ratio_is_the_share_of_the_time_in_which_a_core_sleeps(tmp_path: Path) -> None:
+    cores = (Core(0.9, from_share=0.6), Core(0.9))
+    run = Run(fabricate_run(tmp_path, steps=200, cores=cores))
+    asleep = measured(run, "idle_state_ratio", "core:0")
+    assert asleep["low"] <= 0.6 <= asleep["high"]
+    assert measured(run, "idle_state_ratio", "core:1")["value"] == 0
+
+
+def test_a_gap_is_left_out_reported_in_seconds_and_makes_the_interval_wider(tmp_path: Path) -> None:
+    cores = (Core(0.5, cycle_ns=33_000_000),)
+    whole = measured(Run(fabricate_run(tmp_path, steps=100, cores=cores)), "core_utilisation", "core:0")
+    dark = measured(Run(fabricate_run(tmp_path, steps=100, cores=cores, gap=(0.2, 0.8))), "core_utilisation", "core:0")
+    assert dark["value"] == pytest.approx(0.5, abs=0.05)
+    assert dark["high"] - dark["low"] > whole["high"] - whole["low"]
+    assert "not covered" in dark["note"]
+    assert "not covered" not in whole["note"]
+
+
+def test_a_counter_that_was_set_back_is_a_gap_and_not_negative_work(tmp_path: Path) -> None:
+    path = fabricate_run(tmp_path, steps=80, cores=(Core(0.5),))
+    frame = pl.read_parquet(path / "samples" / "cpu.parquet")
+    back = pl.when(pl.int_range(pl.len()) > 60).then(pl.col("core0_busy") - 2e8).otherwise("core0_busy")
+    frame.with_columns(back.alias("core0_busy")).write_parquet(path / "samples" / "cpu.parquet")
+    assert measured(Run(path), "core_utilisation", "core:0")["value"] == pytest.approx(0.5, abs=0.02)
+
+
+def test_throughput_is_samples_by_time_and_comes_with_the_step_time(tmp_path: Path) -> None:
+    run = Run(fabricate_run(tmp_path, steps=60, noise=0.02, batch=16))
+    step, rate = measured(run, "step_time", "run"), measured(run, "throughput", "run")
+    assert step["low"] <= 16e6 <= step["high"]
+    assert rate["low"] <= 1000 <= rate["high"]
+    assert step["note"] == "median of unrecorded steps"
+
+
+def test_the_cost_of_recording_stays_out_of_the_step_time(tmp_path: Path) -> None:
+    run = Run(fabricate_run(tmp_path, steps=60, overhead=0.5))
+    assert measured(run, "step_time", "run")["value"] == pytest.approx(16e6)
+
+
+def test_energy_is_the_integral_of_power(tmp_path: Path) -> None:
+    run = Run(fabricate_run(tmp_path, steps=23, power_w=5.0))
+    assert measured(run, "energy", "board")["value"] == pytest.approx(5.0 * 20 * 16e-3)
+
+
+def test_without_a_power_sensor_there_is_no_joule(tmp_path: Path) -> None:
+    run = Run(fabricate_run(tmp_path))
+    assert "energy" not in run.metrics()["metric"].to_list()
+    assert "energy" in {entry.what for entry in run.not_measured()}
+
+
+def test_peak_memory_is_the_high_water_mark_and_the_largest_sample_apart(tmp_path: Path) -> None:
+    peaks = Run(fabricate_run(tmp_path)).metrics().filter(pl.col("metric") == "peak_memory")
+    assert dict(peaks.select("source", "value").iter_rows()) == {"peak_rss": 5.1e8, "rss": 5e8}
+
+
+def test_a_run_of_warm_up_steps_only_has_no_times(tmp_path: Path) -> None:
+    metrics = Run(fabricate_run(tmp_path, steps=3)).metrics()
+    assert set(metrics["metric"]) == {"peak_memory"}
+
+
+def test_the_first_steps_are_left_out_of_the_step_time(tmp_path: Path) -> None:
+    path = fabricate_run(tmp_path, steps=20, samples=False)
+    steps = pl.read_parquet(path / "steps.parquet")
+    steps.with_columns(t0_ns=pl.when(pl.col("step") < 3).then(0).otherwise("t0_ns")).write_parquet(
+        path / "steps.parquet"
+    )
+    assert measured(Run(path), "step_time", "run")["value"] == pytest.approx(16e6)
+
+
+def test_the_timeline_has_each_core_in_windows_of_at_least_two_ticks(tmp_path: Path) -> None:
+    run = Run(fabricate_run(tmp_path, steps=80, refresh_ns=10_000_000))
+    span = int(run.steps["t0_ns"][10]), int(run.steps["t1_ns"][60])
+    timeline = run.core_timeline(*span)
+    assert set(timeline["scope"]) == {"core:0", "core:1"}
+    assert (timeline["t1_ns"] - timeline["t0_ns"]).min() >= 20_000_000
+    assert timeline["utilisation"].is_between(0, 1).all()
+
+
+def test_metrics_hold_no_nan(tmp_path: Path) -> None:
+    for steps in (0, 1, 4, 20):
+        rows = Run(fabricate_run(tmp_path, steps=steps)).metrics().to_dicts()
+        assert json.dumps(rows, allow_nan=False)

@@ -1,0 +1,112 @@
+"""The one-screen report: whatever of a run exists, it is drawn, and what does not exist is said."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from typer import Typer
+from typer.testing import CliRunner
+
+from stepscope.analysis.run import Run
+from stepscope.commands.report import find_run, report
+from stepscope.errors import RunNotFound, StepscopeError
+from stepscope.report.text import render
+from tests.fabricate import Op, fabricate_run
+
+
+def screen(path: Path) -> str:
+    console = Console(width=100, record=True, highlight=False, quiet=True)
+    console.print(render(Run(path)))
+    return console.export_text()
+
+
+def test_a_whole_run_fits_one_screen_and_says_what_matters(tmp_path: Path) -> None:
+    text = screen(fabricate_run(tmp_path, steps=60, noise=0.02, overhead=0.05))
+    lines = text.splitlines()
+    assert len(lines) <= 48
+    assert max(map(len, lines)) <= 100
+    for said in ("Compute-bound", "samples/s", "backward", "features.0", "aten::convolution_backward", "(between"):
+        assert said in text
+    for said in ("75.0 %", "510 MB (peak_rss)", "a recorded step", "energy: no sensor", "91.2 % on mnist real-subset"):
+        assert said in text
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        ({"steps": 0, "status": None, "ops": (), "samples": False}, "No training step was recorded"),
+        ({"steps": 1, "status": None}, "1 step, which was warm-up"),
+        ({"steps": 3}, "3 steps, all of them warm-up"),
+        ({"steps": 20, "recorded": lambda step: False}, "no operation was recorded"),
+        ({"steps": 20, "samples": False}, "nothing was sampled"),
+        ({"steps": 20, "model": ()}, "features.0"),
+        ({"steps": 20, "status": None}, "interrupted"),
+        ({"steps": 4}, "too few for an interval"),
+        ({"steps": 20, "power_w": 5.0}, " J ("),
+    ],
+)
+def test_a_run_that_lacks_something_is_drawn_and_says_so(tmp_path: Path, kind: dict[str, Any], expected: str) -> None:
+    assert expected in " ".join(screen(fabricate_run(tmp_path, **kind)).split())
+
+
+def test_a_folder_with_a_header_alone_is_drawn(tmp_path: Path) -> None:
+    path = tmp_path / "20260101T000000Z-x-000000"
+    path.mkdir()
+    (path / "run.json").write_text('{"schema": 1}', encoding="utf-8")
+    assert "interrupted" in screen(path)
+
+
+def test_a_name_that_looks_like_markup_is_shown_as_it_is(tmp_path: Path) -> None:
+    ops = (Op("aten::[red]x[/nope]", "layer[0]", "forward", 500),)
+    text = screen(fabricate_run(tmp_path, ops=ops))
+    assert "aten::[red]x[/nope]" in text
+    assert "layer[0]" in text
+
+
+def test_the_reason_of_a_failed_run_is_told(tmp_path: Path) -> None:
+    text = screen(fabricate_run(tmp_path, status="failed", header={}))
+    assert "failed" in text
+
+
+def run_command(*arguments: str) -> Any:
+    app = Typer()
+    app.command()(report)
+    return CliRunner().invoke(app, list(arguments))
+
+
+def test_the_command_prints_the_screen(tmp_path: Path) -> None:
+    result = run_command(str(fabricate_run(tmp_path)))
+    assert result.exit_code == 0
+    assert "Compute-bound" in result.output
+
+
+def test_json_holds_metrics_and_what_is_missing_and_no_nan(tmp_path: Path) -> None:
+    content = json.loads(run_command(str(fabricate_run(tmp_path)), "--json").output)
+    assert {"step_time", "throughput", "core_utilisation"} <= {row["metric"] for row in content["metrics"]}
+    assert content["verdict"]["bound"] == "compute"
+    assert content["not_measured"]
+
+
+def test_the_newest_run_is_found_by_its_stamp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    older, newer = fabricate_run(Path("runs")), tmp_path / "runs" / "20990101T000000Z-x-000000"
+    newer.mkdir()
+    (newer / "run.json").write_text('{"schema": 1}', encoding="utf-8")
+    assert find_run(Path("last")).name == newer.name
+    assert find_run(Path(older.name)) == older
+
+
+def test_without_a_run_the_error_says_how_to_make_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(RunNotFound) as refused:
+        find_run(Path("last"))
+    assert "stepscope run" in str(refused.value.hint)
+
+
+def test_options_that_exclude_each_other_are_refused(tmp_path: Path) -> None:
+    result = run_command(str(tmp_path), "--html", "--json")
+    assert isinstance(result.exception, StepscopeError)

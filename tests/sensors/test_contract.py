@@ -1,0 +1,98 @@
+"""The contract, tried on every file of the folder: adding a sensor adds it here by itself."""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+
+import pytest
+
+from stepscope.record.sensors import ask, load, survey, with_read_cost
+from stepscope.record.sensors.contract import Channel, Found, Missing, Sensor, Target, missing_because
+
+SENSORS = load()
+pytestmark = pytest.mark.filterwarnings("error")
+
+
+@pytest.mark.parametrize("name", SENSORS)
+def test_a_sensor_on_an_empty_root_says_why_it_is_missing(name: str, tmp_path: Path) -> None:
+    answer = SENSORS[name].discover(tmp_path, Target(os.getpid()))
+    if name == "sampler":  # reads itself: there is no machine without it
+        assert isinstance(answer, Found)
+    else:
+        assert isinstance(answer, Missing)
+        assert answer.reason == "absent"
+        assert str(tmp_path) in answer.detail
+
+
+@pytest.mark.parametrize("name", SENSORS)
+def test_a_sensor_on_this_machine_reads_one_float_a_channel(name: str) -> None:
+    answer = SENSORS[name].discover(Path("/"), Target(os.getpid()))
+    if isinstance(answer, Missing):
+        assert answer.detail
+        return
+    assert len(answer.read()) == len(answer.channels) > 0
+    assert all(math.isnan(value) or value >= -60 for value in answer.read())
+    answer.close()
+
+
+@pytest.mark.parametrize("name", SENSORS)
+def test_a_sensor_leaves_no_descriptor_open_after_close(name: str) -> None:
+    before = sorted(os.listdir("/proc/self/fd"))
+    answer = SENSORS[name].discover(Path("/"), Target(os.getpid()))
+    if isinstance(answer, Found):
+        answer.read()
+        answer.close()
+    assert sorted(os.listdir("/proc/self/fd")) == before
+
+
+def test_channel_ids_are_unique_and_name_their_sensor() -> None:
+    seen = survey(Path("/"), Target(os.getpid()))
+    channels = [channel for found in seen.found.values() for channel in found.channels]
+    for found in seen.found.values():
+        found.close()
+    assert len({channel.id for channel in channels}) == len(channels)
+    assert {channel.sensor for channel in channels} == set(seen.found)
+    assert set(seen.found) | set(seen.missing) == set(SENSORS)
+
+
+def test_a_survey_measures_what_a_read_costs() -> None:
+    seen = survey(Path("/"), Target(os.getpid()))
+    for found in seen.found.values():
+        found.close()
+        assert all(channel.read_cost_ns and channel.read_cost_ns > 0 for channel in found.channels)
+
+
+class Broken:
+    NAME = "broken"
+
+    def discover(self, root: Path, target: Target) -> Found | Missing:
+        raise RuntimeError("the driver is upset")
+
+
+def test_a_sensor_file_that_raises_is_missing_and_not_a_crash(tmp_path: Path) -> None:
+    sensor: Sensor = Broken()
+    assert ask(sensor, tmp_path, Target(1)) == Missing("failed", "RuntimeError: the driver is upset")
+
+
+def test_a_sensor_that_is_found_but_cannot_be_read_is_missing() -> None:
+    closed = []
+
+    def read() -> list[float]:
+        raise OSError(5, "Input/output error")
+
+    channel = Channel("x", "x", "temperature", "degC", "gauge", "zone:x", "x")
+    answer = with_read_cost(Found((channel,), read, lambda: closed.append(True)), Target(1))
+    assert isinstance(answer, Missing)
+    assert answer.reason == "failed"
+    assert closed == [True]
+
+
+@pytest.mark.parametrize(
+    ("number", "reason"), [(13, "denied"), (1, "denied"), (2, "absent"), (19, "unsupported"), (5, "failed")]
+)
+def test_an_error_number_becomes_a_typed_reason(number: int, reason: str) -> None:
+    answer = missing_because(OSError(number, os.strerror(number)), "/sys/x")
+    assert answer.reason == reason
+    assert (answer.remedy == "sudo chmod a+r /sys/x") == (reason == "denied")

@@ -1,0 +1,216 @@
+"""What each sensor makes of frozen trees of /proc and /sys."""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepscope.record.sensors import (
+    children,
+    cpu_cores,
+    cpu_frequency,
+    process_cpu,
+    process_memory,
+    process_memory_map,
+    system_memory,
+    temperature,
+)
+from stepscope.record.sensors.contract import Found, Missing, Target
+from tests.sensors.trees import cpuidle, write
+
+ME = Target(4711)
+STAT = """cpu  30 0 6 900 1 0 2 0 0 0
+cpu0 10 1 2 400 7 3 4 9 0 0
+cpu1 20 0 4 500 0 0 0 0 0 0
+intr 1 2 3
+"""
+PROCESS_STAT = "4711 (a ) b) S 1 4711 4711 0 -1 4194560 9 9 0 0 123 45 7 8 20 0 3 0 99 1000000 2048 18446744073709551615 1\n"
+
+
+def found(answer: Found | Missing) -> Found:
+    assert isinstance(answer, Found), answer
+    return answer
+
+
+def test_cpuidle_gives_idle_nanoseconds_of_each_core_in_order_of_number(tmp_path: Path) -> None:
+    cpuidle(tmp_path, {0: [1, 2], 1: [10, 20], 2: [5, 5], 10: [7, 8]})
+    write(tmp_path, {"sys/devices/system/cpu/online": "0-2,10\n"})
+    sensor = found(cpu_cores.discover(tmp_path, ME))
+    assert [channel.scope for channel in sensor.channels] == ["core:0", "core:1", "core:2", "core:10"]
+    assert list(sensor.read()) == [3000.0, 30000.0, 10000.0, 15000.0]
+    sensor.close()
+
+
+def test_a_core_that_goes_offline_reads_nan_and_not_busy(tmp_path: Path) -> None:
+    cpuidle(tmp_path, {0: [1], 1: [2]})
+    sensor = found(cpu_cores.discover(tmp_path, ME))
+    write(tmp_path, {"sys/devices/system/cpu/online": "0\n"})
+    values = sensor.read()
+    sensor.close()
+    assert values[0] == 1000.0
+    assert math.isnan(values[1])
+
+
+def test_garbage_in_one_idle_state_loses_that_core_alone(tmp_path: Path) -> None:
+    cpuidle(tmp_path, {0: [1], 1: [2]})
+    sensor = found(cpu_cores.discover(tmp_path, ME))
+    write(tmp_path, {"sys/devices/system/cpu/cpu0/cpuidle/state0/time": "what?\n"})
+    values = sensor.read()
+    sensor.close()
+    assert math.isnan(values[0])
+    assert values[1] == 2000.0
+
+
+@pytest.mark.parametrize("idle", [{0: [5], 1: []}, {0: [0], 1: [0]}])
+def test_without_counting_cpuidle_on_every_core_proc_stat_is_read_and_its_tick_stated(
+    idle: dict[int, list[int]], tmp_path: Path
+) -> None:
+    cpuidle(tmp_path, idle)
+    write(tmp_path, {"proc/stat": STAT})
+    sensor = found(cpu_cores.discover(tmp_path, ME))
+    tick_ns = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
+    assert {channel.refresh_ns for channel in sensor.channels} == {tick_ns}
+    assert [channel.id for channel in sensor.channels] == ["core0.busy", "core1.busy"]
+    assert list(sensor.read()) == [20 * tick_ns, 24 * tick_ns]  # no idle, iowait or steal
+    sensor.close()
+
+
+def test_a_core_that_leaves_proc_stat_reads_nan(tmp_path: Path) -> None:
+    write(tmp_path, {"proc/stat": STAT})
+    sensor = found(cpu_cores.discover(tmp_path, ME))
+    write(tmp_path, {"proc/stat": STAT.replace("cpu0 10 1 2 400 7 3 4 9 0 0\n", "")})
+    values = sensor.read()
+    sensor.close()
+    assert math.isnan(values[0])
+    assert values[1] > 0
+
+
+@pytest.mark.parametrize(
+    ("text", "cores"), [(b"0-3\n", {0, 1, 2, 3}), (b"0,2-3,7", {0, 2, 3, 7}), (b"5\n", {5}), (b"\n", set())]
+)
+def test_a_kernel_list_of_cores_is_understood(text: bytes, cores: set[int]) -> None:
+    assert cpu_cores.cores_online(text) == cores
+
+
+def test_process_cpu_from_proc_stat_reads_past_a_name_with_brackets(tmp_path: Path) -> None:
+    write(tmp_path, {"proc/4711/stat": PROCESS_STAT})
+    sensor = found(process_cpu.discover(tmp_path, ME))
+    assert list(sensor.read()) == [168 * 1_000_000_000 // os.sysconf("SC_CLK_TCK")]
+    assert sensor.channels[0].refresh_ns == 1_000_000_000 // os.sysconf("SC_CLK_TCK")
+    sensor.close()
+
+
+def test_resident_memory_is_pages_of_statm_and_nothing_after_the_end(tmp_path: Path) -> None:
+    write(tmp_path, {"proc/4711/statm": "100 25 3 1 0 7 0\n"})
+    sensor = found(process_memory.discover(tmp_path, ME))
+    assert list(sensor.read()) == [25 * os.sysconf("SC_PAGE_SIZE")]
+    write(tmp_path, {"proc/4711/statm": "0 0 0 0 0 0 0\n"})  # what a zombie says
+    assert math.isnan(sensor.read()[0])
+    sensor.close()
+
+
+def test_pss_alone_is_measured_where_there_is_no_status(tmp_path: Path) -> None:
+    write(tmp_path, {"proc/4711/smaps_rollup": "5-7 ---p 0 0 0 [rollup]\nRss: 20 kB\nPss:      8 kB\nPss_Anon: 1 kB\n"})
+    sensor = found(process_memory_map.discover(tmp_path, ME))
+    assert [channel.quantity for channel in sensor.channels] == ["pss"]
+    assert list(sensor.read()) == [8192.0]
+    assert sensor.every_ns >= 100_000_000
+    sensor.close()
+
+
+def test_a_child_that_ends_keeps_its_cpu_time_in_the_sum_and_gives_back_its_memory(tmp_path: Path) -> None:
+    tick_ns, page = 1_000_000_000 // os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
+    now = [0]
+    tree = {"proc/4711/task/4711/children": "5 6 ", "proc/5/task/5/children": "", "proc/5/stat": PROCESS_STAT}
+    write(tmp_path, {**tree, "proc/6/stat": PROCESS_STAT.replace("2048", "1")})
+    sensor = found(children.discover(tmp_path, Target(4711, clock=lambda: now[0])))
+    assert list(sensor.read()) == [2 * 168 * tick_ns, 2049 * page]
+    write(tmp_path, {"proc/4711/task/4711/children": "6 "})
+    now[0] += 1_000_000_000
+    assert list(sensor.read()) == [2 * 168 * tick_ns, page]
+    sensor.close()
+
+
+def test_grandchildren_count_as_children_and_the_sampler_does_not(tmp_path: Path) -> None:
+    write(tmp_path, {"4711/task/4711/children": f"5 {os.getpid()}", "5/task/5/children": "", "5/task/8/children": "9"})
+    assert children.descendants(tmp_path, 4711) == {5, 9}
+
+
+def test_available_memory_and_used_swap_come_from_meminfo(tmp_path: Path) -> None:
+    lines = "MemTotal: 9 kB\nMemFree: 1 kB\nMemAvailable:    4 kB\nCached: 1 kB\nSwapTotal: 8 kB\nSwapFree:  5 kB\n"
+    sensor = found(system_memory.discover(write(tmp_path, {"proc/meminfo": lines}), ME))
+    assert list(sensor.read()) == [4096, 3072]
+    sensor.close()
+
+
+def test_a_kernel_without_memavailable_is_unsupported(tmp_path: Path) -> None:
+    answer = system_memory.discover(write(tmp_path, {"proc/meminfo": "MemFree: 1 kB\n"}), ME)
+    assert isinstance(answer, Missing)
+    assert answer.reason == "unsupported"
+
+
+def test_the_cores_of_a_cluster_share_the_clock_of_their_policy(tmp_path: Path) -> None:
+    folder = "sys/devices/system/cpu/cpufreq"
+    write(tmp_path, {f"{folder}/policy0/related_cpus": "0 3 4\n", f"{folder}/policy0/scaling_cur_freq": "345600\n"})
+    write(tmp_path, {f"{folder}/policy1/related_cpus": "1 2\n", f"{folder}/policy1/scaling_cur_freq": "<unknown>\n"})
+    sensor = found(cpu_frequency.discover(tmp_path, ME))
+    assert [channel.scope for channel in sensor.channels] == ["core:0", "core:3", "core:4", "core:1", "core:2"]
+    values = sensor.read()
+    sensor.close()
+    assert list(values[:3]) == [345_600_000.0] * 3
+    assert all(math.isnan(value) for value in values[3:])
+
+
+@pytest.mark.parametrize(
+    ("text", "celsius"), [("42500\n", 42.5), ("-5000\n", -5.0), ("0\n", 0.0), ("-256000\n", None), ("n/a\n", None)]
+)
+def test_a_thermal_zone_reads_degrees_or_nothing(text: str, celsius: float | None, tmp_path: Path) -> None:
+    zone = "sys/class/thermal/thermal_zone0"
+    sensor = found(temperature.discover(write(tmp_path, {f"{zone}/type": "GPU-therm\n", f"{zone}/temp": text}), ME))
+    value = sensor.read()[0]
+    sensor.close()
+    assert sensor.channels[0].scope == "zone:GPU-therm"
+    assert math.isnan(value) if celsius is None else value == celsius
+
+
+def test_a_zone_that_answers_eagain_reads_nan_while_the_other_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in (0, 1):
+        zone = f"sys/class/thermal/thermal_zone{number}"
+        write(tmp_path, {f"{zone}/type": "acpitz\n", f"{zone}/temp": "50000\n"})
+    sensor = found(temperature.discover(tmp_path, ME))
+    assert [channel.scope for channel in sensor.channels] == ["zone:acpitz", "zone:acpitz#2"]
+    pread, refused = os.pread, []
+
+    def once_eagain(file: int, size: int, offset: int) -> bytes:
+        if not refused:
+            refused.append(file)
+            raise BlockingIOError(11, "Resource temporarily unavailable")
+        return pread(file, size, offset)
+
+    monkeypatch.setattr(os, "pread", once_eagain)
+    values = sensor.read()
+    monkeypatch.undo()
+    sensor.close()
+    assert math.isnan(values[0])
+    assert values[1] == 50.0
+
+
+@given(st.binary(max_size=40))
+def test_no_content_of_a_zone_crashes_the_sensor_or_invents_a_temperature(content: bytes) -> None:
+    read_end, write_end = os.pipe()
+    os.close(write_end)
+    os.close(read_end)
+    path = Path(f"/tmp/stepscope-zone-{os.getpid()}")
+    path.write_bytes(content)
+    file = os.open(path, os.O_RDONLY)
+    value = temperature.celsius(file)
+    os.close(file)
+    path.unlink()
+    assert math.isnan(value) or (-60 <= value <= 200 and value == int(content[:32]) / 1000)
