@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -15,9 +16,12 @@ CommandLine = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 @pytest.fixture
-def writer(tmp_path: Path) -> RunWriter:
+def writer(tmp_path: Path) -> Iterator[RunWriter]:
     """A run that has just begun."""
-    return RunWriter.create(tmp_path / "runs", "lenet")
+    writer = RunWriter.create(tmp_path / "runs", "lenet")
+    yield writer
+    with contextlib.suppress(OSError):  # a test may have broken the folder; its open file has to be closed all the same
+        writer.close("ok")
 
 
 @pytest.fixture

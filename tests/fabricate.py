@@ -141,7 +141,7 @@ def fabricate_run(
     as two shares, in which nothing could be read; status None leaves the run open, as after a kill -9.
     """
     writer = RunWriter.create(out, "fabricated", unix_s=1_700_000_000)
-    writer.update(**_header(batch, period_ns), **(header or {}))
+    writer.update(**{**_header(batch, period_ns), **(header or {})})
     writer.device({"board": {"name": "test board"}, "memory": {"total_bytes": 8_000_000_000}})
     writer.model([_module(*row) for row in model])
     template = _Template.of(ops, residual_us)

@@ -338,7 +338,8 @@ def test_a_write_that_fails_in_mid_run_is_the_callers_to_decide(writer: RunWrite
         writer.ops(_ops(0, ["nn.Conv2d"]))
 
 
-def test_a_failed_update_leaves_the_old_header_whole(writer: RunWriter) -> None:
+def test_a_failed_update_leaves_the_old_header_whole(tmp_path: Path) -> None:
+    writer = RunWriter.create(tmp_path, "lenet")
     with pytest.raises(TypeError):
         writer.update(seed=object())
     assert RunReader(writer.path).status == "interrupted"

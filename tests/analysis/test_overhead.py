@@ -7,9 +7,9 @@ from typing import Any
 
 import polars as pl
 import pytest
+from tests.fabricate import every_step, fabricate_run
 
 from stepscope.analysis.run import Run
-from tests.fabricate import every_step, fabricate_run
 
 
 def cost(run: Run, metric: str) -> dict[str, Any]:

@@ -8,10 +8,10 @@ import polars as pl
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.fabricate import Op, fabricate_run, walk
 
 from stepscope.analysis.own_time import OUTSIDE, RESIDUAL
 from stepscope.analysis.run import Run
-from tests.fabricate import Op, fabricate_run, walk
 
 US = 1000
 

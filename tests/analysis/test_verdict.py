@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tests.fabricate import Op, fabricate_run
 
 from stepscope.analysis.run import Run
-from tests.fabricate import Op, fabricate_run
 
 _LINEAR = Op("nn.Linear", "fc", "forward", 20, (Op("aten::addmm", "fc", "forward", 1000),))
 _MANY = tuple(Op("aten::addmm", "fc", "forward", 5) for _ in range(100))
@@ -88,3 +88,9 @@ def test_absent_sensors_are_told_with_their_reason(tmp_path: Path) -> None:
     said = {entry.what: entry.why for entry in Run(fabricate_run(tmp_path)).not_measured()}
     assert said["temperature"] == "absent: no thermal zone"
     assert said["accelerator utilisation"] == "no kernel ran on an accelerator"
+
+
+def test_a_verdict_on_few_recorded_steps_says_so(tmp_path: Path) -> None:
+    run = Run(fabricate_run(tmp_path, steps=40, recorded=lambda step: step in (5, 6)))
+    assert run.verdict().sentence.endswith("(From 2 recorded steps only.)")
+    assert "intervals of modules and operations" in {entry.what for entry in run.not_measured()}

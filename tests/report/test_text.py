@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
+from tests.fabricate import Op, fabricate_run
 from typer import Typer
 from typer.testing import CliRunner
 
@@ -15,13 +17,14 @@ from stepscope.analysis.run import Run
 from stepscope.commands.report import find_run, report
 from stepscope.errors import RunNotFound, StepscopeError
 from stepscope.report.text import render
-from tests.fabricate import Op, fabricate_run
+from stepscope.runfolder import RunWriter
 
 
 def screen(path: Path) -> str:
-    console = Console(width=100, record=True, highlight=False, quiet=True)
-    console.print(render(Run(path)))
-    return console.export_text()
+    console = Console(width=100, file=io.StringIO(), highlight=False)
+    with console.capture() as captured:
+        console.print(render(Run(path)))
+    return captured.get()
 
 
 def test_a_whole_run_fits_one_screen_and_says_what_matters(tmp_path: Path) -> None:
@@ -68,8 +71,9 @@ def test_a_name_that_looks_like_markup_is_shown_as_it_is(tmp_path: Path) -> None
 
 
 def test_the_reason_of_a_failed_run_is_told(tmp_path: Path) -> None:
-    text = screen(fabricate_run(tmp_path, status="failed", header={}))
-    assert "failed" in text
+    path = fabricate_run(tmp_path, status=None)
+    RunWriter(path, json.loads((path / "run.json").read_text())).close("failed", "ValueError: boom")
+    assert "failed: ValueError: boom" in screen(path)
 
 
 def run_command(*arguments: str) -> Any:

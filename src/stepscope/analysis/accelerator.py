@@ -34,7 +34,7 @@ def kernel_time(run: RunReader, steps: pl.Series) -> pl.DataFrame:
     ops = run.scan_ops().select("step", "device", "t0_ns", "t1_ns").filter(pl.col("device") != CPU)
     ordered = (
         ops.with_columns(pl.col("device").cast(pl.String), pl.col("step").cast(pl.Int64))
-        .filter(pl.col("step").is_in(steps.implode()))
+        .join(pl.LazyFrame({"step": steps}), on="step", how="semi")
         .sort("device", "t0_ns")
     )
     covered_until = pl.col("t1_ns").cum_max().shift(1).over("device").fill_null(0)

@@ -11,19 +11,26 @@ from stepscope.analysis.measured import Measured
 from stepscope.analysis.steady import span_ns
 from stepscope.runfolder import RunReader
 
+_PEAKS = ("peak_rss", "rss")
 _RESIDENT = ("rss", "pss")
 
 
 def peak_memory(run: RunReader) -> list[Measured]:
-    """Peak memory consumption, B (III-A): the most that was used at any time of the run, warm-up included.
+    """Peak memory consumption, B (III-A): the most that was resident at any time of the run, warm-up included.
 
-    `peak_rss` is the kernel's own high-water mark; of the sampled quantities the true peak is at least the largest.
+    The kernel's high-water mark (peak_rss) is read now and then and samples (rss) are taken often: the peak is at
+    least the larger of the two. Of the proportional size (pss) the peak is a number of its own.
     """
-    return [
-        _peak(quantity, scope, frame["value"])
-        for quantity in ("peak_rss", *_RESIDENT)
-        for scope, frame in _by_scope(run, quantity)
-    ]
+    resident = pl.concat([run.samples(name).with_columns(quantity=pl.lit(name)) for name in _PEAKS])
+    proportional = run.samples("pss").with_columns(quantity=pl.lit("pss"))
+    rows = []
+    for frame in (resident, proportional):
+        for (scope,), part in frame.drop_nulls("value").group_by(["scope"], maintain_order=True):
+            most = part.row(int(part["value"].to_numpy().argmax()), named=True)
+            value = float(most["value"])
+            note = "at least: the largest reading"
+            rows.append(Measured("peak_memory", str(scope), value, "B", value, None, len(part), most["quantity"], note))
+    return rows
 
 
 def resident_memory(run: RunReader) -> list[Measured]:
@@ -38,13 +45,6 @@ def resident_memory(run: RunReader) -> list[Measured]:
             if value is not None:
                 rows.append(Measured("resident_memory", scope, value, "B", low, high, len(values), quantity))
     return rows
-
-
-def _peak(quantity: str, scope: str, values: pl.Series) -> Measured:
-    most = float(values.cast(pl.Float64).to_numpy().max())
-    if quantity == "peak_rss":
-        return Measured("peak_memory", scope, most, "B", most, most, len(values), quantity, "kernel's high-water mark")
-    return Measured("peak_memory", scope, most, "B", most, None, len(values), quantity, "largest sample: at least this")
 
 
 def _by_scope(run: RunReader, quantity: str) -> Iterator[tuple[str, pl.DataFrame]]:

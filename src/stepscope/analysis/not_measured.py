@@ -54,6 +54,10 @@ def _ops(run: Run) -> Iterator[NotMeasured]:
         why = "no part of ops/ could be read" if steady else "no step after the warm-up was recorded"
         yield NotMeasured("operations and modules", why)
         return
+    seen = table["step"].n_unique()
+    if seen < FEW:
+        why = f"only {seen} recorded steps after the warm-up, {FEW} are needed: one unusual step can sway the shares"
+        yield NotMeasured("intervals of modules and operations", why, "run longer, or with --record all")
     written = set(table["step"].unique())
     missing = [step for step in recorded_steps(run)["step"] if step not in written]
     if missing:

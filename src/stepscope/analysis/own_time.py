@@ -12,7 +12,7 @@ import polars as pl
 
 from stepscope.analysis.intervals import Floats, median_interval
 from stepscope.analysis.steady import recorded_steps
-from stepscope.runfolder import MODULE_CALL, RunReader
+from stepscope.runfolder import MODULE_CALL, OPS, RunReader
 
 OUTSIDE = "(outside any module)"
 RESIDUAL = "(between operations)"
@@ -29,7 +29,7 @@ def own_times(run: RunReader) -> pl.DataFrame:
     """
     steps = recorded_steps(run)["step"]
     wanted = ("step", "self_ns", *_KEYS, "flops", "bytes")
-    ops = run.scan_ops().select(wanted).filter(pl.col("step").cast(pl.Int64).is_in(steps.implode()))
+    ops = run.scan_ops().select(wanted).join(pl.LazyFrame({"step": steps.cast(OPS["step"])}), on="step", how="semi")
     tiny = pl.when(pl.col("self_ns") < TINY_NS).then("self_ns").otherwise(0)
     grouped = ops.group_by("step", *_KEYS).agg(
         pl.len().cast(pl.Int64).alias("count"),

@@ -112,13 +112,17 @@ def _print_channels(console: Console, channels: list[dict[str, Any]]) -> None:
     table = Table(title="Measured here", title_justify="left", box=None, pad_edge=False)
     for heading in ("quantity", "of"):
         table.add_column(heading, no_wrap=True)
-    table.add_column("source", overflow="fold")
     for heading in ("moves every", "step", "one read", "read every"):
         table.add_column(heading, justify="right")
     for group in _groups(channels):
         table.add_row(*_row(group))
     console.print()
     console.print(table)
+    console.print("\n[bold]Sources[/]")
+    for group in _groups(channels):
+        scope = group[0]["scope"].partition(":")[0]
+        line = f"  {group[0]['quantity']}, {scope}: {group[0]['source']}"
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 def _groups(channels: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
@@ -136,12 +140,13 @@ def _row(group: list[dict[str, Any]]) -> list[str]:
     first = group[0]
     count = f" x {len(group)}" if len(group) > 1 else ""
     step = first["step_size"]
-    size = duration(step) if first["unit"] == "ns" else bytes_(step) if first["unit"] == "B" else si(step, first["unit"])
+    size = (
+        duration(step) if first["unit"] == "ns" else bytes_(step) if first["unit"] == "B" else si(step, first["unit"])
+    )
     refresh = first["refresh_ns"]
     return [
         first["quantity"],
         f"{first['scope'].partition(':')[0]}{count}",
-        first["source"],
         "each read" if refresh == 1 else duration(refresh),
         "-" if first["quantity"] == "sampler_missed" else size,
         duration(first["read_cost_ns"]),

@@ -19,6 +19,7 @@ from stepscope.record.schedule import Choice
 WARMUP_STEPS = 3  # as the 2019 paper
 TARGET = 0.02  # half width of the 95 % interval of a median, as a share of it
 BUDGET = 0.04  # of the run's time
+_ALLOWANCE_NS = 120_000_000  # that a run may spend in any case: a short run is worth some recorded steps too
 _BLOCK = 2
 _FEWEST = 2  # recorded steps after warm-up that are worth having in any case
 _MOST = 200
@@ -39,7 +40,7 @@ class Plan:
     _recorded_ns: list[int] = field(default_factory=list)
     _plain_ns: list[int] = field(default_factory=list)
     _wait: int = 0  # unrecorded steps still to come in this block
-    _left: int = 0  # recorded steps still to come in this block
+    _left: int = 0  # recorded steps that follow them
 
     def records(self, step: int, elapsed_ns: int) -> bool:
         """Are the ops of this step recorded? Asked once, in order, before each step."""
@@ -49,11 +50,11 @@ class Plan:
             return step == WARMUP_STEPS - 1
         if self._left == 0 and self._wait == 0:
             self._next_block(elapsed_ns)
-        if self._left > 0:
-            self._left -= 1
-            return True
-        self._wait -= 1
-        return False
+        if self._wait > 0:  # first: steps right after the writing of a window run on cold caches
+            self._wait -= 1
+            return False
+        self._left -= 1
+        return True
 
     def wants_shapes(self, step: int) -> bool:
         """Shapes are recorded while warming up, where time does not count."""
@@ -93,7 +94,7 @@ class Plan:
             self._wait, self._left = self._pause(), 0
 
     def _within_budget(self, elapsed_ns: int) -> bool:
-        return self._cost_ns() + _BLOCK * self._cost_of_one_ns() <= BUDGET * elapsed_ns
+        return self._cost_ns() + _BLOCK * self._cost_of_one_ns() <= max(_ALLOWANCE_NS, BUDGET * elapsed_ns)
 
     def _pause(self) -> int:
         """Unrecorded steps after which another look at the budget is worth it."""

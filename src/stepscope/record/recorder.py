@@ -5,6 +5,7 @@ Nothing of it may break the training: every failure ends the recording of ops, i
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -95,10 +96,15 @@ class OpRecorder:
 
     def _timed(self, action: Callable[[], None]) -> None:
         began = monotonic_ns()
+        collecting = gc.isenabled()
+        gc.disable()  # thousands of short-lived events would set off collections over all of torch's objects
         try:
             action()
         except Exception as error:  # whatever it is, the training goes on
             self._lost(error)
+        finally:
+            if collecting:
+                gc.enable()
         took = monotonic_ns() - began
         self.paused_ns += took
         self.plan.spent(took)

@@ -26,7 +26,7 @@ class RowFile:
         self._file = os.open(path, _APPEND, 0o644)
 
     def flush(self) -> None:
-        """Bring the waiting rows to the disk. Raises OSError: these rows are lost, and the file still ends on a whole one."""
+        """Bring the waiting rows to the disk. Raises OSError: they are lost, and the file still ends on a whole row."""
         data, self.waiting = self.waiting, bytearray()
         try:
             while data:

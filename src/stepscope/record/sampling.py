@@ -18,7 +18,7 @@ STOP_TIMEOUT_S = 3.0
 
 @dataclass(frozen=True)
 class SamplerEnd:
-    """How the sampling process ended; `died_early` means before it was told to, and then `message` is its last word."""
+    """How the sampling process ended; `died_early`: before it was told to; `message`: the last line of its stderr."""
 
     exit_code: int
     died_early: bool
@@ -49,7 +49,7 @@ class Sampler:
                 return SamplerEnd(0, died_early=False)
             died_early = self._process.poll() is not None
             exit_code = _ended(self._process)
-            self._end = SamplerEnd(exit_code, died_early, _last_word(self._process) if exit_code else None)
+            self._end = SamplerEnd(exit_code, died_early, _last_word(self._process))
         return self._end
 
 

@@ -162,6 +162,7 @@ class Session:
         counted = self._outermost.next_step(at_mark=late)
         samples = next((n for n in (self._samples, self._settings.samples_per_step, counted) if n is not None), None)
         span = StepSpan(self._step, t0_ns, t1_ns, samples)
+        self._recorded = self._recorded and self._recorder.recording  # it may have ended within the step
         if self._recorded:
             self._recorder.after_step(span)
         self._plan.took(self._recorded, t1_ns - t0_ns)

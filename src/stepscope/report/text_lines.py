@@ -107,7 +107,9 @@ def missing(entries: list[NotMeasured]) -> list[RenderableType]:
 
 
 def _rows(metrics: pl.DataFrame, name: str) -> list[dict[str, Any]]:
-    return metrics.filter(pl.col("metric") == name).to_dicts()
+    """Rows of a metric; children that there were not are not worth a line."""
+    idle = (pl.col("scope") == "children") & (pl.col("value") == 0)
+    return metrics.filter((pl.col("metric") == name) & ~idle.fill_null(False)).to_dicts()
 
 
 def _between(low: str, high: str) -> str:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import polars as pl
 from rich.console import RenderableType
+from rich.constrain import Constrain
 from rich.table import Table
 from rich.text import Text
 
 from stepscope.analysis.own_time import CPU, RESIDUAL
 from stepscope.units import duration, number, percent, si
 
-_BAR = 32
+_BAR = 24
 _TOP = 6
-_NAME_WIDTH = 32
+_WIDTH = 100
+_KEPT = {"forward": 8, "backward": 8, "share": 6, "rate": 12, "time": 8}
 _ENGINE = "autograd::engine::evaluate_function: "
 
 
@@ -22,12 +24,12 @@ def phase_table(phases: pl.DataFrame) -> list[RenderableType]:
         return []
     on_device = phases["device_ns"].is_not_null().any()
     table = _table("where the step goes", "time", "interval", "share", *(["on device"] if on_device else []))
-    table.add_column()
+    table.add_column(width=_BAR)
     for row in phases.iter_rows(named=True):
         between = "" if row["low_ns"] is None else f"{duration(row['low_ns'])} to {duration(row['high_ns'])}"
         device = [duration(row["device_ns"])] if on_device else []
         _add(table, row["phase"], duration(row["ns"]), between, percent(row["share"]), *device, _bar(row["share"]))
-    return [Text(""), table]
+    return [Text(""), Constrain(table, _WIDTH)]
 
 
 def module_table(modules: pl.DataFrame) -> list[RenderableType]:
@@ -44,7 +46,7 @@ def module_table(modules: pl.DataFrame) -> list[RenderableType]:
         times = [duration(row[f"{phase}_ns"]) for phase in ("forward", "backward", "optimizer")]
         device = [duration(row["device_ns"])] if on_device else []
         _add(table, row["module"] or "(the model)", row["type"] or "", *times, percent(row["share"]), *device)
-    return [Text(""), table]
+    return [Text(""), Constrain(table, _WIDTH)]
 
 
 def op_table(kinds: pl.DataFrame) -> list[RenderableType]:
@@ -60,7 +62,7 @@ def op_table(kinds: pl.DataFrame) -> list[RenderableType]:
         rate = si(row["flops_per_s"], "FLOP/s")
         cells = [number(row["count"]), *times, percent(row["share"]), rate, *([row["device"]] if on_device else [])]
         _add(table, row["name"].replace(_ENGINE, "engine: "), *cells)
-    return [Text(""), table]
+    return [Text(""), Constrain(table, _WIDTH)]
 
 
 def _device(present: bool) -> list[str]:
@@ -68,10 +70,12 @@ def _device(present: bool) -> list[str]:
 
 
 def _table(first: str, *others: str) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="cyan", show_edge=False)
-    table.add_column(first, no_wrap=True, max_width=_NAME_WIDTH, overflow="ellipsis")
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="cyan", show_edge=False, expand=True)
+    table.add_column(first, no_wrap=True, ratio=1, overflow="ellipsis")
     for name in others:
-        table.add_column(name, justify="left" if name in ("type", "device") else "right", no_wrap=True)
+        left = name in ("type", "device")
+        # A width that is kept: on a narrow terminal the names in the first column give way, not the numbers.
+        table.add_column(name, justify="left" if left else "right", no_wrap=True, min_width=_KEPT.get(name, len(name)))
     return table
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,6 @@ from stepscope.record.sensors import (
     temperature,
 )
 from stepscope.record.sensors.contract import Found, Missing, Target
-from tests.sensors.trees import cpuidle, write
 
 ME = Target(4711)
 STAT = """cpu  30 0 6 900 1 0 2 0 0 0
@@ -29,7 +29,27 @@ cpu0 10 1 2 400 7 3 4 9 0 0
 cpu1 20 0 4 500 0 0 0 0 0 0
 intr 1 2 3
 """
-PROCESS_STAT = "4711 (a ) b) S 1 4711 4711 0 -1 4194560 9 9 0 0 123 45 7 8 20 0 3 0 99 1000000 2048 18446744073709551615 1\n"
+PROCESS_STAT = (
+    "4711 (a ) b) S 1 4711 4711 0 -1 4194560 9 9 0 0 123 45 7 8 20 0 3 0 99 1000000 2048 18446744073709551615 1\n"
+)
+
+
+def write(root: Path, files: dict[str, str]) -> Path:
+    """Write the files below root, making their folders; returns root."""
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return root
+
+
+def cpuidle(root: Path, idle_us: dict[int, list[int]]) -> Path:
+    """Cores with their idle states' times, us, all online."""
+    cpu = "sys/devices/system/cpu"
+    files = {f"{cpu}/online": f"{min(idle_us)}-{max(idle_us)}\n"}
+    for core, states in idle_us.items():
+        files |= {f"{cpu}/cpu{core}/cpuidle/state{n}/time": f"{us}\n" for n, us in enumerate(states)}
+    return write(root, files)
 
 
 def found(answer: Found | Missing) -> Found:
@@ -186,7 +206,8 @@ def test_a_zone_that_answers_eagain_reads_nan_while_the_other_goes_on(
         write(tmp_path, {f"{zone}/type": "acpitz\n", f"{zone}/temp": "50000\n"})
     sensor = found(temperature.discover(tmp_path, ME))
     assert [channel.scope for channel in sensor.channels] == ["zone:acpitz", "zone:acpitz#2"]
-    pread, refused = os.pread, []
+    pread = os.pread
+    refused: list[int] = []
 
     def once_eagain(file: int, size: int, offset: int) -> bytes:
         if not refused:
@@ -204,13 +225,8 @@ def test_a_zone_that_answers_eagain_reads_nan_while_the_other_goes_on(
 
 @given(st.binary(max_size=40))
 def test_no_content_of_a_zone_crashes_the_sensor_or_invents_a_temperature(content: bytes) -> None:
-    read_end, write_end = os.pipe()
-    os.close(write_end)
-    os.close(read_end)
-    path = Path(f"/tmp/stepscope-zone-{os.getpid()}")
-    path.write_bytes(content)
-    file = os.open(path, os.O_RDONLY)
-    value = temperature.celsius(file)
-    os.close(file)
-    path.unlink()
+    with tempfile.TemporaryFile() as file:
+        file.write(content)
+        file.flush()
+        value = temperature.celsius(file.fileno())
     assert math.isnan(value) or (-60 <= value <= 200 and value == int(content[:32]) / 1000)

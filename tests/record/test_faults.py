@@ -1,0 +1,227 @@
+"""What happens to the training and to the run when something breaks; real processes, really killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.record.loops import record, simple_loop
+from torch import nn
+
+import stepscope
+from stepscope.errors import OutputNotWritable, UsageError
+from stepscope.record import torch_private
+from stepscope.record.session import status_of
+from stepscope.runfolder import RunReader
+
+LOOP = """
+import resource, sys, torch
+import stepscope
+model = torch.nn.Linear(8, 8)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+out, steps, limit = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+with stepscope.profile(model, out=out, record="all") as scope:
+    print("run", scope.path, flush=True)
+    for step in range(steps):
+        optimizer.zero_grad(); model(torch.randn(4, 8)).sum().backward(); optimizer.step(); scope.step()
+        if step == 20 and limit:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+        if step % 50 == 0:
+            print("step", step, flush=True)
+print("trained", steps)
+"""
+
+
+def start(out: Path, steps: int, limit: int = 0) -> tuple[subprocess.Popen[str], Path]:
+    """A training process, 51 steps into its run."""
+    command = [sys.executable, "-c", LOOP, str(out), str(steps), str(limit)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    path = Path(process.stdout.readline().split()[1])
+    while not process.stdout.readline().startswith("step 50"):
+        assert process.poll() is None, process.stderr and process.stderr.read()
+    return process, path
+
+
+def eventually(true: Callable[[], bool], seconds: float = 5.0) -> bool:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if true():
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def samplers_of(run: Path) -> list[int]:
+    """Processes that sample for this run."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = entry.read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if b"stepscope.record.sampler" in words and str(run).encode() in words:
+            found.append(int(entry.parent.name))
+    return found
+
+
+@pytest.mark.skipif(not Path("/proc").exists(), reason="finds processes through /proc")
+def test_a_killed_trainer_leaves_a_readable_run_and_no_orphan(tmp_path: Path) -> None:
+    process, path = start(tmp_path, 1_000_000)
+    time.sleep(0.05)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert eventually(lambda: not samplers_of(path))
+    run = RunReader(path)
+    assert run.status == "interrupted"
+    assert run.steps.height > 0
+    assert run.ops.height > 0
+    assert run.damaged == []
+
+
+@pytest.mark.skipif(not Path("/proc").exists(), reason="finds processes through /proc")
+def test_a_killed_sampler_is_noted_and_the_training_goes_on(tmp_path: Path) -> None:
+    process, path = start(tmp_path, 2_000)
+    for sampler in samplers_of(path):
+        os.kill(sampler, signal.SIGKILL)
+    out, error = process.communicate(timeout=60)
+    assert (process.returncode, "trained 2000" in out) == (0, True), error
+    run = RunReader(path)
+    assert run.status == "ok"
+    assert run.steps.height == 2_000
+    assert "sampler-lost" in [event["kind"] for event in run.events]
+
+
+def test_a_full_disk_costs_rows_and_not_the_training(tmp_path: Path) -> None:
+    process, path = start(tmp_path, 3_000, limit=30_000)
+    out, error = process.communicate(timeout=60)
+    assert (process.returncode, "trained 3000" in out) == (0, True), error
+    assert error == ""
+    run = RunReader(path)
+    assert run.steps.height > 0
+    assert {"steps-lost", "ops-lost"} & {event["kind"] for event in run.events}
+
+
+def test_a_signal_from_the_keyboard_closes_the_run_as_interrupted(tmp_path: Path) -> None:
+    process, path = start(tmp_path, 1_000_000)
+    process.send_signal(signal.SIGINT)
+    _, error = process.communicate(timeout=30)
+    assert "KeyboardInterrupt" in error
+    assert (RunReader(path).status, RunReader(path).meta["reason"]) == ("interrupted", "Ctrl-C")
+
+
+def test_an_exception_of_the_loop_passes_through_and_the_run_says_failed(tmp_path: Path) -> None:
+    model = nn.Linear(8, 1)
+
+    def loop(step: Any) -> None:
+        simple_loop(model, 3)(step)
+        raise ZeroDivisionError("mine")
+
+    with pytest.raises(ZeroDivisionError, match="mine"):
+        record(loop, tmp_path, model)
+    run = RunReader(next(tmp_path.iterdir()))
+    assert (run.status, run.meta["reason"]) == ("failed", "ZeroDivisionError: mine")
+    assert run.steps.height == 3
+
+
+def test_running_out_of_memory_is_a_status_of_its_own() -> None:
+    assert status_of(MemoryError())[0] == "oom"
+    assert status_of(torch.cuda.OutOfMemoryError("CUDA out of memory"))[0] == "oom"
+    assert status_of(RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 1"))[0] == "oom"
+    assert status_of(SystemExit(0)) == ("ok", None)
+    assert status_of(SystemExit(3))[0] == "failed"
+
+
+def test_a_place_that_cannot_be_written_is_refused_before_the_training(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(OutputNotWritable, match="file"):
+        stepscope.profile(out=tmp_path / "file").__enter__()
+
+
+def test_a_period_below_a_millisecond_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="1 ms"):
+        stepscope.profile(out=tmp_path, period_ms=0.1).__enter__()
+
+
+def test_a_profiler_of_the_users_own_takes_over_and_still_works(tmp_path: Path) -> None:
+    model = nn.Linear(8, 1)
+    seen: list[int] = []
+
+    def loop(step: Any) -> None:
+        simple_loop(model, 5)(step)
+        with torch.profiler.profile() as own:
+            simple_loop(model, 2)(step)
+        seen.append(len(own.key_averages()))
+
+    run = record(loop, tmp_path, model)
+    assert seen[0] > 0
+    assert run.steps.height == 7
+    assert run.steps.filter("recorded").height == 5
+    assert "recording-stopped" in [event["kind"] for event in run.events]
+
+
+def test_a_step_inside_a_module_call_does_not_break_later_calls(tmp_path: Path) -> None:
+    inner = nn.Linear(8, 8)
+    optimizer = torch.optim.SGD(inner.parameters(), lr=0.1)
+
+    class Trainer(nn.Module):
+        def forward(self, step: Any) -> None:
+            for _ in range(12):
+                optimizer.zero_grad()
+                inner(torch.randn(4, 8)).sum().backward()
+                optimizer.step()
+                step()
+
+    trainer = Trainer()
+
+    def loop(step: Any) -> None:
+        trainer(step)
+        trainer(step)
+
+    assert record(loop, tmp_path, record="every:2").steps.height == 24
+
+
+def test_a_torch_that_has_lost_the_private_parts_records_steps_without_ops(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def gone(shapes: bool, cuda: bool) -> Any:
+        raise AttributeError("module 'torch._C._profiler' has no attribute 'ProfilerConfig'")
+
+    monkeypatch.setattr(torch_private, "start_window", gone)
+    model = nn.Linear(8, 1)
+    run = record(simple_loop(model, 5), tmp_path, model)
+    assert run.steps.height == 5
+    assert run.ops.height == 0
+    assert [event["kind"] for event in run.events].count("ops-lost") == 1
+
+
+def test_module_calls_fall_back_to_global_hooks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_private, "can_route_calls", lambda: False)
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
+    run = record(simple_loop(model, 4), tmp_path, model)
+    assert {"", "0", "1"} <= set(run.ops["module"].drop_nulls().cast(str))
+    assert run.meta["recorder"]["module_calls"] == "hooks"
+
+
+def test_this_torch_still_has_every_private_name_that_is_used() -> None:
+    assert torch_private.can_route_calls(), "nn.Module._compiled_call_impl has changed: global hooks are used instead"
+    assert hasattr(torch._C._profiler, "_RecordFunctionFast")
+    assert hasattr(torch.autograd.profiler.profile, "_prepare_trace")
+    window = torch_private.start_window(shapes=True, cuda=False)
+    torch.ones(2).sum()
+    event = window.stop()[0]
+    for name in ("start_ns", "duration_ns", "sequence_nr", "fwd_thread_id", "scope", "shapes", "concrete_inputs"):
+        assert hasattr(event, name), f"_KinetoEvent.{name} is gone"
+
+
+def test_nothing_of_the_profilers_own_chatter_reaches_the_terminal(capfd: pytest.CaptureFixture[str]) -> None:
+    torch_private.start_window(shapes=False, cuda=False).stop()
+    assert capfd.readouterr().err == ""

@@ -1,0 +1,218 @@
+"""What the loop does with sensors that fail, disks that fill, and deadlines that pass; no process, no waiting."""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from stepscope.record.rows import EventLog, RowFile
+from stepscope.record.sampler import Sampling, open_streams
+from stepscope.record.sensors import Survey, load
+from stepscope.record.sensors.contract import Channel, Found, Missing, Pace, Target
+from stepscope.record.stream import RETRY_NS, Stream
+from stepscope.runfolder import RunReader
+
+
+class Wobbly:
+    """A sensor of two channels that can be lost and come back, perhaps with its channels in another order."""
+
+    NAME = "wobbly"
+
+    def __init__(self) -> None:
+        self.broken = False
+        self.order = ["a", "b"]
+
+    def discover(self, root: Path, target: Target) -> Found | Missing:
+        if self.broken:
+            return Missing("absent", "unplugged")
+        order = list(self.order)
+        channels = tuple(Channel(f"wobbly.{n}", self.NAME, "power", "W", "gauge", "system", "x") for n in order)
+        return Found(channels, lambda: self._read(order), lambda: None)
+
+    def _read(self, order: Sequence[str]) -> list[float]:
+        if self.broken:
+            raise OSError(errno.ENODEV, "No such device")
+        return [{"a": 1.0, "b": 2.0}[name] for name in order]
+
+
+class Bench:
+    """A run folder, a clock that is turned by hand, and one stream."""
+
+    def __init__(self, run: Path) -> None:
+        self.run, self.now, self.sensor = run, 0, Wobbly()
+        self.target = Target(1, clock=lambda: self.now)
+        self.events = EventLog(run / "events.jsonl", clock=lambda: self.now)
+        found = self.sensor.discover(run, self.target)
+        assert isinstance(found, Found)
+        (run / "run.json").write_text('{"schema": 1}')
+        columns = [{"id": channel.id, "sensor": "wobbly", "quantity": "power"} for channel in found.channels]
+        (run / "channels.json").write_text(json.dumps({"channels": columns}))
+        (run / "samples").mkdir()
+        self.file = RowFile(run / "samples/wobbly.rows", 2)
+        self.stream = Stream(self.sensor, found, self.target, run, self.file, self.events, 10)
+
+    def kinds(self) -> list[str]:
+        return [event["kind"] for event in RunReader(self.run).events]
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return Bench(tmp_path)
+
+
+def test_a_sensor_lost_in_mid_run_gives_a_row_of_nulls_an_event_and_comes_back(bench: Bench) -> None:
+    bench.stream.sample()
+    bench.sensor.broken = True
+    for _ in range(3):
+        bench.stream.sample()
+    bench.now += RETRY_NS
+    bench.stream.retry()
+    bench.sensor.broken = False
+    bench.now += RETRY_NS
+    bench.stream.retry()
+    bench.stream.sample()
+    bench.stream.close()
+    values = RunReader(bench.run).sensor("wobbly")["wobbly.a"].to_list()
+    assert values == [1.0, None, None, 1.0]  # the loss, the vain retry; nothing for the ticks in between
+    events = RunReader(bench.run).events
+    assert [event["kind"] for event in events] == ["sensor-lost", "sensor-recovered"]
+    assert events[1]["gap_ns"] == 2 * RETRY_NS
+
+
+def test_a_lost_sensor_is_left_alone_for_a_second(bench: Bench) -> None:
+    bench.sensor.broken = True
+    bench.stream.sample()
+    bench.sensor.broken = False
+    bench.now += RETRY_NS - 1
+    bench.stream.retry()
+    assert bench.kinds() == ["sensor-lost"]
+    bench.stream.close()
+
+
+def test_a_sensor_that_returns_with_other_channels_keeps_each_value_in_its_column(bench: Bench) -> None:
+    bench.sensor.broken = True
+    bench.stream.sample()
+    bench.sensor.broken, bench.sensor.order = False, ["b"]
+    bench.now += RETRY_NS
+    bench.stream.retry()
+    bench.stream.sample()
+    bench.stream.close()
+    assert RunReader(bench.run).sensor("wobbly").row(-1)[2:] == (None, 2.0)
+
+
+def test_a_full_disk_drops_rows_keeps_the_file_whole_and_reports_the_gap(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.stream.sample()
+    bench.stream.flush()
+    real, room = os.write, [7]
+
+    def nearly_full(file: int, data: bytes | bytearray) -> int:
+        if room[0] == 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        part, room[0] = bytes(data[: room[0]]), 0
+        return real(file, part)
+
+    monkeypatch.setattr(os, "write", nearly_full)
+    for _ in range(3):
+        bench.stream.sample()
+    bench.stream.flush()
+    monkeypatch.undo()
+    bench.now = 500
+    bench.stream.sample()
+    bench.stream.flush()
+    bench.stream.close()
+    frame = RunReader(bench.run).sensor("wobbly")
+    assert frame["t0_ns"].to_list() == [0, 500]
+    assert frame["wobbly.b"].to_list() == [2.0, 2.0]
+    assert bench.kinds() == ["samples-dropped", "gap"]
+    assert RunReader(bench.run).events[1]["rows"] == 3
+
+
+def test_events_that_the_disk_refuses_are_written_when_it_takes_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "run.json").write_text('{"schema": 1}')
+    events = EventLog(tmp_path / "events.jsonl", clock=lambda: 5)
+
+    def full(file: int, data: bytes) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "write", full)
+    events.write("gap", "first")
+    monkeypatch.undo()
+    events.write("gap", "second")
+    assert [event["message"] for event in RunReader(tmp_path).events] == ["first", "second"]
+
+
+def test_one_failing_sensor_does_not_stop_the_others(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    sampling = Sampling([bench.stream], bench.events, Pace(), 10)
+    bench.sensor.broken = True
+    for tick in range(3):
+        sampling.tick(tick)
+    bench.stream.close()
+    assert bench.kinds() == ["sensor-lost"]
+
+
+def test_missed_deadlines_are_counted_and_skipped_and_lateness_is_kept(tmp_path: Path) -> None:
+    pace = Pace()
+    sampling = Sampling([], EventLog(tmp_path / "events.jsonl"), pace, period_ns=1)
+    ticks = []
+
+    def wait(seconds: float) -> bool:
+        ticks.append(seconds)
+        return len(ticks) >= 10
+
+    sampling.run(wait)
+    assert len(ticks) == 10
+    assert pace.missed > 100  # a period of 1 ns cannot be kept
+    assert pace.take_lateness() > 0
+    assert pace.take_lateness() == 0
+
+
+def test_the_loop_ends_at_once_when_it_is_stopped(tmp_path: Path) -> None:
+    sampling = Sampling([], EventLog(tmp_path / "events.jsonl"), Pace(), period_ns=10_000_000)
+    sampling.stopped = True
+    sampling.run(lambda seconds: pytest.fail("it waited"))
+
+
+def test_a_suspended_machine_leaves_an_event_with_the_seconds_that_are_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "run.json").write_text('{"schema": 1}')
+    slept = [0]
+    monkeypatch.setattr("stepscope.record.sampler._suspended_ns", lambda: slept[0])
+    sampling = Sampling([], EventLog(tmp_path / "events.jsonl"), Pace(), 10_000_000)
+    sampling.chores()
+    slept[0] = 3_000_000_000
+    sampling.chores()
+    sampling.chores()
+    events = RunReader(tmp_path).events
+    assert [(event["kind"], event["gap_ns"]) for event in events] == [("suspend", 3_000_000_000)]
+
+
+def test_a_slow_sensor_is_read_at_its_own_period(tmp_path: Path) -> None:
+    target = Target(os.getpid())
+    found = load()["sampler"].discover(tmp_path, target)
+    assert isinstance(found, Found)
+    events = EventLog(tmp_path / "events.jsonl")
+    streams = open_streams(tmp_path, tmp_path, target, 10_000_000, events, Survey({"sampler": found}, {}))
+    sampling = Sampling(streams, events, target.pace, 10_000_000)
+    for tick in range(30):
+        sampling.tick(tick * 10_000_000)
+    assert len(streams[0].file.waiting) == 3 * streams[0].file.row_bytes  # 0, 100 and 200 ms
+    streams[0].close()
+
+
+def test_nan_in_a_row_reads_as_null_and_zero_stays_zero(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.file.waiting += bench.file.pack(1, 2, math.nan, 0.0)
+    bench.stream.close()
+    assert RunReader(tmp_path).sensor("wobbly").row(0) == (1, 2, None, 0.0)
