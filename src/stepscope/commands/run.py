@@ -29,9 +29,9 @@ def run(
     threads: Annotated[int | None, typer.Option(help="Threads that torch computes with.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of a workload: the same seed repeats the run.")] = 0,
     out: Annotated[Path, typer.Option(help="Folder that the run folder is made in.")] = Path("runs"),
-    record: Annotated[str, typer.Option(help="Steps whose ops are recorded: adaptive, all, none, first:N, every:N.")] = (
-        "adaptive"
-    ),
+    record: Annotated[
+        str, typer.Option(help="Steps whose ops are recorded: adaptive, all, none, first:N or every:N.")
+    ] = "adaptive",
     period: Annotated[str, typer.Option(help="Period of the sampler, for example 10ms, 5ms or 1ms.")] = "10ms",
     updates_per_step: Annotated[
         int | None, typer.Option(help="Of a script: optimizer steps that make one training step.")

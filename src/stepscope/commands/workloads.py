@@ -63,21 +63,21 @@ def _table(rows: list[dict[str, Any]]) -> Any:
     from rich import box
     from rich.table import Table
 
-    table = Table(box=box.SIMPLE_HEAD, caption="FLOPs per sample, 1 MAC = 2 FLOPs; training = forward + backward")
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), caption="FLOPs per sample; 1 MAC = 2 FLOPs")
     for title in ("workload", "domain", "input"):
         table.add_column(title, overflow="fold")
-    for title in ("batch", "parameters", "forward", "training"):
+    for title in ("batch", "parameters", "forward\nFLOPs", "training\nFLOPs"):
         table.add_column(title, justify="right")
     table.add_column("data", overflow="fold")
     for row in rows:
         table.add_row(
             row["name"],
             row["domain"],
-            " x ".join(map(str, row["input_shape"])),
+            "x".join(map(str, row["input_shape"])),
             str(row["default_batch"]),
             f"{row['parameters']:,}",
-            units.si(row["flops_forward"], "FLOP"),
-            units.si(row["flops_training"], "FLOP"),
-            f"{row['data']}, {row['data_kind']}",
+            units.si(row["flops_forward"], ""),
+            units.si(row["flops_training"], ""),
+            row["data_kind"],
         )
     return table

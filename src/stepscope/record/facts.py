@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import platform
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -40,13 +41,13 @@ def of_device(root: str | None, run: Path | None = None) -> dict[str, Any]:
     return {**known, "at_end": changing_facts(where)}
 
 
-def of_modules(book: ModuleBook, flops: dict[str, tuple[int, int]] | None) -> list[dict[str, Any]]:
+def of_modules(book: ModuleBook, flops: Mapping[str, tuple[int, int]]) -> list[dict[str, Any]]:
     """Rows of model.json, parents before children; FLOPs are per sample and cover everything below a module."""
     rows = []
     roots = book.root_names()
     for module, (name, kind) in zip(book.modules(), book.names(), strict=True):
         parameters = list(module.parameters())
-        forward, backward = (flops or {}).get(name, (None, None))
+        forward, backward = flops.get(name, (None, None))
         rows.append(
             {
                 "module": name,

@@ -126,7 +126,7 @@ class OpRecorder:
         raw = window.stop()
         offset = unix_minus_monotonic_ns()
         if abs(offset - self._offset_ns) > _CLOCK_JUMP_NS:
-            self._note("clock-jump", "the wall clock was set during a recorded window", jump_ns=offset - self._offset_ns)
+            self._note("clock-jump", "the wall clock was set in a recorded window", jump_ns=offset - self._offset_ns)
         caught = Window(raw, self._spans, self._offset_ns, self._calls, window.shapes, self._cuda)
         self._book.missed = False
         rows = rows_of(caught, self._names, self.scopes.book.names(), self._book)

@@ -18,7 +18,7 @@ _FORMS = "adaptive, all, none, first:N or every:N"
 
 @dataclass(frozen=True)
 class Schedule:
-    """The familiar cycle of torch.profiler: skip `wait` steps, warm up, record `active`, `repeat` times (0: forever)."""
+    """The cycle of torch.profiler: skip `wait` steps, warm up, record `active`, `repeat` times (0: forever)."""
 
     wait: int
     warmup: int
@@ -74,5 +74,6 @@ def parse(record: str | Schedule) -> Choice:
         return Choice(record)
     form, _, number = record.partition(":")
     if form in ("first", "every") and number.isdecimal() and int(number) > 0:
-        return Choice(record, **{form: int(number)})
+        steps = int(number)
+        return Choice(record, first=steps) if form == "first" else Choice(record, every=steps)
     raise UsageError(f"cannot record '{record}'", f"choose one of {_FORMS}")

@@ -45,6 +45,7 @@ class Settings:
     samples_per_step: int | None = None
     root: str | None = None
     facts: dict[str, Any] = field(default_factory=dict)  # what run.json says of the workload
+    flops: Mapping[str, tuple[int, int]] = field(default_factory=dict)  # forward and backward per sample, by module
 
 
 class Session:
@@ -138,7 +139,7 @@ class Session:
         self._stop_sampler()
         if self._step == 0:
             self.note("no-steps", "no step ended while this run was recorded: " + _why_no_steps(self._settings))
-        self._quietly(lambda: self.writer.model(facts.of_modules(self._book, self._settings.facts.get("flops"))))
+        self._quietly(lambda: self.writer.model(facts.of_modules(self._book, self._settings.flops)))
         self._quietly(lambda: self.writer.update(clock_end=anchors(), **self._outcome()))
         self._quietly(lambda: self.writer.device(facts.of_device(self._settings.root, self.path)))
         if not self._quietly(lambda: self.writer.close(status, reason)):

@@ -94,17 +94,7 @@ def _usdt_lines_kept_off_the_terminal() -> Iterator[None]:
 def make_scope(name: str) -> contextlib.AbstractContextManager[Any]:
     """A reusable (not re-entrant) named range in the profile; about 0.1 us when no profile runs."""
     fast = getattr(torch._C._profiler, "_RecordFunctionFast", None)
-    return torch.profiler.record_function(name) if fast is None else fast(name)  # type: ignore[no-any-return]
-
-
-@contextlib.contextmanager
-def every_module_call_through(call: ModuleCall) -> Iterator[None]:
-    """Route each `module(...)` through `call(module, *args, **kwargs)`; undone at exit."""
-    undo = route_module_calls(call)
-    try:
-        yield
-    finally:
-        undo()
+    return torch.profiler.record_function(name) if fast is None else fast(name)
 
 
 def can_route_calls() -> bool:
@@ -113,13 +103,13 @@ def can_route_calls() -> bool:
 
 
 def route_module_calls(call: ModuleCall) -> Callable[[], None]:
-    """As `every_module_call_through`, returning the function that undoes it.
+    """Route each `module(...)` through `call(module, *args, **kwargs)`; returns the function that undoes it.
 
     nn.Module.__call__ looks at the attribute `_compiled_call_impl` before anything else; a plain function there on
     the class becomes a bound method and costs one Python call. A module that was compiled in place has an attribute
     of its own, which stays in force.
     """
-    nn.Module._compiled_call_impl = call  # type: ignore[assignment]
+    nn.Module._compiled_call_impl = call
 
     def undo() -> None:
         nn.Module._compiled_call_impl = None
@@ -129,7 +119,7 @@ def route_module_calls(call: ModuleCall) -> Callable[[], None]:
 
 def uncompiled_call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
     """What nn.Module.__call__ would have done."""
-    return module._call_impl(*args, **kwargs)
+    return module._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
 
 
 def before_other_profilers(callback: Callable[[], None]) -> Callable[[], None]:

@@ -11,7 +11,7 @@ import torch
 
 from stepscope.errors import UsageError
 from stepscope.record import torch_private
-from stepscope.record.flops import count_flops
+from stepscope.record.flops import FlopCount, count_flops
 from stepscope.record.recorders.phases import DATA_SCOPE
 from stepscope.record.session import Session, Settings, status_of
 
@@ -38,7 +38,9 @@ def train_workload(
     if steps < 1:
         raise UsageError(f"--steps {steps}: a run needs at least one step")
     training = workload.prepare(batch=batch, optimizer=optimizer, device=device, seed=seed, lr=lr)
-    session = Session(replace(settings, name=workload.name, facts=_facts(workload, training, seed, device)))
+    counted = count_flops(training.model, workload.loss, workload.example(1))
+    facts = _facts(workload, training, counted, seed, device)
+    session = Session(replace(settings, name=workload.name, facts=facts, flops=counted.by_module))
     session.start(training.model)
     try:
         _train(training, steps, session, progress)
@@ -69,10 +71,7 @@ def _train(training: Training, steps: int, session: Session, progress: Progress)
         progress(step + 1, value)
 
 
-def _facts(workload: Workload, training: Training, seed: int, device: str) -> dict[str, Any]:
-    batch = next(iter(training.batches()))
-    counted = count_flops(training.model, training.loss, batch)
-    known = counted is not None and not isinstance(counted, str)
+def _facts(workload: Workload, training: Training, counted: FlopCount, seed: int, device: str) -> dict[str, Any]:
     return {
         "workload": {
             "domain": workload.domain,
@@ -85,5 +84,5 @@ def _facts(workload: Workload, training: Training, seed: int, device: str) -> di
             "data": asdict(training.data),
         },
         "seed": seed,
-        "flops": counted.by_module if known else None,
+        "flops_not_counted": counted.reason,
     }

@@ -141,8 +141,7 @@ class Training:
 
     def batches(self) -> Iterator[Batch]:
         """Shuffled training batches without end, on the host; the same seed gives the same batches."""
-        order = torch.Generator().manual_seed(self.seed)
-        loader = self._loader(self.splits.train, shuffle=True, drop_last=True, generator=order)
+        loader = self._loader(self.splits.train, shuffle=True, drop_last=True)
         return itertools.chain.from_iterable(itertools.repeat(loader))
 
     def loss(self, batch: Batch) -> Tensor:
@@ -164,8 +163,10 @@ class Training:
         return right / self.data.test_size
 
     def _loader(self, data: Dataset[Batch], **options: Any) -> DataLoader[Batch]:
+        # Its own generator, so that reading data never moves the randomness of the model (dropout).
         # No worker processes: on small boards their fork is what runs out of memory.
-        return DataLoader(data, batch_size=self.batch_size, num_workers=0, **options)
+        source = torch.Generator().manual_seed(self.seed)
+        return DataLoader(data, batch_size=self.batch_size, num_workers=0, generator=source, **options)
 
     def _moved(self, batch: Batch) -> Batch:
         return tuple(tensor.to(self.device, non_blocking=True) for tensor in batch)

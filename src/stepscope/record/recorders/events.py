@@ -45,9 +45,7 @@ class Events:
 
     def take(self, rows: Ints) -> Events:
         """The same columns with other rows."""
-        picked = {
-            name: column[rows] for name, column in vars(self).items() if name != "raw" and isinstance(column, np.ndarray)
-        }
+        picked = {name: column[rows] for name, column in vars(self).items() if name != "raw"}
         return Events(**picked, raw=[self.raw[row] for row in rows] if self.raw else [])
 
 

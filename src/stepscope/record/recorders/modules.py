@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -123,8 +124,7 @@ class ModuleScopes:
         if torch_private.can_route_calls():
             self._undo = torch_private.route_module_calls(make_call())
         else:
-            handles = make_hooks()
-            self._undo = lambda: [handle.remove() for handle in handles] and None
+            self._undo = partial(_remove_all, make_hooks())
 
     def _finding_call(self) -> Callable[..., Any]:
         index, plain = self.book.index, torch_private.uncompiled_call
@@ -179,6 +179,11 @@ class ModuleScopes:
 
     def _make_scope(self, module: nn.Module) -> Scope:
         return torch_private.make_scope(f"{MODULE_SCOPE}{self.book.index(module)}")
+
+
+def _remove_all(handles: list[Any]) -> None:
+    for handle in handles:
+        handle.remove()
 
 
 def _joined(root: str, below: str) -> str:

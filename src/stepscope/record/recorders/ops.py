@@ -147,12 +147,14 @@ def _row_name(text: str, modules: list[tuple[str, str]]) -> str:
 def _texts(choices: list[str], index: Ints) -> pl.Series:
     """Indices to text through Polars' own take; a negative index is null."""
     taken = pl.Series(choices, dtype=pl.String).cast(pl.Categorical)
-    return taken.gather(_null_below_zero(index).cast(pl.UInt32))
+    texts: pl.Series = taken.gather(_null_below_zero(index).cast(pl.UInt32))
+    return texts
 
 
 def _null_below_zero(values: Ints) -> pl.Series:
     column = pl.Series(values)
-    return column.set(column < 0, None) if (values < 0).any() else column
+    known: pl.Series = column.set(column < 0, None) if (values < 0).any() else column
+    return known
 
 
 assert NO_MODULE < 0  # _texts relies on it

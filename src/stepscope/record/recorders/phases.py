@@ -93,7 +93,8 @@ def _inherited_phase(phase: Ints, marked: Ints, parent: Ints, depth: Ints) -> In
         own = marked[rows]
         keep = (own == UNMARKED) | ((own == FORWARD) & ((above == BACKWARD) | (above == DATA)))
         phase[rows] = np.where(keep, above, own)
-    return np.where(phase == UNMARKED, OTHER, phase)
+    phase[phase == UNMARKED] = OTHER
+    return phase
 
 
 def _inherited_module(own: Ints, parent: Ints, depth: Ints) -> Ints:
@@ -142,7 +143,8 @@ def _backward_modules(events: Events, module: Ints, made_by: Ints, accumulates: 
 
 def _combined(backward: Ints, scoped: Ints) -> Ints:
     """A recomputed module's own scope is nearer than the node that asked for the recomputation."""
-    return np.where(scoped != NO_MODULE, scoped, backward)
+    nearest: Ints = np.where(scoped != NO_MODULE, scoped, backward)
+    return nearest
 
 
 def _phase_of_unscoped_forward(phase: Ints, makers: Ints, marked: Ints, parent: Ints) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ def depths(thread: Ints, t0: Ints, t1: Ints) -> Ints:
         starts, ends = t0[first:last], np.maximum(t1[first:last], t0[first:last] + 1)
         begun = np.arange(last - first)
         depth[first:last] = begun - np.searchsorted(np.sort(ends), starts, side="right")
-    return np.maximum(depth, 0)
+    return depth.clip(min=0)
 
 
 def parents(thread: Ints, depth: Ints) -> Ints:
@@ -50,11 +51,11 @@ def self_times(t0: Ints, t1: Ints, parent: Ints) -> Ints:
     inside = np.zeros(len(t0), dtype=np.int64)
     nested = parent != NO_PARENT
     np.add.at(inside, parent[nested], spans[nested])
-    return np.maximum(spans - inside, 0)
+    return (spans - inside).clip(min=0)
 
 
 def _runs(thread: Ints) -> list[tuple[int, int]]:
     """First and past-the-last row of each thread's stretch."""
     edges = np.flatnonzero(np.diff(thread)) + 1
     bounds = [0, *edges.tolist(), len(thread)]
-    return [(a, b) for a, b in zip(bounds[:-1], bounds[1:], strict=True) if b > a]
+    return [(a, b) for a, b in pairwise(bounds) if b > a]

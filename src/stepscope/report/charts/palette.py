@@ -6,6 +6,9 @@ taken back to names.
 
 from __future__ import annotations
 
+from stepscope.analysis.own_time import RESIDUAL
+from stepscope.runfolder import PHASES
+
 LIGHT = {
     "paper": "#fdfdfb",
     "panel": "#f4f4f0",
@@ -17,7 +20,8 @@ LIGHT = {
     "backward": "#d1570a",
     "optimizer": "#00866b",
     "data": "#a8518a",
-    "other": "#9aa1a6",
+    "other": "#8d959b",
+    "residual": "#d3d6d4",
     "accent": "#0a5f99",
     "gap": "#efdcc3",
     "warn": "#a33a00",
@@ -33,9 +37,10 @@ DARK = {
     "backward": "#f0954c",
     "optimizer": "#3cc49f",
     "data": "#d991bf",
-    "other": "#727a80",
+    "other": "#868e95",
+    "residual": "#41484e",
     "accent": "#6cbcf0",
     "gap": "#4a3a26",
     "warn": "#ffa465",
 }
-PHASE = {phase: LIGHT[phase] for phase in ("data", "forward", "backward", "optimizer", "other")}
+PHASE = {**{phase: LIGHT[phase] for phase in PHASES}, RESIDUAL: LIGHT["residual"]}

@@ -53,7 +53,7 @@ def digits32() -> Splits:
 def read(path: Path = PACKED) -> Arrays:
     """The four arrays, checked against the recorded hash of their content."""
     try:
-        with np.load(path, allow_pickle=False) as packed:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as packed:
             arrays = {name: packed[name] for name in ARRAYS}
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise _damaged(path, f"cannot be read ({error})") from error
