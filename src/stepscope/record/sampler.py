@@ -25,7 +25,7 @@ from stepscope.record.sensors import Survey, load, survey
 from stepscope.record.sensors.contract import Pace, Target
 from stepscope.record.stream import Stream
 
-CHORES_NS = 200_000_000  # rows reach the disk this often
+CHORES_NS = 240_000_000  # rows reach the disk this often
 SUSPENDED_NS = 100_000_000  # more than the two clocks can drift apart between chores
 
 

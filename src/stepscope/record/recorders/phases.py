@@ -99,7 +99,7 @@ def _inherited_phase(phase: Ints, marked: Ints, parent: Ints, depth: Ints) -> In
 
 def _inherited_module(own: Ints, parent: Ints, depth: Ints) -> Ints:
     """Downwards: the innermost module."""
-    module = own.copy()
+    module: Ints = own.copy()
     for level in range(1, int(depth.max(initial=0)) + 1):
         rows = np.flatnonzero((depth == level) & (module == NO_MODULE))
         module[rows] = module[parent[rows]]

@@ -1,0 +1,72 @@
+"""Our rows against torch.profiler's own reading of the very same events."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import polars as pl
+import pytest
+import torch
+from torch import nn
+
+from stepscope.clock import unix_minus_monotonic_ns
+from stepscope.record.recorders.events import Names
+from stepscope.record.recorders.modules import ModuleBook, ModuleScopes
+from stepscope.record.recorders.ops import rows_of
+from stepscope.record.recorders.optimizers import OptimizerCalls
+from stepscope.record.recorders.shapes import ShapeBook
+from stepscope.record.recorders.window import StepSpan, Window
+
+LAYERS = {"0": "ConvolutionBackward0", "1": "NativeBatchNormBackward0", "2": "ReluBackward0", "4": "AddmmBackward0"}
+
+
+@pytest.fixture(scope="module")
+def both() -> tuple[pl.DataFrame, Any, ModuleBook]:
+    """Three steps recorded once: (our rows, torch's FunctionEvents, the modules)."""
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 14 * 14, 10))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    book = ModuleBook()
+    book.add_root(model)
+    scopes, spans = ModuleScopes(book), []
+    offset = unix_minus_monotonic_ns()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+        scopes.open_scopes()
+        for step in range(3):
+            began = time.monotonic_ns()
+            optimizer.zero_grad()
+            model(torch.randn(8, 3, 16, 16)).sum().backward()
+            optimizer.step()
+            spans.append(StepSpan(step, began, time.monotonic_ns(), 8))
+        scopes.remove()
+    raw = profiler.profiler.kineto_results.events()  # type: ignore[union-attr]
+    window = Window(raw, spans, offset, OptimizerCalls(), shapes=False, cuda=False)
+    rows = rows_of(window, Names(), book.names(), ShapeBook()).frame
+    return rows.with_columns(pl.col("name", "module", "phase").cast(pl.String)), profiler.events(), book
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_forward_and_backward_of_a_layer_agree_with_torch_profiler(both: Any, layer: str) -> None:
+    rows, events, book = both
+    index = next(i for i, (name, _) in enumerate(book.names()) if name == layer)
+    theirs_forward = sum(e.cpu_time_total for e in events if e.name == f"#stepscope.module:{index}")
+    node = f"autograd::engine::evaluate_function: {LAYERS[layer]}"
+    theirs_backward = sum(e.cpu_time_total for e in events if e.name == node)
+    own = rows.filter(pl.col("module") == layer)
+    forward = own.filter(pl.col("phase") == "forward")["self_ns"].sum() / 1e3
+    nodes = own.filter(pl.col("name") == node)
+    backward = (nodes["t1_ns"] - nodes["t0_ns"]).sum() / 1e3
+    assert forward == pytest.approx(theirs_forward, rel=0.03)
+    assert backward == pytest.approx(theirs_backward, rel=0.03)
+
+
+def test_self_times_agree_with_torch_profiler_op_by_op(both: Any) -> None:
+    rows, events, _ = both
+    ours = {name: us for name, us in rows.group_by("name").agg(pl.col("self_ns").sum() / 1e3).iter_rows()}  # noqa: C416
+    theirs: dict[str, float] = {}
+    for event in events:
+        theirs[event.name] = theirs.get(event.name, 0.0) + event.self_cpu_time_total
+    compared = [name for name in ours if name in theirs and theirs[name] > 100]
+    assert {"aten::mkldnn_convolution", "aten::convolution_backward", "aten::native_batch_norm"} <= set(compared)
+    for name in compared:
+        assert ours[name] == pytest.approx(theirs[name], rel=0.03), name

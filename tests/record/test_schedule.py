@@ -1,0 +1,113 @@
+"""Which steps are recorded: fixed choices, the familiar schedule, and the adaptive plan on a machine of our own."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from stepscope.errors import UsageError
+from stepscope.record.plan import WARMUP_STEPS, Plan
+from stepscope.record.recorders.window import StepProfile
+from stepscope.record.schedule import parse, schedule
+
+MS = 1_000_000
+
+
+def chosen(record: str, steps: int = 12) -> list[int]:
+    choice = parse(record)
+    return [step for step in range(steps) if choice.records(step)]
+
+
+def test_fixed_choices_record_the_steps_that_they_name() -> None:
+    assert chosen("all", 3) == [0, 1, 2]
+    assert chosen("none") == []
+    assert chosen("first:4") == [0, 1, 2, 3]
+    assert chosen("every:5") == [0, 5, 10]
+
+
+@pytest.mark.parametrize("wrong", ["", "first", "first:0", "first:-1", "every:x", "sometimes", "all:3"])
+def test_a_choice_that_is_none_is_refused_with_the_forms(wrong: str) -> None:
+    with pytest.raises(UsageError, match="cannot record") as refused:
+        parse(wrong)
+    assert "every:N" in (refused.value.hint or "")
+
+
+def test_the_schedule_of_torch_profiler_means_the_same_here() -> None:
+    torch_schedule = schedule(wait=1, warmup=1, active=2, repeat=2, skip_first=1)
+    assert [step for step in range(15) if torch_schedule.records(step)] == [3, 4, 7, 8]
+
+
+def test_a_schedule_without_active_steps_is_refused() -> None:
+    with pytest.raises(UsageError, match="active"):
+        schedule(wait=1, warmup=1, active=0)
+
+
+class Machine:
+    """A training whose steps, recording and writing take known times."""
+
+    def __init__(self, step_ms: float, recording_ms: float, window_ms: float, noise: float) -> None:
+        self.step_ns, self.extra_ns = int(step_ms * MS), int(recording_ms * MS)
+        self.window_ns, self.noise = int(window_ms * MS), noise
+        self.random = np.random.default_rng(0)
+
+    def train(self, plan: Plan, steps: int) -> list[int]:
+        """The recorded steps."""
+        now, recorded, block = 0, [], 0
+        for step in range(steps):
+            wanted = plan.records(step, now)
+            if block and not wanted:
+                plan.learn([self.profile(recorded[-block + i]) for i in range(block)])
+                plan.spent(self.window_ns)
+                now, block = now + self.window_ns, 0
+            took = self.step_ns + (self.extra_ns if wanted else 0)
+            plan.took(wanted, took)
+            now += took
+            if wanted:
+                recorded.append(step)
+                block += 1
+        self.elapsed_ns = now
+        return recorded
+
+    def profile(self, step: int) -> StepProfile:
+        times = np.array([1_000_000, 500_000, 20_000, 300]) * self.random.normal(1, self.noise, 4)
+        return StepProfile(step, 7, times.astype(np.int64))
+
+
+def test_adaptive_recording_stops_when_the_medians_are_known() -> None:
+    plan = Plan(parse("adaptive"))
+    recorded = Machine(step_ms=100, recording_ms=1, window_ms=1, noise=0.01).train(plan, 1000)
+    assert plan.known is not None
+    assert plan.known >= 0.99
+    assert 6 <= len([step for step in recorded if step < 300]) <= 60
+
+
+def test_adaptive_recording_comes_back_now_and_then_to_notice_drift() -> None:
+    recorded = Machine(100, 1, 1, noise=0.01).train(Plan(parse("adaptive")), 2000)
+    late = [step for step in recorded if step > 300]
+    assert 8 <= len(late) <= 40
+    assert max(late) > 1700
+
+
+def test_noisy_ops_are_recorded_for_longer_than_steady_ones() -> None:
+    steady = Machine(100, 1, 1, noise=0.01).train(Plan(parse("adaptive")), 400)
+    noisy = Machine(100, 1, 1, noise=0.15).train(Plan(parse("adaptive")), 400)
+    assert len(noisy) > 2 * len(steady)
+
+
+def test_recording_that_costs_much_stays_within_its_share_of_the_run() -> None:
+    machine = Machine(step_ms=3, recording_ms=2, window_ms=40, noise=0.3)
+    recorded = machine.train(Plan(parse("adaptive")), 20_000)
+    spent_ns = machine.elapsed_ns - 20_000 * machine.step_ns
+    assert spent_ns < 0.05 * machine.elapsed_ns
+    assert len(recorded) > 40
+
+
+def test_even_a_short_and_dear_run_has_some_recorded_steps_after_warm_up() -> None:
+    recorded = Machine(step_ms=1, recording_ms=1, window_ms=80, noise=0.1).train(Plan(parse("adaptive")), 40)
+    assert len([step for step in recorded if step >= WARMUP_STEPS]) >= 2
+
+
+def test_recorded_and_unrecorded_steps_alternate_in_blocks() -> None:
+    recorded = Machine(100, 1, 1, noise=0.2).train(Plan(parse("adaptive")), 40)
+    later = [step for step in recorded if step >= WARMUP_STEPS]
+    assert later[:6] == [5, 6, 9, 10, 13, 14]

@@ -1,0 +1,123 @@
+"""Unmodified training scripts: measured, and left as they are."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from stepscope.errors import UsageError
+from stepscope.record.script import run_script
+from stepscope.record.session import Settings
+from stepscope.runfolder import RunReader
+
+TRAIN = """
+import argparse, sys, torch
+from torch import nn
+arguments = argparse.ArgumentParser()
+arguments.add_argument("--epochs", type=int, default=1)
+arguments.add_argument("--end", default="")
+options = arguments.parse_args()
+data = torch.utils.data.TensorDataset(torch.randn(64, 8), torch.zeros(64, dtype=torch.long))
+loader = torch.utils.data.DataLoader(data, batch_size=16)
+model, loss = nn.Sequential(nn.Linear(8, 4), nn.ReLU(), nn.Linear(4, 2)), nn.CrossEntropyLoss()
+optimizer = torch.optim.Adam(model.parameters())
+if __name__ == "__main__":
+    for epoch in range(options.epochs):
+        for x, y in loader:
+            optimizer.zero_grad()
+            loss(model(x), y).backward()
+            optimizer.step()
+    if options.end == "raise":
+        raise ValueError("the script's own")
+    if options.end:
+        sys.exit(int(options.end) if options.end.isdigit() else options.end)
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    path = tmp_path / "train.py"
+    path.write_text(TRAIN)
+    return path
+
+
+def test_steps_and_batch_size_are_found_without_a_change_to_the_script(script: Path, tmp_path: Path) -> None:
+    path, code = run_script(str(script), ["--epochs", "3"], Settings(out=tmp_path / "runs"))
+    run = RunReader(path)
+    assert code == 0
+    assert run.status == "ok"
+    assert run.steps.height == 12
+    assert run.steps["samples"].to_list() == [16] * 12
+    assert run.meta["workload"]["name"] == "train"
+    assert {"0", "2", "CrossEntropyLoss"} <= set(run.model["module"])
+
+
+def test_the_batch_size_can_be_said_instead(script: Path, tmp_path: Path) -> None:
+    path, _ = run_script(str(script), [], Settings(out=tmp_path / "runs", samples_per_step=160))
+    assert RunReader(path).steps["samples"].to_list() == [160] * 4
+
+
+def test_several_updates_can_be_one_step(script: Path, tmp_path: Path) -> None:
+    path, _ = run_script(str(script), [], Settings(out=tmp_path / "runs", optimizer_steps_per_step=2))
+    assert RunReader(path).steps["samples"].to_list() == [32, 32]
+
+
+def test_the_exit_code_of_the_script_is_passed_on(script: Path, tmp_path: Path) -> None:
+    path, code = run_script(str(script), ["--end", "7"], Settings(out=tmp_path / "runs"))
+    assert code == 7
+    assert RunReader(path).status == "failed"
+
+
+def test_a_script_that_raises_shows_its_own_traceback_and_none_of_ours(
+    script: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, code = run_script(str(script), ["--end", "raise"], Settings(out=tmp_path / "runs"))
+    error = capsys.readouterr().err
+    assert code == 1
+    assert "ValueError: the script's own" in error
+    assert "stepscope" not in error
+    assert "runpy" not in error
+    assert RunReader(path).meta["reason"] == "ValueError: the script's own"
+
+
+def test_the_scripts_settings_of_the_interpreter_are_put_back(script: Path, tmp_path: Path) -> None:
+    before = (list(sys.argv), list(sys.path))
+    run_script(str(script), [], Settings(out=tmp_path / "runs"))
+    assert (sys.argv, sys.path) == before
+
+
+def test_a_script_that_never_steps_says_so(tmp_path: Path) -> None:
+    script = tmp_path / "nothing.py"
+    script.write_text("print('no training here')\n")
+    path, code = run_script(str(script), [], Settings(out=tmp_path / "runs"))
+    assert code == 0
+    assert [event["kind"] for event in RunReader(path).events] == ["no-steps"]
+
+
+def test_a_script_that_is_not_there_is_refused_and_leaves_no_run(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no script"):
+        run_script("nowhere.py", [], Settings(out=tmp_path / "runs"))
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_script_that_leaves_through_os_exit_leaves_a_readable_run(script: Path, tmp_path: Path) -> None:
+    script.write_text(TRAIN + "    import os\n    os._exit(5)\n")
+    command = [sys.executable, "-m", "stepscope", "run", str(script), "--out", str(tmp_path / "runs")]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert ended.returncode == 5, ended.stderr
+    run = RunReader(next((tmp_path / "runs").iterdir()))
+    assert run.status == "interrupted"
+
+
+def test_two_runs_at_once_keep_apart(script: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "stepscope", "run", str(script), "-q", "--out", str(tmp_path / "runs")]
+    both = [subprocess.Popen(command, stderr=subprocess.PIPE) for _ in range(2)]
+    for process in both:
+        _, error = process.communicate(timeout=120)
+        assert process.returncode == 0, error
+    runs = [RunReader(path) for path in (tmp_path / "runs").iterdir()]
+    assert [run.steps.height for run in runs] == [4, 4]
+    assert [run.status for run in runs] == ["ok", "ok"]

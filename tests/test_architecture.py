@@ -1,0 +1,179 @@
+"""The shape of the house: imports flow one way, names and sizes keep to the rules, heavy things stay out of the start."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parents[1] / "src" / "stepscope"
+FILES = sorted(SOURCE.rglob("*.py"))
+HEAVY = {"torch", "polars", "altair", "numpy", "scipy", "vl_convert", "jinja2"}
+
+# The rooms, and what each may import of the others. What everybody may import is not repeated.
+FOR_ALL = {"errors", "units", "clock", "plugins"}
+MAY_IMPORT = {
+    "errors": set[str](),
+    "units": set[str](),
+    "clock": set[str](),
+    "plugins": {"errors"},
+    "runfolder": FOR_ALL,
+    "workloads": FOR_ALL,
+    "record": FOR_ALL | {"runfolder"},
+    "analysis": FOR_ALL | {"runfolder"},
+    "report": FOR_ALL | {"runfolder", "analysis"},
+    "studies": FOR_ALL | {"runfolder", "record", "analysis"},
+    "commands": FOR_ALL | {"runfolder", "record", "analysis", "report", "studies", "workloads"},
+    "__init__": FOR_ALL | {"record", "analysis"},
+    "__main__": FOR_ALL | {"commands"},
+}
+BARE = "stepscope"  # `import stepscope`, the lazy public API: costs nothing and pulls nothing in
+# A type that a way in hands from one room to the other: no more than these.
+AGREED = {
+    ("record/train.py", "workloads"): "trains a workload inside a session: it is given one, and names its type",
+}
+WITHOUT_TORCH = ("analysis", "report", "runfolder", "plugins", "errors", "units", "clock", "__init__", "__main__")
+SAMPLING = [SOURCE / "record" / "sampler.py", *sorted((SOURCE / "record" / "sensors").rglob("*.py"))]
+REFUSED = {"utils", "util", "helpers", "helper", "common", "manager", "handler", "misc", "base", "backend", "trace"}
+
+
+def _name(path: Path) -> str:
+    return path.relative_to(SOURCE).as_posix()
+
+
+def _room(path: Path) -> str:
+    parts = path.relative_to(SOURCE).parts
+    return parts[0] if len(parts) > 1 else path.stem
+
+
+@cache
+def _tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"), str(path))
+
+
+def _imports(path: Path) -> Iterator[str]:
+    """Full names of all that a file imports, wherever in the file."""
+    package = ["stepscope", *path.relative_to(SOURCE).parts[:-1]]
+    for node in ast.walk(_tree(path)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            parent = package[: len(package) - node.level + 1] if node.level else []
+            start = ".".join([*parent, *([node.module] if node.module else [])])
+            yield from (f"{start}.{alias.name}" for alias in node.names)
+
+
+def _own_file(imported: str) -> Path | None:
+    """The file of ours behind a full name; None for what is not ours."""
+    parts = imported.split(".")
+    if parts[0] != "stepscope":
+        return None
+    for end in range(len(parts), 0, -1):
+        place = SOURCE.joinpath(*parts[1:end])
+        for found in (place.with_suffix(".py"), place / "__init__.py"):
+            if end > 1 and found.is_file():
+                return found
+    return SOURCE / "__init__.py"
+
+
+def _arrows(path: Path) -> Iterator[str]:
+    room = _room(path)
+    for imported in sorted(set(_imports(path))):
+        target = _own_file(imported)
+        if target is None or target == SOURCE / "__init__.py":
+            continue
+        other = _room(target)
+        if other != room and other not in MAY_IMPORT[room] and (_name(path), other) not in AGREED:
+            yield f"{_name(path)} -> {_name(target)}: {room} may not import {other}"
+
+
+def test_imports_flow_one_way() -> None:
+    wrong = [arrow for path in FILES for arrow in _arrows(path)]
+    assert not wrong, "\n" + "\n".join(wrong)
+
+
+def test_every_room_has_its_rule() -> None:
+    assert {_room(path) for path in FILES} <= set(MAY_IMPORT)
+
+
+def test_an_agreed_exception_is_still_needed() -> None:
+    used = {(_name(path), _room(file)) for path in FILES for name in _imports(path) if (file := _own_file(name))}
+    assert set(AGREED) <= used
+
+
+def test_a_wrong_arrow_would_be_seen() -> None:
+    assert _room(SOURCE / "record" / "sensors" / "x.py") == "record"
+    assert "analysis" not in MAY_IMPORT["record"]
+    assert _own_file("stepscope.runfolder.RunReader") == SOURCE / "runfolder.py"
+    assert _own_file("stepscope.analysis") == SOURCE / "analysis" / "__init__.py"
+    assert _own_file("polars") is None
+
+
+@pytest.mark.parametrize("path", [p for p in FILES if _room(p) in WITHOUT_TORCH], ids=_name)
+def test_reading_and_drawing_do_not_know_torch(path: Path) -> None:
+    roots = {imported.split(".")[0] for imported in _imports(path)}
+    assert not roots & {"torch", "torchvision"}
+
+
+def test_the_sampling_process_is_standard_library_alone() -> None:
+    wrong, seen, waiting = [], set[Path](), list(SAMPLING)
+    while waiting:
+        path = waiting.pop()
+        if path in seen:
+            continue
+        seen.add(path)
+        for imported in _imports(path):
+            own = _own_file(imported)
+            if own is not None:
+                if own != SOURCE / "__init__.py":
+                    waiting.append(own)
+            elif imported.split(".")[0] not in sys.stdlib_module_names:
+                wrong.append(f"{_name(path)} -> {imported}: the sampling process may not import it")
+    assert not wrong, "\n" + "\n".join(wrong)
+
+
+@pytest.mark.parametrize(
+    ("statement", "refused"),
+    [
+        ("import stepscope", HEAVY | {"typer", "rich"}),
+        ("import stepscope.record.sampler", HEAVY | {"typer", "rich", "psutil"}),
+        ("from stepscope.__main__ import build_app; build_app()", HEAVY),
+        ("from stepscope.__main__ import main\ntry: main(['--help'])\nexcept SystemExit: pass", HEAVY),
+        ("import stepscope.analysis.run", {"torch"}),
+    ],
+)
+def test_nothing_heavy_is_imported_before_it_is_needed(statement: str, refused: set[str]) -> None:
+    script = f"import sys\n{statement}\nsys.exit(' '.join(sorted({refused!r} & set(sys.modules))))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("path", FILES, ids=_name)
+def test_a_file_is_named_after_the_one_thing_it_is(path: Path) -> None:
+    for part in path.relative_to(SOURCE).with_suffix("").parts:
+        assert not set(part.split("_")) & REFUSED
+
+
+@pytest.mark.parametrize("path", FILES, ids=_name)
+def test_a_file_says_in_its_docstring_what_it_is(path: Path) -> None:
+    empty = path.name == "__init__.py" and not path.read_text(encoding="utf-8").strip()
+    assert empty or ast.get_docstring(_tree(path))
+
+
+@pytest.mark.parametrize("path", FILES, ids=_name)
+def test_a_file_has_at_most_400_lines_and_a_function_at_most_50(path: Path) -> None:
+    assert len(path.read_text(encoding="utf-8").splitlines()) <= 400
+    functions = (n for n in ast.walk(_tree(path)) if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef)))
+    long = [f"{f.name}: {f.end_lineno - f.lineno + 1} lines" for f in functions if f.end_lineno]
+    assert not [entry for entry in long if int(entry.split(": ")[1].split()[0]) > 50]
+
+
+@pytest.mark.parametrize("path", FILES, ids=_name)
+def test_no_line_waits_for_another_day(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert not [word for word in ("TODO", "FIXME", "XXX") if word in text]
