@@ -32,11 +32,8 @@ MAY_IMPORT = {
     "__init__": FOR_ALL | {"record", "analysis"},
     "__main__": FOR_ALL | {"commands"},
 }
-BARE = "stepscope"  # `import stepscope`, the lazy public API: costs nothing and pulls nothing in
-# A type that a way in hands from one room to the other: no more than these.
-AGREED = {
-    ("record/train.py", "workloads"): "trains a workload inside a session: it is given one, and names its type",
-}
+# Not a dependency when it runs: a type that one room is handed by another, named for the type checker alone.
+AGREED = {("record/train.py", "workloads")}
 WITHOUT_TORCH = ("analysis", "report", "runfolder", "plugins", "errors", "units", "clock", "__init__", "__main__")
 SAMPLING = [SOURCE / "record" / "sampler.py", *sorted((SOURCE / "record" / "sensors").rglob("*.py"))]
 REFUSED = {"utils", "util", "helpers", "helper", "common", "manager", "handler", "misc", "base", "backend", "trace"}
@@ -82,6 +79,7 @@ def _own_file(imported: str) -> Path | None:
 
 
 def _arrows(path: Path) -> Iterator[str]:
+    """The forbidden ones. `import stepscope` is none: the public API is lazy and pulls nothing in."""
     room = _room(path)
     for imported in sorted(set(_imports(path))):
         target = _own_file(imported)
@@ -103,7 +101,7 @@ def test_every_room_has_its_rule() -> None:
 
 def test_an_agreed_exception_is_still_needed() -> None:
     used = {(_name(path), _room(file)) for path in FILES for name in _imports(path) if (file := _own_file(name))}
-    assert set(AGREED) <= used
+    assert used >= AGREED
 
 
 def test_a_wrong_arrow_would_be_seen() -> None:
@@ -148,9 +146,9 @@ def test_the_sampling_process_is_standard_library_alone() -> None:
     ],
 )
 def test_nothing_heavy_is_imported_before_it_is_needed(statement: str, refused: set[str]) -> None:
-    script = f"import sys\n{statement}\nsys.exit(' '.join(sorted({refused!r} & set(sys.modules))))"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
+    script = f"import sys\n{statement}\nprint('imported:', *sorted({refused!r} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.splitlines()[-1] == "imported:"
 
 
 @pytest.mark.parametrize("path", FILES, ids=_name)
@@ -166,11 +164,10 @@ def test_a_file_says_in_its_docstring_what_it_is(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", FILES, ids=_name)
-def test_a_file_has_at_most_400_lines_and_a_function_at_most_50(path: Path) -> None:
+def test_a_file_has_at_most_400_lines_and_the_body_of_a_function_at_most_50(path: Path) -> None:
+    functions = [node for node in ast.walk(_tree(path)) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))]
     assert len(path.read_text(encoding="utf-8").splitlines()) <= 400
-    functions = (n for n in ast.walk(_tree(path)) if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef)))
-    long = [f"{f.name}: {f.end_lineno - f.lineno + 1} lines" for f in functions if f.end_lineno]
-    assert not [entry for entry in long if int(entry.split(": ")[1].split()[0]) > 50]
+    assert not [f.name for f in functions if (f.end_lineno or 0) - f.body[0].lineno >= 50]
 
 
 @pytest.mark.parametrize("path", FILES, ids=_name)

@@ -39,7 +39,7 @@ def both() -> tuple[pl.DataFrame, Any, ModuleBook]:
             optimizer.step()
             spans.append(StepSpan(step, began, time.monotonic_ns(), 8))
         scopes.remove()
-    raw = profiler.profiler.kineto_results.events()  # type: ignore[union-attr]
+    raw = profiler.profiler.kineto_results.events()
     window = Window(raw, spans, offset, OptimizerCalls(), shapes=False, cuda=False)
     rows = rows_of(window, Names(), book.names(), ShapeBook()).frame
     return rows.with_columns(pl.col("name", "module", "phase").cast(pl.String)), profiler.events(), book

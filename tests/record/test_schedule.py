@@ -52,7 +52,8 @@ class Machine:
 
     def train(self, plan: Plan, steps: int) -> list[int]:
         """The recorded steps."""
-        now, recorded, block = 0, [], 0
+        now, block = 0, 0
+        recorded: list[int] = []
         for step in range(steps):
             wanted = plan.records(step, now)
             if block and not wanted:

@@ -82,11 +82,20 @@ def _sampled(run: RunReader) -> Iterator[NotMeasured]:
         yield NotMeasured("utilisation and memory", "nothing was sampled in this run")
     absent = _missing(run)
     if not any(channel.get("quantity") in _POWER for channel in run.channels):
-        tried = [str(entry.get("sensor")) for entry in [*run.channels, *absent]]
-        said = f" (tried: {', '.join(dict.fromkeys(tried))})" if tried else ""
-        yield NotMeasured("energy", f"no sensor of this run measures power{said}")
+        yield _energy(run)
     for entry in absent:
         yield NotMeasured(str(entry.get("sensor", "a sensor")), _reason(entry), entry.get("remedy"))
+
+
+def _energy(run: RunReader) -> NotMeasured:
+    """Which power meters were looked for, and what is known of those that are here."""
+    sources = [source for source in run.device.get("power_sources") or [] if isinstance(source, dict)]
+    if not sources:
+        return NotMeasured("energy", "no sensor of this run measures power", "stepscope doctor")
+    here = [f"{source.get('name')} is {source.get('state')}" for source in sources if source.get("state") != "absent"]
+    if not here:
+        return NotMeasured("energy", f"no power meter here; tried {', '.join(str(s.get('name')) for s in sources)}")
+    return NotMeasured("energy", f"{', '.join(here)}, and this version reads no power meter yet", "stepscope doctor")
 
 
 def _missing(run: RunReader) -> list[dict[str, Any]]:

@@ -6,6 +6,7 @@ import json
 import platform
 import sys
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 
 from stepscope import __version__
 from stepscope.record.device import changing_facts, describe_device
+from stepscope.record.power_sources import power_sources
 from stepscope.record.recorders.modules import ModuleBook
 
 
@@ -36,7 +38,12 @@ def of_device(root: str | None, run: Path | None = None) -> dict[str, Any]:
     """device.json; with a run folder, the facts of its start with those of the end beside them."""
     where = Path(root or "/")
     if run is None:
-        return {**describe_device(where), "accelerators_torch": _gpus(), "at_start": changing_facts(where)}
+        return {
+            **describe_device(where),
+            "accelerators_torch": _gpus(),
+            "power_sources": [asdict(source) for source in power_sources(where)],
+            "at_start": changing_facts(where),
+        }
     known: dict[str, Any] = json.loads((run / "device.json").read_text(encoding="utf-8"))
     return {**known, "at_end": changing_facts(where)}
 

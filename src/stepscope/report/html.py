@@ -1,0 +1,130 @@
+"""The page of a run: one self-contained HTML file that opens offline and asks no network for anything."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import importlib.util
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from stepscope.errors import MissingDependency, OutputNotWritable
+
+if TYPE_CHECKING:
+    from stepscope.analysis.run import Run
+    from stepscope.report.page.parts import Section
+
+_NEEDED = {"altair": "altair", "jinja2": "jinja2", "vl_convert": "vl-convert-python"}
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """A section with its place on the page."""
+
+    anchor: str
+    title: str
+    section: Section
+
+
+def write(run: Run, path: str | Path) -> Path:
+    """Write the page of a run to a file and return its path."""
+    target, content = Path(path), render(run)
+    try:
+        target.write_text(content, encoding="utf-8", newline="\n")
+    except OSError as error:
+        hint = "choose a file in a folder that exists and that you can write"
+        raise OutputNotWritable(f"cannot write the page to '{target}': {error.strerror or error}", hint) from error
+    return target
+
+
+def render(run: Run) -> str:
+    """The page of a run as HTML text."""
+    _check_needed()
+    import jinja2
+
+    from stepscope import __version__, units
+    from stepscope.report.charts.palette import DARK, LIGHT
+
+    page = files("stepscope.report.page")
+    environment = jinja2.Environment(
+        loader=jinja2.FunctionLoader(lambda name: (page / name).read_text(encoding="utf-8")),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "sort_keys": False}
+    script = (page / "page.js").read_text(encoding="utf-8")
+    return environment.get_template("page.html.j2").render(
+        title=_title(run),
+        about=_about(run),
+        alert=_alert(run),
+        sections=_sections(run),
+        css=(page / "page.css").read_text(encoding="utf-8"),
+        light=_variables(LIGHT),
+        dark=_variables(DARK),
+        script=script,
+        script_hash=_hash(script),
+        version=__version__,
+        not_measured=units.NOT_MEASURED,
+    )
+
+
+def _check_needed() -> None:
+    missing = [name for module, name in _NEEDED.items() if importlib.util.find_spec(module) is None]
+    if missing:
+        raise MissingDependency(
+            f"the page needs {', '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} not installed",
+            "pip install 'stepscope[report]'",
+        )
+
+
+def _sections(run: Run) -> list[_Entry]:
+    from stepscope.report import sections
+
+    entries = [(module.ORDER, module.__name__.rpartition(".")[2], module) for module in sections.discovered()]
+    ordered = sorted(entries, key=lambda entry: entry[:2])
+    return [_Entry(name.replace("_", "-"), module.TITLE, module.build(run)) for _, name, module in ordered]
+
+
+def _title(run: Run) -> str:
+    return str(_workload(run).get("name") or run.id)
+
+
+def _about(run: Run) -> list[str]:
+    """The line below the title: what was trained, on what, and which run it is."""
+    workload, board = _workload(run), run.device.get("board")
+    name = board.get("name") if isinstance(board, dict) else board
+    batch = workload.get("batch_size")
+    facts = [f"batch {batch}" if batch is not None else None, workload.get("optimizer"), workload.get("precision")]
+    return [str(fact) for fact in (*facts, workload.get("device"), name, run.id) if fact]
+
+
+def _workload(run: Run) -> dict[str, object]:
+    workload = run.meta.get("workload")
+    return workload if isinstance(workload, dict) else {"name": workload}
+
+
+def _alert(run: Run) -> str | None:
+    """What a reader must know before any number: the run did not end as it should."""
+    if run.status == "ok":
+        return None
+    reason = run.meta.get("reason")
+    said = {
+        "running": "This run has not ended: the page shows what was on disk when it was written.",
+        "failed": "The training ended with an error.",
+        "oom": "The training ran out of memory.",
+        "interrupted": "The training was interrupted before its end.",
+    }.get(run.status, f"The run ended as '{run.status}'.")
+    return f"{said} {reason}" if reason else said
+
+
+def _variables(colours: dict[str, str]) -> str:
+    return " ".join(f"--{name}: {value};" for name, value in colours.items())
+
+
+def _hash(script: str) -> str:
+    """What the content security policy knows our script by; any other script on the page does not run."""
+    return "sha256-" + base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()

@@ -1,0 +1,189 @@
+"""The command line: every file of commands/ is a subcommand, and whatever goes wrong ends in a message and a code."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Annotated, Any
+
+import pytest
+import typer
+
+import stepscope
+from stepscope import __main__ as cli
+from stepscope import commands
+from stepscope.commands import Command, load_commands
+from stepscope.errors import OutputNotWritable, StepscopeError, UsageError
+
+CommandLine = Callable[..., "subprocess.CompletedProcess[str]"]
+FOLDER = Path(commands.__file__).parent
+
+
+def _with_command(monkeypatch: pytest.MonkeyPatch, function: Callable[..., Any], **context: Any) -> None:
+    monkeypatch.setattr(cli, "load_commands", lambda: [Command("fall", function, context), Command("rise", _rise)])
+
+
+def _rise() -> None:
+    """Rise."""
+
+
+def _exit_code(*argv: str) -> int:
+    """Of `main`, which leaves through SystemExit where click has answered itself."""
+    try:
+        return cli.main(argv)
+    except SystemExit as end:
+        return int(end.code or 0)
+
+
+def test_every_file_of_the_folder_is_a_command() -> None:
+    files = {path.stem for path in FOLDER.glob("*.py") if not path.stem.startswith("_")}
+    assert {command.function.__name__ for command in load_commands()} == files
+    assert files
+
+
+@pytest.mark.parametrize("command", load_commands(), ids=lambda command: command.name)
+def test_every_command_has_a_help_of_whole_sentences(command: Command) -> None:
+    first = (command.function.__doc__ or "").strip().splitlines()[0]
+    assert first.endswith(".")
+    assert first[0].isupper() or first[0] == "`"
+
+
+@pytest.mark.parametrize("command", load_commands(), ids=lambda command: command.name)
+def test_every_command_shows_its_help(command: Command, capsys: pytest.CaptureFixture[str]) -> None:
+    assert _exit_code(command.name, "--help") == 0
+    assert command.name in capsys.readouterr().out
+
+
+def test_a_trailing_underscore_keeps_a_file_clear_of_a_keyword(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = SimpleNamespace(import_old_=_rise, CONTEXT={"ignore_unknown_options": True})
+    monkeypatch.setattr(importlib, "import_module", lambda name: module)
+    assert commands._command("import_old_") == Command("import-old", _rise, {"ignore_unknown_options": True})
+
+
+def test_the_version_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    assert _exit_code("--version") == 0
+    assert capsys.readouterr().out == f"stepscope {stepscope.__version__}\n"
+
+
+def test_without_a_command_the_help_is_shown(stepscope_cli: CommandLine) -> None:
+    shown = stepscope_cli()
+    assert "Usage: stepscope" in shown.stdout + shown.stderr
+
+
+def test_an_unknown_command_is_answered_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    assert _exit_code("reprot") == 2
+    assert capsys.readouterr().err == "error: unknown command 'reprot'\nhint: did you mean report?\n"
+
+
+def test_an_unknown_option_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert _exit_code("report", "--no-such-option") == 2
+    assert "--no-such-option" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("error", [UsageError("no", "do this"), OutputNotWritable("disk", "free it"), StepscopeError("x")])
+def test_a_refusal_is_a_message_a_hint_and_its_code(
+    error: StepscopeError, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fall() -> None:
+        """Fall."""
+        raise error
+
+    _with_command(monkeypatch, fall)
+    assert _exit_code("fall") == error.exit_code
+    shown = capsys.readouterr()
+    hint = f"hint: {error.hint}\n" if error.hint else ""
+    assert (shown.out, shown.err) == ("", f"error: {error}\n{hint}")
+
+
+def test_a_fault_of_ours_shows_its_traceback_and_how_to_report_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fall() -> None:
+        """Fall."""
+        raise RuntimeError("this should not happen")
+
+    _with_command(monkeypatch, fall)
+    assert _exit_code("fall") == cli.INTERNAL_ERROR
+    shown = capsys.readouterr().err
+    assert "RuntimeError: this should not happen" in shown
+    assert f"fault in Stepscope {stepscope.__version__}" in shown
+    assert "open an issue" in shown
+
+
+def test_ctrl_c_ends_with_130_and_without_a_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fall() -> None:
+        """Fall."""
+        raise KeyboardInterrupt
+
+    _with_command(monkeypatch, fall)
+    assert _exit_code("fall") == 130
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_a_command_chooses_its_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fall() -> None:
+        """Fall."""
+        raise typer.Exit(17)
+
+    _with_command(monkeypatch, fall)
+    assert _exit_code("fall") == 17
+
+
+def test_a_command_may_take_options_that_are_not_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[str] = []
+
+    def fall(arguments: Annotated[list[str], typer.Argument()]) -> None:
+        """Fall."""
+        taken.extend(arguments)
+
+    _with_command(monkeypatch, fall, ignore_unknown_options=True)
+    assert _exit_code("fall", "a", "--lr", "0.1") == 0
+    assert taken == ["a", "--lr", "0.1"]
+
+
+def test_typer_does_not_replace_the_hook_that_shows_a_users_own_exception(monkeypatch: pytest.MonkeyPatch) -> None:
+    hook = sys.excepthook
+    _with_command(monkeypatch, _rise)
+    assert _exit_code("rise") == 0
+    assert sys.excepthook is hook
+
+
+def test_the_module_can_be_run_by_name(stepscope_cli: CommandLine) -> None:
+    shown = stepscope_cli("--version")
+    assert (shown.returncode, shown.stdout) == (0, f"stepscope {stepscope.__version__}\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["report", "nowhere"], 4, "no run folder at"),
+        (["run", "lenett"], 2, "unknown workload 'lenett'"),
+        (["run", "no_such_script.py"], 2, "no script"),
+        (["run", "lenet", "--batch", "0"], 2, "--batch 0"),
+        (["run", "lenet", "--period", "soon"], 2, "--period soon"),
+        (["run", "lenet", "--record", "sometimes"], 2, "cannot record 'sometimes'"),
+    ],
+)
+def test_what_cannot_be_done_is_said_in_two_lines(
+    arguments: list[str], code: int, said: str, stepscope_cli: CommandLine, tmp_path: Path
+) -> None:
+    answer = stepscope_cli(*arguments)
+    assert answer.returncode == code, answer.stderr
+    lines = answer.stderr.splitlines()
+    assert lines[0].startswith("error: ")
+    assert said in lines[0]
+    assert lines[1].startswith("hint: ")
+    assert not (tmp_path / "runs").exists(), "a refused run leaves no folder"
+
+
+def test_an_out_folder_that_cannot_be_written_is_refused(stepscope_cli: CommandLine, tmp_path: Path) -> None:
+    (tmp_path / "taken").write_text("a file in the place of the folder")
+    answer = stepscope_cli("run", "lenet", "--steps", "1", "--out", "taken")
+    assert answer.returncode == 5
+    assert answer.stderr.splitlines()[0].startswith("error: cannot write a run below 'taken'")
