@@ -24,7 +24,7 @@ def train(training: Training, steps: int) -> list[float]:
         loss = training.loss(batch)
         loss.backward()  # type: ignore[no-untyped-call]
         training.optimizer.step()
-        losses.append(float(loss))
+        losses.append(float(loss.detach()))
     return losses
 
 
@@ -74,7 +74,7 @@ def test_gradients_are_finite_and_steps_on_one_batch_lower_its_loss(name: str) -
         assert gradients
         assert all(g is not None and bool(torch.isfinite(g).all()) for g in gradients)
         training.optimizer.step()
-        losses.append(float(loss))
+        losses.append(float(loss.detach()))
     assert losses[-1] < losses[0]
 
 

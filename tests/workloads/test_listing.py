@@ -11,7 +11,7 @@ from stepscope.commands.workloads import workloads
 def test_the_table_names_every_workload_with_its_parameters(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("COLUMNS", "120")
     workloads()
     shown = capsys.readouterr().out
     assert all(name in shown for name in suite.names())

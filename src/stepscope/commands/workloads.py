@@ -63,12 +63,13 @@ def _table(rows: list[dict[str, Any]]) -> Any:
     from rich import box
     from rich.table import Table
 
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), caption="FLOPs per sample; 1 MAC = 2 FLOPs")
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
+    table.caption, table.caption_justify = "FLOPs per sample; 1 MAC = 2 FLOPs", "left"
     for title in ("workload", "domain", "input"):
-        table.add_column(title, overflow="fold")
-    for title in ("batch", "parameters", "forward\nFLOPs", "training\nFLOPs"):
-        table.add_column(title, justify="right")
-    table.add_column("data", overflow="fold")
+        table.add_column(title, no_wrap=True)
+    for title in ("batch", "parameters", "forward\nFLOPs", "train\nFLOPs"):
+        table.add_column(title, justify="right", no_wrap=True)
+    table.add_column("data", no_wrap=True)
     for row in rows:
         table.add_row(
             row["name"],

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import math
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -56,6 +57,8 @@ def count_flops(model: nn.Module, loss: LossOf, batch: Any, samples: int | None 
         with contextlib.ExitStack() as stack:
             stack.enter_context(torch.random.fork_rng(devices=[]))
             stack.enter_context(_eager())
+            stack.enter_context(warnings.catch_warnings())
+            warnings.simplefilter("ignore")  # they would be about our copy, not about the user's model
             counter = _Counter(on_meta(model))
             counter.run(loss, _batch_on_meta(batch))
         return counter.result(size)
@@ -95,6 +98,7 @@ class _Counter:
         self._own = self._forward
         self._stack: list[str] = []  # modules whose forward is running
         self._place: str | None = None
+        self._node_place: str | None = None  # of the node that runs in backward; null in forward
         self._counted = 0
         self._claimed: set[Any] = set()  # nodes of the graph that have a module; kept, so that they stay the same
         self._totals = (0, 0)
@@ -126,7 +130,7 @@ class _Counter:
 
     def _left(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         self._claim(output, self._stack.pop())
-        self._move(self._stack[-1] if self._stack else None)
+        self._move(self._stack[-1] if self._stack else self._node_place)
 
     def _move(self, place: str | None) -> None:
         """From here on, what is counted belongs to `place`; null is outside every module."""
@@ -136,7 +140,8 @@ class _Counter:
         self._counted, self._place = counted, place
 
     def _backward_reached(self, place: str | None) -> None:
-        if not self._stack:  # a forward that is computed again inside backward keeps its place
+        if not self._stack:  # a forward that is computed again inside a node keeps its place, and gives it back
+            self._node_place = place
             self._move(place)
 
     def _claim(self, values: Any, place: str | None) -> None:

@@ -49,6 +49,7 @@ class OpRecorder:
         self._spans: list[StepSpan] = []
         self._calls = OptimizerCalls()
         self._owners: dict[int, int] = {}
+        self._updated: dict[int, list[int]] = {}  # by optimizer, the modules of the parameters that it updates
         self._offset_ns = 0
         self._rows_per_step = MOST_EVENTS // 4
         self._stopped = False
@@ -77,10 +78,13 @@ class OpRecorder:
         """An optimizer is about to step: note whose parameters come in which order."""
         if self._window is None:
             return
-        parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-        if any(id(p) not in self._owners for p in parameters):
-            self._owners = self.scopes.book.parameter_modules()
-        self._calls.parameter_modules.append([self._owners.get(id(p), -1) for p in parameters])
+        known = self._updated.get(id(optimizer))
+        if known is None:  # once a window: it costs a percent of a dispatch-bound step
+            parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+            if any(id(p) not in self._owners for p in parameters):
+                self._owners = self.scopes.book.parameter_modules()
+            known = self._updated[id(optimizer)] = [self._owners.get(id(p), -1) for p in parameters]
+        self._calls.parameter_modules.append(known)
 
     def close_window(self) -> None:
         """Stop recording and write what was caught; RAM is free again afterwards."""
@@ -112,7 +116,7 @@ class OpRecorder:
     def _open(self, shapes: bool) -> None:
         if self._cuda:
             torch.cuda.synchronize()
-        self._spans, self._calls = [], OptimizerCalls()
+        self._spans, self._calls, self._updated = [], OptimizerCalls(), {}
         self._offset_ns = unix_minus_monotonic_ns()
         self._window = torch_private.start_window(shapes, self._cuda)
         self.scopes.open_scopes()

@@ -26,6 +26,7 @@ import torch
 from torch import nn
 
 ModuleCall = Callable[..., Any]
+Scope = contextlib.AbstractContextManager[Any]
 
 
 @dataclass(frozen=True)
@@ -120,6 +121,25 @@ def route_module_calls(call: ModuleCall) -> Callable[[], None]:
 def uncompiled_call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
     """What nn.Module.__call__ would have done."""
     return module._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
+
+
+def scoped_call(make: Callable[[nn.Module], Scope]) -> ModuleCall:
+    """A call for `route_module_calls` with a scope around it; `make` gives a module its scope.
+
+    It runs for every module of every recorded step: a frame less here is a percent of a dispatch-bound step.
+    """
+    free: dict[int, Scope] = {}  # a scope that is open cannot be entered again, so it is taken out meanwhile
+
+    def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        key = id(module)
+        scope = free.pop(key, None) or make(module)
+        try:
+            with scope:
+                return module._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
+        finally:
+            free[key] = scope
+
+    return call
 
 
 def before_other_profilers(callback: Callable[[], None]) -> Callable[[], None]:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import base64
 import hashlib
 import importlib.util
+from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 from stepscope.errors import MissingDependency, OutputNotWritable
@@ -45,6 +47,7 @@ def render(run: Run) -> str:
     import jinja2
 
     from stepscope import __version__, units
+    from stepscope.report import sections
     from stepscope.report.charts.palette import DARK, LIGHT
 
     page = files("stepscope.report.page")
@@ -56,12 +59,14 @@ def render(run: Run) -> str:
         lstrip_blocks=True,
     )
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "sort_keys": False}
+    found = sections.discovered()
     script = (page / "page.js").read_text(encoding="utf-8")
     return environment.get_template("page.html.j2").render(
         title=_title(run),
         about=_about(run),
         alert=_alert(run),
-        sections=_sections(run),
+        sections=_sections(run, found.modules),
+        warnings=found.warnings,
         css=(page / "page.css").read_text(encoding="utf-8"),
         light=_variables(LIGHT),
         dark=_variables(DARK),
@@ -81,10 +86,8 @@ def _check_needed() -> None:
         )
 
 
-def _sections(run: Run) -> list[_Entry]:
-    from stepscope.report import sections
-
-    entries = [(module.ORDER, module.__name__.rpartition(".")[2], module) for module in sections.discovered()]
+def _sections(run: Run, modules: Iterable[ModuleType]) -> list[_Entry]:
+    entries = [(module.ORDER, module.__name__.rpartition(".")[2], module) for module in modules]
     ordered = sorted(entries, key=lambda entry: entry[:2])
     return [_Entry(name.replace("_", "-"), module.TITLE, module.build(run)) for _, name, module in ordered]
 

@@ -7,7 +7,6 @@ itself). Where a run trains several models each has its type in front ("Discrimi
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -18,7 +17,6 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from stepscope.record import torch_private
 from stepscope.record.recorders.phases import MODULE_SCOPE
 
-Scope = AbstractContextManager[Any]
 _COMPILED = "_orig_mod"  # the attribute under which torch.compile keeps the model
 
 
@@ -136,25 +134,7 @@ class ModuleScopes:
         return call
 
     def _scoped_call(self) -> Callable[..., Any]:
-        scopes: dict[int, Scope] = {}
-        make, plain = self._make_scope, torch_private.uncompiled_call
-        inside: set[int] = set()
-
-        def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            key = id(module)
-            scope = scopes.get(key)
-            if scope is None:
-                scope = scopes[key] = make(module)
-            if key in inside:  # it calls itself: the outer scope covers it
-                return plain(module, *args, **kwargs)
-            inside.add(key)
-            try:
-                with scope:
-                    return plain(module, *args, **kwargs)
-            finally:
-                inside.discard(key)
-
-        return call
+        return torch_private.scoped_call(self._make_scope)
 
     def _hooks_that_find(self) -> list[Any]:
         def before(module: nn.Module, _args: Any) -> None:
@@ -163,7 +143,7 @@ class ModuleScopes:
         return [register_module_forward_pre_hook(before)]
 
     def _hooks_that_scope(self) -> list[Any]:
-        open_now: dict[int, Scope] = {}
+        open_now: dict[int, torch_private.Scope] = {}
 
         def before(module: nn.Module, _args: Any) -> None:
             if id(module) not in open_now:
@@ -177,7 +157,7 @@ class ModuleScopes:
 
         return [register_module_forward_pre_hook(before), register_module_forward_hook(after, always_call=True)]
 
-    def _make_scope(self, module: nn.Module) -> Scope:
+    def _make_scope(self, module: nn.Module) -> torch_private.Scope:
         return torch_private.make_scope(f"{MODULE_SCOPE}{self.book.index(module)}")
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import altair as alt
 import polars as pl
 
@@ -11,7 +13,7 @@ from stepscope.report.charts.style import axis, plot_width
 _COLOURS = [LIGHT["forward"], LIGHT["backward"], LIGHT["optimizer"], LIGHT["data"]]
 
 
-def build(points: pl.DataFrame, width: int) -> alt.Chart:
+def build(points: pl.DataFrame, width: int) -> Any:
     """Lines of `points` (series, piece, t_s, mb); a new `piece` begins after a gap."""
     names = points["series"].unique(maintain_order=True).to_list()
     colour = alt.Color("series:N", scale=alt.Scale(domain=names, range=_COLOURS[: len(names)]))

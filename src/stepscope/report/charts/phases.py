@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import altair as alt
 import polars as pl
 
@@ -9,7 +11,7 @@ from stepscope.report.charts.palette import LIGHT, PHASE
 from stepscope.report.charts.style import plot_width
 
 
-def build(phases: pl.DataFrame, width: int) -> alt.LayerChart:
+def build(phases: pl.DataFrame, width: int) -> Any:
     """A bar of `phases` (columns phase, t0_ms, t1_ms, label, hover), as wide as a median step."""
     present = [phase for phase in PHASE if phase in phases["phase"].to_list()]
     colour = alt.Color("phase:N", scale=alt.Scale(domain=present, range=[PHASE[name] for name in present]))

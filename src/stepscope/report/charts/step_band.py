@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import altair as alt
 import polars as pl
 
@@ -9,7 +11,7 @@ from stepscope.report.charts.palette import LIGHT
 from stepscope.report.charts.style import axis, plot_width
 
 
-def build(bands: pl.DataFrame, top_ms: float, low_ms: float, width: int) -> alt.LayerChart:
+def build(bands: pl.DataFrame, top_ms: float, low_ms: float, width: int) -> Any:
     """Line and band of `bands` (step, low_ms, middle_ms, high_ms, hover), one row for several steps."""
     y = alt.Y("low_ms:Q", scale=alt.Scale(domain=[low_ms, top_ms], nice=False), axis=axis("step time, ms"))
     x = alt.X("step:Q", axis=axis("step", grid=False, tickCount=6, format="d"), scale=alt.Scale(nice=False, zero=False))

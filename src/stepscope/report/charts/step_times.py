@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import altair as alt
 import polars as pl
 
@@ -15,7 +17,7 @@ _HEIGHT = 240
 
 def build(
     points: pl.DataFrame, bars: pl.DataFrame, median_ms: float | None, top_ms: float, low_ms: float, width: int
-) -> alt.HConcatChart:
+) -> Any:
     """Scatter of `points` (step, ms, kind, above, hover) and histogram of `bars` (ms0, ms1, steps, hover).
 
     Points marked `above` lie over `top_ms` and are drawn as arrows at the upper edge.
@@ -31,7 +33,7 @@ def build(
     return alt.hconcat(plot, _histogram(bars, scale, median_ms).properties(width=beside, height=_HEIGHT), spacing=10)
 
 
-def _scatter(points: pl.DataFrame, y: alt.Y, narrow: bool) -> alt.LayerChart:
+def _scatter(points: pl.DataFrame, y: alt.Y, narrow: bool) -> Any:
     colour = alt.Color("kind:N", scale=alt.Scale(domain=list(KINDS), range=_COLOURS))
     shape = alt.Shape("kind:N", scale=alt.Scale(domain=list(KINDS), range=["cross", "circle", "diamond"]))
     x = alt.X("step:Q", axis=axis("step", grid=False, tickCount=4 if narrow else 8, format="d"))
@@ -45,7 +47,7 @@ def _scatter(points: pl.DataFrame, y: alt.Y, narrow: bool) -> alt.LayerChart:
     )
 
 
-def _histogram(bars: pl.DataFrame, scale: alt.Scale, median_ms: float | None) -> alt.LayerChart:
+def _histogram(bars: pl.DataFrame, scale: alt.Scale, median_ms: float | None) -> Any:
     y = alt.Y("ms0:Q", scale=scale, axis=axis("", labels=False))
     x = alt.X("steps:Q", axis=axis("steps", grid=False, tickCount=2, format="d"))
     layers = [

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import altair as alt
 import polars as pl
 
@@ -11,7 +13,7 @@ from stepscope.report.charts.style import axis, plot_width
 _TALLEST, _LOWEST, _ALL_ROWS = 64, 16, 620  # px
 
 
-def build(windows: pl.DataFrame, boundaries: pl.DataFrame, width: int) -> alt.VConcatChart:
+def build(windows: pl.DataFrame, boundaries: pl.DataFrame, width: int) -> Any:
     """Rows of `windows` (core, label, t0_ms, t1_ms, percent, hover); `boundaries` (t_ms) are starts of steps."""
     cores = windows.select("core", "label").unique(maintain_order=True).rows()
     height = max(_LOWEST, min(_TALLEST, _ALL_ROWS // max(len(cores), 1)))
@@ -25,7 +27,7 @@ def build(windows: pl.DataFrame, boundaries: pl.DataFrame, width: int) -> alt.VC
     return alt.vconcat(*rows, spacing=8)
 
 
-def _row(shown: pl.DataFrame, boundaries: pl.DataFrame, label: str, time: alt.Scale, last: bool) -> alt.LayerChart:
+def _row(shown: pl.DataFrame, boundaries: pl.DataFrame, label: str, time: alt.Scale, last: bool) -> Any:
     ticks = axis("time since the first step shown, ms", grid=False, tickCount=8) if last else None
     x = alt.X("t0_ms:Q", scale=time, axis=ticks)
     settings = {"titleAngle": 0, "titleAlign": "right", "titleX": -42, "titleY": 14, "values": [0, 50, 100]}

@@ -62,6 +62,7 @@ class Table:
     rows: Sequence[tuple[Cell, ...]]
     caption: str = ""
     shown: int = 12
+    lively: bool = True  # a few rows need no tools
     kind: ClassVar[str] = "table"
 
 
@@ -78,6 +79,7 @@ class Items:
     """A list of short statements, each with a reason or remedy."""
 
     rows: tuple[tuple[str, str], ...]
+    heading: str = ""
     kind: ClassVar[str] = "items"
 
 

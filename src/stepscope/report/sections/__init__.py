@@ -7,15 +7,10 @@ what analysis computed; one that finds nothing to show says so in its lede.
 from __future__ import annotations
 
 import sys
-from types import ModuleType
 
-from stepscope.errors import StepscopeError
-from stepscope.plugins import discover
+from stepscope.plugins import Discovery, discover
 
 
-def discovered() -> tuple[ModuleType, ...]:
-    """Every section of this folder and of plug-ins."""
-    found = discover(sys.modules[__name__], "stepscope.sections")
-    if found.warnings:
-        raise StepscopeError("; ".join(found.warnings), "reinstall Stepscope, or remove the plug-in that is named")
-    return found.modules
+def discovered() -> Discovery:
+    """Every section of this folder and of plug-ins, and a sentence for each that could not be imported."""
+    return discover(sys.modules[__name__], "stepscope.sections")

@@ -1,0 +1,130 @@
+"""Writes cli.md and python.md beside this file from the code itself: python docs/reference/make.py."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from typer.main import get_command
+
+import stepscope
+from stepscope.__main__ import build_app
+from stepscope.errors import StepscopeError
+from stepscope.record.profile import Scope
+
+HERE = Path(__file__).parent
+NOTICE = "<!-- made from the code: python docs/reference/make.py -->\n"
+
+
+def cli_page() -> str:
+    """cli.md: every command with its help, arguments and options."""
+    group: Any = get_command(build_app())
+    parts = [NOTICE + "# Command line", f"{group.help}\n\nEvery command answers `--help`; `stepscope --version` too."]
+    parts += [_command(name, command) for name, command in sorted(group.commands.items())]
+    parts.append(_exit_codes())
+    return "\n\n".join(parts) + "\n"
+
+
+def python_page() -> str:
+    """python.md: the public names of `stepscope`, with signatures as they stand in the source."""
+    names = [name for name in stepscope.__all__ if not name.startswith("_")]
+    parts = [NOTICE + "# Python", "`import stepscope` costs nothing: each name is imported when it is first used."]
+    parts += [_public(f"stepscope.{name}", getattr(stepscope, name)) for name in sorted(names, key=str.lower)]
+    parts.append(_public("The scope of `with stepscope.profile(...) as scope`", Scope))
+    return "\n\n".join(parts) + "\n"
+
+
+def _command(name: str, command: Any) -> str:
+    rows = [_parameter(parameter) for parameter in command.params if parameter.name != "help"]
+    usage = " ".join(["stepscope", name, *(_usage(p) for p in command.params if p.param_type_name == "argument")])
+    table = "\n".join(["| | default | |", "| --- | --- | --- |", *rows])
+    return f"## stepscope {name}\n\n`{usage} [OPTIONS]`\n\n{_text(command.help)}\n\n{table}"
+
+
+def _usage(argument: Any) -> str:
+    name = str(argument.name).upper()
+    return name if argument.required else f"[{name}]"
+
+
+def _parameter(parameter: Any) -> str:
+    argument = parameter.param_type_name == "argument"
+    name = parameter.name.upper() if argument else ", ".join([*parameter.opts, *parameter.secondary_opts])
+    default = "required" if parameter.required else _default(parameter.default)
+    return f"| `{name}` | {default} | {_text(parameter.help).replace('|', chr(92) + '|')} |"
+
+
+def _default(value: Any) -> str:
+    return "" if value is None or value is False or value == [] else f"`{value}`"
+
+
+def _text(text: str | None) -> str:
+    return inspect.cleandoc(text or "").strip()
+
+
+def _exit_codes() -> str:
+    errors = sorted(StepscopeError.__subclasses__(), key=lambda error: error.exit_code)
+    rows = [f"| {error.exit_code} | {_text(error.__doc__)} |" for error in errors]
+    rows = [*rows, "| 70 | A fault in Stepscope itself: please report it. |", "| 130 | Ctrl-C. |"]
+    title = "## Exit codes\n\n`stepscope run train.py` gives the exit code of the script.\n\n| code | meaning |"
+    return "\n".join([title, "| --- | --- |", *rows])
+
+
+def _public(name: str, value: Any) -> str:
+    if inspect.ismodule(value):
+        return f"## {name}\n\n```text\n{_text(value.__doc__)}\n```"
+    parts = [f"## {name}"]
+    if not inspect.isclass(value):
+        return "\n\n".join([*parts, f"```text\n{_signature(value)}\n```", _text(value.__doc__)])
+    if "__init__" in vars(value) and value is not Scope:  # a scope is given, never made
+        parts.append(f"```text\n{_signature(value.__init__)}\n```")
+    return "\n\n".join([*parts, _text(value.__doc__), *_members(value)])
+
+
+def _members(owner: type) -> Iterator[str]:
+    """The public methods and properties of a class; those of its own first, then the inherited ones."""
+    seen: set[str] = set()
+    for part in owner.__mro__[:-1]:
+        for name, member in vars(part).items():
+            function = _function(member)
+            if name.startswith("_") or name in seen or function is None:
+                continue
+            seen.add(name)
+            kind = "" if callable(member) else " (property)"
+            about = f"\n\n{_text(function.__doc__)}" if function.__doc__ else ""
+            yield f"### {owner.__name__}.{name}{kind}\n\n```text\n{_signature(function)}\n```{about}"
+
+
+def _function(member: Any) -> Callable[..., Any] | None:
+    if isinstance(member, property):
+        return member.fget
+    if isinstance(member, cached_property):
+        return member.func
+    if isinstance(member, classmethod):
+        return member.__func__
+    return member if inspect.isfunction(member) else None
+
+
+def _signature(function: Callable[..., Any]) -> str:
+    """`def name(...) -> ...` as the source has it: the same on every version of Python."""
+    source = textwrap.dedent(inspect.getsource(function))
+    node = ast.parse(source).body[0]
+    assert isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+    lines = source.splitlines()[node.lineno - 1 : node.body[0].lineno - 1]
+    return "\n".join(lines).rstrip().rstrip(":")
+
+
+def main() -> int:
+    """Write both pages."""
+    for name, page in (("cli.md", cli_page), ("python.md", python_page)):
+        (HERE / name).write_text(page(), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

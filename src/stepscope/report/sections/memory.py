@@ -1,0 +1,74 @@
+"""Memory of the trainer over the run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import polars as pl
+
+from stepscope.report.charts import memory as chart
+from stepscope.report.page.parts import KeyFigure, KeyFigures, Part, Section
+from stepscope.report.page.reading import interval, quantity
+from stepscope.report.sections._drawing import figure
+
+if TYPE_CHECKING:
+    from stepscope.analysis.run import Run
+
+TITLE = "Memory"
+ORDER = 60
+
+_SERIES = {"rss": "resident (RSS)", "pss": "proportional (PSS)"}
+_HEADLINES = {"peak_memory": "Peak", "resident_memory": "Median in the steps"}
+_MOST_POINTS = 500  # a line; of the readings that fall on one point the largest is drawn
+_LONG_PERIODS = 20  # a longer silence breaks the line
+
+
+def build(run: Run) -> Section:
+    """Resident and proportional memory against time, with its peaks."""
+    figures = tuple(_key_figures(run))
+    parts: list[Part] = [KeyFigures(figures)] if figures else []
+    lines = [line for name, label in _SERIES.items() for line in _lines(run, name, label)]
+    if not lines:
+        return Section("Memory was not sampled in this run.", tuple(parts))
+    drawn = pl.concat(lines)
+    caption = "Where readings are denser than the drawing, the largest is drawn. A broken line is a gap."
+    parts.append(figure(lambda width: chart.build(drawn, width), caption))
+    lede = "What the system gave to the trainer, also what Python and torch hold and do not use at the moment."
+    return Section(lede, tuple(parts))
+
+
+def _key_figures(run: Run) -> Iterator[KeyFigure]:
+    metrics = run.metrics().filter(pl.col("value").is_not_null())
+    for row in metrics.filter(pl.col("metric").is_in(list(_HEADLINES))).iter_rows(named=True):
+        scope = "" if row["scope"] == "process" else f" ({row['scope']})"
+        label = f"{_HEADLINES[row['metric']]}, {row['source']}{scope}"
+        yield KeyFigure(label, quantity(row["value"], "B"), interval(row["low"], row["high"], "B"), row["note"] or "")
+
+
+def _lines(run: Run, name: str, label: str) -> Iterator[pl.DataFrame]:
+    """One line a scope: series, piece, t_s, mb; a new piece begins where a reading is missing or late."""
+    samples, steps = run.samples(name), run.steps
+    start = int(steps["t0_ns"][0]) if len(steps) else None
+    for (scope,), frame in samples.group_by(["scope"], maintain_order=True):
+        read = frame.sort("t0_ns").with_columns(dark=pl.col("value").is_null().cum_sum()).drop_nulls("value")
+        if len(read) < 2:
+            continue
+        series = label if scope == "process" else f"{label}, {scope}"
+        yield _line(read, int(read["t0_ns"][0]) if start is None else start, series)
+
+
+def _line(read: pl.DataFrame, start_ns: int, series: str) -> pl.DataFrame:
+    step = pl.col("t0_ns").diff()
+    broken = (step > _LONG_PERIODS * step.median()) | (pl.col("dark").diff() > 0)
+    pieces = read.with_columns(piece=broken.fill_null(False).cum_sum())
+    width = max(1, -(-len(pieces) // _MOST_POINTS))
+    thinned = pieces.group_by("piece", pl.int_range(pl.len()) // width, maintain_order=True).agg(
+        pl.col("t0_ns").get(pl.col("value").arg_max()), pl.col("value").max()
+    )
+    return thinned.select(
+        series=pl.lit(series),
+        piece=pl.format("{} {}", pl.lit(series), "piece"),
+        t_s=(pl.col("t0_ns") - start_ns) / 1e9,
+        mb=pl.col("value") / 1e6,
+    )

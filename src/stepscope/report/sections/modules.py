@@ -1,0 +1,106 @@
+"""Where the time goes by module: the tree as an icicle, and every module in a table."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+
+from stepscope.analysis.own_time import OUTSIDE, RESIDUAL
+from stepscope.report.page.parts import Cell, Column, Icicle, Section, Table
+from stepscope.report.page.reading import count, milliseconds, plural
+from stepscope.units import percent, si
+
+if TYPE_CHECKING:
+    from stepscope.analysis.run import Run
+
+TITLE = "Modules"
+ORDER = 40
+
+_MOST_CELLS = 4_000
+_MOST_ROWS = 1_200
+_CAPTION = (
+    "From left to right, a module and what it is made of; height is time in a median step. A click makes a module the "
+    "whole picture, a click on it again leads back. The stripe at the left of a cell divides its time by phase; the "
+    "deeper the tint, the larger the part of the step."
+)
+_FIELDS = (
+    *("name", "type", "parent", "parameters", "calls"),
+    *("total", "forward", "backward", "optimizer", "own", "low", "high", "share"),
+)
+
+
+def build(run: Run) -> Section:
+    """Icicle and table of `run.modules()`."""
+    modules = run.modules()
+    timed = modules.filter(pl.col("total_ns").is_not_null())
+    if timed.is_empty():
+        return Section("No operation was recorded after the warm-up, so time cannot be told apart by module.")
+    inside = modules.filter(pl.col("module").is_not_null() & (pl.col("module") != RESIDUAL))
+    lede = f"{plural(len(inside), 'module')}, forward and backward, in ms a step (medians of the recorded steps)."
+    if inside["optimizer_ns"].null_count() == len(inside):
+        lede += " The optimizer's updates could not be led back to single modules."
+    return Section(lede, (_icicle(inside), _table(modules)) if len(inside) else (_table(modules),))
+
+
+def _icicle(inside: pl.DataFrame) -> Icicle:
+    """The dearest subtrees; a parent is never cheaper than its child, so none is orphaned."""
+    kept = inside
+    if len(inside) > _MOST_CELLS:
+        least = inside["tree_total_ns"].sort(descending=True)[_MOST_CELLS]
+        kept = inside.filter(pl.col("tree_total_ns") > least)
+    place = {name: index for index, name in enumerate(kept["module"])}
+    rows = [_icicle_row(row, place) for row in kept.iter_rows(named=True)]
+    left_out = len(inside) - len(kept)
+    caption = f"{_CAPTION} The {left_out:,} cheapest modules are not drawn." if left_out else _CAPTION
+    return Icicle(_FIELDS, rows, caption)
+
+
+def _icicle_row(row: dict[str, Any], place: dict[str, int]) -> list[Any]:
+    times = [row[f"tree_{name}_ns"] for name in ("total", "forward", "backward", "optimizer")]
+    times += [row["total_ns"], row["tree_low_ns"], row["tree_high_ns"]]
+    whole = [None if ns is None else round(ns) for ns in times]
+    share = None if row["tree_share"] is None else round(row["tree_share"], 5)
+    parent = place.get(row["parent"]) if row["parent"] is not None else None
+    return [row["module"], row["type"], parent, row["parameters"], row["calls"], *whole, share]
+
+
+def _table(modules: pl.DataFrame) -> Table:
+    columns = (
+        Column("Module", numeric=False),
+        Column("Type", numeric=False),
+        Column("Own, ms", meaning="Time of the module itself, without the modules in it"),
+        Column("95 % interval, ms"),
+        Column("Share"),
+        Column("Forward, ms"),
+        Column("Backward, ms"),
+        Column("Optimizer, ms"),
+        Column("With children, ms"),
+        Column("Parameters"),
+        Column("Calls"),
+        Column("FLOP", meaning="Floating-point operations a step, forward and backward, of its own operations"),
+    )
+    ordered = modules.sort("total_ns", descending=True, nulls_last=True, maintain_order=True)
+    rows = [_row(row) for row in ordered.head(_MOST_ROWS).iter_rows(named=True)]
+    caption = "Own times, with the time outside any module and between operations, add up to the step."
+    if len(ordered) > _MOST_ROWS:
+        rest = ordered.slice(_MOST_ROWS)["total_ns"].to_numpy().sum()
+        caption += f" {len(ordered) - _MOST_ROWS:,} cheaper modules, {milliseconds(rest)} ms together, are not listed."
+    return Table("modules", columns, rows, caption)
+
+
+def _row(row: dict[str, Any]) -> tuple[Cell, ...]:
+    name = {None: OUTSIDE, "": "the model itself"}.get(row["module"], row["module"])
+    between = "-" if row["low_ns"] is None else f"{milliseconds(row['low_ns'])} to {milliseconds(row['high_ns'])}"
+    times = ("forward_ns", "backward_ns", "optimizer_ns", "tree_total_ns")
+    return (
+        Cell(name, row["module"] or ""),
+        Cell(row["type"] or "", row["type"]),
+        Cell(milliseconds(row["total_ns"]), row["total_ns"]),
+        Cell(between, row["low_ns"]),
+        Cell(percent(row["share"]), row["share"], row["share"]),
+        *(Cell(milliseconds(row[name]), row[name]) for name in times),
+        Cell(count(row["parameters"]), row["parameters"]),
+        Cell(count(row["calls"]), row["calls"]),
+        Cell(si(row["flops"], ""), row["flops"]),
+    )

@@ -1,0 +1,58 @@
+"""Where the time goes by kind of operation."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+
+from stepscope.report.page.parts import Cell, Column, Section, Table
+from stepscope.report.page.reading import count, milliseconds, plural
+from stepscope.runfolder import PHASES
+from stepscope.units import percent, si
+
+if TYPE_CHECKING:
+    from stepscope.analysis.run import Run
+
+TITLE = "Operations"
+ORDER = 50
+
+_MOST_ROWS = 1_200
+
+
+def build(run: Run) -> Section:
+    """Table of `run.op_kinds()`."""
+    kinds = run.op_kinds()
+    if kinds.is_empty():
+        return Section("No operation was recorded after the warm-up.")
+    phases = [phase for phase in PHASES if float(kinds[f"{phase}_ns"].fill_null(0).sum()) > 0]
+    lede = f"{plural(len(kinds) - 1, 'kind')} of operation by their own time, without the operations they call."
+    return Section(lede, (_table(kinds, phases),))
+
+
+def _table(kinds: pl.DataFrame, phases: list[str]) -> Table:
+    several = kinds["device"].n_unique() > 1
+    columns = [Column("Operation", numeric=False), *([Column("Device", numeric=False)] if several else [])]
+    columns += [Column("Own, ms"), Column("95 % interval, ms"), Column("Share"), Column("Count a step")]
+    columns += [Column(f"{phase.capitalize()}, ms") for phase in phases]
+    columns.append(Column("FLOP/s", meaning="Floating-point operations a second while it runs, where shapes tell them"))
+    rows = [_row(row, phases, several) for row in kinds.head(_MOST_ROWS).iter_rows(named=True)]
+    caption = "Median ms a step. Own times on the CPU, with the time between operations, add up to the step."
+    if len(kinds) > _MOST_ROWS:
+        rest = kinds.slice(_MOST_ROWS)["total_ns"].to_numpy().sum()
+        caption += f" {len(kinds) - _MOST_ROWS:,} cheaper kinds, {milliseconds(rest)} ms together, are not listed."
+    return Table("operations", tuple(columns), rows, caption)
+
+
+def _row(row: dict[str, Any], phases: list[str], several: bool) -> tuple[Cell, ...]:
+    between = "-" if row["low_ns"] is None else f"{milliseconds(row['low_ns'])} to {milliseconds(row['high_ns'])}"
+    return (
+        Cell(row["name"], row["name"]),
+        *((Cell(row["device"] or "", row["device"]),) if several else ()),
+        Cell(milliseconds(row["total_ns"]), row["total_ns"]),
+        Cell(between, row["low_ns"]),
+        Cell(percent(row["share"]), row["share"], row["share"]),
+        Cell(count(row["count"]), row["count"]),
+        *(Cell(milliseconds(row[f"{phase}_ns"]), row[f"{phase}_ns"]) for phase in phases),
+        Cell(si(row["flops_per_s"], ""), row["flops_per_s"]),
+    )

@@ -1,0 +1,80 @@
+"""Device, versions, settings, and the command that repeats the run."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, Any
+
+from stepscope.report.page.parts import Command, Facts, Note, Part, Section
+from stepscope.units import bytes_, duration, number
+
+if TYPE_CHECKING:
+    from stepscope.analysis.run import Run
+
+TITLE = "Device and how to repeat"
+ORDER = 90
+
+
+def build(run: Run) -> Section:
+    """Facts of run.json and device.json as they are, and argv as a command line."""
+    argv = run.meta.get("argv")
+    parts: list[Part] = []
+    if isinstance(argv, list) and argv:
+        parts.append(Command(" ".join(shlex.quote(str(word)) for word in argv)))
+    else:
+        parts.append(Note("The command line was not recorded: this run was started from Python."))
+    parts.append(Facts(tuple(_facts(run))))
+    return Section("The same command on the same device with the same versions repeats this run.", tuple(parts))
+
+
+def _facts(run: Run) -> Iterator[tuple[str, str]]:
+    meta = run.meta
+    yield "Run", run.id
+    yield "Status", f"{run.status} ({meta['reason']})" if meta.get("reason") else run.status
+    started = (meta.get("clock") or {}).get("unix_ns")
+    if started:
+        yield "Started", f"{datetime.fromtimestamp(started / 1e9, tz=timezone.utc):%Y-%m-%d %H:%M:%S} UTC"
+    for title in ("workload", "seed", "threads", "recorder", "sampler", "versions"):
+        yield from _flat(title.capitalize(), meta.get(title))
+    for title, value in run.device.items():
+        yield from _flat(title.replace("_", " ").capitalize(), value)
+
+
+def _flat(title: str, value: Any) -> Iterator[tuple[str, str]]:
+    """A value as one row; of an object, its entries in one row and each inner object in a row of its own."""
+    if value is None:
+        return
+    if not isinstance(value, dict):
+        yield title, _said(title, value)
+        return
+    plain = {key: inner for key, inner in value.items() if inner is not None and not isinstance(inner, dict)}
+    if plain:
+        yield title, ", ".join(f"{key.replace('_', ' ')} {_said(key, inner)}" for key, inner in plain.items())
+    for key, inner in value.items():
+        if isinstance(inner, dict):
+            yield from _flat(f"{title}, {key.replace('_', ' ')}", inner)
+
+
+def _said(key: str, value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list):
+        return " × ".join(_said("", item) for item in value) if _is_shape(value) else _listed(value)
+    if isinstance(value, int | float) and key.endswith("_ns"):
+        return duration(value)
+    if isinstance(value, int | float) and key.endswith("bytes"):
+        return bytes_(value)
+    return number(value, 6) if isinstance(value, float) else str(value)
+
+
+def _is_shape(value: list[Any]) -> bool:
+    return bool(value) and all(isinstance(item, int) for item in value) and len(value) <= 5
+
+
+def _listed(value: list[Any]) -> str:
+    return "; ".join(
+        " ".join(f"{key} {_said(key, inner)}" for key, inner in item.items()) if isinstance(item, dict) else str(item)
+        for item in value
+    )

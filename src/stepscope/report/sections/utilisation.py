@@ -1,0 +1,122 @@
+"""Utilisation of every core over three consecutive steps (the 2019 paper's figure 3)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import polars as pl
+
+from stepscope.report.charts import utilisation as chart
+from stepscope.report.page.parts import Cell, Column, Part, Section, Table
+from stepscope.report.page.reading import interval, plural, quantity
+from stepscope.report.sections._drawing import figure
+from stepscope.units import duration, percent
+
+if TYPE_CHECKING:
+    from stepscope.analysis.run import Run
+
+TITLE = "Core utilisation"
+ORDER = 30
+
+_STEPS = 3  # as the paper's figure
+_FEW_WINDOWS = 12  # with fewer, steps are shorter than the counters resolve: more steps are shown
+_MOST_WINDOWS = 160  # drawn a core
+_MOST_STEPS = 60
+
+
+def build(run: Run) -> Section:
+    """Timeline of each core, and its utilisation over the whole run."""
+    table = _table(run)
+    shown, timeline = _stretch(run)
+    if timeline.is_empty() or shown.is_empty():
+        lede = "Busy time of the cores was not sampled, or no step lasted past the warm-up."
+        return Section(lede, (table,) if table else ())
+    count = len(shown)
+    lede = "How busy each core was"
+    lede += f" over {plural(count, 'consecutive step')} from the middle of the run; dashed lines are starts of steps."
+    if count > _STEPS:
+        lede += " More than three are shown, for a step is shorter than the busy counters resolve."
+    parts: list[Part] = [_figure(run, shown, timeline)]
+    return Section(lede, tuple([*parts, table] if table else parts))
+
+
+def _stretch(run: Run) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Consecutive steps from the middle of the steady part, and the timeline of the cores over them."""
+    steady = run.steps.slice(run.warmup_steps)
+    count = min(_STEPS, len(steady))
+    while count:
+        first = (len(steady) - count) // 2
+        shown = steady.slice(first, count)
+        timeline = run.core_timeline(int(shown["t0_ns"][0]), int(shown["t1_ns"][-1]))
+        windows = 0 if timeline.is_empty() else len(timeline) // timeline["scope"].n_unique()
+        if timeline.is_empty() or windows >= _FEW_WINDOWS or count >= min(len(steady), _MOST_STEPS):
+            return shown, timeline
+        count = min(len(steady), _MOST_STEPS, max(count + 1, count * _FEW_WINDOWS // max(windows, 1)))
+    return steady.clear(), pl.DataFrame()
+
+
+def _figure(run: Run, shown: pl.DataFrame, timeline: pl.DataFrame) -> Part:
+    start = int(shown["t0_ns"][0])
+    longest = int((timeline["t1_ns"] - timeline["t0_ns"]).max())
+    windows = timeline.select(
+        core="scope",
+        label=pl.col("scope").str.replace(":", " "),
+        t0_ms=(pl.col("t0_ns") - start) / 1e6,
+        t1_ms=(pl.col("t1_ns") - start) / 1e6,
+        percent=pl.col("utilisation") * 100,
+    )
+    windows = windows.with_columns(hover=_hover())
+    per_core = len(timeline) // timeline["scope"].n_unique()
+    edges = pl.DataFrame({"t_ms": [(t - start) / 1e6 for t in [*shown["t0_ns"], shown["t1_ns"][-1]]]})
+    if per_core > _MOST_WINDOWS:
+        windows, longest = _wider(windows, per_core, longest)
+    sources = run.metrics().filter(pl.col("metric") == "core_utilisation")["source"].unique(maintain_order=True)
+    caption = f"Mean over windows of {duration(longest)}, two readings or two ticks of the counter at least"
+    caption += f" (source: {', '.join(sources)})." if len(sources) else "."
+    if windows["percent"].null_count():
+        caption += " Tinted: nothing was read."
+    return figure(lambda width: chart.build(windows, edges, width), caption)
+
+
+def _hover() -> pl.Expr:
+    unread = pl.when(pl.col("percent").is_null()).then(pl.lit("not measured"))
+    said = unread.otherwise(pl.format("{} % busy", pl.col("percent").round(0).cast(pl.Int64)))
+    return pl.format("{}, {} to {} ms: {}", "label", pl.col("t0_ms").round(1), pl.col("t1_ms").round(1), said)
+
+
+def _wider(windows: pl.DataFrame, per_core: int, longest_ns: int) -> tuple[pl.DataFrame, int]:
+    """Neighbouring windows joined to what can be drawn; one that nothing was read in leaves the whole unread."""
+    joined = -(-per_core // _MOST_WINDOWS)
+    place = pl.int_range(pl.len()).over("core") // joined
+    mean = pl.when(pl.col("percent").null_count() == 0).then(pl.col("percent").mean()).alias("percent")
+    grouped = windows.with_columns(place=place).group_by("core", "label", "place", maintain_order=True)
+    frame = grouped.agg(pl.col("t0_ms").first(), pl.col("t1_ms").last(), mean).drop("place")
+    return frame.with_columns(hover=_hover()), longest_ns * joined
+
+
+def _table(run: Run) -> Table | None:
+    metrics = run.metrics()
+    busy = metrics.filter(pl.col("metric") == "core_utilisation")
+    if busy.is_empty():
+        return None
+    idle = {row["scope"]: row for row in metrics.filter(pl.col("metric") == "idle_state_ratio").iter_rows(named=True)}
+    columns = (
+        Column("Core", numeric=False),
+        Column("Utilisation", meaning="Active time of the core over total time (Eq. 1)"),
+        Column("95 % interval"),
+        Column("Idle state ratio", meaning="Share of the time in which its utilisation is 0"),
+        Column("Measured over", numeric=False),
+    )
+    rows = []
+    for row in busy.iter_rows(named=True):
+        rest = idle.get(row["scope"], {}).get("value")
+        rows.append(
+            (
+                Cell(row["scope"].replace(":", " "), row["scope"]),
+                Cell(quantity(row["value"], "1"), row["value"], row["value"]),
+                Cell(interval(row["low"], row["high"], "1"), row["low"]),
+                Cell(percent(rest), rest),
+                Cell(row["note"] or "", row["note"]),
+            )
+        )
+    return Table("cores", columns, rows, "Over all steps after warm-up.", lively=len(rows) > 16)
