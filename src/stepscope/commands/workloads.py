@@ -42,7 +42,7 @@ def _row(workload: Workload) -> dict[str, Any]:
 
     with torch.device("meta"):
         model = workload.build()
-        counted = count_flops(model, workload.loss, workload.example(1))
+        counted = count_flops(model, workload.loss, workload.example(2))
     forward, backward = counted.total_forward, counted.total_backward
     return {
         "name": workload.name,

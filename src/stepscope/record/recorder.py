@@ -22,7 +22,7 @@ from stepscope.record.recorders.shapes import ShapeBook
 from stepscope.record.recorders.window import StepSpan, Window
 from stepscope.runfolder import RunWriter
 
-MOST_EVENTS = 16_000  # a window's events wait in RAM, 1.5 kB each
+MOST_EVENTS = 32_000  # a window's events wait in RAM, 1.5 kB each
 MOST_EVENTS_PER_STEP = 300_000
 _CLOCK_JUMP_NS = 1_000_000
 

@@ -38,7 +38,7 @@ def train_workload(
     if steps < 1:
         raise UsageError(f"--steps {steps}: a run needs at least one step")
     training = workload.prepare(batch=batch, optimizer=optimizer, device=device, seed=seed, lr=lr)
-    counted = count_flops(training.model, workload.loss, workload.example(1))
+    counted = count_flops(training.model, workload.loss, workload.example(2))
     facts = _facts(workload, training, counted, seed, device)
     session = Session(replace(settings, name=workload.name, facts=facts, flops=counted.by_module))
     session.start(training.model)

@@ -28,7 +28,7 @@ def styled(chart: Any) -> Any:
             domainColor=LIGHT["rule"],
             tickColor=LIGHT["rule"],
             labelPadding=5,
-            titlePadding=8,
+            titlePadding=12,
             tickSize=4,
         )
         .configure_header(labelColor=LIGHT["ink"], titleColor=muted, labelFontSize=12, titleFontWeight="normal")
@@ -47,7 +47,7 @@ def styled(chart: Any) -> Any:
     )
 
 
-def plot_width(width: int, beside: int = 62) -> int:
+def plot_width(width: int, beside: int = 66) -> int:
     """Width of the plot itself in a drawing of this width, px, with so much beside it for the axis."""
     return width - beside
 

@@ -23,14 +23,14 @@ def build(windows: pl.DataFrame, boundaries: pl.DataFrame, width: int) -> Any:
     for place, (core, label) in enumerate(cores):
         last = place == len(cores) - 1
         shown = windows.filter(pl.col("core") == core)
-        rows.append(_row(shown, boundaries, label, time, last).properties(width=plot_width(width, 98), height=height))
+        rows.append(_row(shown, boundaries, label, time, last).properties(width=plot_width(width, 106), height=height))
     return alt.vconcat(*rows, spacing=8)
 
 
 def _row(shown: pl.DataFrame, boundaries: pl.DataFrame, label: str, time: alt.Scale, last: bool) -> Any:
     ticks = axis("time since the first step shown, ms", grid=False, tickCount=8) if last else None
     x = alt.X("t0_ms:Q", scale=time, axis=ticks)
-    settings = {"titleAngle": 0, "titleAlign": "right", "titleX": -42, "titleY": 14, "values": [0, 50, 100]}
+    settings = {"titleAngle": 0, "titleAlign": "right", "titleX": -50, "titleY": 14, "values": [0, 50, 100]}
     y = alt.Y("percent:Q", scale=alt.Scale(domain=[0, 100]), axis=axis(label, labelExpr=_LABELS, **settings))
     read = alt.Chart(shown.filter(pl.col("percent").is_not_null()))
     bars = read.mark_rect(color=LIGHT["forward"], opacity=0.78, clip=True).encode(

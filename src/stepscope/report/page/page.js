@@ -170,7 +170,7 @@ function drawIcicle(figure) {
     if (heightPx >= 11) box.append(label);
     Object.assign(box.style, { left: x + "%", top: y + "%", width: wide + "%", height: high + "%" });
     box.style.setProperty("--split", split(node));
-    box.style.setProperty("--tint", Math.round(4 + 46 * Math.min(1, (node.total || 0) / (tree.total || 1))) + "%");
+    box.style.setProperty("--tint", Math.round(4 + 32 * Math.min(1, (node.total || 0) / (tree.total || 1))) + "%");
     return box;
   }
   function draw() {

@@ -69,20 +69,20 @@ def _table(modules: pl.DataFrame) -> Table:
     columns = (
         Column("Module", numeric=False),
         Column("Type", numeric=False),
-        Column("Own, ms", meaning="Time of the module itself, without the modules in it"),
-        Column("95 % interval, ms"),
+        Column("Own", meaning="Time of the module itself, without the modules in it"),
+        Column("95 % interval"),
         Column("Share"),
-        Column("Forward, ms"),
-        Column("Backward, ms"),
-        Column("Optimizer, ms"),
-        Column("With children, ms"),
+        Column("Forward"),
+        Column("Backward"),
+        Column("Optimizer"),
+        Column("With children"),
         Column("Parameters"),
         Column("Calls"),
         Column("FLOP", meaning="Floating-point operations a step, forward and backward, of its own operations"),
     )
     ordered = modules.sort("total_ns", descending=True, nulls_last=True, maintain_order=True)
     rows = [_row(row) for row in ordered.head(_MOST_ROWS).iter_rows(named=True)]
-    caption = "Own times, with the time outside any module and between operations, add up to the step."
+    caption = "In ms a step. Own times, with the time outside any module and between operations, add up to the step."
     if len(ordered) > _MOST_ROWS:
         rest = ordered.slice(_MOST_ROWS)["total_ns"].to_numpy().sum()
         caption += f" {len(ordered) - _MOST_ROWS:,} cheaper modules, {milliseconds(rest)} ms together, are not listed."
@@ -91,11 +91,12 @@ def _table(modules: pl.DataFrame) -> Table:
 
 def _row(row: dict[str, Any]) -> tuple[Cell, ...]:
     name = {None: OUTSIDE, "": "the model itself"}.get(row["module"], row["module"])
+    kind = row["type"] if row["module"] is not None else None
     between = "-" if row["low_ns"] is None else f"{milliseconds(row['low_ns'])} to {milliseconds(row['high_ns'])}"
     times = ("forward_ns", "backward_ns", "optimizer_ns", "tree_total_ns")
     return (
         Cell(name, row["module"] or ""),
-        Cell(row["type"] or "", row["type"]),
+        Cell(kind or "", kind),
         Cell(milliseconds(row["total_ns"]), row["total_ns"]),
         Cell(between, row["low_ns"]),
         Cell(percent(row["share"]), row["share"], row["share"]),

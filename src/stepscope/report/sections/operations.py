@@ -33,11 +33,11 @@ def build(run: Run) -> Section:
 def _table(kinds: pl.DataFrame, phases: list[str]) -> Table:
     several = kinds["device"].n_unique() > 1
     columns = [Column("Operation", numeric=False), *([Column("Device", numeric=False)] if several else [])]
-    columns += [Column("Own, ms"), Column("95 % interval, ms"), Column("Share"), Column("Count a step")]
-    columns += [Column(f"{phase.capitalize()}, ms") for phase in phases]
+    columns += [Column("Own"), Column("95 % interval"), Column("Share"), Column("Count")]
+    columns += [Column(f"{phase.capitalize()}") for phase in phases]
     columns.append(Column("FLOP/s", meaning="Floating-point operations a second while it runs, where shapes tell them"))
     rows = [_row(row, phases, several) for row in kinds.head(_MOST_ROWS).iter_rows(named=True)]
-    caption = "Median ms a step. Own times on the CPU, with the time between operations, add up to the step."
+    caption = "In ms a step, medians; count is a step too. Own times on the CPU, with the time between operations, add up to the step."
     if len(kinds) > _MOST_ROWS:
         rest = kinds.slice(_MOST_ROWS)["total_ns"].to_numpy().sum()
         caption += f" {len(kinds) - _MOST_ROWS:,} cheaper kinds, {milliseconds(rest)} ms together, are not listed."

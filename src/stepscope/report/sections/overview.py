@@ -38,7 +38,7 @@ def build(run: Run) -> Section:
     parts: list[Part] = [KeyFigures(items)] if (items := tuple(_key_figures(run))) else []
     parts += _by_phase(run.phases())
     if verdict.next:
-        parts.append(Items(tuple((said, "") for said in verdict.next), heading="What to try"))
+        parts.append(Items(tuple((said[:1].upper() + said[1:], "") for said in verdict.next), heading="What to try"))
     return Section(verdict.sentence, tuple(parts))
 
 

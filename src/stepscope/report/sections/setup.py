@@ -13,7 +13,7 @@ from stepscope.units import bytes_, duration, number
 if TYPE_CHECKING:
     from stepscope.analysis.run import Run
 
-TITLE = "Device and how to repeat"
+TITLE = "Repeat"
 ORDER = 90
 
 

@@ -105,8 +105,9 @@ def _table(run: Run) -> Table | None:
         Column("Utilisation", meaning="Active time of the core over total time (Eq. 1)"),
         Column("95 % interval"),
         Column("Idle state ratio", meaning="Share of the time in which its utilisation is 0"),
-        Column("Measured over", numeric=False),
     )
+    notes = [note for note in busy["note"].unique(maintain_order=True) if note]
+    caption = f"Over all steps after warm-up ({', '.join(notes)})." if notes else "Over all steps after warm-up."
     rows = []
     for row in busy.iter_rows(named=True):
         rest = idle.get(row["scope"], {}).get("value")
@@ -116,7 +117,6 @@ def _table(run: Run) -> Table | None:
                 Cell(quantity(row["value"], "1"), row["value"], row["value"]),
                 Cell(interval(row["low"], row["high"], "1"), row["low"]),
                 Cell(percent(rest), rest),
-                Cell(row["note"] or "", row["note"]),
             )
         )
-    return Table("cores", columns, rows, "Over all steps after warm-up.", lively=len(rows) > 16)
+    return Table("cores", columns, rows, caption, lively=len(rows) > 16)

@@ -1,0 +1,106 @@
+"""The documentation is true: every command is described, every documented command and program runs."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import polars as pl
+import pytest
+
+import stepscope
+from stepscope import runfolder
+from stepscope.commands import load_commands
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
+BLOCK = re.compile(r"^```(sh|python)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"(?<!!)\[[^\]]+\]\(([^)#:]+)\)")
+COLUMN = re.compile(r"^\| `(\w+)` \| (\w+) \|", re.MULTILINE)
+FEW_STEPS = "12"
+
+
+def _make() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("make_reference", DOCS / "reference" / "make.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize(("page", "make"), [("cli.md", "cli_page"), ("python.md", "python_page")])
+def test_the_reference_is_what_the_code_says_now(page: str, make: str) -> None:
+    committed = (DOCS / "reference" / page).read_text(encoding="utf-8")
+    assert committed == getattr(_make(), make)(), "run: python docs/reference/make.py"
+
+
+@pytest.mark.parametrize("name", [command.name for command in load_commands()])
+def test_every_command_is_in_the_reference(name: str) -> None:
+    assert f"\n## stepscope {name}\n" in (DOCS / "reference" / "cli.md").read_text(encoding="utf-8")
+
+
+def test_every_public_name_is_in_the_reference() -> None:
+    page = (DOCS / "reference" / "python.md").read_text(encoding="utf-8")
+    assert not [name for name in stepscope.__all__ if name != "__version__" and f"\n## stepscope.{name}\n" not in page]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_link_leads_to_a_file(page: Path) -> None:
+    links = LINK.findall(page.read_text(encoding="utf-8"))
+    assert not [link for link in links if not (page.parent / link).exists()]
+
+
+@pytest.mark.parametrize(
+    ("heading", "schema"),
+    [
+        ("## steps.parquet", runfolder.STEPS),
+        ("## ops/*.parquet", runfolder.OPS),
+        ("## model.json", runfolder.MODEL),
+    ],
+)
+def test_the_columns_of_the_run_folder_are_those_that_are_written(
+    heading: str, schema: dict[str, type[pl.DataType]]
+) -> None:
+    page = (DOCS / "run-folder.md").read_text(encoding="utf-8")
+    part = page.split(f"\n{heading}\n")[1].split("\n## ")[0]
+    assert COLUMN.findall(part) == [(name, str(dtype())) for name, dtype in schema.items()]
+
+
+def test_the_page_of_the_run_folder_knows_every_status_phase_and_schema() -> None:
+    page = (DOCS / "run-folder.md").read_text(encoding="utf-8")
+    assert ", ".join(runfolder.STATUSES) in page
+    assert f"{', '.join(runfolder.PHASES[:-1])} or {runfolder.PHASES[-1]}" in page
+    assert f"| {runfolder.SCHEMA} | " in page.split("## Schema history")[1]
+
+
+def test_the_changelog_has_the_present_version() -> None:
+    assert f"\n## {stepscope.__version__}" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+
+
+def _run(command: list[str], folder: Path) -> None:
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, f"{shlex.join(command)}\n{done.stdout}\n{done.stderr}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", [ROOT / "README.md", DOCS / "guide.md"], ids=lambda page: page.name)
+def test_every_documented_command_and_program_runs(page: Path, tmp_path: Path) -> None:
+    """In order, in one empty folder; a program that begins with `# name.py` is saved under that name instead."""
+    for language, text in BLOCK.findall(page.read_text(encoding="utf-8")):
+        name = re.match(r"# (\w+\.py)\n", text)
+        if name:
+            (tmp_path / name[1]).write_text(text, encoding="utf-8")
+        elif language == "python":
+            _run([sys.executable, "-c", text], tmp_path)
+        else:
+            for line in text.splitlines():
+                words = shlex.split(re.sub(r"--steps \d+", f"--steps {FEW_STEPS}", line))
+                assert words[0] == "stepscope", f"{page.name}: not a stepscope command: {line}"
+                _run([sys.executable, "-m", *words], tmp_path)
