@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -174,3 +175,12 @@ def test_a_file_has_at_most_400_lines_and_the_body_of_a_function_at_most_50(path
 def test_no_line_waits_for_another_day(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     assert not [word for word in ("TODO", "FIXME", "XXX") if word in text]
+
+
+def test_what_the_package_asks_for_is_what_it_imports() -> None:
+    project = (SOURCE.parents[1] / "pyproject.toml").read_text(encoding="utf-8")
+    asked = "".join(re.findall(r"^(?:dependencies|torch|report) = \[.*\]$", project, re.MULTILINE))
+    declared = {name.removesuffix("-python") for name in re.findall(r'"([a-z][a-z0-9-]*)>=', asked)}
+    roots = {name.split(".")[0] for path in FILES for name in _imports(path)}
+    third_party = {name.replace("_", "-") for name in roots - set(sys.stdlib_module_names) - {"stepscope"}}
+    assert third_party == declared

@@ -84,7 +84,9 @@ def test_an_unknown_option_is_a_usage_error(capsys: pytest.CaptureFixture[str]) 
     assert "--no-such-option" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("error", [UsageError("no", "do this"), OutputNotWritable("disk", "free it"), StepscopeError("x")])
+@pytest.mark.parametrize(
+    "error", [UsageError("no", "do this"), OutputNotWritable("disk", "free it"), StepscopeError("x")]
+)
 def test_a_refusal_is_a_message_a_hint_and_its_code(
     error: StepscopeError, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -105,7 +105,9 @@ def test_running_and_closed_steps_read_as_the_same_frame(writer: RunWriter) -> N
     assert not list(writer.path.rglob("*.rows"))
 
 
-@given(st.lists(st.tuples(st.integers(0, 2**62), st.integers(0, 2**31) | st.none(), st.floats(-1e30, 1e30) | st.none())))
+@given(
+    st.lists(st.tuples(st.integers(0, 2**62), st.integers(0, 2**31) | st.none(), st.floats(-1e30, 1e30) | st.none()))
+)
 def test_any_steps_survive_the_round_trip(tmp_path_factory: pytest.TempPathFactory, rows: list[Any]) -> None:
     writer = RunWriter.create(tmp_path_factory.mktemp("runs"), "any")
     for step, (t0_ns, samples, loss) in enumerate(rows):
@@ -181,7 +183,11 @@ def test_samples_of_a_running_and_a_closed_run_are_the_same(writer: RunWriter) -
 
 
 def test_samples_of_a_quantity_come_from_every_sensor_that_has_it(writer: RunWriter) -> None:
-    channels = [_channel("a", "core0", "cpu.busy", "cpu0"), _channel("a", "rss"), _channel("b", "core1", "cpu.busy", "cpu1")]
+    channels = [
+        _channel("a", "core0", "cpu.busy", "cpu0"),
+        _channel("a", "rss"),
+        _channel("b", "core1", "cpu.busy", "cpu1"),
+    ]
     _sampled(writer.path, "a", channels[:2], [(1, 2, 0.5, 100.0)])
     _sampled(writer.path, "b", channels[2:], [(1, 3, 0.25)])
     (writer.path / "channels.json").write_text(json.dumps({"channels": channels}))

@@ -13,10 +13,11 @@ from typer.main import get_command
 
 from stepscope import __version__
 from stepscope.commands import load_commands
-from stepscope.errors import StepscopeError, UnknownName
+from stepscope.errors import MissingDependency, StepscopeError, UnknownName
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 INTERNAL_ERROR = 70  # EX_SOFTWARE of sysexits.h: not a refusal, a fault of ours
+_EXTRAS = {"torch": "torch", "altair": "report", "vl_convert": "report", "jinja2": "report"}
 
 
 def build_app() -> typer.Typer:
@@ -37,6 +38,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _refused(error)
     except KeyboardInterrupt:
         return INTERRUPTED
+    except ModuleNotFoundError as error:
+        return _refused(_missing(error.name)) if error.name in _EXTRAS else _apologise()
     except Exception:
         return _apologise()
     return 0
@@ -61,6 +64,13 @@ def _refuse_unknown_command(arguments: list[str]) -> None:
     names = [command.name for command in load_commands()]
     if arguments and not arguments[0].startswith("-") and arguments[0] not in names:
         raise UnknownName("command", arguments[0], names)
+
+
+def _missing(module: str) -> MissingDependency:
+    """The refusal in the place of an ImportError, for the libraries that an extra brings."""
+    return MissingDependency(
+        f"this needs {module}, which is not installed", f"pip install 'stepscope[{_EXTRAS[module]}]'"
+    )
 
 
 def _refused(error: StepscopeError) -> int:

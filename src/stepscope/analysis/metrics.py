@@ -11,6 +11,7 @@ import numpy as np
 import polars as pl
 
 from stepscope.analysis.accelerator import accelerator_utilisation
+from stepscope.analysis.background import background_cpu_use
 from stepscope.analysis.energy import energy
 from stepscope.analysis.intervals import Floats, known, mean_interval, median_interval, share_interval
 from stepscope.analysis.measured import Measured, frame_of
@@ -31,6 +32,7 @@ def metrics(run: Run) -> pl.DataFrame:
     """All metrics, tidy: metric, scope, value, unit, low, high (95 %), n, source, note. What is absent has no row."""
     rows = [*step_time(run), *throughput(run), *core_utilisation(run), *mean_cpu_utilisation(run)]
     rows += [*process_cpu_utilisation(run), *accelerator_utilisation(run), *idle_state_ratio(run)]
+    rows += background_cpu_use(rows)
     rows += [*peak_memory(run), *resident_memory(run), *energy(run)]
     return frame_of(rows)
 

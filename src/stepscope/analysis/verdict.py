@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
+from stepscope.analysis.background import background_cpu_use, warning
 from stepscope.analysis.bound import Bound, WorkShares, bound_of, work_shares
-from stepscope.analysis.metrics import step_time
+from stepscope.analysis.metrics import core_utilisation, process_cpu_utilisation, step_time
 from stepscope.analysis.own_time import CPU, RESIDUAL
 from stepscope.analysis.steady import FEW, recorded_steps
 from stepscope.units import duration, percent
@@ -58,13 +59,17 @@ def verdict(run: Run) -> Verdict:
     if shares is None:
         return Verdict("unknown", _without_ops(run), None, _NEXT["unknown"])
     bound = bound_of(shares)
-    return Verdict(bound, f"{_proof(bound, shares)} {_dominant(run)}{_doubt(run)}", shares, _NEXT[bound])
+    return Verdict(bound, f"{_proof(bound, shares)} {_dominant(run)}{_doubt(run)}{_shared(run)}", shares, _NEXT[bound])
 
 
 def _doubt(run: Run) -> str:
     """What the sentence rests on, where that is little."""
     count = int(run.own_times["step"].n_unique())
     return f" (From {count} recorded step{'s' if count > 1 else ''} only.)" if count < FEW else ""
+
+
+def _shared(run: Run) -> str:
+    return warning(background_cpu_use([*core_utilisation(run), *process_cpu_utilisation(run)]))
 
 
 def _without_ops(run: Run) -> str:

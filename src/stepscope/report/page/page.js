@@ -98,6 +98,7 @@ async function toClipboard(text) {
 }
 
 /* The icicle: depth from left to right, time from top to bottom; a click makes a module the whole picture. */
+const THINNEST = 4; // px; siblings below are drawn together
 const CHOICES = [["total", "Total"], ["forward", "Forward"], ["backward", "Backward"], ["optimizer", "Optimizer"]];
 function milliseconds(ns) {
   if (ns === null) return "-";
@@ -159,14 +160,22 @@ function drawIcicle(figure) {
     return "linear-gradient(" + stops.join(",") + ")";
   }
   function go(node) { at = node; hideTip(); draw(); }
+  function rest(nodes) {
+    const sum = (name) => nodes.reduce((total, node) => total + Math.max(0, node[name] || 0), 0);
+    const label = nodes.length === 1 ? nodes[0].label : nodes.length + " small modules";
+    const pooled = { name: label, label, children: [], rest: true, up: nodes[0].up, low: null };
+    for (const [name] of CHOICES) pooled[name] = sum(name);
+    return pooled;
+  }
   function cell(node, x, y, wide, high, heightPx) {
-    if (heightPx < 1.5) return null;
+    if (heightPx < .75) return null;
     const label = make("span", {}, make("b", {}, node.label), make("em", {}, milliseconds(node[key])));
     const box = make("button", { type: "button", class: heightPx < 20 ? "cell low" : "cell", "aria-label": describe(node),
-      onclick: () => go(node === at ? node.up || tree : node),
+      onclick: () => { if (!node.rest) go(node === at ? node.up || tree : node); },
       onpointermove: (event) => showTip(describe(node), event.clientX, event.clientY), onpointerleave: hideTip,
       onfocus: (event) => { if (box.matches(":focus-visible")) { const r = box.getBoundingClientRect(); showTip(describe(node), r.left, r.top); } },
       onblur: hideTip });
+    if (node.rest) box.classList.add("rest");
     if (heightPx >= 11) box.append(label);
     Object.assign(box.style, { left: x + "%", top: y + "%", width: wide + "%", height: high + "%" });
     box.style.setProperty("--split", split(node));
@@ -180,10 +189,13 @@ function drawIcicle(figure) {
       const box = cell(node, column * wide, top, wide, share, height * share / 100);
       if (box) cells.push(box);
       if (!box || column + 1 >= columns) return;
-      for (const child of node.children) {
-        const part = node[key] > 0 ? share * Math.max(0, child[key] || 0) / node[key] : 0;
-        place(child, column + 1, top, part);
-        top += part;
+      const partOf = (child) => node[key] > 0 ? share * Math.max(0, child[key] || 0) / node[key] : 0;
+      const thin = node.children.filter((child) => partOf(child) > 0 && height * partOf(child) / 100 < THINNEST);
+      const small = new Set(thin);
+      const drawn = thin.length ? [...node.children.filter((child) => !small.has(child)), rest(thin)] : node.children;
+      for (const child of drawn) {
+        place(child, column + 1, top, partOf(child));
+        top += partOf(child);
       }
     })(at, 0, 0, 100);
     plot.replaceChildren(...cells);

@@ -37,7 +37,8 @@ def _table(kinds: pl.DataFrame, phases: list[str]) -> Table:
     columns += [Column(f"{phase.capitalize()}") for phase in phases]
     columns.append(Column("FLOP/s", meaning="Floating-point operations a second while it runs, where shapes tell them"))
     rows = [_row(row, phases, several) for row in kinds.head(_MOST_ROWS).iter_rows(named=True)]
-    caption = "In ms a step, medians; count is a step too. Own times on the CPU, with the time between operations, add up to the step."
+    caption = "Times are ms a step, and counts are a step too. "
+    caption += "Own times on the CPU, with the time between operations, add up to the step."
     if len(kinds) > _MOST_ROWS:
         rest = kinds.slice(_MOST_ROWS)["total_ns"].to_numpy().sum()
         caption += f" {len(kinds) - _MOST_ROWS:,} cheaper kinds, {milliseconds(rest)} ms together, are not listed."

@@ -51,10 +51,15 @@ def _flat(title: str, value: Any) -> Iterator[tuple[str, str]]:
         return
     plain = {key: inner for key, inner in value.items() if inner is not None and not isinstance(inner, dict)}
     if plain:
-        yield title, ", ".join(f"{key.replace('_', ' ')} {_said(key, inner)}" for key, inner in plain.items())
+        yield title, ", ".join(f"{_spoken(key)} {_said(key, inner)}" for key, inner in plain.items())
     for key, inner in value.items():
         if isinstance(inner, dict):
-            yield from _flat(f"{title}, {key.replace('_', ' ')}", inner)
+            yield from _flat(f"{title}, {_spoken(key)}", inner)
+
+
+def _spoken(key: str) -> str:
+    """A key as words, without the unit that its value is going to state."""
+    return key.removesuffix("_ns").removesuffix("_bytes").replace("_", " ")
 
 
 def _said(key: str, value: Any) -> str:

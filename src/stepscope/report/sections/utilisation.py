@@ -28,16 +28,16 @@ def build(run: Run) -> Section:
     """Timeline of each core, and its utilisation over the whole run."""
     table = _table(run)
     shown, timeline = _stretch(run)
-    if timeline.is_empty() or shown.is_empty():
-        lede = "Busy time of the cores was not sampled, or no step lasted past the warm-up."
-        return Section(lede, (table,) if table else ())
-    count = len(shown)
-    lede = "How busy each core was"
-    lede += f" over {plural(count, 'consecutive step')} from the middle of the run; dashed lines are starts of steps."
-    if count > _STEPS:
+    tables = (table,) if table else ()
+    if shown.is_empty() or timeline.is_empty():
+        return Section("Busy time of the cores was not sampled, or no step lasted past the warm-up.", tables)
+    if timeline["utilisation"].drop_nulls().is_empty():
+        return Section("The cores were sampled, but not often enough to show anything within the steps.", tables)
+    steps = plural(len(shown), "consecutive step")
+    lede = f"How busy each core was over {steps} from the middle of the run; dashed lines are starts of steps."
+    if len(shown) > _STEPS:
         lede += " More than three are shown, for a step is shorter than the busy counters resolve."
-    parts: list[Part] = [_figure(run, shown, timeline)]
-    return Section(lede, tuple([*parts, table] if table else parts))
+    return Section(lede, (_figure(run, shown, timeline), *tables))
 
 
 def _stretch(run: Run) -> tuple[pl.DataFrame, pl.DataFrame]:
