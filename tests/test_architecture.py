@@ -1,4 +1,4 @@
-"""The shape of the house: imports flow one way, names and sizes keep to the rules, heavy things stay out of the start."""
+"""The shape of the house: imports flow one way, names and sizes keep to the rules, the start stays light."""
 
 from __future__ import annotations
 

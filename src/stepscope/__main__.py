@@ -86,8 +86,8 @@ def _apologise() -> int:
     """A fault of ours: the traceback, and what a report needs to hold."""
     traceback.print_exc()
     typer.echo(
-        f"\nSorry, this is a fault in Stepscope {__version__}, not in what you asked for. Please open an issue with the\n"
-        f"lines above, the command that you typed, and: Python {platform.python_version()}, {platform.platform()}.",
+        f"\nSorry, this is a fault in Stepscope {__version__}, not in what you asked for. Please open an issue with\n"
+        f"the lines above, the command that you typed, and: Python {platform.python_version()}, {platform.platform()}.",
         err=True,
     )
     return INTERNAL_ERROR

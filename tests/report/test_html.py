@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.fabricate import MODEL, STEP, Core, Op, every_step, fabricate_run
 
-from fabricate import MODEL, STEP, Core, Op, every_step, fabricate_run
 from stepscope.analysis.run import Run
 from stepscope.errors import MissingDependency, OutputNotWritable
 from stepscope.report import html, sections
