@@ -22,8 +22,8 @@ __all__ = ["Run", "__version__", "errors", "profile", "schedule"]
 if TYPE_CHECKING:
     from stepscope import errors as errors
     from stepscope.analysis.run import Run as Run
-    from stepscope.record.schedule import schedule as schedule
     from stepscope.record.profile import profile as profile
+    from stepscope.record.schedule import schedule as schedule
 
 
 def __getattr__(name: str) -> Any:

@@ -129,9 +129,7 @@ class RunWriter:
         """Write model.json: one object a module, keys as `MODEL`, parents before children."""
         self._write_json("model.json", {"modules": modules})
 
-    def step(
-        self, step: int, t0_ns: int, t1_ns: int, samples: int | None, loss: float | None, recorded: bool
-    ) -> None:
+    def step(self, step: int, t0_ns: int, t1_ns: int, samples: int | None, loss: float | None, recorded: bool) -> None:
         """Append one step; `flush_steps` brings it to the disk."""
         if self._steps_file is None:
             self._steps_file = (self.path / "steps.rows").open("ab")
@@ -226,7 +224,7 @@ class RunReader:
         for name, read in (("steps.parquet", pl.read_parquet), ("steps.rows", _read_step_rows)):
             path = self.path / name
             if path.exists():
-                frame = self._try(path, read)
+                frame: pl.DataFrame | None = self._try(path, read)
                 if frame is not None:
                     return frame.sort("step")
         return pl.DataFrame(schema=STEPS)
@@ -307,7 +305,9 @@ def _read_header(path: Path) -> dict[str, Any]:
     try:
         header = json.loads((path / "run.json").read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise RunNotFound(f"'{path}' holds no run.json", "give the folder of one run, runs/<stamp>-<name>-<id>") from None
+        raise RunNotFound(
+            f"'{path}' holds no run.json", "give the folder of one run, runs/<stamp>-<name>-<id>"
+        ) from None
     except (OSError, ValueError) as error:
         raise RunDamaged(f"'{path / 'run.json'}' cannot be read: {error}") from error
     if not isinstance(header, dict):
