@@ -45,11 +45,11 @@ OPS = {
     "t1_ns": pl.Int64,
     "self_ns": pl.Int64,
     "parent": pl.Int32,  # row of the parent within its own step; null at the top
-    "name": pl.Categorical,
-    "module": pl.Categorical,  # "" is the model itself; null is outside any module
-    "phase": pl.Categorical,
+    "name": pl.Categorical(),
+    "module": pl.Categorical(),  # "" is the model itself; null is outside any module
+    "phase": pl.Categorical(),
     "thread": pl.UInt32,  # a thread of the trainer; of a GPU row, the stream
-    "device": pl.Categorical,
+    "device": pl.Categorical(),
     "flops": pl.Int64,
     "bytes": pl.Int64,
 }

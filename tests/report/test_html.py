@@ -17,6 +17,7 @@ from stepscope.analysis.run import Run
 from stepscope.errors import MissingDependency, OutputNotWritable
 from stepscope.report import html, sections
 from stepscope.report.page.parts import Section
+from stepscope.report.page.reading import milliseconds
 from stepscope.runfolder import RunWriter
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
@@ -84,10 +85,10 @@ def test_the_numbers_of_the_page_are_those_of_the_run(whole: tuple[Run, str]) ->
     said = " ".join(_Page(text).text)
     assert run.verdict().sentence in said
     for row in run.phases().iter_rows(named=True):
-        assert f"{row['ns'] / 1e6:,.3f}" in said
+        assert milliseconds(row["ns"]) in said
     for row in run.op_kinds().iter_rows(named=True):
         assert row["name"] in said
-        assert f"{row['low_ns'] / 1e6:,.3f} to {row['high_ns'] / 1e6:,.3f}" in said
+        assert f"{milliseconds(row['low_ns'])} to {milliseconds(row['high_ns'])}" in said
 
 
 def test_the_icicle_holds_every_module_below_its_parent(whole: tuple[Run, str]) -> None:

@@ -98,7 +98,7 @@ def _title(run: Run) -> str:
 
 def _about(run: Run) -> list[str]:
     """The line below the title: what was trained, on what, and which run it is."""
-    workload, board = _workload(run), run.device.get("board")
+    workload, board = _workload(run), run.device.get("board") or run.device.get("cpu")
     name = board.get("name") if isinstance(board, dict) else board
     batch = workload.get("batch_size")
     facts = [f"batch {batch}" if batch is not None else None, workload.get("optimizer"), workload.get("precision")]

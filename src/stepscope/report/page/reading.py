@@ -37,7 +37,9 @@ def interval(low: float | None, high: float | None, unit: str) -> str:
 
 def milliseconds(ns: float | None) -> str:
     """A time span, given in ns, in ms with the decimals that a column can be read down by."""
-    return units.NOT_MEASURED if ns is None else f"{ns / 1e6:,.3f}"
+    if ns is None:
+        return units.NOT_MEASURED
+    return "0" if ns == 0 else f"{ns / 1e6:,.3f}"  # a plain 0 tells nothing at all from very little
 
 
 def count(value: float | None) -> str:

@@ -39,7 +39,8 @@ def build(run: Run) -> Section:
 
 
 def _key_figures(run: Run) -> Iterator[KeyFigure]:
-    metrics = run.metrics().filter(pl.col("value").is_not_null())
+    no_child = (pl.col("scope") == "children") & (pl.col("value") == 0)
+    metrics = run.metrics().filter(pl.col("value").is_not_null() & ~no_child).sort("metric", maintain_order=True)
     for row in metrics.filter(pl.col("metric").is_in(list(_HEADLINES))).iter_rows(named=True):
         scope = "" if row["scope"] == "process" else f" ({row['scope']})"
         label = f"{_HEADLINES[row['metric']]}, {row['source']}{scope}"
@@ -52,7 +53,7 @@ def _lines(run: Run, name: str, label: str) -> Iterator[pl.DataFrame]:
     start = int(steps["t0_ns"][0]) if len(steps) else None
     for (scope,), frame in samples.group_by(["scope"], maintain_order=True):
         read = frame.sort("t0_ns").with_columns(dark=pl.col("value").is_null().cum_sum()).drop_nulls("value")
-        if len(read) < 2:
+        if len(read) < 2 or (scope == "children" and float(read["value"].to_numpy().max()) == 0):
             continue
         series = label if scope == "process" else f"{label}, {scope}"
         yield _line(read, int(read["t0_ns"][0]) if start is None else start, series)

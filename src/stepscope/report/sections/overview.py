@@ -26,9 +26,11 @@ _HEADLINES = {
     "mean_power": "Mean power",
     "mean_cpu_utilisation": "CPU utilisation, all cores",
     "process_cpu_utilisation": "Cores kept busy by the trainer",
+    "background_cpu_use": "Cores kept busy by other programs",
     "accelerator_utilisation": "Accelerator utilisation",
     "peak_memory": "Peak memory of the trainer",
 }
+_MEANT = (pl.col("scope") == "children", pl.col("source") != "peak_rss")  # of several rows, the one not so is shown
 _UNITS = {"throughput": "samples/s"}
 
 
@@ -45,7 +47,7 @@ def build(run: Run) -> Section:
 def _key_figures(run: Run) -> Iterator[KeyFigure]:
     metrics = run.metrics().filter(pl.col("value").is_not_null())
     for metric, label in _HEADLINES.items():
-        rows = metrics.filter(pl.col("metric") == metric).sort(pl.col("source") != "peak_rss", maintain_order=True)
+        rows = metrics.filter(pl.col("metric") == metric).sort(*_MEANT, maintain_order=True)
         if not rows.is_empty():
             yield _key_figure(rows.row(0, named=True), label)
     accuracy = (run.meta.get("result") or {}).get("accuracy")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator
 from datetime import datetime, timezone
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 from stepscope.report.page.parts import Command, Facts, Note, Part, Section
@@ -22,11 +23,17 @@ def build(run: Run) -> Section:
     argv = run.meta.get("argv")
     parts: list[Part] = []
     if isinstance(argv, list) and argv:
-        parts.append(Command(" ".join(shlex.quote(str(word)) for word in argv)))
+        parts.append(Command(shlex.join([_program(str(argv[0])), *map(str, argv[1:])])))
     else:
         parts.append(Note("The command line was not recorded: this run was started from Python."))
     parts.append(Facts(tuple(_facts(run))))
     return Section("The same command on the same device with the same versions repeats this run.", tuple(parts))
+
+
+def _program(path: str) -> str:
+    """The program as it is called, without the folder that it lies in on this machine."""
+    name = PurePath(path).name
+    return "stepscope" if name == "__main__.py" else name
 
 
 def _facts(run: Run) -> Iterator[tuple[str, str]]:
@@ -38,18 +45,19 @@ def _facts(run: Run) -> Iterator[tuple[str, str]]:
         yield "Started", f"{datetime.fromtimestamp(started / 1e9, tz=timezone.utc):%Y-%m-%d %H:%M:%S} UTC"
     for title in ("workload", "seed", "threads", "recorder", "sampler", "versions"):
         yield from _flat(title.capitalize(), meta.get(title))
-    for title, value in run.device.items():
-        yield from _flat(title.replace("_", " ").capitalize(), value)
+    for key, value in run.device.items():
+        if key != "power_sources":  # what was tried is said under "not measured"
+            yield from _flat(_spoken(key).capitalize(), value, key)
 
 
-def _flat(title: str, value: Any) -> Iterator[tuple[str, str]]:
+def _flat(title: str, value: Any, key: str = "") -> Iterator[tuple[str, str]]:
     """A value as one row; of an object, its entries in one row and each inner object in a row of its own."""
-    if value is None:
+    if value is None or value == []:
         return
     if not isinstance(value, dict):
-        yield title, _said(title, value)
+        yield title, _said(key, value)
         return
-    plain = {key: inner for key, inner in value.items() if inner is not None and not isinstance(inner, dict)}
+    plain = {key: inner for key, inner in value.items() if inner not in (None, []) and not isinstance(inner, dict)}
     if plain:
         yield title, ", ".join(f"{_spoken(key)} {_said(key, inner)}" for key, inner in plain.items())
     for key, inner in value.items():
@@ -66,7 +74,7 @@ def _said(key: str, value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, list):
-        return " × ".join(_said("", item) for item in value) if _is_shape(value) else _listed(value)
+        return " × ".join(map(str, value)) if key.endswith("shape") else _listed(value)
     if isinstance(value, int | float) and key.endswith("_ns"):
         return duration(value)
     if isinstance(value, int | float) and key.endswith("bytes"):
@@ -74,12 +82,9 @@ def _said(key: str, value: Any) -> str:
     return number(value, 6) if isinstance(value, float) else str(value)
 
 
-def _is_shape(value: list[Any]) -> bool:
-    return bool(value) and all(isinstance(item, int) for item in value) and len(value) <= 5
-
-
 def _listed(value: list[Any]) -> str:
-    return "; ".join(
-        " ".join(f"{key} {_said(key, inner)}" for key, inner in item.items()) if isinstance(item, dict) else str(item)
-        for item in value
-    )
+    return "; ".join(_entry(item) if isinstance(item, dict) else _said("", item) for item in value)
+
+
+def _entry(item: dict[str, Any]) -> str:
+    return ", ".join(f"{_spoken(key)} {_said(key, inner)}" for key, inner in item.items() if inner is not None)

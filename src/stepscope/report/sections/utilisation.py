@@ -70,12 +70,17 @@ def _figure(run: Run, shown: pl.DataFrame, timeline: pl.DataFrame) -> Part:
     edges = pl.DataFrame({"t_ms": [(t - start) / 1e6 for t in [*shown["t0_ns"], shown["t1_ns"][-1]]]})
     if per_core > _MOST_WINDOWS:
         windows, longest = _wider(windows, per_core, longest)
-    sources = run.metrics().filter(pl.col("metric") == "core_utilisation")["source"].unique(maintain_order=True)
     caption = f"Mean over windows of {duration(longest)}, two readings or two ticks of the counter at least"
-    caption += f" (source: {', '.join(sources)})." if len(sources) else "."
+    caption += f" (source: {', '.join(sources)})." if (sources := _sources(run)) else "."
     if windows["percent"].null_count():
         caption += " Tinted: nothing was read."
     return figure(lambda width: chart.build(windows, edges, width), caption)
+
+
+def _sources(run: Run) -> list[str]:
+    """Where the busy time of the cores was read, the number of the core left open."""
+    busy = run.metrics().filter(pl.col("metric") == "core_utilisation")
+    return busy["source"].drop_nulls().str.replace(r"cpu\d+", "cpu*").unique(maintain_order=True).to_list()
 
 
 def _hover() -> pl.Expr:
