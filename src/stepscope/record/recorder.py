@@ -6,6 +6,7 @@ Nothing of it may break the training: every failure ends the recording of ops, i
 from __future__ import annotations
 
 import gc
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -99,7 +100,7 @@ class OpRecorder:
             self.close_window()
 
     def _timed(self, action: Callable[[], None]) -> None:
-        began = monotonic_ns()
+        began, began_cpu = monotonic_ns(), time.thread_time_ns()
         collecting = gc.isenabled()
         gc.disable()  # thousands of short-lived events would set off collections over all of torch's objects
         try:
@@ -109,9 +110,9 @@ class OpRecorder:
         finally:
             if collecting:
                 gc.enable()
-        took = monotonic_ns() - began
-        self.paused_ns += took
-        self.plan.spent(took)
+        self.paused_ns += monotonic_ns() - began
+        # Waiting for a busy machine is no reason to record less: the plan reckons in CPU time.
+        self.plan.spent(time.thread_time_ns() - began_cpu)
 
     def _open(self, shapes: bool) -> None:
         if self._cuda:

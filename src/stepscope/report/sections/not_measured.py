@@ -18,7 +18,7 @@ def build(run: Run) -> Section:
     missing = run.not_measured()
     if not missing:
         return Section("Nothing that this report looks for is missing.")
-    rows = tuple((_capital(entry.what), _why(entry.why, entry.remedy)) for entry in missing)
+    rows = tuple((_capital(entry.what.replace("_", " ")), _why(entry.why, entry.remedy)) for entry in missing)
     return Section("What this run cannot say. Nothing of it is 0: it is unknown.", (Items(rows),))
 
 
