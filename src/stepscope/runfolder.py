@@ -45,11 +45,11 @@ OPS = {
     "t1_ns": pl.Int64,
     "self_ns": pl.Int64,
     "parent": pl.Int32,  # row of the parent within its own step; null at the top
-    "name": pl.Categorical(),
-    "module": pl.Categorical(),  # "" is the model itself; null is outside any module
-    "phase": pl.Categorical(),
+    "name": pl.Categorical,
+    "module": pl.Categorical,  # "" is the model itself; null is outside any module
+    "phase": pl.Categorical,
     "thread": pl.UInt32,  # a thread of the trainer; of a GPU row, the stream
-    "device": pl.Categorical(),
+    "device": pl.Categorical,
     "flops": pl.Int64,
     "bytes": pl.Int64,
 }
@@ -157,11 +157,14 @@ class RunWriter:
     def close(self, status: str, reason: str | None = None) -> None:
         """Close the run: rows become Parquet, run.json gets its last status."""
         self._close_steps()
+        self.update(status=status, reason=reason)
         for rows in sorted((self.path / "samples").glob("*.rows")):
-            frame = _read_sample_rows(rows, _channel_names(self.path, rows.stem))
+            try:
+                frame = _read_sample_rows(rows, _channel_names(self.path, rows.stem))
+            except (ValueError, KeyError):
+                continue  # channels.json is damaged: the rows stay, for whoever can mend it
             _write_atomically(rows.with_suffix(".parquet"), _parquet(frame))
             rows.unlink()
-        self.update(status=status, reason=reason)
 
     def _close_steps(self) -> None:
         if self._steps_file is None:
@@ -173,7 +176,7 @@ class RunWriter:
         rows.unlink()
 
     def _write_json(self, name: str, content: dict[str, Any]) -> None:
-        _write_atomically(self.path / name, (json.dumps(content, indent=1) + "\n").encode())
+        _write_atomically(self.path / name, (json.dumps(content, indent=1, default=str) + "\n").encode())
 
 
 class RunReader:
