@@ -236,7 +236,8 @@ def test_a_folder_with_nothing_but_its_header_reads_as_empty_frames(writer: RunW
     run = RunReader(writer.path)
     for frame, schema in ((run.steps, STEPS), (run.ops, OPS), (run.model, MODEL)):
         assert frame.is_empty()
-        assert list(frame.schema.items()) == list(schema.items())
+        assert frame.columns == list(schema)
+        assert all(frame.schema[name] == dtype for name, dtype in schema.items())
     assert run.samples("cpu.busy").columns == ["t0_ns", "t1_ns", "channel", "scope", "value"]
     assert (run.device, run.channels, run.events, run.damaged) == ({}, [], [], [])
 
@@ -344,8 +345,16 @@ def test_a_write_that_fails_in_mid_run_is_the_callers_to_decide(writer: RunWrite
         writer.ops(_ops(0, ["nn.Conv2d"]))
 
 
-def test_a_failed_update_leaves_the_old_header_whole(tmp_path: Path) -> None:
+def test_a_value_that_json_cannot_hold_is_written_as_its_text(tmp_path: Path) -> None:
     writer = RunWriter.create(tmp_path, "lenet")
-    with pytest.raises(TypeError):
-        writer.update(seed=object())
-    assert RunReader(writer.path).status == "interrupted"
+    writer.update(script=Path("train.py"))
+    assert RunReader(writer.path).meta["script"] == "train.py"
+
+
+def test_a_damaged_list_of_channels_does_not_keep_a_run_from_closing(tmp_path: Path) -> None:
+    writer = RunWriter.create(tmp_path, "lenet")
+    (writer.path / "channels.json").write_text("{")
+    (writer.path / "samples" / "cpu.rows").write_bytes(b"rows")
+    writer.close("ok")
+    assert RunReader(writer.path).status == "ok"
+    assert (writer.path / "samples" / "cpu.rows").exists()
