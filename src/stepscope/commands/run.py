@@ -66,8 +66,7 @@ def run(
     else:
         choices = {"batch": batch, "optimizer": optimizer, "lr": lr, "device": device, "seed": seed}
         path, code = _workload(target, arguments, steps, settings, choices, quiet)
-    if not quiet:
-        _report(path)
+    _finish(path, quiet)
     if html:
         _page(path)
     raise typer.Exit(code)
@@ -84,7 +83,7 @@ def period_ns(text: str) -> int:
 def _check(batch: int | None, steps: int, threads: int | None) -> None:
     for option, value in (("--batch", batch), ("--steps", steps), ("--threads", threads)):
         if value is not None and value < 1:
-            raise UsageError(f"{option} {value}: must be 1 or more")
+            raise UsageError(f"{option} {value}: must be 1 or more", f"for example {option} 16")
 
 
 def _root() -> str | None:
@@ -124,8 +123,11 @@ def _progress(name: str, steps: int, quiet: bool) -> Any:
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         note = TextColumn("{task.fields[loss]}")
         console = Console(stderr=True)
+        hidden = quiet or not console.is_terminal
         # Redrawing costs CPU time of the very process that is measured: twice a second is enough for a person.
-        with Progress(*columns, note, console=console, refresh_per_second=2, transient=True, disable=quiet) as progress:
+        with Progress(
+            *columns, note, console=console, refresh_per_second=2, transient=True, disable=hidden
+        ) as progress:
             task = progress.add_task(f"training {name}", total=steps, loss="")
 
             def advance(step: int, loss: float | None) -> None:
@@ -136,15 +138,20 @@ def _progress(name: str, steps: int, quiet: bool) -> Any:
     return bar()
 
 
-def _report(path: Path) -> None:
+def _finish(path: Path, quiet: bool) -> None:
+    """summary.json and the report; the training is done, so what fails here is said and changes no exit code."""
     from rich.console import Console
 
     from stepscope.analysis.run import Run
+    from stepscope.analysis.summary import write_summary
     from stepscope.report.text import render
 
     try:
-        Console().print(render(Run(path)))
-    except StepscopeError as error:
+        run = Run(path)
+        if not quiet:
+            Console(highlight=False).print(render(run))
+        write_summary(run)
+    except (StepscopeError, OSError) as error:
         sys.stderr.write(f"the run could not be reported: {error}\n")
 
 

@@ -1,0 +1,36 @@
+"""summary.json: the headline of a run, for scripts and lists of many runs, so that nobody has to open its tables."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from stepscope.analysis.run import Run
+
+
+def summary(run: Run) -> dict[str, Any]:
+    """Verdict, metrics with unit and interval, own cost, phases and what was not measured; SI units, null unknown."""
+    verdict = run.verdict()
+    return {
+        "id": run.id,
+        "status": run.status,
+        "workload": run.meta.get("workload"),
+        "steps": run.steps.height,
+        "verdict": {"bound": verdict.bound, "sentence": verdict.sentence, "next": list(verdict.next)},
+        "metrics": run.metrics().to_dicts(),
+        "overhead": run.overhead().to_dicts(),
+        "phases": run.phases().to_dicts(),
+        "result": run.meta.get("result"),
+        "not_measured": [{"what": e.what, "why": e.why, "remedy": e.remedy} for e in run.not_measured()],
+    }
+
+
+def write_summary(run: Run) -> Path:
+    """Write summary.json into the run folder, replaced as a whole; OSError where the folder cannot be written."""
+    path = run.path / "summary.json"
+    part = path.with_name(".summary.json.part")
+    part.write_text(json.dumps(summary(run), indent=1, default=str) + "\n", encoding="utf-8")
+    part.replace(path)
+    return path
