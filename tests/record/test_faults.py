@@ -84,6 +84,7 @@ def test_a_killed_trainer_leaves_a_readable_run_and_no_orphan(tmp_path: Path) ->
     assert run.status == "interrupted"
     assert run.steps.height > 0
     assert run.ops.height > 0
+    assert run.model["module"].to_list() == [""]
     assert run.damaged == []
 
 

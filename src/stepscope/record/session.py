@@ -139,7 +139,7 @@ class Session:
         self._stop_sampler()
         if self._step == 0:
             self.note("no-steps", "no step ended while this run was recorded: " + _why_no_steps(self._settings))
-        self._quietly(lambda: self.writer.model(facts.of_modules(self._book, self._settings.flops)))
+        self._write_model()
         self._quietly(lambda: self.writer.update(clock_end=anchors(), **self._outcome()))
         self._quietly(lambda: self.writer.device(facts.of_device(self._settings.root, self.path)))
         if not self._quietly(lambda: self.writer.close(status, reason)):
@@ -169,6 +169,8 @@ class Session:
         self._plan.took(self._recorded, t1_ns - t0_ns)
         self._write_step(span)
         self._step += 1
+        if self._step == WARMUP_STEPS:
+            self._write_model()  # a run that is killed later has its module tree
         if late:  # the next step began in the past: nothing may be opened or closed in its midst
             self._t0_ns = t1_ns
             wanted = self._plan.records(self._step, t1_ns - self._began_ns)
@@ -187,6 +189,9 @@ class Session:
             self._steps_lost += 1
             if self._steps_lost == 1:
                 self.note("steps-lost", f"the times of some steps could not be written: {error}", step=span.step)
+
+    def _write_model(self) -> None:
+        self._quietly(lambda: self.writer.model(facts.of_modules(self._book, self._settings.flops)))
 
     def _found_root(self, root: nn.Module) -> None:
         self._outermost.watch(root)
