@@ -186,6 +186,9 @@ class RunReader:
         self.path = Path(path)
         self.meta = _read_header(self.path)
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.id}: {self.status}>"
+
     @property
     def id(self) -> str:
         return str(self.meta.get("id", self.path.name))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from tests.fabricate import Op, fabricate_run
 
+from stepscope.analysis.bound import bound_of
 from stepscope.analysis.run import Run
 
 _LINEAR = Op("nn.Linear", "fc", "forward", 20, (Op("aten::addmm", "fc", "forward", 1000),))
@@ -94,3 +96,19 @@ def test_a_verdict_on_few_recorded_steps_says_so(tmp_path: Path) -> None:
     run = Run(fabricate_run(tmp_path, steps=40, recorded=lambda step: step in (5, 6)))
     assert run.verdict().sentence.endswith("(From 2 recorded steps only.)")
     assert "intervals of modules and operations" in {entry.what for entry in run.not_measured()}
+
+
+def test_a_loop_that_sleeps_between_operations_waits_and_is_not_told_to_merge_them(tmp_path: Path) -> None:
+    path = fabricate_run(tmp_path, ops=(_LINEAR,), residual_us=9000)
+    run = Run(path)
+    shares = run.verdict().evidence
+    assert shares is not None
+    assert bound_of(replace(shares, trainer_cores=0.2)) == "waiting"
+    assert bound_of(replace(shares, trainer_cores=1.0)) == "dispatch"
+
+
+def test_slow_recorded_steps_are_said_where_they_bend_the_shares(tmp_path: Path) -> None:
+    bent = Run(fabricate_run(tmp_path / "bent", steps=40, overhead=0.9)).verdict().sentence
+    straight = Run(fabricate_run(tmp_path / "straight", steps=40, overhead=0.01)).verdict().sentence
+    assert "Recorded steps take 1.9 times as long" in bent
+    assert "times as long" not in straight

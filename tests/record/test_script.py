@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import stepscope
 from stepscope.errors import UsageError
 from stepscope.record.script import run_script
 from stepscope.record.session import Settings
@@ -121,3 +122,17 @@ def test_two_runs_at_once_keep_apart(script: Path, tmp_path: Path) -> None:
     runs = [RunReader(path) for path in (tmp_path / "runs").iterdir()]
     assert [run.steps.height for run in runs] == [4, 4]
     assert [run.status for run in runs] == ["ok", "ok"]
+
+
+def test_options_of_a_workload_are_refused_for_a_script(script: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "stepscope", "run", str(script), "--steps", "5", "--out", str(tmp_path / "runs")]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert ended.returncode == 2
+    assert "--steps" in ended.stderr
+    assert "--" in ended.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_loop_that_never_calls_step_is_warned_about(tmp_path: Path) -> None:
+    with pytest.warns(RuntimeWarning, match="scope.step"), stepscope.profile(out=tmp_path):
+        pass

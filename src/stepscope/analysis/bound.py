@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 import polars as pl
 
 from stepscope.analysis.accelerator import accelerator_utilisation
+from stepscope.analysis.metrics import process_cpu_utilisation
 from stepscope.analysis.own_time import CPU
 from stepscope.analysis.steady import recorded_steps
 from stepscope.runfolder import MODULE_CALL
@@ -16,9 +17,10 @@ from stepscope.runfolder import MODULE_CALL
 if TYPE_CHECKING:
     from stepscope.analysis.run import Run
 
-Bound = Literal["data", "optimizer", "dispatch", "compute", "memory", "mixed", "unknown"]
+Bound = Literal["data", "optimizer", "dispatch", "compute", "memory", "waiting", "mixed", "unknown"]
 DATA_SHARE, DISPATCH_SHARE, COMPUTE_SHARE = 0.3, 0.5, 0.5
 OPTIMIZER_SHARE, MEMORY_SHARE = 0.4, 0.5
+OUTSIDE_SHARE, ASLEEP_SHARE = 0.3, 0.5
 ACCELERATOR_BUSY, ACCELERATOR_IDLE = 0.8, 0.5
 _COMPUTE = re.compile(
     r"conv|(?:^|[^a-z])(?:add|b|baddb|s)?mm|matmul|linear|lstm|gru|rnn|attention|gemm|cutlass|winograd|einsum"
@@ -41,6 +43,8 @@ class WorkShares:
     optimizer: float
     accelerator: float | None
     device_compute: float | None  # convolutions and matrix products, of the kernels' time
+    outside: float = 0.0  # of the step, in which no operation ran: the loop's own Python, or nothing at all
+    trainer_cores: float | None = None  # that the trainer kept busy on average, null where not sampled
 
 
 def work_shares(run: Run) -> WorkShares | None:
@@ -62,6 +66,8 @@ def work_shares(run: Run) -> WorkShares | None:
         optimizer=float(updates["self_ns"].sum()) / total,
         accelerator=busiest,
         device_compute=kernels.get("compute", 0.0) / sum(kernels.values()) if kernels else None,
+        outside=1 - float(table.filter(pl.col("device") == CPU)["self_ns"].sum()) / total,
+        trainer_cores=next((row.value for row in process_cpu_utilisation(run) if row.scope == "process"), None),
     )
 
 
@@ -87,6 +93,8 @@ def bound_of(shares: WorkShares) -> Bound:
     """The name of the limit: the first rule that holds."""
     if shares.data > DATA_SHARE:
         return "data"
+    if _waits(shares):
+        return "waiting"
     if shares.accelerator is not None:
         return _bound_with_accelerator(shares, shares.accelerator)
     if shares.optimizer > OPTIMIZER_SHARE:
@@ -96,6 +104,14 @@ def bound_of(shares: WorkShares) -> Bound:
     if shares.compute > COMPUTE_SHARE:
         return "compute"
     return "memory" if shares.memory > MEMORY_SHARE else "mixed"
+
+
+def _waits(shares: WorkShares) -> bool:
+    """Long stretches without an operation in which the trainer does not even compute: it sleeps, reads or waits."""
+    cores, outside = shares.trainer_cores, shares.outside
+    if shares.accelerator is not None or cores is None:
+        return False
+    return outside > OUTSIDE_SHARE and cores < 1 - ASLEEP_SHARE * outside
 
 
 def _bound_with_accelerator(shares: WorkShares, busy: float) -> Bound:

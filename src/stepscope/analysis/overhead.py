@@ -110,8 +110,10 @@ def _changes(steps: pl.DataFrame) -> list[_Change]:
     found = []
     for place in chosen.tolist():
         first, edge, last = bounds[place], bounds[place + 1], bounds[place + 2]
-        before, after = lengths[max(first, edge - _NEAR) : edge], lengths[edge : min(last, edge + _NEAR)]
         begins = bool(recorded[edge])
+        # The first step after a window ran on cold caches, whichever sort it is: it belongs to the pause.
+        settled = edge if begins else min(edge + 1, last - 1)
+        before, after = lengths[max(first, edge - _NEAR) : edge], lengths[settled : min(last, settled + _NEAR)]
         found.append(_Change(after, before, True) if begins else _Change(before, after, False))
     return found
 

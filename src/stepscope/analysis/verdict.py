@@ -11,11 +11,13 @@ from stepscope.analysis.background import background_cpu_use, warning
 from stepscope.analysis.bound import Bound, WorkShares, bound_of, work_shares
 from stepscope.analysis.metrics import core_utilisation, process_cpu_utilisation, step_time
 from stepscope.analysis.own_time import CPU, RESIDUAL
-from stepscope.analysis.steady import FEW, recorded_steps
-from stepscope.units import duration, percent
+from stepscope.analysis.steady import FEW, recorded_steps, steady_steps
+from stepscope.units import duration, number, percent
 
 if TYPE_CHECKING:
     from stepscope.analysis.run import Run
+
+BENDS = 1.2  # times as long
 
 _NEXT: dict[Bound, tuple[str, ...]] = {
     "data": (
@@ -37,6 +39,10 @@ _NEXT: dict[Bound, tuple[str, ...]] = {
     "optimizer": (
         "use an optimizer with fused=True or foreach=True, or one with less state (SGD instead of Adam)",
         "accumulate gradients over several batches: fewer updates a sample",
+    ),
+    "waiting": (
+        "look at what the loop does between operations: sleeping, logging, reading files, preparing data in Python",
+        "let DataLoader workers prepare the data, and write logs and checkpoints less often",
     ),
     "mixed": ("look at the dearest module and kind of op below: no single limit explains this step",),
     "unknown": ("record more: run again for at least 30 steps, and with --record adaptive or all",),
@@ -65,7 +71,18 @@ def verdict(run: Run) -> Verdict:
 def _doubt(run: Run) -> str:
     """What the sentence rests on, where that is little."""
     count = int(run.own_times["step"].n_unique())
-    return f" (From {count} recorded step{'s' if count > 1 else ''} only.)" if count < FEW else ""
+    said = f" (From {count} recorded step{'s' if count > 1 else ''} only.)" if count < FEW else ""
+    slower = _slower(run)
+    return said + (f" (Recorded steps take {number(slower, 2)} times as long: shares include that.)" if slower else "")
+
+
+def _slower(run: Run) -> float | None:
+    """How much longer a recorded step takes than others, where it is so much that it bends the picture."""
+    steps = steady_steps(run)
+    recorded, bare = (steps.filter(pl.col("recorded") == which)["length_ns"].median() for which in (True, False))
+    if not isinstance(recorded, float) or not isinstance(bare, float) or recorded <= BENDS * bare:
+        return None
+    return recorded / bare
 
 
 def _shared(run: Run) -> str:
@@ -97,6 +114,8 @@ def _proof(bound: Bound, shares: WorkShares) -> str:
         "memory": f"Memory-bound: {busy}, mostly with elementwise work and normalisation."
         if on_device
         else f"Memory-bound: {percent(shares.memory, 0)} of the step is elementwise work, normalisation and copies.",
+        "waiting": f"Waiting: in {percent(shares.outside, 0)} of the step no operation runs, and the trainer keeps "
+        f"only {number(shares.trainer_cores, 2)} cores busy.",
         "optimizer": f"Optimizer-bound: {percent(shares.optimizer, 0)} of the step updates weights.",
         "mixed": f"Mixed: {percent(shares.compute, 0)} arithmetic, {percent(shares.memory, 0)} memory, "
         f"{percent(shares.dispatch, 0)} dispatch, {percent(shares.data, 0)} data"
@@ -118,6 +137,7 @@ def _dominant(run: Run) -> str:
         return f"{said}."
     kind, share, count = types.row(0)
     one = named.filter(pl.col("type") == kind).row(0, named=True)
-    which = f"module '{one['module']}' ({kind})" if count == 1 else f"the {count} {kind} modules"
+    name = f"module '{one['module']}'" if one["module"] else "the model itself"
+    which = f"{name} ({kind})" if count == 1 else f"the {count} {kind} modules"
     of = " of the accelerator's time" if one["device_ns"] is not None else ""
     return f"{said}, {which} {percent(share, 0)}{of}."

@@ -22,12 +22,12 @@ def run(
     target: Annotated[str, typer.Argument(help="A workload (see `stepscope workloads`), or a Python script.")],
     arguments: Annotated[list[str] | None, typer.Argument(help="After `--`: the script's own arguments.")] = None,
     batch: Annotated[int | None, typer.Option(help="Samples per step. Of a script: what one step counts as.")] = None,
-    steps: Annotated[int, typer.Option(help="Training steps of a workload.")] = 100,
+    steps: Annotated[int | None, typer.Option(help="Training steps of a workload (100 unless said).")] = None,
     optimizer: Annotated[str | None, typer.Option(help="Optimizer of a workload: sgd, momentum, adam, ...")] = None,
     lr: Annotated[float | None, typer.Option(help="Learning rate of a workload.")] = None,
-    device: Annotated[str, typer.Option(help="Device of a workload: cpu or cuda.")] = "cpu",
+    device: Annotated[str | None, typer.Option(help="Device of a workload: cpu (unless said) or cuda.")] = None,
     threads: Annotated[int | None, typer.Option(help="Threads that torch computes with.")] = None,
-    seed: Annotated[int, typer.Option(help="Seed of a workload: the same seed repeats the run.")] = 0,
+    seed: Annotated[int | None, typer.Option(help="Seed of a workload: the same seed repeats the run.")] = None,
     out: Annotated[Path, typer.Option(help="Folder that the run folder is made in.")] = Path("runs"),
     record: Annotated[
         str, typer.Option(help="Steps whose ops are recorded: adaptive, all, none, first:N or every:N.")
@@ -62,10 +62,11 @@ def run(
 
         torch.set_num_threads(threads)
     if module or target.endswith(".py") or Path(target).is_file():
+        _refuse_for_a_script({"steps": steps, "optimizer": optimizer, "lr": lr, "device": device, "seed": seed})
         path, code = _script(target, arguments or [], settings, module)
     else:
-        choices = {"batch": batch, "optimizer": optimizer, "lr": lr, "device": device, "seed": seed}
-        path, code = _workload(target, arguments, steps, settings, choices, quiet)
+        choices = {"batch": batch, "optimizer": optimizer, "lr": lr, "device": device or "cpu", "seed": seed or 0}
+        path, code = _workload(target, arguments, steps or 100, settings, choices, quiet)
     _finish(path, quiet)
     if html:
         _page(path)
@@ -80,10 +81,17 @@ def period_ns(text: str) -> int:
     return round(float(found[1]) * _UNITS_NS[found[2]])
 
 
-def _check(batch: int | None, steps: int, threads: int | None) -> None:
+def _refuse_for_a_script(options: dict[str, Any]) -> None:
+    """A script decides these itself: to take them in silence would be to lie about the run."""
+    given = [f"--{name}" for name, value in options.items() if value is not None]
+    if given:
+        raise UsageError(f"{', '.join(given)}: of a workload only", "give a script its own arguments after --")
+
+
+def _check(batch: int | None, steps: int | None, threads: int | None) -> None:
     for option, value in (("--batch", batch), ("--steps", steps), ("--threads", threads)):
         if value is not None and value < 1:
-            raise UsageError(f"{option} {value}: must be 1 or more", f"for example {option} 16")
+            raise UsageError(f"{option} {value}: must be 1 or more", f"for example {option} 1")
 
 
 def _root() -> str | None:

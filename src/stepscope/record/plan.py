@@ -21,6 +21,7 @@ TARGET = 0.02  # half width of the 95 % interval of a median, as a share of it
 BUDGET = 0.04  # of the run's time
 _ALLOWANCE_NS = 120_000_000  # that a run may spend in any case: a short run is worth some recorded steps too
 _BLOCK = 2
+_BETWEEN = 4  # unrecorded steps between blocks: the first after a block only settles
 _FEWEST = 2  # recorded steps after warm-up that are worth having in any case
 _MOST = 200
 _DRIFT_EVERY = 200  # steps
@@ -89,7 +90,7 @@ class Plan:
         if done or after_warmup >= _MOST:
             self._wait, self._left = _DRIFT_EVERY, _BLOCK
         elif after_warmup < _FEWEST or self._within_budget(elapsed_ns):
-            self._wait, self._left = _BLOCK, _BLOCK
+            self._wait, self._left = _BETWEEN, _BLOCK
         else:
             self._wait, self._left = self._pause(), 0
 

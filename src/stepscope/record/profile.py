@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -75,6 +76,7 @@ class profile:  # noqa: N801 - reads as torch.profiler.profile does
             samples_per_step=samples,
             facts={"workload": workload},
         )
+        self._steps_by_call = steps == "calls"
         self._session: Session | None = None
 
     def __enter__(self) -> Scope:
@@ -87,3 +89,6 @@ class profile:  # noqa: N801 - reads as torch.profiler.profile does
     ) -> None:
         if self._session is not None:
             self._session.close(*status_of(error))
+            if self._session.steps == 0 and error is None:
+                called = "scope.step() was never called" if self._steps_by_call else "no torch optimizer made a step"
+                warnings.warn(f"stepscope recorded no training step: {called}", RuntimeWarning, stacklevel=2)

@@ -88,7 +88,8 @@ def own_cost(overhead: pl.DataFrame) -> list[RenderableType]:
     said = []
     if "recorded_step_overhead" in values:
         step, share = values["recorded_step_overhead"], values["recorded_step_overhead_share"]
-        said.append(f"{duration(step['value'])} a recorded step, {_share(share, 1)}")
+        small = "too small to tell: " if step["value"] <= 0 else ""  # a cost below 0 is the noise around a small one
+        said.append(f"{small}{duration(step['value'])} a recorded step, {_share(share, 1)}")
         said.append(f"{_share(values['run_overhead_share'], 1)} over the whole run")
     if "sampler_cpu_share" in values:
         said.append(f"sampler {_share(values['sampler_cpu_share'], 2)} of a core")

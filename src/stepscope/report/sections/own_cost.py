@@ -30,7 +30,7 @@ def build(run: Run) -> Section:
     figures = tuple(
         KeyFigure(
             _LABELS.get(row["metric"], row["metric"].replace("_", " ")),
-            quantity(row["value"], row["unit"]),
+            quantity(row["value"], row["unit"]) if row["value"] > 0 else "too small to tell",
             interval(row["low"], row["high"], row["unit"]),
             row["note"] or "",
         )
