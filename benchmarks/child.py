@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 import stepscope
+import stepscope.record.profile
 from benchmarks.models import MODELS
 from stepscope.runfolder import RunReader
 
