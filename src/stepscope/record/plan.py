@@ -21,6 +21,7 @@ TARGET = 0.02  # half width of the 95 % interval of a median, as a share of it
 BUDGET = 0.04  # of the run's time
 _ALLOWANCE_NS = 120_000_000  # that a run may spend in any case: a short run is worth some recorded steps too
 _BLOCK = 2
+_SHORTEST_PAUSE = 20  # steps: asking the budget takes medians, which is not free either
 _BETWEEN = 4  # unrecorded steps between blocks: the first after a block only settles
 _FEWEST = 2  # recorded steps after warm-up that are worth having in any case
 _MOST = 200
@@ -101,7 +102,7 @@ class Plan:
         """Unrecorded steps after which another look at the budget is worth it."""
         step_ns = float(np.median(self._plain_ns)) if self._plain_ns else 1e6
         needed = _BLOCK * self._cost_of_one_ns() / BUDGET
-        return int(np.clip(needed / max(step_ns, 1.0) / 4, _BLOCK, _DRIFT_EVERY))
+        return int(np.clip(needed / max(step_ns, 1.0) / 4, _SHORTEST_PAUSE, _DRIFT_EVERY))
 
     def _cost_ns(self) -> float:
         return self._spent_ns + self.recorded * self._slower_by_ns()
