@@ -19,7 +19,7 @@ from stepscope.record.schedule import Choice
 WARMUP_STEPS = 3  # as the 2019 paper
 TARGET = 0.02  # half width of the 95 % interval of a median, as a share of it
 BUDGET = 0.04  # of the run's time
-_ALLOWANCE_NS = 120_000_000  # that a run may spend in any case: a short run is worth some recorded steps too
+_ALLOWANCE_NS = 100_000_000  # that a run may spend in any case: a short run is worth some recorded steps too
 _BLOCK = 2
 _SHORTEST_PAUSE = 20  # steps: asking the budget takes medians, which is not free either
 _BETWEEN = 4  # unrecorded steps between blocks: the first after a block only settles
