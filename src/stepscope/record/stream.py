@@ -11,7 +11,7 @@ from stepscope.record.sensors import ask
 from stepscope.record.sensors.contract import NAN, Found, Missing, Sensor, Target
 
 RETRY_NS = 1_000_000_000
-CPU_SHARE = 0.01  # a slow sensor is read so seldom that it takes no more than this of a core
+CPU_SHARE = 0.001  # a slow sensor is read so seldom that it takes no more than this of a core
 
 
 class Stream:
