@@ -47,6 +47,11 @@ def count_op_flops(name: str, input_shapes: Shapes, concrete_inputs: Values) -> 
         return None  # another release of torch passes other arguments: not counted beats counted wrong
 
 
+def has_formula(name: str) -> bool:
+    """Whether FLOPs of this op can be counted."""
+    return name in _FORMULAS
+
+
 def count_op_bytes(input_shapes: Shapes, dtypes: Sequence[str]) -> int | None:
     """Bytes of the tensors an instance is given, each once, as if dense; null where one of them is not described.
 

@@ -23,7 +23,7 @@ _ALLOWANCE_NS = 100_000_000  # that a run may spend in any case: a short run is 
 _BLOCK = 2
 _SHORTEST_PAUSE = 20  # steps: asking the budget takes medians, which is not free either
 _BETWEEN = 4  # unrecorded steps between blocks: the first after a block only settles
-_FEWEST = 2  # recorded steps after warm-up that are worth having in any case
+_FEWEST = 1  # recorded step after warm-up that is worth having in any case
 _MOST = 200
 _DRIFT_EVERY = 200  # steps
 _NEGLIGIBLE = 0.01  # ops that together take less than this share of the step need no better median
@@ -55,6 +55,8 @@ class Plan:
         if self._wait > 0:  # first: steps right after the writing of a window run on cold caches
             self._wait -= 1
             return False
+        if self._left == _BLOCK and not self._within_budget(elapsed_ns):
+            self._left = _FEWEST  # only now is it known what the window before cost
         self._left -= 1
         return True
 

@@ -113,7 +113,7 @@ class OutermostCalls:
         if not torch.is_grad_enabled() or torch.compiler.is_compiling():
             return
         self._trained.add(id(root))
-        tensor = first_tensor((args, kwargs))
+        tensor = args[0] if args and isinstance(args[0], torch.Tensor) else first_tensor((args, kwargs))
         if tensor is None or tensor.dim() == 0 or self._counted not in (None, id(root)):
             return
         self._counted = id(root)

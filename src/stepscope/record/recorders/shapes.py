@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from stepscope.record.op_cost import count_op_bytes, count_op_flops
+from stepscope.record.op_cost import count_op_bytes, count_op_flops, has_formula
 from stepscope.record.recorders.events import Events
 from stepscope.record.recorders.tree import Ints
 from stepscope.record.recorders.window import StepProfile, Window
@@ -58,10 +58,12 @@ class ShapeBook:
 
 def _costs(raw: list[Any], name: Ints, texts: list[str]) -> tuple[Ints, Ints]:
     flops, read = [], []
-    for event, index in zip(raw, name, strict=True):
+    counted = [has_formula(text) for text in texts]
+    for event, index in zip(raw, name.tolist(), strict=True):
         shapes = event.shapes()
-        flops.append(_or_unknown(count_op_flops(texts[index], shapes, event.concrete_inputs())))
-        read.append(_or_unknown(count_op_bytes(shapes, event.dtypes())))
+        values = event.concrete_inputs() if counted[index] else ()
+        flops.append(_or_unknown(count_op_flops(texts[index], shapes, values)) if counted[index] else NOT_KNOWN)
+        read.append(_or_unknown(count_op_bytes(shapes, event.dtypes())) if shapes else 0)
     return np.array(flops, dtype=np.int64), np.array(read, dtype=np.int64)
 
 
