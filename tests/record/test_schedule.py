@@ -105,7 +105,7 @@ def test_recording_that_costs_much_stays_within_its_share_of_the_run() -> None:
 
 def test_even_a_short_and_dear_run_has_some_recorded_steps_after_warm_up() -> None:
     recorded = Machine(step_ms=1, recording_ms=1, window_ms=80, noise=0.1).train(Plan(parse("adaptive")), 40)
-    assert len([step for step in recorded if step >= WARMUP_STEPS]) >= 2
+    assert len([step for step in recorded if step >= WARMUP_STEPS]) >= 1
 
 
 def test_recorded_and_unrecorded_steps_alternate_in_blocks() -> None:

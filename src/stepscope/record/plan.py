@@ -19,7 +19,8 @@ from stepscope.record.schedule import Choice
 WARMUP_STEPS = 3  # as the 2019 paper
 TARGET = 0.02  # half width of the 95 % interval of a median, as a share of it
 BUDGET = 0.04  # of the run's time
-_ALLOWANCE_NS = 100_000_000  # that a run may spend in any case: a short run is worth some recorded steps too
+_ALLOWANCE_NS = 75_000_000  # that a run may spend in any case: a short run is worth some recorded steps too
+_FIRST = 1  # the step whose recording tells what recording costs
 _BLOCK = 2
 _SHORTEST_PAUSE = 20  # steps: asking the budget takes medians, which is not free either
 _BETWEEN = 4  # unrecorded steps between blocks: the first after a block only settles
@@ -43,26 +44,36 @@ class Plan:
     _plain_ns: list[int] = field(default_factory=list)
     _wait: int = 0  # unrecorded steps still to come in this block
     _left: int = 0  # recorded steps that follow them
+    _steady: int = 0  # recorded steps after warm-up
 
     def records(self, step: int, elapsed_ns: int) -> bool:
         """Are the ops of this step recorded? Asked once, in order, before each step."""
         if not self.choice.adaptive:
             return self.choice.records(step)
         if step < WARMUP_STEPS:
-            return step == WARMUP_STEPS - 1
+            return step == _FIRST or (step > _FIRST and self.affords_shapes(elapsed_ns))
         if self._left == 0 and self._wait == 0:
             self._next_block(elapsed_ns)
         if self._wait > 0:  # first: steps right after the writing of a window run on cold caches
             self._wait -= 1
             return False
-        if self._left == _BLOCK and not self._within_budget(elapsed_ns):
+        if self._left == _BLOCK and not self._affords(_BLOCK, elapsed_ns):
             self._left = _FEWEST  # only now is it known what the window before cost
         self._left -= 1
+        self._steady += 1
         return True
 
+    def reckons(self, step: int) -> bool:
+        """Before this step the window must be closed, so that its cost is known."""
+        return self.choice.adaptive and step == _FIRST + 1
+
     def wants_shapes(self, step: int) -> bool:
-        """Shapes are recorded while warming up, where time does not count."""
-        return step < WARMUP_STEPS
+        """Shapes are recorded while warming up, where time does not count, once it is known what a step costs."""
+        return step < WARMUP_STEPS and not (self.choice.adaptive and step <= _FIRST)
+
+    def affords_shapes(self, elapsed_ns: int) -> bool:
+        """With its shapes a step costs twice as much to record."""
+        return not self.choice.adaptive or self._affords(2, elapsed_ns)
 
     def took(self, recorded: bool, ns: int) -> None:
         """The length of a step that has ended."""
@@ -86,19 +97,19 @@ class Plan:
             self._profiles.pop(next(iter(self._profiles)))
 
     def _next_block(self, elapsed_ns: int) -> None:
-        after_warmup = self.recorded - 1
+        after_warmup = self._steady
         if after_warmup >= _FEWEST and after_warmup % _CHECK_EVERY in (0, 1):
             self.known = self._known_share()
         done = self.known is not None and self.known >= 1 - _NEGLIGIBLE
         if done or after_warmup >= _MOST:
             self._wait, self._left = _DRIFT_EVERY, _BLOCK
-        elif after_warmup < _FEWEST or self._within_budget(elapsed_ns):
+        elif after_warmup < _FEWEST or self._affords(_BLOCK, elapsed_ns):
             self._wait, self._left = _BETWEEN, _BLOCK
         else:
             self._wait, self._left = self._pause(), 0
 
-    def _within_budget(self, elapsed_ns: int) -> bool:
-        return self._cost_ns() + _BLOCK * self._cost_of_one_ns() <= max(_ALLOWANCE_NS, BUDGET * elapsed_ns)
+    def _affords(self, more: int, elapsed_ns: int) -> bool:
+        return self._cost_ns() + more * self._cost_of_one_ns() <= max(_ALLOWANCE_NS, BUDGET * elapsed_ns)
 
     def _pause(self) -> int:
         """Unrecorded steps after which another look at the budget is worth it."""

@@ -61,14 +61,20 @@ class OpRecorder:
 
     def before_step(self, step: int, elapsed_ns: int) -> bool:
         """Open, keep or close the window as the plan says; True where this step is recorded."""
+        if self.plan.reckons(step):
+            self.close_window()
         wanted = not self._stopped and self.plan.records(step, elapsed_ns)
         full = (len(self._spans) + 1) * self._rows_per_step > MOST_EVENTS
-        shapes = wanted and (self.plan.wants_shapes(step) or (self._book.missed and not self.recording))
-        if self._window is not None and (not wanted or full or self._window.shapes != shapes):
+        if self._window is not None and (not wanted or full or self._window.shapes != self._shapes(step, elapsed_ns)):
             self.close_window()
+        shapes = wanted and self._shapes(step, elapsed_ns)
         if wanted and self._window is None:
             self._timed(lambda: self._open(shapes))
         return self._window is not None
+
+    def _shapes(self, step: int, elapsed_ns: int) -> bool:
+        again = self._book.missed and not self.recording
+        return self.plan.wants_shapes(step) or (again and self.plan.affords_shapes(elapsed_ns))
 
     def after_step(self, span: StepSpan) -> None:
         """A recorded step has ended."""
