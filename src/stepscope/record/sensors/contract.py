@@ -37,7 +37,10 @@ class Channel:
     refresh_ns: int | None = None
     step_size: float | None = None
     read_cost_ns: int | None = None  # of the whole sensor; measured when sampling starts
-    filter: str | None = None
+    filter: str | None = None  # how the hardware averages, in words: "running average of 64 conversions"
+    window_ns: int | None = None  # width of the block, or time constant of the running average, that it averages over
+    counter_range: float | None = None  # a counter starts again at 0 when it reaches this
+    most_per_s: float | None = None  # a counter cannot grow faster: more is a reset, not a wrap
 
 
 @dataclass
@@ -59,12 +62,22 @@ class Pace:
 
 
 @dataclass(frozen=True)
+class Meter:
+    """A meter that only the user can name: a plug's address, a command, a log file, an adb serial."""
+
+    kind: str  # shelly, tasmota, command, adb, termux: the sensor file that takes it
+    address: str
+    name: str  # of the channel; unique over the meters
+
+
+@dataclass(frozen=True)
 class Target:
-    """What is watched: the process that trains."""
+    """What is watched: the process that trains, and the meters that the user has named."""
 
     pid: int
     clock: Clock = monotonic_ns
     pace: Pace = field(default_factory=Pace)
+    meters: tuple[Meter, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -75,6 +88,7 @@ class Found:
     read: Callable[[], Sequence[float]]
     close: Callable[[], None]
     every_ns: int = 0  # the sensor's own period; 0 is "as often as the sampler goes"
+    blocking: bool = False  # a read may wait (a network, a bus, a child process): it gets a thread of its own
 
 
 @dataclass(frozen=True)
