@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.errors import OutputNotWritable, RunDamaged, RunNotFound, SchemaTooNew
-from stepscope.runfolder import MODEL, OPS, SCHEMA, STEPS, RunReader, RunWriter, sample_dtype
+from stepscope.errors import OutputNotWritable, RunDamaged, RunNotFound, SchemaTooNew, UnknownName
+from stepscope.runfolder import MEMORY, MODEL, OPS, SCHEMA, STEPS, RunReader, RunWriter, sample_dtype
 
 STEP = (1_000, 2_000, 16, 0.5, True)
 
@@ -358,3 +358,21 @@ def test_a_damaged_list_of_channels_does_not_keep_a_run_from_closing(tmp_path: P
     writer.close("ok")
     assert RunReader(writer.path).status == "ok"
     assert (writer.path / "samples" / "cpu.rows").exists()
+
+
+def test_a_quantity_that_no_run_has_is_named_with_its_neighbours(tmp_path: Path) -> None:
+    writer = RunWriter.create(tmp_path, "x")
+    channel = {"id": "process.rss", "sensor": "process_memory", "quantity": "rss", "scope": "process", "unit": "B"}
+    (writer.path / "channels.json").write_text(json.dumps({"channels": [channel]}))
+    with pytest.raises(UnknownName, match="'rsss'"):
+        RunReader(writer.path).samples("rsss")
+    assert RunReader(writer.path).samples("power").is_empty()
+
+
+def test_memory_events_come_back_in_order_of_time(tmp_path: Path) -> None:
+    writer = RunWriter.create(tmp_path, "x")
+    columns = {name: [None, None] for name in MEMORY} | {"step": [3, 3], "tensor": [0, 0], "category": ["saved"] * 2}
+    writer.memory(pl.DataFrame(columns | {"t_ns": [20, 10], "bytes": [-64, 64]}))
+    events = RunReader(writer.path).memory_events
+    assert events["bytes"].to_list() == [64, -64]
+    assert events.columns == list(MEMORY)

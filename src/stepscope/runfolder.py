@@ -24,11 +24,26 @@ import numpy as np
 import polars as pl
 
 from stepscope.clock import monotonic_ns
-from stepscope.errors import OutputNotWritable, RunDamaged, RunNotFound, SchemaTooNew
+from stepscope.errors import OutputNotWritable, RunDamaged, RunNotFound, SchemaTooNew, UnknownName
 
 SCHEMA = 1
 STATUSES = ("running", "ok", "failed", "oom", "interrupted")
 PHASES = ("data", "forward", "backward", "optimizer", "other")
+QUANTITIES = {  # what sensors give, by the names that analysis asks for
+    *("power", "energy", "voltage", "current", "charge", "stored_energy", "utilisation", "frequency", "temperature"),
+    *("core_busy_time", "core_idle_time", "core_frequency", "process_cpu_time", "rss", "pss", "uss", "peak_rss"),
+    *(
+        "sampler_cpu_time",
+        "sampler_lateness",
+        "sampler_missed",
+        "memory_total",
+        "memory_available",
+        "memory_used",
+        "swap_used",
+        "children",
+        "throttled",
+    ),
+}
 MODULE_CALL = "nn."  # ops whose name starts so are calls of a module, not of a kernel
 
 STEPS = {
@@ -53,6 +68,29 @@ OPS = {
     "flops": pl.Int64,
     "bytes": pl.Int64,
 }
+MEMORY = {
+    "step": pl.UInt32,
+    "t_ns": pl.Int64,
+    "tensor": pl.Int64,  # a storage; its number is its own over the whole run
+    "bytes": pl.Int64,  # below zero where it is freed
+    "category": pl.Categorical,  # one of CATEGORIES
+    "module": pl.Categorical,  # as in OPS
+    "op": pl.Categorical,  # that allocated it
+    "phase": pl.Categorical,
+    "device": pl.Categorical,
+    "shape": pl.Categorical,  # "64x3x32x32"; null where it is no tensor
+}
+CATEGORIES = (
+    "parameter",
+    "buffer",
+    "gradient",
+    "optimizer",  # its state
+    "input",
+    "saved",  # feature maps kept for backward
+    "temporary",
+    "workspace",  # of kernels: no tensor that a dispatcher sees
+    "other",
+)
 MODEL = {
     "module": pl.String,
     "type": pl.String,
@@ -96,6 +134,7 @@ class RunWriter:
         self._header = header
         self._steps_file: io.BufferedWriter | None = None
         self._parts = 0
+        self._memory_parts = 0
 
     @classmethod
     def create(cls, out: str | Path, workload: str, unix_s: float | None = None) -> RunWriter:
@@ -146,6 +185,13 @@ class RunWriter:
         data = _parquet(part.select(pl.col(name).cast(dtype) for name, dtype in OPS.items()))
         _write_atomically(self.path / "ops" / f"{self._parts:06d}.parquet", data)
         self._parts += 1
+        return len(data)
+
+    def memory(self, part: pl.DataFrame) -> int:
+        """Write the allocations and frees of one window as a new part; returns its size in bytes."""
+        data = _parquet(part.select(pl.col(name).cast(dtype) for name, dtype in MEMORY.items()))
+        _write_atomically(self.path / "memory" / f"{self._memory_parts:06d}.parquet", data)
+        self._memory_parts += 1
         return len(data)
 
     def event(self, kind: str, message: str, source: str = "session", **fields: Any) -> None:
@@ -242,10 +288,12 @@ class RunReader:
 
     def scan_ops(self) -> pl.LazyFrame:
         """The op instances as a lazy frame: pick columns before collecting a long run."""
-        parts = [part for part in sorted((self.path / "ops").glob("*.parquet")) if self._readable(part)]
-        if not parts:
-            return pl.LazyFrame(schema=OPS)
-        return pl.concat([pl.scan_parquet(part) for part in parts], how="vertical")
+        return self._scan("ops", OPS)
+
+    @property
+    def memory_events(self) -> pl.DataFrame:
+        """Allocations and frees of the recorded steps, columns as `MEMORY`, in order of time."""
+        return self._scan("memory", MEMORY).collect().sort("t_ns", maintain_order=True)
 
     def sensor(self, name: str) -> pl.DataFrame:
         """The samples of one sensor: t0_ns, t1_ns and one column a channel, null where nothing was read."""
@@ -258,7 +306,13 @@ class RunReader:
         return pl.DataFrame(schema={"t0_ns": pl.Int64, "t1_ns": pl.Int64}) if frame is None else frame
 
     def samples(self, quantity: str) -> pl.DataFrame:
-        """All channels of a quantity, long: t0_ns, t1_ns, channel, scope, value (null where not read)."""
+        """All channels of a quantity, long: t0_ns, t1_ns, channel, scope, value (null where not read).
+
+        Empty where the quantity was not sampled; UnknownName where there is no such quantity.
+        """
+        sampled = {channel["quantity"] for channel in self.channels}
+        if sampled and quantity not in sampled | QUANTITIES:
+            raise UnknownName("quantity", quantity, sampled)
         parts = []
         for channel in self.channels:
             if channel["quantity"] != quantity:
@@ -290,6 +344,12 @@ class RunReader:
                 continue  # cut off by a crash: the rest of the file is still good
             if isinstance(event, dict):
                 yield event
+
+    def _scan(self, folder: str, schema: dict[str, Any]) -> pl.LazyFrame:
+        parts = [part for part in sorted((self.path / folder).glob("*.parquet")) if self._readable(part)]
+        if not parts:
+            return pl.LazyFrame(schema=schema)
+        return pl.concat([pl.scan_parquet(part) for part in parts], how="vertical")
 
     def _readable(self, path: Path) -> bool:
         return self._try(path, pl.read_parquet_schema) is not None
