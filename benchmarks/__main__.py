@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import statistics
 import subprocess
@@ -21,6 +22,7 @@ from pathlib import Path
 import polars as pl
 
 from benchmarks.models import worst_case
+from benchmarks.sampling_tick import board, tick_us
 from stepscope.record.sampling import start_sampler
 from stepscope.runfolder import RunReader
 
@@ -127,13 +129,23 @@ def sampler(seconds: float) -> list[Row]:
     return rows
 
 
-def sampler_share(period_ms: int, seconds: float) -> float:
+def sampling_tick(seconds: float) -> list[Row]:
+    what = "4 rails, 6 cores, memory, 6 temperatures"
+    with board(os.getpid()) as root:
+        shared = sampler_share(10, seconds, root)
+    return [
+        Row(f"one sampling tick: {what}", tick_us(), "us of CPU", 300, "files in memory, all sensors due"),
+        Row(f"sampler at 10 ms: {what}", shared * 100, "% of a core", 2.0, "files in memory, dithered"),
+    ]
+
+
+def sampler_share(period_ms: int, seconds: float, root: Path | None = None) -> float:
     """CPU time of the sampling process over wall time, from its own counter, its start left out."""
     with tempfile.TemporaryDirectory() as out:
         run = Path(out) / "run"
         (run / "samples").mkdir(parents=True)
         (run / "run.json").write_text('{"schema": 1, "id": "bench", "status": "ok"}')
-        process = start_sampler(run, period_ms * 1_000_000)
+        process = start_sampler(run, period_ms * 1_000_000, root=root)
         _train(seconds)
         process.stop()
         used = RunReader(run).samples("sampler_cpu_time").drop_nulls("value")
@@ -199,6 +211,7 @@ def main() -> None:
         lambda: whole_run(rounds),
         lambda: tables(rounds),
         lambda: sampler(3 if options.quick else 10),
+        lambda: sampling_tick(3 if options.quick else 10),
         lambda: start_up(rounds),
         lambda: memory(2_000 if options.quick else 20_000),
     ]

@@ -100,6 +100,15 @@ class Core:
     from_share: float = 0.0
 
 
+@dataclass(frozen=True)
+class Sampled:
+    """A channel as channels.json has it, and what was read of it: times since the first step, ns, and values (NaN)."""
+
+    channel: dict[str, Any]
+    t_ns: np.ndarray
+    values: np.ndarray
+
+
 def every_step(_: int) -> bool:
     """Record the ops of each step."""
     return True
@@ -133,16 +142,21 @@ def fabricate_run(
     steps_per_part: int = 8,
     seed: int = 0,
     header: dict[str, Any] | None = None,
+    device: dict[str, Any] | None = None,
+    sampled: tuple[Sampled, ...] = (),
+    missing: tuple[dict[str, Any], ...] = (),
 ) -> Path:
     """Write a run and return its folder.
 
     noise: relative standard deviation of a step's length; overhead: relative cost of recording a step;
     drift: relative growth of the step's length from the first to the last step; gap: part of the sampled time,
-    as two shares, in which nothing could be read; status None leaves the run open, as after a kill -9.
+    as two shares, in which nothing could be read; status None leaves the run open, as after a kill -9;
+    device: more of device.json; sampled: channels of any sensors besides, one sensor with the times of its first
+    channel; missing: sensors that gave nothing.
     """
     writer = RunWriter.create(out, "fabricated", unix_s=1_700_000_000)
     writer.update(**{**_header(batch, period_ns), **(header or {})})
-    writer.device({"board": {"name": "test board"}, "memory": {"total_bytes": 8_000_000_000}})
+    writer.device({"board": {"name": "test board"}, "memory": {"total_bytes": 8_000_000_000}, **(device or {})})
     writer.model([_module(*row) for row in model])
     template = _Template.of(ops, residual_us)
     random = np.random.default_rng(seed)
@@ -162,6 +176,7 @@ def fabricate_run(
         writer.ops(template.frame(part, t0_ns[part], scale[part]))
     if samples:
         _sample(writer.path, int(length_ns.sum()), cores, idle_counters, period_ns, refresh_ns, gap, power_w)
+        _sample_besides(writer.path, sampled, missing)
     if status is not None:
         writer.close(status)
     elif writer._steps_file is not None:
@@ -305,6 +320,21 @@ def _sample(
         rows["t0_ns"], rows["t1_ns"] = START_NS + t0_ns - 10_000, START_NS + t0_ns + 10_000
         for name in names:
             rows[name] = np.where(dark, np.nan, columns[name])
+        (path / "samples" / f"{sensor}.rows").write_bytes(rows.tobytes())
+
+
+def _sample_besides(path: Path, sampled: tuple[Sampled, ...], missing: tuple[dict[str, Any], ...]) -> None:
+    """Add channels of further sensors to what was sampled."""
+    content = json.loads((path / "channels.json").read_text(encoding="utf-8"))
+    content["channels"] += [one.channel for one in sampled]
+    content["missing"] += list(missing)
+    (path / "channels.json").write_text(json.dumps(content), encoding="utf-8")
+    for sensor in dict.fromkeys(one.channel["sensor"] for one in sampled):
+        group = [one for one in sampled if one.channel["sensor"] == sensor]
+        rows = np.zeros(len(group[0].t_ns), dtype=sample_dtype([one.channel["id"] for one in group]))
+        rows["t0_ns"], rows["t1_ns"] = START_NS + group[0].t_ns - 10_000, START_NS + group[0].t_ns + 10_000
+        for one in group:
+            rows[one.channel["id"]] = one.values
         (path / "samples" / f"{sensor}.rows").write_bytes(rows.tobytes())
 
 

@@ -25,11 +25,12 @@ MAY_IMPORT = {
     "plugins": {"errors"},
     "runfolder": FOR_ALL,
     "workloads": FOR_ALL,
+    "simulate": FOR_ALL,
     "record": FOR_ALL | {"runfolder"},
     "analysis": FOR_ALL | {"runfolder"},
     "report": FOR_ALL | {"runfolder", "analysis"},
     "studies": FOR_ALL | {"runfolder", "record", "analysis"},
-    "commands": FOR_ALL | {"runfolder", "record", "analysis", "report", "studies", "workloads"},
+    "commands": FOR_ALL | {"runfolder", "record", "analysis", "report", "studies", "workloads", "simulate"},
     "__init__": FOR_ALL | {"record", "analysis"},
     "__main__": FOR_ALL | {"commands"},
 }
@@ -108,7 +109,7 @@ def test_an_agreed_exception_is_still_needed() -> None:
 def test_a_wrong_arrow_would_be_seen() -> None:
     assert _room(SOURCE / "record" / "sensors" / "x.py") == "record"
     assert "analysis" not in MAY_IMPORT["record"]
-    assert _own_file("stepscope.runfolder.RunReader") == SOURCE / "runfolder.py"
+    assert _own_file("stepscope.runfolder.RunReader") == SOURCE / "runfolder" / "__init__.py"
     assert _own_file("stepscope.analysis") == SOURCE / "analysis" / "__init__.py"
     assert _own_file("polars") is None
 

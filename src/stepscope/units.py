@@ -4,7 +4,7 @@ from __future__ import annotations
 
 NOT_MEASURED = "-"
 _PREFIXES = [(1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, "")]
-_TIME = [(1e9, "s"), (1e6, "ms"), (1e3, "us"), (1.0, "ns")]
+_TIME = [(3.6e12, "h"), (6e10, "min"), (1e9, "s"), (1e6, "ms"), (1e3, "us"), (1.0, "ns")]
 
 
 def number(value: float | None, digits: int = 3) -> str:

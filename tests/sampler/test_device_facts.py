@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import json
+import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from stepscope.__main__ import build_app
+from stepscope.clock import Clock
+from stepscope.errors import MissingDependency, StepscopeError
 from stepscope.record import power_sources as power_sources_module
+from stepscope.record.characterise import Observation, Progress, observe
 from stepscope.record.device import changing_facts, describe_device
 from stepscope.record.power_sources import power_sources
+from stepscope.record.sensors.contract import Found
 
 CPU = "sys/devices/system/cpu"
 
@@ -99,22 +105,77 @@ def test_a_raspberry_pi_4_has_no_meter_though_it_has_vcio(tmp_path: Path) -> Non
     assert [source.name for source in power_sources(tmp_path) if source.state == "present"] == ["Raspberry Pi 5 PMIC"]
 
 
-def test_doctor_says_what_is_missing_and_that_power_is_not_read_yet(tx2: Path) -> None:
-    write(tx2, {"sys/class/powercap/intel-rapl:0/energy_uj": "1\n"})
-    said = CliRunner().invoke(build_app(), ["doctor", "--root", str(tx2)], env={"COLUMNS": "200"})
-    assert said.exit_code == 0
-    assert "quill" in said.output
-    assert "temperature" in said.output
-    assert "cpu_cores: absent" in said.output
-    assert "RAPL: present" in said.output
-    assert "reads no power yet" in said.output
-    assert "There is no /proc here" in said.output
+def doctor(*arguments: str, **environment: str) -> Result:
+    return CliRunner().invoke(build_app(), ["doctor", *arguments], env={"COLUMNS": "200", **environment})
+
+
+def with_rapl(root: Path) -> Path:
+    zone = "sys/class/powercap/intel-rapl:0"
+    files = {f"{zone}/name": "package-0\n", f"{zone}/energy_uj": "1\n", f"{zone}/max_energy_range_uj": "262143328850\n"}
+    return write(root, files)
+
+
+def test_doctor_lists_power_sensors_by_their_own_answers_and_says_what_is_missing(tx2: Path) -> None:
+    without = doctor("--root", str(tx2))
+    assert without.exit_code == 0
+    assert "quill" in without.output
+    assert "temperature" in without.output
+    assert "cpu_cores: absent" in without.output
+    assert "No sensor of power or energy answers here" in without.output
+    assert "There is no /proc here" in without.output
+    said = doctor("--root", str(with_rapl(tx2)))
+    assert "rapl: rapl.package-0.energy" in said.output
+    assert "Not characterised yet" in said.output
 
 
 def test_doctor_gives_the_same_as_json_and_takes_the_root_from_the_environment(tx2: Path) -> None:
-    said = CliRunner().invoke(build_app(), ["doctor", "--json"], env={"STEPSCOPE_ROOT": str(tx2)})
-    found = json.loads(said.output)
+    found = json.loads(doctor("--json", STEPSCOPE_ROOT=str(tx2)).output)
     assert found["root"] == str(tx2)
     assert found["device"]["board"] == "quill"
-    assert found["reads_power"] is False
+    assert found["power"] == []
+    assert found["characterised"] == {}
     assert {channel["quantity"] for channel in found["channels"]} >= {"temperature", "core_frequency"}
+
+
+def test_doctor_characterises_shows_a_table_draws_a_picture_and_keeps_the_result(
+    tx2: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr("stepscope.record.characterise.observe", briefly)
+    picture = tmp_path / "answers.svg"
+    said = doctor("--root", str(with_rapl(tx2)), "--characterise", "--picture", str(picture))
+    assert said.exit_code == 0, said.exception
+    assert "Characterised now" in said.output
+    assert "(stated: 1 ms)" in said.output  # the file of this tree never moves
+    assert picture.read_text().startswith("<svg")
+    kept = json.loads(doctor("--root", str(tx2), "--json").output)
+    assert kept["characterised"]["rapl.package-0.energy"]["read_cost_p99_ns"] > 0
+    assert "read_cost_ns" in next(c for c in kept["channels"] if c["sensor"] == "rapl")["measured"]
+
+
+def briefly(found: Mapping[str, Found], clock: Clock, progress: Progress | None = None) -> Observation:
+    return observe(found, clock, seconds=0.05, progress=progress)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--root", "{root}/nowhere"), "there is no folder"),
+        (("--root", "{root}", "--picture", "x.png"), "--picture belongs to --characterise"),
+        (("--root", "{root}", "--characterise", "--picture", "x.gif"), "names no kind of picture"),
+        (("--root", "{root}", "--characterise", "--picture", "{root}/no/x.png"), "there is no folder"),
+        (("--root", "{root}", "--characterise"), "nothing to characterise"),
+    ],
+)
+def test_doctor_refuses_what_it_cannot_do_and_says_why(arguments: tuple[str, ...], said: str, tmp_path: Path) -> None:
+    refused = doctor(*(argument.format(root=tmp_path) for argument in arguments))
+    assert isinstance(refused.exception, StepscopeError)
+    assert said in str(refused.exception)
+    assert refused.exception.hint
+
+
+def test_a_picture_without_altair_names_the_extra_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "altair", None)
+    refused = doctor("--root", str(tmp_path), "--characterise", "--picture", str(tmp_path / "x.png"))
+    assert isinstance(refused.exception, MissingDependency)
+    assert refused.exception.hint == "pip install 'stepscope[report]'"

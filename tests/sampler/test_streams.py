@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from stepscope.record.crew import Crew
 from stepscope.record.rows import EventLog, RowFile
-from stepscope.record.sampler import Sampling, open_streams
+from stepscope.record.sampler import Sampling
 from stepscope.record.sensors import Survey, load
 from stepscope.record.sensors.contract import Channel, Found, Missing, Pace, Target
 from stepscope.record.stream import RETRY_NS, Stream
@@ -189,6 +190,7 @@ def test_a_suspended_machine_leaves_an_event_with_the_seconds_that_are_missing(
     (tmp_path / "run.json").write_text('{"schema": 1}')
     slept = [0]
     monkeypatch.setattr("stepscope.record.sampler._suspended_ns", lambda: slept[0])
+    monkeypatch.setattr("stepscope.record.sampler._wall_ns", lambda: 5 + slept[0])
     sampling = Sampling([], EventLog(tmp_path / "events.jsonl"), Pace(), 10_000_000)
     sampling.chores()
     slept[0] = 3_000_000_000
@@ -203,7 +205,7 @@ def test_a_slow_sensor_is_read_at_its_own_period(tmp_path: Path) -> None:
     found = load()["sampler"].discover(tmp_path, target)
     assert isinstance(found, Found)
     events = EventLog(tmp_path / "events.jsonl")
-    streams = open_streams(tmp_path, tmp_path, target, 10_000_000, events, Survey({"sampler": found}, {}))
+    streams, _ = Crew(tmp_path, tmp_path, target, events, 10_000_000).hire(Survey({"sampler": found}, {}), {})
     sampling = Sampling(streams, events, target.pace, 10_000_000)
     for tick in range(30):
         sampling.tick(tick * 10_000_000)

@@ -12,7 +12,7 @@ import polars as pl
 
 from stepscope.analysis.accelerator import accelerator_utilisation
 from stepscope.analysis.background import background_cpu_use
-from stepscope.analysis.energy import energy
+from stepscope.analysis.energy_metrics import energy_metrics
 from stepscope.analysis.intervals import Floats, known, mean_interval, median_interval, share_interval
 from stepscope.analysis.measured import Measured, frame_of
 from stepscope.analysis.memory import peak_memory, resident_memory
@@ -33,7 +33,7 @@ def metrics(run: Run) -> pl.DataFrame:
     rows = [*step_time(run), *throughput(run), *core_utilisation(run), *mean_cpu_utilisation(run)]
     rows += [*process_cpu_utilisation(run), *accelerator_utilisation(run), *idle_state_ratio(run)]
     rows += background_cpu_use(rows)
-    rows += [*peak_memory(run), *resident_memory(run), *energy(run)]
+    rows += [*peak_memory(run), *resident_memory(run), *energy_metrics(run.energy_tables)]
     return frame_of(rows)
 
 

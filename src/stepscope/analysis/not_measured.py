@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from stepscope.analysis.own_time import CPU
+from stepscope.analysis.power_model import without_utilisation
 from stepscope.analysis.steady import FEW, recorded_steps, steady_steps
 from stepscope.runfolder import RunReader
 
@@ -17,6 +19,13 @@ if TYPE_CHECKING:
     from stepscope.analysis.run import Run
 
 _POWER = ("power", "energy")
+_POWER_SENSORS = re.compile(
+    r"ina\d|hwmon_power|tegrastats|rapl|nvml|amdsmi|apple|powermetrics|battery|pmic|shelly|tasmota|plug|meter|android|termux"
+)
+_ENABLE = (
+    "stepscope doctor shows how to open a sensor; a plug or a meter beside the machine works anywhere "
+    "(--meter); --power-model cpu=2W..15W estimates, and is called so"
+)
 _LOSSES = ("lost", "gap", "dropped", "stopped", "jump", "damaged")
 
 
@@ -77,25 +86,40 @@ def _own_cost(run: Run) -> Iterator[NotMeasured]:
         said.add(row["note"])
 
 
-def _sampled(run: RunReader) -> Iterator[NotMeasured]:
+def _sampled(run: Run) -> Iterator[NotMeasured]:
     if not run.channels:
         yield NotMeasured("utilisation and memory", "nothing was sampled in this run")
     absent = _missing(run)
-    if not any(channel.get("quantity") in _POWER for channel in run.channels):
-        yield _energy(run)
+    meters = [entry for entry in absent if _POWER_SENSORS.search(str(entry.get("sensor")))]
+    yield from _energy(run, meters)
     for entry in absent:
-        yield NotMeasured(str(entry.get("sensor", "a sensor")), _reason(entry), entry.get("remedy"))
+        # A meter that this machine does not have is no news; one that it has and that gives nothing is.
+        if entry not in meters or entry.get("reason") != "absent":
+            yield NotMeasured(str(entry.get("sensor", "a sensor")), _reason(entry), entry.get("remedy"))
 
 
-def _energy(run: RunReader) -> NotMeasured:
-    """Which power meters were looked for, and what is known of those that are here."""
-    sources = [source for source in run.device.get("power_sources") or [] if isinstance(source, dict)]
-    if not sources:
-        return NotMeasured("energy", "no sensor of this run measures power", "stepscope doctor")
-    here = [f"{source.get('name')} is {source.get('state')}" for source in sources if source.get("state") != "absent"]
-    if not here:
-        return NotMeasured("energy", f"no power meter here; tried {', '.join(str(s.get('name')) for s in sources)}")
-    return NotMeasured("energy", f"{', '.join(here)}, and this version reads no power meter yet", "stepscope doctor")
+def _energy(run: Run, meters: list[dict[str, Any]]) -> Iterator[NotMeasured]:
+    """Why there is no energy, or no total of it: what was tried, and what would enable one."""
+    for why in without_utilisation(run):
+        yield NotMeasured("estimated energy", why, "--power-model cpu=2W..15W, with the CPU or GPU that is sampled")
+    measured = [line for line in run.rails.lines if not line.estimated]
+    if measured:
+        for why in run.rails.notes if run.rails.total is None else ():
+            yield NotMeasured("energy of the whole board", why, "a meter or plug beside it measures the whole")
+        return
+    if any(channel.get("quantity") in _POWER and channel.get("kind") != "estimate" for channel in run.channels):
+        yield NotMeasured("energy", "a power sensor was found and gave no two good readings", "stepscope doctor")
+        return
+    tried = [f"{entry.get('sensor')} ({entry.get('reason')})" for entry in meters] or _probed(run)
+    said = f"; tried {', '.join(tried)}" if tried else ""
+    remedies = [str(entry["remedy"]) for entry in meters if entry.get("remedy")]
+    yield NotMeasured("energy", f"no sensor of this run measures power{said}", "; or ".join([*remedies[:1], _ENABLE]))
+
+
+def _probed(run: RunReader) -> list[str]:
+    """The meters that were looked for when the device was described, with what was found."""
+    sources = run.device.get("power_sources") or []
+    return [f"{source.get('name')} ({source.get('state')})" for source in sources if isinstance(source, dict)]
 
 
 def _missing(run: RunReader) -> list[dict[str, Any]]:

@@ -7,6 +7,9 @@ from functools import cached_property
 import polars as pl
 
 from stepscope.analysis.anatomy import anatomy
+from stepscope.analysis.boards import core_clusters
+from stepscope.analysis.boards.contract import Board
+from stepscope.analysis.energy_rows import EnergyTables, energy_tables, step_energy_table
 from stepscope.analysis.metrics import metrics
 from stepscope.analysis.modules import modules
 from stepscope.analysis.not_measured import NotMeasured, not_measured
@@ -14,6 +17,8 @@ from stepscope.analysis.op_kinds import op_kinds
 from stepscope.analysis.overhead import overhead
 from stepscope.analysis.own_time import own_times
 from stepscope.analysis.phases import phases
+from stepscope.analysis.power_timeline import power_timeline
+from stepscope.analysis.rails import RailTree, rail_tree
 from stepscope.analysis.utilisation import core_timeline
 from stepscope.analysis.verdict import Verdict, verdict
 from stepscope.runfolder import RunReader
@@ -54,6 +59,48 @@ class Run(RunReader):
     def core_timeline(self, t0_ns: int, t1_ns: int) -> pl.DataFrame:
         """Utilisation of each core over time: scope, t0_ns, t1_ns, utilisation (null in gaps)."""
         return core_timeline(self, t0_ns, t1_ns)
+
+    @cached_property
+    def rails(self) -> RailTree:
+        """The supply lines that were measured, placed in the board's tree."""
+        return rail_tree(self)
+
+    @cached_property
+    def energy_tables(self) -> EnergyTables:
+        """Energy by component and by rail, and sentences on how far to trust it."""
+        return energy_tables(self, self.rails)
+
+    @property
+    def board(self) -> Board:
+        """What is known of the board that this ran on."""
+        return self.rails.board
+
+    @property
+    def core_clusters(self) -> dict[str, list[int]]:
+        """Numbers of the cores of each cluster, such as Denver2 and Cortex-A57, or big and little."""
+        return core_clusters(self.device, self.board)
+
+    @property
+    def simulated(self) -> str | None:
+        """The board that was simulated, where the power of this run is no measurement of this machine."""
+        stated = self.meta.get("simulated")
+        return None if stated is None else str(stated)
+
+    def energy_totals(self) -> pl.DataFrame:
+        """Energy over the steady steps, a row a component, the total first; empty where no power was measured."""
+        return self.energy_tables.totals
+
+    def rail_energy(self) -> pl.DataFrame:
+        """Energy over the steady steps, a row a rail, with the rail that contains it."""
+        return self.energy_tables.rails
+
+    def step_energy(self) -> pl.DataFrame:
+        """Energy of each steady step by component, J; null where a gap or the sensor's own pace hides it."""
+        return step_energy_table(self, self.rails)
+
+    def power_timeline(self, t0_ns: int, t1_ns: int) -> pl.DataFrame:
+        """Power of each rail over time: rail, component, t0_ns, t1_ns, watts (null in gaps), estimated."""
+        return power_timeline(self.rails, t0_ns, t1_ns)
 
     def verdict(self) -> Verdict:
         """What dominates the step, what it is bound by, and what to try next."""

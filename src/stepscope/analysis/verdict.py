@@ -63,9 +63,17 @@ def verdict(run: Run) -> Verdict:
     """What dominates the step and what it is bound by, with numbers; bound is "unknown" where no ops were recorded."""
     shares = work_shares(run)
     if shares is None:
-        return Verdict("unknown", _without_ops(run), None, _NEXT["unknown"])
+        return Verdict("unknown", f"{_without_ops(run)}{_stamp(run)}", None, _NEXT["unknown"])
     bound = bound_of(shares)
-    return Verdict(bound, f"{_proof(bound, shares)} {_dominant(run)}{_doubt(run)}{_shared(run)}", shares, _NEXT[bound])
+    said = f"{_proof(bound, shares)} {_dominant(run)}{_doubt(run)}{_shared(run)}{_stamp(run)}"
+    return Verdict(bound, said, shares, _NEXT[bound])
+
+
+def _stamp(run: Run) -> str:
+    """That sensors were simulated, where they were: no number of power or energy is then one of this machine."""
+    if run.simulated is None:
+        return ""
+    return f" SIMULATED sensors of '{run.simulated}': power and energy are of a simulated board, not of this machine."
 
 
 def _doubt(run: Run) -> str:

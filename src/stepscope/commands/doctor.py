@@ -7,8 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from stepscope.errors import UsageError
+
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from stepscope.record.sensor_profiles import SensorProfile
 
 
 def doctor(
@@ -16,50 +20,84 @@ def doctor(
         Path, typer.Option(envvar="STEPSCOPE_ROOT", help="Look below this folder: a saved copy of /proc and /sys.")
     ] = Path("/"),
     json: Annotated[bool, typer.Option("--json", help="Print the same as JSON.")] = False,
+    characterise: Annotated[
+        bool,
+        typer.Option("--characterise", help="Measure refresh, step and filter of each power sensor: loads all cores."),
+    ] = False,
+    picture: Annotated[
+        Path | None,
+        typer.Option("--picture", help="With --characterise: draw the answers to the load (.png, .svg or .html)."),
+    ] = None,
 ) -> None:
     """Show what can be measured on this machine, what cannot, and the command that would enable it."""
     from rich.console import Console
 
-    found = diagnosis(root)
+    from stepscope.commands._characterised import check_picture, print_profiles
+
+    if not root.is_dir():
+        raise UsageError(
+            f"there is no folder '{root}' to look below", "give --root the top of a saved tree, or leave it out"
+        )
+    if picture is not None:
+        if not characterise:
+            raise UsageError("--picture belongs to --characterise", "add --characterise")
+        check_picture(picture)
+    found, profiles = diagnosis(root, characterise, picture)
     console = Console()
     if json:
         console.print_json(data=found)
         return
     _print_device(console, found)
     _print_channels(console, found["channels"])
+    if characterise:
+        print_profiles(console, found["channels"], profiles)
     _print_missing(console, found["missing"])
-    _print_power(console, found["power"])
+    _print_power(console, found)
     _print_software(console, found)
 
 
-def diagnosis(root: Path) -> dict[str, Any]:
-    """All that doctor says, as plain data; the process asked about is this one."""
+def diagnosis(
+    root: Path, characterise: bool = False, picture: Path | None = None
+) -> tuple[dict[str, Any], dict[str, SensorProfile]]:
+    """All that doctor says, as plain data, and the profiles if they were measured; the process asked is this one."""
     import os
     from dataclasses import asdict
 
+    from rich.console import Console
+
+    from stepscope.commands._characterised import measured
     from stepscope.record.device import changing_facts, describe_device
-    from stepscope.record.power_sources import power_sources
+    from stepscope.record.sensor_profiles import device_identity, load_profiles, measures_power, with_profiles
     from stepscope.record.sensors import survey
     from stepscope.record.sensors.contract import Target
 
-    seen = survey(root, Target(os.getpid()))
-    channels = [
-        {**asdict(channel), "every_ns": found.every_ns} for found in seen.found.values() for channel in found.channels
-    ]
-    for found in seen.found.values():
-        found.close()
-    return {
+    target = Target(os.getpid())
+    seen = survey(root, target)
+    try:
+        profiles = measured(seen, target, root, picture, Console(stderr=True)) if characterise else {}
+        known = profiles or load_profiles(device_identity(root, seen.found)) or {}
+    finally:
+        for found in seen.found.values():
+            found.close()
+    sensors = {name: with_profiles(found, known, 0) for name, found in seen.found.items()}
+    channels = [{**asdict(c), "every_ns": found.every_ns} for found in sensors.values() for c in found.channels]
+    facts = {
         "root": str(root),
         "device": describe_device(root),
         "now": changing_facts(root),
         "channels": channels,
         "missing": [{"sensor": name, **asdict(why)} for name, why in seen.missing.items()],
-        "power": [asdict(source) for source in power_sources(root)],
-        "reads_power": False,
+        "power": [
+            {"sensor": name, "channels": [c.id for c in found.channels if c.quantity in ("power", "energy")]}
+            for name, found in sensors.items()
+            if measures_power(found)
+        ],
+        "characterised": {name: asdict(profile) for name, profile in known.items()},
         "proc": (root / "proc/stat").exists(),
         "perf": _perf(root),
         "torch": _torch(),
     }
+    return facts, profiles
 
 
 def _perf(root: Path) -> dict[str, Any]:
@@ -155,19 +193,23 @@ def _row(group: list[dict[str, Any]]) -> list[str]:
 
 
 def _print_missing(console: Console, missing: list[dict[str, Any]]) -> None:
+    """What could be enabled first, then what is simply not there."""
     if missing:
         console.print("\n[bold]Not measured here[/]")
-    for why in missing:
+    for why in sorted(missing, key=lambda why: why["reason"] == "absent"):
         console.print(f"  {why['sensor']}: {why['reason']} ({why['detail']})", highlight=False, markup=False)
         _print_remedy(console, why["remedy"])
 
 
-def _print_power(console: Console, sources: list[dict[str, Any]]) -> None:
-    console.print("\n[bold]Power meters[/]")
-    for source in sources:
-        console.print(f"  {source['name']}: {source['state']} ({source['detail']})", highlight=False, markup=False)
-        _print_remedy(console, source["remedy"])
-    console.print("  This version of Stepscope reads no power yet, whatever meter is present; energy is not reported.")
+def _print_power(console: Console, found: dict[str, Any]) -> None:
+    console.print("\n[bold]Power[/]")
+    for meter in found["power"]:
+        line = f"  {meter['sensor']}: {', '.join(meter['channels'])}"
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+    if not found["power"]:
+        console.print("  No sensor of power or energy answers here: runs report no energy. See above what was tried.")
+    elif not found["characterised"]:
+        console.print("  Not characterised yet: the first run does it, and --characterise shows it.", highlight=False)
 
 
 def _print_software(console: Console, found: dict[str, Any]) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,7 +15,7 @@ import typer
 from stepscope.errors import StepscopeError, UsageError
 
 if TYPE_CHECKING:
-    from stepscope.record.session import Settings
+    from stepscope.record.session import Metering, Settings
 
 CONTEXT = {"ignore_unknown_options": False, "allow_interspersed_args": True}
 _UNITS_NS = {"us": 1_000, "ms": 1_000_000, "s": 1_000_000_000}
@@ -36,6 +39,25 @@ def run(
     updates_per_step: Annotated[
         int | None, typer.Option(help="Of a script: optimizer steps that make one training step.")
     ] = None,
+    plug: Annotated[
+        list[str] | None, typer.Option(help="A meter by address: shelly=192.168.1.20, tasmota=..., adb=SERIAL, termux.")
+    ] = None,
+    meter_command: Annotated[
+        list[str] | None, typer.Option(help="A command of yours that prints watts, a reading a line.")
+    ] = None,
+    meter_csv: Annotated[
+        list[Path] | None, typer.Option(help="Log of a meter with its own clock, aligned when the run has ended.")
+    ] = None,
+    power_model: Annotated[
+        str | None, typer.Option(help="Estimate power from utilisation, labelled so: cpu=2W..15W,gpu=1W..10W.")
+    ] = None,
+    simulate: Annotated[
+        str | None, typer.Option(help="Read the sensors of a simulated board (all output says so): jetson-tx2, ...")
+    ] = None,
+    characterise: Annotated[
+        bool, typer.Option(help="Measure refresh, step and filter of power sensors that are new on this device.")
+    ] = True,
+    dither: Annotated[bool, typer.Option(help="Spread the sampler's reads, so that no step locks to them.")] = True,
     module: Annotated[bool, typer.Option("--module", "-m", help="TARGET is a module, as with `python -m`.")] = False,
     html: Annotated[bool, typer.Option("--html", help="Also write the page with pictures.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no report.")] = False,
@@ -55,18 +77,21 @@ def run(
         period_ns=period_ns(period),
         samples_per_step=batch,
         optimizer_steps_per_step=updates_per_step,
-        root=_root(),
+        root=os.environ.get("STEPSCOPE_ROOT"),
+        metering=_metering(plug, meter_command, meter_csv, power_model, characterise, dither),
     )
     if threads is not None:
         import torch
 
         torch.set_num_threads(threads)
-    if module or target.endswith(".py") or Path(target).is_file():
-        _refuse_for_a_script({"steps": steps, "optimizer": optimizer, "lr": lr, "device": device, "seed": seed})
-        path, code = _script(target, arguments or [], settings, module)
-    else:
-        choices = {"batch": batch, "optimizer": optimizer, "lr": lr, "device": device or "cpu", "seed": seed or 0}
-        path, code = _workload(target, arguments, steps or 100, settings, choices, quiet)
+    with _simulated(simulate, settings) as (settings, kept):
+        if module or target.endswith(".py") or Path(target).is_file():
+            _refuse_for_a_script({"steps": steps, "optimizer": optimizer, "lr": lr, "device": device, "seed": seed})
+            path, code = _script(target, arguments or [], settings, module)
+        else:
+            choices = {"batch": batch, "optimizer": optimizer, "lr": lr, "device": device or "cpu", "seed": seed or 0}
+            path, code = _workload(target, arguments, steps or 100, settings, choices, quiet)
+        kept.append(path)
     _finish(path, quiet)
     if html:
         _page(path)
@@ -94,10 +119,47 @@ def _check(batch: int | None, steps: int | None, threads: int | None) -> None:
             raise UsageError(f"{option} {value}: must be 1 or more", f"for example {option} 1")
 
 
-def _root() -> str | None:
-    import os
+def _metering(
+    plugs: list[str] | None,
+    commands: list[str] | None,
+    csv_logs: list[Path] | None,
+    power_model: str | None,
+    characterise: bool,
+    dither: bool,
+) -> Metering:
+    """Checked before anything runs: a slip of the pen must not cost a training."""
+    from stepscope.record.meters import parse_meters
+    from stepscope.record.session import Metering
 
-    return os.environ.get("STEPSCOPE_ROOT")
+    for log in csv_logs or ():
+        if not log.parent.is_dir():  # the log itself may still be on its way from the meter
+            raise UsageError(
+                f"--meter-csv {log}: there is no folder '{log.parent}'", "give the path of the meter's log"
+            )
+    if power_model is not None:
+        from stepscope.analysis.power_model import parse_power_model
+
+        parse_power_model(power_model)
+    meters = parse_meters(plugs or [], commands or [])
+    return Metering(meters, tuple(csv_logs or ()), power_model, characterise, dither)
+
+
+@contextmanager
+def _simulated(board: str | None, settings: Settings) -> Iterator[tuple[Settings, list[Path]]]:
+    """The settings with the root of a simulated board; its truth is kept in the run folders that are handed back."""
+    kept: list[Path] = []
+    if board is None:
+        yield settings, kept
+        return
+    from dataclasses import replace
+
+    from stepscope import simulate
+
+    with simulate.start(board) as simulation:
+        metering = replace(settings.metering, simulated=board)
+        yield replace(settings, root=str(simulation.root), metering=metering), kept
+    for run in kept:
+        simulation.truth().save(run)
 
 
 def _script(target: str, arguments: list[str], settings: Settings, module: bool) -> tuple[Path, int]:
@@ -115,14 +177,12 @@ def _workload(
     if arguments:
         raise UsageError(f"a workload takes no arguments of its own: {' '.join(arguments)}")
     workload = workloads.find(name)
-    with _progress(workload.name, steps, quiet) as advance:
+    with progress_bar(workload.name, steps, quiet) as advance:
         return train_workload(workload, steps, settings, progress=advance, **choices)
 
 
-def _progress(name: str, steps: int, quiet: bool) -> Any:
+def progress_bar(name: str, steps: int, quiet: bool) -> Any:
     """A progress bar on stderr, so that stdout holds the report alone."""
-    from contextlib import contextmanager
-
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import struct
+import threading
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
@@ -48,6 +49,7 @@ class EventLog:
         self._path = path
         self._clock = clock
         self._waiting: deque[bytes] = deque(maxlen=keep)
+        self._one_at_a_time = threading.Lock()  # sensors with a thread of their own write events too
 
     def write(self, kind: str, message: str, **fields: Any) -> None:
         """Append one event of the sampler."""
@@ -59,6 +61,10 @@ class EventLog:
         """Write the lines that wait; False where the disk still refuses."""
         if not self._waiting:
             return True
+        with self._one_at_a_time:
+            return self._write_waiting()
+
+    def _write_waiting(self) -> bool:
         try:
             file = os.open(self._path, _APPEND, 0o644)
         except OSError:

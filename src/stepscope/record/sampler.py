@@ -14,54 +14,71 @@ import os
 import select
 import signal
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-from stepscope.clock import anchors, monotonic_ns
-from stepscope.record.rows import EventLog, RowFile, write_json
-from stepscope.record.sensors import Survey, load, survey
-from stepscope.record.sensors.contract import Pace, Target
+from stepscope.clock import anchors, monotonic_ns, unix_minus_monotonic_ns
+from stepscope.record.characterise import recall_or_measure, wanted
+from stepscope.record.crew import Crew
+from stepscope.record.deadlines import Deadlines
+from stepscope.record.newcomers import LOOK_AGAIN_NS
+from stepscope.record.reader_thread import ReaderThread, stop_all
+from stepscope.record.rows import EventLog
+from stepscope.record.sampling import CHARACTERISING
+from stepscope.record.sensor_profiles import SensorProfile
+from stepscope.record.sensors import survey
+from stepscope.record.sensors.contract import Meter, Pace, Target
 from stepscope.record.stream import Stream
 
 CHORES_NS = 240_000_000  # rows reach the disk this often
 SUSPENDED_NS = 100_000_000  # more than the two clocks can drift apart between chores
+CLOCK_JUMP_NS = 50_000_000  # slewing by NTP (500 ppm) stays a hundred times below this between chores
+SWITCH_INTERVAL_S = 0.0005  # the loop waits no longer than this for a thread that computes
 
 
 class Sampling:
-    """The loop: deadlines that accumulate, a tick that reads what is due, and the chores between."""
+    """The loop: dithered deadlines on a grid, a tick that reads what is due, and the chores between."""
 
-    def __init__(self, streams: Sequence[Stream], events: EventLog, pace: Pace, period_ns: int) -> None:
-        self._streams = streams
+    def __init__(
+        self,
+        streams: Sequence[Stream],
+        events: EventLog,
+        pace: Pace,
+        period_ns: int,
+        dither: bool = False,
+        readers: Sequence[ReaderThread] = (),
+    ) -> None:
+        self._streams = [*streams]
+        self._readers = [*readers]
         self._every_tick = [stream.sample for stream in streams if not stream.slow]
         self._slow = [stream for stream in streams if stream.slow]
         self._slow_due_ns = 0
-        self._events, self._pace, self._period_ns = events, pace, period_ns
+        self._events, self._pace, self._period_ns, self._dither = events, pace, period_ns, dither
         self._suspended_ns = _suspended_ns()
+        self._wall_ns = _wall_ns()
         self.stopped = False
+        self.newcomers: Callable[[], tuple[list[Stream], list[ReaderThread]]] = lambda: ([], [])
 
     def run(self, wait: Callable[[float], bool]) -> None:
         """Sample until `wait(seconds)` answers True or `stopped` is set; then bring everything to the disk."""
-        pace, period_ns = self._pace, self._period_ns
-        deadline_ns = monotonic_ns()
-        chores_ns = deadline_ns + CHORES_NS
+        pace = self._pace
+        deadlines = Deadlines(monotonic_ns(), self._period_ns, self._dither)
+        chores_ns = deadlines.at_ns + CHORES_NS
+        for reader in self._readers:
+            reader.start()
         while not self.stopped:
             now_ns = monotonic_ns()
-            pace.late(now_ns - deadline_ns)
+            pace.late(now_ns - deadlines.at_ns)
             self.tick(now_ns)
             if now_ns >= chores_ns:
                 chores_ns = now_ns + CHORES_NS
                 self.chores()
-            deadline_ns += period_ns
-            left_ns = deadline_ns - monotonic_ns()
-            if left_ns < -period_ns:
-                skipped = -left_ns // period_ns
-                pace.missed += skipped
-                deadline_ns += skipped * period_ns
-                left_ns += skipped * period_ns
+            now_ns = monotonic_ns()
+            pace.missed += deadlines.advance(now_ns)
+            left_ns = deadlines.at_ns - now_ns
             if wait(left_ns / 1e9 if left_ns > 0 else 0.0):
                 break
+        stop_all(self._readers, monotonic_ns)
         for stream in self._streams:
             stream.close()
         self._events.flush()
@@ -77,16 +94,32 @@ class Sampling:
             self._slow_due_ns = min(stream.due_ns for stream in self._slow)
 
     def chores(self) -> None:
-        """Flush, try lost sensors again, and notice a suspended machine."""
+        """Flush, try lost sensors again, take in new ones, and notice a suspended machine and a wall clock set anew."""
         for stream in self._streams:
             stream.flush()
             stream.retry()
+        for reader in self._readers:
+            reader.look()
+        self._take_in(*self.newcomers())
         self._events.flush()
-        suspended_ns = _suspended_ns()
-        if suspended_ns - self._suspended_ns > SUSPENDED_NS:
-            gap_ns = suspended_ns - self._suspended_ns
+        suspended_ns, wall_ns = _suspended_ns(), _wall_ns()
+        gap_ns = suspended_ns - self._suspended_ns
+        if gap_ns > SUSPENDED_NS:
             self._events.write("suspend", f"the machine slept for {gap_ns / 1e9:.1f} s", gap_ns=gap_ns)
-        self._suspended_ns = suspended_ns
+        jump_ns = wall_ns - self._wall_ns - gap_ns  # monotonic time stands still in sleep, wall time does not
+        if abs(jump_ns) > CLOCK_JUMP_NS:
+            message = f"the wall clock was set by {jump_ns / 1e9:+.3f} s; samples keep to monotonic time"
+            self._events.write("clock-jump", message, jump_ns=jump_ns)
+        self._suspended_ns, self._wall_ns = suspended_ns, wall_ns
+
+    def _take_in(self, streams: Sequence[Stream], readers: Sequence[ReaderThread]) -> None:
+        self._streams += streams
+        self._every_tick += [stream.sample for stream in streams if not stream.slow]
+        self._slow += [stream for stream in streams if stream.slow]
+        self._slow_due_ns = 0 if streams else self._slow_due_ns
+        self._readers += readers
+        for reader in readers:
+            reader.start()
 
 
 def _suspended_ns() -> int:
@@ -94,28 +127,8 @@ def _suspended_ns() -> int:
     return 0 if now["boottime_ns"] is None else now["boottime_ns"] - now["monotonic_ns"]
 
 
-def open_streams(run: Path, root: Path, target: Target, period_ns: int, events: EventLog, seen: Survey) -> list[Stream]:
-    """A row file for every sensor that answers; channels.json says what its columns are."""
-    (run / "samples").mkdir(exist_ok=True)
-    write_json(run / "channels.json", channel_table(seen, period_ns))
-    sensors = load()
-    return [
-        Stream(sensors[name], found, target, root, _row_file(run, name, len(found.channels)), events, period_ns)
-        for name, found in seen.found.items()
-    ]
-
-
-def channel_table(seen: Survey, period_ns: int) -> dict[str, Any]:
-    """The content of channels.json: what is sampled, and what is not and why."""
-    return {
-        "period_ns": period_ns,
-        "channels": [asdict(channel) for found in seen.found.values() for channel in found.channels],
-        "missing": [{"sensor": name, **asdict(why)} for name, why in seen.missing.items()],
-    }
-
-
-def _row_file(run: Path, name: str, channels: int) -> RowFile:
-    return RowFile(run / "samples" / f"{name}.rows", channels)
+def _wall_ns() -> int:
+    return unix_minus_monotonic_ns(rounds=1)
 
 
 def trainer_watch(pid: int) -> Callable[[float], bool]:
@@ -138,7 +151,7 @@ def alive(pid: int) -> bool:
 
 
 def settle(cpu: int | None) -> None:
-    """Make this process small and punctual: its core, its timer slack, no collector; each only where allowed."""
+    """Make this process small and punctual: core, timer slack, quick threads, no collector; each where allowed."""
     if cpu is not None:
         with contextlib.suppress(OSError, AttributeError):
             os.sched_setaffinity(0, {cpu})
@@ -146,6 +159,7 @@ def settle(cpu: int | None) -> None:
         os.setpriority(os.PRIO_PROCESS, 0, -10)
     with contextlib.suppress(OSError):
         Path("/proc/self/timerslack_ns").write_text("1000")  # the default lets the kernel be 50 us late
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     gc.collect()
     gc.freeze()
     gc.disable()
@@ -153,12 +167,19 @@ def settle(cpu: int | None) -> None:
 
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     """The command line."""
+    on_or_off = argparse.BooleanOptionalAction
     parser = argparse.ArgumentParser(prog="python -m stepscope.record.sampler", description=__doc__)
     parser.add_argument("--run", type=Path, required=True, help="folder of the run")
     parser.add_argument("--pid", type=int, required=True, help="process that trains")
     parser.add_argument("--period-ns", type=int, default=10_000_000)
     parser.add_argument("--root", type=Path, default=Path(os.environ.get("STEPSCOPE_ROOT") or "/"))
     parser.add_argument("--cpu", type=int, help="core to run on")
+    parser.add_argument("--dither", action=on_or_off, default=True, help="spread the deadlines over the period")
+    parser.add_argument(
+        "--characterise", action=on_or_off, default=True, help="measure power sensors new to this device"
+    )
+    parser.add_argument("--meter", nargs=3, action="append", default=[], metavar=("KIND", "NAME", "ADDRESS"))
+    parser.add_argument("--look-again-ns", type=int, default=LOOK_AGAIN_NS, help="between asking missing ones")
     return parser.parse_args(argv)
 
 
@@ -166,20 +187,34 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Sample until told to stop; 0 after an orderly end."""
     options = arguments(argv)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the trainer, which then stops this process
-    target = Target(options.pid)
+    meters = tuple(Meter(kind, address, name) for kind, name, address in options.meter)
+    target = Target(options.pid, meters=meters)
     events = EventLog(options.run / "events.jsonl")
+    crew = Crew(options.run, options.root, target, events, options.period_ns, options.dither)
     seen = survey(options.root, target)
-    streams = open_streams(options.run, options.root, target, options.period_ns, events, seen)
-    sampling = Sampling(streams, events, target.pace, options.period_ns)
+    profiles: Mapping[str, SensorProfile] = {}
+    if wanted(options.root, options.characterise):
+        profiles = recall_or_measure(options.root, seen.found, target.clock, _announce, events)
+    streams, readers = crew.hire(seen, profiles)
+    sampling = Sampling(streams, events, target.pace, options.period_ns, options.dither, readers)
+    sampling.newcomers = crew.newcomers(seen, options.look_again_ns)
     signal.signal(signal.SIGTERM, lambda *_: setattr(sampling, "stopped", True))
     wait = trainer_watch(options.pid)
-    if not streams:
+    if not seen.found:
         events.write("no-sensors", "no sensor answers on this machine; channels.json says why")
     settle(options.cpu)
-    with contextlib.suppress(OSError):  # a trainer that is gone already is noticed by the first wait
-        os.write(1, b"ready\n")
+    _say(b"ready\n")
     sampling.run(wait)
     return 0
+
+
+def _announce(seconds: float) -> None:
+    _say(CHARACTERISING + b" %.3f\n" % seconds)
+
+
+def _say(line: bytes) -> None:
+    with contextlib.suppress(OSError):  # a trainer that is gone already is noticed by the first wait
+        os.write(1, line)
 
 
 if __name__ == "__main__":

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import stepscope
 from stepscope.errors import SamplerFailed
+from stepscope.record.sensors.contract import Meter
 
+CHARACTERISING = b"characterising"  # the process says so, with the seconds that it takes, before "ready"
 STOP_TIMEOUT_S = 3.0
 
 
@@ -59,8 +63,15 @@ def start_sampler(
     root: str | Path | None = None,
     cpu: int | None = None,
     timeout_s: float = 5.0,
+    dither: bool = True,
+    characterise: bool = True,
+    meters: Sequence[Meter] = (),
+    look_again_ns: int | None = None,
 ) -> Sampler:
-    """Start the sampling process for this process and wait until it is ready; raises SamplerFailed."""
+    """Start the sampling process for this process and wait until it is ready; raises SamplerFailed.
+
+    On a device whose power sensors are new it is ready some seconds later: it characterises them first.
+    """
     if not sys.executable:
         raise SamplerFailed("this Python does not know its own executable", "start the training with a python command")
     core = pin_away() if cpu is None else cpu
@@ -68,11 +79,15 @@ def start_sampler(
     command += ["--pid", str(os.getpid()), "--period-ns", str(period_ns)]
     command += [] if root is None else ["--root", str(Path(root).absolute())]
     command += [] if core is None else ["--cpu", str(core)]
+    command += ["--dither" if dither else "--no-dither", "--characterise" if characterise else "--no-characterise"]
+    command += [word for meter in meters for word in ("--meter", meter.kind, meter.name, meter.address)]
+    command += [] if look_again_ns is None else ["--look-again-ns", str(look_again_ns)]
     try:
         process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            bufsize=0,  # what lies in a buffer of ours would escape select
             stderr=subprocess.PIPE,
             # -m puts the working directory first on the path: a signal.py of the user's must not become ours.
             cwd=Path(stepscope.__file__).parent.parent,
@@ -106,8 +121,11 @@ def _capacity(root: Path, core: int) -> int:
 def _wait_until_ready(process: subprocess.Popen[bytes], timeout_s: float) -> None:
     assert process.stdout is not None
     deadline = time.monotonic() + timeout_s
-    answered = select.select([process.stdout], (), (), max(0.0, deadline - time.monotonic()))[0]
-    if answered and process.stdout.readline() == b"ready\n":
+    answered, line = _next_line(process, deadline)
+    if line.startswith(CHARACTERISING):
+        timeout_s += float(line.split()[1])
+        answered, line = _next_line(process, deadline + timeout_s)
+    if line == b"ready\n":
         process.stdout.close()
         return
     if not answered:
@@ -124,14 +142,19 @@ def _wait_until_ready(process: subprocess.Popen[bytes], timeout_s: float) -> Non
     )
 
 
+def _next_line(process: subprocess.Popen[bytes], deadline: float) -> tuple[bool, bytes]:
+    """Whether it said anything before the deadline (monotonic s), and what; nothing at all when it has ended."""
+    assert process.stdout is not None
+    ready = select.select([process.stdout], (), (), max(0.0, deadline - time.monotonic()))[0]
+    return (True, process.stdout.readline()) if ready else (False, b"")
+
+
 def _ended(process: subprocess.Popen[bytes]) -> int:
     """Ask it to end, more firmly each time. A byte is written since forked workers may hold the pipe open."""
     assert process.stdin is not None
-    try:
+    with contextlib.suppress(OSError):  # it has ended already: the pipe has no reader
         process.stdin.write(b"stop\n")
-        process.stdin.close()
-    except OSError:
-        pass  # it has ended already: the pipe has no reader
+    process.stdin.close()
     for firmer in (process.terminate, process.kill):
         try:
             return process.wait(STOP_TIMEOUT_S)

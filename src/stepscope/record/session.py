@@ -25,11 +25,24 @@ from stepscope.record.recorders.modules import ModuleBook, ModuleScopes
 from stepscope.record.recorders.window import StepSpan
 from stepscope.record.sampling import Sampler, start_sampler
 from stepscope.record.schedule import Schedule, parse
+from stepscope.record.sensors.contract import Meter
 from stepscope.record.steps import OptimizerRounds, OutermostCalls, watch_optimizers
 from stepscope.runfolder import RunWriter
 
 _FLUSH_EVERY_NS = 500_000_000
 Models = nn.Module | Sequence[nn.Module] | Mapping[str, nn.Module] | None
+
+
+@dataclass(frozen=True)
+class Metering:
+    """How power is learnt: meters that the user names, and what is made of the sensors that are found."""
+
+    meters: tuple[Meter, ...] = ()
+    csv_logs: tuple[Path, ...] = ()  # of a meter with its own clock, read when the run has ended
+    power_model: str | None = None  # "cpu=2W..15W": estimated, by the user's choice alone
+    characterise: bool = True  # measure refresh, step and filter of each power sensor, once a device
+    dither: bool = True
+    simulated: str | None = None  # the board that `root` pretends to be
 
 
 @dataclass(frozen=True)
@@ -44,6 +57,7 @@ class Settings:
     optimizer_steps_per_step: int | None = None
     samples_per_step: int | None = None
     root: str | None = None
+    metering: Metering = field(default_factory=Metering)
     facts: dict[str, Any] = field(default_factory=dict)  # what run.json says of the workload
     flops: Mapping[str, tuple[int, int]] = field(default_factory=dict)  # forward and backward per sample, by module
 
@@ -93,6 +107,7 @@ class Session:
             warmup_steps=WARMUP_STEPS,
             recorder={"mode": self._plan.choice.name, "steps_from": settings.steps_from},
             sampler={"period_ns": settings.period_ns},
+            **_stated(settings.metering),
             **facts.of_process(),
             **{key: value for key, value in settings.facts.items() if key != "workload"},
         )
@@ -144,6 +159,7 @@ class Session:
         self._quietly(lambda: self.writer.device(facts.of_device(self._settings.root, self.path)))
         if not self._quietly(lambda: self.writer.close(status, reason)):
             self._quietly(lambda: self.writer.update(status=status, reason=reason))
+        self._read_meter_logs()
 
     # steps
 
@@ -226,7 +242,15 @@ class Session:
 
     def _start_sampler(self) -> None:
         try:
-            self._sampler = start_sampler(self.path, self._settings.period_ns, root=self._settings.root)
+            metering = self._settings.metering
+            self._sampler = start_sampler(
+                self.path,
+                self._settings.period_ns,
+                root=self._settings.root,
+                dither=metering.dither,
+                characterise=metering.characterise,
+                meters=metering.meters,
+            )
         except (StepscopeError, OSError) as error:
             self.note("sampler-failed", str(error))
 
@@ -240,6 +264,16 @@ class Session:
             return
         if end.died_early:
             self.note("sampler-lost", f"the sampling process ended early (exit code {end.exit_code})")
+
+    def _read_meter_logs(self) -> None:
+        """Logs of meters with clocks of their own can be aligned only now that the whole run is known."""
+        for log in self._settings.metering.csv_logs:
+            from stepscope.record.meter_import import import_csv
+
+            try:
+                import_csv(self.path, log)
+            except (StepscopeError, OSError) as error:
+                self.note("meter-not-read", f"{log}: {error}")
 
     def _outcome(self) -> dict[str, Any]:
         recorder, plan = self._recorder, self._plan
@@ -294,6 +328,12 @@ def _named(models: Models) -> list[tuple[str | None, nn.Module]]:
     if isinstance(models, Mapping):
         return list(models.items())
     return [(None, model) for model in models]
+
+
+def _stated(metering: Metering) -> dict[str, Any]:
+    """What run.json says where the user chose it."""
+    chosen = {"power_model": metering.power_model, "simulated": metering.simulated}
+    return {key: value for key, value in chosen.items() if value is not None}
 
 
 def _number(loss: Any) -> float | None:

@@ -2,29 +2,49 @@
 
 from __future__ import annotations
 
+import struct
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from stepscope.record.deadlines import Deadlines
+from stepscope.record.liveness import Liveness
 from stepscope.record.rows import EventLog, RowFile, nothing_read
+from stepscope.record.sensor_profiles import measures_power
 from stepscope.record.sensors import ask
 from stepscope.record.sensors.contract import NAN, Found, Missing, Sensor, Target
 
 RETRY_NS = 1_000_000_000
 CPU_SHARE = 0.001  # a slow sensor is read so seldom that it takes no more than this of a core
+POWER_CPU_SHARE = 0.02  # the same for a power sensor: energy is what its readings are for
+WAITING_SHARE = 0.5  # of the time at most is spent in reads that wait: a bus has other users
 
 
 class Stream:
     """Reads one sensor into its row file; a sensor that fails is turned off, tried again, and never ends the run."""
 
     def __init__(
-        self, sensor: Sensor, found: Found, target: Target, root: Path, file: RowFile, events: EventLog, period_ns: int
+        self,
+        sensor: Sensor,
+        found: Found,
+        target: Target,
+        root: Path,
+        file: RowFile,
+        events: EventLog,
+        period_ns: int,
+        dither: bool = False,
     ) -> None:
         self.name = sensor.NAME
         self.every_ns = max(found.every_ns, period_ns)
         self.slow = found.every_ns > period_ns
         self.due_ns = 0
         self.file = file
+        power = measures_power(found)
+        self._share = POWER_CPU_SHARE if power else CPU_SHARE
+        # A power sensor keeps to deadlines of its own; the others meet in one tick, which is cheaper.
+        self._deadlines = Deadlines(target.clock(), self.every_ns, dither) if power or found.blocking else None
+        self._unpack = struct.Struct(f"<{len(found.channels)}d").unpack_from
+        self._liveness = Liveness(self.name, found.channels, events)
         self._sensor, self._found, self._target, self._root, self._events = sensor, found, target, root, events
         self._ids = [channel.id for channel in found.channels]
         self._read = found.read
@@ -54,10 +74,14 @@ class Stream:
         start = time.thread_time_ns()
         self.sample()
         cost_ns = time.thread_time_ns() - start
-        # On a grid of its own period, so that slow sensors meet in one tick.
-        self.due_ns = (now_ns // self.every_ns + 1) * self.every_ns
-        if cost_ns > CPU_SHARE * self.every_ns:
-            self.due_ns = max(self.due_ns, now_ns + int(cost_ns / CPU_SHARE))
+        if self._deadlines is None:
+            self.due_ns = (now_ns // self.every_ns + 1) * self.every_ns
+        else:
+            took_ns = self._clock() - now_ns
+            self._deadlines.advance(now_ns + took_ns)
+            self.due_ns = max(self._deadlines.at_ns, now_ns + int(took_ns / WAITING_SHARE))
+        if cost_ns > self._share * self.every_ns:
+            self.due_ns = max(self.due_ns, now_ns + int(cost_ns / self._share))
 
     def retry(self) -> None:
         """Look for a lost sensor again, once a second; a row of NaN says that there is still nothing."""
@@ -78,6 +102,8 @@ class Stream:
     def flush(self) -> None:
         """Bring the rows to the disk; a full disk costs these rows and an event, not the run."""
         rows = len(self.file.waiting) // self.file.row_bytes
+        if rows:
+            self._liveness.look(self._clock(), self._unpack(self.file.waiting, (rows - 1) * self.file.row_bytes + 16))
         try:
             self.file.flush()
         except OSError as error:
@@ -115,7 +141,9 @@ class Stream:
         if ids == self._ids:
             self._read = found.read
             return
-        places = [ids.index(name) if name in ids else None for name in self._ids]
+        # A channel whose name another sensor had taken carries the sensor's own name before it.
+        named = {name: place for place, channel in enumerate(ids) for name in (f"{self.name}.{channel}", channel)}
+        places = [named.get(name) for name in self._ids]
 
         def read() -> Sequence[float]:
             values = found.read()

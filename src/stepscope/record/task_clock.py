@@ -1,30 +1,16 @@
-"""perf_event_open's software task clock of another process: CPU time in ns that is fresh at each read.
-
-Called through ctypes, since Python has no wrapper; the structure is perf_event_attr of linux/perf_event.h.
-"""
+"""perf_event_open's software task clock of another process: CPU time in ns that is fresh at each read."""
 
 from __future__ import annotations
 
-import ctypes
+import contextlib
 import os
-import struct
 from collections.abc import Sequence
 from pathlib import Path
 
-_SYSCALL = {  # by machine and pointer size in bytes
-    ("x86_64", 8): 298,
-    ("x86_64", 4): 336,
-    ("i686", 4): 336,
-    ("aarch64", 8): 241,
-    ("aarch64", 4): 364,
-    ("armv7l", 4): 364,
-    ("armv6l", 4): 364,
-    ("riscv64", 8): 241,
-}
-_ATTR_SIZE = 112  # PERF_ATTR_SIZE_VER5: Linux 4.1
+from stepscope.record.perf_event import open_event
+
 _PERF_TYPE_SOFTWARE, _TASK_CLOCK = 1, 1
 _INHERIT, _EXCLUDE_KERNEL, _INHERIT_THREAD = 1 << 1, 1 << 5, 1 << 35
-_CLOSE_ON_EXEC = 1 << 3
 
 
 def open_task_clocks(pid: int) -> list[int]:
@@ -58,19 +44,7 @@ def _threads(pid: int) -> list[int]:
 
 
 def _open(thread: int) -> int | None:
-    number = _SYSCALL.get((os.uname().machine, struct.calcsize("P")))
-    if number is None:
-        return None
     for more in (0, _EXCLUDE_KERNEL):  # perf_event_paranoid 2 wants the second; a task clock counts the same
-        attr = ctypes.create_string_buffer(_ATTR_SIZE)
-        struct.pack_into("=IIQ", attr, 0, _PERF_TYPE_SOFTWARE, _ATTR_SIZE, _TASK_CLOCK)
-        struct.pack_into("=Q", attr, 40, _INHERIT | _INHERIT_THREAD | more)
-        syscall = ctypes.CDLL(None, use_errno=True).syscall
-        syscall.restype = ctypes.c_long
-        anywhere, no_group = ctypes.c_int(-1), ctypes.c_int(-1)
-        answer = syscall(
-            ctypes.c_long(number), attr, ctypes.c_int(thread), anywhere, no_group, ctypes.c_ulong(_CLOSE_ON_EXEC)
-        )
-        if answer >= 0:
-            return int(answer)
+        with contextlib.suppress(OSError):
+            return open_event(_PERF_TYPE_SOFTWARE, _TASK_CLOCK, thread, flags=_INHERIT | _INHERIT_THREAD | more)
     return None

@@ -9,7 +9,55 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from stepscope.workloads.contract import Batch
+from stepscope.workloads.contract import Batch, Published, Source, Workload
+from stepscope.workloads.data import folder, pictures
+from stepscope.workloads.data.cifar import CIFAR10
+from stepscope.workloads.data.digits import DIGITS
+from stepscope.workloads.data.idx import FASHION_MNIST, MNIST
+from stepscope.workloads.data.pictures import Shape
+from stepscope.workloads.data.synthetic import PICTURES as SYNTHETIC
+
+COLOUR = (CIFAR10, FASHION_MNIST, MNIST, DIGITS, SYNTHETIC)
+GREY = (MNIST, FASHION_MNIST, DIGITS, SYNTHETIC)
+C32: Shape = (3, 32, 32)
+C224: Shape = (3, 224, 224)
+
+
+def classifier(
+    name: str,
+    build: Callable[[], nn.Module],
+    shape: Shape,
+    classes: int,
+    summary: str,
+    references: tuple[str, ...],
+    **more: object,
+) -> Workload:
+    """A workload that classifies images of one size; `more` are further fields of it, or replace these."""
+    fields: dict[str, object] = {
+        "domain": "vision",
+        "dominant_layer": "convolution",
+        "default_batch": 16,
+        "default_optimizer": "momentum",
+        "sources": sources(shape, classes),
+        "own_data": functools.partial(folder.own, shape, classes),
+        **more,
+    }
+    return Workload(
+        name=name, build=build, input_shape=shape, summary=summary, references=references,
+        example=example_of(shape), loss=loss, correct=correct, **fields,  # type: ignore[arg-type]
+    )  # fmt: skip
+
+
+def sources(shape: Shape, classes: int) -> tuple[Source, ...]:
+    """The sets of pictures that fit a network of this input and so many outputs."""
+    photographs = (folder.minc(shape),) if shape[1] >= 96 and classes >= 23 else ()
+    return (*photographs, *pictures.sources(GREY if shape[0] == 1 else COLOUR, shape, classes))
+
+
+def published_2019(flops: str, flops_are: str, parameters: str, parameters_are: str) -> tuple[Published, ...]:
+    """The two figures of a row of the model table of the paper of 2019, with what each really is."""
+    source = "model table of the paper of 2019"
+    return Published("FLOPs", flops, source, flops_are), Published("parameters", parameters, source, parameters_are)
 
 
 def loss(model: nn.Module, batch: Batch) -> Tensor:

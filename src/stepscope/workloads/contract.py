@@ -4,29 +4,34 @@ A file of this folder names its workloads in `WORKLOADS`; `Workload.prepare` mak
 
     training = stepscope.workloads.find("lenet").prepare(batch=64)
     for batch in training.batches():
-        training.optimizer.zero_grad()
-        training.loss(batch).backward()
-        training.optimizer.step()
+        loss = training.step(batch)
 """
 
 from __future__ import annotations
 
-import itertools
+import importlib.util
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils.data import DataLoader, Dataset
 
-from stepscope.errors import UnknownName, UsageError
+from stepscope.errors import MissingDependency, UnknownName, UsageError
+from stepscope.workloads._devices import device_of
+from stepscope.workloads._training import Training
+from stepscope.workloads.data.source import Batch, DataFacts, DataKind, Source, Splits, best, named
 
-Batch = tuple[Tensor, ...]  # of the same first dimension: samples
-DataKind = Literal["real-full", "real-subset", "synthetic"]
+__all__ = [
+    "HYPERPARAMETERS", "OPTIMIZERS", "TIERS", "Band", "Batch", "DataFacts", "DataKind", "Extra", "Published", "Source",
+    "Splits", "Tier", "Training", "Workload",
+]  # fmt: skip
 
+Tier = Literal["smoke", "paper-2019", "paper-low-power", "edge"]
+TIERS: tuple[Tier, ...] = ("smoke", "paper-2019", "paper-low-power", "edge")
 OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
     "sgd": torch.optim.SGD,
     "momentum": torch.optim.SGD,
@@ -34,35 +39,13 @@ OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
     "adamw": torch.optim.AdamW,
     "rmsprop": torch.optim.RMSprop,
 }
-HYPERPARAMETERS: dict[str, dict[str, float]] = {
+HYPERPARAMETERS: dict[str, dict[str, Any]] = {
     "sgd": {"lr": 0.1},
     "momentum": {"lr": 0.02, "momentum": 0.9},
     "adam": {"lr": 1e-3},
     "adamw": {"lr": 1e-3},
     "rmsprop": {"lr": 5e-4},
 }
-
-
-@dataclass(frozen=True)
-class DataFacts:
-    """Where the data of a workload comes from; only "real-*" data may report accuracy."""
-
-    name: str
-    kind: DataKind
-    sha256: str  # of the content, not of the file
-    licence: str
-    origin: str
-    train_size: int
-    test_size: int
-
-
-@dataclass(frozen=True)
-class Splits:
-    """Data sets of tuples of tensors; `test` is null where a workload has no accuracy."""
-
-    train: Dataset[Batch]
-    test: Dataset[Batch] | None
-    facts: DataFacts
 
 
 @dataclass(frozen=True)
@@ -73,6 +56,30 @@ class Published:
     value: str
     source: str
     remark: str = ""
+
+
+@dataclass(frozen=True)
+class Band:
+    """Where the mean loss of the last fifth of `steps` steps from seed 0 must lie, on the named data."""
+
+    data: str
+    batch: int
+    steps: int
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Extra:
+    """A library that a workload needs beyond torch, and the extra of this package that brings it."""
+
+    module: str
+    extra: str
+
+
+def all_trainable(model: nn.Module) -> tuple[Iterable[nn.Parameter], ...]:
+    """One group of parameters, hence one optimizer: whatever takes a gradient."""
+    return ([parameter for parameter in model.parameters() if parameter.requires_grad],)
 
 
 @dataclass(frozen=True)
@@ -87,14 +94,26 @@ class Workload:
     default_batch: int
     default_optimizer: str
     references: tuple[str, ...]
-    data: DataFacts
     build: Callable[[], nn.Module]
-    load: Callable[[], Splits]
+    sources: tuple[Source, ...]  # in order of preference within a kind
     example: Callable[[int], Batch]  # a batch of so many samples, right in shape and type only: for counting
     loss: Callable[[nn.Module, Batch], Tensor]  # forward and loss; a scalar with a graph
     correct: Callable[[nn.Module, Batch], Tensor] | None = None  # how many samples are right, a scalar
-    hyperparameters: Mapping[str, Mapping[str, float]] = field(default_factory=lambda: HYPERPARAMETERS)
+    loss_name: str = "cross entropy"
+    step: Callable[[Training, Batch], Tensor] | None = None  # where one update of one optimizer does not fit
+    stream: Callable[[Training], Iterator[Batch]] | None = None  # where the training makes its own batches
+    groups: Callable[[nn.Module], tuple[Iterable[nn.Parameter], ...]] = all_trainable  # an optimizer each
+    own_data: Callable[[Path], Splits] | None = None  # from a file or folder of the user's
+    hyperparameters: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: HYPERPARAMETERS)
+    tiers: tuple[Tier, ...] = ()
+    needs: tuple[Extra, ...] = ()
     published: tuple[Published, ...] = ()
+    band: Band | None = None
+
+    @property
+    def data(self) -> Source:
+        """What it would be trained on here, unless said otherwise."""
+        return best(self.sources)
 
     def prepare(
         self,
@@ -103,16 +122,21 @@ class Workload:
         device: str = "cpu",
         seed: int = 0,
         lr: float | None = None,
+        data: str | Path | None = None,
     ) -> Training:
-        """Model, optimizer and data, ready to train; seeds torch's global generators, so that a run repeats."""
+        """Model, optimizers and data, ready to train; seeds torch's global generators, so that a run repeats.
+
+        data: the name of one of `sources`, or a path of the user's; unless said, the best that is on this machine.
+        """
         size = self.default_batch if batch is None else batch
         rule = optimizer or self.default_optimizer
         _refuse_bad_numbers(size, lr)
         if rule not in self.hyperparameters:
             raise UnknownName("optimizer", rule, self.hyperparameters)
-        place = _device(device)
-        splits = self.load()
-        if size > splits.facts.train_size:
+        place = device_of(device)
+        self._refuse_missing()
+        splits = self._splits(data)
+        if splits.train is not None and size > splits.facts.train_size:
             raise UsageError(
                 f"a batch of {size} is larger than the {splits.facts.train_size} training samples of '{self.name}'",
                 f"use --batch {splits.facts.train_size} or less",
@@ -120,56 +144,23 @@ class Workload:
         torch.manual_seed(seed)
         model = self.build().to(place).train()
         values = {**self.hyperparameters[rule], **({} if lr is None else {"lr": lr})}
-        return Training(self, model, OPTIMIZERS[rule](model.parameters(), **values), size, place, seed, splits)
+        optimizers = tuple(OPTIMIZERS[rule](group, **values) for group in self.groups(model))
+        return Training(self, model, optimizers, size, place, seed, splits)
 
+    def _splits(self, data: str | Path | None) -> Splits:
+        if data is None:
+            return self.data.load()
+        if isinstance(data, Path) or Path(data).exists():
+            if self.own_data is None:
+                raise UsageError(f"'{self.name}' takes no file or folder of your own", "leave the data out")
+            return self.own_data(Path(data))
+        return named(self.sources, data).load()
 
-@dataclass(frozen=True)
-class Training:
-    """A workload in training: what a loop needs, and nothing of the loop."""
-
-    workload: Workload
-    model: nn.Module
-    optimizer: Optimizer
-    batch_size: int
-    device: torch.device
-    seed: int
-    splits: Splits
-
-    @property
-    def data(self) -> DataFacts:
-        return self.splits.facts
-
-    def batches(self) -> Iterator[Batch]:
-        """Shuffled training batches without end, on the host; the same seed gives the same batches."""
-        loader = self._loader(self.splits.train, shuffle=True, drop_last=True)
-        return itertools.chain.from_iterable(itertools.repeat(loader))
-
-    def loss(self, batch: Batch) -> Tensor:
-        """Forward and loss of one batch, moved to the device; never waits for the result."""
-        return self.workload.loss(self.model, self._moved(batch))
-
-    def evaluate(self) -> float | None:
-        """Accuracy on the test data, 0 to 1; null where the workload has none or its data is not real."""
-        correct, test = self.workload.correct, self.splits.test
-        if correct is None or test is None or self.data.kind == "synthetic":
-            return None
-        was_training = self.model.training
-        self.model.eval()
-        try:
-            with torch.no_grad():
-                right = sum(int(correct(self.model, self._moved(batch))) for batch in self._loader(test))
-        finally:
-            self.model.train(was_training)
-        return right / self.data.test_size
-
-    def _loader(self, data: Dataset[Batch], **options: Any) -> DataLoader[Batch]:
-        # Its own generator, so that reading data never moves the randomness of the model (dropout).
-        # No worker processes: on small boards their fork is what runs out of memory.
-        source = torch.Generator().manual_seed(self.seed)
-        return DataLoader(data, batch_size=self.batch_size, num_workers=0, generator=source, **options)
-
-    def _moved(self, batch: Batch) -> Batch:
-        return tuple(tensor.to(self.device, non_blocking=True) for tensor in batch)
+    def _refuse_missing(self) -> None:
+        for need in self.needs:
+            if importlib.util.find_spec(need.module) is None:
+                hint = f"pip install 'stepscope[{need.extra}]'"
+                raise MissingDependency(f"'{self.name}' needs {need.module}, which is not installed", hint)
 
 
 def _refuse_bad_numbers(batch: int, lr: float | None) -> None:
@@ -177,24 +168,3 @@ def _refuse_bad_numbers(batch: int, lr: float | None) -> None:
         raise UsageError(f"a batch of {batch} samples cannot be trained", "use --batch 1 or more")
     if lr is not None and not (math.isfinite(lr) and lr > 0):
         raise UsageError(f"a learning rate of {lr} cannot be trained with", "use --lr with a number above 0")
-
-
-def _device(name: str) -> torch.device:
-    """The torch device of this name, or an error that lists those present."""
-    present = _devices()
-    kind = name.partition(":")[0]
-    if kind not in present:
-        raise UnknownName("device", name, present, f"present on this machine: {', '.join(present)}")
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise UnknownName("device", name, present, f"present on this machine: {', '.join(present)}") from error
-    if device.index is not None and device.index >= present[kind]:
-        raise UsageError(f"there is no device '{name}'", f"this machine has {present[kind]} of the kind '{kind}'")
-    return device
-
-
-def _devices() -> dict[str, int]:
-    """Kinds of device that can train here, with how many there are."""
-    counts = {"cpu": 1, "cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}
-    return {kind: count for kind, count in counts.items() if count}

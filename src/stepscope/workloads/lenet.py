@@ -12,9 +12,8 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn import functional
 
-from stepscope.workloads import _classification
-from stepscope.workloads.contract import Published, Workload
-from stepscope.workloads.data import digits
+from stepscope.workloads._classification import classifier
+from stepscope.workloads.contract import Published
 
 
 class LeNet(nn.Module):
@@ -37,26 +36,19 @@ class LeNet(nn.Module):
         return scores
 
 
-SHAPE = (1, 28, 28)
 WORKLOADS = (
-    Workload(
+    classifier(
         name="lenet",
-        domain="vision",
+        build=LeNet,
+        shape=(1, 28, 28),
+        classes=10,
         summary="LeNet on handwritten digits: the smallest network of the suite, done in seconds",
-        dominant_layer="convolution",
-        input_shape=SHAPE,
-        default_batch=64,
-        default_optimizer="momentum",
         references=(
             "LeCun et al., Gradient-based learning applied to document recognition, Proc. IEEE 86(11), 1998",
             "https://github.com/dereklh4/project_744",
         ),
-        data=digits.FACTS,
-        build=LeNet,
-        load=digits.digits28,
-        example=_classification.example_of(SHAPE),
-        loss=_classification.loss,
-        correct=_classification.correct,
+        default_batch=64,
+        tiers=("smoke", "paper-low-power"),
         published=(
             Published(
                 quantity="training time with 60 % of the filters trained",

@@ -1,21 +1,26 @@
-"""Residual networks for 32 x 32 images: 3 x 3 stem without pooling, so that the first stage sees every pixel.
+"""Residual networks, for 32 x 32 images (3 x 3 stem without pooling) and for 224 x 224 (7 x 7 stem, pooled).
 
 References
   K. He, X. Zhang, S. Ren, J. Sun, "Deep residual learning for image recognition", CVPR 2016, arXiv:1512.03385.
+  The stride of a bottleneck sits in its 3 x 3 convolution, as in torchvision ("v1.5").
   The CIFAR stem: https://github.com/kuangliu/pytorch-cifar, models/resnet.py.
-  The second paper trains ResNet18 at 224 x 224 (https://github.com/dereklh4/project_744); this is its small sibling.
+  The second paper trains ResNet18 at 224 x 224 on 23 materials (https://github.com/dereklh4/project_744).
 """
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 from torch import Tensor, nn
 from torch.nn import functional
 
-from stepscope.workloads import _classification
-from stepscope.workloads.contract import Workload
-from stepscope.workloads.data import digits
+from stepscope.workloads._classification import C32, C224, classifier, published_2019
+
+REFERENCES = (
+    "He, Zhang, Ren, Sun, Deep residual learning for image recognition, CVPR 2016, arXiv:1512.03385",
+    "https://github.com/dereklh4/project_744",
+)
 
 
 @dataclass(frozen=True)
@@ -23,15 +28,16 @@ class Variant:
     """The shape of one network: blocks a stage, channels a stage, classes."""
 
     blocks: tuple[int, ...]
-    widths: tuple[int, ...] = (64, 128, 256, 512)
+    bottleneck: bool = True
+    small_input: bool = True
     classes: int = 10
-
-
-RESNET18 = Variant(blocks=(2, 2, 2, 2))
+    widths: tuple[int, ...] = (64, 128, 256, 512)
 
 
 class BasicBlock(nn.Module):
     """Two 3 x 3 convolutions around which the input is added: [B, C, H, W] to [B, width, H/stride, W/stride]."""
+
+    expansion = 1
 
     def __init__(self, channels: int, width: int, stride: int) -> None:
         super().__init__()
@@ -39,65 +45,145 @@ class BasicBlock(nn.Module):
         self.bn1 = nn.BatchNorm2d(width)
         self.conv2 = nn.Conv2d(width, width, 3, padding=1, bias=False)
         self.bn2 = nn.BatchNorm2d(width)
-        self.shortcut = nn.Sequential()
-        if stride != 1 or channels != width:
-            self.shortcut = nn.Sequential(
-                nn.Conv2d(channels, width, 1, stride=stride, bias=False), nn.BatchNorm2d(width)
-            )
+        self.shortcut = _shortcut(channels, width, stride)
 
     def forward(self, x: Tensor) -> Tensor:
         y = functional.relu(self.bn1(self.conv1(x)))
         return functional.relu(self.bn2(self.conv2(y)) + self.shortcut(x))
 
 
+class Bottleneck(nn.Module):
+    """1 x 1 to fewer channels, 3 x 3, 1 x 1 to four times as many: [B, C, H, W] to [B, 4 width, H/stride, W/stride]."""
+
+    expansion = 4
+
+    def __init__(self, channels: int, width: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(channels, width, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.conv2 = nn.Conv2d(width, width, 3, stride=stride, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(width)
+        self.conv3 = nn.Conv2d(width, 4 * width, 1, bias=False)
+        self.bn3 = nn.BatchNorm2d(4 * width)
+        self.shortcut = _shortcut(channels, 4 * width, stride)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = functional.relu(self.bn1(self.conv1(x)))
+        y = functional.relu(self.bn2(self.conv2(y)))
+        return functional.relu(self.bn3(self.conv3(y)) + self.shortcut(x))
+
+
+def _shortcut(channels: int, out: int, stride: int) -> nn.Sequential:
+    if stride == 1 and channels == out:
+        return nn.Sequential()
+    return nn.Sequential(nn.Conv2d(channels, out, 1, stride=stride, bias=False), nn.BatchNorm2d(out))
+
+
 class ResNet(nn.Module):
-    """Images [B, 3, 32, 32] to scores [B, classes]."""
+    """Images [B, 3, 32, 32] or [B, 3, 224, 224] to scores [B, classes]."""
 
     def __init__(self, variant: Variant) -> None:
         super().__init__()
         channels = variant.widths[0]
-        self.conv1 = nn.Conv2d(3, channels, 3, padding=1, bias=False)
+        if variant.small_input:
+            self.conv1 = nn.Conv2d(3, channels, 3, padding=1, bias=False)
+            self.pool = nn.Sequential()
+        else:
+            self.conv1 = nn.Conv2d(3, channels, 7, stride=2, padding=3, bias=False)
+            self.pool = nn.Sequential(nn.MaxPool2d(3, stride=2, padding=1))
         self.bn1 = nn.BatchNorm2d(channels)
+        block = Bottleneck if variant.bottleneck else BasicBlock
         stages = []
         for number, (blocks, width) in enumerate(zip(variant.blocks, variant.widths, strict=True)):
             strides = [1 if number == 0 else 2] + [1] * (blocks - 1)
-            inputs = [channels] + [width] * (blocks - 1)
-            stages.append(nn.Sequential(*(BasicBlock(c, width, s) for c, s in zip(inputs, strides, strict=True))))
-            channels = width
+            inputs = [channels] + [block.expansion * width] * (blocks - 1)
+            stages.append(nn.Sequential(*(block(c, width, s) for c, s in zip(inputs, strides, strict=True))))
+            channels = block.expansion * width
         self.stages = nn.Sequential(*stages)
         self.fc = nn.Linear(channels, variant.classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = functional.relu(self.bn1(self.conv1(x)))  # [B, 64, 32, 32]
-        x = self.stages(x)  # [B, 64, 32, 32] -> [B, 128, 16, 16] -> [B, 256, 8, 8] -> [B, 512, 4, 4]
+        x = self.pool(functional.relu(self.bn1(self.conv1(x))))  # [B, 64, 32, 32] or [B, 64, 56, 56]
+        x = self.stages(x)  # [B, C, 4, 4] or [B, C, 7, 7]; C is 512, with bottlenecks 2048
         scores: Tensor = self.fc(x.mean(dim=(2, 3)))  # [B, classes]
         return scores
 
 
-def resnet18() -> ResNet:
-    """ResNet18 with the stem for 32 x 32 images, 11,173,962 parameters."""
-    return ResNet(RESNET18)
-
-
-SHAPE = (3, 32, 32)
+_18, _50, _101, _152 = (2, 2, 2, 2), (3, 4, 6, 3), (3, 4, 23, 3), (3, 8, 36, 3)
+_SMALL = functools.partial(classifier, shape=C32, classes=10, references=REFERENCES)
+_LARGE = functools.partial(classifier, shape=C224, references=REFERENCES)
+_PAPER_50 = published_2019(
+    "4G", "multiply-adds at 224 x 224 (true: 4,089M)", "98M", "megabytes of weights (true: 25.56M parameters)"
+)
+_PAPER_101 = published_2019(
+    "8G", "multiply-adds at 224 x 224", "155M", "megabytes of activations (true: 44.55M parameters)"
+)
+_PAPER_152 = published_2019(
+    "11G", "multiply-adds at 224 x 224", "220M", "megabytes of activations (true: 60.19M parameters)"
+)
 WORKLOADS = (
-    Workload(
+    _SMALL(
         name="resnet18-c32",
-        domain="vision",
-        summary="ResNet18 at 32 x 32 on handwritten digits: deep 3 x 3 convolutions, bound by arithmetic",
-        dominant_layer="convolution",
-        input_shape=SHAPE,
-        default_batch=16,
-        default_optimizer="momentum",
-        references=(
-            "He, Zhang, Ren, Sun, Deep residual learning for image recognition, CVPR 2016, arXiv:1512.03385",
-            "https://github.com/dereklh4/project_744",
-        ),
-        data=digits.FACTS,
-        build=resnet18,
-        load=digits.digits32,
-        example=_classification.example_of(SHAPE),
-        loss=_classification.loss,
-        correct=_classification.correct,
+        build=lambda: ResNet(Variant(_18, bottleneck=False)),
+        summary="ResNet18 at 32 x 32: deep 3 x 3 convolutions, bound by arithmetic",
+        tiers=("smoke",),
+    ),
+    _LARGE(
+        name="resnet18-224",
+        build=lambda: ResNet(Variant(_18, bottleneck=False, small_input=False, classes=23)),
+        classes=23,
+        summary="ResNet18 at 224 x 224 for the 23 materials of MINC, as the second paper trained it",
+        default_batch=8,
+        tiers=("paper-low-power",),
+    ),
+    _SMALL(
+        name="resnet50-c32",
+        build=lambda: ResNet(Variant(_50)),
+        summary="ResNet50 at 32 x 32: bottlenecks, bound by arithmetic",
+        tiers=("paper-2019",),
+        published=_PAPER_50,
+    ),
+    _LARGE(
+        name="resnet50-224",
+        build=lambda: ResNet(Variant(_50, small_input=False, classes=1000)),
+        classes=1000,
+        summary="ResNet50 at 224 x 224: the yardstick of vision benchmarks",
+        default_batch=4,
+        tiers=("paper-2019",),
+        published=_PAPER_50,
+    ),
+    _SMALL(
+        name="resnet101-c32",
+        build=lambda: ResNet(Variant(_101)),
+        summary="ResNet101 at 32 x 32: the paper of 2019 could not train it on its board",
+        default_batch=8,
+        tiers=("paper-2019",),
+        published=_PAPER_101,
+    ),
+    _LARGE(
+        name="resnet101-224",
+        build=lambda: ResNet(Variant(_101, small_input=False, classes=1000)),
+        classes=1000,
+        summary="ResNet101 at 224 x 224: 121 MiB of activations an image",
+        default_batch=2,
+        tiers=("paper-2019",),
+        published=_PAPER_101,
+    ),
+    _SMALL(
+        name="resnet152-c32",
+        build=lambda: ResNet(Variant(_152)),
+        summary="ResNet152 at 32 x 32: the deepest network of the suite",
+        default_batch=8,
+        tiers=("paper-2019",),
+        published=_PAPER_152,
+    ),
+    _LARGE(
+        name="resnet152-224",
+        build=lambda: ResNet(Variant(_152, small_input=False, classes=1000)),
+        classes=1000,
+        summary="ResNet152 at 224 x 224: 170 MiB of activations an image",
+        default_batch=2,
+        tiers=("paper-2019",),
+        published=_PAPER_152,
     ),
 )

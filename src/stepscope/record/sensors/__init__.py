@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+import threading
+import time
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
 from stepscope.record.sensors.contract import Found, Missing, Sensor, Target, measure_read_cost
+
+PATIENCE_S = 3.0
+NO_ANSWER = "it gave no answer within some seconds"
+_GRACE_S = 0.3  # after that the next sensor is asked beside it
 
 
 @dataclass(frozen=True)
@@ -19,11 +26,30 @@ class Survey:
     missing: dict[str, Missing]
 
 
+@dataclass
+class Unloadable:
+    """In the place of a sensor file that this Python cannot import (built without ctypes, say)."""
+
+    NAME: str
+    why: str
+
+    def discover(self, root: Path, target: Target) -> Missing:
+        """The reason, whatever the root."""
+        return Missing("failed", self.why)
+
+
 def load() -> dict[str, Sensor]:
-    """Every sensor file by its NAME, in order of file name."""
+    """Every sensor file by its NAME, in order of file name; one that cannot be imported costs itself alone."""
     files = sorted(info.name for info in pkgutil.iter_modules(__path__) if info.name != "contract")
-    modules = [cast(Sensor, importlib.import_module(f"{__name__}.{name}")) for name in files]
-    return {module.NAME: module for module in modules}
+    sensors = [_load(file) for file in files]
+    return {sensor.NAME: sensor for sensor in sensors}
+
+
+def _load(file: str) -> Sensor:
+    try:
+        return cast(Sensor, importlib.import_module(f"{__name__}.{file}"))
+    except Exception as error:
+        return Unloadable(file, f"{file}.py cannot be imported: {type(error).__name__}: {error}")
 
 
 def ask(sensor: Sensor, root: Path, target: Target) -> Found | Missing:
@@ -45,16 +71,65 @@ def with_read_cost(found: Found, target: Target) -> Found | Missing:
     return replace(found, channels=tuple(replace(channel, read_cost_ns=cost) for channel in found.channels))
 
 
-def survey(root: Path, target: Target) -> Survey:
-    """Ask every sensor and measure what one read of it costs."""
+def survey(root: Path, target: Target, names: Collection[str] | None = None, patience_s: float = PATIENCE_S) -> Survey:
+    """Ask every sensor, or those named, and measure what one read costs; one that hangs holds up none of the others."""
+    until = time.monotonic() + patience_s
+    asked = {}
+    for name, sensor in load().items():
+        if names is None or name in names:
+            asked[name] = _Asked(sensor, root, target)
+            asked[name].wait(_GRACE_S)  # one after the other: side by side they would spoil the read cost
     found: dict[str, Found] = {}
     missing: dict[str, Missing] = {}
-    for name, sensor in load().items():
-        answer = ask(sensor, root, target)
-        if isinstance(answer, Found):
-            answer = with_read_cost(answer, target)
+    for name, one in asked.items():
+        one.wait(max(0.0, until - time.monotonic()))
+        answer = one.answer()
         if isinstance(answer, Found):
             found[name] = answer
         else:
             missing[name] = answer
-    return Survey(found, missing)
+    return Survey(distinct(found), missing)
+
+
+def distinct(found: Mapping[str, Found], taken: Collection[str] = ()) -> dict[str, Found]:
+    """The same sensors with ids that are unique over the run: where two read one rail, the later one is prefixed."""
+    ids = set(taken)
+    renamed = {}
+    for name, sensor in found.items():
+        channels = tuple(
+            replace(channel, id=f"{name}.{channel.id}") if channel.id in ids else channel for channel in sensor.channels
+        )
+        ids.update(channel.id for channel in channels)
+        renamed[name] = replace(sensor, channels=channels)
+    return renamed
+
+
+class _Asked:
+    """One sensor being asked, in a thread that is left behind when it gives no answer."""
+
+    def __init__(self, sensor: Sensor, root: Path, target: Target) -> None:
+        self._sensor, self._root, self._target = sensor, root, target
+        self._lock = threading.Lock()
+        self._answer: Found | Missing | None = None
+        self._thread = threading.Thread(target=self._ask, daemon=True)
+        self._thread.start()
+
+    def wait(self, seconds: float) -> None:
+        self._thread.join(seconds)
+
+    def answer(self) -> Found | Missing:
+        with self._lock:
+            if self._answer is None:
+                self._answer = Missing("failed", NO_ANSWER)
+            return self._answer
+
+    def _ask(self) -> None:
+        answer = ask(self._sensor, self._root, self._target)
+        if isinstance(answer, Found):
+            answer = with_read_cost(answer, self._target)
+        with self._lock:
+            late = self._answer is not None
+            if not late:
+                self._answer = answer
+        if late and isinstance(answer, Found):
+            answer.close()

@@ -41,6 +41,8 @@ class Channel:
     window_ns: int | None = None  # width of the block, or time constant of the running average, that it averages over
     counter_range: float | None = None  # a counter starts again at 0 when it reaches this
     most_per_s: float | None = None  # a counter cannot grow faster: more is a reset, not a wrap
+    read_cost_p99_ns: int | None = None  # 99th percentile, from self-characterisation
+    measured: tuple[str, ...] = ()  # fields above that this device's self-characterisation filled, not the driver
 
 
 @dataclass

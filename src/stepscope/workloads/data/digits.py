@@ -23,7 +23,8 @@ from torch.nn import functional
 from torch.utils.data import TensorDataset
 
 from stepscope.errors import DataUnavailable
-from stepscope.workloads.contract import DataFacts, Splits
+from stepscope.workloads.data.pictures import Part, Pictures, PictureSet
+from stepscope.workloads.data.source import DataFacts, Splits
 
 PACKED = Path(__file__).with_name("digits.npz")
 ARRAYS = ("train_images", "train_labels", "test_images", "test_labels")
@@ -48,6 +49,18 @@ def digits28() -> Splits:
 def digits32() -> Splits:
     """The digits as CIFAR networks take images, [3, 32, 32]: normalised, edges filled with background."""
     return _splits(pad=2, channels=3)
+
+
+def pictures() -> Pictures:
+    """The digits as bytes, for inputs of any size."""
+    arrays = read()
+    train, test = (
+        Part(
+            torch.from_numpy(arrays[f"{part}_images"]).unsqueeze(1), torch.from_numpy(arrays[f"{part}_labels"]).long()
+        )
+        for part in ("train", "test")
+    )
+    return Pictures(train, test, (MEAN,), (STD,), FACTS)
 
 
 def read(path: Path = PACKED) -> Arrays:
@@ -101,3 +114,6 @@ def _damaged(path: Path, what: str) -> DataUnavailable:
     return DataUnavailable(
         f"the packaged digits '{path.name}' {what}", "reinstall: pip install --force-reinstall stepscope"
     )
+
+
+DIGITS = PictureSet(name=FACTS.name, kind=FACTS.kind, classes=10, read=pictures)

@@ -1,0 +1,185 @@
+"""Energy of each key from readings of one power source, with its covariance: the whole way, in order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from scipy import sparse
+
+from stepscope.analysis.attribution.calibrate import Calibration, calibrate
+from stepscope.analysis.attribution.clock_fit import fitted_clock
+from stepscope.analysis.attribution.closure import Total, closed, measured_total
+from stepscope.analysis.attribution.design import covered, design
+from stepscope.analysis.attribution.hierarchy import Level, hierarchy
+from stepscope.analysis.attribution.phase_check import PhaseCheck, phase_check
+from stepscope.analysis.attribution.posterior import Wobble, sandwich, wobble
+from stepscope.analysis.attribution.readings import Readings, relatched
+from stepscope.analysis.attribution.regression import Fit, Moments, regress
+from stepscope.analysis.attribution.sensor_model import SensorModel
+from stepscope.analysis.attribution.slow_gain import slow_gain
+from stepscope.analysis.attribution.timeline import Timeline
+from stepscope.analysis.attribution.update_clock import UpdateClock
+from stepscope.analysis.attribution.update_clock import clock_of_residuals
+from stepscope.analysis.attribution.whitening import shared_error, unwhitened, whitened, whitened_gram
+from stepscope.analysis.intervals import Floats
+
+FEWEST = 20  # readings; with fewer there is nothing to fit
+
+
+@dataclass(frozen=True)
+class Options:
+    """`periodic`: the source has a clock of its own and late stamps. `width`: its window where that is certain, s.
+
+    `model`: a calibration made before (of the same source and setting), used as it is. `refresh`: time between the
+    updates of a counter, s.
+    """
+
+    periodic: bool = False
+    width: float | None = None
+    model: Calibration | None = None
+    refresh: float | None = None
+    lowest: Level = "place"
+
+
+@dataclass(frozen=True)
+class Attribution:
+    """Energies over all steps, J: of each key (P,), their covariance, and what else is known of their errors.
+
+    `other_ways` (W, P) are the energies by the coarser fit and without smear: how far they differ is an error too.
+    `statistical` (P, P) is the part of the covariance that more steps make smaller.
+    """
+
+    timeline: Timeline
+    readings: Readings
+    joules: Floats
+    covariance: Floats
+    statistical: Floats
+    coarser: Floats
+    sharper: Floats
+    total: Total
+    gap_before: float  # share of the total that the parts missed before they were made to add up
+    calibration: Calibration
+    phase: PhaseCheck
+    explained: float  # share of the readings' variance
+
+    @property
+    def watts(self) -> Floats:
+        """Mean power of each key while it runs (P,); NaN where it never does."""
+        seconds = self.timeline.seconds
+        with np.errstate(invalid="ignore", divide="ignore"):
+            power: Floats = np.where(seconds > 0, self.joules / seconds, np.nan)
+        return power
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The regression's matrix (M, P), each row scaled by weight and slow gain, and the readings scaled alike.
+
+    `theta` is the filter that makes the readings' errors independent (whitening.py).
+    """
+
+    matrix: Any
+    scale: Floats
+    watts: Floats
+    theta: float
+
+    def moments(self, mean_power: float) -> Moments:
+        seen = whitened(self.watts, self.theta)
+        cross = np.asarray(self.matrix.T @ unwhitened(seen, self.theta))
+        return Moments(whitened_gram(self.matrix, self.theta), cross, float(seen @ seen), len(seen), mean_power)
+
+    def left(self, fit: Fit) -> Floats:
+        """Readings less the fit, whitened (M,)."""
+        return whitened(self.watts - self.matrix @ fit.watts, self.theta)
+
+
+def attribute(timeline: Timeline, readings: Readings, options: Options | None = None) -> Attribution | None:
+    """Fit the powers of all keys. None where there are too few readings over the steps to say anything."""
+    options = options or Options()
+    if options.periodic and readings.width is None and readings.mix is None:
+        readings = replace(readings, stamp=fitted_clock(readings.stamp))
+    readings = _near(timeline, readings)
+    if readings.count < FEWEST:
+        return None
+    found = options.model or calibrate(timeline, readings, options.width)
+    if readings.carry and options.refresh is not None:
+        clock = _unseen_clock(timeline, readings, found.model, options.refresh)
+        if clock is not None:
+            readings = relatched(readings, clock)
+            found = calibrate(timeline, readings, options.width)
+    readings = readings.kept(covered(timeline, readings, found.model))
+    if readings.count < FEWEST:
+        return None
+    rows, coarse = _scaled(timeline, readings, found.model)
+    fit = regress(rows.moments(float(readings.watts.mean())), hierarchy(timeline.keys, options.lowest))
+    left = rows.left(fit)
+    pull = unwhitened(left, rows.theta)
+    spread = sandwich(fit, rows.matrix, pull, timeline.step_of(readings.at - found.model.lag))
+    errors = wobble(timeline, readings, fit, rows.matrix, rows.scale, rows.theta, found)
+    return _assembled(timeline, readings, found, fit, coarse, spread, errors, left)
+
+
+def _near(timeline: Timeline, readings: Readings) -> Readings:
+    """Readings stamped within the steps, give or take the latest lag that is looked for."""
+    slack = max(0.1, 2 * readings.period)
+    at = readings.at
+    return readings.kept((at >= timeline.begin) & (at <= timeline.end + slack))
+
+
+def _unseen_clock(timeline: Timeline, readings: Readings, model: SensorModel, refresh: float) -> UpdateClock | None:
+    """The update clock of a counter that is read more slowly than it moves, from what a first fit leaves."""
+    inside = readings.kept(covered(timeline, readings, model))
+    if inside.count < FEWEST or inside.width is None:
+        return None
+    rows, fit = _scaled(timeline, inside, model)
+    left = (rows.watts - rows.matrix @ fit.watts) * inside.width.mean()
+    return clock_of_residuals(inside.stamp, np.cumsum(left), float(inside.watts.mean()), refresh)
+
+
+def _scaled(timeline: Timeline, readings: Readings, model: SensorModel) -> tuple[Rows, Fit]:
+    """Rows with the slow gain and the weight of each reading in; and the fit by signature."""
+    coarse = hierarchy(timeline.keys, "signature")
+    mean = float(readings.watts.mean())
+    matrix = design(timeline, readings, model)
+    plain = _rows(matrix, readings, np.ones(readings.count), 0.0)
+    first = regress(plain.moments(mean), coarse)
+    gain = slow_gain(readings.at, readings.watts * readings.weight, plain.matrix @ first.watts, timeline.step_length)
+    theta = shared_error(plain.left(first)) if readings.carry else 0.0
+    rows = _rows(matrix, readings, gain, theta)
+    return rows, regress(rows.moments(mean), coarse)
+
+
+def _rows(matrix: Any, readings: Readings, gain: Floats, theta: float) -> Rows:
+    scale = readings.weight * gain
+    return Rows(sparse.diags(scale) @ matrix, scale, readings.watts * readings.weight, theta)
+
+
+def _assembled(
+    timeline: Timeline,
+    readings: Readings,
+    found: Calibration,
+    fit: Fit,
+    coarse: Fit,
+    spread: Floats,
+    errors: Wobble,
+    left: Floats,
+) -> Attribution:
+    seconds = timeline.seconds
+    onto = seconds[:, None] * fit.hierarchy.mixing
+    statistical = onto @ spread @ onto.T
+    moved = errors.moved * seconds
+    joules, covariance = seconds * fit.watts, statistical + moved.T @ moved
+    _, width = found.model.windows(readings)
+    total = measured_total(readings, width, readings.weight, timeline.end - timeline.begin)
+    adjusted, covariance_closed = closed(joules, covariance, total)
+    coarser, _ = closed(seconds * coarse.watts, covariance, total)
+    sharper, _ = closed(joules + seconds * errors.without_smear, covariance, total)
+    gap = (total.joules - joules.sum()) / total.joules
+    phase = phase_check(timeline, readings, found.model.lag)
+    explained = 1 - float(left.var()) / max(float(readings.watts.var()), 1e-30)
+    return Attribution(
+        timeline, readings, adjusted, covariance_closed, statistical, coarser, sharper, total, gap, found, phase,
+        explained,
+    )

@@ -1,0 +1,222 @@
+"""Lag, width, filter and stamp noise of a power source, found from the training run itself.
+
+The sensor model that best explains the readings: a grid of widths and lags with powers by kind, then Gauss-Newton
+with powers by signature eliminated at each step (variable projection, Golub and Pereyra 1973).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from stepscope.analysis.attribution.coarse_search import Start, coarse_search
+from stepscope.analysis.attribution.design import covered, design, predicted
+from stepscope.analysis.attribution.hierarchy import GAP, KIND, SIGNATURE, hierarchy
+from stepscope.analysis.attribution.readings import Readings
+from stepscope.analysis.attribution.sensor_model import SensorModel
+from stepscope.analysis.attribution.slow_gain import slow_gain
+from stepscope.analysis.attribution.timeline import Timeline
+from stepscope.analysis.attribution.whitening import shared_error, whitened
+from stepscope.analysis.intervals import Floats
+
+FIRST, POLISH = 1_500, 6_000  # readings used to find the model, and to refine it
+_FIRST_PIECES, _POLISH_PIECES = 120_000, 600_000  # pieces in their windows: wide windows need fewer readings
+_STEPS_SEEN = 40  # the first readings are spread over so many steps, if there are
+_STARTS, _TRIAL_ROUNDS, _ROUNDS, _POLISH_ROUNDS = 3, 4, 14, 6
+_GUESSED_RC = 2e-3  # s: the descent does not find a filter from nothing
+_NOISE = 0.015  # of the mean power: what the ridge takes a reading's error to be
+_RIDGE = {SIGNATURE: 0.08, KIND: 0.30, GAP: 0.40}
+_MOST_WIDTH, _MOST_RC, _MOST_SMEAR = 0.6, 0.05, 0.05  # s
+_MOST_SD = 2e-3  # s: of what the curvature says about a parameter
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """The sensor model and how sure it is: standard deviations, s, of the kernel's centre, width and rc."""
+
+    model: SensorModel
+    sd_centre: float
+    sd_width: float
+    sd_rc: float
+    fitted: bool = True  # False: too few readings, taken from what the source states
+
+
+def calibrate(timeline: Timeline, readings: Readings, width: float | None = None) -> Calibration:
+    """Fit the sensor model blindly; `width` is fixed where the source's window is known for sure (counters know)."""
+    known_width = readings.width is not None or width is not None
+    free = np.array([True, not known_width, True, True])
+    spread = _spread(timeline, readings)
+    starts = coarse_search(timeline.until(float(spread.stamp[-1]) + 0.3), spread, readings.period, width)[:_STARTS]
+    few = _Problem.of(timeline, spread.first(_affordable(timeline, starts[0].width, FIRST, _FIRST_PIECES)))
+    tried = [_descend(few, vector, free, _TRIAL_ROUNDS) for vector in _vectors(starts)]
+    cost, best = min(tried, key=lambda result: result[0])
+    cost, best = _descend(few, best, free, _ROUNDS)
+    problem, most = few, _affordable(timeline, float(best[1]), POLISH, _POLISH_PIECES)
+    if readings.count > 1.3 * few.readings.count and most > few.readings.count:
+        problem = _Problem.of(timeline, readings.first(most))
+        if problem.timeline.steps < few.timeline.steps:  # many readings a step: the spread ones saw more
+            problem = few
+        cost, best = _descend(problem, best, free, _POLISH_ROUNDS)
+    sd = problem.uncertainty(best, free)
+    return Calibration(_model(best, problem.readings), *sd)
+
+
+def _spread(timeline: Timeline, readings: Readings) -> Readings:
+    """The first readings, thinned where they come so fast that they would see a few steps alone."""
+    wanted = min(_STEPS_SEEN, timeline.steps) * timeline.step_length
+    stride = max(int(wanted / max(readings.period, 1e-9) / FIRST), 1)
+    thin = readings if stride == 1 else readings.kept(np.arange(readings.count) % stride == 0)
+    return thin.first(FIRST)
+
+
+def _affordable(timeline: Timeline, width: float, most: int, pieces: int) -> int:
+    """So many readings that their windows hold no more than so many pieces."""
+    a_second = sum(len(lane.t0) for lane in timeline.lanes) / (timeline.end - timeline.begin)
+    return int(np.clip(pieces / max(a_second * width, 1), most // 5, most))
+
+
+def _vectors(starts: list[Start]) -> list[Floats]:
+    """Centre, width, and squares of smear and rc: the squares have a slope at 0, their roots have none."""
+    plain = [np.array([start.centre, start.width, 1e-8, 1e-8]) for start in starts]
+    best = starts[0]
+    return [*plain, np.array([best.centre, best.width, 1e-8, min(_GUESSED_RC, best.width) ** 2])]
+
+
+def _model(x: Floats, readings: Readings) -> SensorModel:
+    rc, smear = float(np.sqrt(max(x[3], 0.0))), float(np.sqrt(max(x[2], 0.0)))
+    if readings.width is not None:
+        return SensorModel(float(x[0]) - rc, None, rc, smear)
+    return SensorModel(float(x[0] - x[1] / 2) - rc, float(x[1]), rc, smear)
+
+
+@dataclass(frozen=True)
+class _Problem:
+    """The first readings of a run, and the penalties of the powers by signature."""
+
+    timeline: Timeline
+    readings: Readings
+    gain: Floats
+    mixing: Floats
+    prior: Floats
+    penalty: Floats
+    theta: float = 0.0
+
+    @classmethod
+    def of(cls, timeline: Timeline, part: Readings) -> _Problem:
+        cut = timeline.until(float(part.stamp[-1]) + 0.3)
+        shape = hierarchy(timeline.keys, "signature")
+        mean = float(part.watts.mean())
+        spread = np.array([_RIDGE.get(int(level), 0.3) for level in shape.level])
+        penalty = (_NOISE / spread) ** 2
+        return cls(cut, part, np.ones(part.count), shape.mixing, shape.prior_mean(mean), penalty)
+
+    def prepared(self, x: Floats) -> _Problem:
+        """The same with the slow gain, and with the shared error of neighbours, that show at these parameters."""
+        watts = self.solved(x)[0]
+        fitted = predicted(self.timeline, self.readings, _model(x, self.readings), watts)
+        gain = slow_gain(self.readings.at, self.readings.watts, fitted, self.timeline.step_length)
+        left = (self.readings.watts - gain * fitted) * self.readings.weight
+        return replace(self, gain=gain, theta=shared_error(left) if self.readings.carry else 0.0)
+
+    def scale(self, x: Floats) -> Floats:
+        """Weight of each row (M,); 0 for readings that reach beyond the steps."""
+        inside = covered(self.timeline, self.readings, _model(x, self.readings))
+        weight: Floats = self.readings.weight * inside
+        return weight
+
+    def solved(self, x: Floats) -> tuple[Floats, float, Floats, tuple[Floats, Floats]]:
+        """Best powers (P,), cost, what is left of the readings (M,), and the rows and normal equations behind them."""
+        scale = self.scale(x)
+        plain = design(self.timeline, self.readings, _model(x, self.readings)) @ self.mixing
+        rows = whitened(plain * (scale * self.gain)[:, None], self.theta)
+        normal = rows.T @ rows
+        normal[np.diag_indices_from(normal)] += self.penalty
+        error = whitened(self.readings.watts * scale, self.theta) - rows @ self.prior
+        moved = np.linalg.solve(normal, rows.T @ error)
+        left = error - rows @ moved
+        cost = float((left @ left + self.penalty @ moved**2) / max((scale > 0).sum(), 1))
+        return self.mixing @ (self.prior + moved), cost, left, (rows, normal)
+
+    def slopes(self, x: Floats, watts: Floats, free: Any) -> Floats:
+        """How the fitted rows move with each free parameter (M, free)."""
+        base = predicted(self.timeline, self.readings, _model(x, self.readings), watts)
+        columns = []
+        for index in np.flatnonzero(free):
+            step = np.zeros(4)
+            step[index] = _steps(x)[index]
+            moved = predicted(self.timeline, self.readings, _model(x + step, self.readings), watts)
+            columns.append((moved - base) / step[index])
+        return whitened(np.column_stack(columns) * (self.gain * self.scale(x))[:, None], self.theta)
+
+    def uncertainty(self, x: Floats, free: Any) -> tuple[float, float, float]:
+        """Standard deviations of centre, width and rc, s."""
+        problem = self.prepared(x)
+        watts, cost, _, (rows, normal) = problem.solved(x)
+        x = np.append(x[:3], max(x[3], 1e-8))
+        curvature = _projected(problem.slopes(x, watts, free), rows, normal)
+        noise = cost * self.readings.count / max(self.readings.count - len(normal), self.readings.count // 3, 1)
+        sd = np.zeros(4)
+        sd[free] = np.sqrt(noise / np.maximum(np.diag(curvature), 1e-12))
+        rc_sd = sd[3] / (2 * np.sqrt(x[3]))
+        return min(sd[0], _MOST_SD), min(sd[1], _MOST_SD), min(rc_sd, _MOST_SD)
+
+
+def _projected(slopes: Floats, rows: Floats, normal: Floats) -> Floats:
+    """Curvature of the cost in the parameters, with the powers following (free, free)."""
+    along = rows.T @ slopes
+    curvature: Floats = slopes.T @ slopes - along.T @ np.linalg.solve(normal, along)
+    return curvature
+
+
+def _steps(x: Floats) -> Floats:
+    """Finite differences: a share of the width, and squares of 0.1 ms."""
+    fine = float(np.clip(x[1] / 50, 2e-5, 1e-4))
+    return np.array([fine, fine, 1e-8 + 0.02 * x[2], 1e-8 + 0.02 * x[3]])
+
+
+def _descend(problem: _Problem, x: Floats, free: Any, rounds: int) -> tuple[float, Floats]:
+    """Damped Gauss-Newton from a start, within bounds. Returns cost (W^2 a reading) and parameters."""
+    problem = problem.prepared(x)
+    watts, cost, left, parts = problem.solved(x)
+    damping = 1e-3
+    for _ in range(rounds):
+        slopes = problem.slopes(x, watts, free)
+        step = np.zeros(4)
+        step[free] = _bounded_step(_projected(slopes, *parts), slopes.T @ left, x[free], damping)
+        new = _within(x + step)
+        solved = problem.solved(new)
+        if solved[1] < cost:
+            gained = (cost - solved[1]) / cost
+            x, damping = new, damping / 10
+            watts, cost, left, parts = solved
+            if gained < 1e-5:
+                break
+        else:
+            damping = max(damping, 1e-3) * 30
+            if damping > 1e4:
+                break
+    return cost, x
+
+
+def _bounded_step(curvature: Floats, pull: Floats, x: Floats, damping: float) -> Floats:
+    """The Gauss-Newton step; a parameter at 0 that would go below stays there and the others are solved again."""
+    held = np.zeros(len(x), dtype=bool)
+    step = np.zeros(len(x))
+    damped = curvature + np.diag(damping * np.diag(curvature) + 1e-12)
+    for _ in range(len(x)):
+        move = ~held
+        step = np.zeros(len(x))
+        step[move] = np.linalg.lstsq(damped[np.ix_(move, move)], pull[move], rcond=None)[0]
+        below = move & (x <= 1e-10) & (step < 0)
+        if not below.any():
+            break
+        held |= below
+    return step
+
+
+def _within(x: Floats) -> Floats:
+    """Widths from 50 us, squares from 0, all bounded."""
+    bounded: Floats = np.clip(x, [-1e3, 5e-5, 0, 0], [1e3, _MOST_WIDTH, _MOST_SMEAR**2, _MOST_RC**2])
+    return bounded

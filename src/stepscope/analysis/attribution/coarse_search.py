@@ -1,0 +1,92 @@
+"""Where to start the calibration: which width and lag explain the readings best with one power a kind."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from stepscope.analysis.attribution.readings import Readings
+from stepscope.analysis.attribution.timeline import Timeline
+from stepscope.analysis.intervals import Floats
+
+# Widths as multiples of the period: spot conversions, part-time, full-time, slow filters.
+WIDTHS = (0.014, 0.05, 0.11, 0.25, 0.5, 1.0, 1.6, 2.5, 5.0, 10.0, 40.0)
+SHORTEST, LONGEST = 1e-4, 0.5  # s
+_EARLIEST, _LATEST = -0.004, 0.05  # s, of the lag; slow sources are given more
+_FINEST_GRID, _MOST_GRID = 2.5e-4, 60_000
+_RIDGE = 1e-3  # per reading and kind
+
+
+@dataclass(frozen=True)
+class Start:
+    """A width and the lag of its centre (of a counter: of its end), s, and the squared error that they leave, W^2."""
+
+    error: float
+    centre: float
+    width: float
+
+
+def coarse_search(timeline: Timeline, readings: Readings, period: float, width: float | None = None) -> list[Start]:
+    """The best lag of each width, best first; `period` is the source's, also where the readings are thinned."""
+    grid, spent = _spent_by_kind(timeline)
+    if readings.width is not None:
+        return _best_lags(readings, grid, spent, None)
+    widths = [width] if width is not None else [w for w in np.multiply(WIDTHS, period) if SHORTEST < w < LONGEST]
+    starts = [start for w in widths for start in _best_lags(readings, grid, spent, w)]
+    return sorted(starts, key=lambda start: start.error)
+
+
+def _spent_by_kind(timeline: Timeline) -> tuple[Floats, Floats]:
+    """Time of each kind since the begin, on a grid: (T,), (T, kinds); the last kind is the gap."""
+    span = timeline.end - timeline.begin
+    grid = timeline.begin + np.arange(0, span, max(_FINEST_GRID, span / _MOST_GRID))
+    kinds = int(timeline.keys.kind.max()) + 1
+    spent = np.zeros((len(grid), kinds))
+    for lane in timeline.lanes:
+        edges = np.stack([lane.t0, np.maximum(lane.t1, lane.t0)], 1).ravel()
+        kind = timeline.keys.kind[lane.key]
+        for one in np.unique(kind):
+            inside = np.stack([np.zeros(len(kind)), (lane.t1 - lane.t0) * (kind == one)], 1).ravel()
+            spent[:, one] += np.interp(grid, edges, np.cumsum(inside))
+    first = timeline.keys.kind[np.unique(timeline.lanes[0].key)]
+    gap = int(timeline.keys.kind[timeline.keys.gap])
+    spent[:, gap] += grid - timeline.begin - spent[:, np.unique(first)].sum(axis=1)
+    return grid, spent
+
+
+def _best_lags(readings: Readings, grid: Floats, spent: Floats, width: float | None) -> list[Start]:
+    """The best lag of one width, or of the readings' own widths."""
+    own = readings.width if width is None else np.full(len(readings.stamp), width)
+    assert own is not None, "a counter has widths"
+    middle = float(np.median(own))
+    latest = max(_LATEST, 1.5 * readings.period) + (middle / 2 if readings.width is None else 0.0)
+    coarse = float(min(max(middle / 4, 5e-4), max(2e-3, readings.period / 10)))
+    lags = np.arange(_EARLIEST, latest, coarse)
+    errors = [_error(readings, grid, spent, lag, own) for lag in lags]
+    best = int(np.argmin(errors))
+    return [Start(errors[best], float(lags[best]), middle)]
+
+
+def _error(readings: Readings, grid: Floats, spent: Floats, centre: float, width: Floats) -> float:
+    """Mean squared error of the readings with one power a kind, W^2; of a counter, `centre` is the lag of the end."""
+    end = readings.stamp - centre + (width / 2 if readings.width is None else 0.0)
+    share = (_at(grid, spent, end) - _at(grid, spent, end - width)) / width[:, None]
+    if readings.mix is not None:
+        share = readings.mix @ share
+    mean = readings.watts.mean()
+    share = share * readings.weight[:, None]
+    normal = share.T @ share
+    normal[np.diag_indices_from(normal)] += _RIDGE * len(share)
+    off = readings.watts * readings.weight - mean * share.sum(axis=1)
+    left = off - share @ np.linalg.solve(normal, share.T @ off)
+    return float(left @ left) / max(len(share), 1)
+
+
+def _at(grid: Floats, spent: Floats, t: Floats) -> Floats:
+    """Rows of `spent` at any instant, linear between grid points."""
+    place = np.clip((t - grid[0]) / (grid[1] - grid[0]), 0, len(grid) - 1.000001)
+    below = place.astype(np.int64)
+    part = (place - below)[:, None]
+    rows: Floats = spent[below] * (1 - part) + spent[below + 1] * part
+    return rows

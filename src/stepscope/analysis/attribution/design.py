@@ -1,0 +1,106 @@
+"""Which share of each reading's window each key has: the rows of the regression, O(pieces touched + readings)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from scipy import sparse
+
+from stepscope.analysis.attribution.readings import Readings
+from stepscope.analysis.attribution.sensor_model import SensorModel
+from stepscope.analysis.attribution.timeline import Flags, Ints, Lane, Timeline
+from stepscope.analysis.intervals import Floats
+
+BLOCK_PIECES = 400_000  # pieces that are looked at together: keeps memory flat
+DENSE_FROM = 0.12  # share of non-zero weights from which a product of full blocks is the faster one
+
+
+def covered(timeline: Timeline, readings: Readings, model: SensorModel) -> Flags:
+    """Readings whose whole kernel lies within the steps (M,)."""
+    end, width = model.windows(readings)
+    inside = (end + model.reach <= timeline.end) & (end - width - model.tail / 2 - model.reach >= timeline.begin)
+    if readings.mix is None:
+        return np.asarray(inside)
+    outside = readings.mix @ (~inside).astype(np.float64)
+    return np.asarray(outside == 0)
+
+
+def design(timeline: Timeline, readings: Readings, model: SensorModel) -> Any:
+    """Weights (M, P) as a sparse matrix. Rows sum to 1 over the first lane and the gap; other lanes come on top."""
+    end, width = model.windows(readings)
+    count = timeline.keys.count
+    blocks = [
+        _rows(lane, end, width, model, count, tiled=number == 0) for number, lane in enumerate(timeline.lanes)
+    ]
+    whole = blocks[0]
+    for more in blocks[1:]:
+        whole = whole + more
+    return whole if readings.mix is None else (readings.mix @ whole).tocsr()
+
+
+def predicted(timeline: Timeline, readings: Readings, model: SensorModel, watts: Floats) -> Floats:
+    """What the readings would be (M,) if each key drew so much (P,); never builds the matrix."""
+    end, width = model.windows(readings)
+    seen = np.full(len(end), watts[timeline.keys.gap])
+    for number, lane in enumerate(timeline.lanes):
+        # In the first lane a piece takes the place of the gap; in the others its power comes on top.
+        extra = watts - watts[timeline.keys.gap] if number == 0 else watts
+        for rows, row, key, weight, _ in _blocks(lane, end, width, model):
+            seen[rows] += np.bincount(row, weight * extra[key], rows.stop - rows.start)
+    mixed: Floats = seen if readings.mix is None else readings.mix @ seen
+    return mixed
+
+
+def _rows(lane: Lane, end: Floats, width: Floats, model: SensorModel, count: int, tiled: bool) -> Any:
+    """One lane's weights; a tiled lane gives what is left of each row to the gap, as its last entry."""
+    data, keys, sizes = [], [], []
+    for rows, row, key, weight, size in _blocks(lane, end, width, model):
+        if tiled:
+            rest = 1.0 - np.bincount(row, weight, rows.stop - rows.start)
+            last = np.cumsum(size)
+            weight, key = np.insert(weight, last, rest), np.insert(key, last, count - 1)
+            size = size + 1
+        data.append(weight)
+        keys.append(key)
+        sizes.append(size)
+    starts = np.append(0, np.cumsum(np.concatenate(sizes)))
+    return sparse.csr_matrix((np.concatenate(data), np.concatenate(keys), starts), shape=(len(end), count))
+
+
+def _blocks(
+    lane: Lane, end: Floats, width: Floats, model: SensorModel
+) -> Iterator[tuple[slice, Ints, Ints, Floats, Ints]]:
+    """Rows, and for each piece in their windows its row in the block, key and weight; and pieces of each row."""
+    first = np.searchsorted(lane.t1, end - width - model.tail - model.reach, side="right")
+    size = np.maximum(np.searchsorted(lane.t0, end + model.reach, side="left") - first, 0)
+    before = np.append(0, np.cumsum(size))
+    start, rows = 0, len(end)
+    while start < rows or start == rows == 0:
+        stop = max(int(np.searchsorted(before, before[start] + BLOCK_PIECES, side="right")) - 1, start + 1)
+        stop = min(stop, rows)
+        n = size[start:stop]
+        row = np.repeat(np.arange(stop - start), n)
+        piece = np.arange(len(row)) + np.repeat(first[start:stop] - (before[start:stop] - before[start]), n)
+        at, box = end[start:stop][row], width[start:stop][row]
+        weight = model.seen_since(at - lane.t0[piece], box) - model.seen_since(at - lane.t1[piece], box)
+        yield slice(start, stop), row, lane.key[piece], weight, n
+        if rows == 0:
+            return
+        start = stop
+
+
+def gram(matrix: Any) -> Floats:
+    """A'A as a full matrix (P, P)."""
+    rows, columns = matrix.shape
+    if not sparse.issparse(matrix):
+        full: Floats = matrix.T @ matrix
+        return full
+    if matrix.nnz < DENSE_FROM * rows * columns:
+        return np.asarray((matrix.T @ matrix).todense())
+    total = np.zeros((columns, columns))
+    for start in range(0, rows, 4096):
+        block = matrix[start : start + 4096].toarray()
+        total += block.T @ block
+    return total

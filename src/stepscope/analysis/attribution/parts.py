@@ -1,0 +1,65 @@
+"""Keys gathered into kinds, signatures, modules or places, each with an interval of 90 %."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from scipy import sparse, special
+
+from stepscope.analysis.attribution.attribute import Attribution
+from stepscope.analysis.attribution.timeline import Flags, Ints
+from stepscope.analysis.intervals import Floats
+
+CONFIDENCE = 0.90
+Z = float(special.ndtri((1 + CONFIDENCE) / 2))
+_ALWAYS = 0.005  # of a part's energy: what no term below sees
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Energies of groups over the run, J (G,): with intervals; `statistical` is the part of the sd that steps cure."""
+
+    joules: Floats
+    sd: Floats
+    statistical: Floats
+    seconds: Floats
+    correlation: Floats
+
+    @property
+    def half_width(self) -> Floats:
+        """Half of the 90 % interval, J (G,)."""
+        half: Floats = Z * self.sd
+        return half
+
+    @property
+    def relative(self) -> Floats:
+        """Half of the interval as a share of the energy (G,); infinite for 0 J."""
+        with np.errstate(invalid="ignore", divide="ignore"):
+            share: Floats = np.where(self.joules > 0, self.half_width / self.joules, np.inf)
+        return share
+
+    def resolved(self, within: float = 0.10) -> Flags:
+        """Groups whose interval is within so much of the energy."""
+        return np.asarray(self.relative <= within)
+
+
+def parts(found: Attribution, group: Ints, count: int) -> Parts:
+    """Sum the keys of each group (P,), 0..count-1; -1 leaves a key out."""
+    chosen = np.flatnonzero(group >= 0)
+    gather = sparse.csr_matrix((np.ones(len(chosen)), (group[chosen], chosen)), shape=(count, len(group)))
+    joules = gather @ found.joules
+    spread = np.asarray(gather @ (gather @ found.covariance).T)
+    own = np.asarray(gather @ (gather @ found.statistical).T)
+    apart = gather @ (found.coarser - found.joules)
+    blunt = gather @ (found.sharper - found.joules) / 2
+    variance = np.maximum(np.diag(spread), 0)
+    sd = np.sqrt(variance + apart**2 + blunt**2 + (_ALWAYS * joules) ** 2)
+    scale = np.sqrt(np.maximum(variance, 1e-300))
+    return Parts(
+        joules,
+        sd,
+        np.sqrt(np.minimum(np.maximum(np.diag(own), 0), variance)),
+        gather @ found.timeline.seconds,
+        spread / scale[:, None] / scale,
+    )

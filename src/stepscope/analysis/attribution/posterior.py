@@ -1,0 +1,89 @@
+"""How sure the energies are: posterior, sandwich clustered by step, and what the calibration leaves open."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from scipy import sparse
+
+from stepscope.analysis.attribution.calibrate import Calibration
+from stepscope.analysis.attribution.design import predicted
+from stepscope.analysis.attribution.readings import Readings
+from stepscope.analysis.attribution.regression import Fit
+from stepscope.analysis.attribution.sensor_model import SensorModel
+from stepscope.analysis.attribution.timeline import Ints, Timeline
+from stepscope.analysis.attribution.whitening import unwhitened, whitened
+from stepscope.analysis.intervals import Floats
+
+MOST_CLUSTERS = 1_000  # longer runs join neighbouring steps
+FEWEST_CLUSTERS = 20
+_STEP = 1e-4  # s: finite difference in lag, width and rc
+
+
+def sandwich(fit: Fit, rows: Any, pull: Floats, step: Ints) -> Floats:
+    """Covariance of the coefficients (D, D) whatever the errors within a step are; never below the model's own.
+
+    rows: (M, P), pull: the readings less the fit, filtered to and fro (M,), step: of each reading (M,).
+    """
+    cluster = _clusters(step)
+    count = len(pull)
+    chooser = sparse.csr_matrix((pull, (cluster, np.arange(count))), shape=(int(cluster.max()) + 1, count))
+    scores = chooser @ rows
+    scores = (scores.toarray() if sparse.issparse(scores) else scores) @ fit.hierarchy.mixing
+    meat = scores.T @ scores * (count / max(count - fit.effective, 0.2 * count))
+    own = fit.covariance
+    robust = own @ (np.diag(1 / fit.spread**2) + meat / fit.noise**2) @ own
+    grown = np.sqrt(np.maximum(1.0, np.diag(own) / np.maximum(np.diag(robust), 1e-30)))
+    covariance: Floats = robust * grown[:, None] * grown
+    return covariance
+
+
+def _clusters(step: Ints) -> Ints:
+    """Steps as clusters 0..n: neighbours joined where there are very many, runs cut in 20 where there are few."""
+    names, place = np.unique(step, return_inverse=True)
+    if len(names) < FEWEST_CLUSTERS:
+        return np.arange(len(step)) * FEWEST_CLUSTERS // max(len(step), 1)
+    joined: Ints = place * min(len(names), MOST_CLUSTERS) // len(names)
+    return joined
+
+
+@dataclass(frozen=True)
+class Wobble:
+    """How the powers (P,) move if the sensor model is off by one standard deviation, a row each; and without smear."""
+
+    moved: Floats
+    without_smear: Floats
+
+
+def wobble(
+    timeline: Timeline, readings: Readings, fit: Fit, rows: Any, scale: Floats, theta: float, found: Calibration
+) -> Wobble:
+    """First-order effect of the calibration's error on the powers, W."""
+    model = found.model
+    plain = predicted(timeline, readings, model, fit.watts)
+    pull = fit.hierarchy.mixing @ fit.covariance / fit.noise
+
+    def response(other: SensorModel, by: float) -> Floats:
+        seen = predicted(timeline, readings, other, fit.watts)
+        change = rows.T @ unwhitened(whitened(scale * (seen - plain), theta), theta) * by
+        effect: Floats = -(pull @ (fit.hierarchy.mixing.T @ change))
+        return effect
+
+    moves = [response(other, sd / _STEP) for other, sd in _neighbours(model, found) if sd > 0]
+    moved = np.array(moves) if moves else np.zeros((0, len(fit.watts)))
+    sharp = SensorModel(model.lag, model.width, model.rc)
+    flat = response(sharp, 1.0) if model.smear else np.zeros(len(fit.watts))
+    return Wobble(moved, flat)
+
+
+def _neighbours(model: SensorModel, found: Calibration) -> Sequence[tuple[SensorModel, float]]:
+    """The model moved by a step in its centre, in its width and in its filter, each about the same centre."""
+    lag, width, rc, smear = model.lag, model.width, model.rc, model.smear
+    near = [(SensorModel(lag + _STEP, width, rc, smear), found.sd_centre)]
+    if width is not None:
+        near.append((SensorModel(lag - _STEP / 2, width + _STEP, rc, smear), found.sd_width))
+    near.append((SensorModel(lag - _STEP, width, rc + _STEP, smear), found.sd_rc))
+    return near

@@ -1,0 +1,94 @@
+"""Ridge regression of readings on keys, with a variance for each level that the data themselves choose."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.linalg import lapack  # type: ignore[import-untyped]
+
+from stepscope.analysis.attribution.hierarchy import LEARNT, SPREAD, Hierarchy
+from stepscope.analysis.intervals import Floats
+
+_ROUNDS = 40
+_SETTLED = 1e-3
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Sums over the readings that the regression needs: X'X (P, P), X'y (P,), y'y; their number and mean."""
+
+    gram: Floats
+    cross: Floats
+    square: float
+    count: int
+    mean_power: float
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Coefficients (D,), their posterior covariance, the noise variance, and the prior's standard deviations (D,)."""
+
+    hierarchy: Hierarchy
+    mean: Floats
+    covariance: Floats
+    noise: float
+    spread: Floats
+    effective: float  # number of coefficients that the data, and not the prior, decide
+
+    @property
+    def watts(self) -> Floats:
+        """Power of each key (P,)."""
+        power: Floats = self.hierarchy.mixing @ self.mean
+        return power
+
+
+def regress(moments: Moments, shape: Hierarchy) -> Fit:
+    """Posterior under learnt variances: MacKay's fixed point (Bayesian interpolation, Neural Computation 4, 1992)."""
+    mixing, level = shape.mixing, shape.level
+    prior = shape.prior_mean(moments.mean_power)
+    spread = SPREAD * moments.mean_power
+    half = moments.gram @ mixing
+    normal = mixing.T @ half
+    cross = mixing.T @ moments.cross - normal @ prior
+    centred = moments.square - 2 * prior @ (mixing.T @ moments.cross) + prior @ normal @ prior
+    floor = 1e-12 * moments.mean_power**2 + 1e-30
+    noise = max(0.3 * (moments.square / moments.count - moments.mean_power**2), 1e-5 * moments.mean_power**2, floor)
+    for attempt in range(_ROUNDS):
+        sd = spread[level]
+        covariance = _posterior(normal, sd, noise)
+        moved = covariance @ cross / noise
+        decided = 1 - np.diag(covariance) / sd**2
+        left = max(moments.count - float(decided.sum()), 0.2 * moments.count)
+        before, noise = noise, max((centred - 2 * moved @ cross + moved @ normal @ moved) / left, floor)
+        spread = _learnt(spread, level, moved, decided, moments.mean_power)
+        if abs(noise / before - 1) < _SETTLED and attempt > 8:
+            break
+    sd = spread[level]
+    covariance = _posterior(normal, sd, noise)
+    mean = prior + covariance @ cross / noise
+    return Fit(shape, mean, covariance, noise, sd, float((1 - np.diag(covariance) / sd**2).sum()))
+
+
+def _posterior(normal: Floats, sd: Floats, noise: float) -> Floats:
+    """Covariance (D, D): inverse of X'X / noise + 1 / sd^2, scaled so that it can always be factored."""
+    scaled = sd[:, None] * normal * (sd / noise)
+    scaled[np.diag_indices_from(scaled)] += 1.0
+    factor, _ = lapack.dpotrf(scaled, lower=1, clean=1, overwrite_a=1)
+    inverse, _ = lapack.dpotri(factor, lower=1, overwrite_c=1)
+    whole = inverse + np.tril(inverse, -1).T
+    covariance: Floats = sd[:, None] * whole * sd
+    return covariance
+
+
+def _learnt(spread: Floats, level: Floats, moved: Floats, decided: Floats, mean_power: float) -> Floats:
+    """Each learnt level's spread that its own coefficients show, kept within 1 % and 100 % of the mean power."""
+    new = spread.copy()
+    for which in LEARNT:
+        mine = level == which
+        if mine.any():
+            shown = np.sqrt(float((moved[mine] ** 2).sum()) / max(float(decided[mine].sum()), 1e-3))
+            new[which] = np.clip(shown, 0.01 * mean_power, mean_power)
+    return new
+
+

@@ -1,0 +1,60 @@
+"""Errors that neighbouring readings share with opposite signs, and the filter that undoes it.
+
+What a counter did not show at one reading it shows at the next; what a running average rounded away comes back. So
+the error of reading j is v_j + q_j - q_(j-1): a moving average of order 1, whitened by w_j = x_j + theta w_(j-1).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from scipy import sparse
+from scipy.signal import lfilter  # type: ignore[import-untyped]
+
+from stepscope.analysis.attribution.design import gram
+from stepscope.analysis.intervals import Floats
+
+_LEAST, _MOST = 0.05, 0.97
+_BLOCK = 4096
+
+
+def shared_error(left: Floats) -> float:
+    """Theta of the residuals of a fit (M,): 0 where neighbours do not oppose each other."""
+    if len(left) < 3:
+        return 0.0
+    centred = left - left.mean()
+    whole = float(centred @ centred)
+    opposed = -float(centred[1:] @ centred[:-1]) / whole if whole > 0 else 0.0
+    if opposed < _LEAST:
+        return 0.0
+    opposed = min(opposed, 0.4999)
+    return float(min((1 - np.sqrt(1 - 4 * opposed**2)) / (2 * opposed), _MOST))
+
+
+def whitened(values: Floats, theta: float) -> Floats:
+    """The filter along the first axis."""
+    if not theta:
+        return values
+    clear: Floats = lfilter([1.0], [1.0, -theta], values, axis=0)
+    return clear
+
+
+def unwhitened(values: Floats, theta: float) -> Floats:
+    """The transposed filter: the same, backwards in time."""
+    return whitened(values[::-1], theta)[::-1]
+
+
+def whitened_gram(matrix: Any, theta: float) -> Floats:
+    """(WA)'(WA), block by block: filtered rows are full."""
+    if not theta:
+        return gram(matrix)
+    rows, columns = matrix.shape
+    total, state = np.zeros((columns, columns)), np.zeros((1, columns))
+    for start in range(0, rows, _BLOCK):
+        part = matrix[start : start + _BLOCK]
+        full = part.toarray() if sparse.issparse(part) else part
+        clear, state = lfilter([1.0], [1.0, -theta], full, axis=0, zi=state)
+        half = clear.astype(np.float32)  # the sum is kept in full: each block adds 1e-6 of its size
+        total += half.T @ half
+    return total

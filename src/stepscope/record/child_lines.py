@@ -1,0 +1,81 @@
+"""A child process that prints readings: its lines are taken as they come, without waiting; standard library only."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+from collections.abc import Sequence
+from typing import IO
+
+_CHUNK = 65536
+_LONGEST_LINE = 16384  # a child that prints no line end must not fill the memory
+_COMPLAINT_BYTES = 400
+_PATIENCE_S = 0.5
+
+
+class ChildLines:
+    """Starts a command and reads its output; raises OSError where the command cannot be started."""
+
+    def __init__(self, argv: Sequence[str]) -> None:
+        self._child = subprocess.Popen(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            bufsize=0,
+            start_new_session=True,  # Ctrl-C is for the trainer, and what the command started can be ended with it
+        )
+        self._waiting = b""
+        self._complained = b""
+        for pipe in self._pipes():
+            os.set_blocking(pipe.fileno(), False)
+
+    def take(self, wait_s: float = 0.0) -> list[str]:
+        """The whole lines printed since the last call; waits up to `wait_s` for the first bytes."""
+        out, err = self._pipes()
+        if wait_s > 0:
+            select.select([out], (), (), wait_s)
+        self._complained = (self._complained + _available(err))[-_COMPLAINT_BYTES:]
+        self._waiting += _available(out)
+        if self.exit_code() is not None and self._waiting and not self._waiting.endswith(b"\n"):
+            self._waiting += _available(out) + b"\n"  # a command may leave out the last line end
+        *lines, self._waiting = self._waiting.split(b"\n")
+        self._waiting = self._waiting[-_LONGEST_LINE:]
+        return [line[:_LONGEST_LINE].decode(errors="replace") for line in lines]
+
+    def exit_code(self) -> int | None:
+        """How the command ended; None while it runs."""
+        return self._child.poll()
+
+    def complaint(self) -> str:
+        """The end of what the command wrote to stderr, on one line."""
+        return " ".join(self._complained.decode(errors="replace").split())
+
+    def close(self) -> None:
+        """End the command and all that it started; one that runs as root ends at its next write to the closed pipe."""
+        for way in (signal.SIGTERM, signal.SIGKILL):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._child.pid, way)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._child.wait(_PATIENCE_S)
+                break
+        for pipe in self._pipes():
+            pipe.close()
+
+    def _pipes(self) -> tuple[IO[bytes], IO[bytes]]:
+        out, err = self._child.stdout, self._child.stderr
+        assert out is not None
+        assert err is not None
+        return out, err
+
+
+def _available(pipe: IO[bytes]) -> bytes:
+    """What can be read now, at most a megabyte at a time; nothing at the end of the stream."""
+    data = b""
+    with contextlib.suppress(BlockingIOError):
+        while len(data) < 16 * _CHUNK and (chunk := os.read(pipe.fileno(), _CHUNK)):
+            data += chunk
+    return data

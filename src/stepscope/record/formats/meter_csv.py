@@ -1,0 +1,204 @@
+"""The log of a power meter as CSV: a time and a power column, in whatever dialect the meter's software writes.
+
+Separators comma, semicolon or tab; decimal point or comma; names and units recognised, a header not needed for two
+columns. Times: ISO 8601, unix seconds (ms, us, ns), seconds since the start, or a time of day.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
+from typing import Literal
+
+MeterClock = Literal["unix", "own"]  # seconds since 1970 UTC, or since some start of the meter's own
+_SEPARATORS = (";", "\t", ",")
+_TIME_NAMES = ("time", "timestamp", "datetime", "date time", "t", "ts", "unix", "elapsed", "seconds", "zeit", "temps")
+_POWER_NAMES = ("power", "active power", "apower", "p", "watt", "watts", "leistung", "puissance", "power avg", "pwr")
+_VOLTAGE_NAMES, _CURRENT_NAMES = ("voltage", "volts", "u", "v", "spannung"), ("current", "amps", "i", "a", "strom")
+_TIME_UNITS = {"s": 1.0, "sec": 1.0, "seconds": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9, "min": 60.0}
+_UNITS = {"w": 1.0, "mw": 1e-3, "uw": 1e-6, "kw": 1e3, "v": 1.0, "mv": 1e-3, "a": 1.0, "ma": 1e-3, "ua": 1e-6}
+_UNIX = ((1e17, 1e-9), (1e14, 1e-6), (1e11, 1e-3), (1e8, 1.0))  # from such a number on, and its unit in s
+_HEAD = re.compile(r"(?P<name>[^(\[]*?)[\s_]*(?:[(\[]\s*(?P<unit>[^)\]]*)\s*[)\]])?")
+_DAY_S = 86400.0
+_MOST_W = 1e6
+
+
+@dataclass(frozen=True)
+class MeterLog:
+    """Readings in order of time: s on the meter's clock, W; NaN is a reading that could not be understood."""
+
+    t_s: tuple[float, ...]
+    power_w: tuple[float, ...]
+    clock: MeterClock
+    power_column: str
+    skipped: int  # rows without a time, or that go back in time
+
+
+@dataclass(frozen=True)
+class _Columns:
+    """Where time and power stand; without a power column, voltage and current; factors to SI."""
+
+    time: tuple[int, ...]  # one, or a date and a time of day
+    time_factor: float | None
+    power: tuple[int, ...]
+    factor: float
+    name: str
+
+
+def parse(text: str) -> MeterLog:
+    """Read a log; raises ValueError, in words for the user, where it holds no time and power that can be told apart."""
+    lines = [line for line in text.lstrip("\ufeff").splitlines() if line.strip() and not line.lstrip().startswith("#")]
+    separator = _separator(lines)
+    rows = [[cell.strip().strip('"').strip() for cell in line.split(separator)] for line in lines]
+    width = Counter(len(row) for row in rows if len(row) > 1).most_common(1)
+    if not width:
+        raise ValueError("no line has two columns; expected a time and a power, separated by comma, semicolon or tab")
+    rows = [row for row in rows if len(row) == width[0][0]]
+    comma = separator != "," and _decimal_comma(rows)
+    head = None if any(_number(cell, comma) is not None for cell in rows[0]) else rows[0]
+    columns = _columns(head, width[0][0])
+    return _log(rows if head is None else rows[1:], columns, comma, len(lines) - len(rows))
+
+
+def _log(rows: Sequence[Sequence[str]], columns: _Columns, comma: bool, skipped: int) -> MeterLog:
+    times = _times([" ".join(row[place] for place in columns.time) for row in rows], columns.time_factor, comma)
+    seconds, watts, last = [], [], -math.inf
+    for row, t_s in zip(rows, times[0], strict=True):
+        if t_s is None or t_s < last:
+            skipped += 1
+            continue
+        last = t_s
+        seconds.append(t_s)
+        watts.append(_watts([_number(row[place], comma) for place in columns.power], columns.factor))
+    if sum(value == value for value in watts) < 2:
+        raise ValueError(f"fewer than two readings with a time and a number in column '{columns.name}'")
+    return MeterLog(tuple(seconds), tuple(watts), times[1], columns.name, skipped)
+
+
+def _watts(values: Sequence[float | None], factor: float) -> float:
+    product = factor
+    for value in values:
+        product *= math.nan if value is None else value
+    return product if abs(product) <= _MOST_W else math.nan
+
+
+def _separator(lines: Sequence[str]) -> str:
+    """The first of the separators that most lines have."""
+    for separator in _SEPARATORS:
+        if sum(separator in line for line in lines) > len(lines) / 2:
+            return separator
+    return ","
+
+
+def _decimal_comma(rows: Sequence[Sequence[str]]) -> bool:
+    """Whether numbers are written 1,5 or 1.234,5; a comma before a point separates thousands."""
+    cells = [cell for row in rows[:200] for cell in row if re.fullmatch(r"[+-]?[\d.,]+", cell)]
+    return any("," in cell and cell.rfind(",") > cell.rfind(".") and cell.count(",") == 1 for cell in cells)
+
+
+def _number(cell: str, comma: bool) -> float | None:
+    """A number in the decimal style of the file; None where the cell is none."""
+    text = cell.replace(".", "").replace(",", ".") if comma else cell.replace(",", "")
+    if not re.fullmatch(r"[+-]?(\d{1,20}(\.\d{0,20})?|\.\d{1,20})([eE][+-]?\d{1,2})?", text):
+        return None
+    return float(text)
+
+
+def _columns(head: Sequence[str] | None, width: int) -> _Columns:
+    if head is None:
+        if width != 2:
+            raise ValueError(f"{width} columns and no header: name them, for example: time,power")
+        return _Columns((0,), None, (1,), 1.0, "column 2")
+    named = [_named(cell) for cell in head]
+    time = _find(named, _TIME_NAMES, _TIME_UNITS)
+    date = _find(named, ("date", "datum", "day"), {})
+    if time is None and date is None:
+        raise ValueError(f"no time column among: {', '.join(head)}; name one of them 'time'")
+    places = tuple(place for place in (date, time) if place is not None)
+    factor = _TIME_UNITS.get(named[places[-1]][1]) if date is None else None
+    power = _find(named, _POWER_NAMES, ("w", "mw", "uw", "kw"))
+    if power is not None:
+        return _Columns(places, factor, (power,), _UNITS.get(named[power][1], 1.0), head[power])
+    voltage, current = _find(named, _VOLTAGE_NAMES, ("v", "mv")), _find(named, _CURRENT_NAMES, ("a", "ma", "ua"))
+    if voltage is None or current is None:
+        raise ValueError(f"no power column among: {', '.join(head)}; name one of them 'power' (W)")
+    scale = _UNITS.get(named[voltage][1], 1.0) * _UNITS.get(named[current][1], 1.0)
+    return _Columns(places, factor, (voltage, current), scale, f"{head[voltage]} x {head[current]}")
+
+
+def _named(cell: str) -> tuple[str, str]:
+    """Name and unit of a column in lower case: "Power (mW)", "power_mw", "P [W]", "mW"."""
+    matched = _HEAD.match(cell)
+    name = (matched["name"] if matched else cell).strip().lower().replace("_", " ")
+    unit = ((matched["unit"] if matched else None) or "").strip().lower()
+    stem, _, last = name.rpartition(" ")
+    if not unit and stem and (last in _UNITS or last in _TIME_UNITS):
+        name, unit = stem, last
+    return name, unit or (name if name in _UNITS or name in _TIME_UNITS else "")
+
+
+def _find(
+    named: Sequence[tuple[str, str]], names: Sequence[str], units: Sequence[str] | dict[str, float]
+) -> int | None:
+    """The first column of one of these names, else the only one in one of these units."""
+    for wanted in names:
+        for place, (name, _) in enumerate(named):
+            if name == wanted:
+                return place
+    fitting = [place for place, (_, unit) in enumerate(named) if unit in units]
+    return fitting[0] if len(fitting) == 1 else None
+
+
+def _times(cells: Sequence[str], factor: float | None, comma: bool) -> tuple[list[float | None], MeterClock]:
+    """Seconds of every cell, None where it is no time, and the clock that they are of."""
+    numbers = [_number(cell, comma) for cell in cells]
+    first = next((number for number in numbers if number is not None), None)
+    if first is not None:
+        scale = factor if factor is not None and first * factor < 1e10 else None
+        unix = next((unit for least, unit in _UNIX if abs(first) >= least), None)
+        scale = scale or unix or 1.0
+        clock: MeterClock = "unix" if first * scale >= 1e8 else "own"
+        return [None if number is None else number * scale for number in numbers], clock
+    stamps = [_stamp(cell) for cell in cells]
+    if any(isinstance(stamp, datetime) for stamp in stamps):
+        dated = [stamp for stamp in stamps if isinstance(stamp, datetime)]
+        clock = "unix" if all(stamp.tzinfo is not None for stamp in dated) else "own"
+        return [_seconds(stamp) if isinstance(stamp, datetime) else None for stamp in stamps], clock
+    return _days([stamp if isinstance(stamp, float) else None for stamp in stamps]), "own"
+
+
+def _seconds(stamp: datetime) -> float:
+    """Seconds since 1970; a stamp without a zone is counted as UTC, on a clock that is then the meter's own."""
+    known = stamp if stamp.tzinfo is not None else stamp.replace(tzinfo=timezone.utc)
+    return (known - datetime(1970, 1, 1, tzinfo=timezone.utc)) / timedelta(seconds=1)
+
+
+def _stamp(cell: str) -> datetime | float | None:
+    """A date and time, or the seconds of a time of day or of an elapsed h:m:s."""
+    day = re.fullmatch(r"(\d{1,3}):(\d{2})(?::(\d{2}(?:[.,]\d{1,9})?))?", cell)
+    if day is not None:
+        return int(day[1]) * 3600.0 + int(day[2]) * 60.0 + float((day[3] or "0").replace(",", "."))
+    text = re.sub(r"^(\d{1,2})\.(\d{1,2})\.(\d{4})", lambda m: f"{m[3]}-{int(m[2]):02d}-{int(m[1]):02d}", cell)
+    text = re.sub(r"Z$", "+00:00", text.replace("/", "-"))
+    text = re.sub(r"[.,](\d{1,9})", lambda m: f".{m[1][:6]:0<6}", text, count=1)  # Python 3.10 wants six digits
+    try:
+        return datetime.fromisoformat(text)
+    except ValueError:
+        return None
+
+
+def _days(seconds: Sequence[float | None]) -> list[float | None]:
+    """Times of day that pass midnight go on beyond 24 h."""
+    shift, last = 0.0, -math.inf
+    known: list[float | None] = []
+    for value in seconds:
+        if value is not None:
+            if value + shift < last - _DAY_S / 2:
+                shift += _DAY_S
+            last = value + shift
+        known.append(None if value is None else value + shift)
+    return known

@@ -1,0 +1,117 @@
+"""The log of a meter beside the device, brought into a finished run: its readings with stamps on the run's clock.
+
+The earliest and latest time that each reading can have, by the alignment's interval, are its two stamps.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from statistics import median
+from typing import Any, Protocol
+
+import polars as pl
+
+from stepscope.errors import RunDamaged, UsageError
+from stepscope.record.formats.meter_csv import MeterLog, parse
+from stepscope.record.probing import channel_id
+from stepscope.record.rows import write_json
+from stepscope.record.sensors.contract import Channel
+from stepscope.runfolder import RunReader, RunWriter
+
+_LARGEST_LOG = 1 << 30
+
+
+class Aligned(Protocol):
+    """A meter's clock laid on the run's."""
+
+    def monotonic_ns(self, t_s: Sequence[float]) -> tuple[list[int], list[int]]:
+        """Earliest and latest time of each reading on the run's clock, ns."""
+
+    def facts(self) -> dict[str, Any]:
+        """Offset, drift and their intervals."""
+
+    def words(self) -> str:
+        """The same in a sentence."""
+
+
+# run, seconds on the meter's clock, W, whether that clock counts from 1970; raises UsageError where it cannot.
+Align = Callable[[RunReader, Sequence[float], Sequence[float], bool], Aligned]
+
+
+def import_csv(run_path: str | Path, csv_path: str | Path, align: Align) -> Channel:
+    """Write a meter's log as a channel of a run that has ended, and note the alignment in its events.
+
+    `align` is analysis.meter_clock.align: recording does not import analysis. Importing a log of the same name again
+    replaces it. Raises UsageError for a log that cannot be read or aligned, RunError for a run that cannot.
+    """
+    run, source = RunReader(run_path), Path(csv_path)
+    if run.status == "running":
+        raise UsageError(f"the run {run.id} is still being written", "import the meter's log when it has ended")
+    table, log = _table(run.path / "channels.json"), _read(source)
+    aligned = align(run, log.t_s, log.power_w, log.clock == "unix")
+    channel = _channel(source, log)
+    t0_ns, t1_ns = aligned.monotonic_ns(log.t_s)
+    values = pl.Series(channel.id, log.power_w, dtype=pl.Float64).fill_nan(None)
+    frame = pl.DataFrame({"t0_ns": t0_ns, "t1_ns": t1_ns, channel.id: values}, schema_overrides=_STAMPS)
+    samples = run.path / "samples"
+    samples.mkdir(exist_ok=True)
+    part = samples / f".{channel.sensor}.part"
+    frame.write_parquet(part, compression="zstd")
+    part.replace(samples / f"{channel.sensor}.parquet")
+    others = [each for each in table["channels"] if each["sensor"] != channel.sensor]
+    write_json(run.path / "channels.json", {**table, "channels": [*others, asdict(channel)]})
+    message = f"{source.name}: {len(log.t_s)} readings of '{log.power_column}', {aligned.words()}"
+    RunWriter(run.path, run.meta).event(
+        "meter-imported",
+        message,
+        source="import",
+        sensor=channel.sensor,
+        skipped=log.skipped,
+        alignment=aligned.facts(),
+    )
+    return channel
+
+
+_STAMPS = {"t0_ns": pl.Int64, "t1_ns": pl.Int64}
+
+
+def _read(source: Path) -> MeterLog:
+    try:
+        if source.stat().st_size > _LARGEST_LOG:
+            raise UsageError(f"'{source}' is larger than 1 GiB", "cut the log to the time of the run")
+        return parse(source.read_text(encoding="utf-8", errors="replace"))
+    except OSError as error:
+        raise UsageError(f"cannot read '{source}': {error.strerror or error}", "check the path of the log") from error
+    except ValueError as error:
+        raise UsageError(f"'{source}': {error}", "a log needs a time and a power column") from error
+
+
+def _channel(source: Path, log: MeterLog) -> Channel:
+    name = "".join(c if c.isalnum() or c in "._-" else "-" for c in source.name)
+    steps = [later - earlier for earlier, later in zip(log.t_s, log.t_s[1:], strict=False) if later > earlier]
+    return Channel(
+        id=channel_id(f"meter:{name}", "power"),
+        sensor=f"meter_csv-{name}",
+        quantity="power",
+        unit="W",
+        kind="gauge",
+        scope=f"meter:{name}",
+        parent_scope="system",
+        rail=log.power_column,
+        source=str(source),
+        refresh_ns=round(median(steps) * 1e9) if steps else None,
+    )
+
+
+def _table(path: Path) -> dict[str, Any]:
+    """The content of channels.json; raises RunDamaged where it is no table of channels."""
+    try:
+        table = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"channels": []}
+        if all("sensor" in each for each in table["channels"]):
+            return dict(table)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RunDamaged(f"'{path}' cannot be read: {error}") from error
+    raise RunDamaged(f"'{path}' holds a channel without a sensor")

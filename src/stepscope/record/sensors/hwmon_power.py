@@ -1,0 +1,206 @@
+"""Power meters under /sys/class/hwmon: power*_input, W, energy*_input, J, and INA219/INA226 from voltage and current.
+
+Files and units as in the kernel's hwmon/sysfs-interface. Chips that other sensors read (INA3221 and INA238 of
+Jetsons) and copies of batteries are left to those. A chip is known by its name and its device, never by its number.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from stepscope.record.formats.attribute import attribute
+from stepscope.record.formats.sysfs import READ_BYTES, natural
+from stepscope.record.kept_file import KeptFile, close_all
+from stepscope.record.sensors.contract import NAN, Channel, Found, Missing, Target, missing_because, numbered
+
+NAME = "hwmon_power"
+_ELSEWHERE = re.compile(r"ina3221x?|ina238|BAT.*|ACAD.*")
+_INA = re.compile(r"ina2(09|19|20|26|30|31|34|60|xx)")
+_GPUS = ("amdgpu", "radeon", "nouveau", "i915", "xe")
+_WHOLE_CARD = ("PPT", "card", "power1", "energy1")
+_MOST_W = 1000.0
+_LEAST_UW, _MOST_UW = -1e8, 1e10  # -100 W (a shunt the other way round) to 10 kW
+
+
+@dataclass(frozen=True)
+class Chip:
+    """A hwmon folder, and what stays the same when it gets another number: name and bus address, ina219-1-0040."""
+
+    folder: Path
+    name: str
+    bus: str
+
+    @property
+    def identity(self) -> str:
+        """Name of the chip with its place."""
+        return f"{self.name}-{self.bus}" if self.bus else self.name
+
+
+@dataclass(frozen=True)
+class Input:
+    """One quantity of a chip: the files to read, whose product is it, and what the chip says about itself."""
+
+    chip: Chip
+    stem: str  # power1, energy2
+    files: tuple[str, ...]
+    label: str | None
+
+
+def discover(root: Path, target: Target) -> Found | Missing:
+    """A gauge of W for each power, a counter of J for each energy; a chip that comes back is found again."""
+    folder = root / "sys/class/hwmon"
+    inputs = [one for chip in chips(folder) for one in inputs_of(chip)]
+    if not inputs:
+        return Missing("absent", f"{folder}: no chip measures power (an INA219 or INA226 on I2C would)")
+    opened: list[tuple[Input, list[KeptFile]]] = []
+    refused: list[Missing] = []
+    for one in inputs:
+        try:
+            opened.append((one, _open(folder, one, target)))
+        except OSError as error:
+            refused.append(missing_because(error, one.chip.folder / one.files[0]))
+    if not opened:
+        return refused[0]
+    every_file = [file for _, files in opened for file in files]
+    return Found(
+        tuple(_channel(one, [other for other, _ in opened]) for one, _ in opened),
+        partial(_read, folder, [(one.stem, files) for one, files in opened]),
+        lambda: close_all(every_file),
+    )
+
+
+def chips(folder: Path) -> list[Chip]:
+    """Chips that are nobody else's, in order of number; several of one name and place get #2, #3."""
+    found: list[Chip] = []
+    seen: Counter[str] = Counter()
+    for path in numbered(list(folder.glob("hwmon*"))):
+        name = attribute(path / "name")
+        if not name or _ELSEWHERE.fullmatch(name) or "POWER_SUPPLY_NAME=" in attribute(path / "device/uevent"):
+            continue
+        chip = Chip(path, name, _bus(path))
+        seen[chip.identity] += 1
+        again = seen[chip.identity]
+        found.append(chip if again == 1 else replace(chip, bus=f"{chip.bus}#{again}"))
+    return found
+
+
+def inputs_of(chip: Chip) -> list[Input]:
+    """Powers (momentary before average), energies, and for an INA2xx without a power register bus volts x amperes."""
+    files = {path.name for path in chip.folder.glob("*_*")}
+    found = []
+    for kind in ("power", "energy"):
+        indices = {int(match[1]) for name in files if (match := re.fullmatch(kind + r"(\d+)_(?:input|average)", name))}
+        for stem in (f"{kind}{index}" for index in sorted(indices)):
+            file = f"{stem}_input" if f"{stem}_input" in files else f"{stem}_average"
+            if kind == "power" or file.endswith("_input"):
+                found.append(Input(chip, stem, (file,), attribute(chip.folder / f"{stem}_label") or None))
+    if not found and _INA.fullmatch(chip.name) and {"in1_input", "curr1_input"} <= files:
+        label = attribute(chip.folder / "in1_label") or attribute(chip.folder / "curr1_label") or None
+        found.append(Input(chip, "power1", ("in1_input", "curr1_input"), label))
+    return found
+
+
+def watts_or_joules(texts: Sequence[bytes], stem: str) -> float:
+    """W or J of what the files say (uW, uJ, or mV and mA); NaN for text that is no number and what cannot be."""
+    if stem.startswith("energy"):
+        return natural(texts[0], 2.0**64) / 1e6
+    micro = 1.0
+    for text in texts:
+        micro *= -natural(text.strip()[1:], _MOST_UW) if text.strip()[:1] == b"-" else natural(text, _MOST_UW)
+    return micro / 1e6 if _LEAST_UW <= micro <= _MOST_UW else NAN
+
+
+def _open(folder: Path, one: Input, target: Target) -> list[KeptFile]:
+    opened: list[KeptFile] = []
+    try:
+        for file in one.files:
+            opened += [KeptFile(_finder(folder, one.chip, file), target.clock)]
+    except OSError:
+        close_all(opened)
+        raise
+    return opened
+
+
+def _finder(folder: Path, chip: Chip, file: str) -> Callable[[], Path | None]:
+    """Where the file of this chip is now: at its old number, or at that which the chip has got since."""
+
+    def find() -> Path | None:
+        for now in chips(folder):
+            if now.identity == chip.identity:
+                return now.folder / file
+        return None
+
+    return find
+
+
+def _read(folder: Path, opened: Sequence[tuple[str, Sequence[KeptFile]]]) -> list[float]:
+    values = []
+    for stem, files in opened:
+        try:
+            values.append(watts_or_joules([file.read(READ_BYTES) for file in files], stem))
+        except OSError:
+            values.append(NAN)
+    if all(value != value for value in values):
+        raise ValueError(f"{folder}: no power meter answers")
+    return values
+
+
+def _channel(one: Input, inputs: Sequence[Input]) -> Channel:
+    is_energy = one.stem.startswith("energy")
+    quantity = "energy" if is_energy else "power"
+    scope, parent = _scope(one, inputs)
+    interval_ns = _milliseconds(one.chip.folder / "update_interval")
+    average_ns = _milliseconds(one.chip.folder / f"{one.stem}_average_interval")
+    averages = one.files[0].endswith("_average") and average_ns is not None
+    is_ina = _INA.fullmatch(one.chip.name) is not None and interval_ns is not None
+    return Channel(
+        id=f"{scope.replace(':', '.')}.{quantity}",
+        sensor=NAME,
+        quantity=quantity,
+        unit="J" if is_energy else "W",
+        kind="counter" if is_energy else "gauge",
+        scope=scope,
+        parent_scope=parent,
+        source=" x ".join(str(one.chip.folder / file) for file in one.files),
+        rail=one.label or f"{one.chip.identity}/{one.stem}",
+        refresh_ns=interval_ns,
+        step_size=1e-6 if is_energy and one.chip.name == "i915" else None,
+        filter=f"average over {one.stem}_average_interval" if averages else "block average" if is_ina else None,
+        window_ns=average_ns if averages else interval_ns if is_ina else None,
+        most_per_s=_MOST_W if is_energy else None,
+    )
+
+
+def _scope(one: Input, inputs: Sequence[Input]) -> tuple[str, str]:
+    """Scope and parent: a graphics card by its bus address, the ACPI meter, any other chip a rail of the board."""
+    name = one.label or one.stem
+    if one.chip.name in _GPUS:
+        card = f"gpu:{one.chip.bus or one.chip.name}"
+        return (card, "system") if name in _WHOLE_CARD else (f"{card}/{name}", card)
+    if one.chip.name == "power_meter":  # ACPI: what the whole machine draws
+        return f"meter:{one.chip.identity}/{name}", "system"
+    scope = f"rail:{one.chip.identity}/{name}"
+    if one.chip.name == "amd_energy" and name.startswith("Ecore"):
+        sockets = [other.label for other in inputs if other.chip == one.chip and (other.label or "").startswith("Es")]
+        if len(sockets) == 1:
+            return scope, f"rail:{one.chip.identity}/{sockets[0]}"
+    return scope, "board"
+
+
+def _bus(path: Path) -> str:
+    """Address of the device: 1-0040 on I2C, 0000:03:00.0 on PCI; empty for a chip without a device."""
+    device = path / "device"
+    if device.is_symlink():
+        return device.resolve().name
+    folder = path.resolve()
+    return folder.parent.parent.name if folder.parent.name == "hwmon" and path.is_symlink() else ""
+
+
+def _milliseconds(path: Path) -> int | None:
+    number = natural(attribute(path).encode(), 1e6)
+    return int(number) * 1_000_000 if number > 0 else None

@@ -1,0 +1,184 @@
+"""A command of the user's that prints readings: one that streams, or one that prints once and is run each second.
+
+One reading a line, as formats/meter_lines.py says. Lines that come between two reads are averaged; the meter's own
+clock, where it prints one, is a channel of its own.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from stepscope.clock import Clock
+from stepscope.record.child_lines import ChildLines
+from stepscope.record.formats.meter_lines import SI, parse
+from stepscope.record.probing import channel_id
+from stepscope.record.sensors.contract import NAN, Channel, Found, Meter, Missing, Target
+
+NAME = "meter_command"
+EVERY_NS = 100_000_000
+AGAIN_NS = 1_000_000_000  # a command that has printed and ended is run again this long after its start
+FIRST_LINE_S = 2.0
+STALE_NS = 3_000_000_000  # without a line for so long (and three of its own periods) there is no reading
+_SHELL_SIGNS = set("|&;<>()$`*?~\n")
+
+
+@dataclass
+class _Command:
+    """A meter's command: its running child, and what it said last."""
+
+    meter: Meter
+    argv: list[str]
+    clock: Clock
+    child: ChildLines
+    started_ns: int
+    reading: dict[str, float] = field(default_factory=dict)
+    seen_ns: int = 0
+    period_ns: int = 0
+    why: str = ""  # the last line was no reading
+
+    def poll(self, wait_s: float = 0.0) -> None:
+        """Take the lines that have come, and start the command again when it is due."""
+        self._take(self.child.take(wait_s))
+        if self.child.exit_code() is None:
+            return
+        self._take(self.child.take())
+        if self.child.exit_code() == 0 and self.clock() - self.started_ns >= AGAIN_NS:
+            self.child.close()
+            self.started_ns = self.clock()
+            self.child = ChildLines(self.argv)
+
+    def _take(self, lines: Sequence[str]) -> None:
+        readings = []
+        for line in filter(str.strip, lines):
+            try:
+                readings.append(parse(line))
+                self.why = ""
+            except ValueError as error:
+                self.why = str(error)
+        now_ns = self.clock()
+        if readings:
+            self.reading = _mean(readings)
+            self.period_ns = now_ns - self.seen_ns if self.seen_ns else 0
+            self.seen_ns = now_ns
+        if self.why:  # what was printed last cannot be read: that is a gap, and not the value before it
+            self.reading = {}
+
+    def failure(self) -> str:
+        """Why the command gives no reading; empty while it may."""
+        code = self.child.exit_code()
+        if code:
+            return f"'{self.meter.address}' ended with exit code {code}: {self.child.complaint() or 'it said nothing'}"
+        return f"'{self.meter.address}': {self.why}" if self.why else ""
+
+    def value(self, quantity: str) -> float:
+        """The last reading while it is fresh."""
+        stale = self.clock() - self.seen_ns > max(STALE_NS, 3 * self.period_ns)
+        return NAN if stale else self.reading.get(quantity, NAN)
+
+
+def discover(root: Path, target: Target) -> Found | Missing:
+    """Start every command that was named and wait for its first line; its quantities become the channels."""
+    meters = [meter for meter in target.meters if meter.kind == "command"]
+    if root != Path("/"):
+        return Missing("absent", f"{root}: a saved tree runs no meter command")
+    if not meters:
+        return Missing("absent", f"{root}: no meter command was named", "--meter-command 'COMMAND THAT PRINTS WATTS'")
+    commands: list[_Command] = []
+    for meter in meters:
+        try:
+            argv = words(meter.address)
+            commands.append(_Command(meter, argv, target.clock, ChildLines(argv), target.clock()))
+        except (OSError, ValueError) as error:
+            _close(commands)
+            return _not_started(meter, error)
+    _await_first_lines(commands, target.clock)
+    if not any(command.reading for command in commands):
+        why = "; ".join(command.failure() or _silent(command) for command in commands)
+        _close(commands)
+        return Missing("failed", why, "run it in a terminal: it must print a line with the power in W, and flush it")
+    kept = [
+        (command, quantity)
+        for command in commands
+        for quantity in SI
+        if quantity in command.reading or (not command.reading and quantity == "power")
+    ]
+
+    def read() -> list[float]:
+        for command in commands:
+            command.poll()
+        failures = [command.failure() for command in commands]
+        if all(command.child.exit_code() for command in commands):
+            raise OSError("; ".join(failures))
+        return [command.value(quantity) for command, quantity in kept]
+
+    channels = tuple(_channel(command.meter, quantity) for command, quantity in kept)
+    return Found(channels, read, lambda: _close(commands), every_ns=EVERY_NS, blocking=True)
+
+
+def words(command: str) -> list[str]:
+    """The command as an argument list: split as a shell would, through a shell only where its signs need one.
+
+    Raises ValueError where a quote is not closed or nothing is there.
+    """
+    split = shlex.split(command)
+    if not split:
+        raise ValueError("an empty command")
+    lexer = shlex.shlex(command, posix=False)
+    lexer.whitespace_split = True
+    bare = [token for token in lexer if not (token[0] == token[-1] == "'")]
+    return ["/bin/sh", "-c", command] if any(_SHELL_SIGNS & set(token) for token in bare) else split
+
+
+def _await_first_lines(commands: Sequence[_Command], clock: Clock) -> None:
+    """Wait until each command has given a reading or has ended, within a common limit; a header line may come first."""
+    limit_ns = clock() + int(FIRST_LINE_S * 1e9)
+    waiting = list(commands)
+    while waiting and clock() < limit_ns:
+        for command in waiting:
+            command.poll(wait_s=0.02)
+        waiting = [command for command in waiting if not command.reading and command.child.exit_code() is None]
+
+
+def _silent(command: _Command) -> str:
+    return f"'{command.meter.address}' printed nothing within {FIRST_LINE_S:g} s"
+
+
+def _mean(readings: Sequence[dict[str, float]]) -> dict[str, float]:
+    """The mean of each gauge over lines that came together; of a counter the last one."""
+    means: dict[str, float] = {}
+    for quantity in SI:
+        values = [reading[quantity] for reading in readings if quantity in reading]
+        if values:
+            means[quantity] = values[-1] if quantity == "energy" else sum(values) / len(values)
+    return means
+
+
+def _not_started(meter: Meter, error: OSError | ValueError) -> Missing:
+    if isinstance(error, FileNotFoundError):
+        return Missing("absent", f"'{meter.address}': no such command", "give its full path")
+    if isinstance(error, PermissionError):
+        return Missing("denied", f"'{meter.address}': permission denied", f"chmod +x {shlex.split(meter.address)[0]}")
+    return Missing("failed", f"'{meter.address}': {error}")
+
+
+def _close(commands: Sequence[_Command]) -> None:
+    for command in commands:
+        command.child.close()
+
+
+def _channel(meter: Meter, quantity: str) -> Channel:
+    scope = f"meter:{meter.name}"
+    return Channel(
+        id=channel_id(scope, quantity),
+        sensor=NAME,
+        quantity=quantity,
+        unit=SI[quantity],
+        kind="counter" if quantity == "energy" else "gauge",
+        scope=scope,
+        parent_scope="system",
+        source=meter.address,
+        filter="mean of the lines printed since the last read" if quantity != "energy" else None,
+    )

@@ -1,0 +1,172 @@
+"""NVIDIA GPUs through NVML: energy, power, utilisation, memory, clocks, throttling, temperature; GPU by GPU, MIG too.
+
+Needs nvidia-ml-py (the module `pynvml`) and the driver. Every quantity is tried once; what does not answer is left
+out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import warnings
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from stepscope.record.nvml_quantities import QUANTITIES, Gpu, Quantity, averaging
+from stepscope.record.probing import UNREADABLE, Probe, answering, channel_id, reader
+from stepscope.record.sensors.contract import Channel, Found, Missing, Reason, Target
+
+NAME = "nvml"
+EVERY_NS = 50_000_000  # polling at 25 ms was seen to hold the driver's lock most of the time
+DEAR_NS, DEAR_EVERY_NS = 500_000, 100_000_000  # the energy call takes 2.4 ms under some drivers
+_WHY: dict[int, tuple[Reason, str | None]] = {  # NVML return codes
+    4: ("denied", "give this user access to /dev/nvidia* (in a container: docker run --gpus all)"),
+    9: ("absent", "sudo modprobe nvidia, then check with nvidia-smi"),
+    12: ("absent", "install NVIDIA's driver: it brings libnvidia-ml.so.1"),
+    18: ("failed", "reboot: the driver was updated while it was loaded"),
+}
+
+
+def discover(root: Path, target: Target) -> Found | Missing:
+    """Channels of every GPU and MIG device that answer; the vendor library knows this machine alone."""
+    if root != Path("/"):
+        return Missing("absent", f"{root}: NVML answers for the running machine only, not for a saved tree")
+    nvml = _library(root)
+    if isinstance(nvml, Missing):
+        return nvml
+    try:
+        nvml.nvmlInit()
+    except (nvml.NVMLError, OSError) as error:
+        reason, remedy = _WHY.get(getattr(error, "value", -1), ("failed", None))
+        return Missing(reason, f"NVML: {error}", remedy)
+    try:
+        found = _found(nvml, target)
+    except (nvml.NVMLError, *UNREADABLE) as error:
+        found = Missing("failed", f"NVML: {error}")
+    if isinstance(found, Missing):
+        _shutdown(nvml)
+    return found
+
+
+def _library(root: Path) -> Any:
+    """The module pynvml of nvidia-ml-py, or why it cannot be used."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a third party's pynvml warns when it is imported
+        try:
+            nvml = importlib.import_module("pynvml")
+        except ImportError:
+            here = (root / "proc/driver/nvidia").exists() or (root / "dev/nvidiactl").exists()
+            detail = "an NVIDIA driver, but no nvidia-ml-py" if here else "no NVIDIA driver"
+            return Missing("absent", f"{root}: {detail}", "pip install nvidia-ml-py" if here else None)
+    if not all(hasattr(nvml, name) for name in ("NVMLError", "nvmlInit", "nvmlShutdown", "nvmlDeviceGetCount")):
+        origin = getattr(nvml, "__file__", "somewhere")
+        remedy = "pip uninstall pynvml && pip install --force-reinstall nvidia-ml-py"
+        return Missing("failed", f"{origin}: this pynvml is not NVIDIA's nvidia-ml-py", remedy)
+    return nvml
+
+
+def _found(nvml: Any, target: Target) -> Found | Missing:
+    errors = (nvml.NVMLError, *UNREADABLE)
+    gpus = list(_gpus(nvml, target.pid))
+    if not gpus:
+        return Missing("absent", "NVML answers and counts no GPU")
+    probes = [
+        probe
+        for gpu in gpus
+        for probe in _one_power_a_scope(answering([_probe(gpu, asked) for asked in QUANTITIES], errors))
+    ]
+    if all(probe.later for probe in probes):
+        names = ", ".join(gpu.name for gpu in gpus)
+        return Missing(
+            "unsupported",
+            f"NVML is here, but gives neither power, load nor memory of {names} (usual on Jetson: its own rails do)",
+        )
+    probes = [_slower_if_dear(probe, target) for probe in probes]
+    read = reader(probes, errors, target.clock, "NVML answers nothing more (a GPU that was lost or removed?)")
+    channels = tuple(probe.channel for probe in probes)
+    return Found(channels, read, lambda: _shutdown(nvml), every_ns=EVERY_NS, blocking=True)
+
+
+def _shutdown(nvml: Any) -> None:
+    with contextlib.suppress(nvml.NVMLError):  # a driver that is gone needs none
+        nvml.nvmlShutdown()
+
+
+def _gpus(nvml: Any, pid: int) -> Iterator[Gpu]:
+    """Every GPU in NVML's order, each followed by its MIG devices; one that gives no handle is passed over."""
+    for index in range(nvml.nvmlDeviceGetCount()):
+        with contextlib.suppress(nvml.NVMLError):
+            handle = nvml.nvmlDeviceGetHandleByIndex(index)
+            gpu = Gpu(nvml, handle, _name(nvml, handle), f"gpu:{index}", "system", pid)
+            yield gpu
+            yield from _mig_devices(gpu)
+
+
+def _mig_devices(gpu: Gpu) -> Iterator[Gpu]:
+    """The MIG devices of a GPU in MIG mode; their places may have holes."""
+    nvml = gpu.nvml
+    try:
+        enabled = nvml.nvmlDeviceGetMigMode(gpu.handle)[0] == 1
+        places = nvml.nvmlDeviceGetMaxMigDeviceCount(gpu.handle) if enabled else 0
+    except (nvml.NVMLError, *UNREADABLE):
+        return
+    for place in range(places):
+        with contextlib.suppress(nvml.NVMLError):
+            handle = nvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu.handle, place)
+            name = _name(nvml, handle)
+            yield replace(gpu, handle=handle, name=name, scope=f"{gpu.scope}/mig:{place}", parent=gpu.scope)
+
+
+def _name(nvml: Any, handle: Any) -> str:
+    try:
+        name = nvml.nvmlDeviceGetName(handle)
+    except nvml.NVMLError:
+        return "GPU"
+    return name.decode(errors="replace") if isinstance(name, bytes) else str(name)
+
+
+def _probe(gpu: Gpu, asked: Quantity) -> Probe:
+    channel = Channel(
+        id=channel_id(gpu.scope, asked.quantity),
+        sensor=NAME,
+        quantity=asked.quantity,
+        unit=asked.unit,
+        kind=asked.kind,
+        scope=gpu.scope,
+        parent_scope=gpu.parent,
+        rail=gpu.name,
+        source=f"NVML {asked.source}",
+        refresh_ns=asked.refresh_ns,
+        step_size=asked.step_size,
+        filter=asked.filter,
+    )
+    if asked.quantity == "power_average":
+        channel = replace(channel, **averaging(gpu))
+    return Probe(channel, lambda: asked.read(gpu), asked.every_ns, asked.later)
+
+
+def _one_power_a_scope(probes: list[Probe]) -> list[Probe]:
+    """Without an instant power the driver's own is the power of the scope: two never share a name."""
+    if any(probe.channel.quantity == "power" for probe in probes):
+        return probes
+    return [
+        replace(
+            probe,
+            channel=replace(probe.channel, quantity="power", id=channel_id(probe.channel.scope, "power")),
+        )
+        if probe.channel.quantity == "power_average"
+        else probe
+        for probe in probes
+    ]
+
+
+def _slower_if_dear(probe: Probe, target: Target) -> Probe:
+    """A call that takes long is made less often, since it holds the driver's lock meanwhile."""
+    if probe.every_ns:
+        return probe
+    before = target.clock()
+    with contextlib.suppress(Exception):  # answered a moment ago; if it fails now it will read as a gap
+        probe.call()
+    return replace(probe, every_ns=DEAR_EVERY_NS) if target.clock() - before > DEAR_NS else probe

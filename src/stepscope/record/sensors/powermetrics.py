@@ -1,0 +1,149 @@
+"""macOS' own powermetrics, where zeus-apple-silicon is not installed: a streaming child that needs sudo.
+
+Each block states mean powers over its true interval: their product, added up, is the energy counter. It is the
+chip's own model and no meter.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import platform
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from stepscope.record.child_lines import ChildLines
+from stepscope.record.formats.powermetrics import Block, begin, take
+from stepscope.record.probing import channel_id
+from stepscope.record.sensors.contract import NAN, Channel, Found, Missing, Target
+
+NAME = "powermetrics"
+EVERY_NS = 100_000_000
+COMMAND = ("sudo", "-n", "powermetrics", "--samplers", "cpu_power", "-i", "100")
+FIRST_BLOCK_S = 2.0
+STALE_NS = 2_000_000_000
+_REMEDY = (
+    "pip install zeus-apple-silicon (no sudo), or allow it without a password: "
+    'echo "$USER ALL=(root) NOPASSWD: /usr/bin/powermetrics" | sudo tee /etc/sudoers.d/powermetrics'
+)
+_SCOPES = {
+    "CPU": "apple:cpu",
+    "GPU": "apple:gpu",
+    "ANE": "apple:ane",
+    "DRAM": "apple:dram",
+    "Package": "apple:package",
+    "Combined": "apple:cpu+gpu+ane",
+}
+
+
+@dataclass
+class _Totals:
+    """The latest block, and the energy since the start; a power that a block leaves out starts its sum again."""
+
+    clock: Callable[[], int]
+    block: Block | None = None  # complete
+    power_w: dict[str, float] = field(default_factory=dict)
+    energy_j: dict[str, float] = field(default_factory=dict)
+    seen_ns: int = 0
+
+    def feed(self, lines: Sequence[str]) -> None:
+        """Take lines as they were printed."""
+        for line in lines:
+            begun = begin(line)
+            if begun is not None:
+                self._close()
+                self.block = begun
+            elif self.block is not None:
+                take(self.block, line)
+                if self.block.powers_complete:
+                    self._close()
+
+    def _close(self) -> None:
+        block, self.block = self.block, None
+        if block is None or not block.power_w:
+            return
+        self.power_w = {name: watts for name, watts in block.power_w.items() if watts >= 0}
+        seconds = block.elapsed_ns / 1e9
+        self.energy_j = {name: self.energy_j.get(name, 0.0) + watts * seconds for name, watts in self.power_w.items()}
+        self.seen_ns = self.clock()
+
+
+def discover(root: Path, target: Target) -> Found | Missing:
+    """Power and energy of each part that this macOS prints."""
+    if root != Path("/") or platform.system() != "Darwin":
+        return Missing("absent", f"{root}: not a running Mac")
+    if importlib.util.find_spec("zeus_apple_silicon") is not None:
+        return Missing("absent", "not needed: zeus-apple-silicon reads the same model without sudo")
+    try:
+        child = ChildLines(COMMAND)
+    except OSError as error:
+        return Missing("absent", f"{COMMAND[0]}: {error.strerror or error}", _REMEDY)
+    totals = _Totals(target.clock)
+    start_ns = target.clock()
+    while not totals.power_w and target.clock() - start_ns < FIRST_BLOCK_S * 1e9:
+        totals.feed(child.take(wait_s=0.05))
+        if child.exit_code() is not None and not totals.power_w:
+            break
+    if not totals.power_w:
+        return _missing(child)
+    names = [name for name in _SCOPES if name in totals.power_w]
+
+    def read() -> list[float]:
+        totals.feed(child.take())
+        if child.exit_code() is not None:
+            raise OSError(f"powermetrics has ended: {child.complaint() or child.exit_code()}")
+        fresh = target.clock() - totals.seen_ns < STALE_NS
+        values = [(totals.power_w.get(name, NAN), totals.energy_j.get(name, NAN)) for name in names]
+        return [value if fresh else NAN for pair in values for value in pair]
+
+    channels = tuple(channel for name in names for channel in _channels(name, names))
+    return Found(channels, read, child.close, every_ns=EVERY_NS, blocking=True)
+
+
+def _missing(child: ChildLines) -> Missing:
+    said, code = child.complaint(), child.exit_code()
+    child.close()
+    if "password" in said or "sudoers" in said or "not allowed" in said:
+        return Missing("denied", f"sudo -n powermetrics: {said}", _REMEDY)
+    if code is None:
+        return Missing("unsupported", f"powermetrics printed no power within {FIRST_BLOCK_S:g} s")
+    return Missing("failed", f"powermetrics ended with exit code {code}: {said or 'it said nothing'}", _REMEDY)
+
+
+def _parent(name: str, names: Sequence[str]) -> str:
+    """The sum that powermetrics prints and that contains this part; the board where it prints none."""
+    if name in ("CPU", "GPU", "ANE") and "Combined" in names:
+        return _SCOPES["Combined"]
+    return _SCOPES["Package"] if "Package" in names and name not in ("Package", "Combined") else "board"
+
+
+def _channels(name: str, names: Sequence[str]) -> tuple[Channel, Channel]:
+    scope = _SCOPES[name]
+    source = f"powermetrics, {name} Power (the chip's own model, no meter)"
+    power = Channel(
+        id=channel_id(scope, "power"),
+        sensor=NAME,
+        quantity="power",
+        unit="W",
+        kind="gauge",
+        scope=scope,
+        parent_scope=_parent(name, names),
+        rail=name,
+        source=source,
+        refresh_ns=EVERY_NS,
+        step_size=0.001,
+        filter="mean over the sample's interval",
+        window_ns=EVERY_NS,
+    )
+    energy = replace(
+        power,
+        id=channel_id(scope, "energy"),
+        quantity="energy",
+        unit="J",
+        kind="counter",
+        source=f"{source} times its interval",
+        step_size=None,
+        filter=None,
+        window_ns=None,
+    )
+    return power, energy

@@ -1,0 +1,201 @@
+"""Energy counters of Intel and AMD processors, J: RAPL zones of /sys/class/powercap (kernel: power/powercap).
+
+psys holds package, package holds core and uncore, dram stands beside its package. The registers are 32 bits wide
+and move about every millisecond (Khan et al., "RAPL in Action", 2018).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from stepscope.record.formats.attribute import attribute
+from stepscope.record.formats.sysfs import READ_BYTES, natural
+from stepscope.record.kept_file import KeptFile, close_all, keep_open
+from stepscope.record.sensors.contract import NAN, Channel, Found, Missing, Target, missing_because
+
+NAME = "rapl"
+REFRESH_NS = 1_000_000
+MOST_W = 1000.0  # of a zone that states no limit
+_LIMIT_FACTOR = 4.0  # a load step may pass the limits for milliseconds, and one refresh may land in either reading
+_LEAST_CAP_W = 250.0
+_TWINS_J = 1.0  # two dies that show one register differ by no more than what flows between the two reads
+_TWINS_FROM_J = 10_000.0  # below, two young counters may meet by chance
+_ZONE = re.compile(r"intel-rapl(-mmio)?((?::\d+)+)")
+_PACKAGE = re.compile(r"package-\d+(-die-\d+)?")
+
+
+@dataclass(frozen=True)
+class Zone:
+    """A zone of powercap: its folder, its name, and its domain with the zone that it lies in: package-0/core."""
+
+    folder: Path
+    name: str
+    domain: str
+    mmio: bool
+
+    @property
+    def energy(self) -> Path:
+        """The file of its counter, uJ."""
+        return self.folder / "energy_uj"
+
+
+def discover(root: Path, target: Target) -> Found | Missing:
+    """One counter a domain; a domain that the MMIO interface shows again is read once."""
+    folder = root / "sys/class/powercap"
+    known = zones(folder)
+    if not known:
+        return Missing("absent", f"{folder}: no intel-rapl zone (Intel and AMD processors; not in virtual machines)")
+    kept, refused = keep_open([zone.energy for zone in known], target.clock)
+    opened = dict(kept)
+    chosen = once_each([zone for zone in known if zone.energy in opened])
+    close_all([file for path, file in kept if path not in {zone.energy for zone in chosen}])
+    if not chosen:
+        return _refusal(refused, known)
+    files = [opened[zone.energy] for zone in chosen]
+    ranges_uj = [_number(zone.folder / "max_energy_range_uj") for zone in chosen]
+
+    def read() -> list[float]:
+        values = [joules(file, range_uj) for file, range_uj in zip(files, ranges_uj, strict=True)]
+        if all(value != value for value in values):
+            raise ValueError(f"{folder}: no zone gives its energy")
+        return values
+
+    channels = _with_twins([_channel(zone, chosen) for zone in chosen], [joules(file, None) for file in files])
+    return Found(_with_denied(channels, known, chosen), read, lambda: close_all(files))
+
+
+def zones(folder: Path) -> list[Zone]:
+    """All zones, packages before what lies in them, the MSR interface before MMIO; nameless ones are left out."""
+    paths = {path.name: path for path in [*folder.glob("intel-rapl*:*/intel-rapl*:*"), *folder.glob("intel-rapl*:*")]}
+    names = {zone: attribute(path / "name") for zone, path in paths.items() if _ZONE.fullmatch(zone)}
+    found = [Zone(paths[zone], name, _domain(zone, names), "-mmio" in zone) for zone, name in names.items() if name]
+    return sorted(found, key=lambda zone: (zone.mmio, [int(n) for n in re.findall(r"\d+", zone.folder.name)]))
+
+
+def once_each(known: Sequence[Zone]) -> list[Zone]:
+    """The first zone of each domain; two of one interface that bear one name (psys of two sockets) are both kept."""
+    chosen: list[Zone] = []
+    seen: dict[str, bool] = {}
+    for zone in known:
+        if zone.domain in seen and seen[zone.domain] != zone.mmio:
+            continue
+        same = sum(zone.domain == other.domain.partition("#")[0] for other in chosen)
+        seen[zone.domain] = zone.mmio
+        chosen.append(replace(zone, domain=f"{zone.domain}#{same + 1}") if same else zone)
+    return chosen
+
+
+def parent_scope(domain: str, domains: Sequence[str]) -> str:
+    """The scope that a domain lies in: core in package-0, package-0 and its dram in psys where there is one."""
+    outer = domain.rpartition("/")[0]
+    if outer in domains and not domain.rpartition("/")[2].startswith("dram"):
+        return f"rapl:{outer}"
+    return "rapl:psys" if "psys" in domains and not domain.startswith("psys") else "system"
+
+
+def step_j(range_uj: int) -> float | None:
+    """Smallest step of a zone, J: the driver's range is (2^32 - 1) steps of whole nanojoules; None where it is not."""
+    step_nj = round(range_uj * 1000 / (2**32 - 1))
+    return step_nj / 1e9 if step_nj and abs(step_nj * (2**32 - 1) // 1000 - range_uj) <= 1 else None
+
+
+def joules(file: KeptFile, range_uj: float | None) -> float:
+    """The counter as it stands, J; NaN where it is not a number or cannot be: negative, beyond its own range."""
+    try:
+        return natural(file.read(READ_BYTES), range_uj or 2.0**64) / 1e6
+    except OSError:
+        return NAN
+
+
+def most_w(limits_uw: Sequence[int]) -> float:
+    """More than a zone can take, W: four times its highest limit; limits of 0 say nothing, of kilowatts "none"."""
+    limits_w = [limit / 1e6 for limit in limits_uw if limit > 0]
+    if not limits_w or max(limits_w) > MOST_W:
+        return MOST_W
+    return max(_LEAST_CAP_W, _LIMIT_FACTOR * max(limits_w))
+
+
+def _domain(zone: str, names: dict[str, str]) -> str:
+    """package-0/core for intel-rapl:0:0, from the names of the zone and of those around it."""
+    interface, *numbers = zone.split(":")
+    outer = [":".join([interface, *numbers[:depth]]) for depth in range(1, len(numbers))]
+    return "/".join([*(names.get(name, name) for name in outer), names[zone]])
+
+
+def _channel(zone: Zone, chosen: Sequence[Zone]) -> Channel:
+    range_uj = _number(zone.folder / "max_energy_range_uj")
+    limits = [_number(path) for path in zone.folder.glob("constraint_*_power_limit_uw")]
+    scope = f"rapl:{zone.domain}"
+    return Channel(
+        id=f"{scope.replace(':', '.')}.energy",
+        sensor=NAME,
+        quantity="energy",
+        unit="J",
+        kind="counter",
+        scope=scope,
+        parent_scope=parent_scope(zone.domain, [other.domain for other in chosen]),
+        source=str(zone.energy),
+        rail=zone.name,
+        refresh_ns=REFRESH_NS,
+        step_size=step_j(range_uj),
+        counter_range=range_uj / 1e6 or None,
+        most_per_s=most_w(limits),
+    )
+
+
+def _with_twins(channels: Sequence[Channel], energies_j: Sequence[float]) -> list[Channel]:
+    """Dies of one package that show one value (two-die Threadrippers): the second is kept, inside the first."""
+    noted = list(channels)
+    for here, channel in enumerate(channels):
+        for before in range(here):
+            twin = channels[before]
+            if _dies_of_one_package(twin, channel) and (
+                energies_j[before] >= _TWINS_FROM_J and abs(energies_j[before] - energies_j[here]) <= _TWINS_J
+            ):
+                source = f"{channel.source} (shows the value of {twin.scope}: one register, not to be added)"
+                noted[here] = replace(channel, source=source, parent_scope=twin.scope)
+                break
+    return noted
+
+
+def _dies_of_one_package(one: Channel, other: Channel) -> bool:
+    rails = (one.rail or "", other.rail or "")
+    dies = [match.group(1) is not None for rail in rails if (match := _PACKAGE.fullmatch(rail))]
+    return dies == [True, True] and rails[0].partition("-die-")[0] == rails[1].partition("-die-")[0]
+
+
+def _with_denied(channels: Sequence[Channel], known: Sequence[Zone], chosen: Sequence[Zone]) -> tuple[Channel, ...]:
+    """The channels; the first tells which domains beside it do not open."""
+    here = {zone.domain for zone in chosen}
+    closed = sorted({zone.domain for zone in known} - here)
+    if not closed:
+        return tuple(channels)
+    note = f"{channels[0].source} (does not open for {', '.join(closed)}: {_remedy(known)})"
+    return (replace(channels[0], source=note), *channels[1:])
+
+
+def _refusal(refused: Sequence[OSError], known: Sequence[Zone]) -> Missing:
+    reason = missing_because(refused[0], known[0].energy, _remedy(known))
+    if reason.reason != "denied":
+        return replace(reason, remedy=None)
+    return replace(reason, detail=f"{reason.detail} (only root may read RAPL since Linux 5.10, CVE-2020-8694)")
+
+
+def _remedy(known: Sequence[Zone]) -> str:
+    once = once_each(known)
+    paths = " ".join(str(zone.energy) for zone in once)
+    lines = "; ".join(f"mode class/powercap/{zone.folder.name}/energy_uj = 0444" for zone in once)
+    return (
+        f"sudo chmod a+r {paths}   (until the next boot; for good, either a line a zone in /etc/sysfs.conf of the "
+        f"package sysfsutils: {lines}; or a file /etc/udev/rules.d/70-rapl.rules with "
+        'SUBSYSTEM=="powercap", ACTION=="add", RUN+="/bin/chmod a+r /sys%p/energy_uj")'
+    )
+
+
+def _number(path: Path) -> int:
+    """What a file of limits or ranges states, 0 where it states nothing."""
+    number = natural(attribute(path).encode(), 2.0**53)
+    return 0 if number != number else int(number)

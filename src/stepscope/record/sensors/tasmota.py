@@ -1,0 +1,22 @@
+"""Smart plugs under Tasmota that the user names, at the wall: power, energy, voltage, current; polled once a second."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from stepscope.record.formats.plugs import parse_tasmota
+from stepscope.record.plug import Maker, discover_plugs
+from stepscope.record.sensors.contract import Found, Missing, Target
+
+NAME = "tasmota"
+_MAKER = Maker(
+    NAME,
+    "Tasmota",
+    ("/cm?cmnd=Status%208",),
+    parse_tasmota,
+)
+
+
+def discover(root: Path, target: Target) -> Found | Missing:
+    """Channels of every plug that was named as tasmota=ADDRESS."""
+    return discover_plugs(_MAKER, root, target)

@@ -1,0 +1,89 @@
+"""One simulated board while it runs: marks in, files out, and everything that was true kept on the way."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+
+from stepscope.clock import Clock, monotonic_ns
+from stepscope.simulate.boards import BOARDS
+from stepscope.simulate.faults import Faults
+from stepscope.simulate.layouts import BUILDS
+from stepscope.simulate.layouts.site import Site
+from stepscope.simulate.options import Options
+from stepscope.simulate.plant import SEGMENT, Plant, PowerTable, Segments
+from stepscope.simulate.proc import REFRESH_NS
+from stepscope.simulate.ring import RingReader
+from stepscope.simulate.states import StateReader
+from stepscope.simulate.tree import Tree
+from stepscope.simulate.truth import Truth
+
+_BEFORE_NS = 50_000_000  # the board was on before: every converter has shown something when the first reader comes
+RING_FILE, STATES_FILE, ROOT_FOLDER = "ring", "states.jsonl", "root"
+
+
+class BoardRun:
+    """Advances with `tick`; segments go to a file, since a long training makes millions."""
+
+    def __init__(
+        self, board: str, home: Path, options: Options, seed: int, segments: IO[bytes], clock: Clock = monotonic_ns
+    ) -> None:
+        self._board, self._options, self._file = BOARDS[board], options, segments
+        self._ring, self._states = RingReader(home / RING_FILE), StateReader(home / STATES_FILE)
+        self._table = PowerTable(self._board, options, seed)
+        self._table.add(self._states.read())
+        self._tree = Tree(home / ROOT_FOLDER)
+        now_ns = clock()
+        self._t0_ns = now_ns - _BEFORE_NS
+        rng = np.random.default_rng([seed, 2])
+        site = Site(self._board, self._tree, options, self._table.idle_w, rng, self._t0_ns)
+        built = BUILDS[board](site)
+        self._sensors, self._proc = built.sensors, built.proc
+        self._faults = Faults(options.faults, self._tree, self._sensors)
+        self._plant = Plant(self._table, options, seed, self._t0_ns, self._keep)
+        self._end_ns = self._t0_ns
+        self._proc_due_ns = self._t0_ns + REFRESH_NS
+        self.tick_ns = self._board.tick_ns
+        self.tick(now_ns)
+
+    def tick(self, now_ns: int) -> None:
+        """Bring the board to `now_ns` less its latency."""
+        until_ns = now_ns - self._options.latency_ns
+        if until_ns <= self._end_ns:
+            return
+        t_ns, states = self._ring.read()
+        if len(states) and int(states.max()) >= len(self._table.states):
+            self._table.add(self._states.read())
+        stretch = self._plant.advance(until_ns, t_ns, states)
+        self._end_ns = until_ns
+        for sensor in self._sensors:
+            sensor.advance(stretch)
+        self._faults.step((until_ns - self._t0_ns) * 1e-9)
+        if self._proc is not None and now_ns >= self._proc_due_ns:
+            self._proc_due_ns = now_ns + REFRESH_NS
+            self._proc.refresh()
+
+    def truth(self) -> Truth:
+        """Everything until the last tick."""
+        self._file.flush()
+        self._file.seek(0)
+        return Truth(
+            board=self._board.name,
+            rails=tuple(self._board.rails),
+            states=tuple(self._table.states),
+            idle_w=self._table.idle_w,
+            above_idle_w=self._table.above_idle_w,
+            segments=np.frombuffer(self._file.read(), dtype=SEGMENT),
+            end_ns=self._end_ns,
+            lost_marks=self._ring.lost,
+        )
+
+    def close(self) -> None:
+        """Let go of every file; what they say last stays."""
+        self._tree.close()
+        self._states.close()
+
+    def _keep(self, segments: Segments) -> None:
+        self._file.write(segments.tobytes())

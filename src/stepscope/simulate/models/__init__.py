@@ -1,0 +1,1 @@
+"""How each kind of sensor turns power into what its files say; one file each."""

@@ -1,0 +1,132 @@
+"""A tree of files that look like a board's: static ones, and live ones that are rewritten in place."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+LIVE_BYTES = 24  # room for any number of a sysfs file
+
+
+class LiveFile:
+    """A file whose content changes: one pwrite of fixed width, the rest newlines, so no reader sees half a number."""
+
+    def __init__(self, path: Path, width: int = LIVE_BYTES) -> None:
+        self.path, self.width = path, width
+        self._content = b""
+        self._held = False
+        self._file = self._open()
+
+    def write(self, text: str) -> None:
+        """Put a new value; while a fault holds the file it is only remembered."""
+        content = text.encode()
+        if content != self._content:
+            self._content = content
+            if not self._held:
+                self._put(content)
+
+    def hold(self, content: bytes | None) -> None:
+        """From now on show this instead of the values; None: the last value stays."""
+        self._held = True
+        if content is not None:
+            os.ftruncate(self._file, 0)
+            os.pwrite(self._file, content, 0)
+
+    def remove(self) -> None:
+        """Take the file away; who still has it open reads nothing."""
+        self.hold(b"")
+        with contextlib.suppress(FileNotFoundError):
+            self.path.unlink()
+
+    def release(self, path: Path | None = None) -> None:
+        """Show the present value again, at another path if one is given."""
+        self.path = path or self.path
+        if not self.path.exists():
+            os.close(self._file)
+            self._file = self._open()
+        self._held = False
+        self._put(self._content)
+
+    def close(self) -> None:
+        """Let go of the descriptor."""
+        os.close(self._file)
+
+    def _open(self) -> int:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        return os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+
+    def _put(self, content: bytes) -> None:
+        os.pwrite(self._file, content.ljust(self.width, b"\n"), 0)
+
+
+class Tree:
+    """The files below a root."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.live: list[LiveFile] = []
+
+    def static(self, folder: str, files: dict[str, object]) -> None:
+        """Files that never change, each with its newline, as sysfs prints them."""
+        for name, value in files.items():
+            path = self.root / folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(f"{value}\n")
+
+    def cells(self, folder: str, values: dict[str, int]) -> None:
+        """Device tree properties of one cell: 32 bits, big endian."""
+        for name, value in values.items():
+            path = self.root / folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(value.to_bytes(4, "big"))
+
+    def put_live(self, path: str, width: int = LIVE_BYTES) -> LiveFile:
+        """A file that a sensor model writes."""
+        file = LiveFile(self.root / path, width)
+        self.live.append(file)
+        return file
+
+    def link(self, path: str, to: str) -> None:
+        """A symbolic link inside the tree, relative as in sysfs."""
+        place = self.root / path
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.symlink_to(os.path.relpath(self.root / to, place.parent))
+
+    def link_real(self, path: str) -> None:
+        """The real machine's own file or folder at the same place, where it has one."""
+        place, real = self.root / path, Path("/") / path
+        if real.exists() and not place.is_symlink():
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.symlink_to(real)
+
+    def renumber(self, by: int = 3) -> None:
+        """hwmonN and iio:deviceN get higher numbers; old files answer no more, as after a driver was loaded again."""
+        for folder in self._numbered_folders():
+            stem = folder.name.rstrip("0123456789")
+            new = folder.with_name(f"{stem}{int(folder.name[len(stem) :]) + by}")
+            moved = {file.path: file for file in self.live if folder in file.path.parents}
+            for path in list(folder.iterdir()):
+                if path in moved:
+                    moved[path].remove()
+                    moved[path].release(new / path.name)
+                else:
+                    new.mkdir(exist_ok=True)
+                    path.rename(new / path.name)
+            folder.rmdir()
+            self._relink(folder, new)
+
+    def _numbered_folders(self) -> list[Path]:
+        return sorted({file.path.parent for file in self.live if file.path.parent.name.startswith(("hwmon", "iio:"))})
+
+    def _relink(self, old: Path, new: Path) -> None:
+        for kind in ("class/hwmon", "bus/iio/devices"):
+            link = self.root / "sys" / kind / old.name
+            if link.is_symlink():
+                link.unlink()
+                self.link(f"sys/{kind}/{new.name}", str(new.relative_to(self.root)))
+
+    def close(self) -> None:
+        """Let go of every descriptor."""
+        for file in self.live:
+            file.close()

@@ -1,0 +1,159 @@
+"""The data sets that `stepscope data fetch` knows: addresses and checksums as public libraries record them."""
+
+from __future__ import annotations
+
+from stepscope.errors import UnknownName
+from stepscope.workloads.data.cache import DataSet, RemoteFile
+
+_IDX = ("train-images", "train-labels", "t10k-images", "t10k-labels")
+_IDX_FILES = tuple(f"{name}-idx{3 if 'images' in name else 1}-ubyte.gz" for name in _IDX)
+
+
+def _idx_files(mirrors: tuple[str, ...], algorithm: str, digests: tuple[str, ...]) -> tuple[RemoteFile, ...]:
+    return tuple(
+        RemoteFile(name, tuple(mirror + name for mirror in mirrors), f"{algorithm}:{digest}")
+        for name, digest in zip(_IDX_FILES, digests, strict=True)
+    )
+
+
+def _iwslt(name: str, digest: str) -> RemoteFile:
+    return RemoteFile(name, (f"https://nlp.stanford.edu/projects/nmt/data/iwslt15.en-vi/{name}",), f"sha256:{digest}")
+
+
+CIFAR10 = DataSet(
+    name="cifar-10",
+    summary="60,000 colour photographs of 32 x 32 in 10 classes",
+    licence="none stated; A. Krizhevsky, Learning multiple layers of features from tiny images, 2009",
+    files=(
+        RemoteFile(
+            "cifar-10-binary.tar.gz",
+            ("https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",),
+            "sha256:c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
+            170_052_171,
+        ),
+    ),
+    source="tensorflow-datasets",
+)
+MNIST = DataSet(
+    name="mnist",
+    summary="70,000 handwritten digits, grey, 28 x 28",
+    licence="CC BY-SA 3.0, as keras states",
+    files=_idx_files(
+        (
+            "https://storage.googleapis.com/cvdf-datasets/mnist/",
+            "https://ossci-datasets.s3.amazonaws.com/mnist/",
+        ),
+        "sha256",
+        (
+            "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
+            "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
+            "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
+            "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
+        ),
+    ),
+    source="tensorflow-datasets",
+)
+FASHION_MNIST = DataSet(
+    name="fashion-mnist",
+    summary="70,000 pieces of clothing in 10 classes, grey, 28 x 28",
+    licence="MIT, Zalando SE",
+    files=_idx_files(
+        ("http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",),
+        "md5",
+        (
+            "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
+            "25c81989df183df01b3e8a0aad5dffbe",
+            "bef4ecab320f06d8554ea6380940ec79",
+            "bb300cfdad3c16e7a12a480ee83cd310",
+        ),
+    ),
+    source="torchvision",
+)
+TINY_SHAKESPEARE = DataSet(
+    name="tiny-shakespeare",
+    summary="40,000 lines of Shakespeare, 65 different characters",
+    licence="public domain",
+    files=(
+        RemoteFile(
+            "input.txt",
+            ("https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt",),
+            "sha256:86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed",
+            1_115_394,
+        ),
+    ),
+    source="tensorflow-datasets",
+)
+SQUAD = DataSet(
+    name="squad-v1.1",
+    summary="100,000 questions on paragraphs of Wikipedia; the answer is a span of the paragraph",
+    licence="CC BY-SA 4.0",
+    files=(
+        RemoteFile(
+            "train-v1.1.json",
+            ("https://rajpurkar.github.io/SQuAD-explorer/dataset/train-v1.1.json",),
+            "sha256:3527663986b8295af4f7fcdff1ba1ff3f72d07d61a20f487cb238a6ef92fd955",
+            30_288_272,
+        ),
+        RemoteFile(
+            "dev-v1.1.json",
+            ("https://rajpurkar.github.io/SQuAD-explorer/dataset/dev-v1.1.json",),
+            "sha256:95aa6a52d5d6a735563366753ca50492a658031da74f301ac5238b03966972c9",
+            4_854_279,
+        ),
+    ),
+    source="tensorflow-datasets",
+)
+IWSLT15 = DataSet(
+    name="iwslt15-en-vi",
+    summary="133,317 sentences of TED talks in English and Vietnamese",
+    licence="none stated by the host; TED talks, prepared by Stanford",
+    files=(
+        _iwslt("train.en", "c26dfeed74b6bf3752f5ca552f2412456f0de153f7c804df8717931fb3a5c78a"),
+        _iwslt("train.vi", "707206edf2dc0280273952c7b70544ea8a1363aa69aaeb9d70514b888dc3067d"),
+        _iwslt("tst2012.en", "b8fbcd0d4199d41276421d1f7228298df67dd9e2c5c134c2ee8cdf3ec27801e2"),
+        _iwslt("tst2012.vi", "01004078b3f36b0c46e81b65fc6851230b3c823405c76d1d82ef3b786b512ff0"),
+        _iwslt("tst2013.en", "3860ce60bc5b85d96cc2d3d580cf1bc9d62440e939c1b964676d3607c4e8f1df"),
+        _iwslt("tst2013.vi", "29af16842808da2812b8fd4d47fc05d082ba870e60ab7755090ad04b380994cd"),
+    ),
+    source="the data set's loader on the Hugging Face hub",
+)
+MINC2500 = DataSet(
+    name="minc-2500",
+    summary="57,500 photographs of 23 materials",
+    licence="none stated by the host; S. Bell et al., Material recognition in the wild, CVPR 2015",
+    files=(
+        RemoteFile(
+            "minc-2500.tar.gz",
+            ("http://opensurfaces.cs.cornell.edu/static/minc/minc-2500.tar.gz",),
+            "sha1:bcccbb3b1ab396ef540f024a5ba23eff54f7fe31",
+        ),
+    ),
+    source="a public preparation script (prepare_minc)",
+)
+SPEECH_COMMANDS = DataSet(
+    name="speech-commands",
+    summary="105,829 spoken words of one second, version 0.02",
+    licence="CC BY 4.0, Google",
+    files=(
+        RemoteFile(
+            "speech_commands_v0.02.tar.gz",
+            ("http://download.tensorflow.org/data/speech_commands_v0.02.tar.gz",),
+            "sha256:af14739ee7dc311471de98f5f9d2c9191b18aedfe957f4a6ff791c709868ff58",
+        ),
+        RemoteFile(
+            "speech_commands_test_set_v0.02.tar.gz",
+            ("http://download.tensorflow.org/data/speech_commands_test_set_v0.02.tar.gz",),
+            "sha256:cc2a00c1147c2254e9be3fa0f779d8c17421dc349b86366567a8edfa9acd51df",
+        ),
+    ),
+    source="tensorflow-datasets",
+)
+DATA_SETS = (CIFAR10, MNIST, FASHION_MNIST, TINY_SHAKESPEARE, SQUAD, IWSLT15, MINC2500, SPEECH_COMMANDS)
+
+
+def find(name: str) -> DataSet:
+    """The data set of this name."""
+    known = {dataset.name: dataset for dataset in DATA_SETS}
+    if name not in known:
+        raise UnknownName("data set", name, known)
+    return known[name]

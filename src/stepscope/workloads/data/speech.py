@@ -1,0 +1,164 @@
+"""Speech Commands v0.02 as MLPerf Tiny takes it: ten words, silence and unknown, 49 x 10 cepstral coefficients.
+
+Origin: P. Warden, "Speech commands", 2018, arXiv:1804.03209. The features of the words are computed once, which takes
+minutes, and kept beside the archive.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import math
+import tarfile
+import wave
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import TensorDataset
+
+from stepscope.errors import DataUnavailable
+from stepscope.workloads.data import cache, catalogue, synthetic
+from stepscope.workloads.data.source import Batch, DataFacts, Source, Splits
+
+SHAPE = (1, 49, 10)
+WORDS = ("down", "go", "left", "no", "off", "on", "right", "stop", "up", "yes")
+SILENCE, UNKNOWN = len(WORDS), len(WORDS) + 1
+CLASSES = (*WORDS, "silence", "unknown")
+RATE = 16_000  # samples a second; every recording is brought to one second
+FRAME, HOP, BANDS, COEFFICIENTS = 480, 320, 40, 10  # 30 ms every 20 ms
+_BACKGROUND = "_background_noise_"
+_KEPT = "features-49x10-v1.npz"
+_EACH_UNKNOWN = 12  # of the 25 other words every twelfth recording: about as many as of one word
+
+
+def cepstra(sound: Tensor) -> Tensor:
+    """Mel-frequency cepstral coefficients [.., 49, 10] of sounds [.., 16000] in -1..1."""
+    frames = sound.unfold(-1, FRAME, HOP) * torch.hann_window(FRAME)  # [.., 49, 480]
+    power = torch.fft.rfft(frames, n=512).abs() ** 2  # [.., 49, 257]
+    bands = torch.log(power @ _mel_bands() + 1e-6)  # [.., 49, 40]
+    return bands @ _cosines()
+
+
+@functools.cache
+def _mel_bands() -> Tensor:
+    """Triangles between 20 and 4000 Hz, evenly apart in mel: [257, 40]."""
+    low, high = (2595 * math.log10(1 + hertz / 700) for hertz in (20, 4000))
+    edges = 700 * (10 ** (torch.linspace(low, high, BANDS + 2) / 2595) - 1)
+    bins = torch.linspace(0, RATE / 2, 257)[:, None]
+    rising = (bins - edges[:-2]) / (edges[1:-1] - edges[:-2])
+    falling = (edges[2:] - bins) / (edges[2:] - edges[1:-1])
+    return torch.minimum(rising, falling).clamp(min=0)
+
+
+@functools.cache
+def _cosines() -> Tensor:
+    """The first 10 rows of the orthonormal cosine transform: [40, 10]."""
+    angles = math.pi / BANDS * (torch.arange(BANDS)[:, None] + 0.5) * torch.arange(COEFFICIENTS)
+    return angles.cos() * math.sqrt(2 / BANDS)
+
+
+def recordings(archive: tarfile.TarFile, tested: frozenset[str]) -> Iterator[tuple[bool, int, Tensor]]:
+    """(is it a test recording, class, sound) of everything that is used, in the order of the archive."""
+    others = 0
+    for member in archive:
+        word, _, file = member.name.removeprefix("./").partition("/")
+        if not file.endswith(".wav"):
+            continue
+        if word != _BACKGROUND and word not in WORDS:
+            others += 1
+            if others % _EACH_UNKNOWN:
+                continue
+        opened = archive.extractfile(member)
+        sound = _sound(opened.read() if opened else b"", member.name)
+        if word == _BACKGROUND:
+            seconds = sound[: len(sound) // RATE * RATE].view(-1, RATE)
+            yield from ((number % 10 == 9, SILENCE, second) for number, second in enumerate(seconds))
+        else:
+            one_second = torch.nn.functional.pad(sound[:RATE], (0, max(0, RATE - len(sound))))
+            yield f"{word}/{file}" in tested, WORDS.index(word) if word in WORDS else UNKNOWN, one_second
+
+
+def _sound(content: bytes, name: str) -> Tensor:
+    try:
+        with wave.open(io.BytesIO(content)) as opened:
+            if (opened.getframerate(), opened.getsampwidth(), opened.getnchannels()) != (RATE, 2, 1):
+                raise wave.Error("not 16 bits of one channel at 16 kHz")
+            samples = opened.readframes(opened.getnframes())
+    except (wave.Error, EOFError) as error:
+        raise _damaged(f"'{name}': {error}") from error
+    return torch.from_numpy(np.frombuffer(samples, dtype="<i2").astype(np.float32)) / 32768
+
+
+def _load() -> Splits:
+    dataset = catalogue.SPEECH_COMMANDS
+    archive = cache.path(dataset, dataset.files[0])
+    kept = archive.with_name(_KEPT)
+    if not kept.is_file():
+        _compute(archive, kept)
+    with np.load(kept, allow_pickle=False) as arrays:
+        features, labels, test = (torch.from_numpy(arrays[name]) for name in ("features", "labels", "test"))
+    facts = DataFacts(
+        name="speech-commands, 12 classes",
+        kind="real-full",
+        sha256=dataset.files[0].checksum.partition(":")[2],
+        licence=dataset.licence,
+        origin=dataset.files[0].urls[0],
+        train_size=int((~test).sum()),
+        test_size=int(test.sum()),
+    )
+    parts = (TensorDataset(features[chosen], labels[chosen]) for chosen in (~test, test))
+    return Splits(next(parts), next(parts), facts)
+
+
+def _compute(archive: Path, kept: Path) -> None:
+    """Write the features of the whole archive, normalised; the archive is checked first."""
+    if cache.verify(catalogue.SPEECH_COMMANDS)[archive.name] != "ok":
+        raise _damaged("the checksum of the archive is wrong")
+    try:
+        with tarfile.open(archive) as opened:
+            listed = opened.extractfile(_name_of_list(opened))
+            tested = frozenset(listed.read().decode("ascii").split() if listed else ())
+        with tarfile.open(archive) as opened:
+            rows = [(test, label, cepstra(sound)) for test, label, sound in recordings(opened, tested)]
+    except (tarfile.TarError, OSError, EOFError, KeyError, zlib.error) as error:
+        raise _damaged(str(error)) from error
+    features = torch.stack([values for _, _, values in rows]).unsqueeze(1)  # [N, 1, 49, 10]
+    features = (features - features.mean(dim=0)) / (features.std(dim=0) + 1e-6)
+    partial = kept.with_name("partial-" + kept.name)
+    np.savez(
+        partial,
+        features=features.numpy(),
+        labels=np.array([label for _, label, _ in rows], dtype=np.int64),
+        test=np.array([test for test, _, _ in rows]),
+    )
+    partial.replace(kept)
+
+
+def _name_of_list(archive: tarfile.TarFile) -> str:
+    return next((name for name in archive.getnames() if name.endswith("testing_list.txt")), "testing_list.txt")
+
+
+def _made_up(size: int, randomness: torch.Generator) -> Batch:
+    features = torch.randn(size, *SHAPE, generator=randomness)
+    return features, torch.randint(0, len(CLASSES), (size,), generator=randomness)
+
+
+def _damaged(what: str) -> DataUnavailable:
+    name = catalogue.SPEECH_COMMANDS.name
+    return DataUnavailable(f"Speech Commands cannot be read: {what}", f"stepscope data fetch {name}")
+
+
+SOURCES = (
+    Source(
+        catalogue.SPEECH_COMMANDS.name,
+        "real-full",
+        _load,
+        functools.partial(cache.present, catalogue.SPEECH_COMMANDS),
+        catalogue.SPEECH_COMMANDS.name,
+    ),
+    synthetic.source(_made_up),
+)

@@ -1,0 +1,163 @@
+"""Sensors that are slow or hang, in threads of their own: nobody waits for them, and nothing of them is lost."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from stepscope.clock import monotonic_ns
+from stepscope.record import reader_thread
+from stepscope.record.crew import Crew
+from stepscope.record.reader_thread import ReaderThread, needs_thread, stop_all
+from stepscope.record.rows import EventLog
+from stepscope.record.sampler import Sampling
+from stepscope.record.sensors import NO_ANSWER, Survey, load, survey
+from stepscope.record.sensors.contract import Channel, Found, Missing, Target
+from stepscope.record.stream import Stream
+from stepscope.runfolder import RunReader
+
+PERIOD_NS = 1_000_000
+
+
+def sensor_of(name: str, read: Callable[[], Sequence[float]], blocking: bool, cost_ns: int = 1000) -> Found:
+    channel = Channel(f"{name}.x", name, "power", "W", "gauge", "system", "x", read_cost_ns=cost_ns)
+    return Found((channel,), read, lambda: None, blocking=blocking)
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "run.json").write_text('{"schema": 1}')
+    monkeypatch.setattr("stepscope.record.crew.load", lambda: {name: Named(name) for name in ("quick", "stuck")})
+    return tmp_path
+
+
+class Named:
+    """A sensor file that is never found again."""
+
+    def __init__(self, name: str) -> None:
+        self.NAME = name
+
+    def discover(self, root: Path, target: Target) -> Found | Missing:
+        return Missing("absent", "gone")
+
+
+def crew_of(run: Path, found: dict[str, Found]) -> tuple[list[Stream], list[ReaderThread], EventLog, Target]:
+    target = Target(1)
+    events = EventLog(run / "events.jsonl")
+    streams, readers = Crew(run, run, target, events, PERIOD_NS).hire(Survey(found, {}), {})
+    return streams, readers, events, target
+
+
+def kinds(run: Path) -> list[str]:
+    return [event["kind"] for event in RunReader(run).events]
+
+
+def test_what_may_wait_or_takes_a_tenth_of_the_period_gets_a_thread() -> None:
+    def answer() -> list[float]:
+        return [1.0]
+
+    assert needs_thread(sensor_of("a", answer, blocking=True), PERIOD_NS)
+    assert needs_thread(sensor_of("a", answer, blocking=False, cost_ns=PERIOD_NS // 9), PERIOD_NS)
+    assert not needs_thread(sensor_of("a", answer, blocking=False, cost_ns=PERIOD_NS // 11), PERIOD_NS)
+
+
+def test_a_read_that_never_returns_delays_no_other_sensor_and_not_the_end(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reader_thread, "JOIN_S", 0.02)
+    let_go, reads = threading.Event(), [0]
+
+    def stuck() -> list[float]:
+        reads[0] += 1
+        if reads[0] > 2:
+            let_go.wait(20)
+        return [5.0]
+
+    found = {
+        "quick": sensor_of("quick", lambda: [1.0], blocking=False),
+        "stuck": sensor_of("stuck", stuck, blocking=True),
+    }
+    streams, readers, events, target = crew_of(run, found)
+    sampling = Sampling(streams, events, target.pace, PERIOD_NS, readers=readers)
+    ticks = [0]
+
+    def wait(seconds: float) -> bool:
+        ticks[0] += 1
+        threading.Event().wait(seconds)
+        return ticks[0] >= 30 and reads[0] > 2
+
+    sampling.run(wait)
+    reader = RunReader(run)
+    assert reader.sensor("quick").height == ticks[0]
+    assert reader.sensor("stuck")["stuck.x"].to_list() == [5.0, 5.0]  # what it had said is on the disk
+    assert kinds(run) == ["sensor-hung"]
+    let_go.set()
+    readers[0]._thread.join(5)
+
+
+def test_a_read_that_returns_after_long_is_told_with_the_seconds_that_are_missing(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reader_thread, "HUNG_NS", 0)
+    let_go, began = threading.Event(), threading.Event()
+
+    def slow() -> list[float]:
+        began.set()
+        let_go.wait(20)
+        return [5.0]
+
+    _, readers, events, _ = crew_of(run, {"stuck": sensor_of("stuck", slow, blocking=True)})
+    readers[0].start()
+    assert began.wait(5)
+    while not kinds(run):
+        threading.Event().wait(0.002)
+        readers[0].look()
+    let_go.set()
+    stop_all(readers, monotonic_ns)
+    events.flush()
+    assert kinds(run) == ["sensor-hung", "sensor-recovered"]
+    assert RunReader(run).events[1]["gap_ns"] > 0
+    assert RunReader(run).sensor("stuck").height == 1
+
+
+def test_a_lost_sensor_of_a_thread_leaves_a_row_of_nulls_and_an_event(run: Path) -> None:
+    def broken() -> list[float]:
+        raise OSError(5, "Input/output error")
+
+    _, readers, _, _ = crew_of(run, {"stuck": sensor_of("stuck", broken, blocking=True)})
+    readers[0].start()
+    while not kinds(run):
+        threading.Event().wait(0.002)
+    stop_all(readers, monotonic_ns)
+    assert kinds(run) == ["sensor-lost"]
+    assert RunReader(run).sensor("stuck")["stuck.x"].to_list() == [None]
+
+
+def test_a_sensor_that_hangs_when_it_is_asked_holds_up_none_of_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    let_go = threading.Event()
+    closed: list[bool] = []
+
+    class Stuck(Named):
+        def discover(self, root: Path, target: Target) -> Found | Missing:
+            let_go.wait(20)
+            found = sensor_of("stuck", lambda: [math.nan], blocking=True)
+            return replace(found, close=lambda: closed.append(True))
+
+    real = load()
+    monkeypatch.setattr("stepscope.record.sensors.load", lambda: {"stuck": Stuck("stuck"), "sampler": real["sampler"]})
+    monkeypatch.setattr("stepscope.record.sensors._GRACE_S", 0.01)
+    seen = survey(tmp_path, Target(1), patience_s=0.02)
+    assert set(seen.found) == {"sampler"}
+    assert seen.missing == {"stuck": Missing("failed", NO_ANSWER)}
+    let_go.set()
+    for thread in threading.enumerate():
+        if thread is not threading.current_thread() and thread.daemon:
+            thread.join(5)
+    assert closed == [True]  # what it found too late holds no file open

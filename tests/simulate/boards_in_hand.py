@@ -1,0 +1,71 @@
+"""A simulated board driven by hand: no process, no waiting, the test is the clock and the trainer."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from stepscope.simulate.board_run import RING_FILE, STATES_FILE, BoardRun
+from stepscope.simulate.options import options_of
+from stepscope.simulate.ring import create_ring, open_writer
+from stepscope.simulate.states import State, StateLog
+
+MS = 1_000_000
+S = 1_000_000_000
+QUIET = {"noise": 0.0, "drift": 0.0, "adc_noise": 0.0, "clock_error": 0.0}
+
+
+class Hand:
+    """A board, and marks with times of the test's choice."""
+
+    def __init__(self, board: str, home: Path, seed: int = 0, **options: Any) -> None:
+        create_ring(home / RING_FILE)
+        self.root = home / "root"
+        self.now_ns = 1000 * S
+        self.log = StateLog(home / STATES_FILE)
+        self._segments = tempfile.TemporaryFile()
+        self._mark = open_writer(home / RING_FILE, lambda: self.now_ns)
+        self.run = BoardRun(board, home, options_of(options), seed, self._segments, lambda: self.now_ns)
+
+    def state(self, kind: str, phase: str = "forward", place: str = "", signature: str = "") -> int:
+        """A new state."""
+        return self.log.add(State(kind, phase, place, signature))
+
+    def mark(self, state: int) -> None:
+        """It runs from now on."""
+        self._mark(state)
+
+    def go(self, ns: int, tick_ns: int | None = None) -> None:
+        """Let time pass."""
+        until = self.now_ns + ns
+        while self.now_ns < until:
+            self.now_ns = min(until, self.now_ns + (tick_ns or self.run.tick_ns))
+            self.run.tick(self.now_ns)
+
+    def text(self, pattern: str) -> str:
+        """Content of the one file that matches."""
+        (path,) = self.root.glob(pattern)
+        return path.read_text(errors="replace").strip()
+
+    def number(self, pattern: str) -> int:
+        """The whole number in the one file that matches."""
+        return int(self.text(pattern))
+
+    def close(self) -> None:
+        """Let go of files."""
+        self.run.close()
+        self.log.close()
+        self._segments.close()
+
+
+@contextlib.contextmanager
+def board_in_hand(board: str, home: Path, seed: int = 0, **options: Any) -> Iterator[Hand]:
+    """A board that is closed again."""
+    hand = Hand(board, home, seed, **options)
+    try:
+        yield hand
+    finally:
+        hand.close()
