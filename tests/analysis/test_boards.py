@@ -13,7 +13,7 @@ from stepscope.analysis.boards.contract import COMPONENTS, Board
 BOARDS = {board.name: board for board in every()}
 
 
-@pytest.fixture(params=BOARDS.values(), ids=BOARDS)
+@pytest.fixture(params=list(BOARDS.values()), ids=list(BOARDS))
 def board(request: pytest.FixtureRequest) -> Board:
     found: Board = request.param
     return found

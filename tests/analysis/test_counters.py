@@ -133,7 +133,7 @@ def test_a_cut_makes_all_that_it_touches_a_gap() -> None:
 
 @pytest.mark.parametrize("values", [[], [5.0], [NAN, NAN], [NAN, 3.0], [0.0, 0.0, 0.0]])
 def test_few_or_no_readings_are_no_growth(values: list[float]) -> None:
-    t_ns = np.arange(len(values)) * 1e7
+    t_ns = np.arange(len(values), dtype=np.float64) * 1e7
     growth = counted(t_ns, np.array(values, dtype=np.float64), RAPL)
     assert growth.grown[-1] == 0
     assert growth.at(growth.grown, np.array([0.0])).tolist() == [0.0]
@@ -161,7 +161,7 @@ garbage = st.one_of(
 @settings(max_examples=60, deadline=None)
 @given(st.lists(garbage, max_size=40), st.sampled_from([RAPL, NVML, CounterLimits(), CounterLimits(RANGE_J)]))
 def test_no_garbage_makes_growth_that_the_source_cannot_deliver(values: list[float], limits: CounterLimits) -> None:
-    t_ns = np.arange(len(values)) * 1e7
+    t_ns = np.arange(len(values), dtype=np.float64) * 1e7
     growth = counted(t_ns, np.array(values, dtype=np.float64), limits)
     lasted_s = (len(values) * 1e7 + limits.refresh_ns) / 1e9
     assert np.all(np.diff(growth.grown) >= 0)
@@ -187,5 +187,5 @@ def test_failed_reads_anywhere_and_a_wrap_anywhere_invent_nothing(
 
 def test_a_million_readings_of_pure_noise_are_gone_through_whole() -> None:
     noise = np.random.default_rng(0).random(1_000_000) * RANGE_J
-    growth = counted(np.arange(1_000_000) * 1e7, noise, RAPL)
+    growth = counted(np.arange(1e6) * 1e7, noise, RAPL)
     assert growth.grown[-1] < 1000.0

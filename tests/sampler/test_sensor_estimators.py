@@ -92,7 +92,7 @@ def test_the_time_constant_of_a_running_average_is_found_within_fifteen_percent(
     times = polls(300_000)
     for noise_w in (0.0, 1.0):
         values = ina3221(times, noise_w=noise_w)
-        found = filter_of(conversions(times, values, int(6.6 * MS)), LOAD)
+        found = filter_of(conversions(times, values, int(6.6 * MS)), LOAD, int(6.6 * MS))
         assert found is not None
         assert found.kind == RUNNING
         assert found.window_ns == pytest.approx(64 * 6.6 * MS, rel=0.15)
@@ -125,7 +125,7 @@ def test_the_width_of_a_block_average_is_found_within_fifteen_percent(
     times, values = block_average(width_ms * MS, period_ms * MS, noise_w)
     refresh_ns = refresh_period_ns(times, values, counter=False)
     assert refresh_ns == pytest.approx(period_ms * MS, rel=0.1)
-    found = filter_of(conversions(times, values, refresh_ns), LOAD)
+    found = filter_of(conversions(times, values, refresh_ns), LOAD, refresh_ns)
     assert found is not None
     assert found.kind == BLOCK
     assert found.window_ns == pytest.approx(width_ms * MS, rel=0.15)

@@ -1,4 +1,4 @@
-"""Profiles: measured under a load that leaves nothing behind, kept per device, applied without overruling the driver."""
+"""Profiles: measured under a load that leaves nothing behind, kept per device; the driver is not overruled."""
 
 from __future__ import annotations
 

@@ -7,6 +7,8 @@ import json
 import math
 import os
 from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,7 @@ import pytest
 from stepscope.record.crew import Crew
 from stepscope.record.rows import EventLog, RowFile
 from stepscope.record.sampler import Sampling
-from stepscope.record.sensors import Survey, load
+from stepscope.record.sensors import Survey, distinct, load
 from stepscope.record.sensors.contract import Channel, Found, Missing, Pace, Target
 from stepscope.record.stream import RETRY_NS, Stream
 from stepscope.runfolder import RunReader
@@ -198,6 +200,57 @@ def test_a_suspended_machine_leaves_an_event_with_the_seconds_that_are_missing(
     sampling.chores()
     events = RunReader(tmp_path).events
     assert [(event["kind"], event["gap_ns"]) for event in events] == [("suspend", 3_000_000_000)]
+
+
+def test_a_wall_clock_that_is_set_leaves_an_event_and_a_sleeping_machine_none_of_that_kind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "run.json").write_text('{"schema": 1}')
+    slept, set_by = [0], [0]
+    monkeypatch.setattr("stepscope.record.sampler._suspended_ns", lambda: slept[0])
+    monkeypatch.setattr("stepscope.record.sampler._wall_ns", lambda: slept[0] + set_by[0])
+    sampling = Sampling([], EventLog(tmp_path / "events.jsonl"), Pace(), 10_000_000)
+    set_by[0] = 1_000_000  # as NTP does it
+    sampling.chores()
+    set_by[0] = -60_000_000_000
+    sampling.chores()
+    slept[0] = 5_000_000_000
+    sampling.chores()
+    events = RunReader(tmp_path).events
+    assert [event["kind"] for event in events] == ["clock-jump", "suspend"]
+    assert events[0]["jump_ns"] == -60_001_000_000
+
+
+def test_a_slow_power_sensor_has_dithered_deadlines_of_its_own(bench: Bench) -> None:
+    found = bench.sensor.discover(bench.run, bench.target)
+    assert isinstance(found, Found)
+    slow = replace(found, every_ns=100_000_000)
+    stream = Stream(bench.sensor, slow, bench.target, bench.run, bench.file, bench.events, 10, dither=True)
+    times = []
+    while len(times) < 50:
+        bench.now = max(bench.now + 1, stream.due_ns)
+        times.append(bench.now)
+        stream.sample_slowly(bench.now)
+    bench.stream.close()
+    gaps = {after - before for before, after in pairwise(times)}
+    assert {round(gap / 1e6) for gap in gaps} == {62, 162}  # and 100 ms in the mean
+
+
+def test_two_sensors_of_one_rail_are_both_kept_under_names_of_their_own(bench: Bench) -> None:
+    found = bench.sensor.discover(bench.run, bench.target)
+    assert isinstance(found, Found)
+    both = distinct({"first": found, "wobbly": found})
+    assert [channel.id for channel in both["first"].channels] == ["wobbly.a", "wobbly.b"]
+    assert [channel.id for channel in both["wobbly"].channels] == ["wobbly.wobbly.a", "wobbly.wobbly.b"]
+    stream = Stream(bench.sensor, both["wobbly"], bench.target, bench.run, bench.file, bench.events, 10)
+    bench.sensor.broken = True
+    stream.sample()
+    bench.sensor.broken, bench.sensor.order = False, ["b", "a"]
+    bench.now += RETRY_NS
+    stream.retry()
+    stream.sample()
+    stream.close()
+    assert RunReader(bench.run).sensor("wobbly").row(-1)[2:] == (1.0, 2.0)
 
 
 def test_a_slow_sensor_is_read_at_its_own_period(tmp_path: Path) -> None:

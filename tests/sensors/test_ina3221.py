@@ -144,7 +144,7 @@ def test_a_tree_without_the_links_of_the_bus_is_found_by_class_or_device(tmp_pat
     bus = tmp_path / "device" / ORIN_DRIVER
     bus.mkdir(parents=True)
     (bus / "1-0040").symlink_to(device.parents[1])
-    assert len(read(discover(tmp_path / "device"))) == 3  # once, though two ways lead there
+    assert len(discover(tmp_path / "device").channels) == 6  # once, though two ways lead there
 
 
 def test_what_the_hwmon_driver_states_of_filter_and_steps_is_in_the_channels(
@@ -197,6 +197,27 @@ def test_a_hwmon_voltage_is_read_every_tenth_time_and_the_current_each_time(
         sensor.read()
     assert [reads.count(f"curr{n}_input") for n in (1, 2, 3)] == [20, 20, 20]
     assert [reads.count(f"in{n}_input") for n in (1, 2, 3)] == [2, 2, 2]
+    voltages = [name.startswith("in") for name in reads]
+    assert not any(voltages[at : at + 3].count(True) > 1 for at in range(len(voltages)))  # they take turns
+
+
+def test_after_a_voltage_that_failed_no_older_one_is_used(
+    tmp_path: Path, discover: Discover, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sensor = discover(orin_nano(tmp_path))
+    pread = os.pread
+
+    def failing(file: int, size: int, offset: int) -> bytes:
+        if Path(f"/proc/self/fd/{file}").readlink().name == "in1_input":
+            raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        return pread(file, size, offset)
+
+    monkeypatch.setattr(os, "pread", failing)
+    clock.now_ns += SECOND
+    assert math.isnan(read(sensor)["VDD_IN"])
+    monkeypatch.undo()
+    (tmp_path / ORIN_DRIVER / "1-0040/hwmon/hwmon1/in1_input").write_text("5000\n")
+    assert read(sensor)["VDD_IN"] == pytest.approx(5.0 * 0.96)
 
 
 def test_a_voltage_is_never_older_than_a_second(tmp_path: Path, discover: Discover, clock: Clock) -> None:
@@ -305,6 +326,41 @@ def test_one_chip_that_is_bound_anew_under_another_number_is_found_again(
     assert read(sensor)["VDD_CPU_CV"] > 0
     clock.now_ns += SECOND
     assert read(sensor)["VDDQ_VDD2_1V8AO"] == pytest.approx(4.968 * 0.1)
+
+
+def test_a_file_that_the_driver_has_let_go_is_not_asked_again_but_found_again(
+    tmp_path: Path, discover: Discover, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sensor = discover(agx_orin(tmp_path))
+    pread = os.pread
+
+    def gone(file: int, size: int, offset: int) -> bytes:
+        if "1-0041" in str(Path(f"/proc/self/fd/{file}").readlink()):
+            raise OSError(errno.ENODEV, os.strerror(errno.ENODEV))
+        return pread(file, size, offset)
+
+    monkeypatch.setattr(os, "pread", gone)
+    assert math.isnan(read(sensor)["VDDQ_VDD2_1V8AO"])
+    monkeypatch.undo()
+    assert math.isnan(read(sensor)["VDDQ_VDD2_1V8AO"])
+    clock.now_ns += SECOND
+    assert read(sensor)["VDDQ_VDD2_1V8AO"] == pytest.approx(0.39744)
+
+
+def test_silence_counts_only_while_it_lasts(tmp_path: Path, discover: Discover) -> None:
+    folder = hwmon(tmp_path, "1-0040", 3, [("VDD_IN", 5000, 10)])
+    sensor = discover(tmp_path)
+    for _ in range(2):
+        (folder / "curr1_input").write_text("")
+        for _ in range(ina3221.PATIENCE - 1):
+            assert math.isnan(sensor.read()[0])
+        (folder / "curr1_input").write_text("20\n")
+        assert sensor.read()[0] == pytest.approx(0.1)
+    (folder / "curr1_input").write_text("")
+    for _ in range(ina3221.PATIENCE - 1):
+        sensor.read()
+    with pytest.raises(OSError, match="no rail answers"):
+        sensor.read()
 
 
 def stream_over(root: Path, folder: Path, clock: Clock) -> Stream:

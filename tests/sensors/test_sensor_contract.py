@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -74,6 +75,18 @@ class Broken:
 def test_a_sensor_file_that_raises_is_missing_and_not_a_crash(tmp_path: Path) -> None:
     sensor: Sensor = Broken()
     assert ask(sensor, tmp_path, Target(1)) == Missing("failed", "RuntimeError: the driver is upset")
+
+
+def test_a_sensor_file_that_cannot_be_imported_costs_itself_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "stepscope.record.sensors.temperature", None)  # what import then raises
+    sensors = load()
+    assert set(sensors) == set(SENSORS)
+    answer = sensors["temperature"].discover(tmp_path, Target(1))
+    assert isinstance(answer, Missing)
+    assert answer.reason == "failed"
+    assert "temperature.py cannot be imported" in answer.detail
 
 
 def test_a_sensor_that_is_found_but_cannot_be_read_is_missing() -> None:

@@ -253,6 +253,16 @@ def test_a_line_is_a_reading_once_and_then_nothing_is(tmp_path: Path, opened: li
     assert measured == sorted(set(measured))
 
 
+def test_of_several_new_lines_the_newest_counts(tmp_path: Path, opened: list[Found]) -> None:
+    go, printed_all = tmp_path / "go", tmp_path / "printed"
+    hold = f"[ $i -ne 2 ] || while [ ! -e {go} ]; do sleep 0.01; done"
+    program(tmp_path, "RAM 1/2MB VDD_IN $i/1", before=f"{hold}; [ $i -ne 4 ] || {{ touch {printed_all}; sleep 100; }}")
+    sensor = discover(tmp_path, opened)
+    go.touch()
+    assert until(printed_all.exists)
+    assert sensor.read()[0] == 0.003
+
+
 def test_negative_and_missing_rails_are_not_read(tmp_path: Path, opened: list[Found]) -> None:
     program(
         tmp_path, "RAM 1/2MB VDD_IN 5000/1 $rail", before='[ $i -eq 1 ] && rail="VDD_SOC 3/3" || rail="VDD_GPU -4/1"'

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from stepscope.simulate.states import State, StateLog
 
 MS = 1_000_000
 S = 1_000_000_000
-QUIET = {"noise": 0.0, "drift": 0.0, "adc_noise": 0.0, "clock_error": 0.0}
+QUIET: dict[str, Any] = {"noise": 0.0, "drift": 0.0, "adc_noise": 0.0, "clock_error": 0.0}
 
 
 class Hand:
@@ -26,7 +25,7 @@ class Hand:
         self.root = home / "root"
         self.now_ns = 1000 * S
         self.log = StateLog(home / STATES_FILE)
-        self._segments = tempfile.TemporaryFile()
+        self._segments = (home / "segments").open("w+b")
         self._mark = open_writer(home / RING_FILE, lambda: self.now_ns)
         self.run = BoardRun(board, home, options_of(options), seed, self._segments, lambda: self.now_ns)
 

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.simulate.boards_in_hand import MS, QUIET, Hand, S, board_in_hand
 
 from stepscope.record.sensors import load
 from stepscope.record.sensors.contract import Found, Target
 from stepscope.simulate import BOARDS
 from stepscope.simulate.layouts import BUILDS
-from tests.simulate.boards_in_hand import MS, QUIET, Hand, S, board_in_hand
 
 SENSOR_OF = {
     "jetson-tx2": ("ina3221", {"VDD_SYS_GPU", "VDD_SYS_SOC", "VDD_4V0_WIFI", "VDD_IN", "VDD_SYS_CPU", "VDD_SYS_DDR"}),

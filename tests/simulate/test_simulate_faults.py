@@ -6,10 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.simulate.boards_in_hand import MS, QUIET, Hand, S, board_in_hand
 
 from stepscope.errors import UnknownName, UsageError
 from stepscope.simulate.options import Fault, options_of
-from tests.simulate.boards_in_hand import MS, QUIET, Hand, S, board_in_hand
 
 ENERGY = "sys/class/powercap/intel-rapl:0/energy_uj"
 Look = Callable[[Hand], bytes | None]

@@ -9,22 +9,19 @@ import sys
 import time
 from pathlib import Path
 
+import polars as pl
 import pytest
 import torch
+from benchmarks.energy import CASES, measure
 from torch import nn
 
-from benchmarks.energy import CASES, measure
+import stepscope
 from stepscope import simulate
 from stepscope.errors import StepscopeError, UnknownName, UsageError
-from stepscope.simulate.truth import TRUTH_FILE
-
-TRAINER = """
-import sys, time
-from stepscope import simulate
-board = simulate.start("laptop-rapl", folder=sys.argv[1])
-print(board.root, flush=True)
-time.sleep(60)
-"""
+from stepscope.simulate.board_run import RING_FILE, STATES_FILE
+from stepscope.simulate.ring import create_ring
+from stepscope.simulate.states import StateLog
+from stepscope.simulate.truth import TRUTH_FILE, sums
 
 
 def train(seconds: float) -> nn.Module:
@@ -86,13 +83,47 @@ def test_the_truth_of_a_process_that_was_killed_is_not_known() -> None:
 
 
 def test_when_the_trainer_is_killed_the_board_ends_clears_up_and_keeps_the_truth(tmp_path: Path) -> None:
-    with subprocess.Popen([sys.executable, "-c", TRAINER, str(tmp_path)], stdout=subprocess.PIPE, text=True) as trainer:
-        assert trainer.stdout is not None
-        root = Path(trainer.stdout.readline().strip())
-        assert root.is_dir()
-        trainer.kill()
-    assert gone(root.parent)
-    assert (tmp_path / TRUTH_FILE).exists()
+    home, kept = tmp_path / "home", tmp_path / "kept"
+    for folder in (home, kept):
+        folder.mkdir()
+    create_ring(home / RING_FILE)
+    StateLog(home / STATES_FILE).close()
+    command = [sys.executable, "-m", "stepscope.simulate.process", "--home", str(home), "--truth", str(kept)]
+    with subprocess.Popen(["sleep", "60"]) as trainer:
+        command += ["--board", "laptop-rapl", "--pid", str(trainer.pid)]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as board:
+            assert board.stdout is not None
+            assert board.stdout.readline().startswith(b"ready")
+            assert (home / "root/sys/class/powercap").is_dir()
+            trainer.kill()
+            assert gone(home)
+    assert (kept / TRUTH_FILE).exists()
+
+
+def test_a_recorded_run_has_rails_to_read_and_a_true_energy_for_each_of_its_ops(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = nn.Sequential(nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with simulate.start("jetson-tx2", model) as board:
+        monkeypatch.setenv("STEPSCOPE_ROOT", str(board.root))
+        with stepscope.profile(model, out=tmp_path, record="all") as scope:
+            for _ in range(20):
+                optimizer.zero_grad()
+                model(torch.ones(64, 256)).sum().backward()
+                optimizer.step()
+                scope.step()
+    run, truth = scope.run, board.truth()
+    assert {channel["rail"] for channel in run.channels if channel["quantity"] == "power"} == set(truth.rails)
+    ops = run.ops
+    step, t0_ns, t1_ns = (ops[name].cast(pl.Int64).to_numpy() for name in ("step", "t0_ns", "t1_ns"))
+    parent = ops["parent"].cast(pl.Int64).fill_null(-1).to_numpy()
+    own = truth.own_energy("VDD_IN", t0_ns, t1_ns, parent, step)
+    whole = truth.energy_between("VDD_IN", run.steps["t0_ns"].to_numpy(), run.steps["t1_ns"].to_numpy())
+    assert own.min() > -1e-9
+    assert 0.05 * whole.sum() < own.sum() < whole.sum()
+    by_name = sums(ops["name"].cast(pl.String).to_list(), own)
+    assert by_name["aten::addmm"] > 0
 
 
 def test_what_cannot_be_simulated_is_refused_before_anything_starts() -> None:

@@ -188,14 +188,22 @@ def _rest(tree: RailTree, of: dict[str, Energy]) -> Energy | None:
 def _notes(tree: RailTree, of: dict[str, Energy], spans: Any) -> Iterator[str]:
     for line in tree.lines:
         yield from line.best.notes
-        energy = of[line.key]
-        if energy.gap_s > 0:
-            yield f"{line.name}: {number(energy.gap_s)} s of the steps were not covered; nothing was filled in"
         for other in line.sources[1:]:
-            yield from _cross_check(line, other.sensor, energy, energy_over(other, spans))
+            yield from _cross_check(line, other.sensor, of[line.key], energy_over(other, spans))
+    yield from _gaps(tree, of)
     rest = _rest(tree, of)
     if rest is not None and rest.high_j is not None and rest.high_j < 0 and tree.total:
         yield f"the rails inside {tree.total[0].name} measured more than it: one of them is wrong"
+
+
+def _gaps(tree: RailTree, of: dict[str, Energy]) -> Iterator[str]:
+    """One sentence for all lines that miss the same time."""
+    missing: dict[str, list[str]] = {}
+    for line in tree.lines:
+        if of[line.key].gap_s > 0:
+            missing.setdefault(number(of[line.key].gap_s), []).append(line.name)
+    for seconds, names in missing.items():
+        yield f"{seconds} s of the steps were not covered by {', '.join(names)}; nothing was filled in"
 
 
 def _cross_check(line: Line, sensor: str, best: Energy, other: Energy) -> Iterator[str]:

@@ -75,6 +75,7 @@ class _Activity:
 
     t_s: Floats
     integral: Floats
+    resolution_s: float  # how far apart its readings are
 
     def mean(self, t_s: Floats, width_s: float) -> Floats:
         """Mean activity around each time; NaN outside the run's record."""
@@ -117,7 +118,7 @@ def _of_counters(cores: Sequence[Series]) -> _Activity:
     """The sum of busy-time counters, in core seconds."""
     grid = np.unique(np.concatenate([series.t_ns for series in cores]))
     total = sum((np.interp(grid, series.t_ns, series.values) for series in cores), np.zeros(len(grid)))
-    return _Activity(grid / 1e9, total / 1e9)
+    return _Activity(grid / 1e9, total / 1e9, min(series.period_ns for series in cores) / 1e9)
 
 
 def _of_steps(run: RunReader) -> _Activity | None:
@@ -129,7 +130,7 @@ def _of_steps(run: RunReader) -> _Activity | None:
     edges = np.column_stack([begin, end]).ravel()
     done = np.column_stack([np.cumsum(end - begin) - (end - begin), np.cumsum(end - begin)]).ravel()
     t_s = np.concatenate([[edges[0] - margin], edges, [edges[-1] + margin]])
-    return _Activity(t_s, np.concatenate([[0.0], done, [done[-1]]]))
+    return _Activity(t_s, np.concatenate([[0.0], done, [done[-1]]]), 0.0)
 
 
 def _wall_offset_s(run: RunReader) -> float | None:
@@ -217,7 +218,9 @@ def _fine(activity: _Activity, times: Floats, power: Floats, period: float, offs
             len(kept),
         )
     shift, half, drift, drift_half = fitted
-    half = max(half, period / _FINE)  # the shifts that were tried lie this far apart
+    half = max(
+        half, period / _FINE, activity.resolution_s
+    )  # as far apart as the shifts tried, and the run's own readings
     low, high = shift - half, shift + half
     ppm, ppm_half = 1e6 * drift, 1e6 * drift_half
     drifts = (ppm, ppm - ppm_half, ppm + ppm_half)
@@ -245,7 +248,7 @@ def _correlation(done: Floats, power: Floats) -> float:
 
 
 def _line(points: Sequence[tuple[float, float]], reference: float) -> tuple[float, float, float, float] | None:
-    """Shift at the reference and its 95 % half width, s, drift and its half width; None for too few or a mad drift."""
+    """Shift at the reference and its 95 % half width, s, drift and its half width; None where they resolve no drift."""
     if len(points) < 4:
         return None
     t, shift = np.array(points).T
@@ -258,7 +261,7 @@ def _line(points: Sequence[tuple[float, float]], reference: float) -> tuple[floa
     deviation = math.sqrt(float(np.sum(residual**2)) / (len(points) - 2))
     student = float(special.stdtrit(len(points) - 2, 0.975))
     drift_half = student * deviation / math.sqrt(spread)
-    if abs(slope) - drift_half > _MOST_PPM * 1e-6:
+    if max(drift_half, abs(slope) - drift_half) > _MOST_PPM * 1e-6:  # says less than is known of any clock
         return None
     half = student * deviation * math.sqrt(1 / len(points) + float(away.mean()) ** 2 / spread)
     return float(level), half, float(slope), drift_half

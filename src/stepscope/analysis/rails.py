@@ -68,7 +68,8 @@ class RailTree:
                 chosen = outermost([line for line in lines if line.component == name], self.lines)
                 if name == "device":
                     chosen = [min(chosen, key=_outside_rank)]
-                if name not in (UNKNOWN, "total") and tuple(chosen) != self.total:
+                is_total = name == "total" or (name == "device" and tuple(chosen) == self.total)
+                if name != UNKNOWN and not is_total:
                     found.append((name, tuple(chosen)))
         return found
 
@@ -144,8 +145,10 @@ def _parent(line: Line, lines: Sequence[Line], board: Board) -> str | None:
         if stated:
             return stated[0].key
         entry = next((rail for rail in board.rails if rail.name == inside), None)
-    scopes = {other.scope: other.key for other in lines if other is not line}
-    return scopes.get(line.best.parent_scope or "")
+    stated_by_sensor = [other for other in lines if other is not line and other.scope == line.best.parent_scope]
+    if line.entry is not None and line.entry.inside is not None:  # then the sensor is heard on twins alone
+        stated_by_sensor = [other for other in stated_by_sensor if other.entry == line.entry]
+    return stated_by_sensor[0].key if stated_by_sensor else None
 
 
 def _total(lines: Sequence[Line], board: Board) -> tuple[tuple[Line, ...] | None, str, list[str]]:

@@ -56,7 +56,6 @@ def print_profiles(console: Console, channels: list[dict[str, Any]], found: Mapp
     """A row a channel, measured here; beside the refresh and the step what the driver states, where it differs."""
     from rich.table import Table
 
-
     table = Table(title="Characterised now, under a load step", title_justify="left", box=None, pad_edge=False)
     table.add_column("channel", no_wrap=True, overflow="ellipsis")
     for heading in ("one read", "99 %", "refresh", "step", "average"):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from stepscope.commands.meter import read_logs
 from stepscope.errors import StepscopeError, UsageError
 
 if TYPE_CHECKING:
@@ -78,8 +79,9 @@ def run(
         samples_per_step=batch,
         optimizer_steps_per_step=updates_per_step,
         root=os.environ.get("STEPSCOPE_ROOT"),
-        metering=_metering(plug, meter_command, meter_csv, power_model, characterise, dither),
+        metering=_metering(plug, meter_command, power_model, characterise, dither),
     )
+    _refuse_logs_without_a_folder(meter_csv or [])
     if threads is not None:
         import torch
 
@@ -92,6 +94,8 @@ def run(
             choices = {"batch": batch, "optimizer": optimizer, "lr": lr, "device": device or "cpu", "seed": seed or 0}
             path, code = _workload(target, arguments, steps or 100, settings, choices, quiet)
         kept.append(path)
+    for complaint in read_logs(path, meter_csv or []):
+        sys.stderr.write(f"{complaint}\n")
     _finish(path, quiet)
     if html:
         _page(path)
@@ -122,7 +126,6 @@ def _check(batch: int | None, steps: int | None, threads: int | None) -> None:
 def _metering(
     plugs: list[str] | None,
     commands: list[str] | None,
-    csv_logs: list[Path] | None,
     power_model: str | None,
     characterise: bool,
     dither: bool,
@@ -131,17 +134,18 @@ def _metering(
     from stepscope.record.meters import parse_meters
     from stepscope.record.session import Metering
 
-    for log in csv_logs or ():
-        if not log.parent.is_dir():  # the log itself may still be on its way from the meter
-            raise UsageError(
-                f"--meter-csv {log}: there is no folder '{log.parent}'", "give the path of the meter's log"
-            )
     if power_model is not None:
         from stepscope.analysis.power_model import parse_power_model
 
         parse_power_model(power_model)
     meters = parse_meters(plugs or [], commands or [])
-    return Metering(meters, tuple(csv_logs or ()), power_model, characterise, dither)
+    return Metering(meters, power_model, characterise, dither)
+
+
+def _refuse_logs_without_a_folder(logs: list[Path]) -> None:
+    for log in logs:
+        if not log.parent.is_dir():  # the log itself may still be on its way from the meter
+            raise UsageError(f"--meter-csv {log}: there is no folder '{log.parent}'", "give the path of the log")
 
 
 @contextmanager

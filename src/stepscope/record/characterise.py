@@ -187,7 +187,7 @@ def _profile(
     refresh_ns = refresh_period_ns(times_ns, values, counter)
     averaged = None
     if not counter and channel.quantity == "power":  # a counter adds up: nothing is averaged away
-        averaged = filter_of(conversions(times_ns, values, refresh_ns), load)
+        averaged = filter_of(conversions(times_ns, values, refresh_ns), load, refresh_ns)
     return SensorProfile(
         read_cost_ns=cost_ns,
         read_cost_p99_ns=cost_p99_ns,

@@ -47,7 +47,7 @@ def find_chips(root: Path) -> Iterator[Chip]:
     """Every INA3221 below root, each once; raises OSError where a name cannot be read."""
     drivers = root / "sys/bus/i2c/drivers"
     for device in sorted(drivers.glob("ina3221x/*-00*")):
-        folders = [path for path in sorted(device.glob("iio*device*")) if (path / "rail_name_0").exists()]
+        folders = [path for path in sorted(device.glob("iio*device*")) if any(path.glob("rail_name_[0-2]"))]
         yield from (_iio_chip(device, folder) for folder in folders[:1])
     folders = [*drivers.glob("ina3221/*-00*/hwmon/hwmon*"), *_of_class(root)]
     places = {folder.resolve(): folder for folder in reversed(folders)}

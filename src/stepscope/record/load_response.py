@@ -14,9 +14,10 @@ Conversions = list[tuple[int, float]]  # when the sensor took each value, ns, an
 NONE, BLOCK, RUNNING = "none", "block average", "running average"
 _WIDTHS_NS = [2e6 * 1.6**n for n in range(15)]  # 2 ms to 1.4 s
 _LAGS_NS = [0.0, 5e6, 15e6, 40e6, 100e6]
-_EXPLAINED = 0.5  # of the variance: less, and the load did not move this channel
+_EXPLAINED = 0.7  # of the variance: less, and the load did not move this channel
 _WORTH = 1.15  # a filter must leave so much less error than none
 _MOST_POINTS = 300
+_STARTS = 4
 
 
 @dataclass(frozen=True)
@@ -48,8 +49,11 @@ def conversions(times_ns: Sequence[int], values: Sequence[float], refresh_ns: in
     return _thinned(found)
 
 
-def filter_of(taken: Conversions, load: Load) -> Filter | None:
-    """The filter whose response to the load fits best; None where the load did not move the channel."""
+def filter_of(taken: Conversions, load: Load, refresh_ns: int | None = None) -> Filter | None:
+    """The filter whose response to the load fits best; None where the load did not move the channel.
+
+    A running average is taken once a refresh: one with a shorter constant would hold nothing of the value before.
+    """
     if len(taken) < 12 or not load or len({value for _, value in taken}) < 2:
         return None
     fits = {
@@ -59,7 +63,8 @@ def filter_of(taken: Conversions, load: Load) -> Filter | None:
     }
     mean = sum(value for _, value in taken) / len(taken)
     variance = sum((value - mean) ** 2 for _, value in taken)
-    kind = min((BLOCK, RUNNING), key=lambda name: fits[name].error)
+    runs = fits[RUNNING].width_ns >= (refresh_ns or 0)
+    kind = RUNNING if runs and fits[RUNNING].error < fits[BLOCK].error else BLOCK
     if fits[kind].error > (1 - _EXPLAINED) * variance:
         return None
     if fits[NONE].error <= _WORTH * fits[kind].error + 1e-9 * variance:
@@ -103,11 +108,16 @@ def _running(at_ns: Sequence[float], load: Load, constant_ns: float) -> list[flo
 
 
 def _best(taken: Conversions, load: Load, response: Response) -> _Fit:
-    """A coarse grid over width and lag, then a pattern search around its best point."""
-    best = min((_fit(taken, load, response, width, lag) for width in _WIDTHS_NS for lag in _LAGS_NS), key=_error)
+    """A coarse grid over width and lag, then a pattern search around its best points: the valley is narrow."""
+    grid = [_fit(taken, load, response, width, lag) for width in _WIDTHS_NS for lag in _LAGS_NS]
+    return min((_searched(taken, load, response, start) for start in sorted(grid, key=_error)[:_STARTS]), key=_error)
+
+
+def _searched(taken: Conversions, load: Load, response: Response, best: _Fit) -> _Fit:
+    """The least error near a point; the steps get shorter when none of the eight around it is better."""
     factor, shift_ns = 1.3, 8e6
     while factor > 1.01:
-        around = [(factor, 0.0), (1 / factor, 0.0), (1.0, shift_ns), (1.0, -shift_ns)]
+        around = [(by, add) for by in (factor, 1.0, 1 / factor) for add in (-shift_ns, 0.0, shift_ns)]
         tried = [_fit(taken, load, response, best.width_ns * by, max(best.lag_ns + add, -5e6)) for by, add in around]
         nearer = min(tried, key=_error)
         if nearer.error < best.error:

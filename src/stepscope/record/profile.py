@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import nn
 
 import stepscope
 from stepscope.errors import UsageError
+from stepscope.record.meters import parse_meters
 from stepscope.record.schedule import Schedule
-from stepscope.record.session import Models, Session, Settings, status_of
+from stepscope.record.session import Metering, Models, Session, Settings, status_of
 
 if TYPE_CHECKING:
     from stepscope import Run
@@ -40,14 +43,22 @@ class Scope:
         self._session.step(loss, samples)
 
 
+class SimulatedBoard(Protocol):
+    """What `stepscope.simulate.start` gives."""
+
+    board: str
+    root: Path
+
+
 class profile:  # noqa: N801 - reads as torch.profiler.profile does
     """Record a training loop: `with stepscope.profile(model, optimizer, out="runs") as scope: ... scope.step()`.
 
     model: the model, a list of them, or a dictionary of names to models (only for names and sample counts);
     optimizer: accepted for symmetry, every optimizer of the process is seen. record: see `schedule.parse`, or a
     `stepscope.schedule(wait=, warmup=, active=, repeat=)`. period_ms: of the sampler. steps: "calls" of
-    `scope.step()`, or "optimizer" for a step at each optimizer step. Raises OutputNotWritable and UsageError before
-    the loop, and nothing of its own within it.
+    `scope.step()`, or "optimizer" for a step at each optimizer step. plugs, meter_commands, power_model, characterise
+    and dither: as the options of `stepscope run`. simulation: a board of `stepscope.simulate.start` to read instead of
+    this machine. Raises OutputNotWritable and UsageError before the loop, and nothing of its own within it.
     """
 
     def __init__(
@@ -62,6 +73,12 @@ class profile:  # noqa: N801 - reads as torch.profiler.profile does
         period_ms: float = 10.0,
         steps: str = "calls",
         samples: int | None = None,
+        plugs: Sequence[str] = (),
+        meter_commands: Sequence[str] = (),
+        power_model: str | None = None,
+        characterise: bool = True,
+        dither: bool = True,
+        simulation: SimulatedBoard | None = None,
     ) -> None:
         if steps not in ("calls", "optimizer"):
             raise UsageError(f"steps='{steps}' is not known", "choose 'calls' or 'optimizer'")
@@ -74,6 +91,14 @@ class profile:  # noqa: N801 - reads as torch.profiler.profile does
             period_ns=round(period_ms * 1e6),
             steps_from=steps,
             samples_per_step=samples,
+            root=str(simulation.root) if simulation else os.environ.get("STEPSCOPE_ROOT"),
+            metering=Metering(
+                parse_meters(plugs, meter_commands),
+                power_model,
+                characterise,
+                dither,
+                simulation.board if simulation else None,
+            ),
             facts={"workload": workload},
         )
         self._steps_by_call = steps == "calls"

@@ -38,7 +38,6 @@ class Metering:
     """How power is learnt: meters that the user names, and what is made of the sensors that are found."""
 
     meters: tuple[Meter, ...] = ()
-    csv_logs: tuple[Path, ...] = ()  # of a meter with its own clock, read when the run has ended
     power_model: str | None = None  # "cpu=2W..15W": estimated, by the user's choice alone
     characterise: bool = True  # measure refresh, step and filter of each power sensor, once a device
     dither: bool = True
@@ -159,7 +158,6 @@ class Session:
         self._quietly(lambda: self.writer.device(facts.of_device(self._settings.root, self.path)))
         if not self._quietly(lambda: self.writer.close(status, reason)):
             self._quietly(lambda: self.writer.update(status=status, reason=reason))
-        self._read_meter_logs()
 
     # steps
 
@@ -264,16 +262,6 @@ class Session:
             return
         if end.died_early:
             self.note("sampler-lost", f"the sampling process ended early (exit code {end.exit_code})")
-
-    def _read_meter_logs(self) -> None:
-        """Logs of meters with clocks of their own can be aligned only now that the whole run is known."""
-        for log in self._settings.metering.csv_logs:
-            from stepscope.record.meter_import import import_csv
-
-            try:
-                import_csv(self.path, log)
-            except (StepscopeError, OSError) as error:
-                self.note("meter-not-read", f"{log}: {error}")
 
     def _outcome(self) -> dict[str, Any]:
         recorder, plan = self._recorder, self._plan

@@ -8,8 +8,8 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from stepscope.analysis.run import Run
-from stepscope.report.text_lines import labelled, memory, missing, own_cost, speed, utilisation
-from stepscope.report.text_tables import module_table, op_table, phase_table
+from stepscope.report.text_lines import energy_notes, labelled, memory, missing, own_cost, speed, utilisation
+from stepscope.report.text_tables import energy_table, module_table, op_table, phase_table
 
 _GOOD = {"ok": "green", "running": "cyan"}
 
@@ -24,9 +24,11 @@ def render(run: Run) -> RenderableType:
         *phase_table(run.phases()),
         *module_table(run.modules()),
         *op_table(run.op_kinds()),
+        *energy_table(run.energy_totals()),
         Text(""),
         *utilisation(metrics),
         *memory(metrics),
+        *energy_notes(run.energy_tables.notes),
         *own_cost(run.overhead()),
         *missing(run.not_measured()),
         Text(f"{run.path}", style="dim", overflow="fold"),
@@ -37,6 +39,8 @@ def render(run: Run) -> RenderableType:
 def _heading(run: Run) -> list[RenderableType]:
     """What was run, and how it ended."""
     title = Text.assemble((run.id, "bold"), "  ", (run.status, _GOOD.get(run.status, "red")))
+    if run.simulated is not None:
+        title.append(f"  SIMULATED sensors: {run.simulated}", style="bold yellow")
     reason = run.meta.get("reason")
     if reason:
         title.append(f": {reason}", style="red")

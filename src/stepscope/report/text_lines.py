@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import polars as pl
@@ -14,6 +15,7 @@ from stepscope.units import NOT_MEASURED, bytes_, duration, number, percent
 
 _LABEL_WIDTH = 13
 _MOST_CORES = 12
+_MOST_NOTES = 3
 _MOST_MISSING = 7
 _CORES_A_LINE = 2
 _BLOCKS = " ▁▂▃▄▅▆▇█"
@@ -74,12 +76,12 @@ def memory(metrics: pl.DataFrame) -> list[RenderableType]:
         f"{_whose(row)}median {bytes_(row['value'])} ({row['source']})" for row in _rows(metrics, "resident_memory")
     ]
     said = [", ".join(peaks), ", ".join(held)]
-    energy = [
-        f"{row['scope']} {number(row['value'])} J{_between(number(row['low']), number(row['high']))}, {row['note']}"
-        for row in _rows(metrics, "energy")
-    ]
-    lines = [labelled("memory", *(text for text in said if text))] if peaks or held else []
-    return [*lines, *([labelled("energy", *energy)] if energy else [])]
+    return [labelled("memory", *(text for text in said if text))] if peaks or held else []
+
+
+def energy_notes(notes: Sequence[str]) -> list[RenderableType]:
+    """What to know of power and energy, the first few; the page and --json have all."""
+    return [labelled("on energy", *notes[:_MOST_NOTES])] if notes else []
 
 
 def own_cost(overhead: pl.DataFrame) -> list[RenderableType]:

@@ -65,6 +65,26 @@ def op_table(kinds: pl.DataFrame) -> list[RenderableType]:
     return [Text(""), Constrain(table, _WIDTH)]
 
 
+def energy_table(totals: pl.DataFrame) -> list[RenderableType]:
+    """Power and energy of each component with intervals; what is not measured is called by its name."""
+    if totals.is_empty():
+        return []
+    table = _table("energy", "power", "a step", "steady steps", "not covered")
+    for row in totals.iter_rows(named=True):
+        kind = "" if row["kind"] == "measured" else f"{row['kind'].upper()} "
+        rail = f" ({row['rail']})" if row["rail"] != row["component"] else ""
+        power = _with_interval(row["watts_mean"], row["watts_low"], row["watts_high"], "W")
+        whole = _with_interval(row["joules"], row["low"], row["high"], "J")
+        gap = f"{number(row['gap_s'])} s" if row["gap_s"] else ""
+        _add(table, f"{kind}{row['component']}{rail}", power, si(row["joules_per_step"], "J"), whole, gap)
+    return [Text(""), Constrain(table, _WIDTH)]
+
+
+def _with_interval(value: float | None, low: float | None, high: float | None, unit: str) -> str:
+    between = "" if low is None or high is None else f" ({number(low)} to {number(high)})"
+    return f"{si(value, unit)}{between}"
+
+
 def _device(present: bool) -> list[str]:
     return ["on device"] if present else []
 

@@ -65,6 +65,10 @@ class BoardRun:
             self._proc_due_ns = now_ns + REFRESH_NS
             self._proc.refresh()
 
+    def finish(self, now_ns: int) -> None:
+        """The last tick: up to now itself, so that the truth covers all that was measured."""
+        self.tick(now_ns + self._options.latency_ns)
+
     def truth(self) -> Truth:
         """Everything until the last tick."""
         self._file.flush()

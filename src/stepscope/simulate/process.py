@@ -89,7 +89,7 @@ def follow(run: BoardRun, pid: int) -> bool:
         deadline_ns = max(deadline_ns + run.tick_ns, now_ns)
         ready = select.select(watched, (), (), (deadline_ns - now_ns) / 1e9)[0]
         if ready:
-            run.tick(monotonic_ns())
+            run.finish(monotonic_ns())
             return 0 in ready and bool(os.read(0, 16))
 
 

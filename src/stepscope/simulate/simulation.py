@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import shutil
@@ -76,7 +77,8 @@ class Simulation:
     def truth(self) -> Truth:
         """What was really spent; raises StepscopeError while the board runs, or when its process was killed."""
         if self._truth is None:
-            why = "its process ended early" if self._stopped else "it still runs: stop it first"
+            ended = f"its process ended early ({self._process.last_word})"
+            why = ended if self._stopped else "it still runs: stop it first"
             raise StepscopeError(f"the truth of the simulated {self.board} is not known: {why}")
         return self._truth
 
@@ -136,27 +138,31 @@ class _Process:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
+            bufsize=0,
             cwd=Path(stepscope.__file__).parent.parent,  # the user's signal.py must not become ours
             start_new_session=True,
         )
         self._launcher.wait()
         said = self._line(_READY_S)
         if said is None or not said.startswith("ready "):
-            why = "it was not ready in time" if said is None else self._last_word()
+            why = "it was not ready in time" if said is None else self._read_last_word()
             self._close()
             raise StepscopeError(f"the simulated board did not start: {why}", "free space in /dev/shm or $TMPDIR")
         self.pid = int(said.split()[1])
+        self.last_word = ""
 
     def end(self) -> None:
         """Ask it to end and wait until the truth is written; a process that hangs is killed."""
         assert self._launcher.stdin is not None
-        try:
+        with contextlib.suppress(OSError):  # it may have ended already: then the pipe has no reader
             self._launcher.stdin.write(b"stop\n")
-            self._launcher.stdin.flush()
-        except OSError:
-            pass  # it has ended already: the pipe has no reader
-        if self._line(_END_S) is None:
-            os.kill(self.pid, signal.SIGKILL)
+        said = self._line(_END_S)
+        if said is None:
+            self.last_word = f"it did not answer within {_END_S:g} s"
+            with contextlib.suppress(OSError):
+                os.kill(self.pid, signal.SIGKILL)
+        elif not said:
+            self.last_word = self._read_last_word()
         self._close()
 
     def _line(self, timeout_s: float) -> str | None:
@@ -173,7 +179,7 @@ class _Process:
             line += byte
         return line.decode()
 
-    def _last_word(self) -> str:
+    def _read_last_word(self) -> str:
         assert self._launcher.stderr is not None
         lines = self._launcher.stderr.read().decode(errors="replace").strip().splitlines()
         return lines[-1] if lines else "it ended without a word"

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stepscope.errors import MissingDependency, UnknownName
+from stepscope.errors import MissingDependency, UnknownName, UsageError
 from stepscope.plugins import discover
 
 if TYPE_CHECKING:
@@ -30,11 +31,34 @@ def every() -> list[Workload]:
 
 
 def find(name: str) -> Workload:
-    """The workload of this name."""
+    """The workload of this name; `path/to/file.py:name` is one of a file of the user's."""
+    path, colon, inner = name.rpartition(":")
+    if colon and path.endswith(".py"):
+        return _of_file(Path(path), inner)
     known = _found()[0]
     if name not in known:
         raise UnknownName("workload", name, known)
     return known[name]
+
+
+def _of_file(path: Path, name: str) -> Workload:
+    """A workload of a file that belongs to no package; whatever is wrong with the file is said with its own words."""
+    _refuse_without_torch()
+    module_name = f"stepscope_file_{path.stem}"
+    spec = importlib.util.spec_from_file_location(module_name, path)
+    if not path.is_file() or spec is None or spec.loader is None:
+        raise UsageError(f"there is no file '{path}'", "give it as path/to/file.py:workload")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[module_name] = module  # dataclasses look their own module up there
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise UsageError(f"'{path}' cannot be imported: {type(error).__name__}: {error}", "mend the file") from error
+    offered: dict[str, Workload] = {workload.name: workload for workload in getattr(module, "WORKLOADS", ())}
+    if name not in offered:
+        hint = None if offered else "it has to name its workloads in WORKLOADS (docs/add-a-workload.md)"
+        raise UnknownName(f"workload of '{path}'", name, offered, hint)
+    return offered[name]
 
 
 def warnings() -> list[str]:
@@ -42,10 +66,14 @@ def warnings() -> list[str]:
     return _found()[1]
 
 
-def _found() -> tuple[dict[str, Workload], list[str]]:
+def _refuse_without_torch() -> None:
     if importlib.util.find_spec("torch") is None:
         hint = "pip install 'stepscope[torch]'; on a Jetson, install NVIDIA's own build of torch"
         raise MissingDependency("the workloads need torch, which is not installed", hint)
+
+
+def _found() -> tuple[dict[str, Workload], list[str]]:
+    _refuse_without_torch()
     found = discover(sys.modules[__name__], ENTRY_POINTS, skip=_NOT_WORKLOADS)
     known: dict[str, Workload] = {}
     said = list(found.warnings)

@@ -7,6 +7,7 @@ in grey at 84 x 84, four of these are a state; the loss of a life ends an episod
 from __future__ import annotations
 
 import hashlib
+import importlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,10 +36,9 @@ class Emulator:
     """One game; `frames` counts what the emulator has shown, `games` and `score` what was played to the end."""
 
     def __init__(self, game: str, seed: int) -> None:
-        from ale_py import ALEInterface, LoggerMode
-
-        ALEInterface.setLoggerMode(LoggerMode.Error)
-        self._ale: Any = ALEInterface()
+        library = importlib.import_module("ale_py")
+        library.ALEInterface.setLoggerMode(library.LoggerMode.Error)
+        self._ale: Any = library.ALEInterface()
         self._ale.setInt("random_seed", seed)
         self._ale.setFloat("repeat_action_probability", 0.0)
         self._ale.loadROM(rom(game))
@@ -133,9 +133,8 @@ def small(screen: np.ndarray[Any, np.dtype[np.uint8]]) -> Tensor:
 
 def rom(game: str) -> Path:
     """The file of a game in ale-py's own package, whatever ALE_ROMS_DIR says: the result names its hash."""
-    import ale_py.roms
-
-    return Path(str(ale_py.roms.__file__)).with_name(f"{game}.bin")
+    folder = importlib.import_module("ale_py.roms").__file__
+    return Path(str(folder)).with_name(f"{game}.bin")
 
 
 def source(game: str) -> Source:

@@ -1,4 +1,4 @@
-"""What the mobile networks after the first share: channel counts in eights, and convolution with norm and activation."""
+"""What the mobile networks after the first share: channel counts in eights, convolution with norm and activation."""
 
 from __future__ import annotations
 

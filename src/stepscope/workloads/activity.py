@@ -7,6 +7,7 @@ References
 
 from __future__ import annotations
 
+from collections.abc import Callable
 
 from torch import Tensor, nn
 
@@ -48,7 +49,8 @@ class ActivityGRU(nn.Module):
         return scores
 
 
-def _workload(name: str, build: Callable[[], nn.Module], layer: str, summary: str) -> Workload:
+def _workload(name: str, build: Callable[[], nn.Module], layer: str, summary: str, **more: object) -> Workload:
+    fields: dict[str, object] = {"tiers": ("edge",), **more}
     return Workload(
         name=name,
         domain="sensors",
@@ -63,11 +65,17 @@ def _workload(name: str, build: Callable[[], nn.Module], layer: str, summary: st
         example=_classification.example_of(motion.SHAPE),
         loss=_classification.loss,
         correct=_classification.correct,
-        tiers=("edge",),
+        **fields,  # type: ignore[arg-type]
     )
 
 
 WORKLOADS = (
-    _workload("activity-cnn-6x100", ActivityCNN, "convolution", "Activity from six axes: one-dimensional convolutions"),
+    _workload(
+        "activity-cnn-6x100",
+        ActivityCNN,
+        "convolution",
+        "Activity from six axes: one-dimensional convolutions",
+        tiers=("smoke", "edge"),
+    ),
     _workload("activity-gru-6x100", ActivityGRU, "GRU", "Activity from six axes: a GRU of 100 steps in a row"),
 )

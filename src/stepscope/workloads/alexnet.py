@@ -10,11 +10,11 @@ References
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 
-from torch import Tensor, nn
+from torch import nn
 
 from stepscope.workloads._classification import C32, C224, classifier, published_2019
+from stepscope.workloads.contract import rates
 
 REFERENCES = (
     "Krizhevsky, Sutskever, Hinton, ImageNet classification with deep convolutional neural networks, NIPS 2012",
@@ -38,38 +38,65 @@ def _linear(features: int) -> list[nn.Module]:
 def one_column() -> nn.Sequential:
     """Images [B, 3, 224, 224] to scores [B, 1000]."""
     return nn.Sequential(
-        nn.Conv2d(3, 64, 11, stride=4, padding=2), nn.ReLU(), _pool(),  # [B, 64, 27, 27]
-        nn.Conv2d(64, 192, 5, padding=2), nn.ReLU(), _pool(),  # [B, 192, 13, 13]
-        nn.Conv2d(192, 384, 3, padding=1), nn.ReLU(),
-        nn.Conv2d(384, 256, 3, padding=1), nn.ReLU(),
-        nn.Conv2d(256, 256, 3, padding=1), nn.ReLU(), _pool(),  # [B, 256, 6, 6]
+        nn.Conv2d(3, 64, 11, stride=4, padding=2),
+        nn.ReLU(),
+        _pool(),  # [B, 64, 27, 27]
+        nn.Conv2d(64, 192, 5, padding=2),
+        nn.ReLU(),
+        _pool(),  # [B, 192, 13, 13]
+        nn.Conv2d(192, 384, 3, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(384, 256, 3, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(256, 256, 3, padding=1),
+        nn.ReLU(),
+        _pool(),  # [B, 256, 6, 6]
         *_linear(256 * 6 * 6),
-    )  # fmt: skip
+    )
 
 
 def grouped() -> nn.Sequential:
     """Images [B, 3, 227, 227] to scores [B, 1000]; what two graphics cards computed then is two groups here."""
     return nn.Sequential(
-        nn.Conv2d(3, 96, 11, stride=4), nn.ReLU(), nn.LocalResponseNorm(5, 1e-4, 0.75, 2), _pool(),  # [B, 96, 27, 27]
-        nn.Conv2d(96, 256, 5, padding=2, groups=2), nn.ReLU(), nn.LocalResponseNorm(5, 1e-4, 0.75, 2), _pool(),
-        nn.Conv2d(256, 384, 3, padding=1), nn.ReLU(),  # [B, 384, 13, 13]
-        nn.Conv2d(384, 384, 3, padding=1, groups=2), nn.ReLU(),
-        nn.Conv2d(384, 256, 3, padding=1, groups=2), nn.ReLU(), _pool(),  # [B, 256, 6, 6]
+        nn.Conv2d(3, 96, 11, stride=4),
+        nn.ReLU(),
+        nn.LocalResponseNorm(5, 1e-4, 0.75, 2),
+        _pool(),  # [B, 96, 27, 27]
+        nn.Conv2d(96, 256, 5, padding=2, groups=2),
+        nn.ReLU(),
+        nn.LocalResponseNorm(5, 1e-4, 0.75, 2),
+        _pool(),
+        nn.Conv2d(256, 384, 3, padding=1),
+        nn.ReLU(),  # [B, 384, 13, 13]
+        nn.Conv2d(384, 384, 3, padding=1, groups=2),
+        nn.ReLU(),
+        nn.Conv2d(384, 256, 3, padding=1, groups=2),
+        nn.ReLU(),
+        _pool(),  # [B, 256, 6, 6]
         *_linear(256 * 6 * 6),
-    )  # fmt: skip
+    )
 
 
 def small() -> nn.Sequential:
     """Images [B, 3, 32, 32] to scores [B, 10]: the same convolutions, a narrower pooling and one linear layer."""
     pool = functools.partial(nn.MaxPool2d, 2)
     return nn.Sequential(
-        nn.Conv2d(3, 64, 11, stride=4, padding=5), nn.ReLU(), pool(),  # [B, 64, 4, 4]
-        nn.Conv2d(64, 192, 5, padding=2), nn.ReLU(), pool(),  # [B, 192, 2, 2]
-        nn.Conv2d(192, 384, 3, padding=1), nn.ReLU(),
-        nn.Conv2d(384, 256, 3, padding=1), nn.ReLU(),
-        nn.Conv2d(256, 256, 3, padding=1), nn.ReLU(), pool(),  # [B, 256, 1, 1]
-        nn.Flatten(), nn.Linear(256, 10),
-    )  # fmt: skip
+        nn.Conv2d(3, 64, 11, stride=4, padding=5),
+        nn.ReLU(),
+        pool(),  # [B, 64, 4, 4]
+        nn.Conv2d(64, 192, 5, padding=2),
+        nn.ReLU(),
+        pool(),  # [B, 192, 2, 2]
+        nn.Conv2d(192, 384, 3, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(384, 256, 3, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(256, 256, 3, padding=1),
+        nn.ReLU(),
+        pool(),  # [B, 256, 1, 1]
+        nn.Flatten(),
+        nn.Linear(256, 10),
+    )
 
 
 _COMMON = functools.partial(
@@ -79,11 +106,8 @@ _COMMON = functools.partial(
     published=published_2019(
         "727M", "multiply-adds of the grouped original (true: 724M)", "60M", "right for the grouped original: 60.97M"
     ),
-    hyperparameters={
-        "sgd": {"lr": 0.02}, "momentum": {"lr": 0.01, "momentum": 0.9}, "adam": {"lr": 1e-4}, "adamw": {"lr": 1e-4},
-        "rmsprop": {"lr": 5e-5},
-    },
-)  # fmt: skip
+    hyperparameters=rates(sgd=0.02, momentum=0.01, adam=1e-4, rmsprop=5e-5),
+)
 WORKLOADS = (
     _COMMON(
         name="alexnet-c32",
@@ -92,6 +116,7 @@ WORKLOADS = (
         classes=10,
         summary="AlexNet in its form for CIFAR (https://github.com/bearpaw/pytorch-classification): few, cheap ops",
         default_batch=64,
+        tiers=("smoke", "paper-2019"),
     ),
     _COMMON(
         name="alexnet-224",

@@ -8,6 +8,7 @@ References
 from __future__ import annotations
 
 import functools
+import itertools
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +19,9 @@ from stepscope.workloads.data import synthetic
 
 FEATURES = 640  # 5 frames of 128 mel bands
 WIDTHS = (FEATURES, 128, 128, 128, 128, 8, 128, 128, 128, 128)
-_MOTIFS = 6  # what the made-up spectra are mixed from: fewer than the narrowest layer, so that there is something to learn
+_MOTIFS = (
+    6  # what the made-up spectra are mixed from: fewer than the narrowest layer, so that there is something to learn
+)
 
 
 class Autoencoder(nn.Module):
@@ -27,7 +30,7 @@ class Autoencoder(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         parts: list[nn.Module] = []
-        for width, out in zip(WIDTHS, WIDTHS[1:], strict=False):
+        for width, out in itertools.pairwise(WIDTHS):
             parts += [nn.Linear(width, out), nn.BatchNorm1d(out), nn.ReLU()]
         self.layers = nn.Sequential(*parts, nn.Linear(WIDTHS[-1], FEATURES))
 
@@ -67,7 +70,7 @@ WORKLOADS = (
         example=example,
         loss=loss,
         loss_name="mean squared error",
-        tiers=("edge",),
+        tiers=("smoke", "edge"),
         published=(
             Published("area under the curve on ToyADMOS", "0.85", "MLPerf Tiny", "the target of its closed division"),
         ),

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from stepscope.workloads.contract import Batch, Published, Workload
+from stepscope.workloads.contract import Batch, Published, Workload, rates
 from stepscope.workloads.data import squad
 
 VOCABULARY, POSITIONS = squad.VOCABULARY, 512
@@ -139,21 +139,24 @@ def _workload(name: str, variant: Variant, length: int, summary: str, **more: ob
         example=functools.partial(example, length),
         loss=loss,
         correct=correct,
-        hyperparameters={
-            "sgd": {"lr": 0.02}, "momentum": {"lr": 0.005, "momentum": 0.9}, "adam": {"lr": 1e-4}, "adamw": {"lr": 1e-4},
-            "rmsprop": {"lr": 2e-5},
-        },
+        hyperparameters=rates(sgd=0.02, momentum=0.005, adam=1e-4, rmsprop=2e-5),
         **fields,  # type: ignore[arg-type]
-    )  # fmt: skip
+    )
 
 
 WORKLOADS = (
-    _workload("bert-tiny-128", TINY, 128, "BERT tiny: 2 layers of 128, nine parameters of ten are in the embedding"),
+    _workload(
+        "bert-tiny-128",
+        TINY,
+        128,
+        "BERT tiny: 2 layers of 128, nine parameters of ten are in the embedding",
+        tiers=("smoke", "edge"),
+    ),
     _workload("bert-mini-128", MINI, 128, "BERT mini: 4 layers of 256"),
     _workload("bert-small-128", SMALL, 128, "BERT small: 4 layers of 512"),
     _workload("tinybert4-128", TINYBERT4, 128, "TinyBERT: 4 layers of 312"),
     _workload("distilbert-128", DISTIL, 128, "DistilBERT: 6 layers of 768", default_batch=4),
-    _workload("bert-base-128", BASE, 128, "BERT base at 128 tokens", default_batch=2, tiers=("edge",)),
+    _workload("bert-base-128", BASE, 128, "BERT base at 128 tokens", default_batch=2),
     _workload(
         "bert-base-384",
         BASE,

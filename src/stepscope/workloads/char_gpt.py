@@ -101,6 +101,7 @@ WORKLOADS = (
         windows=Windows("characters", VOCABULARY, SMALL.context),
         summary="GPT over 64 characters: 4 layers of 128, the size for a laptop",
         default_batch=12,
+        tiers=("smoke", "edge"),
     ),
     _COMMON(
         name="char-gpt-256",

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from stepscope.workloads._classification import published_2019
 from stepscope.workloads._language import language_model
+from stepscope.workloads.contract import rates
 from stepscope.workloads.data.text import Windows
 
 EMBEDDING, HIDDEN, LAYERS = 8, 256, 2
@@ -48,11 +49,8 @@ _COMMON = functools.partial(
     published=published_2019(
         "23M", "not matched (true: 63.6M multiply-adds for 80 characters)", "1M", "right to one digit: 0.82M"
     ),
-    hyperparameters={
-        "sgd": {"lr": 0.8}, "momentum": {"lr": 0.1, "momentum": 0.9}, "adam": {"lr": 2e-3}, "adamw": {"lr": 2e-3},
-        "rmsprop": {"lr": 1e-3},
-    },
-)  # fmt: skip
+    hyperparameters=rates(sgd=0.8, momentum=0.1, adam=2e-3, rmsprop=1e-3),
+)
 WORKLOADS = (
     _COMMON(
         name="char-lstm-80",

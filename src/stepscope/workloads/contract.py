@@ -27,7 +27,7 @@ from stepscope.workloads.data.source import Batch, DataFacts, DataKind, Source, 
 
 __all__ = [
     "HYPERPARAMETERS", "OPTIMIZERS", "TIERS", "Band", "Batch", "DataFacts", "DataKind", "Extra", "Published", "Source",
-    "Splits", "Tier", "Training", "Workload",
+    "Splits", "Tier", "Training", "Workload", "rates",
 ]  # fmt: skip
 
 Tier = Literal["smoke", "paper-2019", "paper-low-power", "edge"]
@@ -39,13 +39,20 @@ OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
     "adamw": torch.optim.AdamW,
     "rmsprop": torch.optim.RMSprop,
 }
-HYPERPARAMETERS: dict[str, dict[str, Any]] = {
-    "sgd": {"lr": 0.1},
-    "momentum": {"lr": 0.02, "momentum": 0.9},
-    "adam": {"lr": 1e-3},
-    "adamw": {"lr": 1e-3},
-    "rmsprop": {"lr": 5e-4},
-}
+
+
+def rates(sgd: float, momentum: float, adam: float, rmsprop: float) -> dict[str, dict[str, Any]]:
+    """What each optimizer is called with, from its learning rate; AdamW takes that of Adam."""
+    return {
+        "sgd": {"lr": sgd},
+        "momentum": {"lr": momentum, "momentum": 0.9},
+        "adam": {"lr": adam},
+        "adamw": {"lr": adam},
+        "rmsprop": {"lr": rmsprop},
+    }
+
+
+HYPERPARAMETERS = rates(sgd=0.1, momentum=0.02, adam=1e-3, rmsprop=5e-4)
 
 
 @dataclass(frozen=True)

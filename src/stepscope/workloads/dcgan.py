@@ -8,6 +8,7 @@ References
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -17,7 +18,7 @@ from torch.nn import functional
 
 from stepscope.workloads import _classification
 from stepscope.workloads._classification import published_2019
-from stepscope.workloads.contract import Batch, Training, Workload
+from stepscope.workloads.contract import Batch, Training, Workload, rates
 
 NOISE = 100
 
@@ -37,11 +38,11 @@ class DCGAN(nn.Module):
         super().__init__()
         widths = variant.widths
         made: list[nn.Module] = [nn.ConvTranspose2d(NOISE, widths[0], 4, bias=False), *_norm(widths[0])]
-        for channels, out in zip(widths, widths[1:], strict=False):
+        for channels, out in itertools.pairwise(widths):
             made += [nn.ConvTranspose2d(channels, out, 4, stride=2, padding=1, bias=False), *_norm(out)]
         made += [nn.ConvTranspose2d(widths[-1], 3, 4, stride=2, padding=1, bias=False), nn.Tanh()]
         seen: list[nn.Module] = [nn.Conv2d(3, widths[-1], 4, stride=2, padding=1, bias=False), nn.LeakyReLU(0.2)]
-        for channels, out in zip(widths[::-1], widths[-2::-1], strict=False):
+        for channels, out in itertools.pairwise(widths[::-1]):
             seen += [nn.Conv2d(channels, out, 4, stride=2, padding=1, bias=False), nn.BatchNorm2d(out)]
             seen.append(nn.LeakyReLU(0.2))
         seen += [nn.Conv2d(widths[0], 1, 4, bias=False), nn.Flatten(0)]
@@ -121,14 +122,14 @@ def _workload(variant: Variant, **more: object) -> Workload:
         step=step,
         groups=groups,
         hyperparameters={
-            "sgd": {"lr": 0.01}, "momentum": {"lr": 0.002, "momentum": 0.9}, "adam": {"lr": 2e-4, "betas": (0.5, 0.999)},
-            "adamw": {"lr": 2e-4, "betas": (0.5, 0.999)}, "rmsprop": {"lr": 5e-5},
+            **rates(sgd=0.01, momentum=0.002, adam=2e-4, rmsprop=5e-5),
+            "adam": {"lr": 2e-4, "betas": (0.5, 0.999)},
         },
         published=published_2019(
             "30M", "the row of DenseNet40 repeated", "1M", "the row of DenseNet40 repeated (true at 32: 1.73M)"
         ),
         **more,  # type: ignore[arg-type]
-    )  # fmt: skip
+    )
 
 
 WORKLOADS = (

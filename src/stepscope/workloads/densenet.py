@@ -30,7 +30,7 @@ class Variant:
 
     @property
     def layers(self) -> int:
-        """Layers in each of the three blocks: L less stem, two transitions and the linear layer; a bottleneck is two."""
+        """Layers in each of the three blocks: L less stem, transitions and linear layer; a bottleneck is two."""
         return (self.depth - 4) // (6 if self.compressed else 3)
 
 
@@ -42,9 +42,7 @@ class Layer(nn.Module):
         inner = 4 * growth if bottleneck else channels
         self.squeeze = nn.Sequential()
         if bottleneck:
-            self.squeeze = nn.Sequential(
-                nn.BatchNorm2d(channels), nn.ReLU(), nn.Conv2d(channels, inner, 1, bias=False)
-            )
+            self.squeeze = nn.Sequential(nn.BatchNorm2d(channels), nn.ReLU(), nn.Conv2d(channels, inner, 1, bias=False))
         self.bn = nn.BatchNorm2d(inner)
         self.conv = nn.Conv2d(inner, growth, 3, padding=1, bias=False)
 

@@ -116,9 +116,8 @@ def _workload(width: int, **more: object) -> Workload:
         example=_classification.example_of(shape),
         loss=loss,
         loss_name="mean squared error",
-        tiers=("edge",),
         **more,  # type: ignore[arg-type]
     )
 
 
-WORKLOADS = (_workload(32), _workload(64))
+WORKLOADS = (_workload(32, tiers=("smoke", "edge")), _workload(64, tiers=("edge",)))

@@ -22,7 +22,7 @@ from stepscope import clock
 from stepscope.workloads import _atari
 from stepscope.workloads._atari import HISTORY, SIDE, Emulator, Replay
 from stepscope.workloads._training import Training
-from stepscope.workloads.contract import Batch, Extra, Published, Workload
+from stepscope.workloads.contract import Batch, Extra, Published, Workload, rates
 
 GAME, ACTIONS = "breakout", 4
 DISCOUNT = 0.99
@@ -156,7 +156,8 @@ def example(samples: int) -> Batch:
     return (states, *nothing, states.clone(), torch.zeros(samples, dtype=torch.bool))
 
 
-def _workload(name: str, variant: Variant, summary: str, remark: str) -> Workload:
+def _workload(name: str, variant: Variant, summary: str, remark: str, **more: object) -> Workload:
+    fields: dict[str, object] = {"tiers": ("paper-2019",), **more}
     return Workload(
         name=name,
         domain="reinforcement learning",
@@ -178,12 +179,12 @@ def _workload(name: str, variant: Variant, summary: str, remark: str) -> Workloa
         stream=play,
         needs=(Extra("ale_py", "atari"),),
         hyperparameters={
-            "sgd": {"lr": 1e-3}, "momentum": {"lr": 1e-4, "momentum": 0.9}, "adam": {"lr": 1e-4},
-            "adamw": {"lr": 1e-4}, "rmsprop": {"lr": 2.5e-4, "alpha": 0.95, "eps": 0.01},
+            **rates(sgd=1e-3, momentum=1e-4, adam=1e-4, rmsprop=2.5e-4),
+            "rmsprop": {"lr": 2.5e-4, "alpha": 0.95, "eps": 0.01},
         },
-        tiers=("paper-2019",),
         published=(Published("samples a second at batch 64", "13,618", "paper of 2019", remark),),
-    )  # fmt: skip
+        **fields,  # type: ignore[arg-type]
+    )
 
 
 WORKLOADS = (
@@ -192,6 +193,7 @@ WORKLOADS = (
         PLAYING_2013,
         "Q-learning on Breakout with the network of 2013: the emulator takes longer than the step",
         "needs 199 GFLOPS with this network of 4 layers, which the paper's table names: likely this one",
+        tiers=("smoke", "paper-2019"),
     ),
     _workload(
         "dqn-nature-84",

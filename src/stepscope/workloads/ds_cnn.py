@@ -59,7 +59,7 @@ WORKLOADS = (
         example=_classification.example_of(speech.SHAPE),
         loss=_classification.loss,
         correct=_classification.correct,
-        tiers=("edge",),
+        tiers=("smoke", "edge"),
         published=(
             Published("accuracy on Speech Commands", "90 %", "MLPerf Tiny", "the target of its closed division"),
         ),

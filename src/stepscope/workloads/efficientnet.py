@@ -78,6 +78,6 @@ WORKLOADS = (
         references=("Tan, Le, EfficientNet, ICML 2019, arXiv:1905.11946",),
         dominant_layer="depthwise separable convolution",
         default_batch=8,
-        tiers=("edge",),
+        tiers=("smoke", "edge"),
     ),
 )

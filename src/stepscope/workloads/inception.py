@@ -3,7 +3,7 @@
 References
   C. Szegedy et al., "Going deeper with convolutions", CVPR 2015, arXiv:1409.4842, table 1.
   Batch norm as in S. Ioffe, C. Szegedy, 2015, arXiv:1502.03167. "Narrow" takes 3 x 3 for the paper's 5 x 5, as
-  torchvision does: with the stem for large images at 32 x 32 it has the 30M multiply-adds that the paper of 2019 prints.
+    torchvision does: with the stem for large images at 32 x 32 it has the 30M multiply-adds of the paper of 2019.
 """
 
 from __future__ import annotations
@@ -19,11 +19,18 @@ from stepscope.workloads._classification import C32, C224, classifier, published
 REFERENCES = ("Szegedy et al., Going deeper with convolutions, CVPR 2015, arXiv:1409.4842",)
 # 1 x 1 | before 3 x 3, 3 x 3 | before 5 x 5, 5 x 5 | after the pooling; "pool" halves height and width.
 BLOCKS: tuple[tuple[int, ...] | str, ...] = (
-    (64, 96, 128, 16, 32, 32), (128, 128, 192, 32, 96, 64), "pool",
-    (192, 96, 208, 16, 48, 64), (160, 112, 224, 24, 64, 64), (128, 128, 256, 24, 64, 64), (112, 144, 288, 32, 64, 64),
-    (256, 160, 320, 32, 128, 128), "pool",
-    (256, 160, 320, 32, 128, 128), (384, 192, 384, 48, 128, 128),
-)  # fmt: skip
+    (64, 96, 128, 16, 32, 32),
+    (128, 128, 192, 32, 96, 64),
+    "pool",
+    (192, 96, 208, 16, 48, 64),
+    (160, 112, 224, 24, 64, 64),
+    (128, 128, 256, 24, 64, 64),
+    (112, 144, 288, 32, 64, 64),
+    (256, 160, 320, 32, 128, 128),
+    "pool",
+    (256, 160, 320, 32, 128, 128),
+    (384, 192, 384, 48, 128, 128),
+)
 
 
 @dataclass(frozen=True)
@@ -97,10 +104,12 @@ _COMMON = functools.partial(
     references=REFERENCES,
     tiers=("paper-2019",),
     published=published_2019(
-        "30M", "right for 3 x 3 convolutions and the stem for large images at 32 x 32: 30.6M multiply-adds",
-        "5M", "right for 10 classes: 5.61M",
+        "30M",
+        "right for 3 x 3 convolutions and the stem for large images at 32 x 32: 30.6M multiply-adds",
+        "5M",
+        "right for 10 classes: 5.61M",
     ),
-)  # fmt: skip
+)
 WORKLOADS = (
     _COMMON(
         name="inception-v1-narrow-c32",
@@ -109,6 +118,7 @@ WORKLOADS = (
         classes=10,
         summary="GoogLeNet with its stem for large images at 32 x 32, as the paper of 2019 printed it: tiny maps",
         default_batch=32,
+        tiers=("smoke", "paper-2019"),
     ),
     _COMMON(
         name="inception-v1-c32",

@@ -83,6 +83,7 @@ WORKLOADS = (
         shape=C32,
         classes=10,
         summary="MobileNet v2 at 32 x 32",
+        tiers=("smoke", "edge"),
         default_batch=32,
     ),
 )

@@ -111,6 +111,7 @@ WORKLOADS = (
         name="mobilenet-v3-small-224",
         build=lambda: MobileNetV3(SMALL, hidden=1024),
         summary="MobileNet v3 small at 224 x 224: 57 million multiply-adds in many small ops",
+        tiers=("smoke", "edge"),
     ),
     _COMMON(
         name="mobilenet-v3-large-224",

@@ -45,6 +45,6 @@ WORKLOADS = (
             "Reddi et al., Adaptive federated optimization, ICLR 2021, arXiv:2003.00295",
         ),
         dominant_layer="LSTM",
-        tiers=("edge",),
+        tiers=("smoke", "edge"),
     ),
 )

@@ -126,7 +126,7 @@ WORKLOADS = (
         name="resnet18-c32",
         build=lambda: ResNet(Variant(_18, bottleneck=False)),
         summary="ResNet18 at 32 x 32: deep 3 x 3 convolutions, bound by arithmetic",
-        tiers=("smoke",),
+        tiers=("smoke", "paper-low-power"),
     ),
     _LARGE(
         name="resnet18-224",

@@ -59,7 +59,7 @@ WORKLOADS = (
         summary="ResNet8 at 32 x 32: image classification of MLPerf Tiny",
         references=("Banbury et al., MLPerf Tiny, 2021, arXiv:2106.07597", "https://github.com/mlcommons/tiny"),
         default_batch=32,
-        tiers=("edge",),
+        tiers=("smoke", "edge"),
         published=(Published("accuracy on CIFAR-10", "85 %", "MLPerf Tiny", "the target of its closed division"),),
     ),
 )

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from stepscope.workloads._classification import published_2019
-from stepscope.workloads.contract import Batch, Workload
+from stepscope.workloads.contract import Batch, Workload, rates
 from stepscope.workloads.data import iwslt
 from stepscope.workloads.data.iwslt import LENGTH, PADDING
 
@@ -101,14 +101,13 @@ WORKLOADS = (
         example=example,
         loss=loss,
         correct=correct,
-        hyperparameters={
-            "sgd": {"lr": 1.0}, "momentum": {"lr": 0.1, "momentum": 0.9}, "adam": {"lr": 1e-3}, "adamw": {"lr": 1e-3},
-            "rmsprop": {"lr": 5e-4},
-        },
-        tiers=("paper-2019",),
+        hyperparameters=rates(sgd=1.0, momentum=0.1, adam=1e-3, rmsprop=5e-4),
+        tiers=("smoke", "paper-2019"),
         published=published_2019(
-            "28G", "not matched by any variant (true: 724M multiply-adds for 50 + 50 words)", "348M",
+            "28G",
+            "not matched by any variant (true: 724M multiply-adds for 50 + 50 words)",
+            "348M",
             "likely 384M with digits exchanged: Sutskever's network of 2014 (true for this one: 27.2M)",
         ),
     ),
-)  # fmt: skip
+)

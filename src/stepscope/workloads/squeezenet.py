@@ -80,6 +80,7 @@ WORKLOADS = (
         classes=10,
         summary="SqueezeNet 1.0 at 32 x 32: 0.73 million parameters, many small ops",
         default_batch=32,
+        tiers=("smoke", "paper-2019"),
     ),
     _COMMON(
         name="squeezenet-224",

@@ -13,6 +13,7 @@ import functools
 from torch import Tensor, nn
 
 from stepscope.workloads._classification import C32, C224, classifier, published_2019
+from stepscope.workloads.contract import rates
 
 REFERENCES = ("Simonyan, Zisserman, Very deep convolutional networks, ICLR 2015, arXiv:1409.1556",)
 WIDTHS = (64, 128, 256, 512, 512)  # of the five stages; each ends with a pooling that halves height and width
@@ -64,25 +65,28 @@ class VGG(nn.Module):
 
 
 _16 = published_2019(
-    "4G", "3,956M at 112 x 112, or the value of ResNet50 (true at 224: 15,470M multiply-adds)", "134M",
+    "4G",
+    "3,956M at 112 x 112, or the value of ResNet50 (true at 224: 15,470M multiply-adds)",
+    "134M",
     "right for 10 classes with the linear layers for 224 x 224",
-)  # fmt: skip
-_19 = published_2019(
-    "20G", "multiply-adds at 224 x 224", "548M", "megabytes of weights (true: 143.67M parameters)"
 )
+_19 = published_2019("20G", "multiply-adds at 224 x 224", "548M", "megabytes of weights (true: 143.67M parameters)")
 _SMALL = functools.partial(classifier, shape=C32, classes=10, references=REFERENCES, tiers=("paper-2019",))
 _LARGE = functools.partial(
-    classifier, shape=C224, classes=1000, references=REFERENCES, tiers=("paper-2019",), default_batch=4,
-    hyperparameters={
-        "sgd": {"lr": 0.01}, "momentum": {"lr": 0.005, "momentum": 0.9}, "adam": {"lr": 1e-4}, "adamw": {"lr": 1e-4},
-        "rmsprop": {"lr": 5e-5},
-    },
-)  # fmt: skip
+    classifier,
+    shape=C224,
+    classes=1000,
+    references=REFERENCES,
+    tiers=("paper-2019",),
+    default_batch=4,
+    hyperparameters=rates(sgd=0.01, momentum=0.005, adam=1e-4, rmsprop=5e-5),
+)
 WORKLOADS = (
     _SMALL(
         name="vgg16-c32",
         build=lambda: SmallVGG(16),
         summary="VGG16 with batch norm at 32 x 32: large weights for small images",
+        tiers=("smoke", "paper-2019"),
         published=_16,
     ),
     _LARGE(

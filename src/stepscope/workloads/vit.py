@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from stepscope.workloads._classification import C32, C224, classifier
+from stepscope.workloads.contract import rates
 
 REFERENCES = (
     "Dosovitskiy et al., An image is worth 16x16 words, ICLR 2021, arXiv:2010.11929",
@@ -82,12 +83,16 @@ class ViT(nn.Module):
 
 
 _COMMON = functools.partial(
-    classifier, references=REFERENCES, dominant_layer="attention", tiers=("edge",), default_optimizer="adamw",
+    classifier,
+    references=REFERENCES,
+    dominant_layer="attention",
+    tiers=("edge",),
+    default_optimizer="adamw",
     hyperparameters={
-        "sgd": {"lr": 0.02}, "momentum": {"lr": 0.005, "momentum": 0.9}, "adam": {"lr": 3e-4},
-        "adamw": {"lr": 3e-4, "weight_decay": 0.05}, "rmsprop": {"lr": 1e-4},
+        **rates(sgd=0.02, momentum=0.005, adam=3e-4, rmsprop=1e-4),
+        "adamw": {"lr": 3e-4, "weight_decay": 0.05},
     },
-)  # fmt: skip
+)
 WORKLOADS = (
     _COMMON(
         name="vit-tiny-c32",
@@ -95,6 +100,7 @@ WORKLOADS = (
         shape=C32,
         classes=10,
         summary="Vision transformer, tiny, at 32 x 32 in patches of 4: 65 tokens an image",
+        tiers=("smoke", "edge"),
     ),
     _COMMON(
         name="vit-tiny-224",

@@ -7,6 +7,7 @@ References
 from __future__ import annotations
 
 import functools
+import itertools
 
 from torch import Tensor, nn
 from torch.nn import functional
@@ -36,7 +37,7 @@ class Block(nn.Module):
     def __init__(self, widths: tuple[int, ...], halve: bool, relu_first: bool = True) -> None:
         super().__init__()
         parts: list[nn.Module] = []
-        for channels, out in zip(widths, widths[1:], strict=False):
+        for channels, out in itertools.pairwise(widths):
             parts += [nn.ReLU(), Separable(channels, out)]
         if not relu_first:
             del parts[0]
@@ -94,6 +95,7 @@ WORKLOADS = (
         shape=C32,
         classes=10,
         summary="Xception with its stem for large images at 32 x 32: 21 million weights for 2 x 2 pixels",
+        tiers=("smoke", "paper-2019"),
     ),
     _COMMON(
         name="xception-299",

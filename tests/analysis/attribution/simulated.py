@@ -240,6 +240,14 @@ def _filtered(run: Execution, rc: float) -> tuple[Floats, Floats]:
     return grid, np.append(0.0, np.cumsum(seen) * dt)
 
 
+def polled(readings: Readings, end: float, seed: int, poll: float, dither: float = 0.5) -> tuple[Floats, Floats]:
+    """What a sampler of its own pace reads of a register: stamps and the value made last, some twice or never."""
+    random = np.random.default_rng(seed + 57)
+    stamp = np.cumsum(poll * (1 + dither * (2 * random.random(int(end / poll)) - 1)))
+    stamp = stamp[(stamp > readings.stamp[0]) & (stamp < end)]
+    return stamp, readings.watts[np.searchsorted(readings.stamp, stamp, side="right") - 1]
+
+
 def counted(
     run: Execution,
     seed: int,

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-from scipy import sparse, special
+from scipy import sparse, special  # type: ignore[import-untyped]
 
 from stepscope.analysis.attribution.attribute import Attribution
 from stepscope.analysis.attribution.timeline import Flags, Ints
@@ -44,10 +45,14 @@ class Parts:
         return np.asarray(self.relative <= within)
 
 
-def parts(found: Attribution, group: Ints, count: int) -> Parts:
-    """Sum the keys of each group (P,), 0..count-1; -1 leaves a key out."""
+def grouping(group: Ints, count: int) -> Any:
+    """Which keys (P,) make up each of `count` groups, as a matrix (G, P); -1 leaves a key out."""
     chosen = np.flatnonzero(group >= 0)
-    gather = sparse.csr_matrix((np.ones(len(chosen)), (group[chosen], chosen)), shape=(count, len(group)))
+    return sparse.csr_matrix((np.ones(len(chosen)), (group[chosen], chosen)), shape=(count, len(group)))
+
+
+def parts(found: Attribution, gather: Any) -> Parts:
+    """Energies of groups; gather: (G, P) sparse, the share of each key that belongs to each group."""
     joules = gather @ found.joules
     spread = np.asarray(gather @ (gather @ found.covariance).T)
     own = np.asarray(gather @ (gather @ found.statistical).T)
@@ -56,10 +61,5 @@ def parts(found: Attribution, group: Ints, count: int) -> Parts:
     variance = np.maximum(np.diag(spread), 0)
     sd = np.sqrt(variance + apart**2 + blunt**2 + (_ALWAYS * joules) ** 2)
     scale = np.sqrt(np.maximum(variance, 1e-300))
-    return Parts(
-        joules,
-        sd,
-        np.sqrt(np.minimum(np.maximum(np.diag(own), 0), variance)),
-        gather @ found.timeline.seconds,
-        spread / scale[:, None] / scale,
-    )
+    statistical = np.sqrt(np.minimum(np.maximum(np.diag(own), 0), variance))
+    return Parts(joules, sd, statistical, gather @ found.timeline.seconds, spread / scale[:, None] / scale)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+from scipy import sparse  # type: ignore[import-untyped]
 
 from stepscope.analysis.attribution.attribute import Attribution
 from stepscope.analysis.attribution.parts import Parts, Z, parts
@@ -106,7 +107,7 @@ def identifiability(found: Attribution, whole: Parts) -> Identifiability:
 
 def _shortest(found: Attribution) -> float | None:
     """Shortest length from which at least half of the places are resolved, weighted by their energy, s."""
-    single = parts(found, np.arange(found.timeline.keys.count), found.timeline.keys.count)
+    single = parts(found, sparse.identity(found.timeline.keys.count, format="csr"))
     length = found.timeline.piece_seconds
     known = ~np.isnan(length)
     order = np.argsort(-length[known])

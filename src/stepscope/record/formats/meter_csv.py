@@ -132,7 +132,7 @@ def _columns(head: Sequence[str] | None, width: int) -> _Columns:
 
 def _named(cell: str) -> tuple[str, str]:
     """Name and unit of a column in lower case: "Power (mW)", "power_mw", "P [W]", "mW"."""
-    matched = _HEAD.match(cell)
+    matched = _HEAD.fullmatch(cell)
     name = (matched["name"] if matched else cell).strip().lower().replace("_", " ")
     unit = ((matched["unit"] if matched else None) or "").strip().lower()
     stem, _, last = name.rpartition(" ")

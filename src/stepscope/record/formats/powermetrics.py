@@ -7,7 +7,6 @@ A block begins with "*** Sampled system activity (...) (104.51ms elapsed) ***". 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 _BLOCK = re.compile(
@@ -72,24 +71,6 @@ def parse(text: str) -> Report:
         elif line.strip():
             unknown.append(line)
     return Report(machine, tuple(blocks), tuple(unknown))
-
-
-def stream(lines: Iterable[str]) -> Iterator[Block]:
-    """Each block as soon as its powers are complete, or when the next one begins; one without power is passed over."""
-    block: Block | None = None
-    for line in lines:
-        begun = begin(line)
-        if begun is not None:
-            if block is not None and block.power_w:
-                yield block
-            block = begun
-        elif block is not None:
-            take(block, line)
-            if block.powers_complete:
-                yield block
-                block = None
-    if block is not None and block.power_w:
-        yield block
 
 
 def begin(line: str) -> Block | None:

@@ -148,7 +148,7 @@ class _Reader:
         self._reopen_ns = self.target.clock() + REOPEN_NS
 
     def _find_again(self) -> None:
-        labels = [rail.label for rail in self.chip.rails]
+        same = [(rail.label, rail.quantities) for rail in self.chip.rails]
         self._reopen_ns = self.target.clock() + REOPEN_NS
         try:
             chips = [chip for chip in find_chips(self.root) if chip.device == self.chip.device]
@@ -156,7 +156,7 @@ class _Reader:
             self.error = error
             return
         for chip in chips:
-            if [rail.label for rail in chip.rails] == labels:
+            if [(rail.label, rail.quantities) for rail in chip.rails] == same:
                 self.chip = chip
                 self._open()
 

@@ -42,7 +42,8 @@ def discover(root: Path, target: Target) -> Found | Missing:
         try:
             opened[quantity] = open_files([path])[0]
         except OSError as error:
-            refused.append(missing_because(error, path, REMEDY if path == clients and error.errno != errno.ENOENT else None))
+            remedy = REMEDY if error.errno in (errno.EACCES, errno.EPERM) else None
+            refused.append(missing_because(error, path, remedy))
     if "nvmap_used" in opened and math.isnan(_in_use(opened["nvmap_used"])):
         close_files([opened.pop("nvmap_used")])
         refused.insert(0, Missing("unsupported", f"{meminfo}: no NvMapMemUsed"))

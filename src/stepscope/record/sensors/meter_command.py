@@ -7,7 +7,7 @@ clock, where it prints one, is a channel of its own.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -22,6 +22,7 @@ EVERY_NS = 100_000_000
 AGAIN_NS = 1_000_000_000  # a command that has printed and ended is run again this long after its start
 FIRST_LINE_S = 2.0
 STALE_NS = 3_000_000_000  # without a line for so long (and three of its own periods) there is no reading
+_POWER = ("power",)  # the channel of a command that has not given a reading yet
 _SHELL_SIGNS = set("|&;<>()$`*?~\n")
 
 
@@ -86,36 +87,41 @@ def discover(root: Path, target: Target) -> Found | Missing:
         return Missing("absent", f"{root}: a saved tree runs no meter command")
     if not meters:
         return Missing("absent", f"{root}: no meter command was named", "--meter-command 'COMMAND THAT PRINTS WATTS'")
-    commands: list[_Command] = []
-    for meter in meters:
-        try:
-            argv = words(meter.address)
-            commands.append(_Command(meter, argv, target.clock, ChildLines(argv), target.clock()))
-        except (OSError, ValueError) as error:
-            _close(commands)
-            return _not_started(meter, error)
+    commands = _started(meters, target.clock)
+    if isinstance(commands, Missing):
+        return commands
     _await_first_lines(commands, target.clock)
     if not any(command.reading for command in commands):
         why = "; ".join(command.failure() or _silent(command) for command in commands)
         _close(commands)
         return Missing("failed", why, "run it in a terminal: it must print a line with the power in W, and flush it")
-    kept = [
-        (command, quantity)
-        for command in commands
-        for quantity in SI
-        if quantity in command.reading or (not command.reading and quantity == "power")
-    ]
+    kept = [(command, quantity) for command in commands for quantity in SI if quantity in (command.reading or _POWER)]
+    channels = tuple(_channel(command.meter, quantity) for command, quantity in kept)
+    return Found(channels, _reader(commands, kept), lambda: _close(commands), every_ns=EVERY_NS, blocking=True)
 
+
+def _started(meters: Sequence[Meter], clock: Clock) -> list[_Command] | Missing:
+    """Every command running, or why one cannot be started, and then none runs."""
+    commands: list[_Command] = []
+    for meter in meters:
+        try:
+            argv = words(meter.address)
+            commands.append(_Command(meter, argv, clock, ChildLines(argv), clock()))
+        except (OSError, ValueError) as error:
+            _close(commands)
+            return _not_started(meter, error)
+    return commands
+
+
+def _reader(commands: Sequence[_Command], kept: Sequence[tuple[_Command, str]]) -> Callable[[], list[float]]:
     def read() -> list[float]:
         for command in commands:
             command.poll()
-        failures = [command.failure() for command in commands]
         if all(command.child.exit_code() for command in commands):
-            raise OSError("; ".join(failures))
+            raise OSError("; ".join(command.failure() for command in commands))
         return [command.value(quantity) for command, quantity in kept]
 
-    channels = tuple(_channel(command.meter, quantity) for command, quantity in kept)
-    return Found(channels, read, lambda: _close(commands), every_ns=EVERY_NS, blocking=True)
+    return read
 
 
 def words(command: str) -> list[str]:

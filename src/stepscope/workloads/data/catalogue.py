@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
 from stepscope.errors import UnknownName
 from stepscope.workloads.data.cache import DataSet, RemoteFile
 
@@ -149,6 +154,59 @@ SPEECH_COMMANDS = DataSet(
     source="tensorflow-datasets",
 )
 DATA_SETS = (CIFAR10, MNIST, FASHION_MNIST, TINY_SHAKESPEARE, SQUAD, IWSLT15, MINC2500, SPEECH_COMMANDS)
+
+
+@dataclass(frozen=True)
+class Packaged:
+    """A data set that some installed package brings."""
+
+    name: str
+    summary: str
+    licence: str
+    get: str
+    present: Callable[[], bool]
+
+
+def installed(module: str) -> bool:
+    """Whether a module can be found, without importing it."""
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # of the package that it would be in
+        return False
+
+
+DEBIAN_FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")
+PACKAGED = (
+    Packaged("mnist-5k", "5,000 handwritten digits", "CC BY-SA 3.0", "part of Stepscope", lambda: True),
+    Packaged(
+        "python-topics",
+        "the topics of Python's documentation, half a million characters",
+        "PSF-2.0",
+        "part of Python",
+        lambda: installed("pydoc_data.topics"),
+    ),
+    Packaged(
+        "fashion-mnist (Debian)",
+        "the same as fashion-mnist",
+        "MIT, Zalando SE",
+        "apt-get install dataset-fashion-mnist",
+        DEBIAN_FASHION_MNIST.is_dir,
+    ),
+    Packaged(
+        "basic-motions",
+        "80 recordings of a watch with six axes",
+        "BSD-3-Clause, as packaged in aeon",
+        "pip install --no-deps aeon",
+        lambda: installed("aeon"),
+    ),
+    Packaged(
+        "atari-breakout",
+        "an emulated Atari 2600 with its games",
+        "GPL-2.0 (ale-py)",
+        "pip install 'stepscope[atari]'",
+        lambda: installed("ale_py"),
+    ),
+)
 
 
 def find(name: str) -> DataSet:

@@ -55,9 +55,7 @@ def pictures() -> Pictures:
     """The digits as bytes, for inputs of any size."""
     arrays = read()
     train, test = (
-        Part(
-            torch.from_numpy(arrays[f"{part}_images"]).unsqueeze(1), torch.from_numpy(arrays[f"{part}_labels"]).long()
-        )
+        Part(torch.from_numpy(arrays[f"{part}_images"]).unsqueeze(1), torch.from_numpy(arrays[f"{part}_labels"]).long())
         for part in ("train", "test")
     )
     return Pictures(train, test, (MEAN,), (STD,), FACTS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import http.client
+import importlib
 import importlib.util
 import logging
 import shutil
@@ -52,8 +53,7 @@ def _fetch_file(dataset: DataSet, file: RemoteFile, progress: Progress) -> Path:
 
 
 def _from_one(url: str, where: Path, file: RemoteFile, progress: Progress) -> Path:
-    import pooch
-
+    pooch = importlib.import_module("pooch")
     logger = pooch.get_logger()
     level = logger.level
     logger.setLevel(logging.CRITICAL)  # it tells on stderr what our own progress shows

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import importlib
 import importlib.util
 import tarfile
 import zlib
@@ -153,6 +154,4 @@ def _pillow() -> Any:
     if importlib.util.find_spec("PIL") is None:
         hint = "pip install 'stepscope[data]'"
         raise MissingDependency("reading pictures needs Pillow, which is not installed", hint)
-    from PIL import Image
-
-    return Image
+    return importlib.import_module("PIL.Image")

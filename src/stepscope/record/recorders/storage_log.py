@@ -1,0 +1,260 @@
+"""Every storage of a step from its birth to its end: bytes, op, module, phase, and what it was for.
+
+One tracker with two uses. Over fake tensors it predicts a step that never runs; over real tensors it says who holds
+what. A storage ends when its last tensor does (a weak reference to it), exactly where the allocator would free it.
+What a storage was for is often known only later (a gradient once it is accumulated, a state once the optimizer has
+stepped), so categories are fixed as they become known. Of kernels' workspaces no dispatcher sees anything: they come
+from `hidden`, a rule a kernel.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import polars as pl
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from stepscope.record.recorders.module_places import ModulePlaces, in_backward
+from stepscope.runfolder import MEMORY
+
+_FREED = -1
+_SHAPED_LIKE = "x"
+
+
+class Hidden(NamedTuple):
+    """What a kernel allocates that no dispatcher sees, B: beyond its outputs while it runs, and within its outputs.
+
+    `low` and `high` bound the first where the kernel is chosen at run time; `kept` is (number of the output, bytes).
+    """
+
+    expected: int = 0
+    low: int = 0
+    high: int = 0
+    kept: tuple[tuple[int, int], ...] = ()
+
+
+NOTHING = Hidden()
+Rule = Callable[[Any, tuple[Any, ...], dict[str, Any], Any], Hidden]  # (op, args, kwargs, its output)
+
+
+def nothing_hidden(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Hidden:
+    """Of real tensors: what kernels allocate is not looked at."""
+    return NOTHING
+
+
+@dataclass
+class Storage:
+    """One storage; `low` and `high` bound its bytes where they are not certain."""
+
+    bytes: int
+    op: str
+    module: str | None
+    phase: str
+    device: str
+    shape: str | None
+    category: str | None = None
+    low: int = 0
+    high: int = 0
+
+
+class StorageLog(TorchDispatchMode):
+    """Logs births and ends of storages while it is entered; `step` and `phase` are the caller's to set."""
+
+    def __init__(self, hidden: Rule = nothing_hidden) -> None:
+        super().__init__()
+        self.storages: list[Storage] = []
+        self.events: list[tuple[int, int, int, int]] = []  # (step, op number, storage, +1 or -1)
+        self.step = 0
+        self.ops = 0
+        self.phase: str | None = None  # None: forward, backward or optimizer, as it comes
+        self.last_op = ""
+        self.last_module: str | None = None
+        self._hidden = hidden
+        self._places = ModulePlaces()
+        self._alive: dict[int, int] = {}
+        self._ends: dict[int, weakref.ref[Any]] = {}
+        self._optimizing = False
+        self._hooks: list[Any] = []
+        self._saving: Any = None
+
+    def adopt_model(self, model: nn.Module) -> None:
+        """Count a model that is there already; its modules have names from now on."""
+        self._places.name(model)
+        for name, module in model.named_modules():
+            for parameter in module._parameters.values():
+                if parameter is not None:
+                    self.adopt(parameter, "parameter", name)
+                    if parameter.grad is not None:
+                        self.adopt(parameter.grad, "gradient", name)
+            for buffer in module._buffers.values():
+                if buffer is not None:
+                    self.adopt(buffer, "buffer", name)
+
+    def adopt_optimizer(self, optimizer: Optimizer) -> None:
+        """Count the parameters and the state of an optimizer; what is known already gets its category."""
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                self.adopt(parameter, "parameter")
+                if parameter.grad is not None:
+                    self.adopt(parameter.grad, "gradient")
+        for state in optimizer.state.values():
+            self.adopt_all(state, "optimizer")
+
+    def adopt_all(self, nest: Any, category: str) -> None:
+        """Count every tensor of a nest of containers."""
+        for leaf in tree_leaves(nest):
+            if isinstance(leaf, Tensor):
+                self.adopt(leaf, category)
+
+    def adopt(self, tensor: Tensor, category: str, module: str | None = None) -> None:
+        """Count a tensor that is there already, or say what a known one is for."""
+        storage = self.storages[self._seen(tensor, category)]
+        if storage.category in (None, "saved"):
+            storage.category = category
+        if module is not None and storage.module is None:
+            storage.module = module
+
+    def frame(self) -> pl.DataFrame:
+        """The log as allocations and frees, columns as `runfolder.MEMORY`; `t_ns` is the number of the op."""
+        step, time, number, sign = (list(column) for column in zip(*self.events, strict=True)) if self.events else _NONE
+        of = [self.storages[each] for each in number]
+        columns = {
+            "step": step,
+            "t_ns": time,
+            "tensor": number,
+            "bytes": [storage.bytes * s for storage, s in zip(of, sign, strict=True)],
+            "category": [storage.category or "temporary" for storage in of],
+            **{name: [getattr(storage, name) for storage in of] for name in ("module", "op", "phase", "device", "shape")},
+        }
+        return pl.DataFrame({name: pl.Series(columns[name], dtype=_plain(dtype)) for name, dtype in MEMORY.items()})
+
+    def __enter__(self) -> StorageLog:
+        self._places.open(self._called_from_outside)
+        self._hooks = [
+            register_optimizer_step_pre_hook(self._optimizer_starts),
+            register_optimizer_step_post_hook(self._optimizer_ends),
+        ]
+        self._saving = torch.autograd.graph.saved_tensors_hooks(self._saved, lambda tensor: tensor)
+        self._saving.__enter__()
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        self._saving.__exit__(*error)
+        for hook in self._hooks:
+            hook.remove()
+        self._places.close()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.ops += 1
+        self.last_op = str(func)
+        self.last_module = self._places.current()
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
+        self._places.made_node()
+        if isinstance(out, Tensor):
+            self._seen(out)
+        elif isinstance(out, (tuple, list)):
+            for leaf in tree_leaves(out):
+                if isinstance(leaf, Tensor):
+                    self._seen(leaf)
+        hidden = self._hidden(func, args, kwargs, out)
+        if hidden is not NOTHING:
+            self._kernel_held(hidden, out)
+        return out
+
+    def _kernel_held(self, hidden: Hidden, out: Any) -> None:
+        for place, size in hidden.kept:
+            storage = self.storages[self._seen(out[place])]
+            storage.bytes = storage.low = storage.high = size
+        if hidden.high > 0 or hidden.expected > 0:
+            number = len(self.storages)
+            self.storages.append(
+                Storage(
+                    hidden.expected, self.last_op, self.last_module, self._phase(), "cpu", None, "workspace",
+                    hidden.low, hidden.high,
+                )
+            )  # fmt: skip
+            self.events += [(self.step, self.ops, number, +1), (self.step, self.ops, number, _FREED)]
+
+    def _seen(self, tensor: Tensor, category: str | None = None) -> int:
+        """The number of a tensor's storage, logged if it is new or has another size than before."""
+        held = tensor.untyped_storage()
+        key, size = held._cdata, held.nbytes()
+        number = self._alive.get(key)
+        if number is not None:
+            known = self.storages[number]
+            if known.bytes == size or known.low != known.bytes or size == 0:
+                return number
+            self._ended(key, number)
+        number = len(self.storages)
+        shape = _SHAPED_LIKE.join(map(str, tensor.shape))
+        op, module = (self.last_op, self.last_module) if category is None else (category, None)
+        kept = Storage(size, op, module, self._phase(), str(tensor.device), shape, category, size, size)
+        self.storages.append(kept)
+        self._alive[key] = number
+        self._ends[number] = weakref.ref(held, lambda _, key=key, number=number: self._ended(key, number))
+        self.events.append((self.step, self.ops, number, +1))
+        return number
+
+    def _ended(self, key: int, number: int) -> None:
+        if self._ends.pop(number, None) is None:
+            return
+        if self._alive.get(key) == number:
+            del self._alive[key]
+        self.events.append((self.step, self.ops, number, _FREED))
+
+    def _phase(self) -> str:
+        if self.phase is not None:
+            return self.phase
+        return "optimizer" if self._optimizing else "backward" if in_backward() else "forward"
+
+    def _saved(self, tensor: Tensor) -> Tensor:
+        number = self._alive.get(tensor.untyped_storage()._cdata)
+        if number is not None and self.storages[number].category is None:
+            self.storages[number].category = "saved"
+        return tensor
+
+    def _called_from_outside(self, module: nn.Module) -> None:
+        if not self._places.knows(module) and any(True for _ in module.parameters()):
+            self.adopt_model(module)  # a model of a script, seen for the first time
+
+    def _optimizer_starts(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+        self._optimizing = True
+        self.adopt_optimizer(optimizer)
+
+    def _optimizer_ends(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+        self._optimizing = False
+        self.adopt_optimizer(optimizer)
+
+
+_NONE: tuple[list[int], ...] = ([], [], [], [])
+
+
+def _plain(dtype: Any) -> Any:
+    """Categories go through strings: a Python list becomes no categorical column by itself."""
+    return pl.String if dtype == pl.Categorical else dtype
+
+
+def peak_of(log: StorageLog, bound: str = "bytes") -> int:
+    """The most bytes alive at once, by `bytes`, or by `low` or `high` where workspaces are uncertain."""
+    sizes = [getattr(storage, bound) for storage in log.storages]
+    alive = most = 0
+    for _, _, number, sign in log.events:
+        alive += sign * sizes[number]
+        most = max(most, alive)
+    return most
+
+
+def parameters_of(optimizers: Iterable[Optimizer]) -> list[Tensor]:
+    """All parameters of some optimizers."""
+    return [p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]

@@ -1,0 +1,165 @@
+"""Power and energy of the board by component and rail, over time, and how far to trust them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+
+from stepscope.report.charts import power as chart
+from stepscope.report.page.parts import Cell, Column, Facts, Items, Part, Section, Table
+from stepscope.report.page.reading import interval, quantity
+from stepscope.report.sections._drawing import figure
+from stepscope.units import NOT_MEASURED, bytes_, number
+
+if TYPE_CHECKING:
+    from stepscope.analysis.run import Run
+
+TITLE = "Power and energy"
+ORDER = 35
+
+_MOST_RAILS = 12  # drawn
+_NEVER = "Nothing is filled in for a gap: energy is of the covered time, and its interval allows for the rest."
+
+
+def build(run: Run) -> Section:
+    """Energy by component and rail, power over time, notes; without a sensor, what was tried."""
+    totals, about = run.energy_totals(), _board(run)
+    if totals.is_empty():
+        return Section(f"{_stamp(run)}{_nothing(run)}", (*_tried(run), *about))
+    parts: list[Part] = [_components(totals), *_timeline(run), *_rails(run.rail_energy())]
+    if run.energy_tables.notes:
+        parts.append(Items(tuple((_sentence(note), "") for note in run.energy_tables.notes), "What to know"))
+    return Section(f"{_stamp(run)}{_lede(run)}", (*parts, *about))
+
+
+def _stamp(run: Run) -> str:
+    return "" if run.simulated is None else f"SIMULATED: the sensors of '{run.simulated}', not of this machine. "
+
+
+def _lede(run: Run) -> str:
+    kinds = run.energy_totals()["kind"].unique().to_list()
+    estimate = " Estimated rows come from the power model that was given, not from a sensor." * ("estimated" in kinds)
+    covers = f" The total is of {run.rails.covers}." if run.rails.covers else " No total: see the notes."
+    return f"Over the steps after warm-up, with intervals of 95 %.{covers}{estimate}"
+
+
+def _nothing(run: Run) -> str:
+    if run.rails.lines:
+        return "Power was sampled, but no step lasted past the warm-up."
+    return "No power was measured in this run. It is unknown, not 0."
+
+
+def _tried(run: Run) -> list[Part]:
+    why = [entry for entry in run.not_measured() if "energy" in entry.what]
+    rows = tuple((_sentence(f"{entry.what}: {entry.why}"), entry.remedy or "") for entry in why)
+    return [Items(rows, "What was tried, and what would enable it")] if rows else []
+
+
+def _components(totals: pl.DataFrame) -> Table:
+    columns = (
+        Column("Component", numeric=False),
+        Column("Kind", numeric=False, meaning="measured by a sensor, estimated by a power model, or simulated"),
+        Column("Power"),
+        Column("95 % interval"),
+        Column("Energy a step"),
+        Column("a sample"),
+        Column("Energy"),
+        Column("95 % interval"),
+        Column("Idle", meaning="Power before the first step, while the trainer did nothing"),
+        Column("Not covered"),
+        Column("Rail", numeric=False),
+    )
+    rows = [
+        (
+            Cell(row["component"], row["component"]),
+            Cell(row["kind"], row["kind"]),
+            _cell(row["watts_mean"], "W"),
+            Cell(interval(row["watts_low"], row["watts_high"], "W"), row["watts_low"]),
+            _cell(row["joules_per_step"], "J"),
+            _cell(row["joules_per_sample"], "J"),
+            _cell(row["joules"], "J"),
+            Cell(interval(row["low"], row["high"], "J"), row["low"]),
+            _cell(row["idle_watts"], "W"),
+            Cell(f"{number(row['gap_s'])} s", row["gap_s"]),
+            Cell(f"{row['rail']} ({row['source']})", row["rail"]),
+        )
+        for row in totals.iter_rows(named=True)
+    ]
+    caption = f"{_NEVER} 'rest' is what the total holds beside the rails measured inside it."
+    return Table("energy", columns, rows, caption, lively=False)
+
+
+def _rails(rails: pl.DataFrame) -> list[Part]:
+    columns = (
+        Column("Rail", numeric=False),
+        Column("Inside", numeric=False, meaning="The measured rail that contains it: the two are never added"),
+        Column("Feeds", numeric=False),
+        Column("Power"),
+        Column("95 % interval"),
+        Column("Energy"),
+        Column("Sensor", numeric=False),
+        Column("Meaning", numeric=False),
+    )
+    rows = [
+        (
+            Cell(row["rail"], row["rail"]),
+            Cell(row["inside"] or "", row["inside"]),
+            Cell(row["component"], row["component"]),
+            _cell(row["watts_mean"], "W"),
+            Cell(interval(row["watts_low"], row["watts_high"], "W"), row["watts_low"]),
+            _cell(row["joules"], "J"),
+            Cell(row["source"], row["source"]),
+            Cell(row["meaning"] or "", row["meaning"]),
+        )
+        for row in rails.iter_rows(named=True)
+    ]
+    return [Table("rails", columns, rows, lively=len(rows) > _MOST_RAILS)]
+
+
+def _timeline(run: Run) -> list[Part]:
+    steps = run.steps
+    start, end = int(steps["t0_ns"][0]), int(steps["t1_ns"][-1])
+    windows = run.power_timeline(start, end)
+    drawn = windows["rail"].unique(maintain_order=True).to_list()[:_MOST_RAILS]
+    shown = windows.filter(pl.col("rail").is_in(drawn)).select(
+        pl.when("estimated").then(pl.format("{} (estimated)", "rail")).otherwise("rail").alias("rail"),
+        "watts",
+        "estimated",
+        t0_s=(pl.col("t0_ns") - start) / 1e9,
+        t1_s=(pl.col("t1_ns") - start) / 1e9,
+    )
+    if shown["watts"].drop_nulls().is_empty():
+        return []
+    shown = shown.with_columns(hover=_hover())
+    caption = "Mean power of windows as short as each sensor resolves, warm-up included. Tinted: nothing was read."
+    return [figure(lambda width: chart.build(shown, width), caption)]
+
+
+def _hover() -> pl.Expr:
+    unread = pl.when(pl.col("watts").is_null()).then(pl.lit("not measured"))
+    said = unread.otherwise(pl.format("{} W", pl.col("watts").round(3)))
+    return pl.format("{}, {} to {} s: {}", "rail", pl.col("t0_s").round(3), pl.col("t1_s").round(3), said)
+
+
+def _board(run: Run) -> list[Part]:
+    """The board, its clusters of cores and its memory; then its traps."""
+    board = run.board
+    facts = [("Board", board.title)]
+    clusters = "; ".join(f"{name}: {', '.join(map(str, cores))}" for name, cores in run.core_clusters.items())
+    if clusters:
+        facts.append(("Cores by cluster", clusters))
+    if board.os_keeps_bytes is not None:
+        facts.append(("Memory that firmware and an idle system keep", f"roughly {bytes_(board.os_keeps_bytes)}"))
+    parts: list[Part] = [Facts(tuple(facts))]
+    if board.traps:
+        parts.append(Items(tuple((trap, "") for trap in board.traps), f"Known of {board.title}"))
+    return parts
+
+
+def _cell(value: Any, unit: str) -> Cell:
+    return Cell(NOT_MEASURED if value is None else quantity(value, unit), value)
+
+
+def _sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}."

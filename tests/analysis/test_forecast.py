@@ -1,0 +1,116 @@
+"""Foretelling a whole training from a few steps, on series whose truth is known."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from stepscope.analysis.change_points import change_points
+from stepscope.analysis.forecast import forecast, watched_steps
+from stepscope.analysis.intervals import Floats
+from stepscope.analysis.projection import project
+from stepscope.analysis.run import Run
+from stepscope.commands.forecast import amount
+from stepscope.errors import UsageError
+from tests.fabricate import fabricate_run
+
+
+def _quiet(steps: int, seed: int, spread: float = 0.01, likeness: float = 0.5) -> Floats:
+    """Step times around 1 that resemble their neighbours."""
+    rng = np.random.default_rng(seed)
+    noise = rng.normal(0, spread * np.sqrt(1 - likeness**2), steps)
+    for step in range(1, steps):
+        noise[step] += likeness * noise[step - 1]
+    return 1 + noise
+
+
+def test_a_throttle_is_found_within_30_steps_and_where_it_began() -> None:
+    delays = []
+    for seed in range(40):
+        values = _quiet(1000, seed)
+        values[600:] *= 1.12
+        (change,) = change_points(values)
+        assert abs(change.step - 600) <= 10
+        assert change.ratio == pytest.approx(1.12, abs=0.02)
+        delays.append(change.noticed - 600)
+    assert max(delays) <= 30
+
+
+def test_quiet_steps_raise_no_alarm() -> None:
+    assert sum(len(change_points(_quiet(20_000, seed))) for seed in range(10)) <= 2
+
+
+def test_a_training_that_recovers_has_two_changes() -> None:
+    values = _quiet(3000, 1)
+    values[1000:2000] *= 1.3
+    assert [round(change.ratio, 1) for change in change_points(values)] == [1.3, 0.8]
+
+
+def test_steps_too_few_to_judge_are_not_judged() -> None:
+    assert change_points(np.array([1.0, 5.0] * 10)) == []
+
+
+@pytest.mark.parametrize("warming", [0.0, 0.06])
+def test_20_of_every_1000_steps_foretell_the_whole_within_a_percent_and_the_interval_holds(warming: float) -> None:
+    held, errors = 0, []
+    for seed in range(40):
+        values = _quiet(5000, seed) * (1 + warming * (1 - np.exp(-np.arange(5000) / 450)))
+        at = np.concatenate([np.arange(start, start + 20) for start in range(0, 5000, 1000)]).astype(np.float64)
+        said = project(at, values[at.astype(int)], 5000, unseen=0.02)
+        errors.append(abs(said.total / values.sum() - 1))
+        held += said.low <= values.sum() <= said.high
+    assert np.percentile(errors, 95) < 0.01
+    assert held >= 36
+
+
+def test_what_nobody_has_seen_widens_the_interval() -> None:
+    values = _quiet(100, 3)
+    near, far = (project(np.arange(100.0), values, steps, unseen=0.02) for steps in (200, 20_000))
+    assert (far.high - far.low) / far.total > 2 * (near.high - near.low) / near.total
+
+
+def test_all_steps_measured_leave_nothing_to_foretell() -> None:
+    values = _quiet(200, 4)
+    said = project(np.arange(200.0), values, 200, unseen=0.02)
+    assert said.total == pytest.approx(values.sum())
+    assert said.high - said.low < 1e-9
+
+
+def test_after_a_throttle_the_new_level_goes_on() -> None:
+    values = _quiet(800, 5)
+    values[500:] *= 1.5
+    said = project(np.arange(800.0), values, 2000, unseen=0.0)
+    assert said.total == pytest.approx(500 + 1500 * 1.5, rel=0.01)
+    assert "after the last change" in said.method
+
+
+def test_a_run_is_foretold_in_time_and_without_a_sensor_not_in_energy(tmp_path: Path) -> None:
+    run = Run(fabricate_run(tmp_path, steps=60))
+    said = forecast(run, 1000)
+    time = said.value("time")
+    assert time is not None
+    assert time.value == pytest.approx(1000 * 0.015, rel=0.2)
+    assert said.value("energy") is None
+    assert any("no sensor" in note for note in said.notes)
+
+
+def test_a_run_too_short_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="too few"):
+        forecast(Run(fabricate_run(tmp_path, steps=8)), 1000)
+
+
+def test_watching_takes_20_of_every_500_steps() -> None:
+    assert watched_steps(np.arange(1000.0)).sum() == 40
+
+
+@pytest.mark.parametrize(("text", "unit", "value"), [("50Wh", "Wh", 180_000.0), ("3.6", "g/kWh", 1e-6)])
+def test_amounts_have_units(text: str, unit: str, value: float) -> None:
+    assert amount(text, unit, "--x") == pytest.approx(value)
+
+
+@pytest.mark.parametrize("text", ["", "much", "-3Wh", "0Wh", "50 J"])
+def test_an_amount_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="--battery"):
+        amount(text, "Wh", "--battery")

@@ -1,0 +1,46 @@
+"""Periods found from samples alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from stepscope.analysis.regularity import period_of, regularity
+from stepscope.analysis.run import Run
+from stepscope.analysis.windows import Series
+from tests.fabricate import fabricate_run
+
+
+def _samples(period_ns: float, seed: int = 0) -> Series:
+    """10 ms samples with jitter of a square wave in noise."""
+    rng = np.random.default_rng(seed)
+    t_ns = np.arange(2000) * 1e7 + rng.uniform(0, 2e6, 2000)
+    values = (t_ns % period_ns < 0.4 * period_ns) * 1.0 + rng.normal(0, 0.2, 2000)
+    return Series("rail:x", "x", 1, t_ns, values, np.empty((0, 2)))
+
+
+@pytest.mark.parametrize("step_ns", [1.37e8, 2.5e8])
+def test_the_period_of_the_samples_is_that_of_the_steps(step_ns: float) -> None:
+    period_ns, likeness = period_of(_samples(step_ns), 0, 2e10, step_ns)
+    assert period_ns == pytest.approx(step_ns, rel=0.02)
+    assert likeness is not None
+    assert likeness > 0.5
+
+
+def test_noise_has_no_period() -> None:
+    rng = np.random.default_rng(1)
+    noise = Series("rail:x", "x", 1, np.arange(2000) * 1e7, rng.normal(size=2000), np.empty((0, 2)))
+    assert period_of(noise, 0, 2e10, 2e8) == (None, None)
+
+
+def test_steps_shorter_than_two_samples_show_no_period() -> None:
+    assert period_of(_samples(2.5e8), 0, 2e10, 1.5e7) == (None, None)
+
+
+def test_a_run_states_the_spread_of_its_step_times(tmp_path: Path) -> None:
+    frame = regularity(Run(fabricate_run(tmp_path, steps=40, noise=0.05)))
+    row = frame.filter(quantity="step_time").row(0, named=True)
+    assert 0 < row["spread"] < 0.2
+    assert row["changes"] == 0

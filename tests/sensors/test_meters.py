@@ -1,0 +1,276 @@
+"""The user's own meters: how they are named, commands that print, and the dialects of a meter's log."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stepscope.errors import UsageError
+from stepscope.record.formats import meter_csv, meter_lines
+from stepscope.record.meters import parse_meters
+from stepscope.record.sensors import meter_command
+from stepscope.record.sensors.contract import Found, Meter, Missing, Target
+
+ROOT = Path("/")
+
+
+def test_meters_are_named_by_kind_and_address() -> None:
+    meters = parse_meters(["shelly=192.168.1.20", "tasmota=plug.local:80", "adb=R58M", "termux"], ["rig --watts"])
+    assert [(meter.kind, meter.address, meter.name) for meter in meters] == [
+        ("shelly", "192.168.1.20", "shelly-192.168.1.20"),
+        ("tasmota", "plug.local:80", "tasmota-plug.local-80"),
+        ("adb", "R58M", "adb-R58M"),
+        ("termux", "", "termux"),
+        ("command", "rig --watts", "rig"),
+    ]
+
+
+def test_two_commands_of_one_program_have_two_names() -> None:
+    assert [meter.name for meter in parse_meters([], ["/opt/rig 1", "/opt/rig 2"])] == ["rig", "rig-2"]
+
+
+@pytest.mark.parametrize(
+    ("plugs", "commands"),
+    [
+        (["shely=192.168.1.20"], []),
+        (["192.168.1.20"], []),
+        (["shelly="], []),
+        (["shelly=ftp://x"], []),
+        (["shelly=user:secret@x"], []),
+        (["adb="], []),
+        (["adb=a b; reboot"], []),
+        (["termux=x"], []),
+        (["shelly=a", "shelly=a"], []),
+        ([], [""]),
+        ([], ["rig 'unclosed"]),
+    ],
+)
+def test_what_names_no_meter_is_refused_with_what_to_do(plugs: list[str], commands: list[str]) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse_meters(plugs, commands)
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("line", "read"),
+    [
+        ("5.25", {"power": 5.25}),
+        (" 5.25 W ", {"power": 5.25}),
+        ("5250mW", {"power": 5.25}),
+        ("1700000000.5 5.25", {"meter_clock": 1700000000.5, "power": 5.25}),
+        ("1700000000.5,5.25", {"meter_clock": 1700000000.5, "power": 5.25}),
+        ("power=5.25 voltage=12 current_ma=437 mood=fine", {"power": 5.25, "voltage": 12.0, "current": 0.437}),
+        ("P: 5.25W, energy: 2Wh, t=3", {"power": 5.25, "energy": 7200.0, "meter_clock": 3.0}),
+        ("-0.5", {"power": -0.5}),
+        ("0", {"power": 0.0}),
+    ],
+)
+def test_a_line_of_a_meter_command_is_read_in_si_units(line: str, read: dict[str, float]) -> None:
+    assert meter_lines.parse(line) == pytest.approx(read)
+
+
+@pytest.mark.parametrize(
+    "line", ["", "n/a", "power", "power=", "power=high", "mood=fine", "1 2 3", "5 parsecs", "1e99", "nan", "power=5V"]
+)
+def test_a_line_that_is_no_reading_is_refused(line: str) -> None:
+    with pytest.raises(ValueError, match=r"\w"):
+        meter_lines.parse(line)
+
+
+@settings(max_examples=100)
+@given(st.text(max_size=50) | st.text("0123456789.eE+-= wpowermvVAk,;:t", max_size=30))
+def test_no_line_breaks_the_parser_or_makes_it_invent_a_number(line: str) -> None:
+    with contextlib.suppress(ValueError):
+        read = meter_lines.parse(line)
+        assert set(read) - {"meter_clock"}
+        assert all(math.isfinite(value) for value in read.values())
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("rig --port 'a b'", ["rig", "--port", "a b"]),
+        ("rig | awk '{print $2}'", ["/bin/sh", "-c", "rig | awk '{print $2}'"]),
+        ("awk '{print $2}' log", ["awk", "{print $2}", "log"]),
+        ('echo "$HOME"', ["/bin/sh", "-c", 'echo "$HOME"']),
+        ("cat *.log", ["/bin/sh", "-c", "cat *.log"]),
+    ],
+)
+def test_a_shell_is_used_only_where_the_signs_need_one(command: str, words: list[str]) -> None:
+    assert meter_command.words(command) == words
+
+
+def commands(*texts: str, clock: Callable[[], int] = time.monotonic_ns) -> Target:
+    return Target(1, clock, meters=tuple(Meter("command", text, f"m{n}") for n, text in enumerate(texts)))
+
+
+def start(*texts: str, clock: Callable[[], int] = time.monotonic_ns) -> Found:
+    sensor = meter_command.discover(ROOT, commands(*texts, clock=clock))
+    assert isinstance(sensor, Found), sensor
+    return sensor
+
+
+def read_until(sensor: Found, wanted: Callable[[list[float]], bool]) -> list[float]:
+    for _ in range(200):
+        values = list(sensor.read())
+        if wanted(values):
+            return values
+        time.sleep(0.01)
+    pytest.fail(f"never came: last {values}")
+
+
+def test_a_command_that_streams_is_read_as_it_prints() -> None:
+    sensor = start("echo 5; sleep 0.05; echo 7; exec sleep 30")
+    assert [channel.id for channel in sensor.channels] == ["meter.m0.power"]
+    assert sensor.blocking
+    read_until(sensor, lambda values: values == [7.0])
+    sensor.close()
+
+
+def test_lines_that_come_together_are_averaged_and_the_meters_own_clock_is_a_channel() -> None:
+    sensor = start("printf '10 2\\n20 4\\n'; exec sleep 30")
+    assert [channel.quantity for channel in sensor.channels] == ["power", "meter_clock"]
+    values = list(sensor.read())
+    assert values in ([3.0, 15.0], [4.0, 20.0])
+    sensor.close()
+
+
+def test_a_command_that_prints_once_is_run_again_after_a_second(tmp_path: Path) -> None:
+    now = [time.monotonic_ns()]
+    counter = tmp_path / "n"
+    sensor = start(f"echo x >> {counter}; wc -l < {counter}", clock=lambda: now[0])
+    assert list(sensor.read()) == [1.0]
+    now[0] += 1_100_000_000
+    read_until(sensor, lambda values: values == [2.0])
+    sensor.close()
+    assert counter.read_text() == "x\nx\n"
+
+
+def test_a_command_that_goes_silent_has_no_reading_after_a_while() -> None:
+    now = [time.monotonic_ns()]
+    sensor = start("echo 5; exec sleep 30", clock=lambda: now[0])
+    assert list(sensor.read()) == [5.0]
+    now[0] += 4_000_000_000
+    assert math.isnan(sensor.read()[0])
+    sensor.close()
+
+
+def test_a_line_that_cannot_be_read_is_a_gap_and_not_the_value_before_it() -> None:
+    sensor = start("echo 5; sleep 0.05; echo overload; exec sleep 30")
+    read_until(sensor, lambda values: math.isnan(values[0]))
+    sensor.close()
+
+
+def test_a_command_that_ends_with_an_error_is_lost_and_its_words_are_kept() -> None:
+    sensor = start("echo 5; sleep 0.05; echo 'usb unplugged' >&2; exit 4")
+    with pytest.raises(OSError, match=r"exit code 4.*usb unplugged"):
+        read_until(sensor, lambda values: values == [0.0])
+    sensor.close()
+
+
+def test_a_header_before_the_first_reading_does_not_disturb() -> None:
+    sensor = start("echo 'time power'; sleep 0.03; echo 6; exec sleep 30")
+    assert list(sensor.read()) == [6.0]
+    sensor.close()
+
+
+@pytest.mark.parametrize(
+    ("command", "reason", "said"),
+    [
+        ("no-such-meter-program", "absent", "no such command"),
+        ("/etc/passwd", "denied", "permission"),
+        ("sh -c 'echo broken >&2; exit 7'", "failed", "broken"),
+        ("echo hello", "failed", "no number"),
+        ("true", "failed", "printed nothing"),
+    ],
+)
+def test_a_command_that_gives_no_reading_is_missing_with_a_reason(
+    command: str, reason: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(meter_command, "FIRST_LINE_S", 0.3)
+    answer = meter_command.discover(ROOT, commands(command))
+    assert isinstance(answer, Missing)
+    assert (answer.reason, said in answer.detail) == (reason, True), answer
+
+
+def test_of_two_commands_the_one_that_fails_leaves_a_gap(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(meter_command, "FIRST_LINE_S", 0.2)
+    sensor = start("echo 5; exec sleep 30", "echo what; exec sleep 30")
+    values = sensor.read()
+    sensor.close()
+    assert values[0] == 5.0
+    assert math.isnan(values[1])
+
+
+S = 1.7e9  # 2023-11-14 22:13:20 UTC
+LOGS: dict[str, tuple[str, list[float], list[float], str]] = {
+    "plain": ("0,5.0\n0.5,6.0\n1.0,7.0\n", [0, 0.5, 1], [5, 6, 7], "own"),
+    "header and units": ("Time (ms);Power (mW)\n0;5000\n500;6000\n", [0, 0.5], [5, 6], "own"),
+    "decimal comma": ("Zeit;Leistung [W]\n0,5;5,25\n1,0;6,5\n", [0.5, 1], [5.25, 6.5], "own"),
+    "tab and unix": ("timestamp\tW\n1700000000\t5\n1700000001\t6\n", [1.7e9, 1.7e9 + 1], [5, 6], "unix"),
+    "unix ms": ("1700000000000,5\n1700000000500,6\n", [1.7e9, 1.7e9 + 0.5], [5, 6], "unix"),
+    "iso, zone": ("time,power\n2023-11-14T22:13:20Z,5\n2023-11-14T23:13:21.5+01:00,6\n", [S, S + 1.5], [5, 6], "unix"),
+    "iso": ("time,power\n2023-11-14 22:13:20,5\n2023-11-14 22:13:21.25,6\n", [S, S + 1.25], [5, 6], "own"),
+    "german date": ("Datum;Zeit;P\n14.11.2023;22:13:20;5,5\n14.11.2023;22:13:21;6\n", [S, S + 1], [5.5, 6], "own"),
+    "midnight": ("time,power\n23:59:59,5\n00:00:01,6\n", [86399, 86401], [5, 6], "own"),
+    "volts and amperes": ("t,voltage_v,current_ma\n0,5,1000\n1,5,1200\n", [0, 1], [5, 6], "own"),
+    "preamble": ("# rig 7\nDevice: rig\n\ntime,power\n0,5\n1,6\n", [0, 1], [5, 6], "own"),
+    "quotes and others": ('"Time (s)","mood","Power"\n"0","fine","5"\n"1","sad","6"\n', [0, 1], [5, 6], "own"),
+    "thousands": ("time;power\n0;1,005.5\n1;1,006.0\n", [0, 1], [1005.5, 1006], "own"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LOGS)
+def test_a_log_is_read_in_the_dialect_of_its_meter(name: str) -> None:
+    text, t_s, power_w, clock = LOGS[name]
+    log = meter_csv.parse(text)
+    assert list(log.t_s) == pytest.approx(t_s)
+    assert list(log.power_w) == pytest.approx(power_w)
+    assert log.clock == clock
+
+
+def test_a_reading_that_is_no_number_is_empty_and_a_row_back_in_time_is_counted() -> None:
+    log = meter_csv.parse("time,power\n0,5\n1,overload\n0.5,9\n2,6\nx,7\n")
+    assert list(log.t_s) == [0, 1, 2]
+    assert math.isnan(log.power_w[1])
+    assert log.skipped == 2
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "hello",
+        "1\n2\n3\n",
+        "1,2,3\n4,5,6\n",
+        "time,mood\n0,1\n1,2\n",
+        "power,mood\n0,1\n1,2\n",
+        "time,power\n0,5\n",
+    ],
+)
+def test_a_log_that_holds_no_time_and_power_is_refused_in_words(text: str) -> None:
+    with pytest.raises(ValueError, match=r"[a-z]{4}"):
+        meter_csv.parse(text)
+
+
+ROWS = st.lists(
+    st.text("0123456789.,;:-TZ eE\t", max_size=24) | st.sampled_from(["time,power", "1,2", "0;5,5"]), max_size=12
+)
+
+
+@settings(max_examples=120)
+@given(ROWS.map("\n".join) | st.text(max_size=80))
+def test_no_log_breaks_the_parser_or_makes_it_invent_a_reading(text: str) -> None:
+    with contextlib.suppress(ValueError):
+        log = meter_csv.parse(text)
+        assert len(log.t_s) == len(log.power_w) <= len(text.splitlines())
+        assert all(math.isfinite(t_s) for t_s in log.t_s)
+        assert list(log.t_s) == sorted(log.t_s)
+        assert all(math.isnan(watts) or abs(watts) <= 1e6 for watts in log.power_w)
