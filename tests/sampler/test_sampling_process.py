@@ -196,7 +196,7 @@ def test_cpu_time_of_a_process_that_is_busy_forty_percent_is_right_within_two_po
     span_ns = frame["t0_ns"][-1] - frame["t0_ns"][0]
     measured = (frame["process.cpu_time"][-1] - frame["process.cpu_time"][0]) / span_ns
     assert measured == pytest.approx(used_s * 1e9 / (ended - began), abs=0.02)
-    assert 0.3 < measured < 0.5
+    assert 0.1 < measured < 0.5  # a crowded machine stretches the 10 ms of a round
 
 
 def test_two_cores_leave_no_core_for_the_sampler_and_more_give_the_last_or_a_little_one(tmp_path: Path) -> None:

@@ -226,7 +226,7 @@ def test_a_slow_power_sensor_has_dithered_deadlines_of_its_own(bench: Bench) -> 
     assert isinstance(found, Found)
     slow = replace(found, every_ns=100_000_000)
     stream = Stream(bench.sensor, slow, bench.target, bench.run, bench.file, bench.events, 10, dither=True)
-    times = []
+    times: list[int] = []
     while len(times) < 50:
         bench.now = max(bench.now + 1, stream.due_ns)
         times.append(bench.now)

@@ -73,7 +73,8 @@ def energy_tables(run: RunReader, tree: RailTree) -> EnergyTables:
     ]
     rest = _rest(tree, of)
     if rest is not None and tree.total is not None:
-        components.append(_row(REST, tree.total, rest, per, simulated, None, f"rest of {tree.total[0].name}"))
+        row = _row(REST, tree.total, rest, per, simulated, None, f"rest of {tree.total[0].name}")
+        components.insert(sum(row["kind"] != "estimated" for row in components), row)
     names = {line.key: line.name for line in tree.lines}
     rails = []
     for line in tree.lines:

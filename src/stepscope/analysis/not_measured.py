@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 
 _POWER = ("power", "energy")
 _POWER_SENSORS = re.compile(
-    r"ina\d|hwmon_power|tegrastats|rapl|nvml|amdsmi|apple|powermetrics|battery|pmic|shelly|tasmota|plug|meter|android|termux"
+    r"ina\d|hwmon_power|tegrastats|rapl|nvml|amdsmi|apple|powermetrics|battery|pmic|shelly|tasmota|meter|android"
 )
+_OF_A_BOARD = re.compile(r"jetson|rpi")  # that another machine lacks them is no news
 _ENABLE = (
     "stepscope doctor shows how to open a sensor; a plug or a meter beside the machine works anywhere "
     "(--meter); --power-model cpu=2W..15W estimates, and is called so"
@@ -93,8 +94,8 @@ def _sampled(run: Run) -> Iterator[NotMeasured]:
     meters = [entry for entry in absent if _POWER_SENSORS.search(str(entry.get("sensor")))]
     yield from _energy(run, meters)
     for entry in absent:
-        # A meter that this machine does not have is no news; one that it has and that gives nothing is.
-        if entry not in meters or entry.get("reason") != "absent":
+        expected = entry not in meters and not _OF_A_BOARD.match(str(entry.get("sensor")))
+        if expected or entry.get("reason") != "absent":
             yield NotMeasured(str(entry.get("sensor", "a sensor")), _reason(entry), entry.get("remedy"))
 
 

@@ -14,12 +14,13 @@ from stepscope.analysis.steady import recorded_steps
 from stepscope.runfolder import OPS, RunReader
 
 _NONE = -1
+UNSTATED = -1  # flops or bytes of an op that states none
 FACTS = ("name", "module", "phase", "device", "flops", "bytes")
 
 
 @dataclass(frozen=True)
 class Track:
-    """Pieces of one thread or stream, in order, without overlap: begin and end, s, and the op (row of `OpPieces.ops`)."""
+    """Pieces of one thread or stream, in order and apart: begin and end, s, and the op (row of `OpPieces.ops`)."""
 
     device: str
     t0: Floats
@@ -48,11 +49,10 @@ def op_pieces(run: RunReader, origin_ns: int) -> OpPieces:
         pl.col("name", "module", "phase", "device").cast(pl.String), row=pl.int_range(pl.len()).over("step")
     ).sort("step", "row", maintain_order=True)
     identity = [*FACTS, "turn"]
-    rows = rows.with_columns(pl.col("module").fill_null(OUTSIDE)).with_columns(
-        turn=pl.int_range(pl.len()).over("step", *FACTS)
-    )
+    rows = rows.with_columns(pl.col("module").fill_null(OUTSIDE), pl.col("flops", "bytes").fill_null(UNSTATED))
+    rows = rows.with_columns(turn=pl.int_range(pl.len()).over("step", *FACTS))
     ops = rows.select(identity).unique(maintain_order=True).with_row_index("op")
-    rows = rows.join(ops, on=identity, how="left", nulls_equal=True, maintain_order="left")
+    rows = rows.join(ops, on=identity, how="left", maintain_order="left")
     tracks = [_track(part, rows, origin_ns) for part in _by_thread(rows)]
     return OpPieces(ops.drop("op"), tuple(sorted(tracks, key=lambda track: -track.seconds)))
 

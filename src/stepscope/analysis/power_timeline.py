@@ -1,4 +1,4 @@
-"""Power of each rail over time, in windows as short as its sensor resolves."""
+"""Power of each rail over time, for a picture: what a sensor's own averaging smooths stays smooth in it."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ SCHEMA = {
 }
 
 
-def power_timeline(tree: RailTree, t0_ns: int, t1_ns: int, most_windows: int = 400) -> pl.DataFrame:
+def power_timeline(tree: RailTree, t0_ns: int, t1_ns: int, most_windows: int = 300) -> pl.DataFrame:
     """Mean power of consecutive windows, W: rail, component, t0_ns, t1_ns, watts (null in gaps), estimated."""
     frames = []
     for line in tree.lines:
-        length_ns = max(line.best.resolved_ns, (t1_ns - t0_ns) / most_windows)
+        shortest_ns = 2 * max(line.best.refresh_ns, line.best.growth.period_ns, 0.5)
+        length_ns = max(shortest_ns, (t1_ns - t0_ns) / most_windows)
         edges, watts = power_windows(line.best, t0_ns, t1_ns, length_ns)
         columns = {
             "rail": [line.name] * len(watts),

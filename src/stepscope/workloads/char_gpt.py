@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from stepscope.workloads._language import language_model
+from stepscope.workloads.contract import rates
 from stepscope.workloads.data.text import Windows
 
 VOCABULARY = 65
@@ -109,5 +110,6 @@ WORKLOADS = (
         windows=Windows("characters", VOCABULARY, LARGE.context),
         summary="GPT over 256 characters: 6 layers of 384, 10.7 million parameters",
         default_batch=8,
+        hyperparameters=rates(sgd=0.1, momentum=0.02, adam=3e-4, rmsprop=1e-4),  # without a warm-up, 1e-3 is too much
     ),
 )

@@ -6,12 +6,13 @@ Power differs by kind, by signature within a kind, by place, by execution and by
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy.signal import lfilter  # type: ignore[import-untyped]
 
-from stepscope.analysis.attribution.readings import Readings, Source, from_counter
+from stepscope.analysis.attribution.readings import Readings, from_counter
 from stepscope.analysis.attribution.timeline import Ints, Keys, Lane, Timeline
 from stepscope.analysis.intervals import Floats
 
@@ -100,7 +101,7 @@ def resnet_step(
     return Program(kind, signature, module, phase, seconds, watts, gap)
 
 
-def _sequence() -> list[tuple[str, object, int, int]]:
+def _sequence() -> list[tuple[str, Hashable, int, int]]:
     """(kind, shape, module, phase) of each place; phases 0 forward, 1 backward, 2 optimizer, 3 other."""
     convolutions: list[tuple[str, tuple[int, str]]] = [("conv7", (0, "s"))]
     for block in range(16):
@@ -112,7 +113,8 @@ def _sequence() -> list[tuple[str, object, int, int]]:
         return shape[0], "n" if shape[1][0] in "ab" else "w"
 
     head = len(convolutions)
-    steps: list[tuple[str, object, int, int]] = [("zero_grad", i % 3, -1, 3) for i in range(30)] + [("h2d", 0, -1, 3)]
+    steps: list[tuple[str, Hashable, int, int]] = [("zero_grad", i % 3, -1, 3) for i in range(30)]
+    steps += [("h2d", 0, -1, 3)]
     for n, (op, shape) in enumerate(convolutions):
         steps += [(f"{op}_f", shape, n, 0), ("bn_f", norm(shape), n, 0)]
         steps += [("add_f", shape[0], n, 0)] if shape[1] == "c" else []
@@ -127,7 +129,8 @@ def _sequence() -> list[tuple[str, object, int, int]]:
         steps += [("bn_b", norm(shape), n, 1)]
         steps += [(f"{op}_bd", shape, n, 1)] if n else []
         steps += [(f"{op}_bw", shape, n, 1)]
-    return steps + [("sgd", i % 6, -1, 2) for i in range(60)]
+    steps += [("sgd", i % 6, -1, 2) for i in range(60)]
+    return steps
 
 
 def execute(
@@ -171,7 +174,13 @@ def execute(
         np.zeros(n + 1, dtype=bool),
     )
     timeline = Timeline((lane,), keys, edges[:-1], edges[1:], np.ones(steps, dtype=bool), stamp_sd)
-    return Execution(timeline, program, at, np.append(0.0, np.cumsum(spent)), np.bincount(key, spent, n + 1))
+    return Execution(
+        timeline,
+        program,
+        at,
+        np.append(0.0, np.cumsum(spent)),
+        np.asarray(np.bincount(key, spent, n + 1), dtype=np.float64),
+    )
 
 
 @dataclass(frozen=True)
@@ -194,7 +203,7 @@ class Device:
     rc: float = 0.0
 
 
-def sampled(run: Execution, seed: int, device: Device | None = None) -> tuple[Readings, Source]:
+def sampled(run: Execution, seed: int, device: Device | None = None) -> Readings:
     """Readings of a gauge that gives each of its values once."""
     device = device or Device()
     random = np.random.default_rng(seed + 977)
@@ -212,9 +221,7 @@ def sampled(run: Execution, seed: int, device: Device | None = None) -> tuple[Re
     watts = watts + random.normal(0, device.noise, len(t))
     watts = np.round(watts / device.lsb) * device.lsb
     stamp = t + device.offset + np.abs(random.normal(0, device.late, len(t)))
-    window = device.width if device.register is None else device.period / device.register
-    source = Source(device.period, window, device.register, device.lsb, periodic=not device.dither)
-    return Readings(stamp, watts), source
+    return Readings(stamp, watts)
 
 
 def running_average(watts: Floats, weight: float) -> Floats:

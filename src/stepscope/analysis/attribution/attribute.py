@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from scipy import sparse
+from scipy import sparse  # type: ignore[import-untyped]
 
 from stepscope.analysis.attribution.calibrate import Calibration, calibrate
 from stepscope.analysis.attribution.clock_fit import fitted_clock
@@ -20,8 +20,7 @@ from stepscope.analysis.attribution.regression import Fit, Moments, regress
 from stepscope.analysis.attribution.sensor_model import SensorModel
 from stepscope.analysis.attribution.slow_gain import slow_gain
 from stepscope.analysis.attribution.timeline import Timeline
-from stepscope.analysis.attribution.update_clock import UpdateClock
-from stepscope.analysis.attribution.update_clock import clock_of_residuals
+from stepscope.analysis.attribution.update_clock import UpdateClock, clock_of_residuals
 from stepscope.analysis.attribution.whitening import shared_error, unwhitened, whitened, whitened_gram
 from stepscope.analysis.intervals import Floats
 
@@ -180,6 +179,16 @@ def _assembled(
     phase = phase_check(timeline, readings, found.model.lag)
     explained = 1 - float(left.var()) / max(float(readings.watts.var()), 1e-30)
     return Attribution(
-        timeline, readings, adjusted, covariance_closed, statistical, coarser, sharper, total, gap, found, phase,
+        timeline,
+        readings,
+        adjusted,
+        covariance_closed,
+        statistical,
+        coarser,
+        sharper,
+        total,
+        gap,
+        found,
+        phase,
         explained,
     )

@@ -24,7 +24,7 @@ from stepscope.analysis.intervals import Floats
 FIRST, POLISH = 1_500, 6_000  # readings used to find the model, and to refine it
 _FIRST_PIECES, _POLISH_PIECES = 120_000, 600_000  # pieces in their windows: wide windows need fewer readings
 _STEPS_SEEN = 40  # the first readings are spread over so many steps, if there are
-_STARTS, _TRIAL_ROUNDS, _ROUNDS, _POLISH_ROUNDS = 3, 4, 14, 6
+_CANDIDATES, _STARTS, _TRIAL_ROUNDS, _ROUNDS, _POLISH_ROUNDS = 8, 3, 4, 14, 6
 _GUESSED_RC = 2e-3  # s: the descent does not find a filter from nothing
 _NOISE = 0.015  # of the mean power: what the ridge takes a reading's error to be
 _RIDGE = {SIGNATURE: 0.08, KIND: 0.30, GAP: 0.40}
@@ -48,17 +48,19 @@ def calibrate(timeline: Timeline, readings: Readings, width: float | None = None
     known_width = readings.width is not None or width is not None
     free = np.array([True, not known_width, True, True])
     spread = _spread(timeline, readings)
-    starts = coarse_search(timeline.until(float(spread.stamp[-1]) + 0.3), spread, readings.period, width)[:_STARTS]
+    starts = coarse_search(timeline.until(float(spread.stamp[-1]) + 0.3), spread, readings.period, width)
     few = _Problem.of(timeline, spread.first(_affordable(timeline, starts[0].width, FIRST, _FIRST_PIECES)))
-    tried = [_descend(few, vector, free, _TRIAL_ROUNDS) for vector in _vectors(starts)]
-    cost, best = min(tried, key=lambda result: result[0])
-    cost, best = _descend(few, best, free, _ROUNDS)
+    # With powers by signature another start may be the best: kinds alone explain little of some models.
+    better = sorted(_vectors(starts[:_CANDIDATES]), key=lambda vector: few.prepared(vector).solved(vector)[1])
+    tried = [_descend(few, vector, free, _TRIAL_ROUNDS) for vector in [*better[:_STARTS], _filtered(better[0])]]
+    _, best = min(tried, key=lambda result: result[0])
+    _, best = _descend(few, best, free, _ROUNDS)
     problem, most = few, _affordable(timeline, float(best[1]), POLISH, _POLISH_PIECES)
     if readings.count > 1.3 * few.readings.count and most > few.readings.count:
         problem = _Problem.of(timeline, readings.first(most))
         if problem.timeline.steps < few.timeline.steps:  # many readings a step: the spread ones saw more
             problem = few
-        cost, best = _descend(problem, best, free, _POLISH_ROUNDS)
+        _, best = _descend(problem, best, free, _POLISH_ROUNDS)
     sd = problem.uncertainty(best, free)
     return Calibration(_model(best, problem.readings), *sd)
 
@@ -79,9 +81,12 @@ def _affordable(timeline: Timeline, width: float, most: int, pieces: int) -> int
 
 def _vectors(starts: list[Start]) -> list[Floats]:
     """Centre, width, and squares of smear and rc: the squares have a slope at 0, their roots have none."""
-    plain = [np.array([start.centre, start.width, 1e-8, 1e-8]) for start in starts]
-    best = starts[0]
-    return [*plain, np.array([best.centre, best.width, 1e-8, min(_GUESSED_RC, best.width) ** 2])]
+    return [np.array([start.centre, start.width, 1e-8, 1e-8]) for start in starts]
+
+
+def _filtered(vector: Floats) -> Floats:
+    """The same start behind an analogue filter."""
+    return np.append(vector[:3], min(_GUESSED_RC, float(vector[1])) ** 2)
 
 
 def _model(x: Floats, readings: Readings) -> SensorModel:

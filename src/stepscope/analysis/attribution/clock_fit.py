@@ -47,7 +47,7 @@ def numbered(stamp: Floats) -> Floats:
         lost = round(float(drift[place : place + _NEAR].min() - before) / period)
         if lost > 0:
             holes[place], since = lost, int(place)
-    numbers: Floats = np.arange(count) + np.cumsum(holes)
+    numbers: Floats = np.arange(count, dtype=np.float64) + np.cumsum(holes)
     return numbers
 
 

@@ -15,6 +15,7 @@ WIDTHS = (0.014, 0.05, 0.11, 0.25, 0.5, 1.0, 1.6, 2.5, 5.0, 10.0, 40.0)
 SHORTEST, LONGEST = 1e-4, 0.5  # s
 _EARLIEST, _LATEST = -0.004, 0.05  # s, of the lag; slow sources are given more
 _FINEST_GRID, _MOST_GRID = 2.5e-4, 60_000
+_FINEST_LAG, _MOST_LAGS, _VALLEYS = 4e-4, 60, 3
 _RIDGE = 1e-3  # per reading and kind
 
 
@@ -31,7 +32,7 @@ def coarse_search(timeline: Timeline, readings: Readings, period: float, width: 
     """The best lag of each width, best first; `period` is the source's, also where the readings are thinned."""
     grid, spent = _spent_by_kind(timeline)
     if readings.width is not None:
-        return _best_lags(readings, grid, spent, None)
+        return sorted(_best_lags(readings, grid, spent, None), key=lambda start: start.error)
     widths = [width] if width is not None else [w for w in np.multiply(WIDTHS, period) if SHORTEST < w < LONGEST]
     starts = [start for w in widths for start in _best_lags(readings, grid, spent, w)]
     return sorted(starts, key=lambda start: start.error)
@@ -56,16 +57,18 @@ def _spent_by_kind(timeline: Timeline) -> tuple[Floats, Floats]:
 
 
 def _best_lags(readings: Readings, grid: Floats, spent: Floats, width: float | None) -> list[Start]:
-    """The best lag of one width, or of the readings' own widths."""
+    """The best lags of one width, or of the readings' own widths: steps repeat, so several explain much."""
     own = readings.width if width is None else np.full(len(readings.stamp), width)
     assert own is not None, "a counter has widths"
     middle = float(np.median(own))
     latest = max(_LATEST, 1.5 * readings.period) + (middle / 2 if readings.width is None else 0.0)
-    coarse = float(min(max(middle / 4, 5e-4), max(2e-3, readings.period / 10)))
+    coarse = float(np.clip(middle / 8, _FINEST_LAG, max(1e-3, latest / _MOST_LAGS)))
     lags = np.arange(_EARLIEST, latest, coarse)
-    errors = [_error(readings, grid, spent, lag, own) for lag in lags]
-    best = int(np.argmin(errors))
-    return [Start(errors[best], float(lags[best]), middle)]
+    errors = np.array([_error(readings, grid, spent, lag, own) for lag in lags])
+    edged = np.concatenate([[np.inf], errors, [np.inf]])
+    valleys = np.flatnonzero((errors <= edged[:-2]) & (errors <= edged[2:]))
+    lowest = valleys[np.argsort(errors[valleys])[:_VALLEYS]]
+    return [Start(float(errors[place]), float(lags[place]), middle) for place in lowest]
 
 
 def _error(readings: Readings, grid: Floats, spent: Floats, centre: float, width: Floats) -> float:

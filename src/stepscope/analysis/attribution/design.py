@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from scipy import sparse
+from scipy import sparse  # type: ignore[import-untyped]
 
 from stepscope.analysis.attribution.readings import Readings
 from stepscope.analysis.attribution.sensor_model import SensorModel
@@ -31,9 +31,7 @@ def design(timeline: Timeline, readings: Readings, model: SensorModel) -> Any:
     """Weights (M, P) as a sparse matrix. Rows sum to 1 over the first lane and the gap; other lanes come on top."""
     end, width = model.windows(readings)
     count = timeline.keys.count
-    blocks = [
-        _rows(lane, end, width, model, count, tiled=number == 0) for number, lane in enumerate(timeline.lanes)
-    ]
+    blocks = [_rows(lane, end, width, model, count, tiled=number == 0) for number, lane in enumerate(timeline.lanes)]
     whole = blocks[0]
     for more in blocks[1:]:
         whole = whole + more

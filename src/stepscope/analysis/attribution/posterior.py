@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scipy import sparse
+from scipy import sparse  # type: ignore[import-untyped]
 
 from stepscope.analysis.attribution.calibrate import Calibration
 from stepscope.analysis.attribution.design import predicted

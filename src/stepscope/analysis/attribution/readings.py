@@ -18,21 +18,6 @@ MOST_REPEATS = 0.25  # a share of equal neighbours above this means that the sou
 
 
 @dataclass(frozen=True)
-class Source:
-    """What is known of a power source; None where it is not.
-
-    `periodic`: its values come by a clock of its own, and are stamped late. `register`: weight of one conversion in
-    its running average (1/64). `window`: it averages over so much, s. `step`: its smallest difference, W or J.
-    """
-
-    refresh: float | None = None
-    window: float | None = None
-    register: float | None = None
-    step: float | None = None
-    periodic: bool = False
-
-
-@dataclass(frozen=True)
 class Readings:
     """Mean power `watts` (M,) of windows that end at `stamp` (M,) less an unknown lag.
 
@@ -85,13 +70,13 @@ class Readings:
         return replace(self, stamp=self.stamp[used], watts=watts, mix=mix[:, np.flatnonzero(used)])
 
 
-def from_gauge(t0: Floats, t1: Floats, watts: Floats, source: Source) -> Readings:
+def from_gauge(t0: Floats, t1: Floats, watts: Floats, refresh: float | None = None) -> Readings:
     """Samples of a power register, read between t0 and t1; NaN is left out, and so is what was read twice."""
     read = ~(np.isnan(watts) | np.isnan(t0) | np.isnan(t1))
     stamp, watts = (t0[read] + t1[read]) / 2, watts[read]
     order = np.argsort(stamp, kind="stable")
     stamp, watts = stamp[order], watts[order]
-    new = fresh(stamp, watts, source.refresh)
+    new = fresh(stamp, watts, refresh)
     return Readings(stamp[new], watts[new])
 
 

@@ -7,7 +7,7 @@ a Jetson. Conversions come by the chip's own clock; a reading tells one only if 
 from __future__ import annotations
 
 import numpy as np
-from scipy import sparse
+from scipy import sparse  # type: ignore[import-untyped]
 
 from stepscope.analysis.attribution.clock_fit import fitted_clock, is_periodic, numbered
 from stepscope.analysis.attribution.readings import Readings

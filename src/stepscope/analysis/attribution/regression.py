@@ -8,6 +8,7 @@ import numpy as np
 from scipy.linalg import lapack  # type: ignore[import-untyped]
 
 from stepscope.analysis.attribution.hierarchy import LEARNT, SPREAD, Hierarchy
+from stepscope.analysis.attribution.timeline import Ints
 from stepscope.analysis.intervals import Floats
 
 _ROUNDS = 40
@@ -81,14 +82,12 @@ def _posterior(normal: Floats, sd: Floats, noise: float) -> Floats:
     return covariance
 
 
-def _learnt(spread: Floats, level: Floats, moved: Floats, decided: Floats, mean_power: float) -> Floats:
+def _learnt(spread: Floats, level: Ints, moved: Floats, decided: Floats, mean_power: float) -> Floats:
     """Each learnt level's spread that its own coefficients show, kept within 1 % and 100 % of the mean power."""
-    new = spread.copy()
+    new: Floats = spread.copy()
     for which in LEARNT:
         mine = level == which
         if mine.any():
             shown = np.sqrt(float((moved[mine] ** 2).sum()) / max(float(decided[mine].sum()), 1e-3))
             new[which] = np.clip(shown, 0.01 * mean_power, mean_power)
     return new
-
-

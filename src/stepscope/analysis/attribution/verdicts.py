@@ -44,6 +44,7 @@ class Identifiability:
     share: float
     more_steps: int | None
     expected_error: float
+    trouble: str  # why nothing is called resolved; empty where nothing stands against it
 
 
 def trouble(found: Attribution) -> str:
@@ -102,7 +103,7 @@ def identifiability(found: Attribution, whole: Parts) -> Identifiability:
     against = trouble(found)
     share = 0.0 if against else float(whole.joules[whole.resolved(RESOLVED)].sum()) / energy
     error = float(np.sqrt(2 / np.pi) * whole.sd.sum()) / energy
-    return Identifiability(_shortest(found) if not against else None, share, _more_steps(found, whole), error)
+    return Identifiability(_shortest(found) if not against else None, share, _more_steps(found, whole), error, against)
 
 
 def _shortest(found: Attribution) -> float | None:

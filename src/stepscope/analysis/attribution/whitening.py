@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from scipy import sparse
+from scipy import sparse  # type: ignore[import-untyped]
 from scipy.signal import lfilter  # type: ignore[import-untyped]
 
 from stepscope.analysis.attribution.design import gram

@@ -36,5 +36,7 @@ def _row(shown: pl.DataFrame, rail: str, time: alt.Scale, last: bool, width: int
     bars = bars.encode(x=x, x2="t1_s:Q", y=y, y2=alt.datum(0), description="hover:N")
     gaps = alt.Chart(shown.filter(pl.col("watts").is_null())).mark_rect(color=LIGHT["gap"], clip=True)
     gaps = gaps.encode(x=x, x2="t1_s:Q", y=alt.value(0), y2=alt.value(height), description="hover:N")
-    title = alt.TitleParams(rail, anchor="start", fontSize=12, fontWeight="normal", color=LIGHT["ink"], offset=2)
+    title = alt.TitleParams(
+        rail, anchor="start", frame="group", fontSize=12, fontWeight="normal", color=LIGHT["ink"], offset=2
+    )
     return alt.layer(gaps, bars).properties(width=width, height=height, title=title)

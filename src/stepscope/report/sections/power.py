@@ -132,7 +132,9 @@ def _timeline(run: Run) -> list[Part]:
     if shown["watts"].drop_nulls().is_empty():
         return []
     shown = shown.with_columns(hover=_hover())
-    caption = "Mean power of windows as short as each sensor resolves, warm-up included. Tinted: nothing was read."
+    caption = (
+        "Mean power of short windows, warm-up included; a sensor that averages smooths it. Tinted: nothing was read."
+    )
     return [figure(lambda width: chart.build(shown, width), caption)]
 
 

@@ -1,0 +1,163 @@
+"""A run's ops as a timeline of the attribution, and its power channels as readings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from stepscope.analysis.attribution.attribute import Options
+from stepscope.analysis.attribution.clock_fit import is_periodic
+from stepscope.analysis.attribution.readings import Readings, from_counter, from_gauge
+from stepscope.analysis.attribution.register import taken_apart
+from stepscope.analysis.attribution.timeline import Flags, Ints, Keys, Lane, Timeline
+from stepscope.analysis.attribution.unrecorded import filled
+from stepscope.analysis.intervals import Floats
+from stepscope.analysis.op_pieces import FACTS, UNSTATED, OpPieces, joined, op_pieces
+from stepscope.analysis.own_time import CPU, RESIDUAL
+from stepscope.analysis.power_sources import PowerSource
+from stepscope.analysis.steady import steady_steps
+from stepscope.runfolder import RunReader
+
+BETWEEN = "(between steps)"
+MOST_COLUMNS = 900  # of the regression: its cost grows with their cube
+_NEAR = 2e-5  # s: steps that are closer than this follow at once
+STAMP_SD = 5e-7  # s: what the profiler's clock and its own cost leave open
+_FINER = ([*FACTS, "turn"], [*FACTS], ["name", "phase", "device", "flops", "bytes"], ["name", "phase", "device"])
+_W = {"W": 1.0, "mW": 1e-3, "uW": 1e-6}
+
+
+@dataclass(frozen=True)
+class RunTimeline:
+    """A timeline whose keys are groups of instances; `ops` (N rows) names each kind of instance, with `key`.
+
+    seconds: (N,) of each over all steps. The last two rows stand for the time between ops and between steps.
+    """
+
+    timeline: Timeline
+    ops: pl.DataFrame
+    seconds: Floats
+
+
+def run_pieces(run: RunReader) -> tuple[OpPieces, int]:
+    """Pieces of own time of the recorded steps, and the instant that their times count from, ns."""
+    origin_ns = int(steady_steps(run)["t0_ns"][0])
+    return op_pieces(run, origin_ns), origin_ns
+
+
+def run_timeline(run: RunReader, pieces: OpPieces, origin_ns: int, component: str) -> RunTimeline | None:
+    """What explains a rail of this component: kernels a GPU's, ops of the CPU the others', with kernels on top."""
+    kernels = [track for track in pieces.tracks if track.device != CPU]
+    on_cpu = [track for track in pieces.tracks if track.device == CPU]
+    alone = {"gpu": kernels or on_cpu, "cpu": on_cpu or kernels}.get(component)
+    lanes = joined(alone) if alone is not None else [*joined(on_cpu), *joined(kernels)]
+    if not lanes:
+        return None
+    steps = steady_steps(run)
+    step_t0, step_t1 = ((steps[name].to_numpy() - origin_ns) / 1e9 for name in ("t0_ns", "t1_ns"))
+    recorded = steps["recorded"].to_numpy()
+    parts = [filled(Lane(lane.t0, lane.t1, lane.op), step_t0, step_t1, recorded) for lane in lanes]
+    parts = [_within(part, float(step_t0[0]), float(step_t1[-1])) for part in parts]
+    return _keyed(pieces.ops, parts, step_t0, step_t1, recorded, with_bytes=component == "memory")
+
+
+def _within(lane: Lane, begin: float, end: float) -> Lane:
+    inside: Flags = (lane.t1 > begin) & (lane.t0 < end)
+    return Lane(np.maximum(lane.t0[inside], begin), np.minimum(lane.t1[inside], end), lane.key[inside])
+
+
+def _keyed(
+    ops: pl.DataFrame, lanes: list[Lane], step_t0: Floats, step_t1: Floats, recorded: Flags, with_bytes: bool
+) -> RunTimeline:
+    """Number the keys: as fine as the regression can bear, the lanes after the first apart, the gap last."""
+    count = len(ops)
+    beside = np.zeros(count, dtype=bool)
+    for lane in lanes[1:]:
+        beside[np.unique(lane.key)] = True
+    described = ops.with_columns(beside=pl.Series(beside))
+    key, keys = _columns(described)
+    idle = Lane(step_t1[:-1], step_t0[1:], np.full(len(step_t0) - 1, keys.count - 2))
+    lanes = [Lane(lane.t0, lane.t1, lane.key) for lane in lanes]
+    seconds = np.sum([np.bincount(lane.key, lane.t1 - lane.t0, count) for lane in lanes], axis=0)
+    coded = [Lane(lane.t0, lane.t1, key[lane.key]) for lane in lanes]
+    coded[0] = _with_between(coded[0], idle)
+    if with_bytes:
+        keys = Keys(keys.kind, keys.signature, keys.beside, _rates(described, lanes, key, keys.count, seconds))
+    timeline = Timeline(tuple(coded), keys, step_t0, step_t1, recorded, STAMP_SD)
+    rest = {"name": [BETWEEN, RESIDUAL], "module": [None, None], "phase": [None, None], "device": [CPU, CPU]}
+    keyed = described.with_columns(key=pl.Series(key, dtype=pl.Int64))
+    last = pl.DataFrame(
+        {**rest, "key": [keys.count - 2, keys.count - 1]}, schema_overrides={"module": pl.String, "phase": pl.String}
+    )
+    whole = pl.concat([keyed, last], how="diagonal_relaxed")
+    return RunTimeline(timeline, whole, np.append(seconds, timeline.seconds[-2:]))
+
+
+def _columns(ops: pl.DataFrame) -> tuple[Ints, Keys]:
+    """Key of each kind of instance, and what the keys are; two more follow: between steps, and the gap."""
+    for finest in _FINER:
+        names = [*finest, "beside"]
+        key = ops.select(pl.struct(names).rank("dense")).to_series().to_numpy().astype(np.int64) - 1
+        if int(key.max()) < MOST_COLUMNS:
+            break
+    first = np.unique(key, return_index=True)[1]
+    same_work = ops.select(pl.struct("name", "device", "flops", "bytes", "phase").rank("dense")).to_series()
+    kinds = ops.select(pl.struct("name", "device").rank("dense")).to_series()
+    kind, signature = (series.to_numpy().astype(np.int64)[first] for series in (kinds, same_work))
+    beside = ops["beside"].to_numpy()[first]
+    more = np.array([1, 2])
+    return key, Keys(
+        np.append(kind, kind.max() + more), np.append(signature, signature.max() + more), np.append(beside, [False] * 2)
+    )
+
+
+def _with_between(lane: Lane, idle: Lane) -> Lane:
+    """The lane with the time between steps as pieces of its own."""
+    some = idle.t1 - idle.t0 > _NEAR
+    t0, t1, key = (np.concatenate([getattr(lane, name), getattr(idle, name)[some]]) for name in ("t0", "t1", "key"))
+    order = np.argsort(t0, kind="stable")
+    t0, t1, key = t0[order], t1[order], key[order]
+    return Lane(t0, np.minimum(t1, np.append(t0[1:], np.inf)), key)
+
+
+def _rates(ops: pl.DataFrame, lanes: list[Lane], key: Ints, count: int, seconds: Floats) -> Floats:
+    """Bytes a second of each key; 0 where no op states them."""
+    pieces = np.sum([np.bincount(lane.key, minlength=len(ops)) for lane in lanes], axis=0)
+    moved = np.where(ops["bytes"].to_numpy() != UNSTATED, ops["bytes"].to_numpy(), 0) * pieces
+    total, time = np.bincount(key, moved, count), np.bincount(key, seconds, count)
+    return np.asarray(np.where(time > 0, total / np.maximum(time, 1e-12), 0.0))
+
+
+def run_readings(run: RunReader, source: PowerSource, origin_ns: int) -> tuple[Readings, Options]:
+    """Readings of a channel, and what is known of them."""
+    channel = next(entry for entry in run.channels if entry.get("id") == source.id)
+    refresh = source.refresh_ns / 1e9 or None
+    if source.kind == "counter":
+        t = (source.growth.t_ns - origin_ns) / 1e9
+        gaps = (source.growth.gaps_ns - origin_ns) / 1e9
+        return from_counter(t, t, source.growth.grown, gaps, refresh), Options(refresh=refresh)
+    t0, t1, watts = _samples(run, channel, origin_ns)
+    weight = register_weight(channel)
+    if weight is not None and refresh is not None:
+        known = ~np.isnan(watts)
+        return taken_apart((t0 + t1)[known] / 2, watts[known], weight, refresh), Options(refresh=refresh)
+    readings = from_gauge(t0, t1, watts, refresh)
+    return readings, Options(periodic=is_periodic(readings.stamp))
+
+
+def register_weight(channel: dict[str, Any]) -> float | None:
+    """Weight of one conversion in a running average, by what the channel states; None for other filters."""
+    if "running average" not in str(channel.get("filter") or ""):
+        return None
+    refresh, window = channel.get("refresh_ns"), channel.get("window_ns")
+    if not refresh or not window or window <= refresh:
+        return None
+    return float(refresh) / float(window)
+
+
+def _samples(run: RunReader, channel: dict[str, Any], origin_ns: int) -> tuple[Floats, Floats, Floats]:
+    frame = run.sensor(str(channel["sensor"])).sort("t0_ns")
+    t0, t1 = ((frame[name].to_numpy() - origin_ns) / 1e9 for name in ("t0_ns", "t1_ns"))
+    return t0, t1, frame[str(channel["id"])].cast(pl.Float64).to_numpy() * _W[str(channel["unit"])]
