@@ -10,8 +10,6 @@ import pytest
 from tests.analysis.powered import TX2, channel, powered, rail, rapl, seconds, times, total
 from tests.fabricate import Sampled
 
-from stepscope.analysis.rails import total_source
-
 T = times(100)
 S = seconds(100)
 ORIN = {"compatible": "nvidia,p3737-0000+p3701-0005 nvidia,tegra234"}
@@ -161,26 +159,3 @@ def test_estimated_channels_are_apart_from_measured_ones(tmp_path: Path) -> None
     assert total(run)["watts_mean"] == pytest.approx(6)
     kinds = dict(run.rail_energy().select("source", "kind").iter_rows())
     assert kinds == {"ina3221": "measured", "guess": "estimated"}
-
-
-def test_the_total_source_gives_the_energy_of_steps_and_nothing_over_gaps(tmp_path: Path) -> None:
-    watts = np.where((T > 0.5e9) & (T < 0.6e9), np.nan, 10.0)
-    run = powered(tmp_path, rail("VDD_IN", watts, T), device=TX2)
-    source = total_source(run)
-    assert source is not None
-    steps = run.steps.select("t0_ns", "t1_ns").to_numpy().T.astype(np.float64)
-    joules = source.between(*steps)
-    assert np.isnan(joules).sum() in range(5, 10)
-    assert np.nanmax(joules) == pytest.approx(0.16)
-    inside = source.cumulative(steps)
-    assert inside.shape == steps.shape
-    assert np.isnan(inside[:, 34]).all()
-    assert total_source(powered(tmp_path)) is None
-
-
-def test_without_a_total_the_largest_component_stands_in_and_says_so(tmp_path: Path) -> None:
-    run = powered(tmp_path, *rails(GPU=5, CPU=2), device=XAVIER)
-    source = total_source(run)
-    assert source is not None
-    assert source.scope == "gpu"
-    assert "gpu alone" in str(source.note)

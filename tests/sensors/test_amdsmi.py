@@ -203,3 +203,11 @@ def test_a_call_that_starts_to_fail_is_a_gap_and_all_of_them_a_loss(monkeypatch:
 def test_a_value_of_the_library_is_a_number_or_nothing(value: object) -> None:
     number = amdsmi.number(value)
     assert math.isnan(number) or number == value
+
+
+def test_a_card_that_tells_its_address_has_the_scope_that_hwmon_gives_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    board = Board({"power": {"average_socket_power": 100}})
+    board.amdsmi_get_gpu_device_bdf = lambda _: "0000:03:00.0"  # type: ignore[attr-defined]
+    found = discover(monkeypatch, board)
+    assert isinstance(found, Found)
+    assert {channel.scope for channel in found.channels} == {"gpu:0000:03:00.0"}

@@ -16,7 +16,7 @@ from stepscope.analysis.windows import series_of
 from stepscope.runfolder import RunReader
 
 _MOST_WINDOWS = 200  # longer windows are less alike than neighbours of a few ms: their spread says more
-_TOUCHING = 0.01  # of a step: what a loop does between two steps belongs to them
+_TOUCHING = 0.05  # of a step: what a loop does between two steps belongs to them
 _LEAST_IDLE_NS, _IDLE_CORES = 500_000_000, 0.05
 _WHOLE = 0.99  # a window with more of it in gaps is not used for the spread
 
@@ -158,7 +158,9 @@ def _edges_j(source: PowerSource, spans_ns: Floats, peak_w: float) -> float:
         each = _bracket_j(source.growth, edges) + source.lag_ns / 1e9 * peak_w + source.step_size
     else:
         each = np.full(len(edges), source.lag_ns / 1e9 * source.spread_w)
-    return float(min(each.sum(), 2 * np.sqrt((each**2).sum())))
+    return float(
+        min(each.sum(), 2 * np.sqrt((each**2).sum() / 3))
+    )  # each anywhere within its bound: sd = bound / sqrt 3
 
 
 def _bracket_j(growth: Growth, edges: Floats) -> Floats:

@@ -5,12 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from stepscope.analysis.boards import canonical, identify, matches, rail_of
 from stepscope.analysis.boards.contract import Board, Rail, Total
-from stepscope.analysis.growth import Growth
-from stepscope.analysis.intervals import Floats
 from stepscope.analysis.power_model import modelled_sources
 from stepscope.analysis.power_sources import PowerSource, power_sources
 from stepscope.analysis.steady import span_ns
@@ -184,40 +180,3 @@ def _matching(pattern: str, lines: Sequence[Line]) -> list[Line]:
 def _outside_rank(line: Line) -> int:
     order = ("system", "board", "wall:*", "meter:*", "rail:ina2*", "battery:*")
     return next((place for place, pattern in enumerate(order) if matches(pattern, line.scope)), len(order))
-
-
-@dataclass(frozen=True)
-class TotalSource:
-    """The energy of as much of the board as was measured; `note` says where that is not a total."""
-
-    scope: str
-    lines: tuple[Line, ...]
-    note: str | None = None
-
-    def cumulative(self, t_ns: Floats) -> Floats:
-        """Energy since the first reading, J, in the shape of `t_ns`; NaN in gaps and beyond the readings."""
-        flat = np.asarray(t_ns, dtype=np.float64).ravel()
-        joules = np.sum([_cumulative(line.best.growth, flat) for line in self.lines], axis=0)
-        return np.asarray(joules.reshape(np.shape(t_ns)))
-
-    def between(self, t0_ns: Floats, t1_ns: Floats) -> Floats:
-        """Energy of stretches, J: (n,), NaN where a gap touches one or it was not sampled throughout."""
-        return np.asarray(np.sum([line.best.growth.between(t0_ns, t1_ns) for line in self.lines], axis=0))
-
-
-def total_source(run: RunReader) -> TotalSource | None:
-    """The total of the board, else the component that takes most; measured ones only, None without any."""
-    tree = rail_tree(run)
-    if tree.total:
-        return TotalSource("total", tree.total)
-    parts = [(name, lines) for name, lines in tree.components() if not any(line.estimated for line in lines)]
-    if not parts:
-        return None
-    name, lines = max(parts, key=lambda part: sum(float(line.best.growth.grown[-1]) for line in part[1]))
-    return TotalSource(name, lines, f"of {name} alone: {tree.notes[0]}" if tree.notes else f"of {name} alone")
-
-
-def _cumulative(growth: Growth, t_ns: Floats) -> Floats:
-    place = np.clip(np.searchsorted(growth.t_ns, t_ns, side="right") - 1, 0, len(growth.gap) - 1)
-    beyond = (t_ns < growth.t_ns[0]) | (t_ns > growth.t_ns[-1])
-    return np.where(beyond | growth.gap[place], np.nan, growth.at(growth.grown, t_ns))

@@ -7,6 +7,7 @@ What is touched, since which torch it has had this form, and what happens withou
 | torch._C._autograd._prepare_profiler, _enable_profiler, _disable_profiler | 1.9 | no ops are recorded |
 | torch._C._profiler.ProfilerConfig, ProfilerState, _ExperimentalConfig | 2.0 | no ops are recorded |
 | _KinetoEvent.start_ns, duration_ns, sequence_nr, fwd_thread_id, scope | 2.4 | no ops are recorded |
+| _ProfilerResult.experimental_event_tree, _ExtraFields_Allocation, _TensorMetadata | 2.1 | no memory is recorded |
 | torch._C._profiler._RecordFunctionFast | 2.2 | torch.profiler.record_function |
 | nn.Module._compiled_call_impl (a class attribute, None) | 2.1 | global module hooks |
 | torch.autograd.profiler.profile._prepare_trace | 1.10 | a profiler of the user's may refuse to start |
@@ -26,6 +27,10 @@ import torch
 from torch import nn
 
 ModuleCall = Callable[..., Any]
+_MEMORY_EVENT = "[memory]"
+_ALLOCATOR_WARNS = b"Memory block of unknown size"
+_WARNS_EVERY = 1000  # frees, by c10/core/CPUAllocator.cpp
+_NOISE = (b"USDT", _ALLOCATOR_WARNS)
 Scope = contextlib.AbstractContextManager[Any]
 
 
@@ -34,16 +39,27 @@ class KinetoWindow:
     """A running profile; `stop` ends it."""
 
     shapes: bool
+    memory: bool = False
 
-    def stop(self) -> list[Any]:
-        """The raw `_KinetoEvent`s of the window (times in Unix ns)."""
-        with _usdt_lines_kept_off_the_terminal():
+    def stop(self) -> Stopped:
+        """What the window caught (times in Unix ns)."""
+        with _lines_kept_off_the_terminal():
             result = torch._C._autograd._disable_profiler()
         events: list[Any] = result.events()
-        return events
+        if not self.memory:
+            return Stopped(events, [])
+        return Stopped([e for e in events if e.name() != _MEMORY_EVENT], result.experimental_event_tree())
 
 
-def start_window(shapes: bool, cuda: bool) -> KinetoWindow:
+@dataclass(frozen=True)
+class Stopped:
+    """Raw `_KinetoEvent`s, and where memory was recorded the roots of the tree of `_ProfilerEvent`s."""
+
+    events: list[Any]
+    tree: list[Any]
+
+
+def start_window(shapes: bool, cuda: bool, memory: bool = False) -> KinetoWindow:
     """Start recording on this thread and on the autograd threads that it feeds.
 
     Raises RuntimeError where a profiler runs already, AttributeError or TypeError where torch has changed.
@@ -53,12 +69,25 @@ def start_window(shapes: bool, cuda: bool) -> KinetoWindow:
     if cuda:
         activities.add(torch.profiler.ProfilerActivity.CUDA)
     config = profiler.ProfilerConfig(
-        profiler.ProfilerState.KINETO, shapes, False, False, False, False, _experimental(correlate=cuda), ""
+        profiler.ProfilerState.KINETO, shapes, memory, False, False, False, _experimental(correlate=cuda), ""
     )
-    with _usdt_lines_kept_off_the_terminal():
+    older = [torch.empty(1) for _ in range(_WARNS_EVERY)] if memory else []
+    with _lines_kept_off_the_terminal() as caught:
         torch._C._autograd._prepare_profiler(config, activities)
         torch._C._autograd._enable_profiler(config, activities)
-    return KinetoWindow(shapes)
+        _provoke_the_allocator_warning(older, caught)
+    return KinetoWindow(shapes, memory)
+
+
+def _provoke_the_allocator_warning(older: list[torch.Tensor], caught: Any) -> None:
+    """The CPU allocator warns of every 1,000th free of a block that is older than the profile, on the terminal.
+
+    What frees the blocks here, while the terminal is shielded, brings the count just past such a warning.
+    """
+    while older and caught is not None:
+        older.pop()
+        if os.fstat(caught.fileno()).st_size and _ALLOCATOR_WARNS in os.pread(caught.fileno(), 1 << 20, 0):
+            break
 
 
 def _experimental(correlate: bool) -> Any:
@@ -71,23 +100,26 @@ def _experimental(correlate: bool) -> Any:
 
 
 @contextlib.contextmanager
-def _usdt_lines_kept_off_the_terminal() -> Iterator[None]:
-    """Kineto of torch 2.13 prints "USDT: ..." to file descriptor 2 at start and stop; anything else is passed on."""
+def _lines_kept_off_the_terminal() -> Iterator[Any]:
+    """Keeps what Kineto of torch 2.13 prints to file descriptor 2 at start and stop; anything else is passed on.
+
+    Gives the file that catches it, None where there is no such descriptor.
+    """
     try:
         sys.stderr.flush()
         kept = os.dup(2)
     except (OSError, ValueError, AttributeError):  # closed, or none at all: nothing to keep clean
-        yield
+        yield None
         return
     with tempfile.TemporaryFile() as caught:
         os.dup2(caught.fileno(), 2)
         try:
-            yield
+            yield caught
         finally:
             os.dup2(kept, 2)
             os.close(kept)
             caught.seek(0)
-            others = [line for line in caught.read().splitlines(keepends=True) if b"USDT" not in line]
+            others = [line for line in caught.read().splitlines(keepends=True) if not any(mark in line for mark in _NOISE)]
             if others:
                 os.write(2, b"".join(others))
 

@@ -69,14 +69,18 @@ def energy_table(totals: pl.DataFrame) -> list[RenderableType]:
     """Power and energy of each component with intervals; what is not measured is called by its name."""
     if totals.is_empty():
         return []
-    table = _table("energy", "power", "a step", "steady steps", "not covered")
+    columns = ["power", "a step", "steady steps"]
+    kinds = ["kind"] if (totals["kind"] != "measured").any() else []
+    gaps = ["not covered"] if (totals["gap_s"] > 0).any() else []
+    table = _table("energy", *kinds, *columns, *gaps)
+    table.columns[0].min_width = max(len(name) for name in totals["component"])
     for row in totals.iter_rows(named=True):
-        kind = "" if row["kind"] == "measured" else f"{row['kind'].upper()} "
-        rail = f" ({row['rail']})" if row["rail"] != row["component"] else ""
-        power = _with_interval(row["watts_mean"], row["watts_low"], row["watts_high"], "W")
-        whole = _with_interval(row["joules"], row["low"], row["high"], "J")
-        gap = f"{number(row['gap_s'])} s" if row["gap_s"] else ""
-        _add(table, f"{kind}{row['component']}{rail}", power, si(row["joules_per_step"], "J"), whole, gap)
+        cells = [row["component"], *([row["kind"].upper()] if kinds and row["kind"] != "measured" else kinds and [""])]
+        cells.append(_with_interval(row["watts_mean"], row["watts_low"], row["watts_high"], "W"))
+        cells.append(si(row["joules_per_step"], "J"))
+        cells.append(_with_interval(row["joules"], row["low"], row["high"], "J"))
+        cells += [f"{number(row['gap_s'])} s" if row["gap_s"] else ""] if gaps else []
+        _add(table, *cells)
     return [Text(""), Constrain(table, _WIDTH)]
 
 
@@ -93,7 +97,7 @@ def _table(first: str, *others: str) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="cyan", show_edge=False, expand=True)
     table.add_column(first, no_wrap=True, ratio=1, overflow="ellipsis")
     for name in others:
-        left = name in ("type", "device")
+        left = name in ("type", "device", "kind")
         # A width that is kept: on a narrow terminal the names in the first column give way, not the numbers.
         table.add_column(name, justify="left" if left else "right", no_wrap=True, min_width=_KEPT.get(name, len(name)))
     return table

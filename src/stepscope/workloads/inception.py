@@ -102,6 +102,7 @@ class GoogLeNet(nn.Module):
 _COMMON = functools.partial(
     classifier,
     references=REFERENCES,
+    default_optimizer="adam",
     tiers=("paper-2019",),
     published=published_2019(
         "30M",

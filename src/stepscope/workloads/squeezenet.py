@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from stepscope.workloads._classification import C32, C224, classifier, published_2019
+from stepscope.workloads.contract import rates
 
 REFERENCES = ("Iandola et al., SqueezeNet, 2016, arXiv:1602.07360",)
 # Channels of each fire module: squeezed, then expanded by 1 x 1 and as many by 3 x 3; "pool" halves height and width.
@@ -68,6 +69,7 @@ _COMMON = functools.partial(
     classifier,
     references=REFERENCES,
     tiers=("paper-2019",),
+    hyperparameters=rates(sgd=0.01, momentum=0.002, adam=2e-4, rmsprop=5e-5),
     published=published_2019(
         "837M", "multiply-adds at 224 x 224 (true: 819M)", "5M", "megabytes of weights (true: 1.25M parameters)"
     ),

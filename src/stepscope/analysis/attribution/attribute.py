@@ -62,6 +62,7 @@ class Attribution:
     calibration: Calibration
     phase: PhaseCheck
     explained: float  # share of the readings' variance
+    negative: float  # energy that came out below 0, as a share of the total; it was set to 0
 
     @property
     def watts(self) -> Floats:
@@ -177,6 +178,7 @@ def _assembled(
     sharper, _ = closed(joules + seconds * errors.without_smear, covariance, total)
     gap = (total.joules - joules.sum()) / total.joules
     phase = phase_check(timeline, readings, found.model.lag)
+    negative = -float(np.minimum(joules, 0).sum()) / total.joules
     explained = 1 - float(left.var()) / max(float(readings.watts.var()), 1e-30)
     return Attribution(
         timeline,
@@ -191,4 +193,5 @@ def _assembled(
         found,
         phase,
         explained,
+        negative,
     )

@@ -25,6 +25,7 @@ FIRST, POLISH = 1_500, 6_000  # readings used to find the model, and to refine i
 _FIRST_PIECES, _POLISH_PIECES = 120_000, 600_000  # pieces in their windows: wide windows need fewer readings
 _STEPS_SEEN = 40  # the first readings are spread over so many steps, if there are
 _CANDIDATES, _STARTS, _TRIAL_ROUNDS, _ROUNDS, _POLISH_ROUNDS = 8, 3, 4, 14, 6
+_OTHER = 0.2  # of the width: models that differ by more are not the same
 _GUESSED_RC = 2e-3  # s: the descent does not find a filter from nothing
 _NOISE = 0.015  # of the mean power: what the ridge takes a reading's error to be
 _RIDGE = {SIGNATURE: 0.08, KIND: 0.30, GAP: 0.40}
@@ -40,7 +41,7 @@ class Calibration:
     sd_centre: float
     sd_width: float
     sd_rc: float
-    fitted: bool = True  # False: too few readings, taken from what the source states
+    margin: float = np.inf  # logarithm of how much likelier it is than the next that is clearly another
 
 
 def calibrate(timeline: Timeline, readings: Readings, width: float | None = None) -> Calibration:
@@ -53,8 +54,8 @@ def calibrate(timeline: Timeline, readings: Readings, width: float | None = None
     # With powers by signature another start may be the best: kinds alone explain little of some models.
     better = sorted(_vectors(starts[:_CANDIDATES]), key=lambda vector: few.prepared(vector).solved(vector)[1])
     tried = [_descend(few, vector, free, _TRIAL_ROUNDS) for vector in [*better[:_STARTS], _filtered(better[0])]]
-    _, best = min(tried, key=lambda result: result[0])
-    _, best = _descend(few, best, free, _ROUNDS)
+    cost, best = _descend(few, min(tried, key=lambda result: result[0])[1], free, _ROUNDS)
+    margin = _margin(few, free, cost, best, tried)
     problem, most = few, _affordable(timeline, float(best[1]), POLISH, _POLISH_PIECES)
     if readings.count > 1.3 * few.readings.count and most > few.readings.count:
         problem = _Problem.of(timeline, readings.first(most))
@@ -62,7 +63,19 @@ def calibrate(timeline: Timeline, readings: Readings, width: float | None = None
             problem = few
         _, best = _descend(problem, best, free, _POLISH_ROUNDS)
     sd = problem.uncertainty(best, free)
-    return Calibration(_model(best, problem.readings), *sd)
+    return Calibration(_model(best, problem.readings), *sd, margin=margin)
+
+
+def _margin(problem: _Problem, free: Any, cost: float, best: Floats, tried: list[tuple[float, Floats]]) -> float:
+    """By how much the best model is likelier than the best that is clearly another, natural logarithm."""
+    rivals = [one for one in tried if np.abs(one[1][:2] - best[:2]).max() > _OTHER * best[1]]
+    close = [one for one in rivals if one[0] < 2 * cost]
+    if not close:
+        return np.inf
+    rival = min(_descend(problem, one[1], free, _TRIAL_ROUNDS) for one in close[:1])
+    if np.abs(rival[1][:2] - best[:2]).max() <= _OTHER * best[1]:
+        return np.inf
+    return problem.readings.count / 2 * float(np.log(rival[0] / cost))
 
 
 def _spread(timeline: Timeline, readings: Readings) -> Readings:

@@ -15,8 +15,9 @@ WIDTHS = (0.014, 0.05, 0.11, 0.25, 0.5, 1.0, 1.6, 2.5, 5.0, 10.0, 40.0)
 SHORTEST, LONGEST = 1e-4, 0.5  # s
 _EARLIEST, _LATEST = -0.004, 0.05  # s, of the lag; slow sources are given more
 _FINEST_GRID, _MOST_GRID = 2.5e-4, 60_000
+_INSIDE = 0.98  # of a window must lie within the steps
 _FINEST_LAG, _MOST_LAGS, _VALLEYS = 4e-4, 60, 3
-_RIDGE = 1e-3  # per reading and kind
+_RIDGE = 2e-4  # per reading and kind: what shares of the time of a percent can still move
 
 
 @dataclass(frozen=True)
@@ -77,13 +78,16 @@ def _error(readings: Readings, grid: Floats, spent: Floats, centre: float, width
     share = (_at(grid, spent, end) - _at(grid, spent, end - width)) / width[:, None]
     if readings.mix is not None:
         share = readings.mix @ share
+    inside = share.sum(axis=1) > _INSIDE
+    if inside.sum() < share.shape[1]:
+        return np.inf
+    share = share[inside] * readings.weight[inside, None]
     mean = readings.watts.mean()
-    share = share * readings.weight[:, None]
     normal = share.T @ share
     normal[np.diag_indices_from(normal)] += _RIDGE * len(share)
-    off = readings.watts * readings.weight - mean * share.sum(axis=1)
+    off = readings.watts[inside] * readings.weight[inside] - mean * share.sum(axis=1)
     left = off - share @ np.linalg.solve(normal, share.T @ off)
-    return float(left @ left) / max(len(share), 1)
+    return float(left @ left) / len(share)
 
 
 def _at(grid: Floats, spent: Floats, t: Floats) -> Floats:

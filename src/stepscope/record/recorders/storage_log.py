@@ -10,7 +10,7 @@ from `hidden`, a rule a kernel.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -26,6 +26,7 @@ from stepscope.record.recorders.module_places import ModulePlaces, in_backward
 from stepscope.runfolder import MEMORY
 
 _FREED = -1
+_LOOK = torch.ops.aten._local_scalar_dense.default  # .item(), float(), if
 _SHAPED_LIKE = "x"
 
 
@@ -68,8 +69,11 @@ class Storage:
 class StorageLog(TorchDispatchMode):
     """Logs births and ends of storages while it is entered; `step` and `phase` are the caller's to set."""
 
-    def __init__(self, hidden: Rule = nothing_hidden) -> None:
+    def __init__(self, hidden: Rule = nothing_hidden, told: Callable[[Tensor], Any] | None = None) -> None:
+        """`told`: what a program gets that looks at a number outside any module, where tensors have none."""
         super().__init__()
+        self.looks = 0  # how often a number was asked for outside any module
+        self._told = told
         self.storages: list[Storage] = []
         self.events: list[tuple[int, int, int, int]] = []  # (step, op number, storage, +1 or -1)
         self.step = 0
@@ -159,6 +163,9 @@ class StorageLog(TorchDispatchMode):
         self.last_op = str(func)
         self.last_module = self._places.current()
         kwargs = kwargs or {}
+        if func is _LOOK and self._told is not None and self._outside():
+            self.looks += 1
+            return self._told(args[0])
         out = func(*args, **kwargs)
         self._places.made_node()
         if isinstance(out, Tensor):
@@ -213,6 +220,9 @@ class StorageLog(TorchDispatchMode):
             del self._alive[key]
         self.events.append((self.step, self.ops, number, _FREED))
 
+    def _outside(self) -> bool:
+        return self.last_module is None and not in_backward() and not self._optimizing
+
     def _phase(self) -> str:
         if self.phase is not None:
             return self.phase
@@ -254,7 +264,3 @@ def peak_of(log: StorageLog, bound: str = "bytes") -> int:
         most = max(most, alive)
     return most
 
-
-def parameters_of(optimizers: Iterable[Optimizer]) -> list[Tensor]:
-    """All parameters of some optimizers."""
-    return [p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]

@@ -34,11 +34,11 @@ _POWERS = (  # MI300 states the first, Navi and MI200 the second, ROCm 6.4 and l
 
 @dataclass(frozen=True)
 class _Gpu:
-    """A GPU to ask: the library, its handle, its place in the library's order."""
+    """A GPU to ask: the library, its handle, and its scope."""
 
     smi: Any
     handle: Any
-    index: int
+    scope: str
     errors: Errors
 
 
@@ -78,7 +78,10 @@ def _library(root: Path) -> Any:
 
 
 def _found(smi: Any, errors: Errors, target: Target) -> Found | Missing:
-    gpus = [_Gpu(smi, handle, index, errors) for index, handle in enumerate(smi.amdsmi_get_processor_handles())]
+    gpus = [
+        _Gpu(smi, handle, _card(smi, handle, index, errors), errors)
+        for index, handle in enumerate(smi.amdsmi_get_processor_handles())
+    ]
     probes = [probe for gpu in gpus for probe in _one_of_each(answering([*_power(gpu), *_others(gpu)], errors))]
     probes += _energy(gpus)
     if not probes:
@@ -86,6 +89,14 @@ def _found(smi: Any, errors: Errors, target: Target) -> Found | Missing:
     read = reader(probes, errors, target.clock, "amdsmi answers nothing more")
     channels = tuple(probe.channel for probe in probes)
     return Found(channels, read, lambda: _shut_down(smi, errors), every_ns=EVERY_NS, blocking=True)
+
+
+def _card(smi: Any, handle: Any, index: int, errors: Errors) -> str:
+    """The scope that hwmon gives the same card, its PCI address: its power must not be counted twice."""
+    try:
+        return f"gpu:{smi.amdsmi_get_gpu_device_bdf(handle)}"
+    except (AttributeError, *errors):
+        return f"gpu:amd{index}"  # beside an NVIDIA GPU, which is gpu:0
 
 
 def _power(gpu: _Gpu) -> Iterator[Probe]:
@@ -175,7 +186,7 @@ def _probe(
     step_size: float | None = None,
     filter: str | None = None,  # noqa: A002 - the channel's own word
 ) -> Probe:
-    scope = f"gpu:amd{gpu.index}"  # beside an NVIDIA GPU, which is gpu:0
+    scope = gpu.scope
     channel = Channel(
         id=channel_id(scope, quantity),
         sensor=NAME,

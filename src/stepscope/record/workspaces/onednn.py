@@ -28,7 +28,7 @@ def forward(platform: Platform) -> Rule:
     def rule(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Hidden:
         x, weight, groups = args[0], args[1], args[8]
         if not _through_onednn(platform, x, weight, args[3], args[5], args[6], groups):
-            return _exactly(_patches(x, weight, out, args[6], args[3], args[4]) // max(1, x.shape[0] // _at_once(x)))
+            return _exactly(_patches(x, weight, out, args[6], args[3], args[4]))
         first, last = _is_first(platform, x, groups), _channels_last(x)
         inputs = 0 if first or last else _blocked(platform, x)
         weights = _blocked_weight(platform, weight, groups, not first)
@@ -44,7 +44,7 @@ def backward(platform: Platform) -> Rule:
     def rule(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Hidden:
         gradient, x, weight, groups, mask = args[0], args[1], args[2], args[9], args[10]
         if not _through_onednn(platform, x, weight, args[4], args[6], args[7], groups):
-            return _exactly(_patches(x, weight, gradient, args[7], args[4], args[5]) if platform.block else 0)
+            return _exactly(_patches(x, weight, gradient, args[7], args[4], args[5]))
         first, last = _is_first(platform, x, groups), _channels_last(x)
         blocked_gradient = 0 if last else _blocked(platform, gradient)
         blocked_input = 0 if last else _blocked(platform, x)
@@ -52,7 +52,8 @@ def backward(platform: Platform) -> Rule:
         moments = [0]
         if mask[0]:
             weights = _blocked_weight(platform, weight, groups, True)
-            moments += [blocked_gradient + weights + blocked_input, blocked_input + to_input]
+            direct = to_input if last else 0  # the result is written where it belongs, without a copy in blocks
+            moments += [blocked_gradient + weights + blocked_input + direct, blocked_input + to_input]
         if mask[1]:
             weights = _blocked_weight(platform, weight, groups, not first)
             reduced = _GRADIENT_COPIES * 2 * weights if weight.dtype == torch.bfloat16 else 0
@@ -129,6 +130,3 @@ def _patches(x: Tensor, weight: Tensor, result: Tensor, transposed: bool, stride
     pixels = math.prod((x if transposed else result).shape[2:])
     return int(x.shape[0] * math.prod(weight.shape[1:]) * pixels * x.element_size())
 
-
-def _at_once(x: Tensor) -> int:
-    return int(x.shape[0])

@@ -50,7 +50,8 @@ def backward(platform: Platform) -> Rule:
         copies = _copies(input_weight, state_weight)
         if units % _ALIASING == 0 or units % _LINE:
             copies += _padded_gradients(input_weight, state_weight)
-        size = copies + _scratch(x.shape[0] * x.shape[1], units)
+        made_contiguous = sum(t.nbytes for t in args if isinstance(t, Tensor) and not t.is_contiguous())
+        size = copies + _scratch(x.shape[0] * x.shape[1], units) + made_contiguous
         return Hidden(size, size, size)
 
     return rule
