@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from stepscope.record.crew import Crew
-from stepscope.record.rows import EventLog
-from stepscope.record.sampler import Sampling
+from stepscope.record.sampler.crew import Crew
+from stepscope.record.sampler.loop import Sampling
+from stepscope.record.sampler.rows import EventLog
 from stepscope.record.sensors import survey
 from stepscope.record.sensors.contract import Target
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.fabricate import fabricate_run
 
 from stepscope.analysis.change_points import change_points
 from stepscope.analysis.forecast import forecast, watched_steps
@@ -14,7 +15,6 @@ from stepscope.analysis.projection import project
 from stepscope.analysis.run import Run
 from stepscope.commands.forecast import amount
 from stepscope.errors import UsageError
-from tests.fabricate import fabricate_run
 
 
 def _quiet(steps: int, seed: int, spread: float = 0.01, likeness: float = 0.5) -> Floats:

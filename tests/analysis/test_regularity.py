@@ -6,11 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.fabricate import fabricate_run
 
 from stepscope.analysis.regularity import period_of, regularity
 from stepscope.analysis.run import Run
 from stepscope.analysis.windows import Series
-from tests.fabricate import fabricate_run
 
 
 def _samples(period_ns: float, seed: int = 0) -> Series:

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from stepscope.record.characterisation.profiles import SensorProfile, device_identity, save_profiles
 from stepscope.record.sampling import Sampler, start_sampler
-from stepscope.record.sensor_profiles import SensorProfile, device_identity, save_profiles
 from stepscope.record.sensors import load
 from stepscope.record.sensors.contract import Found, Target
 from stepscope.runfolder import RunReader

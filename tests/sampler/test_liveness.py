@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from stepscope.record.liveness import MOST_EVENTS, Liveness
-from stepscope.record.rows import EventLog
+from stepscope.record.sampler.liveness import MOST_EVENTS, Liveness
+from stepscope.record.sampler.rows import EventLog
 from stepscope.record.sensors.contract import NAN, Channel
 from stepscope.runfolder import RunReader
 

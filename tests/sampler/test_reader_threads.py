@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 
 from stepscope.clock import monotonic_ns
-from stepscope.record import reader_thread
-from stepscope.record.crew import Crew
-from stepscope.record.reader_thread import ReaderThread, needs_thread, stop_all
-from stepscope.record.rows import EventLog
-from stepscope.record.sampler import Sampling
+from stepscope.record.sampler import reader_thread
+from stepscope.record.sampler.crew import Crew
+from stepscope.record.sampler.loop import Sampling
+from stepscope.record.sampler.reader_thread import ReaderThread, needs_thread, stop_all
+from stepscope.record.sampler.rows import EventLog
+from stepscope.record.sampler.stream import Stream
 from stepscope.record.sensors import NO_ANSWER, Survey, load, survey
 from stepscope.record.sensors.contract import Channel, Found, Missing, Target
-from stepscope.record.stream import Stream
 from stepscope.runfolder import RunReader
 
 PERIOD_NS = 1_000_000
@@ -32,7 +32,9 @@ def sensor_of(name: str, read: Callable[[], Sequence[float]], blocking: bool, co
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "run.json").write_text('{"schema": 1}')
-    monkeypatch.setattr("stepscope.record.crew.load", lambda: {name: Named(name) for name in ("quick", "stuck")})
+    monkeypatch.setattr(
+        "stepscope.record.sampler.crew.load", lambda: {name: Named(name) for name in ("quick", "stuck")}
+    )
     return tmp_path
 
 

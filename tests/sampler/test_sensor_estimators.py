@@ -8,9 +8,9 @@ from collections.abc import Callable
 
 import pytest
 
-from stepscope.record.load_response import BLOCK, NONE, RUNNING, Load, conversions, filter_of
-from stepscope.record.load_step import schedule
-from stepscope.record.sensor_estimators import refresh_period_ns, step_size
+from stepscope.record.characterisation.estimators import refresh_period_ns, step_size
+from stepscope.record.characterisation.load_response import BLOCK, NONE, RUNNING, Load, conversions, filter_of
+from stepscope.record.characterisation.load_step import schedule
 
 MS = 1_000_000
 LOAD = schedule(0, 4.0)

@@ -11,11 +11,10 @@ from pathlib import Path
 import pytest
 
 from stepscope.clock import monotonic_ns
-from stepscope.record import characterise
-from stepscope.record.characterise import observe, profiles, recall_or_measure, responses, wanted
-from stepscope.record.load_step import loaders, schedule
-from stepscope.record.rows import EventLog
-from stepscope.record.sensor_profiles import (
+from stepscope.record.characterisation import characterise
+from stepscope.record.characterisation.characterise import observe, profiles, recall_or_measure, responses, wanted
+from stepscope.record.characterisation.load_step import loaders, schedule
+from stepscope.record.characterisation.profiles import (
     SensorProfile,
     device_identity,
     load_profiles,
@@ -23,6 +22,7 @@ from stepscope.record.sensor_profiles import (
     too_fine,
     with_profiles,
 )
+from stepscope.record.sampler.rows import EventLog
 from stepscope.record.sensors.contract import Channel, Found
 
 MS = 1_000_000

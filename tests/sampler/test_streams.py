@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.record.crew import Crew
-from stepscope.record.rows import EventLog, RowFile
-from stepscope.record.sampler import Sampling
+from stepscope.record.sampler.crew import Crew
+from stepscope.record.sampler.loop import Sampling
+from stepscope.record.sampler.rows import EventLog, RowFile
+from stepscope.record.sampler.stream import RETRY_NS, Stream
 from stepscope.record.sensors import Survey, distinct, load
 from stepscope.record.sensors.contract import Channel, Found, Missing, Pace, Target
-from stepscope.record.stream import RETRY_NS, Stream
 from stepscope.runfolder import RunReader
 
 
@@ -191,8 +191,8 @@ def test_a_suspended_machine_leaves_an_event_with_the_seconds_that_are_missing(
 ) -> None:
     (tmp_path / "run.json").write_text('{"schema": 1}')
     slept = [0]
-    monkeypatch.setattr("stepscope.record.sampler._suspended_ns", lambda: slept[0])
-    monkeypatch.setattr("stepscope.record.sampler._wall_ns", lambda: 5 + slept[0])
+    monkeypatch.setattr("stepscope.record.sampler.loop._suspended_ns", lambda: slept[0])
+    monkeypatch.setattr("stepscope.record.sampler.loop._wall_ns", lambda: 5 + slept[0])
     sampling = Sampling([], EventLog(tmp_path / "events.jsonl"), Pace(), 10_000_000)
     sampling.chores()
     slept[0] = 3_000_000_000
@@ -207,8 +207,8 @@ def test_a_wall_clock_that_is_set_leaves_an_event_and_a_sleeping_machine_none_of
 ) -> None:
     (tmp_path / "run.json").write_text('{"schema": 1}')
     slept, set_by = [0], [0]
-    monkeypatch.setattr("stepscope.record.sampler._suspended_ns", lambda: slept[0])
-    monkeypatch.setattr("stepscope.record.sampler._wall_ns", lambda: slept[0] + set_by[0])
+    monkeypatch.setattr("stepscope.record.sampler.loop._suspended_ns", lambda: slept[0])
+    monkeypatch.setattr("stepscope.record.sampler.loop._wall_ns", lambda: slept[0] + set_by[0])
     sampling = Sampling([], EventLog(tmp_path / "events.jsonl"), Pace(), 10_000_000)
     set_by[0] = 1_000_000  # as NTP does it
     sampling.chores()

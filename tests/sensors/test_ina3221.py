@@ -32,10 +32,10 @@ from tests.sensors.jetson_trees import (
 
 from stepscope.record.formats.ina3221 import configured_timing, most_milliampere, stated_timing
 from stepscope.record.formats.sysfs import natural
-from stepscope.record.rows import EventLog, RowFile
+from stepscope.record.sampler.rows import EventLog, RowFile
+from stepscope.record.sampler.stream import Stream
 from stepscope.record.sensors import ina3221
 from stepscope.record.sensors.contract import Found, Missing, Target
-from stepscope.record.stream import Stream
 
 MS, SECOND = 1_000_000, 1_000_000_000
 WATTS = {

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepscope.record import plug
+from stepscope.record.access import plug
 from stepscope.record.formats.plugs import parse_address, parse_shelly, parse_tasmota
 from stepscope.record.sensors import shelly, tasmota
 from stepscope.record.sensors.contract import Found, Meter, Missing, Target

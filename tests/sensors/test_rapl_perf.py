@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.sensors.pc_trees import found, missing, powercap, refuse_opening, watching, write, zone
 
-from stepscope.record import perf_event
+from stepscope.record.access import perf_event
 from stepscope.record.sensors import rapl_perf
 from stepscope.record.sensors.rapl_perf import count_events, cpu_list, events
 

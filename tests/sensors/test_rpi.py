@@ -22,7 +22,7 @@ from tests.sensors.pc_trees import (
     write,
 )
 
-from stepscope.record import videocore
+from stepscope.record.access import videocore
 from stepscope.record.formats.pmic import THROTTLE_BITS, parse_adc, parse_throttled, rail_powers_w
 from stepscope.record.sensors import rpi5_pmic, rpi_throttled
 

@@ -18,8 +18,14 @@ from stepscope.workloads.contract import TIERS, Extra, Training, Workload
 ALL = workloads.names()
 every_workload = pytest.mark.parametrize("name", ALL)
 # One step of these is enough: the tests that take several leave them out.
-LARGE = ("-224", "-227", "-299", "bert-base", "distilbert", "smollm2", "152", "101", "seq2seq", "densenet100")
-SLOW = ("vgg16-224", "vgg19-224", "bert-base-384", "resnet152-224", "resnet101-224", "smollm2-135m-full-128")
+LARGE = (
+    "-224", "-227", "-299", "bert-base", "distilbert", "tinybert4", "bert-small", "smollm2", "seq2seq", "char-gpt-256",
+    "resnet50", "resnet101", "resnet152", "densenet100", "inception-v1-c32", "vgg19", "dcgan-64", "unet64",
+)  # fmt: skip
+SLOW = (
+    "vgg16-224", "vgg19-224", "bert-base-384", "resnet152-224", "resnet101-224", "smollm2-135m-full-128",
+    "smollm2-135m-lora-128",
+)  # fmt: skip
 SMALL = [name for name in ALL if not any(part in name for part in LARGE)]
 
 
@@ -75,9 +81,7 @@ def test_the_tiers_of_the_papers_hold_what_they_trained() -> None:
         assert any(name.startswith(start) for name in tiers["paper-2019"]), start
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in ALL]
-)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in ALL])
 def test_one_step_at_batch_two_gives_every_trained_parameter_a_gradient(name: str) -> None:
     training = prepared(name, batch=2)
     frozen = [p.detach().clone() for p in training.model.parameters() if not p.requires_grad]
@@ -196,7 +200,7 @@ def test_synthetic_data_reports_no_accuracy(lenet: Workload) -> None:
 def test_a_misspelt_workload_gets_the_nearest_name() -> None:
     with pytest.raises(UnknownName) as caught:
         workloads.find("lenett")
-    assert caught.value.hint == "did you mean lenet?"
+    assert str(caught.value.hint).startswith("did you mean lenet")
 
 
 @pytest.mark.parametrize("batch", [0, -3])

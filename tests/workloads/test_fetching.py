@@ -7,12 +7,12 @@ import json
 from pathlib import Path
 
 import pytest
+from tests.workloads.web import Site, site
 
 from stepscope.commands.data import data
 from stepscope.errors import DataUnavailable, MissingDependency, UnknownName, UsageError
 from stepscope.workloads.data import cache, catalogue, fetching
 from stepscope.workloads.data.cache import DataSet, RemoteFile
-from tests.workloads.web import Site, site
 
 __all__ = ["site"]
 CONTENT = bytes(range(256)) * 700  # 179,200 bytes, so that a download takes several blocks

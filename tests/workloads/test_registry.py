@@ -8,7 +8,7 @@ import pytest
 
 import stepscope.workloads
 from stepscope import workloads
-from stepscope.errors import MissingDependency
+from stepscope.errors import MissingDependency, UsageError
 from stepscope.plugins import discover
 
 GROUP = workloads.ENTRY_POINTS
@@ -65,3 +65,36 @@ def test_without_torch_the_suite_says_how_to_get_it(monkeypatch: pytest.MonkeyPa
     with pytest.raises(MissingDependency) as caught:
         workloads.names()
     assert "stepscope[torch]" in str(caught.value.hint)
+
+
+OURS = "import dataclasses\nfrom stepscope.workloads.lenet import WORKLOADS as ours\n"
+
+
+def test_a_workload_of_a_file_is_found_by_path_and_name(tmp_path: Path) -> None:
+    path = tmp_path / "my_nets.py"
+    path.write_text(f"{OURS}WORKLOADS = (dataclasses.replace(ours[0], name='mine'),)\n")
+    training = workloads.find(f"{path}:mine").prepare(batch=2)
+    assert training.workload.name == "mine"
+    assert "mine" not in workloads.names()
+
+
+@pytest.mark.parametrize(
+    ("content", "said", "hint"),
+    [
+        ("raise RuntimeError('boom')", "RuntimeError: boom", "mend"),
+        ("this is no python", "SyntaxError", "mend"),
+        ("NETS = ()", "unknown workload of", "WORKLOADS"),
+        (f"{OURS}WORKLOADS = (dataclasses.replace(ours[0], name='mind'),)", "unknown workload of", "did you mean mind"),
+    ],
+)
+def test_a_file_that_holds_no_such_workload_is_refused(tmp_path: Path, content: str, said: str, hint: str) -> None:
+    path = tmp_path / "my_nets.py"
+    path.write_text(content)
+    with pytest.raises(UsageError, match=said) as caught:
+        workloads.find(f"{path}:mine")
+    assert hint in str(caught.value.hint)
+
+
+def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="there is no file"):
+        workloads.find(f"{tmp_path}/none.py:mine")

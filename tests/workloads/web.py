@@ -26,7 +26,7 @@ class Site:
 
 def _handler(sites: list[Site]) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:  # noqa: N802 - the name that http.server looks for
+        def do_GET(self) -> None:
             site, name = sites[0], self.path.lstrip("/")
             asked = self.headers.get("Range")
             site.asked.append((name, asked))
@@ -43,7 +43,7 @@ def _handler(sites: list[Site]) -> type[BaseHTTPRequestHandler]:
             self.end_headers()
             self.wfile.write(whole[start : site.broken_after.pop(name, len(whole))])
 
-        def log_message(self, format: str, *args: object) -> None:
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - as in http.server
             """Quiet."""
 
     return Handler

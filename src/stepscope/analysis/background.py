@@ -32,7 +32,8 @@ def warning(use: list[Measured]) -> str:
     """A sentence where others took enough of the machine to change what was measured, else nothing."""
     if not use or use[0].low is None or use[0].low < _WORTH_SAYING:
         return ""
-    return f" Other programs kept {number(use[0].value, 2)} cores busy meanwhile: times and energy are not this training's alone."
+    busy = number(use[0].value, 2)
+    return f" Other programs kept {busy} cores busy meanwhile: times and energy are not this training's alone."
 
 
 def _total(rows: list[Measured], bound: str) -> float:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from stepscope.record.sensor_profiles import SensorProfile
+    from stepscope.record.characterisation.profiles import SensorProfile
     from stepscope.record.sensors import Survey
     from stepscope.record.sensors.contract import Target
 
@@ -35,8 +35,8 @@ def check_picture(path: Path) -> None:
 
 def measured(seen: Survey, target: Target, root: Path, picture: Path | None, say: Console) -> dict[str, SensorProfile]:
     """Characterise the power sensors that answer, keep the result for the runs to come, and draw it where asked."""
-    from stepscope.record.characterise import observe, profiles
-    from stepscope.record.sensor_profiles import device_identity, measures_power, save_profiles
+    from stepscope.record.characterisation.characterise import observe, profiles
+    from stepscope.record.characterisation.profiles import device_identity, measures_power, save_profiles
 
     if not any(measures_power(found) for found in seen.found.values()):
         raise UsageError(
@@ -114,7 +114,7 @@ def _averages(kind: str, profile: SensorProfile) -> str:
 
 
 def _draw(observation: Any, found: Mapping[str, SensorProfile], path: Path) -> None:
-    from stepscope.record.characterise import responses
+    from stepscope.record.characterisation.characterise import responses
     from stepscope.report.charts.sensor_response import Panel, build, write
 
     panels = [

@@ -12,7 +12,7 @@ from stepscope.errors import UsageError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from stepscope.record.sensor_profiles import SensorProfile
+    from stepscope.record.characterisation.profiles import SensorProfile
 
 
 def doctor(
@@ -66,8 +66,8 @@ def diagnosis(
     from rich.console import Console
 
     from stepscope.commands._characterised import measured
+    from stepscope.record.characterisation.profiles import device_identity, load_profiles, measures_power, with_profiles
     from stepscope.record.device import changing_facts, describe_device
-    from stepscope.record.sensor_profiles import device_identity, load_profiles, measures_power, with_profiles
     from stepscope.record.sensors import survey
     from stepscope.record.sensors.contract import Target
 
@@ -104,8 +104,8 @@ def _perf(root: Path) -> dict[str, Any]:
     """Whether the trainer's CPU time can be had fresh at each read."""
     import os
 
+    from stepscope.record.access.task_clock import open_task_clocks
     from stepscope.record.sensors.contract import close_files
-    from stepscope.record.task_clock import open_task_clocks
 
     try:
         paranoid = int((root / "proc/sys/kernel/perf_event_paranoid").read_bytes())

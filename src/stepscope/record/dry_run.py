@@ -31,7 +31,7 @@ Change = Callable[[nn.Module, Optimizers], Optimizers]  # changes the model in p
 _BACKWARD_OF_CONVOLUTION = torch.ops.aten.convolution_backward
 
 
-class DryRunStopped(Exception):  # noqa: N818 - said to the user in these words
+class DryRunStopped(Exception):
     """Fake tensors could not run the step; `op` and `module` are where."""
 
     def __init__(self, op: str, module: str | None, reason: str) -> None:
@@ -120,7 +120,7 @@ class FlopTally:
 
 def number_for(tensor: Tensor) -> Any:
     """A number for a loop that prints its loss: no branch of a model ever sees it."""
-    return tensor.dtype.is_floating_point and 1.0 or (False if tensor.dtype == torch.bool else 0)
+    return (tensor.dtype.is_floating_point and 1.0) or (False if tensor.dtype == torch.bool else 0)
 
 
 @contextlib.contextmanager

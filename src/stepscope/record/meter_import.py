@@ -15,9 +15,9 @@ from typing import Any, Protocol
 import polars as pl
 
 from stepscope.errors import RunDamaged, UsageError
+from stepscope.record.access.probing import channel_id
 from stepscope.record.formats.meter_csv import MeterLog, parse
-from stepscope.record.probing import channel_id
-from stepscope.record.rows import write_json
+from stepscope.record.sampler.rows import write_json
 from stepscope.record.sensors.contract import Channel
 from stepscope.runfolder import RunReader, RunWriter
 

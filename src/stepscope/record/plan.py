@@ -29,6 +29,8 @@ _MOST = 200
 _DRIFT_EVERY = 200  # steps
 _NEGLIGIBLE = 0.01  # ops that together take less than this share of the step need no better median
 _CHECK_EVERY = 5
+_MEMORY_NS = 60_000_000  # to look for everything that is alive before a window
+_MEMORY_EVENT_NS = 25_000  # to write the allocations of a window, an op instance
 
 
 @dataclass
@@ -36,6 +38,7 @@ class Plan:
     """Decides step by step; `learn` takes what came of a window, `spent` what it cost."""
 
     choice: Choice
+    memory: str = "auto"  # see schedule.MEMORY_CHOICES
     recorded: int = 0
     known: float | None = None  # share of op time whose median is known to TARGET
     _profiles: dict[int, list[Ints]] = field(default_factory=lambda: defaultdict(list))
@@ -45,6 +48,7 @@ class Plan:
     _wait: int = 0  # unrecorded steps still to come in this block
     _left: int = 0  # recorded steps that follow them
     _steady: int = 0  # recorded steps after warm-up
+    _memory_seen: set[bool] = field(default_factory=set)  # of a warm-up step (False), of a later one (True)
 
     def records(self, step: int, elapsed_ns: int) -> bool:
         """Are the ops of this step recorded? Asked once, in order, before each step."""
@@ -74,6 +78,20 @@ class Plan:
     def affords_shapes(self, elapsed_ns: int) -> bool:
         """With its shapes a step costs twice as much to record."""
         return not self.choice.adaptive or self._affords(2, elapsed_ns)
+
+    def wants_memory(self, step: int, elapsed_ns: int, events_per_step: int) -> bool:
+        """Are allocations recorded in this recorded step? Asked once; "auto" is one step of warm-up and one later."""
+        if self.memory != "auto":
+            return self.memory == "all"
+        steady = step >= WARMUP_STEPS
+        if step < _FIRST or steady in self._memory_seen:
+            return False
+        if self.choice.adaptive:
+            cost_ns = self._cost_ns() + _MEMORY_NS + _MEMORY_EVENT_NS * events_per_step
+            if cost_ns > max(_ALLOWANCE_NS, BUDGET * elapsed_ns):
+                return False
+        self._memory_seen.add(steady)
+        return True
 
     def took(self, recorded: bool, ns: int) -> None:
         """The length of a step that has ended."""

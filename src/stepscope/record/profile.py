@@ -55,7 +55,8 @@ class profile:  # noqa: N801 - reads as torch.profiler.profile does
 
     model: the model, a list of them, or a dictionary of names to models (only for names and sample counts);
     optimizer: accepted for symmetry, every optimizer of the process is seen. record: see `schedule.parse`, or a
-    `stepscope.schedule(wait=, warmup=, active=, repeat=)`. period_ms: of the sampler. steps: "calls" of
+    `stepscope.schedule(wait=, warmup=, active=, repeat=)`. memory: allocations of "all" recorded steps, of one or two
+    ("auto"), or "off". period_ms: of the sampler. steps: "calls" of
     `scope.step()`, or "optimizer" for a step at each optimizer step. plugs, meter_commands, power_model, characterise
     and dither: as the options of `stepscope run`. simulation: a board of `stepscope.simulate.start` to read instead of
     this machine. Raises OutputNotWritable and UsageError before the loop, and nothing of its own within it.
@@ -70,6 +71,7 @@ class profile:  # noqa: N801 - reads as torch.profiler.profile does
         name: str | None = None,
         record: str | Schedule = "adaptive",
         schedule: Schedule | None = None,
+        memory: str = "auto",
         period_ms: float = 10.0,
         steps: str = "calls",
         samples: int | None = None,
@@ -88,6 +90,7 @@ class profile:  # noqa: N801 - reads as torch.profiler.profile does
             out=out,
             name=name or (type(model).__name__ if isinstance(model, nn.Module) else "loop"),
             record=schedule or record,
+            memory=memory,
             period_ns=round(period_ms * 1e6),
             steps_from=steps,
             samples_per_step=samples,

@@ -15,9 +15,12 @@ import torch
 from stepscope.clock import monotonic_ns, unix_minus_monotonic_ns
 from stepscope.record import torch_private
 from stepscope.record.plan import Plan
+from stepscope.record.recorders.allocation_events import read_tree
 from stepscope.record.recorders.events import Names
+from stepscope.record.recorders.memory import MemoryWatch, Watched
+from stepscope.record.recorders.memory_rows import MemoryBook, memory_rows
 from stepscope.record.recorders.modules import ModuleScopes
-from stepscope.record.recorders.ops import rows_of
+from stepscope.record.recorders.ops import Labelled, rows_of
 from stepscope.record.recorders.optimizers import OptimizerCalls
 from stepscope.record.recorders.shapes import ShapeBook
 from stepscope.record.recorders.window import StepSpan, Window
@@ -50,6 +53,8 @@ class OpRecorder:
         self._spans: list[StepSpan] = []
         self._calls = OptimizerCalls()
         self._owners: dict[int, int] = {}
+        self._memory = MemoryWatch(scopes.book)
+        self.memory_book = MemoryBook()
         self._updated: dict[int, list[int]] = {}  # by optimizer, the modules of the parameters that it updates
         self._offset_ns = 0
         self._rows_per_step = MOST_EVENTS // 4
@@ -64,12 +69,16 @@ class OpRecorder:
         if self.plan.reckons(step):
             self.close_window()
         wanted = not self._stopped and self.plan.records(step, elapsed_ns)
+        memory = wanted and self.plan.wants_memory(step, elapsed_ns, self._rows_per_step)
         full = (len(self._spans) + 1) * self._rows_per_step > MOST_EVENTS
-        if self._window is not None and (not wanted or full or self._window.shapes != self._shapes(step, elapsed_ns)):
+        open_now = self._window
+        if open_now is not None and (
+            not wanted or full or open_now.memory != memory or open_now.shapes != self._shapes(step, elapsed_ns)
+        ):
             self.close_window()
         shapes = wanted and self._shapes(step, elapsed_ns)
         if wanted and self._window is None:
-            self._timed(lambda: self._open(shapes))
+            self._timed(lambda: self._open(shapes, memory))
         return self._window is not None
 
     def _shapes(self, step: int, elapsed_ns: int) -> bool:
@@ -80,11 +89,14 @@ class OpRecorder:
         """A recorded step has ended."""
         if self._window is not None:
             self._spans.append(span)
+            self._watched(self._memory.after_step)
 
     def optimizer_steps(self, optimizer: Any) -> None:
         """An optimizer is about to step: note whose parameters come in which order."""
+        self._memory.saw(optimizer)
         if self._window is None:
             return
+        self._watched(self._memory.before_optimizer)
         known = self._updated.get(id(optimizer))
         if known is None:  # once a window: it costs a percent of a dispatch-bound step
             parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
@@ -120,12 +132,14 @@ class OpRecorder:
         # Waiting for a busy machine is no reason to record less: the plan reckons in CPU time.
         self.plan.spent(time.thread_time_ns() - began_cpu)
 
-    def _open(self, shapes: bool) -> None:
+    def _open(self, shapes: bool, memory: bool) -> None:
         if self._cuda:
             torch.cuda.synchronize()
+        if memory:
+            self._watched(self._memory.open)
         self._spans, self._calls, self._updated = [], OptimizerCalls(), {}
         self._offset_ns = unix_minus_monotonic_ns()
-        self._window = torch_private.start_window(shapes, self._cuda)
+        self._window = torch_private.start_window(shapes, self._cuda, memory)
         self.scopes.open_scopes()
 
     def _flush(self) -> None:
@@ -135,6 +149,7 @@ class OpRecorder:
         if self._cuda:
             torch.cuda.synchronize()
         raw = window.stop()
+        watched = self._memory.close()
         offset = unix_minus_monotonic_ns()
         if abs(offset - self._offset_ns) > _CLOCK_JUMP_NS:
             self._note("clock-jump", "the wall clock was set in a recorded window", jump_ns=offset - self._offset_ns)
@@ -148,6 +163,28 @@ class OpRecorder:
             self.bytes_written += self._writer.ops(rows.frame)
             self.rows += rows.frame.height
             self.plan.learn(rows.profiles)
+        if window.memory and rows.labelled is not None and self._spans:
+            labelled = rows.labelled
+            self._watched(lambda: self._write_memory(caught, window, watched, labelled))
+
+    def _write_memory(
+        self, caught: Window, window: torch_private.KinetoWindow, watched: Watched, ops: Labelled
+    ) -> None:
+        events = read_tree(window.tree, window.shapes)
+        modules = self.scopes.book.names()
+        frame = memory_rows(caught, events, watched, ops, self._names.texts(), modules, self.memory_book)
+        if frame.height:
+            self.bytes_written += self._writer.memory(frame)
+
+    def _watched(self, action: Callable[[], None]) -> None:
+        """What fails in looking at memory ends that, and nothing else."""
+        try:
+            action()
+        except Exception as error:
+            self._memory.close()
+            if not isinstance(error, OSError):
+                self.plan.memory = "off"
+            self._note("memory-lost", f"{type(error).__name__}: {error}")
 
     def _too_many(self, events_per_step: int) -> None:
         """A step whose events alone would fill the RAM of a small board is not recorded a second time."""
@@ -159,6 +196,7 @@ class OpRecorder:
         """A disk that is full may have room again; a profiler that fails will fail again."""
         self.lost_windows += 1
         self.scopes.remove()
+        self._memory.close()
         steps = [span.step for span in self._spans]
         if not isinstance(error, OSError):
             self._stopped = True

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from stepscope.errors import UsageError
 
+MEMORY_CHOICES = ("auto", "all", "off")  # a step or two of the recorded ones, all of them, none
 _FORMS = "adaptive, all, none, first:N or every:N"
 
 
@@ -77,3 +78,10 @@ def parse(record: str | Schedule) -> Choice:
         steps = int(number)
         return Choice(record, first=steps) if form == "first" else Choice(record, every=steps)
     raise UsageError(f"cannot record '{record}'", f"choose one of {_FORMS}")
+
+
+def parse_memory(memory: str) -> str:
+    """One of MEMORY_CHOICES, as `--record-memory` and `memory=` have it; UsageError names them."""
+    if memory not in MEMORY_CHOICES:
+        raise UsageError(f"cannot record memory '{memory}'", f"choose one of {', '.join(MEMORY_CHOICES)}")
+    return memory

@@ -24,7 +24,7 @@ from stepscope.record.recorder import OpRecorder
 from stepscope.record.recorders.modules import ModuleBook, ModuleScopes
 from stepscope.record.recorders.window import StepSpan
 from stepscope.record.sampling import Sampler, start_sampler
-from stepscope.record.schedule import Schedule, parse
+from stepscope.record.schedule import Schedule, parse, parse_memory
 from stepscope.record.sensors.contract import Meter
 from stepscope.record.steps import OptimizerRounds, OutermostCalls, watch_optimizers
 from stepscope.runfolder import RunWriter
@@ -51,6 +51,7 @@ class Settings:
     out: str | Path = "runs"
     name: str = "loop"
     record: str | Schedule = "adaptive"
+    memory: str = "auto"  # steps whose allocations are recorded, see `schedule.MEMORY_CHOICES`
     period_ns: int = 10_000_000
     steps_from: str = "calls"
     optimizer_steps_per_step: int | None = None
@@ -67,7 +68,7 @@ class Session:
     def __init__(self, settings: Settings) -> None:
         if settings.period_ns < 1_000_000:
             raise UsageError("the sampling period must be 1 ms or more", "for example --period 5ms")
-        self._plan = Plan(parse(settings.record))
+        self._plan = Plan(parse(settings.record), parse_memory(settings.memory))
         self._settings = settings
         self._pid = os.getpid()
         self.writer = RunWriter.create(settings.out, settings.name)

@@ -20,7 +20,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -34,29 +34,25 @@ _NOISE = (b"USDT", _ALLOCATOR_WARNS)
 Scope = contextlib.AbstractContextManager[Any]
 
 
-@dataclass(frozen=True)
+@dataclass
 class KinetoWindow:
     """A running profile; `stop` ends it."""
 
     shapes: bool
     memory: bool = False
+    tree: list[Any] = field(default_factory=list)  # roots of `_ProfilerEvent`s, once stopped, where memory is recorded
+    older: list[torch.Tensor] = field(default_factory=list)  # see `_provoke_the_allocator_warning`
 
-    def stop(self) -> Stopped:
-        """What the window caught (times in Unix ns)."""
+    def stop(self) -> list[Any]:
+        """The raw `_KinetoEvent`s of the window (times in Unix ns), those of memory left out."""
         with _lines_kept_off_the_terminal():
             result = torch._C._autograd._disable_profiler()
+        self.older.clear()
         events: list[Any] = result.events()
-        if not self.memory:
-            return Stopped(events, [])
-        return Stopped([e for e in events if e.name() != _MEMORY_EVENT], result.experimental_event_tree())
-
-
-@dataclass(frozen=True)
-class Stopped:
-    """Raw `_KinetoEvent`s, and where memory was recorded the roots of the tree of `_ProfilerEvent`s."""
-
-    events: list[Any]
-    tree: list[Any]
+        if self.memory:
+            self.tree = result.experimental_event_tree()
+            events = [event for event in events if event.name() != _MEMORY_EVENT]
+        return events
 
 
 def start_window(shapes: bool, cuda: bool, memory: bool = False) -> KinetoWindow:
@@ -76,13 +72,14 @@ def start_window(shapes: bool, cuda: bool, memory: bool = False) -> KinetoWindow
         torch._C._autograd._prepare_profiler(config, activities)
         torch._C._autograd._enable_profiler(config, activities)
         _provoke_the_allocator_warning(older, caught)
-    return KinetoWindow(shapes, memory)
+    return KinetoWindow(shapes, memory, older=older)
 
 
 def _provoke_the_allocator_warning(older: list[torch.Tensor], caught: Any) -> None:
     """The CPU allocator warns of every 1,000th free of a block that is older than the profile, on the terminal.
 
-    What frees the blocks here, while the terminal is shielded, brings the count just past such a warning.
+    Freeing blocks here, while the terminal is shielded, brings the count just past such a warning; those that are
+    left must outlive the profile.
     """
     while older and caught is not None:
         older.pop()
@@ -119,7 +116,9 @@ def _lines_kept_off_the_terminal() -> Iterator[Any]:
             os.dup2(kept, 2)
             os.close(kept)
             caught.seek(0)
-            others = [line for line in caught.read().splitlines(keepends=True) if not any(mark in line for mark in _NOISE)]
+            others = [
+                line for line in caught.read().splitlines(keepends=True) if not any(mark in line for mark in _NOISE)
+            ]
             if others:
                 os.write(2, b"".join(others))
 

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from stepscope.errors import MissingDependency, UnknownName, UsageError
+from stepscope.workloads._bands import BANDS, Band
 from stepscope.workloads._devices import device_of
 from stepscope.workloads._training import Training
 from stepscope.workloads.data.source import Batch, DataFacts, DataKind, Source, Splits, best, named
@@ -66,17 +67,6 @@ class Published:
 
 
 @dataclass(frozen=True)
-class Band:
-    """Where the mean loss of the last fifth of `steps` steps from seed 0 must lie, on the named data."""
-
-    data: str
-    batch: int
-    steps: int
-    low: float
-    high: float
-
-
-@dataclass(frozen=True)
 class Extra:
     """A library that a workload needs beyond torch, and the extra of this package that brings it."""
 
@@ -115,12 +105,17 @@ class Workload:
     tiers: tuple[Tier, ...] = ()
     needs: tuple[Extra, ...] = ()
     published: tuple[Published, ...] = ()
-    band: Band | None = None
+    own_band: Band | None = None  # of a workload from another package; ours are in _bands.py
 
     @property
     def data(self) -> Source:
         """What it would be trained on here, unless said otherwise."""
         return best(self.sources)
+
+    @property
+    def band(self) -> Band | None:
+        """Where its loss must lie after some seeded steps; null where none was recorded."""
+        return self.own_band or BANDS.get(self.name)
 
     def prepare(
         self,

@@ -24,6 +24,7 @@ from stepscope.analysis.attribution.update_clock import UpdateClock, clock_of_re
 from stepscope.analysis.attribution.whitening import shared_error, unwhitened, whitened, whitened_gram
 from stepscope.analysis.intervals import Floats
 
+_ENOUGH = 300  # readings in recorded steps
 FEWEST = 20  # readings; with fewer there is nothing to fit
 
 
@@ -103,12 +104,12 @@ def attribute(timeline: Timeline, readings: Readings, options: Options | None = 
     readings = _near(timeline, readings)
     if readings.count < FEWEST:
         return None
-    found = options.model or calibrate(timeline, readings, options.width)
+    found = options.model or calibrate(timeline, _sharp(timeline, readings), options.width)
     if readings.carry and options.refresh is not None:
         clock = _unseen_clock(timeline, readings, found.model, options.refresh)
         if clock is not None:
             readings = relatched(readings, clock)
-            found = calibrate(timeline, readings, options.width)
+            found = calibrate(timeline, _sharp(timeline, readings), options.width)
     readings = readings.kept(covered(timeline, readings, found.model))
     if readings.count < FEWEST:
         return None
@@ -138,6 +139,12 @@ def _unseen_clock(timeline: Timeline, readings: Readings, model: SensorModel, re
     return clock_of_residuals(inside.stamp, np.cumsum(left), float(inside.watts.mean()), refresh)
 
 
+def _sharp(timeline: Timeline, readings: Readings) -> Readings:
+    """Readings in recorded steps, where there are enough of them to calibrate with."""
+    recorded = timeline.recorded[timeline.step_of(readings.at)]
+    return readings.kept(recorded) if _ENOUGH <= recorded.sum() < readings.count else readings
+
+
 def _scaled(timeline: Timeline, readings: Readings, model: SensorModel) -> tuple[Rows, Fit]:
     """Rows with the slow gain and the weight of each reading in; and the fit by signature."""
     coarse = hierarchy(timeline.keys, "signature")
@@ -146,14 +153,26 @@ def _scaled(timeline: Timeline, readings: Readings, model: SensorModel) -> tuple
     plain = _rows(matrix, readings, np.ones(readings.count), 0.0)
     first = regress(plain.moments(mean), coarse)
     gain = slow_gain(readings.at, readings.watts * readings.weight, plain.matrix @ first.watts, timeline.step_length)
-    theta = shared_error(plain.left(first)) if readings.carry else 0.0
-    rows = _rows(matrix, readings, gain, theta)
+    left = plain.left(first)
+    theta = shared_error(left) if readings.carry else 0.0
+    rows = _rows(matrix, readings, gain, theta, _trust(timeline, readings, model, left))
     return rows, regress(rows.moments(mean), coarse)
 
 
-def _rows(matrix: Any, readings: Readings, gain: Floats, theta: float) -> Rows:
-    scale = readings.weight * gain
-    return Rows(sparse.diags(scale) @ matrix, scale, readings.watts * readings.weight, theta)
+def _trust(timeline: Timeline, readings: Readings, model: SensorModel, left: Floats) -> Floats:
+    """Weight of each reading (M,), mean 1: what was seen of filled-in steps agrees less well with them."""
+    recorded = timeline.recorded[timeline.step_of(readings.at - model.lag)]
+    if recorded.all() or recorded.sum() < FEWEST or (~recorded).sum() < FEWEST:
+        return np.ones(readings.count)
+    ratio = float(np.sqrt(left[recorded].var() / max(float(left[~recorded].var()), 1e-30)))
+    weight = np.where(recorded, 1.0, min(ratio, 1.0))
+    return np.asarray(weight / weight.mean())
+
+
+def _rows(matrix: Any, readings: Readings, gain: Floats, theta: float, trust: Floats | None = None) -> Rows:
+    weight = readings.weight if trust is None else readings.weight * trust
+    scale = weight * gain
+    return Rows(sparse.diags(scale) @ matrix, scale, readings.watts * weight, theta)
 
 
 def _assembled(

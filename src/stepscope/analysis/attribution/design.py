@@ -14,6 +14,7 @@ from stepscope.analysis.attribution.timeline import Flags, Ints, Lane, Timeline
 from stepscope.analysis.intervals import Floats
 
 BLOCK_PIECES = 400_000  # pieces that are looked at together: keeps memory flat
+_SIGMAS = 4.0  # as far as blurred pieces are looked for
 DENSE_FROM = 0.12  # share of non-zero weights from which a product of full blocks is the faster one
 
 
@@ -31,7 +32,10 @@ def design(timeline: Timeline, readings: Readings, model: SensorModel) -> Any:
     """Weights (M, P) as a sparse matrix. Rows sum to 1 over the first lane and the gap; other lanes come on top."""
     end, width = model.windows(readings)
     count = timeline.keys.count
-    blocks = [_rows(lane, end, width, model, count, tiled=number == 0) for number, lane in enumerate(timeline.lanes)]
+    blur = timeline.blur(end)
+    blocks = [
+        _rows(lane, end, width, model, blur, count, tiled=number == 0) for number, lane in enumerate(timeline.lanes)
+    ]
     whole = blocks[0]
     for more in blocks[1:]:
         whole = whole + more
@@ -45,16 +49,18 @@ def predicted(timeline: Timeline, readings: Readings, model: SensorModel, watts:
     for number, lane in enumerate(timeline.lanes):
         # In the first lane a piece takes the place of the gap; in the others its power comes on top.
         extra = watts - watts[timeline.keys.gap] if number == 0 else watts
-        for rows, row, key, weight, _ in _blocks(lane, end, width, model):
+        for rows, row, key, weight, _ in _blocks(lane, end, width, model, timeline.blur(end)):
             seen[rows] += np.bincount(row, weight * extra[key], rows.stop - rows.start)
     mixed: Floats = seen if readings.mix is None else readings.mix @ seen
     return mixed
 
 
-def _rows(lane: Lane, end: Floats, width: Floats, model: SensorModel, count: int, tiled: bool) -> Any:
+def _rows(
+    lane: Lane, end: Floats, width: Floats, model: SensorModel, blur: Floats | None, count: int, tiled: bool
+) -> Any:
     """One lane's weights; a tiled lane gives what is left of each row to the gap, as its last entry."""
     data, keys, sizes = [], [], []
-    for rows, row, key, weight, size in _blocks(lane, end, width, model):
+    for rows, row, key, weight, size in _blocks(lane, end, width, model, blur):
         if tiled:
             rest = 1.0 - np.bincount(row, weight, rows.stop - rows.start)
             last = np.cumsum(size)
@@ -68,11 +74,12 @@ def _rows(lane: Lane, end: Floats, width: Floats, model: SensorModel, count: int
 
 
 def _blocks(
-    lane: Lane, end: Floats, width: Floats, model: SensorModel
+    lane: Lane, end: Floats, width: Floats, model: SensorModel, blur: Floats | None
 ) -> Iterator[tuple[slice, Ints, Ints, Floats, Ints]]:
     """Rows, and for each piece in their windows its row in the block, key and weight; and pieces of each row."""
-    first = np.searchsorted(lane.t1, end - width - model.tail - model.reach, side="right")
-    size = np.maximum(np.searchsorted(lane.t0, end + model.reach, side="left") - first, 0)
+    reach = model.reach if blur is None else model.reach + _SIGMAS * blur
+    first = np.searchsorted(lane.t1, end - width - model.tail - reach, side="right")
+    size = np.maximum(np.searchsorted(lane.t0, end + reach, side="left") - first, 0)
     before = np.append(0, np.cumsum(size))
     start, rows = 0, len(end)
     while start < rows or start == rows == 0:
@@ -82,7 +89,8 @@ def _blocks(
         row = np.repeat(np.arange(stop - start), n)
         piece = np.arange(len(row)) + np.repeat(first[start:stop] - (before[start:stop] - before[start]), n)
         at, box = end[start:stop][row], width[start:stop][row]
-        weight = model.seen_since(at - lane.t0[piece], box) - model.seen_since(at - lane.t1[piece], box)
+        off = None if blur is None else blur[start:stop][row]
+        weight = model.seen_since(at - lane.t0[piece], box, off) - model.seen_since(at - lane.t1[piece], box, off)
         yield slice(start, stop), row, lane.key[piece], weight, n
         if rows == 0:
             return

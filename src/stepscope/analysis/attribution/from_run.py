@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -58,9 +58,10 @@ def run_timeline(run: RunReader, pieces: OpPieces, origin_ns: int, component: st
     steps = steady_steps(run)
     step_t0, step_t1 = ((steps[name].to_numpy() - origin_ns) / 1e9 for name in ("t0_ns", "t1_ns"))
     recorded = steps["recorded"].to_numpy()
-    parts = [filled(Lane(lane.t0, lane.t1, lane.op), step_t0, step_t1, recorded) for lane in lanes]
-    parts = [_within(part, float(step_t0[0]), float(step_t1[-1])) for part in parts]
-    return _keyed(pieces.ops, parts, step_t0, step_t1, recorded, with_bytes=component == "memory")
+    done = [filled(Lane(lane.t0, lane.t1, lane.op), step_t0, step_t1, recorded) for lane in lanes]
+    parts = [_within(lane, float(step_t0[0]), float(step_t1[-1])) for lane, _ in done]
+    keyed = _keyed(pieces.ops, parts, step_t0, step_t1, recorded, with_bytes=component == "memory")
+    return replace(keyed, timeline=replace(keyed.timeline, scatter=done[0][1]))
 
 
 def _within(lane: Lane, begin: float, end: float) -> Lane:

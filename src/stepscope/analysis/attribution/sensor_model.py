@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from scipy import special  # type: ignore[import-untyped]
 
 from stepscope.analysis.attribution.readings import Readings
 from stepscope.analysis.intervals import Floats
 
+_SHARPEST = 1e-7  # s
 SHORTEST_RC = 2e-5  # s; a filter faster than this changes nothing that an op stamp could show
 _TAILS = 7.0  # time constants after which exp(-x) no longer counts
 # Three-point Gauss rule of a unit normal: the stamps' noise blurs the kernel (a Berkson error, so no bias is left).
@@ -43,14 +45,23 @@ class SensorModel:
         """What the smear adds on either side, s."""
         return NODES[-1][0] * self.smear
 
-    def seen_since(self, age: Floats, width: Floats) -> Floats:
-        """Share of the kernel's weight that lies within `age` before the end of the box: 0 at 0, 1 long before."""
+    def seen_since(self, age: Floats, width: Floats, blur: Floats | None = None) -> Floats:
+        """Share of the kernel's weight that lies within `age` before the end of the box: 0 at 0, 1 long before.
+
+        blur: standard deviation of the piece's own times, s, as long as `age`; the filter is then taken as normal too.
+        """
+        if blur is not None:
+            return self._blurred(age - self.rc, width, np.sqrt(blur**2 + self.smear**2 + self.rc**2 + _SHARPEST**2))
         if not self.smear:
             return self._sharp(age, width)
         total = np.zeros(len(age))
         for node, weight in NODES:
             total += weight * self._sharp(age + node * self.smear, width)
         return total
+
+    def _blurred(self, age: Floats, width: Floats, sd: Floats) -> Floats:
+        share: Floats = (_softened(age, sd) - _softened(age - width, sd)) / width
+        return share
 
     def _sharp(self, age: Floats, width: Floats) -> Floats:
         if self.rc <= SHORTEST_RC:
@@ -63,3 +74,10 @@ class SensorModel:
         past = np.maximum(age, 0.0)
         ramp: Floats = past + self.rc * np.expm1(-past / self.rc)
         return ramp
+
+
+def _softened(age: Floats, sd: Floats) -> Floats:
+    """Integral of a step that is blurred by a normal distribution."""
+    x = age / sd
+    ramp: Floats = age * special.ndtr(x) + sd * np.exp(-x * x / 2) / np.sqrt(2 * np.pi)
+    return ramp

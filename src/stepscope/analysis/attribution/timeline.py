@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -47,6 +47,19 @@ class Lane:
 
 
 @dataclass(frozen=True)
+class Scatter:
+    """How far off pieces may be in steps that were filled in: sd (K,) at the instants `at` (K,), even between, s."""
+
+    at: Floats
+    sd: Floats
+
+    def of(self, t: Floats) -> Floats:
+        """The standard deviation at each instant, s; 0 in steps that were recorded."""
+        sd: Floats = np.interp(t, self.at, self.sd)
+        return sd
+
+
+@dataclass(frozen=True)
 class Timeline:
     """The steady steps of a run. The first lane is the one that always draws power, also between its pieces."""
 
@@ -56,7 +69,7 @@ class Timeline:
     step_t1: Floats
     recorded: Flags  # (S,): False where the pieces of the step were filled in from other steps
     stamp_sd: float = 0.0  # of the begin and end of a piece
-    names: tuple[str, ...] = field(default=())  # of the keys, for messages
+    scatter: Scatter | None = None
 
     @property
     def begin(self) -> float:
@@ -101,6 +114,10 @@ class Timeline:
         place: Ints = np.clip(np.searchsorted(self.step_t0, t, side="right") - 1, 0, self.steps - 1)
         return place
 
+    def blur(self, t: Floats) -> Floats | None:
+        """How far off the pieces around each instant may be, s; None where all steps were recorded."""
+        return None if self.scatter is None else self.scatter.of(t)
+
     def until(self, t: float) -> Timeline:
         """The steps that begin before an instant; at least one."""
         steps = max(int(np.searchsorted(self.step_t0, t)), 1)
@@ -112,4 +129,4 @@ class Timeline:
             Lane(lane.t0[:cut], lane.t1[:cut], lane.key[:cut]) for lane, cut in zip(self.lanes, cuts, strict=True)
         )
         step_t0, step_t1, recorded = self.step_t0[:steps], self.step_t1[:steps], self.recorded[:steps]
-        return Timeline(lanes, self.keys, step_t0, step_t1, recorded, self.stamp_sd, self.names)
+        return Timeline(lanes, self.keys, step_t0, step_t1, recorded, self.stamp_sd, self.scatter)

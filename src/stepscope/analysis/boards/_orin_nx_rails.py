@@ -15,5 +15,5 @@ TRAPS = (
     "CPU and GPU share one rail: power alone cannot tell them apart.",
     "Memory has no rail of its own: it is in what is left of VDD_IN.",
     "A step of the meter is about 40 mW; NVML answers on this board and gives nothing.",
-    "The command jetson_clocks alone lifts the idle power by about 2 W: compare runs of one power mode and clock setting only.",
+    "The command jetson_clocks alone lifts the idle power by about 2 W: compare runs of one power mode only.",
 )

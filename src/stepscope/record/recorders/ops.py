@@ -5,7 +5,7 @@ Rows of a step are ordered by time with parents before children; `parent` counts
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import polars as pl
@@ -26,6 +26,7 @@ class Rows:
 
     frame: pl.DataFrame
     profiles: list[StepProfile]
+    labelled: Labelled | None = None
 
 
 def rows_of(window: Window, names: Names, modules: list[tuple[str, str]], book: ShapeBook) -> Rows:
@@ -40,8 +41,8 @@ def rows_of(window: Window, names: Names, modules: list[tuple[str, str]], book: 
     phase, module = labels.phase.copy(), labels.module.copy()
     parent, phase, module = _kernels_join_their_ops(events, parent, phase, module)
     module = modules_of_updates(events, parent, module, names.texts(), window.optimizer_calls)
-    table = _Table(events, parent, own, phase, module, events.t0 - window.unix_offset_ns)
-    return _assemble(table, window, names, modules, book)
+    table = Labelled(events, parent, own, phase, module, events.t0 - window.unix_offset_ns)
+    return replace(_assemble(table, window, names, modules, book), labelled=table)
 
 
 def _lane(events: Events) -> Ints:
@@ -65,7 +66,9 @@ def _kernels_join_their_ops(events: Events, parent: Ints, phase: Ints, module: I
 
 
 @dataclass(frozen=True)
-class _Table:
+class Labelled:
+    """Every event of a window in the order of `by_thread_and_time`, with its parent, own time, phase and module."""
+
     events: Events
     parent: Ints
     own: Ints
@@ -74,7 +77,7 @@ class _Table:
     t0_ns: Ints
 
 
-def _assemble(table: _Table, window: Window, names: Names, modules: list[tuple[str, str]], book: ShapeBook) -> Rows:
+def _assemble(table: Labelled, window: Window, names: Names, modules: list[tuple[str, str]], book: ShapeBook) -> Rows:
     """Give each row its step, sort by step and time, and number parents within the step."""
     if not window.steps or len(table.t0_ns) == 0:
         return Rows(pl.DataFrame(), [])
@@ -96,7 +99,7 @@ def _assemble(table: _Table, window: Window, names: Names, modules: list[tuple[s
 
 
 def _finished(
-    table: _Table,
+    table: Labelled,
     window: Window,
     order: Ints,
     place: Ints,
@@ -115,7 +118,7 @@ def _finished(
     t1_ns, self_ns = t1_ns - overhang, np.maximum(table.own[order] - overhang, 0)
     name, module = events.name[order], table.module[order]
     profiles, flops, read = book.look_up(window, events, order, place, name, module, self_ns, names.texts())
-    texts = [_row_name(text, modules) for text in names.texts()]
+    texts = [row_name(text, modules) for text in names.texts()]
     step = np.array([span.step for span in window.steps])[place]
     gpus = ["cpu", *(f"cuda:{index}" for index in range(int(events.gpu.max(initial=-1)) + 1))]
     frame = pl.DataFrame(
@@ -137,7 +140,7 @@ def _finished(
     return Rows(frame, profiles)
 
 
-def _row_name(text: str, modules: list[tuple[str, str]]) -> str:
+def row_name(text: str, modules: list[tuple[str, str]]) -> str:
     """A module's scope is shown as a call of its type; everything else keeps its own name."""
     if not text.startswith(MODULE_SCOPE):
         return text

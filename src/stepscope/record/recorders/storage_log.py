@@ -136,7 +136,10 @@ class StorageLog(TorchDispatchMode):
             "tensor": number,
             "bytes": [storage.bytes * s for storage, s in zip(of, sign, strict=True)],
             "category": [storage.category or "temporary" for storage in of],
-            **{name: [getattr(storage, name) for storage in of] for name in ("module", "op", "phase", "device", "shape")},
+            **{
+                name: [getattr(storage, name) for storage in of]
+                for name in ("module", "op", "phase", "device", "shape")
+            },
         }
         return pl.DataFrame({name: pl.Series(columns[name], dtype=_plain(dtype)) for name, dtype in MEMORY.items()})
 
@@ -263,4 +266,3 @@ def peak_of(log: StorageLog, bound: str = "bytes") -> int:
         alive += sign * sizes[number]
         most = max(most, alive)
     return most
-

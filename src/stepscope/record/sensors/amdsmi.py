@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from stepscope.record.probing import UNREADABLE, Errors, Probe, answering, attempt, channel_id, reader
+from stepscope.record.access.probing import UNREADABLE, Errors, Probe, answering, attempt, channel_id, reader
 from stepscope.record.sensors.contract import NAN, Channel, Found, Kind, Missing, Target
 
 NAME = "amdsmi"
@@ -93,10 +93,11 @@ def _found(smi: Any, errors: Errors, target: Target) -> Found | Missing:
 
 def _card(smi: Any, handle: Any, index: int, errors: Errors) -> str:
     """The scope that hwmon gives the same card, its PCI address: its power must not be counted twice."""
+    ask = getattr(smi, "amdsmi_get_gpu_device_bdf", None)  # older releases do not tell
     try:
-        return f"gpu:{smi.amdsmi_get_gpu_device_bdf(handle)}"
-    except (AttributeError, *errors):
-        return f"gpu:amd{index}"  # beside an NVIDIA GPU, which is gpu:0
+        return f"gpu:{ask(handle)}" if ask else f"gpu:amd{index}"  # beside an NVIDIA GPU, which is gpu:0
+    except errors:
+        return f"gpu:amd{index}"
 
 
 def _power(gpu: _Gpu) -> Iterator[Probe]:

@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from stepscope.record.access.probing import channel_id
 from stepscope.record.formats.android import Phone, parse
-from stepscope.record.probing import channel_id
 from stepscope.record.sensors.contract import NAN, Channel, Found, Meter, Missing, Target
 
 NAME = "android"

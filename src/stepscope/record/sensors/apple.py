@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from stepscope.record.probing import channel_id
+from stepscope.record.access.probing import channel_id
 from stepscope.record.sensors.contract import NAN, Channel, Found, Missing, Target
 
 NAME = "apple"

@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from stepscope.record.access.kept_file import KeptFile, close_all, keep_open
 from stepscope.record.formats import power_supply
 from stepscope.record.formats.attribute import attribute
 from stepscope.record.formats.power_supply import Supply
-from stepscope.record.kept_file import KeptFile, close_all, keep_open
 from stepscope.record.sensors.contract import NAN, Channel, Found, Missing, Target, missing_because, numbered
 
 NAME = "battery"

@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from stepscope.record.access.kept_file import KeptFile, close_all
 from stepscope.record.formats.attribute import attribute
 from stepscope.record.formats.sysfs import READ_BYTES, natural
-from stepscope.record.kept_file import KeptFile, close_all
 from stepscope.record.sensors.contract import NAN, Channel, Found, Missing, Target, missing_because, numbered
 
 NAME = "hwmon_power"

@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from stepscope.record.access.ina3221_chips import Chip, Rail, find_chips
 from stepscope.record.formats.ina3221 import BUS_STEP_V, MOST_MILLIVOLT, current_step_a, most_milliampere
 from stepscope.record.formats.sysfs import READ_BYTES, natural
-from stepscope.record.ina3221_chips import Chip, Rail, find_chips
 from stepscope.record.sensors.contract import (
     NAN,
     Channel,

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from stepscope.clock import Clock
-from stepscope.record.child_lines import ChildLines
+from stepscope.record.access.child_lines import ChildLines
+from stepscope.record.access.probing import channel_id
 from stepscope.record.formats.meter_lines import SI, parse
-from stepscope.record.probing import channel_id
 from stepscope.record.sensors.contract import NAN, Channel, Found, Meter, Missing, Target
 
 NAME = "meter_command"

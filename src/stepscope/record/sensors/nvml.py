@@ -14,8 +14,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from stepscope.record.nvml_quantities import QUANTITIES, Gpu, Quantity, averaging
-from stepscope.record.probing import UNREADABLE, Probe, answering, channel_id, reader
+from stepscope.record.access.nvml_quantities import QUANTITIES, Gpu, Quantity, averaging
+from stepscope.record.access.probing import UNREADABLE, Probe, answering, channel_id, reader
 from stepscope.record.sensors.contract import Channel, Found, Missing, Reason, Target
 
 NAME = "nvml"

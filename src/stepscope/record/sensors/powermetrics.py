@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from stepscope.record.child_lines import ChildLines
+from stepscope.record.access.child_lines import ChildLines
+from stepscope.record.access.probing import channel_id
 from stepscope.record.formats.powermetrics import Block, begin, take
-from stepscope.record.probing import channel_id
 from stepscope.record.sensors.contract import NAN, Channel, Found, Missing, Target
 
 NAME = "powermetrics"

@@ -43,7 +43,7 @@ def _channel(source: str, refresh_ns: int | None, step_size: float) -> Channel:
 
 def _perf(pid: int) -> Found | None:
     """Counts from now on; fresh at each read (about 1 us a thread that lives now)."""
-    from stepscope.record.task_clock import open_task_clocks, total_ns
+    from stepscope.record.access.task_clock import open_task_clocks, total_ns
 
     descriptors = open_task_clocks(pid)
     if not descriptors:

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from stepscope.record.access.kept_file import KeptFile, close_all, keep_open
 from stepscope.record.formats.attribute import attribute
 from stepscope.record.formats.sysfs import READ_BYTES, natural
-from stepscope.record.kept_file import KeptFile, close_all, keep_open
 from stepscope.record.sensors.contract import NAN, Channel, Found, Missing, Target, missing_because
 
 NAME = "rapl"

@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from stepscope.record.access.perf_event import PARANOID, count, open_event
 from stepscope.record.formats.attribute import attribute
-from stepscope.record.perf_event import PARANOID, count, open_event
 from stepscope.record.sensors import rapl
 from stepscope.record.sensors.contract import NAN, Channel, Found, Missing, Target, close_files, missing_because
 

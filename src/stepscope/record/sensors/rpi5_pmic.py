@@ -8,10 +8,10 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
-from stepscope.record import videocore
+from stepscope.record.access import videocore
+from stepscope.record.access.videocore import Firmware
 from stepscope.record.formats.pmic import Adc, parse_adc, rail_powers_w
 from stepscope.record.sensors.contract import NAN, Channel, Found, Missing, Target
-from stepscope.record.videocore import Firmware
 
 NAME = "rpi5_pmic"
 EVERY_NS = 100_000_000

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from stepscope.record import videocore
+from stepscope.record.access import videocore
+from stepscope.record.access.kept_file import keep_open
 from stepscope.record.formats.pmic import THROTTLE_BITS, parse_throttled
-from stepscope.record.kept_file import keep_open
 from stepscope.record.sensors.contract import Channel, Found, Missing, Target, missing_because
 
 NAME = "rpi_throttled"

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from stepscope.record.child_lines import ChildLines
+from stepscope.record.access.child_lines import ChildLines
 from stepscope.record.formats.tegrastats import Rail, TegrastatsLine, parse
 from stepscope.record.sensors import ina3221
 from stepscope.record.sensors.contract import NAN, Channel, Found, Missing, Target, missing_because

@@ -129,4 +129,3 @@ def _patches(x: Tensor, weight: Tensor, result: Tensor, transposed: bool, stride
         return 0
     pixels = math.prod((x if transposed else result).shape[2:])
     return int(x.shape[0] * math.prod(weight.shape[1:]) * pixels * x.element_size())
-

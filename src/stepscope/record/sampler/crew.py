@@ -7,14 +7,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from stepscope.record.deadlines import SPREAD
-from stepscope.record.newcomers import Newcomers
-from stepscope.record.reader_thread import ReaderThread, needs_thread
-from stepscope.record.rows import EventLog, RowFile, write_json
-from stepscope.record.sensor_profiles import SensorProfile, too_fine, with_profiles
+from stepscope.record.characterisation.profiles import SensorProfile, too_fine, with_profiles
+from stepscope.record.sampler.deadlines import SPREAD
+from stepscope.record.sampler.newcomers import Newcomers
+from stepscope.record.sampler.reader_thread import ReaderThread, needs_thread
+from stepscope.record.sampler.rows import EventLog, RowFile, write_json
+from stepscope.record.sampler.stream import Stream
 from stepscope.record.sensors import Survey, distinct, load
 from stepscope.record.sensors.contract import Found, Missing, Target
-from stepscope.record.stream import Stream
 
 Hired = tuple[list[Stream], list[ReaderThread]]
 

@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from stepscope.record.perf_event import open_event
+from stepscope.record.access.perf_event import open_event
 
 _PERF_TYPE_SOFTWARE, _TASK_CLOCK = 1, 1
 _INHERIT, _EXCLUDE_KERNEL, _INHERIT_THREAD = 1 << 1, 1 << 5, 1 << 35

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from stepscope.record.sensor_estimators import changes
+from stepscope.record.characterisation.estimators import changes
 
 Load = Sequence[tuple[int, int]]  # when all cores were busy: (on, off), ns, in order of time
 Conversions = list[tuple[int, float]]  # when the sensor took each value, ns, and the value

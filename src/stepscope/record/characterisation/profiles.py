@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.record.device import describe_device
-from stepscope.record.rows import write_json
+from stepscope.record.sampler.rows import write_json
 from stepscope.record.sensors.contract import Channel, Found
 
 FORMAT = 1  # of the cache file: another number is measured anew

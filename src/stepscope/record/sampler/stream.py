@@ -7,10 +7,10 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from stepscope.record.deadlines import Deadlines
-from stepscope.record.liveness import Liveness
-from stepscope.record.rows import EventLog, RowFile, nothing_read
-from stepscope.record.sensor_profiles import measures_power
+from stepscope.record.characterisation.profiles import measures_power
+from stepscope.record.sampler.deadlines import Deadlines
+from stepscope.record.sampler.liveness import Liveness
+from stepscope.record.sampler.rows import EventLog, RowFile, nothing_read
 from stepscope.record.sensors import ask
 from stepscope.record.sensors.contract import NAN, Found, Missing, Sensor, Target
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from stepscope.record.probing import UNREADABLE
+from stepscope.record.access.probing import UNREADABLE
 from stepscope.record.sensors.contract import NAN, Kind
 
 PROCESSES_EVERY_NS = 1_000_000_000  # listing the processes of a GPU takes 4.5 ms

@@ -6,9 +6,9 @@ import threading
 from collections.abc import Sequence
 
 from stepscope.clock import Clock
-from stepscope.record.rows import EventLog
+from stepscope.record.sampler.rows import EventLog
+from stepscope.record.sampler.stream import Stream
 from stepscope.record.sensors.contract import Found
-from stepscope.record.stream import Stream
 
 HUNG_NS = 5_000_000_000
 JOIN_S = 1.0

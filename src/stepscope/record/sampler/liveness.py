@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from stepscope.record.rows import EventLog
+from stepscope.record.sampler.rows import EventLog
 from stepscope.record.sensors.contract import Channel
 
 SILENT_NS = 1_000_000_000  # shorter gaps are nulls in the rows and need no event

@@ -16,8 +16,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 
+from stepscope.record.access.probing import channel_id
 from stepscope.record.formats.plugs import NAN, Address, PlugReading, parse_address
-from stepscope.record.probing import channel_id
 from stepscope.record.sensors.contract import Channel, Found, Meter, Missing, Target
 
 EVERY_NS = 1_000_000_000  # plugs refresh about once a second

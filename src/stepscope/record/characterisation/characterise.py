@@ -15,17 +15,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from stepscope.clock import Clock
-from stepscope.record.load_response import Load, conversions, filter_of
-from stepscope.record.load_step import loaders, schedule
-from stepscope.record.rows import EventLog
-from stepscope.record.sensor_estimators import polled_every_ns, refresh_period_ns, step_size
-from stepscope.record.sensor_profiles import (
+from stepscope.record.characterisation.estimators import polled_every_ns, refresh_period_ns, step_size
+from stepscope.record.characterisation.load_response import Load, conversions, filter_of
+from stepscope.record.characterisation.load_step import loaders, schedule
+from stepscope.record.characterisation.profiles import (
     SensorProfile,
     device_identity,
     load_profiles,
     measures_power,
     save_profiles,
 )
+from stepscope.record.sampler.rows import EventLog
 from stepscope.record.sensors import survey
 from stepscope.record.sensors.contract import Channel, Found, Target
 

@@ -18,17 +18,17 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from stepscope.clock import anchors, monotonic_ns, unix_minus_monotonic_ns
-from stepscope.record.characterise import recall_or_measure, wanted
-from stepscope.record.crew import Crew
-from stepscope.record.deadlines import Deadlines
-from stepscope.record.newcomers import LOOK_AGAIN_NS
-from stepscope.record.reader_thread import ReaderThread, stop_all
-from stepscope.record.rows import EventLog
+from stepscope.record.characterisation.characterise import recall_or_measure, wanted
+from stepscope.record.characterisation.profiles import SensorProfile
+from stepscope.record.sampler.crew import Crew
+from stepscope.record.sampler.deadlines import Deadlines
+from stepscope.record.sampler.newcomers import LOOK_AGAIN_NS
+from stepscope.record.sampler.reader_thread import ReaderThread, stop_all
+from stepscope.record.sampler.rows import EventLog
+from stepscope.record.sampler.stream import Stream
 from stepscope.record.sampling import CHARACTERISING
-from stepscope.record.sensor_profiles import SensorProfile
 from stepscope.record.sensors import survey
 from stepscope.record.sensors.contract import Meter, Pace, Target
-from stepscope.record.stream import Stream
 
 CHORES_NS = 240_000_000  # rows reach the disk this often
 SUSPENDED_NS = 100_000_000  # more than the two clocks can drift apart between chores
@@ -215,7 +215,3 @@ def _announce(seconds: float) -> None:
 def _say(line: bytes) -> None:
     with contextlib.suppress(OSError):  # a trainer that is gone already is noticed by the first wait
         os.write(1, line)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

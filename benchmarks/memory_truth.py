@@ -1,0 +1,97 @@
+"""Measured memory of one job in a process of its own: `python -m benchmarks.memory_truth JSON`, JSON on stdout.
+
+{"workload": "lenet", "batch": 4, "optimizer": "adam", "variant": "", "what": "live" or "process", "allocator": "pinned"}
+"live" is the peak of c10's own allocations (torch.profiler) plus what was there before; "process" is the kernel's
+high-water mark (VmHWM), reset before the first step, with glibc's mmap threshold as asked.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile
+from torch.utils._pytree import tree_leaves
+
+from stepscope import workloads
+from stepscope.commands._jobs import workload_job
+from stepscope.record.job import Job
+from stepscope.studies.fit.transforms import VARIANTS
+
+_MMAP_THRESHOLD, _PINNED = -3, 65_536  # mallopt(3)
+_STEPS = 3
+
+
+def live_peak(step: Any, model: nn.Module, batch: Any) -> int:
+    """Peak of live bytes over the steps, B, by replaying every allocation and free."""
+    held: dict[int, int] = {}
+    for tensor in [*model.parameters(), *model.buffers(), *tree_leaves(batch)]:
+        if isinstance(tensor, Tensor):
+            storage = tensor.untyped_storage()
+            held[storage._cdata] = storage.nbytes()
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        for _ in range(_STEPS - 1):
+            step()
+    events = profiler.profiler.kineto_results.events()  # type: ignore[union-attr]
+    moves = sorted((e.start_ns(), i, e.nbytes()) for i, e in enumerate(events) if e.name() == "[memory]")
+    now = most = 0
+    for _, _, size in moves:
+        now += size
+        most = max(most, now)
+    return sum(held.values()) + most
+
+
+def process_peak(step: Any) -> dict[str, int]:
+    """Peak of the whole process over the steps, B, and what it had before the model was made."""
+    for _ in range(_STEPS):
+        step()
+    return {"peak": _status("VmHWM")}
+
+
+def _status(name: str) -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(f"{name}:"):
+            return int(line.split()[1]) * 1024
+    raise SystemExit(f"no {name} in /proc/self/status")
+
+
+def warm_up() -> None:
+    """One tiny step of everything that brings code and primitives in."""
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 3))
+    optimizer = torch.optim.Adam(model.parameters())
+    nn.functional.cross_entropy(model(torch.randn(2, 3, 8, 8)), torch.tensor([0, 1])).backward()
+    optimizer.step()
+
+
+def main() -> None:
+    asked = json.loads(sys.argv[1])
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    job: Job = workload_job(workloads.find(asked["workload"]), asked["optimizer"])
+    if asked["what"] == "process":
+        warm_up()
+        if asked["allocator"] == "pinned":
+            ctypes.CDLL(None).mallopt(_MMAP_THRESHOLD, _PINNED)
+        base = _status("VmRSS")
+        Path("/proc/self/clear_refs").write_text("5")
+    model, optimizers = job.build()
+    if asked.get("variant"):
+        optimizers = VARIANTS[asked["variant"]](model, optimizers)
+    batch = job.batch(asked["batch"])
+
+    def step() -> None:
+        job.step(model, optimizers, batch)
+
+    if asked["what"] == "live":
+        print(json.dumps({"peak": live_peak(step, model, batch)}))
+    else:
+        print(json.dumps({**process_peak(step), "base": base}))
+
+
+if __name__ == "__main__":
+    main()

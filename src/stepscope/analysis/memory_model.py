@@ -1,0 +1,192 @@
+"""From live bytes to a verdict: what the allocator and an empty process add, and what a device leaves for training.
+
+All sizes in B. Factors are measured with glibc 2.36 and torch 2.13 on x86 (58 trainings, clean processes); docs on
+memory say how. The process of an empty training (Python, torch, an optimizer, one tiny step) is a part of its own.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from stepscope.analysis.boards import every
+from stepscope.analysis.boards.contract import Board
+from stepscope.errors import UnknownName, UsageError
+
+EMPTY_PROCESS = (276_000_000, 337_000_000)  # forked from a process with torch imported, and fresh (torch 2.13, x86)
+ALWAYS_MAPPED = 32 << 20  # glibc maps larger blocks one by one and gives them back at once (DEFAULT_MMAP_THRESHOLD_MAX)
+MARGIN = 0.01  # of the limit: a yes keeps this much away from it
+_UNITS = {"": 1, "b": 1, **{f"{p}{e}": s for i, p in enumerate("kmgt", 1) for e, s in (
+    ("", 1000**i), ("b", 1000**i), ("ib", 1024**i), ("i", 1024**i))}}  # fmt: skip
+_SHORT = {"rpi": "raspberry_pi", "pi": "raspberry_pi", "raspi": "raspberry_pi"}
+
+
+@dataclass(frozen=True)
+class Allocator:
+    """What resident memory is for each live byte: in blocks that glibc keeps in its heap, and in those it maps."""
+
+    name: str
+    low: float
+    high: float
+    mapped_high: float  # of blocks above ALWAYS_MAPPED
+    time: tuple[float, float]  # CPU time of a step against the default
+    how: str
+
+    def resident(self, live: tuple[int, int], mapped: int) -> tuple[int, int]:
+        """Resident bytes, least and most, of live bytes of which so many lie in large blocks."""
+        small = (max(0, live[0] - mapped), max(0, live[1] - mapped))
+        return (
+            round(small[0] * self.low + min(mapped, live[0])),
+            round(small[1] * self.high + min(mapped, live[1]) * self.mapped_high),
+        )
+
+
+ALLOCATORS = {
+    allocator.name: allocator
+    for allocator in (
+        Allocator("default", 1.05, 1.50, 1.05, (1.0, 1.0), "glibc as it comes"),
+        Allocator("pinned", 0.99, 1.012, 1.012, (1.09, 2.1), "GLIBC_TUNABLES=glibc.malloc.mmap_threshold=65536"),
+        Allocator("tcmalloc", 0.98, 1.20, 1.05, (0.8, 1.0), "LD_PRELOAD=libtcmalloc_minimal.so.4"),
+    )
+}
+
+
+@dataclass(frozen=True)
+class Limit:
+    """The memory that one training process may take, and where the number comes from."""
+
+    bytes: int
+    source: str
+    device_bytes: int | None = None
+    os_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class ProcessPeak:
+    """Peak of the whole process: its parts as intervals that add up."""
+
+    live: tuple[int, int]
+    allocator: tuple[int, int]  # beyond the live bytes
+    empty_process: tuple[int, int]
+
+    @property
+    def low(self) -> int:
+        """The least it will be."""
+        return self.live[0] + self.allocator[0] + self.empty_process[0]
+
+    @property
+    def high(self) -> int:
+        """The most it will be."""
+        return self.live[1] + self.allocator[1] + self.empty_process[1]
+
+    @property
+    def middle(self) -> int:
+        """Half way between."""
+        return (self.low + self.high) // 2
+
+
+def process_peak(
+    live: tuple[int, int], mapped: int, allocator: Allocator, empty: tuple[int, int] = EMPTY_PROCESS
+) -> ProcessPeak:
+    """Of live bytes (least, most), `mapped` of them in blocks above ALWAYS_MAPPED."""
+    low, high = allocator.resident(live, mapped)
+    return ProcessPeak(live, (low - live[0], high - live[1]), empty)
+
+
+def verdict(peak: ProcessPeak, limit: Limit) -> str:
+    """One of "fits", "too close" and "does not fit"."""
+    if peak.high <= limit.bytes * (1 - MARGIN):
+        return "fits"
+    return "does not fit" if peak.low > limit.bytes else "too close"
+
+
+def allocator_of(name: str) -> Allocator:
+    """By name; UnknownName with the nearest."""
+    if name not in ALLOCATORS:
+        raise UnknownName("allocator", name, ALLOCATORS)
+    return ALLOCATORS[name]
+
+
+def size_of(text: str) -> int:
+    """Bytes of "8GB", "7.5 GiB", "512M"; decimal unless it says "i"."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", text.strip().lower())
+    if found is None or found[2] not in _UNITS or float(found[1]) == 0:
+        raise UsageError(f"'{text}' is no amount of memory", "for example --memory 8GB, 512MB or 7.5GiB")
+    return round(float(found[1]) * _UNITS[found[2]])
+
+
+def limit_of_memory(text: str) -> Limit:
+    """The process may take this much, as the user says."""
+    return Limit(size_of(text), f"as given: {text}")
+
+
+def limit_of_board(name: str, memory: str | None = None) -> Limit:
+    """What a board leaves beside its system: its memory (the first size that is sold, or as said) less the system's."""
+    board = board_named(name)
+    if not board.memory_bytes and memory is None:
+        raise UsageError(f"how much memory '{board.title}' has is not known", "say it with --memory")
+    total = board.memory_bytes[0] if memory is None else size_of(memory)
+    kept = board.os_keeps_bytes or 0
+    said = "" if board.os_keeps_bytes else "; what its system keeps is not known and counts as nothing"
+    if kept >= total:
+        raise UsageError(f"the system of '{board.title}' alone keeps {kept} B", "say the size of the board with --memory")
+    return Limit(total - kept, f"{board.title}{said}", total, kept)
+
+
+def limit_of_this_machine(root: Path = Path("/")) -> Limit:
+    """What is available here now, or what the control group leaves if that is less."""
+    available = _meminfo(root, "MemAvailable")
+    total = _meminfo(root, "MemTotal")
+    if available is None:
+        raise UsageError("this machine does not say how much memory is available", "say it with --memory")
+    group = _control_group(root)
+    if group is not None and group < available:
+        return Limit(group, "this process's control group, now", total, None)
+    return Limit(available, "available on this machine now", total, None if total is None else total - available)
+
+
+def board_named(name: str) -> Board:
+    """A board by a part of its name that no other has ("tx2", "orin nano", "rpi5"); UnknownName with the nearest."""
+    known = {board.name: board for board in every() if board.memory_bytes}
+    asked = _plain(name)
+    if asked in known:
+        return known[asked]
+    ending = [known[full] for full in known if full.endswith(f"_{asked}")]
+    return ending[0] if len(ending) == 1 else _refused(name, asked, known)
+
+
+def _refused(name: str, asked: str, known: dict[str, Board]) -> Board:
+    short = {full.removeprefix("jetson_"): full for full in known}
+    near = UnknownName("device", asked, {*short, *known})
+    raise UnknownName("device", name, _dashed([*known]), near.hint and near.hint.replace("_", "-"))
+
+
+def _dashed(names: Iterable[str]) -> list[str]:
+    return [name.replace("_", "-") for name in names]
+
+
+def _plain(name: str) -> str:
+    text = re.sub(r"[\s.-]+", "_", name.strip().lower())
+    found = re.fullmatch(r"(rpi|raspi|pi)_?(\d.*)", text)
+    return f"{_SHORT[found[1]]}_{found[2]}" if found else text.removeprefix("nvidia_")
+
+
+def _meminfo(root: Path, name: str) -> int | None:
+    try:
+        found = re.search(rf"^{name}:\s+(\d+) kB", (root / "proc/meminfo").read_text(), re.MULTILINE)
+    except OSError:
+        return None
+    return int(found[1]) * 1024 if found else None
+
+
+def _control_group(root: Path) -> int | None:
+    """Bytes that a limited control group (version 2, then 1) has left; None without a limit."""
+    folder = root / "sys/fs/cgroup"
+    for most, used in (("memory.max", "memory.current"), ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes")):
+        try:
+            return int((folder / most).read_text()) - int((folder / used).read_text())
+        except (OSError, ValueError):
+            continue  # "max": no limit
+    return None

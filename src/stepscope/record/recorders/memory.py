@@ -1,0 +1,196 @@
+"""Watches the tensors of a recorded step from outside: what is there before it, and which address belongs to what.
+
+The allocator reports addresses and sizes alone. Whose they are is told by those who own them: parameters, buffers and
+gradients of the models, the state of the optimizers, the inputs of the outermost calls. Nothing is wrapped, replaced
+or hooked that could change what the training computes (hooks on saved tensors would: torch.func refuses to run
+within them).
+"""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from stepscope.clock import monotonic_ns
+from stepscope.record.recorders.modules import ModuleBook
+from stepscope.record.recorders.phases import NO_MODULE
+
+HELD = "held"  # the op of tensors that somebody kept from before, whoever that is
+
+
+@dataclass
+class Mark:
+    """At this time the storage at this address was this; `module` is an index of the module book."""
+
+    t_ns: int
+    pointer: int
+    bytes: int
+    device: str
+    category: str
+    module: int
+    shape: tuple[int, ...]
+    end_ns: int | None = None  # of storages from before the window: when they were freed
+    end: Any = None  # keeps the weak reference that finds it out
+
+
+@dataclass
+class Watched:
+    """What the watch knows of a window: storages from before it, and marks set while it went on."""
+
+    before: list[Mark] = field(default_factory=list)
+    marks: list[Mark] = field(default_factory=list)
+
+
+class MemoryWatch:
+    """Follows a window's tensors between `open` and `close`; optimizers are known from any time before."""
+
+    def __init__(self, book: ModuleBook) -> None:
+        self._book = book
+        self._optimizers: dict[int, weakref.ref[Any]] = {}
+        self._held: list[weakref.ref[Tensor]] | None = None
+        self._watched: Watched | None = None
+        self._hooks: list[Any] = []
+        self._owners: dict[int, int] = {}
+
+    def saw(self, optimizer: Any) -> None:
+        """An optimizer steps, now or in any earlier step."""
+        if id(optimizer) not in self._optimizers:
+            self._optimizers[id(optimizer)] = weakref.ref(optimizer)
+
+    def open(self) -> None:
+        """A window opens between two steps: note all that is alive."""
+        self._owners = self._book.parameter_modules()
+        self._watched = Watched()
+        known: dict[tuple[str, int], Mark] = {}
+        for mark, tensor in self._owned():
+            known.setdefault((mark.device, mark.pointer), _followed(mark, tensor))
+        for tensor in self._kept_by_somebody():
+            found = _mark(tensor, "other", NO_MODULE)
+            if found is not None:
+                known.setdefault((found.device, found.pointer), _followed(found, tensor))
+        self._watched.before = list(known.values())
+        for root in self._book.roots:
+            self._hooks.append(root.module.register_forward_pre_hook(self._called, with_kwargs=True))
+
+    def before_optimizer(self) -> None:
+        """An optimizer is about to step: now every gradient that it uses has its address."""
+        if self._watched is not None:
+            self._watched.marks += [mark for mark, _ in self._gradients()]
+
+    def after_step(self) -> None:
+        """A step has ended: what is new of models and optimizers has its address."""
+        if self._watched is not None:
+            if len(self._book.modules()) and not self._owners:
+                self._owners = self._book.parameter_modules()
+            self._watched.marks += [mark for mark, _ in self._owned()]
+
+    def close(self) -> Watched:
+        """The window has closed; what was watched, and nothing is held any longer."""
+        for hook in self._hooks:
+            hook.remove()
+        watched, self._watched, self._hooks, self._owners = self._watched or Watched(), None, [], {}
+        return watched
+
+    def _called(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        if self._watched is None or torch.compiler.is_compiling():
+            return
+        for tensor in tensors_in((args, kwargs)):
+            if not tensor.requires_grad:
+                mark = _mark(tensor, "input", NO_MODULE)
+                if mark is not None:
+                    self._watched.marks.append(_followed(mark, tensor))
+
+    def _owned(self) -> Iterator[tuple[Mark, Tensor]]:
+        for index, module in enumerate(self._book.modules()):
+            for category, tensors in (("parameter", module._parameters), ("buffer", module._buffers)):
+                for tensor in tensors.values():
+                    mark = None if tensor is None else _mark(tensor, category, index)
+                    if mark is not None and tensor is not None:
+                        yield mark, tensor
+        yield from self._gradients()
+        for optimizer in self._stepped():
+            yield from self._state(optimizer)
+
+    def _gradients(self) -> Iterator[tuple[Mark, Tensor]]:
+        seen: set[int] = set()
+        for parameter in self._parameters():
+            gradient = parameter.grad
+            if gradient is not None and id(parameter) not in seen:
+                seen.add(id(parameter))
+                mark = _mark(gradient, "gradient", self._owners.get(id(parameter), NO_MODULE))
+                if mark is not None:
+                    yield mark, gradient
+
+    def _parameters(self) -> Iterator[Tensor]:
+        for module in self._book.modules():
+            yield from (parameter for parameter in module._parameters.values() if parameter is not None)
+        for optimizer in self._stepped():
+            yield from (parameter for group in optimizer.param_groups for parameter in group["params"])
+
+    def _state(self, optimizer: Any) -> Iterator[tuple[Mark, Tensor]]:
+        for parameter, state in optimizer.state.items():
+            module = self._owners.get(id(parameter), NO_MODULE)
+            for tensor in tensors_in(state):
+                mark = _mark(tensor, "optimizer", module)
+                if mark is not None:
+                    yield mark, tensor
+        for group in optimizer.param_groups:  # parameters that no module has
+            for parameter in group["params"]:
+                mark = None if id(parameter) in self._owners else _mark(parameter, "parameter", NO_MODULE)
+                if mark is not None:
+                    yield mark, parameter
+
+    def _stepped(self) -> Iterator[Any]:
+        for reference in list(self._optimizers.values()):
+            optimizer = reference()
+            if optimizer is not None:
+                yield optimizer
+
+    def _kept_by_somebody(self) -> Iterator[Tensor]:
+        """Tensors that Python holds; the search over all objects is dear, so it is made once a run."""
+        if self._held is None:
+            kinds = (Tensor, nn.Parameter)
+            self._held = [weakref.ref(each) for each in gc.get_objects() if type(each) in kinds]
+        alive = [tensor for tensor in (each() for each in self._held) if tensor is not None]
+        self._held = [weakref.ref(tensor) for tensor in alive]
+        yield from alive
+
+
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """Every tensor in nested dictionaries, lists and tuples."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, dict):
+        for each in value.values():
+            yield from tensors_in(each)
+    elif isinstance(value, (list, tuple)):
+        for each in value:
+            yield from tensors_in(each)
+
+
+def _mark(tensor: Tensor, category: str, module: int) -> Mark | None:
+    """None where the tensor has no storage of its own: sparse, on the meta device, a wrapper, or empty."""
+    try:
+        storage = tensor.untyped_storage()
+        pointer, size = storage.data_ptr(), storage.nbytes()
+    except (RuntimeError, NotImplementedError, TypeError):
+        return None
+    if size == 0 or pointer == 0:
+        return None
+    return Mark(monotonic_ns(), pointer, size, str(storage.device), category, module, tuple(tensor.shape))
+
+
+def _followed(mark: Mark, tensor: Tensor) -> Mark:
+    """The mark learns when its storage ends: the CPU allocator does not report frees of what is older than a profile."""
+
+    def ended(_reference: Any) -> None:
+        mark.end_ns = monotonic_ns()
+
+    mark.end = weakref.ref(tensor.untyped_storage(), ended)
+    return mark

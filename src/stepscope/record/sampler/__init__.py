@@ -1,0 +1,1 @@
+"""The sampling process, `python -m stepscope.record.sampler`; standard library only."""

@@ -1,0 +1,7 @@
+"""Start the sampling process."""
+
+import sys
+
+from stepscope.record.sampler.loop import main
+
+sys.exit(main())

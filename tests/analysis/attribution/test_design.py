@@ -1,0 +1,81 @@
+"""Shares of a window: they add up, follow the kernel, and are the same however they are computed."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stepscope.analysis.attribution.design import covered, design, gram, predicted
+from stepscope.analysis.attribution.readings import Readings
+from stepscope.analysis.attribution.sensor_model import SensorModel
+from stepscope.analysis.attribution.timeline import Keys, Lane, Timeline
+
+
+def _timeline(*lanes: Lane, end: float = 10.0, keys: int = 4) -> Timeline:
+    beside = np.zeros(keys, dtype=bool)
+    for lane in lanes[1:]:
+        beside[lane.key] = True
+    numbered = Keys(np.arange(keys), np.arange(keys), beside)
+    return Timeline(lanes, numbered, np.array([0.0]), np.array([end]), np.array([True]))
+
+
+ONE = Lane(np.array([1.0, 2.0, 5.0]), np.array([2.0, 4.0, 6.0]), np.array([0, 1, 0]))
+
+
+def test_a_box_gives_each_key_the_share_of_the_window_that_it_ran() -> None:
+    rows = design(_timeline(ONE), Readings(np.array([5.5, 4.0]), np.zeros(2)), SensorModel(0.0, 4.0)).toarray()
+    assert rows == pytest.approx(np.array([[0.125 + 0.125, 0.5, 0.0, 0.25], [0.25, 0.5, 0.0, 0.25]]))
+
+
+def test_a_lag_moves_the_window_back() -> None:
+    readings = Readings(np.array([5.5]), np.zeros(1))
+    late, prompt = (
+        design(_timeline(ONE), Readings(readings.stamp + lag, readings.watts), SensorModel(lag, 1.0)).toarray()
+        for lag in (3.0, 0.0)
+    )
+    assert late == pytest.approx(prompt)
+
+
+def test_an_analogue_filter_reaches_back_and_still_adds_up_to_one() -> None:
+    timeline = _timeline(ONE)
+    rows = design(timeline, Readings(np.array([7.0]), np.zeros(1)), SensorModel(0.0, 0.5, rc=0.4)).toarray()
+    assert rows.sum() == pytest.approx(1)
+    assert rows[0, 0] == pytest.approx(0.12, abs=0.05)  # it ended half a second before the window began
+
+
+def test_a_second_lane_comes_on_top() -> None:
+    other = Lane(np.array([1.0]), np.array([9.0]), np.array([2]))
+    rows = design(_timeline(ONE, other), Readings(np.array([5.0]), np.zeros(1)), SensorModel(0.0, 4.0)).toarray()
+    assert rows[0, [0, 1, 3]].sum() == pytest.approx(1)
+    assert rows[0, 2] == pytest.approx(1)
+
+
+def test_windows_that_reach_beyond_the_steps_are_not_covered() -> None:
+    readings = Readings(np.array([0.5, 5.0, 10.5]), np.zeros(3))
+    assert covered(_timeline(ONE), readings, SensorModel(0.0, 1.0)).tolist() == [False, True, False]
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.data())
+def test_shares_add_up_and_the_direct_prediction_agrees_with_the_matrix(data: st.DataObject) -> None:
+    lengths = data.draw(st.lists(st.floats(0.01, 1.0), min_size=2, max_size=30))
+    edges = np.concatenate([[0.5], 0.5 + np.cumsum(lengths)])
+    taken = np.array(data.draw(st.lists(st.booleans(), min_size=len(lengths), max_size=len(lengths))))
+    taken[0] = True
+    keys = np.arange(len(lengths)) % 3
+    lane = Lane(edges[:-1][taken], edges[1:][taken], keys[taken])
+    timeline = _timeline(lane, end=float(edges[-1]) + 0.5)
+    model = SensorModel(
+        0.0, data.draw(st.floats(0.05, 0.4)), data.draw(st.floats(0, 0.05)), data.draw(st.floats(0, 0.02))
+    )
+    readings = Readings(np.linspace(0.6, timeline.end, 17), np.zeros(17))
+    rows, watts = design(timeline, readings, model), np.array([3.0, 7.0, 2.0, 1.0])
+    assert np.asarray(rows.sum(axis=1)).ravel() == pytest.approx(np.ones(17))
+    assert predicted(timeline, readings, model, watts) == pytest.approx(rows @ watts)
+    assert gram(rows) == pytest.approx(rows.toarray().T @ rows.toarray())
+
+
+def test_no_readings_make_an_empty_matrix() -> None:
+    assert design(_timeline(ONE), Readings(np.empty(0), np.empty(0)), SensorModel(0.0, 1.0)).shape == (0, 4)

@@ -1,0 +1,97 @@
+"""`energy_by` on a run folder whose power follows its ops."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import polars as pl
+import pytest
+from tests.analysis.attribution.powered_run import GAP_W, OTHER_W, WATTS, powered_run
+from tests.fabricate import fabricate_run
+
+from stepscope.analysis.attributed import AttributedRail, attributed
+from stepscope.analysis.energy_by import RESOLUTION, SCHEMA, energy_by, resolution
+from stepscope.analysis.own_time import RESIDUAL
+from stepscope.analysis.run import Run
+from stepscope.errors import UnknownName
+
+
+@pytest.fixture(scope="module")
+def rails(tmp_path_factory: pytest.TempPathFactory) -> list[AttributedRail]:
+    run = Run(powered_run(tmp_path_factory.mktemp("powered")))
+    return attributed(run, run.rails)
+
+
+@pytest.mark.parametrize("keep_every", [1, 5])
+def test_each_kind_has_the_power_that_it_drew(tmp_path: Path, keep_every: int) -> None:
+    run = Run(powered_run(tmp_path, keep_every=keep_every))
+    frame = energy_by(attributed(run, run.rails), "kind")
+    for row in frame.head(8).iter_rows(named=True):
+        true = GAP_W if row["name"] == RESIDUAL else WATTS.get(row["name"], OTHER_W)
+        assert row["watts"] == pytest.approx(true, rel=0.03)
+        assert row["low"] <= row["joules_per_step"] <= row["high"]
+        assert row["verdict"] == "resolved"
+
+
+@pytest.mark.parametrize("by", ["module", "op", "kind", "phase"])
+@pytest.mark.parametrize("method", ["fit", "nearest", "overlap"])
+def test_parts_add_up_to_the_rail(rails: list[AttributedRail], by: str, method: str) -> None:
+    frame, whole = energy_by(rails, by, method), energy_by(rails, "component", method)
+    assert frame.schema == pl.Schema(SCHEMA)
+    assert frame["joules_per_step"].sum() == pytest.approx(whole["joules_per_step"][0], rel=1e-2)
+    assert frame["share"].sum() == pytest.approx(1, abs=1e-6)
+    if method == "fit":
+        assert frame["joules_per_step"].sum() == pytest.approx(whole["joules_per_step"][0], rel=1e-6)
+    else:
+        assert frame["low"].is_null().all()
+        assert set(frame["verdict"]) == {"no interval"}
+
+
+def test_a_module_is_split_by_phase(rails: list[AttributedRail]) -> None:
+    frame = energy_by(rails, "module")
+    conv = frame.filter(pl.col("name") == "features.0")
+    assert sorted(conv["phase"]) == ["backward", "forward"]
+
+
+def test_what_a_rail_can_resolve_is_reported(rails: list[AttributedRail]) -> None:
+    (row,) = resolution(rails).iter_rows(named=True)
+    assert row["resolved_share"] > 0.9
+    assert row["more_steps"] == 0
+    assert 0 < row["shortest_op_s"] < 0.001
+    assert row["width_s"] == pytest.approx(0.0103, rel=0.02)
+    assert not row["locked"]
+
+
+def test_a_short_run_asks_for_more_steps(tmp_path: Path) -> None:
+    run = Run(powered_run(tmp_path, steps=60, noise=0.1))
+    found = attributed(run, run.rails)
+    report = resolution(found)
+    assert report.schema == pl.Schema(RESOLUTION)
+    assert report["resolved_share"][0] is None or report["resolved_share"][0] <= 1
+
+
+def test_hardly_sampled_rails_say_why_they_have_no_numbers(tmp_path: Path) -> None:
+    run = Run(powered_run(tmp_path, steps=10))
+    (row,) = energy_by(attributed(run, run.rails), "kind").iter_rows(named=True)
+    assert row["joules_per_step"] is None
+    assert row["verdict"] == "not identifiable"
+    assert "train" in row["reason"]
+
+
+def test_without_power_or_without_ops_there_is_nothing(tmp_path: Path) -> None:
+    silent = Run(fabricate_run(tmp_path / "silent"))
+    assert energy_by(attributed(silent, silent.rails)).is_empty()
+    bare = Run(fabricate_run(tmp_path / "bare", power_w=5.0, recorded=lambda _: False))
+    assert energy_by(attributed(bare, bare.rails)).is_empty()
+    assert resolution([]).is_empty()
+
+
+def test_estimates_are_handed_out_by_the_model_method_alone(rails: list[AttributedRail]) -> None:
+    assert energy_by(rails, "kind", "model").is_empty()
+
+
+def test_unknown_words_are_refused_with_the_known_ones(rails: list[AttributedRail]) -> None:
+    with pytest.raises(UnknownName, match="modul"):
+        energy_by(rails, "modul")
+    with pytest.raises(UnknownName, match="nearst"):
+        energy_by(rails, "kind", "nearst")

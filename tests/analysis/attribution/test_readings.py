@@ -1,0 +1,132 @@
+"""From what was read to windows: repeats, counters, gaps, and registers that average."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from tests.analysis.attribution.simulated import Device, counted, execute, polled, resnet_step, sampled
+
+from stepscope.analysis.attribution.clock_fit import fitted_clock, is_periodic
+from stepscope.analysis.attribution.readings import from_counter, from_gauge, relatched
+from stepscope.analysis.attribution.register import taken_apart
+from stepscope.analysis.attribution.update_clock import UpdateClock, clock_of_residuals
+
+RUN = execute(resnet_step(0), 40, 1)
+
+
+def _true_joules(begin: np.ndarray, end: np.ndarray) -> np.ndarray:
+    joules: np.ndarray = np.interp(end, RUN.at, RUN.joules) - np.interp(begin, RUN.at, RUN.joules)
+    return joules
+
+
+def test_a_value_that_was_read_several_times_counts_once() -> None:
+    stamp = np.arange(0, 1, 0.002)
+    values = np.repeat(np.random.default_rng(0).random(50), 10)
+    readings = from_gauge(stamp, stamp, values, refresh=0.02)
+    assert readings.count == 50
+    assert readings.stamp == pytest.approx(np.arange(0, 1, 0.02))
+
+
+def test_equal_values_of_a_sensor_that_is_read_once_a_refresh_all_count() -> None:
+    stamp = np.arange(0, 1, 0.01)
+    assert from_gauge(stamp, stamp, np.full(100, 5.0), refresh=0.01).count == 100
+
+
+def test_what_was_not_read_is_left_out() -> None:
+    stamp = np.arange(5.0)
+    readings = from_gauge(stamp, stamp, np.array([1.0, np.nan, 2.0, 3.0, np.nan]))
+    assert readings.watts.tolist() == [1, 2, 3]
+
+
+def test_a_counter_gives_windows_between_its_updates_and_loses_no_energy() -> None:
+    readings = counted(RUN, 0, update=0.02, jitter=0.0, step=1e-6, poll=0.004, lag=0.0)
+    assert readings.width is not None
+    assert readings.width == pytest.approx(np.full(readings.count, 0.02), rel=0.01)
+    assert (readings.watts * readings.width).sum() == pytest.approx(
+        _true_joules(readings.stamp[:1] - 0.02, readings.stamp[-1:])[0], rel=0.02
+    )
+
+
+def test_the_updates_of_a_counter_are_found_within_a_tenth_of_a_read() -> None:
+    readings = counted(RUN, 0, update=0.02, jitter=0.0, step=1e-6, poll=0.004, lag=0.0)
+    assert readings.width is not None
+    off = [
+        np.std(readings.watts * readings.width - _true_joules(readings.stamp - 0.02 + d, readings.stamp + d))
+        for d in np.arange(-0.001, 0.001, 1e-4)
+    ]
+    assert min(off) < 0.0005 * 7
+
+
+def test_a_window_with_an_unread_sample_or_a_gap_in_it_is_left_out() -> None:
+    t = np.arange(0, 1.0, 0.1)
+    joules = np.arange(10.0)
+    joules[4] = np.nan
+    readings = from_counter(t, t, joules)
+    assert readings.stamp == pytest.approx([0.2, 0.3, 0.6, 0.7, 0.8, 0.9])
+    gap = from_counter(t, t, np.arange(10.0), gaps=np.array([[0.55, 0.58]]))
+    assert 0.6 not in np.round(gap.stamp, 3)
+
+
+@pytest.mark.parametrize("count", [0, 1, 2])
+def test_hardly_any_readings_of_a_counter_are_no_window(count: int) -> None:
+    t = np.arange(float(count))
+    assert from_counter(t, t, t).count == 0
+
+
+def test_the_clock_of_a_slowly_read_counter_shows_in_what_the_fit_leaves() -> None:
+    random = np.random.default_rng(0)
+    t = np.cumsum(0.01 * (0.5 + random.random(2000)))
+    age = (t - 0.0003) % 0.001013
+    clock = clock_of_residuals(t, -7 * age + random.normal(0, 2e-4, len(t)), 7.0, 0.001)
+    assert clock is not None
+    assert clock.period == pytest.approx(0.001013, rel=1e-5)
+    assert np.abs((clock.latched(t) - (t - age) + 5e-4) % 0.001013 - 5e-4).max() < 1e-4
+    assert clock_of_residuals(t, random.normal(0, 2e-4, len(t)), 7.0, 0.001) is None
+
+
+def test_windows_moved_to_the_updates_keep_their_energy() -> None:
+    stamp = np.arange(1.0, 10.0) + 0.37
+    readings = from_counter(stamp, stamp, np.arange(9.0) * 4)
+    moved = relatched(readings, UpdateClock.even(0.0, 0.5))
+    assert moved.width is not None
+    assert moved.stamp == pytest.approx(np.arange(3, 10))
+    assert moved.watts * moved.width == pytest.approx(np.full(7, 4.0))
+
+
+def test_late_stamps_are_moved_onto_the_clock_even_where_readings_are_lost() -> None:
+    random = np.random.default_rng(1)
+    true = 0.0101 * np.arange(1500.0)
+    kept = np.delete(np.arange(1500), [300, 301, 302, 900])
+    late = true[kept] + np.abs(random.normal(0, 0.003, len(kept)))
+    fitted = fitted_clock(late)
+    assert np.std(fitted - true[kept]) < 2e-4
+    assert is_periodic(late)
+
+
+def test_a_dithered_sampler_has_no_clock() -> None:
+    random = np.random.default_rng(1)
+    assert not is_periodic(np.cumsum(0.01 * (0.5 + random.random(500))))
+
+
+@pytest.mark.parametrize("poll", [0.003, 0.005])
+def test_a_running_average_is_taken_apart_into_its_conversions(poll: float) -> None:
+    device = Device(0.0066, 0.0011, 1e-6, 0.0, 0.0, 0.0, 0.0, register=1 / 64)
+    stamp, watts = polled(sampled(RUN, 0, device), RUN.timeline.end, 0, poll)
+    readings = taken_apart(stamp, watts, 1 / 64, 0.0066)
+    assert readings.count > 0.9 * RUN.timeline.end / 0.0066
+    assert readings.period == pytest.approx(0.0066, rel=1e-3)
+    off = [
+        np.median(np.abs(readings.watts - _true_joules(readings.stamp + d - 0.0011, readings.stamp + d) / 0.0011))
+        for d in np.arange(-0.003, 0.003, 1e-4)
+    ]
+    assert min(off) < 0.1
+
+
+def test_readings_slower_than_the_conversions_become_windows_of_their_own_length() -> None:
+    device = Device(0.0066, 0.0066, 1e-6, 0.0, 0.0, 0.0, 0.0, register=1 / 64)
+    stamp, watts = polled(sampled(RUN, 0, device), RUN.timeline.end, 0, 0.05)
+    readings = taken_apart(stamp, watts, 1 / 64, 0.0066)
+    assert readings.width is not None
+    assert readings.width.mean() == pytest.approx(0.05, rel=0.1)
+    true = _true_joules(readings.stamp - readings.width, readings.stamp) / readings.width
+    assert np.corrcoef(readings.watts, true)[0, 1] > 0.9
