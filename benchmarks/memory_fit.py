@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from stepscope import workloads
+from stepscope.analysis.memory_model import PAGED_IN
 from stepscope.commands._jobs import workload_job
 from stepscope.errors import StepscopeError
 from stepscope.record.dry_run import DryRunStopped, dry_run
@@ -35,12 +36,12 @@ _TIMEOUT_S = 900
 Cell = dict[str, Any]
 
 
-def cells(quick: bool) -> list[Cell]:
+def cells(quick: bool, only: str | None = None, batches: tuple[int, ...] = _BATCHES) -> list[Cell]:
     """What is predicted and measured, the cheap first."""
-    names = _QUICK if quick else tuple(workloads.names())
+    names = tuple(only.split(",")) if only else _QUICK if quick else tuple(workloads.names())
     plain = [
         {"workload": w, "batch": b, "optimizer": o, "variant": ""}
-        for b, w, o in itertools.product(_BATCHES[:2] if quick else _BATCHES, names, _OPTIMIZERS)
+        for b, w, o in itertools.product(batches[:2] if quick else batches, names, _OPTIMIZERS)
     ]
     changed = [
         {"workload": w, "batch": 16, "optimizer": "momentum", "variant": v}
@@ -91,10 +92,14 @@ def compare(cell: Cell, cache: Path, processes: bool) -> dict[str, Any]:
     if isinstance(live, str):
         return {**row, "note": live}
     row |= {"live": live["peak"], "live_error": size / live["peak"] - 1}
+    paged_in = sum(PAGED_IN) // 2
     for allocator in ("pinned", "default") if processes else ():
         whole = measured(cell, "process", allocator, cache)
         if not isinstance(whole, str):
-            row |= {allocator: whole["peak"], f"{allocator}_error": (size + whole["base"]) / whole["peak"] - 1}
+            row |= {
+                allocator: whole["peak"],
+                f"{allocator}_error": (size + whole["base"] + paged_in) / whole["peak"] - 1,
+            }
             row["base"] = whole["base"]
     return row
 
@@ -107,9 +112,7 @@ def summary(rows: list[dict[str, Any]]) -> list[str]:
         large = [abs(row[key]) for row in rows if key in row and row["predicted"] > _SMALL_BYTES]
         if large:
             name = key.removesuffix("_error")
-            lines.append(
-                f"| {name} | {len(large)} | {statistics.median(large):.2%} | {max(large):.2%} | {bar} |"
-            )
+            lines.append(f"| {name} | {len(large)} | {statistics.median(large):.2%} | {max(large):.2%} | {bar} |")
     return lines
 
 
@@ -124,7 +127,9 @@ def markdown(rows: list[dict[str, Any]]) -> str:
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for row in sorted(rows, key=lambda row: -abs(row.get("live_error", 0))):
-        sizes = {key: f"{row[key] / 1e6:.2f}" if key in row else "" for key in ("predicted", "live", "pinned", "default")}
+        sizes = {
+            key: f"{row[key] / 1e6:.2f}" if key in row else "" for key in ("predicted", "live", "pinned", "default")
+        }
         errors = {key: f"{row[key]:+.2%}" if key in row else "" for key in ("live_error", "pinned_error")}
         lines.append(
             f"| {row['workload']} | {row['batch']} | {row['optimizer']} | {row['variant']} | {sizes['predicted']} "
@@ -140,10 +145,12 @@ def main() -> None:
     arguments.add_argument("--no-process", action="store_true", help="live peaks only")
     arguments.add_argument("--cache", type=Path, default=Path("memory_fit.tsv"))
     arguments.add_argument("--write", type=Path)
+    arguments.add_argument("--only", help="workloads, with commas")
+    arguments.add_argument("--batches", default=",".join(map(str, _BATCHES)))
     options = arguments.parse_args()
     torch.set_num_threads(1)
     rows = []
-    for cell in cells(options.quick):
+    for cell in cells(options.quick, options.only, tuple(int(b) for b in options.batches.split(","))):
         row = compare(cell, options.cache, not options.no_process)
         rows.append(row)
         shown = {k: f"{v:+.3%}" if k.endswith("error") else v for k, v in row.items() if k not in cell}

@@ -37,7 +37,7 @@ def live_peak(step: Any, model: nn.Module, batch: Any) -> int:
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         for _ in range(_STEPS - 1):
             step()
-    events = profiler.profiler.kineto_results.events()  # type: ignore[union-attr]
+    events = profiler.profiler.kineto_results.events()
     moves = sorted((e.start_ns(), i, e.nbytes()) for i, e in enumerate(events) if e.name() == "[memory]")
     now = most = 0
     for _, _, size in moves:
@@ -64,7 +64,7 @@ def warm_up() -> None:
     """One tiny step of everything that brings code and primitives in."""
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 3))
     optimizer = torch.optim.Adam(model.parameters())
-    nn.functional.cross_entropy(model(torch.randn(2, 3, 8, 8)), torch.tensor([0, 1])).backward()
+    nn.functional.cross_entropy(model(torch.randn(2, 3, 8, 8)), torch.tensor([0, 1])).backward()  # type: ignore[no-untyped-call]
     optimizer.step()
 
 

@@ -26,7 +26,9 @@ def cli_page() -> str:
     """cli.md: every command with its help, arguments and options."""
     group: Any = get_command(build_app())
     parts = [NOTICE + "# Command line", f"{group.help}\n\nEvery command answers `--help`; `stepscope --version` too."]
-    parts += [_command(name, command) for name, command in sorted(group.commands.items())]
+    for name, command in sorted(group.commands.items()):
+        parts.append(_command(name, command))
+        parts += [_command(f"{name} {inner}", below) for inner, below in getattr(command, "commands", {}).items()]
     parts.append(_exit_codes())
     return "\n\n".join(parts) + "\n"
 
@@ -42,6 +44,8 @@ def python_page() -> str:
 
 def _command(name: str, command: Any) -> str:
     rows = [_parameter(parameter) for parameter in command.params if parameter.name != "help"]
+    if hasattr(command, "commands"):
+        return f"## stepscope {name}\n\n`stepscope {name} COMMAND [OPTIONS]`\n\n{_text(command.help)}"
     usage = " ".join(["stepscope", name, *(_usage(p) for p in command.params if p.param_type_name == "argument")])
     table = "\n".join(["| | default | |", "| --- | --- | --- |", *rows])
     return f"## stepscope {name}\n\n`{usage} [OPTIONS]`\n\n{_text(command.help)}\n\n{table}"

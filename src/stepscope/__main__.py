@@ -12,7 +12,7 @@ import typer
 from typer.main import get_command
 
 from stepscope import __version__
-from stepscope.commands import load_commands
+from stepscope.commands import Command, load_commands
 from stepscope.errors import MissingDependency, StepscopeError, UnknownName
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
@@ -24,8 +24,19 @@ def build_app() -> typer.Typer:
     """The typer application with one subcommand for every file of commands/."""
     app = typer.Typer(name="stepscope", callback=_root, no_args_is_help=True, pretty_exceptions_enable=False)
     for command in load_commands():
-        app.command(command.name, context_settings=dict(command.context))(command.function)
+        if command.subcommands:
+            app.add_typer(_group(command), name=command.name)
+        else:
+            app.command(command.name, context_settings=dict(command.context))(command.function)
     return app
+
+
+def _group(command: Command) -> typer.Typer:
+    """A command with commands of its own below it."""
+    group = typer.Typer(callback=command.function, no_args_is_help=True, pretty_exceptions_enable=False)
+    for name, function in command.subcommands.items():
+        group.command(name)(function)
+    return group
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -60,10 +71,15 @@ def _root(
 
 
 def _refuse_unknown_command(arguments: list[str]) -> None:
-    """click knows no nearest name in every version, so the first word is looked up here."""
-    names = [command.name for command in load_commands()]
-    if arguments and not arguments[0].startswith("-") and arguments[0] not in names:
-        raise UnknownName("command", arguments[0], names)
+    """click knows no nearest name in every version, so the first word is looked up here, and the second of a group."""
+    commands = {command.name: command for command in load_commands()}
+    if not arguments or arguments[0].startswith("-"):
+        return
+    if arguments[0] not in commands:
+        raise UnknownName("command", arguments[0], commands)
+    below = commands[arguments[0]].subcommands
+    if below and len(arguments) > 1 and not arguments[1].startswith("-") and arguments[1] not in below:
+        raise UnknownName(f"command of '{arguments[0]}'", arguments[1], below)
 
 
 def _missing(module: str) -> MissingDependency:

@@ -161,7 +161,7 @@ def test_domains_that_stay_closed_are_named_beside_those_that_open(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     powercap(tmp_path, LAPTOP)
-    refuse_opening(monkeypatch, "intel-rapl:1/", errno.EACCES)
+    refuse_opening(monkeypatch, "intel-rapl:1/energy_uj", errno.EACCES)
     seen = channels(tmp_path)
     assert "rapl:psys" not in seen
     assert "does not open for psys: sudo chmod" in seen["rapl:package-0"].source

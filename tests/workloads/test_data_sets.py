@@ -51,7 +51,7 @@ def tar_gz(files: dict[str, bytes]) -> bytes:
     return buffer.getvalue()
 
 
-def idx_file(array: np.ndarray) -> bytes:  # type: ignore[type-arg]
+def idx_file(array: np.ndarray) -> bytes:
     header = b"\0\0\x08" + bytes([array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape)
     return gzip.compress(header + array.astype(np.uint8).tobytes())
 

@@ -68,6 +68,8 @@ def test_packing_sets_every_fifth_row_apart(tmp_path: Path) -> None:
 
 def test_images_are_normalised_and_padded_with_background() -> None:
     small, large = digits.digits28(), digits.digits32()
+    assert small.train is not None
+    assert large.train is not None
     image, label = small.train[0]
     padded, same_label = large.train[0]
     assert tuple(image.shape) == (1, 28, 28)

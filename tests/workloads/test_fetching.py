@@ -186,6 +186,7 @@ def test_the_list_is_a_table_for_people(capsys: pytest.CaptureFixture[str], monk
     data("list")
     shown = capsys.readouterr().out
     assert all(each.name in shown for each in (*catalogue.DATA_SETS, *catalogue.PACKAGED))
+    assert "stepscope[atari]" in shown
 
 
 def test_verify_fails_where_a_file_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ The figures were counted with model definitions of their own; where a library or
 from __future__ import annotations
 
 import functools
+from pathlib import Path
 
 import pytest
 import torch
@@ -146,3 +147,11 @@ def test_four_frozen_parts_of_six_are_what_adapters_save() -> None:
     assert full.total_backward is not None
     assert adapted.total_backward is not None
     assert adapted.total_backward / full.total_backward == pytest.approx(0.5, abs=0.03)
+
+
+def test_the_page_of_the_workloads_has_the_figures_of_each() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "workloads.md").read_text(encoding="utf-8")
+    rows = {cells[1].strip(" `"): cells for line in page.splitlines() if len(cells := line.split("|")) == 10}
+    for name, (parameters, _, _) in ALL.items():
+        assert rows[name][6].strip() == f"{parameters:,}"
+        assert rows[name][3].strip() == ", ".join(workloads.find(name).tiers)

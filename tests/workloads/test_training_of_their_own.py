@@ -62,9 +62,9 @@ class FakeConsole:
 @pytest.fixture
 def emulator(monkeypatch: pytest.MonkeyPatch) -> Emulator:
     library = SimpleNamespace(ALEInterface=FakeConsole, LoggerMode=SimpleNamespace(Error=2), __path__=[])
-    monkeypatch.setitem(sys.modules, "ale_py", library)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "ale_py", library)
     roms = SimpleNamespace(__file__="/games/__init__.py")
-    monkeypatch.setitem(sys.modules, "ale_py.roms", roms)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "ale_py.roms", roms)
     return Emulator("breakout", seed=3)
 
 
@@ -124,8 +124,8 @@ def test_a_small_picture_keeps_the_brightness() -> None:
     screen = BLACK.copy()
     screen[:105] = 200
     picture = _atari.small(screen)
-    assert picture[:42].unique().tolist() == [200]
-    assert picture[42:].unique().tolist() == [0]
+    assert set(picture[:42].flatten().tolist()) == {200}
+    assert set(picture[42:].flatten().tolist()) == {0}
 
 
 def test_the_judge_is_a_copy_that_is_renewed_and_never_trained() -> None:
@@ -135,7 +135,7 @@ def test_the_judge_is_a_copy_that_is_renewed_and_never_trained() -> None:
     assert model.judge is not None
     with torch.no_grad():
         for parameter in model.online.parameters():
-            parameter += 1
+            parameter.add_(1)
     states = torch.randint(0, 255, (2, 4, 84, 84), dtype=torch.uint8)
     before = model.future(states)
     model.renew()

@@ -76,8 +76,14 @@ def _attributed(run: RunReader, line: Line, ops: RunTimeline, readings: Readings
         reason = f"{inside.count} readings of this rail fall into the steps: train longer"
         return AttributedRail(line, ops, inside, None, reason, idle_w)
     fit = attribute(ops.timeline, readings, options)
-    reason = "" if fit is not None else f"{inside.count} readings are too few to tell ops apart: train more steps"
+    reason = "" if fit is not None else _why_not(inside)
     return AttributedRail(line, ops, inside, fit, reason, idle_w)
+
+
+def _why_not(readings: Readings) -> str:
+    if np.ptp(readings.watts) == 0:
+        return f"the sensor gave {readings.watts[0]:.3g} W throughout: it stands still or is too coarse"
+    return f"{readings.count} readings are too few to tell ops apart: train more steps"
 
 
 def _within_steps(ops: RunTimeline, readings: Readings) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:

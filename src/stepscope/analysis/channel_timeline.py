@@ -1,4 +1,4 @@
-"""What one sampled channel says over time: its readings, or of a counter how fast it grew; and where nothing is known."""
+"""What one sampled channel says over time: its readings, or of a counter how fast it grew; and its gaps."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from stepscope.analysis.counters import CounterLimits, counted
 from stepscope.analysis.intervals import Floats
 
 _RATE_UNITS = {"J": ("W", 1e9), "ns": ("cores", 1.0), "us": ("cores", 1e3), "s": ("cores", 1e9), "C": ("A", 1e9)}
+_ANY = 1e30  # growth a second: only of energy is it known what is too much
 _NOTHING_NEWER = 2.2  # refreshes: a sensor without anything newer says so by the same null as one that failed
 _LONG_PERIODS, _LONG_NS = 20, 500_000_000  # a longer silence than both is a gap even where no row says so
 
 
 @dataclass(frozen=True)
 class ChannelTimeline:
-    """Values (n,) that hold from t_ns (n,) on, in `unit`; between begin and end of `gaps_ns` (m, 2) nothing is known."""
+    """Values (n,) that hold from t_ns (n,) on, in `unit`; within `gaps_ns` (m, 2) nothing is known."""
 
     unit: str
     rate: bool
@@ -28,7 +29,7 @@ class ChannelTimeline:
 
 
 def channel_timeline(channel: dict[str, Any], samples: pl.DataFrame) -> ChannelTimeline:
-    """Timeline of a channel of channels.json from its samples (t0_ns, t1_ns, value), which may be of a part of a run."""
+    """Timeline of a channel of channels.json from its samples (t0_ns, t1_ns, value), or some of them."""
     t_ns = ((samples["t0_ns"] + samples["t1_ns"]) / 2).to_numpy()
     values = samples["value"].to_numpy().astype(np.float64)
     if channel.get("kind") == "counter":
@@ -52,7 +53,7 @@ def _gaps(t_ns: Floats, read: np.ndarray[Any, np.dtype[np.int64]], refresh_ns: f
 
 
 def _grown(channel: dict[str, Any], t_ns: Floats, values: Floats) -> ChannelTimeline:
-    """Growth a second over windows of two readings and two refreshes at least: what is shorter is the counter's tick."""
+    """Growth a second over windows of two readings and two refreshes at least: shorter ones show ticks."""
     unit, scale = _RATE_UNITS.get(str(channel.get("unit")), (f"{channel.get('unit') or ''}/s", 1e9))
     growth = counted(t_ns, values, _limits(channel))
     length_ns = max(2 * growth.period_ns, 2 * float(channel.get("refresh_ns") or 0), 1.0)
@@ -69,7 +70,7 @@ def _limits(channel: dict[str, Any]) -> CounterLimits:
     most = channel.get("most_per_s")
     return CounterLimits(
         full_range=channel.get("counter_range"),
-        most_per_s=float("inf") if most is None and channel.get("unit") != "J" else most,
+        most_per_s=_ANY if most is None and channel.get("unit") != "J" else most,
         refresh_ns=float(channel.get("refresh_ns") or 0),
         step_size=float(channel.get("step_size") or 0),
     )

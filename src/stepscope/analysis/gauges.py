@@ -29,3 +29,16 @@ def integrated(t_ns: Floats, power_w: Floats, refresh_ns: float = 0.0) -> Growth
     refused = int((~good & np.isfinite(power_w)).sum())
     steps = np.where(gap, np.nan, apart * (watts[1:] + watts[:-1]) / 2e9)
     return Growth(t, steps, gap, refused=refused)
+
+
+def seen_refresh_ns(t_ns: Floats, values: Floats) -> float:
+    """How often a gauge that does not say so takes a new value, ns: the typical time between changes.
+
+    0 where it never changes, or with nearly every reading: then the readings themselves are the limit.
+    """
+    moved = np.flatnonzero(np.diff(values)) + 1
+    if not len(moved):
+        return 0.0
+    between = np.diff(t_ns[moved]) if len(moved) > 1 else np.diff(t_ns[[0, moved[0], -1]])
+    typical = float(np.median(between)) if len(moved) > 1 else float(between.max())
+    return typical if typical > _NOTHING_NEWER * float(np.median(np.diff(t_ns))) else 0.0

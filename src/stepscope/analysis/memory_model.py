@@ -15,11 +15,12 @@ from stepscope.analysis.boards import every
 from stepscope.analysis.boards.contract import Board
 from stepscope.errors import UnknownName, UsageError
 
-EMPTY_PROCESS = (276_000_000, 337_000_000)  # forked from a process with torch imported, and fresh (torch 2.13, x86)
+EMPTY_PROCESS = (318_000_000, 338_000_000)  # Python, torch, an optimizer and one tiny step (torch 2.13, x86)
+PAGED_IN = (3_000_000, 9_000_000)  # code of kernels and oneDNN's primitives that the first real step brings in
 ALWAYS_MAPPED = 32 << 20  # glibc maps larger blocks one by one and gives them back at once (DEFAULT_MMAP_THRESHOLD_MAX)
+UNSETTLED, SETTLED = 400_000_000, 1_200_000_000  # B in glibc's heap, between which it wastes a smaller share
 MARGIN = 0.01  # of the limit: a yes keeps this much away from it
-_UNITS = {"": 1, "b": 1, **{f"{p}{e}": s for i, p in enumerate("kmgt", 1) for e, s in (
-    ("", 1000**i), ("b", 1000**i), ("ib", 1024**i), ("i", 1024**i))}}  # fmt: skip
+_PREFIXES = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 _SHORT = {"rpi": "raspberry_pi", "pi": "raspberry_pi", "raspi": "raspberry_pi"}
 
 
@@ -30,6 +31,7 @@ class Allocator:
     name: str
     low: float
     high: float
+    high_of_much: float  # where SETTLED or more lie in its heap: holes are reused
     mapped_high: float  # of blocks above ALWAYS_MAPPED
     time: tuple[float, float]  # CPU time of a step against the default
     how: str
@@ -37,18 +39,20 @@ class Allocator:
     def resident(self, live: tuple[int, int], mapped: int) -> tuple[int, int]:
         """Resident bytes, least and most, of live bytes of which so many lie in large blocks."""
         small = (max(0, live[0] - mapped), max(0, live[1] - mapped))
+        settled = min(1.0, max(0.0, (small[1] - UNSETTLED) / (SETTLED - UNSETTLED)))
+        high = self.high + settled * (self.high_of_much - self.high)
         return (
             round(small[0] * self.low + min(mapped, live[0])),
-            round(small[1] * self.high + min(mapped, live[1]) * self.mapped_high),
+            round(small[1] * high + min(mapped, live[1]) * self.mapped_high),
         )
 
 
 ALLOCATORS = {
     allocator.name: allocator
     for allocator in (
-        Allocator("default", 1.05, 1.50, 1.05, (1.0, 1.0), "glibc as it comes"),
-        Allocator("pinned", 0.99, 1.012, 1.012, (1.09, 2.1), "GLIBC_TUNABLES=glibc.malloc.mmap_threshold=65536"),
-        Allocator("tcmalloc", 0.98, 1.20, 1.05, (0.8, 1.0), "LD_PRELOAD=libtcmalloc_minimal.so.4"),
+        Allocator("default", 1.06, 1.52, 1.32, 1.05, (1.0, 1.0), "glibc as it comes"),
+        Allocator("pinned", 0.99, 1.012, 1.012, 1.012, (1.09, 2.1), "GLIBC_TUNABLES=glibc.malloc.mmap_threshold=65536"),
+        Allocator("tcmalloc", 0.98, 1.20, 1.15, 1.05, (0.8, 1.0), "LD_PRELOAD=libtcmalloc_minimal.so.4"),
     )
 }
 
@@ -92,7 +96,7 @@ def process_peak(
 ) -> ProcessPeak:
     """Of live bytes (least, most), `mapped` of them in blocks above ALWAYS_MAPPED."""
     low, high = allocator.resident(live, mapped)
-    return ProcessPeak(live, (low - live[0], high - live[1]), empty)
+    return ProcessPeak(live, (low - live[0], high - live[1]), (empty[0] + PAGED_IN[0], empty[1] + PAGED_IN[1]))
 
 
 def verdict(peak: ProcessPeak, limit: Limit) -> str:
@@ -111,10 +115,11 @@ def allocator_of(name: str) -> Allocator:
 
 def size_of(text: str) -> int:
     """Bytes of "8GB", "7.5 GiB", "512M"; decimal unless it says "i"."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", text.strip().lower())
-    if found is None or found[2] not in _UNITS or float(found[1]) == 0:
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?", text.strip().lower())
+    if found is None or float(found[1]) == 0:
         raise UsageError(f"'{text}' is no amount of memory", "for example --memory 8GB, 512MB or 7.5GiB")
-    return round(float(found[1]) * _UNITS[found[2]])
+    factor: int = (1024 if found[3] else 1000) ** _PREFIXES[found[2]]
+    return round(float(found[1]) * factor)
 
 
 def limit_of_memory(text: str) -> Limit:
@@ -131,7 +136,9 @@ def limit_of_board(name: str, memory: str | None = None) -> Limit:
     kept = board.os_keeps_bytes or 0
     said = "" if board.os_keeps_bytes else "; what its system keeps is not known and counts as nothing"
     if kept >= total:
-        raise UsageError(f"the system of '{board.title}' alone keeps {kept} B", "say the size of the board with --memory")
+        raise UsageError(
+            f"the system of '{board.title}' alone keeps {kept} B", "say the size of the board with --memory"
+        )
     return Limit(total - kept, f"{board.title}{said}", total, kept)
 
 
@@ -184,7 +191,10 @@ def _meminfo(root: Path, name: str) -> int | None:
 def _control_group(root: Path) -> int | None:
     """Bytes that a limited control group (version 2, then 1) has left; None without a limit."""
     folder = root / "sys/fs/cgroup"
-    for most, used in (("memory.max", "memory.current"), ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes")):
+    for most, used in (
+        ("memory.max", "memory.current"),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+    ):
         try:
             return int((folder / most).read_text()) - int((folder / used).read_text())
         except (OSError, ValueError):

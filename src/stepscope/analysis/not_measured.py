@@ -25,7 +25,7 @@ _POWER_SENSORS = re.compile(
 _OF_A_BOARD = re.compile(r"jetson|rpi")  # that another machine lacks them is no news
 _ENABLE = (
     "stepscope doctor shows how to open a sensor; a plug or a meter beside the machine works anywhere "
-    "(--meter); --power-model cpu=2W..15W estimates, and is called so"
+    "(--plug, --meter-command, --meter-csv); --power-model cpu=2W..15W estimates, and is called so"
 )
 _LOSSES = ("lost", "gap", "dropped", "stopped", "jump", "damaged")
 

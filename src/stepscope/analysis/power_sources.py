@@ -10,7 +10,7 @@ import numpy as np
 import polars as pl
 
 from stepscope.analysis.counters import CounterLimits, counted
-from stepscope.analysis.gauges import integrated
+from stepscope.analysis.gauges import integrated, seen_refresh_ns
 from stepscope.analysis.growth import Growth, cut, still_spans
 from stepscope.analysis.interruptions import interruptions_ns
 from stepscope.analysis.intervals import Floats
@@ -89,6 +89,8 @@ def _source(channel: dict[str, Any], t_ns: Floats, values: Floats) -> PowerSourc
         growth = integrated(t_ns, values, refresh_ns)
     kind = "estimate" if channel["kind"] == "estimate" else "counter" if is_counter else "gauge"
     seen = np.empty(0) if is_counter else values[np.isin(t_ns, growth.t_ns)]
+    if kind == "gauge" and not refresh_ns:
+        refresh_ns = seen_refresh_ns(growth.t_ns, seen)
     return PowerSource(
         id=str(channel["id"]),
         sensor=str(channel.get("sensor")),

@@ -7,9 +7,12 @@ from functools import cached_property
 import polars as pl
 
 from stepscope.analysis.anatomy import anatomy
+from stepscope.analysis.attributed import AttributedRail, attributed
 from stepscope.analysis.boards import core_clusters
 from stepscope.analysis.boards.contract import Board
+from stepscope.analysis.energy_by import energy_by, resolution
 from stepscope.analysis.energy_rows import EnergyTables, energy_tables, step_energy_table
+from stepscope.analysis.memory_events import Peak, memory_over_time, peak
 from stepscope.analysis.metrics import metrics
 from stepscope.analysis.modules import modules
 from stepscope.analysis.not_measured import NotMeasured, not_measured
@@ -56,6 +59,14 @@ class Run(RunReader):
         """What the instrument itself cost, columns as `metrics`."""
         return overhead(self)
 
+    def memory(self, device: str | None = None) -> pl.DataFrame:
+        """Live bytes after each allocation and free of the recorded steps: in all, not attributed, and by category."""
+        return memory_over_time(self.memory_events, device)
+
+    def peak(self, device: str | None = None) -> Peak | None:
+        """The instant at which the most bytes were alive: op and module, categories, tensors; None: not recorded."""
+        return peak(self.memory_events, device)
+
     def core_timeline(self, t0_ns: int, t1_ns: int) -> pl.DataFrame:
         """Utilisation of each core over time: scope, t0_ns, t1_ns, utilisation (null in gaps)."""
         return core_timeline(self, t0_ns, t1_ns)
@@ -97,6 +108,23 @@ class Run(RunReader):
     def step_energy(self) -> pl.DataFrame:
         """Energy of each steady step by component, J; null where a gap or the sensor's own pace hides it."""
         return step_energy_table(self, self.rails)
+
+    @cached_property
+    def attributed_rails(self) -> list[AttributedRail]:
+        """Each measured rail with the fit that hands its energy to the ops."""
+        return attributed(self, self.rails)
+
+    def energy(self, by: str = "module", method: str = "fit") -> pl.DataFrame:
+        """Energy per step, J, by "module", "op", "kind", "phase" or "component", with intervals of 90 % and verdicts.
+
+        method: "fit" (ours), "nearest" (the sample nearest in time, as the 2019 paper), "overlap", or "model" for what
+        a power model estimated. Parts and residual add up to each rail's measured total.
+        """
+        return energy_by(self.attributed_rails, by, method)
+
+    def energy_resolution(self) -> pl.DataFrame:
+        """A row a rail: the shortest op that it can resolve, how much is resolved, how many more steps would do."""
+        return resolution(self.attributed_rails)
 
     def power_timeline(self, t0_ns: int, t1_ns: int) -> pl.DataFrame:
         """Power of each rail over time: rail, component, t0_ns, t1_ns, watts (null in gaps), estimated."""

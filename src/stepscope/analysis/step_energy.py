@@ -1,4 +1,7 @@
-"""Energy of each step, of the whole board: what a forecast and a change detector work on."""
+"""Energy of each step, of the whole board, for sums over many steps: a forecast, a check of one.
+
+A single value may lie below what the sensor resolves (`Run.step_energy` leaves such out); sums of them do not.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,8 @@ import numpy as np
 import polars as pl
 
 from stepscope.analysis.intervals import Floats
-from stepscope.analysis.power_sources import PowerSource
 from stepscope.analysis.rails import rail_tree
 from stepscope.runfolder import RunReader
-
-_WHOLE = 0.99  # of a step: with more of it in gaps its energy is not known
 
 
 @dataclass(frozen=True)
@@ -30,17 +30,7 @@ def step_energy(run: RunReader, steps: pl.DataFrame) -> StepEnergy | None:
     lines = tree.total or tuple(line for line in tree.lines if line.component == "total")
     if not lines:
         return None
-    edges = np.stack([steps["t0_ns"].to_numpy(), steps["t1_ns"].to_numpy()]).astype(np.float64)
-    joules = sum(_joules(line.best, edges) for line in lines)
+    t0_ns, t1_ns = (steps[name].to_numpy().astype(np.float64) for name in ("t0_ns", "t1_ns"))
+    joules = np.sum([line.best.growth.between(t0_ns, t1_ns) for line in lines], axis=0)
     estimated = "estimated by the power model, not measured" if any(line.estimated for line in lines) else None
-    return StepEnergy(np.asarray(joules), tree.covers or lines[0].name, estimated)
-
-
-def _joules(source: PowerSource, edges_ns: Floats) -> Floats:
-    growth = source.growth
-    joules, covered = (
-        growth.at(running, edges_ns[1]) - growth.at(running, edges_ns[0])
-        for running in (growth.grown, growth.covered_ns)
-    )
-    known: Floats = np.where(covered >= _WHOLE * (edges_ns[1] - edges_ns[0]), joules, np.nan)
-    return known
+    return StepEnergy(joules, tree.covers or lines[0].name, estimated)

@@ -41,6 +41,7 @@ def _list(json: bool) -> None:
     from rich import box
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     from stepscope.workloads.data import cache
 
@@ -53,7 +54,8 @@ def _list(json: bool) -> None:
     for title in ("data set", "here", "what it is", "how to get it"):
         table.add_column(title, no_wrap=title in ("data set", "here"))
     for row in rows:
-        table.add_row(row["name"], "yes" if row["present"] else "no", row["summary"], row["get"])
+        here = "yes" if row["present"] else "no"
+        table.add_row(row["name"], here, row["summary"], Text(row["get"]))  # as text: "[atari]" is no style
     Console().print(table)
 
 

@@ -84,7 +84,8 @@ class _Length:
         workload = workloads.find(name)
         if self._steps is not None:
             return self._steps
-        return max(1, round((self._epochs or 1.0) * (workload.data.train_size // (batch or workload.default_batch))))
+        size = workload.data.load().facts.train_size
+        return max(1, round((self._epochs or 1.0) * (size // (batch or workload.default_batch))))
 
 
 def amount(text: str | None, unit: str, option: str) -> float | None:

@@ -30,6 +30,7 @@ def run(
     optimizer: Annotated[str | None, typer.Option(help="Optimizer of a workload: sgd, momentum, adam, ...")] = None,
     lr: Annotated[float | None, typer.Option(help="Learning rate of a workload.")] = None,
     device: Annotated[str | None, typer.Option(help="Device of a workload: cpu (unless said) or cuda.")] = None,
+    precision: Annotated[str | None, typer.Option(help="Precision of a workload: fp32 (unless said) or bf16.")] = None,
     threads: Annotated[int | None, typer.Option(help="Threads that torch computes with.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of a workload: the same seed repeats the run.")] = None,
     out: Annotated[Path, typer.Option(help="Folder that the run folder is made in.")] = Path("runs"),
@@ -88,10 +89,12 @@ def run(
         torch.set_num_threads(threads)
     with _simulated(simulate, settings) as (settings, kept):
         if module or target.endswith(".py") or Path(target).is_file():
-            _refuse_for_a_script({"steps": steps, "optimizer": optimizer, "lr": lr, "device": device, "seed": seed})
+            theirs = {"steps": steps, "optimizer": optimizer, "lr": lr, "device": device, "seed": seed}
+            _refuse_for_a_script({**theirs, "precision": precision})
             path, code = _script(target, arguments or [], settings, module)
         else:
             choices = {"batch": batch, "optimizer": optimizer, "lr": lr, "device": device or "cpu", "seed": seed or 0}
+            choices["precision"] = precision or "fp32"
             path, code = _workload(target, arguments, steps or 100, settings, choices, quiet)
         kept.append(path)
     for complaint in read_logs(path, meter_csv or []):

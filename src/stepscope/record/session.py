@@ -18,7 +18,8 @@ from torch import nn
 
 from stepscope.clock import anchors, monotonic_ns
 from stepscope.errors import StepscopeError, UsageError
-from stepscope.record import facts, torch_private
+from stepscope.record import allocators, facts, torch_private
+from stepscope.record.empty_process import kept_empty_process_bytes
 from stepscope.record.plan import WARMUP_STEPS, Plan
 from stepscope.record.recorder import OpRecorder
 from stepscope.record.recorders.modules import ModuleBook, ModuleScopes
@@ -107,6 +108,7 @@ class Session:
             warmup_steps=WARMUP_STEPS,
             recorder={"mode": self._plan.choice.name, "steps_from": settings.steps_from},
             sampler={"period_ns": settings.period_ns},
+            malloc=_malloc(),
             **_stated(settings.metering),
             **facts.of_process(),
             **{key: value for key, value in settings.facts.items() if key != "workload"},
@@ -276,6 +278,8 @@ class Session:
                 "lost_windows": recorder.lost_windows,
                 "rows": recorder.rows,
                 "bytes": recorder.bytes_written,
+                "memory": plan.memory,
+                "reserved_bytes": recorder.memory_book.reserved,  # by device, the most that an allocator held
                 "module_calls": "routed" if torch_private.can_route_calls() else "hooks",
             },
             "overhead": {"paused_ns": recorder.paused_ns, "span_ns": monotonic_ns() - self._began_ns},
@@ -323,6 +327,12 @@ def _stated(metering: Metering) -> dict[str, Any]:
     """What run.json says where the user chose it."""
     chosen = {"power_model": metering.power_model, "simulated": metering.simulated}
     return {key: value for key, value in chosen.items() if value is not None}
+
+
+def _malloc() -> dict[str, Any]:
+    """The allocator, and what a process takes that trains nothing, where this device has measured it."""
+    stated = allocators.in_force()
+    return {**stated, "empty_process_bytes": kept_empty_process_bytes(stated["name"])}
 
 
 def _number(loss: Any) -> float | None:

@@ -8,6 +8,7 @@ What is touched, since which torch it has had this form, and what happens withou
 | torch._C._profiler.ProfilerConfig, ProfilerState, _ExperimentalConfig | 2.0 | no ops are recorded |
 | _KinetoEvent.start_ns, duration_ns, sequence_nr, fwd_thread_id, scope | 2.4 | no ops are recorded |
 | _ProfilerResult.experimental_event_tree, _ExtraFields_Allocation, _TensorMetadata | 2.1 | no memory is recorded |
+| FLAGS_caffe2_log_level of libc10 | 2.0 | c10 warns now and then while memory is recorded |
 | torch._C._profiler._RecordFunctionFast | 2.2 | torch.profiler.record_function |
 | nn.Module._compiled_call_impl (a class attribute, None) | 2.1 | global module hooks |
 | torch.autograd.profiler.profile._prepare_trace | 1.10 | a profiler of the user's may refuse to start |
@@ -16,11 +17,13 @@ What is touched, since which torch it has had this form, and what happens withou
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,9 +31,7 @@ from torch import nn
 
 ModuleCall = Callable[..., Any]
 _MEMORY_EVENT = "[memory]"
-_ALLOCATOR_WARNS = b"Memory block of unknown size"
-_WARNS_EVERY = 1000  # frees, by c10/core/CPUAllocator.cpp
-_NOISE = (b"USDT", _ALLOCATOR_WARNS)
+_ERRORS_ONLY = 2  # c10/util/Logging.h
 Scope = contextlib.AbstractContextManager[Any]
 
 
@@ -41,13 +42,13 @@ class KinetoWindow:
     shapes: bool
     memory: bool = False
     tree: list[Any] = field(default_factory=list)  # roots of `_ProfilerEvent`s, once stopped, where memory is recorded
-    older: list[torch.Tensor] = field(default_factory=list)  # see `_provoke_the_allocator_warning`
+    speak_again: Callable[[], None] = lambda: None
 
     def stop(self) -> list[Any]:
         """The raw `_KinetoEvent`s of the window (times in Unix ns), those of memory left out."""
-        with _lines_kept_off_the_terminal():
+        with _usdt_lines_kept_off_the_terminal():
             result = torch._C._autograd._disable_profiler()
-        self.older.clear()
+        self.speak_again()
         events: list[Any] = result.events()
         if self.memory:
             self.tree = result.experimental_event_tree()
@@ -67,24 +68,28 @@ def start_window(shapes: bool, cuda: bool, memory: bool = False) -> KinetoWindow
     config = profiler.ProfilerConfig(
         profiler.ProfilerState.KINETO, shapes, memory, False, False, False, _experimental(correlate=cuda), ""
     )
-    older = [torch.empty(1) for _ in range(_WARNS_EVERY)] if memory else []
-    with _lines_kept_off_the_terminal() as caught:
+    with _usdt_lines_kept_off_the_terminal():
         torch._C._autograd._prepare_profiler(config, activities)
         torch._C._autograd._enable_profiler(config, activities)
-        _provoke_the_allocator_warning(older, caught)
-    return KinetoWindow(shapes, memory, older=older)
+    return KinetoWindow(shapes, memory, speak_again=_silence_the_allocator() if memory else lambda: None)
 
 
-def _provoke_the_allocator_warning(older: list[torch.Tensor], caught: Any) -> None:
-    """The CPU allocator warns of every 1,000th free of a block that is older than the profile, on the terminal.
+def _silence_the_allocator() -> Callable[[], None]:
+    """Keep c10's warnings off the terminal; returns the undo function.
 
-    Freeing blocks here, while the terminal is shielded, brings the count just past such a warning; those that are
-    left must outlive the profile.
+    While memory is profiled the CPU allocator warns of every 1,000th free of a block that is older than the profile.
     """
-    while older and caught is not None:
-        older.pop()
-        if os.fstat(caught.fileno()).st_size and _ALLOCATOR_WARNS in os.pread(caught.fileno(), 1 << 20, 0):
-            break
+    try:
+        library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
+        level = ctypes.c_int.in_dll(library, "FLAGS_caffe2_log_level")
+    except (OSError, ValueError):  # another build: the line appears now and then
+        return lambda: None
+    before, level.value = level.value, max(level.value, _ERRORS_ONLY)
+
+    def undo() -> None:
+        level.value = before
+
+    return undo
 
 
 def _experimental(correlate: bool) -> Any:
@@ -97,28 +102,23 @@ def _experimental(correlate: bool) -> Any:
 
 
 @contextlib.contextmanager
-def _lines_kept_off_the_terminal() -> Iterator[Any]:
-    """Keeps what Kineto of torch 2.13 prints to file descriptor 2 at start and stop; anything else is passed on.
-
-    Gives the file that catches it, None where there is no such descriptor.
-    """
+def _usdt_lines_kept_off_the_terminal() -> Iterator[None]:
+    """Kineto of torch 2.13 prints "USDT: ..." to file descriptor 2 at start and stop; anything else is passed on."""
     try:
         sys.stderr.flush()
         kept = os.dup(2)
     except (OSError, ValueError, AttributeError):  # closed, or none at all: nothing to keep clean
-        yield None
+        yield
         return
     with tempfile.TemporaryFile() as caught:
         os.dup2(caught.fileno(), 2)
         try:
-            yield caught
+            yield
         finally:
             os.dup2(kept, 2)
             os.close(kept)
             caught.seek(0)
-            others = [
-                line for line in caught.read().splitlines(keepends=True) if not any(mark in line for mark in _NOISE)
-            ]
+            others = [line for line in caught.read().splitlines(keepends=True) if b"USDT" not in line]
             if others:
                 os.write(2, b"".join(others))
 

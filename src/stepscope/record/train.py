@@ -7,11 +7,10 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from stepscope.errors import UsageError
 from stepscope.record import torch_private
 from stepscope.record.flops import FlopCount, count_flops
+from stepscope.record.precision import in_precision, stated
 from stepscope.record.recorders.phases import DATA_SCOPE
 from stepscope.record.session import Session, Settings, status_of
 
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
 
 EXIT_CODES = {"interrupted": 130, "oom": 8}  # results of a run in their own right, not faults
 Progress = Callable[[int, float | None], None]
+Stop = Callable[[], bool]  # asked after every step: was that the last one?
 
 
 def train_workload(
@@ -32,20 +32,24 @@ def train_workload(
     device: str = "cpu",
     seed: int = 0,
     lr: float | None = None,
+    precision: str = "fp32",
+    evaluate: bool = True,
+    stop: Stop = lambda: False,
     progress: Progress = lambda step, loss: None,
 ) -> tuple[Path, int]:
-    """(run folder, exit code) of so many steps; other than Ctrl-C and out of memory, exceptions pass through."""
+    """(run folder, exit code) of at most so many steps; but for Ctrl-C and out of memory, exceptions pass through."""
     if steps < 1:
         raise UsageError(f"--steps {steps}: a run needs at least one step")
-    training = workload.prepare(batch=batch, optimizer=optimizer, device=device, seed=seed, lr=lr)
+    cast = in_precision(workload, precision, device)
+    training = cast.prepare(batch=batch, optimizer=optimizer, device=device, seed=seed, lr=lr)
     counted = count_flops(training.model, workload.loss, workload.example(2))
-    facts = _facts(workload, training, counted, seed, device)
+    facts = _facts(workload, training, counted, seed, device, precision)
     session = Session(replace(settings, name=workload.name, facts=facts, flops=counted.by_module))
     session.start(training.model)
     try:
-        _train(training, steps, session, progress)
-        accuracy = training.evaluate()
-        session.update(result={"accuracy": accuracy, "steps": steps})
+        _train(training, steps, session, progress, stop)
+        accuracy = training.evaluate() if evaluate else None
+        session.update(result={"accuracy": accuracy, "steps": session.steps, "counters": dict(training.counters)})
     except BaseException as error:
         status, reason = status_of(error)
         session.close(status, reason)
@@ -56,28 +60,28 @@ def train_workload(
     return session.path, 0
 
 
-def _train(training: Training, steps: int, session: Session, progress: Progress) -> None:
+def _train(training: Training, steps: int, session: Session, progress: Progress, stop: Stop) -> None:
     fetching = torch_private.make_scope(DATA_SCOPE)
     batches = iter(training.batches())
     for step in range(steps):
         with fetching:
             batch = next(batches)
-        training.optimizer.zero_grad()
-        loss = training.loss(batch)
-        loss.backward()  # type: ignore[no-untyped-call]
-        training.optimizer.step()
-        value = float(loss.detach())
+        value = float(training.step(batch))
         session.step(value, samples=training.batch_size)
         progress(step + 1, value)
+        if stop():
+            return
 
 
-def _facts(workload: Workload, training: Training, counted: FlopCount, seed: int, device: str) -> dict[str, Any]:
+def _facts(
+    workload: Workload, training: Training, counted: FlopCount, seed: int, device: str, precision: str
+) -> dict[str, Any]:
     return {
         "workload": {
             "domain": workload.domain,
             "batch_size": training.batch_size,
             "optimizer": type(training.optimizer).__name__,
-            "precision": str(torch.get_default_dtype()).removeprefix("torch."),
+            "precision": stated(precision),
             "device": device,
             "input_shape": list(workload.input_shape),
             "parameters": sum(p.numel() for p in training.model.parameters()),

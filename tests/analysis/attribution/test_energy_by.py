@@ -78,6 +78,13 @@ def test_hardly_sampled_rails_say_why_they_have_no_numbers(tmp_path: Path) -> No
     assert "train" in row["reason"]
 
 
+def test_a_rail_that_stands_still_is_said_to(tmp_path: Path) -> None:
+    run = Run(fabricate_run(tmp_path, steps=100, power_w=5.0))
+    (row,) = energy_by(attributed(run, run.rails), "kind").iter_rows(named=True)
+    assert "5 W throughout" in row["reason"]
+    assert energy_by(attributed(run, run.rails), "kind", "nearest")["watts"].drop_nulls()[0] == pytest.approx(5)
+
+
 def test_without_power_or_without_ops_there_is_nothing(tmp_path: Path) -> None:
     silent = Run(fabricate_run(tmp_path / "silent"))
     assert energy_by(attributed(silent, silent.rails)).is_empty()

@@ -16,11 +16,12 @@ from stepscope.analysis.attribution.hierarchy import Level, hierarchy
 from stepscope.analysis.attribution.phase_check import PhaseCheck, phase_check
 from stepscope.analysis.attribution.posterior import Wobble, sandwich, wobble
 from stepscope.analysis.attribution.readings import Readings, relatched
+from stepscope.analysis.attribution.register import by_clock, surprises
 from stepscope.analysis.attribution.regression import Fit, Moments, regress
 from stepscope.analysis.attribution.sensor_model import SensorModel
 from stepscope.analysis.attribution.slow_gain import slow_gain
 from stepscope.analysis.attribution.timeline import Timeline
-from stepscope.analysis.attribution.update_clock import UpdateClock, clock_of_residuals
+from stepscope.analysis.attribution.update_clock import clock_of_residuals
 from stepscope.analysis.attribution.whitening import shared_error, unwhitened, whitened, whitened_gram
 from stepscope.analysis.intervals import Floats
 
@@ -97,19 +98,18 @@ class Rows:
 
 
 def attribute(timeline: Timeline, readings: Readings, options: Options | None = None) -> Attribution | None:
-    """Fit the powers of all keys. None where there are too few readings over the steps to say anything."""
+    """Fit the powers of all keys. None where there are too few readings over the steps, or all are the same."""
     options = options or Options()
     if options.periodic and readings.width is None and readings.mix is None:
         readings = replace(readings, stamp=fitted_clock(readings.stamp))
     readings = _near(timeline, readings)
-    if readings.count < FEWEST:
+    if readings.count < FEWEST or np.ptp(readings.watts) == 0:
         return None
     found = options.model or calibrate(timeline, _sharp(timeline, readings), options.width)
-    if readings.carry and options.refresh is not None:
-        clock = _unseen_clock(timeline, readings, found.model, options.refresh)
-        if clock is not None:
-            readings = relatched(readings, clock)
-            found = calibrate(timeline, _sharp(timeline, readings), options.width)
+    sharper = _by_unseen_clock(timeline, readings, found.model, options.refresh)
+    if sharper is not None:
+        readings = sharper
+        found = calibrate(timeline, _sharp(timeline, readings), options.width)
     readings = readings.kept(covered(timeline, readings, found.model))
     if readings.count < FEWEST:
         return None
@@ -129,14 +129,27 @@ def _near(timeline: Timeline, readings: Readings) -> Readings:
     return readings.kept((at >= timeline.begin) & (at <= timeline.end + slack))
 
 
-def _unseen_clock(timeline: Timeline, readings: Readings, model: SensorModel, refresh: float) -> UpdateClock | None:
-    """The update clock of a counter that is read more slowly than it moves, from what a first fit leaves."""
+def _by_unseen_clock(
+    timeline: Timeline, readings: Readings, model: SensorModel, refresh: float | None
+) -> Readings | None:
+    """Readings of a source that is read more slowly than it moves, its updates found from what a first fit leaves.
+
+    None where the source is none such, or its updates keep to no clock.
+    """
     inside = readings.kept(covered(timeline, readings, model))
-    if inside.count < FEWEST or inside.width is None:
+    register = readings.register
+    if inside.count < FEWEST or inside.width is None or (register is None and (not readings.carry or refresh is None)):
         return None
     rows, fit = _scaled(timeline, inside, model)
-    left = (rows.watts - rows.matrix @ fit.watts) * inside.width.mean()
-    return clock_of_residuals(inside.stamp, np.cumsum(left), float(inside.watts.mean()), refresh)
+    fitted = (rows.matrix @ fit.watts) / inside.weight
+    if register is not None:
+        surprise, speed = surprises(register, inside.stamp, fitted)
+        clock = clock_of_residuals(inside.stamp, surprise, speed, register.period)
+        return None if clock is None else _near(timeline, by_clock(register, clock))
+    assert refresh is not None, "a counter's refresh is known here"
+    surprise = (inside.watts - fitted) * inside.width
+    clock = clock_of_residuals(inside.stamp, surprise, np.full(inside.count, float(inside.watts.mean())), refresh)
+    return None if clock is None else relatched(readings, clock)
 
 
 def _sharp(timeline: Timeline, readings: Readings) -> Readings:

@@ -18,6 +18,16 @@ MOST_REPEATS = 0.25  # a share of equal neighbours above this means that the sou
 
 
 @dataclass(frozen=True)
+class Register:
+    """A running average as it was read: at `stamp` it held `watts`; a conversion of `weight` comes each `period`, s."""
+
+    stamp: Floats
+    watts: Floats
+    weight: float
+    period: float
+
+
+@dataclass(frozen=True)
 class Readings:
     """Mean power `watts` (M,) of windows that end at `stamp` (M,) less an unknown lag.
 
@@ -31,6 +41,7 @@ class Readings:
     width: Floats | None = None
     mix: Any = None
     carry: float = 0.0
+    register: Register | None = None  # behind windows that could not be told conversion by conversion
 
     @property
     def count(self) -> int:
@@ -92,7 +103,7 @@ def fresh(stamp: Floats, value: Floats, refresh: float | None) -> Flags:
         return new
     period = refresh if refresh is not None else float(np.median(np.diff(stamp[moved])))
     since = stamp - np.maximum.accumulate(np.where(moved, stamp, -np.inf))
-    passed = np.floor(since / period + 0.25)
+    passed = np.floor(since / period + 0.02)
     again = np.append(False, (passed[1:] > passed[:-1]) & ~moved[1:])
     held: Flags = moved | again
     return held

@@ -10,8 +10,8 @@ import numpy as np
 from scipy import sparse  # type: ignore[import-untyped]
 
 from stepscope.analysis.attribution.clock_fit import fitted_clock, is_periodic, numbered
-from stepscope.analysis.attribution.readings import Readings
-from stepscope.analysis.attribution.update_clock import clock_of_changes
+from stepscope.analysis.attribution.readings import Readings, Register
+from stepscope.analysis.attribution.update_clock import UpdateClock, clock_of_changes
 from stepscope.analysis.intervals import Floats
 
 _POLLED_FASTER, _POLLED_SLOWER = 0.8, 1.2  # conversion periods: below each conversion is seen, above some are missed
@@ -45,7 +45,28 @@ def _by_windows(stamp: Floats, watts: Floats, weight: float, period: float) -> R
     width = np.diff(stamp)
     kept = np.exp(np.log1p(-weight) * width / period)
     mean = (watts[1:] - kept * watts[:-1]) / (1 - kept)
-    return Readings(stamp[1:], mean, width)
+    return Readings(stamp[1:], mean, width, register=Register(stamp, watts, weight, period))
+
+
+def by_clock(register: Register, clock: UpdateClock) -> Readings:
+    """What the reads tell of the conversions between them, once it is known when those were."""
+    number = clock.number(register.stamp)
+    seen = np.append(True, np.diff(number) > 0) & ~clock.unsure(register.stamp)
+    made = clock.latched(register.stamp)
+    return _by_conversions(made[seen], register.watts[seen], number[seen], register.weight, clock.period)
+
+
+def surprises(register: Register, end: Floats, fitted: Floats) -> tuple[Floats, Floats]:
+    """By how much each reading is off what the one before and a first fit foretell (M,), W; and its speed, W/s.
+
+    end: (M,) stamps of the windows; fitted: (M,) mean power in each.
+    """
+    place = np.searchsorted(register.stamp, end)
+    held, before = register.watts[place], register.watts[place - 1]
+    width = register.stamp[place] - register.stamp[place - 1]
+    kept = np.exp(np.log1p(-register.weight) * width / register.period)
+    surprise = held - kept * before - (1 - kept) * fitted
+    return surprise, (fitted - held) * register.weight / register.period
 
 
 def _by_conversions(stamp: Floats, watts: Floats, number: Floats, weight: float, period: float) -> Readings:

@@ -57,7 +57,7 @@ def filled(lane: Lane, step_t0: Floats, step_t1: Floats, recorded: Flags) -> tup
 
 def _templates(lane: Lane, step_t0: Floats, step_t1: Floats, recorded: Flags) -> list[_Template]:
     """One for each structure among the recorded steps, the commonest first."""
-    step = np.clip(np.searchsorted(step_t0, lane.t0, side="right") - 1, 0, len(step_t0) - 1)
+    step = np.clip(np.searchsorted(step_t0, (lane.t0 + lane.t1) / 2, side="right") - 1, 0, len(step_t0) - 1)
     edges = np.searchsorted(step, np.arange(len(step_t0) + 1))
     groups: dict[bytes, list[int]] = {}
     for number in np.flatnonzero(recorded):

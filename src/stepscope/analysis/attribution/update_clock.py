@@ -15,6 +15,7 @@ _FEWEST = 20
 _FINE = 0.15  # of a turn over the whole span: step of the search
 _COMB = 0.35  # length of the mean turn from which a comb is one
 _LOCAL, _STEADY = 21, 0.5  # changes over which a clock that walks is followed, and how well they must agree
+_SAWTOOTH, _BY_CHANCE = 0.3, 1e-3  # share of the harmonic that must show; chance of a false one
 _BEYOND = 1e8  # periods to either side that a clock is good for
 _PUNCTUAL = 0.06  # of a period: an update may come so much before or after its time
 
@@ -100,18 +101,21 @@ def _walking(middle: Floats, period: float) -> UpdateClock | None:
     return UpdateClock(middle[rising], turns[rising], period)
 
 
-def clock_of_residuals(t: Floats, missing: Floats, watts: float, nominal: float) -> UpdateClock | None:
-    """The clock behind what a counter that is read more slowly than it moves lacks at each reading.
+def clock_of_residuals(t: Floats, surprise: Floats, speed: Floats, nominal: float) -> UpdateClock | None:
+    """The clock behind what a value that is read more slowly than it moves lacks at each reading.
 
-    missing: (M,) J, cumulative energy as read less that of the fit. It is a sawtooth of the time since the update, of
-    height power times period; its first harmonic is looked for.
+    surprise: (M,) growth since the reading before, less that of the fit; speed: (M,) of its growth, per second (power
+    for a counter). At each reading it lacks speed times the time since the update, a sawtooth, and gives it back at the
+    next: the sawtooth's first harmonic is looked for by a matched filter.
     """
     if len(t) < _FEWEST:
         return None
-    wave = missing - _smoothed(missing)
+    wave = (surprise - np.append(surprise[1:], 0.0)) * speed
     period, turn = comb(t, wave, nominal)
-    expected = watts * period / (2 * np.pi)  # half the sawtooth's first harmonic, watts * period / pi
-    if abs(turn) < 0.4 * expected or abs(turn) < 5 * float(wave.std()) / np.sqrt(len(wave)):
+    expected = float((speed**2).mean()) * period / np.pi  # what is lacked and given back: twice half the harmonic
+    looked_at = 2 * NEAR * float(t[-1] - t[0]) / nominal + 1  # independent periods
+    by_chance = float(wave.std()) * np.sqrt(np.log(looked_at / _BY_CHANCE) / len(wave))
+    if abs(turn) < max(_SAWTOOTH * expected, by_chance):
         return None
     return UpdateClock.even(float(t[0] + (np.angle(turn) / (2 * np.pi) - 0.25) * period), period)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stepscope.record.formats import device_tree
-from stepscope.record.formats.attribute import attribute
+from stepscope.record.formats.attribute import attribute, content
 from stepscope.record.formats.ina3221 import Timing, configured_timing, stated_timing
 from stepscope.record.formats.sysfs import natural
 from stepscope.record.sensors.contract import numbered
@@ -67,7 +67,7 @@ def _iio_chip(device: Path, folder: Path) -> Chip:
     rails = []
     for path in numbered(list(folder.glob("rail_name_[0-2]"))):
         number = int(path.name[-1])
-        label = path.read_text(errors="replace").strip()
+        label = _label(path)
         both, power = folder / f"ui_input_{number}", folder / f"in_power{number}_input"
         file = both if both.exists() else power
         if label not in _UNCONNECTED and file.exists():
@@ -84,7 +84,7 @@ def _hwmon_chip(device: str, folder: Path) -> Chip:
     for number in (1, 2, 3):  # 4 to 6 are the shunts of the same inputs, 7 their sum
         current, voltage = folder / f"curr{number}_input", folder / f"in{number}_input"
         path = folder / f"in{number}_label"
-        label = path.read_text(errors="replace").strip() if path.exists() else ""
+        label = _label(path) if path.exists() else ""
         enabled = _stated(folder / f"in{number}_enable") != 0
         if label not in _UNCONNECTED and enabled and current.exists() and voltage.exists():
             microohm = _stated(folder / f"shunt{number}_resistor")
@@ -93,9 +93,13 @@ def _hwmon_chip(device: str, folder: Path) -> Chip:
     return Chip(device, tuple(rails), stated_timing(_stated(folder / "samples"), _stated(folder / "update_interval")))
 
 
+def _label(path: Path) -> str:
+    return content(path).decode(errors="replace").strip()
+
+
 def _stated(path: Path) -> int | None:
     try:
-        value = natural(path.read_bytes(), 1e9)
+        value = natural(content(path), 1e9)
     except OSError:
         return None
     return None if math.isnan(value) else int(value)

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from stepscope.clock import Clock, monotonic_ns
+from stepscope.record.formats.attribute import READ_ONLY
 
 RETRY_NS = 1_000_000_000
 _GONE = (errno.ENODEV, errno.ENXIO, errno.ENOENT, errno.ESTALE)
@@ -58,7 +59,7 @@ class KeptFile:
         path = self._find()
         if path is None:
             raise OSError(errno.ENODEV, os.strerror(errno.ENODEV))
-        self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self._file = os.open(path, READ_ONLY)
 
 
 def keep_open(paths: list[Path], clock: Clock = monotonic_ns) -> tuple[list[tuple[Path, KeptFile]], list[OSError]]:

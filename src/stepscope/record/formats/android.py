@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -19,6 +20,7 @@ _MOST_A, _MOST_C, _MOST_J = 20.0, 50 * _HOUR_S, 500 * _HOUR_S
 _LEAST_UA = 10_000  # no phone that trains lives on less than 10 mA: the number is in mA
 _LEAST_UAH = 20_000  # no phone that is on has less than 0.02 Ah: the number is in mAh
 _CELSIUS = (-40.0, 120.0)
+_DECIMAL = re.compile(r"\s*[+-]?[0-9]{1,20}(?:\.[0-9]{0,20})?\s*")
 _POWERED = ("AC powered", "USB powered", "Wireless powered", "Dock powered")
 _STATUS = {"2": False, "3": True}  # BatteryManager: charging, discharging; 4 and 5 say nothing of the cable
 
@@ -103,9 +105,11 @@ def _number(value: object) -> float | None:
     """A number, or the text of one (Termux quotes some); None for everything else."""
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         return None
+    if isinstance(value, str) and _DECIMAL.fullmatch(value) is None:
+        return None
     try:
         number = float(value)
-    except (ValueError, OverflowError):
+    except OverflowError:
         return None
     return number if math.isfinite(number) else None
 

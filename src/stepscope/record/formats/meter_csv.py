@@ -103,7 +103,7 @@ def _decimal_comma(rows: Sequence[Sequence[str]]) -> bool:
 def _number(cell: str, comma: bool) -> float | None:
     """A number in the decimal style of the file; None where the cell is none."""
     text = cell.replace(".", "").replace(",", ".") if comma else cell.replace(",", "")
-    if not re.fullmatch(r"[+-]?(\d{1,20}(\.\d{0,20})?|\.\d{1,20})([eE][+-]?\d{1,2})?", text):
+    if not re.fullmatch(r"[+-]?([0-9]{1,20}(\.[0-9]{0,20})?|\.[0-9]{1,20})([eE][+-]?[0-9]{1,2})?", text):
         return None
     return float(text)
 
@@ -179,7 +179,7 @@ def _seconds(stamp: datetime) -> float:
 
 def _stamp(cell: str) -> datetime | float | None:
     """A date and time, or the seconds of a time of day or of an elapsed h:m:s."""
-    day = re.fullmatch(r"(\d{1,3}):(\d{2})(?::(\d{2}(?:[.,]\d{1,9})?))?", cell)
+    day = re.fullmatch(r"(\d{1,3}):(\d{2})(?::(\d{2}(?:[.,]\d{1,9})?))?", cell, re.ASCII)
     if day is not None:
         return int(day[1]) * 3600.0 + int(day[2]) * 60.0 + float((day[3] or "0").replace(",", "."))
     text = re.sub(r"^(\d{1,2})\.(\d{1,2})\.(\d{4})", lambda m: f"{m[3]}-{int(m[2]):02d}-{int(m[1]):02d}", cell)

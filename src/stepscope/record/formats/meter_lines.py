@@ -33,7 +33,7 @@ SI = {"power": "W", "energy": "J", "voltage": "V", "current": "A", "meter_clock"
 _TIME = ("meter_clock", "s", 1.0)
 _MOST = 1e12
 _PAIR = re.compile(r"([A-Za-z][A-Za-z_]{0,30})\s*[=:]\s*([^\s,;=:]+)")
-_NUMBER = re.compile(r"([+-]?(?:\d{1,20}(?:\.\d{0,20})?|\.\d{1,20})(?:[eE][+-]?\d{1,2})?)\s*([A-Za-z]{0,3})")
+_NUMBER = re.compile(r"([+-]?(?:\d{1,20}(?:\.\d{0,20})?|\.\d{1,20})(?:[eE][+-]?\d{1,2})?)\s*([A-Za-z]{0,3})", re.ASCII)
 
 
 def parse(line: str) -> dict[str, float]:

@@ -15,6 +15,8 @@ _HOUR_S = 3600.0
 # A battery that runs a computer holds more than 0.1 Ah and 0.5 Wh and has 1 V to 100 V. What would be less in the
 # units of the ABI is meant in milliunits.
 _LEAST_UAH, _LEAST_UWH, _LEAST_UV = 100_000, 500_000, 100_000
+_MOST_PER_HOUR = 5  # of its capacity a battery of a device gives in an hour
+_EMPTY, _LEAST_C = 0.005, 0.02 * _HOUR_S  # a counter below either is in mAh beside uAh, or counts from switching on
 _PLAUSIBLE_V = (1.0, 100.0)
 _PLAUSIBLE_W = (0.01, 500.0)
 _PLAUSIBLE_A = (0.0, 32.767)  # 64 A is -1.5 A in 16 bits of milliamperes
@@ -68,8 +70,18 @@ def discharge_w(supply: Supply) -> float | None:
     current, voltage_v = amount(supply, "CURRENT_NOW"), volts(supply)
     if current is None or voltage_v is None:
         return None
-    current_a = _within(_PLAUSIBLE_A, abs(current), _charge_unit(supply))
+    current_a = _within(_PLAUSIBLE_A, abs(current), _current_unit(supply, abs(current)))
     return current_a and _within(_PLAUSIBLE_W, current_a, voltage_v)
+
+
+def _current_unit(supply: Supply, current: int) -> float:
+    """That of the charge; but where milliamperes would empty the battery in minutes, microamperes are meant.
+
+    Qualcomm's older drivers state 2350 mAh beside -395600 uA.
+    """
+    unit = _charge_unit(supply)
+    capacity = _capacity(supply)
+    return 1e-6 if unit == 1e-3 and capacity is not None and current > _MOST_PER_HOUR * capacity else unit
 
 
 def stored_j(supply: Supply) -> float | None:
@@ -78,9 +90,12 @@ def stored_j(supply: Supply) -> float | None:
 
 
 def charge_c(supply: Supply) -> float | None:
-    """CHARGE_NOW, C; CHARGE_COUNTER where only that is stated (phones)."""
-    key = "CHARGE_NOW" if "CHARGE_NOW" in supply.fields else "CHARGE_COUNTER"
-    return _within(_PLAUSIBLE_C, amount(supply, key), _charge_unit(supply) * _HOUR_S)
+    """CHARGE_NOW, C; CHARGE_COUNTER where only that is stated (phones), unless it counts from some other start."""
+    unit = _charge_unit(supply) * _HOUR_S
+    if "CHARGE_NOW" in supply.fields:
+        return _within(_PLAUSIBLE_C, amount(supply, "CHARGE_NOW"), unit)
+    full_c = (_capacity(supply) or 0) * unit
+    return _within((max(_LEAST_C, _EMPTY * full_c), _PLAUSIBLE_C[1]), amount(supply, "CHARGE_COUNTER"), unit)
 
 
 def discharging(supply: Supply) -> bool | None:
@@ -108,8 +123,11 @@ def _voltage_unit(supply: Supply) -> float:
 
 
 def _charge_unit(supply: Supply) -> float:
-    unit = _unit(supply, ("CHARGE_FULL_DESIGN", "CHARGE_FULL", "CHARGE_COUNTER"), _LEAST_UAH)
-    return unit or _voltage_unit(supply)
+    return _unit(supply, ("CHARGE_FULL_DESIGN", "CHARGE_FULL"), _LEAST_UAH) or _voltage_unit(supply)
+
+
+def _capacity(supply: Supply) -> int | None:
+    return amount(supply, "CHARGE_FULL_DESIGN") or amount(supply, "CHARGE_FULL")
 
 
 def _energy_unit(supply: Supply) -> float:

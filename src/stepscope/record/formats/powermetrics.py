@@ -10,11 +10,11 @@ import re
 from dataclasses import dataclass, field
 
 _BLOCK = re.compile(
-    r"\*\*\* Sampled system activity \((?P<when>.*)\) \((?P<ms>\d{1,12}(?:\.\d{1,9})?)ms elapsed\) \*\*\*"
+    r"\*\*\* Sampled system activity \((?P<when>.*)\) \((?P<ms>[0-9]{1,12}(?:\.[0-9]{1,9})?)ms elapsed\) \*\*\*"
 )
 _SECTION = re.compile(r"\*\*\*\*\s*(.*?)\s*\*\*\*\*")
-_NUMBER = r"(-?(?:\d{1,15}(?:\.\d{0,15})?|\.\d{1,15})(?:e[+-]?\d{1,2})?)"
-_POWER = re.compile(rf"(?P<of>.+?) Power(?: \(.*\))?: {_NUMBER} (?P<unit>mW|W)")
+_NUMBER = r"(-?(?:[0-9]{1,15}(?:\.[0-9]{0,15})?|\.[0-9]{1,15})(?:e[+-]?[0-9]{1,2})?)"
+_POWER = re.compile(rf"(?P<of>.+?) Power(?: \(.*\))?: {_NUMBER} ?(?P<unit>mW|W)")
 _FREQUENCY = re.compile(rf"(?P<of>.+?)(?: HW active| active)? frequency: {_NUMBER} (?P<unit>MHz|GHz)")
 _RESIDENCY = re.compile(
     rf"(?P<of>.+?) (?P<state>active|idle|down|requested) residency:\s*{_NUMBER}%\s*(?P<table>\(.*\))?"

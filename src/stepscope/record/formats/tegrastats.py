@@ -91,6 +91,8 @@ def parse(line: str) -> TegrastatsLine:
     parts = _Parts(words)
     zones: list[Zone] = []
     at, last = 0 if stamp is None else 2, len(words) - 1
+    if words[at : at + 1] != ["RAM"] and "RAM" in words:
+        at = parts.keep(at, words.index("RAM") - at)  # what a log puts before each line
     while at <= last:  # the tokens that a line has most of come first
         word = words[at]
         if word[-1] == "C" and (zone := _zone(word)) is not None:
@@ -143,7 +145,17 @@ class _Parts:
             return at + words
         if behind[0][0] == "[" and name in ("CPU", "cpu") and not self.cpus:
             return self._cores(at)
+        if name == "EDP" and behind[0] == "limit":
+            return self._limit(at)
         return self._group(at) if name == "MTS" else self.keep(at, 1)
+
+    def _limit(self, at: int) -> int:
+        """`EDP limit 1912` (TK1, TX1): the clock to which the supply's current holds the CPU, MHz; 0 is none."""
+        made = _pair("EDP limit", self.words[at + 2]) if at + 2 < len(self.words) else None
+        if not isinstance(made, Engine):
+            return self.keep(at, 1)
+        self.engines.append(made)
+        return at + 3
 
     def _group(self, at: int) -> int:
         """`MTS fg 1% bg 1%`: the share of a time that runs the code translator of the Denver cores."""
@@ -205,7 +217,7 @@ def _pool(name: str, text: str, opening: str = "", amount: str = "") -> tuple[Me
 def _pair(name: str, text: str) -> Rail | Engine | None:
     """A rail or an engine: what a name and the word behind it say; None where they say neither."""
     if "/" in text or text[-1] == "W":
-        if name in _POOLS or _RAIL.fullmatch(text) is None:
+        if name in _POOLS or not name[0].isalnum() or _RAIL.fullmatch(text) is None:
             return None
         return Rail(name, tuple([float(number) / 1000 for number in text.replace("mW", "").split("/")]))
     if "%" in text or "[" in text:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from stepscope.clock import monotonic_ns
+from stepscope.record.allocators import reserved_reader
 from stepscope.record.recorders.modules import ModuleBook
 from stepscope.record.recorders.phases import NO_MODULE
 
@@ -45,6 +46,7 @@ class Watched:
 
     before: list[Mark] = field(default_factory=list)
     marks: list[Mark] = field(default_factory=list)
+    reserved: int = 0  # the most that malloc held at the few times when it was asked, B
 
 
 class MemoryWatch:
@@ -52,6 +54,7 @@ class MemoryWatch:
 
     def __init__(self, book: ModuleBook) -> None:
         self._book = book
+        self._reserved = reserved_reader()
         self._optimizers: dict[int, weakref.ref[Any]] = {}
         self._held: list[weakref.ref[Tensor]] | None = None
         self._watched: Watched | None = None
@@ -82,6 +85,7 @@ class MemoryWatch:
         """An optimizer is about to step: now every gradient that it uses has its address."""
         if self._watched is not None:
             self._watched.marks += [mark for mark, _ in self._gradients()]
+            self._ask_malloc(self._watched)
 
     def after_step(self) -> None:
         """A step has ended: what is new of models and optimizers has its address."""
@@ -89,6 +93,7 @@ class MemoryWatch:
             if len(self._book.modules()) and not self._owners:
                 self._owners = self._book.parameter_modules()
             self._watched.marks += [mark for mark, _ in self._owned()]
+            self._ask_malloc(self._watched)
 
     def close(self) -> Watched:
         """The window has closed; what was watched, and nothing is held any longer."""
@@ -96,6 +101,10 @@ class MemoryWatch:
             hook.remove()
         watched, self._watched, self._hooks, self._owners = self._watched or Watched(), None, [], {}
         return watched
+
+    def _ask_malloc(self, watched: Watched) -> None:
+        if self._reserved is not None:
+            watched.reserved = max(watched.reserved, self._reserved())
 
     def _called(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         if self._watched is None or torch.compiler.is_compiling():
@@ -187,7 +196,7 @@ def _mark(tensor: Tensor, category: str, module: int) -> Mark | None:
 
 
 def _followed(mark: Mark, tensor: Tensor) -> Mark:
-    """The mark learns when its storage ends: the CPU allocator does not report frees of what is older than a profile."""
+    """The mark learns when its storage ends: of what is older than a profile the CPU allocator reports no frees."""
 
     def ended(_reference: Any) -> None:
         mark.end_ns = monotonic_ns()

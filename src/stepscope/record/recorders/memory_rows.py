@@ -23,7 +23,16 @@ from stepscope.runfolder import MEMORY, PHASES
 
 _ONLY_ALLOCATE = frozenset(
     f"aten::{name}"
-    for name in ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "resize_", "zeros", "new_zeros")
+    for name in (
+        "empty",
+        "empty_like",
+        "empty_strided",
+        "new_empty",
+        "new_empty_strided",
+        "resize_",
+        "zeros",
+        "new_zeros",
+    )
 )  # the op that called them is the one to name
 _NOWHERE = -1
 
@@ -37,7 +46,7 @@ class MemoryBook:
     _shapes: dict[int, list[tuple[int, ...] | None]] = field(default_factory=dict)
 
     def shapes(self, born: list[Storage], seen: bool) -> None:
-        """Steps that make the same allocations have the same shapes: learnt where they were recorded, used elsewhere."""
+        """Steps that make the same allocations have the same shapes: learnt where recorded, used elsewhere."""
         key = hash(tuple(storage.bytes for storage in born))
         if seen:
             self._shapes[key] = [storage.shape for storage in born]
@@ -64,7 +73,7 @@ def memory_rows(
     kept = [storage for storage in found.all if storage.t0_ns < end_ns]
     for born in _by_step(kept, [span.t0_ns for span in window.steps]):
         book.shapes(born, window.shapes)
-    for device, reserved in zip(events.device, events.reserved.tolist(), strict=True):
+    for device, reserved in [("cpu", watched.reserved), *zip(events.device, events.reserved.tolist(), strict=True)]:
         if reserved > book.reserved.get(device, 0):
             book.reserved[device] = reserved
     return _frame(kept, _Named(place, ops, names, modules), window, end_ns, book)
@@ -134,9 +143,10 @@ def _categories(storages: list[Storage], place: Ints, ops: Labelled, names: list
             storage.category = "workspace"
         elif phase == DATA and not (freed_in >= 0 and int(ops.phase[freed_in]) == DATA):
             storage.category = "input"
+        elif phase == BACKWARD:
+            kept = _outlives_its_recomputation(storage, row, ops, names, t1_ns)
+            storage.category = "saved" if kept else "temporary"
         elif phase in (FORWARD, OTHER) and (in_backward or storage.used_in_backward):
-            storage.category = "saved"
-        elif phase == BACKWARD and _outlives_its_recomputation(storage, row, ops, names, t1_ns):
             storage.category = "saved"
         else:
             storage.category = "temporary"
@@ -152,7 +162,7 @@ def _within(storage: Storage, t1_ns: int) -> bool:
 
 
 def _outlives_its_recomputation(storage: Storage, row: int, ops: Labelled, names: list[str], t1_ns: Ints) -> bool:
-    """A module that is called within backward is recomputed; what is left of it afterwards is kept for its own backward."""
+    """A module called within backward is recomputed; what is left of it is kept for its own backward."""
     outermost = _NOWHERE
     while row != NO_PARENT:
         if names[int(ops.events.name[row])].startswith(MODULE_SCOPE):
@@ -221,4 +231,4 @@ def _frame(storages: list[Storage], named: _Named, window: Window, end_ns: int, 
     return rows.with_columns(step=pl.Series(np.array(steps)[place])).select(list(MEMORY))
 
 
-_TEXTS = {name: pl.String for name in ("category", "module", "op", "phase", "device", "shape")}
+_TEXTS = dict.fromkeys(("category", "module", "op", "phase", "device", "shape"), pl.String)

@@ -43,12 +43,12 @@ class ModulePlaces:
         """Whether this module has a name already."""
         return module in self._names
 
-    def open(self, outermost: Callable[[nn.Module], None] = lambda _: None) -> None:
-        """Follow calls from now on; `outermost` hears of each module that is called from outside any other."""
+    def open(self, outermost: Callable[[nn.Module, Any], None] = lambda module, args: None) -> None:
+        """Follow calls from now on; `outermost` hears of each module that is called from outside, and with what."""
 
-        def before(module: nn.Module, _args: Any) -> None:
+        def before(module: nn.Module, args: Any) -> None:
             if not self._stack:
-                outermost(module)
+                outermost(module, args)
             self._stack.append(self._names.get(module))
 
         def after(_module: nn.Module, _args: Any, _output: Any) -> None:
@@ -75,6 +75,10 @@ class ModulePlaces:
         """
         if self._stack and _next_sequence is not None and not in_backward():
             self._by_sequence.setdefault(_next_sequence() - 1, self._stack[-1])
+
+    def may_be_autograds_own(self) -> bool:
+        """Whether an addition can be autograd's sum of what several nodes give to one: no code of a user's runs."""
+        return not self._stack and in_backward() and not hasattr(_current_node(), "_forward_cls")
 
     def current(self) -> str | None:
         """The module that the op which runs now belongs to; None outside any."""

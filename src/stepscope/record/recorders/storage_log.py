@@ -9,6 +9,7 @@ from `hidden`, a rule a kernel.
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from stepscope.record.recorders.module_places import ModulePlaces, in_backward
 from stepscope.runfolder import MEMORY
 
 _FREED = -1
+_ADD = torch.ops.aten.add.Tensor
 _LOOK = torch.ops.aten._local_scalar_dense.default  # .item(), float(), if
 _SHAPED_LIKE = "x"
 
@@ -33,13 +35,14 @@ _SHAPED_LIKE = "x"
 class Hidden(NamedTuple):
     """What a kernel allocates that no dispatcher sees, B: beyond its outputs while it runs, and within its outputs.
 
-    `low` and `high` bound the first where the kernel is chosen at run time; `kept` is (number of the output, bytes).
+    `low` and `high` bound what of the first becomes resident: a kernel may be chosen at run time, or not touch all it
+    asks for. `kept` is (number of the output, bytes, bytes of them that become resident).
     """
 
     expected: int = 0
     low: int = 0
     high: int = 0
-    kept: tuple[tuple[int, int], ...] = ()
+    kept: tuple[tuple[int, int, int], ...] = ()
 
 
 NOTHING = Hidden()
@@ -53,7 +56,7 @@ def nothing_hidden(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out
 
 @dataclass
 class Storage:
-    """One storage; `low` and `high` bound its bytes where they are not certain."""
+    """One storage; `low` and `high` bound what of its bytes becomes resident."""
 
     bytes: int
     op: str
@@ -66,12 +69,12 @@ class Storage:
     high: int = 0
 
 
-class StorageLog(TorchDispatchMode):
+class StorageLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Logs births and ends of storages while it is entered; `step` and `phase` are the caller's to set."""
 
     def __init__(self, hidden: Rule = nothing_hidden, told: Callable[[Tensor], Any] | None = None) -> None:
         """`told`: what a program gets that looks at a number outside any module, where tensors have none."""
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.looks = 0  # how often a number was asked for outside any module
         self._told = told
         self.storages: list[Storage] = []
@@ -84,7 +87,9 @@ class StorageLog(TorchDispatchMode):
         self._hidden = hidden
         self._places = ModulePlaces()
         self._alive: dict[int, int] = {}
+        self._told_size: set[int] = set()  # storages whose size a rule knows better than their fake tensor
         self._ends: dict[int, weakref.ref[Any]] = {}
+        self._summed: tuple[int, int, int] | None = None  # (op number, storage, events so far) of a sum of gradients
         self._optimizing = False
         self._hooks: list[Any] = []
         self._saving: Any = None
@@ -151,11 +156,11 @@ class StorageLog(TorchDispatchMode):
         ]
         self._saving = torch.autograd.graph.saved_tensors_hooks(self._saved, lambda tensor: tensor)
         self._saving.__enter__()
-        super().__enter__()
+        super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
         self._saving.__exit__(*error)
         for hook in self._hooks:
             hook.remove()
@@ -169,6 +174,8 @@ class StorageLog(TorchDispatchMode):
         if func is _LOOK and self._told is not None and self._outside():
             self.looks += 1
             return self._told(args[0])
+        if func is _ADD and not kwargs and self._places.may_be_autograds_own():
+            self._note_sum(args[0])
         out = func(*args, **kwargs)
         self._places.made_node()
         if isinstance(out, Tensor):
@@ -183,9 +190,11 @@ class StorageLog(TorchDispatchMode):
         return out
 
     def _kernel_held(self, hidden: Hidden, out: Any) -> None:
-        for place, size in hidden.kept:
-            storage = self.storages[self._seen(out[place])]
-            storage.bytes = storage.low = storage.high = size
+        for place, size, resident in hidden.kept:
+            number = self._seen(out[place])
+            storage = self.storages[number]
+            storage.bytes, storage.low, storage.high = size, resident, resident
+            self._told_size.add(number)
         if hidden.high > 0 or hidden.expected > 0:
             number = len(self.storages)
             self.storages.append(
@@ -203,7 +212,7 @@ class StorageLog(TorchDispatchMode):
         number = self._alive.get(key)
         if number is not None:
             known = self.storages[number]
-            if known.bytes == size or known.low != known.bytes or size == 0:
+            if known.bytes == size or size == 0 or number in self._told_size:
                 return number
             self._ended(key, number)
         number = len(self.storages)
@@ -212,16 +221,31 @@ class StorageLog(TorchDispatchMode):
         kept = Storage(size, op, module, self._phase(), str(tensor.device), shape, category, size, size)
         self.storages.append(kept)
         self._alive[key] = number
-        self._ends[number] = weakref.ref(held, lambda _, key=key, number=number: self._ended(key, number))
+        self._ends[number] = weakref.ref(held, functools.partial(self._end_seen, key, number))
         self.events.append((self.step, self.ops, number, +1))
         return number
+
+    def _end_seen(self, key: int, number: int, _reference: Any) -> None:
+        self._ended(key, number)
 
     def _ended(self, key: int, number: int) -> None:
         if self._ends.pop(number, None) is None:
             return
         if self._alive.get(key) == number:
             del self._alive[key]
-        self.events.append((self.step, self.ops, number, _FREED))
+        end = (self.step, self.ops, number, _FREED)
+        if self._summed is not None and self._summed[:2] == (self.ops, number):
+            self.events.insert(self._summed[2], end)
+        else:
+            self.events.append(end)
+
+    def _note_sum(self, gradient: Tensor) -> None:
+        """Where nobody else holds the first gradient, autograd adds the second into it, unless somebody looks on.
+
+        So a first gradient that ends with this very op ends before the sum is born: they are one.
+        """
+        number = self._alive.get(gradient.untyped_storage()._cdata)
+        self._summed = None if number is None else (self.ops, number, len(self.events))
 
     def _outside(self) -> bool:
         return self.last_module is None and not in_backward() and not self._optimizing
@@ -237,9 +261,15 @@ class StorageLog(TorchDispatchMode):
             self.storages[number].category = "saved"
         return tensor
 
-    def _called_from_outside(self, module: nn.Module) -> None:
+    def _called_from_outside(self, module: nn.Module, args: Any) -> None:
         if not self._places.knows(module) and any(True for _ in module.parameters()):
             self.adopt_model(module)  # a model of a script, seen for the first time
+        if not self._places.knows(module) or in_backward():
+            return
+        for leaf in tree_leaves(args):
+            number = self._alive.get(leaf.untyped_storage()._cdata) if isinstance(leaf, Tensor) else None
+            if number is not None and self.storages[number].module is None and self.storages[number].category is None:
+                self.storages[number].category = "input"
 
     def _optimizer_starts(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
         self._optimizing = True
@@ -259,7 +289,7 @@ def _plain(dtype: Any) -> Any:
 
 
 def peak_of(log: StorageLog, bound: str = "bytes") -> int:
-    """The most bytes alive at once, by `bytes`, or by `low` or `high` where workspaces are uncertain."""
+    """The most bytes alive at once, by `bytes`, or the bounds of what is resident by `low` and `high`."""
     sizes = [getattr(storage, bound) for storage in log.storages]
     alive = most = 0
     for _, _, number, sign in log.events:

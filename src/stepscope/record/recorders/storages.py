@@ -92,7 +92,9 @@ def _add_inputs_from_before(
 ) -> None:
     """A batch that was made before the window is no allocation of it: it is known from the call that took it."""
     first: dict[tuple[str, int], int] = {}
-    for t_ns, device, pointer, size in zip(times, events.device, events.pointer.tolist(), events.size.tolist(), strict=True):
+    for t_ns, device, pointer, size in zip(
+        times, events.device, events.pointer.tolist(), events.size.tolist(), strict=True
+    ):
         if size > 0:
             first.setdefault((device, pointer), t_ns)
     for mark in marks:

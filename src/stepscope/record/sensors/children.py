@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from stepscope.clock import Clock
+from stepscope.record.formats.attribute import content
+from stepscope.record.formats.sysfs import count
 from stepscope.record.sensors.contract import Channel, Found, Kind, Missing, Target, missing_because, open_files
 
 NAME = "children"
@@ -20,7 +22,7 @@ def discover(root: Path, target: Target) -> Found | Missing:
     tasks = root / f"proc/{target.pid}/task"
     try:
         list_file = next(tasks.iterdir()) / "children"
-        list_file.read_bytes()
+        content(list_file)
     except StopIteration:
         return Missing("absent", f"{tasks} is empty")
     except OSError as error:
@@ -37,8 +39,8 @@ def descendants(proc: Path, pid: int) -> set[int]:
     while parents:
         parent = parents.pop()
         for path in (proc / str(parent) / "task").glob("*/children"):
-            with contextlib.suppress(OSError):  # that thread has ended meanwhile
-                new = {int(child) for child in path.read_bytes().split()} - found - {os.getpid()}
+            with contextlib.suppress(OSError, ValueError):  # that thread has ended meanwhile
+                new = {count(child) for child in content(path).split()} - found - {os.getpid()}
                 found |= new
                 parents.extend(new)
     return found
@@ -47,7 +49,7 @@ def descendants(proc: Path, pid: int) -> set[int]:
 def stat_numbers(stat: bytes) -> tuple[int, int]:
     """CPU time in ticks (utime + stime) and resident pages of one /proc/PID/stat."""
     fields = stat[stat.rindex(b")") + 2 :].split(None, 22)
-    return int(fields[11]) + int(fields[12]), int(fields[21])
+    return count(fields[11]) + count(fields[12]), count(fields[21])
 
 
 class _Family:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from stepscope.clock import Clock, monotonic_ns
+from stepscope.record.formats.attribute import READ_ONLY
 
 Kind = Literal["gauge", "counter", "estimate"]
 Reason = Literal["absent", "denied", "unsupported", "failed"]
@@ -128,7 +129,7 @@ def open_files(paths: Sequence[Path]) -> list[int]:
     descriptors: list[int] = []
     try:
         for path in paths:
-            descriptors += [os.open(path, os.O_RDONLY | os.O_CLOEXEC)]
+            descriptors += [os.open(path, READ_ONLY)]
     except OSError:
         close_files(descriptors)
         raise

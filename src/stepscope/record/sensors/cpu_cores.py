@@ -6,6 +6,8 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from stepscope.record.formats.attribute import content
+from stepscope.record.formats.sysfs import count, natural
 from stepscope.record.sensors.contract import (
     NAN,
     Channel,
@@ -19,6 +21,8 @@ from stepscope.record.sensors.contract import (
 )
 
 NAME = "cpu_cores"
+_MOST_CORES = 8192  # NR_CPUS of the largest kernels
+_MOST_US = 1e15
 _BUSY_FIELDS = (1, 2, 3, 6, 7)  # user, nice, system, irq, softirq; steal is time that the core did not run for us
 
 
@@ -28,12 +32,14 @@ def discover(root: Path, target: Target) -> Found | Missing:
 
 
 def cores_online(text: bytes) -> set[int]:
-    """The cores of a kernel list such as b"0-3,6"."""
+    """The cores of a kernel list such as b"0-3,6"; raises ValueError where it is none."""
     cores: set[int] = set()
-    for part in text.strip().split(b","):
-        first, _, last = part.partition(b"-")
-        if first:
-            cores.update(range(int(first), int(last or first) + 1))
+    for part in filter(None, text.strip().split(b",")):
+        first, dash, last = part.partition(b"-")
+        begin, end = count(first), count(last if dash else first)
+        if not begin <= end < _MOST_CORES:
+            raise ValueError(f"{part[:20]!r} is no range of cores")
+        cores.update(range(begin, end + 1))
     return cores
 
 
@@ -41,12 +47,12 @@ def _cpuidle(root: Path) -> Found | None:
     """Idle time; None where one online core has no cpuidle, or where the kernel does not count in it."""
     folder = root / "sys/devices/system/cpu"
     try:
-        online = (folder / "online").read_bytes()
+        online = content(folder / "online")
         cores = sorted(cores_online(online))
         states = {core: numbered(list(folder.glob(f"cpu{core}/cpuidle/state*/time"))) for core in cores}
         if not cores or not all(states.values()):
             return None
-        if not any(int(path.read_bytes()) for paths in states.values() for path in paths):
+        if not any(natural(content(path), _MOST_US) > 0 for paths in states.values() for path in paths):
             return None
         descriptors = open_files([folder / "online", *(path for paths in states.values() for path in paths)])
     except (OSError, ValueError):
@@ -57,16 +63,16 @@ def _cpuidle(root: Path) -> Found | None:
 
     def idle_ns(core: int, files: Sequence[int], up: set[int]) -> float:
         try:
-            return 1000.0 * sum([int(pread(file, 24, 0)) for file in files]) if core in up else NAN
-        except (OSError, ValueError):
+            return 1000.0 * sum([natural(pread(file, 24, 0), _MOST_US) for file in files]) if core in up else NAN
+        except OSError:
             return NAN
 
     def read() -> list[float]:
         now = pread(descriptors[0], 256, 0)
         if now == online:
             try:
-                return [1000.0 * sum([int(pread(file, 24, 0)) for file in files]) for files in per_core]
-            except (OSError, ValueError):
+                return [1000.0 * sum([natural(pread(file, 24, 0), _MOST_US) for file in files]) for files in per_core]
+            except OSError:
                 pass  # one core fails: read them one by one below, so that only this one is lost
         # A core that went offline stops counting idle time: without this it would look busy.
         up = cores_online(now)
@@ -97,7 +103,7 @@ def busy_ticks(text: bytes) -> dict[bytes, int]:
             break  # the core lines come first
         fields = line.split()
         if fields[0] != b"cpu":
-            busy[fields[0]] = sum([int(fields[i]) for i in _BUSY_FIELDS])
+            busy[fields[0]] = sum([count(fields[i]) for i in _BUSY_FIELDS])
     return busy
 
 

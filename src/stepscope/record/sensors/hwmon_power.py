@@ -15,7 +15,7 @@ from pathlib import Path
 
 from stepscope.record.access.kept_file import KeptFile, close_all
 from stepscope.record.formats.attribute import attribute
-from stepscope.record.formats.sysfs import READ_BYTES, natural
+from stepscope.record.formats.sysfs import READ_BYTES, natural, signed
 from stepscope.record.sensors.contract import NAN, Channel, Found, Missing, Target, missing_because, numbered
 
 NAME = "hwmon_power"
@@ -111,7 +111,7 @@ def watts_or_joules(texts: Sequence[bytes], stem: str) -> float:
         return natural(texts[0], 2.0**64) / 1e6
     micro = 1.0
     for text in texts:
-        micro *= -natural(text.strip()[1:], _MOST_UW) if text.strip()[:1] == b"-" else natural(text, _MOST_UW)
+        micro *= signed(text, -_MOST_UW, _MOST_UW)
     return micro / 1e6 if _LEAST_UW <= micro <= _MOST_UW else NAN
 
 

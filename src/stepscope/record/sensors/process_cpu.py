@@ -6,6 +6,7 @@ import os
 import time
 from pathlib import Path
 
+from stepscope.record.formats.sysfs import count
 from stepscope.record.sensors.contract import Channel, Found, Missing, Target, close_files, missing_because, open_files
 
 NAME = "process_cpu"
@@ -23,7 +24,7 @@ def discover(root: Path, target: Target) -> Found | Missing:
 def process_ticks(stat: bytes) -> int:
     """utime + stime of /proc/PID/stat, in ticks; the name before them may hold blanks and brackets."""
     fields = stat[stat.rindex(b")") + 2 :].split(None, 14)
-    return int(fields[11]) + int(fields[12])
+    return count(fields[11]) + count(fields[12])
 
 
 def _channel(source: str, refresh_ns: int | None, step_size: float) -> Channel:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from stepscope.record.formats.sysfs import count
 from stepscope.record.sensors.contract import (
     NAN,
     Channel,
@@ -31,7 +32,7 @@ def discover(root: Path, target: Target) -> Found | Missing:
     pread = os.pread
 
     def read() -> list[float]:
-        return [int(pread(file, 64, 0).split(b" ", 2)[1]) * page_bytes or NAN]  # 0 pages: it has ended
+        return [count(pread(file, 64, 0).split(b" ", 2)[1]) * page_bytes or NAN]  # 0 pages: it has ended
 
     try:
         read()

@@ -19,8 +19,8 @@ from stepscope.record.sensors.contract import (
 
 NAME = "process_memory_map"
 EVERY_NS = 500_000_000
-_PSS = re.compile(rb"^Pss:\s+(\d+) kB", re.MULTILINE)
-_PEAK = re.compile(rb"^VmHWM:\s+(\d+) kB", re.MULTILINE)
+_PSS = re.compile(rb"^Pss:\s+(\d{1,15}) kB", re.MULTILINE)
+_PEAK = re.compile(rb"^VmHWM:\s+(\d{1,15}) kB", re.MULTILINE)
 _SOURCES = (("pss", "smaps_rollup", _PSS), ("peak_rss", "status", _PEAK))
 
 

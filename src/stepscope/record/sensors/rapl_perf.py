@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stepscope.record.access.perf_event import PARANOID, count, open_event
-from stepscope.record.formats.attribute import attribute
+from stepscope.record.formats.attribute import attribute, content
 from stepscope.record.sensors import rapl
 from stepscope.record.sensors.contract import NAN, Channel, Found, Missing, Target, close_files, missing_because
 
@@ -57,8 +57,8 @@ def discover(root: Path, target: Target) -> Found | Missing:
 def events(root: Path) -> list[Event]:
     """The energy events of every package; raises OSError or ValueError where the PMU's own files say nothing."""
     folder = root / "sys/bus/event_source/devices/power"
-    event_type = int((folder / "type").read_text(errors="replace"))
-    cpus = cpu_list((folder / "cpumask").read_text(errors="replace"))
+    event_type = int(attribute(folder / "type"))
+    cpus = cpu_list(attribute(folder / "cpumask"))
     packages = _package_names(root, cpus)
     found = []
     for path in sorted((folder / "events").glob("energy-*")):
@@ -139,7 +139,7 @@ def _package_names(root: Path, cpus: Sequence[int]) -> dict[int, str]:
 
 def _topology(root: Path, cpu: int, name: str) -> int | None:
     try:
-        number = int((root / f"sys/devices/system/cpu/cpu{cpu}/topology/{name}").read_bytes())
+        number = int(content(root / f"sys/devices/system/cpu/cpu{cpu}/topology/{name}"))
     except (OSError, ValueError):
         return None
     return number if number >= 0 else None

@@ -6,11 +6,22 @@ import os
 import re
 from pathlib import Path
 
-from stepscope.record.sensors.contract import Channel, Found, Missing, Target, close_files, missing_because, open_files
+from stepscope.record.sensors.contract import (
+    NAN,
+    Channel,
+    Found,
+    Missing,
+    Target,
+    close_files,
+    missing_because,
+    open_files,
+)
 
 NAME = "system_memory"
 EVERY_NS = 100_000_000
-_LINES = re.compile(rb"MemAvailable:\s+(\d+) kB.*?SwapTotal:\s+(\d+) kB.*?SwapFree:\s+(\d+) kB", re.DOTALL)
+_LINES = re.compile(
+    rb"MemAvailable:\s+(\d{1,15}) kB.*?SwapTotal:\s+(\d{1,15}) kB.*?SwapFree:\s+(\d{1,15}) kB", re.DOTALL
+)
 
 
 def discover(root: Path, target: Target) -> Found | Missing:
@@ -22,7 +33,7 @@ def discover(root: Path, target: Target) -> Found | Missing:
         return missing_because(error, path)
     file = descriptors[0]
 
-    def read() -> list[int]:
+    def read() -> list[float]:
         return available_and_swap(os.pread(file, 2048, 0))
 
     try:
@@ -46,10 +57,10 @@ def discover(root: Path, target: Target) -> Found | Missing:
     return Found(channels, read, lambda: close_files(descriptors), every_ns=EVERY_NS)
 
 
-def available_and_swap(meminfo: bytes) -> list[int]:
-    """MemAvailable and SwapTotal - SwapFree, B; raises ValueError where a line is missing."""
+def available_and_swap(meminfo: bytes) -> list[float]:
+    """MemAvailable and SwapTotal - SwapFree, B; NaN where more is free than there is. Raises ValueError."""
     match = _LINES.search(meminfo)
     if match is None:
         raise ValueError("no MemAvailable, SwapTotal and SwapFree")
-    available, total, free = (int(number) * 1024 for number in match.groups())
-    return [available, total - free]
+    available, total, free = (int(number) * 1024.0 for number in match.groups())
+    return [available, total - free if free <= total else NAN]

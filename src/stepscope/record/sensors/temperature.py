@@ -6,6 +6,8 @@ import os
 from collections import Counter
 from pathlib import Path
 
+from stepscope.record.formats.attribute import attribute
+from stepscope.record.formats.sysfs import READ_BYTES, signed
 from stepscope.record.sensors.contract import (
     NAN,
     Channel,
@@ -20,7 +22,7 @@ from stepscope.record.sensors.contract import (
 
 NAME = "temperature"
 EVERY_NS = 100_000_000
-_PLAUSIBLE_MILLIDEGREES = range(-60_000, 200_001)  # a Jetson zone that is off states -256000
+_PLAUSIBLE_MILLIDEGREES = (-60_000, 200_000)  # a Jetson zone that is off states -256000
 
 
 def discover(root: Path, target: Target) -> Found | Missing:
@@ -29,27 +31,19 @@ def discover(root: Path, target: Target) -> Found | Missing:
     zones = numbered(list(folder.glob("thermal_zone*")))
     if not zones:
         return Missing("absent", f"{folder}: no thermal zone (usual in virtual machines)")
-    paths = [zone / "temp" for zone in zones]
-    try:
-        names = _distinct([(zone / "type").read_text(errors="replace").strip() for zone in zones])
-        descriptors = open_files(paths)
-    except OSError as error:
-        return missing_because(error, error.filename or folder)
-    channels = tuple(
-        Channel(
-            id=f"zone.{name}.temperature",
-            sensor=NAME,
-            quantity="temperature",
-            unit="degC",
-            kind="gauge",
-            scope=f"zone:{name}",
-            parent_scope="system",
-            source=str(path),
-        )
-        for name, path in zip(names, paths, strict=True)
-    )
+    names = dict(zip(zones, _distinct([attribute(zone / "type") or zone.name for zone in zones]), strict=True))
+    opened: list[tuple[Path, int]] = []
+    refused: list[OSError] = []
+    for zone in zones:
+        try:
+            opened.append((zone, open_files([zone / "temp"])[0]))
+        except OSError as error:
+            refused.append(error)
+    if not opened:
+        return missing_because(refused[0], refused[0].filename or folder)
+    descriptors = [descriptor for _, descriptor in opened]
     return Found(
-        channels,
+        tuple(_channel(names[zone], zone / "temp") for zone, _ in opened),
         lambda: [celsius(descriptor) for descriptor in descriptors],
         lambda: close_files(descriptors),
         every_ns=EVERY_NS,
@@ -59,10 +53,22 @@ def discover(root: Path, target: Target) -> Found | Missing:
 def celsius(descriptor: int) -> float:
     """The temperature that the file states in millidegrees; NaN where it fails, is garbage or cannot be true."""
     try:
-        millidegrees = int(os.pread(descriptor, 32, 0))
-    except (OSError, ValueError):
+        return signed(os.pread(descriptor, READ_BYTES, 0), *_PLAUSIBLE_MILLIDEGREES) / 1000
+    except OSError:
         return NAN
-    return millidegrees / 1000 if millidegrees in _PLAUSIBLE_MILLIDEGREES else NAN
+
+
+def _channel(name: str, path: Path) -> Channel:
+    return Channel(
+        id=f"zone.{name}.temperature",
+        sensor=NAME,
+        quantity="temperature",
+        unit="degC",
+        kind="gauge",
+        scope=f"zone:{name}",
+        parent_scope="system",
+        source=str(path),
+    )
 
 
 def _distinct(names: list[str]) -> list[str]:

@@ -20,7 +20,13 @@ from stepscope.record.workspaces.signature import Probed, signature
 __all__ = ["Platform", "Workspaces", "this_platform"]
 
 _LIBRARY_CALLS = ("conv", "rnn", "lstm", "gru", "attention", "ctc", "fft", "linalg", "mkldnn", "cudnn", "grid_sampler")
-_NO_WORKSPACE = ("_scaled_dot_product_flash_attention_for_cpu", "constant", "_thnn_fused", "_scaled_dot_product_fused")
+_NO_WORKSPACE = (
+    "_scaled_dot_product_flash_attention_for_cpu",
+    "constant",
+    "_thnn_fused",
+    "_scaled_dot_product_fused",
+    "vector_norm",
+)
 _OWN = ("aten", "prims", "prim")
 
 

@@ -46,7 +46,7 @@ def lstm(platform: Platform) -> Rule:
         if "backward" in func.__name__:
             return NOTHING
         reserve = _RESERVED * args[0].shape[0] * args[0].shape[1] * args[10]
-        return Hidden(0, 0, reserve, ((3, reserve),))
+        return Hidden(0, 0, reserve, ((3, reserve, reserve),))
 
     return rule
 

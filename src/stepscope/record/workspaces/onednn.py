@@ -19,7 +19,7 @@ from stepscope.record.recorders.storage_log import NOTHING, Hidden, Rule
 from stepscope.record.workspaces.platform import Platform
 
 _SMALL = 20_480  # elements: below this a single sample is not worth oneDNN (torch's ConvUtils)
-_GRADIENT_COPIES = 2  # of the weights in float32, where they are bf16
+_SUMS_FIXED = 125_000  # B: transposed tiles of bf16 on their way into the gradient of the weights
 
 
 def forward(platform: Platform) -> Rule:
@@ -54,9 +54,11 @@ def backward(platform: Platform) -> Rule:
             weights = _blocked_weight(platform, weight, groups, True)
             direct = to_input if last else 0  # the result is written where it belongs, without a copy in blocks
             moments += [blocked_gradient + weights + blocked_input + direct, blocked_input + to_input]
+            if groups == 1 and not last and any(s != 1 for s in args[4]):
+                moments.append(3 * to_input)  # made with channels innermost, then copied twice
         if mask[1]:
             weights = _blocked_weight(platform, weight, groups, not first)
-            reduced = _GRADIENT_COPIES * 2 * weights if weight.dtype == torch.bfloat16 else 0
+            reduced = _sums_in_float(weight, weights, groups)
             inputs = 0 if first else blocked_input
             moments += [to_input + inputs + blocked_gradient + weights + reduced, to_input + weights + weight.nbytes]
         outputs = sum(t.nbytes for t in out if isinstance(t, Tensor))
@@ -65,9 +67,29 @@ def backward(platform: Platform) -> Rule:
     return rule
 
 
+def batch_norm_backward(platform: Platform) -> Rule:
+    """aten::native_batch_norm_backward(gradient, input, ...): in bf16 a copy of the gradient."""
+
+    def rule(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Hidden:
+        return _exactly(args[0].nbytes if args[0].dtype == torch.bfloat16 else 0)
+
+    return rule
+
+
+def reduction(platform: Platform) -> Rule:
+    """aten::mean(input, ...): in bf16 input and result are also there in float32."""
+
+    def rule(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Hidden:
+        return _exactly(2 * (args[0].nbytes + out.nbytes) if args[0].dtype == torch.bfloat16 else 0)
+
+    return rule
+
+
 RULES: dict[str, Callable[[Platform], Rule]] = {
     "convolution.default": forward,
     "convolution_backward.default": backward,
+    "native_batch_norm_backward.default": batch_norm_backward,
+    "mean.dim": reduction,
 }
 
 
@@ -89,6 +111,13 @@ def _through_onednn(
         return False
     large_kernel = all(k > 3 for k in weight.shape[2:])
     return bool(groups > 1 or large_kernel or x.shape[0] > 1 or x.numel() > _SMALL)
+
+
+def _sums_in_float(weight: Tensor, blocked: int, groups: int) -> int:
+    """Of a bf16 gradient of weights: sums in float32, twice where a kernel covers more than a pixel."""
+    if weight.dtype != torch.bfloat16 or groups > 1:
+        return 0
+    return 2 * blocked if all(k == 1 for k in weight.shape[2:]) else 4 * blocked + _SUMS_FIXED
 
 
 def _is_first(platform: Platform, x: Tensor, groups: int) -> bool:

@@ -17,6 +17,10 @@ from stepscope.record.workspaces.platform import Platform
 
 _KEPT, _KEPT_IN_ROWS = 33.8, 27.0  # B a unit of state and step; the second part lies in padded rows
 _KEPT_FIXED = 22_528
+_KEPT_IN_BF16 = 0.711  # of the same in float32: states of cells and their gradients stay in float32
+_FLOAT = 4  # B
+_TOUCHED = 0.326  # of what is kept: pages that forward writes to; the rest is asked for and never resident
+_TOUCHED_BACKWARD = 16.5  # B a unit of state and step that backward touches of it besides
 _SCRATCH, _SCRATCH_FIXED = 16.6, 17_000
 _LINE = 16  # floats in a cache line
 _ALIASING = 256  # a row of a multiple of this many floats gets another line, against aliasing of 4 KB
@@ -32,8 +36,11 @@ def forward(platform: Platform) -> Rule:
             return NOTHING
         x, units = args[_INPUT], args[_HIDDEN_SIZE]
         steps = x.shape[0] * x.shape[1]
-        scratch = _copies(args[_INPUT_WEIGHT], args[_STATE_WEIGHT]) + _scratch(steps, units)
-        kept = ((_WORKSPACE_OUTPUT, _kept(steps, units)),) if args[_TRAINED] else ()
+        in_float = x.element_size() == _FLOAT
+        scratch = _copies(args[_INPUT_WEIGHT], args[_STATE_WEIGHT]) + (_scratch(steps, units) if in_float else 0)
+        share = 1 if in_float else _KEPT_IN_BF16
+        size = round(share * _kept(steps, units))
+        kept = ((_WORKSPACE_OUTPUT, size, round(_TOUCHED * size)),) if args[_TRAINED] else ()
         return Hidden(scratch, scratch, scratch, kept)
 
     return rule
@@ -51,8 +58,10 @@ def backward(platform: Platform) -> Rule:
         if units % _ALIASING == 0 or units % _LINE:
             copies += _padded_gradients(input_weight, state_weight)
         made_contiguous = sum(t.nbytes for t in args if isinstance(t, Tensor) and not t.is_contiguous())
-        size = copies + _scratch(x.shape[0] * x.shape[1], units) + made_contiguous
-        return Hidden(size, size, size)
+        scratch = _scratch(x.shape[0] * x.shape[1], units) * x.element_size() // _FLOAT
+        size = copies + scratch + made_contiguous
+        touched = size + round(_TOUCHED_BACKWARD * x.shape[0] * x.shape[1] * units)
+        return Hidden(size, touched, touched)
 
     return rule
 

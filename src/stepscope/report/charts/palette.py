@@ -7,7 +7,7 @@ taken back to names.
 from __future__ import annotations
 
 from stepscope.analysis.own_time import RESIDUAL
-from stepscope.runfolder import PHASES
+from stepscope.runfolder import CATEGORIES, PHASES
 
 LIGHT = {
     "paper": "#fdfdfb",
@@ -25,6 +25,15 @@ LIGHT = {
     "accent": "#0a5f99",
     "gap": "#efdcc3",
     "warn": "#a33a00",
+    "held-parameter": "#2f4b7c",
+    "held-buffer": "#8aa0c8",
+    "held-gradient": "#b5482a",
+    "held-optimizer": "#0b7a62",
+    "held-input": "#9c4f8c",
+    "held-saved": "#e0a030",
+    "held-temporary": "#cf9a78",
+    "held-workspace": "#7f6a9e",
+    "held-other": "#aab0b4",
 }
 DARK = {
     "paper": "#14171a",
@@ -42,5 +51,15 @@ DARK = {
     "accent": "#6cbcf0",
     "gap": "#4a3a26",
     "warn": "#ffa465",
+    "held-parameter": "#7f9fd8",
+    "held-buffer": "#a9bbe0",
+    "held-gradient": "#e88a66",
+    "held-optimizer": "#4cc7a4",
+    "held-input": "#d692c4",
+    "held-saved": "#f0bd5a",
+    "held-temporary": "#ddb094",
+    "held-workspace": "#b3a0d6",
+    "held-other": "#6d757b",
 }
 PHASE = {**{phase: LIGHT[phase] for phase in PHASES}, RESIDUAL: LIGHT["residual"]}
+HELD = {category: LIGHT[f"held-{category}"] for category in CATEGORIES}  # memory

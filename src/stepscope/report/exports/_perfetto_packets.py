@@ -7,7 +7,7 @@ clock: monotonic time plus the time asleep, as the run's anchors have it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,10 +23,11 @@ _TIMESTAMP, _CLOCK_SNAPSHOT, _SEQUENCE, _EVENT, _INTERNED, _FLAGS, _CLEARED, _DE
 )
 _CATEGORY, _ANNOTATION, _TYPE, _NAME, _DOUBLE, _FLOW, _FLOW_END = 3, 4, 9, 10, 44, 47, 48
 _BEGIN, _END, _INSTANT, _COUNTER = 1, 2, 3, 4
-_STATE_CLEARED, _NEEDS_STATE = 1, 2
+_STATE_CLEARED = 1
 _REALTIME, _MONOTONIC, _BOOTTIME, _OWN_CLOCK = 1, 3, 6, 64
 _CATEGORIES, _NAMES, _ANNOTATION_NAMES, _ANNOTATION_TEXTS = 1, 2, 3, 29  # of InternedData
 _MODULE, _FLOPS = 1, 2  # of the interned annotation names
+_AT_ONCE = 200_000  # packets encoded together
 _TRAINER = 1  # the trainer's pid in the trace, where the run does not say it
 
 
@@ -41,7 +42,7 @@ class Track:
 
 @dataclass(frozen=True)
 class Slices:
-    """Rows of `columns` (name, phase, module, t0_ns, t1_ns, flops) in order of `edges`; arrows by number, 0 for none."""
+    """Rows of `columns` (name, phase, module, t0_ns, t1_ns, flops) in order of `edges`; arrows by number, 0: none."""
 
     columns: pl.DataFrame
     edges: Ints
@@ -85,36 +86,23 @@ class Packets:
 
     def thread(self, name: str, tid: int | None) -> Track:
         """The track of a thread of the process; of a stream of an accelerator (no tid), one below the process."""
-        if tid is None:
+        if not tid:  # 0 is the idle task to viewers
             return self.track(name)
         return self._new((4, message((1, self._pid), (2, tid), (5, name))))
 
-    def slices(self, track: Track, slices: Slices) -> bytes:
-        """Begin and end packets in the order of the edges."""
+    def slices(self, track: Track, slices: Slices) -> Iterator[bytes]:
+        """Begin and end packets in the order of the edges, in parts."""
         if not len(slices.edges):
-            return b""
-        begins = slices.edges >= 0
-        rows = np.where(begins, slices.edges, ~slices.edges)
-        columns = slices.columns[rows]
-        t_ns = np.where(begins, columns["t0_ns"].to_numpy(), columns["t1_ns"].to_numpy())
-        (names, name), (phases, phase), (modules, module) = (_interned(columns[c]) for c in ("name", "phase", "module"))
-        flops = columns["flops"].to_numpy(allow_copy=True) if len(columns) else np.empty(0)
-        counted = begins & columns["flops"].is_not_null().to_numpy()
-        texts = [(_MODULE, "module"), (_FLOPS, "flops")]
-        interned = message(
-            *_entries(_NAMES, names), *_entries(_CATEGORIES, phases), *_entries(_ANNOTATION_TEXTS, modules),
-            *((_ANNOTATION_NAMES, message((1, iid), (2, text))) for iid, text in texts),
-        )  # fmt: skip
-        event = (
-            Varints(_CATEGORY, phase, begins & (phase > 0)),
-            Messages(_ANNOTATION, (_constant(1, _MODULE, module), Varints(17, module)), begins & (module > 0)),
-            Messages(_ANNOTATION, (_constant(1, _FLOPS, module), Varints(4, _numbers(flops, counted))), counted),
-            Varints(_TYPE, np.where(begins, _BEGIN, _END).astype(np.uint64)),
-            Varints(_NAME, name, begins & (name > 0)),
-            Fixed64s(_FLOW, slices.starts[rows], begins & (slices.starts[rows] > 0)),
-            Fixed64s(_FLOW_END, slices.ends[rows], begins & (slices.ends[rows] > 0)),
-        )
-        return self._start(track, int(t_ns[0]), interned) + self._events(track, t_ns, event, begins)
+            return
+        used = slices.columns[np.sort(slices.edges[slices.edges >= 0])]
+        texts = {column: _Texts.of(used[column]) for column in ("name", "phase", "module")}
+        before = _times(slices.columns, slices.edges[:1])
+        yield self._start(track, int(before[0]), _interned(texts))
+        for first in range(0, len(slices.edges), _AT_ONCE):
+            part = replace(slices, edges=slices.edges[first : first + _AT_ONCE])
+            t_ns = _times(slices.columns, part.edges)
+            yield self._events(track, np.diff(t_ns, prepend=before), _slice_event(part, texts))
+            before = t_ns[-1:]
 
     def counter(self, group: str, name: str, unit: str, t_ns: Ints, values: Any) -> bytes:
         """A counter track below the track of its group: values (n,) that hold from t_ns (n,) on."""
@@ -122,7 +110,12 @@ class Packets:
         track = self._new((2, name), (5, self._groups[group]), (8, message((6, unit))))
         octets = np.ascontiguousarray(values.astype("<f8")).view(np.uint64)
         event = (_constant(_TYPE, _COUNTER, octets), Fixed64s(_DOUBLE, octets))
-        return parent + track.head + self._start(track, int(t_ns[0]), b"") + self._events(track, t_ns, event, None)
+        return (
+            parent
+            + track.head
+            + self._start(track, int(t_ns[0]), b"")
+            + self._events(track, np.diff(t_ns, prepend=t_ns[:1]), event)
+        )
 
     def instants(self, name: str, marks: Sequence[tuple[int, str, Sequence[tuple[str, str]]]]) -> bytes:
         """A track of instants: (time, name, [(key, text)]); few, so each packet is made by itself."""
@@ -160,34 +153,67 @@ class Packets:
         clock = message((_SEQUENCE, track.sequence), (_CLOCK_SNAPSHOT, snapshot))
         return message((_PACKET, state)) + message((_PACKET, clock))
 
-    def _events(self, track: Track, t_ns: Ints, event: tuple[Any, ...], needs_texts: Any) -> bytes:
-        since = np.diff(t_ns, prepend=t_ns[:1]).astype(np.uint64)
-        return encode(
-            _PACKET,
-            (
-                Varints(_TIMESTAMP, since),
-                _constant(_SEQUENCE, track.sequence, since),
-                Messages(_EVENT, event),
-                *((_constant(_FLAGS, _NEEDS_STATE, since, needs_texts),) if needs_texts is not None else ()),
-            ),
-        )
+    def _events(self, track: Track, since_ns: Ints, event: tuple[Any, ...]) -> bytes:
+        """Packets at these distances from the one before. None says that it needs the state: it is never cleared."""
+        since = since_ns.astype(np.uint64)
+        sequence = _constant(_SEQUENCE, track.sequence, since)
+        return encode(_PACKET, (Varints(_TIMESTAMP, since), sequence, Messages(_EVENT, event)))
 
 
-def _constant(number: int, value: int, like: Numbers, where: Any = None) -> Varints:
-    return Varints(number, np.full(len(like), value, dtype=np.uint64), where)
+@dataclass(frozen=True)
+class _Texts:
+    """The distinct texts of a column, and which of them each physical value of it is, from 1; 0 where it is none."""
+
+    known: list[str]
+    numbers: Numbers
+
+    @classmethod
+    def of(cls, texts: pl.Series) -> _Texts:
+        known = texts.drop_nulls().unique(maintain_order=True)
+        codes = known.to_physical().to_numpy().astype(np.int64)
+        numbers = np.zeros(int(codes.max(initial=-1)) + 1, dtype=np.uint64)
+        numbers[codes] = np.arange(1, len(codes) + 1, dtype=np.uint64)
+        return cls(known.cast(pl.String).to_list(), numbers)
+
+    def of_rows(self, texts: pl.Series) -> Numbers:
+        """Numbers of the texts of some rows of the same column."""
+        if not self.known:
+            return np.zeros(len(texts), dtype=np.uint64)
+        codes = texts.to_physical().fill_null(0).to_numpy()
+        found = self.numbers[np.minimum(codes, len(self.numbers) - 1)]
+        return np.asarray(np.where(texts.is_null().to_numpy(), np.uint64(0), found))
 
 
-def _interned(texts: pl.Series) -> tuple[list[str], Numbers]:
-    """The distinct texts, and which of them each row has, from 1; 0 where it has none."""
-    known = texts.drop_nulls().unique(maintain_order=True).cast(pl.String)
-    numbers = pl.Series(np.arange(1, len(known) + 1), dtype=pl.UInt64)
-    which = texts.cast(pl.String).replace_strict(known, numbers, default=0, return_dtype=pl.UInt64)
-    return known.to_list(), which.fill_null(0).to_numpy()
+def _slice_event(slices: Slices, texts: dict[str, _Texts]) -> tuple[Any, ...]:
+    begins = slices.edges >= 0
+    rows = np.where(begins, slices.edges, ~slices.edges)
+    columns = slices.columns[rows]
+    name, phase, module = (texts[column].of_rows(columns[column]) for column in ("name", "phase", "module"))
+    counted = begins & columns["flops"].is_not_null().to_numpy()
+    flops = columns["flops"].fill_null(0).to_numpy().astype(np.int64).view(np.uint64)
+    return (
+        Varints(_CATEGORY, phase, begins & (phase > 0)),
+        Messages(_ANNOTATION, (_constant(1, _MODULE, module), Varints(17, module)), begins & (module > 0)),
+        Messages(_ANNOTATION, (_constant(1, _FLOPS, module), Varints(4, flops)), counted),
+        Varints(_TYPE, np.where(begins, _BEGIN, _END).astype(np.uint64)),
+        Varints(_NAME, name, begins & (name > 0)),
+        Fixed64s(_FLOW, slices.starts[rows], begins & (slices.starts[rows] > 0)),
+        Fixed64s(_FLOW_END, slices.ends[rows], begins & (slices.ends[rows] > 0)),
+    )
 
 
-def _entries(number: int, texts: list[str]) -> list[tuple[int, bytes]]:
-    return [(number, message((1, iid), (2, text))) for iid, text in enumerate(texts, 1)]
+def _times(columns: pl.DataFrame, edges: Ints) -> Ints:
+    begins = edges >= 0
+    rows = columns.select("t0_ns", "t1_ns")[np.where(begins, edges, ~edges)]
+    return np.where(begins, rows["t0_ns"].to_numpy(), rows["t1_ns"].to_numpy())
 
 
-def _numbers(values: Any, where: Any) -> Numbers:
-    return np.where(where, np.nan_to_num(values), 0).astype(np.int64).view(np.uint64)
+def _interned(texts: dict[str, _Texts]) -> bytes:
+    fields = ((_NAMES, "name"), (_CATEGORIES, "phase"), (_ANNOTATION_TEXTS, "module"))
+    entries = [(field, number, text) for field, column in fields for number, text in enumerate(texts[column].known, 1)]
+    entries += [(_ANNOTATION_NAMES, _MODULE, "module"), (_ANNOTATION_NAMES, _FLOPS, "flops")]
+    return message(*((field, message((1, number), (2, text))) for field, number, text in entries))
+
+
+def _constant(number: int, value: int, like: Numbers) -> Varints:
+    return Varints(number, np.full(len(like), value, dtype=np.uint64))

@@ -92,4 +92,4 @@ def _group(quantity: str) -> str:
 
 
 def _whole(t_ns: np.ndarray[Any, np.dtype[np.float64]]) -> Ints:
-    return np.rint(t_ns).astype(np.int64)
+    return np.asarray(np.rint(t_ns).astype(np.int64))

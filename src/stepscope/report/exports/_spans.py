@@ -16,7 +16,7 @@ _CPU = "cpu"
 
 @dataclass(frozen=True)
 class Thread:
-    """The ops of one thread, or of one stream of an accelerator, that lie in one lane; `rows` count those of the excerpt."""
+    """The ops of one thread, or one stream of an accelerator, in one lane; `rows` count those of the excerpt."""
 
     device: str
     thread: int
@@ -36,11 +36,11 @@ def threads(ops: pl.DataFrame) -> list[Thread]:
     if ops.is_empty():
         return []
     places = ops.select("t0_ns", "t1_ns", "thread", device=pl.col("device").cast(pl.String).fill_null(_CPU))
-    found = []
+    found: list[Thread] = []
     for (device, thread), rows in places.with_row_index("at").group_by(["device", "thread"], maintain_order=True):
         at = rows["at"].to_numpy().astype(np.int64)
-        for lane in lanes(rows["t0_ns"].to_numpy(), rows["t1_ns"].to_numpy()):
-            found.append(_thread(str(device), int(str(thread or 0)), at, lane))
+        placed = lanes(rows["t0_ns"].to_numpy(), rows["t1_ns"].to_numpy())
+        found.extend(_thread(str(device), int(str(thread or 0)), at, lane) for lane in placed)
     return sorted(found, key=lambda thread: (thread.device != _CPU, thread.device, thread.thread, thread.lane))
 
 
@@ -55,7 +55,7 @@ def steps(excerpt: Excerpt) -> pl.DataFrame:
 
 
 def phases(ops: pl.DataFrame) -> pl.DataFrame:
-    """Each stretch of a step in which the outermost ops are of one phase: t0_ns, t1_ns, name; an op never counts twice."""
+    """Each stretch of a step in which the outermost ops are of one phase: t0_ns, t1_ns, name."""
     top = ops.filter(pl.col("parent").is_null() & (pl.col("device").cast(pl.String) == _CPU))
     top = top.with_columns(pl.col("phase").cast(pl.String)).sort("step", "t0_ns", maintain_order=True)
     turns = (pl.struct("step", "phase") != pl.struct("step", "phase").shift(1)).fill_null(True).cum_sum()

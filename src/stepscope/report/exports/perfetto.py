@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
-from stepscope.report.exports import _perfetto_packets as packets
 from stepscope.report.exports import _spans
 from stepscope.report.exports._excerpt import Excerpt
 from stepscope.report.exports._lanes import lanes
@@ -59,12 +58,11 @@ def _threads(stream: Packets, ops: pl.DataFrame) -> Iterator[bytes]:
     numbers = np.arange(1, len(pairs) + 1, dtype=np.uint64)
     starts[pairs["forward"].to_numpy()] = numbers
     ends[pairs["backward"].to_numpy()] = numbers
-    texts = ops.select(pl.col("name", "phase", "module").cast(pl.String).cast(pl.Categorical), "t0_ns", "t1_ns", "flops")
+    texts = ops.select("name", "phase", "module", "t0_ns", "t1_ns", "flops")
     for thread in _spans.threads(ops):
         track = stream.thread(thread.name, thread.thread if thread.lane == 0 and thread.device == "cpu" else None)
         yield track.head
-        slices = Slices(texts, thread.edges, starts, ends)
-        yield stream.slices(track, slices)
+        yield from stream.slices(track, Slices(texts, thread.edges, starts, ends))
 
 
 def _slices(stream: Packets, name: str, frame: pl.DataFrame) -> Iterator[bytes]:
@@ -77,7 +75,7 @@ def _slices(stream: Packets, name: str, frame: pl.DataFrame) -> Iterator[bytes]:
     for lane in lanes(frame["t0_ns"].to_numpy(), frame["t1_ns"].to_numpy()):
         track = stream.track(name if lane.number == 0 else f"{name}, overlapping ({lane.number})")
         yield track.head
-        yield stream.slices(track, Slices(columns, lane.edges, nothing, nothing))
+        yield from stream.slices(track, Slices(columns, lane.edges, nothing, nothing))
 
 
 def _sampled(stream: Packets, track: Sampled) -> Iterator[bytes]:

@@ -1,20 +1,41 @@
-"""What a section may hold. A part names its macro in parts.html.j2 by `kind`; nothing here draws or computes."""
+"""What a section may hold. A part names its macro in parts.html.j2 by `kind`; nothing here computes."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar, Union
+
+from stepscope.report.charts.style import NARROW, WIDE
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A chart as SVG text, drawn once for wide and once for narrow screens."""
+    """A chart: a function that builds it for a width in px, as SVG for wide and narrow screens when it is drawn.
 
-    wide: str
-    narrow: str
+    `name` is what `stepscope figure` calls it; the section lists it in FIGURES.
+    """
+
+    chart: Callable[[int], Any]
     caption: str
+    name: str = ""
     kind: ClassVar[str] = "figure"
+
+    @cached_property
+    def wide(self) -> str:
+        """SVG text for wide screens and paper."""
+        return self._drawn(WIDE)
+
+    @cached_property
+    def narrow(self) -> str:
+        """SVG text for phones."""
+        return self._drawn(NARROW)
+
+    def _drawn(self, width: int) -> str:
+        from stepscope.report.charts.svg import draw
+
+        return draw(self.chart(width))
 
 
 @dataclass(frozen=True)
@@ -106,6 +127,7 @@ class Icicle:
     columns: tuple[str, ...]
     rows: Sequence[Sequence[Any]]
     caption: str
+    name: str = ""  # as of a Figure
     kind: ClassVar[str] = "icicle"
 
 

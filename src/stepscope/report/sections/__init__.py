@@ -1,7 +1,8 @@
 """The sections of the page, one file each; the folder is its own registry. docs/add-a-section.md says how to add one.
 
-A file has TITLE (of the heading), ORDER (place on the page, ascending) and `build(run) -> Section`. Sections lay out
-what analysis computed; one that finds nothing to show says so in its lede.
+A file has TITLE (of the heading), ORDER (place on the page, ascending) and `build(run) -> Section`; where it draws,
+FIGURES has the names that `stepscope figure` knows its charts by. Sections lay out what analysis computed; one that
+finds nothing to show says so in its lede.
 """
 
 from __future__ import annotations

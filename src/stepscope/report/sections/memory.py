@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 TITLE = "Memory"
 ORDER = 60
+FIGURES = ("memory",)
 
 _SERIES = {"rss": "resident (RSS)", "pss": "proportional (PSS)"}
 _HEADLINES = {"peak_memory": "Peak", "resident_memory": "Median in the steps"}
@@ -33,7 +34,7 @@ def build(run: Run) -> Section:
         return Section("Memory was not sampled in this run.", tuple(parts))
     drawn = pl.concat(lines)
     caption = "Where readings are denser than the drawing, the largest is drawn. A broken line is a gap."
-    parts.append(figure(lambda width: chart.build(drawn, width), caption))
+    parts.append(figure(lambda width: chart.build(drawn, width), caption, FIGURES[0]))
     lede = "What the system gave to the trainer, also what Python and torch hold and do not use at the moment."
     return Section(lede, tuple(parts))
 

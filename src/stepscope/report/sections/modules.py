@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 TITLE = "Modules"
 ORDER = 40
+FIGURES = ("modules",)
 
 _MOST_CELLS = 4_000
 _MOST_ROWS = 1_200
@@ -53,7 +54,7 @@ def _icicle(inside: pl.DataFrame) -> Icicle:
     rows = [_icicle_row(row, place) for row in kept.iter_rows(named=True)]
     left_out = len(inside) - len(kept)
     caption = f"{_CAPTION} The {left_out:,} cheapest modules are not drawn." if left_out else _CAPTION
-    return Icicle(_FIELDS, rows, caption)
+    return Icicle(_FIELDS, rows, caption, FIGURES[0])
 
 
 def _icicle_row(row: dict[str, Any], place: dict[str, int]) -> list[Any]:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 TITLE = "Overview"
 ORDER = 10
+FIGURES = ("phases",)
 
 _HEADLINES = {
     "step_time": "Step time",
@@ -72,7 +73,9 @@ def _by_phase(phases: pl.DataFrame) -> Iterator[Part]:
     drawn = phases.filter(pl.col("ns") > 0).with_columns(t1_ms=pl.col("ns").cum_sum() / 1e6)
     drawn = drawn.with_columns(t0_ms=pl.col("t1_ms") - pl.col("ns") / 1e6, hover=_hover())
     caption = "A step by phase: median CPU time of each phase in the recorded steps after warm-up."
-    yield figure(lambda width: chart.build(drawn.select("phase", "t0_ms", "t1_ms", "hover"), width), caption)
+    yield figure(
+        lambda width: chart.build(drawn.select("phase", "t0_ms", "t1_ms", "hover"), width), caption, FIGURES[0]
+    )
     yield _table(phases)
 
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 TITLE = "Power and energy"
 ORDER = 35
+FIGURES = ("power",)
 
 _MOST_RAILS = 12  # drawn
 _NEVER = "Nothing is filled in for a gap: energy is of the covered time, and its interval allows for the rest."
@@ -135,7 +136,7 @@ def _timeline(run: Run) -> list[Part]:
     caption = (
         "Mean power of short windows, warm-up included; a sensor that averages smooths it. Tinted: nothing was read."
     )
-    return [figure(lambda width: chart.build(shown, width), caption)]
+    return [figure(lambda width: chart.build(shown, width), caption, FIGURES[0])]
 
 
 def _hover() -> pl.Expr:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 TITLE = "Step times"
 ORDER = 20
+FIGURES = ("step-times",)
 
 _MOST_POINTS = 1_500  # beyond, neighbours are drawn as a band
 _BANDS = 400
@@ -71,7 +72,7 @@ def _scatter(steps: pl.DataFrame, shown: pl.DataFrame, median_ms: float | None, 
         caption += " The axis does not begin at 0."
     if over:
         caption += f" {plural(over, 'step')} above the axis at the upper edge: hover for the time."
-    return figure(lambda width: step_times.build(points, bars, median_ms, top, low, width), caption)
+    return figure(lambda width: step_times.build(points, bars, median_ms, top, low, width), caption, FIGURES[0])
 
 
 def _bars(ms: pl.Series, top: float, low: float) -> pl.DataFrame:
@@ -92,4 +93,4 @@ def _band(steps: pl.DataFrame, top: float, low: float) -> Figure:
     bands = bands.select("step", "low_ms", "middle_ms", "high_ms")
     top = max(top, float(bands["middle_ms"].max() or 0))  # type: ignore[arg-type]
     caption = f"The line is the median, the band the range of each {width} steps; it is cut at the upper edge."
-    return figure(lambda drawn: step_band.build(bands, top, low, drawn), caption)
+    return figure(lambda drawn: step_band.build(bands, top, low, drawn), caption, FIGURES[0])

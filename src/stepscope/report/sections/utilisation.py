@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 TITLE = "Core utilisation"
 ORDER = 30
+FIGURES = ("core-utilisation",)
 
 _STEPS = 3  # as the paper's figure
 _FEW_WINDOWS = 12  # with fewer, steps are shorter than the counters resolve: more steps are shown
@@ -74,7 +75,7 @@ def _figure(run: Run, shown: pl.DataFrame, timeline: pl.DataFrame) -> Part:
     caption += f" (source: {', '.join(sources)})." if (sources := _sources(run)) else "."
     if windows["percent"].null_count():
         caption += " Tinted: nothing was read."
-    return figure(lambda width: chart.build(windows, edges, width), caption)
+    return figure(lambda width: chart.build(windows, edges, width), caption, FIGURES[0])
 
 
 def _sources(run: Run) -> list[str]:

@@ -28,8 +28,8 @@ class LivePeak:
     """The moment with the most live bytes: who reached it and who holds what."""
 
     bytes: int
-    low: int
-    high: int
+    low: int  # what of it becomes resident, at least
+    high: int  # and at most
     mapped: int  # of these, in blocks above memory_model.ALWAYS_MAPPED
     op: str
     module: str | None
@@ -115,7 +115,9 @@ class FitResult:
         """For JSON: everything but the events."""
         fields = {key: value for key, value in vars(self).items() if key not in ("events", "options", "limit")}
         return {
-            **{key: asdict(value) if hasattr(value, "__dataclass_fields__") else value for key, value in fields.items()},
+            **{
+                key: asdict(value) if hasattr(value, "__dataclass_fields__") else value for key, value in fields.items()
+            },
             "peak_bytes": self.peak_bytes,
             "interval": self.interval,
             "breakdown": self.breakdown,

@@ -7,6 +7,7 @@ what is promised can also be measured.
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
@@ -83,18 +84,14 @@ def checkpointed(segments: Collection[str]) -> Change:
 
 
 def blocks(model: nn.Module) -> list[str]:
-    """The modules that a model repeats: the outermost of a type that occurs at least twice and has children."""
-    kinds: dict[type[nn.Module], int] = {}
-    for module in model.modules():
-        kinds[type(module)] = kinds.get(type(module), 0) + 1
-    found: list[str] = []
-    for name, module in model.named_modules():
-        repeated = kinds[type(module)] > 1 and any(True for _ in module.children())
-        plain_list = isinstance(module, (nn.ModuleList, nn.ModuleDict))
-        inside = any(name.startswith(f"{outer}.") for outer in found)
-        if name and repeated and not plain_list and not inside:
-            found.append(name)
-    return found
+    """The modules that a model repeats and that hold others: the outermost of its own types, else lists of layers."""
+    counts = Counter(type(module) for module in model.modules())
+    named = [(name, module) for name, module in model.named_modules() if name and any(True for _ in module.children())]
+    repeated = [(name, module) for name, module in named if counts[type(module)] > 1]
+    own = [name for name, module in repeated if not type(module).__module__.startswith("torch.nn.modules.container")]
+    lists = [name for name, module in repeated if type(module) is nn.Sequential]
+    outermost = [name for name in own if not any(name.startswith(f"{other}.") for other in own)]
+    return outermost or [name for name in lists if not any(other.startswith(f"{name}.") for other in lists)]
 
 
 def checkpointed_blocks(model: nn.Module, optimizers: Optimizers) -> Optimizers:
@@ -109,10 +106,9 @@ def lora(model: nn.Module, optimizers: Optimizers) -> Optimizers:
     new: list[nn.Parameter] = []
     for module in list(model.modules()):
         if type(module) is nn.Linear:
-            like = {"device": module.weight.device, "dtype": module.weight.dtype}
-            module.lora_down = nn.Parameter(torch.zeros(RANK, module.in_features, **like))
-            module.lora_up = nn.Parameter(torch.zeros(module.out_features, RANK, **like))
-            module.forward = functools.partial(_adapted, module, module.forward)
+            module.lora_down = nn.Parameter(module.weight.new_zeros(RANK, module.in_features))
+            module.lora_up = nn.Parameter(module.weight.new_zeros(module.out_features, RANK))
+            module.forward = functools.partial(_adapted, module, module.forward)  # type: ignore[method-assign]
             new += [module.lora_down, module.lora_up]
     if new:
         optimizers[0].add_param_group({"params": new})

@@ -1,0 +1,57 @@
+"""`stepscope live`: watch a run that is going on, from another terminal."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from stepscope.commands.report import NEWEST, RUNS, find_run
+from stepscope.errors import RunNotFound
+
+_NOT_OK = 1
+
+
+def live(
+    run: Annotated[Path, typer.Argument(help="A run folder, the name of one in runs/, or 'last'.")] = Path(NEWEST),
+    wait: Annotated[bool, typer.Option("--wait", help="Wait for the run to begin.")] = False,
+    lines: Annotated[bool, typer.Option("--lines", help="A line every few seconds, as without a terminal.")] = False,
+) -> None:
+    """Watch a run that is going on: step, speed, time left, load, power, memory and heat.
+
+    It reads the run folder alone: the training does not notice it, and goes on when it is left with Ctrl-C. It ends
+    when the run does, with exit code 0 if that went well and 1 if not.
+    """
+    from rich.console import Console
+
+    from stepscope.report.live.watching import watch
+
+    try:
+        status = watch(_found(run, wait), Console(), lines=lines)
+    except KeyboardInterrupt:
+        sys.stderr.write("\nThe view is closed; the training goes on.\n")
+        return
+    raise typer.Exit(0 if status == "ok" else _NOT_OK)
+
+
+def _found(run: Path, wait: bool) -> Path:
+    """The folder to watch, once it is there."""
+    if wait:
+        from stepscope.report.live.waiting import newest_running, wait_for
+
+        if str(run) == NEWEST and not run.exists():
+            found = wait_for(lambda: newest_running(RUNS), lambda: False)
+        else:
+            found = wait_for(lambda: _begun(run), lambda: False)
+        assert found is not None
+        return found
+    folder = find_run(run)
+    if not (folder / "run.json").is_file():
+        raise RunNotFound(f"no run at '{folder}'", "give the folder of a run, or wait for it to begin with --wait")
+    return folder
+
+
+def _begun(run: Path) -> Path | None:
+    return next((folder for folder in (run, RUNS / run) if (folder / "run.json").is_file()), None)

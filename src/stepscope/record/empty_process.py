@@ -1,0 +1,97 @@
+"""Memory of a training process that trains nothing: Python, torch, an optimizer, one step of a tiny network.
+
+It is there whatever the model is, 225 to 340 MB on x86, so it is a part of its own in every account of memory.
+Measured in a child process once for a device, a torch and an allocator, and kept in the user's cache folder.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from stepscope.record.allocators import child_environment
+
+_PROGRAM = """
+import json, torch
+from stepscope.record.allocator_trade import measured_steps, report
+torch.set_num_threads(1)
+model = torch.nn.Sequential(torch.nn.Conv2d(1, 2, 3), torch.nn.Flatten(), torch.nn.Linear(72, 2))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+def step():
+    optimizer.zero_grad()
+    model(torch.randn(2, 1, 8, 8)).sum().backward()
+    optimizer.step()
+print(report(measured_steps(step, 1)))
+"""
+_TIMEOUT_S = 180
+
+
+def empty_process_bytes(allocator: str = "default", cache: Path | None = None) -> int | None:
+    """Peak resident memory, B: as kept, else measured now (seconds); None where it cannot be measured."""
+    kept = kept_empty_process_bytes(allocator, cache)
+    return _measured(allocator, cache) if kept is None else kept
+
+
+def kept_empty_process_bytes(allocator: str = "default", cache: Path | None = None) -> int | None:
+    """The same where an earlier run measured it."""
+    try:
+        known = json.loads(_file(cache).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RuntimeError):
+        return None
+    value = known.get(_key(allocator)) if isinstance(known, dict) else None
+    return value if isinstance(value, int) and value > 0 else None
+
+
+def _measured(allocator: str, cache: Path | None) -> int | None:
+    command = [sys.executable, "-c", _PROGRAM]
+    try:
+        ended = subprocess.run(
+            command,
+            env=child_environment(allocator),
+            capture_output=True,
+            text=True,
+            timeout=_TIMEOUT_S,
+            check=True,
+        )
+        peak = int(json.loads(ended.stdout.splitlines()[-1])["peak_bytes"])
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError, KeyError):
+        return None
+    _keep(allocator, peak, cache)
+    return peak
+
+
+def _keep(allocator: str, peak: int, cache: Path | None) -> None:
+    """A cache that cannot be written costs the next run some seconds, and nothing else."""
+    try:
+        path = _file(cache)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            known = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            known = {}
+        part = path.with_name(f".{path.name}.{os.getpid()}.part")
+        part.write_text(json.dumps({**known, _key(allocator): peak}, indent=1) + "\n", encoding="utf-8")
+        part.replace(path)
+    except (OSError, RuntimeError):
+        return
+
+
+def _key(allocator: str) -> str:
+    try:
+        torch = version("torch")
+    except PackageNotFoundError:
+        torch = "unknown"
+    return f"{allocator} torch {torch} python {platform.python_version()} {platform.machine()}"
+
+
+def _file(cache: Path | None) -> Path:
+    """Below XDG_CACHE_HOME (freedesktop.org base directories); RuntimeError without a home."""
+    if cache is None:
+        stated = Path(os.environ.get("XDG_CACHE_HOME", ""))
+        cache = stated if stated.is_absolute() else Path.home() / ".cache"
+    return cache / "stepscope" / "empty_process.json"

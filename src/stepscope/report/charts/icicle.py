@@ -1,0 +1,79 @@
+"""The module tree as an icicle: from left to right a module and what it is made of, height is time in a median step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import altair as alt
+import polars as pl
+
+from stepscope.report.charts.palette import LIGHT
+from stepscope.report.charts.style import axis, plot_width
+
+_HEIGHT, _LETTER, _LINE = 420, 6.2, 13  # px
+_KINDS = ("forward", "backward", "optimizer")
+
+
+def build(cells: pl.DataFrame, width: int) -> Any:
+    """Cells (depth, t0_ms, t1_ms, label, hover) and their stripes by phase (as `cells_of` makes them)."""
+    deep, end = int(cells.select(pl.col("depth").max()).item()) + 1, float(cells.select(pl.col("t1_ms").max()).item())
+    inner = plot_width(width)
+    x = alt.Scale(domain=[0, deep], nice=False)
+    y = alt.Y(
+        "t0_ms:Q", scale=alt.Scale(domain=[end, 0], nice=False), axis=axis("time in a median step, ms", grid=False)
+    )
+    names = alt.Axis(title="depth in the module tree", grid=False, domain=False, ticks=False, labels=False)
+    boxes = alt.Chart(cells).mark_rect(stroke=LIGHT["paper"], strokeWidth=1, color=LIGHT["rule"])
+    boxes = boxes.encode(
+        x=alt.X("depth:Q", scale=x, axis=names), x2="right:Q", y=y, y2="t1_ms:Q", description="hover:N"
+    )
+    colour = alt.Color("phase:N", scale=alt.Scale(domain=list(_KINDS), range=[LIGHT[kind] for kind in _KINDS]))
+    stripes = alt.Chart(_stripes(cells)).mark_rect().encode(
+        x=alt.X("depth:Q", scale=x), x2="right:Q", y=y, y2="t1_ms:Q", color=colour
+    )  # fmt: skip
+    room = int(inner / deep / _LETTER) - 3
+    tall = pl.col("t1_ms") - pl.col("t0_ms") > _LINE * end / _HEIGHT
+    long = pl.col("label").str.len_chars() > room
+    short = pl.when(long).then(pl.format("{}…", pl.col("label").str.slice(0, max(room - 1, 1)))).otherwise("label")
+    labels = alt.Chart(cells.filter(tall).with_columns(label=short)).mark_text(
+        align="left", baseline="top", dx=12, dy=3, fontSize=11, color=LIGHT["ink"]
+    )
+    text = labels.encode(x=alt.X("depth:Q", scale=x), y=y, text="label:N")
+    return alt.layer(boxes, stripes, text).properties(width=inner, height=_HEIGHT)
+
+
+def cells_of(columns: tuple[str, ...], rows: Any) -> pl.DataFrame:
+    """Cells from the rows of the page's icicle, parents before children: each lies below its elder siblings."""
+    at = {name: columns.index(name) for name in ("name", "parent", "total", *_KINDS)}
+    top: list[float] = []
+    free: list[float] = []  # where the next child of each row begins, ms
+    cells: list[dict[str, Any]] = []
+    below = 0.0
+    for row in rows:
+        parent, length = row[at["parent"]], (row[at["total"]] or 0) / 1e6
+        begin = below if parent is None else free[parent]
+        if parent is None:
+            below += length
+        else:
+            free[parent] += length
+        top.append(begin)
+        free.append(begin)
+        depth = 0 if parent is None else cells[parent]["depth"] + 1
+        phases = {kind: (row[at[kind]] or 0) / 1e6 for kind in _KINDS}
+        label = row[at["name"]] or "the model"
+        name = label.rpartition(".")[2] if depth else label
+        hover = f"{label}: {length:.3f} ms"
+        cells.append({"depth": depth, "t0_ms": begin, "t1_ms": begin + length, "label": name, "hover": hover, **phases})
+    frame = pl.DataFrame(cells).filter(pl.col("t1_ms") > pl.col("t0_ms"))
+    return frame.with_columns(right=pl.col("depth") + 1)
+
+
+def _stripes(cells: pl.DataFrame) -> pl.DataFrame:
+    """At the left of each cell, its time divided by phase."""
+    parts, begin = [], pl.col("t0_ms")
+    for kind in _KINDS:
+        end = pl.min_horizontal(begin + pl.col(kind), "t1_ms")  # medians of parts need not add up to that of the whole
+        stripe = cells.select("depth", right=pl.col("depth") + 0.03, t0_ms=begin, t1_ms=end, phase=pl.lit(kind))
+        parts.append(stripe.filter(pl.col("t1_ms") > pl.col("t0_ms")))
+        begin = end
+    return pl.concat(parts)

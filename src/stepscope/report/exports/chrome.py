@@ -1,0 +1,147 @@
+"""Chrome's JSON trace events, for viewers older than Perfetto (chrome://tracing and what reads its files)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from stepscope.report.exports import _spans
+from stepscope.report.exports._excerpt import Excerpt
+from stepscope.report.exports._lanes import Ints, lanes
+from stepscope.report.exports._sampled import Sampled, sampled
+
+TITLE = "Chrome trace events, for viewers older than Perfetto"
+SUFFIX = ".json"
+
+_PER_OP, _PER_SAMPLE, _PER_STEP, _FIXED = 168, 97, 480, 4_000  # bytes, measured
+_AT_ONCE = 100_000  # events made to text together
+_PROCESS = 1
+
+
+def estimate(excerpt: Excerpt) -> int:
+    """Bytes that will be written, roughly."""
+    per_step = _PER_STEP * len(excerpt.steps)
+    return _FIXED + _PER_OP * excerpt.op_count + _PER_SAMPLE * excerpt.sample_count + per_step
+
+
+def write(excerpt: Excerpt, path: Path) -> None:
+    """Write the events, a line each; times are us with three decimals since the first of all."""
+    with path.open("w", encoding="utf-8", newline="\n") as file:
+        file.write('{"displayTimeUnit":"ns","otherData":' + json.dumps({"run": excerpt.run.id}) + ',"traceEvents":[\n')
+        separator = ""
+        for part in _Lines(excerpt).parts():
+            file.write(separator + part)
+            separator = ",\n"
+        file.write("\n]}\n")
+
+
+class _Lines:
+    """The events of one excerpt as text; threads of the viewer are numbered as they come."""
+
+    def __init__(self, excerpt: Excerpt) -> None:
+        self._excerpt = excerpt
+        self._tracks = sampled(excerpt)
+        begins = [int(track.t_ns[0]) for track in self._tracks if len(track.t_ns)]
+        span = excerpt.span_ns
+        self._zero_ns = min([*begins, *([span[0]] if span else [])], default=0)
+        self._thread = 0
+
+    def parts(self) -> Iterator[str]:
+        """Texts of one event or many, to be joined by commas."""
+        yield _line("M", "process_name", args={"name": f"stepscope {self._excerpt.run.id}"})
+        yield from self._slices("steps", _spans.steps(self._excerpt).select("name", "t0_ns", "t1_ns"))
+        yield from self._slices("phases", _spans.phases(self._excerpt.ops).select("name", "t0_ns", "t1_ns"))
+        yield from self._ops(self._excerpt.ops)
+        for track in self._tracks:
+            if len(track.t_ns):
+                yield self._counter(track)
+            spans = pl.DataFrame({"t0_ns": track.unread[:, 0], "t1_ns": track.unread[:, 1]})
+            yield from self._slices(f"{track.name}: not read", spans.with_columns(name=pl.lit("not read")))
+        for event in self._excerpt.events:
+            args = {key: value for key, value in event.items() if key != "t_ns"}
+            at = _us(int(event.get("t_ns", 0)) - self._zero_ns)
+            yield _line("i", str(event.get("kind") or "event"), ts=at, s="p", args=args)
+
+    def _slices(self, name: str, frame: pl.DataFrame) -> Iterator[str]:
+        for lane in lanes(frame["t0_ns"].to_numpy(), frame["t1_ns"].to_numpy()):
+            yield self._named(name if lane.number == 0 else f"{name}, overlapping ({lane.number})")
+            yield from self._complete(frame, lane.rows)
+
+    def _ops(self, ops: pl.DataFrame) -> Iterator[str]:
+        threads: list[tuple[int, Any]] = []
+        for thread in _spans.threads(ops):
+            yield self._named(thread.name)
+            threads.append((self._thread, thread))
+            yield from self._complete(ops, thread.rows)
+        place = np.zeros(len(ops), dtype=np.int64)
+        for number, thread in threads:
+            place[thread.rows] = number
+        pairs = _spans.flows(ops).with_row_index("id")
+        for kind, column in (("s", "forward"), ("f", "backward")) if len(pairs) else ():
+            at = pairs[column].to_numpy()
+            times = pl.Series(ops["t0_ns"].to_numpy()[at] - self._zero_ns)
+            rows = pl.DataFrame({"id": pairs["id"], "tid": place[at], "ts": times})
+            end = ',"bp":"e"' if kind == "f" else ""
+            head = f'{{"ph":"{kind}"{end},"name":"backward of","cat":"flow","pid":{_PROCESS},"id":'
+            yield _joined(rows, pl.concat_str(pl.lit(head), "id", pl.lit(',"tid":'), "tid", *_ts("ts"), pl.lit("}")))
+
+    def _named(self, name: str) -> str:
+        self._thread += 1
+        order = _line("M", "thread_sort_index", tid=self._thread, args={"sort_index": self._thread})
+        return _line("M", "thread_name", tid=self._thread, args={"name": name}) + ",\n" + order
+
+    def _complete(self, frame: pl.DataFrame, rows: Ints) -> Iterator[str]:
+        for first in range(0, len(rows), _AT_ONCE):
+            yield self._complete_some(frame[rows[first : first + _AT_ONCE]])
+
+    def _complete_some(self, rows: pl.DataFrame) -> str:
+        """Complete events of rows of one lane; texts are escaped once, not once an event."""
+        columns = [_escaped(rows["name"])]
+        parts = [pl.lit('{"ph":"X","pid":1,"tid":' + f'{self._thread},"name":'), pl.col("name")]
+        if "phase" in rows.columns:
+            columns += [_escaped(rows["phase"]), _escaped(rows["module"]), *(rows[c] for c in ("flops", "bytes"))]
+            flops, read = (pl.col(column).cast(pl.String).fill_null("null") for column in ("flops", "bytes"))
+            parts += [pl.lit(',"cat":'), pl.col("phase"), pl.lit(',"args":{"module":'), pl.col("module")]
+            parts += [pl.lit(',"flops":'), flops, pl.lit(',"bytes":'), read, pl.lit("}")]
+        columns += [(rows["t0_ns"] - self._zero_ns).alias("ts"), (rows["t1_ns"] - rows["t0_ns"]).alias("dur")]
+        parts += [*_ts("ts"), *_ts("dur"), pl.lit("}")]
+        return _joined(pl.DataFrame(columns), pl.concat_str(parts))
+
+    def _counter(self, track: Sampled) -> str:
+        head = f'{{"ph":"C","pid":{_PROCESS},"name":{json.dumps(f"{track.name} [{track.unit}]")}'
+        rows = pl.DataFrame({"ts": track.t_ns - self._zero_ns, "value": track.values})
+        value = pl.col("value").cast(pl.String)
+        return _joined(rows, pl.concat_str(pl.lit(head), *_ts("ts"), pl.lit(',"args":{"value":'), value, pl.lit("}}")))
+
+
+def _line(kind: str, name: str, tid: int = 0, **fields: Any) -> str:
+    event = {"ph": kind, "pid": _PROCESS, "tid": tid, "name": name, **fields}
+    return json.dumps(event, separators=(",", ":"), default=str)
+
+
+def _joined(rows: pl.DataFrame, text: pl.Expr) -> str:
+    return str(rows.select(text.str.join(",\n")).item())
+
+
+def _ts(column: str) -> tuple[pl.Expr, ...]:
+    """A time of ns as a field of us with all its digits."""
+    rest = (pl.col(column) % 1000).cast(pl.String).str.zfill(3)
+    return pl.lit(f',"{column}":'), (pl.col(column) // 1000).cast(pl.String), pl.lit("."), rest
+
+
+def _us(ns: int) -> float:
+    return ns / 1000
+
+
+def _escaped(texts: pl.Series) -> pl.Series:
+    """Texts as JSON; null for none."""
+    known = texts.cast(pl.String).drop_nulls().unique(maintain_order=True)
+    json_of = pl.Series([json.dumps(text) for text in known], dtype=pl.String)
+    escaped = texts.cast(pl.String).replace_strict(known, json_of, default="null", return_dtype=pl.String)
+    named: pl.Series = escaped.fill_null("null").alias(texts.name)
+    return named

@@ -1,0 +1,123 @@
+"""The charts of the page as pictures for a paper: PNG, SVG, PDF, or the Vega-Lite specification itself."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stepscope.errors import OutputNotWritable, StepscopeError, UnknownName
+from stepscope.report import sections
+from stepscope.report.page.parts import Figure, Icicle, Part
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from stepscope.analysis.run import Run
+
+SUFFIXES = {"png": ".png", "svg": ".svg", "pdf": ".pdf", "vega": ".vl.json"}
+DOUBLE_COLUMN_MM = 170.0
+NARROWEST_MM, WIDEST_MM = 60.0, 420.0
+
+_PX_PER_MM = 96 / 25.4  # CSS pixels: 12 px of type are 9 points on paper
+_PT_PER_PX = 72 / 96
+_PPI = 300
+_SIZE = re.compile(r'(?P<head><svg[^>]*?) width="(?P<width>[\d.]+)" height="(?P<height>[\d.]+)"')
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A figure that can be asked for, and the heading of the section that draws it."""
+
+    name: str
+    title: str
+
+
+def entries() -> list[Entry]:
+    """Every figure by name, in the order of the page."""
+    modules = sorted(sections.discovered().modules, key=lambda module: (module.ORDER, module.__name__))
+    return [Entry(name, module.TITLE) for module in modules for name in getattr(module, "FIGURES", ())]
+
+
+def check(name: str) -> None:
+    """UnknownName with the nearest names where there is no such figure."""
+    _section(name)
+
+
+def write(name: str, run: Run, folder: Path, form: str, width_mm: float = DOUBLE_COLUMN_MM) -> Path:
+    """Write one figure of a run as png, svg, pdf or vega into a folder, which is made; returns its path.
+
+    Raises StepscopeError where the run has nothing to draw, with the reason; OutputNotWritable where the folder fails.
+    """
+    chart, caption = _chart(name, run)
+    specification = _on_paper(chart(round(width_mm * _PX_PER_MM)), f"{run.id}: {caption}")
+    path = folder / f"{name}-{run.id}{SUFFIXES[form]}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(_drawn(specification, form))
+    except OSError as error:
+        hint = "choose a folder that you can write with --out DIR"
+        raise OutputNotWritable(f"cannot write '{path}': {error.strerror or error}", hint) from error
+    return path
+
+
+def _section(name: str) -> ModuleType:
+    by_name = {figure: module for module in sections.discovered().modules for figure in getattr(module, "FIGURES", ())}
+    if name not in by_name:
+        raise UnknownName("figure", name, by_name)
+    return by_name[name]
+
+
+def _chart(name: str, run: Run) -> tuple[Callable[[int], Any], str]:
+    """The chart as the page draws it, and its caption."""
+    section = _section(name).build(run)
+    for part in section.parts:
+        for found, chart, caption in _drawable(part):
+            if found == name:
+                return chart, caption
+    raise StepscopeError(f"{run.id} has nothing to draw as '{name}': {section.lede}", "stepscope doctor says why")
+
+
+def _drawable(part: Part) -> Iterator[tuple[str, Callable[[int], Any], str]]:
+    if isinstance(part, Figure):
+        yield part.name, part.chart, part.caption
+    elif isinstance(part, Icicle):
+        from stepscope.report.charts import icicle
+
+        cells = icicle.cells_of(part.columns, part.rows)
+        if not cells.is_empty():
+            yield part.name, lambda width: icicle.build(cells, width), part.caption
+
+
+def _on_paper(chart: Any, description: str) -> dict[str, Any]:
+    from stepscope.report.charts.style import styled
+
+    specification: dict[str, Any] = styled(chart).to_dict()
+    specification["background"] = specification["config"]["background"] = "white"
+    specification["description"] = description
+    return specification
+
+
+def _drawn(specification: dict[str, Any], form: str) -> bytes:
+    """The bytes of the file; nothing is fetched, whatever a name in the data looks like."""
+    import vl_convert
+
+    if form == "vega":
+        return (json.dumps(specification, indent=1, default=str) + "\n").encode()
+    if form == "png":
+        png: bytes = vl_convert.vegalite_to_png(specification, scale=_PT_PER_PX, ppi=_PPI, allowed_base_urls=[])
+        return png
+    svg: str = vl_convert.vegalite_to_svg(specification, allowed_base_urls=[])
+    if form == "svg":
+        return svg.encode()
+    pdf: bytes = vl_convert.svg_to_pdf(_SIZE.sub(_in_points, svg, count=1))
+    return pdf
+
+
+def _in_points(size: re.Match[str]) -> str:
+    """Width and height of an SVG as the PDF's page takes them: it makes a point of what is a pixel in SVG."""
+    width, height = (float(size[group]) * _PT_PER_PX for group in ("width", "height"))
+    return f'{size["head"]} width="{width:.2f}" height="{height:.2f}"'

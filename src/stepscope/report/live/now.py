@@ -1,0 +1,179 @@
+"""What is known of a run at this moment."""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stepscope.clock import Clock, monotonic_ns
+from stepscope.report.live.folder import JsonFile, planned_steps, status_of
+from stepscope.report.live.pace import Pace, Steps
+from stepscope.report.live.readings import Channel, Readings
+from stepscope.report.live.tail import LineTail
+from stepscope.report.live.total import total_scopes
+
+_WARNINGS = 3
+_SHARE = {"ns": 1e9, "us": 1e6, "ms": 1e3, "s": 1.0}
+Named = tuple[str, "float | None"]
+
+
+@dataclass(frozen=True)
+class Now:
+    """One look at a run; None is "not known", and shares are of one."""
+
+    run: str
+    name: str
+    status: str
+    reason: str | None
+    pace: Pace
+    planned: int | None
+    waited_ns: int | None  # since the last step ended
+    cores: tuple[Named, ...]
+    accelerators: tuple[Named, ...]
+    rails: tuple[Named, ...]  # W
+    total_w: float | None
+    resident_bytes: float | None
+    available_bytes: float | None
+    memory_bytes: float | None
+    temperatures: tuple[Named, ...]  # degC
+    warnings: tuple[str, ...]
+    simulated: str | None = None
+
+    @property
+    def ended(self) -> bool:
+        return self.status != "running"
+
+    @property
+    def left_s(self) -> float | None:
+        """Time until the planned steps are done, at the pace of the last ones."""
+        if self.planned is None or self.pace.mean_ns is None or self.ended:
+            return None
+        return max(self.planned - self.pace.done, 0) * self.pace.mean_ns / 1e9
+
+    @property
+    def left_j(self) -> float | None:
+        """Energy until then, at the power of now."""
+        return None if self.left_s is None or self.total_w is None else self.left_s * self.total_w
+
+
+class Watch:
+    """Follows one run folder; a look costs what has been appended since the last."""
+
+    def __init__(self, run: Path, clock: Clock = monotonic_ns) -> None:
+        self.path = run
+        self._clock = clock
+        self._header, self._device = JsonFile(run / "run.json"), JsonFile(run / "device.json")
+        self._channels = JsonFile(run / "channels.json")
+        self._steps, self._readings = Steps(run), Readings(run)
+        self._events = _Events(run)
+        self._total: tuple[str, ...] = ()
+
+    def look(self) -> Now:
+        """What is known now."""
+        self._header.look()
+        status = status_of(self._header.content)  # before the rows: none comes after its end
+        described, channels = self._device.look(), self._channels.look()
+        if channels:
+            listed = self._channels.content.get("channels")
+            self._readings.describe(listed if isinstance(listed, list) else [])
+        if described or channels:
+            self._total = self._find_total()
+        self._readings.look()
+        return self._now(status, self._steps.look())
+
+    def close(self) -> None:
+        """Let go of the files."""
+        self._steps.close()
+        self._readings.close()
+
+    def _now(self, status: str, pace: Pace) -> Now:
+        header, workload = self._header.content, self._header.content.get("workload")
+        rails = self._rails()
+        total = [rails[scope][1] for scope in self._total if scope in rails]
+        known = [watts for watts in total if watts is not None]
+        simulated = header.get("simulated")
+        return Now(
+            run=str(header.get("id", self.path.name)),
+            name=str(workload.get("name") if isinstance(workload, dict) else workload or self.path.name),
+            status=status,
+            reason=header.get("reason"),
+            pace=pace,
+            planned=planned_steps(header),
+            waited_ns=None if pace.ended_ns is None else max(self._clock() - pace.ended_ns, 0),
+            cores=self._cores(),
+            accelerators=self._of("utilisation"),
+            rails=tuple(rails.values()),
+            total_w=sum(known) if known and len(known) == len(self._total) else None,
+            resident_bytes=self._one("rss", "process"),
+            available_bytes=self._one("memory_available", "system"),
+            memory_bytes=(self._device.content.get("memory") or {}).get("total_bytes"),
+            temperatures=self._of("temperature"),
+            warnings=self._events.look(),
+            simulated=None if simulated is None else str(simulated),
+        )
+
+    def _cores(self) -> tuple[Named, ...]:
+        """Utilisation of each core, from the time that it was busy or idle."""
+        found: dict[str, float | None] = {}
+        for channel in self._readings.channels:
+            if channel.quantity in ("core_busy_time", "core_idle_time") and channel.scope not in found:
+                rate = self._readings.value(channel)
+                share = None if rate is None else rate / _SHARE.get(channel.unit, 1.0)
+                if share is not None and channel.quantity == "core_idle_time":
+                    share = 1 - share
+                found[channel.scope] = None if share is None else min(max(share, 0.0), 1.0)
+        return tuple((_spoken(scope), found[scope]) for scope in sorted(found, key=lambda s: (len(s), s)))
+
+    def _rails(self) -> dict[str, Named]:
+        """Power of each rail by its scope, W: as read, else as its energy counter grows."""
+        found: dict[str, Named] = {}
+        for quantity in ("power", "energy"):
+            for channel in self._of_quantity(quantity):
+                if found.get(channel.scope, ("", None))[1] is None:
+                    name = str(channel.rail or _spoken(channel.scope)) + (" (estimated)" * channel.estimated)
+                    found[channel.scope] = (name, self._readings.value(channel))
+        return found
+
+    def _find_total(self) -> tuple[str, ...]:
+        channels = [*self._of_quantity("power"), *self._of_quantity("energy")]
+        measured = {
+            (str(channel.rail or channel.scope), channel.scope) for channel in channels if not channel.estimated
+        }
+        return total_scopes(sorted(measured), self._device.content, self._header.content.get("simulated"))
+
+    def _of_quantity(self, quantity: str) -> list[Channel]:
+        return [channel for channel in self._readings.channels if channel.quantity == quantity]
+
+    def _of(self, quantity: str) -> tuple[Named, ...]:
+        found = {channel.scope: channel for channel in reversed(self._of_quantity(quantity))}
+        return tuple((_spoken(scope), self._readings.value(found[scope])) for scope in sorted(found))
+
+    def _one(self, quantity: str, scope: str) -> float | None:
+        channels = [channel for channel in self._of_quantity(quantity) if channel.scope == scope]
+        return self._readings.value(channels[0]) if channels else None
+
+
+class _Events:
+    """The last warnings of events.jsonl."""
+
+    def __init__(self, run: Path) -> None:
+        self._tail = LineTail(run / "events.jsonl")
+        self._last: deque[str] = deque(maxlen=_WARNINGS)
+
+    def look(self) -> tuple[str, ...]:
+        for line in self._tail.new():
+            try:
+                event: Any = json.loads(line)
+            except ValueError:
+                continue  # cut off by a full disk: the next line is good again
+            if isinstance(event, dict):
+                self._last.append(str(event.get("message") or event.get("kind") or "event"))
+        return tuple(self._last)
+
+
+def _spoken(scope: str) -> str:
+    kind, _, name = scope.partition(":")
+    return name if kind in ("rail", "rapl", "thermal", "zone", "temperature") and name else scope.replace(":", " ")

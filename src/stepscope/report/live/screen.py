@@ -1,0 +1,164 @@
+"""The live view as lines of a terminal of any width; 80 columns are enough."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from rich.console import Console, ConsoleOptions
+from rich.segment import Segment
+from rich.style import Style
+from rich.text import Text
+
+from stepscope.report.live.now import Named, Now
+from stepscope.units import NOT_MEASURED, bytes_, duration, number, percent, si
+
+_LABEL, _BAR, _CELL = 9, 10, 26  # columns
+_FEW_CORES = 16  # with more, a core is a single character
+_STEPS_LATE = 4  # a step that takes so many times the usual is worth a word
+_HOT_C = 80.0
+_PLAIN, _DIM, _BOLD = Style(), Style(dim=True), Style(bold=True)
+_GOOD, _BAD, _BUSY = Style(color="green"), Style(color="red", bold=True), Style(color="cyan")
+_STATUS = {"running": _BUSY, "ok": _GOOD}
+_FULL, _EMPTY, _LEVELS = ("█", "#"), ("░", "."), (" ▁▂▃▄▅▆▇█", " .:-=+*#@")
+Piece = tuple[str, Style]
+
+
+@dataclass(frozen=True)
+class Screen:
+    """Draws one `Now`; segments are made directly, which costs a tenth of a table's layout."""
+
+    now: Now
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Segment]:
+        width = options.max_width
+        for pieces in _lines(self.now, width, options.ascii_only):
+            room = width
+            for text, style in pieces:
+                shown = _cropped(text, room)
+                room -= Text(shown).cell_len
+                yield Segment(shown, style)
+            yield Segment.line()
+
+
+def _lines(now: Now, width: int, ascii_only: bool) -> Iterator[list[Piece]]:
+    yield _title(now, width)
+    yield _progress(now, ascii_only)
+    yield _speed(now)
+    yield from _shares("cores", now.cores, width, ascii_only)
+    yield from _shares("GPU", now.accelerators, width, ascii_only)
+    yield from _wrapped("power", _power(now), width)
+    yield _memory(now, ascii_only)
+    yield from _wrapped("heat", [_heat(one) for one in now.temperatures if one[1] is not None], width)
+    for warning in now.warnings:
+        yield [(f"{'!':<{_LABEL}}", _BAD), (warning, _PLAIN)]
+
+
+def _title(now: Now, width: int) -> list[Piece]:
+    status = now.status if not now.reason else f"{now.status}: {now.reason}"
+    simulated = f"  SIMULATED {now.simulated}" if now.simulated else ""
+    room = max(width - len(status) - len(simulated) - 4, 10)
+    name = f"{now.name}  {now.run}" if now.name not in now.run else now.run
+    style = _STATUS.get(now.status, _BAD)
+    return [(f"{_cropped(name, room)}  ", _BOLD), (status, style), (simulated, _BAD)]
+
+
+def _progress(now: Now, ascii_only: bool) -> list[Piece]:
+    done = now.pace.done
+    if now.planned is None:
+        return [*_label("step"), (str(done), _PLAIN), ("   how many there will be is not known", _DIM)]
+    share = min(done / now.planned, 1.0) if now.planned else 0.0
+    counted = f"{done}/{now.planned}  "
+    left = "" if now.left_s is None else f"  {percent(share, 0)}  left {duration(now.left_s * 1e9, 2)}"
+    energy = "" if now.left_j is None else f", {si(now.left_j, 'J', 2)}"
+    return [*_label("step"), (counted, _PLAIN), *_bar(share, 2 * _BAR, ascii_only), (left + energy, _PLAIN)]
+
+
+def _speed(now: Now) -> list[Piece]:
+    pace = now.pace
+    if pace.step_ns is None:
+        return [*_label("speed"), ("no step has ended yet", _DIM)]
+    rate = "" if pace.samples_per_s is None else f"  {number(pace.samples_per_s)} samples/s"
+    loss = "" if pace.loss is None else f"  loss {number(pace.loss, 4)}"
+    waits = now.waited_ns if not now.ended else None
+    late = waits is not None and waits > max(_STEPS_LATE * pace.step_ns, 2e9)
+    waited = f"  this step: {duration(waits, 2)} so far" if late else ""
+    return [*_label("speed"), (f"{duration(pace.step_ns)} a step{rate}{loss}", _PLAIN), (waited, _BAD)]
+
+
+def _shares(label: str, named: Sequence[Named], width: int, ascii_only: bool) -> Iterator[list[Piece]]:
+    """Bars side by side, as many as fit; of many cores, a character each."""
+    if len(named) > _FEW_CORES:
+        levels = _LEVELS[ascii_only]
+        text = "".join("?" if share is None else levels[round(share * (len(levels) - 1))] for _, share in named)
+        inner = max(width - _LABEL, 8)
+        for at in range(0, len(text), inner):
+            yield [*_label(label if at == 0 else ""), (text[at : at + inner], _BUSY)]
+        return
+    beside = max((width - _LABEL) // _CELL, 1)
+    for at in range(0, len(named), beside):
+        line = _label(label if at == 0 else "")
+        for name, share in named[at : at + beside]:
+            said = NOT_MEASURED if share is None else percent(share, 0)
+            short = name.removeprefix("core ")
+            line += [
+                (f"{_cropped(short, 6):<7}", _DIM),
+                *_bar(share or 0.0, _BAR, ascii_only),
+                (f"{said:>6}   ", _PLAIN),
+            ]
+        yield line
+
+
+def _power(now: Now) -> list[Piece]:
+    rails = [(f"{name} {si(watts, 'W')}", _PLAIN) for name, watts in now.rails]
+    return [*([(f"total {si(now.total_w, 'W')}", _BOLD)] if now.total_w is not None else []), *rails]
+
+
+def _memory(now: Now, ascii_only: bool) -> list[Piece]:
+    if now.resident_bytes is None:
+        return [*_label("memory"), ("not measured", _DIM)]
+    line = _label("memory")
+    if now.memory_bytes:
+        used = now.memory_bytes - now.available_bytes if now.available_bytes is not None else now.resident_bytes
+        line += [*_bar(min(used / now.memory_bytes, 1.0), 2 * _BAR, ascii_only), ("  ", _PLAIN)]
+    limit = "" if not now.memory_bytes else f" of {bytes_(now.memory_bytes)}"
+    free = "" if now.available_bytes is None else f", {bytes_(now.available_bytes)} available"
+    return [*line, (f"trainer {bytes_(now.resident_bytes)}{limit}{free}", _PLAIN)]
+
+
+def _heat(one: Named) -> Piece:
+    name, degrees = one
+    assert degrees is not None
+    return f"{name} {degrees:.0f} °C", _BAD if degrees >= _HOT_C else _PLAIN
+
+
+def _wrapped(label: str, pieces: Sequence[Piece], width: int) -> Iterator[list[Piece]]:
+    """Pieces after each other, as many a line as fit."""
+    line, used = _label(label), _LABEL
+    for text, style in pieces:
+        if used > _LABEL and used + len(text) > width:
+            yield line
+            line, used = _label(""), _LABEL
+        line.append((f"{text}   ", style))
+        used += len(text) + 3
+    if pieces:
+        yield line
+
+
+def _label(text: str) -> list[Piece]:
+    return [(f"{text:<{_LABEL}}", _DIM)]
+
+
+def _bar(share: float, width: int, ascii_only: bool) -> list[Piece]:
+    full = round(share * width)
+    return [(_FULL[ascii_only] * full, _BUSY), (_EMPTY[ascii_only] * (width - full), _DIM)]
+
+
+def _cropped(text: str, room: int) -> str:
+    """Text that fits, without control characters: names are not ours, and a terminal obeys them."""
+    plain = "".join(character if character.isprintable() else "?" for character in text)
+    if len(plain) <= room and plain.isascii():
+        return plain
+    line = Text(plain)
+    line.truncate(max(room, 0), overflow="ellipsis" if room > 1 else "crop")
+    return line.plain

@@ -1,0 +1,197 @@
+"""The question of this study: does a training fit, at which batch at most, and what would make it fit?"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field, replace
+
+from stepscope.analysis.memory_model import (
+    ALLOCATORS,
+    EMPTY_PROCESS,
+    MARGIN,
+    Allocator,
+    Limit,
+    ProcessPeak,
+    allocator_of,
+    process_peak,
+    verdict,
+)
+from stepscope.errors import UsageError
+from stepscope.record.dry_run import Change, DryRun, DryRunStopped, dry_run
+from stepscope.record.job import Job
+from stepscope.record.workspaces import Platform, Workspaces, this_platform
+from stepscope.studies.fit import result as words
+from stepscope.studies.fit.kept import Kept
+from stepscope.studies.fit.largest import largest_batch
+from stepscope.studies.fit.live_peak import live_peak
+from stepscope.studies.fit.measured import Line, measured_line
+from stepscope.studies.fit.options import Way, ways, worth_a_line
+from stepscope.studies.fit.result import FitResult, LivePeak, Option
+
+_CHECKPOINT = "checkpoint"
+_CHECKPOINTED_HEAP = 1.9  # resident bytes for each live one that glibc's heap was seen to take with checkpoints
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is asked of a job: the batch, the limit, the allocator, and how far to go."""
+
+    job: Job
+    batch: int
+    limit: Limit | None = None
+    allocator: str = "default"
+    platform: Platform = field(default_factory=this_platform)
+    kept: Kept = field(default_factory=Kept)
+    has_bf16: bool | None = None  # None: as this machine
+    options: bool = True
+    largest: bool = True
+
+
+def answer(question: Question) -> FitResult:
+    """The answer by dry runs; where fake tensors stop, by two small batches for real, and it says so."""
+    if question.batch < 1:
+        raise UsageError(f"a batch of {question.batch} samples cannot be trained", "use --batch 1 or more")
+    began = time.perf_counter()
+    asked = _Simulator(question)
+    try:
+        plain = asked.run(question.job, question.batch)
+    except DryRunStopped as stop:
+        found = _measured_answer(question, asked, stop)
+    else:
+        found = _dry_answer(question, asked, plain)
+    return replace(found, seconds=time.perf_counter() - began)
+
+
+class _Simulator:
+    """Dry runs of one question, and what their live bytes mean for a process."""
+
+    def __init__(self, question: Question) -> None:
+        self.allocator = allocator_of(question.allocator)
+        self.workspaces = Workspaces(question.platform, question.kept.probed)
+        self._kept = question.kept
+        self._peaks: dict[int, int] = {}
+
+    def run(self, job: Job, batch: int, change: Change | None = None) -> DryRun:
+        """A dry run; DryRunStopped where it cannot be made."""
+        return dry_run(job, batch, self.workspaces, change)
+
+    def process(self, live: LivePeak, allocator: Allocator | None = None, checkpointed: bool = False) -> ProcessPeak:
+        """Peak of the process of these live bytes, corrected by what probes of this device have shown."""
+        by = allocator or self.allocator
+        if checkpointed and by.name == "default":
+            by = replace(by, high=_CHECKPOINTED_HEAP)
+        low, high = self._kept.corrected(live.low, live.high)
+        return process_peak((low, high), live.mapped, by, self._kept.empty_process or EMPTY_PROCESS)
+
+    def largest(
+        self, job: Job, limit: Limit, start: int, change: Change | None = None, checkpointed: bool = False
+    ) -> int:
+        """The largest batch that surely fits; models that need two samples (batch statistics) start there."""
+
+        def peak(batch: int) -> int:
+            return self.process(live_peak(self.run(job, batch, change).log), None, checkpointed).high
+
+        most = limit.bytes * (1 - MARGIN)
+        try:
+            return largest_batch(peak, most, start)
+        except DryRunStopped:
+            return largest_batch(peak, most, start, smallest=2)
+
+
+def _dry_answer(question: Question, asked: _Simulator, plain: DryRun) -> FitResult:
+    job, limit = question.job, question.limit
+    live = live_peak(plain.log)
+    process = asked.process(live)
+    not_modelled = {name: count for name, count in asked.workspaces.not_modelled.items() if count}
+    slope = _slope(asked, job, question.batch, live)
+    largest = asked.largest(job, limit, question.batch) if limit is not None and question.largest else None
+    found = tuple(_options(question, asked, plain, process)) if question.options else ()
+    return FitResult(
+        job.name, question.batch, words.DRY_RUN, live, process, asked.allocator.name, question.platform.name, limit,
+        None if limit is None else verdict(process, limit), largest, slope, found,
+        not_modelled=not_modelled,
+        notes=tuple(_notes(question, plain, live)), ops=plain.log.ops, events=plain.events(),
+    )  # fmt: skip
+
+
+def _measured_answer(question: Question, asked: _Simulator, stop: DryRunStopped) -> FitResult:
+    line = measured_line(question.job)
+    live = line.at(question.batch)
+    process = asked.process(live)
+    limit = question.limit
+    notes = ("kernels' workspaces are not in it", "no options: they are simulated by dry runs")
+    return FitResult(
+        question.job.name, question.batch, words.SMALL_BATCHES, live, process, asked.allocator.name,
+        question.platform.name, limit, None if limit is None else verdict(process, limit),
+        None if limit is None else _largest_on(line, asked, limit), round(line.bytes_per_sample),
+        stopped=str(stop), notes=notes,
+    )  # fmt: skip
+
+
+def _largest_on(line: Line, asked: _Simulator, limit: Limit) -> int:
+    def peak(batch: int) -> int:
+        return asked.process(line.at(batch)).high
+
+    return largest_batch(peak, limit.bytes * (1 - MARGIN), line.large[0])
+
+
+def _options(question: Question, asked: _Simulator, plain: DryRun, before: ProcessPeak) -> list[Option]:
+    found = [_of_allocator(question, asked, plain, before, name) for name in ALLOCATORS if name != asked.allocator.name]
+    has_bf16 = question.platform.native_bf16 if question.has_bf16 is None else question.has_bf16
+    for way in ways(question.job, question.batch, plain, has_bf16):
+        try:
+            option = _simulated(question, asked, plain, before, way)
+        except DryRunStopped:
+            continue  # this model cannot be changed so: an activation in place that backward needs, for example
+        if worth_a_line(before.middle, option.process.middle):
+            found.append(option)
+    return sorted((option for option in found if option.gain > 0), key=lambda option: -option.gain)
+
+
+def _simulated(question: Question, asked: _Simulator, plain: DryRun, before: ProcessPeak, way: Way) -> Option:
+    run = asked.run(way.job, way.batch, way.change)
+    live = live_peak(run.log)
+    checkpointed = _CHECKPOINT in way.name
+    process = asked.process(live, checkpointed=checkpointed)
+    limit = question.limit
+    return Option(
+        way.name, live.bytes, process, None if limit is None else verdict(process, limit),
+        before.middle - process.middle, 1 - process.middle / before.middle, way.price,
+        run.flops / plain.flops if plain.flops else 1.0,
+    )  # fmt: skip
+
+
+def _of_allocator(question: Question, asked: _Simulator, plain: DryRun, before: ProcessPeak, name: str) -> Option:
+    live = live_peak(plain.log)
+    process = asked.process(live, ALLOCATORS[name])
+    low, high = ALLOCATORS[name].time
+    limit = question.limit
+    return Option(
+        f"allocator: {name}", live.bytes, process, None if limit is None else verdict(process, limit),
+        before.middle - process.middle, 1 - process.middle / before.middle,
+        f"{low:g} to {high:g} times the CPU time; {ALLOCATORS[name].how}", 1.0,
+    )  # fmt: skip
+
+
+def _slope(asked: _Simulator, job: Job, batch: int, live: LivePeak) -> int | None:
+    """Live bytes that one more sample takes, near this batch."""
+    more = max(batch + 1, round(batch * 1.25))
+    try:
+        return round((live_peak(asked.run(job, more).log).bytes - live.bytes) / (more - batch))
+    except DryRunStopped:
+        return None
+
+
+def _notes(question: Question, plain: DryRun, live: LivePeak) -> list[str]:
+    notes = []
+    if plain.log.looks:
+        notes.append(f"the loop asks for {plain.log.looks} numbers outside the model; it was told a made-up one")
+    parameters = sum(s.bytes for s in plain.log.storages if s.category == "parameter")
+    limit = question.limit
+    if limit is not None and parameters > limit.bytes:
+        notes.append("the parameters alone are larger than the limit: no batch can fit")
+    if question.platform.kind == "cuda":
+        notes.append(
+            "CUDA: dispatched as on the CPU; cuDNN's workspaces are an interval, the CUDA context is not in it"
+        )
+    return notes

@@ -1,0 +1,146 @@
+"""One run of a sweep in a process of its own: whatever becomes of it is a result with a reason."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import shutil
+import signal
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stepscope.clock import monotonic_ns
+from stepscope.errors import RunError
+from stepscope.runfolder import RunReader
+
+SAID = "said.json"  # the child's last word
+LOG = "log.txt"  # what it printed
+NO_FIT = {"oom": "ran out of memory", "killed": "was killed", "timeout": "did not end within the time limit"}
+_TICK_S = 1.0
+_STARVED = ("can't allocate memory", "Cannot allocate memory", "std::bad_alloc", "MemoryError")
+_DISK_FULL = "No space left on device"
+_FINISHED = ("ok", "oom", "failed")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended; `run` is its run folder, null where none was begun.
+
+    status: ok, oom, killed (by a SIGKILL that was not ours), crashed, timeout, failed (an exception), not installed,
+    no data, refused.
+    """
+
+    status: str
+    reason: str | None
+    run: Path | None
+    wall_s: float | None
+
+
+def run_one(
+    command: Sequence[str],
+    spec: Mapping[str, Any],
+    folder: Path,
+    time_limit_s: float,
+    tick: Callable[[], None] = lambda: None,
+) -> Outcome:
+    """Start the child with its orders as JSON, wait, and say what became of it. What an earlier try left is removed."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    orders = {**spec, "out": str(folder), "said": str(folder / SAID), "parent": os.getpid()}
+    began_ns = monotonic_ns()
+    with (folder / LOG).open("wb") as log:
+        child = subprocess.Popen(
+            [*command, json.dumps(orders)],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # Ctrl-C is for the sweep, which ends the child itself
+        )
+        try:
+            in_time = _wait(child, began_ns + round(time_limit_s * 1e9), tick)
+        finally:
+            _end(child)
+    wall_s = (monotonic_ns() - began_ns) / 1e9
+    if not in_time:
+        return Outcome("timeout", f"did not end within {time_limit_s:g} s", run_in(folder), wall_s)
+    status, reason = _said(folder) or _unsaid(child.returncode, folder)
+    return Outcome(status, reason, run_in(folder), wall_s)
+
+
+def finished(folder: Path) -> Outcome | None:
+    """A run that ended although the sweep was no longer there to write it down; None where there is none."""
+    said, run = _said(folder), run_in(folder)
+    if said is None and run is not None and RunReader(run).status in _FINISHED:
+        meta = RunReader(run).meta
+        said = str(meta["status"]), meta.get("reason")
+    return None if said is None else Outcome(*said, run, None)
+
+
+def run_in(folder: Path) -> Path | None:
+    """The run folder that a child has made; None where it made none."""
+    for header in sorted(folder.glob("*/run.json")):
+        with contextlib.suppress(RunError):
+            return RunReader(header.parent).path
+    return None
+
+
+def disk_was_full(folder: Path) -> bool:
+    """Whether the child met a full disk: training goes on without its record then, which is no result."""
+    texts = [folder / LOG, *folder.glob("*/events.jsonl")]
+    return any(_DISK_FULL in path.read_text(encoding="utf-8", errors="replace") for path in texts if path.exists())
+
+
+def _wait(child: subprocess.Popen[bytes], until_ns: int, tick: Callable[[], None]) -> bool:
+    """Whether it ended in time. The kernel wakes us: a parent that polls would disturb what is measured."""
+    try:
+        handle: int | None = os.pidfd_open(child.pid)
+    except (AttributeError, OSError):  # before Linux 5.3
+        handle = None
+    try:
+        while child.poll() is None:
+            tick()
+            left_s = min(_TICK_S, (until_ns - monotonic_ns()) / 1e9)
+            if left_s <= 0:
+                return False
+            if handle is not None:
+                select.select([handle], [], [], left_s)
+            else:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    child.wait(left_s)
+        return True
+    finally:
+        if handle is not None:
+            os.close(handle)
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    """The child and all that it has started."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(child.pid, signal.SIGKILL)
+    child.wait()
+
+
+def _said(folder: Path) -> tuple[str, str | None] | None:
+    try:
+        said = json.loads((folder / SAID).read_text(encoding="utf-8"))
+        return str(said["status"]), said["reason"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _unsaid(code: int, folder: Path) -> tuple[str, str]:
+    """Of a child that ended without a word: from its exit code and the last that it printed."""
+    printed = (folder / LOG).read_text(encoding="utf-8", errors="replace").strip()
+    last = printed.splitlines()[-1][-300:] if printed else "it printed nothing"
+    if any(word in printed for word in _STARVED):
+        return "oom", last
+    if code == -signal.SIGKILL:
+        return "killed", "SIGKILL from outside: the kernel does so when memory runs out (see `dmesg`)"
+    if code < 0:
+        return "crashed", f"{signal.Signals(-code).name}: {last}"
+    return "crashed", f"exit code {code}: {last}"

@@ -1,0 +1,80 @@
+"""Ops of a run as pieces of own time, thread by thread, and lanes that run beside one another."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.analysis.attribution.simulated import Device, execute, resnet_step, sampled
+from tests.fabricate import STEP, Op, fabricate_run, walk
+
+from stepscope.analysis.attribution.attribute import Options, attribute
+from stepscope.analysis.attribution.from_run import run_pieces, run_timeline
+from stepscope.analysis.attribution.parts import grouping, parts
+from stepscope.analysis.attribution.timeline import Keys, Lane
+from stepscope.analysis.op_pieces import Track, joined
+from stepscope.analysis.run import Run
+
+
+def test_each_op_has_its_own_time_and_its_children_theirs(tmp_path: Path) -> None:
+    pieces, _ = run_pieces(Run(fabricate_run(tmp_path, steps=10, recorded=lambda _: True)))
+    (track,) = pieces.tracks
+    spent = np.bincount(track.op, track.t1 - track.t0) / 7
+    for name, seconds in zip(pieces.ops["name"], spent.tolist(), strict=True):
+        own = [op.self_us for op in walk() if op.name == name]
+        assert any(seconds == pytest.approx(us * 1e-6, abs=2e-9) for us in own)
+    assert spent.sum() == pytest.approx(0.015)
+    assert (track.t0[1:] >= track.t1[:-1] - 1e-12).all()
+
+
+def test_kernels_explain_the_gpu_rail_and_ops_of_the_cpu_the_others(tmp_path: Path) -> None:
+    kernel = Op("gemm", "fc", "forward", 800, device="cuda:0", thread=7)
+    ops = (*STEP, Op("aten::x", "fc", "other", 1000, (kernel,)))
+    run = Run(fabricate_run(tmp_path, steps=10, recorded=lambda _: True, ops=ops))
+    pieces, origin = run_pieces(run)
+    gpu, cpu, whole = (run_timeline(run, pieces, origin, component) for component in ("gpu", "cpu", "total"))
+    assert gpu is not None
+    assert cpu is not None
+    assert whole is not None
+    assert [len(lanes.timeline.lanes) for lanes in (gpu, cpu, whole)] == [1, 1, 2]
+    assert gpu.seconds[gpu.ops["name"].to_list().index("gemm")] == pytest.approx(7 * 800e-6)
+    assert whole.timeline.keys.beside.sum() == 1
+    for lanes in (gpu, cpu):
+        assert lanes.timeline.seconds.sum() == pytest.approx(lanes.timeline.end - lanes.timeline.begin)
+
+
+def test_a_thread_that_works_while_the_other_waits_joins_its_lane() -> None:
+    main = Track("cpu", np.array([0.0, 3.0]), np.array([1.0, 4.0]), np.array([0, 1]))
+    backward = Track("cpu", np.array([1.0]), np.array([2.9]), np.array([2]))
+    loader = Track("cpu", np.array([0.5]), np.array([3.5]), np.array([3]))
+    lanes = joined([main, backward, loader])
+    assert [lane.op.tolist() for lane in lanes] == [[0, 2, 1], [3]]
+    assert lanes[0].seconds == pytest.approx(3.9)
+
+
+def test_a_lane_beside_the_first_is_told_apart_from_it() -> None:
+    run = execute(resnet_step(0), 100, 1)
+    random = np.random.default_rng(3)
+    begin = run.timeline.step_t0 + 0.15 * random.random(run.timeline.steps)
+    end = begin + 0.03 * np.exp(random.normal(0, 0.1, len(begin)))
+    end = np.minimum(end, np.append(begin[1:], run.timeline.end) - 1e-3)
+    busy = np.append(0.0, np.cumsum(np.stack([end - begin, np.zeros(len(begin))], 1).ravel()))[:-1]
+    edges = np.stack([begin, end], 1).ravel()
+    both = replace(run, joules=run.joules + 3.0 * np.interp(run.at, edges, busy))
+    keys, lane = run.timeline.keys, run.timeline.lanes[0]
+    count = keys.count + 1
+    key = np.where(lane.key == keys.gap, count - 1, lane.key)
+    wider = Keys(
+        np.insert(keys.kind, keys.gap, keys.kind.max() + 1),
+        np.insert(keys.signature, keys.gap, keys.signature.max() + 1),
+        np.insert(keys.beside, keys.gap, True),
+    )
+    lanes = (Lane(lane.t0, lane.t1, key), Lane(begin, end, np.full(len(begin), keys.gap)))
+    timeline = replace(run.timeline, lanes=lanes, keys=wider)
+    found = attribute(timeline, sampled(both, 0, Device(width=0.0011)), Options(periodic=True))
+    assert found is not None
+    assert found.watts[keys.gap] == pytest.approx(3.0, rel=0.1)
+    group = np.where(np.arange(count) == keys.gap, 1, 0)
+    assert parts(found, grouping(group, 2)).joules[0] == pytest.approx(run.truth.sum(), rel=0.03)

@@ -1,0 +1,201 @@
+"""A dry run says what a real step would hold."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import polars as pl
+import pytest
+import torch
+from torch import Tensor, nn
+
+from stepscope.record.dry_run import DryRunStopped, dry_run
+from stepscope.record.job import Job, accumulated_step, plain_step
+from stepscope.record.workspaces import Platform, Workspaces, this_platform
+from stepscope.runfolder import CATEGORIES, MEMORY, RunReader, RunWriter
+from stepscope.studies.fit import transforms
+from stepscope.studies.fit.live_peak import live_peak
+from tests.fit import jobs
+
+OPTIMIZERS = [torch.optim.SGD, torch.optim.Adam, torch.optim.RMSprop]
+
+
+def workspaces() -> Workspaces:
+    return Workspaces(this_platform())
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+@pytest.mark.parametrize("samples", [4, 64])
+def test_the_peak_of_a_network_of_linear_layers_is_the_measured_one(samples: int, kind: Any) -> None:
+    of = jobs.job(kind=kind)
+    assert dry_run(of, samples, workspaces()).peak_bytes == pytest.approx(jobs.really_live(of, samples), rel=0.003)
+
+
+@pytest.mark.skipif(not this_platform().block, reason="the rules of oneDNN's blocks hold on x86")
+@pytest.mark.parametrize(("make", "shape"), [(jobs.convolutions, (3, 16, 16)), (jobs.Recurrent, (20, 32))])
+def test_the_peak_with_kernels_workspaces_is_within_three_percent(make: Any, shape: tuple[int, ...]) -> None:
+    of = jobs.job(make, shape)
+    assert dry_run(of, 32, workspaces()).peak_bytes == pytest.approx(jobs.really_live(of, 32), rel=0.03)
+
+
+@pytest.mark.parametrize("name", ["frozen", "checkpointed", "lora"])
+def test_a_changed_step_is_foretold_as_it_is_measured(name: str) -> None:
+    of, change = jobs.job(), transforms.VARIANTS[name]
+    said = dry_run(of, 256, workspaces(), change).peak_bytes
+    assert said == pytest.approx(jobs.really_live(of, 256, change), rel=0.01)
+
+
+def test_checkpoints_save_memory_and_cost_flops() -> None:
+    plain, again = (dry_run(jobs.job(), 512, workspaces(), c) for c in (None, transforms.checkpointed_blocks))
+    assert again.peak_bytes < 0.8 * plain.peak_bytes
+    assert 1.1 < again.flops / plain.flops < 1.4
+
+
+def test_a_dry_run_takes_no_longer_and_has_no_more_ops_with_a_thousand_times_the_batch() -> None:
+    small, large = dry_run(jobs.job(), 16, workspaces()), dry_run(jobs.job(), 16_000, workspaces())
+    assert small.log.ops == large.log.ops
+    assert large.peak_bytes > 50 * small.peak_bytes
+
+
+def test_every_event_has_a_known_category_and_forward_and_backward_know_their_layer() -> None:
+    frame = dry_run(jobs.job(), 16, workspaces()).events()
+    assert frame.columns == list(MEMORY)
+    assert set(frame["category"].unique()) <= set(CATEGORIES)
+    assert {"parameter", "gradient", "optimizer", "input", "saved"} <= set(frame["category"].unique())
+    backward = frame.filter((pl.col("phase") == "backward") & (pl.col("op") == "aten.mm.default"))
+    assert backward["module"].is_null().sum() == 0
+    assert "3.up" in backward["module"].to_list()
+
+
+def test_the_events_go_into_a_run_folder_and_come_back(writer: RunWriter) -> None:
+    frame = dry_run(jobs.job(), 16, workspaces()).events()
+    writer.memory(frame)
+    assert RunReader(writer.path).memory_events["bytes"].to_list() == frame["bytes"].to_list()
+
+
+def test_categories_add_up_to_the_peak() -> None:
+    live = live_peak(dry_run(jobs.job(), 64, workspaces()).log)
+    assert sum(live.breakdown.values()) == live.bytes
+    assert live.holders[0].bytes >= live.holders[-1].bytes
+
+
+def test_gradients_that_a_step_keeps_are_counted_during_the_next_forward() -> None:
+    of = jobs.job(kind=torch.optim.SGD)
+
+    def zeroing(model: nn.Module, optimizers: Any, batch: Any) -> None:
+        optimizers[0].zero_grad(set_to_none=False)
+        jobs.loss(model, batch).backward()  # type: ignore[no-untyped-call]
+        optimizers[0].step()
+
+    kept = Job(of.name, of.build, of.batch, zeroing, 16, of.loss)
+    assert dry_run(kept, 64).peak_bytes > dry_run(of, 64).peak_bytes
+
+
+def test_accumulated_halves_hold_less_than_one_whole() -> None:
+    of = jobs.job()
+    halves = Job(of.name, of.build, of.batch, accumulated_step(jobs.loss, 2, lambda: of.batch(512)), 16, of.loss)
+    assert dry_run(halves, 512).peak_bytes < dry_run(of, 1024).peak_bytes
+
+
+def test_the_users_model_optimizer_and_random_numbers_stay_as_they_were() -> None:
+    model = jobs.blocks_model()
+    optimizer = torch.optim.Adam(model.parameters())
+    before, state = [p.detach().clone() for p in model.parameters()], torch.get_rng_state()
+    of = Job("mine", lambda: (model, (optimizer,)), jobs.job().batch, plain_step(jobs.loss), 16, jobs.loss)
+    said = dry_run(of, 16, workspaces(), transforms.all_but_last)
+    assert said.peak_bytes > 0
+    assert all(torch.equal(old, new) for old, new in zip(before, model.parameters(), strict=True))
+    assert all(p.requires_grad and p.grad is None for p in model.parameters())
+    assert not optimizer.state
+    assert torch.equal(state, torch.get_rng_state())
+
+
+class Branching(nn.Module):
+    """Looks at a number in the middle of its forward."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.inner, self.kind = nn.Linear(64, CLASSES), kind
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.inner(x)
+        if self.kind == "branch" and y.sum() > 0:
+            y = y * 2
+        elif self.kind == "item":
+            y = y * y.max().item()
+        elif self.kind == "numpy":
+            y = y + torch.from_numpy(y.detach().numpy())
+        elif self.kind == "nonzero":
+            y = y[y.sum(1).nonzero().squeeze(1)].sum() + y
+        return y
+
+
+CLASSES = jobs.CLASSES
+
+
+@pytest.mark.parametrize(
+    ("kind", "op"), [("branch", "local_scalar"), ("item", "local_scalar"), ("numpy", ""), ("nonzero", "nonzero")]
+)
+def test_what_fake_tensors_cannot_run_is_named_with_its_layer(kind: str, op: str) -> None:
+    with pytest.raises(DryRunStopped) as stop:
+        dry_run(jobs.job(lambda: Branching(kind)), 4, workspaces())
+    assert op in stop.value.op
+    assert stop.value.module == ""
+    assert stop.value.reason
+
+
+def test_a_loop_that_prints_its_loss_is_no_obstacle() -> None:
+    of = jobs.job()
+
+    def printing(model: nn.Module, optimizers: Any, batch: Any) -> None:
+        plain_step(lambda m, b: jobs.loss(m, b))(model, optimizers, batch)
+        float(jobs.loss(model, batch).detach())
+
+    run = dry_run(Job(of.name, of.build, of.batch, printing, 16, of.loss), 8)
+    assert run.log.looks == 2
+
+
+def test_a_custom_autograd_function_is_followed() -> None:
+    class Twice(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            ctx.save_for_backward(x)
+            return 2 * x
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: Any) -> Any:
+            return 2 * gradients[0]
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(64, CLASSES)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.as_tensor(Twice.apply(self.head(x)))  # type: ignore[no-untyped-call]
+
+    of = jobs.job(Net)
+    assert dry_run(of, 64, workspaces()).peak_bytes == pytest.approx(jobs.really_live(of, 64), rel=0.003)
+
+
+def test_without_oneDNN_a_convolution_expands_its_patches() -> None:  # noqa: N802 - the library's name
+    of = jobs.job(jobs.convolutions, (3, 16, 16))
+    plain = dry_run(of, 16).peak_bytes
+    assert dry_run(of, 16, Workspaces(Platform(block=0))).peak_bytes > plain
+
+
+def test_on_cuda_the_workspace_is_an_interval() -> None:
+    run = dry_run(jobs.job(jobs.convolutions, (3, 16, 16)), 16, Workspaces(Platform("cuda")))
+    low, high = run.peak_interval
+    assert low <= run.peak_bytes <= high
+    assert low < high
+
+
+def test_thousands_of_ops_take_seconds_of_processor_time() -> None:
+    of = jobs.job(lambda: nn.Sequential(*[jobs.Block() for _ in range(60)], nn.Linear(64, CLASSES)))
+    dry_run(jobs.job(), 4)
+    began = time.process_time()
+    run = dry_run(of, 16, workspaces())
+    assert run.log.ops > 3000
+    assert time.process_time() - began < 10  # of a machine ten times slower than where 2 s were seen for 6,000

@@ -1,0 +1,425 @@
+"""Exports: other tools find in them what the run holds, no slice is lost or bent, and any run can be exported."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections import Counter, defaultdict
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.fabricate import MODEL, START_NS, STEP, Op, Sampled, every_step, fabricate_run
+from tests.report import perfetto_reader
+from tests.report.perfetto_reader import Track
+
+from stepscope.analysis.channel_timeline import channel_timeline
+from stepscope.analysis.run import Run
+from stepscope.errors import UnknownName, UsageError
+from stepscope.report import exports
+from stepscope.report.exports import _protobuf as protobuf
+from stepscope.report.exports import perfetto, speedscope
+from stepscope.report.exports._excerpt import Excerpt, excerpt
+from stepscope.report.exports._lanes import lanes
+from stepscope.report.exports._tables import raw_tables, small_tables
+from stepscope.runfolder import RunWriter
+
+NAMES = sorted(module.__name__.rpartition(".")[2] for module in exports.discovered().modules)
+KERNEL = Op("sgemm_kernel", "fc", "forward", 400, device="cuda:0", thread=7)
+WITH_GPU = (*STEP, Op("aten::launch", "fc", "forward", 200, (KERNEL,)))
+HOSTILE = "\u202eevil\u0007\x1b[31m </script>" + "x" * 500
+ASLEEP_NS = 5_000_000_000
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A run with a GPU, power, a gap, an event, and a boot clock that is ahead of the monotonic one."""
+    clock = {"monotonic_ns": START_NS, "boottime_ns": START_NS + ASLEEP_NS, "unix_ns": 1_700_000_000_000_000_000}
+    folder = tmp_path_factory.mktemp("runs")
+    path = fabricate_run(folder, steps=12, ops=WITH_GPU, power_w=5.0, gap=(0.4, 0.6), header={"clock": clock})
+    event = {"t_ns": START_NS + 1_000_000, "source": "sampler", "kind": "sensor-lost", "message": "sensor x is lost"}
+    (path / "events.jsonl").write_text(json.dumps(event) + "\n")
+    return Run(path)
+
+
+@pytest.fixture(scope="module")
+def trace(run: Run) -> dict[int, Track]:
+    return perfetto_reader.read(b"".join(perfetto.content(excerpt(run))))
+
+
+def _op_slices(trace: dict[int, Track]) -> list[perfetto_reader.Slice]:
+    """Slices of the tracks of threads and streams."""
+    own = [track for track in trace.values() if track.thread or " stream " in track.name or "thread " in track.name]
+    return [found for track in own for found in track.slices]
+
+
+def _track(trace: dict[int, Track], name: str) -> Track:
+    (found,) = [track for track in trace.values() if track.name == name]
+    return found
+
+
+def _sums(rows: list[tuple[str, int]]) -> dict[str, tuple[int, int]]:
+    found: dict[str, tuple[int, int]] = defaultdict(lambda: (0, 0))
+    for name, ns in rows:
+        found[name] = (found[name][0] + 1, found[name][1] + ns)
+    return dict(found)
+
+
+def _written(name: str, part: Excerpt, tmp_path: Path) -> Path:
+    module = exports.find(name)
+    path = tmp_path / f"out{module.SUFFIX}"
+    module.write(part, path)
+    return path
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.is_file() else sum(file.stat().st_size for file in path.iterdir())
+
+
+def test_the_folder_has_every_export_that_is_promised() -> None:
+    assert not exports.discovered().warnings
+    assert NAMES == ["chrome", "csv", "json", "parquet", "perfetto", "speedscope"]
+
+
+def test_an_unknown_export_is_answered_with_the_nearest() -> None:
+    with pytest.raises(UnknownName) as refused:
+        exports.find("perfeto")
+    assert refused.value.hint == "did you mean perfetto?"
+
+
+def test_perfetto_has_every_op_once_with_the_time_that_the_run_has(run: Run, trace: dict[int, Track]) -> None:
+    slices = _op_slices(trace)
+    ops = run.ops.with_columns(ns=pl.col("t1_ns") - pl.col("t0_ns"))
+    for key, column in ((lambda s: s.name, "name"), (lambda s: s.category, "phase")):
+        rows = [(key(found), found.t1_ns - found.t0_ns) for found in slices]
+        assert _sums(rows) == _sums(ops.select(pl.col(column).cast(pl.String), "ns").rows())
+    modules = [(str(found.args.get("module")), found.t1_ns - found.t0_ns) for found in slices]
+    assert _sums(modules) == _sums([(str(module), ns) for module, ns in ops.select("module", "ns").rows()])
+    assert sum(found.args.get("flops", 0) for found in slices) == ops["flops"].sum()
+
+
+def test_perfetto_nests_slices_and_drops_none(trace: dict[int, Track]) -> None:
+    for track in trace.values():
+        for outer, inner in pairwise(track.slices):
+            nested = inner.t0_ns >= outer.t0_ns and inner.t1_ns <= outer.t1_ns
+            assert nested == (inner.depth > outer.depth) or inner.t0_ns >= outer.t1_ns
+        assert all(found.t1_ns >= found.t0_ns for found in track.slices)
+
+
+def test_perfetto_counts_in_boot_time(run: Run, trace: dict[int, Track]) -> None:
+    steps = _track(trace, "steps").slices
+    assert [found.t0_ns - ASLEEP_NS for found in steps] == run.steps["t0_ns"].to_list()
+    assert [found.name for found in steps] == [f"step {step}" for step in run.steps["step"]]
+
+
+def test_perfetto_leads_from_each_module_call_to_its_backward(run: Run, trace: dict[int, Track]) -> None:
+    slices = _op_slices(trace)
+    starts = {found.starts: found for found in slices if found.starts}
+    ends = {found.ends: found for found in slices if found.ends}
+    recorded = int(run.steps["recorded"].sum())
+    assert starts.keys() == ends.keys()
+    assert len(starts) == 3 * recorded, "features.0, features.1 and fc have a backward pass of their own"
+    for number, begin in starts.items():
+        end = ends[number]
+        assert (begin.category, end.category) == ("forward", "backward")
+        assert begin.args["module"] == end.args["module"]
+        assert begin.t1_ns <= end.t0_ns
+
+
+def test_perfetto_has_a_track_a_thread_and_stream_below_one_process(trace: dict[int, Track]) -> None:
+    (process,) = [track for track in trace.values() if track.process]
+    assert process.process == "training fabricated"
+    assert _track(trace, "thread 1").thread == (2**22 + 1, 1)
+    kernels = _track(trace, "cuda:0 stream 7")
+    assert {found.name for found in kernels.slices} == {"sgemm_kernel"}
+
+
+def test_perfetto_phases_follow_each_other_within_the_step(run: Run, trace: dict[int, Track]) -> None:
+    phases = _track(trace, "phases").slices
+    assert Counter(found.name for found in phases)["backward"] == int(run.steps["recorded"].sum())
+    assert all(first.t1_ns <= second.t0_ns for first, second in pairwise(phases))
+
+
+def test_perfetto_counters_carry_units_and_the_readings_themselves(run: Run, trace: dict[int, Track]) -> None:
+    power = _track(trace, "power board")
+    read = run.samples("power").drop_nulls("value")
+    assert power.unit == "W"
+    assert trace[power.parent].name == "Power"
+    assert [value for _, value in power.counters] == read["value"].to_list()
+    middles = ((read["t0_ns"] + read["t1_ns"]) // 2).to_list()
+    assert [t_ns - ASLEEP_NS for t_ns, _ in power.counters] == middles
+    assert _track(trace, "rss process").unit == "B"
+
+
+def test_perfetto_shows_a_gap_as_a_slice_and_not_as_a_value(run: Run, trace: dict[int, Track]) -> None:
+    (gap,) = _track(trace, "power board: not read").slices
+    unread = run.samples("power").filter(pl.col("value").is_null())
+    assert gap.t0_ns - ASLEEP_NS <= unread["t0_ns"][0]
+    assert gap.t1_ns - ASLEEP_NS >= unread["t1_ns"][-1]
+    for core in ("0", "1"):
+        values = [value for _, value in _track(trace, f"utilisation core {core}").counters]
+        assert values
+        assert all(0 <= value <= 1 for value in values)
+
+
+def test_perfetto_shows_events_as_instants(trace: dict[int, Track]) -> None:
+    ((t_ns, name, said),) = _track(trace, "events").instants
+    assert (t_ns - ASLEEP_NS, name) == (START_NS + 1_000_000, "sensor-lost")
+    assert said == {"source": "sampler", "message": "sensor x is lost"}
+
+
+def test_slices_that_overlap_without_nesting_go_to_a_lane_of_their_own() -> None:
+    begins, ends = np.array([0, 5, 2, 10, 10]), np.array([10, 15, 4, 10, 20])
+    found = lanes(begins, ends)
+    assert [lane.edges.tolist() for lane in found] == [[0, 2, ~2, ~0, 4, 3, ~3, ~4], [1, ~1]]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 25)), max_size=40))
+def test_lanes_keep_every_slice_and_close_what_they_open(spans: list[tuple[int, int]]) -> None:
+    t0, length = (np.array([span[i] for span in spans], dtype=np.int64) for i in range(2))
+    t1 = t0 + length
+    seen: list[int] = []
+    for lane in lanes(t0, t1):
+        stack: list[int] = []
+        now = -1
+        for edge in lane.edges.tolist():
+            row = edge if edge >= 0 else ~edge
+            at = int(t0[row]) if edge >= 0 else int(t1[row])
+            assert at >= now, "time runs backwards"
+            now = at
+            if edge >= 0:
+                stack.append(row)
+                seen.append(row)
+            else:
+                assert stack.pop() == row
+        assert not stack
+    assert sorted(seen) == list(range(len(spans)))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 2**64 - 1), st.integers(0, 300), st.booleans()), min_size=1, max_size=20))
+def test_columns_become_the_same_bytes_as_single_messages(rows: list[tuple[int, int, bool]]) -> None:
+    big, small = (np.array([row[i] for row in rows], dtype=np.uint64) for i in range(2))
+    has = np.array([row[2] for row in rows])
+    inner = protobuf.Messages(4, (protobuf.Varints(200, small), protobuf.Fixed64s(3, big)), has)
+    written = protobuf.encode(1, (protobuf.Varints(8, big, ~has), protobuf.Varints(10, small), inner))
+    expected = b""
+    for value, count, there in rows:
+        eight = protobuf.varint(3 << 3 | 1) + value.to_bytes(8, "little")
+        inside = protobuf.message((200, count)) + eight
+        body = protobuf.message((8, None if there else value), (10, count), (4, inside if there else None))
+        expected += protobuf.message((1, body))
+    assert written == expected
+
+
+def test_chrome_has_every_op_once_with_the_time_that_the_run_has(run: Run, tmp_path: Path) -> None:
+    content = json.loads(_written("chrome", excerpt(run), tmp_path).read_text())
+    events = content["traceEvents"]
+    ops = [event for event in events if event["ph"] == "X" and "args" in event]
+    stored = run.ops
+    assert len(ops) == len(stored)
+    assert round(sum(event["dur"] for event in ops) * 1000) == (stored["t1_ns"] - stored["t0_ns"]).sum()
+    assert Counter(event["name"] for event in ops) == Counter(stored["name"].cast(pl.String).to_list())
+    assert Counter(event["ph"] for event in events)["s"] == Counter(event["ph"] for event in events)["f"] > 0
+    names = {event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    assert names >= {"steps", "phases", "thread 1", "cuda:0 stream 7", "power board: not read"}
+    assert any(event["ph"] == "C" and event["name"] == "power board [W]" for event in events)
+    assert [event["name"] for event in events if event["ph"] == "i"] == ["sensor-lost"]
+
+
+def test_chrome_slices_of_a_thread_do_not_overlap_without_nesting(run: Run, tmp_path: Path) -> None:
+    events = json.loads(_written("chrome", excerpt(run), tmp_path).read_text())["traceEvents"]
+    threads: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    for event in events:
+        if event["ph"] == "X":
+            begin = round(event["ts"] * 1000)
+            threads[event["tid"]].append((begin, begin + round(event["dur"] * 1000)))
+    for spans in threads.values():
+        assert len(lanes(*(np.array(column) for column in zip(*spans, strict=True)))) == 1
+
+
+def test_speedscope_weighs_stacks_by_own_time_a_phase(run: Run, tmp_path: Path) -> None:
+    content = json.loads(_written("speedscope", excerpt(run), tmp_path).read_text())
+    frames = [frame["name"] for frame in content["shared"]["frames"]]
+    cpu = run.ops.filter(pl.col("device").cast(pl.String) == "cpu")
+    own = dict(cpu.group_by(pl.col("phase").cast(pl.String)).agg(pl.col("self_ns").sum()).rows())
+    profiles = {profile["name"]: profile for profile in content["profiles"]}
+    assert profiles.keys() == {*own, "forward, cuda:0"}
+    for phase, total in own.items():
+        assert sum(profiles[phase]["weights"]) == profiles[phase]["endValue"] == total
+    stacks = [[frames[at] for at in sample] for sample in profiles["forward"]["samples"]]
+    assert ["model", "features", "features.0", "aten::mkldnn_convolution"] in stacks
+    assert ["(outside any module)", "aten::cross_entropy_loss"] in stacks
+
+
+def test_speedscope_survives_ops_that_call_each_other_in_a_circle() -> None:
+    texts = {"name": ["a", "b", "c"], "module": [None, None, None], "parent": [1, 0, 7], "row": [0, 1, 2]}
+    numbers, stacks = speedscope._stacks(pl.DataFrame(texts, schema_overrides={"module": pl.String}))
+    outside = "(outside any module)"
+    assert [stacks[number] for number in numbers] == [[outside, "a"], [outside, "b"], [outside, "c"]]
+
+
+@pytest.mark.parametrize("name", ["csv", "parquet"])
+def test_a_folder_of_tables_holds_all_tables_with_all_rows(run: Run, name: str, tmp_path: Path) -> None:
+    part = excerpt(run)
+    folder = _written(name, part, tmp_path)
+    for table, made in {**raw_tables(part), **small_tables(part)}.items():
+        path = folder / f"{table}.{name}"
+        rows = len(pl.read_parquet(path)) if name == "parquet" else _csv_rows(path)
+        assert rows == len(made()), table
+    assert sum(1 for _ in folder.iterdir()) == len(raw_tables(part)) + len(small_tables(part))
+
+
+def _csv_rows(path: Path) -> int:
+    with path.open(newline="") as file:
+        return sum(1 for _ in csv.reader(file)) - 1
+
+
+def test_parquet_keeps_a_gap_as_null(run: Run, tmp_path: Path) -> None:
+    samples = pl.read_parquet(_written("parquet", excerpt(run), tmp_path) / "samples.parquet")
+    power = samples.filter(pl.col("quantity") == "power")
+    assert power["value"].null_count() == run.samples("power")["value"].null_count() > 0
+
+
+def test_json_is_the_summary_and_the_tables_without_nan(run: Run, tmp_path: Path) -> None:
+    def refuse(constant: str) -> Any:
+        raise AssertionError(constant)
+
+    text = _written("json", excerpt(run), tmp_path).read_text()
+    content = json.loads(text, parse_constant=refuse)
+    assert content["summary"]["verdict"]["sentence"] == run.verdict().sentence
+    assert content["tables"].keys() == small_tables(excerpt(run)).keys()
+    steps = content["tables"]["steps"]
+    assert len(steps["rows"]) == len(run.steps)
+    assert steps["columns"] == run.steps.columns
+
+
+@pytest.mark.parametrize(
+    ("chosen", "steps"), [("all", range(12)), ("first:3", range(3)), ("2:5", range(2, 5)), ("10:99", range(10, 12))]
+)
+def test_steps_can_be_chosen(run: Run, chosen: str, steps: range) -> None:
+    part = excerpt(run, chosen)
+    assert part.steps["step"].to_list() == list(steps)
+    assert set(part.ops["step"]) == {step for step in steps if step % 5 != 4}
+    assert part.op_count == len(part.ops)
+
+
+def test_samples_and_events_of_chosen_steps_are_those_of_their_time(run: Run) -> None:
+    part = excerpt(run, "6:8")
+    assert part.span_ns is not None
+    (power,) = [channel for channel in part.channels if channel["quantity"] == "power"]
+    samples = part.samples(power)
+    assert 0 < len(samples) < len(excerpt(run).samples(power))
+    assert samples["t1_ns"].min() >= part.span_ns[0]  # type: ignore[operator]
+    assert part.events == []
+    assert part.sample_count == sum(len(part.samples(channel)) for channel in part.channels)
+
+
+@pytest.mark.parametrize("chosen", ["", "5", "7:3", "4:4", "-1:4", "first:", "every:3", "first:-2"])
+def test_a_choice_of_steps_that_is_none_is_refused(run: Run, chosen: str) -> None:
+    with pytest.raises(UsageError, match="--steps"):
+        excerpt(run, chosen)
+
+
+def test_steps_that_the_run_does_not_have_are_refused_with_those_it_has(run: Run) -> None:
+    with pytest.raises(UsageError) as refused:
+        excerpt(run, "50:60")
+    assert refused.value.hint == "this run has steps 0 to 11"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_size_is_known_before_it_is_written(name: str, tmp_path: Path) -> None:
+    part = excerpt(Run(fabricate_run(tmp_path / "runs", steps=200, recorded=every_step, power_w=5.0)))
+    guessed, written = exports.find(name).estimate(part), _size(_written(name, part, tmp_path))
+    assert guessed / 2.5 < written < guessed * 2.5
+
+
+def _folders(tmp_path: Path) -> dict[str, Path]:
+    """Runs that lack something, or have something strange."""
+    empty = RunWriter.create(tmp_path / "empty", "empty")
+    empty.close("failed", "RuntimeError: no step")
+    odd = {"sensor": "odd", "quantity": "power", "unit": "W", "kind": "gauge", "scope": HOSTILE, "id": "odd"}
+    named = Sampled(odd, np.arange(0, 10**8, 10**7), np.full(10, np.nan))
+    hostile = (Op(HOSTILE, HOSTILE, "forward", 100, (Op("nn.\u05d0", "a.b", "forward", 50),)),)
+    damaged = fabricate_run(tmp_path / "damaged", steps=6)
+    (damaged / "ops" / "000000.parquet").write_bytes(b"PAR1 cut off")
+    (damaged / "channels.json").write_text("{")
+    deep = Op("aten::deep", None, "forward", 2)
+    for _ in range(60):
+        deep = Op("aten::deep", None, "forward", 2, (deep,))
+    return {
+        "empty": empty.path,
+        "crashed": fabricate_run(tmp_path / "crashed", steps=8, status=None),
+        "running": fabricate_run(tmp_path / "running", steps=8, status=None, header={"pid": 1}),
+        "without ops": fabricate_run(tmp_path / "bare", steps=8, recorded=lambda step: False),
+        "without samples": fabricate_run(tmp_path / "dark", steps=8, samples=False),
+        "of one step": fabricate_run(tmp_path / "one", steps=1, recorded=every_step),
+        "hostile": fabricate_run(tmp_path / "hostile", steps=6, ops=hostile, model=(*MODEL,), sampled=(named,)),
+        "damaged": damaged,
+        "deep": fabricate_run(tmp_path / "deep", steps=4, ops=(deep,)),
+    }
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_whatever_a_run_lacks_it_can_be_exported(name: str, tmp_path: Path) -> None:
+    for what, folder in _folders(tmp_path).items():
+        path = _written(name, excerpt(Run(folder)), tmp_path / what.replace(" ", "-")) if _made(tmp_path, what) else None
+        assert path is not None
+        assert _size(path) > 0, what
+        if path.suffix == ".json":
+            json.loads(path.read_text())
+        if path.suffix == ".pftrace":
+            read = perfetto_reader.read(path.read_bytes())
+            assert sum(len(track.slices) for track in read.values()) >= len(Run(folder).ops), what
+
+
+def _made(tmp_path: Path, what: str) -> bool:
+    (tmp_path / what.replace(" ", "-")).mkdir(exist_ok=True)
+    return True
+
+
+def test_hostile_names_come_back_as_they_were(tmp_path: Path) -> None:
+    hostile = (Op(HOSTILE, HOSTILE, "forward", 100),)
+    part = excerpt(Run(fabricate_run(tmp_path, steps=6, ops=hostile, samples=False)))
+    slices = _op_slices(perfetto_reader.read(b"".join(perfetto.content(part))))
+    assert {(found.name, found.args["module"]) for found in slices} == {(HOSTILE, HOSTILE)}
+    events = json.loads(_written("chrome", part, tmp_path).read_text())["traceEvents"]
+    assert HOSTILE in {event["name"] for event in events}
+
+
+def _counter(values: list[float], **facts: Any) -> tuple[dict[str, Any], pl.DataFrame]:
+    t_ns = [at * 10_000_000 for at in range(len(values))]
+    samples = pl.DataFrame({"t0_ns": t_ns, "t1_ns": t_ns, "value": values}, nan_to_null=True)
+    return {"kind": "counter", "unit": "J", **facts}, samples
+
+
+def test_an_energy_counter_becomes_power_over_windows_that_it_can_resolve() -> None:
+    line = channel_timeline(*_counter([0.1 * at for at in range(1, 12)], refresh_ns=20_000_000))
+    assert (line.unit, line.rate) == ("W", True)
+    assert np.diff(line.t_ns).min() >= 40_000_000
+    assert line.values == pytest.approx(10.0)
+
+
+def test_a_counter_that_was_set_back_leaves_a_gap_and_no_negative_rate() -> None:
+    line = channel_timeline(*_counter([1.0, 1.1, 1.2, 1.3, 0.1, 0.2, 0.3, 0.4, 0.5]))
+    assert (line.values >= 0).all()
+    assert len(line.gaps_ns) == 1
+
+
+def test_a_gauge_without_anything_newer_has_no_gap_but_one_that_failed_has() -> None:
+    values = [1.0, np.nan, 2.0, np.nan, 3.0, np.nan, np.nan, np.nan, np.nan, 4.0]
+    channel, samples = _counter(values, kind="gauge", unit="W", refresh_ns=10_000_000)
+    line = channel_timeline(channel, samples)
+    assert line.values.tolist() == [1.0, 2.0, 3.0, 4.0]
+    assert line.gaps_ns.tolist() == [[40_000_000, 90_000_000]]
+
+
+def test_a_channel_that_was_never_read_is_one_gap() -> None:
+    channel, samples = _counter([np.nan] * 5, kind="gauge", unit="W")
+    assert channel_timeline(channel, samples).gaps_ns.tolist() == [[0, 40_000_000]]
