@@ -17,7 +17,10 @@ from stepscope.errors import MissingDependency, StepscopeError, UnknownName
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 INTERNAL_ERROR = 70  # EX_SOFTWARE of sysexits.h: not a refusal, a fault of ours
-_EXTRAS = {"torch": "torch", "altair": "report", "vl_convert": "report", "jinja2": "report"}
+_EXTRAS = {
+    **{"torch": "torch", "altair": "report", "vl_convert": "report", "jinja2": "report"},
+    **{"pooch": "data", "PIL": "data", "ale_py": "atari"},
+}
 
 
 def build_app() -> typer.Typer:

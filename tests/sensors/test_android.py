@@ -187,3 +187,9 @@ def test_a_phone_that_is_charged_says_how_to_measure_it(tmp_path: Path, monkeypa
     answer = missing(android.discover(ROOT, PHONE))
     assert answer.reason == "unsupported"
     assert "adb tcpip" in str(answer.remedy)
+
+
+@pytest.mark.parametrize("number", ["1_000_000", "\u0663\u0669\u0666\u0664", "0x10", "1e6", "nan", "4182 mV", ""])
+def test_a_quoted_number_is_one_only_in_plain_digits(number: str) -> None:
+    phone = parse(json.dumps({"percentage": 50, "voltage": number, "current": number, "plugged": "UNPLUGGED"}))
+    assert (phone.voltage_v, phone.current_a, phone.power_w) == (None, None, None)

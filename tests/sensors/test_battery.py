@@ -218,19 +218,27 @@ def test_the_uevents_of_real_machines_are_read_whole() -> None:
         0.0,
         0.0,
         pytest.approx(1.202147 * 4.13744),
+        pytest.approx(0.3956 * 3.833115),
+        pytest.approx(0.00656 * 4.310292),
+        pytest.approx(10.0),
+        pytest.approx(0.812 * 4.186),
+        pytest.approx(14.888),
     ]
     assert [power_supply.charge_c(supply) for supply in supplies] == [
         None,
         pytest.approx(2.167 * 3600),
         pytest.approx(7.326 * 3600),
         pytest.approx(0.317457 * 3600),
+        *[None] * 5,  # a counter that starts anywhere, or whose unit is not that of the capacity, is no charge
     ]
-    assert [power_supply.volts(supply) for supply in supplies] == pytest.approx([11.206, 16.636, 12.575, 4.13744])
-    assert [power_supply.discharging(supply) for supply in supplies] == [True, False, True, None]
-    assert [bool(power_supply.broken_units(supply)) for supply in supplies] == [False, False, True, False]
+    assert power_supply.stored_j(supplies[8]) == pytest.approx(9.43 * 3600)
+    assert [power_supply.volts(supply) for supply in supplies[:4]] == pytest.approx([11.206, 16.636, 12.575, 4.13744])
+    assert [power_supply.discharging(supply) for supply in supplies[:4]] == [True, False, True, None]
+    broken = [bool(power_supply.broken_units(supply)) for supply in supplies]
+    assert broken == [False, False, True, False, True, False, False, False, False]
     assert supplies[0].fields["SERIAL_NUMBER"] == "3502"
     assert [round(value, 3) for value in battery.powers_w(supplies[:1])] == [19.195]
-    assert all(math.isnan(value) for value in battery.powers_w(supplies[1:]))  # full, no current, no status
+    assert all(math.isnan(value) for value in battery.powers_w(supplies[1:4]))  # full, no current, no status
 
 
 def test_lines_that_are_no_pairs_are_kept() -> None:

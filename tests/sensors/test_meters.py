@@ -184,7 +184,7 @@ def test_a_header_before_the_first_reading_does_not_disturb() -> None:
 @pytest.mark.parametrize(
     ("command", "reason", "said"),
     [
-        ("no-such-meter-program", "absent", "no such command"),
+        ("no-such-meter-program", "failed", "no such command"),
         ("/etc/passwd", "denied", "permission"),
         ("sh -c 'echo broken >&2; exit 7'", "failed", "broken"),
         ("echo hello", "failed", "no number"),

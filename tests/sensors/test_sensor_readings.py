@@ -230,3 +230,59 @@ def test_no_content_of_a_zone_crashes_the_sensor_or_invents_a_temperature(conten
         file.flush()
         value = temperature.celsius(file.fileno())
     assert math.isnan(value) or (-60 <= value <= 200 and value == int(content[:32]) / 1000)
+
+
+def test_a_zone_that_cannot_be_opened_or_has_no_name_costs_no_other(tmp_path: Path) -> None:
+    for number in range(3):
+        (tmp_path / f"sys/class/thermal/thermal_zone{number}").mkdir(parents=True)
+    for number in (1, 2):
+        (tmp_path / f"sys/class/thermal/thermal_zone{number}/temp").write_text(f"4{number}000\n")
+    (tmp_path / "sys/class/thermal/thermal_zone1/type").write_text("cpu\n")
+    sensor = temperature.discover(tmp_path, Target(1))
+    assert isinstance(sensor, Found)
+    names = [channel.id for channel in sensor.channels]
+    assert dict(zip(names, sensor.read(), strict=True)) == {
+        "zone.cpu.temperature": 41.0,
+        "zone.thermal_zone2.temperature": 42.0,
+    }
+    sensor.close()
+
+
+def test_a_policy_without_its_list_of_cores_costs_no_other(tmp_path: Path) -> None:
+    for number, cores in ((0, "0 1\n"), (2, "two\n")):
+        policy = tmp_path / f"sys/devices/system/cpu/cpufreq/policy{number}"
+        policy.mkdir(parents=True)
+        (policy / "related_cpus").write_text(cores)
+        (policy / "scaling_cur_freq").write_text("1800000\n")
+    sensor = cpu_frequency.discover(tmp_path, Target(1))
+    assert isinstance(sensor, Found)
+    assert list(sensor.read()) == [1.8e9, 1.8e9]
+    sensor.close()
+
+
+@pytest.mark.parametrize("text", [b"0-4294967295", b"5-2", b"1_0", b"-3", b"all"])
+def test_what_is_no_kernel_list_of_cores_is_refused(text: bytes) -> None:
+    with pytest.raises(ValueError, match="no "):
+        cpu_cores.cores_online(text)
+
+
+def test_more_free_swap_than_there_is_leaves_the_swap_unread() -> None:
+    available, swap = system_memory.available_and_swap(b"MemAvailable: 8 kB\nSwapTotal: 2 kB\nSwapFree: 3 kB\n")
+    assert available == 8192
+    assert swap != swap
+
+
+def test_a_child_whose_numbers_are_garbage_is_not_one_that_has_ended(tmp_path: Path) -> None:
+    numbers = "(w) S 1 1 1 0 -1 0 1 1 1 1 25 4 0 0 20 0 1 0 100 1000000 250 1 1\n"
+    for pid, below in ((1, "7"), (7, "")):
+        (tmp_path / f"proc/{pid}/task/{pid}").mkdir(parents=True)
+        (tmp_path / f"proc/{pid}/task/{pid}/children").write_text(below)
+        (tmp_path / f"proc/{pid}/stat").write_text(f"{pid} {numbers}")
+    sensor = children.discover(tmp_path, Target(1, clock=lambda: 0))
+    assert isinstance(sensor, Found)
+    before = list(sensor.read())
+    (tmp_path / "proc/7/stat").write_text("7 (w) garbage\n")
+    assert all(value != value for value in sensor.read())
+    (tmp_path / "proc/7/stat").write_text(f"7 {numbers}")
+    assert list(sensor.read()) == before
+    sensor.close()

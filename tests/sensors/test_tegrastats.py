@@ -129,6 +129,19 @@ def test_a_rail_has_one_two_or_three_values_with_or_without_a_unit(text: str) ->
     assert parse(text).rails[0].watts[0] == 4.5
 
 
+def test_what_a_log_puts_before_a_line_is_kept_and_is_no_engine() -> None:
+    line = parse("Mon Feb 22 21:33:43 2021 RAM 2344/7852MB (lfb 1154x4MB) CPU [1%@345] VDD_IN 3056/3056")
+    assert line.unknown == ("Mon", "Feb", "22", "21:33:43", "2021")
+    assert (line.engines, line.rails) == ((), (Rail("VDD_IN", (3.056, 3.056)),))
+
+
+def test_the_current_limit_of_older_boards_is_known_by_its_two_words() -> None:
+    line = parse("RAM 277/3854MB (lfb 700x4MB) cpu [0%,1%]@1912 AVP 5%@115 VDE 0 GR3D 0%@76 EDP limit 1912")
+    assert line.engines[-1] == Engine("EDP limit", None, (1.912e9,))
+    assert line.unknown == ()
+    assert parse("RAM 1/2MB EDP limit high").unknown == ("EDP", "limit", "high")
+
+
 @pytest.mark.parametrize(
     ("text", "unknown"),
     [

@@ -145,6 +145,7 @@ def over_step(
         step = int(rows["step"][int(rows["live"].to_numpy().argmax())])
     shown = rows.filter(pl.col("step") == step)
     shown = shown[: _last_within(shown)]
+    shown = shown.group_by("t_ns", maintain_order=True).agg(pl.all().sort_by("live", descending=True).first())
     width = max(1, -(-len(shown) // points))
     kept = shown.group_by(pl.int_range(pl.len()) // width, maintain_order=True).agg(
         pl.all().sort_by("live", descending=True).first()

@@ -41,7 +41,7 @@ class NotMeasured:
 
 def not_measured(run: Run) -> list[NotMeasured]:
     """Everything that is missing from a run, the most general first."""
-    return [*_steps(run), *_ops(run), *_own_cost(run), *_sampled(run), *_damaged(run), *_events(run)]
+    return [*_steps(run), *_ops(run), *_memory(run), *_own_cost(run), *_sampled(run), *_damaged(run), *_events(run)]
 
 
 def _steps(run: RunReader) -> Iterator[NotMeasured]:
@@ -76,6 +76,17 @@ def _ops(run: Run) -> Iterator[NotMeasured]:
         yield NotMeasured("FLOPs", "no operation states how many it does")
     if bool((table["device"] == CPU).all()):
         yield NotMeasured("accelerator utilisation", "no kernel ran on an accelerator")
+
+
+def _memory(run: RunReader) -> Iterator[NotMeasured]:
+    """A run that says nothing of a choice is older than it, and nobody would miss it there."""
+    chosen = (run.meta.get("recorder") or {}).get("memory")
+    if chosen is not None and run.memory_events.is_empty():
+        why = {
+            "off": "it was switched off, or looking at it failed",
+            "auto": "the run is too short for what a look costs",
+        }.get(str(chosen), "no step was recorded")
+        yield NotMeasured("memory by layer", why, "--record-memory all")
 
 
 def _own_cost(run: Run) -> Iterator[NotMeasured]:

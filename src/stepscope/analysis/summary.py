@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from stepscope.analysis.process_memory import memory_facts
+
 if TYPE_CHECKING:
     from stepscope.analysis.run import Run
 
@@ -21,6 +23,7 @@ def summary(run: Run) -> dict[str, Any]:
         "verdict": {"bound": verdict.bound, "sentence": verdict.sentence, "next": list(verdict.next)},
         "metrics": run.metrics().to_dicts(),
         "overhead": run.overhead().to_dicts(),
+        "memory": memory_facts(run),
         "simulated": run.simulated,
         "board": {"name": run.board.name, "title": run.board.title},
         "energy": run.energy_totals().to_dicts(),

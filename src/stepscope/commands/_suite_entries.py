@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import inspect
-from collections.abc import Sequence
+import sys
+from collections.abc import Collection, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,7 +30,7 @@ def tiers() -> dict[str, tuple[str, ...]]:
 
 
 def _entry(name: str, workload: Workload) -> Entry:
-    source = _source(workload)
+    source = _source(name, workload)
     return Entry(
         name=name,
         tiers=tuple(workload.tiers),
@@ -54,14 +54,20 @@ def _entry(name: str, workload: Workload) -> Entry:
     )
 
 
-def _source(workload: Workload) -> str:
-    """The text of the file that makes the model; empty where it has none."""
+def _source(name: str, workload: Workload) -> str:
+    """The text of the file that offers the workload; empty where it cannot be read."""
+    offering = (module for module in list(sys.modules.values()) if workload in _offered(module))
+    path = name.rpartition(":")[0] or getattr(next(offering, None), "__file__", None)
     try:
-        function = inspect.unwrap(getattr(workload.build, "func", workload.build))
-        path = inspect.getsourcefile(function)
-        return Path(path).read_text(encoding="utf-8") if path else ""
-    except (TypeError, OSError):
+        return "" if path is None else Path(path).read_text(encoding="utf-8")
+    except OSError:
         return ""
+
+
+def _offered(module: object) -> Collection[object]:
+    """What a module names as its workloads; a module of another package may name anything so."""
+    offered = vars(module).get("WORKLOADS", ()) if hasattr(module, "__dict__") else ()
+    return offered if isinstance(offered, (tuple, list)) else ()
 
 
 def _data(workload: Workload) -> str | None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stepscope.errors import StepscopeError
+from stepscope.errors import MissingDependency, StepscopeError
 from stepscope.units import bytes_, number, percent
 
 if TYPE_CHECKING:
@@ -130,9 +131,10 @@ def listed(below: Path) -> dict[str, Any]:
     from stepscope.studies.suite.score import reference_names
 
     by_tier: dict[str, list[str]] = {}
-    for name, of_one in tiers().items():
-        for tier in of_one:
-            by_tier.setdefault(tier, []).append(name)
+    with contextlib.suppress(MissingDependency):  # without torch sweeps can still be looked at
+        for name, of_one in tiers().items():
+            for tier in of_one:
+                by_tier.setdefault(tier, []).append(name)
     return {"tiers": by_tier, "sweeps": list(_sweeps(below)), "reference_devices": reference_names()}
 
 

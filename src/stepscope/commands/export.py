@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -96,7 +97,8 @@ def _write(chosen: ModuleType, part: Excerpt, target: Path) -> None:
         chosen.write(part, unfinished)
         unfinished.replace(target)
     except OSError as error:
-        unfinished.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            unfinished.unlink()
         raise OutputNotWritable(
             f"cannot write '{target}': {error.strerror or error}", "choose another place with --out, or fewer --steps"
         ) from error

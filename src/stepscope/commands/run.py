@@ -37,6 +37,12 @@ def run(
     record: Annotated[
         str, typer.Option(help="Steps whose ops are recorded: adaptive, all, none, first:N or every:N.")
     ] = "adaptive",
+    record_memory: Annotated[
+        str, typer.Option(help="Recorded steps whose allocations are recorded: auto (one or two), all or off.")
+    ] = "auto",
+    malloc: Annotated[
+        str, typer.Option(help="C allocator: default, pinned (glibc's mmap threshold: smaller, slower) or tcmalloc.")
+    ] = "default",
     period: Annotated[str, typer.Option(help="Period of the sampler, for example 10ms, 5ms or 1ms.")] = "10ms",
     updates_per_step: Annotated[
         int | None, typer.Option(help="Of a script: optimizer steps that make one training step.")
@@ -70,12 +76,15 @@ def run(
     its steps are taken from its optimizer, its batch size from the first tensor of the outermost module call.
     The report follows at the end; the script's own exit code is passed on.
     """
+    from stepscope.record import allocators
     from stepscope.record.session import Settings
 
     _check(batch, steps, threads)
+    allocators.use(malloc)
     settings = Settings(
         out=out,
         record=record,
+        memory=record_memory,
         period_ns=period_ns(period),
         samples_per_step=batch,
         optimizer_steps_per_step=updates_per_step,

@@ -61,7 +61,11 @@ def report(cost: StepCost) -> str:
 
 
 def allocator_trade(
-    command: Sequence[str], names: Sequence[str] = NAMES, rounds: int = 3, timeout_s: float = 600.0
+    command: Sequence[str],
+    names: Sequence[str] = NAMES,
+    rounds: int = 3,
+    timeout_s: float = 600.0,
+    root: Path = Path("/"),
 ) -> list[AllocatorCost]:
     """Run a command under each allocator in turns; it must print the line of `report` last.
 
@@ -74,7 +78,7 @@ def allocator_trade(
             if name in missing:
                 continue
             try:
-                costs[name].append(_child(command, name, timeout_s))
+                costs[name].append(_child(command, child_environment(name, root), name, timeout_s))
             except StepscopeError as error:
                 if name == "default":
                     raise
@@ -82,8 +86,7 @@ def allocator_trade(
     return [_summed_up(name, costs[name], missing.get(name)) for name in names]
 
 
-def _child(command: Sequence[str], name: str, timeout_s: float) -> StepCost:
-    environment = child_environment(name)
+def _child(command: Sequence[str], environment: dict[str, str], name: str, timeout_s: float) -> StepCost:
     try:
         ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout_s, check=False)
     except subprocess.TimeoutExpired:

@@ -39,11 +39,7 @@ def empty_process_bytes(allocator: str = "default", cache: Path | None = None) -
 
 def kept_empty_process_bytes(allocator: str = "default", cache: Path | None = None) -> int | None:
     """The same where an earlier run measured it."""
-    try:
-        known = json.loads(_file(cache).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RuntimeError):
-        return None
-    value = known.get(_key(allocator)) if isinstance(known, dict) else None
+    value = _known(cache).get(_key(allocator))
     return value if isinstance(value, int) and value > 0 else None
 
 
@@ -65,17 +61,21 @@ def _measured(allocator: str, cache: Path | None) -> int | None:
     return peak
 
 
+def _known(cache: Path | None) -> dict[str, object]:
+    try:
+        known = json.loads(_file(cache).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RuntimeError):
+        return {}
+    return known if isinstance(known, dict) else {}
+
+
 def _keep(allocator: str, peak: int, cache: Path | None) -> None:
     """A cache that cannot be written costs the next run some seconds, and nothing else."""
     try:
         path = _file(cache)
         path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            known = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            known = {}
         part = path.with_name(f".{path.name}.{os.getpid()}.part")
-        part.write_text(json.dumps({**known, _key(allocator): peak}, indent=1) + "\n", encoding="utf-8")
+        part.write_text(json.dumps({**_known(cache), _key(allocator): peak}, indent=1) + "\n", encoding="utf-8")
         part.replace(path)
     except (OSError, RuntimeError):
         return

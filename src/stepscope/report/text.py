@@ -7,8 +7,10 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from stepscope.analysis.process_memory import reserved
 from stepscope.analysis.run import Run
 from stepscope.report.text_lines import energy_notes, labelled, memory, missing, own_cost, speed, utilisation
+from stepscope.report.text_memory import held
 from stepscope.report.text_tables import energy_table, module_table, op_table, phase_table
 
 _GOOD = {"ok": "green", "running": "cyan"}
@@ -28,6 +30,7 @@ def render(run: Run) -> RenderableType:
         Text(""),
         *utilisation(metrics),
         *memory(metrics),
+        *held(run.peak(), reserved(run)),
         *energy_notes(run.energy_tables.notes),
         *own_cost(run.overhead()),
         *missing(run.not_measured()),

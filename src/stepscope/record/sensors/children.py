@@ -10,7 +10,7 @@ from pathlib import Path
 from stepscope.clock import Clock
 from stepscope.record.formats.attribute import content
 from stepscope.record.formats.sysfs import count
-from stepscope.record.sensors.contract import Channel, Found, Kind, Missing, Target, missing_because, open_files
+from stepscope.record.sensors.contract import NAN, Channel, Found, Kind, Missing, Target, missing_because, open_files
 
 NAME = "children"
 EVERY_NS = 100_000_000
@@ -39,7 +39,7 @@ def descendants(proc: Path, pid: int) -> set[int]:
     while parents:
         parent = parents.pop()
         for path in (proc / str(parent) / "task").glob("*/children"):
-            with contextlib.suppress(OSError, ValueError):  # that thread has ended meanwhile
+            with contextlib.suppress(OSError):  # that thread has ended meanwhile
                 new = {count(child) for child in content(path).split()} - found - {os.getpid()}
                 found |= new
                 parents.extend(new)
@@ -69,13 +69,17 @@ class _Family:
         if self._looked_ns is None or now - self._looked_ns >= LOOK_AGAIN_NS:
             self._looked_ns = now
             self._look()
-        pages = 0
+        pages, garbled = 0, False
         for pid, file in list(self._files.items()):
             try:
                 self._ticks[pid], resident = stat_numbers(os.pread(file, 1024, 0))
                 pages += resident
-            except (OSError, ValueError, IndexError):
+            except OSError:
                 self._forget(pid)
+            except (ValueError, IndexError):  # garbage does not say that it has ended
+                garbled = True
+        if garbled:
+            return [NAN, NAN]
         ticks = self._ended_ticks + sum(self._ticks.values())
         return [ticks * self._tick_ns, pages * self._page_bytes]
 

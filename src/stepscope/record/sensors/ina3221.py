@@ -29,7 +29,7 @@ from stepscope.record.sensors.contract import (
 )
 
 NAME = "ina3221"
-IIO_EVERY_NS = 20_000_000  # its filter is some 0.4 s wide, and a read of a rail is two on the bus
+IIO_EVERY_NS = 10_000_000
 HWMON_EVERY_NS = 10_000_000  # a round of conversions takes 6.6 ms
 VOLTAGE_EVERY = 10  # reads of a hwmon rail
 VOLTAGE_NS = 1_000_000_000  # and no voltage is older than this

@@ -164,7 +164,7 @@ def _mean(readings: Sequence[dict[str, float]]) -> dict[str, float]:
 
 def _not_started(meter: Meter, error: OSError | ValueError) -> Missing:
     if isinstance(error, FileNotFoundError):
-        return Missing("absent", f"'{meter.address}': no such command", "give its full path")
+        return Missing("failed", f"'{meter.address}': no such command", "give its full path")
     if isinstance(error, PermissionError):
         return Missing("denied", f"'{meter.address}': permission denied", f"chmod +x {shlex.split(meter.address)[0]}")
     return Missing("failed", f"'{meter.address}': {error}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import altair as alt
@@ -13,6 +14,7 @@ from stepscope.report.charts.style import axis, plot_width
 _ROW = 34  # px
 _BESIDE = 190  # px, for the names of the options
 FITS = "fits"
+_INK = alt.Color("ink:N", scale=None)
 
 
 def build(rows: pl.DataFrame, width: int) -> Any:
@@ -28,18 +30,18 @@ def build(rows: pl.DataFrame, width: int) -> Any:
     known = alt.Chart(cells.filter(pl.col("share").is_not_null())).mark_rect(stroke=LIGHT["paper"], strokeWidth=2)
     unknown = alt.Chart(cells.filter(pl.col("share").is_null())).mark_rect(color=LIGHT["residual"])
     place = {"x": x, "x2": "column_end:Q", "y": y, "y2": "row_end:Q"}
-    words = alt.Chart(cells).mark_text(fontSize=11, color=LIGHT["ink"])
+    words = alt.Chart(cells).mark_text(fontSize=11)
     edges = alt.Chart(_edges(cells)).mark_rule(color=LIGHT["ink"], strokeWidth=2.5)
     return alt.layer(
         known.encode(**place, color=alt.Color("share:Q", scale=share, legend=None), description="hover:N"),
         unknown.encode(**place, description="hover:N"),
-        words.encode(x=alt.X("column_middle:Q"), y=alt.Y("row_middle:Q"), text="text:N"),
+        words.encode(x=alt.X("column_middle:Q"), y=alt.Y("row_middle:Q"), text="text:N", color=_INK),
         edges.encode(x="column:Q", x2="column_end:Q", y="row:Q", y2="row_end:Q"),
     ).properties(width=plot_width(width, _BESIDE), height=_ROW * len(options))
 
 
 def _ticks(names: list[Any], title: str) -> alt.Axis:
-    words = "[" + ",".join(f"'{name}'".replace("\\", "") for name in names) + "]"
+    words = json.dumps([str(name) for name in names])
     middles = [place + 0.5 for place in range(len(names))]
     return axis(title, values=middles, labelExpr=f"{words}[floor(datum.value)]", grid=False, labelLimit=_BESIDE - 20)
 
@@ -52,6 +54,9 @@ def _cells(rows: pl.DataFrame, options: list[str], batches: list[int]) -> pl.Dat
         share=pl.col("peak_bytes") / pl.col("limit_bytes"),
         column=pl.col("batch").replace_strict(columns, return_dtype=pl.Int64),
         row=pl.col("option").replace_strict(lines, return_dtype=pl.Int64),
+        ink=pl.when(pl.col("peak_bytes") > 1.6 * pl.col("limit_bytes"))
+        .then(pl.lit(LIGHT["paper"]))
+        .otherwise(pl.lit(LIGHT["ink"])),
         text=pl.when(pl.col("peak_bytes").is_null()).then(pl.lit("?")).otherwise(_size(pl.col("peak_bytes"))),
         hover=pl.format(
             "{}, batch {}: {}, {}", "option", "batch", _size(pl.col("peak_bytes")).fill_null("?"), "verdict"

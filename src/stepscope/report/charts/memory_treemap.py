@@ -13,6 +13,8 @@ from stepscope.report.charts.style import plot_width
 Box = tuple[float, float, float, float]  # x0, y0, x1, y1
 _HEIGHT = 360  # px
 _LETTER, _LINE = 6.2, 15.0  # px, of a label
+_PALE = ("buffer", "saved", "temporary", "other")  # colours on which dark letters read better
+_INK = alt.Color("ink:N", scale=None)
 _OUTSIDE = "outside any module"
 
 
@@ -26,11 +28,13 @@ def build(rows: pl.DataFrame, width: int, parts: int = 80) -> Any:
     frame = {"x": alt.X("x0:Q", scale=x, axis=None), "x2": "x1:Q", "y": alt.Y("y0:Q", scale=y, axis=None), "y2": "y1:Q"}
     areas = alt.Chart(boxes).mark_rect(stroke=LIGHT["paper"], strokeWidth=1)
     labels = alt.Chart(boxes.filter(pl.col("label") != "")).mark_text(
-        align="left", baseline="top", dx=4, dy=4, fontSize=11, color=LIGHT["paper"]
+        align="left", baseline="top", dx=4, dy=4, fontSize=11
     )
     return alt.layer(
         areas.encode(**frame, color=colour, description="hover:N"),
-        labels.encode(x=alt.X("x0:Q", scale=x, axis=None), y=alt.Y("y0:Q", scale=y, axis=None), text="label:N"),
+        labels.encode(
+            x=alt.X("x0:Q", scale=x, axis=None), y=alt.Y("y0:Q", scale=y, axis=None), text="label:N", color=_INK
+        ),
     ).properties(width=across, height=_HEIGHT)
 
 
@@ -58,13 +62,25 @@ def _boxes(rows: pl.DataFrame, across: float) -> list[dict[str, Any]]:
 
 def _box(row: dict[str, Any], box: Box) -> dict[str, Any]:
     x0, y0, x1, y1 = box
-    label = str(row["module"])
-    fits = len(label) * _LETTER + 8 <= x1 - x0 and y1 - y0 >= _LINE + 4
-    hover = f"{label}, {row['category']}: {row['bytes'] / 1e6:.3g} MB"
+    name = str(row["module"])
+    label = _label(name, x1 - x0) if y1 - y0 >= _LINE + 4 else ""
+    hover = f"{name}, {row['category']}: {row['bytes'] / 1e6:.3g} MB"
     return {
         "x0": x0, "y0": y0, "x1": x1, "y1": y1,
-        "category": row["category"], "label": label if fits else "", "hover": hover,
+        "category": row["category"], "label": label, "hover": hover,
+        "ink": LIGHT["ink" if row["category"] in _PALE else "paper"],
     }  # fmt: skip
+
+
+def _label(name: str, across: float) -> str:
+    """As much of the end of a module's name as a rectangle has room for: its last parts tell most."""
+    room = int((across - 8) / _LETTER)
+    parts = name.split(".")
+    for first in range(len(parts)):
+        label = ".".join(parts[first:])
+        if len(label) + (first > 0) <= room:
+            return f"…{label}" if first else label
+    return ""
 
 
 def squarified(sizes: list[float], box: Box) -> list[Box]:

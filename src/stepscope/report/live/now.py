@@ -38,6 +38,7 @@ class Now:
     resident_bytes: float | None
     available_bytes: float | None
     memory_bytes: float | None
+    accelerator_memory: tuple[tuple[str, float, float | None], ...]  # used and all of it, bytes
     temperatures: tuple[Named, ...]  # degC
     warnings: tuple[str, ...]
     simulated: str | None = None
@@ -109,7 +110,8 @@ class Watch:
             total_w=sum(known) if known and len(known) == len(self._total) else None,
             resident_bytes=self._one("rss", "process"),
             available_bytes=self._one("memory_available", "system"),
-            memory_bytes=(self._device.content.get("memory") or {}).get("total_bytes"),
+            memory_bytes=self._device.content.get("memory_bytes"),
+            accelerator_memory=self._accelerator_memory(),
             temperatures=self._of("temperature"),
             warnings=self._events.look(),
             simulated=None if simulated is None else str(simulated),
@@ -136,6 +138,15 @@ class Watch:
                     name = str(channel.rail or _spoken(channel.scope)) + (" (estimated)" * channel.estimated)
                     found[channel.scope] = (name, self._readings.value(channel))
         return found
+
+    def _accelerator_memory(self) -> tuple[tuple[str, float, float | None], ...]:
+        """Memory of each accelerator that tells what is used of it."""
+        found = []
+        for channel in self._of_quantity("memory_used"):
+            used = self._readings.value(channel)
+            if used is not None and channel.scope.startswith("gpu"):
+                found.append((_spoken(channel.scope), used, self._one("memory_total", channel.scope)))
+        return tuple(found)
 
     def _find_total(self) -> tuple[str, ...]:
         channels = [*self._of_quantity("power"), *self._of_quantity("energy")]

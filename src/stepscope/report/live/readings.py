@@ -13,7 +13,7 @@ from stepscope.report.live.tail import RowTail
 
 _USED = {  # quantities that the view shows; the others are passed over
     *("power", "energy", "core_busy_time", "core_idle_time", "utilisation"),
-    *("rss", "memory_available", "temperature"),
+    *("rss", "memory_available", "memory_used", "memory_total", "temperature"),
 }
 _WINDOW_NS = 1_000_000_000  # of a counter
 _STALE_NS = 5_000_000_000  # after so long without a reading, a value is not known

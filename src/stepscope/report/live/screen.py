@@ -49,6 +49,10 @@ def _lines(now: Now, width: int, ascii_only: bool) -> Iterator[list[Piece]]:
     yield from _shares("GPU", now.accelerators, width, ascii_only)
     yield from _wrapped("power", _power(now), width)
     yield _memory(now, ascii_only)
+    for name, used, whole in now.accelerator_memory:
+        bar = _bar(min(used / whole, 1.0), 2 * _BAR, ascii_only) if whole else []
+        limit = f" of {bytes_(whole)}" if whole else ""
+        yield [*_label(""), *bar, (f"  {name} {bytes_(used)}{limit}", _PLAIN)]
     yield from _wrapped("heat", [_heat(one) for one in now.temperatures if one[1] is not None], width)
     for warning in now.warnings:
         yield [(f"{'!':<{_LABEL}}", _BAD), (warning, _PLAIN)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+_LINES = 5  # dry runs at guesses of a line, before halving makes sure of an end
 MOST = 1 << 20  # samples: beyond this nobody trains on a small device
 Peak = Callable[[int], int]  # the most that a process may take with so many samples, B
 
@@ -26,24 +27,22 @@ def largest_batch(peak: Peak, limit: float, start: int, smallest: int = 1) -> in
     low, high = smallest, MOST + 1
     guess = max(smallest + 1, start)
     while high - low > 1:
+        width = high - low
         guess = min(max(guess, low + 1), high - 1)
         if of(guess) <= limit:
             low = guess
         else:
             high = guess
-        guess = _between(known, limit, low, high)
+        halved = 2 * (high - low) <= width
+        guess = _met(known, limit, low, high) if halved or high > MOST or len(known) < _LINES else (low + high) // 2
     return low
 
 
-def _between(known: dict[int, int], limit: float, low: int, high: int) -> int:
-    """Where the line through the two batches nearest to the limit meets it; twice the last while there is no end."""
-    nearest = sorted(known, key=lambda batch: abs(known[batch] - limit))[:2]
-    if len(nearest) < 2 or known[nearest[0]] == known[nearest[1]]:
-        return low * 2 if high > MOST else (low + high) // 2
-    first, second = sorted(nearest)
+def _met(known: dict[int, int], limit: float, low: int, high: int) -> int:
+    """The last batch below the limit on the line through the two nearest to it, or the one after if that is known."""
+    first, second = sorted(sorted(known, key=lambda batch: abs(known[batch] - limit))[:2])
     slope = (known[second] - known[first]) / (second - first)
-    met = int((limit - known[first]) / slope + first) if slope > 0 else low * 2
-    if not low < met < high:
-        return met if met > low else low + 1
-    # a guess that fits is checked with its successor, one that does not with its predecessor
-    return met
+    if slope <= 0:
+        return 2 * low if high > MOST else (low + high) // 2
+    met = int((limit - known[first]) / slope + first)
+    return met + 1 if met <= low else met

@@ -14,15 +14,9 @@ from stepscope.analysis.change_points import change_points
 from stepscope.analysis.measured import Measured
 from stepscope.analysis.run import Run
 from stepscope.analysis.steady import timed_steps
+from stepscope.studies.suite.columns import ENERGY
 
 Numbers = dict[str, dict[str, float | None]]
-ENERGY = tuple(
-    f"{kind}energy_per_{per}_j" for kind in ("", "estimated_", "simulated_") for per in ("step", "sample")
-)  # never in one column: what was measured and what was not
-COLUMNS = (
-    "step_time_ms", "samples_per_s", *ENERGY, "peak_live_bytes", "peak_reserved_bytes", "peak_process_bytes",
-    "cpu_utilisation", "process_cores", "gpu_utilisation", "frames_per_s",
-)  # fmt: skip
 _SLOWER = 1.05  # of the step time: a change that is worth a flag
 _CLOCK_FELL = 0.95
 _FEW_STEPS = 6
@@ -88,7 +82,7 @@ def flags(run: Run) -> Iterator[str]:
         yield f"only {len(steps)} steps after the warm-up"
     slower = [c for c in change_points(steps["length_ns"].to_numpy().astype(np.float64)) if c.ratio >= _SLOWER]
     if slower:
-        by = f"steps took {max(c.ratio for c in slower):.2f} times as long from step {slower[0].step} on"
+        by = f"steps took {max(c.ratio for c in slower):.2f} times as long from step {steps['step'][slower[0].step]} on"
         yield f"throttled: {by}, and the clock fell" if _clock_fell(run) else f"slowed down: {by}"
     use = [Measured(**row) for row in run.metrics().filter(metric="background_cpu_use").to_dicts()]
     if warning(use):

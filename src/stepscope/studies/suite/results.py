@@ -16,7 +16,7 @@ import polars as pl
 
 from stepscope.analysis.intervals import known, mean_interval
 from stepscope.errors import RunDamaged, RunNotFound, SchemaTooNew
-from stepscope.studies.suite.measured import COLUMNS
+from stepscope.studies.suite.columns import COLUMNS
 from stepscope.studies.suite.state import SweepFolder, write_durably, writing
 
 SCHEMA = 1

@@ -1,0 +1,151 @@
+"""Memory over the step: who holds it, instant by instant and at the peak."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import polars as pl
+
+from stepscope.analysis.memory_events import Peak, allocated_by_op, held_by_module, most_by_module, over_step
+from stepscope.analysis.process_memory import PEAK, process_parts, reserved
+from stepscope.report.charts import memory_step as over_time
+from stepscope.report.charts import memory_treemap as treemap
+from stepscope.report.page.parts import Cell, Column, Facts, KeyFigure, KeyFigures, Note, Part, Section, Table
+from stepscope.report.page.reading import quantity
+from stepscope.report.sections._drawing import figure
+from stepscope.report.text_memory import NAMES, place
+from stepscope.units import percent
+
+if TYPE_CHECKING:
+    from stepscope.analysis.run import Run
+
+TITLE = "Memory over the step"
+ORDER = 61
+FIGURES = ("memory-step", "memory-by-module")
+
+_MOST_TENSORS = 60
+
+
+def build(run: Run) -> Section:
+    """Live tensors over the step of the peak, its categories, the peak by module, and the largest tensors."""
+    peak = run.peak()
+    if peak is None:
+        return Section("No step's allocations were recorded; --record-memory all records them.", ())
+    series = over_step(run.memory_events, peak.step).select(
+        "category", t_ms=pl.col("t") / 1e6, mb=pl.col("bytes") / 1e6
+    )
+    modules = held_by_module(peak.tensors)
+    drawn = series.filter(pl.col("category").is_in(_seen(series)))
+    parts: list[Part] = [
+        KeyFigures(tuple(_key_figures(run, peak))),
+        figure(
+            lambda width: over_time.build(drawn, width),
+            f"Step {peak.step}. Areas add up to all live tensors.",
+            FIGURES[0],
+        ),
+        figure(
+            lambda width: treemap.build(modules, width), "The peak: area is bytes, by module and category.", FIGURES[1]
+        ),
+        _tensors(peak),
+        _modules(run),
+        _ops(run),
+        *_process(run),
+    ]
+    if peak.residual_bytes:
+        parts.append(Note(f"{percent(peak.residual_share, 2)} of the peak could not be attributed to anything."))
+    return Section(_lede(peak), tuple(parts))
+
+
+def _lede(peak: Peak) -> str:
+    where = f", reached by {place(peak.op, peak.module)}" if peak.op else ""
+    return f"{quantity(peak.bytes, 'B')} of tensors are alive at the peak of step {peak.step}{where}."
+
+
+def _seen(series: pl.DataFrame) -> list[str]:
+    """Categories that hold anything at any time of the step."""
+    most = series.group_by("category").agg(pl.col("mb").max())
+    return most.filter(pl.col("mb") > 0)["category"].to_list()
+
+
+def _key_figures(run: Run, peak: Peak) -> Iterator[KeyFigure]:
+    yield KeyFigure("Live tensors at the peak", quantity(peak.bytes, "B"), note=f"on {peak.device}")
+    for name, size, share in peak.categories.iter_rows():
+        yield KeyFigure(NAMES[name].capitalize(), quantity(size, "B"), note=percent(share))
+    held = reserved(run).get(peak.device)
+    if held is not None:
+        cpu = peak.device == "cpu"
+        note = "at least; also Python's and torch's own blocks" if cpu else "the most of the recorded steps"
+        yield KeyFigure("Reserved by the allocator", quantity(held, "B"), note=note)
+
+
+def _tensors(peak: Peak) -> Table:
+    columns = (
+        Column("Layer", False),
+        Column("Category", False),
+        Column("Shape", False, "where it is known"),
+        Column("Allocated by", False),
+        Column("Size"),
+    )
+    rows = [
+        (
+            _name(row["module"]),
+            Cell(row["category"], row["category"]),
+            Cell(row["shape"] or "", row["shape"]),
+            Cell(row["op"] or "before the step", row["op"]),
+            Cell(quantity(row["bytes"], "B"), row["bytes"], row["bytes"] / peak.bytes),
+        )
+        for row in peak.tensors.head(_MOST_TENSORS).iter_rows(named=True)
+    ]
+    return Table("tensors-at-the-peak", columns, rows, "The largest tensors that are alive at the peak.")
+
+
+def _modules(run: Run) -> Table:
+    table = most_by_module(run.memory_events)
+    total = max(float(table["at_peak"].sum()), 1.0)
+    columns = (
+        Column("Layer", False),
+        Column("At the peak"),
+        Column("Most at once", True, "at whatever time of the step"),
+    )
+    rows = [
+        (_name(row["module"]), _size(row["at_peak"], total), _size(row["bytes"])) for row in table.iter_rows(named=True)
+    ]
+    return Table("memory-by-layer", columns, rows, "Tensors of each layer, those of the layers inside it left out.")
+
+
+def _ops(run: Run) -> Table:
+    table = allocated_by_op(run.memory_events)
+    columns = (
+        Column("Operation", False),
+        Column("Allocations", True, "a step"),
+        Column("Allocated", True, "a step; most of it is free again soon"),
+        Column("Alive at the peak"),
+    )
+    rows = [
+        (
+            Cell(row["op"], row["op"]),
+            Cell(f"{row['allocations']:,.1f}", row["allocations"]),
+            _size(row["bytes"]),
+            _size(row["at_peak"]),
+        )
+        for row in table.iter_rows(named=True)
+    ]
+    return Table("memory-by-operation", columns, rows, "What operations allocate.")
+
+
+def _process(run: Run) -> Iterator[Part]:
+    """The process's peak taken apart, where an empty process was measured on this device."""
+    parts = process_parts(run)
+    if len(parts):
+        named = {part: f"{quantity(size, 'B')} ({source})" for part, size, source in parts.iter_rows()}
+        whole = named.pop(PEAK)
+        yield Facts((*named.items(), (PEAK, whole)))
+
+
+def _name(module: str | None) -> Cell:
+    return Cell("outside any layer" if module is None else module or "the model itself", module)
+
+
+def _size(size: float, total: float | None = None) -> Cell:
+    return Cell(quantity(size, "B"), size, None if total is None else size / total)

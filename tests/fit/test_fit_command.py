@@ -1,0 +1,161 @@
+"""`stepscope fit` on the command line: workloads, functions, scripts, real probes, and slips of the pen."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from stepscope.__main__ import main
+from stepscope.analysis.memory_model import ProcessPeak
+from stepscope.studies.fit.probe import Tried, probe
+
+SCRIPT = """
+import sys
+import torch
+from torch import nn
+width = int(sys.argv[1])
+model = nn.Sequential(nn.Linear(20, width), nn.ReLU(), nn.Linear(width, 3))
+optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+for step in range(1000):
+    inputs = torch.randn(32, 20)
+    loss = nn.functional.cross_entropy(model(inputs), inputs[:, :3].argmax(1))
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    print(f"loss {loss.item():.3f}")
+    assert step < 4, "it ran on"
+"""
+MODULE = """
+import torch
+from torch import nn
+
+def training():
+    model = nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 3))
+    def batch(n):
+        return torch.randn(n, 20), torch.zeros(n, dtype=torch.long)
+    return {"model": model, "optimizer": torch.optim.SGD(model.parameters(), lr=0.1), "make_batch": batch,
+            "loss": nn.CrossEntropyLoss()}
+
+def nothing():
+    return 3
+"""
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("COLUMNS", "200")
+    (tmp_path / "train.py").write_text(SCRIPT)
+    (tmp_path / "mine_to_fit.py").write_text(MODULE)
+    sys.modules.pop("mine_to_fit", None)
+
+
+def asked(*words: str) -> int:
+    return main(["fit", *words])
+
+
+def answered(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, object]:
+    assert asked(*words, "--json") == 0
+    found: dict[str, object] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def test_a_workload_gets_a_verdict_a_breakdown_and_ways_to_need_less(capsys: pytest.CaptureFixture[str]) -> None:
+    assert asked("lenet", "--device", "tx2", "--batch", "512") == 0
+    shown = capsys.readouterr().out
+    for words in ("It fits.", "NVIDIA Jetson TX2", "largest batch", "empty process", "saved", "what would need less"):
+        assert words in shown
+
+
+def test_the_answer_as_json_is_complete(capsys: pytest.CaptureFixture[str]) -> None:
+    found = answered(capsys, "lenet", "--memory", "1GB", "--optimizer", "adam", "--no-options")
+    assert found["verdict"] == "fits"
+    assert found["fits"] is True
+    assert isinstance(found["breakdown"], dict)
+    assert {"largest_batch", "interval", "options", "limit", "method", "not_modelled"} <= set(found)
+
+
+def test_a_function_of_the_users_is_called(capsys: pytest.CaptureFixture[str]) -> None:
+    assert answered(capsys, "mine_to_fit:training", "--memory", "1GB", "--batch", "8", "--no-options")["batch"] == 8
+
+
+def test_a_script_is_followed_to_its_second_step_on_fake_tensors(capsys: pytest.CaptureFixture[str]) -> None:
+    found = answered(capsys, "train.py", "--memory", "8GB", "--", "640")
+    assert found["method"] == "dry run"
+    assert found["largest_batch"] is None
+
+
+def test_a_script_that_fake_tensors_cannot_run_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("numpy_inside.py").write_text(SCRIPT.replace("inputs = torch.randn(32, 20)", "inputs = torch.randn(32, 20)\n    torch.ones(3).nonzero()"))  # fmt: skip
+    found = answered(capsys, "numpy_inside.py", "--", "640")
+    assert found["method"] == "measured at the script's own batch"
+    assert "nonzero" in str(found["stopped"])
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["lennet"], "did you mean lenet"),
+        (["lenet", "--device", "tx3"], "did you mean"),
+        (["lenet", "--memory", "many"], "no amount of memory"),
+        (["lenet", "--here", "--device", "tx2"], "two devices"),
+        (["lenet", "--batch", "0"], "batch of 0"),
+        (["lenet", "--optimizer", "adamm"], "did you mean adam"),
+        (["lenet", "--malloc", "tcmaloc"], "tcmalloc"),
+        (["lenet", "--precision", "int3"], "float32 or bf16"),
+        (["lenet", "--on", "tpu"], "cpu or cuda"),
+        (["lenet", "--", "--width"], "for a script"),
+        (["lenet", "--device", "tx2", "--calibrate"], "not a board by name"),
+        (["nowhere.py"], "there is no script"),
+        (["train.py", "--batch", "4", "--", "64"], "--batch"),
+        (["mine_to_fit:trainin"], "it has: training"),
+        (["mine_to_fit:nothing"], "returned int"),
+        (["no_such_module:training"], "there is no module"),
+        (["empty.py"], "without an optimizer step"),
+    ],
+)
+def test_a_slip_of_the_pen_is_answered_with_what_to_do(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("empty.py").write_text("print('nothing to train')\n")
+    assert asked(*words) == 2
+    assert said in capsys.readouterr().err
+
+
+def peak_of(batch: int) -> ProcessPeak:
+    return ProcessPeak((batch * 1_000_000, batch * 1_100_000), (0, 0), (0, 0))
+
+
+def child(batch: int) -> list[str]:
+    """A training that takes 1.2 MB a sample and dies above 10 samples."""
+    code = f"import os, json; os.kill(os.getpid(), 9) if {batch} > 10 else print(json.dumps({{'peak': {batch} * 1200000}}))"
+    return [sys.executable, "-c", code]
+
+
+def test_a_probe_doubles_the_batch_until_it_fails_and_then_halves_the_way() -> None:
+    tried = list(probe(child, peak_of, 4, None))
+    assert [each.batch for each in tried] == [4, 8, 16, 12, 10, 11]
+    assert "killed" in str(tried[2].failure)
+    assert [each.peak_bytes is None for each in tried] == [False, False, True, True, False, True]
+
+
+def test_a_probe_takes_a_peak_above_the_limit_for_a_failure() -> None:
+    assert [each.batch for each in probe(child, peak_of, 4, 6e6)] == [4, 8, 6, 5]
+
+
+def test_how_far_a_peak_lies_outside_the_prediction_is_a_ratio_to_its_nearer_end() -> None:
+    predicted = ProcessPeak((100, 200), (0, 0), (50, 50))
+    assert Tried(1, 200, None, predicted).off == 1.0
+    assert Tried(1, 290, None, predicted).off == pytest.approx(240 / 200)
+    assert Tried(1, 100, None, predicted).off == pytest.approx(0.5)
+    assert Tried(1, None, "killed", predicted).off == 1.0
+
+
+@pytest.mark.slow
+def test_a_real_probe_measures_this_machine(capsys: pytest.CaptureFixture[str]) -> None:
+    assert asked("lenet", "--batch", "1", "--memory", "100MB", "--probe", "--no-options") == 0
+    assert "measured" in capsys.readouterr().out

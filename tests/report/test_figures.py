@@ -1,0 +1,145 @@
+"""Figures: every chart of the page as a picture for a paper, from the page's own definition, or a reason why not."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import struct
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from tests.fabricate import Op, fabricate_run
+
+from stepscope.analysis.run import Run
+from stepscope.commands.figure import figure as figure_command
+from stepscope.errors import OutputNotWritable, StepscopeError, UnknownName, UsageError
+from stepscope.report import figures, sections
+from stepscope.report.charts import icicle
+from stepscope.report.page.parts import Figure, Icicle
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("altair") is None, reason="needs the extra 'report'")
+NAMES = [entry.name for entry in figures.entries()]
+MM_PER_INCH, PT_PER_INCH = 25.4, 72
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return Run(fabricate_run(tmp_path_factory.mktemp("runs"), steps=40, noise=0.03, power_w=5.0, gap=(0.4, 0.5)))
+
+
+def _drawn(run: Run) -> list[str]:
+    parts = [part for module in sections.discovered().modules for part in module.build(run).parts]
+    return [part.name for part in parts if isinstance(part, Figure | Icicle)]
+
+
+def test_every_chart_of_the_page_has_a_name_that_can_be_asked_for(run: Run) -> None:
+    assert set(_drawn(run)) <= set(NAMES)
+    assert set(_drawn(run)) >= {"phases", "step-times", "core-utilisation", "power", "modules", "memory"}
+    assert len(set(NAMES)) == len(NAMES)
+
+
+def test_a_figure_is_drawn_or_refused_with_the_reason(run: Run, tmp_path: Path) -> None:
+    for name in set(NAMES) - set(_drawn(run)):
+        with pytest.raises(StepscopeError, match=f"nothing to draw as '{name}': "):
+            figures.write(name, run, tmp_path, "vega")
+
+
+@pytest.mark.parametrize("name", ["phases", "step-times", "core-utilisation", "power", "modules", "memory"])
+def test_a_figure_is_written_as_a_vector_and_as_its_specification(name: str, run: Run, tmp_path: Path) -> None:
+    svg = figures.write(name, run, tmp_path / "new", "svg").read_text()
+    assert svg.startswith("<svg")
+    assert "var(--" not in svg, "the page's variables mean nothing outside of it"
+    specification = json.loads(figures.write(name, run, tmp_path / "new", "vega").read_text())
+    assert specification["$schema"].startswith("https://vega.github.io/schema/vega-lite/")
+    assert specification["datasets"]
+    assert specification["description"].startswith(run.id)
+    assert {path.name for path in (tmp_path / "new").iterdir()} == {
+        f"{name}-{run.id}{end}" for end in (".svg", ".vl.json")
+    }
+
+
+def test_a_figure_is_drawn_from_the_definition_of_the_page(run: Run, tmp_path: Path) -> None:
+    """Same labels and same number of marks in the page's drawing and in the picture."""
+    (part,) = [part for part in _section("memory").build(run).parts if isinstance(part, Figure)]
+    svg = figures.write("memory", run, tmp_path, "svg").read_text()
+    for pattern in (r">([^<>]+)</text>", r'<path aria-label="([^"]*)"'):
+        assert set(re.findall(pattern, svg)) >= set(re.findall(pattern, part.narrow)) - set(_numbers(part.narrow))
+
+
+def _numbers(svg: str) -> list[str]:
+    """Labels of axes: a drawing of another width has others."""
+    return re.findall(r">([\d.,]+)</text>", svg)
+
+
+def _section(name: str) -> ModuleType:
+    (found,) = [module for module in sections.discovered().modules if name in getattr(module, "FIGURES", ())]
+    return found
+
+
+@pytest.mark.parametrize("width_mm", [85.0, 170.0])
+def test_a_picture_has_the_width_that_was_asked_for(width_mm: float, run: Run, tmp_path: Path) -> None:
+    png = figures.write("memory", run, tmp_path, "png", width_mm).read_bytes()
+    width_px = struct.unpack(">I", png[16:20])[0]
+    assert width_px / 300 * MM_PER_INCH == pytest.approx(width_mm, rel=0.05)
+    pdf = figures.write("memory", run, tmp_path, "pdf", width_mm).read_bytes()
+    box = re.search(rb"MediaBox *\[0 0 ([\d.]+) ", pdf)
+    assert box is not None
+    assert float(box[1]) / PT_PER_INCH * MM_PER_INCH == pytest.approx(width_mm, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("power", "No power was measured"),
+        ("memory", "Memory was not sampled"),
+        ("modules", "No operation was recorded"),
+    ],
+)
+def test_a_figure_that_the_run_has_no_data_for_is_refused_with_the_reason(name: str, said: str, tmp_path: Path) -> None:
+    bare = Run(fabricate_run(tmp_path, steps=8, samples=False, recorded=lambda step: False))
+    with pytest.raises(StepscopeError, match=said):
+        figures.write(name, bare, tmp_path, "svg")
+
+
+def test_an_unknown_figure_or_format_is_answered_with_the_nearest() -> None:
+    with pytest.raises(UnknownName) as refused:
+        figures.check("memroy")
+    assert (refused.value.hint or "").startswith("did you mean memory")
+    with pytest.raises(UnknownName, match="unknown format 'jpg'"):
+        figure_command("memory", form=["jpg"])
+
+
+@pytest.mark.parametrize("width", [10.0, 5000.0, float("nan")])
+def test_a_width_that_no_paper_has_is_refused(width: float) -> None:
+    with pytest.raises(UsageError, match="--width"):
+        figure_command("memory", width=width)
+
+
+def test_a_folder_that_cannot_be_made_is_refused(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "taken").write_text("a file in the place of the folder")
+    with pytest.raises(OutputNotWritable, match="taken"):
+        figures.write("memory", run, tmp_path / "taken", "svg")
+
+
+def test_names_in_a_figure_stay_text(tmp_path: Path) -> None:
+    hostile = "</svg><script>alert(1)</script>" + "y" * 500
+    ops = (Op("nn.X", "", "forward", 10, (Op("nn.Y", hostile, "forward", 9000),)),)
+    model = (("", "Net", None, 0), (hostile, "Y", "", 8))
+    run = Run(fabricate_run(tmp_path, steps=12, ops=ops, model=model))
+    svg = figures.write("modules", run, tmp_path, "svg").read_text()
+    assert "<script" not in svg
+
+
+def test_the_icicle_stacks_children_within_their_parent() -> None:
+    columns = ("name", "parent", "total", "forward", "backward", "optimizer")
+    rows = [
+        ["", None, 10e6, 4e6, 6e6, None],
+        ["a", 0, 3e6, 3e6, 0, None],
+        ["a.b", 1, 1e6, 1e6, 0, 0],
+        ["c", 0, 6e6, 0, 6e6, 0],
+    ]
+    cells = icicle.cells_of(columns, rows)
+    found = cells.select("label", "depth", "t0_ms", "t1_ms").rows()
+    assert found == [("the model", 0, 0.0, 10.0), ("a", 1, 0.0, 3.0), ("b", 2, 0.0, 1.0), ("c", 1, 3.0, 9.0)]

@@ -1,0 +1,504 @@
+"""The live view: reads only what is new, shows what is known, says when the run ends, and never disturbs it."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import os
+import signal
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+from rich.console import Console
+from tests.fabricate import fabricate_run
+
+from stepscope.clock import anchors
+from stepscope.commands import live as live_command
+from stepscope.errors import RunNotFound
+from stepscope.report.live import waiting
+from stepscope.report.live.beside import live_beside
+from stepscope.report.live.folder import planned_steps, status_of
+from stepscope.report.live.line import ending_of, line_of
+from stepscope.report.live.now import Now, Watch
+from stepscope.report.live.pace import STEP_ROW
+from stepscope.report.live.readings import Channel
+from stepscope.report.live.screen import Screen
+from stepscope.report.live.tail import LineTail, RowTail
+from stepscope.report.live.total import total_scopes
+from stepscope.report.live.watching import watch
+from stepscope.runfolder import RunWriter, schema
+
+MS = 1_000_000
+JETSON = {"compatible": "nvidia,p2771-0000 nvidia,tegra186"}
+ROW = struct.Struct("<qd")
+
+
+def _channel(sensor: str, quantity: str, unit: str, scope: str, kind: str = "gauge", **more: Any) -> dict[str, Any]:
+    return {
+        "sensor": sensor,
+        "id": f"{scope}.{quantity}",
+        "quantity": quantity,
+        "unit": unit,
+        "scope": scope,
+        "kind": kind,
+        **more,
+    }
+
+
+class Growing:
+    """A run that a test lets go on: every call appends so many steps of 10 ms, and readings of the same time."""
+
+    CHANNELS = (
+        _channel("cpu", "core_idle_time", "ns", "core:0", "counter"),
+        _channel("cpu", "core_idle_time", "ns", "core:1", "counter"),
+        _channel("ina", "power", "W", "rail:VDD_IN", rail="VDD_IN"),
+        _channel("ina", "power", "W", "rail:VDD_SYS_GPU", rail="VDD_SYS_GPU"),
+        _channel("mem", "rss", "B", "process"),
+        _channel("mem", "memory_available", "B", "system"),
+        _channel("gpu", "utilisation", "1", "gpu:0"),
+        _channel("gpu", "memory_used", "B", "gpu:0"),
+        _channel("gpu", "memory_total", "B", "gpu:0"),
+        _channel("heat", "temperature", "degC", "zone:CPU-therm"),
+        _channel("heat", "lateness", "ns", "sampler"),
+    )
+
+    begun: ClassVar[list[RunWriter]] = []
+
+    def __init__(self, out: Path, **header: Any) -> None:
+        self.writer = RunWriter.create(out, "lenet")
+        self.begun.append(self.writer)
+        self.path = self.writer.path
+        self.writer.device({**JETSON, "memory_bytes": 8_000_000_000})
+        self.describe(self.CHANNELS)
+        workload = {"name": "lenet", "batch_size": 16}
+        defaults = {"workload": workload, "argv": ["stepscope", "run", "lenet", "--steps", "200"], "pid": os.getpid()}
+        self.writer.update(**{**defaults, "clock": anchors(), **header})
+        self.now_ns, self.step = 10**12, 0
+
+    def describe(self, channels: Any) -> None:
+        (self.path / "channels.json").write_text(json.dumps({"channels": list(channels), "missing": []}))
+
+    def go(self, steps: int, watts: float = 5.0) -> None:
+        for _ in range(steps):
+            t0_ns, self.now_ns = self.now_ns, self.now_ns + 10 * MS
+            self.writer.step(self.step, t0_ns, self.now_ns, 16, 0.5, False)
+            self.step += 1
+            idle = self.now_ns - 10**12
+            self.row("cpu", idle, idle / 4)
+            self.row("ina", watts, math.nan)
+            self.row("mem", 4e8, 5e9)
+            self.row("gpu", 0.8, 1e9, 4e9)
+            self.row("heat", 85.0, 1.0)
+        self.writer.flush_steps()
+
+    def row(self, sensor: str, *values: float) -> None:
+        with (self.path / "samples" / f"{sensor}.rows").open("ab") as file:
+            file.write(struct.pack(f"<qq{len(values)}d", self.now_ns, self.now_ns, *values))
+
+    def clock(self) -> int:
+        return self.now_ns
+
+
+@pytest.fixture(autouse=True)
+def _close() -> Iterator[None]:
+    """Close what a test has left going on."""
+    yield
+    while Growing.begun:
+        Growing.begun.pop().close("ok")
+
+
+@pytest.fixture
+def growing(tmp_path: Path) -> Growing:
+    return Growing(tmp_path / "runs")
+
+
+def _shown(now: Now, width: int = 80) -> str:
+    console = Console(file=io.StringIO(), width=width, force_terminal=False, legacy_windows=False)
+    console.print(Screen(now))
+    written: str = console.file.getvalue()  # type: ignore[attr-defined]
+    return written
+
+
+def test_the_row_of_a_step_is_that_of_the_run_folder() -> None:
+    assert STEP_ROW.size == schema.STEP_ROW.itemsize
+    assert STEP_ROW.pack(1, 2, 3, 4, 0.5, 1) == schema.PACK_STEP(1, 2, 3, 4, 0.5, True)
+
+
+def test_a_tail_gives_each_whole_row_once_and_waits_for_the_rest(tmp_path: Path) -> None:
+    path = tmp_path / "rows"
+    tail = RowTail(path, ROW)
+    assert list(tail.new()) == []
+    path.write_bytes(ROW.pack(1, 0.1) + ROW.pack(2, 0.2)[:7])
+    assert list(tail.new()) == [(1, 0.1)]
+    with path.open("ab") as file:
+        file.write(ROW.pack(2, 0.2)[7:])
+    assert list(tail.new()) == [(2, 0.2)]
+    assert list(tail.new()) == []
+    assert tail.first() == (1, 0.1)
+    tail.close()
+
+
+def test_a_tail_reads_the_end_alone_of_a_long_file(tmp_path: Path) -> None:
+    path = tmp_path / "rows"
+    path.write_bytes(b"".join(ROW.pack(n, 0.0) for n in range(20_000)))
+    tail = RowTail(path, ROW)
+    rows = list(tail.new())
+    assert len(rows) < 5_000
+    assert rows[-1] == (19_999, 0.0)
+    tail.close()
+
+
+def test_a_tail_reads_on_when_the_file_has_lost_its_name(tmp_path: Path) -> None:
+    path = tmp_path / "rows"
+    path.write_bytes(ROW.pack(1, 0.0))
+    tail = RowTail(path, ROW)
+    list(tail.new())
+    with path.open("ab") as file:
+        file.write(ROW.pack(2, 0.0))
+    path.unlink()
+    assert list(tail.new()) == [(2, 0.0)]
+    tail.close()
+
+
+def test_lines_are_given_when_they_are_whole(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    tail = LineTail(path)
+    assert tail.new() == []
+    path.write_bytes(b"one\ntw")
+    assert tail.new() == ["one"]
+    with path.open("ab") as file:
+        file.write(b"o\n\xff\n")
+    assert tail.new() == ["two", "\ufffd"]
+
+
+def test_a_look_knows_speed_power_load_memory_and_heat(growing: Growing) -> None:
+    view = Watch(growing.path, growing.clock)
+    growing.go(100)
+    view.look()
+    growing.go(50)
+    now = view.look()
+    view.close()
+    assert (now.pace.done, now.planned, now.status) == (150, 200, "running")
+    assert now.pace.step_ns == 10 * MS
+    assert now.pace.samples_per_s == pytest.approx(1600)
+    assert now.left_s == pytest.approx(0.5)
+    assert dict(now.cores) == pytest.approx({"core 0": 0.0, "core 1": 0.75})
+    assert dict(now.accelerators) == pytest.approx({"gpu 0": 0.8})
+    rails = dict(now.rails)
+    assert rails.pop("VDD_SYS_GPU") is None
+    assert rails == pytest.approx({"VDD_IN": 5.0})
+    assert now.total_w == pytest.approx(5.0)
+    assert now.left_j == pytest.approx(2.5)
+    assert (now.resident_bytes, now.available_bytes, now.memory_bytes) == (4e8, 5e9, 8_000_000_000)
+    assert now.accelerator_memory == (("gpu 0", 1e9, 4e9),)
+    assert now.temperatures == (("CPU-therm", 85.0),)
+
+
+def test_what_was_not_read_lately_is_not_known(growing: Growing) -> None:
+    view = Watch(growing.path, growing.clock)
+    growing.go(10)
+    view.look()
+    growing.now_ns += 60_000 * MS
+    growing.row("mem", 4e8, 5e9)
+    now = view.look()
+    view.close()
+    assert now.total_w is None
+    assert now.resident_bytes == 4e8
+    assert "total" not in _shown(now)
+
+
+def test_a_counter_that_is_set_back_gives_no_rate_and_no_negative_one() -> None:
+    channel = Channel(_channel("rapl", "energy", "J", "rapl:psys", "counter"))
+    channel.take([(0, 0.0), (10**9, 5.0)])
+    assert channel.value(10**9) == pytest.approx(5.0)
+    channel.take([(2 * 10**9, 1.0)])
+    assert channel.value(2 * 10**9) is None
+    channel.take([(3 * 10**9, 2.0), (4 * 10**9, 5.0)])
+    assert channel.value(4 * 10**9) == pytest.approx(3.0)
+
+
+def test_a_sensor_that_joins_is_followed_from_then_on(growing: Growing) -> None:
+    view = Watch(growing.path, growing.clock)
+    growing.go(5)
+    view.look()
+    growing.describe([*Growing.CHANNELS, _channel("wall", "power", "W", "wall:shelly", rail="shelly")])
+    growing.row("wall", 9.0)
+    now = view.look()
+    view.close()
+    assert ("shelly", 9.0) in now.rails
+
+
+def test_energy_counters_stand_in_where_no_power_is_read(tmp_path: Path) -> None:
+    growing = Growing(tmp_path)
+    growing.describe([_channel("rapl", "energy", "J", "rapl:package-0", "counter", rail="package-0")])
+    growing.row("rapl", 100.0)
+    growing.now_ns += 1000 * MS
+    growing.row("rapl", 115.0)
+    view = Watch(growing.path, growing.clock)
+    assert dict(view.look().rails) == pytest.approx({"package-0": 15.0})
+    view.close()
+
+
+def test_a_total_is_of_the_rail_that_holds_the_others_or_not_known() -> None:
+    rails = [("VDD_IN", "rail:VDD_IN"), ("VDD_SYS_GPU", "rail:VDD_SYS_GPU")]
+    assert total_scopes(rails, JETSON, None) == ("rail:VDD_IN",)
+    assert total_scopes([("odd", "rail:odd"), ("even", "rail:even")], {}, None) == ()
+    assert total_scopes([("odd", "rail:odd"), ("plug", "wall:plug")], {}, None) == ("wall:plug",)
+
+
+def test_a_run_that_has_only_begun_can_be_watched(tmp_path: Path) -> None:
+    writer = RunWriter.create(tmp_path, "early")
+    view = Watch(writer.path)
+    now = view.look()
+    view.close()
+    assert now.status == "running"
+    assert "no step has ended yet" in _shown(now)
+    assert line_of(now).startswith(now.name)
+
+
+@pytest.mark.parametrize("broken", ["run.json", "channels.json", "device.json"])
+def test_a_file_that_is_cut_off_leaves_what_was_known(growing: Growing, broken: str) -> None:
+    view = Watch(growing.path, growing.clock)
+    growing.go(3)
+    before = view.look()
+    (growing.path / broken).write_text('{"cut')
+    growing.go(3)
+    now = view.look()
+    view.close()
+    assert now.pace.done == 6
+    assert (now.name, now.planned, now.rails) == (before.name, before.planned, before.rails)
+
+
+@pytest.mark.parametrize("width", [20, 40, 80, 200])
+@pytest.mark.parametrize("cores", [0, 4, 16, 100])
+def test_no_line_is_wider_than_the_terminal(growing: Growing, width: int, cores: int) -> None:
+    growing.describe(
+        [*Growing.CHANNELS[2:], *(_channel("c", "core_busy_time", "ns", f"core:{n}", "counter") for n in range(cores))]
+    )
+    growing.writer.event("odd", "a warning " * 30 + "\x1b[31m\u202e 模型模型")
+    growing.writer.update(reason=None, simulated="jetson-tx2")
+    growing.go(30)
+    if cores:
+        growing.row("c", *([1.0] * cores))
+    view = Watch(growing.path, growing.clock)
+    now = view.look()
+    view.close()
+    shown = _shown(now, width)
+    console = Console(width=1000)
+    assert max(console.measure(line).maximum for line in shown.splitlines()) <= width
+    assert "\x1b" not in shown
+    assert "\u202e" not in shown
+
+
+def test_the_screen_says_what_it_shows(growing: Growing) -> None:
+    growing.writer.event("sensor-lost", "sensor x is lost")
+    growing.go(150)
+    view = Watch(growing.path, growing.clock)
+    shown = _shown(view.look())
+    view.close()
+    for said in (
+        "running",
+        "150/200",
+        "75 %",
+        "left 500 ms",
+        "10 ms a step",
+        "total 5 W",
+        "VDD_SYS_GPU -",
+        "of 8 GB",
+        "gpu 0 1 GB of 4 GB",
+    ):
+        assert said in shown, said
+    assert "85 °C" in shown
+    assert "sensor x is lost" in shown
+
+
+def test_a_step_that_takes_long_is_said_to(growing: Growing) -> None:
+    growing.go(20)
+    growing.now_ns += 30_000 * MS
+    view = Watch(growing.path, growing.clock)
+    assert "this step: 30 s so far" in _shown(view.look())
+    view.close()
+
+
+def test_a_view_ends_with_the_run_and_sees_its_last_steps(growing: Growing) -> None:
+    console = Console(file=io.StringIO(), width=80, force_terminal=False)
+    naps: list[float] = []
+
+    def nap(seconds: float) -> None:
+        naps.append(seconds)
+        growing.go(10)
+        if len(naps) == 3:
+            growing.writer.close("oom", "out of memory")
+
+    growing.go(10)
+    assert watch(growing.path, console, sleep=nap) == "oom"
+    said = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert naps == [5.0] * 3
+    assert "step 10/200" in said[0]
+    assert said[-1] == f"{growing.path.name}: oom (out of memory)"
+
+
+def test_on_a_terminal_the_view_draws_twice_a_second_until_the_end(growing: Growing) -> None:
+    console = Console(file=io.StringIO(), width=80, force_terminal=True, color_system="truecolor")
+    naps: list[float] = []
+
+    def nap(seconds: float) -> None:
+        naps.append(seconds)
+        growing.go(10)
+        if len(naps) == 2:
+            growing.writer.close("ok")
+
+    growing.go(10)
+    assert watch(growing.path, console, sleep=nap) == "ok"
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    assert naps == [0.5, 0.5]
+    for said in ("10/200", "20/200", "30/200"):
+        assert said in shown
+
+
+def test_warnings_are_said_once_in_lines(growing: Growing) -> None:
+    console = Console(file=io.StringIO(), width=80)
+    naps: list[float] = []
+
+    def nap(seconds: float) -> None:
+        naps.append(seconds)
+        if len(naps) == 1:
+            growing.writer.event("gap", "a gap of 3 s")
+        if len(naps) == 3:
+            growing.writer.close("ok")
+
+    watch(growing.path, console, lines=True, sleep=nap)
+    assert console.file.getvalue().count("! a gap of 3 s") == 1  # type: ignore[attr-defined]
+
+
+def test_a_run_that_has_ended_is_said_to_have(tmp_path: Path) -> None:
+    console = Console(file=io.StringIO(), width=80)
+    crashed = fabricate_run(tmp_path, steps=3, status=None)
+    assert watch(crashed, console) == "interrupted"
+    assert console.file.getvalue() == f"{crashed.name}: interrupted\n"  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("argv", "planned"),
+    [
+        (["stepscope", "run", "lenet", "--steps", "300"], 300),
+        (["stepscope", "run", "lenet", "--steps=40"], 40),
+        (["stepscope", "run", "train.py", "--", "--steps", "9"], None),
+        (["stepscope", "run", "lenet", "--steps"], None),
+        ([], None),
+    ],
+)
+def test_the_planned_steps_are_read_where_they_are_said(argv: list[str], planned: int | None) -> None:
+    assert planned_steps({"argv": argv}) == planned
+    assert planned_steps({"argv": argv, "planned_steps": 7}) == 7
+
+
+def test_a_run_whose_trainer_is_gone_is_interrupted() -> None:
+    assert status_of({"status": "running", "pid": 2**22 + 1}) == "interrupted"
+    assert status_of({"status": "running", "pid": os.getpid()}) == "running"
+    assert status_of({"status": "running"}) == "running", "a run that has only begun has no pid yet"
+
+
+def test_waiting_finds_the_newest_run_that_goes_on(tmp_path: Path) -> None:
+    runs, naps = tmp_path / "runs", list[float]()
+
+    def nap(seconds: float) -> None:
+        naps.append(seconds)
+        if len(naps) == 1:
+            fabricate_run(runs, steps=2)
+            (runs / "foreign").mkdir()
+            (runs / "foreign" / "run.json").write_text("no json")
+        else:
+            Growing(runs)
+
+    found = waiting.wait_for(lambda: waiting.newest_running(runs), lambda: False, nap)
+    assert found is not None
+    assert found.name.endswith(found.name.split("-")[-1])
+    assert "lenet" in found.name
+    assert len(naps) == 2
+
+
+def test_waiting_ends_when_it_is_given_up(tmp_path: Path) -> None:
+    assert waiting.wait_for(lambda: waiting.newest_running(tmp_path), lambda: True) is None
+
+
+def test_the_run_of_a_process_is_the_one_it_began_since_then(tmp_path: Path) -> None:
+    earlier = Growing(tmp_path)
+    since = anchors()["monotonic_ns"]
+    assert waiting.run_of(tmp_path, os.getpid(), since) is None
+    assert waiting.run_of(tmp_path, os.getpid(), 0) == earlier.path
+    assert waiting.run_of(tmp_path, 1, 0) is None
+
+
+def _until(true: Callable[[], bool]) -> None:
+    until = time.monotonic() + 20
+    while not true():
+        assert time.monotonic() < until, "it never came"
+        time.sleep(0.02)
+
+
+def test_the_view_beside_a_training_shows_its_run_and_ends_with_it(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with live_beside(tmp_path / "runs", lines=True):
+        growing = Growing(tmp_path / "runs")
+        growing.go(30)
+        said = ""
+
+        def shown() -> bool:
+            nonlocal said
+            said += capfd.readouterr().err
+            return "step 30/200" in said
+
+        _until(shown)
+        growing.writer.close("ok")
+    assert f"{growing.path.name}: ok" in said + capfd.readouterr().err or "step 30/200" in said
+
+
+def test_ctrl_c_reaches_the_training_and_not_its_view(tmp_path: Path) -> None:
+    growing = Growing(tmp_path / "runs")
+    command = [
+        sys.executable,
+        "-m",
+        "stepscope.report.live",
+        str(tmp_path / "runs"),
+        "--of",
+        str(os.getpid()),
+        "--lines",
+    ]
+    view = subprocess.Popen(command, stderr=subprocess.PIPE)
+    assert view.stderr is not None
+    assert b"step 0/200" in view.stderr.readline()
+    view.send_signal(signal.SIGINT)
+    growing.writer.close("interrupted", "KeyboardInterrupt")
+    rest = view.stderr.read()
+    assert view.wait(20) == 0
+    view.stderr.close()
+    assert b"interrupted (KeyboardInterrupt)" in rest
+
+
+def test_a_view_imports_nothing_heavy() -> None:
+    heavy = {"polars", "numpy", "scipy", "torch", "altair"}
+    script = f"import sys\nimport stepscope.report.live.watching\nprint({heavy} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "set()"
+
+
+def test_a_run_that_is_not_there_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(RunNotFound) as refused:
+        live_command.live(tmp_path / "nowhere")
+    assert "--wait" in (refused.value.hint or "")
+
+
+def test_the_end_of_a_run_is_said_with_its_reason(growing: Growing) -> None:
+    growing.writer.close("failed", "ValueError: x")
+    view = Watch(growing.path, growing.clock)
+    assert ending_of(view.look()) == f"{growing.path.name}: failed (ValueError: x)"
+    view.close()

@@ -1,0 +1,37 @@
+"""A child of a sweep that ends as its workload is called, at once and without torch: `python child.py ORDERS`."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+
+def main() -> None:
+    orders = json.loads(sys.argv[1])
+    name, _, least = orders["workload"].partition("-from-")
+    if least and orders["batch"] < int(least):
+        name = "ok"
+    with Path(orders["out"], "..", "started.txt").open("a", encoding="utf-8") as file:
+        file.write(f"{Path(orders['out']).name}\n")
+    said = {"ok": ["ok", None], "oom": ["oom", "RuntimeError: can't allocate memory"],
+            "missing": ["not installed", "needs x (pip install 'stepscope[atari]')"]}.get(name)  # fmt: skip
+    if name == "hang":
+        time.sleep(60)
+    if name == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if name == "starved":
+        sys.exit("terminate called after throwing an instance of 'std::bad_alloc'")
+    if name == "disk":
+        sys.stdout.write("OSError: [Errno 28] No space left on device\n")
+        said = ["ok", None]
+    if said is None:
+        raise RuntimeError(f"nothing is known of {name}")
+    Path(orders["said"]).write_text(json.dumps({"status": said[0], "reason": said[1]}), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

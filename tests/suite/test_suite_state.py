@@ -1,0 +1,93 @@
+"""A sweep on disk: written as a whole or not at all, locked, and refused when a workload has changed."""
+
+from __future__ import annotations
+
+import errno
+import json
+from pathlib import Path
+
+import pytest
+from tests.suite.small_sweeps import entry, small_sweep
+
+from stepscope.errors import OutputNotWritable, RunDamaged, RunNotFound, SchemaTooNew, UsageError
+from stepscope.studies.suite import state
+from stepscope.studies.suite.state import SweepFolder, write_durably
+
+
+def test_a_second_sweep_in_the_same_folder_is_refused(tmp_path: Path) -> None:
+    small_sweep(tmp_path / "s")
+    with pytest.raises(UsageError, match="holds a sweep already") as refused:
+        small_sweep(tmp_path / "s")
+    assert "--resume" in str(refused.value.hint)
+
+
+def test_what_has_ended_is_read_back_and_a_torn_file_counts_as_none(tmp_path: Path) -> None:
+    folder = small_sweep(tmp_path / "s", batches=(1, 2))
+    first, second = folder.order
+    folder.end(first, {"status": "ok"})
+    (folder.path / "points" / f"{second.id}.json").write_text('{"status": "o')
+    assert SweepFolder(folder.path).ended() == {first.id: {"status": "ok"}}
+
+
+def test_two_processes_cannot_run_the_same_sweep(tmp_path: Path) -> None:
+    folder = small_sweep(tmp_path / "s")
+    with folder.locked(), pytest.raises(UsageError, match="another process"), SweepFolder(folder.path).locked():
+        pass
+    with SweepFolder(folder.path).locked():
+        pass
+
+
+def test_a_changed_definition_is_refused_with_the_difference(tmp_path: Path) -> None:
+    folder = small_sweep(tmp_path / "s")
+    folder.refuse_changes([entry()])
+    changed = entry(parameters=9)
+    with pytest.raises(UsageError) as refused:
+        folder.refuse_changes([type(changed)(**{**vars(changed), "source": "line 1\nline 2\n"})])
+    assert "ok: parameters: 7 -> 9" in str(refused.value)
+    assert "+line 2" in str(refused.value)
+    with pytest.raises(UsageError, match="no longer among the workloads"):
+        folder.refuse_changes([])
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_a_full_disk_is_a_refusal_that_says_how_to_go_on(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = small_sweep(tmp_path / "s")
+
+    def full(*_: object) -> None:
+        raise OSError(number, "No space left on device")
+
+    monkeypatch.setattr(state.os, "fsync", full)
+    with pytest.raises(OutputNotWritable, match="is full") as refused:
+        folder.end(folder.order[0], {"status": "ok"})
+    assert f"--resume --out {folder.path}" in str(refused.value.hint)
+    assert not list((folder.path / "points").iterdir()), "no part is left behind"
+
+
+def test_a_file_is_replaced_as_a_whole(tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    write_durably(path, {"a": 1})
+    write_durably(path, {"a": 2})
+    assert json.loads(path.read_text()) == {"a": 2}
+    assert [each.name for each in tmp_path.iterdir()] == ["x.json"]
+
+
+def test_what_is_no_sweep_is_said_so(tmp_path: Path) -> None:
+    with pytest.raises(RunNotFound, match="no sweep in"):
+        SweepFolder(tmp_path)
+    (tmp_path / "sweep.json").write_text("{")
+    with pytest.raises(RunDamaged, match="cannot be read"):
+        SweepFolder(tmp_path)
+    (tmp_path / "sweep.json").write_text('{"schema": 99}')
+    with pytest.raises(SchemaTooNew):
+        SweepFolder(tmp_path)
+    (tmp_path / "sweep.json").write_text("[]")
+    with pytest.raises(RunDamaged, match="not the plan"):
+        SweepFolder(tmp_path)
+
+
+def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "taken").write_text("a file")
+    with pytest.raises(OutputNotWritable, match="cannot write"):
+        small_sweep(tmp_path / "taken" / "s")

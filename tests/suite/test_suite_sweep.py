@@ -1,0 +1,154 @@
+"""The loop of a sweep: whatever becomes of a run is a result, and nothing that has ended is run again."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import namedtuple
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.suite.small_sweeps import CHILD, small_sweep, started, statuses
+
+from stepscope.errors import OutputNotWritable
+from stepscope.runfolder import RunWriter
+from stepscope.studies.suite import sweep as sweep_module
+from stepscope.studies.suite.grid import Point
+from stepscope.studies.suite.state import SweepFolder
+from stepscope.studies.suite.sweep import Watch, sweep, time_left_s
+
+
+def _only(folder: SweepFolder) -> Mapping[str, Any]:
+    return sweep(folder, CHILD)[folder.order[0].id]
+
+
+@pytest.mark.parametrize(
+    ("workload", "status", "reason"),
+    [
+        ("oom", "oom", "can't allocate memory"),
+        ("starved", "oom", "bad_alloc"),
+        ("killed", "killed", "SIGKILL from outside"),
+        ("broken", "crashed", "RuntimeError: nothing is known of broken"),
+        ("missing", "not installed", "pip install 'stepscope[atari]'"),
+    ],
+)
+def test_a_run_that_goes_wrong_is_a_result_with_a_reason(
+    workload: str, status: str, reason: str, tmp_path: Path
+) -> None:
+    result = _only(small_sweep(tmp_path / "s", workload))
+    assert result["status"] == status
+    assert reason in result["reason"]
+
+
+def test_a_run_that_hangs_is_ended_at_the_time_limit(tmp_path: Path) -> None:
+    result = _only(small_sweep(tmp_path / "s", "hang", time_limit_s=0.05))
+    assert (result["status"], result["reason"]) == ("timeout", "did not end within 0.05 s")
+
+
+def test_larger_batches_than_one_that_did_not_fit_are_skipped_and_say_so(tmp_path: Path) -> None:
+    folder = small_sweep(tmp_path / "s", "oom-from-4", batches=(1, 2, 4, 8, 16), repeats=2)
+    ended = sweep(folder, CHILD)
+    by_batch: dict[int, set[str]] = {}
+    for result in ended.values():
+        by_batch.setdefault(result["point"]["batch"], set()).add(result["status"])
+    assert (by_batch[1], by_batch[2]) == ({"ok"}, {"ok"})
+    assert by_batch[4] | by_batch[8] | by_batch[16] == {"oom", "would not fit"}
+    skipped = [result for result in ended.values() if result["status"] == "would not fit"]
+    assert all("ran out of memory" in result["reason"] for result in skipped)
+    tried = {point.id: point for point in folder.order}
+    failed = [tried[name].batch for name in started(folder) if tried[name].batch >= 4]
+    assert failed == sorted(failed, reverse=True), "after one that failed only smaller ones are tried"
+
+
+def test_a_crash_says_nothing_about_larger_batches(tmp_path: Path) -> None:
+    folder = small_sweep(tmp_path / "s", "broken", batches=(1, 2))
+    assert {result["status"] for result in sweep(folder, CHILD).values()} == {"crashed"}
+
+
+def test_an_interrupted_sweep_goes_on_where_it_was(tmp_path: Path) -> None:
+    folder, whole = (small_sweep(tmp_path / name, "ok", "oom", batches=(1, 2), repeats=2) for name in ("a", "b"))
+
+    def interrupted(point: Point, place: int, result: Mapping[str, Any]) -> None:
+        if place == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        sweep(folder, CHILD, Watch(ends=interrupted))
+    before = started(folder)
+    sweep(SweepFolder(folder.path), CHILD)
+    sweep(whole, CHILD)
+    assert statuses(folder) == statuses(whole)
+    assert started(folder) == started(whole), "nothing is run twice"
+    assert started(folder)[: len(before)] == before
+
+
+def test_a_run_that_ended_while_the_sweep_was_killed_is_kept(tmp_path: Path) -> None:
+    folder = small_sweep(tmp_path / "s")
+    writer = RunWriter.create(folder.run_folder(folder.order[0]), "ok")
+    writer.close("ok")
+    assert _only(folder)["run"] == str(writer.path.relative_to(folder.path))
+    assert started(folder) == []
+
+
+def test_a_run_that_had_not_ended_is_run_again(tmp_path: Path) -> None:
+    folder = small_sweep(tmp_path / "s")
+    broken_off = RunWriter.create(folder.run_folder(folder.order[0]), "ok")
+    assert _only(folder)["status"] == "ok"
+    assert len(started(folder)) == 1
+    assert not broken_off.path.exists()
+
+
+def test_killed_at_several_points_and_resumed_the_table_is_that_of_an_undisturbed_sweep(tmp_path: Path) -> None:
+    folder, whole = (small_sweep(tmp_path / name, "ok", "oom", batches=(1, 2, 4), repeats=3) for name in ("a", "b"))
+    for wanted in (1, 6):
+        _sweep_until_killed(folder, wanted)
+    sweep(SweepFolder(folder.path), CHILD)
+    sweep(whole, CHILD)
+    assert statuses(folder) == statuses(whole)
+    assert set(started(folder)) == set(started(whole))
+    assert len(started(folder)) <= len(started(whole)) + 2, "only what was being run when it was killed is run again"
+
+
+def _sweep_until_killed(folder: SweepFolder, wanted: int) -> None:
+    """Run it in a process of its own and kill that once so many runs have ended."""
+    process = subprocess.Popen([sys.executable, "-m", "tests.suite.small_sweeps", str(folder.path)])
+    while len(folder.ended()) < wanted and process.poll() is None:
+        time.sleep(0.005)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def test_a_child_that_met_a_full_disk_stops_the_sweep_and_is_run_again(tmp_path: Path) -> None:
+    folder = small_sweep(tmp_path / "s", "disk")
+    with pytest.raises(OutputNotWritable, match="is full"):
+        sweep(folder, CHILD)
+    assert folder.ended() == {}
+
+
+def test_a_sweep_does_not_begin_a_run_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = namedtuple("usage", "total used free")
+    folder = small_sweep(tmp_path / "s")
+    with monkeypatch.context() as patched:
+        patched.setattr(sweep_module.shutil, "disk_usage", lambda path: usage(10, 9, 1))
+        with pytest.raises(OutputNotWritable, match="is full"):
+            sweep(folder, CHILD)
+    assert shutil.disk_usage(tmp_path).free > 1
+    assert _only(SweepFolder(folder.path))["status"] == "ok"
+
+
+def test_the_time_left_comes_from_the_runs_that_are_alike() -> None:
+    small, large, other = (
+        Point(name, batch, "sgd", "fp32", 1, "cpu", 0) for name, batch in (("a", 1), ("a", 8), ("b", 1))
+    )
+    again = Point("a", 1, "sgd", "fp32", 1, "cpu", 1)
+    ended = {small.id: {"total_s": 2.0}, other.id: {"total_s": 10.0}}
+    assert time_left_s([small, again, other], ended) == 2.0
+    assert time_left_s([small, other, large], ended) == 2.0
+    assert time_left_s([small, again], {}) is None
+    assert time_left_s([small, other], ended) == 0.0
