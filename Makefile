@@ -1,6 +1,7 @@
 # make demo    set up, train LeNet on real digits for 300 steps, show what a step costs
 # make test    set up, run every test            make check   lint, format and types
-# make bench   what measuring costs              make clean   remove .venv and caches (runs/ stays)
+# make bench   what measuring costs              make accuracy  energy per op against the truth of simulated boards
+# make clean   remove .venv and caches (runs/ stays)
 # Another Python:  make demo PYTHON=python3.12
 
 PYTHON ?= python3
@@ -9,7 +10,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet
 
-.PHONY: demo test check bench clean
+.PHONY: demo test check bench accuracy clean
 .DEFAULT_GOAL := demo
 
 demo: $(READY)
@@ -26,6 +27,9 @@ check: $(READY)
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks --write docs/cost.md
+
+accuracy: $(READY)
+	$(BIN)/python -m benchmarks.accuracy --write docs/energy.md
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

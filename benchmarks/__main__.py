@@ -70,7 +70,7 @@ def ratio(results: dict[str, list[dict[str, float]]], over: str, under: str, key
 
 
 def recorded_steps(rounds: int) -> list[Row]:
-    resnet = in_turns("recorded-step", ["bare", "ours", "torch"], "resnet18", 12, rounds)
+    resnet = in_turns("recorded-step", ["bare", "ours", "torch", "memory"], "resnet18", 12, rounds)
     worst = in_turns("recorded-step", ["bare", "ours", "torch"], "worst", 80, rounds)
     torch_worst = ratio(worst, "torch", "bare", "step_s")
     note = "torch.profiler {:.3f}"
@@ -81,6 +81,13 @@ def recorded_steps(rounds: int) -> list[Row]:
             "x bare",
             1.03,
             note.format(ratio(resnet, "torch", "bare", "step_s")),
+        ),
+        Row(
+            "recorded step with its memory, ResNet18-c32 batch 16",
+            ratio(resnet, "memory", "bare", "step_s"),
+            "x bare",
+            1.08,
+            "allocations with category, layer and op",
         ),
         Row(
             "recorded step, worst case",

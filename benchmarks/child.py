@@ -29,7 +29,8 @@ def recorded_step(mode: str, model: Any, step: Step, steps: int) -> dict[str, fl
         return {"step_s": _mean_cpu(step, steps, lambda: None)}
     if mode == "torch":
         return {"step_s": _with_torch_profiler(step, steps)["step_s"]}
-    with tempfile.TemporaryDirectory() as out, stepscope.profile(model, out=out, record="all") as scope:
+    watched = "all" if mode == "memory" else "off"
+    with tempfile.TemporaryDirectory() as out, stepscope.profile(model, out=out, record="all", memory=watched) as scope:
         for _ in range(_WARMUP):
             step()
             scope.step()

@@ -51,13 +51,13 @@ def cells(quick: bool, only: str | None = None, batches: tuple[int, ...] = _BATC
 
 
 def predicted(cell: Cell) -> tuple[int, int, int] | str:
-    """(live peak in B, FLOPs, ops) of a cell, or why not."""
+    """(live peak, what of it is resident, FLOPs) of a cell, B, or why not."""
     try:
         job = workload_job(workloads.find(cell["workload"]), cell["optimizer"])
         run = dry_run(job, cell["batch"], Workspaces(this_platform()), VARIANTS[cell["variant"]])
     except (DryRunStopped, StepscopeError) as error:
         return str(error)
-    return run.peak_bytes, run.flops, run.log.ops
+    return run.peak_bytes, sum(run.peak_interval) // 2, run.flops
 
 
 def measured(cell: Cell, what: str, allocator: str, cache: Path) -> dict[str, int] | str:
@@ -84,7 +84,7 @@ def compare(cell: Cell, cache: Path, processes: bool) -> dict[str, Any]:
     said = predicted(cell)
     if isinstance(said, str):
         return {**cell, "note": f"not predicted: {said}"}
-    size, flops, _ = said
+    size, resident, flops = said
     if flops * 3 > _MOST_FLOPS or size > _MOST_BYTES:
         return {**cell, "predicted": size, "note": "too large to be measured here"}
     live = measured(cell, "live", "", cache)
@@ -98,7 +98,7 @@ def compare(cell: Cell, cache: Path, processes: bool) -> dict[str, Any]:
         if not isinstance(whole, str):
             row |= {
                 allocator: whole["peak"],
-                f"{allocator}_error": (size + whole["base"] + paged_in) / whole["peak"] - 1,
+                f"{allocator}_error": (resident + whole["base"] + paged_in) / whole["peak"] - 1,
             }
             row["base"] = whole["base"]
     return row

@@ -1,6 +1,7 @@
 """Measured memory of one job in a process of its own: `python -m benchmarks.memory_truth JSON`, JSON on stdout.
 
-{"workload": "lenet", "batch": 4, "optimizer": "adam", "variant": "", "what": "live" or "process", "allocator": "pinned"}
+{"workload": "lenet", "batch": 4, "optimizer": "adam", "variant": "", "what": "live" (or "process", with
+"allocator": "pinned" or "default")}
 "live" is the peak of c10's own allocations (torch.profiler) plus what was there before; "process" is the kernel's
 high-water mark (VmHWM), reset before the first step, with glibc's mmap threshold as asked.
 """

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from stepscope.runfolder import RunWriter
+
+# What a user's earlier runs have left in the cache must not change a test, nor a test what the user finds there.
+os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="stepscope-tests-")
 
 CommandLine = Callable[..., "subprocess.CompletedProcess[str]"]
 

@@ -79,7 +79,8 @@ def test_no_events_have_no_peak_and_an_empty_step() -> None:
 def test_devices_have_memories_of_their_own_and_the_fullest_is_shown() -> None:
     events = frame(row(1, 0, 100), row(2, 1, 700, device="cuda:0"), row(3, 2, 50))
     found, cpu = peak(events), peak(events, "cpu")
-    assert found is not None and cpu is not None
+    assert found is not None
+    assert cpu is not None
     assert (found.device, found.bytes) == ("cuda:0", 700)
     assert (cpu.device, cpu.bytes) == ("cpu", 150)
 
@@ -112,7 +113,9 @@ def test_a_step_is_drawn_without_the_closing_of_its_window() -> None:
 
 
 def test_operations_allocate_so_much_a_step() -> None:
-    second = small_step().with_columns(step=pl.lit(1, pl.UInt32), t_ns=pl.col("t_ns") + 100, tensor=pl.col("tensor") + 9)
+    second = small_step().with_columns(
+        step=pl.lit(1, pl.UInt32), t_ns=pl.col("t_ns") + 100, tensor=pl.col("tensor") + 9
+    )
     table = allocated_by_op(pl.concat([small_step(), second]))
     assert table.rows() == [("aten::conv", 1.0, 50.0, 50), ("aten::relu", 1.0, 30.0, 30)]
 

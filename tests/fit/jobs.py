@@ -35,8 +35,8 @@ def blocks_model() -> nn.Module:
 def convolutions() -> nn.Module:
     """Convolution, batch norm, ReLU, twice: [B, 3, 16, 16] to [B, 10]."""
     return nn.Sequential(
-        nn.Conv2d(3, 24, 3, padding=1), nn.BatchNorm2d(24), nn.ReLU(), nn.Conv2d(24, 40, 3, stride=2), nn.BatchNorm2d(40),
-        nn.ReLU(), nn.Flatten(), nn.Linear(40 * 49, CLASSES),
+        nn.Conv2d(3, 24, 3, padding=1), nn.BatchNorm2d(24), nn.ReLU(),
+        nn.Conv2d(24, 40, 3, stride=2), nn.BatchNorm2d(40), nn.ReLU(), nn.Flatten(), nn.Linear(40 * 49, CLASSES),
     )  # fmt: skip
 
 
@@ -80,14 +80,15 @@ def really_live(of: Job, samples: int, change: Any = None) -> int:
     if change is not None:
         optimizers = change(model, optimizers)
     batch = of.batch(samples)
-    held = {}
+    held: dict[int, int] = {}
     for tensor in [*model.parameters(), *model.buffers(), *tree_leaves(batch)]:
         held[tensor.untyped_storage()._cdata] = tensor.untyped_storage().nbytes()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         for _ in range(2):
             of.step(model, optimizers, batch)
     events = profiler.profiler.kineto_results.events()
-    now = most = 0
+    now: int = 0
+    most: int = 0
     for _, _, size in sorted((e.start_ns(), i, e.nbytes()) for i, e in enumerate(events) if e.name() == "[memory]"):
         now += size
         most = max(most, now)

@@ -8,6 +8,7 @@ from typing import Any
 import polars as pl
 import pytest
 import torch
+from tests.fit import jobs
 from torch import Tensor, nn
 
 from stepscope.record.dry_run import DryRunStopped, dry_run
@@ -16,7 +17,6 @@ from stepscope.record.workspaces import Platform, Workspaces, this_platform
 from stepscope.runfolder import CATEGORIES, MEMORY, RunReader, RunWriter
 from stepscope.studies.fit import transforms
 from stepscope.studies.fit.live_peak import live_peak
-from tests.fit import jobs
 
 OPTIMIZERS = [torch.optim.SGD, torch.optim.Adam, torch.optim.RMSprop]
 

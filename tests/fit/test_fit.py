@@ -11,15 +11,16 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.fit import jobs
 from torch import Tensor, nn
 from torch.nn import functional
 
 from stepscope.analysis.memory_model import MARGIN, ProcessPeak, limit_of_memory
 from stepscope.errors import UnknownName, UsageError
+from stepscope.record.dry_run import dry_run
 from stepscope.record.workspaces import Workspaces, this_platform
 from stepscope.record.workspaces.probes import CallBook, probe_all
 from stepscope.record.workspaces.signature import Probed
-from stepscope.record.dry_run import dry_run
 from stepscope.studies.fit import kept as kept_file
 from stepscope.studies.fit import transforms
 from stepscope.studies.fit.answer import Question, answer
@@ -27,7 +28,6 @@ from stepscope.studies.fit.kept import Kept
 from stepscope.studies.fit.largest import largest_batch
 from stepscope.studies.fit.options import chosen_segments
 from stepscope.studies.fit.python_api import fit
-from tests.fit import jobs
 
 
 @pytest.fixture(autouse=True)
@@ -68,7 +68,9 @@ def test_a_limit_smaller_than_the_parameters_fits_no_batch_and_says_why() -> Non
 
 @given(st.integers(0, 10**9), st.integers(1, 10**7), st.integers(0, 500), st.integers(1, 2000), st.integers(0, 10**10))
 @settings(max_examples=60)
-def test_bisection_finds_the_last_batch_below_the_limit(fixed: int, slope: int, bend: int, start: int, limit: int) -> None:
+def test_bisection_finds_the_last_batch_below_the_limit(
+    fixed: int, slope: int, bend: int, start: int, limit: int
+) -> None:
     def peak(batch: int) -> int:
         return fixed + slope * batch + (slope * (batch - bend) if batch > bend else 0)
 
@@ -94,7 +96,7 @@ def test_ways_to_need_less_are_sorted_by_gain_and_each_has_its_price() -> None:
     names = " / ".join(option.name for option in found.options)
     assert gains == sorted(gains, reverse=True)
     assert all(option.price and option.gain > 0 for option in found.options)
-    for word in ("accumulated", "checkpoint the repeated blocks", "LoRA", "last layers", "pinned", "SGD without"):
+    for word in ("accumulated", "checkpoint the repeated blocks", "last layers", "pinned", "SGD without"):
         assert word in names
     checkpoints = next(o for o in found.options if o.name == "checkpoint the repeated blocks")
     assert checkpoints.compute > 1.1
@@ -156,7 +158,9 @@ def test_an_error_of_the_model_itself_comes_through() -> None:
 
 def test_a_model_that_lies_on_another_device_is_not_moved() -> None:
     model = jobs.blocks_model().to("meta")
-    found = fit(model, torch.optim.SGD(model.parameters(), lr=0.1), jobs.job().batch, jobs.loss, memory="8GB", options=False)
+    found = fit(
+        model, torch.optim.SGD(model.parameters(), lr=0.1), jobs.job().batch, jobs.loss, memory="8GB", options=False
+    )
     assert found.peak_bytes > 1e5
     assert all(p.device.type == "meta" for p in model.parameters())
 

@@ -32,9 +32,10 @@ def test_what_is_no_amount_is_refused_with_an_example(text: str) -> None:
 @settings(max_examples=50)
 def test_any_text_is_an_amount_or_a_refusal(text: str) -> None:
     try:
-        assert memory_model.size_of(text) >= 0
-    except UsageError as error:
-        assert error.hint
+        size = memory_model.size_of(text)
+    except UsageError:
+        return
+    assert size >= 0
 
 
 @pytest.mark.parametrize(

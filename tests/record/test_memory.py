@@ -9,6 +9,7 @@ from typing import Any
 import polars as pl
 import pytest
 import torch
+from tests.record.loops import Loop, record, simple_loop
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -16,7 +17,6 @@ import stepscope
 from stepscope.analysis.run import Run
 from stepscope.record import torch_private
 from stepscope.record.recorders.memory import MemoryWatch
-from tests.record.loops import Loop, record, simple_loop
 
 WIDE, DEEP, BATCH = 64, 8, 32
 F32 = 4
@@ -64,7 +64,9 @@ def test_every_category_of_a_small_training_is_what_one_counts_by_hand(tmp_path:
     held = dict(found.categories.select("category", "bytes").iter_rows())
     parameters = parameter_bytes(model)
     assert held["parameter"] == parameters
-    assert held["optimizer"] == 2 * parameters + F32 * len(list(model.parameters()))  # two moments and a step count each
+    assert held["optimizer"] == 2 * parameters + F32 * len(
+        list(model.parameters())
+    )  # two moments and a step count each
     assert held["input"] == BATCH * DEEP * F32
     assert sum(held.values()) == found.bytes
 
@@ -80,7 +82,8 @@ def test_live_bytes_are_nothing_before_and_after_and_never_negative(tmp_path: Pa
     model = two_layers()
     run = measured(simple_loop(model, 5, BATCH, DEEP), tmp_path, model)
     live = run.memory()["live"]
-    assert live.min() == 0 and live[-1] == 0
+    assert live.min() == 0
+    assert live[-1] == 0
 
 
 def test_categories_add_up_to_the_live_bytes_at_each_instant(tmp_path: Path) -> None:
@@ -136,7 +139,7 @@ def test_saved_bytes_agree_with_the_hooks_of_torch(tmp_path: Path) -> None:
     def loop(step: Callable[[], None]) -> None:
         for _ in range(4):
             optimizer.zero_grad()
-            loss().backward()
+            loss().backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             step()
 
@@ -165,7 +168,7 @@ def test_allocations_agree_with_the_profiler_of_torch(tmp_path: Path) -> None:
     ours = texts(run).filter((pl.col("step") == 4) & (pl.col("bytes") > 0) & pl.col("op").is_not_null())["bytes"].sum()
     with torch.profiler.profile(profile_memory=True, activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
         one()
-    events = profiler.profiler.kineto_results.events()  # type: ignore[union-attr]
+    events = profiler.profiler.kineto_results.events()
     theirs = sum(e.nbytes() for e in events if e.name() == "[memory]" and e.nbytes() > 0)
     assert ours == pytest.approx(theirs, rel=0.001)
 
@@ -205,7 +208,8 @@ def test_a_gan_has_the_gradients_and_states_of_both_its_models(tmp_path: Path) -
 
     run = measured(loop, tmp_path, {"G": generator, "D": discriminator})
     found = run.peak()
-    assert found is not None and found.residual_share < 0.02
+    assert found is not None
+    assert found.residual_share < 0.02
     held = dict(found.categories.select("category", "bytes").iter_rows())
     both = parameter_bytes(generator) + parameter_bytes(discriminator)
     assert held["parameter"] == both
@@ -215,10 +219,12 @@ def test_a_gan_has_the_gradients_and_states_of_both_its_models(tmp_path: Path) -
 
 def test_frozen_layers_have_no_gradients_and_save_nothing_of_their_own(tmp_path: Path) -> None:
     model = two_layers()
-    model[0].requires_grad_(False)  # type: ignore[index, operator]
+    model[0].requires_grad_(False)  # type: ignore[index]
     run = measured(simple_loop(model, 4, BATCH, DEEP), tmp_path, model)
     assert set(allocated(run, "gradient")["module"]) == {"2"}
-    assert allocated(run, "saved").filter(pl.col("bytes") > 100)["module"].to_list() == ["1"]  # input of the layer above
+    assert allocated(run, "saved").filter(pl.col("bytes") > 100)["module"].to_list() == [
+        "1"
+    ]  # input of the layer above
 
 
 def test_accumulated_gradients_are_allocated_once_a_round(tmp_path: Path) -> None:
@@ -248,7 +254,7 @@ def test_a_custom_function_saves_what_it_asks_for(tmp_path: Path) -> None:
         @staticmethod
         def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
             (kept,) = ctx.saved_tensors
-            return gradients[0] * kept
+            return torch.mul(gradients[0], kept)
 
     weight = torch.randn(BATCH, WIDE, requires_grad=True)
     optimizer = torch.optim.SGD([weight], lr=0.01)
@@ -399,5 +405,6 @@ def test_a_torch_without_the_event_tree_still_records_ops(tmp_path: Path, monkey
     monkeypatch.setattr(torch_private.KinetoWindow, "stop", without_tree)
     model = two_layers()
     run = measured(simple_loop(model, 4), tmp_path, model)
-    assert run.memory_events.is_empty() and len(run.ops) > 0
+    assert run.memory_events.is_empty()
+    assert len(run.ops) > 0
     assert [event["kind"] for event in run.events if "lost" in event["kind"]] == ["memory-lost"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import json
 from collections import Counter, defaultdict
 from collections.abc import Iterator
@@ -340,7 +341,7 @@ def test_steps_that_the_run_does_not_have_are_refused_with_those_it_has(run: Run
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_size_is_known_before_it_is_written(name: str, tmp_path: Path) -> None:
-    part = excerpt(Run(fabricate_run(tmp_path / "runs", steps=200, recorded=every_step, power_w=5.0)))
+    part = excerpt(Run(fabricate_run(tmp_path / "runs", steps=200, recorded=every_step, power_w=5.0, noise=0.03)))
     guessed, written = exports.find(name).estimate(part), _size(_written(name, part, tmp_path))
     assert guessed / 2.5 < written < guessed * 2.5
 
@@ -351,12 +352,12 @@ def test_the_command_says_the_size_first_and_what_is_lacking(
     bare = fabricate_run(tmp_path, steps=8, samples=False, recorded=lambda step: False)
     export_command(bare, "perfetto", "first:4", tmp_path)
     shown = capsys.readouterr()
-    written = tmp_path / "export-perfetto-first-4.pftrace"
+    written = tmp_path / "export-perfetto-first-4.pftrace.gz"
     assert shown.out == f"{written}\n"
     assert "0 op instances, 0 readings, 4 steps, about " in shown.err
     assert "no operation was recorded in these steps" in shown.err
     assert "nothing was sampled in these steps" in shown.err
-    assert perfetto_reader.read(written.read_bytes())
+    assert perfetto_reader.read(gzip.decompress(written.read_bytes()))
 
 
 def test_without_a_place_an_export_goes_into_the_run_folder(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
@@ -427,8 +428,8 @@ def test_whatever_a_run_lacks_it_can_be_exported(name: str, tmp_path: Path) -> N
         assert _size(path) > 0, what
         if path.suffix == ".json":
             json.loads(path.read_text())
-        if path.suffix == ".pftrace":
-            read = perfetto_reader.read(path.read_bytes())
+        if path.suffix == ".gz":
+            read = perfetto_reader.read(gzip.decompress(path.read_bytes()))
             assert sum(len(track.slices) for track in read.values()) >= len(Run(folder).ops), what
 
 

@@ -13,10 +13,8 @@ from typer.testing import CliRunner, Result
 from stepscope.__main__ import build_app
 from stepscope.clock import Clock
 from stepscope.errors import MissingDependency, StepscopeError
-from stepscope.record import power_sources as power_sources_module
 from stepscope.record.characterisation.characterise import Observation, Progress, observe
 from stepscope.record.device import changing_facts, describe_device
-from stepscope.record.power_sources import power_sources
 from stepscope.record.sensors.contract import Found
 
 CPU = "sys/devices/system/cpu"
@@ -83,26 +81,6 @@ def test_a_zone_that_is_switched_off_has_no_temperature(tx2: Path) -> None:
     facts = changing_facts(tx2)
     assert facts["temperatures_celsius"] == {"BCPU-therm (thermal_zone0)": 41.5, "PLL-therm (thermal_zone1)": None}
     assert facts["frequencies_hz"] == {"policy0": 345_600_000}
-
-
-def test_no_meter_is_present_on_an_empty_root(tmp_path: Path) -> None:
-    assert {source.state for source in power_sources(tmp_path)} == {"absent"}
-
-
-def test_a_denied_meter_names_the_command_that_opens_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = "sys/class/powercap/intel-rapl:0/energy_uj"
-    write(tmp_path, {path: "1\n"})
-    monkeypatch.setattr(power_sources_module, "_opens", lambda path: False)  # root may read what users may not
-    rapl = next(source for source in power_sources(tmp_path) if source.name == "RAPL")
-    assert rapl.state == "denied"
-    assert rapl.remedy == f"sudo chmod a+r {tmp_path / path}"
-
-
-def test_a_raspberry_pi_4_has_no_meter_though_it_has_vcio(tmp_path: Path) -> None:
-    write(tmp_path, {"dev/vcio": "", "proc/device-tree/compatible": "raspberrypi,4-model-b\0brcm,bcm2711\0"})
-    assert {source.state for source in power_sources(tmp_path)} == {"absent"}
-    write(tmp_path, {"proc/device-tree/compatible": "raspberrypi,5-model-b\0brcm,bcm2712\0"})
-    assert [source.name for source in power_sources(tmp_path) if source.state == "present"] == ["Raspberry Pi 5 PMIC"]
 
 
 def doctor(*arguments: str, **environment: str) -> Result:

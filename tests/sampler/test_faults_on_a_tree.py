@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import select
 import shutil
 from collections.abc import Callable, Iterator
@@ -124,6 +125,36 @@ def test_a_power_sensor_that_is_unplugged_leaves_a_gap_and_comes_back(start: Sta
     values = RunReader(run).samples("energy")["value"]
     assert values.null_count() > 0
     assert set(values.drop_nulls().unique()) == {1.0, 2.0}  # nothing in between, and no 0
+
+
+@pytest.mark.parametrize(("make", "unmake"), [(os.mkfifo, os.unlink), (os.mkdir, os.rmdir)])
+def test_a_pipe_or_a_folder_in_place_of_a_counter_stops_neither_the_others_nor_the_end(
+    make: Callable[[Path], None], unmake: Callable[[Path], None], start: Start, run: Path, root: Path
+) -> None:
+    file = rapl(root) / "energy_uj"
+    start()
+    until(lambda: RunReader(run).sensor("rapl").height > 3)
+    file.unlink()
+    make(file)
+    until(lambda: events(run, "sensor-lost"))
+    before = RunReader(run).sensor("temperature").height
+    until(lambda: RunReader(run).sensor("temperature").height > before + 3)
+    unmake(file)
+    file.write_text("3000000\n")
+    until(lambda: RunReader(run).samples("energy")["value"][-1] == 3.0)
+    assert set(RunReader(run).samples("energy")["value"].drop_nulls().unique()) == {1.0, 3.0}
+
+
+def test_a_tree_with_pipes_in_it_does_not_hold_up_the_start(start: Start, run: Path, root: Path) -> None:
+    for path in (rapl(root) / "name", root / "proc/meminfo", root / "proc/device-tree/compatible"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.unlink(missing_ok=True)
+        os.mkfifo(path)
+    start()
+    assert not any(
+        "no answer" in entry["detail"] for entry in json.loads((run / "channels.json").read_text())["missing"]
+    )
+    until(lambda: last_temperature(run) == 42.5)
 
 
 @pytest.mark.parametrize(("dither", "stated"), [(True, 0.5), (False, 0.0)])

@@ -208,3 +208,25 @@ def test_a_powermetrics_that_prints_no_power_is_unsupported(tmp_path: Path, monk
     answer = powermetrics.discover(ROOT, Target(1))
     assert isinstance(answer, Missing)
     assert answer.reason == "unsupported"
+
+
+def test_a_chip_with_two_performance_clusters_and_one_that_sleeps_is_read_whole() -> None:
+    report = parse(
+        "*** Sampled system activity (Fri Aug 22 09:00:00 2026 -0400) (1002.31ms elapsed) ***\n"
+        "E-Cluster Online: 0-3\nE-Cluster HW active frequency: 0 MHz\n"
+        "E-Cluster HW active residency:   0.00% (744 MHz:   0% 1044 MHz: 100% 1476 MHz: .78%)\n"
+        "P0-Cluster HW active frequency: 4010 MHz\nP1-Cluster HW active frequency: 3990 MHz\n"
+        "P1-Cluster idle residency:   0.29%\nCPU Power: 32104 mW\nGPU Power: 21mW\n"
+        "Combined Power (CPU + GPU + ANE): 32125 mW\n**** Thermal pressure ****\nCurrent pressure level: Nominal\n"
+    )
+    (block,) = report.blocks
+    assert block.unknown == []
+    assert block.power_w == pytest.approx({"CPU": 32.104, "GPU": 0.021, "Combined": 32.125})
+    assert "ANE" not in block.power_w
+    assert block.frequency_hz == {"E-Cluster": 0.0, "P0-Cluster": 4.010e9, "P1-Cluster": 3.990e9}
+    assert block.at_frequency["E-Cluster"][1.476e9] == pytest.approx(0.0078)
+
+
+def test_digits_of_another_script_are_no_power() -> None:
+    report = parse("*** Sampled system activity (x) (100.0ms elapsed) ***\nCPU Power: \u0661\u0662 mW\n")
+    assert report.blocks[0].power_w == {}

@@ -274,3 +274,12 @@ def test_no_log_breaks_the_parser_or_makes_it_invent_a_reading(text: str) -> Non
         assert all(math.isfinite(t_s) for t_s in log.t_s)
         assert list(log.t_s) == sorted(log.t_s)
         assert all(math.isnan(watts) or abs(watts) <= 1e6 for watts in log.power_w)
+
+
+@pytest.mark.parametrize("text", ["\u0661\u0662", "1_000", "0x10", "\uff15.\uff10 W", "power=\u0661\u0662"])
+def test_digits_of_another_script_and_of_python_are_no_reading(text: str) -> None:
+    with pytest.raises(ValueError, match="no "):
+        meter_lines.parse(text)
+    log = meter_csv.parse(f"time,power\n0,5\n1,{text}\n2,6\n")
+    assert log.power_w[0] == 5.0
+    assert math.isnan(log.power_w[1])

@@ -356,3 +356,9 @@ def test_a_bad_address_and_no_plug_at_all_say_what_to_name() -> None:
     nothing = missing(shelly.discover(ROOT, Target(1)))
     assert nothing.reason == "absent"
     assert "shelly=" in str(nothing.remedy)
+
+
+def test_a_shelly_that_clamps_around_a_wire_states_power_and_no_energy() -> None:
+    reading = parse_shelly('{"id":"0","current":1.473,"voltage":226.9,"act_power":332.2,"aprt_power":335,"freq":50}')
+    assert (reading.power_w, reading.voltage_v, reading.current_a) == (332.2, 226.9, 1.473)
+    assert math.isnan(reading.energy_j)

@@ -27,7 +27,7 @@ _ENABLE = (
     "stepscope doctor shows how to open a sensor; a plug or a meter beside the machine works anywhere "
     "(--plug, --meter-command, --meter-csv); --power-model cpu=2W..15W estimates, and is called so"
 )
-_LOSSES = ("lost", "gap", "dropped", "stopped", "jump", "damaged")
+_LOSSES = ("lost", "gap", "dropped", "stopped", "jump", "damaged", "hung", "stale", "not-read")
 
 
 @dataclass(frozen=True)
@@ -122,16 +122,18 @@ def _energy(run: Run, meters: list[dict[str, Any]]) -> Iterator[NotMeasured]:
     if any(channel.get("quantity") in _POWER and channel.get("kind") != "estimate" for channel in run.channels):
         yield NotMeasured("energy", "a power sensor was found and gave no two good readings", "stepscope doctor")
         return
-    tried = [f"{entry.get('sensor')} ({entry.get('reason')})" for entry in meters] or _probed(run)
-    said = f"; tried {', '.join(tried)}" if tried else ""
-    remedies = [str(entry["remedy"]) for entry in meters if entry.get("remedy")]
+    said = f"; tried {_by_reason(meters)}" if meters else ""
+    # What is absent may be bought or plugged in; what is there and closed can be opened now.
+    closed = [entry for entry in meters if entry.get("reason") != "absent"]
+    remedies = [str(entry["remedy"]) for entry in closed if entry.get("remedy")]
     yield NotMeasured("energy", f"no sensor of this run measures power{said}", "; or ".join([*remedies[:1], _ENABLE]))
 
 
-def _probed(run: RunReader) -> list[str]:
-    """The meters that were looked for when the device was described, with what was found."""
-    sources = run.device.get("power_sources") or []
-    return [f"{source.get('name')} ({source.get('state')})" for source in sources if isinstance(source, dict)]
+def _by_reason(meters: list[dict[str, Any]]) -> str:
+    """rapl (denied); absent: ina3221, nvml."""
+    absent = [str(entry.get("sensor")) for entry in meters if entry.get("reason") == "absent"]
+    others = [f"{entry.get('sensor')} ({entry.get('reason')})" for entry in meters if entry.get("reason") != "absent"]
+    return "; ".join([*others, *([f"absent: {', '.join(absent)}"] if absent else [])])
 
 
 def _missing(run: RunReader) -> list[dict[str, Any]]:

@@ -22,6 +22,7 @@ from stepscope.analysis.own_time import own_times
 from stepscope.analysis.phases import phases
 from stepscope.analysis.power_timeline import power_timeline
 from stepscope.analysis.rails import RailTree, rail_tree
+from stepscope.analysis.regularity import regularity
 from stepscope.analysis.utilisation import core_timeline
 from stepscope.analysis.verdict import Verdict, verdict
 from stepscope.runfolder import RunReader
@@ -129,6 +130,10 @@ class Run(RunReader):
     def power_timeline(self, t0_ns: int, t1_ns: int) -> pl.DataFrame:
         """Power of each rail over time: rail, component, t0_ns, t1_ns, watts (null in gaps), estimated."""
         return power_timeline(self.rails, t0_ns, t1_ns)
+
+    def regularity(self) -> pl.DataFrame:
+        """Spread from step to step, period by autocorrelation and changes of level of what was sampled."""
+        return regularity(self)
 
     def verdict(self) -> Verdict:
         """What dominates the step, what it is bound by, and what to try next."""

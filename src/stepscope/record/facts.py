@@ -6,7 +6,6 @@ import json
 import platform
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ import torch
 
 from stepscope import __version__
 from stepscope.record.device import changing_facts, describe_device
-from stepscope.record.power_sources import power_sources
 from stepscope.record.recorders.modules import ModuleBook
 
 
@@ -41,7 +39,6 @@ def of_device(root: str | None, run: Path | None = None) -> dict[str, Any]:
         return {
             **describe_device(where),
             "accelerators_torch": _gpus(),
-            "power_sources": [asdict(source) for source in power_sources(where)],
             "at_start": changing_facts(where),
         }
     known: dict[str, Any] = json.loads((run / "device.json").read_text(encoding="utf-8"))

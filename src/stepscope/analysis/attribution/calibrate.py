@@ -10,8 +10,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from scipy import sparse  # type: ignore[import-untyped]
 
 from stepscope.analysis.attribution.coarse_search import Start, coarse_search
+from stepscope.analysis.attribution.condensed import condensed
 from stepscope.analysis.attribution.design import covered, design, predicted
 from stepscope.analysis.attribution.hierarchy import GAP, KIND, SIGNATURE, hierarchy
 from stepscope.analysis.attribution.readings import Readings
@@ -23,6 +25,7 @@ from stepscope.analysis.intervals import Floats
 
 FIRST, POLISH = 1_500, 6_000  # readings used to find the model, and to refine it
 _FIRST_PIECES, _POLISH_PIECES = 120_000, 600_000  # pieces in their windows: wide windows need fewer readings
+_KINDS, _SIGNATURES, _SEARCHED = 24, 64, 16  # that matter to the model; kinds that the search for a start tells apart
 _STEPS_SEEN = 40  # the first readings are spread over so many steps, if there are
 _CANDIDATES, _STARTS, _TRIAL_ROUNDS, _ROUNDS, _POLISH_ROUNDS = 8, 3, 4, 14, 6
 _OTHER = 0.2  # of the width: models that differ by more are not the same
@@ -48,8 +51,10 @@ def calibrate(timeline: Timeline, readings: Readings, width: float | None = None
     """Fit the sensor model blindly; `width` is fixed where the source's window is known for sure (counters know)."""
     known_width = readings.width is not None or width is not None
     free = np.array([True, not known_width, True, True])
+    timeline = condensed(timeline, _KINDS, _SIGNATURES)
     spread = _spread(timeline, readings)
-    starts = coarse_search(timeline.until(float(spread.stamp[-1]) + 0.3), spread, readings.period, width)
+    near = condensed(timeline.until(float(spread.stamp[-1]) + 0.3), _SEARCHED, 0)
+    starts = coarse_search(near, spread, readings.period, width)
     few = _Problem.of(timeline, spread.first(_affordable(timeline, starts[0].width, FIRST, _FIRST_PIECES)))
     # With powers by signature another start may be the best: kinds alone explain little of some models.
     better = sorted(_vectors(starts[:_CANDIDATES]), key=lambda vector: few.prepared(vector).solved(vector)[1])
@@ -116,7 +121,7 @@ class _Problem:
     timeline: Timeline
     readings: Readings
     gain: Floats
-    mixing: Floats
+    mixing: Any  # (P, D), sparse
     prior: Floats
     penalty: Floats
     theta: float = 0.0
@@ -128,7 +133,7 @@ class _Problem:
         mean = float(part.watts.mean())
         spread = np.array([_RIDGE.get(int(level), 0.3) for level in shape.level])
         penalty = (_NOISE / spread) ** 2
-        return cls(cut, part, np.ones(part.count), shape.mixing, shape.prior_mean(mean), penalty)
+        return cls(cut, part, np.ones(part.count), sparse.csr_matrix(shape.mixing), shape.prior_mean(mean), penalty)
 
     def prepared(self, x: Floats) -> _Problem:
         """The same with the slow gain, and with the shared error of neighbours, that show at these parameters."""
@@ -147,7 +152,7 @@ class _Problem:
     def solved(self, x: Floats) -> tuple[Floats, float, Floats, tuple[Floats, Floats]]:
         """Best powers (P,), cost, what is left of the readings (M,), and the rows and normal equations behind them."""
         scale = self.scale(x)
-        plain = design(self.timeline, self.readings, _model(x, self.readings)) @ self.mixing
+        plain = (design(self.timeline, self.readings, _model(x, self.readings)) @ self.mixing).toarray()
         rows = whitened(plain * (scale * self.gain)[:, None], self.theta)
         normal = rows.T @ rows
         normal[np.diag_indices_from(normal)] += self.penalty

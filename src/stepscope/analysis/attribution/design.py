@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 from scipy import sparse  # type: ignore[import-untyped]
 
+from stepscope.analysis.attribution.filtered_energy import energy_held, energy_until
 from stepscope.analysis.attribution.readings import Readings
-from stepscope.analysis.attribution.sensor_model import SensorModel
+from stepscope.analysis.attribution.sensor_model import NODES, SHORTEST_RC, SensorModel
 from stepscope.analysis.attribution.timeline import Flags, Ints, Lane, Timeline
 from stepscope.analysis.intervals import Floats
 
@@ -45,14 +46,30 @@ def design(timeline: Timeline, readings: Readings, model: SensorModel) -> Any:
 def predicted(timeline: Timeline, readings: Readings, model: SensorModel, watts: Floats) -> Floats:
     """What the readings would be (M,) if each key drew so much (P,); never builds the matrix."""
     end, width = model.windows(readings)
-    seen = np.full(len(end), watts[timeline.keys.gap])
+    seen, blur = np.full(len(end), watts[timeline.keys.gap]), timeline.blur(end)
     for number, lane in enumerate(timeline.lanes):
         # In the first lane a piece takes the place of the gap; in the others its power comes on top.
         extra = watts - watts[timeline.keys.gap] if number == 0 else watts
-        for rows, row, key, weight, _ in _blocks(lane, end, width, model, timeline.blur(end)):
+        if blur is None and len(lane.t0):
+            seen += _passed(lane, extra[lane.key], end, width, model)
+            continue
+        for rows, row, key, weight, _ in _blocks(lane, end, width, model, blur):
             seen[rows] += np.bincount(row, weight * extra[key], rows.stop - rows.start)
     mixed: Floats = seen if readings.mix is None else readings.mix @ seen
     return mixed
+
+
+def _passed(lane: Lane, watts: Floats, end: Floats, width: Floats, model: SensorModel) -> Floats:
+    """Mean power of one lane in each window, W, as the kernel weighs it; watts: of each piece."""
+    nodes = NODES if model.smear else ((0.0, 1.0),)
+    at = np.concatenate([end + node * model.smear - back for node, _ in nodes for back in (0.0, width)])
+    energy = energy_until(lane, watts, at)
+    if model.rc > SHORTEST_RC:
+        energy -= energy_held(lane, watts, at, model.rc)
+    edges = energy.reshape(len(nodes), 2, len(end))
+    share = np.array([weight for _, weight in nodes])
+    mean: Floats = share @ (edges[:, 0] - edges[:, 1]) / width
+    return mean
 
 
 def _rows(

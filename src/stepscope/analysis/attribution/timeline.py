@@ -115,8 +115,11 @@ class Timeline:
         return place
 
     def blur(self, t: Floats) -> Floats | None:
-        """How far off the pieces around each instant may be, s; None where all steps were recorded."""
-        return None if self.scatter is None else self.scatter.of(t)
+        """How far off the pieces around each instant may be, s; None where all of them were recorded."""
+        if self.scatter is None:
+            return None
+        off = self.scatter.of(t)
+        return off if off.any() else None
 
     def until(self, t: float) -> Timeline:
         """The steps that begin before an instant; at least one."""

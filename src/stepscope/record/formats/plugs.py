@@ -67,12 +67,14 @@ def parse_address(text: str) -> Address:
 
 
 def parse_shelly(text: str) -> PlugReading:
-    """`/rpc/Switch.GetStatus` or `PM1.GetStatus` (apower W, aenergy.total Wh), or `/status` of the first generation."""
+    """Switch.GetStatus or PM1.GetStatus (apower W, aenergy.total Wh), EM1.GetStatus (act_power W), or `/status`."""
     answer = _object(text)
     if "apower" in answer:
         energy = answer.get("aenergy")
         total = energy.get("total") if isinstance(energy, dict) else None
         return _reading(answer, "apower", total, _WATT_HOUR_J, "voltage", "current")
+    if "act_power" in answer:
+        return _reading(answer, "act_power", None, _WATT_HOUR_J, "voltage", "current")
     for name, joules in (("emeters", _WATT_HOUR_J), ("meters", _WATT_MINUTE_J)):
         meters = answer.get(name)
         if isinstance(meters, list) and meters:

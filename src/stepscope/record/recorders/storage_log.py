@@ -118,10 +118,12 @@ class StorageLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.adopt_all(state, "optimizer")
 
     def adopt_all(self, nest: Any, category: str) -> None:
-        """Count every tensor of a nest of containers."""
+        """Count every tensor of a nest of containers and of objects that hold some."""
         for leaf in tree_leaves(nest):
             if isinstance(leaf, Tensor):
                 self.adopt(leaf, category)
+            elif hasattr(leaf, "__dict__"):
+                self.adopt_all([value for value in vars(leaf).values() if value is not leaf], category)
 
     def adopt(self, tensor: Tensor, category: str, module: str | None = None) -> None:
         """Count a tensor that is there already, or say what a known one is for."""

@@ -15,7 +15,12 @@ NAME = "shelly"
 _MAKER = Maker(
     NAME,
     "Shelly",
-    ("/rpc/Switch.GetStatus?id=0", "/rpc/PM1.GetStatus?id=0", "/status"),  # the last one: first generation
+    (
+        "/rpc/Switch.GetStatus?id=0",
+        "/rpc/PM1.GetStatus?id=0",
+        "/rpc/EM1.GetStatus?id=0",
+        "/status",
+    ),  # the last one: first generation
     parse_shelly,
 )
 

@@ -18,8 +18,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from stepscope.record.recorders.storage_log import Hidden, Rule
 from stepscope.record.workspaces.signature import Probed, signature
 
-_SAMPLES = (2, 4)
-_POINTWISE_SAMPLES = (16, 32)  # below 16 samples torch may take another kernel for a kernel of one pixel
+_SAMPLES = (16, 32)  # below 16 samples torch and oneDNN may take other kernels
 _PROBED = ("convolution.default", "convolution_backward.default", "native_batch_norm_backward.default")
 
 
@@ -60,7 +59,7 @@ def probe_all(
     """The workspace of each call; an op that cannot run alone is left to its rule."""
     found: dict[str, Probed] = {}
     for done, (key, call) in enumerate(calls.items(), 1):
-        small, large = _POINTWISE_SAMPLES if _is_pointwise(call) else _SAMPLES
+        small, large = _SAMPLES
         try:
             low, high = workspace_bytes(call, small), workspace_bytes(call, large)
         except RuntimeError:
@@ -101,7 +100,3 @@ def _made(value: Any, was: int, samples: int) -> Any:
     made = torch.rand(shape).to(value.dtype)
     return made.contiguous(memory_format=torch.channels_last) if value.channels_last else made
 
-
-def _is_pointwise(call: Call) -> bool:
-    weight = call.args[2 if "backward" in call.func.__name__ else 1]
-    return "convolution" in call.func.__name__ and all(k == 1 for k in weight.shape[2:])

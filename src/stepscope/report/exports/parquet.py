@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
 from stepscope.report.exports._excerpt import Excerpt
@@ -23,4 +24,6 @@ def write(excerpt: Excerpt, path: Path) -> None:
     """Write one file a table into the folder, which is made."""
     path.mkdir(parents=True, exist_ok=True)
     for name, table in {**raw_tables(excerpt), **small_tables(excerpt)}.items():
-        table().write_parquet(path / f"{name}.parquet", compression="zstd")
+        buffer = io.BytesIO()  # a full disk is an OSError from write_bytes, and from polars it is not
+        table().write_parquet(buffer, compression="zstd")
+        (path / f"{name}.parquet").write_bytes(buffer.getbuffer())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -15,21 +16,22 @@ from stepscope.report.exports._perfetto_packets import Packets, Slices
 from stepscope.report.exports._sampled import Sampled, sampled
 
 TITLE = "Perfetto trace, for ui.perfetto.dev"
-SUFFIX = ".pftrace"
+SUFFIX = ".pftrace.gz"
 
-_PER_OP, _PER_SAMPLE, _FIXED = 38, 21, 4_000  # bytes, measured
+_PER_OP, _PER_SAMPLE, _PER_STEP, _FIXED = 9, 4, 20, 4_000  # bytes, measured
+_FASTEST = 1  # of gzip: the slower levels save a tenth more
 
 
 def estimate(excerpt: Excerpt) -> int:
     """Bytes that will be written, roughly."""
-    return _FIXED + _PER_OP * excerpt.op_count + _PER_SAMPLE * excerpt.sample_count + 60 * len(excerpt.steps)
+    return _FIXED + _PER_OP * excerpt.op_count + _PER_SAMPLE * excerpt.sample_count + _PER_STEP * len(excerpt.steps)
 
 
 def write(excerpt: Excerpt, path: Path) -> None:
-    """Write the trace."""
-    with path.open("wb") as file:
+    """Write the trace, compressed: Perfetto reads it as it is, and a fourth is sooner copied from a board."""
+    with path.open("wb") as file, gzip.GzipFile("", "wb", _FASTEST, file, mtime=0) as packed:
         for part in content(excerpt):
-            file.write(part)
+            packed.write(part)
 
 
 def content(excerpt: Excerpt) -> Iterator[bytes]:

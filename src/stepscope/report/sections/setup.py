@@ -46,8 +46,7 @@ def _facts(run: Run) -> Iterator[tuple[str, str]]:
     for title in ("workload", "seed", "threads", "recorder", "sampler", "versions"):
         yield from _flat(title.capitalize(), meta.get(title))
     for key, value in run.device.items():
-        if key != "power_sources":  # what was tried is said under "not measured"
-            yield from _flat(_spoken(key).capitalize(), value, key)
+        yield from _flat(_spoken(key).capitalize(), value, key)
 
 
 def _flat(title: str, value: Any, key: str = "") -> Iterator[tuple[str, str]]:

@@ -29,7 +29,7 @@ from stepscope.studies.fit.options import Way, ways, worth_a_line
 from stepscope.studies.fit.result import FitResult, LivePeak, Option
 
 _CHECKPOINT = "checkpoint"
-_CHECKPOINTED_HEAP = 1.9  # resident bytes for each live one that glibc's heap was seen to take with checkpoints
+_CHECKPOINTED_HEAP = 2.1  # resident bytes for each live one that glibc's heap was seen to take with checkpoints
 
 
 @dataclass(frozen=True)

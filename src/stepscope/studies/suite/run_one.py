@@ -22,7 +22,7 @@ SAID = "said.json"  # the child's last word
 LOG = "log.txt"  # what it printed
 NO_FIT = {"oom": "ran out of memory", "killed": "was killed", "timeout": "did not end within the time limit"}
 _TICK_S = 1.0
-_STARVED = ("can't allocate memory", "Cannot allocate memory", "std::bad_alloc", "MemoryError")
+_STARVED = ("can't allocate memory", "Cannot allocate memory", "std::bad_alloc", "MemoryError", "memory allocation of")
 _DISK_FULL = "No space left on device"
 _FINISHED = ("ok", "oom", "failed")
 
@@ -67,7 +67,7 @@ def run_one(
             _end(child)
     wall_s = (monotonic_ns() - began_ns) / 1e9
     if not in_time:
-        return Outcome("timeout", f"did not end within {time_limit_s:g} s", run_in(folder), wall_s)
+        return Outcome(*_late(folder, time_limit_s), run_in(folder), wall_s)
     status, reason = _said(folder) or _unsaid(child.returncode, folder)
     return Outcome(status, reason, run_in(folder), wall_s)
 
@@ -133,12 +133,21 @@ def _said(folder: Path) -> tuple[str, str | None] | None:
         return None
 
 
+def _late(folder: Path, time_limit_s: float) -> tuple[str, str]:
+    """A library that is refused memory may stand still instead of ending."""
+    late = f"did not end within {time_limit_s:g} s"
+    printed = (folder / LOG).read_text(encoding="utf-8", errors="replace")
+    starved = next((line for line in printed.splitlines() if any(word in line for word in _STARVED)), None)
+    return ("timeout", late) if starved is None else ("oom", f"{starved}, and then {late}")
+
+
 def _unsaid(code: int, folder: Path) -> tuple[str, str]:
     """Of a child that ended without a word: from its exit code and the last that it printed."""
     printed = (folder / LOG).read_text(encoding="utf-8", errors="replace").strip()
     last = printed.splitlines()[-1][-300:] if printed else "it printed nothing"
-    if any(word in printed for word in _STARVED):
-        return "oom", last
+    starved = next((line for line in printed.splitlines() if any(word in line for word in _STARVED)), None)
+    if starved is not None:
+        return "oom", starved[-300:]
     if code == -signal.SIGKILL:
         return "killed", "SIGKILL from outside: the kernel does so when memory runs out (see `dmesg`)"
     if code < 0:
