@@ -132,6 +132,14 @@ def test_names_in_a_figure_stay_text(tmp_path: Path) -> None:
     assert "<script" not in svg
 
 
+def test_the_icicle_of_ten_thousand_modules_can_be_drawn(tmp_path: Path) -> None:
+    calls = tuple(Op("nn.L", f"m{n}", "forward", 5) for n in range(10_000))
+    model = (("", "Net", None, 0), *((f"m{n}", "L", "", 8) for n in range(10_000)))
+    ops = (Op("nn.Net", "", "forward", 10, calls),)
+    run = Run(fabricate_run(tmp_path, steps=6, ops=ops, model=model, samples=False))
+    assert figures.write("modules", run, tmp_path, "svg").stat().st_size > 1000
+
+
 def test_the_icicle_stacks_children_within_their_parent() -> None:
     columns = ("name", "parent", "total", "forward", "backward", "optimizer")
     rows = [

@@ -17,8 +17,12 @@ def main() -> None:
         name = "ok"
     with Path(orders["out"], "..", "started.txt").open("a", encoding="utf-8") as file:
         file.write(f"{Path(orders['out']).name}\n")
-    said = {"ok": ["ok", None], "oom": ["oom", "RuntimeError: can't allocate memory"],
-            "missing": ["not installed", "needs x (pip install 'stepscope[atari]')"]}.get(name)  # fmt: skip
+    ends: dict[str, tuple[str, str | None]] = {
+        "ok": ("ok", None),
+        "disk": ("ok", None),
+        "oom": ("oom", "RuntimeError: can't allocate memory"),
+        "missing": ("not installed", "needs x (pip install 'stepscope[atari]')"),
+    }
     if name == "hang":
         time.sleep(60)
     if name == "killed":
@@ -27,10 +31,10 @@ def main() -> None:
         sys.exit("terminate called after throwing an instance of 'std::bad_alloc'")
     if name == "disk":
         sys.stdout.write("OSError: [Errno 28] No space left on device\n")
-        said = ["ok", None]
-    if said is None:
+    if name not in ends:
         raise RuntimeError(f"nothing is known of {name}")
-    Path(orders["said"]).write_text(json.dumps({"status": said[0], "reason": said[1]}), encoding="utf-8")
+    status, reason = ends[name]
+    Path(orders["said"]).write_text(json.dumps({"status": status, "reason": reason}), encoding="utf-8")
 
 
 if __name__ == "__main__":

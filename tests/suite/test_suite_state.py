@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 from pathlib import Path
 
 import pytest
 from tests.suite.small_sweeps import entry, small_sweep
 
 from stepscope.errors import OutputNotWritable, RunDamaged, RunNotFound, SchemaTooNew, UsageError
-from stepscope.studies.suite import state
 from stepscope.studies.suite.state import SweepFolder, write_durably
 
 
@@ -58,7 +58,7 @@ def test_a_full_disk_is_a_refusal_that_says_how_to_go_on(
     def full(*_: object) -> None:
         raise OSError(number, "No space left on device")
 
-    monkeypatch.setattr(state.os, "fsync", full)
+    monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OutputNotWritable, match="is full") as refused:
         folder.end(folder.order[0], {"status": "ok"})
     assert f"--resume --out {folder.path}" in str(refused.value.hint)

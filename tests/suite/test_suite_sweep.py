@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 from tests.suite.small_sweeps import CHILD, small_sweep, started, statuses
 
+from stepscope.commands._suite_watch import watching
 from stepscope.errors import OutputNotWritable
 from stepscope.runfolder import RunWriter
-from stepscope.studies.suite import sweep as sweep_module
 from stepscope.studies.suite.grid import Point
 from stepscope.studies.suite.state import SweepFolder
 from stepscope.studies.suite.sweep import Watch, sweep, time_left_s
@@ -135,11 +135,21 @@ def test_a_sweep_does_not_begin_a_run_on_a_full_disk(tmp_path: Path, monkeypatch
     usage = namedtuple("usage", "total used free")
     folder = small_sweep(tmp_path / "s")
     with monkeypatch.context() as patched:
-        patched.setattr(sweep_module.shutil, "disk_usage", lambda path: usage(10, 9, 1))
+        patched.setattr(shutil, "disk_usage", lambda path: usage(10, 9, 1))
         with pytest.raises(OutputNotWritable, match="is full"):
             sweep(folder, CHILD)
-    assert shutil.disk_usage(tmp_path).free > 1
     assert _only(SweepFolder(folder.path))["status"] == "ok"
+
+
+def test_each_run_is_told_in_a_line_where_nobody_watches_live(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = small_sweep(tmp_path / "s", "ok", "missing")
+    with watching(folder, quiet=False) as watch:
+        sweep(folder, CHILD, watch)
+    lines = sorted(line.partition(" ")[2] for line in capsys.readouterr().err.splitlines())
+    assert lines[0].startswith("missing batch 2 sgd, repeat 1: not installed: needs x")
+    assert lines[1].startswith("ok batch 2 sgd, repeat 1: ok")
 
 
 def test_the_time_left_comes_from_the_runs_that_are_alike() -> None:

@@ -171,7 +171,8 @@ def _whole(rail: AttributedRail, method: str) -> dict[str, Any]:
     timeline = rail.ops.timeline
     span = timeline.end - timeline.begin
     if rail.fit is not None and method == "fit":
-        joules, half = rail.fit.total.joules, Z * rail.fit.total.sd
+        hidden = rail.fit.floor * span
+        joules, half = rail.fit.total.joules, Z * float(np.hypot(rail.fit.total.sd, hidden))
     else:
         joules, half = float(np.average(rail.readings.watts, weights=rail.readings.weight)) * span, None
     row = _plain(rail, [{"name": MEASURED}], np.array([joules]), np.array([span]), joules)[0]

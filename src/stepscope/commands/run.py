@@ -6,7 +6,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -68,6 +68,7 @@ def run(
     dither: Annotated[bool, typer.Option(help="Spread the sampler's reads, so that no step locks to them.")] = True,
     module: Annotated[bool, typer.Option("--module", "-m", help="TARGET is a module, as with `python -m`.")] = False,
     html: Annotated[bool, typer.Option("--html", help="Also write the page with pictures.")] = False,
+    live: Annotated[bool, typer.Option("--live", help="Show the run while it goes on, instead of a bar.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no report.")] = False,
 ) -> None:
     """Train a workload, or a script of yours, and measure it.
@@ -96,15 +97,16 @@ def run(
         import torch
 
         torch.set_num_threads(threads)
-    with _simulated(simulate, settings) as (settings, kept):
-        if module or target.endswith(".py") or Path(target).is_file():
+    of_a_script = module or target.endswith(".py") or Path(target).is_file()
+    with _simulated(simulate, settings) as (settings, kept), _beside(live, out, of_a_script):
+        if of_a_script:
             theirs = {"steps": steps, "optimizer": optimizer, "lr": lr, "device": device, "seed": seed}
             _refuse_for_a_script({**theirs, "precision": precision})
             path, code = _script(target, arguments or [], settings, module)
         else:
             choices = {"batch": batch, "optimizer": optimizer, "lr": lr, "device": device or "cpu", "seed": seed or 0}
             choices["precision"] = precision or "fp32"
-            path, code = _workload(target, arguments, steps or 100, settings, choices, quiet)
+            path, code = _workload(target, arguments, steps or 100, settings, choices, quiet or live)
         kept.append(path)
     for complaint in read_logs(path, meter_csv or []):
         sys.stderr.write(f"{complaint}\n")
@@ -176,6 +178,15 @@ def _simulated(board: str | None, settings: Settings) -> Iterator[tuple[Settings
         yield replace(settings, root=str(simulation.root), metering=metering), kept
     for run in kept:
         simulation.truth().save(run)
+
+
+def _beside(live: bool, out: Path, of_a_script: bool) -> AbstractContextManager[None]:
+    """The live view in a process of its own; beside a script that prints, a line now and then."""
+    if not live:
+        return nullcontext()
+    from stepscope.report.live.beside import live_beside
+
+    return live_beside(out, lines=of_a_script)
 
 
 def _script(target: str, arguments: list[str], settings: Settings, module: bool) -> tuple[Path, int]:

@@ -43,7 +43,7 @@ def train_workload(
     cast = in_precision(workload, precision, device)
     training = cast.prepare(batch=batch, optimizer=optimizer, device=device, seed=seed, lr=lr)
     counted = count_flops(training.model, workload.loss, workload.example(2))
-    facts = _facts(workload, training, counted, seed, device, precision)
+    facts = {**_facts(workload, training, counted, seed, device, precision), "planned_steps": steps}
     session = Session(replace(settings, name=workload.name, facts=facts, flops=counted.by_module))
     session.start(training.model)
     try:

@@ -8,11 +8,13 @@ from typing import Any
 import numpy as np
 from scipy import sparse  # type: ignore[import-untyped]
 
-from stepscope.analysis.attribution.calibrate import Calibration, calibrate
+from stepscope.analysis.attribution.calibrate import FEW_KEYS, Calibration, calibrate, recalibrate
 from stepscope.analysis.attribution.clock_fit import fitted_clock
 from stepscope.analysis.attribution.closure import Total, closed, measured_total
+from stepscope.analysis.attribution.condensed import condensed
 from stepscope.analysis.attribution.design import covered, design
 from stepscope.analysis.attribution.hierarchy import Level, hierarchy
+from stepscope.analysis.attribution.known import Known
 from stepscope.analysis.attribution.phase_check import PhaseCheck, phase_check
 from stepscope.analysis.attribution.posterior import Wobble, sandwich, wobble
 from stepscope.analysis.attribution.readings import Readings, relatched
@@ -21,7 +23,7 @@ from stepscope.analysis.attribution.regression import Fit, Moments, regress
 from stepscope.analysis.attribution.sensor_model import SensorModel
 from stepscope.analysis.attribution.slow_gain import slow_gain
 from stepscope.analysis.attribution.timeline import Timeline
-from stepscope.analysis.attribution.update_clock import clock_of_residuals
+from stepscope.analysis.attribution.update_clock import UpdateClock, clock_of_residuals
 from stepscope.analysis.attribution.whitening import shared_error, unwhitened, whitened, whitened_gram
 from stepscope.analysis.intervals import Floats
 
@@ -33,14 +35,17 @@ FEWEST = 20  # readings; with fewer there is nothing to fit
 class Options:
     """`periodic`: the source has a clock of its own and late stamps. `width`: its window where that is certain, s.
 
-    `model`: a calibration made before (of the same source and setting), used as it is. `refresh`: time between the
-    updates of a counter, s.
+    `refresh`: time between the updates of a counter, s. `floor`: what the source's coarse steps hide of every power, W. `known`: what was found before of the very same readings, used
+    as it is; `near`: of another source of the same make, to start from; `same_chip`: it has this one's clock too.
     """
 
     periodic: bool = False
     width: float | None = None
-    model: Calibration | None = None
     refresh: float | None = None
+    floor: float = 0.0
+    known: Known | None = None
+    near: Known | None = None
+    same_chip: bool = False
     lowest: Level = "place"
 
 
@@ -61,10 +66,16 @@ class Attribution:
     sharper: Floats
     total: Total
     gap_before: float  # share of the total that the parts missed before they were made to add up
-    calibration: Calibration
+    known: Known
     phase: PhaseCheck
     explained: float  # share of the readings' variance
     negative: float  # energy that came out below 0, as a share of the total; it was set to 0
+    floor: float = 0.0  # standard deviation of every power that no reading could show, W
+
+    @property
+    def calibration(self) -> Calibration:
+        """How the source sees the past."""
+        return self.known.last
 
     @property
     def watts(self) -> Floats:
@@ -105,11 +116,8 @@ def attribute(timeline: Timeline, readings: Readings, options: Options | None = 
     readings = _near(timeline, readings)
     if readings.count < FEWEST or np.ptp(readings.watts) == 0:
         return None
-    found = options.model or calibrate(timeline, _sharp(timeline, readings), options.width)
-    sharper = _by_unseen_clock(timeline, readings, found.model, options.refresh)
-    if sharper is not None:
-        readings = sharper
-        found = calibrate(timeline, _sharp(timeline, readings), options.width)
+    readings, known = _calibrated(timeline, readings, options)
+    found = known.last
     readings = readings.kept(covered(timeline, readings, found.model))
     if readings.count < FEWEST:
         return None
@@ -119,7 +127,8 @@ def attribute(timeline: Timeline, readings: Readings, options: Options | None = 
     pull = unwhitened(left, rows.theta)
     spread = sandwich(fit, rows.matrix, pull, timeline.step_of(readings.at - found.model.lag))
     errors = wobble(timeline, readings, fit, rows.matrix, rows.scale, rows.theta, found)
-    return _assembled(timeline, readings, found, fit, coarse, spread, errors, left)
+    whole = _assembled(timeline, readings, known, fit, coarse, spread, errors, left)
+    return replace(whole, floor=options.floor)
 
 
 def _near(timeline: Timeline, readings: Readings) -> Readings:
@@ -129,10 +138,37 @@ def _near(timeline: Timeline, readings: Readings) -> Readings:
     return readings.kept((at >= timeline.begin) & (at <= timeline.end + slack))
 
 
-def _by_unseen_clock(
+def _calibrated(timeline: Timeline, readings: Readings, options: Options) -> tuple[Readings, Known]:
+    """How the source sees the past, found anew or from what is known; and the readings told by its unseen clock."""
+    if options.known is not None:
+        return _told(timeline, readings, options.known.clock), options.known
+    near, sharp = options.near, _sharp(timeline, readings)
+    if near is not None and near.clock is None:
+        last = recalibrate(timeline, sharp, near.last)
+        return readings, Known(last, None, last)
+    first = near.first if near is not None else calibrate(timeline, sharp, options.width)
+    shared = near.clock if near is not None and options.same_chip else None
+    clock = shared or _unseen_clock(timeline, readings, first.model, options.refresh)
+    if clock is None:
+        own = first if near is None else recalibrate(timeline, sharp, first)
+        return readings, Known(own, None, own)
+    readings = _told(timeline, readings, clock)
+    sharp = _sharp(timeline, readings)
+    last = calibrate(timeline, sharp, options.width) if near is None else recalibrate(timeline, sharp, near.last)
+    return readings, Known(first, clock, last)
+
+
+def _told(timeline: Timeline, readings: Readings, clock: UpdateClock | None) -> Readings:
+    """The readings as what the updates of an unseen clock tell; as they are without one."""
+    if clock is None:
+        return readings
+    return _near(timeline, by_clock(readings.register, clock)) if readings.register else relatched(readings, clock)
+
+
+def _unseen_clock(
     timeline: Timeline, readings: Readings, model: SensorModel, refresh: float | None
-) -> Readings | None:
-    """Readings of a source that is read more slowly than it moves, its updates found from what a first fit leaves.
+) -> UpdateClock | None:
+    """The updates of a source that is read more slowly than it moves, from what a first fit leaves.
 
     None where the source is none such, or its updates keep to no clock.
     """
@@ -140,16 +176,15 @@ def _by_unseen_clock(
     register = readings.register
     if inside.count < FEWEST or inside.width is None or (register is None and (not readings.carry or refresh is None)):
         return None
+    timeline = condensed(timeline, *FEW_KEYS)
     rows, fit = _scaled(timeline, inside, model)
     fitted = (rows.matrix @ fit.watts) / inside.weight
     if register is not None:
         surprise, speed = surprises(register, inside.stamp, fitted)
-        clock = clock_of_residuals(inside.stamp, surprise, speed, register.period)
-        return None if clock is None else _near(timeline, by_clock(register, clock))
+        return clock_of_residuals(inside.stamp, surprise, speed, register.period)
     assert refresh is not None, "a counter's refresh is known here"
     surprise = (inside.watts - fitted) * inside.width
-    clock = clock_of_residuals(inside.stamp, surprise, np.full(inside.count, float(inside.watts.mean())), refresh)
-    return None if clock is None else relatched(readings, clock)
+    return clock_of_residuals(inside.stamp, surprise, np.full(inside.count, float(inside.watts.mean())), refresh)
 
 
 def _sharp(timeline: Timeline, readings: Readings) -> Readings:
@@ -191,14 +226,14 @@ def _rows(matrix: Any, readings: Readings, gain: Floats, theta: float, trust: Fl
 def _assembled(
     timeline: Timeline,
     readings: Readings,
-    found: Calibration,
+    known: Known,
     fit: Fit,
     coarse: Fit,
     spread: Floats,
     errors: Wobble,
     left: Floats,
 ) -> Attribution:
-    seconds = timeline.seconds
+    found, seconds = known.last, timeline.seconds
     onto = seconds[:, None] * fit.hierarchy.mixing
     statistical = onto @ spread @ onto.T
     moved = errors.moved * seconds
@@ -222,7 +257,7 @@ def _assembled(
         sharper,
         total,
         gap,
-        found,
+        known,
         phase,
         explained,
         negative,

@@ -25,9 +25,13 @@ from stepscope.analysis.intervals import Floats
 
 FIRST, POLISH = 1_500, 6_000  # readings used to find the model, and to refine it
 _FIRST_PIECES, _POLISH_PIECES = 120_000, 600_000  # pieces in their windows: wide windows need fewer readings
-_KINDS, _SIGNATURES, _SEARCHED = 24, 64, 16  # that matter to the model; kinds that the search for a start tells apart
+FEW_KEYS = 64, 256  # kinds and signatures that matter to how a source sees the past; fewer make it wrong
+_SEARCHED = 16  # kinds that the search for a start tells apart
 _STEPS_SEEN = 40  # the first readings are spread over so many steps, if there are
 _CANDIDATES, _STARTS, _TRIAL_ROUNDS, _ROUNDS, _POLISH_ROUNDS = 8, 3, 4, 14, 6
+_ROUNDS_NEAR = 6
+_APART = 0.010  # s: channels of a chip are converted one after another, and so read by so much later
+_CLEARLY = 5.0  # natural logarithm: by how much likelier a model of its own must be than that of a source like it
 _OTHER = 0.2  # of the width: models that differ by more are not the same
 _GUESSED_RC = 2e-3  # s: the descent does not find a filter from nothing
 _NOISE = 0.015  # of the mean power: what the ridge takes a reading's error to be
@@ -51,7 +55,7 @@ def calibrate(timeline: Timeline, readings: Readings, width: float | None = None
     """Fit the sensor model blindly; `width` is fixed where the source's window is known for sure (counters know)."""
     known_width = readings.width is not None or width is not None
     free = np.array([True, not known_width, True, True])
-    timeline = condensed(timeline, _KINDS, _SIGNATURES)
+    timeline = condensed(timeline, *FEW_KEYS)
     spread = _spread(timeline, readings)
     near = condensed(timeline.until(float(spread.stamp[-1]) + 0.3), _SEARCHED, 0)
     starts = coarse_search(near, spread, readings.period, width)
@@ -69,6 +73,37 @@ def calibrate(timeline: Timeline, readings: Readings, width: float | None = None
         _, best = _descend(problem, best, free, _POLISH_ROUNDS)
     sd = problem.uncertainty(best, free)
     return Calibration(_model(best, problem.readings), *sd, margin=margin)
+
+
+def recalibrate(timeline: Timeline, readings: Readings, near: Calibration) -> Calibration:
+    """Fit the model of a source that is like one already known: the same filter and width, read or converted later.
+
+    Where its own readings do not tell clearly that it differs (a rail that hardly moves), the known model stands.
+    """
+    free = np.array([True, readings.width is None, True, True])
+    timeline = condensed(timeline, *FEW_KEYS)
+    spread = _spread(timeline, readings)
+    known = _vector(near.model, readings)
+    problem = _Problem.of(timeline, spread.first(_affordable(timeline, float(known[1]), FIRST, _FIRST_PIECES)))
+    searched = condensed(problem.timeline, _SEARCHED, 0)
+    starts = coarse_search(searched, problem.readings, readings.period, near.model.width)
+    near_by = [start for start in starts if abs(start.centre - known[0]) < _APART]
+    moved = [np.append(start.centre, known[1:]) for start in near_by[:_STARTS]]
+    cost = problem.prepared(known).solved(known)[1]
+    best = min([known, *moved], key=lambda vector: problem.solved(vector)[1])
+    found, vector = _descend(problem, best, free, _ROUNDS_NEAR)
+    if problem.readings.count / 2 * float(np.log(cost / found)) < _CLEARLY:
+        return replace(near, model=_model(known, readings))
+    sd = problem.uncertainty(vector, free)
+    return Calibration(_model(vector, problem.readings), *sd, margin=near.margin)
+
+
+def _vector(model: SensorModel, readings: Readings) -> Floats:
+    """The inverse of `_model`."""
+    width = 1.0 if readings.width is None else float(np.median(readings.width))
+    width = width if model.width is None else model.width
+    centre = model.lag + model.rc + (width / 2 if readings.width is None else 0.0)
+    return np.array([centre, width, model.smear**2, model.rc**2])
 
 
 def _margin(problem: _Problem, free: Any, cost: float, best: Floats, tried: list[tuple[float, Floats]]) -> float:

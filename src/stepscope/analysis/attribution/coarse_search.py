@@ -12,11 +12,12 @@ from stepscope.analysis.intervals import Floats
 
 # Widths as multiples of the period: spot conversions, part-time, full-time, slow filters.
 WIDTHS = (0.014, 0.05, 0.11, 0.25, 0.5, 1.0, 1.6, 2.5, 5.0, 10.0, 40.0)
-SHORTEST, LONGEST = 1e-4, 0.5  # s
+SHORTEST, LONGEST = 2.5e-4, 0.5  # s; from a start at the shortest the descent goes on to what is shorter still
 _EARLIEST, _LATEST = -0.004, 0.05  # s, of the lag; slow sources are given more
 _FINEST_GRID, _MOST_GRID = 2.5e-4, 60_000
 _INSIDE = 0.98  # of a window must lie within the steps
 _FINEST_LAG, _MOST_LAGS, _VALLEYS = 4e-4, 60, 3
+_SMOOTH, _LOW = 1.6e-3, 12  # s: windows over which errors change slowly with the lag; of them the lowest are looked at
 _RIDGE = 2e-4  # per reading and kind: what shares of the time of a percent can still move
 
 
@@ -65,7 +66,14 @@ def _best_lags(readings: Readings, grid: Floats, spent: Floats, width: float | N
     latest = max(_LATEST, 1.5 * readings.period) + (middle / 2 if readings.width is None else 0.0)
     coarse = float(np.clip(middle / 8, _FINEST_LAG, max(1e-3, latest / _MOST_LAGS)))
     lags = np.arange(_EARLIEST, latest, coarse)
-    errors = np.array([_error(readings, grid, spent, lag, own) for lag in lags])
+    if middle < _SMOOTH:
+        errors = np.array([_error(readings, grid, spent, lag, own) for lag in lags])
+    else:  # every second lag, then those beside the lowest
+        errors = np.full(len(lags), np.inf)
+        errors[::2] = [_error(readings, grid, spent, lag, own) for lag in lags[::2]]
+        low = np.argsort(errors)[:_LOW]
+        for place in np.setdiff1d(np.clip(np.append(low - 1, low + 1), 0, len(lags) - 1), np.arange(0, len(lags), 2)):
+            errors[place] = _error(readings, grid, spent, float(lags[place]), own)
     edged = np.concatenate([[np.inf], errors, [np.inf]])
     valleys = np.flatnonzero((errors <= edged[:-2]) & (errors <= edged[2:]))
     lowest = valleys[np.argsort(errors[valleys])[:_VALLEYS]]

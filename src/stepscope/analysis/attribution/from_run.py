@@ -140,12 +140,26 @@ def run_readings(run: RunReader, source: PowerSource, origin_ns: int) -> tuple[R
         gaps = (source.growth.gaps_ns - origin_ns) / 1e9
         return from_counter(t, t, source.growth.grown, gaps, refresh), Options(refresh=refresh)
     t0, t1, watts = _samples(run, channel, origin_ns)
+    floor = hidden_by_steps(watts, source.step_size)
     weight = register_weight(channel)
     if weight is not None and refresh is not None:
         known = ~np.isnan(watts)
-        return taken_apart((t0 + t1)[known] / 2, watts[known], weight, refresh), Options(refresh=refresh)
+        return taken_apart((t0 + t1)[known] / 2, watts[known], weight, refresh), Options(refresh=refresh, floor=floor)
     readings = from_gauge(t0, t1, watts, refresh)
-    return readings, Options(periodic=is_periodic(readings.stamp))
+    return readings, Options(periodic=is_periodic(readings.stamp), floor=floor)
+
+
+def hidden_by_steps(watts: Floats, step: float) -> float:
+    """Standard deviation of the error that steps so coarse leave in the mean of readings, W.
+
+    Readings that wander over several steps average it out, by exp(-2 pi^2 (spread / step)^2) (Widrow and Kollar,
+    Quantization Noise, 2008); one that rests on a value may be off by a step to either side (some chips cut, not round).
+    """
+    read = watts[~np.isnan(watts)]
+    if step <= 0 or not len(read):
+        return 0.0
+    spread = max(float(read.std()) - step / np.sqrt(12), 0.0)
+    return float(step / np.sqrt(3) * np.exp(-2 * (np.pi * spread / step) ** 2))
 
 
 def register_weight(channel: dict[str, Any]) -> float | None:

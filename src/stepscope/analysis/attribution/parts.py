@@ -53,13 +53,13 @@ def grouping(group: Ints, count: int) -> Any:
 
 def parts(found: Attribution, gather: Any) -> Parts:
     """Energies of groups; gather: (G, P) sparse, the share of each key that belongs to each group."""
-    joules = gather @ found.joules
+    joules, seconds = gather @ found.joules, gather @ found.timeline.seconds
     spread = np.asarray(gather @ (gather @ found.covariance).T)
     own = np.asarray(gather @ (gather @ found.statistical).T)
     apart = gather @ (found.coarser - found.joules)
     blunt = gather @ (found.sharper - found.joules) / 2
     variance = np.maximum(np.diag(spread), 0)
-    sd = np.sqrt(variance + apart**2 + blunt**2 + (_ALWAYS * joules) ** 2)
+    sd = np.sqrt(variance + apart**2 + blunt**2 + (_ALWAYS * joules) ** 2 + (found.floor * seconds) ** 2)
     scale = np.sqrt(np.maximum(variance, 1e-300))
     statistical = np.sqrt(np.minimum(np.maximum(np.diag(own), 0), variance))
-    return Parts(joules, sd, statistical, gather @ found.timeline.seconds, spread / scale[:, None] / scale)
+    return Parts(joules, sd, statistical, seconds, spread / scale[:, None] / scale)

@@ -19,7 +19,7 @@ from stepscope.record.recorders.storage_log import NOTHING, Hidden, Rule
 from stepscope.record.workspaces.platform import Platform
 
 _SMALL = 20_480  # elements: below this a single sample is not worth oneDNN (torch's ConvUtils)
-_SUMS_FIXED = 125_000  # B: transposed tiles of bf16 on their way into the gradient of the weights
+_SUMS_FIXED = 200_000  # B: transposed tiles of bf16 on their way into the gradient of the weights
 
 
 def forward(platform: Platform) -> Rule:
@@ -114,10 +114,10 @@ def _through_onednn(
 
 
 def _sums_in_float(weight: Tensor, blocked: int, groups: int) -> int:
-    """Of a bf16 gradient of weights: sums in float32, twice where a kernel covers more than a pixel."""
+    """Of a bf16 gradient of weights: its sums in float32, and tiles where a kernel covers more than a pixel."""
     if weight.dtype != torch.bfloat16 or groups > 1:
         return 0
-    return 2 * blocked if all(k == 1 for k in weight.shape[2:]) else 4 * blocked + _SUMS_FIXED
+    return 2 * blocked + (0 if all(k == 1 for k in weight.shape[2:]) else _SUMS_FIXED)
 
 
 def _is_first(platform: Platform, x: Tensor, groups: int) -> bool:

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._pytree import tree_leaves, tree_map
 
+from stepscope.record import torch_private
 from stepscope.record.recorders.storage_log import Hidden, Rule
 from stepscope.record.workspaces.signature import Probed, signature
 
@@ -75,7 +76,7 @@ def workspace_bytes(call: Call, samples: int) -> int:
     args = tree_map(lambda value: _made(value, call.samples, samples), call.args)
     with torch.no_grad():
         call.func(*args)  # the first call also makes the primitive
-        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        with torch_private._usdt_lines_kept_off_the_terminal(), _memory_profile() as profiler:
             out = call.func(*args)
     events = profiler.profiler.kineto_results.events()
     now = most = 0
@@ -83,6 +84,10 @@ def workspace_bytes(call: Call, samples: int) -> int:
         now += size
         most = max(most, now)
     return most - sum(t.nbytes for t in tree_leaves(out) if isinstance(t, Tensor))
+
+
+def _memory_profile() -> profile:
+    return profile(activities=[ProfilerActivity.CPU], profile_memory=True)
 
 
 def _shape_of(value: Any) -> Any:
@@ -99,4 +104,3 @@ def _made(value: Any, was: int, samples: int) -> Any:
     shape = (samples, *value.shape[1:]) if value.shape and value.shape[0] == was else value.shape
     made = torch.rand(shape).to(value.dtype)
     return made.contiguous(memory_format=torch.channels_last) if value.channels_last else made
-

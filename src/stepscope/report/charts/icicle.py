@@ -10,32 +10,33 @@ import polars as pl
 from stepscope.report.charts.palette import LIGHT
 from stepscope.report.charts.style import axis, plot_width
 
-_HEIGHT, _LETTER, _LINE = 420, 6.2, 13  # px
+_HEIGHT, _LETTER, _LINE, _THINNEST = 420, 6.2, 13, 0.25  # px
 _KINDS = ("forward", "backward", "optimizer")
 
 
 def build(cells: pl.DataFrame, width: int) -> Any:
     """Cells (depth, t0_ms, t1_ms, label, hover) and their stripes by phase (as `cells_of` makes them)."""
     deep, end = int(cells.select(pl.col("depth").max()).item()) + 1, float(cells.select(pl.col("t1_ms").max()).item())
+    cells = cells.filter(pl.col("t1_ms") - pl.col("t0_ms") > _THINNEST * end / _HEIGHT)
     inner = plot_width(width)
     x = alt.Scale(domain=[0, deep], nice=False)
     y = alt.Y(
         "t0_ms:Q", scale=alt.Scale(domain=[end, 0], nice=False), axis=axis("time in a median step, ms", grid=False)
     )
     names = alt.Axis(title="depth in the module tree", grid=False, domain=False, ticks=False, labels=False)
-    boxes = alt.Chart(cells).mark_rect(stroke=LIGHT["paper"], strokeWidth=1, color=LIGHT["rule"])
+    boxes = alt.Chart(_rows(cells)).mark_rect(stroke=LIGHT["paper"], strokeWidth=1, color=LIGHT["rule"])
     boxes = boxes.encode(
         x=alt.X("depth:Q", scale=x, axis=names), x2="right:Q", y=y, y2="t1_ms:Q", description="hover:N"
     )
     colour = alt.Color("phase:N", scale=alt.Scale(domain=list(_KINDS), range=[LIGHT[kind] for kind in _KINDS]))
-    stripes = alt.Chart(_stripes(cells)).mark_rect().encode(
+    stripes = alt.Chart(_rows(_stripes(cells))).mark_rect().encode(
         x=alt.X("depth:Q", scale=x), x2="right:Q", y=y, y2="t1_ms:Q", color=colour
     )  # fmt: skip
     room = int(inner / deep / _LETTER) - 3
     tall = pl.col("t1_ms") - pl.col("t0_ms") > _LINE * end / _HEIGHT
     long = pl.col("label").str.len_chars() > room
     short = pl.when(long).then(pl.format("{}…", pl.col("label").str.slice(0, max(room - 1, 1)))).otherwise("label")
-    labels = alt.Chart(cells.filter(tall).with_columns(label=short)).mark_text(
+    labels = alt.Chart(_rows(cells.filter(tall).with_columns(label=short))).mark_text(
         align="left", baseline="top", dx=12, dy=3, fontSize=11, color=LIGHT["ink"]
     )
     text = labels.encode(x=alt.X("depth:Q", scale=x), y=y, text="label:N")
@@ -66,6 +67,11 @@ def cells_of(columns: tuple[str, ...], rows: Any) -> pl.DataFrame:
         cells.append({"depth": depth, "t0_ms": begin, "t1_ms": begin + length, "label": name, "hover": hover, **phases})
     frame = pl.DataFrame(cells).filter(pl.col("t1_ms") > pl.col("t0_ms"))
     return frame.with_columns(right=pl.col("depth") + 1)
+
+
+def _rows(frame: pl.DataFrame) -> Any:
+    """Rows as they are: of a frame altair takes 5,000, and a large model has more cells."""
+    return alt.InlineData(values=frame.to_dicts())
 
 
 def _stripes(cells: pl.DataFrame) -> pl.DataFrame:
