@@ -88,7 +88,7 @@ def kills(count: int, seed: int) -> tuple[bool, int]:
 def _fast_ms(header: Path) -> float:
     """The fastest twentieth of the unrecorded steps after the warm-up, ms."""
     lengths = timed_steps(RunReader(header.parent))[0]["length_ns"]
-    return statistics.quantiles(lengths.to_list(), n=20)[0] / 1e6
+    return float(statistics.quantiles(lengths.to_list(), n=20)[0]) / 1e6
 
 
 def _alike(whole: Path, broken: Path) -> bool:

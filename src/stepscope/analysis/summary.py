@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from stepscope.analysis.energy_shown import energy_facts
 from stepscope.analysis.process_memory import memory_facts
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ def summary(run: Run) -> dict[str, Any]:
         "simulated": run.simulated,
         "board": {"name": run.board.name, "title": run.board.title},
         "energy": run.energy_totals().to_dicts(),
+        "energy_of_ops": energy_facts(run) if run.rails.lines else None,
         "energy_notes": list(run.energy_tables.notes),
         "phases": run.phases().to_dicts(),
         "result": run.meta.get("result"),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from stepscope.errors import OutputNotWritable, RunNotFound, UsageError
+from stepscope.errors import OutputNotWritable, RunNotFound, UnknownName, UsageError
 
 if TYPE_CHECKING:
     from stepscope.analysis.run import Run
@@ -23,6 +23,9 @@ def report(
         Path | None, typer.Option("--out", help="Where the page goes. [default: report.html in the run folder]")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the metrics as JSON instead.")] = False,
+    attribution: Annotated[
+        str, typer.Option(help="How energy is handed to operations: fit (ours), overlap, nearest (2019) or model.")
+    ] = "fit",
     open_page: Annotated[bool, typer.Option("--open/--no-open", help="Show the page in the browser.")] = False,
 ) -> None:
     """Show what a run has measured: where the step goes, what bounds it, what was not measured and why."""
@@ -30,15 +33,18 @@ def report(
         raise UsageError("--html and --json exclude each other", "run the command twice")
     if not html and (out is not None or open_page):
         raise UsageError("--out and --open belong to --html", "add --html")
+    from stepscope.analysis.energy_by import METHODS
     from stepscope.analysis.run import Run
 
+    if attribution not in METHODS:
+        raise UnknownName("attribution method", attribution, METHODS)
     opened = Run(find_run(run))
     if html:
-        _page(opened, out or opened.path / "report.html", open_page)
+        _page(opened, out or opened.path / "report.html", open_page, attribution)
     elif as_json:
-        _json(opened)
+        _json(opened, attribution)
     else:
-        _screen(opened)
+        _screen(opened, attribution)
 
 
 def find_run(run: Path, runs: Path = RUNS) -> Path:
@@ -51,19 +57,19 @@ def find_run(run: Path, runs: Path = RUNS) -> Path:
     return runs / run if not run.exists() and (runs / run).is_dir() else run
 
 
-def _screen(run: Run) -> None:
+def _screen(run: Run, attribution: str) -> None:
     from rich.console import Console
 
     from stepscope.report.text import render
 
-    Console(highlight=False).print(render(run))
+    Console(highlight=False).print(render(run, attribution))
 
 
-def _page(run: Run, path: Path, open_page: bool) -> None:
+def _page(run: Run, path: Path, open_page: bool, attribution: str) -> None:
     from stepscope.report import html
 
     try:
-        written = html.write(run, path)
+        written = html.write(run, path, attribution)
     except OSError as error:
         raise OutputNotWritable(
             f"cannot write '{path}': {error.strerror or error}", "choose a file with --out"
@@ -73,9 +79,11 @@ def _page(run: Run, path: Path, open_page: bool) -> None:
         typer.launch(written.resolve().as_uri())
 
 
-def _json(run: Run) -> None:
+def _json(run: Run, attribution: str) -> None:
     import json
     from dataclasses import asdict
+
+    from stepscope.analysis.energy_shown import energy_facts
 
     content: dict[str, Any] = {
         "id": run.id,
@@ -83,6 +91,7 @@ def _json(run: Run) -> None:
         "verdict": asdict(run.verdict()),
         "metrics": run.metrics().to_dicts(),
         "overhead": run.overhead().to_dicts(),
+        "energy_of_ops": energy_facts(run, attribution) if run.rails.lines else None,
         "not_measured": [asdict(entry) for entry in run.not_measured()],
     }
     typer.echo(json.dumps(content, indent=1, allow_nan=False))

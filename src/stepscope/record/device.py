@@ -9,6 +9,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from stepscope.record.formats.attribute import content
 from stepscope.record.sensors.contract import numbered
 
 _CPU_NAME = re.compile(r"^(?:model name|Model|Hardware|cpu model)\s*:\s*(.+)$", re.MULTILINE)
@@ -53,14 +54,14 @@ def changing_facts(root: Path = Path("/")) -> dict[str, Any]:
 def _text(path: Path) -> str | None:
     """The content of a small file, NULs as blanks, stripped; None where it cannot be read or is empty."""
     try:
-        return path.read_text(encoding="utf-8", errors="replace").replace("\0", " ").strip() or None
+        return content(path).decode(errors="replace").replace("\0", " ").strip() or None
     except OSError:
         return None
 
 
 def _integer(path: Path) -> int | None:
     try:
-        return int(path.read_bytes())
+        return int(content(path))
     except (OSError, ValueError):
         return None
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import stepscope
 from stepscope.errors import SamplerFailed
+from stepscope.record.formats.attribute import content
 from stepscope.record.sensors.contract import Meter
 
 CHARACTERISING = b"characterising"  # the process says so, with the seconds that it takes, before "ready"
@@ -113,7 +114,7 @@ def pin_away(root: Path = Path("/"), allowed: set[int] | None = None) -> int | N
 
 def _capacity(root: Path, core: int) -> int:
     try:
-        return int((root / f"sys/devices/system/cpu/cpu{core}/cpu_capacity").read_bytes())
+        return int(content(root / f"sys/devices/system/cpu/cpu{core}/cpu_capacity"))
     except (OSError, ValueError):
         return 0  # stated for all cores or for none
 

@@ -9,6 +9,7 @@ from rich.text import Text
 
 from stepscope.analysis.process_memory import reserved
 from stepscope.analysis.run import Run
+from stepscope.report.text_energy import energy_of_ops
 from stepscope.report.text_lines import energy_notes, labelled, memory, missing, own_cost, speed, utilisation
 from stepscope.report.text_memory import held
 from stepscope.report.text_tables import energy_table, module_table, op_table, phase_table
@@ -16,8 +17,8 @@ from stepscope.report.text_tables import energy_table, module_table, op_table, p
 _GOOD = {"ok": "green", "running": "cyan"}
 
 
-def render(run: Run) -> RenderableType:
-    """The one-screen report of a run, whatever of it exists."""
+def render(run: Run, attribution: str = "fit") -> RenderableType:
+    """The one-screen report of a run, whatever of it exists; attribution: how energy is handed to operations."""
     metrics = run.metrics()
     parts = [
         *_heading(run),
@@ -27,6 +28,7 @@ def render(run: Run) -> RenderableType:
         *module_table(run.modules()),
         *op_table(run.op_kinds()),
         *energy_table(run.energy_totals()),
+        *energy_of_ops(run, attribution),
         Text(""),
         *utilisation(metrics),
         *memory(metrics),

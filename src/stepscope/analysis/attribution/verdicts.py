@@ -90,6 +90,8 @@ def _why(found: Attribution, whole: Parts, index: int, names: Sequence[str]) -> 
     """The likeliest reason for a wide interval: always beside another part, or too short for the sensor."""
     if whole.joules[index] <= 0:
         return "no energy could be told from 0"
+    if found.floor * whole.seconds[index] > 0.5 * whole.sd[index]:
+        return "the sensor's steps are too coarse for so little power"
     others = np.where(np.arange(len(names)) == index, 0.0, whole.correlation[index])
     partner = int(np.argmin(others))
     if others[partner] < _TOGETHER:

@@ -1,0 +1,88 @@
+"""Energy of operations and modules in the text report: tables of their own, and what the rails can tell."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import polars as pl
+from rich.console import RenderableType
+from rich.constrain import Constrain
+from rich.text import Text
+
+from stepscope.analysis.energy_shown import (
+    METHODS_SAID,
+    VERDICTS,
+    main_rail,
+    module_rows,
+    resolution_sentences,
+    stamp,
+)
+from stepscope.analysis.run import Run
+from stepscope.report.text_lines import labelled
+from stepscope.report.text_tables import ENGINE, add_row, new_table
+from stepscope.units import number, percent, si
+
+_TOP, _WIDTH, _MOST_SENTENCES = 6, 100, 3
+
+
+def energy_of_ops(run: Run, method: str = "fit") -> list[RenderableType]:
+    """Joules a step of the dearest kinds and modules on the device's own rail; empty where no power was measured."""
+    kinds = run.energy(by="kind", method=method)
+    rail = main_rail(kinds)
+    if rail is None:
+        return _absent(run, method)
+    kinds = kinds.filter(pl.col("rail") == rail)
+    if kinds["joules_per_step"].is_null().all():
+        return [labelled("energy of ops", f"{rail}: {kinds['reason'][0]}")]
+    modules = module_rows(run.energy(by="module", method=method).filter(pl.col("rail") == rail))
+    said = [Text(f"by {METHODS_SAID[method]}")]
+    if marked := stamp(run, method):
+        said.insert(0, Text(marked, style="bold yellow"))
+    said += [Text(sentence) for sentence in resolution_sentences(run.energy_resolution())[:_MOST_SENTENCES]]
+    shown = "" if method == "fit" else f", {method}"
+    return [
+        *_kinds(kinds.head(_TOP).to_dicts(), f"energy by operation ({rail}{shown})"),
+        *_modules(modules[:_TOP], f"energy by module ({rail}{shown})"),
+        Text(""),
+        labelled("energy of ops", *said),
+    ]
+
+
+def _absent(run: Run, method: str) -> list[RenderableType]:
+    """A method that was asked for and has nothing to hand out says so; a run without a sensor is silent."""
+    if method == "fit" or not run.rails.lines:
+        return []
+    why = "no power model was given to this run" if method == "model" else "no power was measured in its steps"
+    return [labelled("energy of ops", f"nothing to attribute by '{method}': {why}")]
+
+
+def _kinds(rows: list[dict[str, Any]], title: str) -> list[RenderableType]:
+    table = new_table(title, "a step", "90 % interval", "share", "power", "verdict")
+    for row in rows:
+        name = row["name"].replace(ENGINE, "engine: ")
+        add_row(table, name, si(row["joules_per_step"], "J"), *_told(row))
+    return [Text(""), Constrain(table, _WIDTH)]
+
+
+def _modules(rows: list[dict[str, Any]], title: str) -> list[RenderableType]:
+    phases = [name for name in ("forward", "backward", "optimizer") if any(row[name] for row in rows)]
+    table = new_table(title, *phases, "a step", "90 % interval", "share", "power", "verdict")
+    for row in rows:
+        parts = [si(row[phase], "J") if row[phase] is not None else "" for phase in phases]
+        add_row(table, row["name"] or "(the model)", *parts, si(row["joules_per_step"], "J"), *_told(row))
+    return [Text(""), Constrain(table, _WIDTH)]
+
+
+def _told(row: dict[str, Any]) -> list[str]:
+    """Interval, share, power and verdict."""
+    return [half_width(row), percent(row["share"]), si(row["watts"], "W"), VERDICTS[row["verdict"]]]
+
+
+def half_width(row: dict[str, Any]) -> str:
+    """The interval as a share of the value, or its ends where it is lopsided; empty without one."""
+    joules, low, high = row["joules_per_step"], row["low"], row["high"]
+    if low is None or high is None or not joules:
+        return ""
+    if low <= 0:
+        return f"0 to {si(high, 'J')}"
+    return f"± {number(100 * (high - low) / 2 / joules, 2)} %"
