@@ -31,7 +31,7 @@ MAY_IMPORT = {
     "report": FOR_ALL | {"runfolder", "analysis"},
     "studies": FOR_ALL | {"runfolder", "record", "analysis"},
     "commands": FOR_ALL | {"runfolder", "record", "analysis", "report", "studies", "workloads", "simulate"},
-    "__init__": FOR_ALL | {"record", "analysis"},
+    "__init__": FOR_ALL | {"record", "analysis", "studies"},
     "__main__": FOR_ALL | {"commands"},
 }
 # Not a dependency when it runs: a type that one room is handed by another, named for the type checker alone.

@@ -15,15 +15,17 @@ _PUBLIC = {
     "profile": "stepscope.record.profile",
     "schedule": "stepscope.record.schedule",
     "Run": "stepscope.analysis.run",
+    "fit": "stepscope.studies.fit.python_api",
     "errors": "stepscope.errors",
 }
-__all__ = ["Run", "__version__", "errors", "profile", "schedule"]
+__all__ = ["Run", "__version__", "errors", "fit", "profile", "schedule"]
 
 if TYPE_CHECKING:
     from stepscope import errors as errors
     from stepscope.analysis.run import Run as Run
     from stepscope.record.profile import profile as profile
     from stepscope.record.schedule import schedule as schedule
+    from stepscope.studies.fit.python_api import fit as fit
 
 
 def __getattr__(name: str) -> Any:

@@ -21,10 +21,10 @@ VERDICTS = {"resolved": "resolved", "coarse": "coarse", "not identifiable": "not
 _PHASES = ("forward", "backward", "optimizer")
 
 
-def stamp(run: Run, method: str) -> str:
+def stamp(run: Run) -> str:
     """What a reader must know of every number: SIMULATED, ESTIMATED, or "" for what was measured here."""
     simulated = "" if run.simulated is None else f"SIMULATED sensors ({run.simulated})"
-    return " · ".join(filter(None, (simulated, "ESTIMATED" if method == "model" else "")))
+    return " · ".join(filter(None, (simulated, "ESTIMATED" if run.attribution == "model" else "")))
 
 
 def main_rail(frame: pl.DataFrame) -> str | None:
@@ -107,13 +107,13 @@ def _more(row: dict[str, Any]) -> str:
     return f"about {steps:,} more steps would resolve 90 %"
 
 
-def energy_facts(run: Run, method: str = "fit") -> dict[str, Any]:
+def energy_facts(run: Run) -> dict[str, Any]:
     """Of summary.json: energy by kind, module and phase, J a step, and what each rail can resolve."""
     resolution = run.energy_resolution()
-    by = {name: run.energy(by=name, method=method).to_dicts() for name in ("kind", "module", "phase", "component")}
+    by = {name: run.energy(by=name).to_dicts() for name in ("kind", "module", "phase", "component")}
     return {
-        "method": method,
-        "stamp": stamp(run, method) or None,
+        "method": run.attribution,
+        "stamp": stamp(run) or None,
         "resolution": resolution.to_dicts(),
         "sentences": resolution_sentences(resolution),
         **by,

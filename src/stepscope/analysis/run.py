@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cached_property
+from pathlib import Path
 
 import polars as pl
 
@@ -10,7 +11,7 @@ from stepscope.analysis.anatomy import anatomy
 from stepscope.analysis.attributed import AttributedRail, attributed
 from stepscope.analysis.boards import core_clusters
 from stepscope.analysis.boards.contract import Board
-from stepscope.analysis.energy_by import energy_by, resolution
+from stepscope.analysis.energy_by import METHODS, energy_by, resolution
 from stepscope.analysis.energy_rows import EnergyTables, energy_tables, step_energy_table
 from stepscope.analysis.memory_events import Peak, memory_over_time, peak
 from stepscope.analysis.metrics import metrics
@@ -25,11 +26,19 @@ from stepscope.analysis.rails import RailTree, rail_tree
 from stepscope.analysis.regularity import regularity
 from stepscope.analysis.utilisation import core_timeline
 from stepscope.analysis.verdict import Verdict, verdict
+from stepscope.errors import UnknownName
 from stepscope.runfolder import RunReader
 
 
 class Run(RunReader):
     """A run as it lay on disk when it was first read: open it again to see what a running one has added."""
+
+    def __init__(self, path: str | Path, attribution: str = "fit") -> None:
+        """attribution: how `energy` hands energy to operations unless it is told: "fit", "nearest", "overlap", "model"."""
+        if attribution not in METHODS:
+            raise UnknownName("attribution method", attribution, METHODS)
+        super().__init__(path)
+        self.attribution = attribution
 
     @cached_property
     def own_times(self) -> pl.DataFrame:
@@ -115,13 +124,13 @@ class Run(RunReader):
         """Each measured rail with the fit that hands its energy to the ops."""
         return attributed(self, self.rails)
 
-    def energy(self, by: str = "module", method: str = "fit") -> pl.DataFrame:
+    def energy(self, by: str = "module", method: str | None = None) -> pl.DataFrame:
         """Energy per step, J, by "module", "op", "kind", "phase" or "component", with intervals of 90 % and verdicts.
 
         method: "fit" (ours), "nearest" (the sample nearest in time, as the 2019 paper), "overlap", or "model" for what
-        a power model estimated. Parts and residual add up to each rail's measured total.
+        a power model estimated; None: as this run was opened with. Parts and residual add up to each rail's measured total.
         """
-        return energy_by(self.attributed_rails, by, method)
+        return energy_by(self.attributed_rails, by, method or self.attribution)
 
     def energy_resolution(self) -> pl.DataFrame:
         """A row a rail: the shortest op that it can resolve, how much is resolved, how many more steps would do."""

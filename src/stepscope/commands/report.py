@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from stepscope.errors import OutputNotWritable, RunNotFound, UnknownName, UsageError
+from stepscope.errors import OutputNotWritable, RunNotFound, UsageError
 
 if TYPE_CHECKING:
     from stepscope.analysis.run import Run
@@ -33,18 +33,15 @@ def report(
         raise UsageError("--html and --json exclude each other", "run the command twice")
     if not html and (out is not None or open_page):
         raise UsageError("--out and --open belong to --html", "add --html")
-    from stepscope.analysis.energy_by import METHODS
     from stepscope.analysis.run import Run
 
-    if attribution not in METHODS:
-        raise UnknownName("attribution method", attribution, METHODS)
-    opened = Run(find_run(run))
+    opened = Run(find_run(run), attribution)
     if html:
-        _page(opened, out or opened.path / "report.html", open_page, attribution)
+        _page(opened, out or opened.path / "report.html", open_page)
     elif as_json:
-        _json(opened, attribution)
+        _json(opened)
     else:
-        _screen(opened, attribution)
+        _screen(opened)
 
 
 def find_run(run: Path, runs: Path = RUNS) -> Path:
@@ -57,19 +54,19 @@ def find_run(run: Path, runs: Path = RUNS) -> Path:
     return runs / run if not run.exists() and (runs / run).is_dir() else run
 
 
-def _screen(run: Run, attribution: str) -> None:
+def _screen(run: Run) -> None:
     from rich.console import Console
 
     from stepscope.report.text import render
 
-    Console(highlight=False).print(render(run, attribution))
+    Console(highlight=False).print(render(run))
 
 
-def _page(run: Run, path: Path, open_page: bool, attribution: str) -> None:
+def _page(run: Run, path: Path, open_page: bool) -> None:
     from stepscope.report import html
 
     try:
-        written = html.write(run, path, attribution)
+        written = html.write(run, path)
     except OSError as error:
         raise OutputNotWritable(
             f"cannot write '{path}': {error.strerror or error}", "choose a file with --out"
@@ -79,7 +76,7 @@ def _page(run: Run, path: Path, open_page: bool, attribution: str) -> None:
         typer.launch(written.resolve().as_uri())
 
 
-def _json(run: Run, attribution: str) -> None:
+def _json(run: Run) -> None:
     import json
     from dataclasses import asdict
 
@@ -91,7 +88,7 @@ def _json(run: Run, attribution: str) -> None:
         "verdict": asdict(run.verdict()),
         "metrics": run.metrics().to_dicts(),
         "overhead": run.overhead().to_dicts(),
-        "energy_of_ops": energy_facts(run, attribution) if run.rails.lines else None,
+        "energy_of_ops": energy_facts(run) if run.rails.lines else None,
         "not_measured": [asdict(entry) for entry in run.not_measured()],
     }
     typer.echo(json.dumps(content, indent=1, allow_nan=False))

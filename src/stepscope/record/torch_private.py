@@ -46,7 +46,7 @@ class KinetoWindow:
 
     def stop(self) -> list[Any]:
         """The raw `_KinetoEvent`s of the window (times in Unix ns), those of memory left out."""
-        with _usdt_lines_kept_off_the_terminal():
+        with usdt_lines_kept_off_the_terminal():
             result = torch._C._autograd._disable_profiler()
         self.speak_again()
         events: list[Any] = result.events()
@@ -68,7 +68,7 @@ def start_window(shapes: bool, cuda: bool, memory: bool = False) -> KinetoWindow
     config = profiler.ProfilerConfig(
         profiler.ProfilerState.KINETO, shapes, memory, False, False, False, _experimental(correlate=cuda), ""
     )
-    with _usdt_lines_kept_off_the_terminal():
+    with usdt_lines_kept_off_the_terminal():
         torch._C._autograd._prepare_profiler(config, activities)
         torch._C._autograd._enable_profiler(config, activities)
     return KinetoWindow(shapes, memory, speak_again=_silence_the_allocator() if memory else lambda: None)
@@ -102,7 +102,7 @@ def _experimental(correlate: bool) -> Any:
 
 
 @contextlib.contextmanager
-def _usdt_lines_kept_off_the_terminal() -> Iterator[None]:
+def usdt_lines_kept_off_the_terminal() -> Iterator[None]:
     """Kineto of torch 2.13 prints "USDT: ..." to file descriptor 2 at start and stop; anything else is passed on."""
     try:
         sys.stderr.flush()

@@ -17,8 +17,8 @@ from stepscope.report.text_tables import energy_table, module_table, op_table, p
 _GOOD = {"ok": "green", "running": "cyan"}
 
 
-def render(run: Run, attribution: str = "fit") -> RenderableType:
-    """The one-screen report of a run, whatever of it exists; attribution: how energy is handed to operations."""
+def render(run: Run) -> RenderableType:
+    """The one-screen report of a run, whatever of it exists."""
     metrics = run.metrics()
     parts = [
         *_heading(run),
@@ -28,7 +28,7 @@ def render(run: Run, attribution: str = "fit") -> RenderableType:
         *module_table(run.modules()),
         *op_table(run.op_kinds()),
         *energy_table(run.energy_totals()),
-        *energy_of_ops(run, attribution),
+        *energy_of_ops(run),
         Text(""),
         *utilisation(metrics),
         *memory(metrics),

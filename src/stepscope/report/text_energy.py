@@ -25,18 +25,18 @@ from stepscope.units import number, percent, si
 _TOP, _WIDTH, _MOST_SENTENCES = 6, 100, 3
 
 
-def energy_of_ops(run: Run, method: str = "fit") -> list[RenderableType]:
+def energy_of_ops(run: Run) -> list[RenderableType]:
     """Joules a step of the dearest kinds and modules on the device's own rail; empty where no power was measured."""
-    kinds = run.energy(by="kind", method=method)
+    method, kinds = run.attribution, run.energy(by="kind")
     rail = main_rail(kinds)
     if rail is None:
         return _absent(run, method)
     kinds = kinds.filter(pl.col("rail") == rail)
     if kinds["joules_per_step"].is_null().all():
         return [labelled("energy of ops", f"{rail}: {kinds['reason'][0]}")]
-    modules = module_rows(run.energy(by="module", method=method).filter(pl.col("rail") == rail))
+    modules = module_rows(run.energy(by="module").filter(pl.col("rail") == rail))
     said = [Text(f"by {METHODS_SAID[method]}")]
-    if marked := stamp(run, method):
+    if marked := stamp(run):
         said.insert(0, Text(marked, style="bold yellow"))
     said += [Text(sentence) for sentence in resolution_sentences(run.energy_resolution())[:_MOST_SENTENCES]]
     shown = "" if method == "fit" else f", {method}"

@@ -18,7 +18,7 @@ _KEPT = {"forward": 8, "backward": 8, "share": 6, "rate": 12, "time": 8}
 ENGINE = "autograd::engine::evaluate_function: "
 
 
-def phasenew_table(phases: pl.DataFrame) -> list[RenderableType]:
+def phase_table(phases: pl.DataFrame) -> list[RenderableType]:
     """Where the step goes by phase, with bars; the residual is the last of them."""
     if phases.is_empty():
         return []
@@ -32,7 +32,7 @@ def phasenew_table(phases: pl.DataFrame) -> list[RenderableType]:
     return [Text(""), Constrain(table, _WIDTH)]
 
 
-def modulenew_table(modules: pl.DataFrame) -> list[RenderableType]:
+def module_table(modules: pl.DataFrame) -> list[RenderableType]:
     """The modules with the most own time; that of modules inside them is not counted."""
     named = modules.filter(pl.col("module").is_not_null() & (pl.col("module") != RESIDUAL), pl.col("share") > 0)
     if named.is_empty():
@@ -49,7 +49,7 @@ def modulenew_table(modules: pl.DataFrame) -> list[RenderableType]:
     return [Text(""), Constrain(table, _WIDTH)]
 
 
-def opnew_table(kinds: pl.DataFrame) -> list[RenderableType]:
+def op_table(kinds: pl.DataFrame) -> list[RenderableType]:
     """The kinds of op with the most own time, on the CPU and on accelerators."""
     named = kinds.filter(pl.col("name") != RESIDUAL)
     if named.is_empty():
@@ -65,7 +65,7 @@ def opnew_table(kinds: pl.DataFrame) -> list[RenderableType]:
     return [Text(""), Constrain(table, _WIDTH)]
 
 
-def energynew_table(totals: pl.DataFrame) -> list[RenderableType]:
+def energy_table(totals: pl.DataFrame) -> list[RenderableType]:
     """Power and energy of each component with intervals; what is not measured is called by its name."""
     if totals.is_empty():
         return []

@@ -129,10 +129,11 @@ def _shortest(found: Attribution) -> float | None:
 def _more_steps(found: Attribution, whole: Parts, wanted: float = 0.90) -> int | None:
     """Steps to add; the part of the error that no step cures stays."""
     energy = np.maximum(whole.joules, 1e-30)
-    fixed = np.maximum(whole.sd**2 - whole.statistical**2, 0.0)
+    hidden = (found.floor * whole.seconds) ** 2
+    fixed = np.maximum(whole.sd**2 - whole.statistical**2 - hidden, 0.0)
     steps = found.timeline.steps
     for factor in np.geomspace(1.0, _MOST_FACTOR, 61):
-        half = Z * np.sqrt(whole.statistical**2 / factor**_FASTER + fixed / np.sqrt(factor)) / energy
+        half = Z * np.sqrt(whole.statistical**2 / factor**_FASTER + fixed / np.sqrt(factor) + hidden) / energy
         if float(energy[half <= RESOLVED].sum()) >= wanted * float(energy.sum()):
             return 0 if factor == 1.0 and not trouble(found) else max(int(np.ceil(steps * (factor - 1))), 1)
     return None

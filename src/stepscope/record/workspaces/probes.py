@@ -76,7 +76,7 @@ def workspace_bytes(call: Call, samples: int) -> int:
     args = tree_map(lambda value: _made(value, call.samples, samples), call.args)
     with torch.no_grad():
         call.func(*args)  # the first call also makes the primitive
-        with torch_private._usdt_lines_kept_off_the_terminal(), _memory_profile() as profiler:
+        with torch_private.usdt_lines_kept_off_the_terminal(), _memory_profile() as profiler:
             out = call.func(*args)
     events = profiler.profiler.kineto_results.events()
     now = most = 0
