@@ -26,6 +26,7 @@ MOST_COLUMNS = 900  # of the regression: its cost grows with their cube
 _NEAR = 2e-5  # s: steps that are closer than this follow at once
 STAMP_SD = 5e-7  # s: what the profiler's clock and its own cost leave open
 _FINER = ([*FACTS, "turn"], [*FACTS], ["name", "phase", "device", "flops", "bytes"], ["name", "phase", "device"])
+_AS_READ = 0.95  # of a refresh: reads that are no faster than this see a new value each time
 _W = {"W": 1.0, "mW": 1e-3, "uW": 1e-6}
 
 
@@ -146,7 +147,9 @@ def run_readings(run: RunReader, source: PowerSource, origin_ns: int) -> tuple[R
         known = ~np.isnan(watts)
         return taken_apart((t0 + t1)[known] / 2, watts[known], weight, refresh), Options(refresh=refresh, floor=floor)
     readings = from_gauge(t0, t1, watts, refresh)
-    return readings, Options(periodic=is_periodic(readings.stamp), floor=floor)
+    # Stamps of reads that are slower than the source are right as they are: what is late then is the value.
+    own_pace = refresh is not None and readings.period >= _AS_READ * refresh
+    return readings, Options(periodic=not own_pace and is_periodic(readings.stamp), floor=floor)
 
 
 def hidden_by_steps(watts: Floats, step: float) -> float:

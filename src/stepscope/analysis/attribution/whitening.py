@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 from scipy import sparse  # type: ignore[import-untyped]
-from scipy.signal import lfilter  # type: ignore[import-untyped]
+from scipy.linalg import solve_banded  # type: ignore[import-untyped]  # scipy.signal looks for torch
 
 from stepscope.analysis.attribution.design import gram
 from stepscope.analysis.intervals import Floats
@@ -36,7 +36,9 @@ def whitened(values: Floats, theta: float) -> Floats:
     """The filter along the first axis."""
     if not theta:
         return values
-    clear: Floats = lfilter([1.0], [1.0, -theta], values, axis=0)
+    bands = np.ones((2, len(values)))
+    bands[1] = -theta
+    clear: Floats = solve_banded((1, 0), bands, values, check_finite=False)
     return clear
 
 
@@ -50,11 +52,13 @@ def whitened_gram(matrix: Any, theta: float) -> Floats:
     if not theta:
         return gram(matrix)
     rows, columns = matrix.shape
-    total, state = np.zeros((columns, columns)), np.zeros((1, columns))
+    total, state = np.zeros((columns, columns)), np.zeros(columns)
     for start in range(0, rows, _BLOCK):
         part = matrix[start : start + _BLOCK]
-        full = part.toarray() if sparse.issparse(part) else part
-        clear, state = lfilter([1.0], [1.0, -theta], full, axis=0, zi=state)
+        full = part.toarray() if sparse.issparse(part) else part.copy()
+        full[0] += theta * state
+        clear = whitened(full, theta)
+        state = clear[-1]
         half = clear.astype(np.float32)  # the sum is kept in full: each block adds 1e-6 of its size
         total += half.T @ half
     return total

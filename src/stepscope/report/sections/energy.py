@@ -1,0 +1,147 @@
+"""Where the energy goes: joules a step of each operation and module, with intervals, and what the rails can tell."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+
+from stepscope.analysis.energy_shown import (
+    METHODS_SAID,
+    VERDICTS,
+    main_rail,
+    module_rows,
+    resolution_sentences,
+    stamp,
+)
+from stepscope.report.charts import energy_components as chart
+from stepscope.report.page.parts import Cell, Column, Items, Part, Section, Table
+from stepscope.report.page.reading import interval, quantity
+from stepscope.report.sections._drawing import figure
+from stepscope.units import NOT_MEASURED, percent
+
+if TYPE_CHECKING:
+    from stepscope.analysis.run import Run
+
+TITLE = "Energy of operations"
+ORDER = 36
+FIGURES = ("energy",)
+
+_MOST_ROWS = 600
+_PHASES = ("forward", "backward", "optimizer")
+_MEANING = "What is left without the power that was drawn before the first step, while the trainer did nothing"
+
+
+def build(run: Run) -> Section:
+    """A picture of the components, a table of kinds and of modules for each rail, what each rail can tell."""
+    kinds = run.energy(by="kind")
+    rail = main_rail(kinds)
+    if rail is None or kinds["joules_per_step"].is_null().all():
+        return Section(_nothing(run, kinds))
+    wholes = run.energy(by="component").filter(pl.col("joules_per_step").is_not_null())
+    rails = [rail, *(name for name in wholes["rail"].to_list() if name != rail)]
+    kinds = kinds.filter(pl.col("joules_per_step").is_not_null())
+    batch = _samples_per_step(run)
+    parts: list[Part] = [_components(wholes)]
+    parts.append(_table("energy-kinds", "Operation", _of(kinds, rails), batch, len(rails) > 1))
+    modules = run.energy(by="module").filter(pl.col("joules_per_step").is_not_null())
+    parts.append(_modules(modules, rails, batch))
+    sentences = resolution_sentences(run.energy_resolution())
+    parts.append(Items(tuple((f"{text[:1].upper()}{text[1:]}.", "") for text in sentences), "What the rails can tell"))
+    return Section(_lede(run), tuple(parts))
+
+
+def _lede(run: Run) -> str:
+    marked = f"{stamp(run)}. " if stamp(run) else ""
+    exact = " Parts and residual add up to each rail's measured total." if run.attribution == "fit" else ""
+    return f"{marked}Joules a step by {METHODS_SAID[run.attribution]}, with intervals of 90 %.{exact}"
+
+
+def _nothing(run: Run, kinds: pl.DataFrame) -> str:
+    if kinds.is_empty():
+        measured = "no power was measured" if not run.rails.lines else "this method has nothing to hand out"
+        return f"No energy can be told apart by operation: {measured}. It is unknown, not 0."
+    return f"No energy can be told apart by operation: {kinds['reason'][0]}."
+
+
+def _samples_per_step(run: Run) -> float | None:
+    rows = run.energy_totals().filter(pl.col("joules_per_sample") > 0)
+    if rows.is_empty():
+        return None
+    return float(rows["joules_per_step"][0]) / float(rows["joules_per_sample"][0])
+
+
+def _of(kinds: pl.DataFrame, rails: list[str]) -> list[dict[str, Any]]:
+    """Rows rail by rail, the device's own first."""
+    return [row for rail in rails for row in kinds.filter(pl.col("rail") == rail).iter_rows(named=True)]
+
+
+def _table(name: str, first: str, rows: list[dict[str, Any]], batch: float | None, several: bool) -> Table:
+    columns = (Column(first, numeric=False), *_measures(batch, several))
+    cells = [(Cell(row["name"], row["name"]), *_told(row, batch, several)) for row in rows[:_MOST_ROWS]]
+    return Table(name, columns, cells, _caption(len(rows)))
+
+
+def _modules(modules: pl.DataFrame, rails: list[str], batch: float | None) -> Table:
+    rows = []
+    for rail in rails:
+        mine = modules.filter(pl.col("rail") == rail)
+        rows += [{**row, "rail": rail} for row in module_rows(mine)]
+    columns = (Column("Module", numeric=False), *(Column(phase.capitalize()) for phase in _PHASES))
+    cells = [
+        (
+            Cell(row["name"] or "the model itself", row["name"]),
+            *(_joules(row[phase]) for phase in _PHASES),
+            *_told(row, batch, len(rails) > 1),
+        )
+        for row in rows[:_MOST_ROWS]
+    ]
+    return Table("energy-modules", (*columns, *_measures(batch, len(rails) > 1)), cells, _caption(len(rows)))
+
+
+def _caption(rows: int) -> str:
+    said = "A rail's rows add up to it; rails inside one another are never added."
+    return said if rows <= _MOST_ROWS else f"{said} The last {rows - _MOST_ROWS:,} rows are not listed: export has them."
+
+
+def _measures(batch: float | None, several: bool) -> tuple[Column, ...]:
+    columns = [Column("Rail", numeric=False)] if several else []
+    columns += [Column("A step"), Column("90 % interval"), Column("Share"), Column("Power")]
+    columns.append(Column("Above idle", meaning=_MEANING))
+    columns += [Column("A sample")] if batch else []
+    return (*columns, Column("Verdict", numeric=False, meaning="resolved: the interval is within 10 % of the value"))
+
+
+def _told(row: dict[str, Any], batch: float | None, several: bool) -> list[Cell]:
+    joules, why = row["joules_per_step"], row["reason"]
+    cells = [Cell(row["rail"], row["rail"])] if several else []
+    cells += [
+        _joules(joules),
+        Cell(interval(row["low"], row["high"], "J"), row["low"]),
+        Cell(percent(row["share"]), row["share"], row["share"]),
+        Cell(NOT_MEASURED if row["watts"] is None else quantity(row["watts"], "W"), row["watts"]),
+        _joules(row["above_idle"]),
+    ]
+    cells += [_joules(None if joules is None else joules / batch)] if batch else []
+    verdict = VERDICTS[row["verdict"]]
+    return [*cells, Cell(f"{verdict}: {why}" if why and verdict != "resolved" else verdict, verdict)]
+
+
+def _joules(value: float | None) -> Cell:
+    return Cell("" if value is None else quantity(value, "J"), value)
+
+
+def _components(wholes: pl.DataFrame) -> Part:
+    rows = []
+    for row in wholes.iter_rows(named=True):
+        rail, joules, above = f"{row['component']}: {row['rail']}", row["joules_per_step"], row["above_idle"]
+        split = {"idle unknown": joules} if above is None else {"above idle": above, "idle": joules - above}
+        for place, (part, energy) in enumerate(split.items()):
+            hover = f"{rail}, {part}: {quantity(energy, 'J')} a step"
+            rows.append({"rail": rail, "part": part, "joules": max(energy, 0.0), "place": place, "hover": hover})
+    frame = pl.DataFrame(rows)
+    caption = (
+        "Energy of a step by rail, gross: what it draws above idle, and what it would draw without any training. "
+        "'Idle unknown': nothing was read before the training began."
+    )
+    return figure(lambda width: chart.build(frame, width), caption, FIGURES[0])
