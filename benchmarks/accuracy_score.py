@@ -16,9 +16,11 @@ def scores(run: Any, truth: Any, rail: str) -> dict[str, Any]:
     true = true_energy(run, truth, rail)
     kinds = true.group_by("name").agg(pl.col("joules").sum())
     modules = true.group_by("module", "phase").agg(pl.col("joules").sum())
-    found = {method: run.energy(by="kind", method=method).filter(rail=rail) for method in ("fit", "nearest", "overlap")}
-    by_module = run.energy(by="module").filter(rail=rail)
-    whole = run.energy(by="component").filter(rail=rail)["joules_per_step"][0]
+    # A rail of the board may be shown by the scope of its sensor.
+    name = next(line.name for line in run.rails.lines if rail in (line.name, line.best.rail))
+    found = {method: run.energy(by="kind", method=method).filter(rail=name) for method in ("fit", "nearest", "overlap")}
+    by_module = run.energy(by="module").filter(rail=name)
+    whole = run.energy(by="component").filter(rail=name)["joules_per_step"][0]
     parts = found["fit"]["joules_per_step"].sum()
     return {
         "kinds": _score(found["fit"], kinds, ["name"]),

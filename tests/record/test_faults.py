@@ -68,7 +68,7 @@ def samplers_of(run: Path) -> list[int]:
             words = entry.read_bytes().split(b"\0")
         except OSError:
             continue
-        if b"stepscope.record.sampler.loop" in words and str(run).encode() in words:
+        if b"stepscope.record.sampler" in words and str(run).encode() in words:
             found.append(int(entry.parent.name))
     return found
 

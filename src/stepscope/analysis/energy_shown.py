@@ -17,7 +17,12 @@ METHODS_SAID = {
     "overlap": "power held between samples: blurs what is shorter than the sensor's period",
     "model": "ESTIMATED by the power model that was given, not measured",
 }
-VERDICTS = {"resolved": "resolved", "coarse": "coarse", "not identifiable": "not resolved", "no interval": "no interval"}
+VERDICTS = {
+    "resolved": "resolved",
+    "coarse": "coarse",
+    "not identifiable": "not resolved",
+    "no interval": "no interval",
+}
 _PHASES = ("forward", "backward", "optimizer")
 
 

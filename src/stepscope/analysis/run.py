@@ -34,7 +34,7 @@ class Run(RunReader):
     """A run as it lay on disk when it was first read: open it again to see what a running one has added."""
 
     def __init__(self, path: str | Path, attribution: str = "fit") -> None:
-        """attribution: how `energy` hands energy to operations unless it is told: "fit", "nearest", "overlap", "model"."""
+        """attribution: the method of `energy` where none is asked for: "fit", "nearest", "overlap" or "model"."""
         if attribution not in METHODS:
             raise UnknownName("attribution method", attribution, METHODS)
         super().__init__(path)
@@ -128,7 +128,8 @@ class Run(RunReader):
         """Energy per step, J, by "module", "op", "kind", "phase" or "component", with intervals of 90 % and verdicts.
 
         method: "fit" (ours), "nearest" (the sample nearest in time, as the 2019 paper), "overlap", or "model" for what
-        a power model estimated; None: as this run was opened with. Parts and residual add up to each rail's measured total.
+        a power model estimated; None: as this run was opened with. Parts and residual add up to each rail's measured
+        total.
         """
         return energy_by(self.attributed_rails, by, method or self.attribution)
 

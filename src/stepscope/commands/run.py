@@ -17,6 +17,7 @@ from stepscope.errors import StepscopeError, UsageError
 
 if TYPE_CHECKING:
     from stepscope.record.session import Metering, Settings
+    from stepscope.studies.until_resolved import UntilResolved
 
 CONTEXT = {"ignore_unknown_options": False, "allow_interspersed_args": True}
 _UNITS_NS = {"us": 1_000, "ms": 1_000_000, "s": 1_000_000_000}
@@ -27,6 +28,10 @@ def run(
     arguments: Annotated[list[str] | None, typer.Argument(help="After `--`: the script's own arguments.")] = None,
     batch: Annotated[int | None, typer.Option(help="Samples per step. Of a script: what one step counts as.")] = None,
     steps: Annotated[int | None, typer.Option(help="Training steps of a workload (100 unless said).")] = None,
+    until_resolved: Annotated[
+        str | None,
+        typer.Option(help="Train a workload until so much of the energy is resolved, such as 90%; --steps bounds it."),
+    ] = None,
     optimizer: Annotated[str | None, typer.Option(help="Optimizer of a workload: sgd, momentum, adam, ...")] = None,
     lr: Annotated[float | None, typer.Option(help="Learning rate of a workload.")] = None,
     device: Annotated[str | None, typer.Option(help="Device of a workload: cpu (unless said) or cuda.")] = None,
@@ -81,6 +86,7 @@ def run(
     from stepscope.record.session import Settings
 
     _check(batch, steps, threads)
+    _check_share(until_resolved)
     allocators.use(malloc)
     settings = Settings(
         out=out,
@@ -101,12 +107,12 @@ def run(
     with _simulated(simulate, settings) as (settings, kept), _beside(live, out, of_a_script):
         if of_a_script:
             theirs = {"steps": steps, "optimizer": optimizer, "lr": lr, "device": device, "seed": seed}
-            _refuse_for_a_script({**theirs, "precision": precision})
+            _refuse_for_a_script({**theirs, "precision": precision, "until-resolved": until_resolved})
             path, code = _script(target, arguments or [], settings, module)
         else:
             choices = {"batch": batch, "optimizer": optimizer, "lr": lr, "device": device or "cpu", "seed": seed or 0}
             choices["precision"] = precision or "fp32"
-            path, code = _workload(target, arguments, steps or 100, settings, choices, quiet or live)
+            path, code = _workload(target, arguments, steps, settings, choices, quiet or live, until_resolved)
         kept.append(path)
     for complaint in read_logs(path, meter_csv or []):
         sys.stderr.write(f"{complaint}\n")
@@ -135,6 +141,13 @@ def _check(batch: int | None, steps: int | None, threads: int | None) -> None:
     for option, value in (("--batch", batch), ("--steps", steps), ("--threads", threads)):
         if value is not None and value < 1:
             raise UsageError(f"{option} {value}: must be 1 or more", f"for example {option} 1")
+
+
+def _check_share(until_resolved: str | None) -> None:
+    from stepscope.studies.until_resolved import wanted_share
+
+    if until_resolved is not None:
+        wanted_share(until_resolved)
 
 
 def _metering(
@@ -196,16 +209,45 @@ def _script(target: str, arguments: list[str], settings: Settings, module: bool)
 
 
 def _workload(
-    name: str, arguments: list[str] | None, steps: int, settings: Settings, choices: dict[str, Any], quiet: bool
+    name: str,
+    arguments: list[str] | None,
+    steps: int | None,
+    settings: Settings,
+    choices: dict[str, Any],
+    quiet: bool,
+    until_resolved: str | None,
 ) -> tuple[Path, int]:
     from stepscope import workloads
     from stepscope.record.train import train_workload
+    from stepscope.studies.until_resolved import MOST
 
     if arguments:
         raise UsageError(f"a workload takes no arguments of its own: {' '.join(arguments)}")
     workload = workloads.find(name)
-    with progress_bar(workload.name, steps, quiet) as advance:
-        return train_workload(workload, steps, settings, progress=advance, **choices)
+    steps = steps or (100 if until_resolved is None else MOST)
+    with progress_bar(workload.name, steps, quiet) as advance, _resolving(until_resolved, settings.out) as resolved:
+
+        def shown(step: int, loss: float | None) -> None:
+            advance(step, loss, "" if resolved is None else resolved.progress)
+
+        stop = resolved or (lambda: False)
+        return train_workload(workload, steps, settings, progress=shown, stop=stop, **choices)
+
+
+@contextmanager
+def _resolving(wanted: str | None, out: Path) -> Iterator[UntilResolved | None]:
+    """What ends the training once so much of its energy is resolved; afterwards it is said how it ended."""
+    if wanted is None:
+        yield None
+        return
+    from stepscope.studies.until_resolved import UntilResolved, wanted_share
+
+    resolved = UntilResolved(out, wanted_share(wanted))
+    try:
+        yield resolved
+    finally:
+        resolved.close()
+    sys.stderr.write(f"{resolved.sentence}\n")
 
 
 def progress_bar(name: str, steps: int, quiet: bool) -> Any:
@@ -225,8 +267,8 @@ def progress_bar(name: str, steps: int, quiet: bool) -> Any:
         ) as progress:
             task = progress.add_task(f"training {name}", total=steps, loss="")
 
-            def advance(step: int, loss: float | None) -> None:
-                progress.update(task, completed=step, loss="" if loss is None else f"loss {loss:.3f}")
+            def advance(step: int, loss: float | None, said: str = "") -> None:
+                progress.update(task, completed=step, loss=said if loss is None else f"loss {loss:.3f}  {said}")
 
             yield advance
 

@@ -35,8 +35,9 @@ FEWEST = 20  # readings; with fewer there is nothing to fit
 class Options:
     """`periodic`: the source has a clock of its own and late stamps. `width`: its window where that is certain, s.
 
-    `refresh`: time between the updates of a counter, s. `floor`: what the source's coarse steps hide of every power, W. `known`: what was found before of the very same readings, used
-    as it is; `near`: of another source of the same make, to start from; `same_chip`: it has this one's clock too.
+    `refresh`: time between the updates of a counter, s. `floor`: what the source's coarse steps hide of every power, W.
+    `known`: what was found before of the very same readings, used as it is; `near`: of another source of the same make,
+    to start from; `same_chip`: it has this one's clock too.
     """
 
     periodic: bool = False

@@ -156,7 +156,7 @@ def hidden_by_steps(watts: Floats, step: float) -> float:
     """Standard deviation of the error that steps so coarse leave in the mean of readings, W.
 
     Readings that wander over several steps average it out, by exp(-2 pi^2 (spread / step)^2) (Widrow and Kollar,
-    Quantization Noise, 2008); one that rests on a value may be off by a step to either side (some chips cut, not round).
+    Quantization Noise, 2008); one that rests on a value may be off by a step to either side: some chips cut, not round.
     """
     read = watts[~np.isnan(watts)]
     if step <= 0 or not len(read):

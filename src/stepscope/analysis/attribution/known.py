@@ -15,8 +15,10 @@ from stepscope.analysis.attribution.update_clock import UpdateClock
 
 @dataclass(frozen=True)
 class Known:
-    """`first`: the calibration with the readings as they came; `clock`: that was then found behind what it left, if any;
-    `last`: the calibration with the readings told by that clock, the same as `first` without one."""
+    """`first`: the calibration with the readings as they came; `clock`: that was then found behind what it left.
+
+    `last`: the calibration with the readings told by that clock; without a clock the same as `first`.
+    """
 
     first: Calibration
     clock: UpdateClock | None

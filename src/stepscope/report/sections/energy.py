@@ -101,7 +101,9 @@ def _modules(modules: pl.DataFrame, rails: list[str], batch: float | None) -> Ta
 
 def _caption(rows: int) -> str:
     said = "A rail's rows add up to it; rails inside one another are never added."
-    return said if rows <= _MOST_ROWS else f"{said} The last {rows - _MOST_ROWS:,} rows are not listed: export has them."
+    return (
+        said if rows <= _MOST_ROWS else f"{said} The last {rows - _MOST_ROWS:,} rows are not listed: export has them."
+    )
 
 
 def _measures(batch: float | None, several: bool) -> tuple[Column, ...]:

@@ -1,0 +1,72 @@
+"""A second report starts from what the first one found; a file that cannot be trusted is not used."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import polars as pl
+import pytest
+from polars.testing import assert_frame_equal
+from tests.analysis.attribution.powered_run import powered_run
+
+from stepscope.analysis import attributed
+from stepscope.analysis.kept_calibrations import kept_calibrations
+from stepscope.analysis.run import Run
+
+
+@pytest.fixture(scope="module")
+def reported(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, pl.DataFrame]:
+    """A run that has been reported once, and its energy by kind."""
+    path = powered_run(tmp_path_factory.mktemp("reported"), steps=200)
+    return path, Run(path).energy(by="kind")
+
+
+def test_a_second_report_says_the_same_without_looking_again(
+    reported: tuple[Path, pl.DataFrame], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, first = reported
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("calibrated again")
+
+    monkeypatch.setattr("stepscope.analysis.attribution.attribute.calibrate", refuse)
+    assert_frame_equal(Run(path).energy(by="kind"), first)
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"version": 0}', '{"version": 1, "of": null, "channels": {}}'])
+def test_what_cannot_be_read_is_not_used(reported: tuple[Path, pl.DataFrame], tmp_path: Path, content: str) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(reported[0], copy)
+    (copy / "calibration.json").write_text(content, encoding="utf-8")
+    assert kept_calibrations(Run(copy)) == {}
+
+
+def test_numbers_of_other_steps_are_not_used(reported: tuple[Path, pl.DataFrame], tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(reported[0], copy)
+    stored = json.loads((copy / "calibration.json").read_text(encoding="utf-8"))
+    assert kept_calibrations(Run(copy))
+    stored["of"]["steps"] += 1
+    (copy / "calibration.json").write_text(json.dumps(stored), encoding="utf-8")
+    assert kept_calibrations(Run(copy)) == {}
+
+
+def test_a_folder_that_cannot_be_written_is_reported_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = powered_run(tmp_path, steps=60)
+
+    def full(*_: object, **__: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    assert len(Run(path).energy(by="kind")) > 1
+    assert not (path / "calibration.json").exists()
+
+
+def test_channels_of_one_chip_are_known_by_their_source(reported: tuple[Path, pl.DataFrame]) -> None:
+    run = Run(reported[0])
+    (rail,) = attributed.attributed(run, run.rails)
+    assert rail.make[0] == "power" or rail.make[0]
