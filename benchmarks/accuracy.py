@@ -38,7 +38,9 @@ class Cell:
 
     @property
     def name(self) -> str:
-        return f"{self.title}-{self.model}-{self.steps}-{self.seed}".replace(" ", "_").replace(",", "").replace("/", "-")
+        return (
+            f"{self.title}-{self.model}-{self.steps}-{self.seed}".replace(" ", "_").replace(",", "").replace("/", "-")
+        )
 
 
 SPOT = ("10 ms gauge", "jetson-orin-nano", "VDD_IN", {"samples": 1})

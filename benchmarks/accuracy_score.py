@@ -34,7 +34,7 @@ def scores(run: Any, truth: Any, rail: str) -> dict[str, Any]:
 
 
 def true_energy(run: Any, truth: Any, rail: str) -> pl.DataFrame:
-    """True energy per step, J, of each op's own time (name, module, phase), of the time between, and of nothing else."""
+    """True energy per step, J, of each op's own time (name, module, phase) and of the time between."""
     steps = run.steps.slice(run.warmup_steps)
     ops = run.ops.filter(pl.col("step") >= steps["step"][0])
     own = truth.own_energy(

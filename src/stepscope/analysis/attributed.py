@@ -100,7 +100,7 @@ class _Rail:
 
 def _read(run: RunReader, line: Line, ops: RunTimeline, origin_ns: int) -> _Rail:
     readings, options = run_readings(run, line.best, origin_ns)
-    channel = next(entry for entry in run.channels if entry.get("id") == line.best.id)
+    channel = next((entry for entry in run.channels if entry.get("id") == line.best.id), {})
     make = tuple(channel.get(name) for name in ("sensor", "kind", "filter", "refresh_ns", "window_ns"))
     return _Rail(line, ops, readings, options, make, str(channel.get("source") or "").rpartition("/")[0])
 

@@ -225,7 +225,10 @@ def _workload(
         raise UsageError(f"a workload takes no arguments of its own: {' '.join(arguments)}")
     workload = workloads.find(name)
     steps = steps or (100 if until_resolved is None else MOST)
-    with progress_bar(workload.name, steps, quiet) as advance, _resolving(until_resolved, settings.out) as resolved:
+    with (
+        progress_bar(workload.name, steps, quiet) as advance,
+        _resolving(until_resolved, Path(settings.out)) as resolved,
+    ):
 
         def shown(step: int, loss: float | None) -> None:
             advance(step, loss, "" if resolved is None else resolved.progress)

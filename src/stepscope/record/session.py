@@ -69,7 +69,7 @@ class Session:
     def __init__(self, settings: Settings) -> None:
         if settings.period_ns < 1_000_000:
             raise UsageError("the sampling period must be 1 ms or more", "for example --period 5ms")
-        self._plan = Plan(parse(settings.record), parse_memory(settings.memory))
+        self._plan = Plan(parse(settings.record), parse_memory(_memory_mode(settings)))
         self._settings = settings
         self._pid = os.getpid()
         self.writer = RunWriter.create(settings.out, settings.name)
@@ -321,6 +321,11 @@ def _named(models: Models) -> list[tuple[str | None, nn.Module]]:
     if isinstance(models, Mapping):
         return list(models.items())
     return [(None, model) for model in models]
+
+
+def _memory_mode(settings: Settings) -> str:
+    """Off where windows open inside an optimizer's step: torch crashes there now and then when it profiles memory."""
+    return "off" if settings.steps_from == "optimizer" else settings.memory
 
 
 def _stated(metering: Metering) -> dict[str, Any]:

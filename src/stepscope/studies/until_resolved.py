@@ -1,6 +1,6 @@
 """Training that goes on until so much of its energy is resolved: asked now and then, of a process beside it.
 
-Beside it and at the lowest priority, because a pause in the training would be a part of what is measured.
+Beside it and at a lower priority, because a pause in the training would be a part of what is measured.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 from stepscope.errors import StepscopeError, UsageError
 
 FIRST, MOST = 60, 2_000  # steps before the first question; the bound where --steps gives none
+_NICE = 5  # behind the training, but at 19 it would starve beside a training that keeps all cores busy
 _LEAST_GROWTH, _MOST_GROWTH = 1.25, 2.0  # of the steps, from one question to the next
 
 
@@ -143,7 +144,7 @@ def run_of(out: Path, pid: int) -> Path | None:
 
 def main() -> None:
     """Answer for `out` and `pid` on stdout, as one line of JSON."""
-    os.nice(19)
+    os.nice(_NICE)
     path = run_of(Path(sys.argv[1]), int(sys.argv[2]))
     try:
         answer = {"why": "the run folder is not there yet"} if path is None else resolved_so_far(path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 import pytest
@@ -12,6 +13,7 @@ from polars.testing import assert_frame_equal
 from tests.analysis.attribution.powered_run import powered_run
 
 from stepscope.analysis import attributed
+from stepscope.analysis.attribution.calibrate import calibrate
 from stepscope.analysis.kept_calibrations import kept_calibrations
 from stepscope.analysis.run import Run
 
@@ -66,7 +68,34 @@ def test_a_folder_that_cannot_be_written_is_reported_all_the_same(
     assert not (path / "calibration.json").exists()
 
 
-def test_channels_of_one_chip_are_known_by_their_source(reported: tuple[Path, pl.DataFrame]) -> None:
-    run = Run(reported[0])
-    (rail,) = attributed.attributed(run, run.rails)
-    assert rail.make[0] == "power" or rail.make[0]
+def _two_channels(path: Path) -> None:
+    """A second channel of the same chip: the same power, halved."""
+    samples = path / "samples" / "power.parquet"
+    pl.read_parquet(samples).with_columns(vdd_cpu=pl.col("vdd_in") / 2).write_parquet(samples)
+    described = json.loads((path / "channels.json").read_text(encoding="utf-8"))
+    first = next(entry for entry in described["channels"] if entry["id"] == "vdd_in")
+    first["source"] = "/sys/chip0/in1"
+    second = {**first, "id": "vdd_cpu", "scope": "rail:VDD_CPU", "rail": "VDD_CPU", "source": "/sys/chip0/in2"}
+    described["channels"].append(second)
+    (path / "channels.json").write_text(json.dumps(described), encoding="utf-8")
+
+
+def test_another_channel_of_a_chip_starts_from_the_stronger_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = powered_run(tmp_path, steps=200)
+    _two_channels(path)
+    searched = []
+
+    def counted(*given: Any) -> Any:
+        searched.append(given)
+        return calibrate(*given)
+
+    monkeypatch.setattr("stepscope.analysis.attribution.attribute.calibrate", counted)
+    run = Run(path)
+    whole, half = attributed.attributed(run, run.rails)
+    assert len(searched) == 1
+    assert whole.fit is not None
+    assert half.fit is not None
+    assert whole.chip == half.chip == "/sys/chip0"
+    assert half.fit.joules == pytest.approx(whole.fit.joules / 2, rel=0.02, abs=0.002 * half.fit.total.joules)

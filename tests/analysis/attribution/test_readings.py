@@ -148,3 +148,8 @@ def test_readings_slower_than_the_conversions_become_windows_of_their_own_length
     assert readings.width.mean() == pytest.approx(0.05, rel=0.1)
     true = _true_joules(readings.stamp - readings.width, readings.stamp) / readings.width
     assert np.corrcoef(readings.watts, true)[0, 1] > 0.9
+
+
+def test_a_gauge_that_stands_still_keeps_all_its_readings() -> None:
+    t = np.arange(50) * 0.01
+    assert from_gauge(t, t, np.full(50, 5.0)).count == 50

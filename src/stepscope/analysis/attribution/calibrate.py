@@ -33,6 +33,7 @@ _ROUNDS_NEAR = 6
 _APART = 0.010  # s: channels of a chip are converted one after another, and so read by so much later
 _CLEARLY = 5.0  # natural logarithm: by how much likelier a model of its own must be than that of a source like it
 _OTHER = 0.2  # of the width: models that differ by more are not the same
+_SAME_ENERGIES = 0.02  # summed differences of the kinds, as a share of the energy
 _GUESSED_RC = 2e-3  # s: the descent does not find a filter from nothing
 _NOISE = 0.015  # of the mean power: what the ridge takes a reading's error to be
 _RIDGE = {SIGNATURE: 0.08, KIND: 0.30, GAP: 0.40}
@@ -113,9 +114,16 @@ def _margin(problem: _Problem, free: Any, cost: float, best: Floats, tried: list
     if not close:
         return np.inf
     rival = min(_descend(problem, one[1], free, _TRIAL_ROUNDS) for one in close[:1])
-    if np.abs(rival[1][:2] - best[:2]).max() <= _OTHER * best[1]:
+    if np.abs(rival[1][:2] - best[:2]).max() <= _OTHER * best[1] or _alike(problem, best, rival[1]):
         return np.inf
     return problem.readings.count / 2 * float(np.log(rival[0] / cost))
+
+
+def _alike(problem: _Problem, one: Floats, other: Floats) -> bool:
+    """Do two models give the kinds nearly the same energies, so that it does not matter which is right?"""
+    seconds, kind = problem.timeline.seconds, problem.timeline.keys.kind
+    first, second = (np.bincount(kind, seconds * problem.prepared(x).solved(x)[0]) for x in (one, other))
+    return bool(np.abs(first - second).sum() < _SAME_ENERGIES * np.abs(first).sum())
 
 
 def _spread(timeline: Timeline, readings: Readings) -> Readings:

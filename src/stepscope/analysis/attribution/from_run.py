@@ -134,9 +134,9 @@ def _rates(ops: pl.DataFrame, lanes: list[Lane], key: Ints, count: int, seconds:
 
 def run_readings(run: RunReader, source: PowerSource, origin_ns: int) -> tuple[Readings, Options]:
     """Readings of a channel, and what is known of them."""
-    channel = next(entry for entry in run.channels if entry.get("id") == source.id)
+    channel = next((entry for entry in run.channels if entry.get("id") == source.id), None)
     refresh = source.refresh_ns / 1e9 or None
-    if source.kind == "counter":
+    if source.kind == "counter" or channel is None:  # what a power model estimates is in no channel
         t = (source.growth.t_ns - origin_ns) / 1e9
         gaps = (source.growth.gaps_ns - origin_ns) / 1e9
         return from_counter(t, t, source.growth.grown, gaps, refresh), Options(refresh=refresh)

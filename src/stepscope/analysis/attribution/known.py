@@ -56,10 +56,8 @@ def _calibration_json(found: Calibration) -> dict[str, Any]:
 def _calibration(stored: dict[str, Any]) -> Calibration:
     model, margin = stored["model"], stored["margin"]
     width = model["width"]
-    return Calibration(
-        SensorModel(
-            float(model["lag"]), None if width is None else float(width), float(model["rc"]), float(model["smear"])
-        ),
-        *(float(stored[name]) for name in ("sd_centre", "sd_width", "sd_rc")),
-        margin=math.inf if margin is None else float(margin),
+    seen = SensorModel(
+        float(model["lag"]), None if width is None else float(width), float(model["rc"]), float(model["smear"])
     )
+    sd_centre, sd_width, sd_rc = (float(stored[name]) for name in ("sd_centre", "sd_width", "sd_rc"))
+    return Calibration(seen, sd_centre, sd_width, sd_rc, math.inf if margin is None else float(margin))

@@ -97,7 +97,7 @@ def fresh(stamp: Floats, value: Floats, refresh: float | None) -> Flags:
     if len(value) < 2:
         return new
     moved = np.append(True, np.diff(value) != 0)
-    if refresh is None and 1 - moved.mean() < MOST_REPEATS:
+    if refresh is None and (1 - moved.mean() < MOST_REPEATS or moved.sum() < 2):  # one that stands still tells no pace
         return new
     if refresh is not None and float(np.median(np.diff(stamp))) >= 0.95 * refresh:
         return new
