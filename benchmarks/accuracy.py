@@ -43,10 +43,11 @@ class Cell:
         )
 
 
-SPOT = ("10 ms gauge", "jetson-orin-nano", "VDD_IN", {"samples": 1})
-REGISTER = ("INA3221, average of 64, 38 mW", "jetson-tx2", "VDD_IN", {})
-RAPL = ("RAPL, 1 ms counter", "laptop-rapl", "package-0", {})
-SLOW = ("counter in steps of 100 ms", "gpu-counter", "card", {})
+Sensor = tuple[str, str, str, dict[str, Any]]
+SPOT: Sensor = ("10 ms gauge", "jetson-orin-nano", "VDD_IN", {"samples": 1})
+REGISTER: Sensor = ("INA3221, average of 64, 38 mW", "jetson-tx2", "VDD_IN", {})
+RAPL: Sensor = ("RAPL, 1 ms counter", "laptop-rapl", "package-0", {})
+SLOW: Sensor = ("counter in steps of 100 ms", "gpu-counter", "card", {})
 MODELS = (("resnet18-c32", 4), ("densenet40-12", 2), ("char-lstm", 8))
 BARS = {100: (0.03, 0.04, 0.02, 0.12), 500: (0.015, 0.025, 0.02, 0.12)}
 
@@ -120,7 +121,7 @@ def line(cell: Cell, found: dict[str, Any]) -> str:
 
 HEAD = (
     "| sensor | network | steps | error per op kind | bar | nearest sample (2019) | overlap | kinds: 90 % intervals "
-    "that hold | modules: the same | energy called resolved | and truly within 10 % | parts + residual off the total |\n"
+    "that hold | modules: the same | energy called resolved | and truly within 10 % | parts + residual off |\n"
     "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |"
 )
 

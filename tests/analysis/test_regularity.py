@@ -18,7 +18,7 @@ def _samples(period_ns: float, seed: int = 0) -> Series:
     rng = np.random.default_rng(seed)
     t_ns = np.arange(2000) * 1e7 + rng.uniform(0, 2e6, 2000)
     values = np.asarray((t_ns % period_ns < 0.4 * period_ns) + rng.normal(0, 0.2, 2000), dtype=np.float64)
-    return Series("rail:x", "x", 1, t_ns, values, np.empty((0, 2)))
+    return Series("rail:x", "x", 1, np.asarray(t_ns, dtype=np.float64), values, np.empty((0, 2)))
 
 
 @pytest.mark.parametrize("step_ns", [1.37e8, 2.5e8])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,6 @@ from tests.analysis.attribution.powered_run import powered_run
 from tests.fabricate import fabricate_run
 
 from stepscope.errors import UsageError
-from stepscope.studies import until_resolved
 from stepscope.studies.until_resolved import FIRST, UntilResolved, resolved_so_far, run_of, wanted_share
 
 
@@ -35,7 +35,7 @@ class Answering:
 def trained(monkeypatch: pytest.MonkeyPatch, answers: list[str], steps: int) -> tuple[UntilResolved, int]:
     """The state after so many steps, or fewer where it ended them, and how many those were."""
     asked = iter(answers)
-    monkeypatch.setattr(until_resolved.subprocess, "Popen", lambda *_, **__: Answering(next(asked)))
+    monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: Answering(next(asked)))
     resolved = UntilResolved(Path("runs"), 0.9)
     for step in range(1, steps + 1):
         if resolved():
@@ -84,7 +84,7 @@ def test_a_process_that_cannot_start_is_not_asked_again(monkeypatch: pytest.Monk
         tried.append(1)
         raise OSError("no memory")
 
-    monkeypatch.setattr(until_resolved.subprocess, "Popen", refuse)
+    monkeypatch.setattr(subprocess, "Popen", refuse)
     resolved = UntilResolved(Path("runs"), 0.9)
     assert not any(resolved() for _ in range(300))
     assert len(tried) == 1
@@ -93,7 +93,7 @@ def test_a_process_that_cannot_start_is_not_asked_again(monkeypatch: pytest.Monk
 
 def test_an_open_question_is_ended_with_the_training(monkeypatch: pytest.MonkeyPatch) -> None:
     child = Answering("")
-    monkeypatch.setattr(until_resolved.subprocess, "Popen", lambda *_, **__: child)
+    monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: child)
     resolved = UntilResolved(Path("runs"), 0.9)
     for _ in range(FIRST):
         resolved()

@@ -151,5 +151,5 @@ def test_readings_slower_than_the_conversions_become_windows_of_their_own_length
 
 
 def test_a_gauge_that_stands_still_keeps_all_its_readings() -> None:
-    t = np.arange(50) * 0.01
-    assert from_gauge(t, t, np.full(50, 5.0)).count == 50
+    t = np.arange(50, dtype=np.float64) * 0.01
+    assert from_gauge(np.asarray(t, dtype=np.float64), np.asarray(t, dtype=np.float64), np.full(50, 5.0)).count == 50
