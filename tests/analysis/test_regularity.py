@@ -31,7 +31,7 @@ def test_the_period_of_the_samples_is_that_of_the_steps(step_ns: float) -> None:
 
 def test_noise_has_no_period() -> None:
     rng = np.random.default_rng(1)
-    noise = Series("rail:x", "x", 1, np.arange(2000) * 1e7, rng.normal(size=2000), np.empty((0, 2)))
+    noise = Series("rail:x", "x", 1, np.arange(2000, dtype=np.float64) * 1e7, rng.normal(size=2000), np.empty((0, 2)))
     assert period_of(noise, 0, 2e10, 2e8) == (None, None)
 
 
