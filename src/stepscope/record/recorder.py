@@ -36,7 +36,7 @@ Note = Callable[..., None]
 class OpRecorder:
     """Records the ops of the steps that the plan picks."""
 
-    def __init__(self, writer: RunWriter, plan: Plan, scopes: ModuleScopes, note: Note) -> None:
+    def __init__(self, writer: RunWriter, plan: Plan, scopes: ModuleScopes, note: Note, in_hooks: bool = False) -> None:
         self.plan = plan
         self.scopes = scopes
         self.paused_ns = 0
@@ -59,6 +59,7 @@ class OpRecorder:
         self._offset_ns = 0
         self._rows_per_step = MOST_EVENTS // 4
         self._stopped = False
+        self._in_hooks = in_hooks  # steps end within an optimizer's hook
 
     @property
     def recording(self) -> bool:
@@ -68,6 +69,8 @@ class OpRecorder:
         """Open, keep or close the window as the plan says; True where this step is recorded."""
         if self.plan.reckons(step):
             self.close_window()
+            if self._in_hooks:
+                return False
         wanted = not self._stopped and self.plan.records(step, elapsed_ns)
         memory = wanted and self.plan.wants_memory(step, elapsed_ns, self._rows_per_step)
         full = (len(self._spans) + 1) * self._rows_per_step > MOST_EVENTS
@@ -76,6 +79,10 @@ class OpRecorder:
             not wanted or full or open_now.memory != memory or open_now.shapes != self._shapes(step, elapsed_ns)
         ):
             self.close_window()
+            # Around an optimizer's hook torch keeps a scope open: its end would be told to the new profile, which
+            # does not know its begin, and crash. The step after each window is therefore left out there.
+            if self._in_hooks:
+                return False
         shapes = wanted and self._shapes(step, elapsed_ns)
         if wanted and self._window is None:
             self._timed(lambda: self._open(shapes, memory))

@@ -69,13 +69,14 @@ class Session:
     def __init__(self, settings: Settings) -> None:
         if settings.period_ns < 1_000_000:
             raise UsageError("the sampling period must be 1 ms or more", "for example --period 5ms")
-        self._plan = Plan(parse(settings.record), parse_memory(_memory_mode(settings)))
+        self._plan = Plan(parse(settings.record), parse_memory(settings.memory))
         self._settings = settings
         self._pid = os.getpid()
         self.writer = RunWriter.create(settings.out, settings.name)
         self._book = ModuleBook(self._found_root)
         self._scopes = ModuleScopes(self._book)
-        self._recorder = OpRecorder(self.writer, self._plan, self._scopes, self.note)
+        in_hooks = settings.steps_from == "optimizer"
+        self._recorder = OpRecorder(self.writer, self._plan, self._scopes, self.note, in_hooks)
         self._outermost = OutermostCalls(self._evaluated)
         self._rounds = OptimizerRounds(self._round_ended, settings.optimizer_steps_per_step)
         self._sampler: Sampler | None = None
@@ -321,11 +322,6 @@ def _named(models: Models) -> list[tuple[str | None, nn.Module]]:
     if isinstance(models, Mapping):
         return list(models.items())
     return [(None, model) for model in models]
-
-
-def _memory_mode(settings: Settings) -> str:
-    """Off where windows open inside an optimizer's step: torch crashes there now and then when it profiles memory."""
-    return "off" if settings.steps_from == "optimizer" else settings.memory
 
 
 def _stated(metering: Metering) -> dict[str, Any]:
