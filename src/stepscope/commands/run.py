@@ -44,7 +44,7 @@ def run(
     ] = "adaptive",
     record_memory: Annotated[
         str, typer.Option(help="Recorded steps whose allocations are recorded: auto (one or two), all or off.")
-    ] = "auto",
+    ] = "off",
     malloc: Annotated[
         str, typer.Option(help="C allocator: default, pinned (glibc's mmap threshold: smaller, slower) or tcmalloc.")
     ] = "default",
