@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,9 @@ import stepscope
 from stepscope.analysis.run import Run
 from stepscope.record import torch_private
 from stepscope.record.recorders.memory import MemoryWatch
+
+# Seen now and then: torch 2.13 crashes while it profiles memory, and takes every other test with it.
+pytestmark = pytest.mark.skipif("STEPSCOPE_TEST_MEMORY" not in os.environ, reason="set STEPSCOPE_TEST_MEMORY=1")
 
 WIDE, DEEP, BATCH = 64, 8, 32
 F32 = 4
