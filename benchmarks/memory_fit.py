@@ -13,6 +13,8 @@ import json
 import statistics
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +36,7 @@ _MOST_FLOPS = 4e12  # of a step that this benchmark waits for
 _MOST_BYTES = 6_000_000_000
 _TIMEOUT_S = 900
 Cell = dict[str, Any]
+_PREDICTED: dict[str, tuple[int, int, int] | str] = {}
 
 
 def cells(quick: bool, only: str | None = None, batches: tuple[int, ...] = _BATCHES) -> list[Cell]:
@@ -50,8 +53,7 @@ def cells(quick: bool, only: str | None = None, batches: tuple[int, ...] = _BATC
     return [*plain, *changed]
 
 
-def predicted(cell: Cell) -> tuple[int, int, int] | str:
-    """(live peak, what of it is resident, FLOPs) of a cell, B, or why not."""
+def _dry(cell: Cell) -> tuple[int, int, int] | str:
     try:
         job = workload_job(workloads.find(cell["workload"]), cell["optimizer"])
         run = dry_run(job, cell["batch"], Workspaces(this_platform()), VARIANTS[cell["variant"]])
@@ -60,32 +62,77 @@ def predicted(cell: Cell) -> tuple[int, int, int] | str:
     return run.peak_bytes, sum(run.peak_interval) // 2, run.flops
 
 
+def predicted(cell: Cell) -> tuple[int, int, int] | str:
+    """(live peak, what of it is resident, FLOPs) of a cell, B, or why not; made once."""
+    key = json.dumps(cell, sort_keys=True)
+    if key not in _PREDICTED:
+        _PREDICTED[key] = _dry(cell)
+    return _PREDICTED[key]
+
+
 def measured(cell: Cell, what: str, allocator: str, cache: Path) -> dict[str, int] | str:
     """The measurement of a cell from the cache, or made now in a clean process."""
-    asked = json.dumps({**cell, "what": what, "allocator": allocator}, sort_keys=True)
-    known = dict(line.split("\t", 1) for line in cache.read_text().splitlines()) if cache.exists() else {}
-    if asked not in known:
-        command = [sys.executable, "-m", "benchmarks.memory_truth", asked]
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            return f"took longer than {_TIMEOUT_S} s"
-        if done.returncode:
-            return (done.stderr.strip().splitlines() or ["failed"])[-1]
-        known[asked] = done.stdout.strip().splitlines()[-1]
-        with cache.open("a") as file:
-            file.write(f"{asked}\t{known[asked]}\n")
-    found: dict[str, int] = json.loads(known[asked])
+    asked = _asked(cell, what, allocator)
+    if asked not in _known(cache):
+        failure = measure([asked], cache)
+        if failure is not None:
+            return failure
+    found: dict[str, int] = json.loads(_known(cache)[asked])
     return found
 
 
-def compare(cell: Cell, cache: Path, processes: bool) -> dict[str, Any]:
+def measure(asked: list[str], cache: Path) -> str | None:
+    """Measure cells one after the other in one process, each written as soon as it is there; what ended it early."""
+    command = [sys.executable, "-m", "benchmarks.memory_truth", *asked]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None and child.stderr is not None
+        watch = threading.Timer(_TIMEOUT_S, child.kill)
+        watch.start()
+        for each in asked:
+            line = child.stdout.readline()
+            if not line:
+                break
+            with cache.open("a") as file:
+                file.write(f"{each}\t{line}")
+        said = child.stderr.read().strip().splitlines()
+        watch.cancel()
+    if child.returncode == 0:
+        return None
+    return (said or ["failed"])[-1] if child.returncode != -9 else f"killed: for memory, or after {_TIMEOUT_S} s"
+
+
+def measure_live(cells: list[Cell], cache: Path, most_flops: float) -> None:
+    """The live peaks of one workload's cells, in as few processes as possible: a failure costs its own cell only."""
+    sizes = {_asked(cell, "live", ""): predicted(cell) for cell in cells}
+    left = [a for a, said in sizes.items() if a not in _known(cache) and not isinstance(said, str)]
+    left = [asked for asked in left if _small_enough(sizes[asked], most_flops)]
+    while left:
+        measure(left, cache)
+        known = _known(cache)
+        left = left[1:] if left[0] not in known else [asked for asked in left if asked not in known]
+
+
+def _small_enough(said: tuple[int, int, int] | str, most_flops: float) -> bool:
+    return not isinstance(said, str) and said[2] * 3 <= most_flops and said[0] <= _MOST_BYTES
+
+
+def _asked(cell: Cell, what: str, allocator: str) -> str:
+    return json.dumps({**cell, "what": what, "allocator": allocator}, sort_keys=True)
+
+
+def _known(cache: Path) -> dict[str, str]:
+    if not cache.exists():
+        return {}
+    return {asked: found for asked, found in (line.split("\t", 1) for line in cache.read_text().splitlines())}
+
+
+def compare(cell: Cell, cache: Path, processes: bool, most_flops: float = _MOST_FLOPS) -> dict[str, Any]:
     """One row: prediction, measurements and errors; `note` where something is missing."""
     said = predicted(cell)
     if isinstance(said, str):
         return {**cell, "note": f"not predicted: {said}"}
-    size, resident, flops = said
-    if flops * 3 > _MOST_FLOPS or size > _MOST_BYTES:
+    size, resident, _ = said
+    if not _small_enough(said, most_flops):
         return {**cell, "predicted": size, "note": "too large to be measured here"}
     live = measured(cell, "live", "", cache)
     row: dict[str, Any] = {**cell, "predicted": size}
@@ -147,17 +194,30 @@ def main() -> None:
     arguments.add_argument("--write", type=Path)
     arguments.add_argument("--only", help="workloads, with commas")
     arguments.add_argument("--batches", default=",".join(map(str, _BATCHES)))
+    arguments.add_argument("--most-flops", type=float, default=_MOST_FLOPS, help="of three steps; larger are left out")
+    arguments.add_argument("--seconds", type=float, default=float("inf"), help="no workload is begun after so long")
     options = arguments.parse_args()
     torch.set_num_threads(1)
-    rows = []
-    for cell in cells(options.quick, options.only, tuple(int(b) for b in options.batches.split(","))):
-        row = compare(cell, options.cache, not options.no_process)
-        rows.append(row)
-        shown = {k: f"{v:+.3%}" if k.endswith("error") else v for k, v in row.items() if k not in cell}
-        print(*cell.values(), shown, flush=True)
+    rows: list[dict[str, Any]] = []
+    asked = cells(options.quick, options.only, tuple(int(b) for b in options.batches.split(",")))
+    until = time.monotonic() + options.seconds
+    for _, group in itertools.groupby(sorted(asked, key=lambda cell: cell["workload"]), lambda cell: cell["workload"]):
+        if time.monotonic() < until:
+            rows += _compared(list(group), options)
     print("\n".join(summary(rows)))
     if options.write:
         options.write.write_text(f"# Memory: predicted against measured\n\n{markdown(rows)}")
+
+
+def _compared(cells: list[Cell], options: argparse.Namespace) -> list[dict[str, Any]]:
+    """The rows of one workload, printed as they come."""
+    measure_live(cells, options.cache, options.most_flops)
+    rows = []
+    for cell in cells:
+        rows.append(compare(cell, options.cache, not options.no_process, options.most_flops))
+        shown = {k: f"{v:+.3%}" if k.endswith("error") else v for k, v in rows[-1].items() if k not in cell}
+        print(*cell.values(), shown, flush=True)
+    return rows
 
 
 if __name__ == "__main__":

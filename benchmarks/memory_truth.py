@@ -1,14 +1,16 @@
-"""Measured memory of one job in a process of its own: `python -m benchmarks.memory_truth JSON`, JSON on stdout.
+"""Measured memory of jobs in a process of its own: `python -m benchmarks.memory_truth JSON ...`, a line of JSON each.
 
 {"workload": "lenet", "batch": 4, "optimizer": "adam", "variant": "", "what": "live" (or "process", with
 "allocator": "pinned" or "default")}
-"live" is the peak of c10's own allocations (torch.profiler) plus what was there before; "process" is the kernel's
-high-water mark (VmHWM), reset before the first step, with glibc's mmap threshold as asked.
+"live" is the peak of c10's own allocations (torch.profiler) plus what was there before: many may be asked of one
+process. "process" is the kernel's high-water mark (VmHWM), reset before the first step, with glibc's mmap threshold as
+asked: it takes a process of its own.
 """
 
 from __future__ import annotations
 
 import ctypes
+import gc
 import json
 import sys
 from pathlib import Path
@@ -69,10 +71,10 @@ def warm_up() -> None:
     optimizer.step()
 
 
-def main() -> None:
-    asked = json.loads(sys.argv[1])
-    torch.set_num_threads(1)
+def measured(asked: dict[str, Any]) -> dict[str, int]:
+    """The measurement that was asked for, in this process."""
     torch.manual_seed(0)
+    gc.collect()  # what ends within the profile must have begun in it
     job: Job = workload_job(workloads.find(asked["workload"]), asked["optimizer"])
     if asked["what"] == "process":
         warm_up()
@@ -89,9 +91,14 @@ def main() -> None:
         job.step(model, optimizers, batch)
 
     if asked["what"] == "live":
-        print(json.dumps({"peak": live_peak(step, model, batch)}))
-    else:
-        print(json.dumps({**process_peak(step), "base": base}))
+        return {"peak": live_peak(step, model, batch)}
+    return {**process_peak(step), "base": base}
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    for each in sys.argv[1:]:
+        print(json.dumps(measured(json.loads(each))), flush=True)
 
 
 if __name__ == "__main__":

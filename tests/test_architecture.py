@@ -29,7 +29,7 @@ MAY_IMPORT = {
     "record": FOR_ALL | {"runfolder"},
     "analysis": FOR_ALL | {"runfolder"},
     "report": FOR_ALL | {"runfolder", "analysis"},
-    "studies": FOR_ALL | {"runfolder", "record", "analysis"},
+    "studies": FOR_ALL | {"runfolder", "record", "analysis", "workloads"},
     "commands": FOR_ALL | {"runfolder", "record", "analysis", "report", "studies", "workloads", "simulate"},
     "__init__": FOR_ALL | {"record", "analysis", "studies"},
     "__main__": FOR_ALL | {"commands"},

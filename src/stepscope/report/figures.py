@@ -53,8 +53,20 @@ def write(name: str, run: Run, folder: Path, form: str, width_mm: float = DOUBLE
     Raises StepscopeError where the run has nothing to draw, with the reason; OutputNotWritable where the folder fails.
     """
     chart, caption = _chart(name, run)
-    specification = _on_paper(chart(round(width_mm * _PX_PER_MM)), f"{run.id}: {caption}")
-    path = folder / f"{name}-{run.id}{SUFFIXES[form]}"
+    return write_chart(chart, f"{run.id}: {caption}", folder, f"{name}-{run.id}", form, width_mm)
+
+
+def write_chart(
+    chart: Callable[[int], Any],
+    description: str,
+    folder: Path,
+    stem: str,
+    form: str,
+    width_mm: float = DOUBLE_COLUMN_MM,
+) -> Path:
+    """Write any chart (a function of the width in px) for paper as png, svg, pdf or vega; returns its path."""
+    specification = _on_paper(chart(round(width_mm * _PX_PER_MM)), description)
+    path = folder / f"{stem}{SUFFIXES[form]}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         path.write_bytes(_drawn(specification, form))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import importlib.util
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -22,7 +22,7 @@ _NEEDED = {"altair": "altair", "jinja2": "jinja2", "vl_convert": "vl-convert-pyt
 
 
 @dataclass(frozen=True)
-class _Entry:
+class Entry:
     """A section with its place on the page."""
 
     anchor: str
@@ -32,7 +32,12 @@ class _Entry:
 
 def write(run: Run, path: str | Path) -> Path:
     """Write the page of a run to a file and return its path."""
-    target, content = Path(path), render(run)
+    return write_text(path, render(run))
+
+
+def write_text(path: str | Path, content: str) -> Path:
+    """Write a page to a file and return its path; OutputNotWritable says what to do."""
+    target = Path(path)
     try:
         target.write_text(content, encoding="utf-8", newline="\n")
     except OSError as error:
@@ -44,10 +49,20 @@ def write(run: Run, path: str | Path) -> Path:
 def render(run: Run) -> str:
     """The page of a run as HTML text."""
     _check_needed()
+    from stepscope.report import sections
+
+    found = sections.discovered()
+    return page_of(_title(run), _about(run), _alert(run), _sections(run, found.modules), found.warnings)
+
+
+def page_of(
+    title: str, about: Sequence[str], alert: str | None, entries: Sequence[Entry], warnings: Sequence[str] = ()
+) -> str:
+    """A page as HTML text, whatever it is about: a run, a comparison, a sweep, a study."""
+    _check_needed()
     import jinja2
 
     from stepscope import __version__, units
-    from stepscope.report import sections
     from stepscope.report.charts.palette import DARK, LIGHT
 
     page = files("stepscope.report.page")
@@ -59,14 +74,13 @@ def render(run: Run) -> str:
         lstrip_blocks=True,
     )
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "sort_keys": False}
-    found = sections.discovered()
     script = (page / "page.js").read_text(encoding="utf-8")
     return environment.get_template("page.html.j2").render(
-        title=_title(run),
-        about=_about(run),
-        alert=_alert(run),
-        sections=_sections(run, found.modules),
-        warnings=found.warnings,
+        title=title,
+        about=about,
+        alert=alert,
+        sections=entries,
+        warnings=warnings,
         css=(page / "page.css").read_text(encoding="utf-8"),
         light=_variables(LIGHT),
         dark=_variables(DARK),
@@ -86,10 +100,10 @@ def _check_needed() -> None:
         )
 
 
-def _sections(run: Run, modules: Iterable[ModuleType]) -> list[_Entry]:
+def _sections(run: Run, modules: Iterable[ModuleType]) -> list[Entry]:
     entries = [(module.ORDER, module.__name__.rpartition(".")[2], module) for module in modules]
     ordered = sorted(entries, key=lambda entry: entry[:2])
-    return [_Entry(name.replace("_", "-"), module.TITLE, module.build(run)) for _, name, module in ordered]
+    return [Entry(name.replace("_", "-"), module.TITLE, module.build(run)) for _, name, module in ordered]
 
 
 def _title(run: Run) -> str:
