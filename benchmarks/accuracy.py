@@ -48,7 +48,7 @@ SPOT: Sensor = ("10 ms gauge", "jetson-orin-nano", "VDD_IN", {"samples": 1})
 REGISTER: Sensor = ("INA3221, average of 64, 38 mW", "jetson-tx2", "VDD_IN", {})
 RAPL: Sensor = ("RAPL, 1 ms counter", "laptop-rapl", "package-0", {})
 SLOW: Sensor = ("counter in steps of 100 ms", "gpu-counter", "card", {})
-MODELS = (("resnet18-c32", 4), ("densenet40-12", 2), ("char-lstm-80", 8))
+MODELS = (("resnet18-c32", 4), ("densenet40-12-c32", 2), ("char-lstm-80", 8))
 BARS = {100: (0.03, 0.04, 0.02, 0.12), 500: (0.015, 0.025, 0.02, 0.12)}
 
 

@@ -85,7 +85,8 @@ def measure(asked: list[str], cache: Path) -> str | None:
     """Measure cells one after the other in one process, each written as soon as it is there; what ended it early."""
     command = [sys.executable, "-m", "benchmarks.memory_truth", *asked]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
-        assert child.stdout is not None and child.stderr is not None
+        assert child.stdout is not None
+        assert child.stderr is not None
         watch = threading.Timer(_TIMEOUT_S, child.kill)
         watch.start()
         for each in asked:
@@ -123,7 +124,7 @@ def _asked(cell: Cell, what: str, allocator: str) -> str:
 def _known(cache: Path) -> dict[str, str]:
     if not cache.exists():
         return {}
-    return {asked: found for asked, found in (line.split("\t", 1) for line in cache.read_text().splitlines())}
+    return dict(line.split("\t", 1) for line in cache.read_text().splitlines())
 
 
 def compare(cell: Cell, cache: Path, processes: bool, most_flops: float = _MOST_FLOPS) -> dict[str, Any]:

@@ -30,7 +30,9 @@ MAY_IMPORT = {
     "analysis": FOR_ALL | {"runfolder"},
     "report": FOR_ALL | {"runfolder", "analysis"},
     "studies": FOR_ALL | {"runfolder", "record", "analysis", "workloads"},
-    "commands": FOR_ALL | {"runfolder", "record", "analysis", "report", "studies", "workloads", "simulate"},
+    "integrations": FOR_ALL | {"runfolder", "record", "analysis", "report"},
+    "commands": FOR_ALL
+    | {"runfolder", "record", "analysis", "report", "studies", "workloads", "simulate", "integrations"},
     "__init__": FOR_ALL | {"record", "analysis", "studies"},
     "__main__": FOR_ALL | {"commands"},
 }

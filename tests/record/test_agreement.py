@@ -66,7 +66,8 @@ def test_self_times_agree_with_torch_profiler_op_by_op(both: Any) -> None:
     theirs: dict[str, float] = {}
     for event in events:
         theirs[event.name] = theirs.get(event.name, 0.0) + event.self_cpu_time_total
-    compared = [name for name in ours if name in theirs and theirs[name] > 100]
-    assert {"aten::mkldnn_convolution", "aten::convolution_backward", "aten::native_batch_norm"} <= set(compared)
-    for name in compared:
+    always = {"aten::mkldnn_convolution", "aten::convolution_backward", "aten::native_batch_norm"}
+    assert always <= set(ours) & set(theirs)
+    long = {name for name in ours if theirs.get(name, 0.0) > 100}  # us: torch rounds each instance
+    for name in always | long:
         assert ours[name] == pytest.approx(theirs[name], rel=0.03), name

@@ -2,33 +2,49 @@
 
 from __future__ import annotations
 
-import itertools
+import json
 import math
+from dataclasses import replace
 
 import pytest
 
 from stepscope import workloads
-from stepscope.workloads._bands import BANDS, Band
+from stepscope.commands.workloads import workloads as command
+from stepscope.errors import StepscopeError
+from stepscope.workloads._bands import BANDS, NO_BAND, Band
 
-# A few seconds each; the others of the table are for a run of the suite.
+# A few seconds in all; `stepscope workloads --check` takes any of the others.
 QUICK = ("lenet", "resnet8-c32", "mobilenet-v1-025-96", "char-gpt-64", "char-lstm-80")
+OFF = Band("synthetic", batch=2, steps=5, low=100.0, high=101.0)
 
 
 @pytest.mark.parametrize("name", QUICK)
 def test_the_loss_after_some_seeded_steps_lies_in_its_band(name: str) -> None:
-    workload = workloads.find(name)
-    band = workload.band
-    assert band is not None
-    training = workload.prepare(batch=band.batch, seed=0, data=band.data)
-    losses = [float(training.step(batch)) for batch in itertools.islice(training.batches(), band.steps)]
-    assert band.holds(losses), f"{sum(losses[-8:]) / 8} is not within {band}"
+    found = workloads.check(name)
+    assert found is not None
+    assert found.holds, f"{found.end} is not within {found.band}"
+    assert found.end < found.first
 
 
-def test_every_band_belongs_to_a_workload_and_its_data() -> None:
+def test_every_band_belongs_to_a_workload_and_its_real_data() -> None:
     for name, band in BANDS.items():
-        workload = workloads.find(name)
-        assert band.data in {source.name for source in workload.sources}
+        kinds = {source.name: source.kind for source in workloads.find(name).sources}
+        assert kinds[band.data] != "synthetic"
         assert 0 <= band.low < band.high < math.inf
+
+
+def test_every_workload_has_a_band_or_the_reason_why_it_has_none() -> None:
+    assert not set(BANDS) & set(NO_BAND)
+    assert set(workloads.names()) == set(BANDS) | set(NO_BAND)
+    assert workloads.find("bert-tiny-128").band is None
+    assert "SQuAD" in str(workloads.find("bert-tiny-128").no_band)
+    assert workloads.find("lenet").no_band is None
+
+
+def test_a_workload_of_the_users_without_a_band_says_so() -> None:
+    mine = replace(workloads.find("lenet"), name="mine")
+    assert mine.band is None
+    assert mine.no_band == "none was recorded"
 
 
 def test_a_band_judges_the_mean_of_the_last_fifth_of_just_so_many_steps() -> None:
@@ -37,3 +53,28 @@ def test_a_band_judges_the_mean_of_the_last_fifth_of_just_so_many_steps() -> Non
     assert not band.holds([1.5] * 8 + [2.0, 2.5])
     assert not band.holds([1.5] * 9)
     assert not band.holds([1.5] * 9 + [math.nan])
+
+
+def test_the_command_judges_those_that_it_can_and_says_why_not(capsys: pytest.CaptureFixture[str]) -> None:
+    command(["lenet", "bert-tiny-128"], check=True)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("lenet: loss 2.3")
+    assert lines[0].endswith("band 1.9 to 2.27: holds")
+    assert lines[1].startswith("bert-tiny-128: not judged: its real data")
+    assert lines[2] == "1 of 1 bands hold; 1 not judged"
+
+
+def test_a_loss_outside_its_band_ends_the_command_with_the_name_of_the_workload(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    off = replace(workloads.find("lenet"), name="off", own_band=OFF)
+    absent = replace(off, name="absent", own_band=replace(OFF, data="mnist"))
+    monkeypatch.setattr(workloads, "find", {"off": off, "absent": absent}.__getitem__)
+    with pytest.raises(StepscopeError, match=r"not where it was recorded: off$") as caught:
+        command(["off", "absent"], check=True, json=True)
+    assert caught.value.exit_code == 1
+    rows = json.loads(capsys.readouterr().out)
+    assert rows[0]["holds"] is False
+    assert rows[0]["end"] < 100
+    assert rows[1]["holds"] is None
+    assert "stepscope data fetch mnist" in rows[1]["why_not"]

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from threadpoolctl import threadpool_limits
 
 from stepscope.analysis.attribution.attribute import Attribution, Options, attribute
 from stepscope.analysis.attribution.baselines import nearest, overlap
@@ -57,6 +58,11 @@ def attributed(run: RunReader, tree: RailTree) -> list[AttributedRail]:
     """Each rail that was sampled while ops were recorded; estimates too, which the caller keeps apart."""
     if recorded_steps(run).is_empty() or not tree.lines:
         return []
+    with threadpool_limits(limits=1, user_api="blas"):  # many small products: threads would wait for one another
+        return _all_attributed(run, tree)
+
+
+def _all_attributed(run: RunReader, tree: RailTree) -> list[AttributedRail]:
     pieces, origin_ns = run_pieces(run)
     if not pieces.tracks:
         return []

@@ -25,8 +25,9 @@ _POWER_SENSORS = re.compile(
 _OF_A_BOARD = re.compile(r"jetson|rpi")  # that another machine lacks them is no news
 _ENABLE = (
     "stepscope doctor shows how to open a sensor; a plug or a meter beside the machine works anywhere "
-    "(--plug, --meter-command, --meter-csv); --power-model cpu=2W..15W estimates, and is called so"
+    "(--plug, --meter-command, --meter-csv)"
 )
+_ESTIMATE = "; --power-model cpu=2W..15W estimates, and is called so"
 _LOSSES = ("lost", "gap", "dropped", "stopped", "jump", "damaged", "hung", "stale", "not-read")
 
 
@@ -126,7 +127,8 @@ def _energy(run: Run, meters: list[dict[str, Any]]) -> Iterator[NotMeasured]:
     # What is absent may be bought or plugged in; what is there and closed can be opened now.
     closed = [entry for entry in meters if entry.get("reason") != "absent"]
     remedies = [str(entry["remedy"]) for entry in closed if entry.get("remedy")]
-    yield NotMeasured("energy", f"no sensor of this run measures power{said}", "; or ".join([*remedies[:1], _ENABLE]))
+    enable = _ENABLE if run.rails.lines else f"{_ENABLE}{_ESTIMATE}"  # lines that are left here are estimates
+    yield NotMeasured("energy", f"no sensor of this run measures power{said}", "; or ".join([*remedies[:1], enable]))
 
 
 def _by_reason(meters: list[dict[str, Any]]) -> str:

@@ -96,7 +96,7 @@ def _autocorrelation(values: Floats, most: int) -> Floats:
 def _first_peak(likeness: Floats) -> int | None:
     """The first peak that is nearly as high as the highest: the others are its multiples."""
     peaks = np.flatnonzero((likeness[1:-1] > likeness[:-2]) & (likeness[1:-1] >= likeness[2:])) + 1
-    if len(peaks) == 0:
+    if len(peaks) == 0 or likeness[peaks].max() <= 0:
         return None
     return int(peaks[likeness[peaks] >= 0.85 * likeness[peaks].max()][0])
 

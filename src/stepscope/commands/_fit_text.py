@@ -9,7 +9,6 @@ from stepscope.units import bytes_, percent
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from stepscope.studies.fit.probe import Tried
     from stepscope.studies.fit.result import FitResult
 
 _SAID = {"fits": "It fits.", "too close": "Too close to say.", "does not fit": "It does not fit."}
@@ -30,7 +29,11 @@ def show(console: Console, found: FitResult) -> None:
         f"The process takes {bytes_(low)} to {bytes_(high)} at its peak, {bytes_(found.peak_bytes)} of it live."
     )
     if found.largest_batch is not None:
-        surely = f"largest batch that surely fits: {found.largest_batch}" if found.largest_batch else "no batch fits"
+        surely = (
+            f"largest batch that surely fits: {found.largest_batch}" if found.largest_batch else "no batch surely fits"
+        )
+        if found.likely_batch and found.likely_batch > found.largest_batch:
+            surely += f" (likely up to {found.likely_batch})"
         console.print(
             f"{surely}" + (f"; a sample takes {bytes_(found.bytes_per_sample)}" if found.bytes_per_sample else "")
         )
@@ -42,16 +45,6 @@ def show(console: Console, found: FitResult) -> None:
         console.print(f"Workspace not modelled, counted as 0: {', '.join(sorted(found.not_modelled))}")
     for note in found.notes:
         console.print(f"  {note}")
-
-
-def show_try(console: Console, tried: Tried) -> None:
-    """One real training beside its prediction."""
-    said = f"predicted {bytes_(tried.predicted.low)} to {bytes_(tried.predicted.high)}"
-    if tried.peak_bytes is None:
-        console.print(f"batch {tried.batch}: failed ({tried.failure}); {said}")
-        return
-    held = "within" if tried.off == 1.0 else f"off by {percent(tried.off - 1)}"
-    console.print(f"batch {tried.batch}: measured {bytes_(tried.peak_bytes)}; {said}: {held}")
 
 
 def _breakdown(console: Console, found: FitResult) -> None:

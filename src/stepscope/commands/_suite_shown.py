@@ -50,6 +50,19 @@ def shown(results: Results, against: str | None, models: bool) -> list[Renderabl
     return parts
 
 
+def page(results: Results, against: str | None, models: bool, out: Path) -> Path:
+    """The same as a page; returns its path."""
+    from stepscope.report import suite_page
+    from stepscope.report.suite_tables import notes
+    from stepscope.studies.suite.models import corrected
+    from stepscope.studies.suite.results import table
+
+    frame = table(results)
+    facts = [("Sweep", heading(results)[0]), *(("", line) for line in heading(results)[1:])]
+    found = [(score_line(each), each.parts) for each in scores(results, against)]
+    return suite_page.write(out, results.name, facts, frame, notes(frame), found, corrected(results) if models else ())
+
+
 def heading(results: Results) -> list[str]:
     """What was measured on what, and by which rules."""
     content, device = results.content, results.device

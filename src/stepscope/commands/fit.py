@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -9,11 +10,10 @@ import typer
 from stepscope.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from rich.console import Console
 
     from stepscope.record.job import Job
+    from stepscope.studies.fit.allocators import Traded
     from stepscope.studies.fit.answer import Question
     from stepscope.studies.fit.kept import Kept
     from stepscope.studies.fit.result import FitResult
@@ -38,43 +38,59 @@ def fit(
     options: Annotated[bool, typer.Option(help="Look for what would make it fit.")] = True,
     calibrate: Annotated[bool, typer.Option("--calibrate", help="Measure single operations here first.")] = False,
     probe: Annotated[bool, typer.Option("--probe", help="Really train with more and more samples.")] = False,
+    allocators: Annotated[
+        bool, typer.Option("--allocators", help="Really train under each allocator: memory against time.")
+    ] = False,
+    figures: Annotated[Path | None, typer.Option(help="Folder that pictures of the answer are written into.")] = None,
+    beside: Annotated[
+        list[str] | None, typer.Option(help="Another workload to draw beside it; may be given repeatedly.")
+    ] = None,
+    form: Annotated[
+        list[str] | None, typer.Option("--format", help="Of pictures: png (unless said), svg, pdf or vega.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")] = False,
-    really: Annotated[bool, typer.Option("--really", hidden=True)] = False,
+    really: Annotated[int | None, typer.Option("--really", hidden=True)] = None,
 ) -> None:
     """Say without training whether it fits: peak memory, largest batch, and what would make it fit.
 
     `stepscope fit resnet18-c32 --batch 64 --device tx2` makes one step on tensors without numbers. A script is followed
     to its second optimizer step. `--probe` then trains for real in child processes until one fails, and what it finds
-    corrects later answers on this device.
+    corrects later answers on this device. `--allocators` runs the step for real under each allocator.
     """
     from rich.console import Console
 
     from stepscope.studies.fit.objects import is_script
 
     _check(target, batch, optimizer, precision, on, threads)
-    if is_script(target):
-        _refuse_for_a_script(batch=batch, optimizer=optimizer, calibrate=calibrate, probe=probe)
-        _show_script(target, context.args, memory, device, here, malloc, as_json)
-        return
-    if context.args:
+    _check_pictures(figures, beside, form)
+    script = is_script(target)
+    if script:
+        _refuse_for_a_script(batch=batch, optimizer=optimizer, calibrate=calibrate, probe=probe, beside=beside)
+    elif context.args:
         raise UsageError(f"'{' '.join(context.args)}' is for a script", "leave it out")
-    job = _changed(_job(target, optimizer), precision)
-    if really:
-        _print_real_peak(job, batch)
+    job = None if script else _changed(_job(target, optimizer), precision)
+    if really is not None:
+        _print_cost(job, batch, target, context.args, really)
         return
     console = Console(stderr=as_json, highlight=False)
-    kept = _learnt(job, device, calibrate)
-    question = _question(job, batch, memory, device, here, malloc, on, options, kept)
-    found = _answered(question)
-    if as_json:
-        _print_json(found)
+    question, kept = None, _learnt(job, device, calibrate)
+    if job is None:
+        found = _of_script(target, context.args, memory, device, here, malloc)
     else:
-        from stepscope.commands._fit_text import show
+        question = _question(job, batch, memory, device, here, malloc, on, options, kept)
+        found = _answered(question)
+    words = [target, *_given(optimizer=optimizer, threads=threads, precision=None if script else precision)]
+    traded = _traded(console, words, context.args, found, kept) if allocators else []
+    _show(console, found, traded, as_json)
+    if figures is not None:
+        from stepscope.commands._fit_figures import draw
 
-        show(console, found)
-    if probe:
-        words = [target, *_given(optimizer=optimizer, threads=threads, precision=precision)]
-        _probe(console, question, words, kept)
+        drawn = draw(figures, form or ["png"], found, question, [_job(name, None) for name in beside or ()], traded)
+        console.print("\n".join(map(str, drawn)), soft_wrap=True)
+    if probe and question is not None:
+        from stepscope.commands._fit_probe import probe_and_keep
+
+        probe_and_keep(console, question, words, kept)
 
 
 def _check(target: str, batch: int | None, optimizer: str | None, precision: str, on: str, threads: int | None) -> None:
@@ -92,6 +108,22 @@ def _check(target: str, batch: int | None, optimizer: str | None, precision: str
         torch.set_num_threads(threads)
     if optimizer is not None and ":" in target:
         raise UsageError("the function chooses the optimizer", "leave --optimizer out")
+
+
+def _check_pictures(figures: Path | None, beside: list[str] | None, form: list[str] | None) -> None:
+    if figures is None:
+        if beside or form:
+            raise UsageError(f"--{'beside' if beside else 'format'} is for pictures", "say where with --figures DIR")
+        return
+    from stepscope.errors import MissingDependency, UnknownName
+
+    try:
+        from stepscope.report.figures import SUFFIXES
+    except ModuleNotFoundError as error:
+        hint = "pip install 'stepscope[report]'"
+        raise MissingDependency(f"pictures need {error.name}, which is not installed", hint) from error
+    for unknown in (one for one in form or () if one not in SUFFIXES):
+        raise UnknownName("format", unknown, SUFFIXES)
 
 
 def _refuse_for_a_script(**given: Any) -> None:
@@ -125,7 +157,7 @@ def _changed(job: Job, precision: str) -> Job:
     return replace(job, build=build)
 
 
-def _learnt(job: Job, device: str | None, calibrate: bool) -> Kept:
+def _learnt(job: Job | None, device: str | None, calibrate: bool) -> Kept:
     """What is known of this device; of another board nothing is."""
     from stepscope.studies.fit import kept as kept_file
 
@@ -136,7 +168,7 @@ def _learnt(job: Job, device: str | None, calibrate: bool) -> Kept:
             )
         return kept_file.Kept()
     kept = kept_file.load(kept_file.place())
-    if calibrate:
+    if calibrate and job is not None:
         from stepscope.studies.fit.calibrate import calibrated
 
         kept = calibrated(kept, job)
@@ -170,62 +202,48 @@ def _answered(question: Question) -> FitResult:
     return answer(question)
 
 
-def _show_script(
-    target: str, arguments: list[str], memory: str | None, device: str | None, here: bool, malloc: str, as_json: bool
-) -> None:
-    from rich.console import Console
-
-    from stepscope.commands._fit_text import show
+def _of_script(
+    target: str, arguments: list[str], memory: str | None, device: str | None, here: bool, malloc: str
+) -> FitResult:
     from stepscope.studies.fit.python_api import limit_of
     from stepscope.studies.fit.script_answer import answer_of_script
 
-    found = answer_of_script(target, arguments, limit_of(memory, device, here), malloc)
+    return answer_of_script(target, arguments, limit_of(memory, device, here), malloc)
+
+
+def _traded(console: Console, words: list[str], arguments: list[str], found: FitResult, kept: Kept) -> list[Traded]:
+    from stepscope.commands._fit_trade import measured
+
+    sized = [*words, "--batch", str(found.batch)] if found.batch else words
+    return measured(console, sized, arguments, found, kept)
+
+
+def _show(console: Console, found: FitResult, traded: list[Traded], as_json: bool) -> None:
     if as_json:
-        _print_json(found)
+        import json
+
+        from stepscope.studies.fit.allocators import as_dicts
+
+        measured = {"allocators": as_dicts(traded)} if traded else {}
+        typer.echo(json.dumps({**found.as_dict(), **measured}, indent=1))
+        return
+    from stepscope.commands import _fit_text, _fit_trade
+
+    _fit_text.show(console, found)
+    if traded:
+        _fit_trade.show(console, traded, found)
+
+
+def _print_cost(job: Job | None, batch: int | None, target: str, arguments: list[str], steps: int) -> None:
+    """The child's part of --probe and --allocators."""
+    from stepscope.record.allocator_trade import report
+    from stepscope.studies.fit.real_steps import job_steps, script_steps
+
+    if job is None:
+        typer.echo(report(script_steps(target, arguments, steps)))
     else:
-        show(Console(highlight=False), found)
-
-
-def _print_json(found: FitResult) -> None:
-    import json
-
-    typer.echo(json.dumps(found.as_dict(), indent=1))
-
-
-def _print_real_peak(job: Job, batch: int | None) -> None:
-    import json
-
-    from stepscope.studies.fit.probe import real_peak
-
-    typer.echo(json.dumps({"peak": real_peak(job, batch or job.default_batch)}))
+        typer.echo(report(job_steps(job, batch or job.default_batch, steps)))
 
 
 def _given(**options: Any) -> list[str]:
     return [word for name, value in options.items() if value is not None for word in (f"--{name}", str(value))]
-
-
-def _probe(console: Console, question: Question, words: list[str], kept: Kept) -> None:
-    """Train for real, batch after batch; keep how far the predictions were off."""
-    import sys
-    from dataclasses import replace
-
-    from stepscope.commands._fit_text import show_try
-    from stepscope.studies.fit import kept as kept_file
-    from stepscope.studies.fit.probe import probe
-
-    command: Callable[[int], list[str]] = lambda batch: [  # noqa: E731 - one line of words
-        sys.executable, "-m", "stepscope", "fit", *words, "--batch", str(batch), "--really",
-    ]  # fmt: skip
-
-    def predicted(batch: int) -> Any:
-        return _answered(replace(question, batch=batch, options=False, largest=False, limit=None)).process
-
-    limit = None if question.limit is None else float(question.limit.bytes)
-    ratios = list(kept.ratios)
-    for tried in probe(command, predicted, question.batch, limit, question.allocator):
-        show_try(console, tried)
-        if tried.off != 1.0:
-            ratios.append(round(tried.off, 4))
-    if tuple(ratios) != kept.ratios:
-        kept_file.save(replace(kept, ratios=tuple(ratios[-20:])), kept_file.place())
-        console.print("Some peaks lay outside the prediction: later answers on this device allow for that.")

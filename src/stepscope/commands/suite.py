@@ -87,6 +87,8 @@ def show(
     ] = None,
     models: Annotated[bool, typer.Option("--models", help="Also what papers print of the models, corrected.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead.")] = False,
+    html: Annotated[bool, typer.Option("--html", help="Write one self-contained page instead.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Where the page goes. Unless said: suite.html in the sweep.")] = None,
 ) -> None:
     """Show the table of a sweep, its score against a reference device, and what was wrong with runs.
 
@@ -95,11 +97,16 @@ def show(
     """
     from rich.console import Console
 
-    from stepscope.commands._suite_shown import as_json, shown
+    from stepscope.commands._suite_shown import as_json, page, shown
     from stepscope.studies.suite.results import read
 
+    if html and json:
+        raise UsageError("--html and --json exclude each other", "run the command twice")
     results = read(path)
-    if json:
+    if html:
+        target = out or (path / "suite.html" if path.is_dir() else _beside(path, "html"))
+        typer.echo(str(page(results, against, models, target)))
+    elif json:
         typer.echo(json_format.dumps(as_json(results, against), indent=1, default=str))
     else:
         width = None if sys.stdout.isatty() else _PAGE

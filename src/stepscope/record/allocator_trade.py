@@ -43,16 +43,33 @@ class AllocatorCost:
     missing: str | None = None
 
 
+class StepClock:
+    """Takes the CPU time of each step of a loop, whoever runs it, in a process that did nothing else before."""
+
+    def __init__(self, steps: int) -> None:
+        self._before, self._steps = _resident_bytes(), steps
+        self._times: list[float] = []
+        self._began = time.process_time()
+
+    def stepped(self) -> bool:
+        """To be called at the end of a step; whether it was the last that is needed."""
+        now = time.process_time()
+        self._times.append(now - self._began)
+        self._began = now
+        return len(self._times) >= _WARMUP + self._steps
+
+    def cost(self) -> StepCost:
+        """After the last step."""
+        return StepCost(self._before, _peak_bytes(), statistics.median(self._times[_WARMUP:]))
+
+
 def measured_steps(step: Callable[[], None], steps: int) -> StepCost:
     """Run a step so many times in this process, which did nothing else before."""
-    before = _resident_bytes()
-    times = []
-    for number in range(_WARMUP + steps):
-        began = time.process_time()
+    clock = StepClock(steps)
+    while True:
         step()
-        if number >= _WARMUP:
-            times.append(time.process_time() - began)
-    return StepCost(before, _peak_bytes(), statistics.median(times))
+        if clock.stepped():
+            return clock.cost()
 
 
 def report(cost: StepCost) -> str:
@@ -66,6 +83,7 @@ def allocator_trade(
     rounds: int = 3,
     timeout_s: float = 600.0,
     root: Path = Path("/"),
+    progress: Callable[[str], None] = lambda now: None,
 ) -> list[AllocatorCost]:
     """Run a command under each allocator in turns; it must print the line of `report` last.
 
@@ -73,10 +91,11 @@ def allocator_trade(
     """
     costs: dict[str, list[StepCost]] = {name: [] for name in names}
     missing: dict[str, str] = {}
-    for _ in range(rounds):
+    for number in range(rounds):
         for name in names:
             if name in missing:
                 continue
+            progress(f"{name}, round {number + 1} of {rounds}")
             try:
                 costs[name].append(_child(command, child_environment(name, root), name, timeout_s))
             except StepscopeError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
@@ -41,6 +42,30 @@ class Scope:
     def step(self, loss: torch.Tensor | float | None = None, samples: int | None = None) -> None:
         """One training step has ended; its loss and number of samples may be given."""
         self._session.step(loss, samples)
+
+    def pause(self) -> None:
+        """What follows is no part of a step, such as evaluation or a checkpoint: say `resume()` after it."""
+        self._session.pause()
+
+    def resume(self) -> None:
+        """The next step begins now."""
+        self._session.resume()
+
+    def inside(self, module: nn.Module) -> AbstractContextManager[Any]:
+        """A range that counts as a call of this module, where a function of it is called instead: forward, its loss."""
+        return self._session.inside(module)
+
+    def note(self, kind: str, message: str, **fields: Any) -> None:
+        """Append to the run's events.jsonl."""
+        self._session.note(kind, message, **fields)
+
+    def update(self, **fields: Any) -> None:
+        """Merge fields into run.json."""
+        self._session.update(**fields)
+
+    def close(self, status: str = "ok", reason: str | None = None) -> None:
+        """End the run with a status of `runfolder.STATUSES`, for those who cannot use `with`."""
+        self._session.close(status, reason)
 
 
 class SimulatedBoard(Protocol):

@@ -5,6 +5,7 @@ Nothing of it may break the training: every failure ends the recording of ops, i
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import time
 from collections.abc import Callable
@@ -24,6 +25,7 @@ from stepscope.record.recorders.ops import Labelled, rows_of
 from stepscope.record.recorders.optimizers import OptimizerCalls
 from stepscope.record.recorders.shapes import ShapeBook
 from stepscope.record.recorders.window import StepSpan, Window
+from stepscope.record.steps import watch_optimizers
 from stepscope.runfolder import RunWriter
 
 MOST_EVENTS = 32_000  # a window's events wait in RAM, 1.5 kB each
@@ -36,7 +38,7 @@ Note = Callable[..., None]
 class OpRecorder:
     """Records the ops of the steps that the plan picks."""
 
-    def __init__(self, writer: RunWriter, plan: Plan, scopes: ModuleScopes, note: Note, in_hooks: bool = False) -> None:
+    def __init__(self, writer: RunWriter, plan: Plan, scopes: ModuleScopes, note: Note) -> None:
         self.plan = plan
         self.scopes = scopes
         self.paused_ns = 0
@@ -59,18 +61,16 @@ class OpRecorder:
         self._offset_ns = 0
         self._rows_per_step = MOST_EVENTS // 4
         self._stopped = False
-        self._in_hooks = in_hooks  # steps end within an optimizer's hook
 
     @property
     def recording(self) -> bool:
-        return self._window is not None
+        """Are ops recorded, here in this thread?"""
+        return self._window is not None and self._window.is_of_this_thread()
 
     def before_step(self, step: int, elapsed_ns: int) -> bool:
         """Open, keep or close the window as the plan says; True where this step is recorded."""
         if self.plan.reckons(step):
             self.close_window()
-            if self._in_hooks:
-                return False
         wanted = not self._stopped and self.plan.records(step, elapsed_ns)
         memory = wanted and self.plan.wants_memory(step, elapsed_ns, self._rows_per_step)
         full = (len(self._spans) + 1) * self._rows_per_step > MOST_EVENTS
@@ -79,14 +79,10 @@ class OpRecorder:
             not wanted or full or open_now.memory != memory or open_now.shapes != self._shapes(step, elapsed_ns)
         ):
             self.close_window()
-            # Around an optimizer's hook torch keeps a scope open: its end would be told to the new profile, which
-            # does not know its begin, and crash. The step after each window is therefore left out there.
-            if self._in_hooks:
-                return False
         shapes = wanted and self._shapes(step, elapsed_ns)
         if wanted and self._window is None:
             self._timed(lambda: self._open(shapes, memory))
-        return self._window is not None
+        return self.recording
 
     def _shapes(self, step: int, elapsed_ns: int) -> bool:
         again = self._book.missed and not self.recording
@@ -94,14 +90,14 @@ class OpRecorder:
 
     def after_step(self, span: StepSpan) -> None:
         """A recorded step has ended."""
-        if self._window is not None:
+        if self.recording:
             self._spans.append(span)
             self._watched(self._memory.after_step)
 
     def optimizer_steps(self, optimizer: Any) -> None:
         """An optimizer is about to step: note whose parameters come in which order."""
         self._memory.saw(optimizer)
-        if self._window is None:
+        if not self.recording:
             return
         self._watched(self._memory.before_optimizer)
         known = self._updated.get(id(optimizer))
@@ -114,14 +110,30 @@ class OpRecorder:
 
     def close_window(self) -> None:
         """Stop recording and write what was caught; RAM is free again afterwards."""
-        if self._window is not None:
+        if self.recording:
             self._timed(self._flush)
+        elif self._window is not None and not self._stopped:
+            self._stop_for_good("a step ended in another thread than it began in")
+
+    def close(self) -> None:
+        """The run ends. A profile of another thread is stopped, unwritten, when that thread next steps an optimizer."""
+        self.close_window()
+        if self._window is None:
+            self.scopes.remove()
+            return
+        undo: list[Callable[[], None]] = []
+
+        def drop(_optimizer: Any) -> None:
+            if self.recording:
+                self._drop()
+                undo.pop()()
+
+        undo.append(watch_optimizers(lambda _: None, drop))
 
     def give_way(self) -> None:
         """Somebody else wants the profiler: it is theirs from now on."""
         if not self._stopped:
-            self._stopped = True
-            self._note("recording-stopped", "the training started a torch profiler of its own: ops recorded up to here")
+            self._stop_for_good("the training started a torch profiler of its own")
             self.close_window()
 
     def _timed(self, action: Callable[[], None]) -> None:
@@ -149,13 +161,25 @@ class OpRecorder:
         self._window = torch_private.start_window(shapes, self._cuda, memory)
         self.scopes.open_scopes()
 
-    def _flush(self) -> None:
+    def _stop_for_good(self, why: str) -> None:
+        self._stopped = True
+        self._note("recording-stopped", f"{why}: ops are recorded up to here")
+
+    def _drop(self) -> list[Any]:
+        """Stop the profile, whatever else fails: one that ran on would fill the RAM and slow the training."""
         window, self._window = self._window, None
         assert window is not None
-        self.scopes.remove()
-        if self._cuda:
-            torch.cuda.synchronize()
-        raw = window.stop()
+        try:
+            if self._cuda:
+                torch.cuda.synchronize()
+        finally:
+            raw = window.stop(self.scopes.remove)
+        return raw
+
+    def _flush(self) -> None:
+        window = self._window
+        assert window is not None
+        raw = self._drop()
         watched = self._memory.close()
         offset = unix_minus_monotonic_ns()
         if abs(offset - self._offset_ns) > _CLOCK_JUMP_NS:
@@ -164,6 +188,8 @@ class OpRecorder:
         self._book.missed = False
         rows = rows_of(caught, self._names, self.scopes.book.names(), self._book)
         self.windows += 1
+        if rows.left_open:
+            self._stop_for_good(f"{rows.left_open[0]} was still open at the end of a step, and torch could crash")
         if rows.frame.height:
             self._too_many(len(raw) // len(self._spans))
             self._rows_per_step = max(1, len(raw) // max(len(self._spans), 1))
@@ -198,8 +224,7 @@ class OpRecorder:
     def _too_many(self, events_per_step: int) -> None:
         """A step whose events alone would fill the RAM of a small board is not recorded a second time."""
         if events_per_step > MOST_EVENTS_PER_STEP:
-            self._stopped = True
-            self._note("recording-stopped", f"a step has {events_per_step} op instances: too many to record more")
+            self._stop_for_good(f"a step has {events_per_step} op instances, too many to record more")
 
     def _lost(self, error: Exception) -> None:
         """A disk that is full may have room again; a profiler that fails will fail again."""
@@ -209,5 +234,7 @@ class OpRecorder:
         steps = [span.step for span in self._spans]
         if not isinstance(error, OSError):
             self._stopped = True
-            self._window = None
+        if self.recording:  # it failed between start and stop
+            with contextlib.suppress(Exception):
+                self._drop()
         self._note("ops-lost", f"{type(error).__name__}: {error}", steps=steps)

@@ -23,6 +23,7 @@ from stepscope.record.empty_process import kept_empty_process_bytes
 from stepscope.record.plan import WARMUP_STEPS, Plan
 from stepscope.record.recorder import OpRecorder
 from stepscope.record.recorders.modules import ModuleBook, ModuleScopes
+from stepscope.record.recorders.phases import MODULE_SCOPE
 from stepscope.record.recorders.window import StepSpan
 from stepscope.record.sampling import Sampler, start_sampler
 from stepscope.record.schedule import Schedule, parse, parse_memory
@@ -75,8 +76,7 @@ class Session:
         self.writer = RunWriter.create(settings.out, settings.name)
         self._book = ModuleBook(self._found_root)
         self._scopes = ModuleScopes(self._book)
-        in_hooks = settings.steps_from == "optimizer"
-        self._recorder = OpRecorder(self.writer, self._plan, self._scopes, self.note, in_hooks)
+        self._recorder = OpRecorder(self.writer, self._plan, self._scopes, self.note)
         self._outermost = OutermostCalls(self._evaluated)
         self._rounds = OptimizerRounds(self._round_ended, settings.optimizer_steps_per_step)
         self._sampler: Sampler | None = None
@@ -123,15 +123,30 @@ class Session:
         atexit.register(self._at_exit)
         self._began_ns = self._flushed_ns = monotonic_ns()
         self._scopes.find_models()
-        if settings.steps_from == "calls":
+        if settings.steps_from == "calls" or self._book.roots:  # else with the first call of a model
             self._begin_step(self._began_ns)
 
     def step(self, loss: Any = None, samples: int | None = None) -> None:
         """One step has ended; `loss` may be a tensor (read when it is written) or a number."""
-        if self.closed or os.getpid() != self._pid:
+        if not self._is_mine():
             return
         self._loss, self._samples = loss, samples
         self._end_step(monotonic_ns())
+
+    def pause(self) -> None:
+        """What follows is no part of a step (evaluation, a checkpoint): nothing of it is recorded until `resume`."""
+        if self._recorder.recording and self._is_mine():
+            self._recorder.close_window()
+            self._recorded = False
+
+    def resume(self) -> None:
+        """The open step begins now: what lay between it and the last one is no part of it."""
+        if self._is_mine():
+            self._t0_ns = monotonic_ns()
+
+    def inside(self, module: nn.Module) -> torch_private.Scope:
+        """A range of the step that counts as a call of this module, for code that calls a function of it instead."""
+        return torch_private.make_scope(f"{MODULE_SCOPE}{self._book.index(module)}")
 
     def note(self, kind: str, message: str, **fields: Any) -> None:
         """Append to the run's events; a full disk loses the note, not the training."""
@@ -143,14 +158,13 @@ class Session:
 
     def close(self, status: str = "ok", reason: str | None = None) -> None:
         """End the run, whatever state it is in; safe to call twice, never raises on account of the disk."""
-        if self.closed or os.getpid() != self._pid:
+        if not self._is_mine():
             return
         if self._settings.steps_from == "optimizer":
             self._rounds.finish()
         self.closed = True
         atexit.unregister(self._at_exit)
-        self._recorder.close_window()
-        self._scopes.remove()
+        self._recorder.close()
         self._outermost.release()
         for undo in self._undo:
             undo()
@@ -164,6 +178,10 @@ class Session:
             self._quietly(lambda: self.writer.update(status=status, reason=reason))
 
     # steps
+
+    def _is_mine(self) -> bool:
+        """Open, and not the copy that a fork made."""
+        return not self.closed and os.getpid() == self._pid
 
     def _begin_step(self, at_ns: int | None = None) -> None:
         paused = self._recorder.paused_ns

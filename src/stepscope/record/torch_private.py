@@ -10,6 +10,7 @@ What is touched, since which torch it has had this form, and what happens withou
 | _ProfilerResult.experimental_event_tree, _ExtraFields_Allocation, _TensorMetadata | 2.1 | no memory is recorded |
 | FLAGS_caffe2_log_level of libc10 | 2.0 | c10 warns now and then while memory is recorded |
 | torch._C._profiler._RecordFunctionFast | 2.2 | torch.profiler.record_function |
+| torch._C._autograd._profiler_enabled | 1.6 | a profiler of the user's that runs already is found out by its error |
 | nn.Module._compiled_call_impl (a class attribute, None) | 2.1 | global module hooks |
 | torch.autograd.profiler.profile._prepare_trace | 1.10 | a profiler of the user's may refuse to start |
 """
@@ -21,6 +22,7 @@ import ctypes
 import os
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,26 +31,46 @@ from typing import Any
 import torch
 from torch import nn
 
+from stepscope.record.recorders.open_ranges import follow_ranges
+
 ModuleCall = Callable[..., Any]
+Hook = Callable[..., None]
 _MEMORY_EVENT = "[memory]"
+CLOSING = "#stepscope.closing"  # the range in which a window ends what is open
 _ERRORS_ONLY = 2  # c10/util/Logging.h
 Scope = contextlib.AbstractContextManager[Any]
 
 
 @dataclass
 class KinetoWindow:
-    """A running profile; `stop` ends it."""
+    """A running profile; `stop` ends it, in the thread that started it."""
 
     shapes: bool
     memory: bool = False
     tree: list[Any] = field(default_factory=list)  # roots of `_ProfilerEvent`s, once stopped, where memory is recorded
     speak_again: Callable[[], None] = lambda: None
+    end_ranges: Callable[[], None] = lambda: None
+    thread: int = field(default_factory=threading.get_ident)
 
-    def stop(self) -> list[Any]:
-        """The raw `_KinetoEvent`s of the window (times in Unix ns), those of memory left out."""
-        with usdt_lines_kept_off_the_terminal():
-            result = torch._C._autograd._disable_profiler()
-        self.speak_again()
+    def is_of_this_thread(self) -> bool:
+        """A profile belongs to the thread that started it: no other can stop it."""
+        return self.thread == threading.get_ident()
+
+    def stop(self, end_scopes: Callable[[], None] = lambda: None) -> list[Any]:
+        """The raw `_KinetoEvent`s of the window (times in Unix ns), those of memory left out.
+
+        Whatever is open ends first, within the range CLOSING: what is open after it would crash (`open_ranges`).
+        """
+        closing = _fast_scope(CLOSING)
+        closing.__enter__()
+        try:
+            end_scopes()
+            self.end_ranges()
+        finally:
+            closing.__exit__(None, None, None)
+            with usdt_lines_kept_off_the_terminal():
+                result = torch._C._autograd._disable_profiler()
+            self.speak_again()
         events: list[Any] = result.events()
         if self.memory:
             self.tree = result.experimental_event_tree()
@@ -61,6 +83,8 @@ def start_window(shapes: bool, cuda: bool, memory: bool = False) -> KinetoWindow
 
     Raises RuntimeError where a profiler runs already, AttributeError or TypeError where torch has changed.
     """
+    if getattr(torch._C._autograd, "_profiler_enabled", lambda: False)():
+        raise RuntimeError("a torch profiler of the training's own is running")  # to prepare another would disturb it
     profiler = torch._C._profiler
     activities = {torch.profiler.ProfilerActivity.CPU}
     if cuda:
@@ -71,7 +95,8 @@ def start_window(shapes: bool, cuda: bool, memory: bool = False) -> KinetoWindow
     with usdt_lines_kept_off_the_terminal():
         torch._C._autograd._prepare_profiler(config, activities)
         torch._C._autograd._enable_profiler(config, activities)
-    return KinetoWindow(shapes, memory, speak_again=_silence_the_allocator() if memory else lambda: None)
+    speak_again = _silence_the_allocator() if memory else lambda: None
+    return KinetoWindow(shapes, memory, speak_again=speak_again, end_ranges=follow_ranges())
 
 
 def _silence_the_allocator() -> Callable[[], None]:
@@ -110,7 +135,13 @@ def usdt_lines_kept_off_the_terminal() -> Iterator[None]:
     except (OSError, ValueError, AttributeError):  # closed, or none at all: nothing to keep clean
         yield
         return
-    with tempfile.TemporaryFile() as caught:
+    with contextlib.ExitStack() as opened:
+        try:
+            caught = opened.enter_context(tempfile.TemporaryFile())
+        except OSError:  # a full disk, or no file descriptor left: better a line too many than a profile that runs on
+            os.close(kept)
+            yield
+            return
         os.dup2(caught.fileno(), 2)
         try:
             yield
@@ -123,8 +154,13 @@ def usdt_lines_kept_off_the_terminal() -> Iterator[None]:
                 os.write(2, b"".join(others))
 
 
-def make_scope(name: str) -> contextlib.AbstractContextManager[Any]:
-    """A reusable (not re-entrant) named range in the profile; about 0.1 us when no profile runs."""
+def make_scope(name: str) -> Scope:
+    """A reusable (not re-entrant) named range in the profile, which may outlive a window; 2 us."""
+    return torch.profiler.record_function(name)
+
+
+def _fast_scope(name: str) -> Scope:
+    """The same at 0.1 us, for those who see to it that it is left in the window in which it was entered."""
     fast = getattr(torch._C._profiler, "_RecordFunctionFast", None)
     return torch.profiler.record_function(name) if fast is None else fast(name)
 
@@ -154,23 +190,64 @@ def uncompiled_call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
     return module._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
 
 
-def scoped_call(make: Callable[[nn.Module], Scope]) -> ModuleCall:
-    """A call for `route_module_calls` with a scope around it; `make` gives a module its scope.
+def scoped_call(name: Callable[[nn.Module], str]) -> tuple[ModuleCall, Callable[[], None]]:
+    """A call for `route_module_calls` with a scope around it, named by `name`, and the function that ends it all.
 
     It runs for every module of every recorded step: a frame less here is a percent of a dispatch-bound step.
     """
+    made: list[Scope] = []
     free: dict[int, Scope] = {}  # a scope that is open cannot be entered again, so it is taken out meanwhile
+    ended = False
 
     def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if ended:
+            return module._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
         key = id(module)
-        scope = free.pop(key, None) or make(module)
+        scope = free.pop(key, None)
+        if scope is None:
+            scope = _fast_scope(name(module))
+            made.append(scope)
+        scope.__enter__()
         try:
-            with scope:
-                return module._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
+            return module._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
         finally:
-            free[key] = scope
+            if not ended:  # the window may have closed inside this call
+                scope.__exit__(None, None, None)
+                free[key] = scope
 
-    return call
+    def end() -> None:
+        nonlocal ended
+        ended = True
+        left = {id(scope) for scope in free.values()}
+        for scope in made:
+            if id(scope) not in left:
+                with contextlib.suppress(RuntimeError):  # entered in a thread that is not recorded: nothing began
+                    scope.__exit__(None, None, None)
+
+    return call, end
+
+
+def scoping_hooks(name: Callable[[nn.Module], str]) -> tuple[Hook, Hook, Callable[[], None]]:
+    """The same as global hooks: one before a call, one after it, and the function that ends it all."""
+    entered: dict[int, Scope] = {}
+
+    def before(module: nn.Module, _args: Any) -> None:
+        if id(module) not in entered:
+            entered[id(module)] = scope = _fast_scope(name(module))
+            scope.__enter__()
+
+    def after(module: nn.Module, _args: Any, _output: Any) -> None:
+        scope = entered.pop(id(module), None)
+        if scope is not None:
+            scope.__exit__(None, None, None)
+
+    def end() -> None:
+        for scope in reversed(list(entered.values())):
+            with contextlib.suppress(RuntimeError):  # as above
+                scope.__exit__(None, None, None)
+        entered.clear()
+
+    return before, after, end
 
 
 def before_other_profilers(callback: Callable[[], None]) -> Callable[[], None]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from stepscope.errors import OutputNotWritable, StepscopeError, UnknownName
 from stepscope.report import sections
-from stepscope.report.page.parts import Figure, Icicle, Part
+from stepscope.report.page.parts import Anatomy, Figure, Icicle, Part
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -94,12 +94,12 @@ def _chart(name: str, run: Run) -> tuple[Callable[[int], Any], str]:
 
 
 def _drawable(part: Part) -> Iterator[tuple[str, Callable[[int], Any], str]]:
-    if isinstance(part, Figure):
+    if isinstance(part, Figure | Anatomy):
         yield part.name, part.chart, part.caption
     elif isinstance(part, Icicle):
         from stepscope.report.charts import icicle
 
-        cells = icicle.cells_of(part.columns, part.rows)
+        cells = icicle.cells_of(part)
         if not cells.is_empty():
             yield part.name, lambda width: icicle.build(cells, width), part.caption
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import hashlib
 import importlib.util
+import json
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
@@ -15,10 +17,16 @@ from typing import TYPE_CHECKING
 from stepscope.errors import MissingDependency, OutputNotWritable
 
 if TYPE_CHECKING:
+    from markupsafe import Markup
+
     from stepscope.analysis.run import Run
     from stepscope.report.page.parts import Section
 
 _NEEDED = {"altair": "altair", "jinja2": "jinja2", "vl_convert": "vl-convert-python"}
+_STEERING = re.compile(  # the JSON escapes of what `reading.visible` spells out
+    r"(?<!\\)((?:\\\\)*)\\u(00[01][0-9a-f]|007f|00[89][0-9a-f]|061c|200[ef]|202[a-e]|206[6-9])"
+)
+_SCRIPTS = ("page.js", "icicle.js", "anatomy.js")
 
 
 @dataclass(frozen=True)
@@ -64,17 +72,19 @@ def page_of(
 
     from stepscope import __version__, units
     from stepscope.report.charts.palette import DARK, LIGHT
+    from stepscope.report.page.reading import visible
 
     page = files("stepscope.report.page")
     environment = jinja2.Environment(
         loader=jinja2.FunctionLoader(lambda name: (page / name).read_text(encoding="utf-8")),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
+        finalize=lambda value: visible(value) if type(value) is str else value,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "sort_keys": False}
-    script = (page / "page.js").read_text(encoding="utf-8")
+    environment.filters["embedded"] = embedded
+    script = "".join((page / name).read_text(encoding="utf-8") for name in _SCRIPTS)
     return environment.get_template("page.html.j2").render(
         title=title,
         about=about,
@@ -140,6 +150,17 @@ def _alert(run: Run) -> str | None:
 
 def _variables(colours: dict[str, str]) -> str:
     return " ".join(f"--{name}: {value};" for name, value in colours.items())
+
+
+def embedded(data: object) -> Markup:
+    """Data for the page's script as JSON that no name can break out of; characters that steer text are spelt out."""
+    from markupsafe import Markup
+
+    text = json.dumps(data, separators=(",", ":"), allow_nan=False)
+    text = _STEERING.sub(lambda match: f"{match[1]}\\\\u{match[2]}", text)
+    for sign, code in (("<", "\\u003c"), (">", "\\u003e"), ("&", "\\u0026"), ("'", "\\u0027")):
+        text = text.replace(sign, code)
+    return Markup(text)
 
 
 def _hash(script: str) -> str:

@@ -31,8 +31,8 @@ _COLUMNS = (
 
 def results_table(table: pl.DataFrame) -> RenderableType:
     """A row for each setting; notes on what went wrong follow below."""
-    shown = [column for column in _COLUMNS if table[column[1]].is_not_null().any()]
-    several = _differing(table)
+    shown = shown_columns(table)
+    several = differing_axes(table)
     drawn = _table("workload", *(["setting"] if several else []))
     drawn.add_column("batch", justify="right")
     for title, _, _ in shown:
@@ -40,31 +40,36 @@ def results_table(table: pl.DataFrame) -> RenderableType:
     drawn.add_column("status", overflow="fold")
     drawn.add_column("data", no_wrap=True)
     for row in table.iter_rows(named=True):
-        values = [_with_interval(row, column, form) for _, column, form in shown]
+        values = [with_interval(row, column, form) for _, column, form in shown]
         status = Text(row["status"], style=_COLOURS.get(row["status"], "yellow"))
-        what = [_setting(row, several)] if several else []
+        what = [setting_words(row, several)] if several else []
         drawn.add_row(row["workload"], *what, str(row["batch"]), *values, status, row["data"] or NOT_MEASURED)
     return drawn
 
 
 def notes(table: pl.DataFrame) -> list[str]:
     """A sentence for each setting that did not end well, and for each flag."""
-    said, several = [], _differing(table)
+    said, several = [], differing_axes(table)
     for row in table.iter_rows(named=True):
-        who = f"{row['workload']} batch {row['batch']} {_setting(row, several)}".strip()
+        who = f"{row['workload']} batch {row['batch']} {setting_words(row, several)}".strip()
         if row["reason"]:
             said.append(f"{who}: {row['status']}: {row['reason']}")
         said += [f"{who}: {flag}" for flag in (row["flags"] or "").split("; ") if flag]
     return said
 
 
-def _differing(table: pl.DataFrame) -> list[str]:
+def shown_columns(table: pl.DataFrame) -> list[tuple[str, str, Any]]:
+    """Title, column and format of what somebody measured."""
+    return [column for column in _COLUMNS if table[column[1]].is_not_null().any()]
+
+
+def differing_axes(table: pl.DataFrame) -> list[str]:
     """The axes on which some workload has more than one value: the others are the same in every row of it."""
     axes = ("optimizer", "precision", "threads", "device")
     return [axis for axis in axes if any(part[axis].n_unique() > 1 for part in table.partition_by("workload"))]
 
 
-def _setting(row: Mapping[str, Any], axes: Sequence[str]) -> str:
+def setting_words(row: Mapping[str, Any], axes: Sequence[str]) -> str:
     """The values of these axes, in few words."""
     words = {axis: str(row[axis]) for axis in axes if row[axis] is not None}
     if "threads" in words:
@@ -92,7 +97,7 @@ def score_table(parts: pl.DataFrame) -> RenderableType:
         drawn.add_column(title, justify="right")
     drawn.add_column("", overflow="fold")
     for row in parts.iter_rows(named=True):
-        ratio = _with_interval({**row, "ratio_low": row["low"], "ratio_high": row["high"]}, "ratio", number)
+        ratio = with_interval({**row, "ratio_low": row["low"], "ratio_high": row["high"]}, "ratio", number)
         figures = [number(row["reference"]), number(row["here"]), ratio]
         drawn.add_row(
             row["workload"], row["optimizer"], row["precision"], str(row["batch"]), *figures, row["why_not"] or ""
@@ -100,7 +105,8 @@ def score_table(parts: pl.DataFrame) -> RenderableType:
     return drawn
 
 
-def _with_interval(row: Mapping[str, Any], column: str, form: Any) -> str:
+def with_interval(row: Mapping[str, Any], column: str, form: Any) -> str:
+    """A value with half the width of its interval."""
     value, low, high = row[column], row[f"{column}_low"], row[f"{column}_high"]
     if value is None or low is None or high is None or not value:
         return str(form(value))

@@ -32,7 +32,7 @@ def labelled(label: str, *said: str | Text) -> RenderableType:
 
 
 def speed(metrics: pl.DataFrame, meta: dict[str, Any]) -> list[RenderableType]:
-    """Time of a step and samples a second with their intervals, and the accuracy that was reached."""
+    """Time of a step, samples and an emulator's frames a second, and the accuracy that was reached."""
     said = []
     for row in _rows(metrics, "step_time"):
         between = _between(duration(row["low"]), duration(row["high"]))
@@ -41,6 +41,9 @@ def speed(metrics: pl.DataFrame, meta: dict[str, Any]) -> list[RenderableType]:
         between = _between(number(row["low"], 4), number(row["high"], 4))
         said.append(f"{number(row['value'], 4)} samples/s{between}")
     result: dict[str, Any] = meta.get("result") or {}
+    counters = result.get("counters") or {}
+    if counters.get("frames_per_s") is not None:
+        said.append(f"{number(counters['frames_per_s'])} frames/s of the emulator, {counters['frames']:,} frames played")
     if result.get("accuracy") is not None:
         data = (meta.get("workload") or {}).get("data") or {}
         origin = " ".join(str(data[key]) for key in ("name", "kind") if data.get(key)) or "its data"

@@ -14,6 +14,7 @@ from stepscope.errors import MissingDependency, UnknownName, UsageError
 from stepscope.plugins import discover
 
 if TYPE_CHECKING:
+    from stepscope.workloads._quality import Checked
     from stepscope.workloads.contract import Workload
 
 ENTRY_POINTS = "stepscope.workloads"
@@ -39,6 +40,14 @@ def find(name: str) -> Workload:
     if name not in known:
         raise UnknownName("workload", name, known)
     return known[name]
+
+
+def check(name: str) -> Checked | None:
+    """Train a workload as its loss band was recorded, and compare; null where it has no band (`no_band` says why)."""
+    workload = find(name)
+    from stepscope.workloads._quality import check as checked
+
+    return checked(workload)
 
 
 def _of_file(path: Path, name: str) -> Workload:

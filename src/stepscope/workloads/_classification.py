@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from stepscope.workloads.contract import Batch, Published, Source, Workload
+from stepscope.workloads.contract import Batch, Published, Source, Workload, rates
 from stepscope.workloads.data import folder, pictures
 from stepscope.workloads.data.cifar import CIFAR10
 from stepscope.workloads.data.digits import DIGITS
@@ -21,6 +21,8 @@ COLOUR = (CIFAR10, FASHION_MNIST, MNIST, DIGITS, SYNTHETIC)
 GREY = (MNIST, FASHION_MNIST, DIGITS, SYNTHETIC)
 C32: Shape = (3, 32, 32)
 C224: Shape = (3, 224, 224)
+# With the rates of the others, the loss of deep networks rises at first, and in small batches it stays there.
+DEEP = rates(sgd=0.05, momentum=0.005, adam=3e-4, rmsprop=1e-4)
 
 
 def classifier(

@@ -10,6 +10,7 @@ References
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 
 from torch import nn
 
@@ -35,24 +36,20 @@ def _linear(features: int) -> list[nn.Module]:
     ]  # fmt: skip
 
 
+def _convolutions(padding: int, pool: Callable[[], nn.MaxPool2d]) -> list[nn.Module]:
+    """Images [B, 3, 224, 224] to [B, 256, 6, 6]; with more padding and less pooling, 32 x 32 to 1 x 1."""
+    return [
+        nn.Conv2d(3, 64, 11, stride=4, padding=padding), nn.ReLU(), pool(),  # [B, 64, 27, 27] or [B, 64, 4, 4]
+        nn.Conv2d(64, 192, 5, padding=2), nn.ReLU(), pool(),  # [B, 192, 13, 13] or [B, 192, 2, 2]
+        nn.Conv2d(192, 384, 3, padding=1), nn.ReLU(),
+        nn.Conv2d(384, 256, 3, padding=1), nn.ReLU(),
+        nn.Conv2d(256, 256, 3, padding=1), nn.ReLU(), pool(),
+    ]  # fmt: skip
+
+
 def one_column() -> nn.Sequential:
     """Images [B, 3, 224, 224] to scores [B, 1000]."""
-    return nn.Sequential(
-        nn.Conv2d(3, 64, 11, stride=4, padding=2),
-        nn.ReLU(),
-        _pool(),  # [B, 64, 27, 27]
-        nn.Conv2d(64, 192, 5, padding=2),
-        nn.ReLU(),
-        _pool(),  # [B, 192, 13, 13]
-        nn.Conv2d(192, 384, 3, padding=1),
-        nn.ReLU(),
-        nn.Conv2d(384, 256, 3, padding=1),
-        nn.ReLU(),
-        nn.Conv2d(256, 256, 3, padding=1),
-        nn.ReLU(),
-        _pool(),  # [B, 256, 6, 6]
-        *_linear(256 * 6 * 6),
-    )
+    return nn.Sequential(*_convolutions(2, _pool), *_linear(256 * 6 * 6))
 
 
 def grouped() -> nn.Sequential:
@@ -79,24 +76,7 @@ def grouped() -> nn.Sequential:
 
 def small() -> nn.Sequential:
     """Images [B, 3, 32, 32] to scores [B, 10]: the same convolutions, a narrower pooling and one linear layer."""
-    pool = functools.partial(nn.MaxPool2d, 2)
-    return nn.Sequential(
-        nn.Conv2d(3, 64, 11, stride=4, padding=5),
-        nn.ReLU(),
-        pool(),  # [B, 64, 4, 4]
-        nn.Conv2d(64, 192, 5, padding=2),
-        nn.ReLU(),
-        pool(),  # [B, 192, 2, 2]
-        nn.Conv2d(192, 384, 3, padding=1),
-        nn.ReLU(),
-        nn.Conv2d(384, 256, 3, padding=1),
-        nn.ReLU(),
-        nn.Conv2d(256, 256, 3, padding=1),
-        nn.ReLU(),
-        pool(),  # [B, 256, 1, 1]
-        nn.Flatten(),
-        nn.Linear(256, 10),
-    )
+    return nn.Sequential(*_convolutions(5, functools.partial(nn.MaxPool2d, 2)), nn.Flatten(), nn.Linear(256, 10))
 
 
 _COMMON = functools.partial(

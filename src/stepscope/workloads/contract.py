@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from stepscope.errors import MissingDependency, UnknownName, UsageError
-from stepscope.workloads._bands import BANDS, Band
+from stepscope.workloads._bands import BANDS, NO_BAND, Band
 from stepscope.workloads._devices import device_of
 from stepscope.workloads._training import Training
 from stepscope.workloads.data.source import Batch, DataFacts, DataKind, Source, Splits, best, named
@@ -116,6 +116,11 @@ class Workload:
     def band(self) -> Band | None:
         """Where its loss must lie after some seeded steps; null where none was recorded."""
         return self.own_band or BANDS.get(self.name)
+
+    @property
+    def no_band(self) -> str | None:
+        """Why it has no band; null where it has one."""
+        return None if self.band else NO_BAND.get(self.name, "none was recorded")
 
     def prepare(
         self,

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from stepscope.workloads import _classification
 from stepscope.workloads._classification import published_2019
+from stepscope.workloads._generation import generator
 from stepscope.workloads.contract import Batch, Training, Workload, rates
 
 NOISE = 100
@@ -104,20 +104,15 @@ def groups(model: nn.Module) -> tuple[Iterable[nn.Parameter], ...]:
 
 
 def _workload(variant: Variant, **more: object) -> Workload:
-    shape = (3, variant.side, variant.side)
-    return Workload(
-        name=f"dcgan-{variant.side}",
-        domain="image generation",
+    return generator(
+        f"dcgan-{variant.side}",
+        functools.partial(DCGAN, variant),
+        (3, variant.side, variant.side),
+        loss,
         summary=f"DCGAN at {variant.side} x {variant.side}: transposed convolutions, two optimizers in turn",
         dominant_layer="transposed convolution",
-        input_shape=shape,
         default_batch=32,
-        default_optimizer="adam",
         references=("Radford, Metz, Chintala, Unsupervised representation learning, ICLR 2016, arXiv:1511.06434",),
-        build=functools.partial(DCGAN, variant),
-        sources=_classification.sources(shape, classes=10),
-        example=_classification.example_of(shape),
-        loss=loss,
         loss_name="binary cross entropy of both",
         step=step,
         groups=groups,
@@ -128,7 +123,7 @@ def _workload(variant: Variant, **more: object) -> Workload:
         published=published_2019(
             "30M", "the row of DenseNet40 repeated", "1M", "the row of DenseNet40 repeated (true at 32: 1.73M)"
         ),
-        **more,  # type: ignore[arg-type]
+        **more,
     )
 
 

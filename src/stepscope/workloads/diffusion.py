@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from stepscope.workloads import _classification
+from stepscope.workloads._classification import C32
+from stepscope.workloads._generation import generator
 from stepscope.workloads.contract import Batch, Workload
 
 GROUPS, TIME = 8, 128  # of group norm; channels of the embedded time
@@ -101,22 +102,17 @@ def loss(model: nn.Module, batch: Batch) -> Tensor:
 
 
 def _workload(width: int, **more: object) -> Workload:
-    shape = _classification.C32
-    return Workload(
-        name=f"diffusion-unet{width}-c32",
-        domain="image generation",
+    return generator(
+        f"diffusion-unet{width}-c32",
+        functools.partial(UNet, width),
+        C32,
+        loss,
         summary=f"Diffusion at 32 x 32 with a U-Net of {width} channels: convolutions, group norm and some attention",
         dominant_layer="convolution",
-        input_shape=shape,
         default_batch=16,
-        default_optimizer="adam",
         references=("Ho, Jain, Abbeel, Denoising diffusion probabilistic models, NeurIPS 2020, arXiv:2006.11239",),
-        build=functools.partial(UNet, width),
-        sources=_classification.sources(shape, classes=10),
-        example=_classification.example_of(shape),
-        loss=loss,
         loss_name="mean squared error",
-        **more,  # type: ignore[arg-type]
+        **more,
     )
 
 

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 from torch.nn import functional
 
-from stepscope.workloads._classification import C32, C224, classifier, published_2019
+from stepscope.workloads._classification import C32, C224, DEEP, classifier, published_2019
+from stepscope.workloads.contract import Published, Workload
 
 REFERENCES = (
     "He, Zhang, Ren, Sun, Deep residual learning for image recognition, CVPR 2016, arXiv:1512.03385",
@@ -109,81 +110,81 @@ class ResNet(nn.Module):
         return scores
 
 
-_18, _50, _101, _152 = (2, 2, 2, 2), (3, 4, 6, 3), (3, 4, 23, 3), (3, 8, 36, 3)
-_SMALL = functools.partial(classifier, shape=C32, classes=10, references=REFERENCES)
-_LARGE = functools.partial(classifier, shape=C224, references=REFERENCES)
-_PAPER_50 = published_2019(
-    "4G", "multiply-adds at 224 x 224 (true: 4,089M)", "98M", "megabytes of weights (true: 25.56M parameters)"
-)
-_PAPER_101 = published_2019(
-    "8G", "multiply-adds at 224 x 224", "155M", "megabytes of activations (true: 44.55M parameters)"
-)
-_PAPER_152 = published_2019(
-    "11G", "multiply-adds at 224 x 224", "220M", "megabytes of activations (true: 60.19M parameters)"
-)
+_18 = (2, 2, 2, 2)
+_SMALL = functools.partial(classifier, shape=C32, classes=10, references=REFERENCES, hyperparameters=DEEP)
+_LARGE = functools.partial(classifier, shape=C224, references=REFERENCES, hyperparameters=DEEP)
+
+
+def _of_2019(
+    depth: int,
+    blocks: tuple[int, ...],
+    batches: tuple[int, int],
+    said: tuple[str, str],
+    figures: tuple[Published, ...],
+) -> tuple[Workload, Workload]:
+    """A network of the paper of 2019 at 32 x 32 and at 224 x 224, with the default batch and what is said of each."""
+    small, large = Variant(blocks), Variant(blocks, small_input=False, classes=1000)
+    return (
+        _SMALL(
+            name=f"resnet{depth}-c32",
+            build=functools.partial(ResNet, small),
+            summary=f"ResNet{depth} at 32 x 32: {said[0]}",
+            default_batch=batches[0],
+            tiers=("paper-2019",),
+            published=figures,
+        ),
+        _LARGE(
+            name=f"resnet{depth}-224",
+            build=functools.partial(ResNet, large),
+            classes=large.classes,
+            summary=f"ResNet{depth} at 224 x 224: {said[1]}",
+            default_batch=batches[1],
+            tiers=("paper-2019",),
+            published=figures,
+        ),
+    )
+
+
 WORKLOADS = (
     _SMALL(
         name="resnet18-c32",
-        build=lambda: ResNet(Variant(_18, bottleneck=False)),
+        build=functools.partial(ResNet, Variant(_18, bottleneck=False)),
         summary="ResNet18 at 32 x 32: deep 3 x 3 convolutions, bound by arithmetic",
         tiers=("smoke", "paper-low-power"),
     ),
     _LARGE(
         name="resnet18-224",
-        build=lambda: ResNet(Variant(_18, bottleneck=False, small_input=False, classes=23)),
+        build=functools.partial(ResNet, Variant(_18, bottleneck=False, small_input=False, classes=23)),
         classes=23,
         summary="ResNet18 at 224 x 224 for the 23 materials of MINC, as the second paper trained it",
         default_batch=8,
         tiers=("paper-low-power",),
     ),
-    _SMALL(
-        name="resnet50-c32",
-        build=lambda: ResNet(Variant(_50)),
-        summary="ResNet50 at 32 x 32: bottlenecks, bound by arithmetic",
-        tiers=("paper-2019",),
-        published=_PAPER_50,
+    *_of_2019(
+        50,
+        (3, 4, 6, 3),
+        batches=(16, 4),
+        said=("bottlenecks, bound by arithmetic", "the yardstick of vision benchmarks"),
+        figures=published_2019(
+            "4G", "multiply-adds at 224 x 224 (true: 4,089M)", "98M", "megabytes of weights (true: 25.56M parameters)"
+        ),
     ),
-    _LARGE(
-        name="resnet50-224",
-        build=lambda: ResNet(Variant(_50, small_input=False, classes=1000)),
-        classes=1000,
-        summary="ResNet50 at 224 x 224: the yardstick of vision benchmarks",
-        default_batch=4,
-        tiers=("paper-2019",),
-        published=_PAPER_50,
+    *_of_2019(
+        101,
+        (3, 4, 23, 3),
+        batches=(8, 2),
+        said=("the paper of 2019 could not train it on its board", "121 MiB of activations an image"),
+        figures=published_2019(
+            "8G", "multiply-adds at 224 x 224", "155M", "megabytes of activations (true: 44.55M parameters)"
+        ),
     ),
-    _SMALL(
-        name="resnet101-c32",
-        build=lambda: ResNet(Variant(_101)),
-        summary="ResNet101 at 32 x 32: the paper of 2019 could not train it on its board",
-        default_batch=8,
-        tiers=("paper-2019",),
-        published=_PAPER_101,
-    ),
-    _LARGE(
-        name="resnet101-224",
-        build=lambda: ResNet(Variant(_101, small_input=False, classes=1000)),
-        classes=1000,
-        summary="ResNet101 at 224 x 224: 121 MiB of activations an image",
-        default_batch=2,
-        tiers=("paper-2019",),
-        published=_PAPER_101,
-    ),
-    _SMALL(
-        name="resnet152-c32",
-        build=lambda: ResNet(Variant(_152)),
-        summary="ResNet152 at 32 x 32: the deepest network of the suite",
-        default_batch=8,
-        tiers=("paper-2019",),
-        published=_PAPER_152,
-    ),
-    _LARGE(
-        name="resnet152-224",
-        build=lambda: ResNet(Variant(_152, small_input=False, classes=1000)),
-        classes=1000,
-        summary="ResNet152 at 224 x 224: 170 MiB of activations an image",
-        default_batch=2,
-        tiers=("paper-2019",),
-        published=_PAPER_152,
+    *_of_2019(
+        152,
+        (3, 8, 36, 3),
+        batches=(8, 2),
+        said=("the deepest network of the suite", "170 MiB of activations an image"),
+        figures=published_2019(
+            "11G", "multiply-adds at 224 x 224", "220M", "megabytes of activations (true: 60.19M parameters)"
+        ),
     ),
 )

@@ -12,7 +12,7 @@ import functools
 
 from torch import Tensor, nn
 
-from stepscope.workloads._classification import C32, C224, classifier, published_2019
+from stepscope.workloads._classification import C32, C224, DEEP, classifier, published_2019
 from stepscope.workloads.contract import rates
 
 REFERENCES = ("Simonyan, Zisserman, Very deep convolutional networks, ICLR 2015, arXiv:1409.1556",)
@@ -71,7 +71,9 @@ _16 = published_2019(
     "right for 10 classes with the linear layers for 224 x 224",
 )
 _19 = published_2019("20G", "multiply-adds at 224 x 224", "548M", "megabytes of weights (true: 143.67M parameters)")
-_SMALL = functools.partial(classifier, shape=C32, classes=10, references=REFERENCES, tiers=("paper-2019",))
+_SMALL = functools.partial(
+    classifier, shape=C32, classes=10, references=REFERENCES, tiers=("paper-2019",), hyperparameters=DEEP
+)
 _LARGE = functools.partial(
     classifier,
     shape=C224,

@@ -12,7 +12,7 @@ import itertools
 from torch import Tensor, nn
 from torch.nn import functional
 
-from stepscope.workloads._classification import C32, classifier, published_2019
+from stepscope.workloads._classification import C32, DEEP, classifier, published_2019
 
 REFERENCES = ("Chollet, Xception, CVPR 2017, arXiv:1610.02357",)
 
@@ -85,6 +85,7 @@ _COMMON = functools.partial(
     classifier,
     references=REFERENCES,
     dominant_layer="depthwise separable convolution",
+    hyperparameters=DEEP,
     tiers=("paper-2019",),
     published=published_2019("not given", "true at 299 x 299: 8,357M multiply-adds", "23M", "right: 22.86M parameters"),
 )

@@ -12,12 +12,13 @@ from stepscope.analysis.attribution.calibrate import FEW_KEYS, Calibration, cali
 from stepscope.analysis.attribution.clock_fit import fitted_clock
 from stepscope.analysis.attribution.closure import Total, closed, measured_total
 from stepscope.analysis.attribution.condensed import condensed
+from stepscope.analysis.attribution.conversion_clock import CONVERSION, NEAR, clock_of_conversions
 from stepscope.analysis.attribution.design import covered, design
 from stepscope.analysis.attribution.hierarchy import Level, hierarchy
 from stepscope.analysis.attribution.known import Known
 from stepscope.analysis.attribution.phase_check import PhaseCheck, phase_check
 from stepscope.analysis.attribution.posterior import Wobble, sandwich, wobble
-from stepscope.analysis.attribution.readings import Readings, relatched
+from stepscope.analysis.attribution.readings import Readings, converted, relatched
 from stepscope.analysis.attribution.register import by_clock, surprises
 from stepscope.analysis.attribution.regression import Fit, Moments, regress
 from stepscope.analysis.attribution.sensor_model import SensorModel
@@ -28,6 +29,7 @@ from stepscope.analysis.attribution.whitening import shared_error, unwhitened, w
 from stepscope.analysis.intervals import Floats
 
 _ENOUGH = 300  # readings in recorded steps
+_BLURRED = 0.5  # of its refresh: a gauge that sees so wide a window is one whose conversions come at unknown times
 FEWEST = 20  # readings; with fewer there is nothing to fit
 
 
@@ -35,7 +37,7 @@ FEWEST = 20  # readings; with fewer there is nothing to fit
 class Options:
     """`periodic`: the source has a clock of its own and late stamps. `width`: its window where that is certain, s.
 
-    `refresh`: time between the updates of a counter, s. `floor`: what the source's coarse steps hide of every power, W.
+    `refresh`: time between the updates of the source, s; `spot`: each of them shows a short conversion. `floor`: what the source's coarse steps hide of every power, W.
     `known`: what was found before of the very same readings, used as it is; `near`: of another source of the same make,
     to start from; `same_chip`: it has this one's clock too.
     """
@@ -43,6 +45,7 @@ class Options:
     periodic: bool = False
     width: float | None = None
     refresh: float | None = None
+    spot: bool = False
     floor: float = 0.0
     known: Known | None = None
     near: Known | None = None
@@ -147,11 +150,12 @@ def _calibrated(timeline: Timeline, readings: Readings, options: Options) -> tup
     if near is not None and near.clock is None:
         last = recalibrate(timeline, sharp, near.last)
         return readings, Known(last, None, last)
-    first = near.first if near is not None else calibrate(timeline, sharp, options.width)
+    blind = _blind_width(readings, options)
+    first = near.first if near is not None else calibrate(timeline, sharp, blind or options.width)
     shared = near.clock if near is not None and options.same_chip else None
-    clock = shared or _unseen_clock(timeline, readings, first.model, options.refresh)
+    clock = _unseen_clock(timeline, readings, first.model, options.refresh, shared)
     if clock is None:
-        own = first if near is None else recalibrate(timeline, sharp, first)
+        own = first if near is None and not blind else recalibrate(timeline, sharp, first)
         return readings, Known(own, None, own)
     readings = _told(timeline, readings, clock)
     sharp = _sharp(timeline, readings)
@@ -159,31 +163,49 @@ def _calibrated(timeline: Timeline, readings: Readings, options: Options) -> tup
     return readings, Known(first, clock, last)
 
 
+def _blind_width(readings: Readings, options: Options) -> float | None:
+    """Window, s, that short conversions read at unknown ages look like: a period and one of them; None for others."""
+    if not options.spot or options.refresh is None or readings.period < _BLURRED * options.refresh:
+        return None
+    return options.refresh * (1 + CONVERSION)
+
+
 def _told(timeline: Timeline, readings: Readings, clock: UpdateClock | None) -> Readings:
     """The readings as what the updates of an unseen clock tell; as they are without one."""
     if clock is None:
         return readings
-    return _near(timeline, by_clock(readings.register, clock)) if readings.register else relatched(readings, clock)
+    if readings.register is not None:
+        return _near(timeline, by_clock(readings.register, clock))
+    return converted(readings, clock) if readings.width is None else relatched(readings, clock)
 
 
 def _unseen_clock(
-    timeline: Timeline, readings: Readings, model: SensorModel, refresh: float | None
+    timeline: Timeline, readings: Readings, model: SensorModel, refresh: float | None, shared: UpdateClock | None
 ) -> UpdateClock | None:
     """The updates of a source that is read more slowly than it moves, from what a first fit leaves.
 
-    None where the source is none such, or its updates keep to no clock.
+    None where the source is none such, or its updates keep to no clock. `shared`: that of another channel of its chip;
+    a register that shows each conversion is converted at a phase of its own.
     """
     inside = readings.kept(covered(timeline, readings, model))
     register = readings.register
-    if inside.count < FEWEST or inside.width is None or (register is None and (not readings.carry or refresh is None)):
+    gauge = readings.width is None and readings.mix is None
+    slow = refresh is not None and (readings.carry > 0 or (gauge and _BLURRED * refresh < float(model.width or 0.0)))
+    if inside.count < FEWEST or (register is None and not slow):
         return None
+    if shared is not None and not gauge:
+        return shared
     timeline = condensed(timeline, *FEW_KEYS)
     rows, fit = _scaled(timeline, inside, model)
+    if gauge:
+        assert refresh is not None, "a gauge that is read too slowly has a refresh"
+        known = (shared.period, 0.0) if shared is not None else (refresh, NEAR)
+        return clock_of_conversions(timeline, inside, model, fit.watts, *known)
     fitted = (rows.matrix @ fit.watts) / inside.weight
     if register is not None:
         surprise, speed = surprises(register, inside.stamp, fitted)
         return clock_of_residuals(inside.stamp, surprise, speed, register.period)
-    assert refresh is not None, "a counter's refresh is known here"
+    assert refresh is not None and inside.width is not None, "a counter's refresh is known here"
     surprise = (inside.watts - fitted) * inside.width
     return clock_of_residuals(inside.stamp, surprise, np.full(inside.count, float(inside.watts.mean())), refresh)
 

@@ -23,6 +23,7 @@ from stepscope.runfolder import RunReader
 
 BETWEEN = "(between steps)"
 MOST_COLUMNS = 900  # of the regression: its cost grows with their cube
+_LEAST_OWN = 0.5  # of the columns for the places with most time, where not all can have one
 _NEAR = 2e-5  # s: steps that are closer than this follow at once
 STAMP_SD = 5e-7  # s: what the profiler's clock and its own cost leave open
 _FINER = ([*FACTS, "turn"], [*FACTS], ["name", "phase", "device", "flops", "bytes"], ["name", "phase", "device"])
@@ -79,10 +80,9 @@ def _keyed(
     for lane in lanes[1:]:
         beside[np.unique(lane.key)] = True
     described = ops.with_columns(beside=pl.Series(beside))
-    key, keys = _columns(described)
+    seconds = np.asarray(np.sum([np.bincount(lane.key, lane.t1 - lane.t0, count) for lane in lanes], axis=0))
+    key, keys = _columns(described, seconds)
     idle = Lane(step_t1[:-1], step_t0[1:], np.full(len(step_t0) - 1, keys.count - 2))
-    lanes = [Lane(lane.t0, lane.t1, lane.key) for lane in lanes]
-    seconds = np.sum([np.bincount(lane.key, lane.t1 - lane.t0, count) for lane in lanes], axis=0)
     coded = [Lane(lane.t0, lane.t1, key[lane.key]) for lane in lanes]
     coded[0] = _with_between(coded[0], idle)
     if with_bytes:
@@ -97,13 +97,9 @@ def _keyed(
     return RunTimeline(timeline, whole, np.append(seconds, timeline.seconds[-2:]))
 
 
-def _columns(ops: pl.DataFrame) -> tuple[Ints, Keys]:
+def _columns(ops: pl.DataFrame, seconds: Floats) -> tuple[Ints, Keys]:
     """Key of each kind of instance, and what the keys are; two more follow: between steps, and the gap."""
-    for finest in _FINER:
-        names = [*finest, "beside"]
-        key = ops.select(pl.struct(names).rank("dense")).to_series().to_numpy().astype(np.int64) - 1
-        if int(key.max()) < MOST_COLUMNS:
-            break
+    key = _numbered(ops, seconds)
     first = np.unique(key, return_index=True)[1]
     same_work = ops.select(pl.struct("name", "device", "flops", "bytes", "phase").rank("dense")).to_series()
     kinds = ops.select(pl.struct("name", "device").rank("dense")).to_series()
@@ -113,6 +109,32 @@ def _columns(ops: pl.DataFrame) -> tuple[Ints, Keys]:
     return key, Keys(
         np.append(kind, kind.max() + more), np.append(signature, signature.max() + more), np.append(beside, [False] * 2)
     )
+
+
+def _numbered(ops: pl.DataFrame, seconds: Floats) -> Ints:
+    """A key for each place; where there are too many, those with most time keep theirs and the rest share coarser ones.
+
+    A key that several modules share cannot tell them apart: only what is small may be put together.
+    """
+    levels = [_dense(ops, [*names, "beside"]) for names in _FINER]
+    finest = levels[0]
+    if int(finest.max()) < MOST_COLUMNS:
+        return finest
+    order = np.argsort(-np.bincount(finest, seconds), kind="stable")
+    for shared in levels[1:]:
+        own = MOST_COLUMNS - int(shared.max()) - 1
+        if own >= _LEAST_OWN * MOST_COLUMNS:
+            break
+    rank = np.empty(len(order), dtype=np.int64)
+    rank[order] = np.arange(len(order))
+    apart = rank[finest] < max(own, 0)
+    mixed = np.where(apart, rank[finest], len(order) + shared)
+    return np.asarray(np.unique(mixed, return_inverse=True)[1].reshape(-1), dtype=np.int64)
+
+
+def _dense(ops: pl.DataFrame, names: list[str]) -> Ints:
+    """Numbers of the distinct rows of some columns, from 0."""
+    return ops.select(pl.struct(names).rank("dense")).to_series().to_numpy().astype(np.int64) - 1
 
 
 def _with_between(lane: Lane, idle: Lane) -> Lane:
@@ -149,7 +171,9 @@ def run_readings(run: RunReader, source: PowerSource, origin_ns: int) -> tuple[R
     readings = from_gauge(t0, t1, watts, refresh)
     # Stamps of reads that are slower than the source are right as they are: what is late then is the value.
     own_pace = refresh is not None and readings.period >= _AS_READ * refresh
-    return readings, Options(periodic=not own_pace and is_periodic(readings.stamp), floor=floor)
+    spot = str(channel.get("filter") or "").startswith("none")
+    periodic = not own_pace and is_periodic(readings.stamp)
+    return readings, Options(periodic=periodic, refresh=refresh, spot=spot, floor=floor)
 
 
 def hidden_by_steps(watts: Floats, step: float) -> float:

@@ -14,6 +14,7 @@ from stepscope.analysis.intervals import Floats
 
 CONFIDENCE = 0.90
 Z = float(special.ndtri((1 + CONFIDENCE) / 2))
+_AS_DECIDED = 1.5  # standard deviations: the most that the coarser fit's disagreement adds
 _ALWAYS = 0.005  # of a part's energy: what no term below sees
 
 
@@ -56,9 +57,11 @@ def parts(found: Attribution, gather: Any) -> Parts:
     joules, seconds = gather @ found.joules, gather @ found.timeline.seconds
     spread = np.asarray(gather @ (gather @ found.covariance).T)
     own = np.asarray(gather @ (gather @ found.statistical).T)
-    apart = gather @ (found.coarser - found.joules)
-    blunt = gather @ (found.sharper - found.joules) / 2
     variance = np.maximum(np.diag(spread), 0)
+    # Where the readings decide a place by themselves, that it differs from its like is a finding and not an error.
+    most = _AS_DECIDED * np.sqrt(variance)
+    apart = np.clip(gather @ (found.coarser - found.joules), -most, most)
+    blunt = gather @ (found.sharper - found.joules) / 2
     sd = np.sqrt(variance + apart**2 + blunt**2 + (_ALWAYS * joules) ** 2 + (found.floor * seconds) ** 2)
     scale = np.sqrt(np.maximum(variance, 1e-300))
     statistical = np.sqrt(np.minimum(np.maximum(np.diag(own), 0), variance))

@@ -161,3 +161,11 @@ def relatched(readings: Readings, clock: UpdateClock) -> Readings:
     some = sure & (end > begin + _SAME)
     width = (end - begin)[some]
     return Readings(end[some], (readings.watts * readings.width)[some] / width, width)
+
+
+def converted(readings: Readings, clock: UpdateClock) -> Readings:
+    """A gauge's readings at the conversions that they show, each once; one read beside an update is left out."""
+    number = clock.number(readings.stamp)
+    sure = np.flatnonzero(~clock.unsure(readings.stamp))
+    first = sure[np.append(True, np.diff(number[sure]) > 0)[: len(sure)]]
+    return replace(readings, stamp=clock.made(number[first]), watts=readings.watts[first])

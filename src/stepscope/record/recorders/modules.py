@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from torch import nn
@@ -98,31 +97,35 @@ class ModuleScopes:
 
     def __init__(self, book: ModuleBook) -> None:
         self.book = book
-        self._undo: Callable[[], None] | None = None
+        self._undo: list[Callable[[], None]] = []
 
     def find_models(self) -> None:
         """Register every outermost module that is called from now on."""
-        self._route(self._finding_call, self._hooks_that_find)
-
-    def open_scopes(self) -> None:
-        """Open a scope around each module call from now on; a window must be recording.
-
-        Scopes are made anew for each window: one whose window closed while it was open cannot be entered again.
-        """
-        self._route(self._scoped_call, self._hooks_that_scope)
-
-    def remove(self) -> None:
-        """Back to plain module calls."""
-        if self._undo is not None:
-            self._undo()
-            self._undo = None
-
-    def _route(self, make_call: Callable[[], Callable[..., Any]], make_hooks: Callable[[], list[Any]]) -> None:
         self.remove()
         if torch_private.can_route_calls():
-            self._undo = torch_private.route_module_calls(make_call())
+            self._undo = [torch_private.route_module_calls(self._finding_call())]
         else:
-            self._undo = partial(_remove_all, make_hooks())
+            self._undo = [register_module_forward_pre_hook(self._find).remove]
+
+    def open_scopes(self) -> None:
+        """Open a scope around each module call from now on; a window must be recording until after `remove`.
+
+        Scopes are made anew for each window: none may outlive the window in which it was entered (`open_ranges`).
+        """
+        self.remove()
+        if torch_private.can_route_calls():
+            call, end = torch_private.scoped_call(self._scope_name)
+            self._undo = [end, torch_private.route_module_calls(call)]
+        else:
+            before, after, end = torch_private.scoping_hooks(self._scope_name)
+            handles = [register_module_forward_pre_hook(before), register_module_forward_hook(after, always_call=True)]
+            self._undo = [end, *(handle.remove for handle in handles)]
+
+    def remove(self) -> None:
+        """Back to plain module calls; scopes that are open end here."""
+        undo, self._undo = self._undo, []
+        for each in undo:
+            each()
 
     def _finding_call(self) -> Callable[..., Any]:
         index, plain = self.book.index, torch_private.uncompiled_call
@@ -133,37 +136,11 @@ class ModuleScopes:
 
         return call
 
-    def _scoped_call(self) -> Callable[..., Any]:
-        return torch_private.scoped_call(self._make_scope)
+    def _find(self, module: nn.Module, _args: Any) -> None:
+        self.book.index(module)
 
-    def _hooks_that_find(self) -> list[Any]:
-        def before(module: nn.Module, _args: Any) -> None:
-            self.book.index(module)
-
-        return [register_module_forward_pre_hook(before)]
-
-    def _hooks_that_scope(self) -> list[Any]:
-        open_now: dict[int, torch_private.Scope] = {}
-
-        def before(module: nn.Module, _args: Any) -> None:
-            if id(module) not in open_now:
-                open_now[id(module)] = self._make_scope(module)
-                open_now[id(module)].__enter__()
-
-        def after(module: nn.Module, _args: Any, _output: Any) -> None:
-            scope = open_now.pop(id(module), None)
-            if scope is not None:
-                scope.__exit__(None, None, None)
-
-        return [register_module_forward_pre_hook(before), register_module_forward_hook(after, always_call=True)]
-
-    def _make_scope(self, module: nn.Module) -> torch_private.Scope:
-        return torch_private.make_scope(f"{MODULE_SCOPE}{self.book.index(module)}")
-
-
-def _remove_all(handles: list[Any]) -> None:
-    for handle in handles:
-        handle.remove()
+    def _scope_name(self, module: nn.Module) -> str:
+        return f"{MODULE_SCOPE}{self.book.index(module)}"
 
 
 def _joined(root: str, below: str) -> str:

@@ -17,21 +17,26 @@ from stepscope.record.recorders.phases import MODULE_SCOPE, NO_MODULE, label
 from stepscope.record.recorders.shapes import ShapeBook
 from stepscope.record.recorders.tree import NO_PARENT, Ints
 from stepscope.record.recorders.window import StepProfile, Window
+from stepscope.record.torch_private import CLOSING
 from stepscope.runfolder import PHASES
 
 
 @dataclass(frozen=True)
 class Rows:
-    """The rows of a window, and per step what the recording plan learns from."""
+    """The rows of a window, and per step what the recording plan learns from.
+
+    left_open: names of what was open when the window stopped, though it should have ended before (`open_ranges`).
+    """
 
     frame: pl.DataFrame
     profiles: list[StepProfile]
     labelled: Labelled | None = None
+    left_open: tuple[str, ...] = ()
 
 
 def rows_of(window: Window, names: Names, modules: list[tuple[str, str]], book: ShapeBook) -> Rows:
     """Convert a window; `modules` gives (qualified name, type) by module index."""
-    events = columns(window.raw, names, window.cuda, keep_raw=window.shapes)
+    events, left_open = until_the_close(columns(window.raw, names, window.cuda, keep_raw=window.shapes), names)
     events = events.take(tree.by_thread_and_time(_lane(events), events.t0, events.t1))
     lane = _lane(events)
     depth = tree.depths(lane, events.t0, events.t1)
@@ -42,7 +47,22 @@ def rows_of(window: Window, names: Names, modules: list[tuple[str, str]], book: 
     parent, phase, module = _kernels_join_their_ops(events, parent, phase, module)
     module = modules_of_updates(events, parent, module, names.texts(), window.optimizer_calls)
     table = Labelled(events, parent, own, phase, module, events.t0 - window.unix_offset_ns)
-    return replace(_assemble(table, window, names, modules, book), labelled=table)
+    return replace(_assemble(table, window, names, modules, book), labelled=table, left_open=left_open)
+
+
+def until_the_close(events: Events, names: Names) -> tuple[Events, tuple[str, ...]]:
+    """The events without the closing of their window, which ended what was open, and what was open even after it."""
+    closing = np.flatnonzero(events.name == names.ids.get(CLOSING, -1))
+    if len(closing) == 0:
+        return events, ()
+    begin, end = events.t0[closing[-1]], events.t1[closing[-1]]
+    before = (events.t0 < begin) & (events.gpu < 0)
+    unended = before & (events.thread == events.thread[closing[-1]]) & ((events.t1 > end) | (events.t1 < events.t0))
+    texts = names.texts()
+    left_open = tuple(texts[number] for number in events.name[unended])
+    kept = events.take(np.flatnonzero(before | (events.gpu >= 0)))
+    ended = np.where(kept.gpu < 0, np.minimum(kept.t1, begin), kept.t1)
+    return replace(kept, t1=np.maximum(ended, kept.t0)), left_open
 
 
 def _lane(events: Events) -> Ints:

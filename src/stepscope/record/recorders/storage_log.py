@@ -114,16 +114,16 @@ class StorageLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self.adopt(parameter, "parameter")
                 if parameter.grad is not None:
                     self.adopt(parameter.grad, "gradient")
-        for state in optimizer.state.values():
-            self.adopt_all(state, "optimizer")
+        for parameter, state in optimizer.state.items():
+            self.adopt_all(state, "optimizer", self.storages[self._seen(parameter)].module)
 
-    def adopt_all(self, nest: Any, category: str) -> None:
+    def adopt_all(self, nest: Any, category: str, module: str | None = None) -> None:
         """Count every tensor of a nest of containers and of objects that hold some."""
         for leaf in tree_leaves(nest):
             if isinstance(leaf, Tensor):
-                self.adopt(leaf, category)
+                self.adopt(leaf, category, module)
             elif hasattr(leaf, "__dict__"):
-                self.adopt_all([value for value in vars(leaf).values() if value is not leaf], category)
+                self.adopt_all([value for value in vars(leaf).values() if value is not leaf], category, module)
 
     def adopt(self, tensor: Tensor, category: str, module: str | None = None) -> None:
         """Count a tensor that is there already, or say what a known one is for."""

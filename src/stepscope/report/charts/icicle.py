@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import altair as alt
 import polars as pl
 
 from stepscope.report.charts.palette import LIGHT
 from stepscope.report.charts.style import axis, plot_width
+
+if TYPE_CHECKING:
+    from stepscope.report.page.parts import Icicle
 
 _HEIGHT, _LETTER, _LINE, _THINNEST = 420, 6.2, 13, 0.25  # px
 _KINDS = ("forward", "backward", "optimizer")
@@ -43,28 +46,25 @@ def build(cells: pl.DataFrame, width: int) -> Any:
     return alt.layer(boxes, stripes, text).properties(width=inner, height=_HEIGHT)
 
 
-def cells_of(columns: tuple[str, ...], rows: Any) -> pl.DataFrame:
-    """Cells from the rows of the page's icicle, parents before children: each lies below its elder siblings."""
-    at = {name: columns.index(name) for name in ("name", "parent", "total", *_KINDS)}
-    top: list[float] = []
+def cells_of(icicle: Icicle) -> pl.DataFrame:
+    """Cells of the page's icicle by its first quantity, time: each lies below its elder siblings."""
+    name, parent = icicle.columns.index("name"), icicle.columns.index("parent")
     free: list[float] = []  # where the next child of each row begins, ms
     cells: list[dict[str, Any]] = []
     below = 0.0
-    for row in rows:
-        parent, length = row[at["parent"]], (row[at["total"]] or 0) / 1e6
-        begin = below if parent is None else free[parent]
-        if parent is None:
-            below += length
+    for row, values in zip(icicle.rows, icicle.layers[0].rows, strict=True):
+        total, *split = ((value or 0) / 1e6 for value in (values or [None] * (1 + len(_KINDS)))[: 1 + len(_KINDS)])
+        begin = below if row[parent] is None else free[row[parent]]
+        if row[parent] is None:
+            below += total
         else:
-            free[parent] += length
-        top.append(begin)
+            free[row[parent]] += total
         free.append(begin)
-        depth = 0 if parent is None else cells[parent]["depth"] + 1
-        phases = {kind: (row[at[kind]] or 0) / 1e6 for kind in _KINDS}
-        label = row[at["name"]] or "the model"
-        name = label.rpartition(".")[2] if depth else label
-        hover = f"{label}: {length:.3f} ms"
-        cells.append({"depth": depth, "t0_ms": begin, "t1_ms": begin + length, "label": name, "hover": hover, **phases})
+        depth = 0 if row[parent] is None else cells[row[parent]]["depth"] + 1
+        said = row[name] or "the model"
+        label = said.rpartition(".")[2] if depth else said
+        about = {"label": label, "hover": f"{said}: {total:.3f} ms"}
+        cells.append({"depth": depth, "t0_ms": begin, "t1_ms": begin + total, **about, **dict(zip(_KINDS, split, strict=True))})
     frame = pl.DataFrame(cells).filter(pl.col("t1_ms") > pl.col("t0_ms"))
     return frame.with_columns(right=pl.col("depth") + 1)
 

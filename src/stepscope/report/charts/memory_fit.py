@@ -13,14 +13,14 @@ from stepscope.report.charts.style import axis, plot_width
 
 _ROW = 34  # px
 _BESIDE = 190  # px, for the names of the options
-FITS = "fits"
+FITS, CLOSE = "fits", "too close"
 _INK = alt.Color("ink:N", scale=None)
 
 
 def build(rows: pl.DataFrame, width: int) -> Any:
     """Cells of `rows` (batch, option, peak_bytes, limit_bytes, verdict), the share of the limit as colour.
 
-    A bold edge runs where "fits" ends; a cell whose peak is null could not be computed and stays grey.
+    A bold edge runs where "fits" ends; "close" is too close to say; a cell without a peak could not be run: it is grey.
     """
     options, batches = rows["option"].unique(maintain_order=True).to_list(), rows["batch"].unique().sort().to_list()
     cells = _cells(rows, options, batches)
@@ -43,7 +43,14 @@ def build(rows: pl.DataFrame, width: int) -> Any:
 def _ticks(names: list[Any], title: str) -> alt.Axis:
     words = json.dumps([str(name) for name in names])
     middles = [place + 0.5 for place in range(len(names))]
-    return axis(title, values=middles, labelExpr=f"{words}[floor(datum.value)]", grid=False, labelLimit=_BESIDE - 20)
+    return axis(
+        title,
+        values=middles,
+        labelExpr=f"{words}[floor(datum.value)]",
+        grid=False,
+        labelLimit=_BESIDE - 20,
+        labelOverlap=False,
+    )
 
 
 def _cells(rows: pl.DataFrame, options: list[str], batches: list[int]) -> pl.DataFrame:
@@ -57,7 +64,11 @@ def _cells(rows: pl.DataFrame, options: list[str], batches: list[int]) -> pl.Dat
         ink=pl.when(pl.col("peak_bytes") > 1.6 * pl.col("limit_bytes"))
         .then(pl.lit(LIGHT["paper"]))
         .otherwise(pl.lit(LIGHT["ink"])),
-        text=pl.when(pl.col("peak_bytes").is_null()).then(pl.lit("?")).otherwise(_size(pl.col("peak_bytes"))),
+        text=pl.when(pl.col("peak_bytes").is_null())
+        .then(pl.lit("?"))
+        .when(pl.col("verdict") == CLOSE)
+        .then(pl.format("{}, close", _size(pl.col("peak_bytes"))))
+        .otherwise(_size(pl.col("peak_bytes"))),
         hover=pl.format(
             "{}, batch {}: {}, {}", "option", "batch", _size(pl.col("peak_bytes")).fill_null("?"), "verdict"
         ),

@@ -15,11 +15,12 @@ from stepscope.report.charts.palette import HELD, LIGHT
 from stepscope.report.charts.style import axis, plot_width
 
 _TALL, _LOW = 280, 150  # px, of one panel and of several
+_NARROW = 400  # px: fewer numbers have room below
 
 
 def build(series: pl.DataFrame, width: int, limit_mb: float | None = None) -> Any:
     """Areas of `series` (t_ms, category, mb), in the order of the categories; a dashed rule where a limit is given."""
-    return _panel(series, plot_width(width), _TALL, "time since the step began, ms", None, limit_mb)
+    return panel(series, plot_width(width), _TALL, "time since the step began, ms", None, limit_mb)
 
 
 def build_several(series: pl.DataFrame, width: int) -> Any:
@@ -31,19 +32,34 @@ def build_several(series: pl.DataFrame, width: int) -> Any:
     for place, label in enumerate(labels):
         title = "time since the step began, ms" if place == len(labels) - 1 else ""
         shown = series.filter(pl.col("label") == label)
-        panel = _panel(shown, plot_width(width), _LOW, title, top)
-        panels.append(panel.properties(title=alt.Title(label, anchor="start", fontSize=12, color=LIGHT["ink"])))
+        drawn = panel(shown, plot_width(width), _LOW, title, top, names=held_in(series))
+        panels.append(drawn.properties(title=alt.Title(label, anchor="start", fontSize=12, color=LIGHT["ink"])))
     return alt.vconcat(*panels, spacing=10).resolve_scale(color="shared")
 
 
-def _panel(
-    series: pl.DataFrame, width: int, height: int, title: str, top: float | None, limit_mb: float | None = None
+def held_in(series: pl.DataFrame) -> list[str]:
+    """Categories of a table in the order in which they are stacked."""
+    return [name for name in HELD if name in set(series["category"])]
+
+
+def panel(
+    series: pl.DataFrame,
+    width: int,
+    height: int,
+    title: str,
+    top: float | None,
+    limit_mb: float | None = None,
+    across: str = "t_ms",
+    names: list[str] | None = None,
 ) -> Any:
-    names = [name for name in HELD if name in set(series["category"])]
+    """Stacked areas over the column `across`, named by `title`; panels that share scales share `top` and `names`."""
+    names = held_in(series) if names is None else names
     order = {name: place for place, name in enumerate(names)}
     shown = series.with_columns(place=pl.col("category").replace_strict(order, return_dtype=pl.Int64))
     scale = alt.Scale(domainMin=0) if top is None else alt.Scale(domain=[0, top])
-    x = alt.X("t_ms:Q", axis=axis(title, grid=False, tickCount=8), scale=alt.Scale(nice=False))
+    x = alt.X(
+        f"{across}:Q", axis=axis(title, grid=False, tickCount=8 if width > _NARROW else 4), scale=alt.Scale(nice=False)
+    )
     y = alt.Y("mb:Q", axis=axis("live tensors, MB"), scale=scale, stack="zero")
     colours = alt.Scale(domain=names, range=[HELD[name] for name in names])
     areas = (

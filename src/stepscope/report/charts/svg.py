@@ -9,6 +9,7 @@ import vl_convert
 
 from stepscope.report.charts.palette import LIGHT
 from stepscope.report.charts.style import styled
+from stepscope.report.page.reading import visible
 
 _COLOUR = re.compile(r'"(#[0-9a-fA-F]{6})"')
 _LONG_NUMBER = re.compile(r"(-?\d+\.\d\d)\d+")
@@ -23,7 +24,7 @@ def draw(chart: Any) -> str:
     svg = _SIZE.sub(r"\1", svg, count=1)
     svg = _HIDDEN_FRAME.sub("", svg)
     svg = _COLOUR.sub(lambda match: _VARIABLE.get(match[1].lower(), match[0]), svg)
-    return _shorter(svg)
+    return visible(_shorter(svg))
 
 
 def _shorter(svg: str) -> str:

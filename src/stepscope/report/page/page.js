@@ -1,5 +1,5 @@
 "use strict";
-/* The page works without this file; it adds sorting, filtering, hovering, the icicle and the choice of theme. */
+/* The page works without this file; it adds sorting, filtering, hovering and the choice of theme. */
 
 const make = (tag, attributes = {}, ...children) => {
   const node = document.createElement(tag);
@@ -10,6 +10,19 @@ const make = (tag, attributes = {}, ...children) => {
   node.append(...children);
   return node;
 };
+
+/* A value in the prefix that keeps it short, with three digits. */
+const PREFIXES = [[1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"], [1, ""], [1e-3, "m"], [1e-6, "µ"]];
+function spoken(value, unit) {
+  if (value === null || value === undefined) return "-";
+  if (unit === "1") return (100 * value).toFixed(1) + " %";
+  const digits = (number) => number.toLocaleString("en", { minimumSignificantDigits: 3, maximumSignificantDigits: 3 });
+  if (value === 0) return unit === "ns" ? "0 ms" : "0 " + unit;
+  if (unit === "ns") return digits(value / 1e6) + " ms";
+  const [scale, prefix] = PREFIXES.find(([size]) => Math.abs(value) >= size) || PREFIXES[PREFIXES.length - 1];
+  return digits(value / scale) + " " + prefix + unit;
+}
+const redrawn = []; // what is drawn by hand, and so does not follow the theme by itself
 
 /* Hovering: any [aria-label] inside a chart, and the cells of the icicle, say what they are. */
 const tip = document.getElementById("tip");
@@ -97,127 +110,16 @@ async function toClipboard(text) {
   }
 }
 
-/* The icicle: depth from left to right, time from top to bottom; a click makes a module the whole picture. */
-const THINNEST = 4; // px; siblings below are drawn together
-const CHOICES = [["total", "Total"], ["forward", "Forward"], ["backward", "Backward"], ["optimizer", "Optimizer"]];
-function milliseconds(ns) {
-  if (ns === null) return "-";
-  const value = ns / 1e6;
-  return value.toLocaleString("en", { minimumSignificantDigits: 3, maximumSignificantDigits: 3, useGrouping: true }) + " ms";
-}
-function readTree(figure) {
-  const { columns, rows } = JSON.parse(figure.querySelector("script").textContent);
-  const nodes = rows.map((row) => Object.fromEntries(columns.map((name, index) => [name, row[index]])));
-  const root = { name: "all", label: "all modules", children: [], total: 0, forward: 0, backward: 0, optimizer: 0, own: 0 };
-  for (const node of nodes) node.children = [];
-  for (const node of nodes) {
-    node.up = node.parent === null ? root : nodes[node.parent];
-    node.label = node.name === "" ? node.type || "model" : node.name.split(".").pop();
-    node.up.children.push(node);
-  }
-  for (const child of root.children) {
-    for (const [key] of CHOICES) root[key] += child[key] || 0;
-  }
-  return root.children.length === 1 ? Object.assign(root.children[0], { up: null }) : root;
-}
-function describe(node) {
-  const lines = [node.name === "" ? "the model" : node.name];
-  if (node.type) lines[0] += "  (" + node.type + ")";
-  const range = node.low === null || node.low === undefined ? "" : " (" + milliseconds(node.low) + " to " + milliseconds(node.high) + ")";
-  lines.push("total " + milliseconds(node.total) + range);
-  if (node.share !== undefined && node.share !== null) lines[1] += ", " + (100 * node.share).toFixed(1) + " % of the step";
-  lines.push("forward " + milliseconds(node.forward) + ", backward " + milliseconds(node.backward));
-  if (node.optimizer !== null) lines.push("optimizer " + milliseconds(node.optimizer));
-  if (node.own !== undefined) lines.push("itself, without its children: " + milliseconds(node.own));
-  if (node.parameters) lines.push(node.parameters.toLocaleString("en") + " parameters");
-  if (node.calls) lines.push(node.calls + (node.calls === 1 ? " call a step" : " calls a step"));
-  return lines.join("\n");
-}
-function depthOf(node, key) {
-  return 1 + Math.max(0, ...node.children.filter((child) => child[key] > 0).map((child) => depthOf(child, key)));
-}
-function drawIcicle(figure) {
-  const tree = readTree(figure);
-  let at = tree, key = "total";
-  const plot = make("div", { class: "plot", role: "group", "aria-label": "Modules by time" });
-  const path = make("span", { class: "path" });
-  const buttons = CHOICES.filter(([name]) => tree[name] > 0).map(([name, title]) =>
-    make("button", { type: "button", "data-key": name, onclick: () => { key = name; draw(); } }, title));
-  const legend = make("span", { class: "key" }, ...CHOICES.slice(1).filter(([name]) => tree[name] > 0).map(([name, title]) => {
-    const swatch = make("i");
-    swatch.style.background = "var(--" + name + ")";
-    return make("span", {}, swatch, title.toLowerCase());
-  }));
-  function split(node) {
-    const whole = (node.forward || 0) + (node.backward || 0) + (node.optimizer || 0);
-    if (!(whole > 0)) return "var(--other)";
-    let from = 0;
-    const stops = CHOICES.slice(1).map(([name]) => {
-      const to = from + 100 * (node[name] || 0) / whole, stop = "var(--" + name + ") " + from + "% " + to + "%";
-      from = to;
-      return stop;
-    });
-    return "linear-gradient(" + stops.join(",") + ")";
-  }
-  function go(node) { at = node; hideTip(); draw(); }
-  function rest(nodes) {
-    const sum = (name) => nodes.reduce((total, node) => total + Math.max(0, node[name] || 0), 0);
-    const label = nodes.length === 1 ? nodes[0].label : nodes.length + " small modules";
-    const pooled = { name: label, label, children: [], rest: true, up: nodes[0].up, low: null };
-    for (const [name] of CHOICES) pooled[name] = sum(name);
-    return pooled;
-  }
-  function cell(node, x, y, wide, high, heightPx) {
-    if (heightPx < .75) return null;
-    const label = make("span", {}, make("b", {}, node.label), make("em", {}, milliseconds(node[key])));
-    const box = make("button", { type: "button", class: heightPx < 20 ? "cell low" : "cell", "aria-label": describe(node),
-      onclick: () => { if (!node.rest) go(node === at ? node.up || tree : node); },
-      onpointermove: (event) => showTip(describe(node), event.clientX, event.clientY), onpointerleave: hideTip,
-      onfocus: (event) => { if (box.matches(":focus-visible")) { const r = box.getBoundingClientRect(); showTip(describe(node), r.left, r.top); } },
-      onblur: hideTip });
-    if (node.rest) box.classList.add("rest");
-    if (heightPx >= 11) box.append(label);
-    Object.assign(box.style, { left: x + "%", top: y + "%", width: wide + "%", height: high + "%" });
-    box.style.setProperty("--split", split(node));
-    box.style.setProperty("--tint", Math.round(4 + 32 * Math.min(1, (node.total || 0) / (tree.total || 1))) + "%");
-    return box;
-  }
-  function draw() {
-    const cells = [], height = plot.clientHeight || 480;
-    const columns = Math.min(depthOf(at, key), plot.clientWidth < 560 ? 3 : 6), wide = 100 / columns;
-    (function place(node, column, top, share) {
-      const box = cell(node, column * wide, top, wide, share, height * share / 100);
-      if (box) cells.push(box);
-      if (!box || column + 1 >= columns) return;
-      const partOf = (child) => node[key] > 0 ? share * Math.max(0, child[key] || 0) / node[key] : 0;
-      const thin = node.children.filter((child) => partOf(child) > 0 && height * partOf(child) / 100 < THINNEST);
-      const small = new Set(thin);
-      const drawn = thin.length ? [...node.children.filter((child) => !small.has(child)), rest(thin)] : node.children;
-      for (const child of drawn) {
-        place(child, column + 1, top, partOf(child));
-        top += partOf(child);
-      }
-    })(at, 0, 0, 100);
-    plot.replaceChildren(...cells);
-    for (const button of buttons) button.setAttribute("aria-pressed", String(button.dataset.key === key));
-    const trail = [];
-    for (let node = at; node; node = node.up) trail.unshift(node);
-    path.replaceChildren(...trail.flatMap((node, index) => index === trail.length - 1 ? [node.label]
-      : [make("button", { type: "button", onclick: () => go(node) }, node.label), " › "]));
-  }
-  figure.prepend(make("div", { class: "bar" }, make("span", { class: "choice", role: "group", "aria-label": "Time of" }, ...buttons), path, legend), plot);
-  plot.addEventListener("keydown", (event) => { if (event.key === "Escape") { go(at.up || tree); plot.firstChild.focus(); } });
-  new ResizeObserver(draw).observe(plot);
-  addEventListener("beforeprint", draw);
-  draw();
-}
-
 /* Theme: as the system has it, until a reader chooses. */
 function themeButton() {
   const dark = matchMedia("(prefers-color-scheme: dark)"), root = document.documentElement;
   const now = () => root.dataset.theme || (dark.matches ? "dark" : "light");
-  const button = make("button", { type: "button", onclick: () => { root.dataset.theme = now() === "dark" ? "light" : "dark"; say(); } });
-  const say = () => { button.textContent = now() === "dark" ? "Light" : "Dark"; };
+  const button = make("button", { type: "button", onclick: () => choose(now() === "dark" ? "light" : "dark") });
+  const choose = (theme) => { root.dataset.theme = theme; say(); };
+  const say = () => { button.textContent = now() === "dark" ? "Light" : "Dark"; redrawn.forEach((draw) => draw()); };
+  let before; // paper is light
+  addEventListener("beforeprint", () => { before = root.dataset.theme; choose("light"); });
+  addEventListener("afterprint", () => { if (before) choose(before); else { delete root.dataset.theme; say(); } });
   dark.addEventListener("change", say);
   say();
   document.querySelector("nav").append(button);
@@ -235,6 +137,5 @@ function followSections() {
 }
 
 document.querySelectorAll("[data-table]").forEach(enliven);
-document.querySelectorAll("[data-icicle]").forEach(drawIcicle);
 themeButton();
 followSections();

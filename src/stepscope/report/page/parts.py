@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any, ClassVar, Union
 
@@ -121,17 +121,48 @@ class Command:
 
 
 @dataclass(frozen=True)
+class Layer:
+    """One quantity of an icicle's modules: total, forward, backward, optimizer and own of each row, or None."""
+
+    key: str
+    title: str
+    unit: str
+    source: str
+    rows: Sequence[Sequence[float | None] | None]
+
+
+@dataclass(frozen=True)
 class Icicle:
-    """A tree of modules: `columns` names the fields of each row of `rows`, parents before children."""
+    """A tree of modules: `columns` names the fields of each row of `rows`, parents before children.
+
+    The first of `layers` is what is shown at first.
+    """
 
     columns: tuple[str, ...]
     rows: Sequence[Sequence[Any]]
+    layers: tuple[Layer, ...]
     caption: str
     name: str = ""  # as of a Figure
     kind: ClassVar[str] = "icicle"
 
+    @property
+    def layers_data(self) -> list[dict[str, Any]]:
+        """The layers for the page's script."""
+        return [asdict(layer) for layer in self.layers]
 
-Part = Union[Figure, KeyFigures, Table, Facts, Items, Note, Command, Icicle]  # noqa: UP007 - a value on Python 3.10
+
+@dataclass(frozen=True)
+class Anatomy:
+    """One step on a time axis: `data` is what page/anatomy.js draws, `chart` the same as a figure on paper."""
+
+    data: dict[str, Any]
+    chart: Callable[[int], Any]
+    caption: str
+    name: str = ""  # as of a Figure
+    kind: ClassVar[str] = "anatomy"
+
+
+Part = Union[Figure, KeyFigures, Table, Facts, Items, Note, Command, Icicle, Anatomy]  # noqa: UP007 - Python 3.10
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 from stepscope import units
 
+_STEERS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+_LONGEST = 160  # characters of a name on the page; exports have it whole
 _SHARES = ("1", "", "share", "ratio")
 
 
@@ -50,3 +54,16 @@ def count(value: float | None) -> str:
 def plural(number: int, noun: str) -> str:
     """A number and its noun: plural(2, "step") is "2 steps"."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def visible(text: str) -> str:
+    """Text in which characters that steer a terminal or turn the direction of writing are spelt out, not obeyed."""
+    return _STEERS.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+
+
+def name(text: str) -> str:
+    """The name of a module or operation as the page shows it: of a very long one the middle is left out."""
+    if len(text) <= _LONGEST:
+        return text
+    half = (_LONGEST - 1) // 2
+    return f"{text[:half]}…{text[-half:]}"

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
+from stepscope.analysis.module_quantities import module_quantities
 from stepscope.analysis.own_time import OUTSIDE, RESIDUAL
-from stepscope.report.page.parts import Cell, Column, Icicle, Section, Table
-from stepscope.report.page.reading import count, milliseconds, plural
+from stepscope.report.page.parts import Cell, Column, Icicle, Layer, Section, Table
+from stepscope.report.page.reading import count, milliseconds, name, plural
 from stepscope.units import percent, si
 
 if TYPE_CHECKING:
@@ -21,14 +23,13 @@ FIGURES = ("modules",)
 _MOST_CELLS = 4_000
 _MOST_ROWS = 1_200
 _CAPTION = (
-    "From left to right, a module and what it is made of; height is time in a median step. A click makes a module the "
-    "whole picture, a click on it again leads back. The stripe at the left of a cell divides its time by phase; the "
-    "deeper the tint, the larger the part of the step."
+    "From left to right, a module and what it is made of; height is what was chosen. A click makes a module the whole "
+    "picture, a click on it again leads back. The stripe at the left of a cell divides it by phase; the deeper the "
+    "tint, the larger the part of the model."
 )
-_FIELDS = (
-    *("name", "type", "parent", "parameters", "calls"),
-    *("total", "forward", "backward", "optimizer", "own", "low", "high", "share"),
-)
+_FIELDS = ("name", "type", "parent", "parameters", "calls", "low", "high")
+_VALUES = ("total", "forward", "backward", "optimizer", "own")
+_TITLES = {"time": "Time", "energy": "Energy", "memory": "Memory", "flops": "FLOPs"}
 
 
 def build(run: Run) -> Section:
@@ -41,10 +42,10 @@ def build(run: Run) -> Section:
     lede = f"{plural(len(inside), 'module')}, forward and backward, in ms a step (medians of the recorded steps)."
     if inside["optimizer_ns"].null_count() == len(inside):
         lede += " The optimizer's updates could not be led back to single modules."
-    return Section(lede, (_icicle(inside), _table(modules)) if len(inside) else (_table(modules),))
+    return Section(lede, (_icicle(run, inside), _table(modules)) if len(inside) else (_table(modules),))
 
 
-def _icicle(inside: pl.DataFrame) -> Icicle:
+def _icicle(run: Run, inside: pl.DataFrame) -> Icicle:
     """The dearest subtrees; a parent is never cheaper than its child, so none is orphaned."""
     kept = inside
     if len(inside) > _MOST_CELLS:
@@ -54,16 +55,29 @@ def _icicle(inside: pl.DataFrame) -> Icicle:
     rows = [_icicle_row(row, place) for row in kept.iter_rows(named=True)]
     left_out = len(inside) - len(kept)
     caption = f"{_CAPTION} The {left_out:,} cheapest modules are not drawn." if left_out else _CAPTION
-    return Icicle(_FIELDS, rows, caption, FIGURES[0])
+    return Icicle(_FIELDS, rows, tuple(_layers(module_quantities(run), place)), caption, FIGURES[0])
 
 
 def _icicle_row(row: dict[str, Any], place: dict[str, int]) -> list[Any]:
-    times = [row[f"tree_{name}_ns"] for name in ("total", "forward", "backward", "optimizer")]
-    times += [row["total_ns"], row["tree_low_ns"], row["tree_high_ns"]]
-    whole = [None if ns is None else round(ns) for ns in times]
-    share = None if row["tree_share"] is None else round(row["tree_share"], 5)
+    ends = [None if row[name] is None else round(row[name]) for name in ("tree_low_ns", "tree_high_ns")]
     parent = place.get(row["parent"]) if row["parent"] is not None else None
-    return [row["module"], row["type"], parent, row["parameters"], row["calls"], *whole, share]
+    return [name(row["module"]), row["type"], parent, row["parameters"], row["calls"], *ends]
+
+
+def _layers(quantities: pl.DataFrame, place: dict[str, int]) -> Iterator[Layer]:
+    """A layer for each quantity that the run has, its rows in the order of the icicle's."""
+    for (key, unit), rows in quantities.group_by(["quantity", "unit"], maintain_order=True):
+        if float(rows["total"].fill_null(0).sum()) <= 0:
+            continue
+        found: list[list[float | None] | None] = [None] * len(place)
+        for row in rows.filter(pl.col("module").is_in(list(place))).iter_rows(named=True):
+            found[place[row["module"]]] = [_rounded(row[field]) for field in _VALUES]
+        yield Layer(str(key), _TITLES[str(key)], str(unit), rows["source"][0], found)
+
+
+def _rounded(value: float | None) -> float | None:
+    """Five digits are what a tooltip shows, and more."""
+    return None if value is None else float(f"{value:.5g}")
 
 
 def _table(modules: pl.DataFrame) -> Table:
@@ -91,17 +105,17 @@ def _table(modules: pl.DataFrame) -> Table:
 
 
 def _row(row: dict[str, Any]) -> tuple[Cell, ...]:
-    name = {None: OUTSIDE, "": "the model itself"}.get(row["module"], row["module"])
+    said = {None: OUTSIDE, "": "the model itself"}.get(row["module"], row["module"])
     kind = row["type"] if row["module"] is not None else None
     between = "-" if row["low_ns"] is None else f"{milliseconds(row['low_ns'])} to {milliseconds(row['high_ns'])}"
     times = ("forward_ns", "backward_ns", "optimizer_ns", "tree_total_ns")
     return (
-        Cell(name, row["module"] or ""),
+        Cell(name(said), row["module"] or ""),
         Cell(kind or "", kind),
         Cell(milliseconds(row["total_ns"]), row["total_ns"]),
         Cell(between, row["low_ns"]),
         Cell(percent(row["share"]), row["share"], row["share"]),
-        *(Cell(milliseconds(row[name]), row[name]) for name in times),
+        *(Cell(milliseconds(row[time]), row[time]) for time in times),
         Cell(count(row["parameters"]), row["parameters"]),
         Cell(count(row["calls"]), row["calls"]),
         Cell(si(row["flops"], ""), row["flops"]),

@@ -5,21 +5,11 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field, replace
 
-from stepscope.analysis.memory_model import (
-    ALLOCATORS,
-    EMPTY_PROCESS,
-    MARGIN,
-    Allocator,
-    Limit,
-    ProcessPeak,
-    allocator_of,
-    process_peak,
-    verdict,
-)
+from stepscope.analysis.memory_model import ALLOCATORS, MARGIN, Limit, ProcessPeak, verdict
 from stepscope.errors import UsageError
-from stepscope.record.dry_run import Change, DryRun, DryRunStopped, dry_run
+from stepscope.record.dry_run import DryRun, DryRunStopped
 from stepscope.record.job import Job
-from stepscope.record.workspaces import Platform, Workspaces, this_platform
+from stepscope.record.workspaces import Platform, this_platform
 from stepscope.studies.fit import result as words
 from stepscope.studies.fit.kept import Kept
 from stepscope.studies.fit.largest import largest_batch
@@ -27,9 +17,7 @@ from stepscope.studies.fit.live_peak import live_peak
 from stepscope.studies.fit.measured import Line, measured_line
 from stepscope.studies.fit.options import Way, ways, worth_a_line
 from stepscope.studies.fit.result import FitResult, LivePeak, Option
-
-_CHECKPOINT = "checkpoint"
-_CHECKPOINTED_HEAP = 2.1  # resident bytes for each live one that glibc's heap was seen to take with checkpoints
+from stepscope.studies.fit.simulator import Simulator
 
 
 @dataclass(frozen=True)
@@ -52,7 +40,7 @@ def answer(question: Question) -> FitResult:
     if question.batch < 1:
         raise UsageError(f"a batch of {question.batch} samples cannot be trained", "use --batch 1 or more")
     began = time.perf_counter()
-    asked = _Simulator(question)
+    asked = Simulator(question.platform, question.kept, question.allocator)
     try:
         plain = asked.run(question.job, question.batch)
     except DryRunStopped as stop:
@@ -62,59 +50,23 @@ def answer(question: Question) -> FitResult:
     return replace(found, seconds=time.perf_counter() - began)
 
 
-class _Simulator:
-    """Dry runs of one question, and what their live bytes mean for a process."""
-
-    def __init__(self, question: Question) -> None:
-        self.allocator = allocator_of(question.allocator)
-        self.workspaces = Workspaces(question.platform, question.kept.probed)
-        self._kept = question.kept
-        self._peaks: dict[int, int] = {}
-
-    def run(self, job: Job, batch: int, change: Change | None = None) -> DryRun:
-        """A dry run; DryRunStopped where it cannot be made."""
-        return dry_run(job, batch, self.workspaces, change)
-
-    def process(self, live: LivePeak, allocator: Allocator | None = None, checkpointed: bool = False) -> ProcessPeak:
-        """Peak of the process of these live bytes, corrected by what probes of this device have shown."""
-        by = allocator or self.allocator
-        if checkpointed and by.name == "default":
-            by = replace(by, high=_CHECKPOINTED_HEAP)
-        low, high = self._kept.corrected(live.low, live.high)
-        return process_peak((low, high), live.mapped, by, self._kept.empty_process or EMPTY_PROCESS)
-
-    def largest(
-        self, job: Job, limit: Limit, start: int, change: Change | None = None, checkpointed: bool = False
-    ) -> int:
-        """The largest batch that surely fits; models that need two samples (batch statistics) start there."""
-
-        def peak(batch: int) -> int:
-            return self.process(live_peak(self.run(job, batch, change).log), None, checkpointed).high
-
-        most = limit.bytes * (1 - MARGIN)
-        try:
-            return largest_batch(peak, most, start)
-        except DryRunStopped:
-            return largest_batch(peak, most, start, smallest=2)
-
-
-def _dry_answer(question: Question, asked: _Simulator, plain: DryRun) -> FitResult:
+def _dry_answer(question: Question, asked: Simulator, plain: DryRun) -> FitResult:
     job, limit = question.job, question.limit
     live = live_peak(plain.log)
     process = asked.process(live)
     not_modelled = {name: count for name, count in asked.workspaces.not_modelled.items() if count}
     slope = _slope(asked, job, question.batch, live)
-    largest = asked.largest(job, limit, question.batch) if limit is not None and question.largest else None
+    sure, likely = asked.largest(job, limit, question.batch) if limit is not None and question.largest else (None, None)
     found = tuple(_options(question, asked, plain, process)) if question.options else ()
     return FitResult(
         job.name, question.batch, words.DRY_RUN, live, process, asked.allocator.name, question.platform.name, limit,
-        None if limit is None else verdict(process, limit), largest, slope, found,
-        not_modelled=not_modelled,
+        None if limit is None else verdict(process, limit), sure, slope, found,
+        likely_batch=likely, not_modelled=not_modelled,
         notes=tuple(_notes(question, plain, live)), ops=plain.log.ops, events=plain.events(),
     )  # fmt: skip
 
 
-def _measured_answer(question: Question, asked: _Simulator, stop: DryRunStopped) -> FitResult:
+def _measured_answer(question: Question, asked: Simulator, stop: DryRunStopped) -> FitResult:
     line = measured_line(question.job)
     live = line.at(question.batch)
     process = asked.process(live)
@@ -128,14 +80,14 @@ def _measured_answer(question: Question, asked: _Simulator, stop: DryRunStopped)
     )  # fmt: skip
 
 
-def _largest_on(line: Line, asked: _Simulator, limit: Limit) -> int:
+def _largest_on(line: Line, asked: Simulator, limit: Limit) -> int:
     def peak(batch: int) -> int:
         return asked.process(line.at(batch)).high
 
     return largest_batch(peak, limit.bytes * (1 - MARGIN), line.large[0])
 
 
-def _options(question: Question, asked: _Simulator, plain: DryRun, before: ProcessPeak) -> list[Option]:
+def _options(question: Question, asked: Simulator, plain: DryRun, before: ProcessPeak) -> list[Option]:
     found = [_of_allocator(question, asked, plain, before, name) for name in ALLOCATORS if name != asked.allocator.name]
     has_bf16 = question.platform.native_bf16 if question.has_bf16 is None else question.has_bf16
     for way in ways(question.job, question.batch, plain, has_bf16):
@@ -148,11 +100,10 @@ def _options(question: Question, asked: _Simulator, plain: DryRun, before: Proce
     return sorted((option for option in found if option.gain > 0), key=lambda option: -option.gain)
 
 
-def _simulated(question: Question, asked: _Simulator, plain: DryRun, before: ProcessPeak, way: Way) -> Option:
+def _simulated(question: Question, asked: Simulator, plain: DryRun, before: ProcessPeak, way: Way) -> Option:
     run = asked.run(way.job, way.batch, way.change)
     live = live_peak(run.log)
-    checkpointed = _CHECKPOINT in way.name
-    process = asked.process(live, checkpointed=checkpointed)
+    process = asked.process(live, checkpointed=way.checkpoints)
     limit = question.limit
     return Option(
         way.name, live.bytes, process, None if limit is None else verdict(process, limit),
@@ -161,7 +112,7 @@ def _simulated(question: Question, asked: _Simulator, plain: DryRun, before: Pro
     )  # fmt: skip
 
 
-def _of_allocator(question: Question, asked: _Simulator, plain: DryRun, before: ProcessPeak, name: str) -> Option:
+def _of_allocator(question: Question, asked: Simulator, plain: DryRun, before: ProcessPeak, name: str) -> Option:
     live = live_peak(plain.log)
     process = asked.process(live, ALLOCATORS[name])
     low, high = ALLOCATORS[name].time
@@ -173,7 +124,7 @@ def _of_allocator(question: Question, asked: _Simulator, plain: DryRun, before: 
     )  # fmt: skip
 
 
-def _slope(asked: _Simulator, job: Job, batch: int, live: LivePeak) -> int | None:
+def _slope(asked: Simulator, job: Job, batch: int, live: LivePeak) -> int | None:
     """Live bytes that one more sample takes, near this batch."""
     more = max(batch + 1, round(batch * 1.25))
     try:

@@ -7,23 +7,15 @@ outside what was predicted is kept, and widens later answers.
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 
 from stepscope.analysis.memory_model import ProcessPeak
-from stepscope.record.job import Job
+from stepscope.record.allocators import child_environment
 
-STEPS = 3  # the optimizer's state is there from the second on
 _TRIES = 12
 _TIMEOUT_S = 1800.0
-_ENVIRONMENT = {
-    "pinned": {"GLIBC_TUNABLES": "glibc.malloc.mmap_threshold=65536"},
-    "tcmalloc": {"LD_PRELOAD": "libtcmalloc_minimal.so.4"},
-}
 Command = Callable[[int], list[str]]  # the command that makes real steps with so many samples
 Predict = Callable[[int], ProcessPeak]
 
@@ -67,36 +59,15 @@ def probe(
         batch = 2 * low if high is None else (low + high) // 2
 
 
-def real_peak(job: Job, batch: int) -> int:
-    """Peak of this process over three real steps, B; Linux counts it (VmHWM)."""
-    offer_to_be_killed_first()
-    model, optimizers = job.build()
-    inputs = job.batch(batch)
-    for _ in range(STEPS):
-        job.step(model, optimizers, inputs)
-    for line in Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines():
-        if line.startswith("VmHWM:"):
-            return int(line.split()[1]) * 1024
-    import resource
-
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
-def offer_to_be_killed_first() -> None:
-    """When memory runs out the kernel takes this process, and not the user's desktop."""
-    with suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
-
-
 def _try(command: list[str], batch: int, predicted: ProcessPeak, allocator: str) -> Tried:
-    environment = {**os.environ, **_ENVIRONMENT.get(allocator, {})}
+    environment = child_environment(allocator)
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=_TIMEOUT_S)
     except subprocess.TimeoutExpired:
         return Tried(batch, None, f"took longer than {_TIMEOUT_S:.0f} s", predicted)
     if done.returncode:
         return Tried(batch, None, _why(done), predicted)
-    return Tried(batch, int(json.loads(done.stdout.splitlines()[-1])["peak"]), None, predicted)
+    return Tried(batch, int(json.loads(done.stdout.splitlines()[-1])["peak_bytes"]), None, predicted)
 
 
 def _why(done: subprocess.CompletedProcess[str]) -> str:

@@ -68,7 +68,7 @@ class FitResult:
     platform: str
     limit: Limit | None = None
     verdict: str | None = None
-    largest_batch: int | None = None
+    largest_batch: int | None = None  # that surely fits, with a margin
     bytes_per_sample: int | None = None
     options: tuple[Option, ...] = ()
     stopped: str | None = None  # the op and layer that fake tensors could not run
@@ -76,6 +76,7 @@ class FitResult:
     notes: tuple[str, ...] = ()
     ops: int = 0
     seconds: float = 0.0
+    likely_batch: int | None = None  # the largest whose middle of the interval is below the limit
     events: Any = field(default=None, repr=False, compare=False)  # columns as runfolder.MEMORY
 
     @property

@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import runpy
-import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from stepscope.errors import UsageError
 from stepscope.record.dry_run import STEPS, DryRunStopped, number_for, quiet
 from stepscope.record.recorders.storage_log import Rule, StorageLog, nothing_hidden
-
-
-class _EnoughSteps(BaseException):
-    """Ends the script from within its own loop; no `except Exception` of the script's catches it."""
+from stepscope.studies.fit.as_main import EnoughSteps, as_main, until_enough_steps
 
 
 @dataclass(frozen=True)
@@ -51,9 +46,9 @@ def watch_script(target: str, arguments: Sequence[str], hidden: Rule) -> Watched
 def _run(target: str, arguments: Sequence[str], log: StorageLog, fake: bool) -> StorageLog:
     mode: Any = FakeTensorMode(allow_non_fake_inputs=True) if fake else contextlib.nullcontext()
     try:
-        with quiet(), _as_main(target, arguments), _until_trained(log), mode, log:
+        with quiet(), as_main(target, arguments), until_enough_steps(_followed(log)), mode, log:
             runpy.run_path(target, run_name="__main__")
-    except _EnoughSteps:
+    except EnoughSteps:
         return log
     except SystemExit as end:
         if end.code not in (None, 0) and fake:
@@ -71,33 +66,10 @@ def _run(target: str, arguments: Sequence[str], log: StorageLog, fake: bool) -> 
     return log
 
 
-@contextlib.contextmanager
-def _until_trained(log: StorageLog) -> Iterator[None]:
-    """Ends the script after so many updates of its first optimizer."""
-    first: list[int] = []
+def _followed(log: StorageLog) -> Callable[[Any], bool]:
+    def stepped(optimizer: Any) -> bool:
+        log.adopt_optimizer(optimizer)
+        log.step += 1
+        return log.step >= STEPS
 
-    def stepped(optimizer: Any, _args: Any, _kwargs: Any) -> None:
-        first.append(id(optimizer))
-        if id(optimizer) == first[0]:
-            log.adopt_optimizer(optimizer)
-            log.step += 1
-            if log.step >= STEPS:
-                raise _EnoughSteps
-
-    hook = register_optimizer_step_post_hook(stepped)
-    try:
-        yield
-    finally:
-        hook.remove()
-
-
-@contextlib.contextmanager
-def _as_main(target: str, arguments: Sequence[str]) -> Iterator[None]:
-    kept_argv, kept_path = sys.argv, list(sys.path)
-    sys.argv = [target, *arguments]
-    sys.path.insert(0, str(Path(target).resolve().parent))
-    try:
-        with contextlib.redirect_stdout(sys.stderr):
-            yield
-    finally:
-        sys.argv, sys.path[:] = kept_argv, kept_path
+    return stepped

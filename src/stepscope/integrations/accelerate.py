@@ -1,0 +1,112 @@
+"""Accelerate: `with profile(accelerator) as recording:` around the loop, or `Accelerator(log_with=StepscopeTracker())`.
+
+Accelerate calls the torch optimizer only when the gradients of enough batches have added up: its calls are the steps.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from stepscope.integrations._library import load, version_of
+
+if TYPE_CHECKING:
+    from stepscope.integrations._training import TrainerRun
+
+TITLE = "Accelerate training loop"
+EXTRA = "huggingface"
+_PRECISION = {"no": "fp32", "fp16": "fp16", "bf16": "bf16", "fp8": "fp8"}
+
+
+@contextmanager
+def profile(accelerator: Any, **options: Any) -> Iterator[TrainerRun]:
+    """Record the loop within; options are those of `stepscope.profile`. Only the first process records.
+
+    `recording.run` is the run once the block is left, `recording.path` its folder.
+    """
+    from stepscope.integrations._training import TrainerRun
+
+    recording = TrainerRun(**options)
+    _begin(recording, list(accelerator._models), accelerator._optimizers)
+    try:
+        yield recording
+    except BaseException as error:
+        recording.end(error)
+        raise
+    recording.end()
+
+
+class Tracker:
+    """Records from `accelerator.init_trackers` to `accelerator.end_training`; options are those of `stepscope.profile`.
+
+    What `init_trackers` is given as configuration goes into run.json.
+    """
+
+    name = "stepscope"
+    requires_logging_directory = False
+
+    def __init__(self, **options: Any) -> None:
+        from stepscope.integrations._training import TrainerRun
+
+        super().__init__()
+        self.recording: TrainerRun = TrainerRun(**options)
+
+    @property
+    def tracker(self) -> TrainerRun:
+        """What Accelerate hands to those who ask for the tracker itself."""
+        return self.recording
+
+    def start(self) -> None:
+        """`init_trackers` was called: recording begins; models are found as they are called."""
+        _begin(self.recording, [], [])
+
+    def store_init_configuration(self, values: dict[str, Any]) -> None:
+        """The user's own settings."""
+        self.recording.update(config={str(key): _plain(value) for key, value in values.items()})
+
+    def finish(self) -> None:
+        """The training is over."""
+        self.recording.end()
+
+
+def _plain(value: Any) -> Any:
+    return value if isinstance(value, (str, int, float, bool, type(None))) else str(value)
+
+
+def _begin(recording: TrainerRun, models: list[Any], optimizers: list[Any]) -> None:
+    states = load("accelerate.state", EXTRA)
+    process = states.AcceleratorState()
+    if not process.is_main_process:
+        return
+    recording.begin(
+        models[0] if len(models) == 1 else models or None,
+        optimizers,
+        trainer={
+            "library": "accelerate",
+            "version": version_of(load("accelerate", EXTRA)),
+            "accumulate": states.GradientState().num_steps,
+            "processes": process.num_processes,
+        },
+        workload={"precision": _PRECISION.get(process.mixed_precision), "device": str(process.device)},
+        steps="optimizer",
+    )
+
+
+@functools.cache
+def _tracker() -> type:
+    from stepscope.integrations._training import made_class
+
+    base = load("accelerate.tracking", EXTRA).GeneralTracker
+    return made_class(Tracker, (base,), "StepscopeTracker")
+
+
+def __getattr__(name: str) -> Any:
+    if name == "StepscopeTracker":
+        return _tracker()
+    raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+
+
+if TYPE_CHECKING:
+    StepscopeTracker = Tracker

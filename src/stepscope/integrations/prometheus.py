@@ -1,0 +1,168 @@
+"""Prometheus: the figures of a run as a text file, and live gauges of a running one as a file or on loopback."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stepscope.errors import OutputNotWritable, UsageError
+from stepscope.integrations._figures import figures
+from stepscope.integrations._library import load
+
+if TYPE_CHECKING:
+    from stepscope.analysis.run import Run
+    from stepscope.report.live.now import Now
+
+TITLE = "Prometheus text file"
+EXTRA = "prometheus"
+LOOPBACK = "127.0.0.1"
+LOOK_EVERY_S = 5.0
+Sample = tuple[str, str, dict[str, str], float]  # name, help, labels, value
+
+
+def log_run(run: Run, out: str | Path | None = None) -> str:
+    """Write the figures of a run as a text file, replaced as a whole, and return its path.
+
+    out: a file whose name ends in ".prom", as the textfile collector of node_exporter reads them; default
+    `stepscope.prom` in the run folder. Bounds of 95 % are gauges with `_low` and `_high`.
+    """
+    target = Path(out) if out is not None else run.path / "stepscope.prom"
+    _write(_of_run(run), target)
+    return str(target)
+
+
+def watch_to_file(folder: Path, target: Path, sleep: Callable[[float], None] = time.sleep) -> str:
+    """Keep a text file up to date until the run ends; returns its status."""
+    from stepscope.report.live.now import Watch
+
+    with contextlib.closing(Watch(folder)) as follows:
+        while True:
+            now = follows.look()
+            _write(_of_now(now), target)
+            if now.ended:
+                return now.status
+            sleep(LOOK_EVERY_S)
+
+
+@contextlib.contextmanager
+def served(folder: Path, port: int) -> Iterator[tuple[int, Callable[[], Now]]]:
+    """Serve live gauges at http://127.0.0.1:PORT/metrics while the block lasts: (port, a look at the run).
+
+    Port 0 is any that is free. The run folder is looked at when somebody asks: nobody asks, nothing is read.
+    """
+    from stepscope.report.live.now import Watch
+
+    library = load("prometheus_client", EXTRA)
+    follows, one_at_a_time = Watch(folder), threading.Lock()
+
+    def look() -> Now:
+        with one_at_a_time:
+            return follows.look()
+
+    registry = library.CollectorRegistry(auto_describe=False)
+    registry.register(_Collector(lambda: _of_now(look())))
+    try:
+        server, thread = library.start_http_server(port, addr=LOOPBACK, registry=registry)
+    except (OSError, OverflowError) as error:
+        follows.close()
+        raise UsageError(
+            f"port {port} of {LOOPBACK} cannot be used: {error}", "choose another, or 0 for any"
+        ) from error
+    try:
+        yield int(server.server_port), look
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+        follows.close()
+
+
+class _Collector:
+    """What prometheus_client asks for gauges."""
+
+    def __init__(self, samples: Callable[[], Iterable[Sample]]) -> None:
+        self._samples = samples
+
+    def collect(self) -> Iterator[Any]:
+        """A family of gauges for every name."""
+        core = load("prometheus_client.core", EXTRA)
+        families: dict[str, Any] = {}
+        for name, said, labels, value in self._samples():
+            family = families.setdefault(name, core.GaugeMetricFamily(name, said, labels=sorted(labels)))
+            family.add_metric([labels[key] for key in sorted(labels)], value)
+        yield from families.values()
+
+
+def _write(samples: Iterable[Sample], target: Path) -> None:
+    library = load("prometheus_client", EXTRA)
+    registry = library.CollectorRegistry(auto_describe=False)
+    kept = list(samples)
+    registry.register(_Collector(lambda: kept))
+    try:
+        library.write_to_textfile(str(target), registry)
+    except OSError as error:
+        raise OutputNotWritable(
+            f"cannot write '{target}': {error.strerror or error}", "choose a file in a folder that you can write"
+        ) from error
+
+
+def _of_run(run: Run) -> Iterator[Sample]:
+    about = {"run": run.id, "status": run.status}
+    yield "stepscope_run_info", "The run; always 1.", {**about, "verdict": run.verdict().bound}, 1.0
+    for figure in figures(run):
+        labels, said = {"run": run.id, "scope": figure.scope}, f"{figure.name} of the steady steps."
+        yield f"stepscope_{figure.name}", said, labels, figure.value
+        for bound, value in (("low", figure.low), ("high", figure.high)):
+            if value is not None:
+                yield f"stepscope_{figure.name}_{bound}", f"{bound} end of 95 % of {figure.name}.", labels, value
+
+
+def _of_now(now: Now) -> Iterator[Sample]:
+    """Live gauges; what is not known now is absent."""
+    run = {"run": now.run}
+    yield "stepscope_live_info", "The run; always 1.", {**run, "name": now.name, "status": now.status}, 1.0
+    power = "simulated_power" if now.simulated else "power"
+    pace = now.pace
+    single = {
+        "steps_done": (float(pace.done), "Steps that have ended."),
+        "steps_planned": (None if now.planned is None else float(now.planned), "Steps that the run is going to have."),
+        "step_seconds": (None if pace.step_ns is None else pace.step_ns / 1e9, "Median of the last steps."),
+        "samples_per_second": (pace.samples_per_s, "Over the last steps."),
+        "loss": (pace.loss, "Of the last step."),
+        "resident_memory_bytes": (now.resident_bytes, "Of the trainer."),
+        "available_memory_bytes": (now.available_bytes, "Of the machine."),
+        f"{power}_total_watts": (now.total_w, "Of the whole board."),
+    }
+    for name, (value, said) in single.items():
+        if value is not None:
+            yield f"stepscope_live_{name}", said, run, float(value)
+    scoped = {
+        "core_utilisation": (now.cores, "core", "Share of the last second."),
+        "accelerator_utilisation": (now.accelerators, "accelerator", "Share."),
+        "temperature_celsius": (now.temperatures, "zone", "Newest reading."),
+    }
+    for name, (values, label, said) in scoped.items():
+        for scope, value in values:
+            if value is not None:
+                yield f"stepscope_live_{name}", said, {**run, label: scope}, float(value)
+    yield from _rails(now, power)
+
+
+def _rails(now: Now, power: str) -> Iterator[Sample]:
+    """Power of each rail; an estimate has a name of its own."""
+    for rail, watts in now.rails:
+        if watts is not None:
+            estimated = rail.endswith(_ESTIMATED)
+            name = f"stepscope_live_{'estimated_power' if estimated else power}_watts"
+            yield name, "By supply line; lines nest, do not add them.", _rail(now, rail.removesuffix(_ESTIMATED)), watts
+
+
+_ESTIMATED = " (estimated)"  # as the live view marks it
+
+
+def _rail(now: Now, rail: str) -> dict[str, str]:
+    return {"run": now.run, "rail": rail}

@@ -1,0 +1,68 @@
+"""TensorBoard: scalars a step, the figures of the run, its verdict as text, and the page beside the event file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stepscope.errors import OutputNotWritable
+from stepscope.integrations._figures import begun_unix_s, figures, flat, settings, step_series
+from stepscope.integrations._library import load
+from stepscope.integrations._page import page_in
+
+if TYPE_CHECKING:
+    from stepscope.analysis.run import Run
+
+TITLE = "TensorBoard event file, the page beside it"
+EXTRA = "tensorboard"
+
+
+def log_run(run: Run, out: str | Path | None = None, *, page: bool = True) -> str:
+    """Write an event file, with the times of the run itself, and return its folder.
+
+    out: the log folder that TensorBoard is given (default `tensorboard`); the run has a folder of its id in it.
+    """
+    library = load("tensorboard.summary.writer.event_file_writer", EXTRA)
+    folder = Path(out or "tensorboard") / run.id
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        writer = library.EventFileWriter(str(folder))
+        try:
+            _write(writer, run)
+        finally:
+            writer.close()
+    except OSError as error:
+        raise OutputNotWritable(
+            f"cannot write '{folder}': {error.strerror or error}", "choose a folder with --out"
+        ) from error
+    if page:
+        page_in(run, folder)
+    return str(folder)
+
+
+def _write(writer: Any, run: Run) -> None:
+    events = load("tensorboard.compat.proto.event_pb2", EXTRA)
+    summaries = load("tensorboard.compat.proto.summary_pb2", EXTRA)
+    last, last_s = 0, begun_unix_s(run) or 0.0
+    for step, unix_s, told in step_series(run):
+        last, last_s = step, unix_s
+        values = [summaries.Summary.Value(tag=f"step/{key}", simple_value=value) for key, value in told.items()]
+        writer.add_event(events.Event(wall_time=unix_s, step=step, summary=summaries.Summary(value=values)))
+    values = [summaries.Summary.Value(tag=f"run/{key}", simple_value=v) for key, v in flat(figures(run)).items()]
+    values.append(_text(summaries, run))
+    writer.add_event(events.Event(wall_time=last_s, step=last, summary=summaries.Summary(value=values)))
+
+
+def _text(summaries: Any, run: Run) -> Any:
+    """Verdict and settings as the text plug-in shows them: Markdown."""
+    tensors = load("tensorboard.compat.proto.tensor_pb2", EXTRA)
+    types = load("tensorboard.compat.proto.types_pb2", EXTRA)
+    verdict = run.verdict()
+    lines = [verdict.sentence, "", *(f"- {advice}" for advice in verdict.next), "", "| | |", "| --- | --- |"]
+    lines += [f"| {key} | {value} |" for key, value in {"status": run.status, **settings(run)}.items()]
+    plugin = summaries.SummaryMetadata.PluginData(plugin_name="text")
+    return summaries.Summary.Value(
+        tag="verdict",
+        metadata=summaries.SummaryMetadata(plugin_data=plugin),
+        tensor=tensors.TensorProto(dtype=types.DT_STRING, string_val=["\n".join(lines).encode()]),
+    )

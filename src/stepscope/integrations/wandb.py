@@ -1,0 +1,59 @@
+"""Weights & Biases, offline unless asked: a run with its settings, figures, a series a step and the page."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stepscope.errors import OutputNotWritable
+from stepscope.integrations._figures import figures, flat, settings, step_series
+from stepscope.integrations._library import load
+from stepscope.integrations._page import page_in
+
+if TYPE_CHECKING:
+    from stepscope.analysis.run import Run
+
+TITLE = "Weights & Biases run, offline"
+EXTRA = "wandb"
+
+
+def log_run(
+    run: Run, out: str | Path | None = None, *, project: str = "stepscope", mode: str | None = None, page: bool = True
+) -> str:
+    """Log a run and return the folder that `wandb sync` takes, or the address of the run where it is online.
+
+    out: folder for wandb's files (its own `wandb/` below it). mode: "offline" (also by default, unless WANDB_MODE says
+    otherwise) or "online".
+    """
+    library = load("wandb", EXTRA)
+    folder = Path(out or ".")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with library.init(
+            project=project,
+            name=run.id,
+            config=settings(run),
+            dir=str(folder),
+            mode=mode or os.environ.get("WANDB_MODE") or "offline",
+            settings=library.Settings(silent=True, console="off", x_disable_stats=True, disable_git=True),
+            reinit="create_new",
+        ) as made:
+            return _log(library, made, run, page)
+    except (library.errors.Error, OSError) as error:
+        raise OutputNotWritable(
+            f"Weights & Biases did not take the run: {error}", "give a folder with --out"
+        ) from error
+
+
+def _log(library: Any, made: Any, run: Run, page: bool) -> str:
+    for step, _, told in step_series(run):
+        made.log(told, step=step)
+    made.summary.update({**flat(figures(run)), "status": run.status, "verdict": run.verdict().sentence})
+    if page:
+        with tempfile.TemporaryDirectory() as folder:
+            written = page_in(run, Path(folder))
+            if written is not None:
+                made.log({"page": library.Html(str(written))})
+    return str(made.url) if made.url else str(Path(made.dir).parent)

@@ -1,0 +1,218 @@
+"""The page of a comparison, in the style of the page of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from stepscope.analysis.compare import QUANTITIES, WHAT, Comparison
+from stepscope.analysis.compare_parts import RESIDUALS, Explanation
+from stepscope.report.charts import compare_parts, compare_ratios
+from stepscope.report.compare_rows import (
+    TITLES,
+    QuantityRow,
+    amount,
+    between,
+    change,
+    legend,
+    letter,
+    part_name,
+    quantity_rows,
+    share,
+    whole,
+)
+from stepscope.report.html import Entry, page_of, write_text
+from stepscope.report.page.parts import Cell, Column, Facts, Figure, Items, Note, Part, Section, Table
+from stepscope.report.page.reading import plural
+from stepscope.units import number
+
+_BARS = 14
+_MOST_ROWS = 400
+_MOST_EXPLAINED = 12  # settings
+_SCALES = {"ns": (1e6, "ms"), "B": (1e6, "MB"), "J": (1.0, "J")}
+
+
+def write(comparison: Comparison, path: str | Path) -> Path:
+    """Write the page of a comparison to a file and return its path."""
+    return write_text(path, render(comparison))
+
+
+def render(comparison: Comparison) -> str:
+    """The page as HTML text."""
+    about = [plural(len(comparison.operands), "operand"), f"compared with {letter(0)}", f"per {comparison.per}"]
+    return page_of(_title(comparison), about, None, list(_entries(comparison)))
+
+
+def _title(comparison: Comparison) -> str:
+    names = [name for _, name, _ in legend(comparison)]
+    return " and ".join(names) if len(names) == 2 else f"{names[0]} and {len(names) - 1} others"
+
+
+def _entries(comparison: Comparison) -> Iterator[Entry]:
+    yield Entry("overview", "Overview", _overview(comparison))
+    settings = comparison.settings
+    if len(settings) > 1:
+        yield Entry("settings", "Settings", Section("The numbers of each setting that all of them have.",
+                                                    (_settings_table(comparison),)))  # fmt: skip
+    for index, setting in enumerate(settings[:_MOST_EXPLAINED]):
+        for what, title in TITLES.items():
+            parts = tuple(_explained(comparison, what, index))
+            if parts:
+                anchor, of = f"{what}-{index}", f"{setting.label}: " if setting.label else ""
+                lede = f"Which parts of the {title} make the difference. They add up to it; the residual is shown."
+                yield Entry(anchor, f"{of}{title.split()[0].capitalize()}", Section(lede, parts))
+    yield Entry("operands", "Operands", _operands(comparison))
+
+
+def _overview(comparison: Comparison) -> Section:
+    mean = None if len(comparison.settings) == 1 else _overall_table(comparison)
+    lede = " ".join(comparison.sentences()) if mean is None else f"Over {len(comparison.settings)} shared settings."
+    marks = Facts(tuple((f"{mark}{' (reference)' * (mark == letter(0))}", f"{name}: {about}")
+                        for mark, name, about in legend(comparison)))  # fmt: skip
+    parts: list[Part] = [marks]
+    if mean is not None:
+        return Section(lede, (marks, mean, *_notes(comparison)))
+    rows = list(quantity_rows(comparison))
+    drawn = _points(rows)
+    if len(drawn):
+        caption = "Ratio of each number to that of A with its interval of 95 %; the line at 1 is no difference."
+        parts.append(Figure(lambda width: compare_ratios.build(drawn, width), caption))
+    return Section(lede, (*parts, _quantity_table(rows), *_notes(comparison)))
+
+
+def _notes(comparison: Comparison) -> list[Part]:
+    return [Items(tuple((note, "") for note in comparison.notes), "What to know")] if comparison.notes else []
+
+
+def _points(rows: list[QuantityRow]) -> pl.DataFrame:
+    """Ratios as the chart takes them."""
+    kept = [row for row in rows if row.numbers["ratio"] is not None and row.numbers["side"] > 0]
+    points = [
+        {
+            **{"label": row.label, "letter": row.letter, "ratio": row.numbers["ratio"]},
+            **{"low": row.numbers["ratio_low"], "high": row.numbers["ratio_high"]},
+            "hover": f"{row.label}, {row.letter}: {row.ratio} times A ({row.ratio_interval or 'no interval'})",
+        }
+        for row in kept
+    ]
+    names = ("label", "letter", "hover")
+    schema = {**dict.fromkeys(names[:2], pl.String), **dict.fromkeys(("ratio", "low", "high"), pl.Float64)}
+    return pl.DataFrame(points, schema={**schema, "hover": pl.String})
+
+
+def _quantity_table(rows: list[QuantityRow]) -> Table:
+    columns = (
+        *(Column(name, numeric=False) for name in ("Quantity", "")),
+        *(Column(name) for name in ("Value", "95 % interval", "Times A", "95 % interval")),
+        Column("Outcome", numeric=False),
+    )
+    cells = [
+        (
+            Cell(row.label, row.label),
+            Cell(row.letter, row.letter),
+            Cell(row.value, row.numbers["value"]),
+            Cell(row.interval, row.numbers["low"]),
+            Cell(row.ratio, row.numbers["ratio"]),
+            Cell(row.ratio_interval, row.numbers["ratio_low"]),
+            Cell(row.outcome, row.outcome or None),
+        )
+        for row in rows
+    ]
+    return Table("quantities", columns, cells, shown=40)
+
+
+def _settings_table(comparison: Comparison) -> Table:
+    rows = []
+    for index, setting in enumerate(comparison.settings):
+        mine = _quantity_table(list(quantity_rows(comparison, index))).rows
+        rows += [(Cell(setting.label, setting.label), *cells) for cells in mine]
+    columns = (Column("Setting", numeric=False), *_quantity_table([]).columns)
+    return Table("settings", columns, rows, shown=40)
+
+
+def _overall_table(comparison: Comparison) -> Table:
+    """Geometric means of the ratios over the settings."""
+    rows = []
+    for metric, (title, _) in QUANTITIES.items():
+        for other in range(1, len(comparison.operands)):
+            found = comparison.overall(metric, other)
+            if found is not None:
+                ends = (
+                    "-" if found.low is None or found.high is None else f"{number(found.low)} to {number(found.high)}"
+                )
+                rows.append((Cell(title, title), Cell(letter(other), letter(other)),
+                             Cell(number(found.value, 4), found.value), Cell(ends, found.low)))  # fmt: skip
+    columns = (*(Column(name, numeric=False) for name in ("Quantity", "")), Column("Times A"), Column("95 % interval"))
+    return Table("over all settings", columns, rows, "Geometric mean over the settings.", shown=40)
+
+
+def _explained(comparison: Comparison, what: str, setting: int) -> Iterator[Part]:
+    """For each operand: the parts as bars, by the first way, and as tables, by every way."""
+    for other in range(1, len(comparison.operands)):
+        whys = [comparison.explain(what, by, other, setting) for by in WHAT[what]]
+        if whys[0].reason:
+            if what != "kernels":
+                yield Note(f"{letter(other)} - {letter(0)}: {whys[0].reason}.")
+            continue
+        yield _bars(whys[0], other)
+        for why in whys:
+            yield _table(why, other)
+
+
+def _bars(why: Explanation, other: int) -> Part:
+    scale, unit = _SCALES[why.unit]
+    rows = [row for row in why.parts.to_dicts() if row["difference"]]
+    kept = [row for row in rows if row["name"] not in RESIDUALS][:_BARS]
+    kept += [row for row in rows if row["name"] in RESIDUALS]
+    drawn = pl.DataFrame([_bar(row, why, scale) for row in kept])
+    caption = f"{letter(0)} to {letter(other)}, {whole(why)}: the largest parts by {why.by} ({why.note})."
+    if drawn.is_empty():
+        return Note(f"{letter(0)} and {letter(other)} are alike in every part.")
+    return Figure(lambda width: compare_parts.build(drawn, unit, width), caption)
+
+
+def _bar(row: dict[str, Any], why: Explanation, scale: float) -> dict[str, Any]:
+    way = "residual" if row["name"] in RESIDUALS else "more" if row["difference"] > 0 else "less"
+    name = part_name(row, why.by)
+    ends = {end: None if row[end] is None else row[end] / scale for end in ("low", "high")}
+    hover = f"{name}: {change(row['difference'], why.unit)} ({between(row['low'], row['high'], why.unit)})"
+    return {"name": name, "way": way, "difference": row["difference"] / scale, **ends, "hover": hover}
+
+
+def _table(why: Explanation, other: int) -> Table:
+    columns = (
+        Column(why.by.capitalize(), numeric=False),
+        *(Column(title) for title in (letter(0), letter(other), "Difference", "95 % interval", "Share")),
+    )
+    rows = why.parts.head(_MOST_ROWS).to_dicts()
+    cells = [
+        (
+            Cell(part_name(row, why.by), row["name"]),
+            *(Cell("absent" if row[n] is None else amount(row[n], why.unit), row[n]) for n in ("first", "other")),
+            Cell(change(row["difference"], why.unit), row["difference"]),
+            Cell(between(row["low"], row["high"], why.unit), row["low"]),
+            Cell(share(row["share"]), row["share"]),
+        )
+        for row in rows
+    ]
+    left = why.parts.slice(_MOST_ROWS)["difference"].to_numpy().sum()
+    more = len(why.parts) - len(rows)
+    caption = f"By {why.by}, {letter(0)} to {letter(other)}: {whole(why)}."
+    if more > 0:
+        caption += f" {more:,} smaller parts, {change(float(left), why.unit)} together, are not listed."
+    return Table(f"{why.what} by {why.by}, {letter(other)}", columns, cells, caption, shown=10)
+
+
+def _operands(comparison: Comparison) -> Section:
+    parts: list[Part] = []
+    for side, one in enumerate(comparison.operands):
+        rows = [("Runs", ", ".join(run.id for run in one.runs))]
+        if side:
+            unlike = comparison.differences(side)
+            rows += [(f"{name.capitalize()} (A, {letter(side)})", f"{a}, {b}") for name, (a, b) in unlike.items()]
+            rows += [] if unlike else [("Setting, device and data", "as those of A")]
+        parts.append(Facts(((f"{letter(side)}", one.name), *rows)))
+    return Section("What was compared, and in what the others differ from A.", tuple(parts))

@@ -1,0 +1,234 @@
+/* The step on a time axis: who called whom in each thread and stream, and what was sampled below. On a canvas, for a
+   step can have 20,000 operations. */
+const ROW = 17, LABEL = 17, TRACK = 40, AXIS = 24, LEAST_NS = 200;
+function drawAnatomy(figure) {
+  const data = JSON.parse(figure.querySelector("script").textContent), { ops, lanes, tracks, length } = data;
+  const canvas = make("canvas", { tabindex: "0", role: "img", "aria-label": "Operations of one step by thread. Plus and minus zoom, arrows move, comma and full stop walk through the operations, Enter zooms into one, Escape shows the whole step." });
+  const brush = canvas.getContext("2d"), status = make("span", { class: "status", role: "status" });
+  const rows = new Map(); // "lane level" -> operations in order of time
+  for (let at = 0; at < ops.start.length; at++) {
+    const key = ops.lane[at] + " " + ops.level[at];
+    if (!rows.has(key)) rows.set(key, []);
+    rows.get(key).push(at);
+  }
+  const inOrder = [...ops.start.keys()].sort((a, b) => ops.start[a] - ops.start[b] || ops.level[a] - ops.level[b]);
+  let view = [0, length], chosen = null, drag = null, wide = 0, colours = {}, laid = [];
+
+  const button = (text, name, act) => make("button", { type: "button", "aria-label": name, title: name, onclick: act }, text);
+  const bar = make("div", { class: "bar" },
+    make("span", { class: "choice", role: "group", "aria-label": "Zoom" },
+      button("+", "Zoom in", () => zoom(.5)), button("−", "Zoom out", () => zoom(2)), button("Whole step", "Show the whole step", reset)),
+    status,
+    make("span", { class: "key" }, ...data.phases.map((phase) => { const i = make("i"); i.style.background = "var(--" + phase + ")"; return make("span", {}, i, phase); })));
+  figure.prepend(bar, canvas);
+
+  function lay() {
+    let top = AXIS;
+    laid = [];
+    lanes.forEach((lane, index) => { laid.push({ lane, index, top, height: LABEL + lane.levels * ROW }); top += LABEL + lane.levels * ROW + 6; });
+    tracks.forEach((track) => { laid.push({ track, top, height: LABEL + TRACK }); top += LABEL + TRACK + 6; });
+    return top + 4;
+  }
+  const xOf = (ns) => (ns - view[0]) / (view[1] - view[0]) * wide;
+  const nsOf = (x) => view[0] + x / wide * (view[1] - view[0]);
+  function show(from, to) {
+    const span = Math.min(Math.max(to - from, LEAST_NS), length);
+    const begin = Math.min(Math.max(from, 0), length - span);
+    view = [begin, begin + span];
+    draw();
+  }
+  function zoom(factor, at = (view[0] + view[1]) / 2) {
+    show(at - (at - view[0]) * factor, at + (view[1] - at) * factor);
+  }
+  function reset() { chosen = null; show(0, length); }
+
+  function draw() {
+    const height = lay(), scale = Math.max(devicePixelRatio || 1, 1);
+    wide = canvas.clientWidth || figure.clientWidth || 900;
+    canvas.width = Math.round(wide * scale);
+    canvas.height = Math.round(height * scale);
+    canvas.style.height = height + "px";
+    const style = getComputedStyle(document.documentElement);
+    colours = new Proxy({}, { get: (_, name) => style.getPropertyValue("--" + name).trim() });
+    const cached = {};
+    colours = new Proxy(cached, { get: (kept, name) => kept[name] ??= style.getPropertyValue("--" + String(name)).trim() });
+    brush.setTransform(scale, 0, 0, scale, 0, 0);
+    brush.clearRect(0, 0, wide, height);
+    brush.font = "11.5px " + getComputedStyle(document.body).fontFamily;
+    brush.textBaseline = "middle";
+    drawAxis(height);
+    for (const place of laid) place.lane ? drawLane(place) : drawTrack(place);
+    status.textContent = chosen === null
+      ? (view[0] > 0 || view[1] < length ? shortMs(view[0]) + " to " + shortMs(view[1]) : "step " + data.step + ", " + shortMs(length))
+      : describeOp(chosen).split("\n").slice(0, 2).join(", ");
+  }
+  function drawAxis(height) {
+    const rough = (view[1] - view[0]) / Math.max(wide / 110, 2), power = 10 ** Math.floor(Math.log10(rough));
+    const step = [1, 2, 5, 10].find((factor) => factor * power >= rough) * power;
+    for (let at = Math.ceil(view[0] / step) * step; at <= view[1]; at += step) {
+      const x = xOf(at);
+      brush.fillStyle = colours.grid;
+      brush.fillRect(Math.round(x), AXIS - 4, 1, height - AXIS);
+      brush.fillStyle = colours.muted;
+      brush.textAlign = x < 24 ? "left" : x > wide - 40 ? "right" : "center";
+      brush.fillText(axisMs(at, step), x, AXIS / 2);
+    }
+    brush.textAlign = "left";
+  }
+  function title(text, top) {
+    brush.fillStyle = colours.muted;
+    brush.fillText(fitted(text, wide - 4), 0, top + LABEL / 2);
+  }
+  function fitted(text, room) {
+    const most = Math.floor(room / 6.1);
+    return text.length <= most ? text : most < 3 ? "" : text.slice(0, most - 1) + "…";
+  }
+  function drawLane({ lane, index, top }) {
+    title(lane.label, top);
+    for (let level = 0; level < lane.levels; level++) {
+      let last = -1;
+      for (const at of rows.get(index + " " + level) || []) {
+        const begin = ops.start[at], end = begin + ops.length[at];
+        if (end < view[0] || begin > view[1]) continue;
+        const x = Math.max(xOf(begin), 0), right = Math.min(xOf(end), wide);
+        if (right - last < .25) continue; // hidden behind what is drawn there
+        const width = Math.max(right - x - (right - x > 3 ? .75 : 0), .5), y = top + LABEL + level * ROW;
+        brush.fillStyle = colours[data.phases[ops.phase[at]]];
+        brush.globalAlpha = level % 2 ? .8 : 1;
+        brush.fillRect(x, y, width, ROW - 2);
+        brush.globalAlpha = 1;
+        last = right;
+        if (width > 26) {
+          brush.fillStyle = colours.paper;
+          brush.fillText(fitted(data.names[ops.name[at]], width - 8), x + 4, y + ROW / 2 - .5);
+        }
+        if (at === chosen) {
+          brush.strokeStyle = colours.ink;
+          brush.lineWidth = 2;
+          brush.strokeRect(x, y - 1, Math.max(width, 2), ROW);
+        }
+      }
+    }
+  }
+  function drawTrack({ track, top }) {
+    title(track.label + "  ·  0 to " + spoken(track.top, track.unit), top);
+    const base = top + LABEL + TRACK;
+    brush.fillStyle = colours.rule;
+    brush.fillRect(0, base, wide, 1);
+    for (const layer of track.layers) {
+      for (let at = 0; at < track.start.length; at++) {
+        const x = Math.max(xOf(track.start[at]), 0), right = Math.min(xOf(track.end[at]), wide);
+        if (right <= 0 || x >= wide || right <= x) continue;
+        const value = layer.values[at];
+        if (value === null) {
+          brush.fillStyle = colours.gap;
+          brush.fillRect(x, base - TRACK, right - x, TRACK);
+        } else {
+          const below = layer.below ? layer.below[at] : 0;
+          brush.fillStyle = colours[layer.colour];
+          brush.fillRect(x, base - (below + value) / track.top * TRACK, right - x, Math.max(value / track.top * TRACK, value > 0 ? .5 : 0));
+        }
+      }
+    }
+  }
+
+  function describeOp(at) {
+    const lines = [data.names[ops.name[at]], preciseMs(ops.length[at]) + ", " + (100 * ops.length[at] / length).toFixed(1) + " % of the step, begins at " + preciseMs(ops.start[at])];
+    const module = ops.module[at] < 0 ? "outside any module" : data.modules[ops.module[at]] || "the model itself";
+    lines.push(data.phases[ops.phase[at]] + ", " + module);
+    if (ops.flops[at]) lines.push(spoken(ops.flops[at], "FLOP") + (ops.bytes[at] ? ", " + spoken(ops.bytes[at], "B") + " in and out" : ""));
+    return lines.join("\n");
+  }
+  function describeTrack(track, ns) {
+    const at = track.start.findIndex((begin, index) => begin <= ns && ns < track.end[index]);
+    if (at < 0) return track.label + ": not measured";
+    const range = preciseMs(track.start[at]) + " to " + preciseMs(track.end[at]);
+    const layers = track.layers.filter((layer) => layer.values[at] !== 0).map((layer) =>
+      (layer.name ? layer.name + ": " : "") + (layer.values[at] === null ? "not measured" : spoken(layer.values[at], track.unit)));
+    return [track.label, ...layers.reverse(), range + (track.end[at] - track.start[at] > length ? " (longer than the step)" : "")].join("\n");
+  }
+  function under(x, y) {
+    const place = laid.find((one) => y >= one.top && y < one.top + one.height);
+    if (!place) return {};
+    if (place.track) return { text: describeTrack(place.track, nsOf(x)) };
+    const row = rows.get(place.index + " " + Math.floor((y - place.top - LABEL) / ROW)) || [];
+    const ns = nsOf(x), slack = (view[1] - view[0]) / wide * 2;
+    let low = 0, high = row.length;
+    while (low < high) {
+      const middle = (low + high) >> 1;
+      if (ops.start[row[middle]] <= ns + slack) low = middle + 1; else high = middle;
+    }
+    const near = row.slice(Math.max(0, low - 3), low).reverse(), inside = (at, room) => ns <= ops.start[at] + ops.length[at] + room;
+    const op = near.find((at) => ops.start[at] <= ns && inside(at, 0)) ?? near.find((at) => inside(at, slack));
+    return op === undefined ? {} : { op, text: describeOp(op) };
+  }
+  function into(at) {
+    chosen = at;
+    const room = ops.length[at] * .06;
+    show(ops.start[at] - room, ops.start[at] + ops.length[at] + room);
+  }
+  function walk(way) {
+    const now = chosen === null ? -1 : inOrder.indexOf(chosen);
+    chosen = inOrder[Math.min(Math.max(now + way, 0), inOrder.length - 1)];
+    const begin = ops.start[chosen], span = view[1] - view[0];
+    if (begin < view[0] || begin > view[1]) show(begin - span / 4, begin + span * .75); else draw();
+  }
+
+  const local = (event) => { const box = canvas.getBoundingClientRect(); return [event.clientX - box.left, event.clientY - box.top]; };
+  canvas.addEventListener("pointerdown", (event) => {
+    const [x, y] = local(event);
+    drag = { x, y, view: [...view], touch: event.pointerType !== "mouse", moved: false };
+    canvas.setPointerCapture(event.pointerId);
+  });
+  canvas.addEventListener("pointermove", (event) => {
+    const [x, y] = local(event);
+    if (drag && Math.abs(x - drag.x) > 4) drag.moved = true;
+    if (drag && drag.moved && drag.touch) {
+      const by = (drag.x - x) / wide * (drag.view[1] - drag.view[0]);
+      show(drag.view[0] + by, drag.view[1] + by);
+    } else if (drag && drag.moved) {
+      draw();
+      brush.fillStyle = colours.accent;
+      brush.globalAlpha = .18;
+      brush.fillRect(Math.min(x, drag.x), 0, Math.abs(x - drag.x), canvas.clientHeight);
+      brush.globalAlpha = 1;
+      hideTip();
+    } else {
+      const found = under(x, y);
+      canvas.style.cursor = found.op === undefined ? "default" : "zoom-in";
+      if (found.text) showTip(found.text, event.clientX, event.clientY); else hideTip();
+    }
+  });
+  canvas.addEventListener("pointerup", (event) => {
+    const [x, y] = local(event), from = drag;
+    drag = null;
+    if (!from) return;
+    if (!from.moved) {
+      const { op } = under(x, y);
+      if (op !== undefined) into(op);
+    } else if (!from.touch) show(nsOf(Math.min(x, from.x)), nsOf(Math.max(x, from.x)));
+  });
+  canvas.addEventListener("pointercancel", () => { drag = null; draw(); });
+  canvas.addEventListener("pointerleave", hideTip);
+  canvas.addEventListener("dblclick", reset);
+  canvas.addEventListener("wheel", (event) => {
+    if (!event.ctrlKey && !event.metaKey) return; // a plain wheel scrolls the page
+    event.preventDefault();
+    zoom(event.deltaY > 0 ? 1.25 : .8, nsOf(local(event)[0]));
+  }, { passive: false });
+  canvas.addEventListener("keydown", (event) => {
+    const by = (view[1] - view[0]) * .2;
+    const act = { "+": () => zoom(.5), "=": () => zoom(.5), "-": () => zoom(2), Escape: reset, Home: reset,
+      ArrowLeft: () => show(view[0] - by, view[1] - by), ArrowRight: () => show(view[0] + by, view[1] + by),
+      ".": () => walk(1), ",": () => walk(-1), Enter: () => { if (chosen !== null) into(chosen); } }[event.key];
+    if (act && !event.ctrlKey && !event.metaKey) { event.preventDefault(); act(); }
+  });
+  redrawn.push(draw);
+  let before = 0;
+  new ResizeObserver(() => { if (canvas.clientWidth !== before) { before = canvas.clientWidth; draw(); } }).observe(canvas);
+  draw();
+}
+const axisMs = (ns, step) => (ns / 1e6).toFixed(Math.max(0, Math.min(6, Math.ceil(6 - Math.log10(step) - 1e-9)))) + " ms";
+const shortMs = (ns) => spoken(ns, "ns");
+const preciseMs = (ns) => (ns / 1e6).toLocaleString("en", { minimumFractionDigits: 3, maximumFractionDigits: 3 }) + " ms";
+document.querySelectorAll("[data-anatomy]").forEach(drawAnatomy);

@@ -1,0 +1,124 @@
+"""One step, operation by operation, with what was sampled while it ran."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+
+from stepscope.analysis.step_lanes import step_lanes
+from stepscope.analysis.step_tracks import step_tracks
+from stepscope.report.charts import anatomy as chart
+from stepscope.report.page.parts import Anatomy, Section
+from stepscope.report.page.reading import name, plural
+from stepscope.runfolder import CATEGORIES, PHASES
+from stepscope.units import duration
+
+if TYPE_CHECKING:
+    from stepscope.analysis.run import Run
+
+TITLE = "Step anatomy"
+ORDER = 15
+FIGURES = ("anatomy",)
+
+_MOST_OPS = 20_000
+_MOST_TRACKS = {"power": 12, "core": 64}
+_FULL = {"core": 1.0}  # of the axis; other tracks end at their largest value
+_COLOUR = {"measured": "forward", "simulated": "forward", "estimated": "data"}
+
+
+def build(run: Run) -> Section:
+    """The recorded step nearest to the median: lanes of operations, and below them power, cores and live memory."""
+    ops = step_lanes(run)
+    if ops.is_empty():
+        return Section("No operation was recorded after the warm-up, so no step can be taken apart.")
+    step = int(run.anatomy()["step"][0])
+    found = run.steps.filter(pl.col("step") == step)
+    length = int(found["t1_ns"][0]) - int(found["t0_ns"][0])
+    tracks = step_tracks(run, step)
+    drawn = ops.sort(pl.col("end_ns") - pl.col("start_ns"), descending=True).head(_MOST_OPS)
+    drawn = drawn.sort("lane", "start_ns", "level")
+    data = {"step": step, "length": length, **_lanes(drawn), "tracks": [*_tracks(tracks, step)]}
+    lede = f"Step {step}, the recorded step nearest to the median: {duration(length)}, {plural(len(ops), 'operation')}."
+    caption = _caption(ops, len(ops) - len(drawn), tracks)
+    return Section(lede, (Anatomy(data, lambda width: chart.build(drawn, tracks, length, width), caption, FIGURES[0]),))
+
+
+def _caption(ops: pl.DataFrame, left_out: int, tracks: pl.DataFrame) -> str:
+    said = [f"{plural(ops['lane'].n_unique(), 'lane')}: threads, then streams; an operation lies below what called it."]
+    said.append("Drag to zoom, click an operation to fill the width with it, double-click for the whole step.")
+    if tracks.is_empty():
+        said.append("Nothing was sampled and no allocation recorded in this step.")
+    else:
+        said.append("Below: means of the shortest windows that each sensor resolves, tinted where nothing was read.")
+    if left_out:
+        said.append(f"The {left_out:,} shortest operations are not drawn; an export has them.")
+    return " ".join(said)
+
+
+def _lanes(ops: pl.DataFrame) -> dict[str, Any]:
+    """Columns of the operations, with names as numbers into lists: a step has few names and many operations."""
+    names, modules = ops["name"].unique(maintain_order=True), ops["module"].drop_nulls().unique(maintain_order=True)
+    place = {module: at for at, module in enumerate(modules)}
+    called = {one: at for at, one in enumerate(names)}
+    lanes = ops.group_by("lane", "label", maintain_order=True).agg(levels=pl.col("level").max() + 1)
+    phases = [phase for phase in PHASES if phase in set(ops["phase"])]
+    return {
+        "lanes": lanes.select("label", "levels").to_dicts(),
+        "names": [name(one) for one in names],
+        "modules": [name(one) for one in modules],
+        "phases": phases,
+        "ops": {
+            "lane": ops["lane"].to_list(),
+            "level": ops["level"].to_list(),
+            "start": ops["start_ns"].to_list(),
+            "length": (ops["end_ns"] - ops["start_ns"]).to_list(),
+            "name": [called[one] for one in ops["name"]],
+            "module": [place.get(one, -1) for one in ops["module"]],
+            "phase": [phases.index(one) for one in ops["phase"]],
+            "flops": ops["flops"].to_list(),
+            "bytes": ops["bytes"].to_list(),
+        },
+    }
+
+
+def _tracks(tracks: pl.DataFrame, step: int) -> Iterator[dict[str, Any]]:
+    """Rails and cores a row each; live memory as one row of categories on top of each other."""
+    for track, most in _MOST_TRACKS.items():
+        rows = tracks.filter(pl.col("track") == track)
+        for number, ((label, kind), frame) in enumerate(rows.group_by(["name", "kind"], maintain_order=True)):
+            if number == most:
+                break
+            top = _FULL.get(track) or float(frame["value"].fill_null(0.0).to_numpy().max()) * 1.05 or 1.0
+            said = f"{str(label).replace(':', ' ')}{'' if kind == 'measured' else f' ({kind})'}"
+            layer = {"name": "", "colour": _COLOUR[str(kind)], "values": _short(frame["value"])}
+            yield {**_about(frame, said, track), "top": top, "layers": [layer]}
+    memory = tracks.filter(pl.col("track") == "memory")
+    if not memory.is_empty():
+        yield _stacked(memory, step)
+
+
+def _about(frame: pl.DataFrame, label: str, track: str) -> dict[str, Any]:
+    spans = {"start": frame["start_ns"].to_list(), "end": frame["end_ns"].to_list()}
+    return {"track": track, "label": label, "unit": frame["unit"][0], **spans}
+
+
+def _stacked(memory: pl.DataFrame, step: int) -> dict[str, Any]:
+    seen = int(memory["step"][0])
+    held = [category for category in CATEGORIES if category in set(memory["name"])]
+    layers, below = [], None
+    for category in held:
+        values = memory.filter(pl.col("name") == category)["value"].fill_null(0.0)
+        layer = {"name": category, "colour": f"held-{category}", "values": _short(values)}
+        layers.append(layer if below is None else {**layer, "below": _short(below)})
+        below = values if below is None else below + values
+    assert below is not None, "there is at least one category"
+    first = memory.filter(pl.col("name") == held[0])
+    other = "" if seen == step else f", of step {seen}, whose allocations were recorded"
+    top = float(below.to_numpy().max()) or 1.0
+    return {**_about(first, f"live tensors{other}", "memory"), "top": top, "layers": layers}
+
+
+def _short(values: pl.Series) -> list[float | None]:
+    return [None if value is None else float(f"{value:.5g}") for value in values]

@@ -1,0 +1,55 @@
+"""Observation 9: of the memory that training takes, the intermediate data grow with the batch, and nearly they alone."""
+
+from __future__ import annotations
+
+import polars as pl
+
+from stepscope.studies.observations._contract import Interval, Limits, Observation, Part, Verdict, part, unjudged, verdict
+from stepscope.studies.observations._evidence import Evidence
+
+PARTS = ("parameters", "gradients", "input data", "intermediate data")
+ALONE, STAYS = 0.9, 0.01  # share of the growth; relative change that is none
+_TEST = "largest against smallest batch of each model, counted on a dry run: exact, and the range over the models"
+
+
+def judge(evidence: Evidence) -> Verdict:
+    """Input data must grow with the batch; the claim is that next to the intermediate data they do not count."""
+    grown = evidence.memory.pivot(on="part", index=["workload", "batch"], values="bytes").sort("workload", "batch")
+    ends = grown.filter(pl.len().over("workload") > 1).group_by("workload", maintain_order=True)
+    first, last = ends.first(), ends.last()
+    if first.is_empty():
+        why = evidence.absent.get("memory", "no model was counted with two batch sizes")
+        return verdict(OBSERVATION, [unjudged("only intermediate data grow", _TEST, why)])
+    of = f"{len(first)} models: {', '.join(first['workload'])}"
+    change = {name: (last[name] - first[name]).cast(pl.Float64) for name in PARTS}
+    all_of_it = sum(change.values(), start=pl.Series([0.0] * len(first)))
+    effect = "share of the growth"
+    alone = part("intermediate data are the growth", _TEST, effect, _range(change[PARTS[3]] / all_of_it), Limits(least=ALONE),
+                 of + _exceptions(first["workload"], change[PARTS[3]] / all_of_it))  # fmt: skip
+    return verdict(OBSERVATION, [alone, *(_constant(name, first, change, of) for name in PARTS[:2])])
+
+
+def _constant(name: str, first: pl.DataFrame, change: dict[str, pl.Series], of: str) -> Part:
+    relative = change[name] / first[name].clip(lower_bound=1)
+    return part(f"{name} stay", _TEST, "relative change", _range(relative), Limits(-STAYS, STAYS), of)
+
+
+def _range(values: pl.Series) -> Interval:
+    low, high = float(values.to_numpy().min()), float(values.to_numpy().max())
+    value = float(values.to_numpy().mean())
+    return Interval(value, low, high)
+
+
+def _exceptions(names: pl.Series, shares: pl.Series) -> str:
+    below = [f"{name} {share:.0%}" for name, share in zip(names, shares, strict=True) if share <= ALONE]
+    return f"; below: {', '.join(below)}" if below else ""
+
+
+OBSERVATION = Observation(
+    9,
+    "Only the intermediate data grow with the batch; parameters and gradients stay",
+    "DenseNet40: intermediate data 2.2 to 5.9 GB from batch 4 to 64, all else constant (Fig. 9)",
+    "figure-9-memory-by-batch",
+    "memory",
+    judge,
+)

@@ -1,0 +1,48 @@
+"""Observation 3: the use of the accelerator follows the batch size, that of the CPU does not."""
+
+from __future__ import annotations
+
+import numpy as np
+import polars as pl
+
+from stepscope.studies.observations._contract import Interval, Limits, Observation, Part, Verdict, part, unjudged, verdict
+from stepscope.studies.observations._evidence import Evidence
+from stepscope.studies.observations._statistics import slope_within
+
+FOLLOWS, STAYS = 0.03, 0.05  # of all time, for 16 times the batch: the paper saw 0.10 to 0.13, and 0.021
+DOUBLINGS = 4  # 16 times, as from 4 to 64
+_TEST = "least squares on log2(batch) with an intercept for each model, Student's interval"
+_READING = "counterpart on a CPU: the use of its training threads"
+
+
+def judge(evidence: Evidence) -> Verdict:
+    """On the CPU alone: the share of the time in which its threads run must not depend on the batch."""
+    stays = Limits(-STAYS, STAYS)
+    if not evidence.accelerated:
+        runs = evidence.runs.with_columns(use=pl.col("trainer_cores") / pl.col("threads"))
+        return verdict(OBSERVATION, [_change(runs, "use", "the use of the training threads stays", stays)], _READING)
+    follows = _change(evidence.runs, "accelerator_use", "the use of the accelerator grows", Limits(least=FOLLOWS))
+    if evidence.disturbed:
+        return verdict(OBSERVATION, [follows, unjudged("the use of the CPU stays", _TEST, evidence.disturbed)])
+    return verdict(OBSERVATION, [follows, _change(evidence.undisturbed, "cpu_use", "the use of the CPU stays", stays)])
+
+
+def _change(runs: pl.DataFrame, column: str, claim: str, limits: Limits) -> Part:
+    known = runs.drop_nulls(column).filter(pl.col("batch").n_unique().over("workload") > 1)
+    if known.is_empty():
+        why = "not read in any run" if runs[column].null_count() == len(runs) else "no model ran with two batch sizes"
+        return unjudged(claim, _TEST, why)
+    slope = slope_within(known["workload"], np.log2(known["batch"].to_numpy()), known[column].to_numpy())
+    change = Interval(*(DOUBLINGS * bound for bound in (slope.value, slope.low, slope.high)))
+    of = f"{len(known)} runs of {known['workload'].n_unique()} models"
+    return part(claim, _TEST, "change of the share of busy time for a 16 times larger batch", change, limits, of)
+
+
+OBSERVATION = Observation(
+    3,
+    "The use of the accelerator follows the batch size, that of the CPU does not",
+    "GPU: 71.4 to 84.5 % and 85.6 to 95.6 % from batch 4 to 64; CPU: 2.1 points on average (Fig. 4)",
+    "figure-4-use-by-batch",
+    "runs",
+    judge,
+)
