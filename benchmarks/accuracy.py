@@ -49,6 +49,7 @@ REGISTER: Sensor = ("INA3221, average of 64, 38 mW", "jetson-tx2", "VDD_IN", {})
 RAPL: Sensor = ("RAPL, 1 ms counter", "laptop-rapl", "package-0", {})
 SLOW: Sensor = ("counter in steps of 100 ms", "gpu-counter", "card", {})
 MODELS = (("resnet18-c32", 4), ("densenet40-12-c32", 2), ("char-lstm-80", 8))
+PERIODS_MS = {RAPL[0]: 1.0}  # of the sampler, where it is not 10 ms
 BARS = {100: (0.03, 0.04, 0.02, 0.12), 500: (0.015, 0.025, 0.02, 0.12)}
 
 
@@ -60,7 +61,8 @@ def cells(steps: list[int], models: list[str], seeds: int) -> Iterator[Cell]:
             for model, batch in MODELS:
                 if model in models:
                     for seed in range(seeds):
-                        yield Cell(title, board, rail, model, batch, count, bar, options, seed=seed)
+                        period_ms = PERIODS_MS.get(title, 10.0)
+                        yield Cell(title, board, rail, model, batch, count, bar, options, period_ms, seed)
 
 
 def measure(cell: Cell) -> dict[str, Any]:

@@ -143,12 +143,12 @@ def cost(steps: int, period: float) -> str:
     run = execute(resnet_step(0), steps, 1)
     readings = sampled(run, 0, Device(period=period, width=period))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
-    began = time.perf_counter()
+    began, began_cpu = time.perf_counter(), time.process_time()
     attribute(run.timeline, readings, CLOCKED)
-    spent = time.perf_counter() - began
+    spent, spent_cpu = time.perf_counter() - began, time.process_time() - began_cpu
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
     ops = len(run.timeline.lanes[0].t0)
-    return f"{ops:,} ops x {readings.count:,} samples: {spent:.1f} s, peak {peak:.0f} MB ({before:.0f} before)"
+    return f"{ops:,} ops x {readings.count:,} samples: {spent:.1f} s ({spent_cpu:.1f} s of CPU), peak {peak:.0f} MB ({before:.0f} before)"
 
 
 def main() -> None:
@@ -156,10 +156,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=4, help="programs a case (default: 4)")
     parser.add_argument("--write", type=Path, help="keep the table as Markdown")
-    parser.add_argument("--cost", action="store_true", help="1 M ops x 100,000 samples")
+    parser.add_argument("--cost", type=int, metavar="M", help="so many million ops, and 100,000 samples for each")
     asked = parser.parse_args()
     if asked.cost:
-        print(cost(2030, 0.004))
+        print(cost(2030 * asked.cost, 0.004))
         return
     rows = [HEAD]
     print(HEAD)

@@ -53,10 +53,11 @@ def process_peak(step: Any) -> dict[str, int]:
     """Peak of the whole process over the steps, B, and what it had before the model was made."""
     for _ in range(_STEPS):
         step()
-    return {"peak": _status("VmHWM")}
+    return {"peak": status_bytes("VmHWM")}
 
 
-def _status(name: str) -> int:
+def status_bytes(name: str) -> int:
+    """A line of this process's /proc/self/status in B."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(f"{name}:"):
             return int(line.split()[1]) * 1024
@@ -80,7 +81,7 @@ def measured(asked: dict[str, Any]) -> dict[str, int]:
         warm_up()
         if asked["allocator"] == "pinned":
             ctypes.CDLL(None).mallopt(_MMAP_THRESHOLD, _PINNED)
-        base = _status("VmRSS")
+        base = status_bytes("VmRSS")
         Path("/proc/self/clear_refs").write_text("5")
     model, optimizers = job.build()
     if asked.get("variant"):

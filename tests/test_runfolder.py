@@ -227,6 +227,13 @@ def test_a_cut_off_last_event_is_left_out(writer: RunWriter) -> None:
     assert [event["message"] for event in RunReader(writer.path).events] == ["whole"]
 
 
+def test_an_event_that_cannot_be_read_before_others_is_damage(writer: RunWriter) -> None:
+    (writer.path / "events.jsonl").write_text('{"mess\n{"message": "whole"}\n')
+    run = RunReader(writer.path)
+    assert run.events == [{"message": "whole"}]
+    assert run.damaged == ["events.jsonl"]
+
+
 def test_a_line_of_events_that_is_no_object_is_left_out(writer: RunWriter) -> None:
     (writer.path / "events.jsonl").write_text('[1]\n{"message": "whole"}\n')
     assert RunReader(writer.path).events == [{"message": "whole"}]
@@ -356,8 +363,10 @@ def test_a_damaged_list_of_channels_does_not_keep_a_run_from_closing(tmp_path: P
     (writer.path / "channels.json").write_text("{")
     (writer.path / "samples" / "cpu.rows").write_bytes(b"rows")
     writer.close("ok")
-    assert RunReader(writer.path).status == "ok"
+    run = RunReader(writer.path)
+    assert run.status == "ok"
     assert (writer.path / "samples" / "cpu.rows").exists()
+    assert [event["kind"] for event in run.events] == ["samples-kept-as-rows"]
 
 
 def test_a_quantity_that_no_run_has_is_named_with_its_neighbours(tmp_path: Path) -> None:

@@ -15,13 +15,17 @@ _PUBLIC = {
     "profile": "stepscope.record.profile",
     "schedule": "stepscope.record.schedule",
     "Run": "stepscope.analysis.run",
+    "compare": "stepscope.analysis.compare",
     "fit": "stepscope.studies.fit.python_api",
     "errors": "stepscope.errors",
 }
-__all__ = ["Run", "__version__", "errors", "fit", "profile", "schedule"]
+# What a notebook shows of a class: it is told here, since analysis knows nothing of reports.
+_SHOWN = {"Run": ("Run", "run_html"), "compare": ("Comparison", "comparison_html")}
+__all__ = ["Run", "__version__", "compare", "errors", "fit", "profile", "schedule"]
 
 if TYPE_CHECKING:
     from stepscope import errors as errors
+    from stepscope.analysis.compare import compare as compare
     from stepscope.analysis.run import Run as Run
     from stepscope.record.profile import profile as profile
     from stepscope.record.schedule import schedule as schedule
@@ -32,7 +36,16 @@ def __getattr__(name: str) -> Any:
     if name not in _PUBLIC:
         raise AttributeError(f"module 'stepscope' has no attribute '{name}'")
     module = importlib.import_module(_PUBLIC[name])
+    if name in _SHOWN:
+        kind, function = _SHOWN[name]
+        getattr(module, kind).shown_as_html = lambda shown: _drawn(function, shown)
     return module if _PUBLIC[name] == f"stepscope.{name}" else getattr(module, name)
+
+
+def _drawn(function: str, shown: Any) -> str | None:
+    """HTML of an object for a notebook; the report is imported when the first one is shown."""
+    html: str | None = getattr(importlib.import_module("stepscope.report.notebook"), function)(shown)
+    return html
 
 
 def __dir__() -> list[str]:

@@ -16,7 +16,7 @@ def number(value: float | None, digits: int = 3) -> str:
     magnitude = f"{value:.{digits}g}"
     if "e" not in magnitude:
         return magnitude
-    return f"{float(magnitude):,.0f}" if abs(value) >= 1 else f"{float(magnitude):.{digits + 6}f}".rstrip("0")
+    return f"{float(magnitude):,.0f}" if abs(value) >= 1 else f"{float(magnitude):.{digits + 6}f}".rstrip("0").rstrip(".")
 
 
 def si(value: float | None, unit: str, digits: int = 3) -> str:

@@ -1,4 +1,4 @@
-"""A headless Chromium, driven over a pipe: what a page says to its console, asks of the network, and answers to hands."""
+"""A headless Chromium, driven over a pipe: what a page says to its console, asks of the network, answers to hands."""
 
 from __future__ import annotations
 
@@ -32,8 +32,10 @@ class Browser:
             os.dup2(keep[1], 4)
 
         command = [PATH, *_FLAGS, "--remote-debugging-pipe", f"--user-data-dir={profile}", "about:blank"]
-        silent = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-        self._process = subprocess.Popen(command, close_fds=False, preexec_fn=place, **silent)
+        quiet = subprocess.DEVNULL
+        self._process = subprocess.Popen(
+            command, close_fds=False, preexec_fn=place, stdin=quiet, stdout=quiet, stderr=quiet
+        )
         os.close(ours[0])
         os.close(theirs[1])
         self._to, self._from = ours[1], os.fdopen(theirs[0], "rb", buffering=0)

@@ -92,13 +92,14 @@ def test_the_numbers_of_the_page_are_those_of_the_run(whole: tuple[Run, str]) ->
 
 
 def test_the_icicle_holds_every_module_below_its_parent(whole: tuple[Run, str]) -> None:
-    (tree,) = _Page(whole[1]).data
+    (tree,) = [data for data in _Page(whole[1]).data if "layers" in data]
     rows = [dict(zip(tree["columns"], row, strict=True)) for row in tree["rows"]]
     assert [row["name"] for row in rows] == [name for name, *_ in MODEL]
     parents = [None if row["parent"] is None else rows[row["parent"]]["name"] for row in rows]
     assert parents == [parent for _, _, parent, _ in MODEL]
-    inside = sum(row["total"] for row in rows if row["parent"] == 0)
-    assert 0 < inside <= rows[0]["total"]
+    total = [values[0] for values in tree["layers"][0]["rows"]]
+    inside = sum(whole for row, whole in zip(rows, total, strict=True) if row["parent"] == 0)
+    assert 0 < inside <= total[0]
 
 
 def test_what_was_not_read_is_tinted_and_never_a_bar_of_zero(whole: tuple[Run, str]) -> None:
@@ -133,6 +134,25 @@ def test_names_of_users_stay_text(tmp_path: Path, where: str) -> None:
     assert [script.get("type") for script in scripts].count(None) == 1  # ours
     shown = " ".join(page.text)
     assert HOSTILE in shown
+
+
+def test_characters_that_steer_are_spelt_out_and_not_obeyed(tmp_path: Path) -> None:
+    name = "a\u202eb\x1b[31mc"
+    model = (*MODEL, (name, "T", "", 0))
+    ops = (*STEP, Op("aten::x\u2066y", name, "forward", 500))
+    text = html.render(Run(fabricate_run(tmp_path, steps=8, recorded=every_step, ops=ops, model=model)))
+    assert not re.search("[\u202e\x1b\u2066]", text)
+    page = _Page(text)
+    assert "a\\u202eb\\u001b[31mc" in " ".join(page.text)
+    (tree,) = [data for data in page.data if "layers" in data]
+    assert "a\\u202eb\\u001b[31mc" in [row[0] for row in tree["rows"]]
+
+
+def test_a_very_long_name_keeps_its_ends(tmp_path: Path) -> None:
+    name = f"begin{'x' * 500}end"
+    text = html.render(Run(fabricate_run(tmp_path, steps=8, ops=(*STEP, Op(name, "fc", "forward", 500)))))
+    assert name not in text
+    assert re.search(r"beginx+…x+end", text)
 
 
 RUNS: dict[str, dict[str, Any]] = {

@@ -56,7 +56,11 @@ def test_the_real_sensor_reads_every_rail_of_a_board_that_has_just_started(name:
 def test_cpu_sensors_go_on_working_below_the_board(name: str, tmp_path: Path) -> None:
     with board_in_hand(name, tmp_path) as board:
         for sensor in ("process_memory", "system_memory", "cpu_cores"):
-            discovered(board, sensor).close()
+            found = discovered(board, sensor)
+            values = list(found.read())
+            found.close()
+            assert len(values) == len(found.channels) > 0
+            assert any(value >= 0 for value in values), sensor  # not a number: nothing was read
 
 
 def test_a_board_with_a_device_tree_says_which_it_is(tx2: Hand) -> None:

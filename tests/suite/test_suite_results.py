@@ -78,6 +78,16 @@ def test_what_went_wrong_is_counted_and_never_a_number() -> None:
     assert "a batch 8: ok 1 of 2, oom 1 of 2: no memory" in notes(frame)
 
 
+def test_flags_of_one_kind_are_one_note_that_names_all_settings_that_have_it() -> None:
+    busy = [f"background load: other programs kept {cores} cores busy" for cores in (1.5, 1.7, 0.9)]
+    few = [[], ["only 3 steps after the warm-up"], ["only 5 steps after the warm-up"]]
+    runs = [_run(name, 0, 10.0, flags=[*few[n], busy[n]]) for n, name in enumerate("abc")]
+    assert notes(table(_results(*runs))) == [
+        f"a batch 8: {busy[0]}; of the same kind: all 3 settings",
+        "b batch 8: only 3 steps after the warm-up; of the same kind: c batch 8",
+    ]
+
+
 def test_a_share_stays_between_0_and_1() -> None:
     runs = [_run("a", place, 10.0) for place in (0, 1)]
     for run, share in zip(runs, (0.9, 1.0), strict=True):

@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from threadpoolctl import threadpool_limits
 
 from stepscope.analysis.attribution.attribute import Attribution, Options, attribute
 from stepscope.analysis.attribution.baselines import nearest, overlap
@@ -58,11 +57,6 @@ def attributed(run: RunReader, tree: RailTree) -> list[AttributedRail]:
     """Each rail that was sampled while ops were recorded; estimates too, which the caller keeps apart."""
     if recorded_steps(run).is_empty() or not tree.lines:
         return []
-    with threadpool_limits(limits=1, user_api="blas"):  # many small products: threads would wait for one another
-        return _all_attributed(run, tree)
-
-
-def _all_attributed(run: RunReader, tree: RailTree) -> list[AttributedRail]:
     pieces, origin_ns = run_pieces(run)
     if not pieces.tracks:
         return []
@@ -82,7 +76,7 @@ def _all_attributed(run: RunReader, tree: RailTree) -> list[AttributedRail]:
         if (fit := found[source].fit) is not None:
             known[source] = fit.known
     if known and known.keys() - kept.keys():
-        keep_calibrations(run, known)
+        keep_calibrations(run, {**kept, **known})
     return [found[rail.line.best.id] for rail in read]
 
 

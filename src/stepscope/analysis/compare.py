@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import polars as pl
 
@@ -31,10 +31,21 @@ class Comparison:
     `per` is "step" or "sample": what the parts of time and energy are counted by.
     """
 
+    # How a notebook shows it, as of `Run`.
+    shown_as_html: ClassVar[Callable[[Comparison], str | None] | None] = None
+
     operands: tuple[Operand, ...]
     settings: tuple[Setting, ...]
     notes: tuple[str, ...]
     per: str = "step"
+
+    def _repr_html_(self) -> str | None:
+        """What Jupyter shows; None, and so the plain text, where nothing draws it."""
+        draw = type(self).shown_as_html
+        return None if draw is None else draw(self)
+
+    def __repr__(self) -> str:
+        return f"<Comparison of {', '.join(self.names)}>"
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -96,7 +107,7 @@ class Comparison:
             "sentences": self.sentences(index),
             "differences": [self.differences(other, index) for other in others],
             "explanations": [_plain(self.explain(what, way, other, index), other)
-                             for other in others for what in WHAT for way in by],
+                             for other in others for what in WHAT for way in by if way in WHAT[what]],
         }  # fmt: skip
 
 

@@ -10,6 +10,7 @@ import polars as pl
 from scipy import sparse  # type: ignore[import-untyped]
 
 from stepscope.analysis.attributed import AttributedRail
+from stepscope.analysis.attribution.from_run import RunTimeline
 from stepscope.analysis.attribution.parts import Parts, Z, parts
 from stepscope.analysis.attribution.verdicts import RESOLVED, identifiability, judge
 from stepscope.analysis.intervals import Floats
@@ -26,6 +27,7 @@ SCHEMA = {
     "module": pl.String,
     "phase": pl.String,
     "joules_per_step": pl.Float64,
+    "joules_per_sample": pl.Float64,
     "low": pl.Float64,
     "high": pl.Float64,
     "share": pl.Float64,
@@ -56,8 +58,12 @@ RESOLUTION = {
 }
 
 
-def energy_by(rails: Sequence[AttributedRail], by: str = "module", method: str = "fit") -> pl.DataFrame:
+def energy_by(
+    rails: Sequence[AttributedRail], by: str = "module", method: str = "fit", samples: float | None = None
+) -> pl.DataFrame:
     """Energy per step, J, largest first within a rail; intervals of 90 %. Columns as `SCHEMA`.
+
+    samples: mean of a step, for `joules_per_sample`; null where they were not counted.
 
     Rows of a rail and its rows for time between ops and steps add up to its measured total (`by="component"`).
     `above_idle` is what is left of `joules_per_step` without the idle power, null where idle was not seen.
@@ -68,7 +74,8 @@ def energy_by(rails: Sequence[AttributedRail], by: str = "module", method: str =
         raise UnknownName("attribution method", method, METHODS)
     chosen = [rail for rail in rails if rail.line.estimated == (method == "model")]
     frames = [_rows(rail, by, method) for rail in chosen]
-    return pl.concat(frames) if frames else pl.DataFrame(schema=SCHEMA)
+    whole = pl.concat(frames) if frames else pl.DataFrame(schema=SCHEMA)
+    return whole.with_columns(joules_per_sample=pl.col("joules_per_step") / samples) if samples else whole
 
 
 def resolution(rails: Sequence[AttributedRail]) -> pl.DataFrame:
@@ -82,7 +89,7 @@ def _rows(rail: AttributedRail, by: str, method: str) -> pl.DataFrame:
         return _frame(rail, method, [_unknown(rail)])
     if by == WHOLE:
         return _frame(rail, method, [_whole(rail, method)])
-    names, gather = _groups(rail, BY[by])
+    names, gather = groups(rail.ops, BY[by])
     if method == "fit" and rail.fit is not None:
         return _fitted(rail, names, gather)
     keys = rail.by_nearest() if method == "nearest" else rail.by_overlap()
@@ -90,19 +97,19 @@ def _rows(rail: AttributedRail, by: str, method: str) -> pl.DataFrame:
     return _frame(rail, method, _plain(rail, names, joules, gather @ rail.ops.timeline.seconds, float(joules.sum())))
 
 
-def _groups(rail: AttributedRail, columns: tuple[str, ...]) -> tuple[list[dict[str, Any]], Any]:
+def groups(ops: RunTimeline, columns: tuple[str, ...]) -> tuple[list[dict[str, Any]], Any]:
     """Names of the groups, and the share of each key that belongs to each (G, P): by time within the key."""
-    table = rail.ops.ops
+    table = ops.ops
     # The time between ops and between steps has no module and no phase: its own name stands for it everywhere.
     own = pl.when(pl.col("phase").is_null()).then("name").alias("_apart")
     numbers = table.select(pl.struct(*columns, own).rank("dense")).to_series().to_numpy().astype(np.int64) - 1
     first = np.unique(numbers, return_index=True)[1]
     rows = table[first.tolist()]
     named = [_named(row, columns) for row in rows.iter_rows(named=True)]
-    key, seconds = table["key"].to_numpy(), rail.ops.seconds
-    whole = np.bincount(key, seconds, rail.ops.timeline.keys.count)
+    key, seconds = table["key"].to_numpy(), ops.seconds
+    whole = np.bincount(key, seconds, ops.timeline.keys.count)
     share = np.where(whole[key] > 0, seconds / np.maximum(whole[key], 1e-300), 0.0)
-    shape = (len(named), rail.ops.timeline.keys.count)
+    shape = (len(named), ops.timeline.keys.count)
     return named, sparse.csr_matrix((share, (numbers, key)), shape=shape)
 
 
@@ -207,7 +214,7 @@ def _resolution(rail: AttributedRail) -> dict[str, Any]:
     }
     if rail.fit is None:
         return {**dict.fromkeys(RESOLUTION), **shared, "note": rail.reason}
-    _, gather = _groups(rail, BY["kind"])
+    _, gather = groups(rail.ops, BY["kind"])
     known = identifiability(rail.fit, parts(rail.fit, gather))
     model, phase = rail.fit.calibration.model, rail.fit.phase
     return {

@@ -118,11 +118,16 @@ class _Steps:
 
     @classmethod
     def of(cls, run: RunReader) -> _Steps:
-        steps = steady_steps(run)
-        samples = steps["samples"].mean() if steps["samples"].null_count() == 0 else None
-        length = steps["length_ns"].mean()
+        length = steady_steps(run)["length_ns"].mean()
         assert isinstance(length, float)
-        return cls(length / 1e9, samples if isinstance(samples, float) and samples > 0 else None)
+        return cls(length / 1e9, samples_per_step(run))
+
+
+def samples_per_step(run: RunReader) -> float | None:
+    """Mean samples of a steady step; None where they were not counted in all of them."""
+    samples = steady_steps(run)["samples"]
+    mean = samples.mean() if len(samples) and samples.null_count() == 0 else None
+    return mean if isinstance(mean, float) and mean > 0 else None
 
 
 def _row(

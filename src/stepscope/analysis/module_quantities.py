@@ -26,6 +26,7 @@ SCHEMA = {
     **dict.fromkeys((*PHASES, "own", "total"), pl.Float64),  # all of the subtree but `own`
     "source": pl.String,  # where it is from, or what it stands for
 }
+_OWN = {"module": pl.String, "phase": pl.String, "value": pl.Float64}
 
 
 def module_quantities(run: Run) -> pl.DataFrame:
@@ -61,14 +62,16 @@ def _energy(run: Run) -> tuple[pl.DataFrame, str]:
     """Own joules of each module by phase, of one rail: rails lie inside each other and are never added."""
     rows = run.energy(by="module").filter(pl.col("joules_per_step").is_not_null())
     rail = main_rail(rows)
-    said = "" if rail is None else f"{rail}, by '{run.attribution}'"
+    if rail is None:
+        return pl.DataFrame(schema=_OWN), ""
+    said = f"{rail}, by '{run.attribution}'"
     return rows.filter(pl.col("rail") == rail).select(module="name", phase="phase", value="joules_per_step"), said
 
 
 def _memory(run: Run) -> tuple[pl.DataFrame, str]:
     peak = run.peak()
     if peak is None:
-        return pl.DataFrame(schema={"module": pl.String, "phase": pl.String, "value": pl.Float64}), ""
+        return pl.DataFrame(schema=_OWN), ""
     alive = peak.tensors.select("module", "phase", value=pl.col("bytes").cast(pl.Float64))
     return alive, f"alive at the peak of step {peak.step}, by the phase that allocated it"
 

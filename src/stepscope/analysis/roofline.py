@@ -23,6 +23,7 @@ SCHEMA = {
     "total_ns": pl.Float64,
     "flops": pl.Float64,  # a step
     "bytes": pl.Float64,  # a step: what goes in and comes out, each tensor once
+    "waits_for": pl.String,  # memory or arithmetic: the side of the ridge, where the two roofs of its device meet
 }
 ROOFS = {"device": pl.String, "roof": pl.String, "value": pl.Float64, "name": pl.String}
 _LEAST_SHARE = 0.002  # of the step: what takes less is timed too coarsely to set a roof
@@ -31,7 +32,7 @@ _LEAST_SHARE = 0.002  # of the step: what takes less is timed too coarsely to se
 def roofline(run: Run) -> pl.DataFrame:
     """Kinds of operation that state both FLOPs and bytes, dearest first; a byte in a cache counts like any other."""
     kinds = run.op_kinds().filter((pl.col("flops") > 0) & (pl.col("bytes") > 0) & (pl.col("total_ns") > 0))
-    return kinds.select(
+    points = kinds.select(
         "name",
         "device",
         (pl.col("flops") / pl.col("bytes")).alias("flop_per_byte"),
@@ -41,7 +42,17 @@ def roofline(run: Run) -> pl.DataFrame:
         "total_ns",
         "flops",
         "bytes",
-    ).select(pl.col(name).cast(dtype) for name, dtype in SCHEMA.items())
+    )
+    ridges = _ridges(roofs(points))
+    left = pl.col("flop_per_byte") < pl.col("device").replace_strict(ridges, default=None, return_dtype=pl.Float64)
+    judged = points.with_columns(waits_for=pl.when(left).then(pl.lit("memory")).when(~left).then(pl.lit("arithmetic")))
+    return judged.select(pl.col(name).cast(dtype) for name, dtype in SCHEMA.items())
+
+
+def _ridges(reached: pl.DataFrame) -> dict[str, float]:
+    """FLOP/B at which the two roofs of a device meet."""
+    of = {(device, roof): value for device, roof, value, _ in reached.iter_rows()}
+    return {device: of[device, "compute"] / of[device, "memory"] for device, roof in of if roof == "compute"}
 
 
 def roofs(points: pl.DataFrame) -> pl.DataFrame:

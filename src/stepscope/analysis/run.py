@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
+from typing import ClassVar
 
 import polars as pl
 
@@ -12,7 +14,7 @@ from stepscope.analysis.attributed import AttributedRail, attributed
 from stepscope.analysis.boards import core_clusters
 from stepscope.analysis.boards.contract import Board
 from stepscope.analysis.energy_by import METHODS, energy_by, resolution
-from stepscope.analysis.energy_rows import EnergyTables, energy_tables, step_energy_table
+from stepscope.analysis.energy_rows import EnergyTables, energy_tables, samples_per_step, step_energy_table
 from stepscope.analysis.memory_events import Peak, memory_over_time, peak
 from stepscope.analysis.metrics import metrics
 from stepscope.analysis.modules import modules
@@ -25,6 +27,7 @@ from stepscope.analysis.power_timeline import power_timeline
 from stepscope.analysis.rails import RailTree, rail_tree
 from stepscope.analysis.regularity import regularity
 from stepscope.analysis.utilisation import core_timeline
+from stepscope.analysis.utilisation_by import UseOfOps, use_of_ops, utilisation_by
 from stepscope.analysis.verdict import Verdict, verdict
 from stepscope.errors import UnknownName
 from stepscope.runfolder import RunReader
@@ -33,12 +36,20 @@ from stepscope.runfolder import RunReader
 class Run(RunReader):
     """A run as it lay on disk when it was first read: open it again to see what a running one has added."""
 
+    # How a notebook shows a run: set by `stepscope`, since analysis does not know what draws it.
+    shown_as_html: ClassVar[Callable[[Run], str | None] | None] = None
+
     def __init__(self, path: str | Path, attribution: str = "fit") -> None:
         """attribution: the method of `energy` where none is asked for: "fit", "nearest", "overlap" or "model"."""
         if attribution not in METHODS:
             raise UnknownName("attribution method", attribution, METHODS)
         super().__init__(path)
         self.attribution = attribution
+
+    def _repr_html_(self) -> str | None:
+        """What Jupyter shows; None, and so the plain text, where nothing draws it."""
+        draw = type(self).shown_as_html
+        return None if draw is None else draw(self)
 
     @cached_property
     def own_times(self) -> pl.DataFrame:
@@ -47,27 +58,27 @@ class Run(RunReader):
 
     def modules(self) -> pl.DataFrame:
         """Time of each module, own and of its subtree, forward, backward and optimizer, ns a step."""
-        return modules(self)
+        return self._modules
 
     def op_kinds(self) -> pl.DataFrame:
         """Own time of each kind of op, ns a step by phase."""
-        return op_kinds(self)
+        return self._op_kinds
 
     def phases(self) -> pl.DataFrame:
         """Time of each phase, ns a step, and the residual."""
-        return phases(self)
+        return self._phases
 
     def metrics(self) -> pl.DataFrame:
         """The metrics of the paper, a row each: metric, scope, value, unit, low, high, n, source, note."""
-        return metrics(self)
+        return self._metrics
 
     def anatomy(self) -> pl.DataFrame:
         """Every op of the step that is nearest to the median."""
-        return anatomy(self)
+        return self._anatomy
 
     def overhead(self) -> pl.DataFrame:
         """What the instrument itself cost, columns as `metrics`."""
-        return overhead(self)
+        return self._overhead
 
     def memory(self, device: str | None = None) -> pl.DataFrame:
         """Live bytes after each allocation and free of the recorded steps: in all, not attributed, and by category."""
@@ -131,7 +142,19 @@ class Run(RunReader):
         a power model estimated; None: as this run was opened with. Parts and residual add up to each rail's measured
         total.
         """
-        return energy_by(self.attributed_rails, by, method or self.attribution)
+        return energy_by(self.attributed_rails, by, method or self.attribution, samples_per_step(self))
+
+    @cached_property
+    def use_of_ops(self) -> list[UseOfOps]:
+        """Each channel of utilisation with the fit that hands it to the ops."""
+        return use_of_ops(self)
+
+    def utilisation(self, by: str = "kind") -> pl.DataFrame:
+        """Mean use of CPU (cores), GPU and memory controller (shares) by "kind", "op", "module" or "phase".
+
+        By the machinery of `energy`, with intervals of 90 % and verdicts; empty where nothing of it was sampled.
+        """
+        return utilisation_by(self.use_of_ops, by)
 
     def energy_resolution(self) -> pl.DataFrame:
         """A row a rail: the shortest op that it can resolve, how much is resolved, how many more steps would do."""
@@ -152,3 +175,29 @@ class Run(RunReader):
     def not_measured(self) -> list[NotMeasured]:
         """What this run cannot say, and why."""
         return not_measured(self)
+
+    # A page asks for the same tables many times, and a run of a million operations takes a second for some of them.
+
+    @cached_property
+    def _modules(self) -> pl.DataFrame:
+        return modules(self)
+
+    @cached_property
+    def _op_kinds(self) -> pl.DataFrame:
+        return op_kinds(self)
+
+    @cached_property
+    def _phases(self) -> pl.DataFrame:
+        return phases(self)
+
+    @cached_property
+    def _metrics(self) -> pl.DataFrame:
+        return metrics(self)
+
+    @cached_property
+    def _anatomy(self) -> pl.DataFrame:
+        return anatomy(self)
+
+    @cached_property
+    def _overhead(self) -> pl.DataFrame:
+        return overhead(self)

@@ -22,6 +22,7 @@ SCHEMA = {
     "value": pl.Float64,  # null begins a gap
 }
 _WATCHED = ("temperature", "frequency", "core_frequency", "throttled")
+LEVEL_STEPS = 60  # fewer are not judged
 _END = 0.2  # of the run: its first and its last part are compared
 
 
@@ -61,9 +62,14 @@ def _median(lengths: Floats) -> tuple[float, float | None, float | None]:
     return value, None if np.isnan(low) else low, None if np.isnan(high) else high
 
 
-def levels(run: RunReader) -> list[tuple[int, Change]]:
-    """Changes of the level of the step time: the number of the step at which each begins, and the change (ns)."""
+def levels(run: RunReader) -> list[tuple[int, Change]] | None:
+    """Changes of the level of the step time: the number of the step at which each begins, and the change (ns).
+
+    None: there are too few steps to judge.
+    """
     steps = timed_steps(run)[0]
+    if len(steps) < LEVEL_STEPS:
+        return None
     found = change_points(steps["length_ns"].to_numpy().astype(np.float64))
     return [(int(steps["step"][change.step]), change) for change in found if change.step < len(steps)]
 

@@ -1,4 +1,4 @@
-"""What was sampled while one step ran: power of each rail, load of each core, and the memory that was alive under it."""
+"""What was sampled while a step ran: power of each rail, load of each core, and the memory alive under it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,9 @@ def step_tracks(run: Run, step: int) -> pl.DataFrame:
     t0_ns, t1_ns = int(found["t0_ns"][0]), int(found["t1_ns"][0])
     frames = [*_power(run, t0_ns, t1_ns), *_cores(run, t0_ns, t1_ns)]
     placed = [frame.with_columns(step=pl.lit(step, dtype=pl.Int64)) for frame in frames]
-    return pl.concat([pl.DataFrame(schema=SCHEMA), *(frame.select(list(SCHEMA)) for frame in placed), *_memory(run, step)])
+    return pl.concat(
+        [pl.DataFrame(schema=SCHEMA), *(frame.select(list(SCHEMA)) for frame in placed), *_memory(run, step)]
+    )
 
 
 def _span(t0_ns: int, t1_ns: int, length_ns: float) -> tuple[float, float]:

@@ -154,8 +154,14 @@ def listed(below: Path) -> dict[str, Any]:
 def listed_text(found: dict[str, Any]) -> list[str]:
     """The same for people."""
     lines = [f"{tier} ({len(names)}): {', '.join(names)}" for tier, names in found["tiers"].items()]
-    lines += [""] + [f"{each['path']}: {each['ended']} of {each['runs']} runs" for each in found["sweeps"]]
+    lines += [""] + [_sweep_text(each) for each in found["sweeps"]]
     return [*lines, f"reference devices: {', '.join(found['reference_devices']) or 'none'}"]
+
+
+def _sweep_text(sweep: dict[str, Any]) -> str:
+    if "unreadable" in sweep:
+        return f"{sweep['path']}: cannot be read: {sweep['unreadable']}"
+    return f"{sweep['path']}: {sweep['ended']} of {sweep['runs']} runs"
 
 
 def _sweeps(below: Path) -> Iterator[dict[str, Any]]:
@@ -164,8 +170,9 @@ def _sweeps(below: Path) -> Iterator[dict[str, Any]]:
     for plan in sorted(below.glob("*/sweep.json")):
         try:
             folder = SweepFolder(plan.parent)
-        except StepscopeError:
-            continue  # of a newer Stepscope, or damaged: `suite show` on it says which
+        except StepscopeError as error:  # of a newer Stepscope, or damaged
+            yield {"path": str(plan.parent), "unreadable": str(error)}
+            continue
         ended = folder.ended()
         runs = folder.order
         yield {"path": str(folder.path), "runs": len(runs), "ended": sum(point.id in ended for point in runs)}

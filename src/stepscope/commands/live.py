@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -18,6 +20,10 @@ def live(
     run: Annotated[Path, typer.Argument(help="A run folder, the name of one in runs/, or 'last'.")] = Path(NEWEST),
     wait: Annotated[bool, typer.Option("--wait", help="Wait for the run to begin.")] = False,
     lines: Annotated[bool, typer.Option("--lines", help="A line every few seconds, as without a terminal.")] = False,
+    prometheus: Annotated[
+        str | None,
+        typer.Option("--prometheus", help="Serve gauges at this port of 127.0.0.1 (0: any), or keep this .prom file."),
+    ] = None,
 ) -> None:
     """Watch a run that is going on: step, speed, time left, load, power, memory and heat.
 
@@ -29,11 +35,30 @@ def live(
     from stepscope.report.live.watching import watch
 
     try:
-        status = watch(_found(run, wait), Console(), lines=lines)
+        folder = _found(run, wait)
+        with _gauges(folder, prometheus):
+            status = watch(folder, Console(), lines=lines)
     except KeyboardInterrupt:
         sys.stderr.write("\nThe view is closed; the training goes on.\n")
         return
     raise typer.Exit(0 if status == "ok" else _NOT_OK)
+
+
+@contextlib.contextmanager
+def _gauges(folder: Path, wanted: str | None) -> Iterator[None]:
+    """Gauges for Prometheus as long as the run is watched."""
+    if wanted is None:
+        yield
+        return
+    from stepscope.integrations import prometheus
+
+    if not wanted.isdigit():
+        with prometheus.kept_in_file(folder, Path(wanted)):
+            yield
+        return
+    with prometheus.served(folder, int(wanted)) as port:
+        typer.echo(f"gauges at http://{prometheus.LOOPBACK}:{port}/metrics", err=True)
+        yield
 
 
 def _found(run: Path, wait: bool) -> Path:

@@ -44,7 +44,7 @@ def run(
     ] = "adaptive",
     record_memory: Annotated[
         str, typer.Option(help="Recorded steps whose allocations are recorded: auto (one or two), all or off.")
-    ] = "off",
+    ] = "auto",
     malloc: Annotated[
         str, typer.Option(help="C allocator: default, pinned (glibc's mmap threshold: smaller, slower) or tcmalloc.")
     ] = "default",
@@ -88,6 +88,8 @@ def run(
     _check(batch, steps, threads)
     _check_share(until_resolved)
     allocators.use(malloc)
+    if record_memory != "off":
+        _know_the_empty_process(malloc)
     settings = Settings(
         out=out,
         record=record,
@@ -99,26 +101,17 @@ def run(
         metering=_metering(plug, meter_command, power_model, characterise, dither),
     )
     _refuse_logs_without_a_folder(meter_csv or [])
-    if threads is not None:
-        import torch
-
-        torch.set_num_threads(threads)
+    _compute_with(threads)
     of_a_script = module or target.endswith(".py") or Path(target).is_file()
+    asked = {"batch": batch, "optimizer": optimizer, "lr": lr, "device": device, "seed": seed, "precision": precision}
     with _simulated(simulate, settings) as (settings, kept), _beside(live, out, of_a_script):
         if of_a_script:
-            theirs = {"steps": steps, "optimizer": optimizer, "lr": lr, "device": device, "seed": seed}
-            _refuse_for_a_script({**theirs, "precision": precision, "until-resolved": until_resolved})
+            _refuse_for_a_script({**asked, "batch": None, "steps": steps, "until-resolved": until_resolved})
             path, code = _script(target, arguments or [], settings, module)
         else:
-            choices = {"batch": batch, "optimizer": optimizer, "lr": lr, "device": device or "cpu", "seed": seed or 0}
-            choices["precision"] = precision or "fp32"
-            path, code = _workload(target, arguments, steps, settings, choices, quiet or live, until_resolved)
+            path, code = _workload(target, arguments, steps, settings, asked, quiet or live, until_resolved)
         kept.append(path)
-    for complaint in read_logs(path, meter_csv or []):
-        sys.stderr.write(f"{complaint}\n")
-    _finish(path, quiet)
-    if html:
-        _page(path)
+    _report(path, meter_csv or [], quiet, html)
     raise typer.Exit(code)
 
 
@@ -130,11 +123,28 @@ def period_ns(text: str) -> int:
     return round(float(found[1]) * _UNITS_NS[found[2]])
 
 
+def _compute_with(threads: int | None) -> None:
+    if threads is not None:
+        import torch
+
+        torch.set_num_threads(threads)
+
+
 def _refuse_for_a_script(options: dict[str, Any]) -> None:
     """A script decides these itself: to take them in silence would be to lie about the run."""
     given = [f"--{name}" for name, value in options.items() if value is not None]
     if given:
         raise UsageError(f"{', '.join(given)}: of a workload only", "give a script its own arguments after --")
+
+
+def _know_the_empty_process(malloc: str) -> None:
+    """Measured before the first run on a device, because nothing else may run beside a training."""
+    from stepscope.record.empty_process import empty_process_bytes, kept_empty_process_bytes
+
+    if kept_empty_process_bytes(malloc) is None:
+        typer.echo("once for this device: the memory of an empty training process (seconds)", err=True)
+        if empty_process_bytes(malloc) is None:
+            typer.echo("it could not be measured; the process's peak will not be taken apart", err=True)
 
 
 def _check(batch: int | None, steps: int | None, threads: int | None) -> None:
@@ -213,7 +223,7 @@ def _workload(
     arguments: list[str] | None,
     steps: int | None,
     settings: Settings,
-    choices: dict[str, Any],
+    asked: dict[str, Any],
     quiet: bool,
     until_resolved: str | None,
 ) -> tuple[Path, int]:
@@ -224,6 +234,8 @@ def _workload(
     if arguments:
         raise UsageError(f"a workload takes no arguments of its own: {' '.join(arguments)}")
     workload = workloads.find(name)
+    otherwise = {"device": "cpu", "seed": 0, "precision": "fp32"}
+    choices = {**asked, **{name: value for name, value in otherwise.items() if asked[name] is None}}
     steps = steps or (100 if until_resolved is None else MOST)
     with (
         progress_bar(workload.name, steps, quiet) as advance,
@@ -276,6 +288,15 @@ def progress_bar(name: str, steps: int, quiet: bool) -> Any:
             yield advance
 
     return bar()
+
+
+def _report(path: Path, logs: list[Path], quiet: bool, html: bool) -> None:
+    """What follows a run: the logs of meters beside it, the report on stdout, the page."""
+    for complaint in read_logs(path, logs):
+        sys.stderr.write(f"{complaint}\n")
+    _finish(path, quiet)
+    if html:
+        _page(path)
 
 
 def _finish(path: Path, quiet: bool) -> None:

@@ -235,9 +235,10 @@ def unwrapped(optimizer: Any) -> Any:
 
 def _name(models: Models, trainer: dict[str, Any]) -> str:
     """Type of the model, of the first of several, else the trainer's library."""
-    several = models.values() if isinstance(models, Mapping) else models
-    first = models if isinstance(models, nn.Module) else next(iter(several or ()), None)
-    return str(trainer["library"]) if first is None else type(first).__name__
+    if isinstance(models, nn.Module):
+        return type(models).__name__
+    several = list(models.values() if isinstance(models, Mapping) else models or ())
+    return type(several[0]).__name__ if several else str(trainer["library"])
 
 
 def _names(optimizers: Iterable[Any]) -> str | None:

@@ -53,7 +53,7 @@ def row_of(run: Run, carbon_intensity: float | None = None) -> dict[str, Any]:
     if total is None or total["joules"] is None or total["kind"] == "estimated":
         raise UsageError("the energy of this run was not measured", "`stepscope doctor` says what would measure it")
     kwh, duration = total["joules"] / _J_PER_KWH, total["covered_s"]
-    row = dict.fromkeys(COLUMNS, "")
+    row: dict[str, Any] = dict.fromkeys(COLUMNS, "")
     row |= {"timestamp": _timestamp(run), "project_name": _name(run), "run_id": run.id, "duration": duration}
     row |= {"energy_consumed": kwh, **_about(run), **_parts(measured)}
     if carbon_intensity is not None:

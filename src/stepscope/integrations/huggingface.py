@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import sys
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from stepscope.integrations._library import load, version_of
@@ -113,14 +114,12 @@ class Hooks:
 
 def _calling_trainer(callback: Any) -> Any:
     """The `self` further up the stack that has this callback among its own."""
-    frame = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         found = frame.f_locals.get("self")
         handler = getattr(found, "callback_handler", None)
         if any(one is callback for one in getattr(handler, "callbacks", ())):
             return found
-        if frame.f_back is None:
-            return None
         frame = frame.f_back
     return None
 

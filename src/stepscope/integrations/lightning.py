@@ -46,7 +46,7 @@ class Hooks:
             trainer.optimizers,
             trainer={
                 "library": "lightning",
-                "version": version_of(sys.modules[type(trainer).__module__.split(".")[0]]),
+                "version": version_of(load(next(name for name in _LIBRARIES if name in sys.modules), EXTRA)),
                 "first_step": trainer.global_step,
                 "accumulate": trainer.accumulate_grad_batches,
                 "processes": trainer.world_size,

@@ -31,9 +31,8 @@ def log_run(run: Run, out: str | Path | None = None, *, experiment: str = "steps
     OutputNotWritable where the tracking server or the folder refuses.
     """
     library = load("mlflow", EXTRA)
-    client = library.MlflowClient(tracking_uri=_address(out))
     try:
-        return _log(library, client, run, experiment, page)
+        return _log(library, library.MlflowClient(tracking_uri=_address(out)), run, experiment, page)
     except (library.exceptions.MlflowException, OSError) as error:
         raise OutputNotWritable(
             f"MLflow did not take the run: {error}", "give a folder or a tracking address with --out"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +21,7 @@ TITLE = "Prometheus text file"
 EXTRA = "prometheus"
 LOOPBACK = "127.0.0.1"
 LOOK_EVERY_S = 5.0
+_ESTIMATED = " (estimated)"  # as the live view marks it
 Sample = tuple[str, str, dict[str, str], float]  # name, help, labels, value
 
 
@@ -35,22 +36,33 @@ def log_run(run: Run, out: str | Path | None = None) -> str:
     return str(target)
 
 
-def watch_to_file(folder: Path, target: Path, sleep: Callable[[float], None] = time.sleep) -> str:
-    """Keep a text file up to date until the run ends; returns its status."""
+@contextlib.contextmanager
+def kept_in_file(folder: Path, target: Path, every_s: float = LOOK_EVERY_S) -> Iterator[None]:
+    """Keep a text file of live gauges up to date while the block lasts; the last state stays in it."""
     from stepscope.report.live.now import Watch
 
+    done = threading.Event()
     with contextlib.closing(Watch(folder)) as follows:
-        while True:
-            now = follows.look()
-            _write(_of_now(now), target)
-            if now.ended:
-                return now.status
-            sleep(LOOK_EVERY_S)
+        _write(_of_now(follows.look()), target)  # what cannot be written is refused here, and not in the thread
+
+        def keep() -> None:
+            while not done.wait(every_s):
+                with contextlib.suppress(OutputNotWritable):  # the disk may have room again the next time
+                    _write(_of_now(follows.look()), target)
+
+        thread = threading.Thread(target=keep, name="stepscope-prometheus", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            done.set()
+            thread.join()
+            _write(_of_now(follows.look()), target)
 
 
 @contextlib.contextmanager
-def served(folder: Path, port: int) -> Iterator[tuple[int, Callable[[], Now]]]:
-    """Serve live gauges at http://127.0.0.1:PORT/metrics while the block lasts: (port, a look at the run).
+def served(folder: Path, port: int) -> Iterator[int]:
+    """Serve live gauges at http://127.0.0.1:PORT/metrics while the block lasts; gives the port.
 
     Port 0 is any that is free. The run folder is looked at when somebody asks: nobody asks, nothing is read.
     """
@@ -73,7 +85,7 @@ def served(folder: Path, port: int) -> Iterator[tuple[int, Callable[[], Now]]]:
             f"port {port} of {LOOPBACK} cannot be used: {error}", "choose another, or 0 for any"
         ) from error
     try:
-        yield int(server.server_port), look
+        yield int(server.server_port)
     finally:
         server.shutdown()
         server.server_close()
@@ -153,16 +165,11 @@ def _of_now(now: Now) -> Iterator[Sample]:
 
 
 def _rails(now: Now, power: str) -> Iterator[Sample]:
-    """Power of each rail; an estimate has a name of its own."""
+    """Power of each rail; an estimate has a name of its own, and so has the second rail of one name."""
+    seen: Counter[str] = Counter()
     for rail, watts in now.rails:
+        seen[rail] += 1
         if watts is not None:
-            estimated = rail.endswith(_ESTIMATED)
-            name = f"stepscope_live_{'estimated_power' if estimated else power}_watts"
-            yield name, "By supply line; lines nest, do not add them.", _rail(now, rail.removesuffix(_ESTIMATED)), watts
-
-
-_ESTIMATED = " (estimated)"  # as the live view marks it
-
-
-def _rail(now: Now, rail: str) -> dict[str, str]:
-    return {"run": now.run, "rail": rail}
+            name = f"stepscope_live_{'estimated_power' if rail.endswith(_ESTIMATED) else power}_watts"
+            spoken = rail.removesuffix(_ESTIMATED) + (f"#{seen[rail]}" if seen[rail] > 1 else "")
+            yield name, "By supply line; lines nest, do not add them.", {"run": now.run, "rail": spoken}, watts

@@ -49,11 +49,11 @@ def log_run(
 
 def _log(library: Any, made: Any, run: Run, page: bool) -> str:
     for step, _, told in step_series(run):
-        made.log(told, step=step)
+        made.log(told, step=step, commit=True)
     made.summary.update({**flat(figures(run)), "status": run.status, "verdict": run.verdict().sentence})
     if page:
         with tempfile.TemporaryDirectory() as folder:
             written = page_in(run, Path(folder))
             if written is not None:
                 made.log({"page": library.Html(str(written))})
-    return str(made.url) if made.url else str(Path(made.dir).parent)
+    return str(Path(made.dir).parent) if made.offline else str(made.url)

@@ -34,7 +34,7 @@ _TIMEOUT_S = 180
 def empty_process_bytes(allocator: str = "default", cache: Path | None = None) -> int | None:
     """Peak resident memory, B: as kept, else measured now (seconds); None where it cannot be measured."""
     kept = kept_empty_process_bytes(allocator, cache)
-    return _measured(allocator, cache) if kept is None else kept
+    return measured_empty_process_bytes(allocator, cache) if kept is None else kept
 
 
 def kept_empty_process_bytes(allocator: str = "default", cache: Path | None = None) -> int | None:
@@ -43,7 +43,8 @@ def kept_empty_process_bytes(allocator: str = "default", cache: Path | None = No
     return value if isinstance(value, int) and value > 0 else None
 
 
-def _measured(allocator: str, cache: Path | None) -> int | None:
+def measured_empty_process_bytes(allocator: str = "default", cache: Path | None = None) -> int | None:
+    """The same measured now, and kept."""
     command = [sys.executable, "-c", _PROGRAM]
     try:
         ended = subprocess.run(

@@ -96,7 +96,7 @@ class profile:  # noqa: N801 - reads as torch.profiler.profile does
         name: str | None = None,
         record: str | Schedule = "adaptive",
         schedule: Schedule | None = None,
-        memory: str = "off",
+        memory: str = "auto",
         period_ms: float = 10.0,
         steps: str = "calls",
         samples: int | None = None,

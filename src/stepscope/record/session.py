@@ -53,7 +53,7 @@ class Settings:
     out: str | Path = "runs"
     name: str = "loop"
     record: str | Schedule = "adaptive"
-    memory: str = "off"  # steps whose allocations are recorded, see `schedule.MEMORY_CHOICES`
+    memory: str = "auto"  # steps whose allocations are recorded, see `schedule.MEMORY_CHOICES`
     period_ns: int = 10_000_000
     steps_from: str = "calls"
     optimizer_steps_per_step: int | None = None

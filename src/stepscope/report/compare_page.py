@@ -63,7 +63,7 @@ def _entries(comparison: Comparison) -> Iterator[Entry]:
             if parts:
                 anchor, of = f"{what}-{index}", f"{setting.label}: " if setting.label else ""
                 lede = f"Which parts of the {title} make the difference. They add up to it; the residual is shown."
-                yield Entry(anchor, f"{of}{title.split()[0].capitalize()}", Section(lede, parts))
+                yield Entry(anchor, f"{of}{what.capitalize()}", Section(lede, parts))
     yield Entry("operands", "Operands", _operands(comparison))
 
 

@@ -60,7 +60,7 @@ def render(run: Run) -> str:
     from stepscope.report import sections
 
     found = sections.discovered()
-    return page_of(_title(run), _about(run), _alert(run), _sections(run, found.modules), found.warnings)
+    return page_of(_title(run), about_of(run), alert_of(run), _sections(run, found.modules), found.warnings)
 
 
 def page_of(
@@ -117,10 +117,12 @@ def _sections(run: Run, modules: Iterable[ModuleType]) -> list[Entry]:
 
 
 def _title(run: Run) -> str:
-    return str(_workload(run).get("name") or run.id)
+    from stepscope.report.page.reading import name
+
+    return name(str(_workload(run).get("name") or run.id))
 
 
-def _about(run: Run) -> list[str]:
+def about_of(run: Run) -> list[str]:
     """The line below the title: what was trained, on what, and which run it is."""
     workload, board = _workload(run), run.device.get("board") or run.device.get("cpu")
     name = board.get("name") if isinstance(board, dict) else board
@@ -134,7 +136,7 @@ def _workload(run: Run) -> dict[str, object]:
     return workload if isinstance(workload, dict) else {"name": workload}
 
 
-def _alert(run: Run) -> str | None:
+def alert_of(run: Run) -> str | None:
     """What a reader must know before any number: the run did not end as it should."""
     if run.status == "ok":
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -48,14 +49,26 @@ def results_table(table: pl.DataFrame) -> RenderableType:
 
 
 def notes(table: pl.DataFrame) -> list[str]:
-    """A sentence for each setting that did not end well, and for each flag."""
-    said, several = [], differing_axes(table)
+    """A sentence for each setting that did not end well, and one for each kind of flag with all that have it."""
+    failed, kinds, several = [], dict[str, dict[str, str]](), differing_axes(table)
     for row in table.iter_rows(named=True):
         who = f"{row['workload']} batch {row['batch']} {setting_words(row, several)}".strip()
         if row["reason"]:
-            said.append(f"{who}: {row['status']}: {row['reason']}")
-        said += [f"{who}: {flag}" for flag in (row["flags"] or "").split("; ") if flag]
-    return said
+            failed.append(f"{who}: {row['status']}: {row['reason']}")
+        for flag in (row["flags"] or "").split("; "):
+            if flag:
+                kind = re.sub(r"\d[\d.,]*", "#", flag.partition(":")[0])
+                kinds.setdefault(kind, {})[who] = flag
+    return failed + [_flagged(flags, table.height) for flags in kinds.values()]
+
+
+def _flagged(flags: Mapping[str, str], settings: int) -> str:
+    """A flag in the words of the first setting that has it, and which others have one of its kind."""
+    (who, flag), *others = flags.items()
+    if not others:
+        return f"{who}: {flag}"
+    also = f"all {settings} settings" if len(flags) == settings else ", ".join(name for name, _ in others)
+    return f"{who}: {flag}; of the same kind: {also}"
 
 
 def shown_columns(table: pl.DataFrame) -> list[tuple[str, str, Any]]:

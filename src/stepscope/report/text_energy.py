@@ -57,10 +57,13 @@ def _absent(run: Run, method: str) -> list[RenderableType]:
 
 
 def _kinds(rows: list[dict[str, Any]], title: str) -> list[RenderableType]:
-    table = new_table(title, "a step", "90 % interval", "share", "power", "verdict")
+    by_sample = any(row["joules_per_sample"] is not None for row in rows)
+    columns = ["a step", *(["a sample"] if by_sample else []), "90 % interval", "share", "power", "verdict"]
+    table = new_table(title, *columns)
     for row in rows:
         name = row["name"].replace(ENGINE, "engine: ")
-        add_row(table, name, si(row["joules_per_step"], "J"), *_told(row))
+        each = [si(row[column], "J") for column in ("joules_per_step", "joules_per_sample")[: 1 + by_sample]]
+        add_row(table, name, *each, *_told(row))
     return [Text(""), Constrain(table, _WIDTH)]
 
 

@@ -43,7 +43,9 @@ def speed(metrics: pl.DataFrame, meta: dict[str, Any]) -> list[RenderableType]:
     result: dict[str, Any] = meta.get("result") or {}
     counters = result.get("counters") or {}
     if counters.get("frames_per_s") is not None:
-        said.append(f"{number(counters['frames_per_s'])} frames/s of the emulator, {counters['frames']:,} frames played")
+        said.append(
+            f"{number(counters['frames_per_s'])} frames/s of the emulator, {counters['frames']:,} frames played"
+        )
     if result.get("accuracy") is not None:
         data = (meta.get("workload") or {}).get("data") or {}
         origin = " ".join(str(data[key]) for key in ("name", "kind") if data.get(key)) or "its data"

@@ -60,7 +60,7 @@ class RunReader:
 
     @property
     def events(self) -> list[dict[str, Any]]:
-        """events.jsonl in order of time; a line that was cut off is left out."""
+        """events.jsonl in order of time; a last line that was cut off is left out, one before it is damage."""
         return sorted(self._event_lines(), key=lambda event: int(event.get("t_ns", 0)))
 
     @property
@@ -136,11 +136,13 @@ class RunReader:
             lines = (self.path / "events.jsonl").read_text(encoding="utf-8", errors="replace").splitlines()
         except OSError:
             return
-        for line in lines:
+        for number, line in enumerate(lines, 1):
             try:
                 event = json.loads(line)
             except ValueError:
-                continue  # cut off by a crash: the rest of the file is still good
+                if number < len(lines):  # the last may be cut off by a crash, and lacks nothing that was whole
+                    self._found_damaged(self.path / "events.jsonl")
+                continue
             if isinstance(event, dict):
                 yield event
 
@@ -158,8 +160,11 @@ class RunReader:
         try:
             return read(path)
         except (OSError, ValueError, pl.exceptions.PolarsError):
-            self.damaged = sorted({*getattr(self, "damaged", []), path.relative_to(self.path).as_posix()})
+            self._found_damaged(path)
             return None
+
+    def _found_damaged(self, path: Path) -> None:
+        self.damaged = sorted({*self.damaged, path.relative_to(self.path).as_posix()})
 
     damaged: list[str] = []  # noqa: RUF012 - replaced, never changed in place
 

@@ -120,8 +120,9 @@ class RunWriter:
         for rows in sorted((self.path / "samples").glob("*.rows")):
             try:
                 frame = read_sample_rows(rows, channel_names(self.path, rows.stem))
-            except (ValueError, KeyError):
-                continue  # channels.json is damaged: the rows stay, for whoever can mend it
+            except (ValueError, KeyError) as error:  # channels.json is damaged: the rows stay for who can mend it
+                self.event("samples-kept-as-rows", f"{rows.name} could not be turned into Parquet: {error!r}")
+                continue
             _write_atomically(rows.with_suffix(".parquet"), _parquet(frame))
             rows.unlink()
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 from scipy import sparse  # type: ignore[import-untyped]
+from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
 from stepscope.analysis.attribution.calibrate import FEW_KEYS, Calibration, calibrate, recalibrate
 from stepscope.analysis.attribution.clock_fit import fitted_clock
@@ -37,9 +38,10 @@ FEWEST = 20  # readings; with fewer there is nothing to fit
 class Options:
     """`periodic`: the source has a clock of its own and late stamps. `width`: its window where that is certain, s.
 
-    `refresh`: time between the updates of the source, s; `spot`: each of them shows a short conversion. `floor`: what the source's coarse steps hide of every power, W.
-    `known`: what was found before of the very same readings, used as it is; `near`: of another source of the same make,
-    to start from; `same_chip`: it has this one's clock too.
+    `refresh`: time between the updates of the source, s; `spot`: each of them shows a short conversion.
+    `floor`: what the source's coarse steps hide of every power, W. `known`: what was found before of the very same
+    readings, used as it is; `near`: of another source of the same make, to start from; `same_chip`: it has this one's
+    clock too.
     """
 
     periodic: bool = False
@@ -114,7 +116,11 @@ class Rows:
 
 def attribute(timeline: Timeline, readings: Readings, options: Options | None = None) -> Attribution | None:
     """Fit the powers of all keys. None where there are too few readings over the steps, or all are the same."""
-    options = options or Options()
+    with threadpool_limits(limits=1, user_api="blas"):  # many small products: threads would wait for one another
+        return _attribute(timeline, readings, options or Options())
+
+
+def _attribute(timeline: Timeline, readings: Readings, options: Options) -> Attribution | None:
     if options.periodic and readings.width is None and readings.mix is None:
         readings = replace(readings, stamp=fitted_clock(readings.stamp))
     readings = _near(timeline, readings)
@@ -205,7 +211,8 @@ def _unseen_clock(
     if register is not None:
         surprise, speed = surprises(register, inside.stamp, fitted)
         return clock_of_residuals(inside.stamp, surprise, speed, register.period)
-    assert refresh is not None and inside.width is not None, "a counter's refresh is known here"
+    assert refresh is not None, "a counter's refresh is known here"
+    assert inside.width is not None, "a counter has widths"
     surprise = (inside.watts - fitted) * inside.width
     return clock_of_residuals(inside.stamp, surprise, np.full(inside.count, float(inside.watts.mean())), refresh)
 

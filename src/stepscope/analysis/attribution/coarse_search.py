@@ -14,6 +14,7 @@ from stepscope.analysis.intervals import Floats
 WIDTHS = (0.014, 0.05, 0.11, 0.25, 0.5, 1.0, 1.6, 2.5, 5.0, 10.0, 40.0)
 SHORTEST, LONGEST = 2.5e-4, 0.5  # s; from a start at the shortest the descent goes on to what is shorter still
 _EARLIEST, _LATEST = -0.004, 0.05  # s, of the lag; slow sources are given more
+_AHEAD = 0.001  # s: by how much the stamp of a read can come before the end of what it shows
 _FINEST_GRID, _MOST_GRID = 2.5e-4, 60_000
 _INSIDE = 0.98  # of a window must lie within the steps
 _FINEST_LAG, _MOST_LAGS, _VALLEYS = 4e-4, 60, 3
@@ -65,7 +66,9 @@ def _best_lags(readings: Readings, grid: Floats, spent: Floats, width: float | N
     middle = float(np.median(own))
     latest = max(_LATEST, 1.5 * readings.period) + (middle / 2 if readings.width is None else 0.0)
     coarse = float(np.clip(middle / 8, _FINEST_LAG, max(1e-3, latest / _MOST_LAGS)))
-    lags = np.arange(_EARLIEST, latest, coarse)
+    # A gauge's window ends before it is read; what a counter grew by may be stamped a little early.
+    earliest = _EARLIEST if readings.width is not None else middle / 2 - _AHEAD
+    lags = np.arange(earliest, max(latest, earliest + 8 * coarse), coarse)
     if middle < _SMOOTH:
         errors = np.array([_error(readings, grid, spent, lag, own) for lag in lags])
     else:  # every second lag, then those beside the lowest

@@ -2,14 +2,16 @@
 
 Found by watching c10's allocations of single ops (torch 2.13, oneDNN 3.12). Forward: input and weights are copied into
 blocks (a first layer of fewer channels than a block is read as it is), the result is made in blocks, then copied out.
-Backward: the same for the gradient of the input, then again for that of the weights. In channels-last nothing but the
-weights is copied. Without bf16 in hardware an expansion of every patch takes its place (im2col).
+Backward: the same for the gradient of the input, then again for that of the weights (which reads three channels as they
+are, and copies four and more into eights). In channels-last nothing but the weights is copied. Without bf16 in hardware
+an expansion of every patch takes its place (im2col).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,6 +21,7 @@ from stepscope.record.recorders.storage_log import NOTHING, Hidden, Rule
 from stepscope.record.workspaces.platform import Platform
 
 _SMALL = 20_480  # elements: below this a single sample is not worth oneDNN (torch's ConvUtils)
+_FEW = 3  # channels, of a picture: the gradient of the weights reads no more of them without a copy
 _SUMS_FIXED = 200_000  # B: transposed tiles of bf16 on their way into the gradient of the weights
 
 
@@ -60,6 +63,9 @@ def backward(platform: Platform) -> Rule:
             weights = _blocked_weight(platform, weight, groups, not first)
             reduced = _sums_in_float(weight, weights, groups)
             inputs = 0 if first else blocked_input
+            if first and x.shape[1] > _FEW and not last:
+                eights = replace(platform, block=8)
+                inputs, weights = _blocked(eights, x), _blocked_weight(eights, weight, groups, True)
             moments += [to_input + inputs + blocked_gradient + weights + reduced, to_input + weights + weight.nbytes]
         outputs = sum(t.nbytes for t in out if isinstance(t, Tensor))
         return _exactly(max(moments) - outputs)

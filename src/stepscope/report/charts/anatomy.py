@@ -22,7 +22,9 @@ def build(ops: pl.DataFrame, tracks: pl.DataFrame, length_ns: int, width: int) -
     lanes = ops.group_by("lane", "label", maintain_order=True)
     rows = [_lane(frame, str(label), time, length_ns, inner) for (_, label), frame in lanes]
     sampled = tracks.filter(pl.col("track") != "memory")
-    rows += [_track(frame, str(name), time, inner) for (name,), frame in sampled.group_by(["name"], maintain_order=True)]
+    rows += [
+        _track(frame, str(name), time, inner) for (name,), frame in sampled.group_by(["name"], maintain_order=True)
+    ]
     memory = tracks.filter(pl.col("track") == "memory")
     if not memory.is_empty():
         rows.append(_memory(memory, time, inner))

@@ -22,7 +22,7 @@ def build(rows: pl.DataFrame, width: int) -> Any:
     y = alt.Y("label:N", sort=labels, axis=axis("", grid=False, labelLimit=170))
     offset = alt.YOffset("letter:N", sort=letters)
     colour = alt.Color("letter:N", sort=letters, scale=alt.Scale(domain=letters, range=_COLOURS[: len(letters)]))
-    x = alt.X("ratio:Q", scale=alt.Scale(zero=False, nice=True), axis=axis("times the first", grid=True))
+    x = alt.X("ratio:Q", scale=alt.Scale(type="log", nice=True), axis=axis("times A", grid=True, format="~g"))
     one = alt.Chart(pl.DataFrame({"ratio": [1.0]})).mark_rule(color=LIGHT["ink"], strokeWidth=1.2).encode(x="ratio:Q")
     known = alt.Chart(rows.filter(pl.col("low").is_not_null())).mark_rule(strokeWidth=2)
     points = alt.Chart(rows).mark_point(filled=True, size=48, opacity=1)

@@ -64,7 +64,9 @@ def cells_of(icicle: Icicle) -> pl.DataFrame:
         said = row[name] or "the model"
         label = said.rpartition(".")[2] if depth else said
         about = {"label": label, "hover": f"{said}: {total:.3f} ms"}
-        cells.append({"depth": depth, "t0_ms": begin, "t1_ms": begin + total, **about, **dict(zip(_KINDS, split, strict=True))})
+        cells.append(
+            {"depth": depth, "t0_ms": begin, "t1_ms": begin + total, **about, **dict(zip(_KINDS, split, strict=True))}
+        )
     frame = pl.DataFrame(cells).filter(pl.col("t1_ms") > pl.col("t0_ms"))
     return frame.with_columns(right=pl.col("depth") + 1)
 

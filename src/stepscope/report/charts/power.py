@@ -32,7 +32,7 @@ def _row(shown: pl.DataFrame, rail: str, time: alt.Scale, last: bool, width: int
     top = float(read["watts"].to_numpy().max()) if len(read) else 1.0
     y = alt.Y("watts:Q", scale=alt.Scale(domain=[0, (top or 1.0) * 1.05], nice=False), axis=axis("W", tickCount=3))
     colour = LIGHT["data"] if bool(shown["estimated"].any()) else LIGHT["forward"]
-    bars = alt.Chart(read).mark_rect(color=colour, clip=True)
+    bars = alt.Chart(read).mark_rect(color=colour, stroke=colour, strokeWidth=0.6, clip=True)
     bars = bars.encode(x=x, x2="t1_s:Q", y=y, y2=alt.datum(0), description="hover:N")
     gaps = alt.Chart(shown.filter(pl.col("watts").is_null())).mark_rect(color=LIGHT["gap"], clip=True)
     gaps = gaps.encode(x=x, x2="t1_s:Q", y=alt.value(0), y2=alt.value(height), description="hover:N")

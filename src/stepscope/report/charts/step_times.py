@@ -49,7 +49,7 @@ def _scatter(points: pl.DataFrame, y: alt.Y, narrow: bool) -> Any:
 
 def _histogram(bars: pl.DataFrame, scale: alt.Scale, median_ms: float | None) -> Any:
     y = alt.Y("ms0:Q", scale=scale, axis=axis("", labels=False))
-    x = alt.X("steps:Q", axis=axis("steps", grid=False, tickCount=2, format="d"))
+    x = alt.X("steps:Q", axis=axis("steps", grid=False, tickCount=2, tickMinStep=1, format="d"))
     layers = [
         alt.Chart(bars)
         .mark_rect(color=LIGHT["other"], opacity=0.75)

@@ -33,7 +33,7 @@ def _row(shown: pl.DataFrame, boundaries: pl.DataFrame, label: str, time: alt.Sc
     settings = {"titleAngle": 0, "titleAlign": "right", "titleX": -50, "titleY": 14, "values": [0, 50, 100]}
     y = alt.Y("percent:Q", scale=alt.Scale(domain=[0, 100]), axis=axis(label, labelExpr=_LABELS, **settings))
     read = alt.Chart(shown.filter(pl.col("percent").is_not_null()))
-    bars = read.mark_rect(color=LIGHT["forward"], clip=True).encode(
+    bars = read.mark_rect(color=LIGHT["forward"], stroke=LIGHT["forward"], strokeWidth=0.6, clip=True).encode(
         x=x, x2="t1_ms:Q", y=y, y2=alt.datum(0), description="hover:N"
     )
     gap = alt.Chart(shown.filter(pl.col("percent").is_null()))

@@ -49,9 +49,7 @@ function drawAnatomy(figure) {
     canvas.height = Math.round(height * scale);
     canvas.style.height = height + "px";
     const style = getComputedStyle(document.documentElement);
-    colours = new Proxy({}, { get: (_, name) => style.getPropertyValue("--" + name).trim() });
-    const cached = {};
-    colours = new Proxy(cached, { get: (kept, name) => kept[name] ??= style.getPropertyValue("--" + String(name)).trim() });
+    colours = new Proxy({}, { get: (kept, name) => kept[name] ??= style.getPropertyValue("--" + String(name)).trim() });
     brush.setTransform(scale, 0, 0, scale, 0, 0);
     brush.clearRect(0, 0, wide, height);
     brush.font = "11.5px " + getComputedStyle(document.body).fontFamily;
@@ -111,13 +109,24 @@ function drawAnatomy(figure) {
     }
   }
   function drawTrack({ track, top }) {
-    title(track.label + "  ·  0 to " + spoken(track.top, track.unit), top);
+    const text = track.label + "  ·  0 to " + spoken(track.top, track.unit);
+    title(text, top);
+    let x = brush.measureText(text).width + 16;
+    for (const layer of track.layers.filter((one) => one.name)) { // the key of a row that is several on top of each other
+      const room = brush.measureText(layer.name).width + 22;
+      if (x + room > wide) break;
+      brush.fillStyle = colours[layer.colour];
+      brush.fillRect(x, top + 4, 8, 8);
+      brush.fillStyle = colours.muted;
+      brush.fillText(layer.name, x + 12, top + LABEL / 2);
+      x += room;
+    }
     const base = top + LABEL + TRACK;
     brush.fillStyle = colours.rule;
     brush.fillRect(0, base, wide, 1);
     for (const layer of track.layers) {
       for (let at = 0; at < track.start.length; at++) {
-        const x = Math.max(xOf(track.start[at]), 0), right = Math.min(xOf(track.end[at]), wide);
+        const x = Math.round(Math.max(xOf(track.start[at]), 0)), right = Math.round(Math.min(xOf(track.end[at]), wide)); // no seams
         if (right <= 0 || x >= wide || right <= x) continue;
         const value = layer.values[at];
         if (value === null) {

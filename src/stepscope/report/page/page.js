@@ -69,8 +69,8 @@ function enliven(box) {
     const down = heading.hasAttribute("aria-sort") ? heading.getAttribute("aria-sort") === "ascending" : heading.classList.contains("n");
     for (const other of headings) other.removeAttribute("aria-sort");
     heading.setAttribute("aria-sort", down ? "descending" : "ascending");
-    const values = rows.map((row) => row.cells[column].dataset.v);
-    const numeric = heading.classList.contains("n");
+    const numeric = heading.classList.contains("n"); // a text that is not stated otherwise sorts as it reads
+    const values = rows.map(({ cells }) => cells[column].dataset.v ?? (numeric ? undefined : cells[column].textContent || undefined));
     order = rows.map((_, index) => index).sort((a, b) => {
       const x = values[a], y = values[b];
       if (x === undefined || y === undefined) return (x === undefined) - (y === undefined) || a - b;

@@ -67,11 +67,12 @@ class Column:
 
 @dataclass(frozen=True)
 class Cell:
-    """What a cell says, what it sorts by (None sorts last), and a share of one to draw as a bar behind it."""
+    """What a cell says, what it sorts by (None sorts last), a share to draw as a bar, and what pointing tells."""
 
     text: str
     sort: float | str | None = None
     bar: float | None = None
+    hint: str = ""
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,8 @@ from stepscope import units
 
 _STEERS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 _LONGEST = 160  # characters of a name on the page; exports have it whole
+_ENDS = 24  # characters kept at either end of a long word
+_LONG_WORD = re.compile(r"\S{80,}")
 _SHARES = ("1", "", "share", "ratio")
 
 
@@ -59,6 +61,11 @@ def plural(number: int, noun: str) -> str:
 def visible(text: str) -> str:
     """Text in which characters that steer a terminal or turn the direction of writing are spelt out, not obeyed."""
     return _STEERS.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+
+
+def without_long_words(text: str) -> str:
+    """A sentence in which a word that is longer than any name has its middle left out."""
+    return _LONG_WORD.sub(lambda match: f"{match[0][:_ENDS]}…{match[0][-_ENDS:]}", text)
 
 
 def name(text: str) -> str:

@@ -17,6 +17,7 @@ from stepscope.analysis.energy_shown import (
 from stepscope.report.charts import energy_components as chart
 from stepscope.report.page.parts import Cell, Column, Items, Part, Section, Table
 from stepscope.report.page.reading import interval, quantity
+from stepscope.report.page.reading import name as name_
 from stepscope.report.sections._drawing import figure
 from stepscope.units import NOT_MEASURED, percent
 
@@ -78,7 +79,7 @@ def _of(kinds: pl.DataFrame, rails: list[str]) -> list[dict[str, Any]]:
 
 def _table(name: str, first: str, rows: list[dict[str, Any]], batch: float | None, several: bool) -> Table:
     columns = (Column(first, numeric=False), *_measures(batch, several))
-    cells = [(Cell(row["name"], row["name"]), *_told(row, batch, several)) for row in rows[:_MOST_ROWS]]
+    cells = [(Cell(name_(row["name"]), name_(row["name"])), *_told(row, batch, several)) for row in rows[:_MOST_ROWS]]
     return Table(name, columns, cells, _caption(len(rows)))
 
 
@@ -90,7 +91,7 @@ def _modules(modules: pl.DataFrame, rails: list[str], batch: float | None) -> Ta
     columns = (Column("Module", numeric=False), *(Column(phase.capitalize()) for phase in _PHASES))
     cells = [
         (
-            Cell(row["name"] or "the model itself", row["name"]),
+            Cell(name_(row["name"] or "the model itself"), name_(row["name"])),
             *(_joules(row[phase]) for phase in _PHASES),
             *_told(row, batch, len(rails) > 1),
         )
@@ -126,7 +127,7 @@ def _told(row: dict[str, Any], batch: float | None, several: bool) -> list[Cell]
     ]
     cells += [_joules(None if joules is None else joules / batch)] if batch else []
     verdict = VERDICTS[row["verdict"]]
-    return [*cells, Cell(f"{verdict}: {why}" if why and verdict != "resolved" else verdict, verdict)]
+    return [*cells, Cell(verdict, verdict, hint=why if why and verdict != "resolved" else "")]
 
 
 def _joules(value: float | None) -> Cell:

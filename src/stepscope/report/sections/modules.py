@@ -110,7 +110,7 @@ def _row(row: dict[str, Any]) -> tuple[Cell, ...]:
     between = "-" if row["low_ns"] is None else f"{milliseconds(row['low_ns'])} to {milliseconds(row['high_ns'])}"
     times = ("forward_ns", "backward_ns", "optimizer_ns", "tree_total_ns")
     return (
-        Cell(name(said), row["module"] or ""),
+        Cell(name(said), name(row["module"] or "")),
         Cell(kind or "", kind),
         Cell(milliseconds(row["total_ns"]), row["total_ns"]),
         Cell(between, row["low_ns"]),

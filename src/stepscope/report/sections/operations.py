@@ -48,7 +48,7 @@ def _table(kinds: pl.DataFrame, phases: list[str]) -> Table:
 def _row(row: dict[str, Any], phases: list[str], several: bool) -> tuple[Cell, ...]:
     between = "-" if row["low_ns"] is None else f"{milliseconds(row['low_ns'])} to {milliseconds(row['high_ns'])}"
     return (
-        Cell(name(row["name"]), row["name"]),
+        Cell(name(row["name"]), name(row["name"])),
         *((Cell(row["device"] or "", row["device"]),) if several else ()),
         Cell(milliseconds(row["total_ns"]), row["total_ns"]),
         Cell(between, row["low_ns"]),

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
 from stepscope.report.charts import phases as chart
 from stepscope.report.page.parts import Cell, Column, Items, KeyFigure, KeyFigures, Part, Section, Table
-from stepscope.report.page.reading import interval, milliseconds, quantity
+from stepscope.report.page.reading import interval, milliseconds, quantity, without_long_words
 from stepscope.report.sections._drawing import figure
 from stepscope.units import NOT_MEASURED, percent
 
@@ -24,13 +25,16 @@ _HEADLINES = {
     "step_time": "Step time",
     "throughput": "Throughput",
     "energy_per_step": "Energy per step",
+    "energy_per_sample": "Energy per sample",
     "mean_power": "Mean power",
+    "peak_memory": "Peak memory of the trainer",
+    "accelerator_utilisation": "Accelerator utilisation",
     "mean_cpu_utilisation": "CPU utilisation, all cores",
     "process_cpu_utilisation": "Cores kept busy by the trainer",
     "background_cpu_use": "Cores kept busy by other programs",
-    "accelerator_utilisation": "Accelerator utilisation",
-    "peak_memory": "Peak memory of the trainer",
 }
+_KINDS = {"": "", "simulated_": " (simulated)", "estimated_": " (estimated)"}
+_WHOLE = ("run", "cpu", "process", "system", "total", "device")  # scopes that go without saying
 _MEANT = (pl.col("scope") == "children", pl.col("source") != "peak_rss")  # of several rows, the one not so is shown
 _UNITS = {"throughput": "samples/s"}
 
@@ -42,15 +46,17 @@ def build(run: Run) -> Section:
     parts += _by_phase(run.phases())
     if verdict.next:
         parts.append(Items(tuple((said[:1].upper() + said[1:], "") for said in verdict.next), heading="What to try"))
-    return Section(verdict.sentence, tuple(parts))
+    return Section(without_long_words(verdict.sentence), tuple(parts))
 
 
 def _key_figures(run: Run) -> Iterator[KeyFigure]:
     metrics = run.metrics().filter(pl.col("value").is_not_null())
-    for metric, label in _HEADLINES.items():
-        rows = metrics.filter(pl.col("metric") == metric).sort(*_MEANT, maintain_order=True)
+    for (metric, label), (prefix, kind) in product(_HEADLINES.items(), _KINDS.items()):
+        rows = metrics.filter(pl.col("metric") == f"{prefix}{metric}").sort(*_MEANT, maintain_order=True)
         if not rows.is_empty():
-            yield _key_figure(rows.row(0, named=True), label)
+            row = rows.row(0, named=True)
+            of = "" if row["scope"] in _WHOLE else f", {row['scope'].replace(':', ' ')}"
+            yield _key_figure({**row, "metric": metric}, f"{label}{of}{kind}")
     accuracy = (run.meta.get("result") or {}).get("accuracy")
     if isinstance(accuracy, int | float):
         yield KeyFigure("Accuracy on test data", percent(accuracy), note=_data(run))

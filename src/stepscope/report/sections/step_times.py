@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
 import polars as pl
 
-from stepscope.report.charts import step_band, step_times
-from stepscope.report.page.parts import Figure, Section
-from stepscope.report.page.reading import plural, quantity
+from stepscope.analysis.steadiness import LEVEL_STEPS, clocks_and_heat, drift, levels, throttled
+from stepscope.report.charts import clocks, step_band, step_times
+from stepscope.report.page.parts import Figure, Items, Note, Part, Section
+from stepscope.report.page.reading import interval, plural, quantity
 from stepscope.report.sections._drawing import figure
+from stepscope.units import number, percent
 
 if TYPE_CHECKING:
     from stepscope.analysis.run import Run
 
 TITLE = "Step times"
 ORDER = 20
-FIGURES = ("step-times",)
+FIGURES = ("step-times", "clocks")
 
 _MOST_POINTS = 1_500  # beyond, neighbours are drawn as a band
 _BANDS = 400
@@ -38,8 +41,64 @@ def build(run: Run) -> Section:
     median = float(row["value"][0]) / 1e6 if len(row) else None
     drawn = _scatter(steps, shown, median, top, low) if len(steps) <= _MOST_POINTS else _band(steps, top, low)
     said = f"The {row['note'][0].partition(';')[0]} is {quantity(row['value'][0], 'ns')}. " if len(row) else ""
-    left_out = f"{said}The first {plural(min(warm, len(steps)), 'step')} are warm-up and left out of every number."
-    return Section(left_out if warm else said, (drawn,))
+    first = "The first step is" if min(warm, len(steps)) == 1 else f"The first {min(warm, len(steps))} steps are"
+    left_out = f"{said}{first} warm-up and left out of every number."
+    return Section(left_out if warm else said, (drawn, *_steadiness(run)))
+
+
+def _steadiness(run: Run) -> Iterator[Part]:
+    """Whether the run stayed as it was: drift, changes of level, throttling; clocks and temperatures over time."""
+    watched = clocks_and_heat(run)
+    yield Items((_drift(run), *_levels(run), *_throttled(watched)), "Drift and throttling")
+    read = watched.filter(pl.col("quantity").is_in(list(clocks.TITLES)) & pl.col("value").is_not_null())
+    if read.is_empty():
+        yield Note("No temperature and no clock was read in this run: heat can be told from the step times only.")
+        return
+    start = int(run.steps["t0_ns"][0])
+    shown = watched.with_columns(t_s=(pl.col("t_ns") - start) / 1e9)
+    caption = "Clocks and temperatures as they were read, a line a sensor; a broken line is a gap."
+    yield figure(lambda width: clocks.build(shown, width), caption, FIGURES[1])
+
+
+def _drift(run: Run) -> tuple[str, str]:
+    found = drift(run)
+    if found is None:
+        return "Drift cannot be judged.", "At least six steps at either end of the run are needed."
+    parts = [f"{quantity(value, 'ns')} ({interval(low, high, 'ns')})" for value, low, high in (found.first, found.last)]
+    said = f"First {found.steps} steps {parts[0]}, last {found.steps} steps {parts[1]}, medians with intervals of 95 %."
+    if not found.is_clear:
+        return "No drift that could be told from chance.", said
+    slower = "slower" if found.ratio > 1 else "faster"
+    return f"The run grew {slower}: the end takes {number(found.ratio, 3)} times as long as the beginning.", said
+
+
+def _levels(run: Run) -> Iterator[tuple[str, str]]:
+    changes = levels(run)
+    if changes is None:
+        yield (
+            "Changes of level cannot be judged.",
+            f"They are looked for from {LEVEL_STEPS} steps after the warm-up on.",
+        )
+        return
+    if not changes:
+        yield "The step time kept its level.", "No lasting change was found (CUSUM over medians of 5 steps)."
+    for step, change in changes:
+        before, after = quantity(change.before, "ns"), quantity(change.after, "ns")
+        yield (
+            f"From step {step} on, a step took {number(change.ratio, 3)} times as long.",
+            f"{before} before, {after} after.",
+        )
+
+
+def _throttled(watched: pl.DataFrame) -> Iterator[tuple[str, str]]:
+    if not (watched["quantity"] == "throttled").any():
+        yield "Throttling was not read.", "No sensor of this run says whether the device was held back."
+        return
+    found = throttled(watched)
+    if found.is_empty():
+        yield "Never throttled.", "No reading said that the device was held back."
+    for scope, share, readings in found.iter_rows():
+        yield f"Held back: {scope.replace(':', ' ')}.", f"In {percent(share)} of {plural(readings, 'reading')}."
 
 
 def _kind(warmup_steps: int) -> pl.Expr:

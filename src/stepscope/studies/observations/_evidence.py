@@ -82,10 +82,10 @@ def gathered(runs: Sequence[Run], more: dict[str, pl.DataFrame], absent: dict[st
     """The evidence of some runs, with `memory` and `days` where they were made."""
     rows: dict[str, list[dict[str, Any]]] = {"runs": [], "cores": [], "rhythm": [], "power": []}
     for run in runs:
-        use, about = use_of(run), _about(run)
-        rows["runs"].append({**about, **_numbers(run), **_compared(use, about["threads"])})
-        rows["cores"] += _cores(run, about)
-        rows["rhythm"] += [{**_key(about, "run", "workload"), **row} for row in rhythms(run)]
+        use, about, metrics = use_of(run), _about(run), run.metrics()
+        rows["runs"].append({**about, **_numbers(run, metrics), **_compared(use, about["threads"])})
+        rows["cores"] += _cores(run, about, metrics)
+        rows["rhythm"] += [{**_key(about, "run", "workload"), **row} for row in rhythms(run, use)]
         rows["power"] += _power(run, about)
     frames = {name: pl.DataFrame(found, schema=_SCHEMAS[name]) for name, found in rows.items()}
     given = {name: frame.select(pl.col(key).cast(kind) for key, kind in _SCHEMAS[name].items())
@@ -119,8 +119,7 @@ def _key(about: dict[str, Any], *names: str) -> dict[str, Any]:
     return {name: about[name] for name in names}
 
 
-def _numbers(run: Run) -> dict[str, Any]:
-    metrics = run.metrics()
+def _numbers(run: Run, metrics: pl.DataFrame) -> dict[str, Any]:
     found: dict[str, Any] = {}
     wanted = {
         "step_ms": ("step_time", "run", 1e-6),
@@ -177,12 +176,16 @@ def _compared(use: Use | None, threads: int | None) -> dict[str, Any]:
     return found
 
 
-def _cores(run: Run, about: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    metrics = run.metrics()
+def _cores(run: Run, about: dict[str, Any], metrics: pl.DataFrame) -> Iterator[dict[str, Any]]:
     idle = dict(metrics.filter(metric="idle_state_ratio").select("scope", "value").iter_rows())
     clusters = {f"core:{core}": name for name, cores in run.core_clusters.items() for core in cores}
     for scope, value in metrics.filter(metric="core_utilisation").select("scope", "value").iter_rows():
-        about_core = {"core": scope, "cluster": clusters.get(scope, "cores"), "use": value, "idle_ratio": idle.get(scope)}
+        about_core = {
+            "core": scope,
+            "cluster": clusters.get(scope, "cores"),
+            "use": value,
+            "idle_ratio": idle.get(scope),
+        }
         yield {**_key(about, "run", "workload", "batch"), **about_core}
 
 
@@ -197,8 +200,9 @@ def _unread(runs: Sequence[Run], frames: dict[str, pl.DataFrame]) -> dict[str, s
     """Why there is no power and no accelerator in the runs, from what they themselves say."""
     found = {}
     if frames["power"].is_empty():
-        entries = [entry for entry in runs[0].not_measured() if "energy" in entry.what.lower()]
-        found["power"] = "no power sensor was read" + "".join(f": {entry.why}" for entry in entries[:1])
+        estimated = any(line.estimated for run in runs for line in run.rails.lines)
+        only = "its power was only estimated by a model, which is no measurement"
+        found["power"] = only if estimated else "no sensor measured power (stepscope doctor says what would)"
     if not bool((frames["runs"]["device"] != "cpu").any()):
         found["accelerator"] = "the trainings ran on the CPU"
     return found

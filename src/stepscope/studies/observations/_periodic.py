@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import polars as pl
 
 from stepscope.studies.observations._contract import Limits, Part, part, unjudged
@@ -22,7 +23,7 @@ def periodic(rhythm: pl.DataFrame, of: str, what: str, name: str) -> list[Part]:
         why = _too_short(rows, name)
         return [unjudged(found, FOUND, why), unjudged(foretold, FOLDED, why)]
     hits = known.filter((pl.col("period_steps") - 1).abs() <= OF_THE_STEP)
-    flat = f", standard deviation {known['deviation'].median():.2g}"
+    flat = f", standard deviation {float(np.median(known['deviation'].to_numpy())):.2g}"
     of_runs = f"{len(known)} of {len(rows)} runs, whose steps are long enough for the readings{flat}"
     share, variance = share_of(len(hits), len(known)), mean_of(known["explained"])
     return [

@@ -12,7 +12,7 @@ from stepscope.analysis.regularity import period_of
 from stepscope.analysis.run import Run
 from stepscope.analysis.steady import steady_steps
 from stepscope.analysis.windows import Series, resolved_ns, series_of, windows
-from stepscope.studies.observations._windows import accelerator_gauge, use_of
+from stepscope.studies.observations._windows import Use, accelerator_gauge
 
 _LEAST_READINGS = 6  # a step: fewer show no pattern
 _LEAST_STEPS = 6
@@ -20,7 +20,7 @@ _MOST_PHASES = 20
 Row = dict[str, float | str | None]
 
 
-def rhythms(run: Run) -> Iterator[Row]:
+def rhythms(run: Run, use: Use | None) -> Iterator[Row]:
     """A row a channel: what, of (use or power), step_ms, readings_per_step, period_steps, correlation, explained, flat.
 
     period_steps: the period in steps, null where the samples show none; explained: the share of the variance of the
@@ -31,7 +31,7 @@ def rhythms(run: Run) -> Iterator[Row]:
     if len(steps) < _LEAST_STEPS:
         return
     edges = steps.select("t0_ns", "t1_ns").to_numpy().astype(np.float64)
-    for of, what, series, smears_ns in _channels(run, edges):
+    for of, what, series, smears_ns in _channels(run, use, edges):
         yield {"of": of, "what": what, **rhythm(series, edges, smears_ns)}
 
 
@@ -82,9 +82,8 @@ def folded(series: Series, edges_ns: Floats) -> tuple[np.ndarray[tuple[int], np.
     return np.where(inside, held, -1).astype(np.int64), phase
 
 
-def _channels(run: Run, edges: Floats) -> Iterator[tuple[str, str, Series, float]]:
+def _channels(run: Run, use: Use | None, edges: Floats) -> Iterator[tuple[str, str, Series, float]]:
     span = float(edges[0, 0]), float(edges[-1, 1])
-    use = use_of(run)
     if use is not None:
         middle = (use.edges_ns[1:] + use.edges_ns[:-1]) / 2
         yield "use", "CPU", _series("cpu", middle, use.cores.mean(axis=0)), 0.0

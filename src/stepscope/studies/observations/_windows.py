@@ -78,7 +78,12 @@ def spread(use: Use) -> float | None:
     """How much busier the busiest core is than the idlest, chosen in the first half and measured in the second."""
     middle = use.cores.shape[1] // 2
     first, second = use.cores[:, :middle], use.cores[:, middle:]
-    if len(use.cores) < 2 or middle < _FEWEST or np.isnan(first).all(axis=1).any() or np.isnan(second).all(axis=1).any():
+    if (
+        len(use.cores) < 2
+        or middle < _FEWEST
+        or np.isnan(first).all(axis=1).any()
+        or np.isnan(second).all(axis=1).any()
+    ):
         return None
     means = np.nanmean(first, axis=1)
     return float(np.nanmean(second[int(means.argmax())]) - np.nanmean(second[int(means.argmin())]))

@@ -16,7 +16,10 @@ _RIVALS = ("gpu", "cpu", "memory")
 def judge(evidence: Evidence) -> Verdict:
     """Needs a rail of its own for each of them: one that two share cannot tell."""
     worker, reading = ("gpu", "as the paper") if evidence.accelerated else ("cpu", _READING)
-    most, least = f"the {worker} draws the most ({CONVOLUTIONAL})", f"the memory draws more than the {worker} ({RECURRENT})"
+    most, least = (
+        f"the {worker} draws the most ({CONVOLUTIONAL})",
+        f"the memory draws more than the {worker} ({RECURRENT})",
+    )
     wide = _by_component(evidence)
     lacking = [name for name in dict.fromkeys((worker, "cpu", "memory")) if name not in wide.columns]
     if lacking:
@@ -26,7 +29,9 @@ def judge(evidence: Evidence) -> Verdict:
     ours = wide.filter(kind=CONVOLUTIONAL).with_columns(ratio=pl.col(worker) / pl.max_horizontal(others))
     theirs = wide.filter(kind=RECURRENT).with_columns(ratio=pl.col("memory") / pl.col(worker))
     first = _part(ours, most, f"power of the {worker} / that of the next", CONVOLUTIONAL)
-    return verdict(OBSERVATION, [first, _part(theirs, least, f"power of the memory / that of the {worker}", RECURRENT)], reading)
+    return verdict(
+        OBSERVATION, [first, _part(theirs, least, f"power of the memory / that of the {worker}", RECURRENT)], reading
+    )
 
 
 def _by_component(evidence: Evidence) -> pl.DataFrame:

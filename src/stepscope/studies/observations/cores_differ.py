@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import polars as pl
 
-from stepscope.studies.observations._contract import AS_THE_PAPER, Limits, Observation, Part, Verdict, part, unjudged, verdict
+from stepscope.studies.observations._contract import (
+    AS_THE_PAPER,
+    Limits,
+    Observation,
+    Part,
+    Verdict,
+    part,
+    unjudged,
+    verdict,
+)
 from stepscope.studies.observations._evidence import Evidence
 from stepscope.studies.observations._statistics import mean_of
 
@@ -39,7 +48,11 @@ def _by_cluster(evidence: Evidence, runs: pl.DataFrame) -> list[Part]:
         return [unjudged("the clusters differ", _CLUSTERS, "the idle time of one of them was not read")]
     ends = [idle.filter(cluster=name).select("run", name="idle_ratio") for name in (order[-1], order[0])]
     pairs = ends[0].join(ends[1], on="run")
-    of = f"{len(pairs)} runs; {order[-1]} idle for {ends[0]['name'].mean():.0%}, {order[0]} for {ends[1]['name'].mean():.0%}"
+    shares = [
+        f"{name} idle for {float(end['name'].to_numpy().mean()):.0%}"
+        for name, end in zip((order[-1], order[0]), ends, strict=True)
+    ]
+    of = f"{len(pairs)} runs; {', '.join(shares)}"
     apart = mean_of(pairs["name"] - pairs["name_right"])
     claim = f"{order[-1]} idler than {order[0]}"
     return [part(claim, _CLUSTERS, "difference of the idle state ratios", apart, Limits(least=APART), of)]

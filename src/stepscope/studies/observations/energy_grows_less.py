@@ -19,10 +19,12 @@ def judge(evidence: Evidence) -> Verdict:
     """The exponent of the batch: 0 where energy stays, 1 where it grows as the batch."""
     runs = evidence.runs.drop_nulls("energy_per_step_j").filter(pl.col("batch").n_unique().over("workload") > 1)
     if runs.is_empty():
-        why = evidence.absent.get("power", "the energy of the whole device was not measured with two batch sizes of a model")
+        why = evidence.absent.get(
+            "power", "the energy of the whole device was not measured with two batch sizes of a model"
+        )
         return verdict(OBSERVATION, [unjudged(claim, _TEST, why) for claim in (_GROWS, _LESS)])
     logs = (np.log(runs[name].to_numpy().astype(np.float64)) for name in ("batch", "energy_per_step_j"))
-    exponent = slope_within(runs["workload"], *logs)
+    exponent = slope_within(runs["workload"].to_list(), *logs)
     growth = growth_by_model(runs, "energy_per_step_j")
     times = "; ".join(f"{row['workload']} {math.exp(row['log']):.2g} times for {row['largest'] / row['smallest']:g}"
                       for row in growth.iter_rows(named=True))  # fmt: skip

@@ -1,15 +1,17 @@
-"""Observation 9: of the memory that training takes, the intermediate data grow with the batch, and nearly they alone."""
+"""Observation 9: of the memory that training takes, nearly only the intermediate data grow with the batch."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import polars as pl
 
-from stepscope.studies.observations._contract import Interval, Limits, Observation, Part, Verdict, part, unjudged, verdict
+from stepscope.studies.observations._contract import Interval, Limits, Observation, Verdict, part, unjudged, verdict
 from stepscope.studies.observations._evidence import Evidence
 
 PARTS = ("parameters", "gradients", "input data", "intermediate data")
 ALONE, STAYS = 0.9, 0.01  # share of the growth; relative change that is none
-_TEST = "largest against smallest batch of each model, counted on a dry run: exact, and the range over the models"
+_TEST = "largest against smallest batch of each model, counted on a dry run: exact, every model must comply"
 
 
 def judge(evidence: Evidence) -> Verdict:
@@ -23,21 +25,20 @@ def judge(evidence: Evidence) -> Verdict:
     of = f"{len(first)} models: {', '.join(first['workload'])}"
     change = {name: (last[name] - first[name]).cast(pl.Float64) for name in PARTS}
     all_of_it = sum(change.values(), start=pl.Series([0.0] * len(first)))
-    effect = "share of the growth"
-    alone = part("intermediate data are the growth", _TEST, effect, _range(change[PARTS[3]] / all_of_it), Limits(least=ALONE),
-                 of + _exceptions(first["workload"], change[PARTS[3]] / all_of_it))  # fmt: skip
-    return verdict(OBSERVATION, [alone, *(_constant(name, first, change, of) for name in PARTS[:2])])
+    shares = change[PARTS[3]] / all_of_it
+    alone = _exact(shares.to_list(), min)
+    parts = [part("intermediate data are the growth", _TEST, "smallest share of the growth", alone, Limits(least=ALONE),
+                  f"{of}{_exceptions(first['workload'], shares)}")]  # fmt: skip
+    for name in PARTS[:2]:
+        relative = (change[name] / first[name].clip(lower_bound=1)).to_list()
+        most = _exact(relative, lambda values: max(values, key=abs))
+        parts.append(part(f"{name} stay", _TEST, "largest relative change", most, Limits(-STAYS, STAYS), of))
+    return verdict(OBSERVATION, parts)
 
 
-def _constant(name: str, first: pl.DataFrame, change: dict[str, pl.Series], of: str) -> Part:
-    relative = change[name] / first[name].clip(lower_bound=1)
-    return part(f"{name} stay", _TEST, "relative change", _range(relative), Limits(-STAYS, STAYS), of)
-
-
-def _range(values: pl.Series) -> Interval:
-    low, high = float(values.to_numpy().min()), float(values.to_numpy().max())
-    value = float(values.to_numpy().mean())
-    return Interval(value, low, high)
+def _exact(values: list[float], chosen: Callable[[list[float]], float]) -> Interval:
+    value = chosen(values)
+    return Interval(value, value, value)
 
 
 def _exceptions(names: pl.Series, shares: pl.Series) -> str:

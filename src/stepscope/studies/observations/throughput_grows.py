@@ -21,10 +21,12 @@ def judge(evidence: Evidence) -> Verdict:
     if runs.is_empty():
         return verdict(OBSERVATION, [unjudged(_CLAIM, _TEST, "no model ran with two batch sizes")])
     logs = (np.log(runs[name].to_numpy().astype(np.float64)) for name in ("batch", "samples_per_s"))
-    exponent = slope_within(runs["workload"], *logs)
+    exponent = slope_within(runs["workload"].to_list(), *logs)
     growth = growth_by_model(runs, "samples_per_s")
     shrink = growth.filter(pl.col("log") + NORMAL * pl.col("error") < 0)
-    against = "".join(f"; {row['workload']} shrinks to {math.exp(row['log']):.2g}" for row in shrink.iter_rows(named=True))
+    against = "".join(
+        f"; {row['workload']} shrinks to {math.exp(row['log']):.2g}" for row in shrink.iter_rows(named=True)
+    )
     of = f"{len(runs)} runs of {len(growth)} models{against}"
     return verdict(OBSERVATION, [part(_CLAIM, _TEST, "exponent of the batch", exponent, Limits(least=0.0), of)])
 

@@ -21,13 +21,17 @@ def judge(evidence: Evidence) -> Verdict:
     ours, others = (known.filter(kind=kind)[column] for kind in (CONVOLUTIONAL, RECURRENT))
     test = _SHARE if evidence.accelerated else _RATE
     if ours.is_empty() or others.is_empty():
-        lacking = " and ".join(kind for kind, values in ((CONVOLUTIONAL, ours), (RECURRENT, others)) if values.is_empty())
+        lacking = " and ".join(
+            kind for kind, values in ((CONVOLUTIONAL, ours), (RECURRENT, others)) if values.is_empty()
+        )
         why = f"no {lacking} network was measured: name one with --workloads"
         return verdict(OBSERVATION, [unjudged(_CLAIM, test, why)], reading)
     of = f"{len(ours)} convolutional and {len(others)} recurrent runs"
     if evidence.accelerated:
         found = difference_of(ours, others)
-        return verdict(OBSERVATION, [part(_CLAIM, test, "difference of the use", found, Limits(least=APART), of)], reading)
+        return verdict(
+            OBSERVATION, [part(_CLAIM, test, "difference of the use", found, Limits(least=APART), of)], reading
+        )
     found = quotient_of(ours, others)
     return verdict(OBSERVATION, [part(_CLAIM, test, "ratio of FLOP/s", found, Limits(least=FASTER), of)], reading)
 

@@ -5,7 +5,17 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
-from stepscope.studies.observations._contract import Interval, Limits, Observation, Part, Verdict, part, unjudged, verdict
+from stepscope.studies.observations._contract import (
+    AS_THE_PAPER,
+    Interval,
+    Limits,
+    Observation,
+    Part,
+    Verdict,
+    part,
+    unjudged,
+    verdict,
+)
 from stepscope.studies.observations._evidence import Evidence
 from stepscope.studies.observations._statistics import slope_within
 
@@ -17,14 +27,17 @@ _READING = "counterpart on a CPU: the use of its training threads"
 
 def judge(evidence: Evidence) -> Verdict:
     """On the CPU alone: the share of the time in which its threads run must not depend on the batch."""
-    stays = Limits(-STAYS, STAYS)
+    stays, runs = Limits(-STAYS, STAYS), evidence.undisturbed
+    own = runs.with_columns(use=pl.col("trainer_cores") / pl.col("threads"))
+    what, column, reading = (
+        ("CPU", "cpu_use", AS_THE_PAPER) if evidence.accelerated else ("training threads", "use", _READING)
+    )
+    claim = f"the use of the {what} stays"
+    cpu = unjudged(claim, _TEST, evidence.disturbed) if evidence.disturbed else _change(own, column, claim, stays)
     if not evidence.accelerated:
-        runs = evidence.runs.with_columns(use=pl.col("trainer_cores") / pl.col("threads"))
-        return verdict(OBSERVATION, [_change(runs, "use", "the use of the training threads stays", stays)], _READING)
+        return verdict(OBSERVATION, [cpu], reading)
     follows = _change(evidence.runs, "accelerator_use", "the use of the accelerator grows", Limits(least=FOLLOWS))
-    if evidence.disturbed:
-        return verdict(OBSERVATION, [follows, unjudged("the use of the CPU stays", _TEST, evidence.disturbed)])
-    return verdict(OBSERVATION, [follows, _change(evidence.undisturbed, "cpu_use", "the use of the CPU stays", stays)])
+    return verdict(OBSERVATION, [follows, cpu], reading)
 
 
 def _change(runs: pl.DataFrame, column: str, claim: str, limits: Limits) -> Part:
@@ -32,7 +45,7 @@ def _change(runs: pl.DataFrame, column: str, claim: str, limits: Limits) -> Part
     if known.is_empty():
         why = "not read in any run" if runs[column].null_count() == len(runs) else "no model ran with two batch sizes"
         return unjudged(claim, _TEST, why)
-    slope = slope_within(known["workload"], np.log2(known["batch"].to_numpy()), known[column].to_numpy())
+    slope = slope_within(known["workload"].to_list(), np.log2(known["batch"].to_numpy()), known[column].to_numpy())
     change = Interval(*(DOUBLINGS * bound for bound in (slope.value, slope.low, slope.high)))
     of = f"{len(known)} runs of {known['workload'].n_unique()} models"
     return part(claim, _TEST, "change of the share of busy time for a 16 times larger batch", change, limits, of)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from stepscope.studies.observations._contract import Observation, Verdict, unjudged, verdict
+import polars as pl
+
+from stepscope.studies.observations._contract import Observation, Part, Verdict, unjudged, verdict
 from stepscope.studies.observations._evidence import Evidence
 from stepscope.studies.observations._periodic import FOLDED, periodic
 
@@ -11,12 +13,18 @@ _READING = "counterpart on a CPU: the use of the training process itself"
 
 def judge(evidence: Evidence) -> Verdict:
     """Accelerator and mean of the cores; on the CPU alone the cores that the training process keeps busy."""
+    alone = evidence.rhythm.join(evidence.undisturbed.select("run"), on="run", how="semi")
     if not evidence.accelerated:
-        return verdict(OBSERVATION, periodic(evidence.rhythm, "use", "trainer", "use of the training process"), _READING)
+        return verdict(OBSERVATION, _of_cores(evidence, alone, "trainer", "use of the training process"), _READING)
     parts = periodic(evidence.rhythm, "use", "accelerator", "use of the accelerator")
+    return verdict(OBSERVATION, [*parts, *_of_cores(evidence, alone, "CPU", "use of the CPU")])
+
+
+def _of_cores(evidence: Evidence, alone: pl.DataFrame, what: str, name: str) -> list[Part]:
+    """Of runs that had the cores to themselves: a scheduler that hands them round has a rhythm of its own."""
     if evidence.disturbed:
-        return verdict(OBSERVATION, [*parts, unjudged("use of the CPU periodic", FOLDED, evidence.disturbed)])
-    return verdict(OBSERVATION, [*parts, *periodic(evidence.rhythm, "use", "CPU", "use of the CPU")])
+        return [unjudged(f"{name} periodic", FOLDED, evidence.disturbed)]
+    return periodic(alone, "use", what, name)
 
 
 OBSERVATION = Observation(

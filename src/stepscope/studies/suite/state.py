@@ -14,7 +14,7 @@ import errno
 import fcntl
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +44,7 @@ class SweepFolder:
             entry.name: {"definition": dict(entry.definition), "about": dict(entry.about), "source": f"{place}.py"}
             for place, entry in enumerate(entries)
         }
-        with writing(path):
+        with writing(path, _too_full_to_begin):
             for name in ("points", "runs", "sources"):
                 (path / name).mkdir(parents=True, exist_ok=True)
             for place, entry in enumerate(entries):
@@ -112,26 +112,30 @@ class SweepFolder:
         yield from (f"  {line}" for line, _ in zip(lines, range(_MOST_LINES), strict=False))
 
 
-@contextlib.contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """A full disk, or one that takes nothing, as a refusal that says how to go on."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise disk_full(path) from error
-        raise OutputNotWritable(
-            f"cannot write the sweep in '{path}': {error.strerror or error}",
-            "choose a folder that you can write: --out DIR",
-        ) from error
-
-
 def disk_full(path: Path) -> OutputNotWritable:
     """The refusal with which a sweep stops in its midst; what has ended stays."""
     return OutputNotWritable(
         f"the disk of '{path}' is full: the sweep has stopped, and every run that has ended is kept",
         f"make room, then: stepscope suite run --resume --out {path}",
     )
+
+
+def _too_full_to_begin(path: Path) -> OutputNotWritable:
+    return OutputNotWritable(f"the disk of '{path}' is full: no sweep was begun", "make room, or give another --out")
+
+
+@contextlib.contextmanager
+def writing(path: Path, full: Callable[[Path], OutputNotWritable] = disk_full) -> Iterator[None]:
+    """A full disk, or one that takes nothing, as a refusal that says how to go on."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise full(path) from error
+        raise OutputNotWritable(
+            f"cannot write the sweep in '{path}': {error.strerror or error}",
+            "choose a folder that you can write: --out DIR",
+        ) from error
 
 
 def write_durably(path: Path, content: dict[str, Any]) -> None:

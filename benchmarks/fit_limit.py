@@ -1,0 +1,143 @@
+"""The largest batch under a real limit: predicted, then really trained against it: `python -m benchmarks.fit_limit`.
+
+The limit is RLIMIT_AS (getrlimit(2): the address space of a process), which the kernel enforces on every allocation: a
+training that needs more fails in malloc. It also counts what is never resident, as 256 KB for each of oneDNN's kernels,
+so the empty process is taken from one real training with a third of the samples: the kernel's mark of its address space
+(VmPeak) less its predicted live peak. The true largest batch is found by halving between one that trained and one that
+failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from benchmarks.memory_truth import status_bytes
+from stepscope import workloads
+from stepscope.analysis.memory_model import PAGED_IN, Limit
+from stepscope.commands._jobs import workload_job
+from stepscope.record.allocators import child_environment
+from stepscope.record.workspaces import this_platform
+from stepscope.studies.fit.answer import Question, answer
+from stepscope.studies.fit.kept import Kept
+
+# workload, optimizer, and the batch that the limit is chosen for: each step takes a second or so
+CASES = (
+    ("mobilenet-v1-c32", "momentum", 48),
+    ("resnet18-c32", "adam", 24),
+    ("squeezenet-c32", "sgd", 96),
+    ("bert-mini-128", "adam", 12),
+    ("char-gpt-64", "adam", 48),
+)
+_STEPS = 3
+_MALLOC = "pinned"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One workload: the limit in B and three batches."""
+
+    workload: str
+    optimizer: str
+    limit: int
+    surely: int
+    likely: int
+    true: int
+
+
+def trained(workload: str, optimizer: str, batch: int, limit: int) -> bool:
+    """Whether three steps went well in a fresh process under the limit."""
+    return _child(workload, optimizer, batch, limit).returncode == 0
+
+
+def empty_bytes(workload: str, optimizer: str, batch: int) -> int:
+    """The most address space of a training with so many samples, less its live peak as predicted, B."""
+    job = workload_job(workloads.find(workload), optimizer)
+    whole = int(_child(workload, optimizer, batch, resource.RLIM_INFINITY).stdout.splitlines()[-1])
+    asked = Question(job, batch, None, _MALLOC, this_platform(), options=False)
+    return whole - answer(asked).peak_bytes - sum(PAGED_IN) // 2
+
+
+def compare(workload: str, optimizer: str, batch: int) -> Row:
+    """The limit is what this batch is predicted to take; then the answer, and the truth from around it."""
+    job = workload_job(workloads.find(workload), optimizer)
+    empty = empty_bytes(workload, optimizer, batch // 3)
+    kept = Kept(empty_process=(empty, empty))
+    asked = Question(job, batch, None, _MALLOC, this_platform(), kept, options=False)
+    limit = Limit(answer(asked).process.middle, "RLIMIT_AS")
+    found = answer(Question(job, batch, limit, _MALLOC, this_platform(), kept, options=False))
+    surely, likely = found.largest_batch or 0, found.likely_batch or 0
+    return Row(workload, optimizer, limit.bytes, surely, likely, _true(workload, optimizer, likely, limit.bytes))
+
+
+def _true(workload: str, optimizer: str, guess: int, limit: int) -> int:
+    """The largest batch that trains, looked for outwards from a guess."""
+    low, high, width = guess, guess + 1, 1
+    while low > 0 and not trained(workload, optimizer, low, limit):
+        high, low, width = low, max(0, low - width), 2 * width
+    if high == guess + 1:
+        width = 1
+        while trained(workload, optimizer, high, limit):
+            low, high, width = high, high + width, 2 * width
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if trained(workload, optimizer, middle, limit) else (low, middle)
+    return low
+
+
+def _child(workload: str, optimizer: str, batch: int, limit: int) -> subprocess.CompletedProcess[str]:
+    words = json.dumps([workload, optimizer, batch, limit])
+    command = [sys.executable, "-m", "benchmarks.fit_limit", "--child", words]
+    return subprocess.run(command, env=child_environment(_MALLOC), capture_output=True, text=True, check=False)
+
+
+def _train(workload: str, optimizer: str, batch: int, limit: int) -> None:
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    job = workload_job(workloads.find(workload), optimizer)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    model, optimizers = job.build()
+    inputs = job.batch(batch)
+    for _ in range(_STEPS):
+        job.step(model, optimizers, inputs)
+    print(status_bytes("VmPeak"))
+
+
+def table(rows: list[Row]) -> str:
+    """Markdown."""
+    lines = ["| workload | optimizer | limit, MB | surely fits | likely fits | trained |", "| --- |" + " --- |" * 5]
+    lines += [
+        f"| {r.workload} | {r.optimizer} | {r.limit / 1e6:.0f} | {r.surely} | {r.likely} | {r.true} |" for r in rows
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments.add_argument("--child", help=argparse.SUPPRESS)
+    arguments.add_argument("--only", help="workloads of the five, with commas")
+    arguments.add_argument("--write", type=Path)
+    options = arguments.parse_args()
+    if options.child:
+        _train(*json.loads(options.child))
+        return
+    torch.set_num_threads(1)
+    rows = []
+    for workload, optimizer, batch in CASES:
+        if options.only is None or workload in options.only.split(","):
+            rows.append(compare(workload, optimizer, batch))
+            print(rows[-1], flush=True)
+    print(table(rows))
+    if options.write:
+        options.write.write_text(f"# The largest batch under a limit\n\n{table(rows)}")
+
+
+if __name__ == "__main__":
+    main()

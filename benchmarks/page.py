@@ -1,0 +1,103 @@
+"""What the page of a large run costs: python -m benchmarks.page.
+
+A synthetic run of 1,000 steps, 1 M op instances and 100,000 readings of each sensor is written as a page in a process
+of its own; the page is then opened, zoomed and sorted in a headless Chromium, where there is one.
+"""
+
+from __future__ import annotations
+
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from tests.fabricate import MODEL, STEP, Core, Op, every_step, fabricate_run
+from tests.report import browser
+from tests.report.browser import Browser
+
+_STEPS, _COPIES, _STEP_NS, _READINGS = 1_000, 48, 15_000_000, 100_000
+_WRITE = """
+import sys, time
+began = time.perf_counter()
+from stepscope.analysis.run import Run
+from stepscope.report import html
+html.write(Run(sys.argv[1]), sys.argv[2])
+print(time.perf_counter() - began)
+"""
+
+
+def page(folder: Path) -> Path:
+    """Write the page of the large run and say what it took."""
+    ops = tuple(_in_block(op, block) for block in range(_COPIES) for op in STEP)
+    run = fabricate_run(
+        folder, steps=_STEPS, ops=ops, model=_model(), recorded=every_step, power_w=5.0, noise=0.02, gap=(0.4, 0.45),
+        period_ns=_STEPS * _COPIES * _STEP_NS // _READINGS, cores=(Core(0.7), Core(0.2)), steps_per_part=200,
+    )  # fmt: skip
+    target = folder / "page.html"
+    command = [sys.executable, "-c", _WRITE, str(run), str(target)]
+    wall_s = float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    count = _STEPS * sum(1 for op in ops for _ in _all(op))
+    print(f"page: {count:,} op instances, {_READINGS:,} readings a sensor")
+    print(f"  written in {wall_s:.1f} s ({used.ru_utime + used.ru_stime:.1f} s of CPU; bar 10)")
+    print(f"  {used.ru_maxrss / 1e6:.2f} GB (bar 1), {target.stat().st_size / 1e6:.2f} MB (bar 5)")
+    return target
+
+
+def hands(target: Path, folder: Path) -> None:
+    """How long the page takes to be ready, to zoom and to sort in a browser."""
+    if browser.PATH is None:
+        print("  no Chromium here: not opened")
+        return
+    with Browser(folder / "profile") as opened:
+        began = time.perf_counter()
+        opened.open(target)
+        print(f"  ready after {time.perf_counter() - began:.2f} s (bar 2)")
+        for what, script in _ACTS.items():
+            print(f"  {what}: {max(opened.run(_timed(script)) for _ in range(5)):.0f} ms (bar 200)")
+        print(f"  console: {opened.said or 'silent'}")
+
+
+_ACTS = {
+    "sort": "document.querySelector('[data-name=modules] th button').click()",
+    "filter": "(() => { const f = document.querySelector('[data-name=operations] input'); f.value = 'mm';"
+    " f.dispatchEvent(new Event('input')); })()",
+    "icicle zoom": "(() => { const cells = document.querySelectorAll('.icicle .cell');"
+    " (cells[1] || cells[0]).click(); })()",
+    "anatomy zoom": "document.querySelector('.anatomy .choice button').click()",
+}
+
+
+def _timed(script: str) -> str:
+    """An act until the frame after it is drawn, ms."""
+    return (
+        "new Promise((done) => { const began = performance.now(); " + script + ";"
+        "requestAnimationFrame(() => setTimeout(() => done(performance.now() - began), 0)); })"
+    )
+
+
+def _in_block(op: Op, block: int) -> Op:
+    """An op of the synthetic network as that of one of many such networks in a row."""
+    module = None if op.module is None else f"blocks.{block}.{op.module}".rstrip(".")
+    return replace(op, module=module, calls=tuple(_in_block(one, block) for one in op.calls))
+
+
+def _model() -> tuple[tuple[str, str, str | None, int], ...]:
+    modules: list[tuple[str, str, str | None, int]] = [("", "Net", None, 0)]
+    for block in range(_COPIES):
+        for name, kind, parent, parameters in MODEL:
+            above = "" if parent is None else f"blocks.{block}.{parent}".rstrip(".")
+            modules.append((f"blocks.{block}.{name}".rstrip("."), kind, above, parameters))
+    return tuple(modules)
+
+
+def _all(op: Op) -> list[Op]:
+    return [op, *(inner for one in op.calls for inner in _all(one))]
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as temporary:
+        hands(page(Path(temporary)), Path(temporary))

@@ -1,0 +1,90 @@
+"""Which operations wait for arithmetic and which for memory: the roofline of the run."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+
+from stepscope.analysis.roofline import roofline, roofs
+from stepscope.report.charts import roofline as chart
+from stepscope.report.page.parts import Cell, Column, Part, Section, Table
+from stepscope.report.page.reading import milliseconds, name, quantity
+from stepscope.report.sections._drawing import figure
+from stepscope.units import NOT_MEASURED, number, percent, si
+
+if TYPE_CHECKING:
+    from stepscope.analysis.run import Run
+
+TITLE = "Roofline"
+ORDER = 55
+FIGURES = ("roofline",)
+
+_MOST_ROWS = 200
+_CAPTION = (
+    "Each mark is a kind of operation, its area the share of the step; the dashed roof is the highest rate of bytes "
+    "(slope) and of operations (level) that any kind reached in this run. The device itself may do more."
+)
+
+
+def build(run: Run) -> Section:
+    """A picture and a table of `analysis.roofline`, for the device with most time in them."""
+    points = roofline(run)
+    if points.is_empty():
+        return Section("No operation states both its FLOPs and its bytes, so a roofline cannot be drawn.")
+    device = str(points.group_by("device").agg(pl.col("total_ns").sum()).sort("total_ns")["device"][-1])
+    reached = roofs(points)
+    drawn = points.filter(pl.col("device") == device).with_columns(
+        hover=pl.struct(pl.all()).map_elements(_hover, return_dtype=pl.String),
+        label=pl.col("name").str.replace("^aten::", "").str.slice(0, 28),
+    )
+    edges = reached.filter(pl.col("device") == device)
+    picture = figure(lambda width: chart.build(drawn, edges, width), _CAPTION, FIGURES[0])
+    parts: tuple[Part, ...] = (picture, _table(points))
+    return Section(_lede(edges, device), parts)
+
+
+def _lede(edges: pl.DataFrame, device: str) -> str:
+    said = "Operations on the slope wait for memory, operations under the level could compute faster."
+    if edges.is_empty():
+        return f"{said} None on {device} takes long enough to set a roof."
+    units = {"compute": "FLOP/s", "memory": "B/s"}
+    highest = [f"{si(value, units[roof])} by {name(who)}" for _, roof, value, who in edges.iter_rows()]
+    return f"{said} Highest on {device}: {' and '.join(highest)}."
+
+
+def _hover(row: dict[str, Any]) -> str:
+    return (
+        f"{name(row['name'])}: {si(row['flops_per_s'], 'FLOP/s')}, {si(row['bytes_per_s'], 'B/s')}, "
+        f"{number(row['flop_per_byte'])} FLOP/B, {percent(row['share'])} of the step"
+    )
+
+
+def _table(points: pl.DataFrame) -> Table:
+    columns = (
+        Column("Operation", numeric=False),
+        Column("Device", numeric=False),
+        Column("ms a step"),
+        Column("Share"),
+        Column("FLOP/B", meaning="Floating-point operations with each byte that goes in or comes out"),
+        Column("FLOP/s"),
+        Column("B/s"),
+        Column("Waits for", numeric=False, meaning="Left of the ridge of the roof: memory; right of it: arithmetic"),
+    )
+    rows = [
+        (
+            Cell(name(row["name"]), name(row["name"])),
+            Cell(row["device"], row["device"]),
+            Cell(milliseconds(row["total_ns"]), row["total_ns"]),
+            Cell(percent(row["share"]), row["share"], row["share"]),
+            Cell(number(row["flop_per_byte"]), row["flop_per_byte"]),
+            Cell(si(row["flops_per_s"], ""), row["flops_per_s"]),
+            Cell(quantity(row["bytes_per_s"], "B"), row["bytes_per_s"]),
+            Cell(row["waits_for"] or NOT_MEASURED, row["waits_for"]),
+        )
+        for row in points.head(_MOST_ROWS).iter_rows(named=True)
+    ]
+    caption = (
+        "Bytes are tensors in and out, each once: what a cache saves and what a kernel reads twice is not in them."
+    )
+    return Table("roofline", columns, rows, caption, lively=len(rows) > 12)

@@ -1,0 +1,108 @@
+"use strict";
+/* The list: filter, sort, tick two to ten runs to compare; rows follow what goes on in the folder. */
+const MOST_TICKED = 10, FIRST = 300, FAST_MS = 3000, SLOW_MS = 20000;
+const $ = (id) => document.getElementById(id);
+const data = JSON.parse($("data").textContent);
+let rows = data.rows, sorted = { by: "started_s", down: true }, open = false;
+const ticked = new Set();
+
+const si = (value, unit) => {
+  if (value === null) return "-";
+  for (const [scale, prefix] of [[1e9, "G"], [1e6, "M"], [1e3, "k"], [1, ""], [1e-3, "m"], [1e-6, "u"]])
+    if (Math.abs(value) >= scale || scale === 1e-6) return Number((value / scale).toPrecision(3)) + " " + prefix + unit;
+};
+const day = (s) => s === null ? "-" : new Date(s * 1000).toISOString().slice(0, 16).replace("T", " ");
+const energy = (row) => row.step_j !== null ? si(row.step_j, "J") : row.simulated_step_j !== null ? si(row.simulated_step_j, "J") + " simulated"
+  : row.estimated_step_j !== null ? si(row.estimated_step_j, "J") + " estimated" : "-";
+const COLUMNS = [
+  ["workload", "Run", false, null], ["status", "Status", false, (row) => row.status],
+  ["batch", "Batch", true, (row) => row.batch === null ? "-" : String(row.batch)],
+  ["device", "Device", false, (row) => [row.board, row.device].filter(Boolean).join(", ") || "-"],
+  ["steps", "Steps", true, (row) => (row.steps === null ? "-" : row.steps.toLocaleString("en")) + (row.status === "running" && row.planned ? " of " + row.planned : "")],
+  ["step_ns", "Step time", true, (row) => row.step_ns === null ? "-" : si(row.step_ns / 1e9, "s")],
+  ["samples_per_s", "Samples/s", true, (row) => row.samples_per_s === null ? "-" : String(Number(row.samples_per_s.toPrecision(3)))],
+  ["step_j", "Energy a step", true, energy], ["peak_bytes", "Peak memory", true, (row) => si(row.peak_bytes, "B")],
+  ["started_s", "Started, UTC", true, (row) => day(row.started_s)],
+];
+const place = (row) => row.key.split("/").map(encodeURIComponent).join("/");
+const node = (tag, text, attributes = {}) => {
+  const made = document.createElement(tag);
+  if (text) made.textContent = text;
+  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
+  return made;
+};
+const everything = (row) => [row.id, row.key, row.workload, row.status, row.board, row.device, row.optimizer, row.precision, row.verdict, row.reason].join(" ").toLowerCase();
+
+function line(row) {
+  const made = node("tr"), tick = node("input", "", { type: "checkbox", name: "run", value: row.key, "aria-label": "Compare " + row.id });
+  tick.checked = ticked.has(row.key);
+  tick.disabled = !tick.checked && ticked.size >= MOST_TICKED;
+  tick.addEventListener("change", () => { if (tick.checked) ticked.add(row.key); else ticked.delete(row.key); show(); });
+  const first = node("td");
+  first.append(tick);
+  const name = node("td"), link = node("a", row.workload, { href: (row.status === "running" ? "/live/" : "/run/") + place(row), title: row.verdict || row.id });
+  name.append(link, node("br"), node("small", row.key));
+  made.append(first, name);
+  for (const [by, , numeric, text] of COLUMNS.slice(1)) made.append(node("td", text(row), numeric ? { class: "n" } : by === "status" ? { class: "status-" + row.status, title: row.reason || "" } : {}));
+  return made;
+}
+function shown() {
+  const wanted = $("search").value.trim().toLowerCase();
+  const found = rows.filter((row) => ["workload", "status", "device"].every((name) => !$(name).value || String(row[name]) === $(name).value)
+    && (!wanted || everything(row).includes(wanted)));
+  const way = sorted.down ? -1 : 1, by = sorted.by;
+  return found.sort((a, b) => {
+    const x = a[by], y = b[by];
+    if (x === null || y === null) return (x === null) - (y === null);
+    return way * (typeof x === "number" ? x - y : String(x).localeCompare(String(y)));
+  });
+}
+function show() {
+  const found = shown(), visible = open ? found : found.slice(0, FIRST);
+  $("table").tBodies[0].replaceChildren(...visible.map(line));
+  $("count").textContent = found.length === rows.length ? rows.length + " runs" : found.length + " of " + rows.length + " runs";
+  $("about").textContent = rows.length.toLocaleString("en") + " runs";
+  $("more").hidden = found.length <= visible.length;
+  $("more").textContent = "Show all " + found.length;
+  $("compare").disabled = ticked.size < 2;
+  $("compare").textContent = ticked.size ? "Compare " + ticked.size : "Compare";
+}
+function choices() {
+  for (const name of ["workload", "status", "device"]) {
+    const kept = $(name).value, values = [...new Set(rows.map((row) => row[name]).filter((value) => value !== null))].sort();
+    $(name).replaceChildren(node("option", "Any " + name, { value: "" }), ...values.map((value) => node("option", String(value), { value })));
+    $(name).value = values.map(String).includes(kept) ? kept : "";
+  }
+}
+function headings() {
+  const tick = node("th", "", { scope: "col", "aria-label": "Compare" });
+  $("table").tHead.rows[0].replaceChildren(tick, ...COLUMNS.map(([by, title, numeric]) => {
+    const heading = node("th", "", { scope: "col", ...(numeric ? { class: "n" } : {}) }), button = node("button", title, { type: "button" });
+    if (sorted.by === by) heading.setAttribute("aria-sort", sorted.down ? "descending" : "ascending");
+    button.addEventListener("click", () => { sorted = { by, down: sorted.by === by ? !sorted.down : numeric }; headings(); show(); });
+    heading.append(button);
+    return heading;
+  }));
+}
+async function follow() {
+  try {
+    if (!document.hidden) {
+      const answer = await fetch("/runs.json");
+      if (answer.ok) {
+        const text = await answer.text();
+        if (text !== follow.last) { follow.last = text; rows = JSON.parse(text).rows; choices(); show(); }
+      }
+    }
+  } catch { $("about").textContent = "the server does not answer"; }
+  setTimeout(follow, rows.some((row) => row.status === "running") ? FAST_MS : SLOW_MS);
+}
+$("search").addEventListener("input", show);
+for (const name of ["workload", "status", "device"]) $(name).addEventListener("change", show);
+$("more").addEventListener("click", () => { open = true; show(); });
+/* What is ticked but filtered away is compared too. */
+$("runs").addEventListener("submit", (event) => {
+  event.preventDefault();
+  if (ticked.size >= 2) location.href = "/compare?" + [...ticked].map((key) => "run=" + encodeURIComponent(key)).join("&");
+});
+choices(); headings(); show();
+setTimeout(follow, FAST_MS);

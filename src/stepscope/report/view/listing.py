@@ -1,0 +1,203 @@
+"""The runs below a folder as rows of a list, from run.json and summary.json alone; whatever else lies there is ignored.
+
+A path that a visitor asks for is only ever looked up among these rows, so that none leads out of the folder. Links that
+lead out of it are not followed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stepscope.report.live.folder import planned_steps, status_of
+from stepscope.report.live.pace import STEP_ROW
+
+_DEEPEST = 4  # a sweep keeps its runs two folders further down
+_MOST_RUNS = 20_000
+_LARGEST = 32_000_000  # bytes of a JSON file that is read for the list
+_METRICS = {
+    "step_time": "step_ns",
+    "throughput": "samples_per_s",
+    "energy_per_step": "step_j",
+    "simulated_energy_per_step": "simulated_step_j",
+    "estimated_energy_per_step": "estimated_step_j",
+    "peak_memory": "peak_bytes",
+}
+_WHOLE = ("run", "process", "total", "device")
+
+
+@dataclass(frozen=True)
+class Listed:
+    """One run: its path below the folder, where it lies, and what the list says of it (null is not known)."""
+
+    key: str
+    path: Path
+    facts: dict[str, Any]
+
+
+class Listing:
+    """The runs of a folder; a look reads only what has changed since the last."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root.resolve()
+        self._seen: dict[str, tuple[tuple[int, ...], Listed]] = {}
+        self._lock = threading.Lock()
+
+    def look(self) -> list[Listed]:
+        """Every run that can be listed, the newest first."""
+        with self._lock:
+            found: dict[str, tuple[tuple[int, ...], Listed]] = {}
+            for folder in _folders(self.root):
+                key = folder.relative_to(self.root).as_posix()
+                state = _state(folder)
+                kept = self._seen.get(key)
+                if kept is not None and kept[0] == state and kept[1].facts["status"] != "running":
+                    found[key] = kept
+                elif (facts := _facts(folder, self.root)) is not None:
+                    found[key] = (state, Listed(key, folder, facts))
+                if len(found) >= _MOST_RUNS:
+                    break
+            self._seen = found
+        rows = [listed for _, listed in found.values()]
+        return sorted(rows, key=lambda row: (row.facts["started_s"] or 0.0, row.key), reverse=True)
+
+    def find(self, key: str) -> Listed | None:
+        """The run with this path below the folder; None where none is listed under it."""
+        kept = self._seen.get(key)
+        if kept is None:
+            self.look()
+            kept = self._seen.get(key)
+        return None if kept is None else kept[1]
+
+
+def leads_out(folder: Path, root: Path) -> bool:
+    """Whether a link in a run folder leads out of the root: such a run is not drawn."""
+    for place, names, files in os.walk(folder):
+        for name in (*names, *files):
+            path = Path(place, name)
+            if path.is_symlink() and not path.resolve().is_relative_to(root):
+                return True
+    return False
+
+
+def _folders(root: Path) -> Iterator[Path]:
+    """Folders with a run.json, not below each other; hidden ones and links out are passed over."""
+    waiting = [(root, 0)]
+    while waiting:
+        folder, depth = waiting.pop()
+        if _is_file(folder / "run.json"):
+            yield folder
+        elif depth < _DEEPEST:
+            waiting.extend((Path(entry), depth + 1) for entry in _below(folder, root))
+
+
+def _below(folder: Path, root: Path) -> Iterator[str]:
+    try:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                if entry.name.startswith(".") or not entry.is_dir():
+                    continue
+                # A link within the root would only list a run twice, or lead in circles.
+                if not entry.is_symlink() and Path(entry.path).is_relative_to(root):
+                    yield entry.path
+    except OSError:
+        return  # a folder that may not be read has nothing to list
+
+
+def _is_file(path: Path) -> bool:
+    """A plain file: a pipe or device of that name would block whoever reads it."""
+    try:
+        return stat.S_ISREG(path.stat().st_mode)
+    except OSError:
+        return False
+
+
+def _state(folder: Path) -> tuple[int, ...]:
+    """What changes when run.json or summary.json does."""
+    state: list[int] = []
+    for name in ("run.json", "summary.json"):
+        try:
+            found = (folder / name).stat()
+            state += [found.st_mtime_ns, found.st_size, found.st_ino]
+        except OSError:
+            state += [0, 0, 0]
+    return tuple(state)
+
+
+def _json(path: Path, root: Path) -> dict[str, Any]:
+    """The object in a file within the root; empty where there is none."""
+    try:
+        if not _is_file(path) or path.stat().st_size > _LARGEST or not path.resolve().is_relative_to(root):
+            return {}
+        content = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _facts(folder: Path, root: Path) -> dict[str, Any] | None:
+    """What the list says of a run; None for what is no run of ours."""
+    header = _json(folder / "run.json", root)
+    if not isinstance(header.get("schema"), int):
+        return None
+    summary = _json(folder / "summary.json", root)
+    workload = header.get("workload")
+    about = workload if isinstance(workload, dict) else {"name": workload}
+    board, verdict = summary.get("board"), summary.get("verdict")
+    return {
+        "id": str(header.get("id", folder.name)),
+        "status": status_of(header),
+        "reason": _text(header.get("reason")),
+        "workload": _text(about.get("name")) or folder.name,
+        "batch": _number(about.get("batch_size")),
+        **{name: _text(about.get(name)) for name in ("optimizer", "precision", "device")},
+        "board": _text(board.get("title")) if isinstance(board, dict) else None,
+        "started_s": _started(header),
+        "steps": _steps(folder, summary),
+        "planned": planned_steps(header),
+        "simulated": _text(header.get("simulated")),
+        "verdict": _text(verdict.get("sentence")) if isinstance(verdict, dict) else None,
+        **_metrics(summary),
+    }
+
+
+def _metrics(summary: dict[str, Any]) -> dict[str, float | None]:
+    values: dict[str, float | None] = dict.fromkeys(_METRICS.values())
+    rows = summary.get("metrics")
+    for row in rows if isinstance(rows, list) else ():
+        if isinstance(row, dict) and row.get("metric") in _METRICS and row.get("scope") in _WHOLE:
+            name = _METRICS[row["metric"]]
+            values[name] = _number(row.get("value")) if values[name] is None else values[name]
+    return values
+
+
+def _steps(folder: Path, summary: dict[str, Any]) -> int | None:
+    stated = summary.get("steps")
+    if isinstance(stated, int):
+        return stated
+    try:
+        return (folder / "steps.rows").stat().st_size // STEP_ROW.size
+    except OSError:
+        return None
+
+
+def _started(header: dict[str, Any]) -> float | None:
+    clock = header.get("clock")
+    unix_ns = _number(clock.get("unix_ns")) if isinstance(clock, dict) else None
+    return None if unix_ns is None else unix_ns / 1e9
+
+
+def _text(value: object) -> str | None:
+    return None if value is None else str(value)
+
+
+def _number(value: object) -> float | None:
+    """A finite number; JSON files of others may hold NaN."""
+    known = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
+    return float(value) if known and isinstance(value, int | float) else None

@@ -1,0 +1,105 @@
+"""The server of the view: the standard library's, a thread a request; only GET and HEAD, nothing is ever written."""
+
+from __future__ import annotations
+
+import errno
+import socket
+import sys
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, ClassVar
+
+from stepscope.errors import RunNotFound, UsageError
+from stepscope.report.view.access import Access, is_loopback
+from stepscope.report.view.site import Answer, Site
+
+DEFAULT_PORT = 8321
+_IDLE_S = 30.0  # a client that sends nothing for so long is let go
+
+
+class ViewServer(ThreadingHTTPServer):
+    """Serves one folder of runs until it is shut down."""
+
+    daemon_threads = True
+
+    def __init__(self, site: Site, host: str, port: int) -> None:
+        self.site = site
+        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        super().__init__((host, port), _Request)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A visitor who went away is no fault; any other is shown where the server was started."""
+        if not isinstance(sys.exc_info()[1], ConnectionError):
+            super().handle_error(request, client_address)
+
+    def server_close(self) -> None:
+        super().server_close()
+        self.site.close()
+
+
+class _Request(BaseHTTPRequestHandler):
+    """One request."""
+
+    protocol_version = "HTTP/1.1"
+    server_version, sys_version = "stepscope", ""
+    timeout: ClassVar[float] = _IDLE_S
+    server: ViewServer
+
+    def do_GET(self) -> None:
+        self._send(with_body=True)
+
+    def do_HEAD(self) -> None:
+        self._send(with_body=False)
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - as the standard library has it
+        """Nobody reads a line for each request."""
+
+    def _send(self, with_body: bool) -> None:
+        headers = {name.title(): value for name, value in self.headers.items()}
+        fault: Exception | None = None
+        try:
+            answer = self.server.site.answer(self.path, headers)
+        except Exception as error:
+            fault, answer = error, Answer(500, f"this page could not be made: {type(error).__name__}")
+        body = answer.body.encode("utf-8", errors="replace")
+        try:
+            self.send_response(answer.status)
+            for name, value in answer.all_headers().items():
+                self.send_header(name, value)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            if with_body:
+                self.wfile.write(body)
+        except (BrokenPipeError, ConnectionResetError):
+            self.close_connection = True  # the visitor has gone
+        if fault is not None:
+            raise fault  # to `handle_error`: a fault of ours is not kept from whoever runs this
+
+
+def make_server(
+    root: str | Path, host: str = "127.0.0.1", port: int = DEFAULT_PORT, token: str | None = None
+) -> ViewServer:
+    """A server that listens but does not serve yet: call `serve_forever`. Port 0 takes any free one.
+
+    token: needed wherever others than this machine can reach it. UsageError where it cannot listen there, RunNotFound
+    where there is no such folder.
+    """
+    folder = Path(root)
+    if not folder.is_dir():
+        raise RunNotFound(f"there is no folder '{folder}'", "name the folder that holds your runs: stepscope view DIR")
+    if not is_loopback(host) and not token:
+        raise UsageError(f"'{host}' can be reached by others: a token is needed", "leave --host out, or give --token")
+    try:
+        return ViewServer(Site(folder, Access(token)), host, port)
+    except OSError as error:
+        raise UsageError(*_why_not(error, host, port)) from error
+    except OverflowError as error:
+        raise UsageError(f"there is no port {port}", "choose one from 1024 to 65535, or 0 for any free one") from error
+
+
+def _why_not(error: OSError, host: str, port: int) -> tuple[str, str]:
+    if error.errno == errno.EADDRINUSE:
+        return f"port {port} of {host} is in use", "choose another with --port, or any free one with --port 0"
+    if error.errno == errno.EACCES:
+        return f"port {port} is for the administrator alone", "choose one above 1023 with --port"
+    return f"cannot listen at {host} port {port}: {error.strerror or error}", "choose another --host or --port"

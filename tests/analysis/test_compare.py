@@ -1,0 +1,269 @@
+"""A comparison: the parts of a difference are the known ones and add up to it, and what cannot be told is not told."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.analysis.attribution.powered_run import powered_run
+from tests.fabricate import STEP, Op, fabricate_run
+from tests.report.test_memory_report import events
+
+import stepscope
+from stepscope.analysis.compare import WHAT, compare
+from stepscope.analysis.compare_quantities import overall, ratio
+from stepscope.analysis.measured import Measured
+from stepscope.analysis.own_time import RESIDUAL
+from stepscope.analysis.run import Run
+from stepscope.errors import RunDamaged, RunNotFound, UnknownName, UsageError
+from stepscope.runfolder import RunWriter
+
+
+def slower(ops: tuple[Op, ...], name: str, more_us: int) -> tuple[Op, ...]:
+    """The same ops, one kind of them slower."""
+    return tuple(
+        replace(op, self_us=op.self_us + more_us * (op.name == name), calls=slower(op.calls, name, more_us))
+        for op in ops
+    )
+
+
+SLOW = slower(STEP, "aten::addmm", 4000)
+
+
+def workload(batch: int, **more: Any) -> dict[str, Any]:
+    """A header that states another batch."""
+    about = {"name": "fabricated", "batch_size": batch, "optimizer": "sgd", "precision": "float32", "device": "cpu"}
+    return {"workload": {**about, **more}}
+
+
+def test_a_run_beside_itself_shows_no_difference(tmp_path: Path) -> None:
+    path = fabricate_run(tmp_path, steps=60, noise=0.02)
+    comparison = compare([path, path])
+    row = comparison.quantities.filter(metric="step_time", side=1).row(0, named=True)
+    assert row["ratio"] == 1
+    assert row["difference"] == "none seen"
+    why = comparison.explain()
+    assert why.difference == 0
+    assert set(why.parts["difference"]) == {0.0}
+    assert len(set(comparison.names)) == 2
+
+
+def test_the_slower_module_and_op_explain_the_whole_difference(tmp_path: Path) -> None:
+    first = fabricate_run(tmp_path / "a", steps=60, noise=0.02, seed=1)
+    other = fabricate_run(tmp_path / "b", steps=60, noise=0.02, seed=2, ops=SLOW)
+    comparison = stepscope.compare([first, other])
+    row = comparison.quantities.filter(metric="step_time", side=1).row(0, named=True)
+    assert row["ratio_low"] < 20.0 / 16.0 < row["ratio_high"]
+    assert row["difference"] == "larger"
+    for by, name in (("module", "fc"), ("kind", "aten::addmm"), ("type", "Linear"), ("phase", "forward")):
+        why = comparison.explain("time", by)
+        part = why.parts.row(0, named=True)
+        assert part["name"] == name
+        assert part["low"] < part["difference"] < part["high"]
+        assert part["difference"] == pytest.approx(4e6, rel=0.03)
+    assert "'fc'" in comparison.sentences()[0]
+
+
+@pytest.mark.parametrize("by", WHAT["time"])
+def test_parts_and_residual_add_up_to_the_difference(by: str, tmp_path: Path) -> None:
+    first = fabricate_run(tmp_path / "a", steps=30, noise=0.05)
+    other = fabricate_run(tmp_path / "b", steps=25, noise=0.05, ops=SLOW, residual_us=3000, seed=3)
+    why = compare([first, other]).explain("time", by)
+    assert why.difference == pytest.approx(why.parts["difference"].sum())
+    assert why.parts["share"].sum() == pytest.approx(1)
+    assert why.parts["name"][-1] == RESIDUAL
+    assert why.parts["difference"][-1] == pytest.approx(2e6, rel=0.2)
+    assert why.low is not None
+    assert why.high is not None
+    assert why.difference is not None
+    assert why.low < why.difference < why.high
+
+
+def test_a_part_that_one_side_lacks_is_absent_there_and_not_0(tmp_path: Path) -> None:
+    extra = (*STEP, Op("aten::dropout", "features.2", "forward", 500))
+    first, other = fabricate_run(tmp_path / "a"), fabricate_run(tmp_path / "b", ops=extra)
+    part = compare([first, other]).explain("time", "kind").parts.row(0, named=True)
+    assert (part["name"], part["first"], part["other"]) == ("aten::dropout", None, pytest.approx(500_000))
+    assert part["difference"] == pytest.approx(500_000)
+
+
+def test_what_chance_can_explain_is_not_explained_by_parts(tmp_path: Path) -> None:
+    paths = [fabricate_run(tmp_path, steps=40, noise=0.2, seed=seed) for seed in (4, 5)]
+    said = compare(paths).sentences()[0]
+    assert "no difference in step time seen" in said
+    assert "no part explains" in said
+
+
+def test_too_few_recorded_steps_give_parts_without_an_interval(tmp_path: Path) -> None:
+    paths = [fabricate_run(tmp_path, steps=12, recorded=lambda step: step in (5, 6)) for _ in range(2)]
+    why = compare(paths).explain()
+    assert why.low is None
+    assert why.parts["low"].is_null().all()
+
+
+def test_a_run_without_operations_gives_the_reason(tmp_path: Path) -> None:
+    paths = [fabricate_run(tmp_path, ops=()), fabricate_run(tmp_path)]
+    why = compare(paths).explain()
+    assert why.parts.is_empty()
+    assert why.reason == "no operation was recorded after the warm-up in the first"
+    assert compare(paths).explain("kernels").reason.startswith("no kernel ran")
+
+
+def test_time_per_sample_is_that_of_a_step_over_the_batch(tmp_path: Path) -> None:
+    first = fabricate_run(tmp_path / "a", batch=16)
+    other = fabricate_run(tmp_path / "b", batch=32, header=workload(32))
+    step, sample = compare([first, other]), compare([first, other], per="sample")
+    assert step.explain().difference == pytest.approx(0, abs=1)
+    assert sample.explain().first == pytest.approx(16e6 / 16)
+    assert sample.explain().other == pytest.approx(16e6 / 32)
+    assert step.differences()["batch"] == (16, 32)
+
+
+def test_repeats_in_one_folder_have_the_interval_between_runs(tmp_path: Path) -> None:
+    for seed, overhead in enumerate((0.0, 0.02, 0.04)):
+        fabricate_run(
+            tmp_path / "a", steps=30, noise=0.001, seed=seed, ops=slower(STEP, "aten::mm", int(9e3 * overhead))
+        )
+        fabricate_run(tmp_path / "b", steps=30, noise=0.001, seed=seed, ops=SLOW)
+    comparison = compare([tmp_path / "a", tmp_path / "b"])
+    rows = comparison.quantities.filter(metric="step_time")
+    assert rows["interval_of"].to_list() == ["repeats", "repeats"]
+    assert rows["runs"].to_list() == [3, 3]
+    assert rows["high"][0] - rows["low"][0] > 10 * (rows["high"][1] - rows["low"][1])
+    why = comparison.explain("time", "kind")
+    assert why.difference == pytest.approx(why.parts["difference"].sum())
+    assert why.parts["name"][0] == "aten::addmm"
+
+
+def test_folders_of_several_settings_are_matched_and_the_rest_is_named(tmp_path: Path) -> None:
+    for batch in (16, 32):
+        fabricate_run(tmp_path / "a", batch=batch, header=workload(batch))
+        fabricate_run(tmp_path / "b", batch=batch, header=workload(batch), ops=SLOW)
+    fabricate_run(tmp_path / "b", batch=64, header=workload(64))
+    comparison = compare([tmp_path / "a", tmp_path / "b"])
+    assert sorted(one.label for one in comparison.settings) == [
+        "fabricated batch 16 sgd float32",
+        "fabricated batch 32 sgd float32",
+    ]
+    assert any("batch 64" in note for note in comparison.notes)
+    mean = comparison.overall("step_time")
+    assert mean is not None
+    assert mean.value == pytest.approx(20 / 16)
+
+
+def test_a_sweep_is_compared_by_the_runs_in_it(tmp_path: Path) -> None:
+    for name, ops in (("a", STEP), ("b", SLOW)):
+        fabricate_run(tmp_path / name / "runs" / "point0", ops=ops)
+        (tmp_path / name / "sweep.json").write_text("{}", encoding="utf-8")
+    comparison = compare([tmp_path / "a", tmp_path / "b"])
+    assert comparison.names == ("a", "b")
+    assert comparison.explain("time", "kind").parts["name"][0] == "aten::addmm"
+
+
+def test_runs_that_failed_are_left_out_of_a_folder_and_named(tmp_path: Path) -> None:
+    good = fabricate_run(tmp_path / "a")
+    fabricate_run(tmp_path / "b")
+    bad = fabricate_run(tmp_path / "b", status="oom")
+    comparison = compare([good, tmp_path / "b"])
+    assert len(comparison.operands[1].runs) == 1
+    assert any(bad.name in note and "oom" in note for note in comparison.notes)
+
+
+def test_the_live_peak_is_explained_exactly_and_adds_up(tmp_path: Path) -> None:
+    runs = []
+    for name, sizes in (("a", {}), ("b", {1: 3.0})):
+        path = fabricate_run(tmp_path / name, steps=12)
+        frame = events(Run(path).steps["t0_ns"][4])
+        factor = np.array([sizes.get(tensor, 1.0) for tensor in frame["tensor"]])
+        RunWriter(path, {}).memory(frame.with_columns(bytes=(frame["bytes"] * factor).cast(frame["bytes"].dtype)))
+        runs.append(path)
+    comparison = compare(runs)
+    for by, name in (("category", "saved"), ("module", "features.0"), ("type", "Conv2d")):
+        why = comparison.explain("memory", by)
+        assert why.difference == 120_000_000
+        assert why.parts["difference"].sum() == 120_000_000
+        assert why.parts["name"][0] == name
+        assert why.parts["name"][-1] == "(not attributed)"
+        assert why.low is None
+    row = comparison.quantities.filter(metric="live_peak", side=1).row(0, named=True)
+    assert (row["interval_of"], row["ratio"]) == ("exact", pytest.approx(241 / 121))
+
+
+def test_energy_is_explained_by_parts_that_add_up(tmp_path: Path) -> None:
+    first = powered_run(tmp_path / "a", steps=250)
+    other = powered_run(tmp_path / "b", steps=250, ops=SLOW)
+    comparison = compare([first, other])
+    why = comparison.explain("energy", "kind")
+    assert why.reason == ""
+    assert why.difference == pytest.approx(why.parts["difference"].sum())
+    assert why.parts["name"][0] == "aten::addmm"
+    part = why.parts.row(0, named=True)
+    assert part["low"] < 0.004 * 7.0 < part["high"]
+
+
+def test_simulated_energy_is_not_compared_with_measured(tmp_path: Path) -> None:
+    first = powered_run(tmp_path / "a", steps=60)
+    other = powered_run(tmp_path / "b", steps=60, header={"simulated": "jetson-tx2"})
+    comparison = compare([first, other])
+    assert "not compared with each other" in comparison.explain("energy").reason
+    energy = comparison.quantities.filter(side=1, metric="energy_per_step")
+    assert energy.is_empty()
+    assert any("SIMULATED" in note for note in comparison.notes)
+
+
+def test_everything_is_plain_json(tmp_path: Path) -> None:
+    comparison = compare([fabricate_run(tmp_path), fabricate_run(tmp_path, ops=SLOW)])
+    content = json.loads(json.dumps(comparison.to_dict(), allow_nan=False))
+    assert content["settings"][0]["explanations"][0]["parts"][0]["name"] == "fc"
+
+
+def test_what_cannot_be_compared_is_refused(tmp_path: Path) -> None:
+    path = fabricate_run(tmp_path / "a")
+    with pytest.raises(UsageError, match="2 to 10"):
+        compare([path])
+    with pytest.raises(UsageError, match="2 to 10"):
+        compare([path] * 11)
+    with pytest.raises(RunNotFound):
+        compare([path, tmp_path / "nothing"])
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(RunNotFound, match="no run that can be compared"):
+        compare([path, tmp_path / "empty"])
+    with pytest.raises(RunDamaged, match="nothing to compare"):
+        compare([path, fabricate_run(tmp_path / "b", steps=2)])
+    with pytest.raises(UnknownName):
+        compare([path, path], per="epoch")
+    with pytest.raises(UnknownName):
+        compare([path, path]).explain("time", "category")
+
+
+ABOVE = st.floats(1e-3, 1e6)
+
+
+@given(ABOVE, ABOVE, st.floats(0.0, 0.9), st.floats(0.0, 3.0))
+def test_a_ratio_lies_in_its_interval_and_turns_round(a: float, b: float, below: float, above: float) -> None:
+    first, other = (
+        Measured("step_time", "run", value, "ns", value * (1 - below), value * (1 + above)) for value in (a, b)
+    )
+    there, back = ratio(first, other), ratio(other, first)
+    assert there is not None
+    assert back is not None
+    assert there.low is not None
+    assert there.high is not None
+    assert there.low <= there.value <= there.high
+    assert back.low == pytest.approx(1 / there.high)
+    assert back.high == pytest.approx(1 / there.low)
+    mean = overall([there, there])
+    assert mean is not None
+    assert mean.value == pytest.approx(there.value)
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, None])
+def test_nothing_is_divided_by_what_is_not_above_0(value: float | None) -> None:
+    measured = Measured("step_time", "run", 1.0, "ns", 0.5, 2.0)
+    assert ratio(Measured("step_time", "run", value, "ns"), measured) is None

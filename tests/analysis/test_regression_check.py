@@ -1,0 +1,70 @@
+"""The gate for CI: it says regression or no regression only where the whole interval does, and else cannot tell."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.analysis.test_compare import SLOW, slower, workload
+from tests.fabricate import STEP, fabricate_run
+
+from stepscope.analysis.regression_check import NONE, REGRESSION, UNSURE, check
+from stepscope.errors import RunError, UsageError
+
+
+def test_a_step_that_is_surely_slower_is_a_regression(tmp_path: Path) -> None:
+    baseline = fabricate_run(tmp_path / "a", steps=80, noise=0.02)
+    result = check(fabricate_run(tmp_path / "b", steps=80, noise=0.02, ops=SLOW, seed=1), baseline, {"time": 0.05})
+    (judged,) = result.judged
+    assert result.outcome == judged.outcome == REGRESSION
+    assert judged.low is not None
+    assert judged.low > 1.05
+
+
+def test_a_step_that_is_surely_within_the_limit_is_none(tmp_path: Path) -> None:
+    baseline = fabricate_run(tmp_path / "a", steps=80, noise=0.01)
+    same = fabricate_run(tmp_path / "b", steps=80, noise=0.01, seed=1)
+    assert check(same, baseline, {"time": 0.05}).outcome == NONE
+    faster = check(baseline, fabricate_run(tmp_path / "c", steps=80, noise=0.01, ops=SLOW), {"time": 0.0})
+    assert faster.outcome == NONE
+
+
+def test_noise_around_the_limit_cannot_be_told(tmp_path: Path) -> None:
+    baseline = fabricate_run(tmp_path / "a", steps=30, noise=0.3)
+    close = slower(STEP, "aten::addmm", 800)
+    result = check(fabricate_run(tmp_path / "b", steps=30, noise=0.3, ops=close, seed=1), baseline, {"time": 0.05})
+    assert result.outcome == UNSURE
+    assert "would tell" in result.judged[0].why
+
+
+def test_what_was_not_measured_cannot_be_told_unless_it_is_optional(tmp_path: Path) -> None:
+    paths = [fabricate_run(tmp_path, steps=40) for _ in range(2)]
+    asked = check(*paths, {"energy": 0.05})
+    assert (asked.outcome, asked.judged[0].why) == (UNSURE, "energy was not measured on both sides")
+    default = check(*paths, {"time": 0.05, "energy": 0.05}, optional=("energy",))
+    assert (default.outcome, default.not_judged) == (NONE, ("energy",))
+
+
+def test_one_regression_outweighs_all_else(tmp_path: Path) -> None:
+    baseline = fabricate_run(tmp_path / "a", steps=80, noise=0.01)
+    slow = fabricate_run(tmp_path / "b", steps=80, noise=0.01, ops=SLOW)
+    assert check(slow, baseline, {"time": 0.05, "memory": 0.03, "energy": 0.05}).outcome == REGRESSION
+
+
+def test_repeats_count_differences_between_runs(tmp_path: Path) -> None:
+    for seed, more in enumerate((0, 2000, 4000)):
+        fabricate_run(tmp_path / "a", steps=20, noise=0.001, ops=slower(STEP, "aten::mm", more), seed=seed)
+        fabricate_run(tmp_path / "b", steps=20, noise=0.001, ops=slower(STEP, "aten::mm", more + 1000), seed=seed)
+    single = check(sorted((tmp_path / "b").iterdir())[0], sorted((tmp_path / "a").iterdir())[0], {"time": 0.01})
+    assert single.outcome != UNSURE
+    assert check(tmp_path / "b", tmp_path / "a", {"time": 0.01}).outcome == UNSURE
+
+
+def test_what_was_trained_otherwise_or_failed_is_refused(tmp_path: Path) -> None:
+    baseline = fabricate_run(tmp_path / "a")
+    other = fabricate_run(tmp_path / "b", header=workload(64), batch=64)
+    with pytest.raises(UsageError, match="batch 16 and 64"):
+        check(other, baseline, {"time": 0.05})
+    assert check(other, baseline, {"time": 0.05}, anyway=True).judged
+    with pytest.raises(RunError, match="ended as failed"):
+        check(fabricate_run(tmp_path / "c", status="failed"), baseline, {"time": 0.05})

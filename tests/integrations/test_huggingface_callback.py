@@ -1,0 +1,115 @@
+"""Hugging Face: steps, phases and endings of real trainers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+import torch
+from tests.integrations.trainings import BATCH, RefusedError, library
+from torch import nn
+
+from stepscope.integrations import huggingface as ours
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+class Classifier(nn.Module):
+    """What the Trainer needs of a model: a loss in what it returns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Loss and logits."""
+        logits = self.net(x)
+        return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
+
+
+def _callback(**options: Any) -> Any:
+    library("transformers")
+    return ours.StepscopeCallback(**options)
+
+
+def _trainer(tmp_path: Path, batches: int = 8, **options: Any) -> Any:
+    library("accelerate")
+    transformers = library("transformers")
+    callbacks = options.pop("callbacks", None)
+    rows = [{"x": torch.randn(8), "labels": torch.tensor(i % 3)} for i in range(BATCH * batches)]
+    told = {"num_train_epochs": 1, "per_device_train_batch_size": BATCH, "save_strategy": "no", "report_to": []}
+    told |= {"use_cpu": True, "disable_tqdm": True, "logging_strategy": "no", "dataloader_pin_memory": False}
+    arguments = transformers.TrainingArguments(str(tmp_path / "out"), **{**told, **options})
+    return transformers.Trainer(
+        Classifier(), arguments, train_dataset=rows, eval_dataset=rows[:BATCH], callbacks=callbacks
+    )
+
+
+def test_a_step_is_all_the_batches_whose_gradients_add_up(tmp_path: Path) -> None:
+    callback = _callback(out=tmp_path / "runs", record="none")
+    trainer = _trainer(tmp_path, 7, callbacks=[callback], gradient_accumulation_steps=3, num_train_epochs=2)
+    trained = trainer.train()
+    run = callback.recording.run
+    assert run.status == "ok"
+    assert run.steps["samples"].to_list() == [3 * BATCH, 3 * BATCH, BATCH] * 2
+    assert run.steps["loss"].mean() == pytest.approx(trained.training_loss, rel=1e-4)
+    assert run.meta["planned_steps"] == 6
+    assert run.meta["workload"]["optimizer"].startswith("AdamW")
+
+
+def test_evaluation_and_checkpoints_are_no_part_of_a_step(tmp_path: Path) -> None:
+    callback = _callback(out=tmp_path / "runs", record="all")
+    every: dict[str, Any] = {"eval_strategy": "steps", "eval_steps": 2, "save_strategy": "steps", "save_steps": 2}
+    trainer = _trainer(tmp_path, callbacks=[callback], **every)
+    trainer.train()
+    run = callback.recording.run
+    ops = run.ops.filter(pl.col("phase") == "forward").group_by("step").agg(pl.col("name").value_counts())
+    gaps = run.steps.select(gap_ns=pl.col("t0_ns") - pl.col("t1_ns").shift()).drop_nulls()["gap_ns"].to_list()
+    assert len(run.steps) == 8
+    assert ops.height >= 4
+    assert min(gaps[1::2]) > max(gaps[4::2])  # only after every second step is there something in between
+    assert not run.ops.filter(pl.col("name") == "aten::cross_entropy_loss").group_by("step").len()["len"].gt(1).any()
+
+
+def test_a_resumed_training_says_at_which_step_it_begins(tmp_path: Path) -> None:
+    _trainer(tmp_path, save_strategy="steps", save_steps=5, max_steps=5).train()
+    callback = _callback(out=tmp_path / "runs", record="none")
+    _trainer(tmp_path, callbacks=[callback], max_steps=8).train(resume_from_checkpoint=True)
+    run = callback.recording.run
+    assert (run.meta["trainer"]["first_step"], run.meta["planned_steps"], len(run.steps)) == (5, 3, 3)
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["given to the trainer", "added later"])
+def test_an_exception_of_the_training_passes_untouched_and_the_run_says_failed(tmp_path: Path, late: bool) -> None:
+    callback = _callback(out=tmp_path / "runs", record="none")
+    trainer = _trainer(tmp_path, callbacks=None if late else [callback])
+    if late:
+        trainer.add_callback(callback)
+    error, computed = RefusedError("no more"), trainer.compute_loss
+
+    def compute_loss(*args: Any, **kwargs: Any) -> Any:
+        if trainer.state.global_step == 2:
+            raise error
+        return computed(*args, **kwargs)
+
+    trainer.compute_loss = compute_loss
+    with pytest.raises(RefusedError) as caught:
+        trainer.train()
+    run = callback.recording.run
+    assert caught.value is error
+    assert (run.status, run.meta["reason"], len(run.steps)) == ("failed", "RefusedError: no more", 2)
+
+
+def test_an_exception_between_the_steps_is_seen_too(tmp_path: Path) -> None:
+    callback = _callback(out=tmp_path / "runs", record="none")
+    trainer = _trainer(tmp_path, callbacks=[callback])
+    trainer.get_batch_samples = _refuse
+    with pytest.raises(RefusedError):
+        trainer.train()
+    assert callback.recording.run.status == "failed"
+
+
+def _refuse(*_: Any, **__: Any) -> None:
+    raise RefusedError

@@ -1,0 +1,88 @@
+"""Keras on torch: steps, phases and endings of real fits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+from tests.integrations.trainings import BATCH, RefusedError, library
+
+from stepscope.errors import UsageError
+from stepscope.integrations import keras as ours
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def _model(keras: Any, **optimizer: Any) -> Any:
+    inner = keras.Sequential([keras.layers.Dense(16, activation="relu", name="wide")], name="inner")
+    model = keras.Sequential([keras.Input((8,)), inner, keras.layers.Dense(3, name="last")])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(optimizer=keras.optimizers.SGD(0.1, **optimizer), loss=loss)
+    return model
+
+
+def _data(batches: int) -> tuple[Any, Any]:
+    return np.zeros((BATCH * batches, 8), np.float32), np.zeros(BATCH * batches, np.int64)
+
+
+def _fit(model: Any, callback: Any, batches: int = 6, **options: Any) -> None:
+    x, y = _data(batches)
+    model.fit(x, y, batch_size=BATCH, verbose=0, callbacks=[callback], **options)
+
+
+def test_a_step_is_an_update_with_all_its_batches(tmp_path: Path) -> None:
+    keras = library("keras")
+    model, callback = _model(keras, gradient_accumulation_steps=2), ours.StepscopeCallback(out=tmp_path, record="none")
+    _fit(model, callback, 5, epochs=2, validation_data=_data(2))
+    run = callback.recording.run
+    assert run.status == "ok"
+    assert run.steps["samples"].to_list() == [2 * BATCH] * 5
+    assert run.meta["planned_steps"] == 5
+    assert run.steps["loss"].is_null().all()  # what Keras reports is a mean over the epoch
+
+
+def test_phases_and_layers_have_the_names_of_keras(tmp_path: Path) -> None:
+    keras = library("keras")
+    callback = ours.StepscopeCallback(out=tmp_path, record="all")
+    _fit(_model(keras), callback)
+    ops = callback.recording.run.ops.filter(pl.col("step") >= 3)
+    phases = {name: set(part["phase"].to_list()) for (name,), part in ops.group_by("name")}
+    assert phases["aten::cross_entropy_loss"] == {"forward"}
+    assert phases["Optimizer.step#SGD.step"] == {"optimizer"}
+    assert "backward" in phases["aten::mm"]
+    assert {"inner.wide", "last"} <= set(ops["module"].drop_nulls().to_list())
+
+
+def test_an_exception_of_the_training_passes_untouched_and_the_run_says_failed(tmp_path: Path) -> None:
+    keras, error = library("keras"), RefusedError("no more")
+    model, callback = _model(keras), ours.StepscopeCallback(out=tmp_path, record="none")
+
+    def train_step(data: Any) -> Any:
+        raise error
+
+    model.train_step = train_step
+    with pytest.raises(RefusedError) as caught:
+        _fit(model, callback)
+    run = callback.recording.run
+    assert caught.value is error
+    assert (run.status, run.meta["reason"]) == ("failed", "RefusedError: no more")
+    assert "apply" not in vars(model.optimizer)
+
+
+def test_a_second_fit_is_a_run_of_its_own_that_says_where_it_begins(tmp_path: Path) -> None:
+    keras = library("keras")
+    model, callback = _model(keras), ours.StepscopeCallback(out=tmp_path, record="none")
+    _fit(model, callback, 3)
+    _fit(model, callback, 2)
+    assert callback.recording.run.meta["trainer"]["first_step"] == 3
+    assert len(callback.recording.run.steps) == 2
+
+
+def test_another_backend_is_refused_with_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library("keras").backend, "backend", lambda: "jax")
+    with pytest.raises(UsageError) as refused:
+        ours.StepscopeCallback()
+    assert "KERAS_BACKEND=torch" in str(refused.value.hint)

@@ -1,0 +1,87 @@
+"""A run of somebody else's trainer, whatever the trainer leaves out or gets wrong."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from torch import nn
+
+import stepscope
+from stepscope.errors import UsageError
+from stepscope.integrations._training import TrainerRun, guarded
+
+LIBRARY = {"library": "test"}
+
+
+def _begun(tmp_path: Path) -> TrainerRun:
+    recording = TrainerRun(out=tmp_path, record="none")
+    recording.begin(nn.Linear(2, 2), trainer=LIBRARY)
+    return recording
+
+
+def test_an_option_that_cannot_be_meant_is_refused_when_the_callback_is_made() -> None:
+    with pytest.raises(UsageError):
+        TrainerRun(record="sometimes")
+    with pytest.raises(TypeError):
+        TrainerRun(recrod="all")
+
+
+def test_what_comes_before_the_beginning_or_after_the_end_does_nothing(tmp_path: Path) -> None:
+    recording = TrainerRun(out=tmp_path)
+    for call in (recording.batch, recording.step, recording.pause, recording.resume, recording.end, recording.end):
+        call()
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(UsageError):
+        _ = recording.run
+
+
+def test_a_training_that_never_ended_is_interrupted_when_the_next_begins(tmp_path: Path) -> None:
+    recording = _begun(tmp_path)
+    recording.step()
+    first = recording.path
+    recording.begin(nn.Linear(2, 2), trainer=LIBRARY)
+    recording.step()
+    recording.end()
+    assert first is not None
+    assert stepscope.Run(first).status == "interrupted"
+    assert "before the trainer said" in stepscope.Run(first).meta["reason"]
+    assert recording.run.status == "ok"
+
+
+def test_what_fails_in_a_hook_ends_the_recording_and_not_the_training(tmp_path: Path) -> None:
+    class Callback:
+        recording = _begun(tmp_path)
+
+        def on_batch(self) -> None:
+            raise AttributeError("the trainer has changed")
+
+    with pytest.warns(RuntimeWarning, match="the training goes on"):
+        guarded(Callback.on_batch)(Callback())
+    run = Callback.recording.run
+    assert run.status == "interrupted"
+    assert run.events[0]["kind"] == "recording-lost"
+
+
+def test_a_process_that_ends_inside_a_training_interrupts_the_run(tmp_path: Path) -> None:
+    recording = _begun(tmp_path)
+    recording._process_ends()
+    assert recording.run.status == "interrupted"
+    assert recording.run.meta["reason"].startswith("the process ended")
+
+
+def test_an_exception_that_nobody_catches_is_found_when_the_process_ends(tmp_path: Path) -> None:
+    script = f"""
+from torch import nn
+from stepscope.integrations._training import TrainerRun
+recording = TrainerRun(out={str(tmp_path)!r}, record="none")
+recording.begin(nn.Linear(2, 2), trainer={LIBRARY!r})
+recording.step()
+raise ValueError("wrong")
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    run = stepscope.Run(next(path.parent for path in tmp_path.glob("*/run.json")))
+    assert (run.status, run.meta["reason"], len(run.steps)) == ("failed", "ValueError: wrong", 1)
+    assert done.returncode == 1

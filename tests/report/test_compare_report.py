@@ -1,0 +1,169 @@
+"""A comparison and a check as people and scripts get them: terminal, page, JSON, Markdown, notebook, exit codes."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from tests.analysis.test_compare import SLOW, workload
+from tests.fabricate import Op, fabricate_run
+
+import stepscope
+from stepscope.__main__ import main
+from stepscope.analysis.compare import compare
+from stepscope.analysis.regression_check import check
+from stepscope.report.check_text import markdown
+from stepscope.report.compare_text import render
+
+needs_report = pytest.mark.skipif(importlib.util.find_spec("altair") is None, reason="needs the extra 'report'")
+HOSTILE = "</script><img src=x onerror=alert(1)>[red]"
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> list[Path]:
+    return [
+        fabricate_run(tmp_path / "a", steps=40, noise=0.01),
+        fabricate_run(
+            tmp_path / "b", steps=40, noise=0.01, ops=(*SLOW, Op("aten::x", HOSTILE, "forward", 900)), seed=1
+        ),
+    ]
+
+
+def screen(paths: list[Path], width: int = 110) -> str:
+    console = Console(width=width)
+    with console.capture() as captured:
+        console.print(render(compare(paths)))
+    return captured.get()
+
+
+def exit_code(*arguments: str) -> int:
+    try:
+        return main(list(arguments))
+    except SystemExit as end:
+        return int(end.code or 0)
+
+
+def test_the_terminal_names_the_parts_and_marks_what_is_worse(pair: list[Path]) -> None:
+    said = screen(pair)
+    assert re.search(r"Step time\s+A\s+16", said)
+    assert "worse" in said
+    assert HOSTILE[:20] in said
+    assert "time of a step by kind" in said
+    assert max(len(line) for line in screen(pair, 80).splitlines()) <= 80
+
+
+@needs_report
+def test_the_page_has_every_part_and_no_markup_of_a_name(pair: list[Path], tmp_path: Path) -> None:
+    out = tmp_path / "page.html"
+    assert exit_code("compare", *map(str, pair), "--html", "--out", str(out)) == 0
+    page = out.read_text(encoding="utf-8")
+    assert "<img src=x" not in page
+    assert "aten::mkldnn_convolution" in page
+    assert page.count("<svg") >= 4
+    assert not re.search(r"(src|href)=[\"']?https?:", page)
+
+
+@needs_report
+def test_a_page_over_several_settings_has_their_mean_and_explains_each(tmp_path: Path) -> None:
+    for batch in (16, 32):
+        fabricate_run(tmp_path / "a", batch=batch, header=workload(batch))
+        fabricate_run(tmp_path / "b", batch=batch, header=workload(batch), ops=SLOW)
+    out = tmp_path / "page.html"
+    assert exit_code("compare", str(tmp_path / "a"), str(tmp_path / "b"), "--html", "--out", str(out)) == 0
+    page = out.read_text(encoding="utf-8")
+    assert "over all settings" in page
+    assert "fabricated batch 32 sgd float32: Time" in page
+
+
+def test_json_has_every_number(pair: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code("compare", *map(str, pair), "--json", "--by", "phase") == 0
+    content = json.loads(capsys.readouterr().out)
+    assert {row["metric"] for row in content["quantities"]} >= {"step_time", "throughput", "peak_memory"}
+    phases = [one for one in content["settings"][0]["explanations"] if one["what"] == "time"]
+    assert phases[0]["parts"][0]["name"] == "forward"
+
+
+@pytest.mark.parametrize(
+    "wrong", [("--json", "--html"), ("--out", "x.html"), ("--by", "modul"), ("--per", "epoch"), ("--attribution", "x")]
+)
+def test_options_that_make_no_sense_are_refused(wrong: tuple[str, ...], pair: list[Path]) -> None:
+    assert exit_code("compare", *map(str, pair), *wrong) == 2
+
+
+def test_a_page_that_cannot_be_written_says_so(pair: list[Path], tmp_path: Path) -> None:
+    expected = 5 if importlib.util.find_spec("altair") else 3
+    assert exit_code("compare", *map(str, pair), "--html", "--out", str(tmp_path / "no" / "x.html")) == expected
+
+
+@pytest.mark.parametrize(
+    ("limits", "code"),
+    [
+        (("--max-slowdown", "5%"), 10),
+        (("--max-slowdown", "80"), 0),
+        (("--max-energy", "5%"), 11),
+        (("--max-energy", "5%", "--unsure-passes"), 0),
+        (("--max-slowdown", "-5%"), 2),
+        (("--max-slowdown", "five"), 2),
+    ],
+)
+def test_the_exit_code_of_a_check_is_its_outcome(limits: tuple[str, ...], code: int, pair: list[Path]) -> None:
+    assert exit_code("check", str(pair[1]), "--against", str(pair[0]), *limits) == code
+
+
+def test_the_markdown_goes_to_the_file_and_to_the_summary_of_a_job(
+    pair: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    summary = tmp_path / "summary.md"
+    summary.write_text("before\n", encoding="utf-8")
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
+    out = tmp_path / "check.md"
+    exit_code("check", str(pair[1]), "--against", str(pair[0]), "--markdown", str(out))
+    text = out.read_text(encoding="utf-8")
+    assert summary.read_text(encoding="utf-8") == f"before\n{text}"
+    assert "### Stepscope: regression" in text
+    assert "| Step time |" in text
+
+
+def test_names_in_markdown_are_escaped(tmp_path: Path) -> None:
+    paths = [fabricate_run(tmp_path, steps=20, header={"id": f"a|b<b>*{n}*"}) for n in range(2)]
+    assert "a\\|b\\<b\\>\\*0\\*" in markdown(check(paths[0], paths[1], {"time": 0.05}))
+
+
+def test_a_check_as_json_has_the_numbers_behind_it(pair: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
+    exit_code("check", str(pair[1]), "--against", str(pair[0]), "--json")
+    content = json.loads(capsys.readouterr().out)
+    assert content["outcome"] == "regression"
+    assert content["judged"][0]["ratio"] > 1.2
+
+
+@needs_report
+def test_a_notebook_shows_a_run_and_a_comparison_escaped_and_without_scripts(pair: list[Path]) -> None:
+    for shown in (stepscope.Run(pair[1]), stepscope.compare(pair)):
+        html = shown._repr_html_()
+        assert html is not None
+        assert "<img" not in html
+        assert "<script" not in html
+        assert len(html) < 40_000
+    run_html = stepscope.Run(pair[1])._repr_html_() or ""
+    assert "aten::mkldnn_convolution" in run_html
+    assert stepscope.Run(pair[1]).verdict().sentence.split(":")[0] in run_html
+
+
+@needs_report
+@pytest.mark.parametrize("how", [{"ops": ()}, {"steps": 0}, {"samples": False, "status": "failed"}, {"steps": 4}])
+def test_a_notebook_shows_a_run_that_lacks_things(how: dict[str, object], tmp_path: Path) -> None:
+    html = stepscope.Run(fabricate_run(tmp_path, **how))._repr_html_()  # type: ignore[arg-type]
+    assert html is not None
+    assert html.startswith("<div")
+
+
+def test_without_what_draws_it_a_notebook_shows_the_plain_text(
+    pair: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = stepscope.Run(pair[0])
+    monkeypatch.setattr(type(run), "shown_as_html", None)
+    assert run._repr_html_() is None

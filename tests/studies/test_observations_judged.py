@@ -1,0 +1,186 @@
+"""Every observation on a board whose behaviour is known, and on the same board with that behaviour turned round."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.studies.tx2_board import Behaviour, board_evidence, days, memory
+
+from stepscope.studies.observations import discovered, every
+from stepscope.studies.observations._contract import AS_THE_PAPER, FAILS, HOLDS, UNKNOWN, Outcome, Verdict
+from stepscope.studies.observations._evidence import Evidence
+
+# All that the paper saw turned round at once: each of the observations 1 to 11 has its own reason to fail.
+CONTRARY = Behaviour(
+    gpu_use=0.2, gpu_use_recurrent=0.25, gpu_growth=0.0, use_repeats=False, denver=0.35, watts=(1.0, 4.0, 1.5),
+    power_repeats=False, power_growth=0.8, step_growth=(1.2, 1.2),
+)  # fmt: skip
+# Of observations that claim two things, the second one alone turned round.
+OTHER_HALF: list[tuple[int, dict[str, Any]]] = [
+    (1, {"in_turn": False}),
+    (3, {"cpu_growth": 0.2}),
+    (6, {"watts_recurrent": (2.5, 1.0, 1.5)}),
+    (8, {"step_growth": (-0.1, -0.1)}),
+]
+
+
+def judged(number: int, evidence: Evidence) -> Verdict:
+    return next(each for each in every() if each.number == number).judge(evidence)
+
+
+def outcome(number: int, evidence: Evidence) -> Outcome:
+    return judged(number, evidence).outcome
+
+
+@pytest.fixture(scope="module")
+def known(tmp_path_factory: pytest.TempPathFactory) -> Evidence:
+    """The board as the paper saw it."""
+    return board_evidence(tmp_path_factory.mktemp("known"), memory=memory(), days=days(0.001))
+
+
+def test_there_are_twelve_observations_and_each_file_holds_one() -> None:
+    assert [each.number for each in every()] == list(range(1, 13))
+    assert len(discovered().modules) == len(every())
+    assert discovered().warnings == ()
+
+
+def test_every_observation_says_what_the_paper_saw_and_where_it_is_drawn() -> None:
+    assert all(each.claim and each.paper and each.figure for each in every())
+
+
+@pytest.mark.parametrize("number", range(1, 13))
+def test_on_a_board_that_behaves_as_in_the_paper_every_observation_holds(known: Evidence, number: int) -> None:
+    found = judged(number, known)
+    assert found.outcome == HOLDS, found.why
+    assert found.reading == AS_THE_PAPER
+    for part in found.parts:
+        assert part.found is not None
+        assert part.test
+        assert part.effect
+        assert part.found.low <= part.found.value <= part.found.high
+
+
+@pytest.fixture(scope="module")
+def contrary(tmp_path_factory: pytest.TempPathFactory) -> Evidence:
+    """The board that behaves as no board of the paper."""
+    more = {"memory": memory(gradients=16.0), "days": days(-0.001)}
+    return board_evidence(tmp_path_factory.mktemp("contrary"), CONTRARY, **more)
+
+
+@pytest.mark.parametrize("number", range(1, 13))
+def test_with_the_behaviour_reversed_every_verdict_flips(contrary: Evidence, number: int) -> None:
+    found = judged(number, contrary)
+    assert found.outcome == FAILS, found.why
+
+
+@pytest.mark.parametrize(("number", "change"), OTHER_HALF)
+def test_one_claim_of_two_that_fails_is_enough(tmp_path: Path, number: int, change: dict[str, Any]) -> None:
+    found = judged(number, board_evidence(tmp_path, Behaviour(**change)))
+    assert found.outcome == FAILS, found.why
+
+
+def test_parameters_that_grow_with_the_batch_are_against_observation_nine() -> None:
+    assert outcome(9, Evidence(memory=memory(parameters=2.0))) == FAILS
+
+
+def test_input_that_grows_as_much_as_intermediate_data_is_against_observation_nine() -> None:
+    found = judged(9, Evidence(memory=memory(**{"input data": 16.0})))
+    assert found.outcome == FAILS
+    assert "convnet 50%" in found.parts[0].of
+
+
+def test_accuracy_that_falls_is_against_observation_twelve() -> None:
+    assert outcome(12, Evidence(days=days(-0.001))) == FAILS
+
+
+def test_two_seeds_are_too_few_for_observation_twelve_and_it_says_so() -> None:
+    found = judged(12, Evidence(days=days(0.001, seeds=2)))
+    assert found.outcome == UNKNOWN
+    assert "too few" in found.why
+    assert "2 seeds" in found.why
+
+
+@pytest.mark.parametrize("number", range(1, 13))
+def test_without_any_evidence_nothing_is_a_pass(number: int) -> None:
+    found = judged(number, Evidence())
+    assert found.outcome == UNKNOWN
+    assert found.why
+
+
+def test_without_a_power_sensor_power_cannot_be_judged(tmp_path: Path) -> None:
+    evidence = board_evidence(tmp_path, Behaviour(rails=()))
+    for number in (6, 7, 8):
+        found = judged(number, evidence)
+        assert found.outcome == UNKNOWN
+        assert "no sensor measured power" in found.why
+
+
+def test_an_estimate_of_power_is_no_sensor(tmp_path: Path) -> None:
+    evidence = board_evidence(tmp_path, Behaviour(power_kind="estimate"))
+    for number in (6, 7, 8):
+        found = judged(number, evidence)
+        assert found.outcome == UNKNOWN
+        assert "estimated" in found.why
+
+
+def test_components_that_share_a_rail_cannot_be_told_apart(tmp_path: Path) -> None:
+    found = judged(6, board_evidence(tmp_path, Behaviour(rails=("VDD_IN", "VDD_SYS_GPU"))))
+    assert found.outcome == UNKNOWN
+    assert "cpu and memory" in found.why
+
+
+def test_an_accelerator_that_does_not_say_its_use_cannot_be_judged(tmp_path: Path) -> None:
+    evidence = board_evidence(tmp_path, Behaviour(gpu_sensor=False))
+    assert [outcome(number, evidence) for number in (1, 2, 3, 5)] == [UNKNOWN] * 4
+
+
+@pytest.fixture(scope="module")
+def cpu(tmp_path_factory: pytest.TempPathFactory) -> Evidence:
+    """The same board without its accelerator: counterparts are judged, each labelled so."""
+    board = Behaviour(device="cpu", gpu_sensor=False, threads=4)
+    return board_evidence(tmp_path_factory.mktemp("cpu"), board)
+
+
+@pytest.mark.parametrize("number", [1, 2, 3, 5, 6])
+def test_the_counterpart_is_labelled(cpu: Evidence, number: int) -> None:
+    assert judged(number, cpu).reading.startswith("counterpart on a CPU")
+
+
+def test_training_cores_are_held_against_the_others(cpu: Evidence) -> None:
+    busier = judged(1, cpu).parts[0]
+    assert busier.outcome == HOLDS
+    assert busier.found is not None
+    assert busier.found.value == pytest.approx(0.35 / 0.05, rel=0.15)
+
+
+def test_where_every_core_trains_there_is_nothing_to_compare(tmp_path: Path) -> None:
+    found = judged(1, board_evidence(tmp_path, Behaviour(device="cpu", gpu_sensor=False, threads=6)))
+    assert found.outcome == UNKNOWN
+    assert "--threads" in found.why
+
+
+def test_the_use_of_the_training_process_shows_the_step(cpu: Evidence) -> None:
+    assert outcome(2, cpu) == HOLDS
+
+
+def test_its_use_stays_with_the_batch_unless_it_does_not(cpu: Evidence, tmp_path: Path) -> None:
+    assert outcome(3, cpu) == HOLDS
+    other = Behaviour(device="cpu", gpu_sensor=False, threads=4, cpu_growth=0.3)
+    assert outcome(3, board_evidence(tmp_path, other)) == FAILS
+
+
+def test_the_cores_stand_for_the_accelerator_in_power(cpu: Evidence, tmp_path: Path) -> None:
+    assert outcome(6, cpu) == FAILS  # the idle GPU draws more than the cores here
+    board = Behaviour(device="cpu", gpu_sensor=False, threads=4, watts=(0.2, 4.0, 1.0), watts_recurrent=(0.2, 1.0, 2.0))
+    assert outcome(6, board_evidence(tmp_path, board)) == HOLDS
+
+
+def test_runs_beside_other_programs_do_not_judge_the_cores(known: Evidence) -> None:
+    import polars as pl
+
+    crowded = known.runs.with_columns(background=pl.lit("Other programs kept 1.7 cores busy."))
+    found = judged(4, Evidence(runs=crowded, cores=known.cores, rhythm=known.rhythm))
+    assert found.outcome == UNKNOWN
+    assert "1.7 cores" in found.why

@@ -1,0 +1,126 @@
+"""The server of the view over a real socket, and the list in a real browser where there is one."""
+
+from __future__ import annotations
+
+import http.client
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.fabricate import fabricate_run
+from tests.report.browser import PATH, Browser
+
+pytest.importorskip("altair")
+from stepscope.errors import RunNotFound, UsageError
+from stepscope.report.view.server import ViewServer, make_server
+
+HOSTILE = "<img src=x onerror=alert(1)>"
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[ViewServer]:
+    for name in ("lenet", HOSTILE):
+        fabricate_run(tmp_path / "runs", steps=8, header={"workload": {"name": name, "device": "cpu"}})
+    server = make_server(tmp_path / "runs", port=0)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def asked(server: ViewServer, method: str, target: str, **headers: str) -> http.client.HTTPResponse:
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_address[1], timeout=20)
+    connection.request(method, target, headers=headers)
+    answer = connection.getresponse()
+    answer.body = answer.read()  # type: ignore[attr-defined]
+    connection.close()
+    return answer
+
+
+def test_the_list_is_sent_with_headers_that_keep_it_here(server: ViewServer) -> None:
+    answer = asked(server, "GET", "/")
+    assert answer.status == 200
+    assert answer.headers["X-Content-Type-Options"] == "nosniff"
+    assert answer.headers["Cross-Origin-Resource-Policy"] == "same-origin"
+    assert answer.headers["X-Frame-Options"] == "DENY"
+    assert b"lenet" in answer.body  # type: ignore[attr-defined]
+    head = asked(server, "HEAD", "/")
+    assert head.body == b""  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS"])
+def test_nothing_can_be_written(method: str, server: ViewServer) -> None:
+    assert asked(server, method, "/").status == 501
+
+
+def test_another_host_name_is_refused(server: ViewServer) -> None:
+    assert asked(server, "GET", "/", Host="evil.example").status == 403
+
+
+def test_a_fault_of_ours_answers_500_and_the_server_goes_on(
+    server: ViewServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fault(*_: object) -> None:
+        raise ZeroDivisionError("secret")
+
+    monkeypatch.setattr(server.site.listing, "look", fault)
+    answer = asked(server, "GET", "/runs.json")
+    assert answer.status == 500
+    assert b"secret" not in answer.body  # type: ignore[attr-defined]
+    monkeypatch.undo()
+    assert asked(server, "GET", "/runs.json").status == 200
+    assert "ZeroDivisionError" in capsys.readouterr().err
+
+
+def test_a_port_in_use_a_missing_folder_and_a_missing_token_are_refused(server: ViewServer, tmp_path: Path) -> None:
+    port = server.server_address[1]
+    with pytest.raises(UsageError, match=f"port {port} of 127.0.0.1 is in use"):
+        make_server(tmp_path, port=port)
+    with pytest.raises(RunNotFound):
+        make_server(tmp_path / "nothing", port=0)
+    with pytest.raises(UsageError, match="a token is needed"):
+        make_server(tmp_path, host="0.0.0.0", port=0)
+    with pytest.raises(UsageError):
+        make_server(tmp_path, host="not a host name", port=0, token="t")
+
+
+def test_an_address_that_others_reach_needs_the_token(tmp_path: Path) -> None:
+    server = make_server(tmp_path, host="0.0.0.0", port=0, token="right")
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        assert asked(server, "GET", "/", Host="board.local").status == 403
+        assert asked(server, "GET", "/", Authorization="Bearer right").status == 200
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@pytest.mark.skipif(PATH is None, reason="no Chromium here")
+def test_the_list_filters_sorts_and_compares_in_a_browser(server: ViewServer, tmp_path: Path) -> None:
+    with Browser(tmp_path / "profile") as browser:
+        browser.call("Page.navigate", url=f"http://127.0.0.1:{server.server_address[1]}/")
+        loaded = "new Promise(r => document.readyState === 'complete' ? r(1) : addEventListener('load', () => r(1)))"
+        while browser.run("location.protocol") != "http:":
+            pass
+        browser.run(loaded)
+        count = "document.querySelectorAll('#table tbody tr').length"
+        assert browser.run(count) == 2
+        assert browser.run("document.querySelectorAll('img').length") == 0
+        browser.run("(search.value = 'LENET', search.dispatchEvent(new Event('input')))")
+        assert browser.run(count) == 1
+        browser.run("(search.value = 'onerror', search.dispatchEvent(new Event('input')))")
+        assert browser.run(count) == 1
+        browser.run("(search.value = '', search.dispatchEvent(new Event('input')))")
+        assert browser.run("compare.disabled") is True
+        browser.run("document.querySelectorAll('#table input')[0].click()")
+        browser.run("document.querySelectorAll('#table input')[1].click()")
+        assert browser.run("compare.textContent") == "Compare 2"
+        browser.run("document.querySelector('#table th:nth-child(2) button').click()")
+        assert browser.run("document.querySelector('#table th:nth-child(2)').getAttribute('aria-sort')") == "ascending"
+        assert not browser.said
+        assert all(address.startswith(("http://127.0.0.1:", "data:")) for address in browser.asked)

@@ -1,0 +1,235 @@
+"""What the view answers, without a socket: the list, pages, comparison, and everything that must be refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+
+import pytest
+from tests.fabricate import fabricate_run
+
+pytest.importorskip("altair")
+from stepscope.report.view import site as site_module
+from stepscope.report.view.access import COOKIE, Access, is_loopback, own_name
+from stepscope.report.view.listing import Listing
+from stepscope.report.view.site import Answer, Site
+
+HERE = {"Host": "localhost:8321"}
+HOSTILE = "</script><img src=x onerror=alert(1)>"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Two runs, one in a folder below, beside a secret."""
+    (tmp_path / "secret.json").write_text('{"schema": 1, "id": "secret"}', encoding="utf-8")
+    root = tmp_path / "runs"
+    fabricate_run(root, steps=8)
+    fabricate_run(root / "board a", steps=8)
+    return root
+
+
+def keys(site: Site) -> list[str]:
+    return [row["key"] for row in json.loads(site.answer("/runs.json", HERE).body)["rows"]]
+
+
+def get(site: Site, target: str, **headers: str) -> Answer:
+    return site.answer(target, {**HERE, **headers})
+
+
+def test_the_list_has_every_run_below_the_folder(folder: Path) -> None:
+    site = Site(folder, Access())
+    assert len(keys(site)) == 2
+    assert any(key.startswith("board a/") for key in keys(site))
+    page = get(site, "/")
+    assert page.status == 200
+    assert "script-src 'sha256-" in page.all_headers()["Content-Security-Policy"]
+
+
+def test_a_run_is_drawn_once_until_its_files_change(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[str] = []
+    monkeypatch.setattr(site_module.html, "render", lambda run: drawn.append(run.id) or f"<p>{len(drawn)}</p>")
+    site = Site(folder, Access())
+    key = keys(site)[0]
+    address = "/run/" + key.replace(" ", "%20")
+    assert get(site, address).body == get(site, address).body == "<p>1</p>"
+    (folder / key / "events.jsonl").write_text("{}\n", encoding="utf-8")
+    assert get(site, address).body == "<p>2</p>"
+
+
+def test_ticked_runs_are_compared(folder: Path) -> None:
+    site = Site(folder, Access())
+    both = "&".join(f"run={key.replace(' ', '%20')}" for key in keys(site))
+    assert "Operands" in get(site, f"/compare?{both}").body
+    assert get(site, f"/compare?{both}&run=nothing").status == 404
+    one = get(site, f"/compare?run={keys(site)[0].replace(' ', '%20')}")
+    assert (one.status, one.body.splitlines()[0]) == (409, "1 to compare: 2 to 10 are possible")
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "/run/../secret.json",
+        "/run/..%2fsecret.json",
+        "/run/%2e%2e/%2e%2e/etc/passwd",
+        "/run//etc/passwd",
+        "/run/",
+        "/run/.",
+        "/live/..",
+        "/now/%00",
+        "/run/..\\secret.json",
+        "/secret.json",
+        "/runs",
+        "/compare?run=../secret.json&run=/etc",
+        "//etc/passwd",
+    ],
+)
+def test_no_address_leads_out_of_the_folder(target: str, folder: Path) -> None:
+    answer = get(Site(folder, Access()), target)
+    assert answer.status == 404
+    assert "secret" not in answer.body
+
+
+def test_links_that_lead_out_are_neither_listed_nor_followed(folder: Path, tmp_path: Path) -> None:
+    outside = fabricate_run(tmp_path / "outside", steps=8)
+    (folder / "linked").symlink_to(outside)
+    sly = folder / "sly"
+    sly.mkdir()
+    (sly / "run.json").symlink_to(tmp_path / "secret.json")
+    site = Site(folder, Access())
+    assert not {"linked", "sly"} & set(keys(site))
+    inner = keys(site)[0]
+    (folder / inner / "model.json").unlink()
+    (folder / inner / "model.json").symlink_to(tmp_path / "secret.json")
+    answer = get(site, "/run/" + inner.replace(" ", "%20"))
+    assert (answer.status, "secret" in answer.body) == (403, False)
+
+
+def test_foreign_files_are_passed_over(folder: Path) -> None:
+    (folder / "notes.txt").write_text("x", encoding="utf-8")
+    (folder / ".hidden").mkdir()
+    for name, content in (("a", "[1]"), ("b", "{"), ("c", '{"name": "package"}'), ("d", '{"schema": "1"}')):
+        (folder / name).mkdir()
+        (folder / name / "run.json").write_text(content, encoding="utf-8")
+    deep = folder / "e"
+    deep.mkdir()
+    (deep / "run.json").write_text("[" * 100_000, encoding="utf-8")
+    (folder / "pipe").mkdir()
+    os.mkfifo(folder / "pipe" / "run.json")  # whoever opens it waits for ever
+    (folder / "circle").symlink_to(folder)
+    assert len(keys(Site(folder, Access()))) == 2
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"metrics": [{"metric": "step_time", "scope": "run", "value": float("nan")}], "board": [], "verdict": 3},
+        {"metrics": "x", "steps": "many"},
+    ],
+)
+def test_a_summary_of_any_content_leaves_the_list_whole(wrong: dict[str, object], folder: Path) -> None:
+    (folder / keys(Site(folder, Access()))[0] / "summary.json").write_text(json.dumps(wrong), encoding="utf-8")
+    site = Site(folder, Access())
+    assert len(keys(site)) == 2
+
+
+def test_a_run_of_a_newer_schema_is_listed_and_says_why_it_is_not_drawn(folder: Path) -> None:
+    header = folder / "newer"
+    header.mkdir()
+    (header / "run.json").write_text('{"schema": 999, "id": "newer", "status": "ok"}', encoding="utf-8")
+    site = Site(folder, Access())
+    assert "newer" in keys(site)
+    answer = get(site, "/run/newer")
+    assert answer.status == 409
+    assert "schema 999" in answer.body
+
+
+def test_names_stay_text_on_the_list(tmp_path: Path) -> None:
+    fabricate_run(tmp_path, steps=4, header={"workload": {"name": HOSTILE}, "id": HOSTILE})
+    page = get(Site(tmp_path, Access()), "/").body
+    assert HOSTILE not in page
+    assert "<img" not in page
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("localhost:8321", 200), ("127.0.0.1", 200), ("[::1]:8321", 200), ("LOCALHOST:9", 200), ("", 403),
+        ("evil.example", 403), ("evil.example:8321", 403), ("localhost.evil.example", 403), ("127.0.0.1.evil", 403),
+        ("0.0.0.0:8321", 403), ("[::1].evil", 403), ("10.0.0.1:8321", 403),
+    ],
+)  # fmt: skip
+def test_only_names_of_this_machine_are_answered_without_a_token(host: str, status: int, folder: Path) -> None:
+    assert Site(folder, Access()).answer("/runs.json", {"Host": host}).status == status
+
+
+def test_a_token_is_needed_where_there_is_one(folder: Path) -> None:
+    site = Site(folder, Access("right"))
+    assert site.answer("/", HERE).status == 403
+    assert site.answer("/?token=wrong", HERE).status == 403
+    assert site.answer("/?token=", HERE).status == 403
+    assert site.answer("/", {**HERE, "Cookie": f"{COOKIE}=wrong"}).status == 403
+    assert site.answer("/", {**HERE, "Cookie": "\x00;=;;"}).status == 403
+    assert site.answer("/", {**HERE, "Authorization": "Bearer wrong"}).status == 403
+    assert site.answer("/", {**HERE, "Authorization": "Bearer right"}).status == 200
+    assert site.answer("/", {"Host": "board.local", "Cookie": f"a=b; {COOKIE}=right"}).status == 200
+    assert site.answer("/?token=ä", HERE).status == 403
+
+
+def test_the_token_moves_from_the_address_into_a_cookie(folder: Path) -> None:
+    answer = Site(folder, Access("right")).answer("/compare?run=a&token=right&run=b", HERE)
+    assert (answer.status, answer.headers["Location"]) == (303, "/compare?run=a&run=b")
+    assert re.search(r"HttpOnly; SameSite=Strict", answer.headers["Set-Cookie"])
+
+
+@pytest.mark.parametrize(
+    "target", ["//evil.example/?token=right", "/%2fevil.example?token=right", "/%0d%0aX:?token=right"]
+)
+def test_a_redirect_stays_here(target: str, folder: Path) -> None:
+    place = Site(folder, Access("right")).answer(target, HERE).headers["Location"]
+    assert place.startswith("/")
+    assert not place.startswith("//")
+    assert "\n" not in place
+
+
+def test_a_long_address_is_refused(folder: Path) -> None:
+    assert get(Site(folder, Access()), "/" + "a" * 20_000).status == 414
+
+
+def test_a_running_run_is_followed_and_an_ended_one_sent_to_its_page(tmp_path: Path) -> None:
+    fabricate_run(tmp_path, steps=8, status=None, header={"pid": os.getpid(), "planned_steps": 100})
+    site = Site(tmp_path, Access())
+    (key,) = keys(site)
+    now = json.loads(get(site, f"/now/{key}").body)
+    assert now["status"] == "running"
+    assert ["Steps", "8 of 100"] in now["rows"]
+    assert get(site, f"/live/{key}").status == 200
+    header = tmp_path / key / "run.json"
+    header.write_text(header.read_text(encoding="utf-8").replace('"running"', '"ok"'), encoding="utf-8")
+    assert json.loads(get(site, f"/now/{key}").body)["ended"]
+    assert get(site, f"/live/{key}").headers["Location"] == f"/run/{key}"
+    site.close()
+
+
+def test_the_list_reads_only_what_has_changed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from stepscope.report.view import listing as module
+
+    read: list[str] = []
+    whole = module._facts
+    monkeypatch.setattr(module, "_facts", lambda path, root: read.append(path.name) or whole(path, root))
+    listing = Listing(folder)
+    assert len(listing.look()) == len(listing.look()) == 2
+    assert len(read) == 2
+    (listing.look()[0].path / "summary.json").write_text("{}", encoding="utf-8")
+    listing.look()
+    assert len(read) == 3
+
+
+@pytest.mark.parametrize(
+    ("host", "here"),
+    [("127.0.0.1", True), ("127.9.9.9", True), ("::1", True), ("localhost", True), ("0.0.0.0", False), ("x", False)],
+)
+def test_what_is_loopback(host: str, here: bool) -> None:
+    assert is_loopback(host) is here
+    assert own_name("[::1]")
