@@ -6,6 +6,7 @@ torch, polars and altair are imported by the parts that need them.
 
 from __future__ import annotations
 
+import functools
 import importlib
 from typing import TYPE_CHECKING, Any
 
@@ -38,7 +39,7 @@ def __getattr__(name: str) -> Any:
     module = importlib.import_module(_PUBLIC[name])
     if name in _SHOWN:
         kind, function = _SHOWN[name]
-        getattr(module, kind).shown_as_html = lambda shown: _drawn(function, shown)
+        getattr(module, kind).shown_as_html = functools.partial(_drawn, function)
     return module if _PUBLIC[name] == f"stepscope.{name}" else getattr(module, name)
 
 

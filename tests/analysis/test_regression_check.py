@@ -38,10 +38,10 @@ def test_noise_around_the_limit_cannot_be_told(tmp_path: Path) -> None:
 
 
 def test_what_was_not_measured_cannot_be_told_unless_it_is_optional(tmp_path: Path) -> None:
-    paths = [fabricate_run(tmp_path, steps=40) for _ in range(2)]
-    asked = check(*paths, {"energy": 0.05})
+    first, other = (fabricate_run(tmp_path, steps=40) for _ in range(2))
+    asked = check(other, first, {"energy": 0.05})
     assert (asked.outcome, asked.judged[0].why) == (UNSURE, "energy was not measured on both sides")
-    default = check(*paths, {"time": 0.05, "energy": 0.05}, optional=("energy",))
+    default = check(other, first, {"time": 0.05, "energy": 0.05}, optional=("energy",))
     assert (default.outcome, default.not_judged) == (NONE, ("energy",))
 
 

@@ -49,7 +49,7 @@ def test_every_way_to_divide_has_all_of_the_time(path: Path, by: str) -> None:
 
 
 def test_a_way_to_divide_that_is_none_is_refused(path: Path) -> None:
-    with pytest.raises(UnknownName, match="kind"):
+    with pytest.raises(UnknownName, match="divide utilisation"):
         Run(path).utilisation(by="colour")
 
 

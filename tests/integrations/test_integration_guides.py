@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 import shlex
+import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from tests.integrations.trainings import library
 
-from stepscope.__main__ import main
-
+CommandLine = Callable[..., "subprocess.CompletedProcess[str]"]
 DOCS = Path(__file__).parents[2] / "docs"
 BLOCK = re.compile(r"^```(sh|python)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 IMPORTED = re.compile(r"^(?:from|import) (lightning\.pytorch|transformers|accelerate|keras)\b", re.MULTILINE)
@@ -47,13 +48,11 @@ def test_the_loggers_of_the_guide_take_a_run(tmp_path: Path, monkeypatch: pytest
     assert list(tmp_path.glob("tensorboard/*/events.*"))
 
 
-def test_the_commands_of_the_guide_on_loggers_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_commands_of_the_guide_on_loggers_run(tmp_path: Path, stepscope_cli: CommandLine) -> None:
     for name in NEEDED.values():
         library(name)
-    monkeypatch.chdir(tmp_path)
     page = (DOCS / "guide-loggers.md").read_text(encoding="utf-8")
     for line in "".join(text for language, text in BLOCK.findall(page) if language == "sh").splitlines():
-        with pytest.raises(SystemExit) as end:
-            main(shlex.split(line)[1:])
-        assert end.value.code == 0, line
-    assert "simulated" in (tmp_path / "emissions.csv").read_text(encoding="utf-8")
+        done = stepscope_cli(*shlex.split(line)[1:])
+        assert done.returncode == 0, f"{line}\n{done.stderr}"
+    assert "stepscope_step_time_seconds{" in (tmp_path / "lenet.prom").read_text(encoding="utf-8")

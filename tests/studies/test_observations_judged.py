@@ -37,7 +37,7 @@ def outcome(number: int, evidence: Evidence) -> Outcome:
 @pytest.fixture(scope="module")
 def known(tmp_path_factory: pytest.TempPathFactory) -> Evidence:
     """The board as the paper saw it."""
-    return board_evidence(tmp_path_factory.mktemp("known"), memory=memory(), days=days(0.001))
+    return board_evidence(tmp_path_factory.mktemp("known"), Behaviour(), memory=memory(), days=days(0.001))
 
 
 def test_there_are_twelve_observations_and_each_file_holds_one() -> None:
@@ -110,7 +110,7 @@ def test_without_any_evidence_nothing_is_a_pass(number: int) -> None:
 
 
 def test_without_a_power_sensor_power_cannot_be_judged(tmp_path: Path) -> None:
-    evidence = board_evidence(tmp_path, Behaviour(rails=()))
+    evidence = board_evidence(tmp_path, Behaviour(rails=()), repeats=1)
     for number in (6, 7, 8):
         found = judged(number, evidence)
         assert found.outcome == UNKNOWN
@@ -118,7 +118,7 @@ def test_without_a_power_sensor_power_cannot_be_judged(tmp_path: Path) -> None:
 
 
 def test_an_estimate_of_power_is_no_sensor(tmp_path: Path) -> None:
-    evidence = board_evidence(tmp_path, Behaviour(power_kind="estimate"))
+    evidence = board_evidence(tmp_path, Behaviour(power_kind="estimate"), repeats=1)
     for number in (6, 7, 8):
         found = judged(number, evidence)
         assert found.outcome == UNKNOWN
@@ -126,13 +126,13 @@ def test_an_estimate_of_power_is_no_sensor(tmp_path: Path) -> None:
 
 
 def test_components_that_share_a_rail_cannot_be_told_apart(tmp_path: Path) -> None:
-    found = judged(6, board_evidence(tmp_path, Behaviour(rails=("VDD_IN", "VDD_SYS_GPU"))))
+    found = judged(6, board_evidence(tmp_path, Behaviour(rails=("VDD_IN", "VDD_SYS_GPU")), repeats=1))
     assert found.outcome == UNKNOWN
     assert "cpu and memory" in found.why
 
 
 def test_an_accelerator_that_does_not_say_its_use_cannot_be_judged(tmp_path: Path) -> None:
-    evidence = board_evidence(tmp_path, Behaviour(gpu_sensor=False))
+    evidence = board_evidence(tmp_path, Behaviour(gpu_sensor=False), repeats=1)
     assert [outcome(number, evidence) for number in (1, 2, 3, 5)] == [UNKNOWN] * 4
 
 
@@ -156,7 +156,7 @@ def test_training_cores_are_held_against_the_others(cpu: Evidence) -> None:
 
 
 def test_where_every_core_trains_there_is_nothing_to_compare(tmp_path: Path) -> None:
-    found = judged(1, board_evidence(tmp_path, Behaviour(device="cpu", gpu_sensor=False, threads=6)))
+    found = judged(1, board_evidence(tmp_path, Behaviour(device="cpu", gpu_sensor=False, threads=6), repeats=1))
     assert found.outcome == UNKNOWN
     assert "--threads" in found.why
 

@@ -73,9 +73,9 @@ def board_runs(out: Path, board: Behaviour, repeats: int = 2) -> list[Run]:
     return [Run(_folder(out, board, setting)) for setting in settings]
 
 
-def board_evidence(out: Path, board: Behaviour | None = None, **more: pl.DataFrame) -> Evidence:
+def board_evidence(out: Path, board: Behaviour, repeats: int = 2, **more: pl.DataFrame) -> Evidence:
     """What is gathered from them."""
-    return gathered(board_runs(out, board or Behaviour()), more, {})
+    return gathered(board_runs(out, board, repeats), more, {})
 
 
 def days(rise: float, seeds: int = 5, count: int = 12) -> pl.DataFrame:

@@ -65,6 +65,18 @@ def test_a_full_disk_is_a_refusal_that_says_how_to_go_on(
     assert not list((folder.path / "points").iterdir()), "no part is left behind"
 
 
+def test_a_sweep_that_cannot_begin_for_a_full_disk_does_not_speak_of_resuming(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OutputNotWritable, match="no sweep was begun") as refused:
+        small_sweep(tmp_path / "s")
+    assert "--resume" not in str(refused.value.hint)
+
+
 def test_a_file_is_replaced_as_a_whole(tmp_path: Path) -> None:
     path = tmp_path / "x.json"
     write_durably(path, {"a": 1})

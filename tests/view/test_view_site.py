@@ -6,12 +6,13 @@ import json
 import os
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.fabricate import fabricate_run
 
 pytest.importorskip("altair")
-from stepscope.report.view import site as site_module
+from stepscope.analysis.run import Run
 from stepscope.report.view.access import COOKIE, Access, is_loopback, own_name
 from stepscope.report.view.listing import Listing
 from stepscope.report.view.site import Answer, Site
@@ -49,7 +50,12 @@ def test_the_list_has_every_run_below_the_folder(folder: Path) -> None:
 
 def test_a_run_is_drawn_once_until_its_files_change(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[str] = []
-    monkeypatch.setattr(site_module.html, "render", lambda run: drawn.append(run.id) or f"<p>{len(drawn)}</p>")
+
+    def draw(run: Run) -> str:
+        drawn.append(run.id)
+        return f"<p>{len(drawn)}</p>"
+
+    monkeypatch.setattr("stepscope.report.html.render", draw)
     site = Site(folder, Access())
     key = keys(site)[0]
     address = "/run/" + key.replace(" ", "%20")
@@ -217,7 +223,12 @@ def test_the_list_reads_only_what_has_changed(folder: Path, monkeypatch: pytest.
 
     read: list[str] = []
     whole = module._facts
-    monkeypatch.setattr(module, "_facts", lambda path, root: read.append(path.name) or whole(path, root))
+
+    def facts(path: Path, root: Path) -> dict[str, Any] | None:
+        read.append(path.name)
+        return whole(path, root)
+
+    monkeypatch.setattr(module, "_facts", facts)
     listing = Listing(folder)
     assert len(listing.look()) == len(listing.look()) == 2
     assert len(read) == 2

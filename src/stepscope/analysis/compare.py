@@ -90,24 +90,26 @@ class Comparison:
         """For each operand but the first: how much longer its step is, and which parts that comes from."""
         return [_sentence(self, other, setting) for other in range(1, len(self.operands))]
 
-    def to_dict(self, by: Sequence[str] = ("module", "type", "kind")) -> dict[str, Any]:
+    def to_dict(
+        self, by: Sequence[str] = ("module", "type", "kind"), whats: Sequence[str] = tuple(WHAT)
+    ) -> dict[str, Any]:
         """Everything as plain JSON values, SI units; null is not measured."""
         return {
             "operands": [{"name": one.name, "runs": [str(run.path) for run in one.runs]} for one in self.operands],
             "per": self.per,
             "notes": list(self.notes),
             "quantities": self.quantities.to_dicts(),
-            "settings": [self._setting(index, by) for index in range(len(self.settings))],
+            "settings": [self._setting(index, by, whats) for index in range(len(self.settings))],
         }
 
-    def _setting(self, index: int, by: Sequence[str]) -> dict[str, Any]:
+    def _setting(self, index: int, by: Sequence[str], whats: Sequence[str]) -> dict[str, Any]:
         others = range(1, len(self.operands))
         return {
             "setting": self.settings[index].label,
             "sentences": self.sentences(index),
             "differences": [self.differences(other, index) for other in others],
             "explanations": [_plain(self.explain(what, way, other, index), other)
-                             for other in others for what in WHAT for way in by if way in WHAT[what]],
+                             for other in others for what in whats for way in by if way in WHAT[what]],
         }  # fmt: skip
 
 

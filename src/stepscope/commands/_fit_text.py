@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
     from stepscope.studies.fit.result import FitResult
 
+_MILLION = 1_000_000  # samples: the search for the largest batch ends there
 _SAID = {"fits": "It fits.", "too close": "Too close to say.", "does not fit": "It does not fit."}
 _COLOURS = {"fits": "green", "too close": "yellow", "does not fit": "red"}
 

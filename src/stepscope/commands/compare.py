@@ -27,6 +27,10 @@ def compare(
         list[str] | None,
         typer.Option("--by", help="Parts: module, type, kind, phase, category. [default: module, kind]"),
     ] = None,
+    what: Annotated[
+        list[str] | None,
+        typer.Option("--what", help="Differences to explain: time, kernels, memory, energy. [default: all]"),
+    ] = None,
     top: Annotated[int, typer.Option(help="Parts of each difference that are listed.", min=1)] = 8,
     html: Annotated[bool, typer.Option("--html", help="Write one self-contained page instead.")] = False,
     out: Annotated[Path | None, typer.Option("--out", help="Where the page goes. [default: compare.html]")] = None,
@@ -49,13 +53,13 @@ def compare(
     from stepscope.analysis.compare import compare as compared
 
     comparison = compared([find_run(run) for run in runs], per, attribution)
-    ways = _ways(by)
+    ways, whats = _ways(by), _whats(what)
     if html:
-        _page(comparison, out or _PAGE, open_page)
+        _page(comparison, whats, out or _PAGE, open_page)
     elif as_json:
-        _json(comparison, ways)
+        _json(comparison, ways, whats)
     else:
-        _screen(comparison, ways, top)
+        _screen(comparison, ways, whats, top)
 
 
 def _ways(by: list[str] | None) -> tuple[str, ...]:
@@ -69,7 +73,17 @@ def _ways(by: list[str] | None) -> tuple[str, ...]:
     return tuple(by) if by else ("module", "kind")
 
 
-def _screen(comparison: Comparison, by: tuple[str, ...], top: int) -> None:
+def _whats(what: list[str] | None) -> tuple[str, ...]:
+    from stepscope.analysis.compare import WHAT
+    from stepscope.errors import UnknownName
+
+    for one in what or ():
+        if one not in WHAT:
+            raise UnknownName("difference to explain", one, WHAT)
+    return tuple(what) if what else tuple(WHAT)
+
+
+def _screen(comparison: Comparison, by: tuple[str, ...], whats: tuple[str, ...], top: int) -> None:
     import sys
 
     from rich.console import Console
@@ -77,19 +91,19 @@ def _screen(comparison: Comparison, by: tuple[str, ...], top: int) -> None:
     from stepscope.report.compare_text import render
 
     width = None if sys.stdout.isatty() else _WIDTH
-    Console(highlight=False, width=width).print(render(comparison, by, top))
+    Console(highlight=False, width=width).print(render(comparison, by, top, whats))
 
 
-def _json(comparison: Comparison, by: tuple[str, ...]) -> None:
+def _json(comparison: Comparison, by: tuple[str, ...], whats: tuple[str, ...]) -> None:
     import json
 
-    typer.echo(json.dumps(comparison.to_dict(by), indent=1, allow_nan=False, default=str))
+    typer.echo(json.dumps(comparison.to_dict(by, whats), indent=1, allow_nan=False, default=str))
 
 
-def _page(comparison: Comparison, path: Path, open_page: bool) -> None:
+def _page(comparison: Comparison, whats: tuple[str, ...], path: Path, open_page: bool) -> None:
     from stepscope.report import compare_page
 
-    written = compare_page.write(comparison, path)
+    written = compare_page.write(comparison, path, whats)
     typer.echo(written)
     if open_page:
         typer.launch(written.resolve().as_uri())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,15 +35,15 @@ _MOST_EXPLAINED = 12  # settings
 _SCALES = {"ns": (1e6, "ms"), "B": (1e6, "MB"), "J": (1.0, "J")}
 
 
-def write(comparison: Comparison, path: str | Path) -> Path:
-    """Write the page of a comparison to a file and return its path."""
-    return write_text(path, render(comparison))
+def write(comparison: Comparison, path: str | Path, whats: Sequence[str] = tuple(TITLES)) -> Path:
+    """Write the page of a comparison to a file and return its path; whats: the differences that are explained."""
+    return write_text(path, render(comparison, whats))
 
 
-def render(comparison: Comparison) -> str:
+def render(comparison: Comparison, whats: Sequence[str] = tuple(TITLES)) -> str:
     """The page as HTML text."""
     about = [plural(len(comparison.operands), "operand"), f"compared with {letter(0)}", f"per {comparison.per}"]
-    return page_of(_title(comparison), about, None, list(_entries(comparison)))
+    return page_of(_title(comparison), about, None, list(_entries(comparison, whats)))
 
 
 def _title(comparison: Comparison) -> str:
@@ -51,14 +51,14 @@ def _title(comparison: Comparison) -> str:
     return " and ".join(names) if len(names) == 2 else f"{names[0]} and {len(names) - 1} others"
 
 
-def _entries(comparison: Comparison) -> Iterator[Entry]:
+def _entries(comparison: Comparison, whats: Sequence[str]) -> Iterator[Entry]:
     yield Entry("overview", "Overview", _overview(comparison))
     settings = comparison.settings
     if len(settings) > 1:
         yield Entry("settings", "Settings", Section("The numbers of each setting that all of them have.",
                                                     (_settings_table(comparison),)))  # fmt: skip
     for index, setting in enumerate(settings[:_MOST_EXPLAINED]):
-        for what, title in TITLES.items():
+        for what, title in ((what, TITLES[what]) for what in whats):
             parts = tuple(_explained(comparison, what, index))
             if parts:
                 anchor, of = f"{what}-{index}", f"{setting.label}: " if setting.label else ""

@@ -28,7 +28,9 @@ from stepscope.units import number
 _STYLES = {"better": "green", "worse": "red", "none seen": "dim", "no interval": "dim"}
 
 
-def render(comparison: Comparison, by: Sequence[str] = ("module", "kind"), top: int = 8) -> RenderableType:
+def render(
+    comparison: Comparison, by: Sequence[str] = ("module", "kind"), top: int = 8, whats: Sequence[str] = tuple(TITLES)
+) -> RenderableType:
     """Operands, numbers, what explains them, and what to know when reading; `top` parts of each difference."""
     parts: list[RenderableType] = [_operands(comparison)]
     for index, setting in enumerate(comparison.settings):
@@ -37,7 +39,7 @@ def render(comparison: Comparison, by: Sequence[str] = ("module", "kind"), top: 
         parts += [Text(""), _quantities(comparison, index)]
         parts += [Text(line, overflow="fold") for line in comparison.sentences(index)]
         if len(comparison.settings) == 1:
-            parts += _explained(comparison, by, top)
+            parts += _explained(comparison, by, top, whats)
     parts += _over_settings(comparison)
     parts += [Text(f"- {note}", style="dim", overflow="fold") for note in comparison.notes]
     return Group(*parts)
@@ -64,9 +66,9 @@ def _quantities(comparison: Comparison, setting: int) -> RenderableType:
     return table
 
 
-def _explained(comparison: Comparison, by: Sequence[str], top: int) -> Iterator[RenderableType]:
+def _explained(comparison: Comparison, by: Sequence[str], top: int, whats: Sequence[str]) -> Iterator[RenderableType]:
     for other in range(1, len(comparison.operands)):
-        for what in TITLES:
+        for what in whats:
             shown = [comparison.explain(what, way, other) for way in by if way in WHAT[what]]
             reasons = {why.reason for why in shown if why.reason}
             if reasons and what != "kernels":

@@ -20,7 +20,8 @@ from stepscope.analysis.intervals import Floats
 
 NEAR = 0.09  # drivers state the period in whole milliseconds, the chip's own clock is off by some percent more
 CONVERSION = 1 / 6  # of the period: about what one conversion of a chip with several channels looks at
-_AGES, _PHASES = 36, 24  # grid of ages, over two periods, and of phases
+_AGES, _REACH, _PHASES = 45, 2.5, 24  # grid of ages, over so many periods, and of phases
+_YOUNGEST = 0.5  # periods from the begin of that grid to the youngest reading, as the first fit has it
 _FIRST, _KEPT = 200, 16  # readings that the search begins with; candidates that go on to twice as many
 _FINE = 0.12  # of a period that a step of the search moves the last conversion
 _CLIP = 6.0  # times the median: a reading further off tells nothing (it came late, or the op did)
@@ -29,18 +30,23 @@ _AT_RANDOM = 300
 _FEWEST = 60
 
 
+Found = tuple[float, float, float]  # mean error W^2, period s, phase s
+
+
 @dataclass(frozen=True)
 class _Misfits:
     """Squared error of each reading (ages, M), W^2, were it so old; `since`: stamps from the first on, s."""
 
     since: Floats
     error: Floats
-    youngest: float
     step: float
 
-    def of(self, period: float, phase: Floats, count: int) -> Floats:
-        """Mean error of the first readings under clocks of one period and several phases (F,)."""
-        age = np.mod(self.since[:count] - phase[:, None], period)
+    def of(self, period: float, phase: Floats, count: int, youngest: float) -> Floats:
+        """Mean error of the first readings under clocks of one period and several phases (F,).
+
+        youngest: age of what is read right after it came, s from the begin of the grid.
+        """
+        age = youngest + np.mod(self.since[:count] - phase[:, None], period)
         row = np.minimum((age / self.step).astype(np.int64), len(self.error) - 1)
         mean: Floats = self.error[row, np.arange(count)].mean(axis=1)
         return mean
@@ -56,27 +62,41 @@ def clock_of_conversions(
     misfits = _misfits(timeline, readings, model, watts, nominal)
     period, phase, least = _search(misfits, nominal, near)
     random = np.random.default_rng(0)
-    count = len(misfits.since)
+    count, usual = len(misfits.since), _YOUNGEST * nominal
     others = [
-        float(misfits.of(nominal * (1 + NEAR * random.uniform(-1, 1)), random.uniform(0, nominal, 1), count)[0])
+        float(misfits.of(nominal * (1 + NEAR * random.uniform(-1, 1)), random.uniform(0, nominal, 1), count, usual)[0])
         for _ in range(_AT_RANDOM)
     ]
+    phase += _later(misfits, period, phase, usual)
     if least > np.mean(others) - _CLEAR * np.std(others):
         return None
     return UpdateClock.even(float(readings.stamp[0]) + phase, period)
 
 
+def _later(misfits: _Misfits, period: float, phase: float, usual: float) -> float:
+    """By how much later than found the values come, s, with the conversions where they are.
+
+    The first fit knows the mean age only roughly: what came a little before or after a wrong instant would be taken
+    for the conversion next to it.
+    """
+    shifts = np.arange(-_PHASES // 2, _PHASES + 1) * period / _PHASES
+    shifts = shifts[usual + shifts >= 0]
+    count = len(misfits.since)
+    errors = [float(misfits.of(period, np.array([phase + by]), count, usual + by)[0]) for by in shifts]
+    return float(shifts[int(np.argmin(errors))])
+
+
 def _misfits(timeline: Timeline, readings: Readings, model: SensorModel, watts: Floats, nominal: float) -> _Misfits:
-    """Of ages about the mean one, which the first fit has found: half a period to either side and some more."""
+    """Of ages about the mean one, which the first fit has found: a period to either side and some more."""
     assert model.width is not None, "a gauge has one width"
     centre = model.lag + model.width / 2 + model.rc
-    youngest = centre - nominal / 2
-    step = 2 * nominal / _AGES
+    begin = centre - (0.5 + _YOUNGEST) * nominal
+    step = _REACH * nominal / _AGES
     window = CONVERSION * nominal
-    sharp = [SensorModel(youngest + (row + 0.5) * step - window / 2, window) for row in range(_AGES)]
+    sharp = [SensorModel(begin + (row + 0.5) * step - window / 2, window) for row in range(_AGES)]
     error = np.array([(readings.watts - predicted(timeline, readings, one, watts)) ** 2 for one in sharp])
-    usual = float(np.median(error[_AGES // 4]))
-    return _Misfits(readings.stamp - readings.stamp[0], np.minimum(error, _CLIP * usual), youngest, step)
+    usual = float(np.median(error[round((0.5 + _YOUNGEST) / _REACH * _AGES)]))
+    return _Misfits(readings.stamp - readings.stamp[0], np.minimum(error, _CLIP * usual), step)
 
 
 def _search(misfits: _Misfits, nominal: float, near: float) -> tuple[float, float, float]:
@@ -85,25 +105,28 @@ def _search(misfits: _Misfits, nominal: float, near: float) -> tuple[float, floa
     fine = _FINE * nominal**2 / max(float(since[count - 1]), nominal)
     reach = np.arange(-near * nominal, near * nominal + fine, fine) if near else np.zeros(1)
     phases = np.arange(_PHASES) / _PHASES * nominal
-    found = _best(misfits, [(nominal + more, phases) for more in reach], count)
+    found = _best(misfits, [(nominal + more, phases) for more in reach], count, _YOUNGEST * nominal)
     while count < len(since):
         count = min(2 * count, len(since))
         finer = _FINE * nominal**2 / float(since[count - 1])
         steps = np.arange(-2, 3) * finer if near else np.zeros(1)
         shifts = np.arange(-3, 4) * nominal / (2 * _PHASES)
-        found = _best(misfits, [(period + more, phase + shifts) for _, period, phase in found for more in steps], count)
+        tried = [(period + more, phase + shifts) for _, period, phase in found for more in steps]
+        found = _best(misfits, tried, count, _YOUNGEST * nominal)
     least, period, phase = found[0]
     return period, phase, least
 
 
-def _best(misfits: _Misfits, tried: list[tuple[float, Floats]], count: int) -> list[tuple[float, float, float]]:
+def _best(
+    misfits: _Misfits, tried: list[tuple[float, Floats]], count: int, usual: float
+) -> list[tuple[float, float, float]]:
     """The best clocks among periods with phases each: mean error, period, phase; no two nearly the same."""
     all_found = sorted(
         (float(error), period, float(phase))
         for period, phases in tried
-        for error, phase in zip(misfits.of(period, phases, count), phases, strict=True)
+        for error, phase in zip(misfits.of(period, phases, count, usual), phases, strict=True)
     )
-    kept: list[tuple[float, float, float]] = []
+    kept: list[Found] = []
     for one in all_found:
         if all(abs(one[1] - other[1]) > 1e-12 or abs(one[2] - other[2]) > 1e-12 for other in kept):
             kept.append(one)

@@ -109,7 +109,7 @@ def _folded(frames: Mapping[str, pl.DataFrame], width: int) -> Any:
     def panel(part: pl.DataFrame, first: bool) -> Any:
         scale = alt.Scale(domain=[0, max(100.0, float(part["high"].to_numpy().max()))])
         x = alt.X("phase:Q", scale=alt.Scale(domain=[0, 100]), axis=axis("part of the step, %", grid=False))
-        title = "busy, % of one core" if first else ""
+        title = "busy, %" if first else ""
         band = alt.Chart(part).mark_area(color=LIGHT["forward"], opacity=0.2)
         line = alt.Chart(part).mark_line(color=LIGHT["forward"], strokeWidth=2)
         y = alt.Y("percent:Q", scale=scale, axis=axis(title))
@@ -123,7 +123,7 @@ def _by_batch(rows: pl.DataFrame, value: tuple[str, alt.Scale, str], series: str
     batches = rows["batch"].unique().sort().to_list()
     ticks = axis("batch size", values=batches, grid=False, format="d")
     x = alt.X("batch:Q", scale=alt.Scale(type="log", base=2, nice=False), axis=ticks)
-    colour = alt.Color(f"{series}:N", scale=alt.Scale(range=_COLOURS))
+    colour = alt.Color(f"{series}:N", scale=alt.Scale(range=_COLOURS), legend=alt.Legend(columns=4))
     column, scale, title = value
     y = alt.Y(f"{column}:Q", scale=scale, axis=axis(title if first else "", labels=first, format="~s"))
     layers = [alt.Chart(rows).mark_line(point=True, strokeWidth=2).encode(x=x, y=y, color=colour)]

@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass, field, replace
 
 from stepscope.analysis.memory_model import ALLOCATORS, MARGIN, Limit, ProcessPeak, verdict
-from stepscope.errors import UsageError
+from stepscope.errors import StepscopeError, UsageError
 from stepscope.record.dry_run import DryRun, DryRunStopped
 from stepscope.record.job import Job
 from stepscope.record.workspaces import Platform, this_platform
@@ -67,7 +67,7 @@ def _dry_answer(question: Question, asked: Simulator, plain: DryRun) -> FitResul
 
 
 def _measured_answer(question: Question, asked: Simulator, stop: DryRunStopped) -> FitResult:
-    line = measured_line(question.job)
+    line = _really_measured(question.job)
     live = line.at(question.batch)
     process = asked.process(live)
     limit = question.limit
@@ -78,6 +78,16 @@ def _measured_answer(question: Question, asked: Simulator, stop: DryRunStopped) 
         None if limit is None else _largest_on(line, asked, limit), round(line.bytes_per_sample),
         stopped=str(stop), notes=notes,
     )  # fmt: skip
+
+
+def _really_measured(job: Job) -> Line:
+    try:
+        return measured_line(job)
+    except StepscopeError:
+        raise
+    except Exception as error:  # a user's model or batch maker may raise anything
+        said = f"{type(error).__name__}: {error}"
+        raise StepscopeError(f"{job.name} fails on real tensors too: {said}", "run a step of it by itself") from error
 
 
 def _largest_on(line: Line, asked: Simulator, limit: Limit) -> int:

@@ -1,0 +1,185 @@
+"""The study of the observations as a whole: measured once, gone on with, taken from a sweep, shown."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tests.conftest import CommandLine
+from tests.fabricate import STEP, fabricate_run
+
+from stepscope.commands._study_observations import observations as command
+from stepscope.errors import RunNotFound, UnknownName, UsageError
+from stepscope.report.charts.study_observations import charts
+from stepscope.report.findings import render, save_figures
+from stepscope.studies.observations._days import Daily
+from stepscope.studies.observations._measuring import Watch, runs_in
+from stepscope.studies.observations._plan import PAPER_WORKLOADS, QUICK_WORKLOADS, Asked, Cell, cells, quick
+from stepscope.studies.observations.study import observations
+
+CHILD = (sys.executable, str(Path(__file__).parent / "observations_child.py"))
+SMALL = Asked(workloads=("net",), batches=(4, 64), repeats=1, threads=1, daily=Daily(days=3, seeds=(0, 1, 2)))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small study, made as far as it goes."""
+    out = tmp_path_factory.mktemp("study") / "small"
+    stopped = _interrupted_at(2)
+    with pytest.raises(KeyboardInterrupt):
+        observations(out, SMALL, child=CHILD, watch=stopped)
+    assert len(list((out / "cells").glob("*.json"))) == 2
+    observations(out, SMALL, child=CHILD)
+    return out
+
+
+def _interrupted_at(which: int) -> Watch:
+    def begins(cell: Cell, place: int, count: int) -> None:
+        if place == which:
+            raise KeyboardInterrupt
+
+    return Watch(begins=begins)
+
+
+def _counting(begun: list[str]) -> Watch:
+    return Watch(begins=lambda cell, place, count: begun.append(cell.id))
+
+
+def test_an_interrupted_study_goes_on_and_nothing_is_measured_twice(folder: Path) -> None:
+    begun: list[str] = []
+    findings = observations(folder, SMALL, child=CHILD, watch=_counting(begun))
+    assert begun == []
+    assert [row[0] for row in findings.tables[0].rows] == list(range(1, 13))
+    assert "hold here" in findings.answer
+
+
+def test_what_was_lost_is_measured_again(folder: Path) -> None:
+    lost = folder / "cells" / "days-1.json"
+    lost.write_text("{ broken")
+    begun: list[str] = []
+    observations(folder, SMALL, child=CHILD, watch=_counting(begun))
+    assert begun == ["days-1"]
+
+
+def test_other_settings_in_the_same_folder_are_refused(folder: Path) -> None:
+    with pytest.raises(UsageError, match="repeats: 1 -> 2"):
+        observations(folder, replace(SMALL, repeats=2), child=CHILD)
+
+
+def test_the_findings_state_tests_and_limits_and_why_not(folder: Path) -> None:
+    findings = observations(folder, SMALL, child=CHILD)
+    verdicts = {row[0]: row[2] for row in findings.tables[0].rows}
+    assert verdicts[9] == "holds"
+    assert verdicts[12] == "holds"
+    assert {verdicts[6], verdicts[7], verdicts[8]} == {"cannot be judged"}
+    tests = {(row[0], row[1]): row for row in findings.tables[1].rows}
+    assert "2 runs" in str(tests[10, "samples a second grow with the batch"][-1])
+    assert all(row[3] for row in findings.tables[2].rows)
+    assert any("run once" in note for note in findings.notes)
+    assert not json.loads(findings.to_json())["simulated"]
+
+
+def test_every_figure_that_has_numbers_is_written_in_every_form_and_is_on_the_page(
+    folder: Path, tmp_path: Path
+) -> None:
+    findings = observations(folder, SMALL, child=CHILD)
+    drawn = charts(findings.frames)
+    assert {"figure-3-use-over-steps", "figure-8-throughput-by-batch", "figure-10-accuracy-by-day"} <= set(drawn)
+    assert not {"figure-6-energy-by-batch", "figure-7-power-over-steps"} & set(drawn)
+    paths = save_figures(drawn, tmp_path, findings.title, ("svg",))
+    assert all(path.stat().st_size > 1000 for path in paths)
+    page = render(findings, drawn)
+    assert "Figure 9" in page
+    assert "cannot be judged" in page
+
+
+def test_a_run_that_finds_no_memory_is_said_and_the_rest_is_judged(tmp_path: Path) -> None:
+    asked = replace(SMALL, workloads=("net", "large"), only=(9, 10))
+    findings = observations(tmp_path / "study", asked, child=CHILD)
+    assert any("large batch 64" in note and "7 GB were asked for" in note for note in findings.notes)
+    assert [row[0] for row in findings.tables[0].rows] == [9, 10]
+    assert findings.tables[0].rows[0][2] == "holds"
+
+
+def test_runs_of_a_sweep_are_taken_instead_of_made(tmp_path: Path) -> None:
+    for batch in (4, 16, 64):
+        header = {"workload": {"name": "net", "batch_size": batch, "device": "cpu"}, "threads": 1}
+        fabricate_run(tmp_path / "runs", steps=12, ops=STEP[:1], residual_us=30_000, batch=batch, header=header)
+    fabricate_run(tmp_path / "runs", steps=3, status="failed")
+    begun: list[str] = []
+    asked = replace(SMALL, sweeps=(str(tmp_path / "runs"),), only=(10,))
+    findings = observations(tmp_path / "study", asked, child=CHILD, watch=_counting(begun))
+    assert begun == []
+    assert findings.tables[0].rows[0][2] == "holds"
+    assert {row[1] for row in findings.tables[-1].rows} == {4, 16, 64}
+
+
+def test_runs_with_another_optimizer_are_left_out_and_counted(tmp_path: Path) -> None:
+    for batch, optimizer in ((4, "SGD"), (64, "SGD"), (64, "Adam")):
+        workload = {"name": "net", "batch_size": batch, "device": "cpu", "optimizer": optimizer}
+        fabricate_run(tmp_path / "runs", steps=12, ops=STEP[:1], header={"workload": workload, "threads": 1})
+    asked = replace(SMALL, sweeps=(str(tmp_path / "runs"),), only=(10,))
+    findings = observations(tmp_path / "study", asked, child=CHILD)
+    assert any(note.startswith("1 runs with other optimizers") for note in findings.notes)
+
+
+def test_a_folder_without_a_good_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RunNotFound, match="no run that ended well"):
+        runs_in(tmp_path)
+
+
+def test_quick_is_small_and_the_paper_s_plan_is_whole() -> None:
+    assert len(cells(quick(Asked()))) == len(QUICK_WORKLOADS) * 3 * 2 + len(QUICK_WORKLOADS) + 4
+    assert len(cells(Asked())) == len(PAPER_WORKLOADS) * 5 * 3 + len(PAPER_WORKLOADS) + 5
+    assert len({cell.id for cell in cells(Asked())}) == len(cells(Asked()))
+
+
+def test_repeats_lie_in_rounds() -> None:
+    runs = [
+        cell.orders
+        for cell in cells(Asked(workloads=("a", "b"), batches=(1, 2), repeats=2))
+        if cell.orders["what"] == "run"
+    ]
+    assert {(each["workload"], each["batch"]) for each in runs[:4]} == {("a", 1), ("a", 2), ("b", 1), ("b", 2)}
+    assert {each["seed"] for each in runs[:4]} == {0}
+
+
+def test_bad_settings_are_refused_before_anything_runs() -> None:
+    with pytest.raises(UnknownName, match="observation '13'"):
+        Asked(only=(13,))
+    with pytest.raises(UsageError, match="--seconds"):
+        Asked(seconds=0)
+    with pytest.raises(UsageError, match="--repeats"):
+        Asked(repeats=0)
+
+
+def test_the_command_refuses_what_it_cannot_do() -> None:
+    with pytest.raises(UnknownName, match="simulated board 'jetson-tx9'"):
+        command(simulate="jetson-tx9", device="cpu")
+    with pytest.raises(UsageError, match="must be 1 or more"):
+        command(batch="4,0", device="cpu")
+    with pytest.raises(UsageError, match="--days"):
+        command(days=0, device="cpu")
+    with pytest.raises(UnknownName, match="device"):
+        command(device="gpu")
+    with pytest.raises(RunNotFound, match="no run that ended well"):
+        command(from_=[Path("nowhere")], device="cpu")
+
+
+def test_the_command_judges_the_runs_of_a_folder_and_writes_page_and_figures(
+    stepscope_cli: CommandLine, tmp_path: Path
+) -> None:
+    for batch in (4, 64):
+        workload = {"name": "net", "batch_size": batch, "device": "cpu"}
+        fabricate_run(
+            tmp_path / "runs", steps=12, ops=STEP[:1], batch=batch, header={"workload": workload, "threads": 1}
+        )
+    options = ("--from", "runs", "--only", "1,10", "--device", "cpu", "--out", "study")
+    ended = stepscope_cli("study", "observations", *options)
+    assert ended.returncode == 0, ended.stderr
+    assert "Of 2 observations 2 cannot be judged (1, 10)" in ended.stdout
+    for name in ("page.html", "findings.json", "figures/figure-8-throughput-by-batch.pdf"):
+        assert (tmp_path / "study" / name).stat().st_size > 1000
