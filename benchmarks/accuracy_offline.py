@@ -148,7 +148,8 @@ def cost(steps: int, period: float) -> str:
     spent, spent_cpu = time.perf_counter() - began, time.process_time() - began_cpu
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
     ops = len(run.timeline.lanes[0].t0)
-    return f"{ops:,} ops x {readings.count:,} samples: {spent:.1f} s ({spent_cpu:.1f} s of CPU), peak {peak:.0f} MB ({before:.0f} before)"
+    said = f"{spent:.1f} s ({spent_cpu:.1f} s of CPU), peak {peak:.0f} MB ({before:.0f} before)"
+    return f"{ops:,} ops x {readings.count:,} samples: {said}"
 
 
 def main() -> None:

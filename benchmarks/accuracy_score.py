@@ -105,7 +105,7 @@ def picture(results: list[tuple[Any, dict[str, Any]]], path: Path) -> None:
             x=alt.X("error:Q", axis=alt.Axis(format="%"), title="energy-weighted error per op kind"),
             y=alt.Y("method:N", title=None),
             color=alt.Color("method:N", legend=None, scale=alt.Scale(range=["#0072B2", "#BBBBBB", "#E69F00"])),
-            row=alt.Row("network:N", title=None),
+            row=alt.Row("network:N", title=None, header=alt.Header(labelAngle=0, labelAlign="left")),
             column=alt.Column("sensor:N", title=None),
         )
         .properties(width=170, height=60)

@@ -17,7 +17,7 @@ from stepscope.commands.figure import figure as figure_command
 from stepscope.errors import OutputNotWritable, StepscopeError, UnknownName, UsageError
 from stepscope.report import figures, sections
 from stepscope.report.charts import icicle
-from stepscope.report.page.parts import Figure, Icicle
+from stepscope.report.page.parts import Anatomy, Figure, Icicle
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("altair") is None, reason="needs the extra 'report'")
 NAMES = [entry.name for entry in figures.entries()]
@@ -31,7 +31,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 def _drawn(run: Run) -> list[str]:
     parts = [part for module in sections.discovered().modules for part in module.build(run).parts]
-    return [part.name for part in parts if isinstance(part, Figure | Icicle)]
+    return [part.name for part in parts if isinstance(part, Figure | Icicle | Anatomy)]
 
 
 def test_every_chart_of_the_page_has_a_name_that_can_be_asked_for(run: Run) -> None:
@@ -46,7 +46,9 @@ def test_a_figure_is_drawn_or_refused_with_the_reason(run: Run, tmp_path: Path) 
             figures.write(name, run, tmp_path, "vega")
 
 
-@pytest.mark.parametrize("name", ["phases", "step-times", "core-utilisation", "power", "modules", "memory"])
+@pytest.mark.parametrize(
+    "name", ["phases", "anatomy", "step-times", "core-utilisation", "power", "modules", "memory", "roofline"]
+)
 def test_a_figure_is_written_as_a_vector_and_as_its_specification(name: str, run: Run, tmp_path: Path) -> None:
     svg = figures.write(name, run, tmp_path / "new", "svg").read_text()
     assert svg.startswith("<svg")

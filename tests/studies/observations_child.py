@@ -14,7 +14,8 @@ from tests.fabricate import STEP, fabricate_run
 
 def main(orders: dict[str, Any]) -> None:
     """A run folder, bytes that grow, or days that get better; a model called "large" finds no memory."""
-    out, status = Path(orders["out"]), ("ok", None)
+    out = Path(orders["out"])
+    status: tuple[str, str | None] = ("ok", None)
     if orders.get("workload") == "large":
         status = ("oom", "7 GB were asked for")
     elif orders["what"] == "run":

@@ -65,8 +65,8 @@ def test_on_a_board_that_behaves_as_in_the_paper_every_observation_holds(known: 
 @pytest.fixture(scope="module")
 def contrary(tmp_path_factory: pytest.TempPathFactory) -> Evidence:
     """The board that behaves as no board of the paper."""
-    more = {"memory": memory(gradients=16.0), "days": days(-0.001)}
-    return board_evidence(tmp_path_factory.mktemp("contrary"), CONTRARY, **more)
+    out = tmp_path_factory.mktemp("contrary")
+    return board_evidence(out, CONTRARY, memory=memory(gradients=16.0), days=days(-0.001))
 
 
 @pytest.mark.parametrize("number", range(1, 13))

@@ -12,7 +12,7 @@ import altair as alt
 import polars as pl
 
 from stepscope.report.charts.palette import HELD, LIGHT
-from stepscope.report.charts.style import axis, plot_width
+from stepscope.report.charts.style import NARROW, axis, plot_width
 
 _TALL, _LOW = 280, 150  # px, of one panel and of several
 _NARROW = 400  # px: fewer numbers have room below
@@ -62,10 +62,11 @@ def panel(
     )
     y = alt.Y("mb:Q", axis=axis("live tensors, MB"), scale=scale, stack="zero")
     colours = alt.Scale(domain=names, range=[HELD[name] for name in names])
+    legend = alt.Legend(columns=3 if width <= NARROW else len(names))
     areas = (
         alt.Chart(shown)
         .mark_area(interpolate="step-after", strokeWidth=0)
-        .encode(x=x, y=y, color=alt.Color("category:N", scale=colours), order="place:Q")
+        .encode(x=x, y=y, color=alt.Color("category:N", scale=colours, legend=legend), order="place:Q")
     )
     if limit_mb is None:
         return areas.properties(width=width, height=height)

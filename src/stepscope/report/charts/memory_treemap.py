@@ -8,7 +8,7 @@ import altair as alt
 import polars as pl
 
 from stepscope.report.charts.palette import HELD, LIGHT
-from stepscope.report.charts.style import plot_width
+from stepscope.report.charts.style import NARROW, plot_width
 
 Box = tuple[float, float, float, float]  # x0, y0, x1, y1
 _HEIGHT = 360  # px
@@ -24,7 +24,9 @@ def build(rows: pl.DataFrame, width: int, parts: int = 80) -> Any:
     boxes = pl.DataFrame(_boxes(_joined(rows, parts), across))
     x, y = alt.Scale(domain=[0, across], nice=False), alt.Scale(domain=[0, _HEIGHT], nice=False, reverse=True)
     names = [name for name in HELD if name in set(boxes["category"])]
-    colour = alt.Color("category:N", scale=alt.Scale(domain=names, range=[HELD[name] for name in names]))
+    legend = alt.Legend(columns=3 if width <= NARROW else len(names))
+    scale = alt.Scale(domain=names, range=[HELD[name] for name in names])
+    colour = alt.Color("category:N", scale=scale, legend=legend)
     frame = {"x": alt.X("x0:Q", scale=x, axis=None), "x2": "x1:Q", "y": alt.Y("y0:Q", scale=y, axis=None), "y2": "y1:Q"}
     areas = alt.Chart(boxes).mark_rect(stroke=LIGHT["paper"], strokeWidth=1)
     labels = alt.Chart(boxes.filter(pl.col("label") != "")).mark_text(
