@@ -83,7 +83,7 @@ def stopped(left_open: Callable[[], Any]) -> tuple[list[str], tuple[str, ...]]:
 
 def test_a_range_of_the_trainings_own_ends_with_the_window_and_may_be_left_again() -> None:
     range_ = torch.profiler.record_function("epoch")
-    seen, left = stopped(lambda: range_.__enter__())
+    seen, left = stopped(lambda: entered(range_))
     assert ("epoch" in seen, left) == (True, ())
     range_.__exit__(None, None, None)
     assert torch.profiler.record_function.__exit__.__module__ == "torch.autograd.profiler"

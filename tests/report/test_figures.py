@@ -17,7 +17,7 @@ from stepscope.commands.figure import figure as figure_command
 from stepscope.errors import OutputNotWritable, StepscopeError, UnknownName, UsageError
 from stepscope.report import figures, sections
 from stepscope.report.charts import icicle
-from stepscope.report.page.parts import Anatomy, Figure, Icicle
+from stepscope.report.page.parts import Anatomy, Figure, Icicle, Layer
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("altair") is None, reason="needs the extra 'report'")
 NAMES = [entry.name for entry in figures.entries()]
@@ -143,13 +143,14 @@ def test_the_icicle_of_ten_thousand_modules_can_be_drawn(tmp_path: Path) -> None
 
 
 def test_the_icicle_stacks_children_within_their_parent() -> None:
-    columns = ("name", "parent", "total", "forward", "backward", "optimizer")
-    rows = [
-        ["", None, 10e6, 4e6, 6e6, None],
-        ["a", 0, 3e6, 3e6, 0, None],
-        ["a.b", 1, 1e6, 1e6, 0, 0],
-        ["c", 0, 6e6, 0, 6e6, 0],
+    rows: list[list[str | int | None]] = [["", None], ["a", 0], ["a.b", 1], ["c", 0]]
+    times: list[list[float | None] | None] = [
+        [10e6, 4e6, 6e6, None, 1e6],
+        [3e6, 3e6, 0, None, 2e6],
+        [1e6, 1e6, 0, 0, 1e6],
+        [6e6, 0, 6e6, 0, 6e6],
     ]
-    cells = icicle.cells_of(columns, rows)
+    layers = (Layer("time", "Time", "ns", "", times),)
+    cells = icicle.cells_of(Icicle(("name", "parent"), rows, layers, ""))
     found = cells.select("label", "depth", "t0_ms", "t1_ms").rows()
     assert found == [("the model", 0, 0.0, 10.0), ("a", 1, 0.0, 3.0), ("b", 2, 0.0, 1.0), ("c", 1, 3.0, 9.0)]

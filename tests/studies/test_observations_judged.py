@@ -180,7 +180,7 @@ def test_the_cores_stand_for_the_accelerator_in_power(cpu: Evidence, tmp_path: P
 def test_runs_beside_other_programs_do_not_judge_the_cores(known: Evidence) -> None:
     import polars as pl
 
-    crowded = known.runs.with_columns(background=pl.lit("Other programs kept 1.7 cores busy."))
+    crowded = known.runs.with_columns(background=pl.lit("other programs kept 1.7 cores busy"))
     found = judged(4, Evidence(runs=crowded, cores=known.cores, rhythm=known.rhythm))
     assert found.outcome == UNKNOWN
     assert "1.7 cores" in found.why

@@ -77,7 +77,7 @@ def test_the_findings_state_tests_and_limits_and_why_not(folder: Path) -> None:
     assert {verdicts[6], verdicts[7], verdicts[8]} == {"cannot be judged"}
     tests = {(row[0], row[1]): row for row in findings.tables[1].rows}
     assert "2 runs" in str(tests[10, "samples a second grow with the batch"][-1])
-    assert all(row[3] for row in findings.tables[2].rows)
+    assert all(row[3] for row in findings.tables[3].rows)
     assert any("run once" in note for note in findings.notes)
     assert not json.loads(findings.to_json())["simulated"]
 

@@ -139,7 +139,12 @@ def _sensors(
     found = []
     if board.gpu_sensor:
         share = (board.gpu_use_recurrent if setting.recurrent else board.gpu_use) + board.gpu_growth * setting.larger
-        channel: dict[str, Any] = {"id": "gpu.0.utilisation", "sensor": "jetson_gpu", "quantity": "utilisation", "unit": "1"}
+        channel: dict[str, Any] = {
+            "id": "gpu.0.utilisation",
+            "sensor": "jetson_gpu",
+            "quantity": "utilisation",
+            "unit": "1",
+        }
         channel |= {"kind": "gauge", "scope": "gpu:0", "source": "synthetic", "refresh_ns": None}
         busy = _busy(share, board.a57, phase if board.in_turn else (phase + 1 - board.a57) % 1)
         found.append(Sampled(channel, t_ns, np.clip(busy + 0.01 * random.standard_normal(len(t_ns)), 0, 1)))

@@ -17,8 +17,6 @@ from typing import TYPE_CHECKING
 from stepscope.errors import MissingDependency, OutputNotWritable
 
 if TYPE_CHECKING:
-    from markupsafe import Markup
-
     from stepscope.analysis.run import Run
     from stepscope.report.page.parts import Section
 
@@ -154,15 +152,13 @@ def _variables(colours: dict[str, str]) -> str:
     return " ".join(f"--{name}: {value};" for name, value in colours.items())
 
 
-def embedded(data: object) -> Markup:
+def embedded(data: object) -> str:
     """Data for the page's script as JSON that no name can break out of; characters that steer text are spelt out."""
-    from markupsafe import Markup
-
     text = json.dumps(data, separators=(",", ":"), allow_nan=False)
     text = _STEERING.sub(lambda match: f"{match[1]}\\\\u{match[2]}", text)
     for sign, code in (("<", "\\u003c"), (">", "\\u003e"), ("&", "\\u0026"), ("'", "\\u0027")):
         text = text.replace(sign, code)
-    return Markup(text)
+    return text
 
 
 def _hash(script: str) -> str:

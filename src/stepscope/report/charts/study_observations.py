@@ -69,7 +69,9 @@ def _use_by_batch(frames: Mapping[str, pl.DataFrame], width: int) -> Any:
 
 def _cores_by_batch(frames: Mapping[str, pl.DataFrame], width: int) -> Any:
     rows = frames["figure-5-cores-by-batch"]
-    rows = rows.with_columns(core=pl.format("{} ({})", pl.col("core").str.replace(":", " "), "cluster"))
+    name = pl.col("core").str.replace(":", " ")
+    several = rows["cluster"].n_unique() > 1
+    rows = rows.with_columns(core=pl.format("{} ({})", name, "cluster") if several else name)
     return _panels(rows, width, lambda part, first: _by_batch(part, _BUSY, "core", first))
 
 

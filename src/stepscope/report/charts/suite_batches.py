@@ -22,7 +22,7 @@ def build(points: pl.DataFrame, title: str, width: int) -> Any:
     colour = alt.Color("line:N", sort=lines, scale=alt.Scale(domain=lines, range=palette), legend=alt.Legend(columns=4))
     batches = sorted(points["batch"].unique().to_list())
     x = alt.X("batch:Q", scale=alt.Scale(type="log", base=2), axis=axis("batch size", grid=False, values=batches))
-    y = alt.Y("value:Q", scale=alt.Scale(type="log"), axis=axis(title, grid=True))
+    y = alt.Y("value:Q", scale=alt.Scale(type="log", nice=False, padding=12), axis=axis(title, grid=True))
     chart = alt.Chart(points)
     spread = alt.Chart(points.filter(pl.col("low").is_not_null() & (pl.col("low") > 0))).mark_rule(strokeWidth=2)
     layers = [

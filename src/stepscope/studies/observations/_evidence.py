@@ -14,6 +14,7 @@ from stepscope.analysis.measured import Measured
 from stepscope.analysis.run import Run
 from stepscope.studies.observations._rhythm import rhythms
 from stepscope.studies.observations._windows import Use, correlation, halves, spread, use_of
+from stepscope.units import number
 
 CONVOLUTIONAL, RECURRENT, OTHER = "convolutional", "recurrent", "other"
 _BOUNDED = ("step_ms", "samples_per_s", "cpu_use", "accelerator_use", "energy_per_step_j")
@@ -70,7 +71,7 @@ class Evidence:
     def disturbed(self) -> str:
         """Why there is no run of that kind; "" where there is one, or none at all."""
         others = self.runs["background"].drop_nulls()
-        return f"in all {len(others)} runs: {others[0]}" if len(others) and self.undisturbed.is_empty() else ""
+        return f"in all {len(others)} runs {others[0]}" if len(others) and self.undisturbed.is_empty() else ""
 
     @property
     def accelerated(self) -> bool:
@@ -137,7 +138,9 @@ def _numbers(run: Run, metrics: pl.DataFrame) -> dict[str, Any]:
     found["flop_per_s"] = _flop_rate(run, found.get("samples_per_s"))
     found["cores"] = len(metrics.filter(metric="core_utilisation"))
     background = [Measured(**row) for row in metrics.filter(metric="background_cpu_use").to_dicts()]
-    found["background"] = warning(background).strip() or None
+    found["background"] = (
+        f"other programs kept {number(background[0].value, 2)} cores busy" if warning(background) else None
+    )
     return {name: found.get(name) for name in RUNS if name in found}
 
 

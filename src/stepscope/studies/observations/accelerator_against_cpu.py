@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import polars as pl
 
-from stepscope.studies.observations._contract import Limits, Observation, Part, Verdict, part, unjudged, verdict
+from stepscope.studies.observations._contract import (
+    AS_THE_PAPER,
+    Limits,
+    Observation,
+    Part,
+    Verdict,
+    part,
+    unjudged,
+    verdict,
+)
 from stepscope.studies.observations._evidence import Evidence
 from stepscope.studies.observations._statistics import correlation_of, ratio_of
 
@@ -18,7 +27,9 @@ def judge(evidence: Evidence) -> Verdict:
     """On the CPU alone: the cores that train against the other cores."""
     if evidence.disturbed:
         why = f"the use of the cores is not this training's: {evidence.disturbed}"
-        return verdict(OBSERVATION, [unjudged("busier", _BUSIER, why)], "" if evidence.accelerated else _READING)
+        return verdict(
+            OBSERVATION, [unjudged("busier", _BUSIER, why)], AS_THE_PAPER if evidence.accelerated else _READING
+        )
     if evidence.accelerated:
         return verdict(OBSERVATION, _parts(evidence, "accelerator_use", "cpu_use", "alternation", "accelerator", "CPU"))
     names = ("training_cores_use", "other_cores_use", "core_alternation", "training cores", "other cores")

@@ -60,12 +60,18 @@ def found(evidence: Evidence, runs: Sequence[Run], asked: Asked, command: str, n
         study=NAME,
         title=TITLE,
         answer=_answer(verdicts),
-        tables=(_verdict_table(verdicts, drawn), _part_table(verdicts), _method_table(verdicts), _run_table(evidence)),
+        tables=(
+            _verdict_table(verdicts),
+            _part_table(verdicts),
+            _paper_table(verdicts, drawn),
+            _method_table(verdicts),
+            _run_table(evidence),
+        ),
         settings=asked.to_dict(),
         device=_device(runs),
         versions=_versions(),
         command=command,
-        notes=(*notes, *_limits(evidence, verdicts)),
+        notes=(*notes, *_limits(evidence)),
         simulated=simulated,
         frames=drawn,
     )
@@ -112,18 +118,26 @@ def _answer(verdicts: Sequence[Verdict]) -> str:
 _ORDER = {HOLDS: "hold here", "does not hold": "do not", UNKNOWN: "cannot be judged"}
 
 
-def _verdict_table(verdicts: Sequence[Verdict], drawn: dict[str, pl.DataFrame]) -> FoundTable:
+def _verdict_table(verdicts: Sequence[Verdict]) -> FoundTable:
+    rows: list[tuple[Value, ...]] = []
+    for each in verdicts:
+        read = "paper" if each.reading == AS_THE_PAPER else "counterpart"
+        effect = (each.deciding.effect or None, *_bounds(each.deciding.found))
+        rows.append((each.number, each.claim, each.outcome, read, *effect))
+    columns = ("no.", "observation", "verdict", "read as", "effect", "value", "low", "high")
+    note = "Value with its interval of 95 % is that of the claim that decides; every test is in the tables below."
+    return FoundTable("verdicts", "Verdicts", columns, tuple(rows), note)
+
+
+def _paper_table(verdicts: Sequence[Verdict], drawn: dict[str, pl.DataFrame]) -> FoundTable:
     about = {each.number: each for each in every()}
     rows: list[tuple[Value, ...]] = []
     for each in verdicts:
         known = about[each.number]
         figure = known.figure if known.figure in drawn else "not drawn: no data"
-        read = "paper" if each.reading == AS_THE_PAPER else "counterpart"
-        effect = (each.deciding.effect or None, *_bounds(each.deciding.found))
-        rows.append((each.number, each.claim, each.outcome, read, *effect, figure, known.paper))
-    columns = ("no.", "observation", "verdict", "read as", "effect", "value", "low", "high", "figure", "the paper saw")
-    note = "Value with its interval of 95 % is that of the claim that decides; every test is in the tables below."
-    return FoundTable("verdicts", "Verdicts", columns, tuple(rows), note)
+        rows.append((each.number, known.paper, figure, None if each.reading == AS_THE_PAPER else each.reading))
+    columns = ("no.", "the paper saw", "figure from own data", "judged in its place")
+    return FoundTable("paper", "What the paper saw", columns, tuple(rows))
 
 
 def _part_table(verdicts: Sequence[Verdict]) -> FoundTable:
@@ -169,13 +183,10 @@ def _bounds(interval: Interval | None) -> tuple[Value, Value, Value]:
     return known[0], known[1], known[2]
 
 
-def _limits(evidence: Evidence, verdicts: Sequence[Verdict]) -> Iterator[str]:
+def _limits(evidence: Evidence) -> Iterator[str]:
     disturbed = evidence.runs["background"].drop_nulls()
     if len(disturbed):
-        yield f"{len(disturbed)} of {len(evidence.runs)} runs were disturbed. {disturbed[0]}"
-    for each in verdicts:
-        if each.reading != AS_THE_PAPER:
-            yield f"observation {each.number}: {each.reading}"
+        yield f"{len(disturbed)} of {len(evidence.runs)} runs were disturbed: {disturbed[0]}; times and energy are shared"
     repeats = evidence.runs.group_by("workload", "batch").len()["len"]
     if len(repeats) and int(repeats.to_numpy().max()) == 1:
         yield "every setting was run once: intervals come from within the runs and from the fits over several models"
