@@ -84,7 +84,7 @@ def _known(run: Run) -> list[object]:
     frames += [run.energy(by) for by in ("kind", "module", "component")] if run.rails.lines else []
     frames += [run.energy_resolution(), resolution_sentences(run.energy_resolution())]
     frames += [list(run.board.traps), run.board.title, run.board.os_keeps_bytes]
-    frames += [list(_core_windows_ns(run))]
+    frames += [list(_core_windows_ns(run)), run.utilisation(by="kind"), run.utilisation(by="module")]
     return [leaf for frame in frames for leaf in _leaves(frame)]
 
 

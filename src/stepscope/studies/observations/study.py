@@ -186,7 +186,7 @@ def _bounds(interval: Interval | None) -> tuple[Value, Value, Value]:
 def _limits(evidence: Evidence) -> Iterator[str]:
     disturbed = evidence.runs["background"].drop_nulls()
     if len(disturbed):
-        yield f"{len(disturbed)} of {len(evidence.runs)} runs were disturbed: {disturbed[0]}; times and energy are shared"
+        yield f"{len(disturbed)} of {len(evidence.runs)} runs were disturbed, and so are their times: {disturbed[0]}"
     repeats = evidence.runs.group_by("workload", "batch").len()["len"]
     if len(repeats) and int(repeats.to_numpy().max()) == 1:
         yield "every setting was run once: intervals come from within the runs and from the fits over several models"

@@ -1,0 +1,56 @@
+"""What the child of the study does with torch: memory on a dry run, daily training, a run on a simulated board."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from stepscope import workloads
+from stepscope.analysis.run import Run
+from stepscope.commands._jobs import workload_job
+from stepscope.errors import UsageError
+from stepscope.studies.observations._days import Daily, daily
+from stepscope.studies.observations._evidence import gathered
+from stepscope.studies.observations._memory import memory_by_batch
+from stepscope.studies.suite.run_one import run_one
+
+SHORT = Daily(days=2, start=0.2, seeds=(3,), batches=(64,))
+
+
+def test_parameters_stay_input_grows_as_the_batch_and_feature_maps_are_the_most() -> None:
+    lenet = workloads.find("lenet")
+    held = {(row["batch"], row["part"]): row["bytes"] for row in memory_by_batch(workload_job(lenet), (4, 16))}
+    assert held[4, "parameters"] == held[16, "parameters"] == held[4, "gradients"] == 4 * 21_840
+    assert held[16, "input data"] == 4 * held[4, "input data"]
+    assert 3.9 < held[16, "intermediate data"] / held[4, "intermediate data"] <= 4.0
+    assert held[16, "intermediate data"] > 4 * held[16, "input data"]
+
+
+def test_days_begin_where_the_model_was_trained_to_and_a_seed_repeats_itself() -> None:
+    rows = list(daily(workloads.find("lenet"), SHORT))
+    assert [(row["seed"], row["batch"], row["day"]) for row in rows] == [(3, 64, 0), (3, 64, 1), (3, 64, 2)]
+    assert all(0 <= row["accuracy"] <= 1 for row in rows)
+    assert rows == list(daily(workloads.find("lenet"), SHORT))
+
+
+def test_more_days_than_there_are_images_are_refused_with_the_most_that_can_be() -> None:
+    with pytest.raises(UsageError, match="too few for 9999 days"):
+        list(daily(workloads.find("lenet"), replace(SHORT, days=9999)))
+
+
+@pytest.mark.slow
+def test_a_run_on_a_simulated_board_brings_power_that_says_so(tmp_path: Path) -> None:
+    child = (sys.executable, "-m", "stepscope.commands._observations_child")
+    orders = {"what": "run", "workload": "lenet", "batch": 64, "device": "cpu", "threads": 1, "seed": 0}
+    outcome = run_one(child, {**orders, "simulate": "jetson-tx2", "steps": 12, "seconds": 1.0}, tmp_path / "run", 120)
+    assert outcome.status == "ok", outcome.reason
+    assert outcome.run is not None
+    evidence = gathered([Run(outcome.run)], {}, {})
+    assert evidence.runs["energy_kind"].to_list() == ["simulated"]
+    assert {"total", "cpu", "gpu", "memory"} <= set(evidence.power["component"])
+    refused = run_one(child, {**orders, "workload": "lenot", "simulate": None}, tmp_path / "refused", 120)
+    assert refused.status == "refused"
+    assert "lenet" in str(refused.reason)
