@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tests.fabricate import fabricate_run
 
-from stepscope.analysis.regularity import period_of, regularity
+from stepscope.analysis.regularity import _first_peak, period_of, regularity
 from stepscope.analysis.run import Run
 from stepscope.analysis.windows import Series
 
@@ -33,6 +33,10 @@ def test_noise_has_no_period() -> None:
     rng = np.random.default_rng(1)
     noise = Series("rail:x", "x", 1, np.arange(2000, dtype=np.float64) * 1e7, rng.normal(size=2000), np.empty((0, 2)))
     assert period_of(noise, 0, 2e10, 2e8) == (None, None)
+
+
+def test_samples_that_are_unlike_themselves_at_every_distance_have_no_period() -> None:
+    assert _first_peak(np.array([1.0, -0.5, -0.2, -0.6, -0.3, -0.7])) is None
 
 
 def test_steps_shorter_than_two_samples_show_no_period() -> None:

@@ -88,8 +88,6 @@ def run(
     _check(batch, steps, threads)
     _check_share(until_resolved)
     allocators.use(malloc)
-    if record_memory != "off":
-        _know_the_empty_process(malloc)
     settings = Settings(
         out=out,
         record=record,
@@ -111,6 +109,8 @@ def run(
         else:
             path, code = _workload(target, arguments, steps, settings, asked, quiet or live, until_resolved)
         kept.append(path)
+    if code == 0 and record_memory != "off":
+        _know_the_empty_process(path)
     _report(path, meter_csv or [], quiet, html)
     raise typer.Exit(code)
 
@@ -137,14 +137,21 @@ def _refuse_for_a_script(options: dict[str, Any]) -> None:
         raise UsageError(f"{', '.join(given)}: of a workload only", "give a script its own arguments after --")
 
 
-def _know_the_empty_process(malloc: str) -> None:
-    """Measured before the first run on a device, because nothing else may run beside a training."""
-    from stepscope.record.empty_process import empty_process_bytes, kept_empty_process_bytes
+def _know_the_empty_process(path: Path) -> None:
+    """Measured after the first run on a device, because nothing else may run beside a training; the run is told."""
+    from stepscope.record.empty_process import empty_process_bytes
+    from stepscope.runfolder import RunReader, RunWriter
 
-    if kept_empty_process_bytes(malloc) is None:
-        typer.echo("once for this device: the memory of an empty training process (seconds)", err=True)
-        if empty_process_bytes(malloc) is None:
-            typer.echo("it could not be measured; the process's peak will not be taken apart", err=True)
+    meta = RunReader(path).meta
+    malloc = meta.get("malloc") or {}
+    if "name" not in malloc or malloc.get("empty_process_bytes") is not None:
+        return
+    sys.stderr.write("once for this device: the memory of an empty training process (seconds)\n")
+    size = empty_process_bytes(malloc["name"])
+    if size is None:
+        sys.stderr.write("it could not be measured; the process's peak will not be taken apart\n")
+    else:
+        RunWriter(path, meta).update(malloc={**malloc, "empty_process_bytes": size})
 
 
 def _check(batch: int | None, steps: int | None, threads: int | None) -> None:

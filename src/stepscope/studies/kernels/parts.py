@@ -1,0 +1,178 @@
+"""What is timed of a kernel: forward, the gradient of its weights, of its input, both, and all of it together.
+
+FLOPs are the useful ones: the products and sums as they are written. A fast algorithm does fewer, a kernel that
+computes something again does more. Bytes are the tensors that have to be read and written, each once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from stepscope.record.op_cost import convolution_flops, product_flops
+from stepscope.studies.kernels.shapes import Kernel
+
+FORWARD, WEIGHT, INPUT, BOTH = "forward", "weight gradient", "input gradient", "both gradients"
+WHOLE, UPDATE = "forward and both", "update"
+PARTS = (FORWARD, WEIGHT, INPUT, BOTH, WHOLE, UPDATE)
+_NORM_FORWARD, _NORM_WEIGHT, _NORM_INPUT = 6, 4, 8  # FLOPs an element: statistics and scaling; sums; sums and scaling
+_UPDATE = {"sgd": (2, 3), "momentum": (4, 5), "adam": (12, 7), "adamw": (14, 7)}  # FLOPs, numbers moved, a parameter
+_OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=1e-4),
+    "momentum": lambda p: torch.optim.SGD(p, lr=1e-4, momentum=0.9),
+    "adam": lambda p: torch.optim.Adam(p, lr=1e-4),
+    "adamw": lambda p: torch.optim.AdamW(p, lr=1e-4),
+}
+
+
+@dataclass(frozen=True)
+class Part:
+    """One call that is timed, with its useful FLOPs and the bytes that it cannot do without."""
+
+    call: Callable[[], Any]
+    flops: int
+    bytes: int
+
+
+Parts = dict[str, Part]
+
+
+def parts_of(kernel: Kernel, device: str = "cpu") -> Parts:
+    """Tensors of a kernel on a device, random and of float32, and its parts; on "meta" they need no memory."""
+    with torch.device(device):
+        return _MADE[kernel.op](kernel.sizes)
+
+
+def _convolution(of: Mapping[str, int]) -> Parts:
+    aten = torch.ops.aten
+    x = torch.randn(of["batch"], of["inputs"], of["height"], of["width"])
+    w = torch.randn(of["outputs"], of["inputs"] // of["groups"], of["kernel_height"], of["kernel_width"])
+    padding = [of["padding_height"], of["padding_width"]]
+    how = ([of["stride"]] * 2, padding, [of["dilation"]] * 2, False, [0, 0], of["groups"])
+
+    def forward() -> Tensor:
+        result: Tensor = aten.convolution(x, w, None, *how)
+        return result
+
+    g = torch.randn_like(forward())
+
+    def backward(wants: list[bool]) -> Callable[[], Any]:
+        return lambda: aten.convolution_backward(g, x, w, None, *how, wants)
+
+    flops = convolution_flops(of["batch"], g.shape[2:], w.shape)
+    return _whole(
+        Part(forward, flops, _bytes(x, w, g)),
+        Part(backward([False, True, False]), flops, _bytes(g, x, w)),
+        Part(backward([True, False, False]), flops, _bytes(g, w, x)),
+        Part(backward([True, True, False]), 2 * flops, _bytes(g, x, w, w, x)),
+    )
+
+
+def _linear(of: Mapping[str, int]) -> Parts:
+    x, w = torch.randn(of["batch"], of["inputs"]), torch.randn(of["outputs"], of["inputs"])
+    g = torch.randn(of["batch"], of["outputs"])
+    flops = product_flops(of["batch"], of["inputs"], of["outputs"])
+    return _whole(
+        Part(lambda: functional.linear(x, w), flops, _bytes(x, w, g)),
+        Part(lambda: torch.mm(g.t(), x), flops, _bytes(g, x, w)),
+        Part(lambda: torch.mm(g, w), flops, _bytes(g, w, x)),
+        Part(lambda: (torch.mm(g.t(), x), torch.mm(g, w)), 2 * flops, _bytes(g, x, w, w, x)),
+    )
+
+
+def _lstm(of: Mapping[str, int]) -> Parts:
+    """Autograd divides its backward: a gradient of the weights alone still goes back through the steps of time."""
+    module = nn.LSTM(of["inputs"], of["hidden"])
+    x = torch.randn(of["length"], of["batch"], of["inputs"], requires_grad=True)
+    weights = list(module.parameters())
+    out, _ = module(x)
+    g = torch.randn_like(out)
+    rows, gates = of["length"] * of["batch"], 4 * of["hidden"]
+    flops, through_time = (product_flops(rows, n, gates) for n in (of["inputs"] + of["hidden"], of["hidden"]))
+    held = _bytes(*weights)
+    return _whole(
+        Part(lambda: module(x), flops, _bytes(x, out) + held),
+        Part(_gradient(out, weights, g), flops + through_time, _bytes(g, x) + 2 * held),
+        Part(_gradient(out, [x], g), flops, _bytes(g, x) + held),
+        Part(_gradient(out, [*weights, x], g), 2 * flops, _bytes(g, x, x) + 2 * held),
+    )
+
+
+def _attention(of: Mapping[str, int]) -> Parts:
+    shape = (of["batch"], of["heads"], of["length"], of["head"])
+    q, k, v = (torch.randn(shape, requires_grad=True) for _ in range(3))
+
+    def forward() -> Tensor:
+        return functional.scaled_dot_product_attention(q, k, v)
+
+    out = forward()
+    g = torch.randn_like(out)
+    product = of["batch"] * of["heads"] * product_flops(of["length"], of["head"], of["length"])
+    backward = _gradient(out, [q, k, v], g)
+    return {
+        FORWARD: Part(forward, 2 * product, _bytes(q, k, v, out)),
+        INPUT: Part(backward, 4 * product, _bytes(g, q, k, v, q, k, v)),
+        WHOLE: Part(lambda: (forward(), backward()), 6 * product, _bytes(q, k, v, out, g, q, k, v, q, k, v)),
+    }
+
+
+def _batch_norm(of: Mapping[str, int]) -> Parts:
+    aten, channels = torch.ops.aten, of["channels"]
+    x = torch.randn(of["batch"], channels, of["height"], of["width"])
+    g, w, b = torch.randn_like(x), torch.ones(channels), torch.zeros(channels)
+    mean, var = torch.zeros(channels), torch.ones(channels)
+
+    def forward() -> Any:
+        return aten.native_batch_norm(x, w, b, mean, var, True, 0.1, 1e-5)
+
+    _, kept_mean, kept_inverse = forward()
+
+    def backward(wants: list[bool]) -> Callable[[], Any]:
+        return lambda: aten.native_batch_norm_backward(
+            g, x, w, mean, var, kept_mean, kept_inverse, True, 1e-5, wants
+        )
+
+    size = x.numel()
+    return _whole(
+        Part(forward, _NORM_FORWARD * size, _bytes(x, x)),
+        Part(backward([False, True, True]), _NORM_WEIGHT * size, _bytes(g, x)),
+        Part(backward([True, False, False]), _NORM_INPUT * size, _bytes(g, x, x)),
+        Part(backward([True, True, True]), _NORM_INPUT * size, _bytes(g, x, x)),
+    )
+
+
+def _optimizer(of: Mapping[str, Any]) -> Parts:
+    parameter = nn.Parameter(torch.randn(of["parameters"]))
+    parameter.grad = torch.randn(of["parameters"])
+    optimizer = _OPTIMIZERS[of["rule"]]([parameter])
+    flops, moved = _UPDATE[of["rule"]]
+    return {UPDATE: Part(optimizer.step, flops * of["parameters"], moved * parameter.nbytes)}
+
+
+def _whole(forward: Part, weight: Part, inputs: Part, both: Part) -> Parts:
+    def all_of_it() -> None:
+        forward.call()
+        both.call()
+
+    whole = Part(all_of_it, forward.flops + both.flops, forward.bytes + both.bytes)
+    return {FORWARD: forward, WEIGHT: weight, INPUT: inputs, BOTH: both, WHOLE: whole}
+
+
+def _gradient(out: Tensor, of: list[Any], g: Tensor) -> Callable[[], Any]:
+    return lambda: torch.autograd.grad(out, of, g, retain_graph=True)
+
+
+def _bytes(*tensors: Tensor) -> int:
+    return sum(math.prod(each.shape) * each.element_size() for each in tensors)
+
+
+_MADE: dict[str, Callable[[Mapping[str, Any]], Parts]] = {
+    "conv": _convolution, "depthwise": _convolution, "linear": _linear, "lstm": _lstm, "attention": _attention,
+    "batch_norm": _batch_norm, "optimizer": _optimizer,
+}  # fmt: skip
