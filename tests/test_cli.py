@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import subprocess
 import sys
 from collections.abc import Callable
@@ -197,3 +198,13 @@ def test_an_out_folder_that_cannot_be_written_is_refused(stepscope_cli: CommandL
     answer = stepscope_cli("run", "lenet", "--steps", "1", "--out", "taken")
     assert answer.returncode == 5
     assert answer.stderr.strip().startswith("error: cannot write a run below 'taken'")
+
+
+def test_doctor_shows_a_simulated_board_and_says_that_it_is_one(stepscope_cli: CommandLine) -> None:
+    answer = stepscope_cli("doctor", "--simulate", "jetson-tx2", "--json")
+    assert answer.returncode == 0, answer.stderr
+    found = json.loads(answer.stdout)
+    assert found["simulated"] == "jetson-tx2"
+    assert "ina3221" in {entry["sensor"] for entry in found["power"]}
+    refused = stepscope_cli("doctor", "--simulate", "jetson-tx2", "--characterise")
+    assert refused.returncode == 2

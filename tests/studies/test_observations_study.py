@@ -104,6 +104,13 @@ def test_a_run_that_finds_no_memory_is_said_and_the_rest_is_judged(tmp_path: Pat
     assert findings.tables[0].rows[0][2] == "holds"
 
 
+def test_a_study_of_which_nothing_came_out_says_so_and_judges_nothing(tmp_path: Path) -> None:
+    findings = observations(tmp_path / "study", replace(SMALL, workloads=("large",), only=(1, 9, 11)), child=CHILD)
+    assert {row[2] for row in findings.tables[0].rows} == {"cannot be judged"}
+    assert len(findings.notes) == 3
+    assert not charts(findings.frames)
+
+
 def test_runs_of_a_sweep_are_taken_instead_of_made(tmp_path: Path) -> None:
     for batch in (4, 16, 64):
         header = {"workload": {"name": "net", "batch_size": batch, "device": "cpu"}, "threads": 1}

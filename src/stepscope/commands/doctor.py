@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -28,6 +30,9 @@ def doctor(
         Path | None,
         typer.Option("--picture", help="With --characterise: draw the answers to the load (.png, .svg or .html)."),
     ] = None,
+    simulate: Annotated[
+        str | None, typer.Option(help="Look at a simulated board instead (all output says so): jetson-tx2, ...")
+    ] = None,
 ) -> None:
     """Show what can be measured on this machine, what cannot, and the command that would enable it."""
     from rich.console import Console
@@ -42,11 +47,18 @@ def doctor(
         if not characterise:
             raise UsageError("--picture belongs to --characterise", "add --characterise")
         check_picture(picture)
-    found, profiles = diagnosis(root, characterise, picture)
+    if simulate is not None and characterise:
+        said = "--characterise: a simulated board follows a training, not the load that this would make"
+        raise UsageError(said, f"look at it alone: stepscope doctor --simulate {simulate}")
+    with _at(root, simulate) as looked_at:
+        found, profiles = diagnosis(looked_at, characterise, picture)
+    found["simulated"] = simulate
     console = Console()
     if json:
         console.print_json(data=found)
         return
+    if simulate is not None:
+        console.print(f"[bold]SIMULATED[/bold] sensors of '{simulate}', not of this machine")
     _print_device(console, found)
     _print_channels(console, found["channels"])
     if characterise:
@@ -54,6 +66,18 @@ def doctor(
     _print_missing(console, found["missing"])
     _print_power(console, found)
     _print_software(console, found)
+
+
+@contextmanager
+def _at(root: Path, board: str | None) -> Iterator[Path]:
+    """The folder to look below: of a simulated board, as long as it is looked at."""
+    if board is None:
+        yield root
+        return
+    from stepscope import simulate
+
+    with simulate.start(board) as simulation:
+        yield simulation.root
 
 
 def diagnosis(

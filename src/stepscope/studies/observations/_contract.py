@@ -94,7 +94,7 @@ def part(claim: str, test: str, effect: str, found: Interval, limits: Limits, of
         return Part(*facts, HOLDS, f"{_said(found)}, {limits}")
     if found.high <= limits.least or found.low >= limits.most:
         return Part(*facts, FAILS, f"{_said(found)}, not {limits}")
-    return Part(*facts, UNKNOWN, f"{_said(found)} spans the limit ({limits}); more or longer runs would tell")
+    return Part(*facts, UNKNOWN, f"{_said(found)} spans the limit ({limits}), more or longer runs would tell: {of}")
 
 
 def unjudged(claim: str, test: str, why: str) -> Part:

@@ -22,7 +22,7 @@ def judge(evidence: Evidence) -> Verdict:
     if first.is_empty():
         why = evidence.absent.get("memory", "no model was counted with two batch sizes")
         return verdict(OBSERVATION, [unjudged("only intermediate data grow", _TEST, why)])
-    of = f"{len(first)} models: {', '.join(first['workload'])}"
+    of = f"models: {', '.join(first['workload'])}"
     change = {name: (last[name] - first[name]).cast(pl.Float64) for name in PARTS}
     all_of_it = sum(change.values(), start=pl.Series([0.0] * len(first)))
     shares = change[PARTS[3]] / all_of_it

@@ -18,7 +18,7 @@ from stepscope.analysis.findings import Findings, FoundTable, Value
 from stepscope.analysis.run import Run
 from stepscope.record.device import describe_device
 from stepscope.studies.observations import every
-from stepscope.studies.observations._contract import AS_THE_PAPER, HOLDS, UNKNOWN, Interval, Verdict
+from stepscope.studies.observations._contract import AS_THE_PAPER, FAILS, HOLDS, UNKNOWN, Interval, Verdict
 from stepscope.studies.observations._evidence import Evidence, gathered
 from stepscope.studies.observations._figures import frames
 from stepscope.studies.observations._measuring import Measured, Watch, measured
@@ -109,13 +109,21 @@ def _not_asked(asked: Asked) -> dict[str, str]:
 
 def _answer(verdicts: Sequence[Verdict]) -> str:
     by = {outcome: [str(each.number) for each in verdicts if each.outcome == outcome] for outcome in _ORDER}
-    said = [f"{len(numbers)} {_ORDER[outcome]} ({', '.join(numbers)})" for outcome, numbers in by.items() if numbers]
-    others = sum(each.reading != AS_THE_PAPER for each in verdicts)
-    more = f" {others} were judged by a counterpart that this device has." if others else ""
+    said = [
+        f"{len(numbers)} {_ORDER[outcome][len(numbers) > 1]} ({', '.join(numbers)})"
+        for outcome, numbers in by.items()
+        if numbers
+    ]
+    others = [str(each.number) for each in verdicts if each.reading != AS_THE_PAPER]
+    more = f" Judged by a counterpart that this device has: {', '.join(others)}." if others else ""
     return f"Of {len(verdicts)} observations {'; '.join(said)}.{more}"
 
 
-_ORDER = {HOLDS: "hold here", "does not hold": "do not", UNKNOWN: "cannot be judged"}
+_ORDER = {  # of one, of several
+    HOLDS: ("holds here", "hold here"),
+    FAILS: ("does not", "do not"),
+    UNKNOWN: ("cannot be judged", "cannot be judged"),
+}
 
 
 def _verdict_table(verdicts: Sequence[Verdict]) -> FoundTable:
@@ -145,7 +153,7 @@ def _part_table(verdicts: Sequence[Verdict]) -> FoundTable:
     for each in verdicts:
         for one in each.parts:
             limits = None if one.limits is None else str(one.limits)
-            about = one.of if one.found is not None else one.why
+            about = one.why if one.outcome == UNKNOWN else one.of
             rows.append((each.number, one.claim, one.outcome, *_bounds(one.found), limits, about))
     columns = ("no.", "claim", "outcome", "value", "low", "high", "true if", "taken from, or why not judged")
     note = "A claim holds where its whole interval lies within the limits, and does not where none of it does."
@@ -186,7 +194,8 @@ def _bounds(interval: Interval | None) -> tuple[Value, Value, Value]:
 def _limits(evidence: Evidence) -> Iterator[str]:
     disturbed = evidence.runs["background"].drop_nulls()
     if len(disturbed):
-        yield f"{len(disturbed)} of {len(evidence.runs)} runs were disturbed, and so are their times: {disturbed[0]}"
+        which = f"{len(disturbed)} of {len(evidence.runs)} runs were disturbed (the first: {disturbed[0]})"
+        yield f"{which}: what is said of the use of cores leaves them out, and their times are not theirs alone"
     repeats = evidence.runs.group_by("workload", "batch").len()["len"]
     if len(repeats) and int(repeats.to_numpy().max()) == 1:
         yield "every setting was run once: intervals come from within the runs and from the fits over several models"

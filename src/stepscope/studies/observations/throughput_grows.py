@@ -27,7 +27,7 @@ def judge(evidence: Evidence) -> Verdict:
     against = "".join(
         f"; {row['workload']} shrinks to {math.exp(row['log']):.2g}" for row in shrink.iter_rows(named=True)
     )
-    of = f"{len(runs)} runs of {len(growth)} models{against}"
+    of = f"{len(runs)} runs; models: {len(growth)}{against}"
     return verdict(OBSERVATION, [part(_CLAIM, _TEST, "exponent of the batch", exponent, Limits(least=0.0), of)])
 
 

@@ -47,7 +47,7 @@ def _change(runs: pl.DataFrame, column: str, claim: str, limits: Limits) -> Part
         return unjudged(claim, _TEST, why)
     slope = slope_within(known["workload"].to_list(), np.log2(known["batch"].to_numpy()), known[column].to_numpy())
     change = Interval(*(DOUBLINGS * bound for bound in (slope.value, slope.low, slope.high)))
-    of = f"{len(known)} runs of {known['workload'].n_unique()} models"
+    of = f"{len(known)} runs; models: {known['workload'].n_unique()}"
     return part(claim, _TEST, "change of the share of busy time for a 16 times larger batch", change, limits, of)
 
 
