@@ -31,8 +31,11 @@ MAY_IMPORT = {
     "report": FOR_ALL | {"runfolder", "analysis"},
     "studies": FOR_ALL | {"runfolder", "record", "analysis", "workloads"},
     "integrations": FOR_ALL | {"runfolder", "record", "analysis", "report"},
+    "store": FOR_ALL | {"runfolder", "analysis"},
+    "importers": FOR_ALL | {"runfolder", "record", "analysis"},
     "commands": FOR_ALL
-    | {"runfolder", "record", "analysis", "report", "studies", "workloads", "simulate", "integrations"},
+    | {"runfolder", "record", "analysis", "report", "studies", "workloads", "simulate", "integrations"}
+    | {"store", "importers"},
     "__init__": FOR_ALL | {"record", "analysis", "studies"},
     "__main__": FOR_ALL | {"commands"},
     "pytest_plugin": FOR_ALL | {"record"},

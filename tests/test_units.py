@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.units import NOT_MEASURED, bytes_, duration, number, percent, si
+from stepscope.units import NOT_MEASURED, bytes_, duration, number, percent, si, si_within
 
 FINITE = st.floats(min_value=1e-3, max_value=1e15)
 SCALES = {"T": 1e12, "G": 1e9, "M": 1e6, "k": 1e3, "": 1.0}
@@ -52,3 +52,15 @@ def test_a_share_of_one_reads_as_a_percentage() -> None:
 def test_a_formatted_value_reads_back_within_half_a_percent(value: float) -> None:
     text, prefix = si(value, "").split(" ") if " " in si(value, "") else (si(value, ""), "")
     assert math.isclose(float(text.replace(",", "")) * SCALES[prefix], value, rel_tol=5.1e-3)
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "text"), [(0.0706, "J", "70.6 mJ"), (4.1e-5, "W", "41 uW"), (0.5, "B", "0.5 B"), (0, "J", "0 J")]
+)
+def test_small_energies_and_powers_take_a_prefix_and_bytes_do_not(value: float, unit: str, text: str) -> None:
+    assert si(value, unit) == text
+
+
+def test_the_ends_of_an_interval_share_the_prefix_of_their_value() -> None:
+    assert si_within(0.195, 0.0943, 1.2, "W") == "195 mW (94.3 to 1,200)"
+    assert si_within(2.0, None, 3.0, "W") == "2 W"

@@ -10,7 +10,8 @@ StepscopeError                  1
 │   └── SchemaTooNew            4
 ├── OutputNotWritable           5   nowhere to write the run
 ├── DataUnavailable             6   a data set is neither packaged, cached nor reachable
-└── SamplerFailed               7   the sampling process did not start
+├── SamplerFailed               7   the sampling process did not start
+└── StoreError                  8   a store of runs does not answer, or holds what cannot be trusted
 """
 
 from __future__ import annotations
@@ -85,3 +86,9 @@ class SamplerFailed(StepscopeError):
     """The sampling process did not start or did not say that it is ready."""
 
     exit_code = 7
+
+
+class StoreError(StepscopeError):
+    """A store of runs does not answer, or holds what cannot be trusted."""
+
+    exit_code = 8

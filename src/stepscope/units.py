@@ -4,6 +4,8 @@ from __future__ import annotations
 
 NOT_MEASURED = "-"
 _PREFIXES = [(1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, "")]
+_SMALL_PREFIXES = [*_PREFIXES, (1e-3, "m"), (1e-6, "u")]
+_DIVIDED = {"J", "W", "V", "A", "Wh", "C"}  # units whose thousandths people use; nobody says millibyte
 _TIME = [(3.6e12, "h"), (6e10, "min"), (1e9, "s"), (1e6, "ms"), (1e3, "us"), (1.0, "ns")]
 
 
@@ -16,17 +18,31 @@ def number(value: float | None, digits: int = 3) -> str:
     magnitude = f"{value:.{digits}g}"
     if "e" not in magnitude:
         return magnitude
-    return f"{float(magnitude):,.0f}" if abs(value) >= 1 else f"{float(magnitude):.{digits + 6}f}".rstrip("0").rstrip(".")
+    return (
+        f"{float(magnitude):,.0f}" if abs(value) >= 1 else f"{float(magnitude):.{digits + 6}f}".rstrip("0").rstrip(".")
+    )
 
 
 def si(value: float | None, unit: str, digits: int = 3) -> str:
     """A value of an SI unit with the decimal prefix that keeps it short: si(21840, "B") is "21.8 kB"."""
     if value is None:
         return NOT_MEASURED
-    for scale, prefix in _PREFIXES:
-        if abs(value) >= scale or scale == 1.0:
-            return f"{number(value / scale, digits)} {prefix}{unit}".rstrip()
-    raise AssertionError("the last prefix always fits")
+    scale, prefix = _prefix(value, unit)
+    return f"{number(value / scale, digits)} {prefix}{unit}".rstrip()
+
+
+def si_within(value: float | None, low: float | None, high: float | None, unit: str) -> str:
+    """A value with the ends of its interval, all three with one prefix: "70.6 mJ (68 to 73.1)"."""
+    if value is None or low is None or high is None:
+        return si(value, unit)
+    scale, prefix = _prefix(value, unit)
+    return f"{number(value / scale)} {prefix}{unit} ({number(low / scale)} to {number(high / scale)})"
+
+
+def _prefix(value: float, unit: str) -> tuple[float, str]:
+    """The largest prefix that leaves 1 or more; of 0 none."""
+    known = _SMALL_PREFIXES if unit in _DIVIDED and value else _PREFIXES
+    return next(((scale, prefix) for scale, prefix in known if abs(value) >= scale), known[-1])
 
 
 def duration(ns: float | None, digits: int = 3) -> str:

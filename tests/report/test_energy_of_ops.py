@@ -38,7 +38,7 @@ def screen(run: Run) -> str:
 def test_the_screen_shows_joules_interval_and_verdict_of_kinds_and_modules(path: Path) -> None:
     text = screen(Run(path))
     for said in (
-        "energy by operation (VDD_IN)",
+        "energy by op (VDD_IN)",
         "aten::convolution_backward",
         "resolved",
         "± ",
@@ -52,7 +52,7 @@ def test_the_screen_shows_joules_interval_and_verdict_of_kinds_and_modules(path:
 @pytest.mark.parametrize("method", ["nearest", "overlap"])
 def test_another_method_is_named_and_has_no_interval(path: Path, method: str) -> None:
     text = screen(Run(path, method))
-    assert f"energy by operation (VDD_IN, {method})" in text
+    assert f"energy by op (VDD_IN, {method})" in text
     assert "no interval" in text
     assert "±" not in text
 

@@ -47,6 +47,7 @@ def observations(
     Without an accelerator the meaningful counterpart is judged and labelled so; a missing sensor is never a pass.
     Interrupt it as you like: the same command with the same --out goes on where it stopped.
     """
+    from stepscope.commands._cells_shown import command_line, resumable
     from stepscope.commands._study_shown import concluded, study_out
     from stepscope.report.charts.study_observations import charts
     from stepscope.studies.observations.study import NAME
@@ -55,13 +56,9 @@ def observations(
 
     asked = _asked(quick, from_ or [], simulate, workloads, batch, repeats, seconds, device, threads, days, only, seed)
     folder = study_out(out, NAME)
-    command = f"{_line()} --out {folder}" if out is None else _line()
-    try:
-        with _watching(quiet) as watch:
-            findings = judged(folder, asked, watch=watch, command=command)
-    except KeyboardInterrupt:
-        sys.stderr.write(f"interrupted; go on with: {command}\n")
-        raise
+    command = command_line(out, folder)
+    with resumable(command), _watching(quiet) as watch:
+        findings = judged(folder, asked, watch=watch, command=command)
     concluded(StudyFolder(folder, NAME, asked.to_dict()), findings, charts(findings.frames), quiet=quiet, json=json)
 
 
@@ -162,12 +159,6 @@ def _at_least_one(option: str, value: int) -> int:
     if value < 1:
         raise UsageError(f"{option} {value}: must be 1 or more", f"for example {option} 10")
     return value
-
-
-def _line() -> str:
-    import shlex
-
-    return shlex.join(["stepscope", *sys.argv[1:]])
 
 
 @contextmanager

@@ -7,6 +7,7 @@ from typing import Any
 import polars as pl
 from rich.console import RenderableType
 from rich.constrain import Constrain
+from rich.table import Table
 from rich.text import Text
 
 from stepscope.analysis.energy_shown import (
@@ -19,7 +20,7 @@ from stepscope.analysis.energy_shown import (
 )
 from stepscope.analysis.run import Run
 from stepscope.report.text_lines import labelled
-from stepscope.report.text_tables import ENGINE, add_row, new_table
+from stepscope.report.text_tables import ENGINE, Fitting, add_row, new_table
 from stepscope.units import number, percent, si
 
 _TOP, _WIDTH, _MOST_SENTENCES = 6, 100, 3
@@ -41,7 +42,7 @@ def energy_of_ops(run: Run) -> list[RenderableType]:
     said += [Text(sentence) for sentence in resolution_sentences(run.energy_resolution())[:_MOST_SENTENCES]]
     shown = "" if method == "fit" else f", {method}"
     return [
-        *_kinds(kinds.head(_TOP).to_dicts(), f"energy by operation ({rail}{shown})"),
+        *_kinds(kinds.head(_TOP).to_dicts(), f"energy by op ({rail}{shown})"),
         *_modules(modules[:_TOP], f"energy by module ({rail}{shown})"),
         Text(""),
         labelled("energy of ops", *said),
@@ -58,22 +59,31 @@ def _absent(run: Run, method: str) -> list[RenderableType]:
 
 def _kinds(rows: list[dict[str, Any]], title: str) -> list[RenderableType]:
     by_sample = any(row["joules_per_sample"] is not None for row in rows)
-    columns = ["a step", *(["a sample"] if by_sample else []), "90 % interval", "share", "power", "verdict"]
-    table = new_table(title, *columns)
+    widths = (True, False) if by_sample else (False,)
+    return [Text(""), Constrain(Fitting(tuple(_kind_table(rows, title, by_sample=each) for each in widths)), _WIDTH)]
+
+
+def _kind_table(rows: list[dict[str, Any]], title: str, *, by_sample: bool) -> Table:
+    table = new_table(title, "a step", *(["a sample"] if by_sample else []), "90 %", "share", "power", "verdict")
     for row in rows:
         name = row["name"].replace(ENGINE, "engine: ")
         each = [si(row[column], "J") for column in ("joules_per_step", "joules_per_sample")[: 1 + by_sample]]
         add_row(table, name, *each, *_told(row))
-    return [Text(""), Constrain(table, _WIDTH)]
+    return table
 
 
 def _modules(rows: list[dict[str, Any]], title: str) -> list[RenderableType]:
     phases = [name for name in ("forward", "backward", "optimizer") if any(row[name] for row in rows)]
-    table = new_table(title, *phases, "a step", "90 % interval", "share", "power", "verdict")
+    tables = (_module_table(rows, title, phases), _module_table(rows, title, []))
+    return [Text(""), Constrain(Fitting(tables), _WIDTH)]
+
+
+def _module_table(rows: list[dict[str, Any]], title: str, phases: list[str]) -> Table:
+    table = new_table(title, *phases, "a step", "90 %", "share", "power", "verdict")
     for row in rows:
         parts = [si(row[phase], "J") if row[phase] is not None else "" for phase in phases]
         add_row(table, row["name"] or "(the model)", *parts, si(row["joules_per_step"], "J"), *_told(row))
-    return [Text(""), Constrain(table, _WIDTH)]
+    return table
 
 
 def _told(row: dict[str, Any]) -> list[str]:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import polars as pl
-from rich.console import RenderableType
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.constrain import Constrain
 from rich.table import Table
 from rich.text import Text
 
 from stepscope.analysis.own_time import CPU, RESIDUAL
-from stepscope.units import duration, number, percent, si
+from stepscope.units import duration, number, percent, si, si_within
 
 _BAR = 24
 _TOP = 6
 _WIDTH = 100
+_NAMES = 18  # characters of a name that tell it apart
+_PADDING = 2
 _KEPT = {"forward": 8, "backward": 8, "share": 6, "rate": 12, "time": 8}
 ENGINE = "autograd::engine::evaluate_function: "
 
@@ -56,7 +61,7 @@ def op_table(kinds: pl.DataFrame) -> list[RenderableType]:
         return []
     on_device = (named["device"] != CPU).any()
     columns = ["calls", "forward", "backward", "optimizer", "share", "rate", *(["device"] if on_device else [])]
-    table = new_table(f"top operations of {len(named)}", *columns)
+    table = new_table(f"top ops of {len(named)}", *columns)
     for row in named.head(_TOP).iter_rows(named=True):
         times = [duration(row[f"{phase}_ns"]) for phase in ("forward", "backward", "optimizer")]
         rate = si(row["flops_per_s"], "FLOP/s")
@@ -69,33 +74,48 @@ def energy_table(totals: pl.DataFrame) -> list[RenderableType]:
     """Power and energy of each component with intervals; what is not measured is called by its name."""
     if totals.is_empty():
         return []
-    columns = ["power", "a step", "steady steps"]
+    tables = (_energy(totals, with_total=True), _energy(totals, with_total=False))
+    return [Text(""), Constrain(Fitting(tables), _WIDTH)]
+
+
+def _energy(totals: pl.DataFrame, *, with_total: bool) -> Table:
     kinds = ["kind"] if (totals["kind"] != "measured").any() else []
     gaps = ["not covered"] if (totals["gap_s"] > 0).any() else []
-    table = new_table("energy", *kinds, *columns, *gaps)
-    table.columns[0].min_width = max(len(name) for name in totals["component"])
+    table = new_table("energy", *kinds, "power", "a step", *(["steady steps"] if with_total else []), *gaps)
     for row in totals.iter_rows(named=True):
         cells = [row["component"], *([row["kind"].upper()] if kinds and row["kind"] != "measured" else kinds and [""])]
-        cells.append(_with_interval(row["watts_mean"], row["watts_low"], row["watts_high"], "W"))
+        cells.append(si_within(row["watts_mean"], row["watts_low"], row["watts_high"], "W"))
         cells.append(si(row["joules_per_step"], "J"))
-        cells.append(_with_interval(row["joules"], row["low"], row["high"], "J"))
+        cells += [si_within(row["joules"], row["low"], row["high"], "J")] if with_total else []
         cells += [f"{number(row['gap_s'])} s" if row["gap_s"] else ""] if gaps else []
         add_row(table, *cells)
-    return [Text(""), Constrain(table, _WIDTH)]
-
-
-def _with_interval(value: float | None, low: float | None, high: float | None, unit: str) -> str:
-    between = "" if low is None or high is None else f" ({number(low)} to {number(high)})"
-    return f"{si(value, unit)}{between}"
+    return table
 
 
 def _device(present: bool) -> list[str]:
     return ["on device"] if present else []
 
 
+@dataclass(frozen=True)
+class Fitting:
+    """Of several tables that say the same, widest first, the first whose numbers are whole at the width there is."""
+
+    tables: tuple[Table, ...]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield next((table for table in self.tables if _needed(table) <= options.max_width), self.tables[-1])
+
+
+def _needed(table: Table) -> int:
+    """Columns of a terminal with which no number is cut, and of the names in the first column only their ends."""
+    widths = [max(cell_len(str(cell)) for cell in (column.header, *column.cells)) for column in table.columns]
+    names, *numbers = widths
+    return min(names, _NAMES) + sum(numbers) + _PADDING * len(widths)
+
+
 def new_table(first: str, *others: str) -> Table:
     """A table whose first column gives way on narrow terminals."""
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="cyan", show_edge=False, expand=True)
+    table = Table(box=None, padding=(0, _PADDING, 0, 0), header_style="cyan", show_edge=False, expand=True)
     table.add_column(first, no_wrap=True, ratio=1, overflow="ellipsis")
     for name in others:
         left = name in ("type", "device", "kind", "verdict")

@@ -234,7 +234,7 @@ def _scaled(timeline: Timeline, readings: Readings, model: SensorModel) -> tuple
     left = plain.left(first)
     theta = shared_error(left) if readings.carry else 0.0
     rows = _rows(matrix, readings, gain, theta, _trust(timeline, readings, model, left))
-    return rows, regress(rows.moments(mean), coarse)
+    return rows, regress(rows.moments(mean), coarse, first)
 
 
 def _trust(timeline: Timeline, readings: Readings, model: SensorModel, left: Floats) -> Floats:

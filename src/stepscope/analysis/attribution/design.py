@@ -107,11 +107,25 @@ def _blocks(
         piece = np.arange(len(row)) + np.repeat(first[start:stop] - (before[start:stop] - before[start]), n)
         at, box = end[start:stop][row], width[start:stop][row]
         off = None if blur is None else blur[start:stop][row]
-        weight = model.seen_since(at - lane.t0[piece], box, off) - model.seen_since(at - lane.t1[piece], box, off)
+        until = model.seen_since(at - lane.t0[piece], box, off)
+        weight = until - _seen_after(lane, piece, row, until, at, box, off, model)
         yield slice(start, stop), row, lane.key[piece], weight, n
         if rows == 0:
             return
         start = stop
+
+
+def _seen_after(
+    lane: Lane, piece: Ints, row: Ints, until: Floats, at: Floats, box: Floats, off: Floats | None, model: SensorModel
+) -> Floats:
+    """What is seen since the end of each piece: where the next one of the row follows at once, since its begin."""
+    after = np.append(until[1:], 0.0)
+    follows = (row[1:] == row[:-1]) & (lane.t1[piece[:-1]] == lane.t0[piece[1:]])
+    apart = np.flatnonzero(~np.append(follows, np.zeros(min(len(piece), 1), dtype=bool)))
+    after = after[: len(piece)]
+    gone = None if off is None else off[apart]
+    after[apart] = model.seen_since(at[apart] - lane.t1[piece[apart]], box[apart], gone)
+    return after
 
 
 def gram(matrix: Any) -> Floats:

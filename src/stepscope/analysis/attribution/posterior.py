@@ -63,12 +63,12 @@ def wobble(
 ) -> Wobble:
     """First-order effect of the calibration's error on the powers, W."""
     model = found.model
-    plain = predicted(timeline, readings, model, fit.watts)
+    plain = rows @ fit.watts  # scaled
     pull = fit.hierarchy.mixing @ fit.covariance / fit.noise
 
     def response(other: SensorModel, by: float) -> Floats:
         seen = predicted(timeline, readings, other, fit.watts)
-        change = rows.T @ unwhitened(whitened(scale * (seen - plain), theta), theta) * by
+        change = rows.T @ unwhitened(whitened(scale * seen - plain, theta), theta) * by
         effect: Floats = -(pull @ (fit.hierarchy.mixing.T @ change))
         return effect
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from scipy import sparse  # type: ignore[import-untyped]
 from scipy.linalg import lapack  # type: ignore[import-untyped]
 
 from stepscope.analysis.attribution.hierarchy import LEARNT, SPREAD, Hierarchy
@@ -13,6 +14,7 @@ from stepscope.analysis.intervals import Floats
 
 _ROUNDS = 40
 _SETTLED = 1e-3
+_STILL = 3e-3  # change of a prior's standard deviation in a round, as a share: it no longer moves
 
 
 @dataclass(frozen=True)
@@ -44,31 +46,40 @@ class Fit:
         return power
 
 
-def regress(moments: Moments, shape: Hierarchy) -> Fit:
-    """Posterior under learnt variances: MacKay's fixed point (Bayesian interpolation, Neural Computation 4, 1992)."""
-    mixing, level = shape.mixing, shape.level
+def regress(moments: Moments, shape: Hierarchy, near: Fit | None = None) -> Fit:
+    """Posterior under learnt variances: MacKay's fixed point (Bayesian interpolation, Neural Computation 4, 1992).
+
+    near: the same shape fitted to nearly the same moments, to start from: its variances are nearly settled.
+    """
+    mixing, level = sparse.csr_matrix(shape.mixing), shape.level
     prior = shape.prior_mean(moments.mean_power)
     spread = SPREAD * moments.mean_power
-    half = moments.gram @ mixing
-    normal = mixing.T @ half
+    normal = np.asarray(mixing.T @ np.asarray(mixing.T @ moments.gram).T)
     cross = mixing.T @ moments.cross - normal @ prior
     centred = moments.square - 2 * prior @ (mixing.T @ moments.cross) + prior @ normal @ prior
     floor = 1e-12 * moments.mean_power**2 + 1e-30
     noise = max(0.3 * (moments.square / moments.count - moments.mean_power**2), 1e-5 * moments.mean_power**2, floor)
+    if near is not None:
+        noise = max(near.noise, floor)
+        spread[near.hierarchy.level] = near.spread
     for attempt in range(_ROUNDS):
         sd = spread[level]
         covariance = _posterior(normal, sd, noise)
         moved = covariance @ cross / noise
         decided = 1 - np.diag(covariance) / sd**2
         left = max(moments.count - float(decided.sum()), 0.2 * moments.count)
-        before, noise = noise, max((centred - 2 * moved @ cross + moved @ normal @ moved) / left, floor)
+        before, noise = (noise, spread), max((centred - 2 * moved @ cross + moved @ normal @ moved) / left, floor)
         spread = _learnt(spread, level, moved, decided, moments.mean_power)
-        if abs(noise / before - 1) < _SETTLED and attempt > 8:
+        if abs(noise / before[0] - 1) < _SETTLED and (attempt > 8 or _still(before[1], spread)):
             break
     sd = spread[level]
     covariance = _posterior(normal, sd, noise)
     mean = prior + covariance @ cross / noise
     return Fit(shape, mean, covariance, noise, sd, float((1 - np.diag(covariance) / sd**2).sum()))
+
+
+def _still(before: Floats, spread: Floats) -> bool:
+    return bool(np.abs(spread / before - 1).max() < _STILL)
 
 
 def _posterior(normal: Floats, sd: Floats, noise: float) -> Floats:

@@ -4,12 +4,13 @@ Files are named <batch>_<inputs>_<side>_<outputs>_<kernel>_<device>_<forward|bac
 authors of the 2020 paper stored for a Jetson TX2, a P100 and a cloud CPU. Such a file begins with its sizes, a line
 each: ('kernel_size', 3). Its columns are Name, CPU time, CUDA time, Calls, CPU total, CUDA total; a table of a machine
 without a GPU has no times of CUDA, or zeros. The input of those convolutions asked for no gradient, so that
-"backward" is the gradient of the weights alone. The first repeat holds the cost of first calls, and is left out where
+"backward" is the gradient of the weights alone, and their images were not padded. The first repeat holds the cost of first calls, and is left out where
 there are others.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
@@ -104,8 +105,8 @@ def table(name: str, text: str) -> Table:
     differ = [key for key in sizes if stated.get(key, sizes[key]) != sizes[key]]
     if differ:
         raise ValueError(f"name and content differ in {', '.join(differ)}")
-    if min(sizes.values()) < 1:
-        raise ValueError("a size is zero")
+    if min(sizes.values()) < 1 or sizes["kernel_size"] > sizes["image_size"]:
+        raise ValueError("no convolution has these sizes")
     part = FORWARD if named[7] == "forward" else WEIGHT
     batch, inputs, side, outputs, kernel = sizes.values()
     return Table(named[6], batch, inputs, side, outputs, kernel, part, int(named[8]), _convolution_ms(text, part))
@@ -116,8 +117,7 @@ def _convolution_ms(text: str, part: str) -> float:
     for name, totals in _lines(text):
         wanted = name in ("conv2d", "aten::conv2d") if part == FORWARD else _BACKWARD.fullmatch(name)
         if wanted:
-            cuda_us, cpu_us = totals[-1] if len(totals) >= 4 else 0.0, totals[len(totals) // 2 if len(totals) >= 4 else -1]
-            found_us = cuda_us or cpu_us
+            found_us = (totals[3] if len(totals) == 4 else 0.0) or totals[min(2, len(totals) - 1)]
             if found_us > 0:
                 return found_us / 1e3
     raise ValueError(f"no line of a convolution's {part}")
@@ -142,17 +142,17 @@ def _found(words: Iterable[str]) -> Iterator[tuple[str, str]]:
 def _row(tables: list[Table]) -> Row:
     one = tables[0]
     ms, low, high = median_interval(np.array([table.ms for table in tables]))
-    pads = one.kernel // 2
     sizes = {
         "batch": one.batch, "inputs": one.inputs, "height": one.side, "width": one.side, "outputs": one.outputs,
-        "kernel_height": one.kernel, "kernel_width": one.kernel, "stride": 1, "padding_height": pads,
-        "padding_width": pads, "dilation": 1, "groups": 1,
+        "kernel_height": one.kernel, "kernel_width": one.kernel, "stride": 1, "padding_height": 0,
+        "padding_width": 0, "dilation": 1, "groups": 1,
     }  # fmt: skip
     channels = one.inputs if one.inputs == one.outputs else f"{one.inputs} to {one.outputs}"
     place = {"kernel": one.kernel, "batch": one.batch, "channels": channels, "size": one.side}
-    weights = one.outputs * one.inputs * one.kernel**2
-    flops = convolution_flops(one.batch, (one.side, one.side), (one.outputs, one.inputs, one.kernel, one.kernel))
-    moved = 4 * (one.batch * one.side**2 * (one.inputs + one.outputs) + weights)
+    weight, left = (one.outputs, one.inputs, one.kernel, one.kernel), one.side - one.kernel + 1
+    flops = convolution_flops(one.batch, (left, left), weight)
+    images = one.batch * (one.inputs * one.side**2 + one.outputs * left**2)
+    moved = 4 * (images + math.prod(weight))
     kernel = Kernel("conv", sizes, place)
     bounds = [None if known(float(ns)) is None else float(ns) * 1e6 for ns in (low, high)]
     return Row(one.device, kernel, one.part, float(ms) * 1e6, bounds[0], bounds[1], flops, moved)

@@ -134,9 +134,7 @@ def _batch_norm(of: Mapping[str, int]) -> Parts:
     _, kept_mean, kept_inverse = forward()
 
     def backward(wants: list[bool]) -> Callable[[], Any]:
-        return lambda: aten.native_batch_norm_backward(
-            g, x, w, mean, var, kept_mean, kept_inverse, True, 1e-5, wants
-        )
+        return lambda: aten.native_batch_norm_backward(g, x, w, mean, var, kept_mean, kept_inverse, True, 1e-5, wants)
 
     size = x.numel()
     return _whole(

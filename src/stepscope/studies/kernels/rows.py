@@ -61,7 +61,9 @@ def frame(rows: Sequence[Row]) -> pl.DataFrame:
             "ps_per_flop": row.ps_per_flop,
         }  # fmt: skip
         axes = [name for name, at in row.kernel.place.items() if isinstance(at, int)]
-        found += [{**plain, "axis": axis, "at": row.kernel.place[axis], "beside": beside(row.kernel, axis)} for axis in axes]
+        found += [
+            {**plain, "axis": axis, "at": row.kernel.place[axis], "beside": beside(row.kernel, axis)} for axis in axes
+        ]
         if not axes:
             found.append({**plain, "axis": None, "at": None, "beside": None})
     return pl.DataFrame(found, schema=SCHEMA)

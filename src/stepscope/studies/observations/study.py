@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import math
-import platform
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 
-from stepscope import __version__
 from stepscope.analysis.findings import Findings, FoundTable, Value
 from stepscope.analysis.run import Run
-from stepscope.record.device import describe_device
+from stepscope.studies.here import device_name, versions
 from stepscope.studies.observations import every
 from stepscope.studies.observations._contract import AS_THE_PAPER, FAILS, HOLDS, UNKNOWN, Interval, Verdict
 from stepscope.studies.observations._evidence import Evidence, gathered
@@ -69,7 +66,7 @@ def found(evidence: Evidence, runs: Sequence[Run], asked: Asked, command: str, n
         ),
         settings=asked.to_dict(),
         device=_device(runs),
-        versions=_versions(),
+        versions=versions(),
         command=command,
         notes=(*notes, *_limits(evidence)),
         simulated=simulated,
@@ -202,16 +199,9 @@ def _limits(evidence: Evidence) -> Iterator[str]:
 
 
 def _device(runs: Sequence[Run]) -> str:
-    facts: dict[str, Any] = (runs[0].device if runs else None) or describe_device()
-    for named in (facts.get("board"), facts.get("cpu")):
-        if named:
-            return str(named.get("name") if isinstance(named, dict) else named)
-    return platform.machine()
-
-
-def _versions() -> dict[str, str]:
-    try:
-        torch = version("torch")
-    except PackageNotFoundError:
-        torch = "not installed"
-    return {"stepscope": __version__, "python": platform.python_version(), "torch": torch}
+    """Of the machine that the runs were made on, which need not be this one."""
+    facts: dict[str, Any] = runs[0].device if runs else {}
+    named = facts.get("board") or facts.get("cpu")
+    if not named:
+        return device_name()
+    return str(named.get("name") if isinstance(named, dict) else named)

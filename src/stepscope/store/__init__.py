@@ -1,0 +1,20 @@
+"""A store of runs: a folder or an address that fsspec opens, holding many runs and an index that Polars and DuckDB read.
+
+    index.parquet                       one row a run; a copy of what the manifests say, for one quick read
+    manifests/<id>~<digest>.json        a run is in the store when its manifest is: it is written last
+    runs/<id>/<digest>/...              the run folder, file by file, as it was
+
+The manifests are the truth. Two that push at the same time can leave an index that lacks a row; whoever lists
+compares it with the names of the manifests and reads what is missing.
+"""
+
+from __future__ import annotations
+
+from stepscope.store.collecting import collect
+from stepscope.store.fetching import pull
+from stepscope.store.listing import listed, runs
+from stepscope.store.place import Place, open_place
+from stepscope.store.sending import push
+from stepscope.store.tagging import remove, tag
+
+__all__ = ["Place", "collect", "listed", "open_place", "pull", "push", "remove", "runs", "tag"]

@@ -1,0 +1,155 @@
+"""The manifest of a run in a store: its files with their checksums, its facts and tags; what it says is checked.
+
+A manifest comes from wherever the store is, so nothing in it is believed: names that lead out of a folder, sizes
+beyond the limits and texts of the wrong kind are refused before anything is written.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from stepscope.errors import StoreError
+
+FORMAT = 1
+MOST_FILES = 100_000
+MOST_BYTES = 64 << 30
+MOST_MANIFEST_BYTES = 64 << 20
+_DEEPEST = 8
+_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
+_PART = re.compile(r"[^/\\:\x00-\x1f\x7f]{1,255}")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_TAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=/+-]{0,99}")
+SHORT = 16  # hexadecimal digits of a digest in a name
+Fact = str | int | float | bool | None
+
+
+@dataclass(frozen=True)
+class FileEntry:
+    """One file of a run folder: its path in it, with slashes, and what it must hold."""
+
+    path: str
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """A run in a store; `revision` grows with each change, so that of two the later one counts."""
+
+    id: str
+    files: tuple[FileEntry, ...]
+    facts: dict[str, Fact]
+    tags: tuple[str, ...] = ()
+    pushed_s: float = 0.0
+    revision: int = 1
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 over paths, sizes and checksums: the content of the run."""
+        return digest_of(self.files)
+
+    @property
+    def bytes(self) -> int:
+        """Size of all files."""
+        return sum(file.bytes for file in self.files)
+
+    @property
+    def folder(self) -> str:
+        """Where the files lie in the store: a folder of its own for each content, so that no pull sees a mixture."""
+        return f"runs/{self.id}/{self.digest[:SHORT]}"
+
+
+def digest_of(files: Iterable[FileEntry]) -> str:
+    """SHA-256 of the content of a run, whatever the order of its files."""
+    lines = sorted(f"{file.path}\0{file.bytes}\0{file.sha256}\n" for file in files)
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
+def written(manifest: Manifest) -> tuple[str, bytes]:
+    """Name and content of the manifest's file; the name holds the content's digest, so half a file is seen."""
+    content = (json.dumps({"format": FORMAT, **asdict(manifest)}, indent=1, sort_keys=True) + "\n").encode()
+    return f"{manifest.id}~{hashlib.sha256(content).hexdigest()[:SHORT]}.json", content
+
+
+def id_in(name: str) -> str | None:
+    """The run that a manifest's file name speaks of; None for another file."""
+    run_id, tilde, rest = name.partition("~")
+    return run_id if tilde and rest.endswith(".json") and _ID.fullmatch(run_id) else None
+
+
+def read(name: str, content: bytes) -> Manifest | None:
+    """The manifest in a file; None where it is cut off; raises StoreError for what could harm."""
+    if f"~{hashlib.sha256(content).hexdigest()[:SHORT]}." not in name:
+        return None
+    try:
+        stated = json.loads(content)
+        if stated["format"] > FORMAT:
+            raise StoreError(f"'{name}' was written by a newer Stepscope", "pip install --upgrade stepscope")
+        manifest = _manifest(stated)
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise StoreError(f"'{name}' is no manifest of a run: {error}") from error
+    if manifest.id != id_in(name):
+        raise StoreError(f"'{name}' speaks of another run, '{manifest.id}'")
+    return manifest
+
+
+def _manifest(stated: dict[str, Any]) -> Manifest:
+    if not isinstance(stated["files"], list) or len(stated["files"]) > MOST_FILES:
+        raise StoreError(f"a manifest that lists more than {MOST_FILES:,} files")
+    files = tuple(FileEntry(str(f["path"]), int(f["bytes"]), str(f["sha256"])) for f in stated["files"])
+    tags = tuple(str(each) for each in stated["tags"])
+    facts = {str(key): _fact(value) for key, value in dict(stated["facts"]).items()}
+    manifest = Manifest(str(stated["id"]), files, facts, tags, float(stated["pushed_s"]), int(stated["revision"]))
+    check(manifest)
+    return manifest
+
+
+def check(manifest: Manifest) -> None:
+    """Raise StoreError where a manifest would write outside of its folder, or more than the limits."""
+    check_id(manifest.id)
+    seen: set[str] = set()
+    for file in manifest.files:
+        check_path(file.path)
+        if file.path.casefold() in seen:
+            raise StoreError(f"the run '{manifest.id}' names '{file.path}' twice")
+        seen.add(file.path.casefold())
+        if file.bytes < 0 or _SHA256.fullmatch(file.sha256) is None:
+            raise StoreError(f"the run '{manifest.id}' states no size or checksum of '{file.path}'")
+    if manifest.bytes > MOST_BYTES or len(manifest.files) > MOST_FILES:
+        raise StoreError(f"the run '{manifest.id}' is larger than {MOST_BYTES >> 30} GiB or {MOST_FILES:,} files")
+    if "run.json" not in seen:
+        raise StoreError(f"the run '{manifest.id}' holds no run.json")
+
+
+def check_id(run_id: str) -> None:
+    """Raise StoreError for what is no name of a run."""
+    if _ID.fullmatch(run_id) is None:
+        raise StoreError(f"'{run_id[:80]}' is no name of a run", "letters, digits, dot, dash and underscore")
+
+
+def check_path(path: str) -> None:
+    """Raise StoreError for a path that is not plainly within its folder."""
+    parts = path.split("/")
+    plain = all(_PART.fullmatch(part) and not part.startswith(".") for part in parts)
+    if not plain or len(parts) > _DEEPEST:
+        raise StoreError(f"'{path[:80]}' is no path of a run folder: it could lead out of it")
+
+
+def tagged(manifest: Manifest, add: Iterable[str], drop: Iterable[str]) -> Manifest:
+    """The next revision with other tags; raises StoreError for what is no tag."""
+    new = tuple(sorted({*manifest.tags, *add} - set(drop)))
+    for tag in new:
+        if _TAG.fullmatch(tag) is None:
+            raise StoreError(f"'{tag[:80]}' is no tag", "letters, digits and . _ = / + -, such as baseline or power=15W")
+    return replace(manifest, tags=new, revision=manifest.revision + 1)
+
+
+def _fact(value: object) -> Fact:
+    if value is None or isinstance(value, (str, int, float, bool)):
+        return value
+    raise TypeError("a fact that is neither text nor number")

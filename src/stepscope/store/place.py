@@ -1,0 +1,194 @@
+"""Where a store lies: reading and writing below one address through fsspec, each operation with a time limit."""
+
+from __future__ import annotations
+
+import importlib
+import posixpath
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from stepscope.errors import MissingDependency, StoreError, UsageError
+
+CHUNK_BYTES = 8 << 20
+TIMEOUT_S = 30.0
+_LOCAL = {"file", "local"}
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Place:
+    """A file system of fsspec and the folder of the store in it; every wait ends after `timeout_s`."""
+
+    fs: Any
+    root: str
+    address: str
+    timeout_s: float = TIMEOUT_S
+    made: set[str] = field(default_factory=set, compare=False)  # folders that are known to be there
+
+    @property
+    def is_local(self) -> bool:
+        """Whether it is a folder of this machine."""
+        names = self.fs.protocol if isinstance(self.fs.protocol, (tuple, list)) else (self.fs.protocol,)
+        return bool(_LOCAL & set(names))
+
+    def at(self, path: str) -> str:
+        """The full path of a path within the store."""
+        return posixpath.join(self.root, path)
+
+    def read(self, path: str, most_bytes: int) -> bytes:
+        """The content of a small file; FileNotFoundError where there is none, StoreError above `most_bytes`."""
+        data = bytes(self._within(lambda: self.fs.cat_file(self.at(path), start=0, end=most_bytes + 1), path))
+        if len(data) > most_bytes:
+            raise StoreError(f"'{path}' in {self.address} is larger than {most_bytes:,} bytes: it is not read")
+        return data
+
+    def chunks(self, path: str, size: int) -> Iterator[bytes]:
+        """The content of a file in pieces, never more than `size` bytes and one."""
+        if self.is_local and Path(self.at(path)).is_symlink():
+            raise StoreError(f"'{path}' in {self.address} is a link, which no push makes: it is not followed")
+        file = self._within(lambda: self.fs.open(self.at(path), "rb"), path)
+        left = size + 1
+        try:
+            while left > 0 and (piece := self._within(lambda: file.read(min(CHUNK_BYTES, left)), path)):  # noqa: B023
+                left -= len(piece)
+                yield bytes(piece)
+        finally:
+            file.close()
+
+    def write(self, path: str, data: bytes) -> None:
+        """Write a small file; a folder of this machine gets it by renaming, an object store as one object."""
+        self._make_parent(path)
+        if not self.is_local:
+            self._within(lambda: self.fs.pipe_file(self.at(path), data), path)
+            return
+        part = self.at(f"{posixpath.dirname(path)}/.{posixpath.basename(path)}.{time.monotonic_ns():x}".lstrip("/"))
+        self._within(lambda: self.fs.pipe_file(part, data), path)
+        self._within(lambda: Path(part).replace(self.at(path)), path)
+
+    def send(self, path: str, pieces: Iterator[bytes]) -> None:
+        """Write a file from pieces."""
+        self._make_parent(path)
+        file = self._within(lambda: self.fs.open(self.at(path), "wb"), path)
+        try:
+            for piece in pieces:
+                self._within(lambda: file.write(piece), path)  # noqa: B023
+        except BaseException:
+            _discard(file)
+            raise
+        self._within(file.close, path)
+
+    def names(self, folder: str) -> list[str]:
+        """Names of what lies in a folder; empty where there is none."""
+        try:
+            found = self._within(lambda: self.fs.ls(self.at(folder), detail=False, refresh=True), folder)
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        return sorted(posixpath.basename(str(name).rstrip("/")) for name in found)
+
+    def sizes(self, folder: str) -> dict[str, int]:
+        """Size of every file below a folder by its path in that folder."""
+        start = self.at(folder)
+        try:
+            found = self._within(lambda: self.fs.find(start, detail=True), folder)
+        except FileNotFoundError:
+            return {}
+        cut = len(self.fs._strip_protocol(start)) + 1
+        return {str(name)[cut:]: int(info.get("size") or 0) for name, info in found.items()}
+
+    def age_s(self, folder: str) -> float | None:
+        """Seconds since the youngest file below a folder was written; None where the store does not say."""
+        try:
+            found = self._within(lambda: self.fs.find(self.at(folder), detail=True), folder)
+        except FileNotFoundError:
+            return None
+        stamps = [_written_s(info) for info in found.values()]
+        known = [stamp for stamp in stamps if stamp is not None]
+        return time.time() - max(known) if known and len(known) == len(stamps) else None
+
+    def remove(self, path: str, recursive: bool = False) -> None:
+        """Remove a file or a folder; what is not there is as wanted."""
+        try:
+            self._within(lambda: self.fs.rm(self.at(path), recursive=recursive), path)
+        except FileNotFoundError:
+            return
+
+    def _make_parent(self, path: str) -> None:
+        parent = posixpath.dirname(self.at(path))
+        if parent not in self.made:
+            self._within(lambda: self.fs.makedirs(parent, exist_ok=True), path)
+            self.made.add(parent)
+
+    def _within(self, call: Callable[[], T], path: str) -> T:
+        return within(self.timeout_s, call, f"{self.address} ({path})")
+
+
+def open_place(address: str | Path, timeout_s: float = TIMEOUT_S) -> Place:
+    """The place behind a folder or an address such as s3://bucket/runs; nothing is written yet."""
+    if timeout_s <= 0:
+        raise UsageError("the time limit of a store must be above 0 s", "for example --timeout 30")
+    try:
+        fsspec = importlib.import_module("fsspec.core")
+    except ImportError as error:
+        raise MissingDependency(
+            "a store of runs needs fsspec, which is not installed", "pip install 'stepscope[store]'"
+        ) from error
+    text = str(address)
+    try:
+        fs, root = within(timeout_s, lambda: fsspec.url_to_fs(text), text)
+    except ImportError as error:
+        raise MissingDependency(f"the store '{text}' needs a library: {error}", "install the one that it names") from error
+    except ValueError as error:
+        raise UsageError(f"'{text}' is no address of a store: {error}", "give a folder, or s3://bucket/runs") from error
+    return Place(fs, str(root).rstrip("/") or "/", text, timeout_s)
+
+
+def within(seconds: float, call: Callable[[], T], what: str) -> T:
+    """The answer of a call; StoreError where it fails or does not come in time. FileNotFoundError passes.
+
+    A thread of its own, since a dead network mount answers to no signal; it is left behind and ends with the process.
+    """
+    answers: list[T] = []
+    failures: list[BaseException] = []
+
+    def ask() -> None:
+        try:
+            answers.append(call())
+        except BaseException as error:  # it is raised in the thread that waits
+            failures.append(error)
+
+    thread = threading.Thread(target=ask, daemon=True, name="stepscope-store")
+    thread.start()
+    thread.join(seconds)
+    if answers:
+        return answers[0]
+    if not failures:
+        raise StoreError(
+            f"the store did not answer within {seconds:g} s: {what}", "check the network, or wait longer: --timeout 120"
+        )
+    if isinstance(failures[0], (FileNotFoundError, NotADirectoryError, ImportError, ValueError, StoreError)):
+        raise failures[0]
+    if not isinstance(failures[0], Exception):
+        raise failures[0]
+    said = getattr(failures[0], "strerror", None) or failures[0]
+    raise StoreError(f"the store refused: {what}: {said}", "check address, credentials and space") from failures[0]
+
+
+def _discard(file: Any) -> None:
+    """Give up a file that is half written: no object comes of it where the store can tell."""
+    discard = getattr(file, "discard", None)
+    if discard is not None:
+        discard()
+
+
+def _written_s(info: dict[str, Any]) -> float | None:
+    for name in ("mtime", "LastModified", "last_modified", "updated", "created"):
+        value = info.get(name)
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            return float(value)
+        if hasattr(value, "timestamp"):
+            return float(value.timestamp())
+    return None

@@ -1,0 +1,148 @@
+"""hosts.toml: which devices a fleet has, how each is reached, and how scheduler and workers talk to one another."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from stepscope.errors import RunNotFound, UsageError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+_MOST_PORT = 65535
+
+
+@dataclass(frozen=True)
+class Host:
+    """A device: its name, the board that runs are sent to, and how it is reached. Local ones are plain processes."""
+
+    name: str
+    board: str
+    local: bool = False
+    address: str | None = None  # user@host, as ssh takes it
+    ssh_port: int = 22
+    python: str = "python3"  # on the device, with Stepscope installed
+    folder: str | None = None  # on the device, for runs that have not been gathered yet
+    key: str | None = None
+    known_hosts: str | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Hosts:
+    """What a hosts.toml says; `path` null where nobody wrote one. `forget_after_s`: silence after which a device is gone."""
+
+    path: Path
+    hosts: tuple[Host, ...]
+    scheduler: str
+    port: int
+    tls: bool
+    forget_after_s: float
+
+    @property
+    def state(self) -> Path:
+        """The folder beside it with certificates, logs and the scheduler's address."""
+        return self.path.with_suffix(".fleet")
+
+    @property
+    def boards(self) -> list[str]:
+        """Each board once, in the order of the file."""
+        return list(dict.fromkeys(host.board for host in self.hosts))
+
+
+def read_hosts(path: Path) -> Hosts:
+    """The fleet of a file; UsageError with the place where something in it cannot be."""
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise RunNotFound(f"there is no '{path}'", "write one: see docs/guide-fleet.md") from None
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise UsageError(f"'{path}' cannot be read: {error}", "it must be a TOML file") from error
+    _only(path, "top level", content, ("fleet", "host"))
+    fleet, listed = content.get("fleet", {}), content.get("host", [])
+    if not isinstance(fleet, dict) or not isinstance(listed, list) or not listed:
+        raise UsageError(f"'{path}' names no device", "add a [[host]] with name and address for each")
+    hosts = tuple(_host(path, place, each) for place, each in enumerate(listed, 1))
+    _refuse_twice(path, "name", [host.name for host in hosts])
+    _refuse_twice(path, "address", [f"{h.address}:{h.ssh_port}" for h in hosts if h.address])
+    return _fleet(path, fleet, hosts)
+
+
+def check_name(what: str, name: object) -> str:
+    """A name that can be a folder; UsageError otherwise."""
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise UsageError(f"{what} {name!r} is not a name", "use letters, digits, '.', '_' and '-', 63 at most")
+    return name
+
+
+def is_loopback(host: str) -> bool:
+    """Whether what is sent to this address stays on this machine."""
+    return host in _LOOPBACK or host.startswith("127.")
+
+
+def _fleet(path: Path, fleet: Mapping[str, Any], hosts: tuple[Host, ...]) -> Hosts:
+    _only(path, "[fleet]", fleet, ("scheduler", "port", "tls", "forget_after_s"))
+    scheduler = _typed(path, "[fleet]", fleet, "scheduler", str, "127.0.0.1")
+    port = _typed(path, "[fleet]", fleet, "port", int, 8786)
+    if not 0 < port <= _MOST_PORT:
+        raise UsageError(f"'{path}': [fleet]: port {port}: not between 1 and {_MOST_PORT}", "for example port = 8786")
+    remote = [host.name for host in hosts if not host.local]
+    if remote and is_loopback(scheduler):
+        said = f"'{path}': {', '.join(remote)} cannot reach a scheduler at {scheduler}"
+        raise UsageError(said, 'give this machine\'s address: [fleet] scheduler = "192.168.0.2"')
+    tls = _typed(path, "[fleet]", fleet, "tls", bool, not is_loopback(scheduler))
+    silence_s = float(_typed(path, "[fleet]", fleet, "forget_after_s", (int, float), 60))
+    if silence_s < 1:
+        raise UsageError(f"'{path}': [fleet]: forget_after_s {silence_s:g}: less than 1 s", "for example 60")
+    return Hosts(path, hosts, scheduler, port, tls, silence_s)
+
+
+def _host(path: Path, place: int, content: Mapping[str, Any]) -> Host:
+    where = f"host {place}"
+    if not isinstance(content, dict):
+        raise UsageError(f"'{path}': {where} is not a table", "begin each with [[host]]")
+    _only(path, where, content, Host.__dataclass_fields__)
+    name = check_name(f"'{path}': {where}: name", content.get("name"))
+    board = check_name(f"'{path}': {name}: board", content.get("board", name))
+    local = _typed(path, name, content, "local", bool, False)
+    address = _typed(path, name, content, "address", str, "")
+    if local == bool(address) or address.startswith("-"):
+        raise UsageError(f"'{path}': {name}: must have either an address or local = true", 'address = "user@host"')
+    environment = _typed(path, name, content, "environment", dict, {})
+    if not all(isinstance(value, str) for value in environment.values()):
+        raise UsageError(f"'{path}': {name}: environment holds more than text", 'environment = { A = "1" }')
+    texts = {key: _typed(path, name, content, key, str, None) for key in ("folder", "key", "known_hosts")}
+    return Host(
+        name, board, local, address or None,
+        _typed(path, name, content, "ssh_port", int, 22),
+        _typed(path, name, content, "python", str, sys.executable if local else "python3"),
+        environment=dict(environment), **texts,
+    )  # fmt: skip
+
+
+def _typed(path: Path, where: str, content: Mapping[str, Any], key: str, kind: Any, otherwise: Any) -> Any:
+    value = content.get(key, otherwise)
+    if key in content and (not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool)):
+        raise UsageError(f"'{path}': {where}: {key} = {value!r} is of the wrong kind", "see docs/guide-fleet.md")
+    return value
+
+
+def _only(path: Path, where: str, content: Mapping[str, Any], known: Iterable[str]) -> None:
+    other = sorted(set(content) - set(known))
+    if other:
+        raise UsageError(f"'{path}': {where}: nothing is known of {', '.join(other)}", f"known: {', '.join(known)}")
+
+
+def _refuse_twice(path: Path, what: str, values: list[str]) -> None:
+    twice = sorted({value for value in values if values.count(value) > 1})
+    if twice:
+        raise UsageError(f"'{path}': two hosts have the {what} {', '.join(twice)}", f"each host needs its own {what}")

@@ -1,0 +1,230 @@
+"""The findings of the kernel study: tables, notes and the numbers behind the figures, from what was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import polars as pl
+
+from stepscope.analysis.findings import Findings, FoundTable, Value
+from stepscope.studies.kernels.imported import Imported
+from stepscope.studies.kernels.judged import (
+    FAILS,
+    HOLDS,
+    JUMP,
+    OPEN,
+    cliffs,
+    imported_five_three,
+    sweet_spots,
+    verdict,
+)
+from stepscope.studies.kernels.rows import HERE, Row, frame
+
+_WITHIN = 0.03  # that the timer and a bare loop may differ
+_MOST_CLIFFS = 25
+_PROOF = "forward and both"  # the part that a training step pays for, where it was measured
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What was measured here: rows, roofs, 5x5 then 3x3 by place, timer against bare loop, and what was not timed."""
+
+    rows: Sequence[Row]
+    roofs: Mapping[str, Any]
+    pairs: Mapping[str, Mapping[str, Any]]
+    bare: Mapping[str, Mapping[str, Any]]
+    skipped: Mapping[str, str]
+
+
+def found(
+    evidence: Evidence, brought: Imported | None, settings: Mapping[str, Any], facts: Mapping[str, Any]
+) -> Findings:
+    """The findings; `facts` has device, versions and command."""
+    rows = [*evidence.rows, *(brought.rows() if brought else [])]
+    pairs = _pairs(evidence, brought)
+    tables = [
+        _sweet_table(rows), _cliff_table(rows), _pair_table(pairs), _roof_table(evidence.roofs),
+        _bare_table(evidence.bare), *([_compared(rows)] if brought else []), _every(rows),
+    ]  # fmt: skip
+    return Findings(
+        study="kernels",
+        title="The kernels of training on this device",
+        answer=_answer(rows, pairs, evidence.roofs),
+        tables=tuple(table for table in tables if table.rows),
+        settings=settings,
+        notes=tuple(_notes(evidence, brought, pairs)),
+        frames=_frames(rows, evidence.roofs),
+        **facts,
+    )
+
+
+def _pairs(evidence: Evidence, brought: Imported | None) -> list[dict[str, Any]]:
+    here = [
+        {"source": HERE, "where": where, "part": part, **ratio}
+        for where, cell in evidence.pairs.items()
+        for part, ratio in cell.get("parts", {}).items()
+    ]
+    there = [{"source": "imported", **row} for row in imported_five_three(brought.by_size())] if brought else []
+    return [{**row, "verdict": verdict(row)} for row in here + there]
+
+
+def _answer(rows: Sequence[Row], pairs: Sequence[Mapping[str, Any]], roofs: Mapping[str, Any]) -> str:
+    said = [
+        f"At its best this device did {roofs['flops_per_s'] / 1e9:.3g} GFLOP/s and {roofs['bytes_per_s'] / 1e9:.3g} GB/s."
+    ]
+    own = [row for row in rows if row.source == HERE]
+    if own:
+        best = max(own, key=lambda row: row.flops_per_s)
+        said.append(
+            f"The most useful work a second: {best.kernel.called}, {best.part}, {best.flops_per_s / 1e9:.3g} GFLOP/s."
+        )
+    steep = [cliff for cliff in cliffs(own)]
+    said.append(f"{len(steep)} cliffs: places where a useful FLOP takes {JUMP:g} times as long as at the neighbour.")
+    counts = {
+        each: sum(pair["verdict"] == each and pair["source"] == HERE for pair in pairs) for each in (HOLDS, FAILS, OPEN)
+    }
+    if sum(counts.values()):
+        words = ", ".join(f"{each} in {count}" for each, count in counts.items() if count)
+        said.append(f"That a 5x5 and a 3x3 take less time than a 7x7 {words} of {sum(counts.values())} cases.")
+    return " ".join(said)
+
+
+def _sweet_table(rows: Sequence[Row]) -> FoundTable:
+    columns = (
+        "source",
+        "op",
+        "part",
+        "sweet spot",
+        "ps/FLOP",
+        "low",
+        "high",
+        "GFLOP/s",
+        "dearest",
+        "times as dear",
+        "as good",
+    )
+    body: list[tuple[Value, ...]] = [
+        (
+            each.best.source, each.best.kernel.op, each.best.part, each.best.kernel.called, each.best.ps_per_flop,
+            _end(each.best, "low"), _end(each.best, "high"), each.best.flops_per_s / 1e9, each.worst.kernel.called,
+            each.worst.ps_per_flop / each.best.ps_per_flop, f"{each.alike} of {each.of - 1} others",
+        )
+        for each in sweet_spots(rows)
+    ]  # fmt: skip
+    note = "Time for one useful FLOP, with its interval of 95 %; as good: others whose intervals reach into it."
+    return FoundTable("sweet-spots", "Where a useful FLOP takes least time", columns, tuple(body), note)
+
+
+def _cliff_table(rows: Sequence[Row]) -> FoundTable:
+    columns = ("source", "op", "part", "axis", "from", "to", "beside", "times as long", "at least")
+    body = tuple(
+        (c.source, c.op, c.part, c.axis, c.before, c.after, c.beside, c.jump, c.low)
+        for c in cliffs(rows)[:_MOST_CLIFFS]
+    )
+    note = f"From one place of an axis to the next a useful FLOP takes {JUMP:g} times as long or more, and intervals do not explain it."
+    return FoundTable("cliffs", "Cliffs", columns, body, note)
+
+
+def _pair_table(pairs: Sequence[Mapping[str, Any]]) -> FoundTable:
+    columns = ("source", "where", "part", "3x3 ms", "5x5 ms", "7x7 ms", "(5x5 + 3x3) / 7x7", "low", "high", "holds")
+    names = ("source", "where", "part", "ms_3", "ms_5", "ms_7", "ratio", "low", "high", "verdict")
+    body = tuple(tuple(pair[name] for name in names) for pair in pairs)
+    note = "Here: median over rounds that run all three in turn. Imported: mean over the repeats, Student's interval."
+    return FoundTable("five-three", "A 5x5 and then a 3x3 against a 7x7", columns, body, note)
+
+
+def _roof_table(roofs: Mapping[str, Any]) -> FoundTable:
+    body = (
+        ("arithmetic", roofs["flops_per_s"] / 1e9, "GFLOP/s", roofs["flops_by"]),
+        ("memory", roofs["bytes_per_s"] / 1e9, "GB/s", roofs["bytes_by"]),
+    )
+    note = (
+        "Measured in this run. A kernel can lie above them: its data in a cache, or an algorithm with fewer products."
+    )
+    return FoundTable("ceilings", "Ceilings", ("of", "reached", "unit", "by"), body, note)
+
+
+def _bare_table(bare: Mapping[str, Mapping[str, Any]]) -> FoundTable:
+    body = tuple(
+        (of["called"], of["part"], of["ratio"], of["low"], of["high"], abs(of["ratio"] - 1) <= _WITHIN)
+        for of in bare.values()
+    )
+    note = "The same calls in a plain loop, alternated with the timer: 1 is agreement."
+    columns = ("kernel", "part", "timer / bare loop", "low", "high", "within 3 %")
+    return FoundTable("bare-loop", "The timer against a bare loop", columns, body, note)
+
+
+def _compared(rows: Sequence[Row]) -> FoundTable:
+    """Own times for a useful FLOP beside imported ones of the same sizes."""
+    own = {
+        (row.part, tuple(sorted(row.kernel.place.items()))): row
+        for row in rows
+        if row.source == HERE and row.kernel.op == "conv"
+    }
+    body = []
+    for row in rows:
+        mine = own.get((row.part, tuple(sorted(row.kernel.place.items()))))
+        if row.source != HERE and mine is not None:
+            ratio = mine.ps_per_flop / row.ps_per_flop
+            body.append((row.source, row.kernel.called, row.part, row.ps_per_flop, mine.ps_per_flop, ratio))
+    columns = ("source", "kernel", "part", "imported ps/FLOP", "here ps/FLOP", "here / imported")
+    note = "Time for a useful FLOP, since the imported convolutions were not padded and did a little less work."
+    return FoundTable("imported", "Against the imported tables", columns, tuple(body), note)
+
+
+def _every(rows: Sequence[Row]) -> FoundTable:
+    columns = ("source", "kernel", "part", "times a step", "us", "low", "high", "GFLOP/s", "GB/s", "FLOP/B")
+    body = tuple(
+        (
+            row.source, row.kernel.called, row.part, row.kernel.count, row.ns / 1e3, _us(row.low_ns), _us(row.high_ns),
+            row.flops_per_s / 1e9, row.bytes_per_s / 1e9, row.flops / row.bytes,
+        )
+        for row in rows
+    )  # fmt: skip
+    note = "Useful FLOPs: products and sums as written. Bytes: tensors in and out, each once."
+    return FoundTable("kernels", "Every kernel", columns, body, note)
+
+
+def _notes(evidence: Evidence, brought: Imported | None, pairs: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    for called, why in evidence.skipped.items():
+        yield f"not timed: {called}: {why}"
+    for where, cell in evidence.pairs.items():
+        if "skipped" in cell:
+            yield f"5x5 then 3x3 against 7x7, {where}: {cell['skipped']}"
+    if not any(pair["source"] == HERE for pair in pairs):
+        yield "5x5 then 3x3 against 7x7 was not tested here: it needs a sweep of conv over kernels 3, 5 and 7"
+    if not any(row.kernel.place for row in evidence.rows):
+        yield "shapes of a model lie on no axis: cliffs need a sweep"
+    off = [of["called"] for of in evidence.bare.values() if abs(of["ratio"] - 1) > _WITHIN]
+    if off:
+        yield f"timer and bare loop differ by more than 3 % for {'; '.join(off)}: other programs, or a call of microseconds"
+    if brought is not None:
+        yield f"{len(brought.tables)} tables were imported; the first repeat of each kernel was left out"
+        if brought.refused:
+            yield f"{len(brought.refused)} files were not: {'; '.join(brought.refused[:3])}"
+
+
+def _frames(rows: Sequence[Row], roofs: Mapping[str, Any]) -> dict[str, pl.DataFrame]:
+    if not rows:
+        return {}
+    every = frame(rows)
+    own = every.filter(pl.col("source") == HERE).unique("kernel_id", keep="first", maintain_order=True)
+    whole = every.filter(pl.col("source") == HERE).unique(["kernel_id", "part"], keep="first", maintain_order=True)
+    reached = {"roof": ["compute", "memory"], "value": [roofs["flops_per_s"], roofs["bytes_per_s"]]}
+    points = whole.with_columns(
+        name=pl.format("{}, {}", "called", "part"),
+        flop_per_byte=pl.col("flops") / pl.col("bytes"),
+        share=pl.col("ns") * pl.col("count") / (pl.col("ns") * pl.col("count")).sum(),
+    ) if len(own) else whole  # fmt: skip
+    frames = {"roofline": points, "roofs": pl.DataFrame(reached), "axes": every.filter(pl.col("axis").is_not_null())}
+    return {name: frame for name, frame in frames.items() if not frame.is_empty()}
+
+
+def _end(row: Row, side: str) -> float | None:
+    return None if row.low_ns is None else row.bound(side)
+
+
+def _us(ns: float | None) -> float | None:
+    return None if ns is None else ns / 1e3

@@ -1,0 +1,101 @@
+"""Trains in a session and looks at the accuracy in between: what each step took, in time and energy, and what it gave."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from stepscope.analysis.intervals import Floats
+from stepscope.analysis.run import Run
+from stepscope.analysis.step_energy import step_energy
+from stepscope.record.session import Session, Settings, status_of
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from stepscope.workloads.contract import Batch, Training
+
+Look = Callable[[], Mapping[str, float]]
+
+
+@dataclass(frozen=True)
+class Looked:
+    """What was seen after so many steps."""
+
+    steps: int
+    seen: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A training: seconds of each step, its energy in J where it is known (NaN at gaps), and what was seen.
+
+    energy_kind: measured, estimated or simulated; null, with the reason in `energy_note`, where nothing gives energy.
+    """
+
+    looks: tuple[Looked, ...]
+    step_s: Floats
+    step_j: Floats | None
+    energy_kind: str | None
+    energy_note: str | None
+    run: str
+
+    def seconds(self, steps: int, begin: int = 0) -> float:
+        """Time of the steps from `begin` to `steps`, s, without what lies between them."""
+        return float(self.step_s[begin:steps].sum())
+
+    def joules(self, steps: int, begin: int = 0) -> float | None:
+        """Energy of the same steps, J; null where it was not read for one of them."""
+        if self.step_j is None:
+            return None
+        total = float(self.step_j[begin:steps].sum())
+        return None if np.isnan(total) else total
+
+
+def train(
+    training: Training,
+    batches: Iterable[Batch],
+    settings: Settings,
+    step: Callable[[int, Batch], Tensor],
+    look: Look,
+    looked_at: Callable[[int], bool],
+) -> Trained:
+    """Make a step of every batch; before the first and wherever `looked_at(steps made)`, see how good the model is.
+
+    Looking is no part of a step. Exceptions pass through, and the run says how it ended.
+    """
+    looks = [Looked(0, look())]
+    session = Session(settings)
+    session.start(training.model)
+    try:
+        for place, batch in enumerate(batches):
+            session.step(float(step(place, batch)), samples=len(batch[0]))
+            if looked_at(place + 1):
+                session.pause()
+                looks.append(Looked(place + 1, look()))
+                session.resume()
+    except BaseException as error:
+        session.close(*status_of(error))
+        raise
+    session.close()
+    return _read(session, looks)
+
+
+def recorded(out: str, name: str, facts: Mapping[str, Any], **more: Any) -> Settings:
+    """Settings of a session that times steps and reads sensors, and records no ops: they are not asked about."""
+    return Settings(out=out, name=name, record="none", memory="off", facts=dict(facts), **more)
+
+
+def _read(session: Session, looks: list[Looked]) -> Trained:
+    run = Run(session.path)
+    steps = run.steps
+    lengths = (steps["t1_ns"] - steps["t0_ns"]).to_numpy().astype(np.float64) / 1e9
+    energy = step_energy(run, steps)
+    if energy is None:
+        note = "no sensor of this device gives the energy of the whole: `stepscope doctor` says what would"
+        return Trained(tuple(looks), lengths, None, None, note, str(session.path))
+    kind = "simulated" if run.simulated else "estimated" if energy.note else "measured"
+    return Trained(tuple(looks), lengths, energy.values, kind, energy.scope, str(session.path))
