@@ -133,7 +133,7 @@ def _attributed(run: RunReader, rail: _Rail, options: Options) -> AttributedRail
 
 
 def _why_not(readings: Readings) -> str:
-    if np.ptp(readings.watts) == 0:
+    if readings.still:
         return f"the sensor gave {readings.watts[0]:.3g} W throughout: it stands still or is too coarse"
     return f"{readings.count} readings are too few to tell ops apart: train more steps"
 

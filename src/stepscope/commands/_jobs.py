@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 def workload_job(workload: Workload, optimizer: str | None = None) -> Job:
     """The training that `workload.prepare(optimizer=...)` makes ready; its batches have the shapes of its examples."""
     from stepscope.record.job import Job
-    from stepscope.workloads.contract import OPTIMIZERS
 
     rule = optimizer or workload.default_optimizer
     if rule not in workload.hyperparameters:
@@ -25,7 +24,7 @@ def workload_job(workload: Workload, optimizer: str | None = None) -> Job:
     def build() -> tuple[nn.Module, Optimizers]:
         model = workload.build().train()
         values = workload.hyperparameters[rule]
-        return model, tuple(OPTIMIZERS[rule](group, **values) for group in workload.groups(model))
+        return model, tuple(workload.makers[rule](group, **values) for group in workload.groups(model))
 
     own_step = workload.step is not None
     return Job(

@@ -1,4 +1,4 @@
-"""A store of runs: a folder or an address that fsspec opens, holding many runs and an index that Polars and DuckDB read.
+"""A store of runs: a folder or an address that fsspec opens, with an index that Polars and DuckDB query in place.
 
     index.parquet                       one row a run; a copy of what the manifests say, for one quick read
     manifests/<id>~<digest>.json        a run is in the store when its manifest is: it is written last
@@ -10,6 +10,7 @@ compares it with the names of the manifests and reads what is missing.
 
 from __future__ import annotations
 
+from stepscope.store.choosing import Choice
 from stepscope.store.collecting import collect
 from stepscope.store.fetching import pull
 from stepscope.store.listing import listed, runs
@@ -17,4 +18,4 @@ from stepscope.store.place import Place, open_place
 from stepscope.store.sending import push
 from stepscope.store.tagging import remove, tag
 
-__all__ = ["Place", "collect", "listed", "open_place", "pull", "push", "remove", "runs", "tag"]
+__all__ = ["Choice", "Place", "collect", "listed", "open_place", "pull", "push", "remove", "runs", "tag"]

@@ -77,9 +77,11 @@ def _same(target: Path, manifest: Manifest) -> Path:
         if digest_of(entries_of(target)) == manifest.digest:
             return target
     except (OSError, RunError) as error:
-        raise OutputNotWritable(f"'{target}' is there and cannot be compared: {error}", "choose another --out") from error
+        raise OutputNotWritable(
+            f"'{target}' is there and cannot be compared: {error}", "choose another --out"
+        ) from error
     raise OutputNotWritable(
-        f"'{target}' is there with other content than in {'the store'}", "move it away, or choose another --out"
+        f"'{target}' is there with other content than in the store", "move it away, or choose another --out"
     )
 
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import io
-import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 
-from stepscope.errors import RunError, RunNotFound, StoreError, UsageError
+from stepscope.errors import RunError, RunNotFound
 from stepscope.runfolder import RunReader
 from stepscope.store import manifest as manifests
+from stepscope.store.choosing import Choice, chosen
 from stepscope.store.facts import FACTS, facts_of
 from stepscope.store.manifest import MOST_MANIFEST_BYTES, Fact, Manifest
 from stepscope.store.place import Place
@@ -27,17 +27,9 @@ COLUMNS: dict[str, Any] = {
 _MOST_INDEX_BYTES = 1 << 30
 
 
-def listed(place: Place, where: str | None = None, tags: Iterable[str] = ()) -> pl.DataFrame:
-    """The runs of a store, the newest first, columns as `COLUMNS`.
-
-    where: a condition of SQL on the columns, such as "batch_size >= 32 AND board LIKE '%TX2%'".
-    """
-    frame = runs(place)
-    for tag in tags:
-        frame = frame.filter(pl.col("tags").list.contains(tag))
-    if where is not None:
-        frame = _asked(frame, where)
-    return frame.sort("started_s", "id", descending=True, nulls_last=True)
+def listed(place: Place, choice: Choice | None = None) -> pl.DataFrame:
+    """The runs of a store that are meant, the newest first, columns as `COLUMNS`."""
+    return chosen(runs(place), choice or Choice()).sort("started_s", "id", descending=True, nulls_last=True)
 
 
 def runs(place: Place) -> pl.DataFrame:
@@ -49,7 +41,11 @@ def runs(place: Place) -> pl.DataFrame:
     current = known.filter(pl.col("manifest").is_in(names))
     unread = sorted(set(names) - set(current["manifest"]))
     frame = pl.concat([current, rows_of(read_all(place, unread))]) if unread else current
-    return frame.sort("revision", descending=True).unique("id", keep="first") if frame["id"].is_duplicated().any() else frame
+    return (
+        frame.sort("revision", descending=True).unique("id", keep="first")
+        if frame["id"].is_duplicated().any()
+        else frame
+    )
 
 
 def find(place: Place, run_id: str) -> tuple[str, Manifest]:
@@ -114,8 +110,8 @@ def _row(name: str, manifest: Manifest) -> dict[str, Any]:
 
 def _of_type(value: Fact, dtype: Any) -> Fact:
     """A fact as its column has it; null for what does not fit (a manifest can say anything)."""
-    wanted = {pl.String: str, pl.Int64: int, pl.Float64: (int, float)}[dtype]
-    return value if isinstance(value, wanted) and not isinstance(value, bool) else None
+    wanted: dict[Any, tuple[type, ...]] = {pl.String: (str,), pl.Int64: (int,), pl.Float64: (int, float)}
+    return value if isinstance(value, wanted[dtype]) and not isinstance(value, bool) else None
 
 
 def _plain_folder(root: Path) -> pl.DataFrame:
@@ -125,16 +121,6 @@ def _plain_folder(root: Path) -> pl.DataFrame:
             run = RunReader(header.parent)
         except RunError:
             continue
-        row = {name: None for name in COLUMNS}
+        row = dict.fromkeys(COLUMNS)
         rows.append({**row, "id": run.id, "tags": [], **facts_of(run), "folder": header.parent.name})
     return pl.DataFrame(rows, schema=COLUMNS, orient="row", strict=False)
-
-
-def _asked(frame: pl.DataFrame, where: str) -> pl.DataFrame:
-    try:
-        with pl.SQLContext({"runs": frame}) as context:
-            return context.execute(f"SELECT * FROM runs WHERE {where}", eager=True)
-    except (pl.exceptions.PolarsError, StoreError) as error:
-        raise UsageError(
-            f"--where {json.dumps(where)}: {str(error).splitlines()[0]}", f"columns: {', '.join(COLUMNS)}"
-        ) from error

@@ -145,7 +145,9 @@ def tagged(manifest: Manifest, add: Iterable[str], drop: Iterable[str]) -> Manif
     new = tuple(sorted({*manifest.tags, *add} - set(drop)))
     for tag in new:
         if _TAG.fullmatch(tag) is None:
-            raise StoreError(f"'{tag[:80]}' is no tag", "letters, digits and . _ = / + -, such as baseline or power=15W")
+            raise StoreError(
+                f"'{tag[:80]}' is no tag", "letters, digits and . _ = / + -, such as baseline or power=15W"
+            )
     return replace(manifest, tags=new, revision=manifest.revision + 1)
 
 

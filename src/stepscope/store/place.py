@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -140,7 +141,9 @@ def open_place(address: str | Path, timeout_s: float = TIMEOUT_S) -> Place:
     try:
         fs, root = within(timeout_s, lambda: fsspec.url_to_fs(text), text)
     except ImportError as error:
-        raise MissingDependency(f"the store '{text}' needs a library: {error}", "install the one that it names") from error
+        raise MissingDependency(
+            f"the store '{text}' needs a library: {error}", "install the one that it names"
+        ) from error
     except ValueError as error:
         raise UsageError(f"'{text}' is no address of a store: {error}", "give a folder, or s3://bucket/runs") from error
     return Place(fs, str(root).rstrip("/") or "/", text, timeout_s)
@@ -189,6 +192,6 @@ def _written_s(info: dict[str, Any]) -> float | None:
         value = info.get(name)
         if isinstance(value, (int, float)) and not isinstance(value, bool):
             return float(value)
-        if hasattr(value, "timestamp"):
-            return float(value.timestamp())
+        if isinstance(value, datetime):
+            return value.timestamp()
     return None

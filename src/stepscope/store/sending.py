@@ -93,7 +93,7 @@ def _push_one(place: Place, run: RunReader, tags: tuple[str, ...]) -> Pushed:
         raise UsageError(f"the run {run.id} is still being written", "push it when it has ended")
     names = [name for name in place.names(FOLDER) if manifests.id_in(name) == run.id]
     known = max(read_all(place, names).values(), key=lambda each: each.revision, default=None)
-    revision = 1 if known is None else known.revision + 1
+    revision = 0 if known is None else known.revision
     kept = () if known is None else known.tags
     new = Manifest(run.id, entries_of(run.path), facts_of(run), (), time.time(), revision)
     new = manifests.tagged(new, (*kept, *tags), ())

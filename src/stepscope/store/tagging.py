@@ -10,7 +10,9 @@ from stepscope.store.place import Place
 from stepscope.store.sending import save
 
 
-def tag(place: Place, run_ids: Iterable[str], add: Iterable[str] = (), drop: Iterable[str] = ()) -> dict[str, tuple[str, ...]]:
+def tag(
+    place: Place, run_ids: Iterable[str], add: Iterable[str] = (), drop: Iterable[str] = ()
+) -> dict[str, tuple[str, ...]]:
     """Add and drop tags of runs; returns the tags of each. RunNotFound where one is not there."""
     add, drop = tuple(add), tuple(drop)
     tags = {}

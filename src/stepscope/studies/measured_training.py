@@ -3,20 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from stepscope.analysis.intervals import Floats
 from stepscope.analysis.run import Run
 from stepscope.analysis.step_energy import step_energy
-from stepscope.record.session import Session, Settings, status_of
+from stepscope.errors import DataUnavailable, UsageError
+from stepscope.record.session import Metering, Session, Settings, status_of
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from stepscope.workloads.contract import Batch, Training
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where runs and pre-trained weights go, and whose sensors are read (a simulated board's, or this machine's)."""
+
+    runs: Path
+    weights: Path
+    root: str | None = None
+    simulated: str | None = None
+
+    def settings(self, training: Training) -> Settings:
+        """A session that times steps and reads sensors, and records no ops: they are not asked about."""
+        facts = {
+            "workload": {"batch_size": training.batch_size, "data": asdict(training.data)},
+            "seed": training.seed,
+        }
+        metering = Metering(simulated=self.simulated, characterise=self.simulated is None)
+        out, name = str(self.runs), training.workload.name
+        return Settings(out=out, name=name, record="none", memory="off", facts=facts, root=self.root, metering=metering)
+
 
 Look = Callable[[], Mapping[str, float]]
 
@@ -84,9 +107,14 @@ def train(
     return _read(session, looks)
 
 
-def recorded(out: str, name: str, facts: Mapping[str, Any], **more: Any) -> Settings:
-    """Settings of a session that times steps and reads sensors, and records no ops: they are not asked about."""
-    return Settings(out=out, name=name, record="none", memory="off", facts=dict(facts), **more)
+def refuse_without_accuracy(training: Training) -> None:
+    """DataUnavailable or UsageError where nothing could be said about how good the model is."""
+    workload = training.workload
+    if workload.correct is None or training.splits.test is None or training.splits.train is None:
+        raise UsageError(f"'{workload.name}' has no accuracy", "take a classifier: stepscope workloads")
+    if training.data.kind == "synthetic":
+        hint = "stepscope data list names what can be fetched"
+        raise DataUnavailable(f"'{workload.name}' has no real data here: accuracy would say nothing", hint)
 
 
 def _read(session: Session, looks: list[Looked]) -> Trained:

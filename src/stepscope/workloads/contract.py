@@ -102,6 +102,7 @@ class Workload:
     groups: Callable[[nn.Module], tuple[Iterable[nn.Parameter], ...]] = all_trainable  # an optimizer each
     own_data: Callable[[Path], Splits] | None = None  # from a file or folder of the user's
     hyperparameters: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: HYPERPARAMETERS)
+    makers: Mapping[str, Callable[..., Optimizer]] = field(default_factory=lambda: OPTIMIZERS)
     tiers: tuple[Tier, ...] = ()
     needs: tuple[Extra, ...] = ()
     published: tuple[Published, ...] = ()
@@ -151,7 +152,7 @@ class Workload:
         torch.manual_seed(seed)
         model = self.build().to(place).train()
         values = {**self.hyperparameters[rule], **({} if lr is None else {"lr": lr})}
-        optimizers = tuple(OPTIMIZERS[rule](group, **values) for group in self.groups(model))
+        optimizers = tuple(self.makers[rule](group, **values) for group in self.groups(model))
         return Training(self, model, optimizers, size, place, seed, splits)
 
     def _splits(self, data: str | Path | None) -> Splits:

@@ -124,7 +124,7 @@ def _attribute(timeline: Timeline, readings: Readings, options: Options) -> Attr
     if options.periodic and readings.width is None and readings.mix is None:
         readings = replace(readings, stamp=fitted_clock(readings.stamp))
     readings = _near(timeline, readings)
-    if readings.count < FEWEST or np.ptp(readings.watts) == 0:
+    if readings.count < FEWEST or readings.still:
         return None
     readings, known = _calibrated(timeline, readings, options)
     found = known.last

@@ -13,6 +13,7 @@ from stepscope.analysis.attribution.update_clock import UpdateClock, clock_of_ch
 from stepscope.analysis.intervals import Floats
 
 _SAME = 1e-7  # s: two ends of a window that are not two
+_STILL = 1e-6  # of the power: what differs by less is the same
 _BLURRED = 8.0  # updates: windows shorter than this say little where it is not known when the updates came
 MOST_REPEATS = 0.25  # a share of equal neighbours above this means that the source is read faster than it moves
 
@@ -51,6 +52,11 @@ class Readings:
     def period(self) -> float:
         """Median distance of the windows, s."""
         return float(np.median(np.diff(self.stamp))) if len(self.stamp) > 1 else 0.0
+
+    @property
+    def still(self) -> bool:
+        """Does the source stand still? What the arithmetic of taking a running average apart leaves is no movement."""
+        return not self.count or bool(np.ptp(self.watts) <= _STILL * np.abs(self.watts).max())
 
     @property
     def weight(self) -> Floats:

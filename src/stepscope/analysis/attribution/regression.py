@@ -64,13 +64,12 @@ def regress(moments: Moments, shape: Hierarchy, near: Fit | None = None) -> Fit:
         spread[near.hierarchy.level] = near.spread
     for attempt in range(_ROUNDS):
         sd = spread[level]
-        covariance = _posterior(normal, sd, noise)
-        moved = covariance @ cross / noise
-        decided = 1 - np.diag(covariance) / sd**2
+        moved, variance = _moved(normal, sd, noise, cross)
+        decided = 1 - variance / sd**2
         left = max(moments.count - float(decided.sum()), 0.2 * moments.count)
         before, noise = (noise, spread), max((centred - 2 * moved @ cross + moved @ normal @ moved) / left, floor)
         spread = _learnt(spread, level, moved, decided, moments.mean_power)
-        if abs(noise / before[0] - 1) < _SETTLED and (attempt > 8 or _still(before[1], spread)):
+        if abs(noise / before[0] - 1) < _SETTLED and (attempt > 8 or (near is not None and _still(before[1], spread))):
             break
     sd = spread[level]
     covariance = _posterior(normal, sd, noise)
@@ -82,12 +81,25 @@ def _still(before: Floats, spread: Floats) -> bool:
     return bool(np.abs(spread / before - 1).max() < _STILL)
 
 
-def _posterior(normal: Floats, sd: Floats, noise: float) -> Floats:
-    """Covariance (D, D): inverse of X'X / noise + 1 / sd^2, scaled so that it can always be factored."""
-    scaled = sd[:, None] * normal * (sd / noise)
+def _scaled(normal: Floats, sd: Floats, noise: float) -> Floats:
+    """Lower factor of X'X / noise + 1 / sd^2, scaled so that it can always be factored (D, D)."""
+    scaled = normal * (sd / noise)
+    scaled *= sd[:, None]
     scaled[np.diag_indices_from(scaled)] += 1.0
-    factor, _ = lapack.dpotrf(scaled, lower=1, clean=1, overwrite_a=1)
-    inverse, _ = lapack.dpotri(factor, lower=1, overwrite_c=1)
+    factor: Floats = lapack.dpotrf(scaled.T, lower=1, clean=1, overwrite_a=1)[0]
+    return factor
+
+
+def _moved(normal: Floats, sd: Floats, noise: float, cross: Floats) -> tuple[Floats, Floats]:
+    """How far the data move the coefficients from their prior means (D,), and their variances (D,)."""
+    root, _ = lapack.dtrtri(_scaled(normal, sd, noise), lower=1, overwrite_c=1)
+    moved: Floats = sd * ((root @ (sd * cross)) @ root) / noise
+    return moved, sd**2 * np.einsum("ij,ij->j", root, root)
+
+
+def _posterior(normal: Floats, sd: Floats, noise: float) -> Floats:
+    """Covariance (D, D): inverse of X'X / noise + 1 / sd^2."""
+    inverse, _ = lapack.dpotri(_scaled(normal, sd, noise), lower=1, overwrite_c=1)
     whole = inverse + np.tril(inverse, -1).T
     covariance: Floats = sd[:, None] * whole * sd
     return covariance

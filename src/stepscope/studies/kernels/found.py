@@ -71,16 +71,15 @@ def _pairs(evidence: Evidence, brought: Imported | None) -> list[dict[str, Any]]
 
 
 def _answer(rows: Sequence[Row], pairs: Sequence[Mapping[str, Any]], roofs: Mapping[str, Any]) -> str:
-    said = [
-        f"At its best this device did {roofs['flops_per_s'] / 1e9:.3g} GFLOP/s and {roofs['bytes_per_s'] / 1e9:.3g} GB/s."
-    ]
+    gflops, gbytes = roofs["flops_per_s"] / 1e9, roofs["bytes_per_s"] / 1e9
+    said = [f"At its best this device did {gflops:.3g} GFLOP/s and {gbytes:.3g} GB/s."]
     own = [row for row in rows if row.source == HERE]
     if own:
         best = max(own, key=lambda row: row.flops_per_s)
         said.append(
             f"The most useful work a second: {best.kernel.called}, {best.part}, {best.flops_per_s / 1e9:.3g} GFLOP/s."
         )
-    steep = [cliff for cliff in cliffs(own)]
+    steep = cliffs(own)
     said.append(f"{len(steep)} cliffs: places where a useful FLOP takes {JUMP:g} times as long as at the neighbour.")
     counts = {
         each: sum(pair["verdict"] == each and pair["source"] == HERE for pair in pairs) for each in (HOLDS, FAILS, OPEN)
@@ -123,7 +122,7 @@ def _cliff_table(rows: Sequence[Row]) -> FoundTable:
         (c.source, c.op, c.part, c.axis, c.before, c.after, c.beside, c.jump, c.low)
         for c in cliffs(rows)[:_MOST_CLIFFS]
     )
-    note = f"From one place of an axis to the next a useful FLOP takes {JUMP:g} times as long or more, and intervals do not explain it."
+    note = f"Along an axis a useful FLOP takes {JUMP:g} times as long or more, and the intervals do not explain it."
     return FoundTable("cliffs", "Cliffs", columns, body, note)
 
 
@@ -199,7 +198,8 @@ def _notes(evidence: Evidence, brought: Imported | None, pairs: Sequence[Mapping
         yield "shapes of a model lie on no axis: cliffs need a sweep"
     off = [of["called"] for of in evidence.bare.values() if abs(of["ratio"] - 1) > _WITHIN]
     if off:
-        yield f"timer and bare loop differ by more than 3 % for {'; '.join(off)}: other programs, or a call of microseconds"
+        why = "other programs ran, or a call takes microseconds"
+        yield f"timer and bare loop differ by more than 3 % for {'; '.join(off)}: {why}"
     if brought is not None:
         yield f"{len(brought.tables)} tables were imported; the first repeat of each kernel was left out"
         if brought.refused:

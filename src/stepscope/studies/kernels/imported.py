@@ -3,9 +3,9 @@
 Files are named <batch>_<inputs>_<side>_<outputs>_<kernel>_<device>_<forward|backward>_<repeat>.txt, as those that the
 authors of the 2020 paper stored for a Jetson TX2, a P100 and a cloud CPU. Such a file begins with its sizes, a line
 each: ('kernel_size', 3). Its columns are Name, CPU time, CUDA time, Calls, CPU total, CUDA total; a table of a machine
-without a GPU has no times of CUDA, or zeros. The input of those convolutions asked for no gradient, so that
-"backward" is the gradient of the weights alone, and their images were not padded. The first repeat holds the cost of first calls, and is left out where
-there are others.
+without a GPU has no times of CUDA, or zeros. The input of those convolutions asked for no gradient, so that "backward"
+is the gradient of the weights alone, and their images were not padded. The first repeat holds the cost of first calls,
+and is left out where there are others.
 """
 
 from __future__ import annotations

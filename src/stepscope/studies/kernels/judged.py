@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -84,7 +85,7 @@ def measured_five_three(
 
 
 def imported_five_three(repeats: Mapping[tuple[str, str], Mapping[int, Floats]]) -> Iterator[dict[str, Any]]:
-    """The same from repeats in ms that were imported, by (where, part) and size; Student's interval over the repeats."""
+    """The same from imported repeats in ms by (where, part) and size; Student's interval over the repeats."""
     for (where, part), sizes in repeats.items():
         if {_SMALL, _MIDDLE, _LARGE} <= set(sizes):
             count = min(len(sizes[size]) for size in (_SMALL, _MIDDLE, _LARGE))
@@ -109,7 +110,7 @@ def five_three_places(kernels: Sequence[Kernel]) -> list[dict[str, Any]]:
 def _along(key: tuple[str, str, str, str, str], line: Mapping[int, Row]) -> Iterator[Cliff]:
     source, op, part, axis, others = key
     ordered = sorted(line)
-    for before, after in zip(ordered, ordered[1:], strict=False):
+    for before, after in itertools.pairwise(ordered):
         jump = line[after].ps_per_flop / line[before].ps_per_flop
         low = line[after].bound("low") / line[before].bound("high")
         if jump >= JUMP and low > 1:

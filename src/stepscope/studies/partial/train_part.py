@@ -11,14 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stepscope.errors import DataUnavailable, UsageError
-from stepscope.record.session import Metering
-from stepscope.studies.measured_training import Trained, recorded, train
+from stepscope.errors import UsageError
+from stepscope.studies.measured_training import Place, Trained, refuse_without_accuracy, train
 from stepscope.studies.partial.checkpoint import put_weights, read_weights
 from stepscope.studies.partial.choice import Choice, freeze, holding
 from stepscope.studies.partial.classes import halves, labels_of, of_classes
 from stepscope.studies.partial.savings import Rule, cost_of, optimizers_of, probed
-from stepscope.studies.partial.ways import WAYS, Plan, Terms, Way
+from stepscope.studies.partial.ways import WAYS, Plan, Terms
 from stepscope.workloads.contract import Training, Workload
 from stepscope.workloads.data.source import Batch, Splits
 
@@ -48,16 +47,6 @@ class Lesson:
     checkpoint: str | None
 
 
-@dataclass(frozen=True)
-class Place:
-    """Where runs and pre-trained weights go, and whose sensors are read (a simulated board, or this machine's)."""
-
-    runs: Path
-    weights: Path
-    root: str | None = None
-    simulated: str | None = None
-
-
 def learn(workload: Workload, lesson: Lesson, seed: int, place: Place) -> dict[str, Any]:
     """The cell of one seed: its curve, its cost, notes. Absent, UsageError or DataUnavailable where it cannot be."""
     training = workload.prepare(lesson.batch, lesson.optimizer, lesson.device, seed, lesson.lr, lesson.data)
@@ -82,16 +71,6 @@ def learn(workload: Workload, lesson: Lesson, seed: int, place: Place) -> dict[s
         "curve": list(_curve(done)), "step_s": float(_median(done)), "energy_kind": done.energy_kind,
         "energy_note": done.energy_note, "run": done.run, "cost": asdict(cost), "notes": notes,
     }  # fmt: skip
-
-
-def refuse_without_accuracy(training: Training) -> None:
-    """DataUnavailable or UsageError where nothing could be said about how good the model is."""
-    workload = training.workload
-    if workload.correct is None or training.splits.test is None or training.splits.train is None:
-        raise UsageError(f"'{workload.name}' has no accuracy", "take a classifier: stepscope workloads")
-    if training.data.kind == "synthetic":
-        hint = "stepscope data list names what can be fetched"
-        raise DataUnavailable(f"'{workload.name}' has no real data here: accuracy would say nothing", hint)
 
 
 def steps_of(lesson: Lesson, training: Training) -> int:
@@ -138,13 +117,7 @@ def _trained(training: Training, plan: Plan, steps: int, before: Training | None
             return training.step(batch)
 
     places = {round(look * steps / LOOKS) for look in range(1, LOOKS + 1)}
-    settings = recorded(
-        str(place.runs),
-        training.workload.name,
-        {"workload": {"batch_size": training.batch_size, "data": asdict(training.data)}, "seed": training.seed},
-        root=place.root,
-        metering=Metering(simulated=place.simulated, characterise=place.simulated is None),
-    )
+    settings = place.settings(training)
     batches = itertools.islice(training.batches(), steps)
     return train(training, batches, settings, step, _seen(training, before), lambda made: made in places)
 

@@ -41,7 +41,7 @@ def sweep(folder: SweepFolder, child: Sequence[str], watch: Watch | None = None,
                 continue
             _refuse_full_disk(folder.path)
             watch.begins(point, place)
-            result = _skipped(point, order[:place], ended) or _adopted(folder, point)
+            result = skipped(point, order[:place], ended) or adopted(folder, point)
             if result is None:
                 result = _run(folder, child, point, rules, watch, root)
             folder.end(point, result)
@@ -65,19 +65,20 @@ def time_left_s(order: Sequence[Point], ended: Ended) -> float | None:
     return left
 
 
-def _skipped(point: Point, before: Sequence[Point], ended: Ended) -> dict[str, Any] | None:
+def skipped(point: Point, before: Sequence[Point], ended: Ended) -> dict[str, Any] | None:
+    """The result of a run that is not made, since one that needs no more did not fit; None where it is to be made."""
     for other in before:
-        status = str(ended[other.id]["status"])
+        status = str(ended.get(other.id, {}).get("status"))
         if status in NO_FIT and point.would_need_more_than(other):
             reason = f"batch {other.batch} {NO_FIT[status]}"
             return {"point": point.to_dict(), "status": WOULD_NOT_FIT, "reason": reason}
     return None
 
 
-def _adopted(folder: SweepFolder, point: Point) -> dict[str, Any] | None:
-    """A run that ended while the sweep was being killed."""
+def adopted(folder: SweepFolder, point: Point) -> dict[str, Any] | None:
+    """The result of a run that ended while the sweep was being killed; None where there is none."""
     outcome = finished(folder.run_folder(point))
-    return None if outcome is None or disk_was_full(folder.run_folder(point)) else _result(folder, point, outcome)
+    return None if outcome is None or disk_was_full(folder.run_folder(point)) else result_of(folder, point, outcome)
 
 
 def _run(
@@ -90,14 +91,19 @@ def _run(
     if disk_was_full(where):
         shutil.rmtree(where, ignore_errors=True)
         raise disk_full(folder.path)
-    result = _result(folder, point, outcome)
-    if not cooled["reached"]:
-        result["flags"] = [*result.get("flags", []), f"begun at {cooled['to_celsius']:g} degC, not cool"]
-    total_s = cooled["waited_s"] + (outcome.wall_s or 0.0)
-    return {**result, "cooled": cooled, "total_s": total_s}
+    return with_cooling(result_of(folder, point, outcome), cooled)
 
 
-def _result(folder: SweepFolder, point: Point, outcome: Outcome) -> dict[str, Any]:
+def with_cooling(result: Mapping[str, Any], cooled: Mapping[str, Any]) -> dict[str, Any]:
+    """A result with what was waited for before its run; a device that did not get cool is a flag."""
+    warm = [] if cooled["reached"] else [f"begun at {cooled['to_celsius']:g} degC, not cool"]
+    flags = {"flags": [*result.get("flags", []), *warm]} if warm else {}
+    total_s = cooled["waited_s"] + (result["wall_s"] or 0.0)
+    return {**result, **flags, "cooled": dict(cooled), "total_s": total_s}
+
+
+def result_of(folder: SweepFolder, point: Point, outcome: Outcome) -> dict[str, Any]:
+    """What is written down of a run: how it ended, and the numbers of its run folder."""
     result: dict[str, Any] = {
         "point": point.to_dict(),
         "status": outcome.status,

@@ -1,0 +1,140 @@
+"""NVIDIA's nvpmodel: which power modes a Jetson has, which is set, and setting one for a while.
+
+Modes are read from /etc/nvpmodel.conf, `< POWER_MODEL ID=0 NAME=MAXN >`; `nvpmodel -q` ends with the number of the mode
+that is set, and `nvpmodel -m N` sets one, which takes root. Some modes need a reboot: nvpmodel then asks, gets no
+answer, and the mode stays as it was, which is seen by asking again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+from stepscope.errors import StepscopeError, UsageError
+from stepscope.studies.suite.state import write_durably
+
+_CONF = "etc/nvpmodel.conf"
+_MODE = re.compile(r"^\s*<\s*POWER_MODEL\s+ID=(\d+)\s+NAME=(\S+?)\s*>", re.MULTILINE)
+_LIMIT_S = 60.0
+BEFORE = "mode-before.json"
+
+
+class ModeRefused(StepscopeError):
+    """nvpmodel did not set the mode."""
+
+
+@dataclass(frozen=True)
+class Board:
+    """A Jetson with its power modes by number."""
+
+    modes: dict[int, str]
+    command: str
+
+    def current(self) -> int:
+        """The number of the mode that is set."""
+        said = self._call("-q")
+        numbers = re.findall(r"^\s*(\d+)\s*$", said, re.MULTILINE)
+        if not numbers:
+            raise StepscopeError(f"nvpmodel does not say which mode is set: {said.strip()!r}", "run: nvpmodel -q")
+        return int(numbers[-1])
+
+    def set(self, mode: int) -> None:
+        """Set a mode, and see that it is; ModeRefused where it is not."""
+        if self.current() == mode:
+            return
+        said = self._call("-m", str(mode))
+        if self.current() != mode:
+            last = (said.strip().splitlines() or ["it said nothing"])[-1]
+            raise ModeRefused(f"the mode {self.modes.get(mode, mode)} was not set: {last}", "it may need a reboot")
+
+    def _call(self, *arguments: str) -> str:
+        try:
+            done = subprocess.run(
+                [self.command, *arguments], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                text=True, timeout=_LIMIT_S, check=False,
+            )  # fmt: skip
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise StepscopeError(f"nvpmodel could not be run: {error}", "run it by hand: nvpmodel -q") from error
+        return done.stdout
+
+
+def board(root: Path = Path("/")) -> Board:
+    """The Jetson at hand; UsageError on any other machine."""
+    conf, command = root / _CONF, shutil.which("nvpmodel")
+    try:
+        found = _MODE.findall(conf.read_text(encoding="utf-8", errors="replace"))
+    except OSError:
+        found = []
+    if not found or command is None:
+        lacks = f"no modes in '{conf}'" if not found else "no nvpmodel on the PATH"
+        hint = "power modes are known of NVIDIA Jetson boards alone; others: stepscope study threads"
+        raise UsageError(f"this machine has no power modes that could be set: {lacks}", hint)
+    return Board({int(number): name for number, name in found}, command)
+
+
+def refuse_without_permission(user: int | None = None) -> None:
+    """Only root may set a mode: said before anything is begun."""
+    if (os.geteuid() if user is None else user) != 0:
+        raise UsageError("setting a power mode takes root", "sudo stepscope study power-modes ..., or leave --apply out")
+
+
+@contextlib.contextmanager
+def kept(jetson: Board, folder: Path) -> Iterator[int]:
+    """Whatever happens inside, the mode of before is set again at the end: also after Ctrl-C, SIGTERM or an exception.
+
+    The mode of before is written down first, so that after a power cut the next call puts it back.
+    """
+    note = folder / BEFORE
+    before = _noted(note)
+    if before is None:
+        before = jetson.current()
+        write_durably(note, {"mode": before})
+    with _told_to_end():
+        try:
+            yield before
+        finally:
+            with _undisturbed():
+                jetson.set(before)
+                note.unlink(missing_ok=True)
+
+
+def _noted(note: Path) -> int | None:
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        return int(json.loads(note.read_text(encoding="utf-8"))["mode"])
+    return None
+
+
+@contextlib.contextmanager
+def _told_to_end() -> Iterator[None]:
+    """SIGTERM as an exception, so that what has to be put back is."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    with _handled(signal.SIGTERM, end):
+        yield
+
+
+@contextlib.contextmanager
+def _undisturbed() -> Iterator[None]:
+    """A second Ctrl-C does not keep the mode from being put back."""
+    with _handled(signal.SIGINT, signal.SIG_IGN), _handled(signal.SIGTERM, signal.SIG_IGN):
+        yield
+
+
+@contextlib.contextmanager
+def _handled(number: signal.Signals, by: Callable[[int, FrameType | None], None] | signal.Handlers) -> Iterator[None]:
+    before = signal.signal(number, by)
+    try:
+        yield
+    finally:
+        signal.signal(number, before)

@@ -1,0 +1,390 @@
+"""A store holds what was pushed, lists it only when it is whole, and gives back exactly that or nothing."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import threading
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+
+from stepscope import store
+from stepscope.errors import OutputNotWritable, RunDamaged, RunNotFound, StoreError, UsageError
+from stepscope.runfolder import RunReader, RunWriter
+from stepscope.store import Choice, Place, open_place
+from stepscope.store import listing as store_listing
+from stepscope.store import manifest as manifests
+from stepscope.store.place import within
+
+
+def make_run(out: Path, workload: str = "lenet", started_s: float = 1.7e9, batch: int = 32) -> Path:
+    """A finished run folder with two steps and a summary."""
+    writer = RunWriter.create(out, workload, unix_s=started_s)
+    clock = {"monotonic_ns": 0, "unix_ns": int(started_s * 1e9)}
+    writer.update(workload={"name": workload, "batch_size": batch}, clock=clock, warmup_steps=0)
+    for step in range(2):
+        writer.step(step, step * 1000, step * 1000 + 900, batch, 0.5, False)
+    metric = {"metric": "step_time", "scope": "run", "value": 900.0}
+    (writer.path / "summary.json").write_text(json.dumps({"steps": 2, "metrics": [metric]}), encoding="utf-8")
+    writer.close("ok")
+    return writer.path
+
+
+@pytest.fixture(params=["folder", "file://", "memory://"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+    name = uuid.uuid4().hex
+    address = {"folder": str(tmp_path / name), "file://": f"file://{tmp_path}/{name}", "memory://": f"memory://{name}"}
+    return open_place(address[request.param])
+
+
+@pytest.fixture
+def local(tmp_path: Path) -> Place:
+    return open_place(tmp_path / "store")
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_pulled_run_is_the_run_that_was_pushed(place: Place, tmp_path: Path) -> None:
+    run = make_run(tmp_path / "runs")
+    store.push(place, [run])
+    [pulled] = store.pull(place, [run.name], tmp_path / "pulled")
+    assert files_of(pulled) == files_of(run)
+    assert RunReader(pulled).steps.equals(RunReader(run).steps)
+
+
+def test_pushing_a_run_twice_leaves_one_and_says_so(place: Place, tmp_path: Path) -> None:
+    run = make_run(tmp_path / "runs")
+    first, second = store.push(place, [run])[0], store.push(place, [run])[0]
+    assert (first.outcome, second.outcome) == ("pushed", "already there")
+    assert store.listed(place)["id"].to_list() == [run.name]
+
+
+def test_a_run_that_has_gained_a_file_replaces_itself_and_keeps_its_tags(place: Place, tmp_path: Path) -> None:
+    run = make_run(tmp_path / "runs")
+    store.push(place, [run], ["baseline"])
+    (run / "report.html").write_text("page", encoding="utf-8")
+    assert store.push(place, [run])[0].outcome == "replaced"
+    [row] = store.listed(place).to_dicts()
+    assert (row["tags"], row["revision"]) == (["baseline"], 2)
+    assert (store.pull(place, [run.name], tmp_path / "pulled")[0] / "report.html").exists()
+
+
+def test_the_index_is_a_parquet_file_that_is_queried_in_place(local: Place, tmp_path: Path) -> None:
+    store.push(local, [make_run(tmp_path / "runs", batch=8), make_run(tmp_path / "runs", "resnet18", 1.8e9)])
+    index = pl.scan_parquet(Path(local.root) / "index.parquet")
+    found = index.filter(pl.col("batch_size") < 16).select("workload", "step_time_ns", "steps").collect()
+    assert found.rows() == [("lenet", 900.0, 2)]
+
+
+def test_what_a_run_does_not_say_is_null_in_the_index(local: Place, tmp_path: Path) -> None:
+    run = make_run(tmp_path / "runs")
+    (run / "summary.json").write_text("{}", encoding="utf-8")
+    store.push(local, [run])
+    [row] = store.listed(local).to_dicts()
+    assert (row["step_time_ns"], row["energy_per_step_j"], row["steps"]) == (None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("choice", "wanted"),
+    [
+        (Choice(), ["late", "middle", "early"]),
+        (Choice(workload="M*"), ["middle"]),
+        (Choice(workload="ear.*"), []),
+        (Choice(tags=("first",)), ["early"]),
+        (Choice(since="2027-01-01"), ["late"]),
+        (Choice(where="batch_size >= 16 AND workload <> 'late'"), ["middle"]),
+        (Choice(status="failed"), []),
+    ],
+)
+def test_runs_are_listed_newest_first_and_by_filters(
+    local: Place, tmp_path: Path, choice: Choice, wanted: list[str]
+) -> None:
+    store.push(local, [make_run(tmp_path / "runs", "early", 1.6e9, 8)], ["first"])
+    store.push(
+        local, [make_run(tmp_path / "runs", "middle", 1.7e9, 16), make_run(tmp_path / "runs", "late", 1.8e9, 32)]
+    )
+    assert store.listed(local, choice)["workload"].to_list() == wanted
+
+
+@pytest.mark.parametrize("where", ["nonsense >", "no_such_column = 1", "1=1 UNION SELECT 1"])
+def test_a_condition_that_cannot_be_understood_is_refused_with_the_columns(local: Place, where: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        store.listed(local, Choice(where=where))
+    assert "condition" in str(refused.value) or "batch_size" in str(refused.value.hint)
+
+
+def test_a_push_that_breaks_off_is_not_listed_and_the_next_one_goes_on(
+    local: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, send, sent = make_run(tmp_path / "runs"), Place.send, list[str]()
+
+    def breaks(self: Place, path: str, pieces: Any) -> None:
+        if len(sent) == 2:
+            raise StoreError("the network is gone")
+        sent.append(path)
+        send(self, path, pieces)
+
+    monkeypatch.setattr(Place, "send", breaks)
+    with pytest.raises(StoreError, match="network"):
+        store.push(local, [run])
+    assert store.listed(local).is_empty()
+    with pytest.raises(RunNotFound):
+        store.pull(local, [run.name], tmp_path / "pulled")
+    monkeypatch.setattr(Place, "send", lambda self, path, pieces: (sent.append(path), send(self, path, pieces)))
+    assert store.push(local, [run])[0].outcome == "pushed"
+    assert len(sent) == len(set(sent)) == len(files_of(run))
+
+
+def test_half_a_manifest_lists_nothing(local: Place, tmp_path: Path) -> None:
+    store.push(local, [make_run(tmp_path / "runs")])
+    [file] = (Path(local.root) / "manifests").iterdir()
+    file.write_bytes(file.read_bytes()[:100])
+    (Path(local.root) / "index.parquet").unlink()
+    assert store.listed(local).is_empty()
+
+
+def test_an_index_that_is_lost_damaged_or_behind_changes_nothing_of_the_list(local: Place, tmp_path: Path) -> None:
+    index = Path(local.root) / "index.parquet"
+    store.push(local, [make_run(tmp_path / "runs", "one")])
+    old = index.read_bytes()
+    store.push(local, [make_run(tmp_path / "runs", "two", 1.8e9)])
+    for content in (old, b"no parquet", None):
+        index.write_bytes(content) if content is not None else index.unlink()
+        assert store.listed(local)["workload"].to_list() == ["two", "one"]
+
+
+def test_listing_opens_the_index_alone_however_many_runs_there_are(
+    local: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(local, 300)
+    opened: list[str] = []
+    read = Place.read
+    monkeypatch.setattr(Place, "read", lambda self, path, most: (opened.append(path), read(self, path, most))[1])
+    assert len(store.listed(local)) == 300
+    assert opened == ["index.parquet"]
+
+
+def fill(place: Place, count: int) -> None:
+    """So many runs by their manifests alone."""
+    file = manifests.FileEntry("run.json", 2, hashlib.sha256(b"{}").hexdigest())
+    for number in range(count):
+        name, content = manifests.written(manifests.Manifest(f"run-{number}", (file,), {"started_s": float(number)}))
+        place.write(f"manifests/{name}", content)
+    store_listing.write_index(place)
+
+
+def test_a_run_that_is_still_written_is_not_pushed(local: Place, tmp_path: Path) -> None:
+    import os
+
+    run = make_run(tmp_path / "runs")
+    header = json.loads((run / "run.json").read_text(encoding="utf-8"))
+    (run / "run.json").write_text(json.dumps({**header, "status": "running", "pid": os.getpid()}), encoding="utf-8")
+    with pytest.raises(UsageError, match="still being written"):
+        store.push(local, [run])
+
+
+def test_another_run_of_the_same_name_is_refused(local: Place, tmp_path: Path) -> None:
+    run = make_run(tmp_path / "runs")
+    store.push(local, [run])
+    header = json.loads((run / "run.json").read_text(encoding="utf-8"))
+    (run / "run.json").write_text(json.dumps({**header, "clock": {"unix_ns": 5}}), encoding="utf-8")
+    with pytest.raises(StoreError, match="another run"):
+        store.push(local, [run])
+
+
+def test_a_folder_with_a_link_is_not_pushed(local: Place, tmp_path: Path) -> None:
+    run = make_run(tmp_path / "runs")
+    (run / "samples" / "passwords").symlink_to("/etc/passwd")
+    with pytest.raises(RunDamaged, match="no plain file"):
+        store.push(local, [run])
+
+
+def test_tags_are_added_and_dropped_and_a_bad_one_is_refused(place: Place, tmp_path: Path) -> None:
+    run = make_run(tmp_path / "runs")
+    store.push(place, [run])
+    assert store.tag(place, [run.name], ["a", "power=15W"]) == {run.name: ("a", "power=15W")}
+    assert store.tag(place, [run.name], drop=["a"]) == {run.name: ("power=15W",)}
+    assert store.listed(place)["tags"].to_list() == [["power=15W"]]
+    with pytest.raises(StoreError, match="no tag"):
+        store.tag(place, [run.name], ["../x y"])
+
+
+def test_a_removed_run_is_gone_with_its_files(place: Place, tmp_path: Path) -> None:
+    run = make_run(tmp_path / "runs")
+    store.push(place, [run])
+    assert store.remove(place, [run.name]) == [run.name]
+    assert store.listed(place).is_empty()
+    assert place.sizes("runs") == {}
+    with pytest.raises(RunNotFound, match="holds no run"):
+        store.remove(place, [run.name])
+
+
+def test_collecting_removes_what_no_manifest_names_once_it_is_old(local: Place, tmp_path: Path) -> None:
+    run = make_run(tmp_path / "runs")
+    store.push(local, [run])
+    local.write("runs/broken/0123456789abcdef/run.json", b"{}")
+    kept = store.collect(local)
+    assert (kept.removed, kept.too_young) == ((), ("runs/broken/0123456789abcdef",))
+    assert store.collect(local, 0.0, dry_run=True).bytes == 2
+    assert store.collect(local, 0.0).removed == ("runs/broken/0123456789abcdef",)
+    assert store.listed(local)["id"].to_list() == [run.name]
+    store.pull(local, [run.name], tmp_path / "pulled")
+
+
+def test_a_content_that_was_replaced_is_collected(local: Place, tmp_path: Path) -> None:
+    run = make_run(tmp_path / "runs")
+    store.push(local, [run])
+    (run / "report.html").write_text("page", encoding="utf-8")
+    store.push(local, [run])
+    assert len(store.collect(local, 0.0).removed) == 1
+    assert store.pull(local, [run.name], tmp_path / "pulled")[0].is_dir()
+
+
+def test_a_changed_file_is_found_out_and_nothing_of_the_run_is_left(local: Place, tmp_path: Path) -> None:
+    run = make_run(tmp_path / "runs")
+    store.push(local, [run])
+    _, manifest = store_listing.find(local, run.name)
+    path = Path(local.root) / manifest.folder / "steps.parquet"
+    path.write_bytes(path.read_bytes()[:-1] + b"X")
+    with pytest.raises(StoreError, match="checksum"):
+        store.pull(local, [run.name], tmp_path / "pulled")
+    assert list((tmp_path / "pulled").iterdir()) == []
+
+
+def test_a_file_that_is_missing_in_the_store_is_said(local: Place, tmp_path: Path) -> None:
+    run = make_run(tmp_path / "runs")
+    store.push(local, [run])
+    _, manifest = store_listing.find(local, run.name)
+    (Path(local.root) / manifest.folder / "steps.parquet").unlink()
+    with pytest.raises(StoreError, match="missing"):
+        store.pull(local, [run.name], tmp_path / "pulled")
+    assert store.push(local, [run])[0].outcome == "replaced"  # pushing again mends it
+    store.pull(local, [run.name], tmp_path / "pulled")
+
+
+def test_a_link_in_a_store_is_not_followed(local: Place, tmp_path: Path) -> None:
+    run = make_run(tmp_path / "runs")
+    store.push(local, [run])
+    _, manifest = store_listing.find(local, run.name)
+    path = Path(local.root) / manifest.folder / "steps.parquet"
+    path.unlink()
+    path.symlink_to(run / "steps.parquet")
+    with pytest.raises(StoreError, match="a link"):
+        store.pull(local, [run.name], tmp_path / "pulled")
+
+
+def write_hostile(place: Place, change: Callable[[dict[str, Any]], None]) -> None:
+    sha = hashlib.sha256(b"{}").hexdigest()
+    stated: dict[str, Any] = {
+        **{"format": 1, "id": "bad-run", "facts": {}, "tags": [], "pushed_s": 0.0, "revision": 1},
+        "files": [{"path": "run.json", "bytes": 2, "sha256": sha}],
+    }
+    change(stated)
+    content = json.dumps(stated).encode()
+    place.write(f"manifests/bad-run~{hashlib.sha256(content).hexdigest()[:16]}.json", content)
+
+
+SHA = "0" * 64
+
+
+@pytest.mark.parametrize(
+    "path", ["../evil", "/etc/cron.d/x", "a/../../x", "a\\..\\x", "C:/x", ".hidden", "a//b", "x\n", "a/" * 9 + "b", ""]
+)
+def test_a_path_that_leads_out_of_the_folder_is_refused(local: Place, tmp_path: Path, path: str) -> None:
+    write_hostile(local, lambda stated: stated["files"].append({"path": path, "bytes": 1, "sha256": SHA}))
+    with pytest.raises(StoreError, match="no path of a run folder"):
+        store.pull(local, ["bad-run"], tmp_path / "pulled")
+    assert not (tmp_path / "pulled").exists()
+
+
+@pytest.mark.parametrize(
+    ("entry", "said"),
+    [
+        ({"path": "bomb", "bytes": 1 << 50, "sha256": SHA}, "larger"),
+        ({"path": "x", "bytes": -1, "sha256": SHA}, "size or checksum"),
+        ({"path": "x", "bytes": 1, "sha256": "short"}, "size or checksum"),
+        ({"path": "RUN.json", "bytes": 1, "sha256": SHA}, "twice"),
+        ({"path": "x"}, "no manifest"),
+    ],
+)
+def test_a_manifest_that_could_harm_is_refused(local: Place, tmp_path: Path, entry: dict[str, Any], said: str) -> None:
+    write_hostile(local, lambda stated: stated["files"].append(entry))
+    with pytest.raises(StoreError, match=said):
+        store.pull(local, ["bad-run"], tmp_path / "pulled")
+
+
+def test_a_file_that_is_longer_than_its_manifest_says_is_cut_off_and_refused(local: Place, tmp_path: Path) -> None:
+    write_hostile(local, lambda _: None)
+    [manifest] = store_listing.read_all(local, local.names("manifests")).values()
+    local.write(f"{manifest.folder}/run.json", b"{}" * 1000)
+    with pytest.raises(StoreError, match="checksum"):
+        store.pull(local, ["bad-run"], tmp_path / "pulled")
+
+
+@pytest.mark.parametrize("name", ["../x", "", "a/b", ".x", "x~y", "x" * 300])
+def test_a_name_that_is_no_run_is_refused(local: Place, tmp_path: Path, name: str) -> None:
+    with pytest.raises(StoreError, match="no name of a run"):
+        store.pull(local, [name], tmp_path)
+
+
+def test_a_run_above_the_limit_is_refused_before_anything_is_read(local: Place, tmp_path: Path) -> None:
+    run = make_run(tmp_path / "runs")
+    store.push(local, [run])
+    with pytest.raises(StoreError, match="more than 10"):
+        store.pull(local, [run.name], tmp_path / "pulled", most_bytes=10)
+
+
+def test_a_full_disk_is_said_and_leaves_nothing(local: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = make_run(tmp_path / "runs")
+    store.push(local, [run])
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=5))
+    with pytest.raises(OutputNotWritable, match="5 are free") as refused:
+        store.pull(local, [run.name], tmp_path / "pulled")
+    assert "--out" in str(refused.value.hint)
+    assert list((tmp_path / "pulled").iterdir()) == []
+
+
+def test_pulling_twice_is_harmless_and_other_content_is_never_overwritten(local: Place, tmp_path: Path) -> None:
+    run = make_run(tmp_path / "runs")
+    store.push(local, [run])
+    [pulled] = store.pull(local, [run.name], tmp_path / "pulled")
+    assert store.pull(local, [run.name], tmp_path / "pulled") == [pulled]
+    (pulled / "notes.txt").write_text("mine", encoding="utf-8")
+    with pytest.raises(OutputNotWritable, match="other content"):
+        store.pull(local, [run.name], tmp_path / "pulled")
+
+
+def test_a_store_that_does_not_answer_is_said_in_time() -> None:
+    release = threading.Event()
+    with pytest.raises(StoreError, match=r"did not answer within 0\.02 s") as refused:
+        within(0.02, release.wait, "s3://bucket")
+    release.set()
+    assert "--timeout" in str(refused.value.hint)
+
+
+def test_what_a_store_complains_of_is_passed_on(local: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Access Denied")
+
+    monkeypatch.setattr(local.fs, "ls", refuses)
+    with pytest.raises(StoreError, match="Access Denied"):
+        store.listed(local)
+
+
+def test_an_address_of_no_known_kind_is_refused() -> None:
+    with pytest.raises(UsageError, match="no address"):
+        open_place("nosuchthing://x")
+
+
+def test_a_plain_folder_of_runs_can_be_listed_too(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "runs")
+    assert store.listed(open_place(tmp_path / "runs"))["id"].to_list() == [run.name]
