@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from stepscope.analysis.memory_model import MARGIN, ProcessPeak, limit_of_memory
-from stepscope.errors import UnknownName, UsageError
+from stepscope.errors import StepscopeError, UnknownName, UsageError
 from stepscope.record.dry_run import dry_run
 from stepscope.record.workspaces import Workspaces, this_platform
 from stepscope.record.workspaces.probes import CallBook, probe_all
@@ -150,10 +150,11 @@ def test_a_model_that_looks_at_numbers_is_measured_at_small_batches_and_says_so(
     assert not found.options
 
 
-def test_an_error_of_the_model_itself_comes_through() -> None:
+def test_an_error_of_the_model_itself_comes_through_as_its_cause() -> None:
     of = jobs.job(lambda: nn.Sequential(nn.Linear(63, jobs.CLASSES)))
-    with pytest.raises(RuntimeError, match="shapes"):
+    with pytest.raises(StepscopeError, match="fails on real tensors too: RuntimeError: .*shapes") as raised:
         answer(Question(of, 4, limit_of_memory("8GB")))
+    assert isinstance(raised.value.__cause__, RuntimeError)
 
 
 def test_a_model_that_lies_on_another_device_is_not_moved() -> None:

@@ -97,7 +97,7 @@ def test_a_range_that_cannot_be_ended_is_told() -> None:
 
 def test_what_ends_by_itself_outlasts_nothing() -> None:
     seen, left = stopped(lambda: None)
-    assert ("aten::sum" in seen, torch_private.CLOSING in seen, left) == (True, False, ())
+    assert ("aten::sum" in seen, CLOSING in seen, left) == (True, False, ())
 
 
 def entered(scope: Any) -> Any:

@@ -68,14 +68,19 @@ def energy_by(
     Rows of a rail and its rows for time between ops and steps add up to its measured total (`by="component"`).
     `above_idle` is what is left of `joules_per_step` without the idle power, null where idle was not seen.
     """
-    if by not in (*BY, WHOLE):
-        raise UnknownName("way to divide energy", by, (*BY, WHOLE))
-    if method not in METHODS:
-        raise UnknownName("attribution method", method, METHODS)
+    refused(by, method)
     chosen = [rail for rail in rails if rail.line.estimated == (method == "model")]
     frames = [_rows(rail, by, method) for rail in chosen]
     whole = pl.concat(frames) if frames else pl.DataFrame(schema=SCHEMA)
     return whole.with_columns(joules_per_sample=pl.col("joules_per_step") / samples) if samples else whole
+
+
+def refused(by: str, method: str) -> None:
+    """UnknownName for what is no way to divide energy or no method."""
+    if by not in (*BY, WHOLE):
+        raise UnknownName("way to divide energy", by, (*BY, WHOLE))
+    if method not in METHODS:
+        raise UnknownName("attribution method", method, METHODS)
 
 
 def resolution(rails: Sequence[AttributedRail]) -> pl.DataFrame:

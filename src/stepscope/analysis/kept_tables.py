@@ -16,8 +16,9 @@ from stepscope.runfolder import RunReader
 
 VERSION = 1  # of what finds the numbers: tables of another are not read
 _FOLDER = "attribution"
-_FILES = ("run.json", "device.json", "channels.json", "model.json", "steps.parquet", "events.jsonl")
+_FILES = ("device.json", "channels.json", "model.json", "steps.parquet", "events.jsonl")
 _FOLDERS = ("samples", "ops")
+_LATER = ("status", "reason", "result", "overhead")  # of run.json: said at the end, and nothing to these tables
 _log = logging.getLogger(__name__)
 
 
@@ -64,5 +65,6 @@ def _state(run: RunReader) -> str:
     found = [
         (str(one.relative_to(run.path)), one.stat().st_size, one.stat().st_mtime_ns) for one in files if one.exists()
     ]
-    stated = json.dumps([VERSION, __version__, run.warmup_steps, found])
+    told = {name: value for name, value in run.meta.items() if name not in _LATER}
+    stated = json.dumps([VERSION, __version__, told, found], sort_keys=True)
     return hashlib.sha256(stated.encode()).hexdigest()[:16]

@@ -13,8 +13,9 @@ from stepscope.analysis.anatomy import anatomy
 from stepscope.analysis.attributed import AttributedRail, attributed
 from stepscope.analysis.boards import core_clusters
 from stepscope.analysis.boards.contract import Board
-from stepscope.analysis.energy_by import METHODS, energy_by, resolution
+from stepscope.analysis.energy_by import METHODS, energy_by, refused, resolution
 from stepscope.analysis.energy_rows import EnergyTables, energy_tables, samples_per_step, step_energy_table
+from stepscope.analysis.kept_tables import kept_table
 from stepscope.analysis.memory_events import Peak, memory_over_time, peak
 from stepscope.analysis.metrics import metrics
 from stepscope.analysis.modules import modules
@@ -27,7 +28,7 @@ from stepscope.analysis.power_timeline import power_timeline
 from stepscope.analysis.rails import RailTree, rail_tree
 from stepscope.analysis.regularity import regularity
 from stepscope.analysis.utilisation import core_timeline
-from stepscope.analysis.utilisation_by import UseOfOps, use_of_ops, utilisation_by
+from stepscope.analysis.utilisation_by import UseOfOps, known_way, use_of_ops, utilisation_by
 from stepscope.analysis.verdict import Verdict, verdict
 from stepscope.errors import UnknownName
 from stepscope.runfolder import RunReader
@@ -142,7 +143,14 @@ class Run(RunReader):
         a power model estimated; None: as this run was opened with. Parts and residual add up to each rail's measured
         total.
         """
-        return energy_by(self.attributed_rails, by, method or self.attribution, samples_per_step(self))
+        chosen = method or self.attribution
+        refused(by, chosen)
+        if chosen == "fit":
+            return kept_table(self, f"energy-{by}", lambda: self._energy(by, chosen))
+        return self._energy(by, chosen)
+
+    def _energy(self, by: str, method: str) -> pl.DataFrame:
+        return energy_by(self.attributed_rails, by, method, samples_per_step(self))
 
     @cached_property
     def use_of_ops(self) -> list[UseOfOps]:
@@ -154,11 +162,12 @@ class Run(RunReader):
 
         By the machinery of `energy`, with intervals of 90 % and verdicts; empty where nothing of it was sampled.
         """
-        return utilisation_by(self.use_of_ops, by)
+        known_way(by)
+        return kept_table(self, f"utilisation-{by}", lambda: utilisation_by(self.use_of_ops, by))
 
     def energy_resolution(self) -> pl.DataFrame:
         """A row a rail: the shortest op that it can resolve, how much is resolved, how many more steps would do."""
-        return resolution(self.attributed_rails)
+        return kept_table(self, "resolution", lambda: resolution(self.attributed_rails))
 
     def power_timeline(self, t0_ns: int, t1_ns: int) -> pl.DataFrame:
         """Power of each rail over time: rail, component, t0_ns, t1_ns, watts (null in gaps), estimated."""

@@ -113,10 +113,15 @@ def _readings(series: Series, unit: str, origin_ns: int) -> tuple[Readings, Opti
 
 def utilisation_by(uses: list[UseOfOps], by: str = "kind") -> pl.DataFrame:
     """Mean use while each kind, op, module or phase runs: cores, or a share of 1; intervals of 90 %. As `SCHEMA`."""
-    if by not in BY:
-        raise UnknownName("way to divide utilisation", by, tuple(BY))
+    known_way(by)
     rows = [row for use in uses for row in _rows(use, BY[by])]
     return pl.DataFrame(rows, schema=SCHEMA)
+
+
+def known_way(by: str) -> None:
+    """UnknownName for what is no way to divide utilisation."""
+    if by not in BY:
+        raise UnknownName("way to divide utilisation", by, tuple(BY))
 
 
 def _rows(use: UseOfOps, columns: tuple[str, ...]) -> list[dict[str, Any]]:

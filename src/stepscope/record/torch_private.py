@@ -32,11 +32,11 @@ import torch
 from torch import nn
 
 from stepscope.record.recorders.open_ranges import follow_ranges
+from stepscope.record.recorders.phases import CLOSING
 
 ModuleCall = Callable[..., Any]
 Hook = Callable[..., None]
 _MEMORY_EVENT = "[memory]"
-CLOSING = "#stepscope.closing"  # the range in which a window ends what is open
 _ERRORS_ONLY = 2  # c10/util/Logging.h
 Scope = contextlib.AbstractContextManager[Any]
 

@@ -13,11 +13,10 @@ import polars as pl
 from stepscope.record.recorders import tree
 from stepscope.record.recorders.events import Events, Names, columns
 from stepscope.record.recorders.optimizers import modules_of_updates
-from stepscope.record.recorders.phases import MODULE_SCOPE, NO_MODULE, label
-from stepscope.record.recorders.shapes import ShapeBook
+from stepscope.record.recorders.phases import CLOSING, MODULE_SCOPE, NO_MODULE, label
+from stepscope.record.recorders.shapes import Costs
 from stepscope.record.recorders.tree import NO_PARENT, Ints
 from stepscope.record.recorders.window import StepProfile, Window
-from stepscope.record.torch_private import CLOSING
 from stepscope.runfolder import PHASES
 
 
@@ -34,9 +33,16 @@ class Rows:
     left_open: tuple[str, ...] = ()
 
 
-def rows_of(window: Window, names: Names, modules: list[tuple[str, str]], book: ShapeBook) -> Rows:
+def rows_of(window: Window, names: Names, modules: list[tuple[str, str]], book: Costs) -> Rows:
     """Convert a window; `modules` gives (qualified name, type) by module index."""
     events, left_open = until_the_close(columns(window.raw, names, window.cuda, keep_raw=window.shapes), names)
+    return replace(rows_of_events(events, window, names, modules, book), left_open=left_open)
+
+
+def rows_of_events(
+    events: Events, window: Window, names: Names, modules: list[tuple[str, str]], book: Costs
+) -> Rows:
+    """The same for events that are columns already, whatever they were read from."""
     events = events.take(tree.by_thread_and_time(_lane(events), events.t0, events.t1))
     lane = _lane(events)
     depth = tree.depths(lane, events.t0, events.t1)
@@ -47,7 +53,7 @@ def rows_of(window: Window, names: Names, modules: list[tuple[str, str]], book: 
     parent, phase, module = _kernels_join_their_ops(events, parent, phase, module)
     module = modules_of_updates(events, parent, module, names.texts(), window.optimizer_calls)
     table = Labelled(events, parent, own, phase, module, events.t0 - window.unix_offset_ns)
-    return replace(_assemble(table, window, names, modules, book), labelled=table, left_open=left_open)
+    return replace(_assemble(table, window, names, modules, book), labelled=table)
 
 
 def until_the_close(events: Events, names: Names) -> tuple[Events, tuple[str, ...]]:
@@ -97,7 +103,7 @@ class Labelled:
     t0_ns: Ints
 
 
-def _assemble(table: Labelled, window: Window, names: Names, modules: list[tuple[str, str]], book: ShapeBook) -> Rows:
+def _assemble(table: Labelled, window: Window, names: Names, modules: list[tuple[str, str]], book: Costs) -> Rows:
     """Give each row its step, sort by step and time, and number parents within the step."""
     if not window.steps or len(table.t0_ns) == 0:
         return Rows(pl.DataFrame(), [])
@@ -127,7 +133,7 @@ def _finished(
     ends: Ints,
     names: Names,
     modules: list[tuple[str, str]],
-    book: ShapeBook,
+    book: Costs,
 ) -> Rows:
     events = table.events
     t0_ns = table.t0_ns[order]

@@ -23,6 +23,7 @@ NO_MODULE = -1
 MODULE_SCOPE = "#stepscope.module:"
 DATA_SCOPE = "#stepscope.data"
 OPTIMIZER_STEP = "Optimizer.step#"
+CLOSING = "#stepscope.closing"  # the range in which a window ends what is open
 _ENGINE = "autograd::engine::evaluate_function"
 _ACCUMULATE = "AccumulateGrad"
 

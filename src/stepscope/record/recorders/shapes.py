@@ -6,7 +6,7 @@ the numbers over when it ran the same ops in the same places on as many samples;
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -16,6 +16,23 @@ from stepscope.record.recorders.tree import Ints
 from stepscope.record.recorders.window import StepProfile, Window
 
 NOT_KNOWN = -1
+
+
+class Costs(Protocol):
+    """What ops cost: per step its profile; per row FLOPs and bytes, NOT_KNOWN where nothing tells."""
+
+    def look_up(
+        self,
+        window: Window,
+        events: Events,
+        order: Ints,
+        place: Ints,
+        name: Ints,
+        module: Ints,
+        self_ns: Ints,
+        texts: list[str],
+    ) -> tuple[list[StepProfile], Ints, Ints]:
+        """Rows in `order`, each in the step of `place`."""
 
 
 class ShapeBook:

@@ -26,7 +26,7 @@ _REMEDY = (
     "pip install zeus-apple-silicon (no sudo), or allow it without a password: "
     'echo "$USER ALL=(root) NOPASSWD: /usr/bin/powermetrics" | sudo tee /etc/sudoers.d/powermetrics'
 )
-_SCOPES = {
+SCOPES = {
     "CPU": "apple:cpu",
     "GPU": "apple:gpu",
     "ANE": "apple:ane",
@@ -86,7 +86,7 @@ def discover(root: Path, target: Target) -> Found | Missing:
             break
     if not totals.power_w:
         return _missing(child)
-    names = [name for name in _SCOPES if name in totals.power_w]
+    names = [name for name in SCOPES if name in totals.power_w]
 
     def read() -> list[float]:
         totals.feed(child.take())
@@ -96,7 +96,7 @@ def discover(root: Path, target: Target) -> Found | Missing:
         values = [(totals.power_w.get(name, NAN), totals.energy_j.get(name, NAN)) for name in names]
         return [value if fresh else NAN for pair in values for value in pair]
 
-    channels = tuple(channel for name in names for channel in _channels(name, names))
+    channels = tuple(channel for name in names for channel in channels_of(name, names))
     return Found(channels, read, child.close, every_ns=EVERY_NS, blocking=True)
 
 
@@ -113,12 +113,13 @@ def _missing(child: ChildLines) -> Missing:
 def _parent(name: str, names: Sequence[str]) -> str:
     """The sum that powermetrics prints and that contains this part; the board where it prints none."""
     if name in ("CPU", "GPU", "ANE") and "Combined" in names:
-        return _SCOPES["Combined"]
-    return _SCOPES["Package"] if "Package" in names and name not in ("Package", "Combined") else "board"
+        return SCOPES["Combined"]
+    return SCOPES["Package"] if "Package" in names and name not in ("Package", "Combined") else "board"
 
 
-def _channels(name: str, names: Sequence[str]) -> tuple[Channel, Channel]:
-    scope = _SCOPES[name]
+def channels_of(name: str, names: Sequence[str]) -> tuple[Channel, Channel]:
+    """Power and energy of a part, given all the parts that are printed."""
+    scope = SCOPES[name]
     source = f"powermetrics, {name} Power (the chip's own model, no meter)"
     power = Channel(
         id=channel_id(scope, "power"),

@@ -49,7 +49,9 @@ def reach(text: str, tls: Path | None = None) -> Reach:
             if (parts.scheme == "tls") != (tls is not None):
                 raise UsageError(f"--fleet {text}: TLS material goes with tls://", "add --tls DIR, or leave it out")
             return Reach(text, tls)
-    raise UsageError(f"--fleet {text}: not an address", "for example --fleet tcp://127.0.0.1:8786 or --fleet hosts.toml")
+    raise UsageError(
+        f"--fleet {text}: not an address", "for example --fleet tcp://127.0.0.1:8786 or --fleet hosts.toml"
+    )
 
 
 def of_hosts(hosts: Hosts) -> Reach:

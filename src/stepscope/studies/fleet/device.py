@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping
 from concurrent.futures import CancelledError as FutureCancelled
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from stepscope import __version__
+from stepscope.clock import monotonic_ns
 from stepscope.errors import StepscopeError
 from stepscope.studies.fleet import on_device
 from stepscope.studies.fleet.worker import resource
-from stepscope.clock import monotonic_ns
 
 if TYPE_CHECKING:
     from distributed import Client
 
 _BOARD = "board:"
+_ANSWERS_WITHIN_S = 30.0
+_SCHEDULER_GONE = ("scheduler-connection-lost", "scheduler-restart")
 
 
 class OtherVersion(StepscopeError):
@@ -24,7 +27,15 @@ class OtherVersion(StepscopeError):
 
 
 class DeviceLost(Exception):
-    """What was asked of a device will not be answered: it went away, or failed in a way that is not the run's."""
+    """What was asked of a device will not be answered: it went away."""
+
+
+class DeviceUnfit(Exception):
+    """A device cannot do what it was asked, for a reason that is its own: a full disk, a broken installation."""
+
+
+class SchedulerLost(Exception):
+    """The scheduler went away; what the devices are doing goes on."""
 
 
 @dataclass(frozen=True)
@@ -46,10 +57,13 @@ class Met:
 
 
 async def present(client: Client) -> list[Device]:
-    """The devices that are there now; OSError where the scheduler is not."""
-    if client.scheduler is None:
-        raise OSError("the client is closed")
-    seen = (await client.scheduler.identity())["workers"]
+    """The devices that are there now; SchedulerLost where the scheduler does not say."""
+    try:
+        if client.scheduler is None:
+            raise SchedulerLost("the connection to the scheduler is closed")
+        seen = (await asyncio.wait_for(client.scheduler.identity(), _ANSWERS_WITHIN_S))["workers"]
+    except (OSError, asyncio.TimeoutError) as error:
+        raise SchedulerLost("the scheduler has gone away") from error
     return [
         Device(str(worker["name"]), name.removeprefix(_BOARD), address)
         for address, worker in seen.items()
@@ -59,7 +73,7 @@ async def present(client: Client) -> list[Device]:
 
 
 async def ask(client: Client, device: Device, function: Callable[..., Any], *arguments: Any) -> Any:
-    """The answer of a function that is called on the device, after whatever is going on there; DeviceLost if none comes."""
+    """The answer of a function that is called on the device, after whatever is going on there."""
     from distributed import KilledWorker
     from distributed.comm import CommClosedError
 
@@ -69,10 +83,14 @@ async def ask(client: Client, device: Device, function: Callable[..., Any], *arg
     )  # fmt: skip
     try:
         return await future
-    except (KilledWorker, FutureCancelled, CommClosedError) as error:
+    except FutureCancelled as error:
+        if getattr(error, "reason", None) in _SCHEDULER_GONE:
+            raise SchedulerLost("the scheduler has gone away") from error
+        raise DeviceLost(f"{device.name} went away") from error
+    except (KilledWorker, CommClosedError) as error:
         raise DeviceLost(f"{device.name} went away") from error
     except Exception as error:  # raised on the device, whatever it is
-        raise DeviceLost(f"{device.name}: {type(error).__name__}: {error}") from error
+        raise DeviceUnfit(f"{device.name}: {type(error).__name__}: {error}") from error
     finally:
         future.release()
 

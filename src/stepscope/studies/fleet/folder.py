@@ -31,7 +31,9 @@ class FleetFolder:
         self.boards = {board: SweepFolder(path / "boards" / board) for board in content["boards"]}
 
     @classmethod
-    def create(cls, path: Path, boards: Sequence[str], plan: Mapping[str, Any], entries: Sequence[Entry]) -> FleetFolder:
+    def create(
+        cls, path: Path, boards: Sequence[str], plan: Mapping[str, Any], entries: Sequence[Entry]
+    ) -> FleetFolder:
         """Begin; refused where there is a sweep already. Device and versions are told when a board is first met."""
         if is_fleet(path) or (path / "sweep.json").exists():
             go_on = f"go on with it: stepscope suite run --fleet ... --resume --out {path}"

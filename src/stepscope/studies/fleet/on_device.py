@@ -54,7 +54,9 @@ def versions() -> dict[str, str | None]:
     return found
 
 
-def make_run(sweep: str, name: str, child: Sequence[str], spec: Mapping[str, Any], source: str | None) -> dict[str, Any]:
+def make_run(
+    sweep: str, name: str, child: Sequence[str], spec: Mapping[str, Any], source: str | None
+) -> dict[str, Any]:
     """Make a run, unless it was made before, and say how it ended and which files it has left.
 
     child: what follows the Python of this device in the command; source: the text of a workload of the user's own.

@@ -8,16 +8,26 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from stepscope.errors import OutputNotWritable, RunDamaged, StepscopeError
+from stepscope.errors import RunDamaged, StepscopeError
 from stepscope.studies.fleet import on_device
 from stepscope.studies.fleet.address import FleetUnreachable, Reach, connected
 from stepscope.studies.fleet.board import Board
-from stepscope.studies.fleet.device import Device, DeviceLost, Met, OtherVersion, ask, meet, present
+from stepscope.studies.fleet.device import (
+    Device,
+    DeviceLost,
+    DeviceUnfit,
+    Met,
+    OtherVersion,
+    SchedulerLost,
+    ask,
+    meet,
+    present,
+)
 from stepscope.studies.fleet.folder import FleetFolder
 from stepscope.studies.fleet.gather import Piece, gather
 from stepscope.studies.suite.grid import Point
@@ -30,6 +40,7 @@ if TYPE_CHECKING:
 _LOOK_EVERY_S = 0.5
 _SLEPT_S = 0.5
 _CLOCK_S = 1.0
+_GONE = "gone"
 
 
 class FleetIncomplete(StepscopeError):
@@ -74,110 +85,138 @@ class _Crew:
     ) -> None:
         self._folder, self._boards, self._child, self._watch, self._wait_s = folder, boards, child, watch, wait_s
         self._at_work: dict[Device, asyncio.Task[None]] = {}
-        self._refused: set[str] = set()
-        self._seen_s = dict.fromkeys(boards, time.monotonic())  # when a device of the board was last there
+        self._not_used: set[str] = set()  # addresses: who joins again is looked at again
+        self._seen_s = dict.fromkeys(boards, monotonic())  # when a device of the board was last there
+        self._answered = False
 
     async def work(self, where: Reach) -> None:
-        """Until nothing is left, or nobody to do it; a scheduler that goes away is waited for."""
-        answered_s = time.monotonic()
+        """Until nothing is left, or nobody to do it; a scheduler that was there and goes away is waited for."""
         while self._goes_on():
             try:
                 async with connected(where) as client:
-                    await self._connected(client)
-                return
-            except (FleetUnreachable, OSError) as error:
-                if isinstance(error, OutputNotWritable):
-                    raise
-                answered_s = max(answered_s, *self._seen_s.values())
-                if time.monotonic() - answered_s > self._wait_s:
+                    self._answered = True
+                    await self._with(client)
+            except (FleetUnreachable, SchedulerLost) as error:
+                if not self._answered:
                     raise
                 self._watch.says(f"{error}; waiting for it")
                 await asyncio.sleep(_LOOK_EVERY_S)
-            finally:
-                await self._leave(list(self._at_work))
 
-    async def _connected(self, client: Client) -> None:
-        while self._goes_on():
-            there = await asyncio.wait_for(present(client), 30)
-            now = time.monotonic()
-            for device in there:
-                self._seen_s[device.board] = now
-            await self._leave([device for device in self._at_work if device not in there])
-            for device in there:
-                if device.board in self._boards and device.address not in self._refused and self._is_wanted(device):
-                    self._at_work[device] = asyncio.create_task(self._serve(client, device))
-            if self._at_work:
-                ended, _ = await asyncio.wait(
-                    self._at_work.values(), timeout=_LOOK_EVERY_S, return_when=asyncio.FIRST_COMPLETED
-                )
-                self._raise_from(ended)
-            else:
-                await asyncio.sleep(_LOOK_EVERY_S)
+    async def _with(self, client: Client) -> None:
+        try:
+            while self._goes_on():
+                there = await present(client)
+                await self._leave([device for device in self._at_work if device not in there], gone=True)
+                self._set_to_work(client, there)
+                ended, _ = await asyncio.wait([*self._at_work.values(), _soon()], return_when=asyncio.FIRST_COMPLETED)
+                for device in [device for device, task in self._at_work.items() if task in ended]:
+                    self._at_work.pop(device).result()  # what went wrong here, not there, ends the sweep
+        finally:
+            await self._leave(list(self._at_work), gone=False)
 
-    def _is_wanted(self, device: Device) -> bool:
-        return device not in self._at_work and bool(self._boards[device.board].waiting)
+    def _set_to_work(self, client: Client, there: Sequence[Device]) -> None:
+        for device in there:
+            board = self._boards.get(device.board)
+            if board is None or device.address in self._not_used:
+                continue
+            self._seen_s[device.board] = monotonic()
+            if board.waiting and device not in self._at_work:
+                self._at_work[device] = asyncio.create_task(self._serve(client, device, board))
 
     def _goes_on(self) -> bool:
         """Whether something is left to do for a board that is there, or was a short while ago."""
-        now = time.monotonic()
-        return any(board.left() and now - self._seen_s[name] <= self._wait_s for name, board in self._boards.items())
+        since = monotonic() - self._wait_s
+        return any(board.left() and self._seen_s[name] >= since for name, board in self._boards.items())
 
-    async def _leave(self, devices: Sequence[Device]) -> None:
-        """No longer wait for these."""
+    async def _leave(self, devices: Sequence[Device], gone: bool) -> None:
+        """No longer wait for these; `gone`: since they are no longer there, which counts as a try."""
         tasks = [self._at_work.pop(device) for device in devices]
         for task in tasks:
-            task.cancel()
+            task.cancel(_GONE if gone else "")
         for answer in await asyncio.gather(*tasks, return_exceptions=True):
-            if isinstance(answer, Exception):
+            if isinstance(answer, Exception) and not isinstance(answer, SchedulerLost):
                 raise answer
 
-    def _raise_from(self, ended: set[asyncio.Task[None]]) -> None:
-        """The device of a task that has ended is free again; what went wrong here, not there, ends the sweep."""
-        for device in [device for device, task in self._at_work.items() if task in ended]:
-            self._at_work.pop(device).result()
-
-    async def _serve(self, client: Client, device: Device) -> None:
-        """Run after run, as long as this board has some waiting."""
-        board = self._boards[device.board]
+    async def _serve(self, client: Client, device: Device, board: Board) -> None:
+        """Run after run, as long as its board has some waiting."""
         try:
-            met = await self._meet(client, device)
+            met = await meet(client, device)
+            self._folder.meet(device.board, met.about)
+            if abs(met.offset_s) > _CLOCK_S + met.within_s:
+                self._watch.says(
+                    f"{device.name}: its clock is {met.offset_s:+.1f} s from ours; no result depends on it"
+                )
             while board.waiting:
                 await self._next(client, device, board, met)
-        except OtherVersion as error:
-            self._refused.add(device.address)
-            self._watch.says(f"not used: {error}")
+        except (OtherVersion, DeviceUnfit) as error:
+            self._not_used.add(device.address)
+            self._watch.says(f"not used any more: {error}")
         except DeviceLost as error:
             self._watch.says(str(error))
 
-    async def _meet(self, client: Client, device: Device) -> Met:
-        met = await meet(client, device)
-        self._folder.meet(device.board, met.about)
-        if abs(met.offset_s) > _CLOCK_S + met.within_s:
-            self._watch.says(f"{device.name}: its clock is {met.offset_s:+.1f} s from ours (nothing depends on it)")
-        return met
-
     async def _next(self, client: Client, device: Device, board: Board, met: Met) -> None:
-        point = board.take()
-        done = False
+        """The run that is first in the line; it waits again unless it ends."""
+        point = board.waiting.popleft()
         try:
             result = skipped(point, board.before(point), board.ended) or adopted(board.sweep, point)
             if result is None:
                 self._watch.begins(device, point)
                 result = await self._run(client, device, board, point, met)
-            self._end(board, device, point, result)
-            done = True
-            with contextlib.suppress(DeviceLost):  # it is here, and what stays there does no harm
-                await ask(client, device, on_device.forget, self._folder.id, point.id)
-        except (DeviceLost, RunDamaged) as error:
-            if board.failed(point) is not None and not done:
-                self._end(board, device, point, board.lost(point, str(error)))
-            if isinstance(error, DeviceLost):
+            board.end(point, result)
+        except BaseException as error:
+            why = _why_lost(device, error)
+            result = None if why is None else board.lost(point, why)
+            if result is None:
+                board.give_back(point)
+            else:
+                board.end(point, result)
+                self._watch.ends(board.name, device, point, result)
+            if not isinstance(error, RunDamaged):
                 raise
             self._watch.says(f"{device.name}: {error}")
-        except asyncio.CancelledError:  # it has gone, or we are ending
-            if not done and device in self._gone():
-                pass
-            raise
-        finally:
-            if not done:
-                board.give_back(point)
+        else:
+            self._watch.ends(board.name, device, point, result)
+        await ask(client, device, on_device.forget, self._folder.id, point.id)
+
+    async def _run(self, client: Client, device: Device, board: Board, point: Point, met: Met) -> dict[str, Any]:
+        """Have it made, and bring it home."""
+        plan, name = board.sweep.plan, (self._folder.id, point.id)
+        spec = {**point.to_dict(), "rules": plan["rules"]}
+        source = _own_source(board, point)
+        ended = await ask(client, device, on_device.make_run, *name, self._child, spec, source)
+        if ended["disk_full"]:
+            with contextlib.suppress(DeviceLost):
+                await ask(client, device, on_device.forget, *name)
+            raise DeviceUnfit(f"{device.name}: its disk is full")
+
+        async def fetch(wanted: Sequence[Piece]) -> Sequence[bytes]:
+            return list(await ask(client, device, on_device.pieces, *name, wanted))
+
+        where = board.sweep.run_folder(point)
+        await gather(board.sweep, where, ended["files"], fetch)
+        run = None if ended["run"] is None else where / ended["run"]
+        outcome = Outcome(ended["status"], ended["reason"], run, ended["wall_s"])
+        result = with_cooling(await asyncio.to_thread(result_of, board.sweep, point, outcome), ended["cooled"])
+        clock = {"offset_s": met.offset_s, "within_s": met.within_s}
+        slept = [f"the device slept for {ended['slept_s']:.1f} s in its midst"] if ended["slept_s"] > _SLEPT_S else []
+        return {**result, "flags": [*result.get("flags", []), *slept], "made_by": device.name, "clock": clock}
+
+
+def _why_lost(device: Device, error: BaseException) -> str | None:
+    """Why this counts as a try; None where the run can do nothing for it."""
+    if isinstance(error, asyncio.CancelledError):
+        return f"{device.name} went away" if error.args == (_GONE,) else None
+    return str(error) if isinstance(error, (DeviceLost, RunDamaged)) else None
+
+
+def _own_source(board: Board, point: Point) -> str | None:
+    """The text of a workload that is a file of the user's own: the devices do not have it."""
+    path = point.workload.rpartition(":")[0]
+    if not path.endswith(".py"):
+        return None
+    kept = board.sweep.path / "sources" / board.sweep.plan["workloads"][point.workload]["source"]
+    return kept.read_text(encoding="utf-8")
+
+
+def _soon() -> asyncio.Task[None]:
+    return asyncio.create_task(asyncio.sleep(_LOOK_EVERY_S))
