@@ -21,6 +21,7 @@ import stepscope
 from stepscope.record import torch_private
 from stepscope.record.recorders.events import Names, columns
 from stepscope.record.recorders.ops import until_the_close
+from stepscope.record.recorders.phases import CLOSING
 from stepscope.runfolder import RunReader
 
 NESTED = """

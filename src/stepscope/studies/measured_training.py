@@ -1,4 +1,4 @@
-"""Trains in a session and looks at the accuracy in between: what each step took, in time and energy, and what it gave."""
+"""Trains in a session and looks at the accuracy in between: what each step took and drew, and what it gave."""
 
 from __future__ import annotations
 

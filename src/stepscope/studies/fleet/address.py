@@ -50,7 +50,7 @@ def reach(text: str, tls: Path | None = None) -> Reach:
                 raise UsageError(f"--fleet {text}: TLS material goes with tls://", "add --tls DIR, or leave it out")
             return Reach(text, tls)
     raise UsageError(
-        f"--fleet {text}: not an address", "for example --fleet tcp://127.0.0.1:8786 or --fleet hosts.toml"
+        f"--fleet {text}: not an address", "for example tcp://127.0.0.1:8786, or a hosts.toml"
     )
 
 

@@ -39,7 +39,7 @@ class Host:
 
 @dataclass(frozen=True)
 class Hosts:
-    """What a hosts.toml says; `path` null where nobody wrote one. `forget_after_s`: silence after which a device is gone."""
+    """What a hosts.toml says; `forget_after_s`: silence after which a device counts as gone."""
 
     path: Path
     hosts: tuple[Host, ...]

@@ -34,7 +34,7 @@ def listed(folder: Path) -> list[Listed]:
 
 
 def checked(content: Iterable[Mapping[str, Any]]) -> list[Listed]:
-    """A list that came from elsewhere; RunDamaged where a file of it would leave the folder, or it is beyond measure."""
+    """A list that came from elsewhere; RunDamaged where a file would leave the folder, or it is beyond measure."""
     files: list[Listed] = []
     for each in content:
         if len(files) == MOST_FILES:

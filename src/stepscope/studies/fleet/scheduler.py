@@ -20,7 +20,7 @@ _PLAIN = {
 
 
 def schedule(orders: Mapping[str, Any]) -> None:
-    """Be the scheduler until told to end (SIGTERM). orders: folder, host, port, tls (null or a folder), forget_after_s."""
+    """Be the scheduler until told to end (SIGTERM). orders: folder, host, port, tls (or null), forget_after_s."""
     import dask
 
     folder = Path(orders["folder"])

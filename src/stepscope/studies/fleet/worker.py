@@ -32,7 +32,7 @@ _QUIET = {
 
 
 def resource(board: str) -> str:
-    """The resource of which a device of this board has one: a run takes it, and so does whatever else is asked of it."""
+    """The resource of which a device of this board has one: each task takes it, so none is beside another."""
     return f"board:{board}"
 
 
@@ -79,7 +79,7 @@ async def _work(folder: Path, orders: Mapping[str, Any], told: asyncio.Event) ->
         memory_limit=0, local_directory=str(folder / "dask"), dashboard=False, dashboard_address="127.0.0.1:0",
         validate=False, **options,
     ) as worker:  # fmt: skip
-        say(folder, {"address": worker.address})
+        say(folder, {"address": worker.address, **{key: orders[key] for key in ("scheduler", "name", "board")}})
         ends = {asyncio.ensure_future(each) for each in (worker.finished(), told.wait())}
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         for each in ends:

@@ -135,7 +135,7 @@ def _sparse(model: nn.Module, terms: Terms) -> Plan:
     measured by training it alone; biases after the first trained weight are updated too, since they cost no memory.
     """
     named, groups = dict(model.named_parameters()), layers(model)
-    last = [name for name in list(groups.values())[-1]]
+    last = list(groups.values())[-1]
     gradients = terms.gradients()
     worth = {name: float(gradient.square().mean()) for name, gradient in gradients.items() if gradient.dim() > 1}
     budget = terms.fraction * sum(parameter.numel() for parameter in named.values())

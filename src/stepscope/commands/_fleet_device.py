@@ -1,0 +1,61 @@
+"""Orders of a fleet on the machine that they are for: `python -m stepscope.commands._fleet_device`, orders by stdin.
+
+`work` and `schedule` are the long-lived processes; the others answer with one line of JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from stepscope.errors import StepscopeError
+
+
+def main(orders: Mapping[str, Any]) -> None:
+    """Do as ordered; a refusal is an answer as well."""
+    if orders["do"] in ("work", "schedule"):
+        _live(orders)
+        return
+    try:
+        answer = _answer(orders)
+    except StepscopeError as error:
+        answer = {"refused": str(error), "hint": error.hint}
+    sys.stdout.write(json.dumps(answer, default=str) + "\n")
+
+
+def _live(orders: Mapping[str, Any]) -> None:
+    from stepscope.studies.fleet.scheduler import schedule
+    from stepscope.studies.fleet.worker import work
+
+    (work if orders["do"] == "work" else schedule)(orders)
+
+
+def _answer(orders: Mapping[str, Any]) -> dict[str, Any]:
+    from stepscope.studies.fleet.start import start_worker, stop_worker
+
+    if orders["do"] == "about":
+        return _about()
+    return start_worker(orders) if orders["do"] == "start" else stop_worker(orders)
+
+
+def _about() -> dict[str, Any]:
+    """Versions, and what `stepscope doctor` finds, as far as a fleet shows it."""
+    from stepscope.commands.doctor import diagnosis
+    from stepscope.studies.fleet.address import need_dask
+    from stepscope.studies.fleet.on_device import versions
+
+    need_dask()
+    found, _ = diagnosis(Path("/"))
+    return {
+        "versions": versions(),
+        "device": found["device"],
+        "power": [each["sensor"] for each in found["power"] if each["channels"]],
+        "missing": [each["sensor"] for each in found["missing"]],
+    }
+
+
+if __name__ == "__main__":
+    main(json.load(sys.stdin))

@@ -1,0 +1,174 @@
+"""Events of a torch.profiler JSON as columns, as the recorder has them of a running profiler.
+
+Releases differ: categories were "Operator" and "Kernel" before torch 1.12; times count from `baseTimeNanoseconds`
+since 2.3 and from 1970 before; "Fwd thread id" is torch's own number of a thread and not the system's.
+"""
+
+from __future__ import annotations
+
+import json
+from array import array
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from stepscope.record.op_cost import count_op_bytes, count_op_flops, has_formula
+from stepscope.record.recorders.events import BACKWARD_NODE, Events, Names
+from stepscope.record.recorders.phases import MODULE_SCOPE
+from stepscope.record.recorders.tree import Ints
+
+NOT_KNOWN = -1
+MODULE = "nn.Module: "
+_OPS = {"cpu_op", "user_annotation", "operator"}
+_ON_GPU = {"kernel", "gpu_memcpy", "gpu_memset", "memcpy", "memset"}
+_LAUNCHES = {"cuda_runtime", "cuda_driver", "runtime"}
+_ENGINE = "autograd::engine::evaluate_function: "
+_KEPT = ("name", "t0", "t1", "thread", "sequence", "forward", "gpu", "correlation", "link", "flops", "bytes")
+
+
+def _empty() -> dict[str, array[int]]:
+    return {name: array("q") for name in _KEPT}
+
+
+@dataclass
+class Caught:
+    """What has been taken of a file so far; times in ns from the file's own zero."""
+
+    names: Names = field(default_factory=Names)
+    modules: dict[str, int] = field(default_factory=dict)  # "Linear_0" -> number
+    threads: dict[str, int] = field(default_factory=dict)
+    columns: dict[str, array[int]] = field(default_factory=_empty)
+    launches: dict[int, int] = field(default_factory=dict)  # correlation -> External id of the op
+    left_out: Counter[str] = field(default_factory=Counter)  # events by category
+    with_shapes: bool = False
+
+    def take(self, event: dict[str, Any]) -> None:
+        """Keep an event if it is an operation, a range, a kernel or the call of a module."""
+        category = str(event.get("cat", "cpu_op")).lower()
+        if event.get("ph") != "X":
+            self.left_out[str(event.get("name")) if category == "cpu_instant_event" else "mark"] += 1
+            return
+        args = event.get("args")
+        args = args if isinstance(args, dict) else {}
+        if category in _LAUNCHES:
+            self._launch(args)
+        elif category in _ON_GPU:
+            self._keep(event, args, _whole(args.get("device"), 0))
+        elif category in _OPS:
+            self._keep(event, args, -1)
+        elif category == "python_function" and str(event.get("name", "")).startswith(MODULE):
+            self._keep_module(event)
+        else:
+            self.left_out[category] += 1
+
+    def _launch(self, args: dict[str, Any]) -> None:
+        op = _whole(args.get("External id", args.get("external id")), 0)
+        if op > 0:
+            self.launches[_whole(args.get("correlation"), -1)] = op
+
+    def _keep_module(self, event: dict[str, Any]) -> None:
+        number = self.modules.setdefault(str(event["name"])[len(MODULE) :], len(self.modules))
+        self._keep({**event, "name": f"{MODULE_SCOPE}{number}"}, {}, -1)
+
+    def _keep(self, event: dict[str, Any], args: dict[str, Any], gpu: int) -> None:
+        try:
+            t0 = round(float(event["ts"]) * 1000)
+            t1 = t0 + max(round(float(event.get("dur", 0)) * 1000), 0)
+            name = str(event["name"])
+        except (KeyError, TypeError, ValueError, OverflowError):
+            self.left_out["event without a time or a name"] += 1
+            return
+        if not -(1 << 62) < t0 <= t1 < 1 << 62:
+            self.left_out["event without a time or a name"] += 1
+            return
+        external = _whole(args.get("External id", args.get("external id")), 0)
+        flops, read = self._costs(name, args) if gpu < 0 else (NOT_KNOWN, NOT_KNOWN)
+        sequence, forward = _whole(args.get("Sequence number"), -1), _whole(args.get("Fwd thread id"), 0)
+        on = self._thread(event) if gpu < 0 else _whole(args.get("stream"), 0)
+        link, correlation = (0, external) if gpu < 0 else (external, _whole(args.get("correlation"), -1))
+        row = (self.names.intern(name), t0, t1, on, sequence, forward, gpu, correlation, link, flops, read)
+        for column, value in zip(self.columns.values(), row, strict=True):
+            column.append(value)
+
+    def _thread(self, event: dict[str, Any]) -> int:
+        return self.threads.setdefault(f"{event.get('pid')}/{event.get('tid')}", len(self.threads))
+
+    def _costs(self, name: str, args: dict[str, Any]) -> tuple[int, int]:
+        """FLOPs and bytes, where the file states shapes."""
+        shapes = args.get("Input Dims", args.get("Input dims"))
+        if not isinstance(shapes, list):
+            return NOT_KNOWN, NOT_KNOWN
+        self.with_shapes = True
+        types = args.get("Input type", [])
+        try:
+            flops = count_op_flops(name, shapes, _concrete(args)) if has_formula(name) else None
+            read = count_op_bytes(shapes, types) if isinstance(types, list) else None
+        except (TypeError, ValueError):
+            return NOT_KNOWN, NOT_KNOWN
+        return tuple(v if isinstance(v, int) and 0 <= v < 1 << 62 else NOT_KNOWN for v in (flops, read))  # type: ignore[return-value]
+
+
+def events_of(caught: Caught, base_ns: int) -> tuple[Events, Ints, Ints]:
+    """The columns in Unix ns, the numbers of the rows in `raw`; and FLOPs and bytes by those numbers."""
+    c = {name: np.frombuffer(column, dtype=np.int64) for name, column in caught.columns.items()}
+    nodes = _nodes(caught.names)[c["name"]] if len(c["name"]) else np.zeros(0, dtype=bool)
+    nodes &= c["gpu"] < 0
+    link = c["link"].copy()
+    for row in np.flatnonzero((c["gpu"] >= 0) & (link <= 0)).tolist():
+        link[row] = caught.launches.get(int(c["correlation"][row]), 0)
+    events = Events(
+        name=c["name"],
+        t0=c["t0"] + base_ns,
+        t1=c["t1"] + base_ns,
+        thread=c["thread"],
+        scope=np.where(nodes, BACKWARD_NODE, 0),
+        sequence=c["sequence"],
+        forward_thread=_forward_threads(c["forward"], c["thread"], c["sequence"], nodes, c["name"], caught.names),
+        gpu=c["gpu"],
+        correlation=np.where(c["gpu"] < 0, c["correlation"], 0),
+        link=link,
+        raw=list(range(len(link))),
+    )
+    return events, c["flops"], c["bytes"]
+
+
+def _nodes(names: Names) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """Which names are backward nodes: those that the engine says it evaluates."""
+    evaluated = {text.removeprefix(_ENGINE) for text in names.ids if text.startswith(_ENGINE)}
+    return np.array([text in evaluated for text in names.ids], dtype=bool)
+
+
+def _forward_threads(
+    forward: Ints, thread: Ints, sequence: Ints, nodes: np.ndarray[Any, np.dtype[np.bool_]], name: Ints, names: Names
+) -> Ints:
+    """The thread that each backward node's forward ran on: the one that has made most of its sequence numbers."""
+    found = np.zeros(len(forward), dtype=np.int64)
+    engine = np.array([text.startswith(_ENGINE) for text in names.ids], dtype=bool)
+    makes = (sequence >= 0) & ~nodes & ~engine[name] if len(name) else nodes
+    for number in np.unique(forward[nodes]).tolist():
+        rows = nodes & (forward == number)
+        made = makes & np.isin(sequence, np.unique(sequence[rows & (sequence >= 0)]))
+        if made.any():
+            found[rows] = int(np.bincount(thread[made]).argmax())
+    return found
+
+
+def _concrete(args: dict[str, Any]) -> list[Any]:
+    """The inputs that are no tensors, which the file has as texts: "[1, 1]", "False", ""."""
+    values = args.get("Concrete Inputs")
+    return [_parsed(value) for value in values] if isinstance(values, list) else []
+
+
+def _parsed(value: object) -> object:
+    if value == "" or not isinstance(value, str):
+        return None if value == "" else value
+    try:
+        return json.loads(value.lower() if value in ("True", "False") else value)
+    except ValueError:
+        return None
+
+
+def _whole(value: object, otherwise: int) -> int:
+    return value if isinstance(value, int) and -(1 << 62) < value < 1 << 62 else otherwise
