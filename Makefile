@@ -1,6 +1,7 @@
 # make demo    set up, train LeNet on real digits for 300 steps, show what a step costs
 # make test    set up, run every test            make check   lint, format and types
 # make bench   what measuring costs              make accuracy  energy per op against the truth of simulated boards
+# make package wheel and source archive, tried             make docs    the documentation site, into build/site
 # make clean   remove .venv and caches (runs/ stays)
 # Another Python:  make demo PYTHON=python3.12
 
@@ -10,7 +11,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet
 
-.PHONY: demo test check bench accuracy clean
+.PHONY: demo test check bench accuracy package docs clean
 .DEFAULT_GOAL := demo
 
 demo: $(READY)
@@ -30,6 +31,13 @@ bench: $(READY)
 
 accuracy: $(READY)
 	$(BIN)/python -m benchmarks.accuracy --write docs/energy.md
+
+package: $(READY)
+	PYTHON=$(CURDIR)/$(BIN)/python .ci/package
+
+docs: $(READY)
+	$(PIP) -c constraints.txt --no-build-isolation -e '.[docs]'
+	$(BIN)/python -m mkdocs build --strict --quiet
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

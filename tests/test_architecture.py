@@ -36,7 +36,7 @@ MAY_IMPORT = {
     "commands": FOR_ALL
     | {"runfolder", "record", "analysis", "report", "studies", "workloads", "simulate", "integrations"}
     | {"store", "importers"},
-    "__init__": FOR_ALL | {"record", "analysis", "studies"},
+    "__init__": FOR_ALL | {"record", "analysis", "studies", "store", "importers"},
     "__main__": FOR_ALL | {"commands"},
     "pytest_plugin": FOR_ALL | {"record"},
 }

@@ -18,16 +18,20 @@ _PUBLIC = {
     "Run": "stepscope.analysis.run",
     "compare": "stepscope.analysis.compare",
     "fit": "stepscope.studies.fit.python_api",
+    "import_file": "stepscope.importers",
+    "store": "stepscope.store",
     "errors": "stepscope.errors",
 }
 # What a notebook shows of a class: it is told here, since analysis knows nothing of reports.
 _SHOWN = {"Run": ("Run", "run_html"), "compare": ("Comparison", "comparison_html")}
-__all__ = ["Run", "__version__", "compare", "errors", "fit", "profile", "schedule"]
+__all__ = ["Run", "__version__", "compare", "errors", "fit", "import_file", "profile", "schedule", "store"]
 
 if TYPE_CHECKING:
     from stepscope import errors as errors
+    from stepscope import store as store
     from stepscope.analysis.compare import compare as compare
     from stepscope.analysis.run import Run as Run
+    from stepscope.importers import import_file as import_file
     from stepscope.record.profile import profile as profile
     from stepscope.record.schedule import schedule as schedule
     from stepscope.studies.fit.python_api import fit as fit

@@ -11,7 +11,8 @@ StepscopeError                  1
 ├── OutputNotWritable           5   nowhere to write the run
 ├── DataUnavailable             6   a data set is neither packaged, cached nor reachable
 ├── SamplerFailed               7   the sampling process did not start
-└── StoreError                  8   a store of runs does not answer, or holds what cannot be trusted
+├── StoreError                  8   a store of runs does not answer, or holds what cannot be trusted
+└── FleetError                  9   a device or the scheduler of a fleet cannot be reached or used
 """
 
 from __future__ import annotations
@@ -92,3 +93,9 @@ class StoreError(StepscopeError):
     """A store of runs does not answer, or holds what cannot be trusted."""
 
     exit_code = 8
+
+
+class FleetError(StepscopeError):
+    """A device or the scheduler of a fleet cannot be reached or used."""
+
+    exit_code = 9

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.analysis.powered import powered, rail
 from tests.fabricate import fabricate_run
 
 from stepscope.analysis.change_points import change_points
-from stepscope.analysis.forecast import forecast, watched_steps
+from stepscope.analysis.forecast import Mask, forecast, watched_steps
 from stepscope.analysis.intervals import Floats
 from stepscope.analysis.projection import project
 from stepscope.analysis.run import Run
@@ -114,3 +115,31 @@ def test_amounts_have_units(text: str, unit: str, value: float) -> None:
 def test_an_amount_that_is_none_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="--battery"):
         amount(text, "Wh", "--battery")
+
+
+def test_the_energy_of_the_whole_is_foretold_within_one_and_a_half_percent_and_its_interval_holds(
+    tmp_path: Path,
+) -> None:
+    steps, first = 1000, 40
+    t = np.arange(0, (steps + 5) * 20e-3, 2e-3)
+    errors, held = [], 0
+    for seed in range(4):
+        rng = np.random.default_rng(seed)
+        watts = 10 * (1 + 0.03 * (1 - np.exp(-t / 4))) + rng.normal(0, 0.5, len(t))
+        sampled = rail("VDD_IN", watts, (t * 1e9).astype(np.int64))
+        run = powered(tmp_path / str(seed), sampled, steps=steps, residual_us=15_000)
+        made = run.steps.slice(run.warmup_steps)
+        begin, end = float(made["t0_ns"][0]), float(made["t1_ns"][-1])
+        true = run.rails.lines[0].best.growth.between(np.array([begin]), np.array([end]))[0]
+
+        def seen(numbers: Floats) -> Mask:
+            return np.asarray((numbers - numbers[0]) % 250 < first // 4)
+
+        said = forecast(run, len(made), chosen=seen).value("energy")
+        assert said is not None
+        assert said.low is not None
+        assert said.high is not None
+        errors.append(abs(float(said.value or 0) / true - 1))
+        held += said.low <= true <= said.high
+    assert max(errors) < 0.015
+    assert held == 4

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import polars as pl
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rich.console import Console
 from tests.analysis.powered import TX2, channel, powered, rail, seconds, times, total
 from tests.fabricate import Core, Sampled
 
 from stepscope.analysis.power_model import ComponentPower, parse_power_model
 from stepscope.errors import UnknownName, UsageError
 from stepscope.report import html
+from stepscope.report.text_tables import energy_table
 
 T = times(100)
 S = seconds(100)
@@ -93,6 +97,24 @@ def test_the_estimate_follows_utilisation_and_is_called_estimated(tmp_path: Path
     assert "(estimated)" in page
 
 
+def test_an_estimate_has_no_interval_and_says_so(tmp_path: Path) -> None:
+    run = powered(tmp_path, rail("VDD_IN", 10, T), device=TX2, **model("cpu=2W..12W"))
+    row, measured = total(run, "cpu", "estimated"), total(run)
+    bounds = [name for name in row if name == "low" or name == "high" or name.endswith(("_low", "_high"))]
+    assert len(bounds) == 6
+    assert {row[name] for name in bounds} == {None}
+    assert None not in {measured[name] for name in bounds}
+    metrics = run.metrics().filter(pl.col("metric").str.starts_with("estimated_"))
+    assert metrics["low"].is_null().all()
+    assert metrics["note"].str.contains("no interval: estimated").all()
+    assert any("no interval: estimated" in note for note in run.energy_tables.notes)
+    assert "no interval: estimated" in html.render(run)
+    console = Console(width=120, file=io.StringIO())
+    with console.capture() as screen:
+        console.print(*energy_table(run.energy_totals()))
+    assert "(no interval: estimated)" in screen.get()
+
+
 def _span(run: Any) -> tuple[int, int]:
     return int(run.steps["t0_ns"][0]), int(run.steps["t1_ns"][-1])
 
@@ -125,7 +147,8 @@ def test_a_gpu_is_estimated_from_its_own_utilisation(tmp_path: Path) -> None:
     busy = Sampled(channel("gpu.0.utilisation", "utilisation", "gpu:0", sensor="gpu"), T, np.full(len(T), 0.5))
     run = powered(tmp_path, busy, **model("gpu=1W..9W"))
     assert total(run, "gpu")["watts_mean"] == pytest.approx(5.0)
-    assert total(run, "gpu")["low"] == pytest.approx(5.0 * S)
+    assert total(run, "gpu")["joules"] == pytest.approx(5.0 * S)
+    assert total(run, "gpu")["low"] is None
 
 
 def test_a_gap_in_utilisation_is_a_gap_of_the_estimate(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import time
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -106,6 +107,11 @@ def test_weights_and_biases_offline_keeps_series_and_figures(
     folder = Path(wandb.log_run(run, tmp_path, page=False))
     assert folder.name.startswith("offline-run-")
     records = list(_wandb_records(next(folder.glob("*.wandb"))))
+    for _ in range(200):  # wandb's own process writes the file to its end after it has said that it is done
+        if any(record.WhichOneof("record_type") == "exit" for record in records):
+            break
+        time.sleep(0.05)
+        records = list(_wandb_records(next(folder.glob("*.wandb"))))
     history = [{i.key or "/".join(i.nested_key): json.loads(i.value_json) for i in r.history.item} for r in records]
     logged = [row for row in history if "step_seconds" in row]
     summary = {

@@ -138,7 +138,12 @@ def test_a_push_that_breaks_off_is_not_listed_and_the_next_one_goes_on(
     assert store.listed(local).is_empty()
     with pytest.raises(RunNotFound):
         store.pull(local, [run.name], tmp_path / "pulled")
-    monkeypatch.setattr(Place, "send", lambda self, path, pieces: (sent.append(path), send(self, path, pieces)))
+
+    def counts(self: Place, path: str, pieces: Any) -> None:
+        sent.append(path)
+        send(self, path, pieces)
+
+    monkeypatch.setattr(Place, "send", counts)
     assert store.push(local, [run])[0].outcome == "pushed"
     assert len(sent) == len(set(sent)) == len(files_of(run))
 
@@ -167,7 +172,12 @@ def test_listing_opens_the_index_alone_however_many_runs_there_are(
     fill(local, 300)
     opened: list[str] = []
     read = Place.read
-    monkeypatch.setattr(Place, "read", lambda self, path, most: (opened.append(path), read(self, path, most))[1])
+
+    def noting(self: Place, path: str, most_bytes: int) -> bytes:
+        opened.append(path)
+        return read(self, path, most_bytes)
+
+    monkeypatch.setattr(Place, "read", noting)
     assert len(store.listed(local)) == 300
     assert opened == ["index.parquet"]
 

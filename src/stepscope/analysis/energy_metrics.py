@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from stepscope.analysis.energy_rows import EnergyTables
+from stepscope.analysis.energy_rows import ESTIMATED, NO_INTERVAL, EnergyTables
 from stepscope.analysis.measured import Measured
 from stepscope.units import number
 
@@ -28,7 +28,7 @@ def _component(row: dict[str, Any]) -> Iterator[Measured]:
     yield _of(row, "energy_per_step", scope, step_j, "J", *bounds, "mean power times mean length of a step")
     if row["joules_per_sample"] is not None:
         samples = step_j / row["joules_per_sample"] if row["joules_per_sample"] else None
-        low, high = (bound / samples if samples else None for bound in bounds)
+        low, high = (bound / samples if samples and bound is not None else None for bound in bounds)
         yield _of(row, "energy_per_sample", scope, row["joules_per_sample"], "J", low, high, "a training sample")
     if row["idle_watts"] is not None:
         yield _of(row, "idle_power", scope, row["idle_watts"], "W", None, None, "before the first step")
@@ -55,4 +55,5 @@ def _of(
     note: str,
 ) -> Measured:
     name = metric if row["kind"] == "measured" else f"{row['kind']}_{metric}"
+    note = f"{note}; {NO_INTERVAL}" if row["kind"] == ESTIMATED else note
     return Measured(name, scope, value, unit, low, high, row["windows"], row["source"], note)

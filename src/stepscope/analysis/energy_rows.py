@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,8 @@ from stepscope.analysis.steady import steady_steps
 from stepscope.runfolder import RunReader
 from stepscope.units import number, percent
 
+ESTIMATED = "estimated"  # the kind of what comes of a power model
+NO_INTERVAL = "no interval: estimated"
 REST = "rest"  # what a rail gave beside the measured rails inside it
 
 TOTALS = {
@@ -139,6 +141,9 @@ def _row(
     idle_w: float | None,
     rail: str | None = None,
 ) -> dict[str, Any]:
+    kind = _kind(lines, simulated)
+    if kind == ESTIMATED:  # the spread of a model's output says nothing of how wrong the model is
+        energy = replace(energy, low_j=None, high_j=None, low_w=None, high_w=None)
     step_j = None if energy.watts is None else energy.watts * per.length_s
     return {
         "component": component,
@@ -158,13 +163,13 @@ def _row(
         "covered_s": energy.covered_s,
         "gap_s": energy.gap_s,
         "windows": energy.windows,
-        "kind": _kind(lines, simulated),
+        "kind": kind,
     }
 
 
 def _kind(lines: Sequence[Line], simulated: bool) -> str:
     if any(line.estimated for line in lines):
-        return "estimated"
+        return ESTIMATED
     return "simulated" if simulated else "measured"
 
 
@@ -192,6 +197,8 @@ def _rest(tree: RailTree, of: dict[str, Energy]) -> Energy | None:
 
 
 def _notes(tree: RailTree, of: dict[str, Energy], spans: Any) -> Iterator[str]:
+    if estimated := [line.name for line in tree.lines if line.estimated]:
+        yield f"{', '.join(estimated)}: {NO_INTERVAL} by the power model that was given, which no reading checks"
     for line in tree.lines:
         yield from line.best.notes
         for other in line.sources[1:]:

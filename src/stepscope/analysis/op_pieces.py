@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import polars as pl
@@ -15,17 +15,20 @@ from stepscope.runfolder import OPS, RunReader
 
 _NONE = -1
 UNSTATED = -1  # flops or bytes of an op that states none
+_PARTS = _HEAD, _BETWEEN, _TAIL = 0, 1, 2
+_PARTED = 0.001  # of all own time: what takes less is not taken apart
 FACTS = ("name", "module", "phase", "device", "flops", "bytes")
 
 
 @dataclass(frozen=True)
 class Track:
-    """Pieces of one thread or stream, in order and apart: begin and end, s, and the op (row of `OpPieces.ops`)."""
+    """Pieces of one thread or stream, in order and apart: begin and end, s, the op (row of `OpPieces.ops`), its part."""
 
     device: str
     t0: Floats
     t1: Floats
     op: Ints
+    part: Ints
 
     @property
     def seconds(self) -> float:
@@ -34,7 +37,11 @@ class Track:
 
 @dataclass(frozen=True)
 class OpPieces:
-    """Tracks, longest first; `ops` has a row a kind of instance: FACTS and `turn`, its count within the step."""
+    """Tracks, longest first; `ops` has a row a kind of instance: FACTS, `turn`, its count within the step, and `part`.
+
+    What an op does before its first callee, between callees and after the last is not the same work: `part` is 0, 1 or
+    2 where that takes long, and 0 elsewhere.
+    """
 
     ops: pl.DataFrame
     tracks: tuple[Track, ...]
@@ -54,7 +61,23 @@ def op_pieces(run: RunReader, origin_ns: int) -> OpPieces:
     ops = rows.select(identity).unique(maintain_order=True).with_row_index("op")
     rows = rows.join(ops, on=identity, how="left", maintain_order="left")
     tracks = [_track(part, rows, origin_ns) for part in _by_thread(rows)]
-    return OpPieces(ops.drop("op"), tuple(sorted(tracks, key=lambda track: -track.seconds)))
+    ops, tracks = _parted(ops.drop("op"), tracks)
+    return OpPieces(ops, tuple(sorted(tracks, key=lambda track: -track.seconds)))
+
+
+def _parted(ops: pl.DataFrame, tracks: list[Track]) -> tuple[pl.DataFrame, list[Track]]:
+    """A row of its own for each part of the ops whose own time is much; tracks numbered anew."""
+    if not tracks:
+        return ops.with_columns(part=pl.lit(_HEAD, pl.Int64)), tracks
+    spent = np.sum([np.bincount(track.op, track.t1 - track.t0, len(ops)) for track in tracks], axis=0)
+    much = spent >= _PARTED * spent.sum()
+    named = [track.op * len(_PARTS) + np.where(much[track.op], track.part, 0) for track in tracks]
+    distinct = np.unique(np.concatenate(named))
+    table = ops[(distinct // len(_PARTS)).tolist()].with_columns(part=pl.Series(distinct % len(_PARTS)))
+    return table, [
+        replace(track, op=np.searchsorted(distinct, one).astype(np.int64))
+        for track, one in zip(tracks, named, strict=True)
+    ]
 
 
 def _by_thread(rows: pl.DataFrame) -> list[Ints]:
@@ -81,7 +104,16 @@ def _track(chosen: Ints, rows: pl.DataFrame, origin_ns: int) -> Track:
     piece = np.flatnonzero((np.diff(time) > 0) & (running[:-1] != _NONE))
     op = rows["op"].to_numpy()[chosen][running[piece]].astype(np.int64)
     begin, end = ((time[at] - origin_ns) / 1e9 for at in (piece, piece + 1))
-    return Track(device, begin, end, op)
+    return Track(device, begin, end, op, _part(running[piece], len(chosen)))
+
+
+def _part(instance: Ints, count: int) -> Ints:
+    """Of each piece: is it the first of its instance, one between, or the last of several?"""
+    place = np.arange(len(instance))
+    first, last = np.full(count, len(instance)), np.full(count, _NONE)
+    np.minimum.at(first, instance, place)
+    np.maximum.at(last, instance, place)
+    return np.where(place == first[instance], _HEAD, np.where(place == last[instance], _TAIL, _BETWEEN))
 
 
 def _callers(rows: pl.DataFrame) -> Ints:
@@ -124,9 +156,11 @@ def _together(lane: Track, track: Track) -> float:
 
 def _merged(lane: Track, track: Track) -> Track:
     """Both in order of time; what still overlaps is cut from the piece that began first."""
-    t0, t1, op = (np.concatenate([getattr(lane, name), getattr(track, name)]) for name in ("t0", "t1", "op"))
+    t0, t1, op, part = (
+        np.concatenate([getattr(lane, name), getattr(track, name)]) for name in ("t0", "t1", "op", "part")
+    )
     order = np.argsort(t0, kind="stable")
-    t0, t1, op = t0[order], t1[order], op[order]
+    t0, t1, op, part = t0[order], t1[order], op[order], part[order]
     t1 = np.minimum(t1, np.append(t0[1:], np.inf))
     some: Flags = t1 > t0
-    return Track(lane.device, t0[some], t1[some], op[some])
+    return Track(lane.device, t0[some], t1[some], op[some], part[some])

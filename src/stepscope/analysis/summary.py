@@ -29,6 +29,7 @@ def summary(run: Run) -> dict[str, Any]:
         "board": {"name": run.board.name, "title": run.board.title},
         "energy": run.energy_totals().to_dicts(),
         "energy_of_ops": energy_facts(run) if run.rails.lines else None,
+        "use_of_ops": run.utilisation(by="kind").to_dicts(),
         "energy_notes": list(run.energy_tables.notes),
         "phases": run.phases().to_dicts(),
         "result": run.meta.get("result"),

@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from stepscope.errors import StepscopeError
+from stepscope import __version__
+from stepscope.errors import FleetError, StepscopeError
 
 
 def main(orders: Mapping[str, Any]) -> None:
@@ -36,9 +37,13 @@ def _live(orders: Mapping[str, Any]) -> None:
 def _answer(orders: Mapping[str, Any]) -> dict[str, Any]:
     from stepscope.studies.fleet.start import start_worker, stop_worker
 
-    if orders["do"] == "about":
-        return _about()
-    return start_worker(orders) if orders["do"] == "start" else stop_worker(orders)
+    if orders["do"] == "stop":
+        return stop_worker(orders)
+    if orders["version"] != __version__:
+        said = f"it has Stepscope {__version__}, and the machine that starts the fleet {orders['version']}"
+        hint = f"install the same there: {sys.executable} -m pip install stepscope=={orders['version']}"
+        raise FleetError(said, hint)
+    return {**_about(), **start_worker(orders)}
 
 
 def _about() -> dict[str, Any]:

@@ -60,7 +60,10 @@ def _train(orders: dict[str, Any], rules: Rules) -> tuple[str, str | None]:
         traceback.print_exc()
         from stepscope.record.session import status_of
 
-        return status_of(error)[0], status_of(error)[1]
+        status, reason = status_of(error)
+        # What oneDNN says when an allocation of its own was refused: under a limit on memory that is the limit.
+        refused = rules.memory_bytes is not None and "could not create a primitive" in str(error)
+        return "oom" if refused else status, reason
 
 
 def _trained(orders: dict[str, Any], rules: Rules) -> tuple[str, str | None]:

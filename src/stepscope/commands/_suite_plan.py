@@ -50,14 +50,15 @@ def chosen(asked: Asked) -> list[Entry]:
     return entries(of_tier(tiers(), tier, named))
 
 
-def grid(asked: Asked) -> Grid:
-    """The axes; UsageError or UnknownName where one cannot be."""
+def grid(asked: Asked, here: bool = True) -> Grid:
+    """The axes; UsageError or UnknownName where one cannot be. `here`: the runs are made on this machine."""
     from stepscope.record.precision import PRECISIONS
 
     device = asked.device or "cpu"
     if device not in DEVICES:
         raise UnknownName("device", device, DEVICES)
-    _refuse_no_accelerator(device)
+    if here:
+        _refuse_no_accelerator(device)
     repeats = asked.repeats if asked.repeats is not None else _smoke(asked, "repeats", 3)
     _at_least_one("--repeats", repeats)
     return Grid(
@@ -70,7 +71,7 @@ def grid(asked: Asked) -> Grid:
     )
 
 
-def rules(asked: Asked) -> dict[str, Any]:
+def rules(asked: Asked, here: bool = True) -> dict[str, Any]:
     """The rules of every run: by steps or by time where one is given, else until the interval is narrow."""
     from stepscope.analysis.memory_model import size_of
     from stepscope.studies.suite.limits import refuse_memory_limit
@@ -83,7 +84,7 @@ def rules(asked: Asked) -> dict[str, Any]:
     memory = None if asked.memory is None else size_of(asked.memory)
     if memory is not None:
         refuse_memory_limit(memory)
-    celsius, pause_s = parse_cooldown(asked.cooldown)
+    celsius, pause_s = parse_cooldown(asked.cooldown, Path("/") if here else None)
     limit_s = 900.0 if asked.time_limit is None else seconds_of("--time-limit", asked.time_limit)
     if limit_s <= 0:
         raise UsageError(f"--time-limit {asked.time_limit}: must be above 0", "for example --time-limit 15min")
@@ -92,7 +93,7 @@ def rules(asked: Asked) -> dict[str, Any]:
                  seed=asked.seed or 0).to_dict()  # fmt: skip
 
 
-def plan(asked: Asked, entries: Sequence[Entry], axes: Grid, name: str) -> dict[str, Any]:
+def plan(asked: Asked, entries: Sequence[Entry], axes: Grid, name: str, here: bool = True) -> dict[str, Any]:
     """What sweep.json holds, but for the workloads."""
     from stepscope.record.device import describe_device
     from stepscope.studies.suite.limits import HOW
@@ -103,7 +104,7 @@ def plan(asked: Asked, entries: Sequence[Entry], axes: Grid, name: str) -> dict[
         "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "tier": asked.tier,
         "argv": list(sys.argv[1:]),
-        "rules": rules(asked),
+        "rules": rules(asked, here),
         "limits": {"memory": HOW if asked.memory else None},
         "device": describe_device(),
         "versions": _versions(),

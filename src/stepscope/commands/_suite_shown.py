@@ -167,7 +167,7 @@ def _sweep_text(sweep: dict[str, Any]) -> str:
 def _sweeps(below: Path) -> Iterator[dict[str, Any]]:
     from stepscope.studies.suite.state import SweepFolder
 
-    for plan in sorted(below.glob("*/sweep.json")):
+    for plan in sorted([*below.glob("*/sweep.json"), *below.glob("*/boards/*/sweep.json")]):
         try:
             folder = SweepFolder(plan.parent)
         except StepscopeError as error:  # of a newer Stepscope, or damaged

@@ -37,12 +37,12 @@ def watching(folder: SweepFolder, quiet: bool) -> Iterator[Watch]:
             progress.update(task, description=f"{now.name} {now.seconds():.0f} s", left=left, refresh=True)
 
         def begins(point: Point, place: int) -> None:
-            now.begin(_called(point))
+            now.begin(called(point))
             draw()
 
         def ends(point: Point, place: int, result: Mapping[str, Any]) -> None:
             ended[point.id] = dict(result)
-            line = f"{place + 1}/{len(order)} {_called(point)}: {_became(result)}"
+            line = f"{place + 1}/{len(order)} {called(point)}: {became(result)}"
             if live:
                 progress.update(task, advance=1)
                 progress.console.print(line, markup=False)
@@ -66,13 +66,15 @@ class _Now:
         return time.monotonic() - self._began
 
 
-def _called(point: Point) -> str:
+def called(point: Point) -> str:
+    """A run in few words."""
     threads = "" if point.threads is None else f" {point.threads} threads"
     precision = "" if point.precision == "fp32" else f" {point.precision}"
     return f"{point.workload} batch {point.batch} {point.optimizer}{precision}{threads}, repeat {point.repeat + 1}"
 
 
-def _became(result: Mapping[str, Any]) -> str:
+def became(result: Mapping[str, Any]) -> str:
+    """How a run ended, in few words."""
     if result["status"] != "ok":
         return f"{result['status']}: {result['reason']}"
     step = (result.get("numbers") or {}).get("step_time_ms", {}).get("value")

@@ -76,7 +76,8 @@ def _partial(orders: dict[str, Any], seed: int, place: Place) -> dict[str, Any]:
 
 def _daily(orders: dict[str, Any], seed: int, place: Place) -> dict[str, Any]:
     from stepscope import workloads
-    from stepscope.studies.daily.train_days import Routine, live
+    from stepscope.studies.daily.routine import Routine
+    from stepscope.studies.daily.train_days import live
 
     return live(workloads.find(orders["workload"]), Routine(**orders["routine"]), seed, place)
 

@@ -51,6 +51,14 @@ def run(
     out: Annotated[Path | None, typer.Option(help="Folder of the sweep. Unless said: suites/<time>-<tier>.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the sweep in --out, or the newest.")] = False,
     seed: Annotated[int | None, typer.Option(help="Seed of the order of runs and of the trainings.")] = None,
+    fleet: Annotated[
+        str | None, typer.Option(help="On the boards of a fleet: hosts.toml, tcp://host:port or tls://host:port.")
+    ] = None,
+    boards: Annotated[str | None, typer.Option(help="With --fleet, these boards alone: a,b. Unless said: all.")] = None,
+    tls: Annotated[
+        Path | None, typer.Option(help="With --fleet tls://...: folder of ca.pem, certificate.pem, key.pem.")
+    ] = None,
+    wait: Annotated[str, typer.Option(help="With --fleet: how long a board, or the scheduler, may be away.")] = "5min",
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no table.")] = False,
 ) -> None:
     """Run a sweep: every workload, batch, optimizer, precision and number of threads, in shuffled fresh processes.
@@ -65,6 +73,13 @@ def run(
 
     asked = Asked(tier, workloads, batch, optimizers, precisions, threads, device, repeats, steps, seconds, interval,
                   cooldown, memory, time_limit, seed)  # fmt: skip
+    if fleet is not None:
+        from stepscope.commands._suite_fleet import FleetAsked, run_on_fleet
+
+        run_on_fleet(asked, FleetAsked(fleet, boards, tls, wait), out, resume, quiet)
+        return
+    if boards is not None or tls is not None:
+        raise UsageError("--boards and --tls belong to --fleet", "name the fleet: --fleet hosts.toml")
     if resume:
         folder = _resumed(out or last_sweep(), asked)
     else:
@@ -102,6 +117,11 @@ def show(
 
     if html and json:
         raise UsageError("--html and --json exclude each other", "run the command twice")
+    if (path / "fleet.json").exists():
+        from stepscope.commands._suite_fleet import show_fleet
+
+        show_fleet(path, against, models, json, html)
+        return
     results = read(path)
     if html:
         target = out or (path / "suite.html" if path.is_dir() else _beside(path, "html"))

@@ -20,6 +20,7 @@ CHUNK = 4 << 20
 MOST_EVENT = 64 << 20  # characters of one event, or of one other entry of the file
 MOST_BYTES = 64 << 30  # of JSON, unpacked
 _GAP = re.compile(r"[\s,]*")
+_CUT = object()
 _GZIP = b"\x1f\x8b"
 _DECODE = json.JSONDecoder(strict=False).raw_decode  # names of kernels can hold control characters
 Take = Callable[[dict[str, Any]], None]
@@ -35,7 +36,7 @@ def read_events(path: Path, take: Take, most_bytes: int = MOST_BYTES) -> dict[st
         packed = file.read(2) == _GZIP
         file.seek(0)
         source = gzip.GzipFile(fileobj=file) if packed else file
-        text = io.TextIOWrapper(source, encoding="utf-8", errors="replace")  # type: ignore[type-var]
+        text = io.TextIOWrapper(source, encoding="utf-8", errors="replace")
         try:
             return _Scan(text, path.name, most_bytes).all(take)
         except (EOFError, gzip.BadGzipFile) as error:
@@ -56,18 +57,20 @@ class _Scan:
         if opening == "[":
             return {} if self._events(take) else {"cut_off": True}
         if opening != "{":
-            raise UsageError(f"'{self.name}' is no Chrome trace: it begins with '{opening}'", "give a torch.profiler JSON")
+            raise UsageError(
+                f"'{self.name}' is no Chrome trace: it begins with '{opening}'", "give a torch.profiler JSON"
+            )
         facts: dict[str, Any] = {}
         while (character := self._next()) not in ("}", ""):
             key = self._value()
             if character != '"' or self._next() != ":":
                 raise self._broken("a name and a colon were expected")
             self.at += 1
-            if key == "traceEvents" and self._next() == "[":
+            begins = self._next()
+            if key == "traceEvents" and begins == "[":
                 self.at += 1
                 if not self._events(take):
                     return {**facts, "cut_off": True}
-                facts.setdefault("has_events", True)
             else:
                 facts[key] = self._value()
         return facts
@@ -78,7 +81,7 @@ class _Scan:
             if character == "":
                 return False
             event = self._value(may_end=True)
-            if event is None:
+            if event is _CUT:
                 return False
             if isinstance(event, dict):
                 take(event)
@@ -96,7 +99,7 @@ class _Scan:
                 return ""
 
     def _value(self, may_end: bool = False) -> Any:
-        """The JSON value here; None where the file ends within it and `may_end`."""
+        """The JSON value here; _CUT where the file ends within it and `may_end`."""
         while True:
             try:
                 value, end = _DECODE(self.buffer, self.at)
@@ -104,8 +107,8 @@ class _Scan:
                 if len(self.buffer) - self.at > MOST_EVENT:
                     raise self._broken(error.msg) from error
                 if not self._more():
-                    if may_end and error.pos >= len(self.buffer) - 1 or error.msg.startswith("Unterminated"):
-                        return None
+                    if may_end and _is_cut(self.buffer, error):
+                        return _CUT
                     raise self._broken(error.msg) from error
                 continue
             except RecursionError as error:
@@ -122,11 +125,25 @@ class _Scan:
         piece = self.text.read(CHUNK)
         self.left -= len(piece)
         if self.left < 0:
-            raise UsageError(f"'{self.name}' unpacks to more than the limit", "record fewer steps, or allow it: --max-size")
-        self.ended = not piece
+            raise UsageError(
+                f"'{self.name}' unpacks to more than the limit", "record fewer steps, or allow it: --max-size"
+            )
+        if not piece:
+            self.ended = True
+            return False
         self.buffer, self.at = self.buffer[self.at :] + piece, 0
-        return bool(piece)
+        return True
 
     def _broken(self, why: str) -> UsageError:
         near = " ".join(self.buffer[self.at : self.at + 60].split())
-        return UsageError(f"'{self.name}' is no Chrome trace: {why}, at: {near}", "give a torch.profiler JSON, or its .gz")
+        return UsageError(
+            f"'{self.name}' is no Chrome trace: {why}, at: {near}", "give a torch.profiler JSON, or its .gz"
+        )
+
+
+def _is_cut(text: str, error: json.JSONDecodeError) -> bool:
+    """Whether the text ends where more was to come, and is not wrong before: in a string, a word or between values."""
+    rest = text[error.pos :].rstrip()
+    in_word = len(rest) < len("Infinity") and rest.replace("-", "").isalpha()
+    in_escape = len(rest) < len("u00e9") + 2 and "escape" in error.msg
+    return not rest or rest == "-" or in_word or in_escape or error.msg.startswith("Unterminated")

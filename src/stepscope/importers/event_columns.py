@@ -74,8 +74,8 @@ class Caught:
 
     def _keep(self, event: dict[str, Any], args: dict[str, Any], gpu: int) -> None:
         try:
-            t0 = round(float(event["ts"]) * 1000)
-            t1 = t0 + max(round(float(event.get("dur", 0)) * 1000), 0)
+            t0 = _ns(event["ts"])
+            t1 = t0 + max(_ns(event.get("dur", 0)), 0)
             name = str(event["name"])
         except (KeyError, TypeError, ValueError, OverflowError):
             self.left_out["event without a time or a name"] += 1
@@ -172,3 +172,10 @@ def _parsed(value: object) -> object:
 
 def _whole(value: object, otherwise: int) -> int:
     return value if isinstance(value, int) and -(1 << 62) < value < 1 << 62 else otherwise
+
+
+def _ns(micros: float | str) -> int:
+    """Microseconds as ns: whole ones apart, since the product of a time since 1970 has more digits than a float."""
+    value = micros if isinstance(micros, int) else float(micros)
+    whole = int(value)
+    return whole * 1000 + round((value - whole) * 1000)

@@ -66,7 +66,7 @@ def write_ops(
 
 def _belongs(events: Events) -> Ints:
     """When each event was asked for: a kernel belongs to the op that launched it, however late it ran."""
-    begins = events.t0.copy()
+    begins: Ints = events.t0.copy()
     kernels = np.flatnonzero((events.gpu >= 0) & (events.link > 0))
     ops = np.flatnonzero((events.gpu < 0) & (events.correlation > 0))
     if len(kernels) == 0 or len(ops) == 0:

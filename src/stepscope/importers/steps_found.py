@@ -46,8 +46,9 @@ def find_steps(events: Events, names: Names, origin_ns: int, samples: int | None
 def _rows(events: Events, names: Names, prefix: str) -> Ints:
     """Rows whose name begins so, in order of time."""
     wanted = np.array([text.startswith(prefix) for text in names.ids], dtype=bool)
-    rows = np.flatnonzero(wanted[events.name] & (events.gpu < 0)) if len(events.name) else np.zeros(0, dtype=np.int64)
-    return rows[np.argsort(events.t0[rows], kind="stable")]
+    rows: Ints = np.flatnonzero(wanted[events.name] & (events.gpu < 0)) if len(events.name) else np.zeros(0, np.int64)
+    ordered: Ints = rows[np.argsort(events.t0[rows], kind="stable")]
+    return ordered
 
 
 def _spans(bounds: list[tuple[int, int]], origin_ns: int, samples: int | None) -> list[StepSpan]:

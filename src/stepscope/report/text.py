@@ -9,7 +9,7 @@ from rich.text import Text
 
 from stepscope.analysis.process_memory import reserved
 from stepscope.analysis.run import Run
-from stepscope.report.text_energy import energy_of_ops
+from stepscope.report.text_energy import energy_of_ops, use_of_kinds
 from stepscope.report.text_lines import energy_notes, labelled, memory, missing, own_cost, speed, utilisation
 from stepscope.report.text_memory import held
 from stepscope.report.text_tables import energy_table, module_table, op_table, phase_table
@@ -31,6 +31,7 @@ def render(run: Run) -> RenderableType:
         *energy_of_ops(run),
         Text(""),
         *utilisation(metrics),
+        *use_of_kinds(run),
         *memory(metrics),
         *held(run.peak(), reserved(run)),
         *energy_notes(run.energy_tables.notes),

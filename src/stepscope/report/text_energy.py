@@ -24,6 +24,7 @@ from stepscope.report.text_tables import ENGINE, Fitting, add_row, new_table
 from stepscope.units import number, percent, si
 
 _TOP, _WIDTH, _MOST_SENTENCES = 6, 100, 3
+_MOST_USES = 3
 
 
 def energy_of_ops(run: Run) -> list[RenderableType]:
@@ -47,6 +48,23 @@ def energy_of_ops(run: Run) -> list[RenderableType]:
         Text(""),
         labelled("energy of ops", *said),
     ]
+
+
+def use_of_kinds(run: Run) -> list[RenderableType]:
+    """What the kinds of op that used most made of CPU, GPU and memory while they ran; empty where none is resolved."""
+    known = run.utilisation(by="kind").filter(pl.col("verdict") == "resolved")
+    lines = []
+    for (quantity, scope, unit), rows in known.group_by("quantity", "scope", "unit", maintain_order=True):
+        shown = [f"{row['name'].replace(ENGINE, 'engine: ')} {_used(row)}" for row in rows.head(_MOST_USES).to_dicts()]
+        of = "cores of the process" if unit == "cores" else f"{scope} {str(quantity).replace('_', ' ')}"
+        lines.append(f"{of}: {', '.join(shown)}")
+    return [labelled("use of ops", *lines)] if lines else []
+
+
+def _used(row: dict[str, Any]) -> str:
+    ends = [row[name] for name in ("mean", "low", "high")]
+    mean, low, high = (number(one) if row["unit"] == "cores" else percent(one) for one in ends)
+    return f"{mean} ({low} to {high})"
 
 
 def _absent(run: Run, method: str) -> list[RenderableType]:

@@ -11,6 +11,7 @@ from rich.constrain import Constrain
 from rich.table import Table
 from rich.text import Text
 
+from stepscope.analysis.energy_rows import ESTIMATED, NO_INTERVAL
 from stepscope.analysis.own_time import CPU, RESIDUAL
 from stepscope.units import duration, number, percent, si, si_within
 
@@ -84,7 +85,8 @@ def _energy(totals: pl.DataFrame, *, with_total: bool) -> Table:
     table = new_table("energy", *kinds, "power", "a step", *(["steady steps"] if with_total else []), *gaps)
     for row in totals.iter_rows(named=True):
         cells = [row["component"], *([row["kind"].upper()] if kinds and row["kind"] != "measured" else kinds and [""])]
-        cells.append(si_within(row["watts_mean"], row["watts_low"], row["watts_high"], "W"))
+        sure = f" ({NO_INTERVAL})" if row["kind"] == ESTIMATED else ""
+        cells.append(si_within(row["watts_mean"], row["watts_low"], row["watts_high"], "W") + sure)
         cells.append(si(row["joules_per_step"], "J"))
         cells += [si_within(row["joules"], row["low"], row["high"], "J")] if with_total else []
         cells += [f"{number(row['gap_s'])} s" if row["gap_s"] else ""] if gaps else []

@@ -33,9 +33,10 @@ class Job:
     orders: Mapping[str, Any]
 
 
-def ended_without_a_word(folder: StudyFolder, job: Job) -> dict[str, Any] | None:
-    """How a job ended that did not make all its points, as kept by an earlier call."""
-    return folder.cell(f"{job.name}-ended")
+def ended_early(folder: StudyFolder, job: Job) -> dict[str, Any] | None:
+    """How a job ended that did not make all its points: status and reason; null where nothing is missing."""
+    missing = any(folder.cell(cell) is None for cell in job.cells.values())
+    return folder.cell(f"{job.name}-ended") if missing else None
 
 
 def make_missing(
@@ -43,11 +44,13 @@ def make_missing(
 ) -> None:
     """Start a process for each job with points that are not there; one that cannot make them is kept with its reason.
 
-    Ctrl-C ends the process; the points that it had finished stay.
+    Ctrl-C ends the process; the points that it had finished stay. What was refused would be refused again; a job that
+    ended for any other reason (memory, time, a crash) is tried again by the next call.
     """
     for place, job in enumerate(jobs):
         left = [seed for seed, cell in job.cells.items() if folder.cell(cell) is None]
-        if not left or ended_without_a_word(folder, job) is not None:
+        ended = ended_early(folder, job)
+        if not left or (ended is not None and ended["status"] == "refused"):
             continue
         watch.begins(job.called, place, len(jobs))
         cells = {str(seed): str((folder.path / "cells" / f"{job.cells[seed]}.json").absolute()) for seed in left}

@@ -16,6 +16,7 @@ from stepscope.analysis import attributed
 from stepscope.analysis.attribution.calibrate import calibrate
 from stepscope.analysis.kept_calibrations import kept_calibrations
 from stepscope.analysis.run import Run
+from stepscope.errors import UnknownName
 
 
 @pytest.fixture(scope="module")
@@ -35,6 +36,50 @@ def test_a_second_report_says_the_same_without_looking_again(
 
     monkeypatch.setattr("stepscope.analysis.attribution.attribute.calibrate", refuse)
     assert_frame_equal(Run(path).energy(by="kind"), first)
+
+
+def test_a_second_reader_fits_nothing(
+    reported: tuple[Path, pl.DataFrame], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(reported[0], copy)
+    first = [Run(copy).energy(by="module"), Run(copy).energy_resolution(), Run(copy).utilisation()]
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("fitted again")
+
+    monkeypatch.setattr("stepscope.analysis.attributed.attribute", refuse)
+    monkeypatch.setattr("stepscope.analysis.utilisation_by.attribute", refuse)
+    again = Run(copy)
+    for before, now in zip(first, [again.energy(), again.energy_resolution(), again.utilisation()], strict=True):
+        assert_frame_equal(before, now)
+
+
+@pytest.mark.parametrize("damage", ["readings", "table"])
+def test_a_table_of_other_readings_or_a_damaged_one_is_made_anew(
+    reported: tuple[Path, pl.DataFrame], tmp_path: Path, damage: str
+) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(reported[0], copy)
+    before = Run(copy).energy(by="kind")
+    (table,) = (copy / "attribution").glob("energy-kind.*.parquet")
+    if damage == "table":
+        table.write_bytes(b"PAR1")
+        assert_frame_equal(Run(copy).energy(by="kind"), before)
+        return
+    samples = copy / "samples" / "power.parquet"
+    pl.read_parquet(samples).with_columns(pl.col("vdd_in") * 2).write_parquet(samples)
+    after = Run(copy).energy(by="kind")
+    assert after["joules_per_step"].sum() == pytest.approx(2 * before["joules_per_step"].sum(), rel=1e-6)
+    assert len(list((copy / "attribution").glob("energy-kind.*.parquet"))) == 1
+
+
+def test_a_way_that_does_not_exist_is_refused_before_anything_is_kept(tmp_path: Path) -> None:
+    run = Run(powered_run(tmp_path, steps=60))
+    for ask in (run.energy, run.utilisation):
+        with pytest.raises(UnknownName):
+            ask(by="colour")
+    assert not (run.path / "attribution").exists()
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"version": 0}', '{"version": 1, "of": null, "channels": {}}'])
@@ -64,6 +109,7 @@ def test_a_folder_that_cannot_be_written_is_reported_all_the_same(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Path, "write_text", full)
+    monkeypatch.setattr(pl.DataFrame, "write_parquet", full)
     assert len(Run(path).energy(by="kind")) > 1
     assert not (path / "calibration.json").exists()
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import polars as pl
 import pytest
 from tests.analysis.attribution.simulated import Device, execute, resnet_step, sampled
 from tests.fabricate import STEP, Op, fabricate_run, walk
@@ -15,6 +16,7 @@ from stepscope.analysis.attribution.from_run import run_pieces, run_timeline
 from stepscope.analysis.attribution.parts import grouping, parts
 from stepscope.analysis.attribution.timeline import Keys, Lane
 from stepscope.analysis.op_pieces import Track, joined
+from stepscope.analysis.own_time import RESIDUAL
 from stepscope.analysis.run import Run
 
 
@@ -22,7 +24,9 @@ def test_each_op_has_its_own_time_and_its_children_theirs(tmp_path: Path) -> Non
     pieces, _ = run_pieces(Run(fabricate_run(tmp_path, steps=10, recorded=lambda _: True)))
     (track,) = pieces.tracks
     spent = np.bincount(track.op, track.t1 - track.t0) / 7
-    for name, seconds in zip(pieces.ops["name"], spent.tolist(), strict=True):
+    assert set(pieces.ops["part"]) == {0, 2}  # before and after the one op that it calls
+    whole = pieces.ops.with_columns(seconds=spent).group_by("name", "module", "phase", "turn")
+    for name, seconds in whole.agg(pl.col("seconds").sum()).select("name", "seconds").iter_rows():
         own = [op.self_us for op in walk() if op.name == name]
         assert any(seconds == pytest.approx(us * 1e-6, abs=2e-9) for us in own)
     assert spent.sum() == pytest.approx(0.015)
@@ -46,9 +50,9 @@ def test_kernels_explain_the_gpu_rail_and_ops_of_the_cpu_the_others(tmp_path: Pa
 
 
 def test_a_thread_that_works_while_the_other_waits_joins_its_lane() -> None:
-    main = Track("cpu", np.array([0.0, 3.0]), np.array([1.0, 4.0]), np.array([0, 1]))
-    backward = Track("cpu", np.array([1.0]), np.array([2.9]), np.array([2]))
-    loader = Track("cpu", np.array([0.5]), np.array([3.5]), np.array([3]))
+    main = Track("cpu", np.array([0.0, 3.0]), np.array([1.0, 4.0]), np.array([0, 1]), np.zeros(2, int))
+    backward = Track("cpu", np.array([1.0]), np.array([2.9]), np.array([2]), np.zeros(1, int))
+    loader = Track("cpu", np.array([0.5]), np.array([3.5]), np.array([3]), np.zeros(1, int))
     lanes = joined([main, backward, loader])
     assert [lane.op.tolist() for lane in lanes] == [[0, 2, 1], [3]]
     assert lanes[0].seconds == pytest.approx(3.9)
@@ -78,3 +82,17 @@ def test_a_lane_beside_the_first_is_told_apart_from_it() -> None:
     assert found.watts[keys.gap] == pytest.approx(3.0, rel=0.1)
     group = np.where(np.arange(count) == keys.gap, 1, 0)
     assert parts(found, grouping(group, 2)).joules[0] == pytest.approx(run.truth.sum(), rel=0.03)
+
+
+def test_time_after_an_op_is_told_apart_from_time_after_another_and_named_alike(tmp_path: Path) -> None:
+    run = Run(fabricate_run(tmp_path, steps=10, recorded=lambda _: True))
+    pieces, origin = run_pieces(run)
+    whole = run_timeline(run, pieces, origin, "total")
+    assert whole is not None
+    rest = whole.ops.filter(pl.col("name") == RESIDUAL)
+    assert len(rest) > 1
+    assert rest["key"].n_unique() == len(rest)
+    assert rest["phase"].is_null().all()
+    seconds = whole.timeline.seconds
+    assert seconds.sum() == pytest.approx(whole.timeline.end - whole.timeline.begin)
+    assert seconds[rest["key"].to_list()[:-1]].min() > 0

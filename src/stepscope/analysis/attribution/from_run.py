@@ -24,9 +24,16 @@ from stepscope.runfolder import RunReader
 BETWEEN = "(between steps)"
 MOST_COLUMNS = 900  # of the regression: its cost grows with their cube
 _LEAST_OWN = 0.5  # of the columns for the places with most time, where not all can have one
+_MUCH = 0.001  # of all time: where the ops leave so much after one of them, it has a power of its own
+_NO_OP = -1
 _NEAR = 2e-5  # s: steps that are closer than this follow at once
 STAMP_SD = 5e-7  # s: what the profiler's clock and its own cost leave open
-_FINER = ([*FACTS, "turn"], [*FACTS], ["name", "phase", "device", "flops", "bytes"], ["name", "phase", "device"])
+_FINER = (
+    [*FACTS, "part", "turn"],
+    [*FACTS, "part"],
+    ["name", "phase", "device", "flops", "bytes", "part"],
+    ["name", "phase", "device"],
+)
 _AS_READ = 0.95  # of a refresh: reads that are no faster than this see a new value each time
 _W = {"W": 1.0, "mW": 1e-3, "uW": 1e-6}
 
@@ -75,6 +82,10 @@ def _keyed(
     ops: pl.DataFrame, lanes: list[Lane], step_t0: Floats, step_t1: Floats, recorded: Flags, with_bytes: bool
 ) -> RunTimeline:
     """Number the keys: as fine as the regression can bear, the lanes after the first apart, the gap last."""
+    between = Lane(step_t1[:-1], step_t0[1:], np.full(len(step_t0) - 1, _NO_OP))
+    waits, after = _waits(lanes[0], between, len(ops), float(step_t1[-1] - step_t0[0]))
+    lanes = [_ordered(lanes[0], Lane(waits.t0, waits.t1, waits.key + len(ops))), *lanes[1:]]
+    ops = pl.concat([ops, after], how="diagonal_relaxed")
     count = len(ops)
     beside = np.zeros(count, dtype=bool)
     for lane in lanes[1:]:
@@ -82,9 +93,9 @@ def _keyed(
     described = ops.with_columns(beside=pl.Series(beside))
     seconds = np.asarray(np.sum([np.bincount(lane.key, lane.t1 - lane.t0, count) for lane in lanes], axis=0))
     key, keys = _columns(described, seconds)
-    idle = Lane(step_t1[:-1], step_t0[1:], np.full(len(step_t0) - 1, keys.count - 2))
+    idle = Lane(between.t0, between.t1, np.full(len(between.t0), keys.count - 2))
     coded = [Lane(lane.t0, lane.t1, key[lane.key]) for lane in lanes]
-    coded[0] = _with_between(coded[0], idle)
+    coded[0] = _ordered(coded[0], idle)
     if with_bytes:
         keys = Keys(keys.kind, keys.signature, keys.beside, _rates(described, lanes, key, keys.count, seconds))
     timeline = Timeline(tuple(coded), keys, step_t0, step_t1, recorded, STAMP_SD)
@@ -101,7 +112,7 @@ def _columns(ops: pl.DataFrame, seconds: Floats) -> tuple[Ints, Keys]:
     """Key of each kind of instance, and what the keys are; two more follow: between steps, and the gap."""
     key = _numbered(ops, seconds)
     first = np.unique(key, return_index=True)[1]
-    same_work = ops.select(pl.struct("name", "device", "flops", "bytes", "phase").rank("dense")).to_series()
+    same_work = ops.select(pl.struct("name", "device", "flops", "bytes", "phase", "part").rank("dense")).to_series()
     kinds = ops.select(pl.struct("name", "device").rank("dense")).to_series()
     kind, signature = (series.to_numpy().astype(np.int64)[first] for series in (kinds, same_work))
     beside = ops["beside"].to_numpy()[first]
@@ -137,8 +148,27 @@ def _dense(ops: pl.DataFrame, names: list[str]) -> Ints:
     return ops.select(pl.struct(names).rank("dense")).to_series().to_numpy().astype(np.int64) - 1
 
 
-def _with_between(lane: Lane, idle: Lane) -> Lane:
-    """The lane with the time between steps as pieces of its own."""
+def _waits(lane: Lane, between: Lane, ops: int, whole: float) -> tuple[Lane, pl.DataFrame]:
+    """Time between ops as pieces, keyed by the op that it follows where that adds up to much; and a row for each key.
+
+    A program does one thing after one op and another after the next: their power is not the same.
+    """
+    busy = _ordered(lane, between)
+    t0, t1, follows = busy.t1[:-1], busy.t0[1:], busy.key[:-1]
+    some = t1 - t0 > _NEAR
+    t0, t1, follows = t0[some], t1[some], follows[some] + 1  # 0 where a step begins
+    spent = np.bincount(follows, t1 - t0, ops + 1)
+    names = np.flatnonzero(spent >= _MUCH * whole)
+    chosen = np.isin(follows, names)
+    rows = pl.DataFrame(
+        {"name": [RESIDUAL] * len(names), "device": [CPU] * len(names), "part": np.arange(len(names))},
+        schema={"name": pl.String, "device": pl.String, "part": pl.Int64},
+    ).with_columns(flops=pl.lit(UNSTATED, pl.Int64), bytes=pl.lit(UNSTATED, pl.Int64), turn=pl.lit(0, pl.Int64))
+    return Lane(t0[chosen], t1[chosen], np.searchsorted(names, follows[chosen])), rows
+
+
+def _ordered(lane: Lane, idle: Lane) -> Lane:
+    """The lane with time that it leaves as pieces of their own."""
     some = idle.t1 - idle.t0 > _NEAR
     t0, t1, key = (np.concatenate([getattr(lane, name), getattr(idle, name)[some]]) for name in ("t0", "t1", "key"))
     order = np.argsort(t0, kind="stable")

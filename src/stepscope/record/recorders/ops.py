@@ -39,9 +39,7 @@ def rows_of(window: Window, names: Names, modules: list[tuple[str, str]], book: 
     return replace(rows_of_events(events, window, names, modules, book), left_open=left_open)
 
 
-def rows_of_events(
-    events: Events, window: Window, names: Names, modules: list[tuple[str, str]], book: Costs
-) -> Rows:
+def rows_of_events(events: Events, window: Window, names: Names, modules: list[tuple[str, str]], book: Costs) -> Rows:
     """The same for events that are columns already, whatever they were read from."""
     events = events.take(tree.by_thread_and_time(_lane(events), events.t0, events.t1))
     lane = _lane(events)

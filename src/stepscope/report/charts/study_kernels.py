@@ -14,7 +14,13 @@ from stepscope.report.charts.style import axis, plot_width
 from stepscope.units import number, percent
 
 _HEIGHT, _BESIDE, _COLUMNS = 190, 44, 3
-_COLOURS = [LIGHT[name] for name in ("forward", "backward", "optimizer", "data", "held-saved", "held-workspace")]
+_COLOURS = [
+    LIGHT[name]
+    for name in (
+        "forward", "backward", "optimizer", "data", "held-saved", "held-workspace", "held-parameter", "held-gradient",
+        "held-temporary", "other",
+    )
+]  # fmt: skip
 _ACROSS = {
     "kernel": "side of the kernel", "batch": "batch size", "channels": "channels or features",
     "size": "side of the image, or length", "parameters": "parameters",
@@ -48,7 +54,9 @@ def _said(points: pl.DataFrame) -> pl.DataFrame:
         f"{percent(row['share'])} of the time"
         for row in points.iter_rows(named=True)
     ]
-    return points.with_columns(hover=pl.Series(hover), label=pl.col("op"))
+    dearest = pl.col("share") == pl.col("share").max().over("op")  # one name for each op: they lie close together
+    label = pl.when(dearest).then(pl.col("op")).otherwise(pl.lit(""))
+    return points.with_columns(label=label, hover=pl.Series(hover))
 
 
 def _lines(rows: pl.DataFrame, width: int) -> Any:

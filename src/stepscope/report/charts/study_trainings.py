@@ -46,7 +46,7 @@ def _panels(rows: pl.DataFrame, width: int) -> Any:
 def _line(rows: pl.DataFrame, name: str, width: int) -> Any:
     ticks = axis(rows["label"][0].rpartition(" ")[0], values=rows["at"].unique().sort().to_list(), grid=False)
     x = alt.X("at:Q", scale=alt.Scale(type="log", base=2, nice=False), axis=ticks)
-    y = alt.Y("value:Q", scale=alt.Scale(zero=True), axis=axis(name, format="~s"))
+    y = alt.Y("value:Q", scale=alt.Scale(zero=True), axis=axis(name, format="~g"))
     line = alt.Chart(rows).mark_line(point=True, strokeWidth=2, color=LIGHT["forward"]).encode(x=x, y=y)
     rule = alt.Chart(rows).mark_rule(strokeWidth=1.4, opacity=0.6, color=LIGHT["forward"])
     return alt.layer(line, rule.encode(x=x, y="low:Q", y2="high:Q")).properties(width=width, height=_HEIGHT)
@@ -54,7 +54,7 @@ def _line(rows: pl.DataFrame, name: str, width: int) -> Any:
 
 def _bars(rows: pl.DataFrame, name: str, width: int) -> Any:
     y = alt.Y("label:N", sort=rows["label"].to_list(), axis=axis("", grid=False, labelLimit=_NAMES))
-    x = alt.X("value:Q", scale=alt.Scale(zero=True), axis=axis(name, format="~s"))
+    x = alt.X("value:Q", scale=alt.Scale(zero=True), axis=axis(name, format="~g"))
     bars = alt.Chart(rows).mark_bar(color=LIGHT["forward"], height={"band": 0.6}).encode(x=x, y=y)
     rule = alt.Chart(rows).mark_rule(strokeWidth=1.6, color=LIGHT["ink"]).encode(x="low:Q", x2="high:Q", y=y)
     return alt.layer(bars, rule).properties(width=width, height=_ROW * len(rows))

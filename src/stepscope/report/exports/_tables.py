@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import polars as pl
@@ -34,6 +35,8 @@ def small_tables(excerpt: Excerpt) -> dict[str, Callable[[], pl.DataFrame]]:
         "energy": run.energy_totals,
         "rail_energy": run.rail_energy,
         "step_energy": run.step_energy,
+        **{f"energy_by_{by}": partial(run.energy, by) for by in ("module", "op", "kind", "phase")},
+        "use_by_kind": run.utilisation,
         "model": lambda: run.model,
         "channels": lambda: _channels(excerpt),
         "events": lambda: _events(excerpt),

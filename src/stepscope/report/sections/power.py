@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
+from stepscope.analysis.energy_rows import ESTIMATED, NO_INTERVAL
 from stepscope.report.charts import power as chart
 from stepscope.report.page.parts import Cell, Column, Facts, Items, Part, Section, Table
 from stepscope.report.page.reading import interval, quantity
@@ -76,11 +77,11 @@ def _components(totals: pl.DataFrame) -> Table:
             Cell(row["component"], row["component"]),
             Cell(row["kind"], row["kind"]),
             _cell(row["watts_mean"], "W"),
-            Cell(interval(row["watts_low"], row["watts_high"], "W"), row["watts_low"]),
+            _within(row, "watts_low", "watts_high", "W"),
             _cell(row["joules_per_step"], "J"),
             _cell(row["joules_per_sample"], "J"),
             _cell(row["joules"], "J"),
-            Cell(interval(row["low"], row["high"], "J"), row["low"]),
+            _within(row, "low", "high", "J"),
             _cell(row["idle_watts"], "W"),
             Cell(f"{number(row['gap_s'])} s", row["gap_s"]),
             Cell(f"{row['rail']} ({row['source']})", row["rail"]),
@@ -108,7 +109,7 @@ def _rails(rails: pl.DataFrame) -> list[Part]:
             Cell(row["inside"] or "", row["inside"]),
             Cell(row["component"], row["component"]),
             _cell(row["watts_mean"], "W"),
-            Cell(interval(row["watts_low"], row["watts_high"], "W"), row["watts_low"]),
+            _within(row, "watts_low", "watts_high", "W"),
             _cell(row["joules"], "J"),
             Cell(row["source"], row["source"]),
             Cell(row["meaning"] or "", row["meaning"]),
@@ -158,6 +159,11 @@ def _board(run: Run) -> list[Part]:
     if board.traps:
         parts.append(Items(tuple((trap, "") for trap in board.traps), f"Known of {board.title}"))
     return parts
+
+
+def _within(row: dict[str, Any], low: str, high: str, unit: str) -> Cell:
+    said = NO_INTERVAL if row["kind"] == ESTIMATED else interval(row[low], row[high], unit)
+    return Cell(said, row[low])
 
 
 def _cell(value: Any, unit: str) -> Cell:

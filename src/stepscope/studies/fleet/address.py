@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import logging
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from stepscope.errors import MissingDependency, StepscopeError, UsageError
+from stepscope.errors import FleetError, MissingDependency, UsageError
 from stepscope.studies.fleet import certificates
 from stepscope.studies.fleet.hosts import Hosts, is_loopback, read_hosts
 
@@ -21,7 +22,7 @@ _TRY_S = 10.0
 TLS_FOLDER = "tls"
 
 
-class FleetUnreachable(StepscopeError):
+class FleetUnreachable(FleetError):
     """The scheduler of the fleet does not answer, or not to us."""
 
 
@@ -49,9 +50,7 @@ def reach(text: str, tls: Path | None = None) -> Reach:
             if (parts.scheme == "tls") != (tls is not None):
                 raise UsageError(f"--fleet {text}: TLS material goes with tls://", "add --tls DIR, or leave it out")
             return Reach(text, tls)
-    raise UsageError(
-        f"--fleet {text}: not an address", "for example tcp://127.0.0.1:8786, or a hosts.toml"
-    )
+    raise UsageError(f"--fleet {text}: not an address", "for example tcp://127.0.0.1:8786, or a hosts.toml")
 
 
 def of_hosts(hosts: Hosts) -> Reach:
@@ -74,11 +73,12 @@ async def connected(where: Reach) -> AsyncIterator[Client]:
     """A client of the scheduler; FleetUnreachable where it does not answer, or not to this TLS material."""
     from distributed import Client
 
-    protection = None if where.tls is None else certificates.security(where.tls)
+    protection: Any = None if where.tls is None else certificates.security(where.tls)
     await refuse_no_answer(where.url, {} if protection is None else protection.get_connection_args("client"))
     logging.getLogger("distributed.client").setLevel(logging.CRITICAL)  # what it loses is told by us
     options: dict[str, Any] = {} if protection is None else {"security": protection}
-    client: Client = await Client(where.url, asynchronous=True, timeout=_TRY_S, set_as_default=False, **options)
+    made: Any = Client  # it has no types
+    client = await made(where.url, asynchronous=True, timeout=_TRY_S, set_as_default=False, **options)
     try:
         yield client
     finally:
@@ -87,8 +87,7 @@ async def connected(where: Reach) -> AsyncIterator[Client]:
 
 async def refuse_no_answer(url: str, arguments: dict[str, Any], timeout_s: float = _TRY_S) -> None:
     """Knock once: Dask itself goes on trying without a word of what is wrong."""
-    from distributed.comm import connect
-
+    connect: Any = importlib.import_module("distributed.comm").connect
     try:
         comm = await connect(url, timeout=timeout_s, **arguments)
     except (OSError, RuntimeError, TypeError) as error:

@@ -52,7 +52,9 @@ def security(folder: Path) -> Security:
         for end in ("scheduler", "worker", "client")
         for what, name in (("cert", CERTIFICATE), ("key", KEY))
     }
-    return Security(tls_ca_file=str(files[CA]), require_encryption=True, **ends)
+    made: Any = Security  # it has no types
+    protection: Security = made(tls_ca_file=str(files[CA]), require_encryption=True, **ends)
+    return protection
 
 
 def _authority(folder: Path) -> tuple[Certificate, EllipticCurvePrivateKey]:

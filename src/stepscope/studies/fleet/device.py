@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 from collections.abc import Callable, Mapping
 from concurrent.futures import CancelledError as FutureCancelled
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from stepscope import __version__
 from stepscope.clock import monotonic_ns
-from stepscope.errors import StepscopeError
+from stepscope.errors import FleetError
 from stepscope.studies.fleet import on_device
 from stepscope.studies.fleet.worker import resource
 
@@ -22,7 +23,7 @@ _ANSWERS_WITHIN_S = 30.0
 _SCHEDULER_GONE = ("scheduler-connection-lost", "scheduler-restart")
 
 
-class OtherVersion(StepscopeError):
+class OtherVersion(FleetError):
     """A device has another Stepscope than this machine: what they measure could not be compared."""
 
 
@@ -75,9 +76,11 @@ async def present(client: Client) -> list[Device]:
 async def ask(client: Client, device: Device, function: Callable[..., Any], *arguments: Any) -> Any:
     """The answer of a function that is called on the device, after whatever is going on there."""
     from distributed import KilledWorker
-    from distributed.comm import CommClosedError
 
-    future = client.submit(
+    comm: Any = importlib.import_module("distributed.comm")  # it names its exports nowhere
+    if client.status != "running":
+        raise SchedulerLost("the scheduler has gone away")
+    future: Any = client.submit(
         function, *arguments, workers=[device.address], allow_other_workers=False, pure=False,
         resources={resource(device.board): 1}, retries=0,
     )  # fmt: skip
@@ -87,7 +90,7 @@ async def ask(client: Client, device: Device, function: Callable[..., Any], *arg
         if getattr(error, "reason", None) in _SCHEDULER_GONE:
             raise SchedulerLost("the scheduler has gone away") from error
         raise DeviceLost(f"{device.name} went away") from error
-    except (KilledWorker, CommClosedError) as error:
+    except (KilledWorker, comm.CommClosedError) as error:
         raise DeviceLost(f"{device.name} went away") from error
     except Exception as error:  # raised on the device, whatever it is
         raise DeviceUnfit(f"{device.name}: {type(error).__name__}: {error}") from error

@@ -10,9 +10,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from stepscope.errors import RunDamaged
+from stepscope.errors import OutputNotWritable, RunDamaged
 from stepscope.studies.fleet.manifest import Listed, checked, sha256_of
-from stepscope.studies.suite.state import SweepFolder, disk_full, write_durably, writing
+from stepscope.studies.suite.state import SweepFolder, write_durably, writing
 
 Piece = tuple[str, int, int]  # file, offset, size in bytes
 Fetch = Callable[[Sequence[Piece]], Awaitable[Sequence[bytes]]]
@@ -28,16 +28,27 @@ async def gather(folder: SweepFolder, where: Path, offered: Sequence[Mapping[str
     """
     files = checked(offered)
     coming = folder.path / "runs" / f".coming-{where.name}"
-    with writing(folder.path):
+    with writing(folder.path, _no_room):
         _prepare(coming, files)
         if shutil.disk_usage(folder.path).free < sum(file.size_bytes for file in files) + _LEAST_FREE_BYTES:
-            raise disk_full(folder.path)
-        for batch in _batches(_missing(coming / "files", files)):
-            _write(coming / "files", batch, await fetch(batch))
+            raise _no_room(folder.path)
+        missing = list(_batches(_missing(coming / "files", files)))
+    for batch in missing:
+        contents = await fetch(batch)
+        with writing(folder.path, _no_room):
+            _write(coming / "files", batch, contents)
+    with writing(folder.path, _no_room):
         _verify(coming, files)
         shutil.rmtree(where, ignore_errors=True)
         (coming / "files").replace(where)
         shutil.rmtree(coming, ignore_errors=True)
+
+
+def _no_room(path: Path) -> OutputNotWritable:
+    return OutputNotWritable(
+        f"the disk of '{path}' is full: the sweep has stopped; every run is kept, here or on its device",
+        "make room, then: stepscope suite run --fleet ... --resume --out DIR",
+    )
 
 
 def _prepare(coming: Path, files: Sequence[Listed]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import sys
 from collections.abc import Iterable, Mapping
@@ -11,11 +12,7 @@ from typing import Any
 
 from stepscope.errors import RunNotFound, UsageError
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
+_TOML: Any = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _MOST_PORT = 65535
@@ -62,10 +59,10 @@ class Hosts:
 def read_hosts(path: Path) -> Hosts:
     """The fleet of a file; UsageError with the place where something in it cannot be."""
     try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
+        content = _TOML.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise RunNotFound(f"there is no '{path}'", "write one: see docs/guide-fleet.md") from None
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError) as error:
         raise UsageError(f"'{path}' cannot be read: {error}", "it must be a TOML file") from error
     _only(path, "top level", content, ("fleet", "host"))
     fleet, listed = content.get("fleet", {}), content.get("host", [])

@@ -14,12 +14,13 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from stepscope.errors import StepscopeError, UsageError
+from stepscope.errors import FleetError, UsageError
 from stepscope.studies.suite.state import write_durably
 
 _LOCK, _STATE, _LOG = "process.lock", "state.json", "log.txt"
@@ -27,7 +28,7 @@ _POLL_S = 0.05
 _SHOWN_LINES = 5
 
 
-class NotStarted(StepscopeError):
+class NotStarted(FleetError):
     """A process of a fleet ended, or said nothing, instead of getting ready."""
 
 
@@ -82,6 +83,7 @@ def start(module: str, orders: Mapping[str, Any], folder: Path, within_s: float)
             [sys.executable, "-m", module],
             stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT, start_new_session=True, env=environment,
         )  # fmt: skip
+    threading.Thread(target=child.wait, daemon=True).start()  # reaped when it ends, if we are still there
     assert child.stdin is not None
     with contextlib.suppress(BrokenPipeError), child.stdin as pipe:
         pipe.write(json.dumps(orders).encode())

@@ -44,7 +44,9 @@ def _as_wanted(folder: Path, wanted: Mapping[str, Any]) -> dict[str, Any]:
     other = {key: said[key] for key in ("scheduler", "name", "board") if said.get(key, wanted[key]) != wanted[key]}
     if other:
         what = ", ".join(f"{key} {value}" for key, value in other.items())
-        raise UsageError(f"a worker runs in '{folder}' already, with {what}", "one device takes one worker: end that one")
+        raise UsageError(
+            f"a worker runs in '{folder}' already, with {what}", "one device takes one worker: end that one"
+        )
     return {**said, "pid": running(folder), "began": False}
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from stepscope.errors import RunDamaged, StepscopeError
+from stepscope.errors import FleetError, RunDamaged
 from stepscope.studies.fleet import on_device
 from stepscope.studies.fleet.address import FleetUnreachable, Reach, connected
 from stepscope.studies.fleet.board import Board
@@ -43,7 +43,7 @@ _CLOCK_S = 1.0
 _GONE = "gone"
 
 
-class FleetIncomplete(StepscopeError):
+class FleetIncomplete(FleetError):
     """The sweep is over, and some board has not made all of its runs."""
 
 
@@ -52,7 +52,7 @@ class FleetWatch:
     """What a fleet tells: a device begins a run, a run of a board has ended, something happened."""
 
     begins: Callable[[Device, Point], None] = lambda device, point: None
-    ends: Callable[[str, Device | None, Point, Mapping[str, Any]], None] = lambda board, device, point, result: None
+    ends: Callable[[str, Device, Point, Mapping[str, Any]], None] = lambda board, device, point, result: None
     says: Callable[[str], None] = lambda line: None
 
 
@@ -214,8 +214,8 @@ def _own_source(board: Board, point: Point) -> str | None:
     path = point.workload.rpartition(":")[0]
     if not path.endswith(".py"):
         return None
-    kept = board.sweep.path / "sources" / board.sweep.plan["workloads"][point.workload]["source"]
-    return kept.read_text(encoding="utf-8")
+    name = str(board.sweep.plan["workloads"][point.workload]["source"])
+    return (board.sweep.path / "sources" / name).read_text(encoding="utf-8")
 
 
 def _soon() -> asyncio.Task[None]:

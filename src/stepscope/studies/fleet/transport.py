@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from stepscope.errors import MissingDependency, StepscopeError
+from stepscope.errors import FleetError, MissingDependency
 from stepscope.studies.fleet.hosts import Host
 from stepscope.studies.fleet.start import DEVICE
 
@@ -17,7 +17,7 @@ _CONNECT_S = 20.0
 _SHOWN = 300
 
 
-class HostFailed(StepscopeError):
+class HostFailed(FleetError):
     """A host cannot be reached, or does not do what it is told."""
 
 
@@ -84,4 +84,4 @@ def _last(said: str) -> str:
 def _advice(host: Host, said: str) -> str:
     if "No module named" in said and "stepscope" in said:
         return f"install Stepscope there with the extra: {host.python} -m pip install 'stepscope[fleet]'"
-    return "name the Python that has Stepscope: [[host]] python = \"/home/me/venv/bin/python\""
+    return 'name the Python that has Stepscope: [[host]] python = "/home/me/venv/bin/python"'

@@ -1,9 +1,9 @@
-"""Bringing a fleet up and down: certificates, the scheduler here, a worker on each device; each step can be repeated."""
+"""Bringing a fleet up and down: certificates, the scheduler here, a worker on each device. Any step can be repeated."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from stepscope import __version__
 from stepscope.errors import OutputNotWritable, StepscopeError
 from stepscope.studies.fleet import certificates
 from stepscope.studies.fleet.address import TLS_FOLDER, Reach, connected, of_hosts
-from stepscope.studies.fleet.device import Device, Met, ask, meet, present
+from stepscope.studies.fleet.device import Device, Met, meet, present
 from stepscope.studies.fleet.hosts import Host, Hosts
 from stepscope.studies.fleet.processes import running, start, stop
 from stepscope.studies.fleet.start import DEVICE, material
@@ -98,18 +98,13 @@ async def _each(hosts: Hosts, do: Any, says: Callable[[HostState], None]) -> lis
 
 
 async def _bring_up(hosts: Hosts, host: Host) -> dict[str, Any]:
-    """Version and sensors first: what cannot be used is not started."""
-    about = await tell(host, {"do": "about"})
-    there = about["versions"]["stepscope"]
-    if there != __version__:
-        said = f"{host.name} has Stepscope {there}, and this machine {__version__}"
-        raise StepscopeError(said, f"install {__version__} there: {host.python} -m pip install stepscope=={__version__}")
+    """The host looks at its version and sensors first, and starts nothing that cannot be used."""
     tls = material(hosts.state / TLS_FOLDER / host.name) if hosts.tls else None
     orders = {
-        "do": "start", "folder": _folder(hosts, host), "scheduler": of_hosts(hosts).url, "name": host.name,
+        "do": "start", "version": __version__, "folder": _folder(hosts, host), "scheduler": of_hosts(hosts).url, "name": host.name,
         "board": host.board, "tls": tls, "environment": dict(host.environment),
     }  # fmt: skip
-    return {**about, **await tell(host, orders)}
+    return await tell(host, orders)
 
 
 def _folder(hosts: Hosts, host: Host) -> str:
@@ -123,4 +118,6 @@ def _make_folder(folder: Path) -> None:
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
     except OSError as error:
-        raise OutputNotWritable(f"cannot make '{folder}': {error.strerror}", "copy the file where you can write") from error
+        raise OutputNotWritable(
+            f"cannot make '{folder}': {error.strerror}", "copy the file where you can write"
+        ) from error

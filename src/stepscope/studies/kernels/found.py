@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,7 +25,7 @@ from stepscope.studies.kernels.rows import HERE, Row, frame
 
 _WITHIN = 0.03  # that the timer and a bare loop may differ
 _MOST_CLIFFS = 25
-_PROOF = "forward and both"  # the part that a training step pays for, where it was measured
+_WHOLE_OF_IT = ("forward and both", "update")  # the parts that add up to a training step
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ def found(
     rows = [*evidence.rows, *(brought.rows() if brought else [])]
     pairs = _pairs(evidence, brought)
     tables = [
-        _sweet_table(rows), _cliff_table(rows), _pair_table(pairs), _roof_table(evidence.roofs),
+        _step_table(rows), _sweet_table(rows), _cliff_table(rows), _pair_table(pairs), _roof_table(evidence.roofs),
         _bare_table(evidence.bare), *([_compared(rows)] if brought else []), _every(rows),
     ]  # fmt: skip
     return Findings(
@@ -79,8 +80,12 @@ def _answer(rows: Sequence[Row], pairs: Sequence[Mapping[str, Any]], roofs: Mapp
         said.append(
             f"The most useful work a second: {best.kernel.called}, {best.part}, {best.flops_per_s / 1e9:.3g} GFLOP/s."
         )
-    steep = cliffs(own)
-    said.append(f"{len(steep)} cliffs: places where a useful FLOP takes {JUMP:g} times as long as at the neighbour.")
+    if any(row.kernel.place for row in own):
+        steep = len(cliffs(own))
+        said.append(f"{steep} cliffs: places where a useful FLOP takes {JUMP:g} times as long as at the neighbour.")
+    elif own:
+        op, spent, whole = _dearest(own)
+        said.append(f"Of {whole / 1e6:.3g} ms that a step spends in these kernels, {op} takes {spent / whole:.0%}.")
     counts = {
         each: sum(pair["verdict"] == each and pair["source"] == HERE for pair in pairs) for each in (HOLDS, FAILS, OPEN)
     }
@@ -116,6 +121,28 @@ def _sweet_table(rows: Sequence[Row]) -> FoundTable:
     return FoundTable("sweet-spots", "Where a useful FLOP takes least time", columns, tuple(body), note)
 
 
+def _dearest(own: Sequence[Row]) -> tuple[str, float, float]:
+    """The op on which a step of the model spends most, ns of it and of all; forward and backward."""
+    spent: dict[str, float] = defaultdict(float)
+    for row in own:
+        if row.part in _WHOLE_OF_IT:
+            spent[row.kernel.op] += row.ns * row.kernel.count
+    op = max(spent, key=lambda name: spent[name])
+    return op, spent[op], sum(spent.values())
+
+
+def _step_table(rows: Sequence[Row]) -> FoundTable:
+    """Of a model: what a step spends in each op, as often as it runs each kernel."""
+    sums: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
+    for row in rows:
+        if row.source == HERE and not row.kernel.place:
+            for place, value in enumerate((row.ns, row.flops, row.bytes)):
+                sums[row.kernel.op, row.part][place] += value * row.kernel.count
+    body = tuple((op, part, ns / 1e6, flops / ns, moved / ns) for (op, part), (ns, flops, moved) in sums.items() if ns)
+    note = "Every kernel as often as a step of the model runs it, alone and with its tensors in the caches it can have."
+    return FoundTable("step", "What a step spends", ("op", "part", "ms a step", "GFLOP/s", "GB/s"), body, note)
+
+
 def _cliff_table(rows: Sequence[Row]) -> FoundTable:
     columns = ("source", "op", "part", "axis", "from", "to", "beside", "times as long", "at least")
     body = tuple(
@@ -146,10 +173,7 @@ def _roof_table(roofs: Mapping[str, Any]) -> FoundTable:
 
 
 def _bare_table(bare: Mapping[str, Mapping[str, Any]]) -> FoundTable:
-    body = tuple(
-        (of["called"], of["part"], of["ratio"], of["low"], of["high"], abs(of["ratio"] - 1) <= _WITHIN)
-        for of in bare.values()
-    )
+    body = tuple((of["called"], of["part"], of["ratio"], of["low"], of["high"], _agreement(of)) for of in bare.values())
     note = "The same calls in a plain loop, alternated with the timer: 1 is agreement."
     columns = ("kernel", "part", "timer / bare loop", "low", "high", "within 3 %")
     return FoundTable("bare-loop", "The timer against a bare loop", columns, body, note)
@@ -196,7 +220,7 @@ def _notes(evidence: Evidence, brought: Imported | None, pairs: Sequence[Mapping
         yield "5x5 then 3x3 against 7x7 was not tested here: it needs a sweep of conv over kernels 3, 5 and 7"
     if not any(row.kernel.place for row in evidence.rows):
         yield "shapes of a model lie on no axis: cliffs need a sweep"
-    off = [of["called"] for of in evidence.bare.values() if abs(of["ratio"] - 1) > _WITHIN]
+    off = [of["called"] for of in evidence.bare.values() if _agreement(of) == "no"]
     if off:
         why = "other programs ran, or a call takes microseconds"
         yield f"timer and bare loop differ by more than 3 % for {'; '.join(off)}: {why}"
@@ -220,6 +244,15 @@ def _frames(rows: Sequence[Row], roofs: Mapping[str, Any]) -> dict[str, pl.DataF
     ) if len(own) else whole  # fmt: skip
     frames = {"roofline": points, "roofs": pl.DataFrame(reached), "axes": every.filter(pl.col("axis").is_not_null())}
     return {name: frame for name, frame in frames.items() if not frame.is_empty()}
+
+
+def _agreement(of: Mapping[str, Any]) -> str:
+    """Whether timer and bare loop agree within _WITHIN: not told where only the interval reaches there."""
+    if abs(of["ratio"] - 1) <= _WITHIN:
+        return "yes"
+    if of["low"] is None or (of["low"] <= 1 + _WITHIN and of["high"] >= 1 - _WITHIN):
+        return "not told"
+    return "no"
 
 
 def _end(row: Row, side: str) -> float | None:

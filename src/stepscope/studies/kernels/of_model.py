@@ -39,7 +39,7 @@ def kernels_of(workload: Workload, batch: int | None, ops: Sequence[str]) -> lis
     return kept
 
 
-class _Calls(TorchFunctionMode):  # type: ignore[misc]  # torch does not type its mode
+class _Calls(TorchFunctionMode):
     """Counts the calls of functions that have a kernel here, by their sizes."""
 
     def __init__(self) -> None:

@@ -43,8 +43,13 @@ class Kernel:
     @property
     def called(self) -> str:
         """What people call it."""
-        of = self.place or self.sizes
-        return f"{self.op} {', '.join(f'{name} {value}' for name, value in of.items())}"
+        of = self.sizes
+        if self.place or "kernel_height" not in of:
+            return f"{self.op} {', '.join(f'{name} {value}' for name, value in (self.place or of).items())}"
+        kernel, image = f"{of['kernel_height']}x{of['kernel_width']}", f"{of['height']}x{of['width']}"
+        rare = [f", {name} {of[name]}" for name in ("stride", "dilation", "groups") if of[name] > 1]
+        rare = rare[:-1] if self.op == "depthwise" else rare  # its groups are its channels
+        return f"{self.op} {kernel}, {of['inputs']} to {of['outputs']}, batch {of['batch']}, {image}{''.join(rare)}"
 
 
 @dataclass(frozen=True)

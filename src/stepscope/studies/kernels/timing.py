@@ -62,6 +62,8 @@ def against_bare_loop(call: Call, threads: int = 1, clock: Callable[[], float] =
     calls = max(1, round(_BLOCK_S / max(timer.timeit(1).median, 1e-9)))
     ratios = []
     for _ in range(_BARE_ROUNDS):
+        call()  # the timer warms up before each of its blocks as well
+        call()
         began = clock()
         for _ in range(calls):
             call()

@@ -13,10 +13,11 @@ from stepscope.analysis.findings import Findings
 from stepscope.studies.optimizers.kinds import Kind
 from stepscope.studies.study_folder import StudyFolder
 from stepscope.studies.sweet_spots.study import CHILD
+from stepscope.studies.trainings.costs import JOULES, LEARNING, STATE, STEP
 from stepscope.studies.trainings.found import Question, found
 from stepscope.studies.trainings.learning import least
 from stepscope.studies.trainings.measuring import Means, Trained, trained
-from stepscope.studies.trainings.setting import Rules, Setting, points
+from stepscope.studies.trainings.setting import Rules, Setting
 
 NAME = "optimizers"
 
@@ -37,19 +38,20 @@ class Asked:
 def optimizers(
     out: str | Path, asked: Asked, kinds: Sequence[Kind], *, means: Means | None = None, command: str = ""
 ) -> Findings:
-    """Train with each of `kinds` that can be had here, in a study's folder; those that cannot are named with the reason.
+    """Train with each of `kinds` that can be had here; those that cannot are named with the reason.
 
     Unless a target is asked for, every optimizer makes the same number of steps, and the target is the highest of the
     lowest losses that they reach: the loss that all of them reach.
     """
     folder = StudyFolder(Path(out), NAME, asked.to_dict())
-    question = Question(NAME, f"Optimizers for {asked.base.workload}", "optimizer", lambda s: str(s.optimizer))
+    judged = (STATE, STEP, *JOULES.values(), *LEARNING)
+    question = Question(NAME, f"Optimizers for {asked.base.workload}", "optimizer", lambda s: str(s.optimizer), judged)
     missing = {kind.name: kind.missing for kind in kinds}
     settings = [
         replace(asked.base, optimizer=kind.name, lr=asked.lr.get(kind.name)) for kind in kinds if not missing[kind.name]
     ]
     with folder.locked():
-        runs = trained(folder, points(settings, asked.rules), asked.rules, means or Means(CHILD), question.called)
+        runs = trained(folder, settings, asked.rules, means or Means(CHILD), question.called)
     rules, notes = _with_target(asked.rules, runs)
     notes += [f"{name} was left out: {why}" for name, why in missing.items() if why]
     notes.append("learning rates are the workload's own or follow from them; another rate may change who is first")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import warnings
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,9 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     if not path.is_file():
         raise UsageError(f"there is no checkpoint '{path}'", "give the path of a file of weights: --checkpoint FILE")
     try:
-        content: Any = torch.load(path, map_location="cpu", weights_only=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch speaks of its own support; what is no file of weights is refused
+            content: Any = torch.load(path, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError, zipfile.BadZipFile, OSError) as error:
         why = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise UsageError(f"'{path}' is not a file of plain weights, so it was not loaded: {why}", _HINT) from error

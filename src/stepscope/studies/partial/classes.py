@@ -32,16 +32,16 @@ def halves(classes: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
 def of_classes(splits: Splits, classes: Sequence[int]) -> Splits:
     """The samples of these classes; UsageError where there are none of one of them."""
     train, test = (_part(data, classes) for data in (splits.train, splits.test))
-    sizes = {"train_size": len(train or ()), "test_size": len(test or ())}
-    return Splits(train, test, replace(splits.facts, **sizes))
+    return Splits(train, test, replace(splits.facts, train_size=len(train or ()), test_size=len(test or ())))
 
 
 def _part(data: Dataset[Batch] | None, classes: Sequence[int]) -> Subset[Batch] | None:
     if data is None:
         return None
     labels = labels_of(data)
-    absent = sorted(set(classes) - set(labels.unique().tolist()))
+    present = set(labels.tolist())
+    absent = sorted(set(classes) - present)
     if absent:
-        known = ", ".join(map(str, sorted(set(labels.unique().tolist()))))
+        known = ", ".join(map(str, sorted(present)))
         raise UsageError(f"there is no class {', '.join(map(str, absent))} in the data", f"there are {known}")
     return Subset(data, torch.isin(labels, torch.tensor(list(classes))).nonzero().flatten().tolist())

@@ -2,30 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from stepscope.analysis.intervals import mean_interval
 from stepscope.studies.partial.plan import Setting
+from stepscope.studies.seed_means import AMOUNT, SHARE, Mean, mean_of
 
 Cell = Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class Mean:
-    """A mean over seeds with its interval of 95 %; bounds are null with fewer than two seeds."""
-
-    value: float
-    low: float | None
-    high: float | None
-
-    def times(self, factor: float) -> Mean:
-        low, high = (None if bound is None else bound * factor for bound in (self.low, self.high))
-        return Mean(self.value * factor, low, high)
 
 
 @dataclass(frozen=True)
@@ -53,38 +39,30 @@ class Outcome:
 def outcome(setting: Setting, cells: Sequence[Cell]) -> Outcome:
     """From the cells of a setting, one at least."""
 
-    def last(name: str, factor: float = 1.0, place: int = -1) -> Mean | None:
-        return mean_of([cell["curve"][place].get(name) for cell in cells], factor)
+    def at(name: str, place: int = -1) -> Mean | None:
+        factor, possible = (1.0, AMOUNT) if name in ("time_s", "energy_j") else (100.0, SHARE)
+        return mean_of([cell["curve"][place].get(name) for cell in cells], factor, possible)
 
     def cost(name: str, join: Callable[[Any], Any] = np.mean) -> float | None:
         values = [cell["cost"][name] for cell in cells]
         return None if any(value is None for value in values) else float(join(values))
 
-    first, end = last("before", 100, 0), last("before", 100)
+    first, end = at("before", 0), at("before")
     return Outcome(
         setting,
         tuple(cells),
-        _there(last("accuracy", 100)),
-        _there(last("accuracy", 100, 0)),
-        _there(last("time_s")),
+        _there(at("accuracy")),
+        _there(at("accuracy", 0)),
+        _there(at("time_s")),
         _there(mean_of([cell["step_s"] for cell in cells], 1000)),
-        last("energy_j"),
+        at("energy_j"),
         None if first is None or end is None else (first, end),
         cost("flops_forward"),
         cost("flops_backward"),
         cost("peak_bytes", max),
-        cost("saved_bytes", max),
+        cost("saved_bytes"),
         float(np.mean([cell["cost"]["trained_share"] for cell in cells])),
     )
-
-
-def mean_of(values: Sequence[float | None], factor: float = 1.0) -> Mean | None:
-    """Null where one of the seeds has no value: a mean over the others would be of another thing."""
-    known = [value for value in values if value is not None]
-    if len(known) < len(values) or not known:
-        return None
-    value, low, high = mean_interval(np.array(known, dtype=np.float64) * factor)
-    return Mean(value, *(None if math.isnan(bound) else bound for bound in (low, high)))
 
 
 def unbeaten(points: Mapping[str, tuple[float, float]]) -> set[str]:

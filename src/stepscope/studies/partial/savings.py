@@ -37,13 +37,14 @@ class Rule:
 class Cost:
     """Of one step: FLOPs forward and backward (means over the probed steps), and the peak of live bytes (their most).
 
-    saved_bytes: what is kept for backward, at its most. Null, with a reason in `notes`, is "not counted".
+    saved_bytes: what is kept for backward at its most in a step, the mean over the steps. trained_share: of the numbers
+    of the model. Null, with a reason in `notes`, is "not counted".
     """
 
     flops_forward: float | None
     flops_backward: float | None
     peak_bytes: int | None
-    saved_bytes: int | None
+    saved_bytes: float | None
     trained_share: float
     notes: tuple[str, ...] = ()
 
@@ -58,10 +59,12 @@ def cost_of(training: Training, way: Way, choices: Sequence[Choice], rule: Rule)
     share = sum(choice.share(training.model) for choice in choices) / len(choices)
     flops, not_counted = _flops(training, choices)
     job = _job(training.workload, way, choices, rule)
+    memory: tuple[int | None, float | None] = (None, None)
+    stopped = None
     try:
-        memory, stopped = _memory(job, training.batch_size, len(choices)), None
+        memory = _memory(job, training.batch_size, len(choices))
     except DryRunStopped as error:
-        memory, stopped = (None, None), f"memory not counted: fake tensors stopped at {error}"
+        stopped = f"memory not counted: fake tensors stopped at {error}"
     notes = tuple(note for note in (not_counted, stopped) if note)
     return Cost(*flops, *memory, share, notes)
 
@@ -79,11 +82,12 @@ def _flops(training: Training, choices: Sequence[Choice]) -> tuple[tuple[float |
     return (forward, backward), None
 
 
-def _memory(job: Job, batch: int, steps: int) -> tuple[int, int]:
-    """(peak of live bytes, most that was kept for backward) in any step but the first, which makes the state."""
+def _memory(job: Job, batch: int, steps: int) -> tuple[int, float]:
+    """(peak of live bytes, what was kept for backward) over all steps but the first, which makes the state."""
     held = memory_over_time(dry_run(job, batch, steps=steps + 1).events())
     later = held.filter(pl.col("step") > 0)
-    return int(later["live"].to_numpy().max()), int(later["saved"].to_numpy().max())
+    kept = later.group_by("step").agg(pl.col("saved").max())["saved"].to_numpy()
+    return int(later["live"].to_numpy().max()), float(kept.mean())
 
 
 def _job(workload: Workload, way: Way, choices: Sequence[Choice], rule: Rule) -> Job:

@@ -11,12 +11,12 @@ from typing import Any
 
 from stepscope.analysis.findings import Findings, FoundTable
 from stepscope.errors import UsageError
+from stepscope.studies.here import device_name, versions
 from stepscope.studies.partial.outcome import Outcome, outcome
 from stepscope.studies.partial.plan import Asked, Setting, jobs, settings
 from stepscope.studies.partial.tables import before_table, frames, front, reference_table, saving_table, way_table
 from stepscope.studies.study_folder import StudyFolder
-from stepscope.studies.this_device import device_name, versions
-from stepscope.studies.watch import Job, Watch, ended_without_a_word, make_missing
+from stepscope.studies.watch import Job, Watch, ended_early, make_missing
 
 NAME = "partial"
 CHILD = (sys.executable, "-m", "stepscope.commands._training_child")
@@ -32,7 +32,7 @@ def partial(
 ) -> Findings:
     """Train a workload in parts in a study's folder, which is begun or gone on with.
 
-    `child`: how the trainings of a setting are started in a process of their own; `command`: the line that repeats this.
+    `child`: how the trainings of a setting are started in a process of their own; `command`: the line to repeat it.
     UsageError where no training came about, with the reason of the first.
     """
     asked = with_checkpoint(asked or Asked())
@@ -51,7 +51,9 @@ def with_checkpoint(asked: Asked) -> Asked:
 
     path = Path(asked.checkpoint)
     read_weights(path)
-    return replace(asked, checkpoint=str(path.absolute()), checkpoint_sha256=hashlib.sha256(path.read_bytes()).hexdigest())
+    return replace(
+        asked, checkpoint=str(path.absolute()), checkpoint_sha256=hashlib.sha256(path.read_bytes()).hexdigest()
+    )
 
 
 def found(folder: StudyFolder, asked: Asked, todo: Sequence[Job], command: str) -> Findings:
@@ -63,24 +65,24 @@ def found(folder: StudyFolder, asked: Asked, todo: Sequence[Job], command: str) 
         cells = [cell for cell in map(folder.cell, job.cells.values()) if cell is not None]
         if cells:
             outcomes.append(outcome(setting, cells))
-        ended = ended_without_a_word(folder, job)
+        ended = ended_early(folder, job)
         if ended is not None:
             unmade.append((setting, ended))
     if not outcomes:
         raise UsageError(f"no way could be trained: {unmade[0][1]['reason'] if unmade else 'nothing was made'}")
     kinds = {cell["energy_kind"] for each in outcomes for cell in each.cells}
     kind = next(iter(kinds)) if len(kinds) == 1 else None
-    tables = [way_table(outcomes, kind), saving_table(outcomes, {name: way.saves for name, way in WAYS.items()})]
+    tables = [way_table(outcomes, kind), saving_table(outcomes)]
     before = before_table(outcomes)
     tables += [before] if before is not None else []
     tables += [reference_table(outcomes)] if asked.preset else []
     tables += [_unmade_table(unmade)] if unmade else []
-    trains = tuple((name, way.trains) for name, way in WAYS.items() if name in {*asked.ways, "all"})
+    meaning = tuple((name, way.trains, way.saves) for name, way in WAYS.items() if name in {*asked.ways, "all"})
     return Findings(
         study=NAME,
         title=f"Training only a part of {asked.workload}",
         answer=_answer(outcomes),
-        tables=(*tables, FoundTable("meaning", "What each way trains", ("way", "trains"), trains)),
+        tables=(*tables, FoundTable("meaning", "What each way trains", ("way", "trains", "can save"), meaning)),
         settings=asked.to_dict(),
         device=device_name(),
         versions=versions(),
@@ -111,7 +113,7 @@ def _accuracy(found: Outcome) -> str:
 
 def _unmade_table(unmade: Sequence[tuple[Setting, Mapping[str, Any]]]) -> FoundTable:
     rows = tuple((setting.name, str(ended["status"]), str(ended["reason"])) for setting, ended in unmade)
-    note = "What could not be trained for another reason than its layers is tried again in a new folder."
+    note = "What was not refused but failed is tried again by the same command."
     return FoundTable("unmade", "Not trained", ("way", "status", "why"), rows, note)
 
 
@@ -130,4 +132,6 @@ def _notes(outcomes: Sequence[Outcome], asked: Asked) -> Iterator[str]:
         yield "energy is left out of the heading: it is not of one kind in all trainings"
     if any(each.setting.fraction == 1 and each.setting.way == "all" for each in outcomes) and 1.0 in asked.fractions:
         yield "100 % of layers or filters is the same training as all, and is shown as such"
-    yield from dict.fromkeys(f"{each.setting.name}: {note}" for each in outcomes for one in each.cells for note in one["notes"])
+    yield from dict.fromkeys(
+        f"{each.setting.name}: {note}" for each in outcomes for one in each.cells for note in one["notes"]
+    )

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import polars as pl
 
 from stepscope.analysis.findings import FoundTable, Value
-from stepscope.studies.partial.outcome import Mean, Outcome, mean_of, unbeaten
+from stepscope.studies.partial.outcome import Outcome, unbeaten
 from stepscope.studies.partial.reference import POINTS
+from stepscope.studies.seed_means import SHARE, Mean, in_three, mean_of
 
 Row = tuple[Value, ...]
 COSTS = {"time_s": "training time, s", "energy_j": "energy, J", "peak_mb": "peak of live tensors, MB"}
-
-
-def shown(mean: Mean | None) -> Row:
-    return (None, None, None) if mean is None else (mean.value, mean.low, mean.high)
 
 
 def cost_of(found: Outcome) -> dict[str, Mean]:
@@ -30,7 +27,11 @@ def cost_of(found: Outcome) -> dict[str, Mean]:
 def front(outcomes: Sequence[Outcome], cost: str) -> set[str]:
     """Settings that no other beats in accuracy and this cost."""
     return unbeaten(
-        {each.setting.name: (cost_of(each)[cost].value, each.accuracy.value) for each in outcomes if cost in cost_of(each)}
+        {
+            each.setting.name: (cost_of(each)[cost].value, each.accuracy.value)
+            for each in outcomes
+            if cost in cost_of(each)
+        }
     )
 
 
@@ -41,12 +42,23 @@ def way_table(outcomes: Sequence[Outcome], energy_kind: str | None) -> FoundTabl
     for each in outcomes:
         costs = cost_of(each)
         unbeaten_in = ", ".join(name.partition("_")[0] for name in known if each.setting.name in best[name])
-        row: Row = (each.setting.name, len(each.cells), 100 * each.trained_share, *shown(each.accuracy))
-        row = (*row, *shown(each.time_s), *((None if m is None else m.value) for m in (costs.get("peak_mb"),)))
+        row: Row = (each.setting.name, len(each.cells), 100 * each.trained_share, *in_three(each.accuracy))
+        row = (*row, *in_three(each.time_s), *((None if m is None else m.value) for m in (costs.get("peak_mb"),)))
         if each.energy_j is not None or energy_kind:
-            row = (*row, *shown(each.energy_j))
+            row = (*row, *in_three(each.energy_j))
         rows.append((*row, unbeaten_in or None))
-    columns: tuple[str, ...] = ("way", "seeds", "trained %", "accuracy %", "low", "high", "time s", "low ", "high ", "peak MB")
+    columns: tuple[str, ...] = (
+        "way",
+        "seeds",
+        "trained %",
+        "accuracy %",
+        "low",
+        "high",
+        "time s",
+        "low ",
+        "high ",
+        "peak MB",
+    )
     if energy_kind:
         name = "energy J" if energy_kind == "measured" else f"{energy_kind} energy J"
         columns = (*columns, name, "low  ", "high  ")
@@ -57,32 +69,31 @@ def way_table(outcomes: Sequence[Outcome], energy_kind: str | None) -> FoundTabl
     return FoundTable("ways", "Accuracy and what it cost", (*columns, "unbeaten in"), tuple(rows), note)
 
 
-def saving_table(outcomes: Sequence[Outcome], saves: Mapping[str, str]) -> FoundTable:
+def saving_table(outcomes: Sequence[Outcome]) -> FoundTable:
     """What each way really saves in a step, next to training all."""
     whole = next((each for each in outcomes if each.setting.way == "all"), None)
-    rows: list[Row] = []
-    for each in outcomes:
-        rows.append(
-            (
-                each.setting.name,
-                _scaled(each.flops_forward, 1e-6),
-                _scaled(each.flops_backward, 1e-6),
-                _saved(each, whole, "flops_backward"),
-                *shown(each.step_ms),
-                _step_saved(each, whole),
-                _scaled(each.saved_bytes, 1e-6),
-                _saved(each, whole, "saved_bytes"),
-                _saved(each, whole, "peak_bytes"),
-                saves[each.setting.way],
-            )
+    rows: list[Row] = [
+        (
+            each.setting.name,
+            _scaled(each.flops_forward, 1e-6),
+            _scaled(each.flops_backward, 1e-6),
+            _saved(each, whole, "flops_backward"),
+            *in_three(each.step_ms),
+            _step_saved(each, whole),
+            _scaled(each.saved_bytes, 1e-6),
+            _saved(each, whole, "saved_bytes"),
+            _saved(each, whole, "peak_bytes"),
         )
+        for each in outcomes
+    ]
     columns = (
         "way", "forward MFLOP", "backward MFLOP", "saved %", "ms a step", "low", "high", "saved % ",
-        "kept for backward MB", "saved %  ", "of peak saved %", "what can be saved",
+        "kept for backward MB", "saved %  ", "of peak saved %",
     )  # fmt: skip
     note = (
-        "Of one step, against training all; negative is more. FLOPs: means over steps spread over the training, "
-        "counted on tensors without numbers. Where a mask is all there is, no work is saved, and masking costs time."
+        "Of one step, against training all; negative is more. FLOPs and bytes kept: means over steps spread over the "
+        "training, counted on tensors without numbers; the peak is that of the worst step. "
+        "Where a mask is all there is, no work is saved, and masking costs time."
     )
     return FoundTable("savings", "What freezing saves", columns, tuple(rows), note)
 
@@ -90,7 +101,7 @@ def saving_table(outcomes: Sequence[Outcome], saves: Mapping[str, str]) -> Found
 def before_table(outcomes: Sequence[Outcome]) -> FoundTable | None:
     """How much of what was pre-trained is left."""
     rows = tuple(
-        (each.setting.name, *shown(each.start), *shown(each.before[0]), *shown(each.before[1]))
+        (each.setting.name, *in_three(each.start), *in_three(each.before[0]), *in_three(each.before[1]))
         for each in outcomes
         if each.before is not None
     )
@@ -114,7 +125,9 @@ def reference_table(outcomes: Sequence[Outcome]) -> FoundTable:
         bounds = (min(ours), max(ours), min(known), max(known))
         rows.append((each.setting.name, each.accuracy.value, *bounds, "agree" if agree else "differ"))
     columns = ("way", "accuracy %", "least seed", "best seed", "known, least", "known, best", "ranges of seeds")
-    note = "Known: LeNet of the second paper on the same 5,000 digits, two seeds. Agree: the ranges of the seeds overlap."
+    note = (
+        "Known: LeNet of the second paper on the same 5,000 digits, two seeds. Agree: the ranges of the seeds overlap."
+    )
     return FoundTable("reference", "Beside the known points", columns, tuple(rows), note)
 
 
@@ -122,25 +135,35 @@ def frames(outcomes: Sequence[Outcome]) -> dict[str, pl.DataFrame]:
     """By the figure's name."""
     found = {"accuracy-over-time": _curves(outcomes, "time_s"), "accuracy-over-energy": _curves(outcomes, "energy_j")}
     found["accuracy-and-cost"] = pl.DataFrame(list(_points(outcomes)), schema=_POINT)
-    found["savings"] = pl.DataFrame(list(_shares(outcomes)), schema={"way": pl.String, "what": pl.String, "percent": pl.Float64})
+    found["savings"] = pl.DataFrame(
+        list(_shares(outcomes)), schema={"way": pl.String, "what": pl.String, "percent": pl.Float64}
+    )
     return {name: frame for name, frame in found.items() if not frame.is_empty()}
 
 
-_CURVE = {name: pl.Float64 for name in ("step", "cost", "percent", "low", "high")} | {"way": pl.String}
-_POINT = {"way": pl.String, "cost": pl.String, "unbeaten": pl.Boolean} | {
-    name: pl.Float64 for name in ("value", "value_low", "value_high", "percent", "low", "high")
-}
+_CURVE = {"way": pl.String, **dict.fromkeys(("step", "cost", "percent", "low", "high"), pl.Float64)}
+_NUMBERS = ("value", "value_low", "value_high", "percent", "low", "high")
+_POINT = {"way": pl.String, "cost": pl.String, "unbeaten": pl.Boolean, **dict.fromkeys(_NUMBERS, pl.Float64)}
 
 
 def _curves(outcomes: Sequence[Outcome], cost: str) -> pl.DataFrame:
     rows: list[dict[str, Any]] = []
     for each in outcomes:
         for looks in zip(*(cell["curve"] for cell in each.cells), strict=True):
-            at, gain = mean_of([look[cost] for look in looks]), mean_of([look["accuracy"] for look in looks], 100)
+            at, gain = (
+                mean_of([look[cost] for look in looks]),
+                mean_of([look["accuracy"] for look in looks], 100, SHARE),
+            )
             if at is not None and gain is not None:
                 bounds = {"low": gain.low, "high": gain.high}
                 rows.append(
-                    {"way": each.setting.name, "step": looks[0]["step"], "cost": at.value, "percent": gain.value, **bounds}
+                    {
+                        "way": each.setting.name,
+                        "step": looks[0]["step"],
+                        "cost": at.value,
+                        "percent": gain.value,
+                        **bounds,
+                    }
                 )
     return pl.DataFrame(rows, schema=_CURVE)
 

@@ -21,6 +21,7 @@ from types import FrameType
 
 from stepscope.errors import StepscopeError, UsageError
 from stepscope.studies.suite.state import write_durably
+from stepscope.studies.trainings.measuring import SettingRefused
 
 _CONF = "etc/nvpmodel.conf"
 _MODE = re.compile(r"^\s*<\s*POWER_MODEL\s+ID=(\d+)\s+NAME=(\S+?)\s*>", re.MULTILINE)
@@ -28,7 +29,7 @@ _LIMIT_S = 60.0
 BEFORE = "mode-before.json"
 
 
-class ModeRefused(StepscopeError):
+class ModeRefused(SettingRefused):
     """nvpmodel did not set the mode."""
 
 
@@ -84,7 +85,9 @@ def board(root: Path = Path("/")) -> Board:
 def refuse_without_permission(user: int | None = None) -> None:
     """Only root may set a mode: said before anything is begun."""
     if (os.geteuid() if user is None else user) != 0:
-        raise UsageError("setting a power mode takes root", "sudo stepscope study power-modes ..., or leave --apply out")
+        raise UsageError(
+            "setting a power mode takes root", "sudo stepscope study power-modes ..., or leave --apply out"
+        )
 
 
 @contextlib.contextmanager

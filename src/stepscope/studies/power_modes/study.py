@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.analysis.findings import Findings
-from stepscope.studies.power_modes.nvpmodel import Board, ModeRefused, kept
+from stepscope.studies.power_modes.nvpmodel import Board, kept
 from stepscope.studies.study_folder import StudyFolder
 from stepscope.studies.sweet_spots.study import CHILD
+from stepscope.studies.trainings.costs import JOULES, LEARNING, SPEED
 from stepscope.studies.trainings.found import Question, found
 from stepscope.studies.trainings.measuring import Means, trained
-from stepscope.studies.trainings.setting import Point, Rules, Setting, points
+from stepscope.studies.trainings.setting import Point, Rules, Setting
 
 NAME = "power-modes"
 
@@ -36,18 +37,17 @@ def power_modes(
 ) -> Findings:
     """Train in every mode; the mode of before is set again at the end, however it comes."""
     folder = StudyFolder(Path(out), NAME, asked.to_dict())
-    means, refused = means or Means(CHILD), dict[int, str]()
-    question = Question(NAME, f"The power modes for {asked.base.workload}", "mode", lambda s: called(jetson, s))
-    todo = points([replace(asked.base, mode=mode) for mode in asked.modes], asked.rules)
+    title, judged = f"The power modes for {asked.base.workload}", (SPEED, *JOULES.values(), *LEARNING)
+    question = Question(NAME, title, "mode", lambda setting: called(jetson, setting), judged)
+    settings = [replace(asked.base, mode=mode) for mode in asked.modes]
+    inside = replace(
+        means or Means(CHILD),
+        around=lambda setting: _in_mode(jetson, setting),
+        order=lambda todo: _by_mode(todo, asked),
+    )
     with folder.locked(), kept(jetson, folder.path):
-        runs = []
-        for point in _by_mode(todo, asked.modes):
-            try:
-                inside = replace(means, around=lambda setting: _in_mode(jetson, setting))
-                runs += trained(folder, [point], asked.rules, inside, question.called)
-            except ModeRefused as error:
-                refused[point.setting.mode or 0] = str(error)
-    notes = [*refused.values(), "the mode of before was set again at the end"]
+        runs = trained(folder, settings, asked.rules, inside, question.called)
+    notes = ["the mode of before was set again at the end"]
     said = command or f"stepscope study {NAME} {asked.base.workload} --apply --out {out}"
     return found(question, runs, asked.rules, asked.to_dict(), said, notes=notes)
 
@@ -57,9 +57,9 @@ def called(jetson: Board, setting: Setting) -> str:
     return f"{setting.mode} {jetson.modes.get(setting.mode or 0, '')}".strip()
 
 
-def _by_mode(todo: list[Point], modes: tuple[int, ...]) -> list[Point]:
-    """Mode after mode within each round: setting one takes its time, and some heat the board more than others."""
-    order = {mode: place for place, mode in enumerate(modes)}
+def _by_mode(todo: list[Point], asked: Asked) -> list[Point]:
+    """Mode after mode within each round: setting one takes its time, and the board settles in it."""
+    order = {mode: place for place, mode in enumerate(asked.modes)}
     return sorted(todo, key=lambda point: (point.repeat, order[point.setting.mode or 0]))
 
 

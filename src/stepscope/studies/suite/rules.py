@@ -107,14 +107,17 @@ def hottest_celsius(root: Path) -> float | None:
     return max(read, default=None)
 
 
-def parse_cooldown(text: str | None, root: Path = Path("/")) -> tuple[float | None, float]:
-    """(temperature to cool down to, pause in s) from `45C` or `30s`; a temperature needs a sensor."""
+def parse_cooldown(text: str | None, root: Path | None = Path("/")) -> tuple[float | None, float]:
+    """(temperature to cool down to, pause in s) from `45C` or `30s`; a temperature needs a sensor.
+
+    root: where the sensors of the device are; None where it is another machine, which flags what it cannot keep.
+    """
     if text is None:
         return None, 0.0
     degrees = re.fullmatch(r"(\d+(?:\.\d+)?)\s*°?C", text.strip())
     if degrees is None:
         return None, seconds_of("--cooldown", text)
-    if hottest_celsius(root) is None:
+    if root is not None and hottest_celsius(root) is None:
         raise UsageError(f"--cooldown {text}: no temperature can be read here", "give a time: --cooldown 30s")
     return float(degrees[1]), 0.0
 

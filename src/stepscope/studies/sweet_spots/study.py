@@ -10,13 +10,13 @@ from typing import Any, Literal
 
 from stepscope.analysis.findings import Findings
 from stepscope.studies.study_folder import StudyFolder
-from stepscope.studies.trainings.costs import SPEED, Cost, costs
+from stepscope.studies.trainings.costs import JOULES, LEARNING, MEMORY, SPEED, Cost, costs
 from stepscope.studies.trainings.found import Question, found
 from stepscope.studies.trainings.measuring import Means, trained
-from stepscope.studies.trainings.setting import Rules, Setting, points
+from stepscope.studies.trainings.setting import Rules, Setting
 
 Axis = Literal["batch", "threads", "precision"]
-CHILD = (sys.executable, "-m", "stepscope.commands._training_child")
+CHILD = (sys.executable, "-m", "stepscope.commands._setting_child")
 _TITLES = {
     "batch": "The batch size for {}",
     "threads": "The number of threads for {}",
@@ -48,9 +48,7 @@ def sweet_spot(out: str | Path, asked: Asked, *, means: Means | None = None, com
     folder = StudyFolder(Path(out), asked.axis, asked.to_dict())
     question = question_of(asked.axis, asked.base.workload)
     with folder.locked():
-        runs = trained(
-            folder, points(asked.settings, asked.rules), asked.rules, means or Means(CHILD), question.called
-        )
+        runs = trained(folder, asked.settings, asked.rules, means or Means(CHILD), question.called)
     said = command or f"stepscope study {asked.axis} {asked.base.workload} --out {out}"
     answer = _knee(costs(runs)) if asked.axis == "batch" else ""
     return found(question, runs, asked.rules, asked.to_dict(), said, answer=answer)
@@ -66,7 +64,8 @@ def question_of(axis: Axis, workload: str) -> Question:
     def place(setting: Setting) -> float | None:
         return None if axis == "precision" else float(getattr(setting, axis))
 
-    return Question(axis, _TITLES[axis].format(workload), axis, called, place)
+    judged = (SPEED, *JOULES.values(), MEMORY, *LEARNING)
+    return Question(axis, _TITLES[axis].format(workload), axis, called, judged, place)
 
 
 def _knee(every: Sequence[Cost]) -> str:

@@ -35,8 +35,8 @@ SPEED = Quantity("samples_per_s", "throughput", "samples/s", True)
 STEP = Quantity("step_time_ms", "step", "ms")
 MEMORY = Quantity("peak_process_bytes", "peak memory", "MB")
 STATE = Quantity("state_bytes", "optimizer state", "MB")
-STEPS = Quantity("steps_to_target", "to target", "steps")
-TIME = Quantity("seconds_to_target", "to target", "s")
+STEPS = Quantity("steps_to_target", "way to the target", "steps")
+TIME = Quantity("seconds_to_target", "time to the target", "s")
 JOULES = {
     ENERGY[0]: Quantity("energy_per_sample_mj", "energy a sample", "mJ"),
     ENERGY[1]: Quantity("estimated_energy_per_sample_mj", "estimated energy a sample", "mJ"),
@@ -48,7 +48,8 @@ TO_TARGET = {
     )
     for name, of in JOULES.items()
 }
-QUANTITIES = (SPEED, STEP, *JOULES.values(), STATE, MEMORY, STEPS, TIME, *TO_TARGET.values())
+LEARNING = (STEPS, TIME, *TO_TARGET.values())
+QUANTITIES = (SPEED, STEP, *JOULES.values(), STATE, MEMORY, *LEARNING)
 _MB = 1e6
 
 
@@ -95,11 +96,11 @@ def costs(trainings: Sequence[Trained], target_loss: float | None = None) -> lis
 
 
 def sweet_spots(found: Sequence[Cost], quantities: Sequence[Quantity] = QUANTITIES) -> list[Sweet]:
-    """For each quantity that two settings or more have: the best of them."""
+    """For each quantity in which settings differ: the best of them."""
     result = []
     for quantity in quantities:
         having = [cost for cost in found if quantity in cost.values]
-        if len(having) > 1:
+        if len({cost.values[quantity].value for cost in having}) > 1:
             best = (max if quantity.more_is_better else min)(having, key=lambda c: c.values[quantity].value)
             result.append(Sweet(quantity, best, _alike(best, having, quantity)))
     return result
@@ -144,13 +145,16 @@ Measure = Callable[[Trained, "int | None"], "Ends | None"]
 
 def _over(repeats: Sequence[Ends | None]) -> Value | None:
     """A quantity over the repeats; null where one of them lacks it."""
-    known_ones = [one for one in repeats if one is not None and one[0] is not None and one[0] > 0]
+    known_ones = [one for one in repeats if one is not None and one[0] is not None and one[0] >= 0]
     if not repeats or len(known_ones) < len(repeats):
         return None
     if len(known_ones) == 1:
         value, low, high = known_ones[0]
         return Value(float(value or 0), low, high)
-    mean, low, high = mean_interval(np.log([float(one[0] or 0) for one in known_ones]))
+    values = np.array([float(one[0] or 0) for one in known_ones])
+    if not values.all():  # SGD keeps nothing: zero has no logarithm
+        return Value(*mean_interval(values))
+    mean, low, high = mean_interval(np.log(values))
     return Value(math.exp(mean), *(None if known(x) is None else math.exp(x) for x in (low, high)))
 
 

@@ -8,12 +8,13 @@ from typing import Any
 
 import polars as pl
 
-from stepscope.analysis.findings import Findings, FoundTable, Value
+from stepscope.analysis.findings import Findings, FoundTable
 from stepscope.studies.here import device_name, versions
 from stepscope.studies.trainings.costs import (
     JOULES,
     OK,
     Cost,
+    Quantity,
     Sweet,
     costs,
     measured_quantities,
@@ -31,12 +32,15 @@ Called = Callable[[Setting], str]
 
 @dataclass(frozen=True)
 class Question:
-    """What a study asks. axis: what its settings differ in; place: where a setting lies on a numeric axis."""
+    """What a study asks. axis: what its settings differ in; judged: what one can be best for.
+    place: where a setting lies on a numeric axis.
+    """
 
     study: str
     title: str
     axis: str
     called: Called
+    judged: tuple[Quantity, ...]
     place: Callable[[Setting], float | None] = lambda setting: None
 
 
@@ -46,12 +50,14 @@ def found(
 ) -> Findings:  # fmt: skip
     """The findings; `answer`, `tables` and `notes` are what the study adds of its own."""
     every = costs(trainings, rules.target_loss)
-    sweets = sweet_spots(every)
+    sweets = sweet_spots(every, question.judged)
     said = "; ".join(told(sweets, question.called))
     return Findings(
         study=question.study,
         title=question.title,
-        answer=" ".join(part for part in (answer, f"Best by {said}." if said else "Nothing could be compared.") if part),
+        answer=" ".join(
+            part for part in (answer, f"Best by {said}." if said else "Nothing could be compared.") if part
+        ),
         tables=(_sweet_table(question, sweets), cost_table(question, every), *tables),
         settings=settings,
         device=device_name(),
@@ -64,19 +70,17 @@ def found(
 
 
 def cost_table(question: Question, every: Sequence[Cost]) -> FoundTable:
-    """A row a setting, a column a quantity and its interval."""
+    """A row for each quantity of each setting, with its interval."""
     quantities = measured_quantities(every)
-    columns = [question.axis, "repeats", *(name for q in quantities for name in (q.column, "interval")), "ended"]
-    rows: list[tuple[Value, ...]] = []
-    for cost in every:
-        values = [cost.values.get(quantity) for quantity in quantities]
-        cells = [cell for v in values for cell in ((None, None) if v is None else (v.value, _between(v.low, v.high)))]
-        ended = cost.status if cost.status == OK or cost.reason is None else f"{cost.status}: {cost.reason}"
-        if cost.reached is not None and cost.reached < cost.repeats:
-            ended += f"; {cost.reached} of {cost.repeats} reached the target"
-        rows.append((question.called(cost.setting), cost.repeats, *cells, ended))
+    rows = tuple(
+        (question.called(cost.setting), quantity.column, value.value, value.low, value.high, cost.repeats)
+        for quantity in quantities
+        for cost in every
+        if (value := cost.values.get(quantity)) is not None
+    )
+    columns = (question.axis, "quantity", "value", "low", "high", "repeats")
     note = "Geometric means over the repeats, with Student's interval of 95 %; of one repeat, the interval within it."
-    return FoundTable("settings", "What each costs", tuple(columns), tuple(rows), note)
+    return FoundTable("settings", "What each costs", columns, rows, note)
 
 
 def _sweet_table(question: Question, sweets: Sequence[Sweet]) -> FoundTable:
@@ -95,15 +99,9 @@ def _sweet_table(question: Question, sweets: Sequence[Sweet]) -> FoundTable:
     return FoundTable("sweet-spots", "Sweet spots", columns, rows, note)
 
 
-def _between(low: float | None, high: float | None) -> str | None:
-    return None if low is None or high is None else f"{low:.3g} to {high:.3g}"
-
-
-def _limits(
-    question: Question, every: Sequence[Cost], trainings: Sequence[Trained], rules: Rules
-) -> Iterator[str]:
+def _limits(question: Question, every: Sequence[Cost], trainings: Sequence[Trained], rules: Rules) -> Iterator[str]:
     if not any(quantity in cost.values for cost in every for quantity in JOULES.values()):
-        yield "energy cannot be judged: no power was read in these runs; `stepscope doctor` says which sensors were tried"
+        yield "energy cannot be judged: no power was read in these runs (which sensors were tried: stepscope doctor)"
     if rules.target_loss is None:
         yield "energy and time to a target were not asked for: give --target with a loss"
     if any(cost.repeats == 1 for cost in every):
@@ -115,11 +113,20 @@ def _limits(
     for cost in every:
         if cost.status != OK:
             yield f"{question.called(cost.setting)}: {cost.status}: {cost.reason}"
+        if cost.reached is not None and cost.reached < cost.repeats:
+            yield f"{question.called(cost.setting)}: {cost.reached} of {cost.repeats} trainings reached the target"
 
 
 def _frames(question: Question, every: Sequence[Cost], trainings: Sequence[Trained]) -> dict[str, pl.DataFrame]:
     rows = [
-        (question.called(cost.setting), question.place(cost.setting), quantity.column, value.value, value.low, value.high)
+        (
+            question.called(cost.setting),
+            question.place(cost.setting),
+            quantity.column,
+            value.value,
+            value.low,
+            value.high,
+        )
         for cost in every
         for quantity, value in cost.values.items()
     ]

@@ -11,13 +11,20 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.analysis.run import Run
+from stepscope.errors import StepscopeError
 from stepscope.studies.study_folder import StudyFolder
 from stepscope.studies.suite.measured import measured as read_run
 from stepscope.studies.suite.run_one import run_one
-from stepscope.studies.trainings.setting import Point, Rules, Setting
+from stepscope.studies.trainings.setting import Point, Rules, Setting, points
 
 FOUND = "found.json"  # what the child says beside its run
 ENERGY = ("energy_per_sample_j", "estimated_energy_per_sample_j", "simulated_energy_per_sample_j")
+
+
+class SettingRefused(StepscopeError):
+    """The device cannot be brought into a setting."""
+
+
 Tell = Callable[[int, int, str], None]
 Around = Callable[[Setting], AbstractContextManager[Any]]
 
@@ -42,26 +49,36 @@ class Trained:
 
 @dataclass(frozen=True)
 class Means:
-    """How trainings are made: the child's command, who is told, and what is done around each of them."""
+    """How trainings are made: the child's command, who is told, what is done around each, and in which order.
+
+    `around` may raise SettingRefused: the training is not made then.
+    """
 
     child: Sequence[str]
     tell: Tell = lambda place, count, what: None
     around: Around = lambda setting: contextlib.nullcontext()
+    order: Callable[[list[Point]], list[Point]] = lambda points: points
 
 
 def trained(
-    folder: StudyFolder, todo: Sequence[Point], rules: Rules, means: Means, called: Callable[[Setting], str]
+    folder: StudyFolder, settings: Sequence[Setting], rules: Rules, means: Means, called: Callable[[Setting], str]
 ) -> list[Trained]:
-    """Every training as it was made before, or made now; an interrupted one leaves nothing and is made again."""
-    result = []
+    """Every training as it was made before, or made now, in the order of the settings and their repeats.
+
+    An interrupted one leaves nothing and is made again; so is one whose setting was refused.
+    """
+    todo, result = means.order(points(settings, rules)), dict[Point, Trained]()
     for place, point in enumerate(todo):
         known = folder.cell(point.id)
-        if known is None:
-            means.tell(place, len(todo), f"{called(point.setting)}, repeat {point.repeat + 1}")
-            with means.around(point.setting):
-                known = folder.answered(point.id, lambda point=point: _made(folder, point, rules, means))  # type: ignore[misc]
-        result.append(_of(folder, point, known))
-    return result
+        try:
+            if known is None:
+                means.tell(place, len(todo), f"{called(point.setting)}, repeat {point.repeat + 1}")
+                with means.around(point.setting):
+                    known = folder.answered(point.id, lambda point=point: _made(folder, point, rules, means))  # type: ignore[misc]
+            result[point] = _of(folder, point, known)
+        except SettingRefused as error:
+            result[point] = Trained(point, "refused", str(error))
+    return [result[Point(setting, repeat)] for setting in settings for repeat in range(rules.repeats)]
 
 
 def _made(folder: StudyFolder, point: Point, rules: Rules, means: Means) -> dict[str, Any]:
@@ -92,5 +109,9 @@ def _of(folder: StudyFolder, point: Point, known: Mapping[str, Any]) -> Trained:
     names = ("numbers", "losses", "times_s", "state_bytes", "flags")
     run = folder.path / known["run"] if known.get("run") else None
     return Trained(
-        point, known["status"], known.get("reason"), **{name: known[name] for name in names if known.get(name)}, run=run
+        point,
+        known["status"],
+        known.get("reason"),
+        **{name: known[name] for name in names if known.get(name) is not None},
+        run=run,
     )

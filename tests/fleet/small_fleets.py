@@ -1,0 +1,93 @@
+"""Fleets for tests: real schedulers and workers on loopback, and sweeps whose runs are made by `fleet_child.py`."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from tests.suite.small_sweeps import entry
+
+from stepscope.studies.fleet.address import Reach, of_hosts
+from stepscope.studies.fleet.folder import FleetFolder
+from stepscope.studies.fleet.hosts import Hosts, read_hosts
+from stepscope.studies.fleet.sweep import FleetWatch, fleet_sweep
+from stepscope.studies.fleet.up import down, up
+from stepscope.studies.suite.grid import Grid
+from stepscope.studies.suite.rules import Rules
+
+CHILD = (str(Path(__file__).with_name("fleet_child.py")),)
+
+
+def written_hosts(path: Path, boards: dict[str, str], tls: bool = False, **more: object) -> Path:
+    """A hosts.toml of local hosts with these boards; runs say in started.txt beside it that they begin."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    lines = [
+        "[fleet]",
+        f"port = {port}",
+        f"tls = {str(tls).lower()}",
+        *(f"{key} = {value}" for key, value in more.items()),
+    ]
+    for name, board in boards.items():
+        environment = f'environment = {{ STARTED = "{path.parent / "started.txt"}" }}'
+        lines += ["[[host]]", f'name = "{name}"', f'board = "{board}"', "local = true", environment]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+@contextlib.contextmanager
+def fleet_of(path: Path) -> Iterator[Hosts]:
+    """The fleet of a hosts.toml, up; ended whatever happens."""
+    hosts = read_hosts(path)
+    try:
+        refused = [str(state.refused) for state in up(hosts) if state.refused]
+        assert not refused
+        yield hosts
+    finally:
+        down(hosts)
+
+
+def fleet_folder(path: Path, boards: list[str], *names: str, **axes: Any) -> FleetFolder:
+    """Sweeps that have not begun: these workloads on each board."""
+    entries = [entry(name) for name in names]
+    plan = {
+        "name": path.name, "created": "now", "tier": None, "argv": [], "limits": {"memory": None},
+        "rules": Rules(steps=6, time_limit_s=30.0).to_dict(),
+        "order": [point.to_dict() for point in Grid(**{"repeats": 1, **axes}).points(entries, seed=0)],
+    }  # fmt: skip
+    return FleetFolder.create(path, boards, plan, entries)
+
+
+def swept(
+    folder: FleetFolder, hosts: Hosts | Reach, wait_s: float = 20.0, watch: FleetWatch | None = None
+) -> list[str]:
+    """Make the runs; what was said meanwhile."""
+    lines: list[str] = []
+    given = watch or FleetWatch()
+    where = of_hosts(hosts) if isinstance(hosts, Hosts) else hosts
+    fleet_sweep(folder, where, CHILD, FleetWatch(given.begins, given.ends, lines.append), wait_s)
+    return lines
+
+
+def started(hosts: Hosts) -> list[str]:
+    """The runs that a child was started for, with repetitions."""
+    path = hosts.path.parent / "started.txt"
+    return path.read_text(encoding="utf-8").split() if path.exists() else []
+
+
+def statuses(folder: FleetFolder) -> dict[str, list[str]]:
+    """How the runs of each board ended, sorted."""
+    return {board: sorted(r["status"] for r in sweep.ended().values()) for board, sweep in folder.boards.items()}
+
+
+def until(true: Callable[[], object], within_s: float = 20.0) -> None:
+    """Wait for something to become true."""
+    end = time.monotonic() + within_s
+    while not true():
+        assert time.monotonic() < end, "it did not become true in time"
+        time.sleep(0.02)

@@ -1,0 +1,78 @@
+"""hosts.toml: what it may say, and what is refused with the place."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from stepscope.errors import RunNotFound, UsageError
+from stepscope.studies.fleet.address import of_hosts, reach
+from stepscope.studies.fleet.hosts import read_hosts
+
+LOCAL = '[[host]]\nname = "a"\nlocal = true\n'
+REMOTE = '[[host]]\nname = "pi-1"\naddress = "pi@192.168.0.7"\n'
+LAN = '[fleet]\nscheduler = "192.168.0.2"\n'
+
+
+def _written(path: Path, text: str) -> Path:
+    (path / "hosts.toml").write_text(text, encoding="utf-8")
+    return path / "hosts.toml"
+
+
+def test_a_host_is_its_own_board_unless_it_says_otherwise(tmp_path: Path) -> None:
+    hosts = read_hosts(_written(tmp_path, LOCAL + '[[host]]\nname = "b"\nboard = "pi"\nlocal = true\n'))
+    assert [(host.name, host.board, host.python) for host in hosts.hosts] == [
+        ("a", "a", sys.executable),
+        ("b", "pi", sys.executable),
+    ]
+    assert (hosts.boards, hosts.port, hosts.forget_after_s) == (["a", "pi"], 8786, 60)
+
+
+def test_tls_is_on_outside_loopback_unless_it_is_turned_off(tmp_path: Path) -> None:
+    assert of_hosts(read_hosts(_written(tmp_path, LOCAL))).url == "tcp://127.0.0.1:8786"
+    protected = of_hosts(read_hosts(_written(tmp_path, LAN + REMOTE)))
+    assert (protected.url, protected.unprotected) == ("tls://192.168.0.2:8786", False)
+    assert of_hosts(read_hosts(_written(tmp_path, LAN + "tls = false\n" + REMOTE))).unprotected
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "names no device"),
+        ("host = 3", "names no device"),
+        ("[[host", "cannot be read"),
+        (LOCAL + LOCAL, "two hosts have the name a"),
+        (LAN + REMOTE + REMOTE.replace("pi-1", "pi-2"), "two hosts have the address"),
+        ('[[host]]\nname = "../x"\nlocal = true', "is not a name"),
+        ('[[host]]\nname = "-x"\nlocal = true', "is not a name"),
+        ("[[host]]\nlocal = true", "is not a name"),
+        ('[[host]]\nname = "a"', "either an address or local"),
+        (LAN + '[[host]]\nname = "a"\naddress = "-oProxyCommand=x"', "either an address or local"),
+        (LOCAL + 'address = "x"', "either an address or local"),
+        (LOCAL + "cores = 3", "nothing is known of cores"),
+        (LOCAL + 'ssh_port = "22"', "ssh_port = '22' is of the wrong kind"),
+        (LOCAL + "environment = { A = 1 }", "environment holds more than text"),
+        (REMOTE, "pi-1 cannot reach a scheduler at 127.0.0.1"),
+        ("[fleet]\nport = 0\n" + LOCAL, "port 0"),
+        ("[fleet]\nport = true\n" + LOCAL, "wrong kind"),
+        ("[fleet]\nforget_after_s = 0\n" + LOCAL, "less than 1 s"),
+        ("[fleet]\nspeed = 1\n" + LOCAL, "nothing is known of speed"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_the_place(text: str, said: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=said) as refused:
+        read_hosts(_written(tmp_path, text))
+    assert refused.value.hint
+
+
+def test_a_file_that_is_not_there_is_said(tmp_path: Path) -> None:
+    with pytest.raises(RunNotFound, match="there is no"):
+        reach(str(tmp_path / "hosts.toml"))
+
+
+@pytest.mark.parametrize("text", ["tcp://", "tcp://h", "tcp://h:x", "http://h:1", "tcp://h:99999", "tls://h:1"])
+def test_an_address_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match=r"--fleet"):
+        reach(text)

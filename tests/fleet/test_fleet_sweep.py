@@ -1,0 +1,186 @@
+"""Runs on real workers: each is made once and comes home as it was, whoever is killed, stopped or restarted."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.fleet.fleet_child import BIG_BYTES
+from tests.fleet.small_fleets import fleet_folder, fleet_of, started, statuses, swept, until, written_hosts
+
+from stepscope.errors import FleetError, UsageError
+from stepscope.runfolder import RunReader
+from stepscope.studies.fleet import device as device_module
+from stepscope.studies.fleet.address import Reach, of_hosts, reach
+from stepscope.studies.fleet.certificates import make
+from stepscope.studies.fleet.folder import FleetFolder
+from stepscope.studies.fleet.hosts import Hosts, read_hosts
+from stepscope.studies.fleet.processes import running, stop
+from stepscope.studies.fleet.results import fleet_results
+from stepscope.studies.fleet.sweep import FleetIncomplete, FleetWatch
+from stepscope.studies.fleet.up import devices, up
+
+DEVICES = {"x": "pair", "y": "pair", "z": "solo"}
+
+
+@pytest.fixture(scope="module")
+def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
+    path = written_hosts(tmp_path_factory.mktemp("fleet") / "hosts.toml", DEVICES, tls=True, forget_after_s=1)
+    with fleet_of(path) as found:
+        yield found
+
+
+@pytest.fixture
+def fleet(hosts: Hosts) -> Hosts:
+    """All three there, and nothing started yet."""
+    (hosts.path.parent / "started.txt").unlink(missing_ok=True)
+    if not all(running(hosts.state / "devices" / name) for name in DEVICES):
+        assert not [state.refused for state in up(hosts) if state.refused]
+    return hosts
+
+
+def _worker(fleet: Hosts, name: str) -> int:
+    number = running(fleet.state / "devices" / name)
+    assert number is not None
+    return number
+
+
+def test_each_board_makes_each_run_once_and_one_table_shows_them(fleet: Hosts, tmp_path: Path) -> None:
+    folder = fleet_folder(tmp_path / "s", ["pair", "solo"], "ok", "run", batches=(1, 2))
+    assert swept(folder, fleet) == []
+    assert statuses(folder) == {"pair": ["ok"] * 4, "solo": ["ok"] * 4}
+    assert sorted(started(fleet)) == sorted(2 * ["ok-1-0", "ok-2-0", "run-1-0", "run-2-0"])
+    table = fleet_results(FleetFolder(folder.path))
+    assert set(table["board"]) == {"pair", "solo"}
+    sweep = folder.boards["solo"]
+    result = next(each for each in sweep.ended().values() if each["point"]["workload"] == "run")
+    assert RunReader(sweep.path / result["run"]).status == "ok"
+    assert (result["made_by"], abs(result["clock"]["offset_s"]) < 1) == ("z", True)
+    assert sweep.plan["device"]["machine"] == os.uname().machine
+    assert not list((fleet.state / "devices" / "z" / "runs").glob("*/*")), "what is home is not kept on the device"
+
+
+def test_a_large_folder_arrives_as_it_is_and_links_in_it_do_not(fleet: Hosts, tmp_path: Path) -> None:
+    folder = fleet_folder(tmp_path / "s", ["solo"], "big")
+    swept(folder, fleet)
+    where = folder.boards["solo"].run_folder(folder.boards["solo"].order[0])
+    assert (where / "parts" / "blob.bin").read_bytes() == bytes(range(250)) * (BIG_BYTES // 250)
+    assert (where / "parts" / "empty.bin").stat().st_size == 0
+    assert not (where / "leads-out").exists()
+    assert not list(where.parent.glob(".coming*"))
+
+
+def test_a_worker_killed_in_mid_run_costs_no_run(fleet: Hosts, tmp_path: Path) -> None:
+    folder = fleet_folder(tmp_path / "s", ["pair"], "wait-0.4", batches=(1, 2, 3))
+    killed: list[int] = []
+
+    def kill(device: object, point: object) -> None:
+        if not killed and getattr(device, "name", None) == "x":
+            killed.append(_worker(fleet, "x"))
+            threading.Timer(0.2, os.kill, (killed[0], signal.SIGKILL)).start()
+
+    swept(folder, fleet, watch=FleetWatch(begins=kill))
+    assert killed
+    assert statuses(folder) == {"pair": ["ok"] * 3}
+    assert {result["made_by"] for result in folder.boards["pair"].ended().values()} <= {"x", "y"}
+
+
+def test_a_scheduler_that_is_restarted_costs_no_second_run(fleet: Hosts, tmp_path: Path) -> None:
+    folder = fleet_folder(tmp_path / "s", ["solo"], "wait-0.5", batches=(1, 2))
+    begun = threading.Event()
+
+    def restart() -> None:
+        begun.wait(20)
+        until(lambda: started(fleet))
+        stop(fleet.state / "scheduler")
+        up(fleet)
+
+    thread = threading.Thread(target=restart)
+    thread.start()
+    said = swept(folder, fleet, watch=FleetWatch(begins=lambda device, point: begun.set()))
+    thread.join()
+    assert any("waiting for it" in line for line in said)
+    assert statuses(folder) == {"solo": ["ok"] * 2}
+    assert sorted(started(fleet)) == ["wait-0.5-1-0", "wait-0.5-2-0"]
+
+
+def test_a_device_that_sleeps_is_waited_for(fleet: Hosts, tmp_path: Path) -> None:
+    folder = fleet_folder(tmp_path / "s", ["solo"], "wait-0.2", "ok")
+    asleep: list[int] = []
+
+    def sleep(device: object, point: object) -> None:
+        if not asleep:
+            asleep.append(_worker(fleet, "z"))
+            os.kill(asleep[0], signal.SIGSTOP)
+            threading.Timer(2.5, os.kill, (asleep[0], signal.SIGCONT)).start()  # longer than forget_after_s
+
+    swept(folder, fleet, watch=FleetWatch(begins=sleep))
+    assert statuses(folder) == {"solo": ["ok", "ok"]}
+    assert len(started(fleet)) == 2
+
+
+def test_a_board_that_stays_away_is_said_and_its_runs_are_made_when_it_is_back(fleet: Hosts, tmp_path: Path) -> None:
+    folder = fleet_folder(tmp_path / "s", ["pair", "solo"], "ok")
+    stop(fleet.state / "devices" / "z")
+    with pytest.raises(FleetIncomplete, match=r"solo \(1 runs not made\)"):
+        swept(folder, fleet, wait_s=1.0)
+    assert statuses(folder) == {"pair": ["ok"], "solo": []}
+    up(fleet)
+    swept(FleetFolder(folder.path), fleet)
+    assert statuses(folder) == {"pair": ["ok"], "solo": ["ok"]}
+    assert len(started(fleet)) == 2
+
+
+def test_a_device_of_another_version_is_not_used_and_both_versions_are_said(
+    fleet: Hosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device_module, "__version__", "9.9.9")
+    folder = fleet_folder(tmp_path / "s", ["solo"], "ok")
+    with pytest.raises(FleetIncomplete):
+        swept(folder, fleet, wait_s=1.0)
+    states = {state.device.name: state.refused for state in devices(of_hosts(fleet))}
+    assert "has Stepscope 0.1.0, and this machine 9.9.9" in (states["z"] or "")
+    assert started(fleet) == []
+
+
+def test_wrong_tls_material_is_an_error_that_says_so(fleet: Hosts, tmp_path: Path) -> None:
+    make(tmp_path / "other", [])
+    good, url = of_hosts(fleet), of_hosts(fleet).url
+    with pytest.raises(FleetError, match="does not take this TLS material"):
+        devices(Reach(url, tmp_path / "other" / "gatherer"))
+    with pytest.raises(FleetError, match=r"no scheduler answers|does not take"):
+        devices(Reach(url.replace("tls://", "tcp://"), None))
+    assert good.tls is not None
+    shutil.copytree(good.tls, tmp_path / "broken")
+    (tmp_path / "broken" / "key.pem").write_text("no key", encoding="utf-8")
+    with pytest.raises(UsageError, match="cannot be used"):
+        devices(Reach(url, tmp_path / "broken"))
+    with pytest.raises(UsageError, match="no TLS material"):
+        devices(reach(url, tmp_path / "nowhere"))
+
+
+def test_keys_can_be_read_by_their_owner_alone(fleet: Hosts) -> None:
+    keys = list(fleet.state.rglob("*key.pem"))
+    assert len(keys) >= 5
+    assert {path.stat().st_mode & 0o077 for path in keys} == {0}
+
+
+def test_hosts_that_run_already_are_left_alone_and_no_second_fleet_takes_them(fleet: Hosts, tmp_path: Path) -> None:
+    before = _worker(fleet, "z")
+    assert [state.about["began"] for state in up(fleet) if state.about] == [False] * 3
+    assert _worker(fleet, "z") == before
+    other = written_hosts(tmp_path / "hosts.toml", {"w": "w"})
+    with other.open("a", encoding="utf-8") as file:
+        file.write(f'folder = "{fleet.state / "devices" / "z"}"\n')
+    try:
+        (state,) = up(read_hosts(other))
+    finally:
+        stop(other.with_suffix(".fleet") / "scheduler")
+    assert "a worker runs in" in str(state.refused)
+    assert "name z" in str(state.refused)
+    assert _worker(fleet, "z") == before

@@ -1,0 +1,59 @@
+"""`stepscope import`: options, what is said, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.importers.test_import_of_sensor_logs import profile, tegrastats_log
+from tests.store.command_line import exit_code
+
+from stepscope.analysis.run import Run
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def test_a_profile_and_a_log_become_one_run_that_says_what_it_lacks(capsys: pytest.CaptureFixture[str]) -> None:
+    profile(Path("p.json"))
+    tegrastats_log(Path("tegra.log"))
+    command = ["import", "p.json", "--with", "tegra.log", "--utc-offset", "+00:00", "--batch", "8", "--name", "net"]
+    assert exit_code(command) == 0
+    shown = capsys.readouterr()
+    run = Run(shown.out.strip())
+    assert (run.path / "summary.json").exists()
+    assert (run.meta["workload"], len(run.steps)) == ({"name": "net", "batch_size": 8}, 12)
+    assert "not in the file: layers" in shown.err
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--utc-offset", "Berlin"], "no offset"),
+        (["--interval", "soon"], "no interval"),
+        (["--interval", "0ms"], "no interval"),
+        (["--started", "noon"], "--started noon"),
+        (["--kind", "tegrastat"], "unknown kind"),
+        (["--with", "none.log"], "cannot read"),
+    ],
+)
+def test_what_cannot_be_understood_is_refused(
+    options: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    profile(Path("p.json"))
+    assert exit_code(["import", "p.json", *options]) == 2
+    shown = capsys.readouterr().err
+    assert said in shown
+    assert "hint: " in shown
+    assert not Path("runs").exists()
+
+
+def test_importing_needs_no_torch() -> None:
+    import subprocess
+    import sys
+
+    script = "import sys, stepscope.importers; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "False"

@@ -1,0 +1,208 @@
+"""Logs of sensor tools become channels named as the sensors name theirs, alone or beside a profiler file."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.importers.profiler_json import op, step, write
+
+from stepscope.analysis.run import Run
+from stepscope.errors import UsageError
+from stepscope.importers import Options, import_file
+from stepscope.importers.log_kinds import KINDS, within_their_second
+from stepscope.importers.sensor_log import Clock
+from stepscope.record.formats import jetson_stats, nvidia_smi
+
+UTC = Clock(zone=timezone.utc)
+BEGIN = datetime(2026, 11, 21, 11, 49, 45)
+TX2 = (
+    "RAM 3276/7859MB (lfb 5x4MB) CPU [44%@1421,off,67%@2034] EMC_FREQ 1%@1866 GR3D_FREQ 5%@114 GPU@39.5C Tdiode@-256C "
+    "VDD_SYS_GPU 182/182 VDD_SYS_SOC 730/730 VDD_4V0_WIFI 0/0 "
+    "VDD_IN 5297/5297 VDD_SYS_CPU 1917/1917 VDD_SYS_DDR 1241/1241"
+)
+NVIDIA = """timestamp, index, power.draw [W], utilization.gpu [%], memory.used [MiB], temperature.gpu
+2026/11/21 11:49:45.100, 0, 31.50 W, 97 %, 2048 MiB, 61
+2026/11/21 11:49:45.100, 1, [N/A], 3 %, 10 MiB, 40
+2026/11/21 11:49:46.100, 0, 32.50 W, [Not Supported], 2049 MiB, 62
+broken line
+2026/11/21 11:49:46.100, 1, [N/A], 4 %, 11 MiB, 41
+"""
+JTOP = """time,uptime,CPU1,CPU2,RAM,EMC,GPU,Temp CPU,Temp cv0,Power VDD_IN,Power TOT,jetson_clocks,nvp model
+2026-11-21 11:49:45.250000,1:02:03,12,OFF,0.41,3,55.5,44.5,-256,5299,5299,OFF,15W
+2026-11-21 11:49:45.750000,1:02:04,13,OFF,0.42,3,56.5,45.0,-256,5399,5399,OFF,15W
+"""
+POWERMETRICS = """Machine model: Mac14,2
+*** Sampled system activity (Sat Nov 21 12:49:45 2026 +0100) (1000.00ms elapsed) ***
+CPU Power: 1000 mW
+GPU Power: 200 mW
+ANE Power: 0 mW
+Combined Power (CPU + GPU + ANE): 1200 mW
+*** Sampled system activity (Sat Nov 21 12:49:46 2026 +0100) (1000.00ms elapsed) ***
+CPU Power: 3000 mW
+GPU Power: 200 mW
+ANE Power: 0 mW
+Combined Power (CPU + GPU + ANE): 3200 mW
+"""
+
+
+def tegrastats_log(path: Path, seconds: int = 4, a_second: int = 2, stamped: bool = True) -> Path:
+    """A TX2's log that begins with the second `BEGIN`."""
+    times = [BEGIN + timedelta(seconds=second) for second in range(seconds) for _ in range(a_second)]
+    path.write_text("".join(f"{t:%m-%d-%Y %H:%M:%S} {TX2}\n" if stamped else f"{TX2}\n" for t in times))
+    return path
+
+
+def run_of(path: Path, *beside: Path, clock: Clock = UTC, **options: Any) -> Run:
+    return Run(import_file(path, beside, out=path.parent / "runs", options=Options(clock=clock, **options)))
+
+
+def text_log(tmp_path: Path, text: str, name: str = "log.txt") -> Path:
+    path = tmp_path / name
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def profile(path: Path) -> Path:
+    """Steps over the first three seconds of the logs."""
+    events = [
+        each for i in range(12) for each in (step(i, i * 250_000, 240_000), op("aten::mm", i * 250_000 + 1000, 200_000))
+    ]
+    return write(path, events)
+
+
+def test_a_tegrastats_log_gives_rails_cores_gpu_memory_and_zones(tmp_path: Path) -> None:
+    run = run_of(tegrastats_log(tmp_path / "tegra.log"))
+    assert run.board.name == "jetson_tx2"
+    [power] = run.samples("power").filter(pl.col("scope") == "rail:VDD_IN")["value"].unique().to_list()
+    assert power == pytest.approx(5.297)
+    cores = run.samples("utilisation").filter(pl.col("scope").str.starts_with("core"))
+    assert dict(cores.select("scope", "value").unique().rows()) == {"core:0": 0.44, "core:2": 0.67}
+    assert "zone:Tdiode" not in run.samples("temperature")["scope"].to_list()  # powered down in every line
+
+
+def test_a_log_beside_a_profiler_file_gives_the_joined_table(tmp_path: Path) -> None:
+    run = run_of(profile(tmp_path / "p.json"), tegrastats_log(tmp_path / "tegra.log"))
+    energy = dict(run.energy_totals().select("component", "joules").rows())
+    steady_s = (run.steps["t1_ns"][-1] - run.steps["t0_ns"][run.warmup_steps]) / 1e9
+    assert energy["total"] == pytest.approx(5.297 * steady_s, rel=0.02)
+    assert run.meta["imported"]["sensors"] == ["tegrastats"]
+    assert any("whole seconds" in event["message"] for event in run.events)
+
+
+def test_a_log_of_another_time_is_refused_and_a_shift_mends_it(tmp_path: Path) -> None:
+    file, log = profile(tmp_path / "p.json"), tegrastats_log(tmp_path / "tegra.log")
+    elsewhere = timezone(timedelta(hours=5))
+    with pytest.raises(UsageError, match="another time") as refused:
+        run_of(file, log, clock=Clock(zone=elsewhere))
+    assert "--utc-offset" in str(refused.value.hint)
+    assert not (tmp_path / "runs").exists()
+    shifted = run_of(file, log, clock=Clock(zone=elsewhere, shift_ns=5 * 3600 * 10**9))
+    assert len(shifted.energy_totals()) > 0
+
+
+def test_a_file_whose_times_have_no_date_takes_no_log(tmp_path: Path) -> None:
+    import json
+
+    path = text_log(tmp_path, json.dumps([{"ph": "X", "name": "aten::mm", "ts": 5, "dur": 1}]), "p.json")
+    with pytest.raises(UsageError, match="do not count from 1970"):
+        run_of(path, tegrastats_log(tmp_path / "tegra.log"))
+
+
+def test_a_log_without_stamps_needs_its_start_and_interval(tmp_path: Path) -> None:
+    log = tegrastats_log(tmp_path / "tegra.log", stamped=False)
+    with pytest.raises(UsageError, match="no time stamps") as refused:
+        run_of(log)
+    assert "--started" in str(refused.value.hint)
+    run = run_of(log, clock=Clock(timezone.utc, interval_ns=500_000_000, started=BEGIN))
+    times = run.sensor("tegrastats").select("t0_ns", "t1_ns")
+    assert times.row(1) == (500_000_000, 1_000_000_000)
+
+
+@given(counts=st.lists(st.integers(1, 30), min_size=1, max_size=8))
+@settings(deadline=None)
+def test_readings_of_a_second_share_it_in_order(counts: list[int]) -> None:
+    stamps = [second * 10**9 for second, count in enumerate(counts) for _ in range(count)]
+    t0, t1 = within_their_second(stamps)
+    assert (t0[1:] >= t1[:-1]).all()
+    assert [t // 10**9 for t in t0.tolist()] == [stamp // 10**9 for stamp in stamps]
+
+
+def test_an_nvidia_smi_log_gives_a_sensor_a_gpu_and_null_where_nothing_was_read(tmp_path: Path) -> None:
+    run = run_of(text_log(tmp_path, NVIDIA))
+    power = run.samples("power")
+    assert power.select("scope", "value").rows() == [("gpu:0", 31.5), ("gpu:0", 32.5)]
+    use = run.samples("utilisation").sort("scope", "t0_ns").select("scope", "value").rows()
+    assert use == [("gpu:0", 0.97), ("gpu:0", None), ("gpu:1", 0.03), ("gpu:1", 0.04)]
+    assert run.samples("memory_used")["value"].max() == 2049 * 1024**2
+    assert any("1 lines could not be read" in event["message"] for event in run.events)
+
+
+def test_units_of_nvidia_smi_come_from_the_header_where_values_have_none() -> None:
+    log = nvidia_smi.parse(["timestamp, power.draw [W], clocks.sm [MHz]", "2026/11/21 11:49:45.100, 31.5, 1200"])
+    assert log.readings[0].values == {"power": 31.5, "frequency": 1.2e9}
+
+
+def test_a_jetson_stats_csv_is_read_and_what_is_off_is_absent(tmp_path: Path) -> None:
+    run = run_of(text_log(tmp_path, JTOP))
+    assert run.samples("power").filter(pl.col("scope") == "rail:VDD_IN")["value"].to_list() == [5.299, 5.399]
+    assert {c["scope"] for c in run.channels if c["quantity"] == "utilisation"} == {"core:0", "emc", "gpu:0"}
+    assert {c["scope"] for c in run.channels if c["quantity"] == "temperature"} == {"zone:CPU"}
+    assert run.sensor("jetson_stats")["t0_ns"].to_list() == [250_000_000, 750_000_000]
+
+
+def test_memory_of_old_jetson_stats_is_kilobytes() -> None:
+    log = jetson_stats.parse(["time,RAM,power cur", "2026-11-21 11:49:45,2000,4500"])
+    assert [(c.scope, c.unit) for c in log.columns] == [("system", "B"), ("rail:TOT", "W")]
+    assert log.rows == ((2000 * 1024, 4.5),)
+
+
+def test_a_powermetrics_log_gives_means_and_their_energy(tmp_path: Path) -> None:
+    run = run_of(text_log(tmp_path, POWERMETRICS))
+    cpu = run.samples("power").filter(pl.col("scope") == "apple:cpu")["value"].to_list()
+    energy = run.samples("energy").filter(pl.col("scope") == "apple:cpu")["value"].to_list()
+    assert (cpu, energy) == ([1.0, 3.0], [1.0, 4.0])
+    times = run.sensor("powermetrics")["t1_ns"].to_list()
+    assert times[1] - times[0] == 1_000_000_000
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["timestamp, power.draw [W]\n", "time,uptime,CPU1\n", "*** Sampled system activity (x) (1.0ms elapsed) ***\n"],
+)
+def test_a_log_without_a_reading_is_refused(tmp_path: Path, text: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        run_of(text_log(tmp_path, text))
+    assert refused.value.hint
+    assert not (tmp_path / "runs").exists()
+
+
+def test_two_logs_of_the_same_tool_are_refused(tmp_path: Path) -> None:
+    log = tegrastats_log(tmp_path / "tegra.log")
+    with pytest.raises(UsageError, match="two logs of tegrastats"):
+        run_of(profile(tmp_path / "p.json"), log, log)
+
+
+def test_a_missing_log_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="cannot read"):
+        run_of(profile(tmp_path / "p.json"), tmp_path / "none.log")
+
+
+cells = st.text(alphabet="0123456789.,-/: \nWMiB%[N]AOFabctimestamppower.draw", max_size=200)
+
+
+@given(text=cells)
+@settings(max_examples=80, deadline=None)
+def test_whatever_follows_a_header_a_log_is_read_or_refused(text: str) -> None:
+    heads = {"nvidia-smi": "timestamp, power.draw [W]\n", "jetson-stats": "time,CPU1,Power TOT\n", "powermetrics": ""}
+    for kind in KINDS:
+        try:
+            logs = kind.read(heads.get(kind.name, "") + text, "log", UTC)
+        except (UsageError, ValueError):
+            continue
+        assert all(len(column) == len(log.t0_ns) for log in logs for column in log.columns)

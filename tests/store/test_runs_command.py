@@ -1,0 +1,74 @@
+"""`stepscope runs` on a folder: what the user sees, and what is refused with a next step."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tests.store.command_line import exit_code
+from tests.store.test_store_of_runs import make_run
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("STEPSCOPE_STORE", str(tmp_path / "store"))
+
+
+def test_push_list_show_tag_pull_rm_and_gc_work_one_after_the_other(capsys: pytest.CaptureFixture[str]) -> None:
+    names = [make_run(Path("runs"), f"net{number}", 1.7e9 + number).name for number in range(3)]
+    assert exit_code(["runs", "push", "runs", "--tag", "sweep"]) == 0
+    assert capsys.readouterr().out.count(": pushed (") == 3
+    assert exit_code(["runs", "push", "last"]) == 0
+    assert "already there" in capsys.readouterr().out
+    assert exit_code(["runs", "list", "--workload", "net*", "--most", "2", "--where", "batch_size = 32"]) == 0
+    assert "3 runs, 1 of them not shown" in capsys.readouterr().out
+    assert exit_code(["runs", "tag", names[0], "--add", "baseline", "--drop", "sweep"]) == 0
+    capsys.readouterr()
+    assert exit_code(["runs", "list", "--tag", "baseline", "--json"]) == 0
+    assert [row["id"] for row in json.loads(capsys.readouterr().out)] == [names[0]]
+    assert exit_code(["runs", "show", names[0]]) == 0
+    assert json.loads(capsys.readouterr().out)["tags"] == ["baseline"]
+    assert exit_code(["runs", "pull", names[0], "--out", "pulled"]) == 0
+    assert (Path("pulled") / names[0] / "run.json").exists()
+    assert exit_code(["runs", "rm", names[1], "--yes"]) == 0
+    capsys.readouterr()
+    assert exit_code(["runs", "gc"]) == 0
+    assert "2 runs" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["push", "nowhere"], 4, "no run folder"),
+        (["pull", "no-such-run"], 4, "holds no run"),
+        (["pull", "../x"], 8, "no name of a run"),
+        (["tag", "x"], 2, "no tag was given"),
+        (["list", "--since", "yesterday"], 2, "no date"),
+        (["list", "--where", "nonsense("], 2, "--where"),
+        (["list", "--timeout", "0"], 2, "above 0 s"),
+        (["pull", "x", "--max-size", "much"], 2, "no size"),
+        (["list", "--store", "nosuchthing://x"], 2, "no address"),
+    ],
+)
+def test_what_cannot_be_done_is_refused(
+    arguments: list[str], code: int, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert exit_code(["runs", *arguments]) == code
+    shown = capsys.readouterr().err
+    assert said in shown
+    assert "hint: " in shown
+
+
+def test_without_a_store_the_way_to_name_one_is_said(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("STEPSCOPE_STORE")
+    assert exit_code(["runs", "list"]) == 2
+    assert "--store" in capsys.readouterr().err
+
+
+def test_an_empty_store_lists_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code(["runs", "list"]) == 0
+    assert "0 runs" in capsys.readouterr().out

@@ -1,0 +1,124 @@
+"""The study of daily training: what is trained on which day, what is judged, what is refused."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import fields, replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from stepscope import workloads
+from stepscope.commands._study_daily import _charging
+from stepscope.commands._study_daily import daily as command
+from stepscope.errors import UnknownName, UsageError
+from stepscope.report.charts.study_daily import charts
+from stepscope.report.findings import render, save_figures
+from stepscope.studies.daily.routine import Asked, Routine
+from stepscope.studies.daily.study import daily
+from stepscope.studies.daily.train_days import _chunks, _lessons, live
+from stepscope.studies.measured_training import Place
+from stepscope.studies.watch import Watch
+
+CHILD = (sys.executable, str(Path(__file__).parent / "training_child.py"))
+SMALL = Asked(days=3, seeds=3, batches=(16,))
+ROUTINE = Routine(2, 20, 0.15, 8, "none", 10, 1, "shuffled", None, None, "mnist-5k", "cpu")
+
+
+def test_replay_brings_back_older_images_and_a_reservoir_keeps_its_size() -> None:
+    days = [list(range(day * 20, day * 20 + 20)) for day in range(5)]
+    none, every = (_lessons(days, replace(ROUTINE, replay=name), 0) for name in ("none", "all"))
+    assert none == days
+    assert [len(lesson) for lesson in every] == [20, 40, 60, 80, 100]
+    kept = _lessons(days, replace(ROUTINE, replay="reservoir"), 0)
+    assert [len(lesson) for lesson in kept] == [20, 30, 30, 30, 30]
+    assert all(number < 20 * day for day, lesson in enumerate(kept) for number in lesson[20:])
+    assert all(len(set(lesson)) == len(lesson) for lesson in kept)
+    assert any(number >= 20 for number in kept[4][20:])  # it is not the first day's for ever
+
+
+def test_a_rest_of_one_image_joins_the_batch_before() -> None:
+    assert [len(chunk) for chunk in _chunks(range(17), 8)] == [8, 9]
+    assert [len(chunk) for chunk in _chunks(range(18), 8)] == [8, 8, 2]
+    assert [len(chunk) for chunk in _chunks(range(1), 8)] == [1]
+    assert len(_chunks(range(5), 1)) == 5
+
+
+def test_a_life_has_its_evenings_and_the_next_setting_begins_with_the_same_model(tmp_path: Path) -> None:
+    torch.set_num_threads(1)
+    place = Place(tmp_path / "runs", tmp_path / "pretrained")
+    lenet = workloads.find("lenet")
+    one = live(lenet, ROUTINE, 0, place)
+    other = live(lenet, replace(ROUTINE, batch=16, replay="all"), 0, place)
+    assert [day["day"] for day in one["days"]] == [0, 1, 2]
+    assert one["days"][0]["accuracy"] == other["days"][0]["accuracy"]
+    assert all(day["time_s"] > 0 for day in one["days"][1:])
+    assert [day["trained_on"] for day in other["days"]] == [0, 20, 40]
+    with pytest.raises(UsageError, match="too few for 200 days"):
+        live(lenet, replace(ROUTINE, days=200), 0, place)
+
+
+def test_the_findings_say_how_accuracy_moves_and_whether_a_day_fits(tmp_path: Path) -> None:
+    asked = replace(SMALL, charging_s=60.0)
+    findings = daily(tmp_path / "s", asked, child=CHILD)
+    accuracy, cost = findings.tables
+    slopes = {row[1]: row[10:13] for row in accuracy.rows}
+    assert slopes["none"][0] == pytest.approx(-0.9)
+    assert slopes["all"][1] > 0
+    assert {row[-1] for row in cost.rows} == {"yes"}
+    assert cost.rows[0][3] == pytest.approx(31)
+    assert "3 of 3 settings fit" in findings.answer
+    assert any(note.startswith("energy was not measured") for note in findings.notes)
+    drawn = charts(findings.frames)
+    assert set(drawn) == {"accuracy-by-day", "time-by-day"}
+    assert all(path.stat().st_size > 1000 for path in save_figures(drawn, tmp_path, findings.title, ("svg",)))
+    assert "What a day takes" in render(findings, drawn)
+
+
+def test_a_charging_time_that_the_interval_spans_is_not_judged(tmp_path: Path) -> None:
+    findings = daily(tmp_path / "s", replace(SMALL, charging_s=31.5), child=CHILD)
+    assert str(findings.tables[1].rows[0][-1]).startswith("cannot be judged")
+    short = daily(tmp_path / "t", replace(SMALL, charging_s=5.0), child=CHILD)
+    assert short.tables[1].rows[0][-1] == "no"
+
+
+def test_energy_is_a_share_of_the_battery_and_simulated_energy_says_so(tmp_path: Path) -> None:
+    findings = daily(tmp_path / "s", replace(SMALL, simulate="jetson-tx2", battery_j=36_000.0), child=CHILD)
+    assert "simulated J a day" in findings.tables[1].columns
+    assert findings.tables[1].rows[0][-1] == pytest.approx(100 * 300 / 36_000)
+    assert "energy-by-day" in charts(findings.frames)
+
+
+def test_an_interrupted_study_of_days_goes_on(tmp_path: Path) -> None:
+    def stop(called: str, place: int, count: int) -> None:
+        if place == 1:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        daily(tmp_path / "s", SMALL, child=CHILD, watch=Watch(begins=stop))
+    begun: list[str] = []
+    daily(tmp_path / "s", SMALL, child=CHILD, watch=Watch(begins=lambda called, place, count: begun.append(called)))
+    assert len(begun) == 2
+
+
+def test_everything_that_a_day_depends_on_is_told_to_the_process() -> None:
+    assert {each.name for each in fields(Routine)} - {"batch", "replay"} <= {each.name for each in fields(Asked)}
+
+
+def test_bad_scenarios_are_refused_before_anything_runs() -> None:
+    for bad in ({"days": 0}, {"images": 0}, {"start": 100.0}, {"keep": 0}, {"passes": 0}, {"charging": "0h"}):
+        with pytest.raises(UsageError):
+            command(**bad)  # type: ignore[arg-type]
+    with pytest.raises(UnknownName, match="replay 'some'"):
+        command(replay="some")
+    with pytest.raises(UnknownName, match="order"):
+        command(order="random")
+    with pytest.raises(UsageError, match="not a length of time"):
+        command(charging="soon")
+    with pytest.raises(UsageError, match="--battery"):
+        command(battery="0")
+    with pytest.raises(UsageError, match="no accuracy"):
+        command("dcgan-32")
+    assert _charging("1h") == 3600
+    assert _charging("1.5 min") == 90

@@ -1,0 +1,166 @@
+"""The study of partial training as a whole: made, gone on with, judged, drawn, refused."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from tests.conftest import CommandLine
+
+from stepscope.commands._study_partial import partial as command
+from stepscope.errors import UnknownName, UsageError
+from stepscope.report.charts.study_partial import charts
+from stepscope.report.findings import render, save_figures
+from stepscope.studies.partial.outcome import unbeaten
+from stepscope.studies.partial.plan import Asked, jobs, settings
+from stepscope.studies.partial.study import partial
+from stepscope.studies.seed_means import SHARE, mean_of
+from stepscope.studies.suite.run_one import Outcome
+from stepscope.studies.watch import Watch
+
+CHILD = (sys.executable, str(Path(__file__).parent / "training_child.py"))
+SMALL = Asked(ways=("all", "filters", "last"), fractions=(0.6, 1.0), seeds=2, steps=2)
+
+
+def _counting(begun: list[str]) -> Watch:
+    return Watch(begins=lambda called, place, count: begun.append(called))
+
+
+def _column(rows: tuple[tuple[object, ...], ...], place: int) -> dict[object, object]:
+    return {row[0]: row[place] for row in rows}
+
+
+def test_an_interrupted_study_goes_on_with_the_seeds_that_are_left(tmp_path: Path) -> None:
+    def stop(called: str, place: int, count: int, outcome: Outcome) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        partial(tmp_path / "s", SMALL, child=CHILD, watch=Watch(ends=stop))
+    assert {path.stem for path in (tmp_path / "s/cells").glob("*.json")} == {"all-s0", "all-s1"}
+    (tmp_path / "s/cells/all-s1.json").write_text("{ broken", encoding="utf-8")
+    begun: list[str] = []
+    partial(tmp_path / "s", SMALL, child=CHILD, watch=_counting(begun))
+    assert begun == ["lenet: all", "lenet: filters 60 %", "lenet: last"]
+    begun.clear()
+    findings = partial(tmp_path / "s", SMALL, child=CHILD, watch=_counting(begun))
+    assert begun == []
+    assert [row[0] for row in findings.tables[0].rows] == ["all", "filters 60 %", "last"]
+    with pytest.raises(UsageError, match="seeds: 2 -> 3"):
+        partial(tmp_path / "s", replace(SMALL, seeds=3), child=CHILD)
+
+
+def test_the_findings_say_what_each_way_gives_costs_and_saves(tmp_path: Path) -> None:
+    findings = partial(tmp_path / "s", SMALL, child=CHILD)
+    ways, savings = findings.tables[0], findings.tables[1]
+    assert _column(ways.rows, 3)["all"] == pytest.approx(90.5)
+    assert _column(ways.rows, -1) == {"all": "time, peak", "filters 60 %": "time, peak", "last": "time, peak"}
+    assert _column(savings.rows, 3)["last"] == pytest.approx(100 / 3)
+    assert "energy J" not in ways.columns
+    assert any(note.startswith("energy was not measured") for note in findings.notes)
+    assert "Training all gives 90.5 %" in findings.answer
+    drawn = charts(findings.frames)
+    assert set(drawn) == {"accuracy-and-cost", "accuracy-over-time", "savings"}
+    assert all(path.stat().st_size > 1000 for path in save_figures(drawn, tmp_path, findings.title, ("svg",)))
+    assert "What freezing saves" in render(findings, drawn)
+
+
+def test_energy_of_a_simulated_board_has_a_column_of_its_own_and_a_figure(tmp_path: Path) -> None:
+    findings = partial(tmp_path / "s", replace(SMALL, simulate="jetson-tx2"), child=CHILD)
+    assert "simulated energy J" in findings.tables[0].columns
+    assert "energy J" not in findings.tables[0].columns
+    assert findings.simulated == "jetson-tx2"
+    assert "accuracy-over-energy" in charts(findings.frames)
+
+
+def test_a_way_that_the_model_has_no_layers_for_is_said_and_a_failed_one_is_tried_again(tmp_path: Path) -> None:
+    asked = replace(SMALL, ways=("all", "batch-norm", "layers"), fractions=(0.2,))
+    findings = partial(tmp_path / "s", asked, child=CHILD)
+    unmade = next(table for table in findings.tables if table.name == "unmade")
+    assert unmade.rows[0] == ("batch-norm", "refused", "it has no batch normalisation")
+    assert unmade.rows[1][:2] == ("layers 20 %", "oom")
+    assert _column(findings.tables[0].rows, 1) == {"all": 2, "layers 20 %": 1}
+    begun: list[str] = []
+    partial(tmp_path / "s", asked, child=CHILD, watch=_counting(begun))
+    assert begun == ["lenet: layers 20 %"]
+
+
+def test_where_nothing_could_be_trained_the_reason_is_the_error(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no batch normalisation"):
+        partial(tmp_path / "s", replace(SMALL, ways=("batch-norm",)), child=CHILD)
+
+
+def test_a_transfer_shows_what_is_forgotten(tmp_path: Path) -> None:
+    findings = partial(tmp_path / "s", replace(SMALL, transfer=True), child=CHILD)
+    before = next(table for table in findings.tables if table.name == "before")
+    assert before.rows[0][4] == pytest.approx(90)
+    assert before.rows[0][7] == pytest.approx(70)
+
+
+def test_the_preset_is_compared_with_the_known_points(tmp_path: Path) -> None:
+    asked = replace(SMALL, ways=("all", "cumulative"), fractions=(0.6,), preset="second-paper")
+    findings = partial(tmp_path / "s", asked, child=CHILD)
+    known = next(table for table in findings.tables if table.name == "reference")
+    assert _column(known.rows, -1) == {"all": "differ", "cumulative 60 %": "differ"}
+    assert known.rows[0][4:6] == (86.1, 87.5)
+
+
+def test_all_of_the_filters_is_the_same_training_as_all() -> None:
+    asked = Asked(ways=("all", "filters", "bias"), fractions=(0.2, 1.0))
+    assert [setting.id for setting in settings(asked)] == ["all", "filters-20", "bias"]
+    assert jobs(asked)[1].cells[4] == "filters-20-s4"
+
+
+def test_a_point_is_unbeaten_where_nothing_is_better_at_both() -> None:
+    assert unbeaten({"a": (1, 50), "b": (2, 60), "c": (2, 55), "d": (3, 60)}) == {"a", "b"}
+    assert unbeaten({"a": (1, 50), "b": (1, 50)}) == {"a", "b"}
+
+
+def test_an_interval_stays_within_what_is_possible_and_needs_every_seed() -> None:
+    found = mean_of([0.99, 0.80], 100, SHARE)
+    assert found is not None
+    assert found.high == 100
+    assert found.low == 0
+    assert mean_of([1.0, None]) is None
+    alone = mean_of([1.0])
+    assert alone is not None
+    assert alone.low is None
+
+
+def test_bad_settings_are_refused_before_anything_runs(tmp_path: Path) -> None:
+    with pytest.raises(UnknownName, match="way 'lats'"):
+        command(ways="lats")
+    with pytest.raises(UsageError, match="--fractions"):
+        command(fractions="120")
+    with pytest.raises(UnknownName, match="preset"):
+        command(preset="first-paper")
+    with pytest.raises(UsageError, match="fixes --lr"):
+        command(preset="second-paper", lr=0.1)
+    with pytest.raises(UsageError, match="no accuracy"):
+        command("dcgan-32")
+    with pytest.raises(UsageError, match="--steps 0"):
+        command(steps=0)
+    with pytest.raises(UsageError, match="--seeds"):
+        command(seeds=0)
+    with pytest.raises(UnknownName, match="each"):
+        command(each="hour")
+    with pytest.raises(UsageError, match="not whole numbers"):
+        command(classes="a")
+    torch.save([1], tmp_path / "list.pt")
+    with pytest.raises(UsageError, match="something else than tensors"):
+        command(checkpoint=tmp_path / "list.pt")
+    with pytest.raises(UsageError, match="brings weights"):
+        command(checkpoint=tmp_path / "list.pt", transfer=True)
+
+
+def test_the_command_trains_and_writes_page_and_figures(stepscope_cli: CommandLine, tmp_path: Path) -> None:
+    options = ("--ways", "all", "--steps", "2", "--seeds", "2", "--threads", "1", "--out", "s", "--json")
+    ended = stepscope_cli("study", "partial", "lenet", *options)
+    assert ended.returncode == 0, ended.stderr
+    findings = json.loads(ended.stdout)
+    assert findings["tables"][0]["rows"][0][:2] == ["all", 2]
+    for name in ("page.html", "findings.json", "figures/accuracy-and-cost.pdf", "data/savings.parquet"):
+        assert (tmp_path / "s" / name).stat().st_size > 500

@@ -1,0 +1,80 @@
+"""Breaking a training down: parts add up to the step, families are those of the words, memory is explained."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from tests.fabricate import STEP, fabricate_run
+
+from stepscope import workloads
+from stepscope.analysis.run import Run
+from stepscope.commands._jobs import workload_job
+from stepscope.record.job import Job
+from stepscope.report.charts.study_breakdown import charts
+from stepscope.report.findings import render
+from stepscope.studies.breakdown.families import NAMES, family
+from stepscope.studies.breakdown.parts import milliseconds
+from stepscope.studies.breakdown.study import Asked, breakdown
+from stepscope.studies.trainings.measuring import Means
+from stepscope.studies.trainings.setting import Rules
+
+CHILD = (sys.executable, str(Path(__file__).parent / "setting_child.py"))
+
+
+@pytest.mark.parametrize(
+    ("op", "name"),
+    [
+        ("aten::mkldnn_convolution", "convolution"), ("aten.convolution_backward.default", "convolution"),
+        ("aten::native_batch_norm_backward", "batch norm"), ("aten::native_layer_norm", "other norms"),
+        ("aten::addmm", "matrix product"), ("aten::mm", "matrix product"), ("aten::threshold_backward", "activation"),
+        ("aten::max_pool2d_with_indices", "pooling"), ("aten::_log_softmax", "loss"),
+        ("aten::add_", "sums and products"),
+        ("aten::mkldnn_rnn_layer", "recurrent"), ("aten::_scaled_dot_product_flash_attention_for_cpu", "attention"),
+        ("aten::copy_", "moving and filling"), ("(residual)", "between operations"), ("aten::sort", "other"),
+        (None, "other"), ("aten::hardtanh_", "activation"), ("aten::linear", "matrix product"),
+    ],
+)  # fmt: skip
+def test_an_op_belongs_to_the_family_that_people_name(op: str | None, name: str) -> None:
+    assert family(op) == name
+    assert name in NAMES
+
+
+def test_the_parts_of_a_step_add_up_to_the_step(tmp_path: Path) -> None:
+    run = Run(fabricate_run(tmp_path, steps=20, ops=STEP, residual_us=2000))
+    found = milliseconds(run)
+    assert sum(found.values()) == pytest.approx(17.0)
+    assert found["optimizer"] == pytest.approx(0.8)
+    assert found["between operations"] == pytest.approx(2.0)
+    assert found["convolution"] > 8.9
+
+
+def _job(name: str) -> Job:
+    return workload_job(workloads.find(name))
+
+
+def test_two_models_are_broken_down_side_by_side(tmp_path: Path) -> None:
+    asked = Asked(("lenet", "resnet8-c32"), batch=4, rules=Rules(repeats=1, steps=20, seconds=None))
+    findings = breakdown(tmp_path / "study", asked, _job, means=Means(CHILD))
+    names = {table.name: table for table in findings.tables}
+    assert set(names) == {"memory", "time"}
+    for model in asked.models:
+        for kind in ("training", "inference"):
+            parts = [row for row in names["memory"].rows if row[:2] == (model, kind)]
+            assert sum(float(row[4] or 0) for row in parts[:-1]) == pytest.approx(float(parts[-1][4] or 0))
+    assert "resnet8-c32 holds" in findings.answer
+    assert "most of the difference was made by" in findings.answer
+    assert sum("cannot be judged" in note for note in findings.notes) == 4
+    drawn = charts(findings.frames)
+    assert set(drawn) == {"memory-over-step", "time-by-family", "saved-by-family"}
+    assert "Memory at the peak" in render(findings, drawn)
+
+
+def test_inference_holds_less_than_training_and_saves_nothing(tmp_path: Path) -> None:
+    asked = Asked(("lenet",), batch=8, rules=Rules(repeats=1, steps=20, seconds=None))
+    findings = breakdown(tmp_path, asked, _job, means=Means(CHILD))
+    rows = findings.tables[0].rows
+    whole = {str(row[1]): float(row[4] or 0) for row in rows if row[2] == "whole peak"}
+    assert whole["inference"] < whole["training"]
+    assert {row[1] for row in rows if row[2] == "saved"} == {"training"}

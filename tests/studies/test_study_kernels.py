@@ -1,0 +1,242 @@
+"""The kernel study: its parts compute what they say, its times are a bare loop's, its judgements are known."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.conftest import CommandLine
+from torch.nn import functional
+
+from stepscope import workloads
+from stepscope.commands._study_kernels import _asked
+from stepscope.errors import UsageError
+from stepscope.report.charts.study_kernels import charts
+from stepscope.report.findings import render
+from stepscope.studies.kernels import imported
+from stepscope.studies.kernels.judged import cliffs, imported_five_three, sweet_spots, verdict
+from stepscope.studies.kernels.of_model import kernels_of
+from stepscope.studies.kernels.parts import BOTH, FORWARD, INPUT, WEIGHT, WHOLE, parts_of
+from stepscope.studies.kernels.rows import HERE, Row
+from stepscope.studies.kernels.shapes import AXES, OPS, QUICK, Kernel, Sweep, square
+from stepscope.studies.kernels.study import Asked, kernels
+from stepscope.studies.kernels.timing import FEWEST, against_bare_loop, in_turn, timed
+
+TINY = Sweep((3, 5, 7), (2,), (4,), (8,), (100,))
+SMALL = Asked(ops=("conv", "batch_norm", "optimizer"), sweep=TINY, seconds=0.001, quick=True)
+TABLE = """('output_channels', 32)
+('kernel_size', {kernel})
+('input_channels', 32)
+('batch_size', 32)
+('image_size', 256)
+-----------  ---------------  ---------------  ---------------  ---------------  ---------------
+Name                CPU time        CUDA time            Calls        CPU total       CUDA total
+-----------  ---------------  ---------------  ---------------  ---------------  ---------------
+torch::autograd::GraphRoot  44.864us   15.840us                1         44.864us         15.840us
+{name}            510.882us     {us:.3f}us                1        510.882us     {us:.3f}us
+sum               208.545us      985.046us                1        208.545us        985.046us
+"""
+TX2_MS = {1: (39.0, 74.4), 3: (115.0, 178.7), 5: (131.7, 350.8), 7: (464.7, 581.1)}  # forward, weight gradient
+
+
+@pytest.fixture
+def tables(tmp_path: Path) -> Path:
+    """Profiler tables with the published times of a TX2, their first repeat dearer, five repeats each."""
+    folder = tmp_path / "tables"
+    folder.mkdir()
+    for kernel, both in TX2_MS.items():
+        for part, name, ms in zip(("forward", "backward"), ("conv2d", "CudnnConvolutionBackward"), both, strict=True):
+            for repeat in range(5):
+                us = 1e3 * (ms + (100 if repeat == 0 else 0.01 * repeat))
+                text = TABLE.format(kernel=kernel, name=name, us=us)
+                path = folder / f"32_32_256_32_{kernel}_jetson_{part}_{repeat}.txt"
+                path.write_text(text, encoding="utf-8")
+    return folder
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_every_op_has_parts_that_run_and_a_sweep_over_each_of_its_axes(op: str) -> None:
+    found = QUICK.of(op)
+    assert {axis for axis in AXES[op] if len({kernel.place[axis] for kernel in found}) > 1} == set(AXES[op])
+    kernel = found[0]
+    real, unreal = parts_of(kernel), parts_of(kernel, "meta")
+    for name, part in real.items():
+        part.call()
+        assert part.flops > 0
+        assert (part.flops, part.bytes) == (unreal[name].flops, unreal[name].bytes)
+    if WHOLE in real:
+        rest = BOTH if BOTH in real else INPUT
+        assert real[WHOLE].flops == real[FORWARD].flops + real[rest].flops
+
+
+def test_the_gradients_of_a_convolution_are_those_of_autograd() -> None:
+    kernel = Kernel("conv", square({"kernel": 3, "batch": 2, "channels": 4, "size": 6}))
+    torch.manual_seed(0)
+    parts = parts_of(kernel)
+    torch.manual_seed(0)
+    x, w = torch.randn(2, 4, 6, 6, requires_grad=True), torch.randn(4, 4, 3, 3, requires_grad=True)
+    y = functional.conv2d(x, w, padding=1)
+    known_dx, known_dw = torch.autograd.grad(y, (x, w), torch.randn_like(y))
+    assert torch.allclose(parts[FORWARD].call(), y, atol=1e-5)
+    dx, dw, _ = parts[BOTH].call()
+    assert torch.allclose(dx, known_dx, atol=1e-4)
+    assert torch.allclose(dw, known_dw, atol=1e-4)
+    assert parts[WEIGHT].call()[0] is None
+    assert parts[INPUT].call()[1] is None
+    assert parts[FORWARD].flops == 2 * 2 * 6 * 6 * 4 * 4 * 9
+
+
+def test_timer_and_bare_loop_agree_in_the_time_of_the_processor() -> None:
+    x = torch.randn(160, 160)
+    ratios = [against_bare_loop(lambda: torch.mm(x, x), 1, time.process_time)["ratio"] for _ in range(3)]
+    assert min(abs(ratio - 1) for ratio in ratios) < 0.03
+
+
+def test_a_time_has_blocks_enough_for_an_interval() -> None:
+    found = timed(lambda: sum(range(200)), 0.002)
+    assert found.blocks >= FEWEST
+    assert found.low_ns is not None
+    assert found.high_ns is not None
+    assert found.low_ns <= found.ns <= found.high_ns
+
+
+def test_calls_in_turn_have_a_time_a_round_each() -> None:
+    found = in_turn({"a": lambda: None, "b": lambda: None}, 4, 0.001)
+    assert {name: len(times) for name, times in found.items()} == {"a": 4, "b": 4}
+
+
+def _row(ns: float, part: str = FORWARD, half: float | None = 0.01, **place: int) -> Row:
+    low, high = (None, None) if half is None else (ns * (1 - half), ns * (1 + half))
+    return Row(HERE, Kernel("conv", dict(place), place), part, ns, low, high, 1000, 1000)
+
+
+def test_a_cliff_is_found_where_time_for_a_flop_jumps_and_nowhere_else() -> None:
+    rows = [_row(100, kernel=3, batch=1), _row(110, kernel=5, batch=1), _row(200, kernel=7, batch=1)]
+    found = cliffs([*rows, _row(900, kernel=7, batch=2)])
+    assert [(each.axis, each.before, each.after) for each in found] == [("batch", 1, 2), ("kernel", 5, 7)]
+    assert found[1].jump == pytest.approx(200 / 110)
+    assert found[1].low == pytest.approx(200 * 0.99 / (110 * 1.01))
+
+
+def test_a_jump_that_its_intervals_explain_is_no_cliff() -> None:
+    assert cliffs([_row(100, half=0.4, batch=1), _row(150, half=0.4, batch=2)]) == []
+    unknown = cliffs([_row(100, half=None, batch=1), _row(150, half=None, batch=2)])
+    assert [each.low for each in unknown] == [None]
+
+
+def test_the_sweet_spot_is_the_cheapest_flop_with_those_as_good() -> None:
+    spot = sweet_spots([_row(100, batch=1), _row(101, batch=2), _row(150, batch=3)])[0]
+    assert (spot.best.ns, spot.worst.ns, spot.alike, spot.of) == (100, 150, 1, 3)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "said"),
+    [
+        (0.7, 0.9, "holds"),
+        (1.1, 1.3, "does not hold"),
+        (0.9, 1.1, "cannot be judged"),
+        (None, None, "cannot be judged"),
+    ],
+)
+def test_a_ratio_is_judged_by_its_whole_interval(low: float | None, high: float | None, said: str) -> None:
+    assert verdict({"ratio": 1.0, "low": low, "high": high}) == said
+
+
+def test_imported_tables_give_the_published_rates_and_the_known_cliff(tables: Path) -> None:
+    found = imported.read(tables)
+    assert len(found.tables) == 40
+    rates = {(row.part, row.kernel.place["kernel"]): row.flops_per_s / 1e9 for row in found.rows()}
+    assert rates[FORWARD, 3] == pytest.approx(331, rel=0.01)
+    assert rates[FORWARD, 5] == pytest.approx(790, rel=0.01)
+    assert rates[FORWARD, 7] == pytest.approx(432, rel=0.01)
+    assert (FORWARD, "kernel", 5, 7) in {(c.part, c.axis, c.before, c.after) for c in cliffs(found.rows())}
+    pairs = {row["part"]: row for row in imported_five_three(found.by_size())}
+    assert pairs[FORWARD]["ratio"] == pytest.approx(246.7 / 464.7, rel=0.01)
+    assert verdict(pairs[FORWARD]) == "holds"
+
+
+def test_a_table_without_a_gpu_is_read_by_the_time_of_the_processor() -> None:
+    text = "Name  CPU time  Calls  CPU total\nconv2d   10.5ms   1   12.5ms\n"
+    assert imported.table("2_3_8_4_3_cpu_forward_0.txt", text).ms == 12.5
+    zeros = TABLE.format(kernel=3, name="conv2d", us=0.0)
+    assert imported.table("32_32_256_32_3_cpu_forward_1.txt", zeros).ms == pytest.approx(0.510882)
+
+
+def test_tables_that_cannot_be_read_are_named_and_a_folder_without_any_is_refused(tables: Path, tmp_path: Path) -> None:
+    (tables / "32_32_256_32_9_jetson_forward_1.txt").write_text(TABLE.format(kernel=7, name="conv2d", us=5), "utf-8")
+    (tables / "notes.txt").write_text("nothing", encoding="utf-8")
+    found = imported.read(tables)
+    assert len(found.refused) == 2
+    assert "differ in kernel_size" in found.refused[0]
+    (tmp_path / "empty").mkdir()
+    for path in (tmp_path / "empty", tmp_path / "nowhere", tables / "notes.txt"):
+        with pytest.raises(UsageError, match="--import"):
+            imported.read(path)
+
+
+@given(st.text(max_size=300))
+def test_any_text_is_a_table_or_refused_with_a_reason(text: str) -> None:
+    with contextlib.suppress(ValueError):
+        assert imported.table("2_3_8_4_3_cpu_forward_0.txt", text).ms > 0
+
+
+def test_the_shapes_of_a_model_are_found_with_how_often_they_run() -> None:
+    found = kernels_of(workloads.find("mobilenet-v1-c32"), 2, OPS)
+    ops = {kernel.op for kernel in found}
+    assert {"conv", "depthwise", "batch_norm", "linear", "optimizer"} == ops
+    assert sum(kernel.count for kernel in found if kernel.op == "depthwise") == 13
+    assert all(kernel.sizes["batch"] == 2 for kernel in found if kernel.op == "conv")
+
+
+def test_a_model_without_the_asked_layers_is_refused_with_what_it_has() -> None:
+    with pytest.raises(UsageError, match="'lenet' has no lstm") as refused:
+        kernels_of(workloads.find("lenet"), 2, ("lstm",))
+    assert "conv" in str(refused.value.hint)
+
+
+def test_a_study_times_judges_draws_and_is_gone_on_with(tables: Path, tmp_path: Path) -> None:
+    asked, told = replace(SMALL, imported=str(tables)), list[str]()
+    findings = kernels(tmp_path / "study", asked, tell=lambda place, count, what: told.append(what))
+    names = {table.name: table for table in findings.tables}
+    assert {"sweet-spots", "cliffs", "five-three", "ceilings", "bare-loop", "kernels"} <= set(names)
+    assert {row[0] for row in names["five-three"].rows} == {HERE, "imported"}
+    again = kernels(tmp_path / "study", asked)
+    assert again.tables == findings.tables
+    drawn = charts(findings.frames)
+    assert {"roofline", "time-per-flop-conv", "time-per-flop-optimizer"} <= set(drawn)
+    assert "A 5x5 and then a 3x3" in render(findings, drawn)
+
+
+def test_a_kernel_that_does_not_fit_is_not_timed_and_said(tmp_path: Path) -> None:
+    huge = replace(TINY, kernels=(3,), batches=(1,), channels=(4096,), sizes=(8192,))
+    findings = kernels(tmp_path, replace(SMALL, ops=("conv",), sweep=huge))
+    assert any("not timed" in note and "MB are free" in note for note in findings.notes)
+    assert {table.name for table in findings.tables} == {"ceilings"}
+
+
+@pytest.mark.parametrize(
+    ("ops", "of", "axes"),
+    [("conv,gru", None, {}), (None, "lenet", {"channels": "4"}), (None, "lenet", {"batches": "1,2"}),
+     (None, None, {"kernels": "2,3"}), (None, None, {"sizes": "0"})],
+)  # fmt: skip
+def test_options_that_contradict_or_do_not_exist_are_refused(
+    ops: str | None, of: str | None, axes: dict[str, str]
+) -> None:
+    plain = dict.fromkeys(("kernels", "batches", "channels", "sizes", "parameters"))
+    with pytest.raises(UsageError):
+        _asked(ops, of, {**plain, **axes}, False)
+
+
+def test_the_kernels_of_a_workload_from_the_command_line(stepscope_cli: CommandLine, tmp_path: Path) -> None:
+    command = ("study", "kernels", "--of", "lenet", "--batch", "2", "--ops", "conv,linear", "--seconds", "0.001")
+    done = stepscope_cli(*command, "--quick", "--threads", "1", "--out", "study")
+    assert done.returncode == 0, done.stderr
+    assert "Ceilings" in done.stdout
+    assert np.all([(tmp_path / "study" / name).exists() for name in ("page.html", "findings.json", "figures")])

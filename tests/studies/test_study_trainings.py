@@ -1,0 +1,165 @@
+"""Trainings of one workload in several settings: what each costs, which is best for what, and going on."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.conftest import CommandLine
+
+from stepscope import workloads
+from stepscope.commands._trainings_asked import rules, setting
+from stepscope.errors import UnknownName, UsageError
+from stepscope.report.charts.study_trainings import charts
+from stepscope.report.findings import render
+from stepscope.studies.optimizers.kinds import KINDS, Kind, chosen, state_bytes, with_every_optimizer
+from stepscope.studies.optimizers.study import Asked as OptimizersAsked
+from stepscope.studies.optimizers.study import optimizers
+from stepscope.studies.sweet_spots.study import Asked, sweet_spot
+from stepscope.studies.trainings.learning import WINDOW, smoothed, steps_to
+from stepscope.studies.trainings.measuring import Means
+from stepscope.studies.trainings.setting import Rules, Setting, points
+
+CHILD = (sys.executable, str(Path(__file__).parent / "setting_child.py"))
+NET = Setting("net")
+RULES = Rules(repeats=2, steps=20, seconds=None)
+
+
+def test_the_largest_batch_has_the_highest_throughput_and_resources_are_told_apart(tmp_path: Path) -> None:
+    findings = sweet_spot(tmp_path, Asked("batch", (4, 64), NET, RULES), means=Means(CHILD))
+    best = {row[0]: row[1] for row in findings.tables[0].rows}
+    assert best["throughput, samples/s"] == "batch 64"
+    assert "From batch 64 on" in findings.answer
+    speeds = {row[0]: row for row in findings.tables[1].rows if row[1] == "throughput, samples/s"}
+    assert speeds["batch 4"][2] < speeds["batch 4"][4] < speeds["batch 64"][3]  # type: ignore[operator]
+    assert any("energy cannot be judged" in note for note in findings.notes)
+
+
+def test_an_interrupted_study_of_trainings_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    def stop(place: int, count: int, what: str) -> None:
+        if place == 2:
+            raise KeyboardInterrupt
+
+    asked, told = Asked("threads", (1, 2), NET, RULES), list[str]()
+    with pytest.raises(KeyboardInterrupt):
+        sweet_spot(tmp_path, asked, means=Means(CHILD, stop))
+    findings = sweet_spot(tmp_path, asked, means=Means(CHILD, lambda place, count, what: told.append(what)))
+    assert len(told) == 2
+    assert {row[0] for row in findings.tables[1].rows} == {"threads 1", "threads 2"}
+
+
+def test_what_finds_no_memory_is_said_and_the_others_are_compared(tmp_path: Path) -> None:
+    findings = sweet_spot(tmp_path, Asked("batch", (4, 8, 666), NET, replace(RULES, repeats=1)), means=Means(CHILD))
+    assert any("batch 666: oom 1: 7 GB were asked for" in note for note in findings.notes)
+    assert {row[0] for row in findings.tables[1].rows} == {"batch 4", "batch 8"}
+    assert any("single repeat" in note for note in findings.notes)
+
+
+def test_time_and_steps_to_a_target_are_of_those_that_reach_it(tmp_path: Path) -> None:
+    reached = replace(RULES, repeats=1, target_loss=0.5)  # the loss of step n is 2 / n
+    asked = Asked("precision", ("fp32", "bf16"), NET, reached)
+    findings = sweet_spot(tmp_path / "near", asked, means=Means(CHILD))
+    steps = {row[0]: row[2] for row in findings.tables[1].rows if row[1] == "way to the target, steps"}
+    expected = steps_to([2 / (n + 1) for n in range(20)], 0.5)
+    assert steps == pytest.approx({"fp32": expected, "bf16": expected})
+    assert {row[0]: row[1] for row in findings.tables[0].rows}["time to the target, s"] == "bf16"
+    never = sweet_spot(
+        tmp_path / "far",
+        Asked("precision", ("fp32",), NET, replace(RULES, repeats=1, target_loss=0.01)),
+        means=Means(CHILD),
+    )
+    assert any("0 of 1 trainings reached the target" in note for note in never.notes)
+
+
+def test_figures_and_page_of_trainings_are_drawn(tmp_path: Path) -> None:
+    findings = sweet_spot(tmp_path, Asked("batch", (4, 64), NET, replace(RULES, repeats=1)), means=Means(CHILD))
+    drawn = charts(findings.frames)
+    assert set(drawn) == {"by-setting", "loss-by-step"}
+    assert "Sweet spots" in render(findings, drawn)
+
+
+def test_optimizers_have_a_target_that_all_reach_and_the_missing_are_named(tmp_path: Path) -> None:
+    kinds = [KINDS["sgd"], KINDS["adam"], Kind("far", "no_such_library.optim:Far", "adam", library="far")]
+    asked = OptimizersAsked(NET, tuple(kind.name for kind in kinds), rules=RULES)
+    findings = optimizers(tmp_path, asked, kinds, means=Means(CHILD))
+    state = {row[0]: row[2] for row in findings.tables[1].rows if row[1] == "optimizer state, MB"}
+    assert state == {"sgd": 0.0, "adam": pytest.approx(0.001)}
+    assert {row[0]: row[1] for row in findings.tables[0].rows}["optimizer state, MB"] == "sgd"
+    assert any("far was left out: far is not installed" in note for note in findings.notes)
+    assert any("the lowest that all of them reached" in note for note in findings.notes)
+    steps = {row[0] for row in findings.tables[1].rows if row[1] == "way to the target, steps"}
+    assert steps == {"sgd", "adam"}
+
+
+@pytest.mark.parametrize("name", [name for name, kind in KINDS.items() if kind.missing is None])
+def test_every_optimizer_that_is_here_trains_and_its_state_is_counted(name: str) -> None:
+    made: list[torch.optim.Optimizer] = []
+    workload = with_every_optimizer(workloads.find("lenet"), made.append)
+    parameter = torch.nn.Parameter(torch.ones(8, 4))
+    optimizer = workload.makers[name]([parameter], **workload.hyperparameters[name])
+    (parameter * 2).sum().backward()  # type: ignore[no-untyped-call]
+    optimizer.step()
+    assert made == [optimizer]
+    assert not torch.equal(parameter.detach(), torch.ones(8, 4))
+    least = {"sgd": 0, "momentum": 128, "adam": 256, "adamw": 256, "adagrad": 128, "rmsprop": 128}.get(name, 0)
+    assert least <= state_bytes(optimizer) <= least + 64
+
+
+def test_an_unknown_optimizer_is_refused_with_those_that_are_known() -> None:
+    with pytest.raises(UnknownName, match="adamm"):
+        chosen(("adamm",))
+
+
+@given(st.lists(st.floats(0, 10), min_size=0, max_size=60), st.floats(0, 10))
+def test_a_target_is_reached_at_the_first_step_whose_mean_of_ten_is_there(losses: list[float], target: float) -> None:
+    means = [float(np.mean(losses[end - WINDOW : end])) for end in range(WINDOW, len(losses) + 1)]
+    assert smoothed(losses) == pytest.approx(means)
+    found = steps_to(losses, target)
+    assert found is None or means[found - WINDOW] <= target + 1e-9
+    assert all(mean > target - 1e-9 for mean in means[: (found or len(losses) + 1) - WINDOW])
+
+
+def test_every_round_has_every_setting_once() -> None:
+    settings = [Setting("net", batch=batch) for batch in (1, 2, 3)]
+    order = points(settings, replace(RULES, repeats=3))
+    assert [point.repeat for point in order] == [0] * 3 + [1] * 3 + [2] * 3
+    assert {point.setting for point in order[:3]} == set(settings)
+    assert len({point.id for point in order}) == 9
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"repeats": 0}, "--repeats 0"), ({"steps": 0}, "--steps 0"), ({"seconds": -1.0}, "--seconds -1"),
+        ({"steps": 5, "seconds": 2.0}, "both end"), ({"simulate": "tx3"}, "simulated board"),
+    ],
+)  # fmt: skip
+def test_rules_that_cannot_be_kept_are_refused(options: dict[str, object], said: str) -> None:
+    plain = {"repeats": None, "steps": None, "seconds": None, "target": None, "quick": False, "simulate": None}
+    with pytest.raises(UsageError, match=said):
+        rules(**{**plain, **options}, seed=0)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "options", [{"optimizer": "adamm"}, {"precision": "fp8"}, {"batch": 0}, {"threads": 0}, {"device": "tpu"}]
+)
+def test_settings_that_do_not_exist_are_refused(options: dict[str, object]) -> None:
+    with pytest.raises(UsageError):
+        setting("lenet", **options)  # type: ignore[arg-type]
+
+
+def test_a_real_training_of_two_settings_from_the_command_line(stepscope_cli: CommandLine, tmp_path: Path) -> None:
+    command = ("study", "precision", "lenet", "--precisions", "fp32", "--batch", "2", "--steps", "12", "--repeats", "1")
+    done = stepscope_cli(*command, "--threads", "1", "--out", "study")
+    assert done.returncode == 0, done.stderr
+    assert "throughput" in done.stdout
+    assert (tmp_path / "study" / "page.html").exists()
+    refused = stepscope_cli("study", "batch", "lenett")
+    assert refused.returncode == 2
+    assert "lenet" in refused.stderr
