@@ -37,7 +37,7 @@ package: $(READY)
 
 docs: $(READY)
 	$(PIP) -c constraints.txt --no-build-isolation -e '.[docs]'
-	$(BIN)/python -m mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

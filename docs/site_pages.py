@@ -1,11 +1,13 @@
-"""The order of the documentation site: a hook of MkDocs that puts every page of docs/ in its part, so none is left out."""
+"""The order of the documentation site: a hook of MkDocs that puts every page of docs/ in its part."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 DOCS = Path(__file__).parent
+_OUTWARDS = re.compile(r"(?<!!)\[([^\]]+)\]\((\.\./[^)#]+)\)")
 _FIRST = ("index.md", "install.md", "guide.md")
 # (title of the part, which pages belong to it)
 _PARTS = (
@@ -31,6 +33,17 @@ def on_config(config: Any) -> Any:
     """MkDocs calls this before it reads the pages."""
     config["nav"] = pages()
     return config
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """A link to a file of the repository outside docs/ has no page to lead to: its path is shown instead."""
+    folder = (DOCS / page.file.src_uri).parent
+
+    def shown(link: re.Match[str]) -> str:
+        target = (folder / link[2]).resolve()
+        return link[0] if target.is_relative_to(DOCS) else f"{link[1]} (`{target.relative_to(DOCS.parent)}`)"
+
+    return _OUTWARDS.sub(shown, markdown)
 
 
 def _part_of(name: str) -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.analysis.powered import powered, rail
+from tests.analysis.powered import TX2, powered, rail
 from tests.fabricate import fabricate_run
 
 from stepscope.analysis.change_points import change_points
@@ -127,7 +127,7 @@ def test_the_energy_of_the_whole_is_foretold_within_one_and_a_half_percent_and_i
         rng = np.random.default_rng(seed)
         watts = 10 * (1 + 0.03 * (1 - np.exp(-t / 4))) + rng.normal(0, 0.5, len(t))
         sampled = rail("VDD_IN", watts, (t * 1e9).astype(np.int64))
-        run = powered(tmp_path / str(seed), sampled, steps=steps, residual_us=15_000)
+        run = powered(tmp_path / str(seed), sampled, steps=steps, device=TX2)
         made = run.steps.slice(run.warmup_steps)
         begin, end = float(made["t0_ns"][0]), float(made["t1_ns"][-1])
         true = run.rails.lines[0].best.growth.between(np.array([begin]), np.array([end]))[0]

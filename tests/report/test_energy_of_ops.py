@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 from pathlib import Path
 
 import polars as pl
@@ -20,7 +21,7 @@ from stepscope.analysis.summary import write_summary
 from stepscope.commands.report import report
 from stepscope.errors import UnknownName
 from stepscope.report.sections import energy as section
-from stepscope.report.text_energy import energy_of_ops
+from stepscope.report.text_energy import energy_of_ops, use_of_kinds
 
 
 @pytest.fixture(scope="module")
@@ -150,3 +151,26 @@ def test_report_takes_the_method_and_refuses_an_unknown_one(path: Path) -> None:
     assert isinstance(refused.exception, UnknownName)
     told = json.loads(CliRunner().invoke(app, [str(path), "--json", "--attribution", "overlap"]).output)
     assert told["energy_of_ops"]["method"] == "overlap"
+
+
+def test_power_without_a_recorded_op_is_said_to_have_nothing_to_go_to(path: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(path, copy)
+    shutil.rmtree(copy / "ops")
+    assert "no op of a step after the warm-up was recorded" in " ".join(screen(Run(copy)).split())
+
+
+def test_use_of_kinds_is_shown_where_it_is_resolved(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
+    shared = {"quantity": "cpu", "scope": "process", "unit": "cores", "low": 1.9, "high": 2.1}
+    found = pl.DataFrame(
+        [
+            {**shared, "name": "aten::mm", "mean": 2.0, "verdict": "resolved"},
+            {**shared, "name": "aten::add", "mean": 1.0, "verdict": "coarse"},
+        ]
+    )
+    monkeypatch.setattr(Run, "utilisation", lambda *_, **__: found)
+    console = Console(width=100, file=io.StringIO(), highlight=False)
+    with console.capture() as captured:
+        console.print(*use_of_kinds(Run(path)))
+    assert "cores of the process: aten::mm 2 (1.9 to 2.1)" in captured.get()
+    assert "aten::add" not in captured.get()

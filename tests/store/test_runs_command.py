@@ -55,6 +55,7 @@ def test_push_list_show_tag_pull_rm_and_gc_work_one_after_the_other(capsys: pyte
 def test_what_cannot_be_done_is_refused(
     arguments: list[str], code: int, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    Path("store").mkdir()
     assert exit_code(["runs", *arguments]) == code
     shown = capsys.readouterr().err
     assert said in shown
@@ -69,6 +70,9 @@ def test_without_a_store_the_way_to_name_one_is_said(
     assert "--store" in capsys.readouterr().err
 
 
-def test_an_empty_store_lists_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_store_that_is_not_there_is_told_from_an_empty_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code(["runs", "list"]) == 4
+    assert "no store" in capsys.readouterr().err
+    Path("store").mkdir()
     assert exit_code(["runs", "list"]) == 0
     assert "0 runs" in capsys.readouterr().out

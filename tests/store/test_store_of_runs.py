@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import shutil
+import sys
 import threading
 import uuid
 from collections.abc import Callable
@@ -15,7 +17,7 @@ import polars as pl
 import pytest
 
 from stepscope import store
-from stepscope.errors import OutputNotWritable, RunDamaged, RunNotFound, StoreError, UsageError
+from stepscope.errors import MissingDependency, OutputNotWritable, RunDamaged, RunNotFound, StoreError, UsageError
 from stepscope.runfolder import RunReader, RunWriter
 from stepscope.store import Choice, Place, open_place
 from stepscope.store import listing as store_listing
@@ -45,6 +47,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
 
 @pytest.fixture
 def local(tmp_path: Path) -> Place:
+    (tmp_path / "store").mkdir()
     return open_place(tmp_path / "store")
 
 
@@ -247,6 +250,38 @@ def test_collecting_removes_what_no_manifest_names_once_it_is_old(local: Place, 
     assert store.collect(local, 0.0).removed == ("runs/broken/0123456789abcdef",)
     assert store.listed(local)["id"].to_list() == [run.name]
     store.pull(local, [run.name], tmp_path / "pulled")
+
+
+def test_collecting_in_a_folder_that_is_no_store_touches_no_run(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "runs")
+    before = files_of(run)
+    assert store.collect(open_place(tmp_path), 0.0).removed == ()
+    assert files_of(run) == before
+
+
+def test_a_file_that_stops_in_the_midst_is_given_up_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place, release = open_place(f"memory://{uuid.uuid4().hex}", timeout_s=5.0), threading.Event()
+    run = make_run(tmp_path / "runs")
+    store.push(place, [run])
+
+    class Stuck:
+        def read(self, _: int) -> bytes:
+            return b"x" if release.wait() else b""
+
+        def close(self) -> None:
+            release.set()
+
+    monkeypatch.setattr(place.fs, "open", lambda *_: Stuck())
+    with pytest.raises(StoreError, match="did not answer"):
+        store.pull(dataclasses.replace(place, timeout_s=0.02), [run.name], tmp_path / "pulled")
+    assert list((tmp_path / "pulled").iterdir()) == []
+
+
+def test_without_fsspec_what_to_install_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "fsspec.core", None)
+    with pytest.raises(MissingDependency) as refused:
+        open_place(tmp_path)
+    assert "stepscope[store]" in str(refused.value.hint)
 
 
 def test_a_content_that_was_replaced_is_collected(local: Place, tmp_path: Path) -> None:

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.conftest import CommandLine
 
 from stepscope.commands._study_partial import partial as command
+from stepscope.commands._training_child import _done
 from stepscope.errors import UnknownName, UsageError
 from stepscope.report.charts.study_partial import charts
 from stepscope.report.findings import render, save_figures
@@ -156,11 +156,15 @@ def test_bad_settings_are_refused_before_anything_runs(tmp_path: Path) -> None:
         command(checkpoint=tmp_path / "list.pt", transfer=True)
 
 
-def test_the_command_trains_and_writes_page_and_figures(stepscope_cli: CommandLine, tmp_path: Path) -> None:
-    options = ("--ways", "all", "--steps", "2", "--seeds", "2", "--threads", "1", "--out", "s", "--json")
-    ended = stepscope_cli("study", "partial", "lenet", *options)
-    assert ended.returncode == 0, ended.stderr
-    findings = json.loads(ended.stdout)
-    assert findings["tables"][0]["rows"][0][:2] == ["all", 2]
-    for name in ("page.html", "findings.json", "figures/accuracy-and-cost.pdf", "data/savings.parquet"):
-        assert (tmp_path / "s" / name).stat().st_size > 500
+def test_the_process_of_a_job_writes_a_cell_a_seed_and_says_why_not(tmp_path: Path) -> None:
+    job = jobs(Asked(ways=("all",), seeds=1, steps=2))[0]
+    places = {"out": str(tmp_path / "runs"), "study": str(tmp_path), "seeds": [0], "cells": {"0": str(tmp_path / "c")}}
+    orders = {**job.orders, **places, "threads": 1}
+    assert _done(orders) == ("ok", None)
+    cell = json.loads((tmp_path / "c").read_text(encoding="utf-8"))
+    assert [row["step"] for row in cell["curve"]] == [0, 1, 2]
+    assert cell["cost"]["flops_backward"] > 0
+    status, reason = _done({**orders, "lesson": {**job.orders["lesson"], "way": "batch-norm"}})
+    assert status == "refused"
+    assert "no batch normalisation" in str(reason)
+    assert _done({**orders, "workload": "dcgan-32"})[0] == "refused"

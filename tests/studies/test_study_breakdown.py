@@ -33,6 +33,8 @@ CHILD = (sys.executable, str(Path(__file__).parent / "setting_child.py"))
         ("aten::add_", "sums and products"),
         ("aten::mkldnn_rnn_layer", "recurrent"), ("aten::_scaled_dot_product_flash_attention_for_cpu", "attention"),
         ("aten::copy_", "moving and filling"), ("(residual)", "between operations"), ("aten::sort", "other"),
+        ("nn.BatchNorm2d", "code of the layers"), ("Optimizer.step#SGD.step", "optimizer"), ("#stepscope.data", "data"),
+        ("autograd::engine::evaluate_function: NativeBatchNormBackward0", "batch norm"),
         (None, "other"), ("aten::hardtanh_", "activation"), ("aten::linear", "matrix product"),
     ],
 )  # fmt: skip
@@ -69,6 +71,15 @@ def test_two_models_are_broken_down_side_by_side(tmp_path: Path) -> None:
     drawn = charts(findings.frames)
     assert set(drawn) == {"memory-over-step", "time-by-family", "saved-by-family"}
     assert "Memory at the peak" in render(findings, drawn)
+
+
+def test_the_mobile_network_keeps_twice_as_much_for_backward_as_resnet18_and_nothing_is_trained(tmp_path: Path) -> None:
+    models = ("mobilenet-v1-224", "resnet18-224")
+    findings = breakdown(tmp_path, Asked(models, batch=8, memory_only=True), _job, means=Means(("false",)))
+    assert findings.answer.startswith("mobilenet-v1-224 holds")
+    rows = findings.tables[0].rows
+    saved = [sum(float(r[4] or 0) for r in rows if r[:3] == (name, "training", "saved")) for name in models]
+    assert 1.7 < saved[0] / saved[1] < 2.1  # counted by hand: 39.1 and 21.2 MiB an image
 
 
 def test_inference_holds_less_than_training_and_saves_nothing(tmp_path: Path) -> None:

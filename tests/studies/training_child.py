@@ -33,7 +33,8 @@ def _energy(orders: dict[str, Any], joules: float) -> dict[str, Any]:
 
 def _about(orders: dict[str, Any], seed: int) -> dict[str, Any]:
     kind = "simulated" if orders["simulate"] else None
-    return {"seed": seed, "data": DATA, "energy_kind": kind, "energy_note": "no sensor here", "run": "runs/x"}
+    energy = {"energy_kind": kind, "energy_note": "no sensor here", "energy_gap": 0.05}
+    return {"seed": seed, "data": DATA, **energy, "run": "runs/x"}
 
 
 def _partial(orders: dict[str, Any], seed: int) -> dict[str, Any]:

@@ -27,7 +27,7 @@ class AttributedRail:
     """A rail, what explains it, what was read of it, and the fit (None where it was not possible: `reason` says why).
 
     idle_w: its power before the training began, None where that was not seen; make, chip: what the channel says of its
-    sensor, and which chip it is a channel of.
+    sensor, and which chip it is a channel of; stuck_s: for how long it stood still, which is left out.
     """
 
     line: Line
@@ -38,6 +38,7 @@ class AttributedRail:
     idle_w: float | None
     make: tuple[object, ...] = ()
     chip: str = ""
+    stuck_s: float = 0.0
 
     @property
     def lag(self) -> float:
@@ -129,7 +130,7 @@ def _attributed(run: RunReader, rail: _Rail, options: Options) -> AttributedRail
     else:
         fit = attribute(ops.timeline, readings, options)
         reason = "" if fit is not None else _why_not(inside)
-    return AttributedRail(line, ops, inside, fit, reason, idle_w, rail.make, rail.chip)
+    return AttributedRail(line, ops, inside, fit, reason, idle_w, rail.make, rail.chip, options.stuck_s)
 
 
 def _why_not(readings: Readings) -> str:

@@ -54,6 +54,7 @@ RESOLUTION = {
     "rc_s": pl.Float64,
     "smear_s": pl.Float64,
     "closure_gap": pl.Float64,
+    "stuck_s": pl.Float64,
     "note": pl.String,
 }
 
@@ -216,6 +217,7 @@ def _resolution(rail: AttributedRail) -> dict[str, Any]:
         "rail": rail.line.name,
         "steps": rail.ops.timeline.steps,
         "readings": rail.readings.count,
+        "stuck_s": rail.stuck_s,
     }
     if rail.fit is None:
         return {**dict.fromkeys(RESOLUTION), **shared, "note": rail.reason}

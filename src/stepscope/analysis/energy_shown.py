@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from stepscope.units import duration, percent
+from stepscope.units import duration, number, percent
 
 if TYPE_CHECKING:
     from stepscope.analysis.run import Run
@@ -89,7 +89,7 @@ def _sum(parts: list[dict[str, Any]], name: str) -> float | None:
 def resolution_sentences(resolution: pl.DataFrame) -> list[str]:
     """What each rail can tell apart and what it would take; a lock of sampler and step is said. The total first."""
     order = pl.col("component").is_in(["total", "device"])
-    return [_sentence(row) for row in resolution.sort(order, descending=True, maintain_order=True).to_dicts()]
+    return [_sentence(row) + _stuck(row) for row in resolution.sort(order, descending=True, maintain_order=True).to_dicts()]
 
 
 def _sentence(row: dict[str, Any]) -> str:
@@ -103,6 +103,11 @@ def _sentence(row: dict[str, Any]) -> str:
     reach = f", operations from {duration(shortest * 1e9)}" if shortest is not None else ""
     said = f"{rail}: {percent(row['resolved_share'], 0)} of the energy is resolved within 10 %{reach}"
     return f"{said}; {_more(row)}" if row["resolved_share"] < 0.9 else said
+
+
+def _stuck(row: dict[str, Any]) -> str:
+    stuck_s = row.get("stuck_s")
+    return f"; it stood still for {number(stuck_s)} s, which is left out" if stuck_s else ""
 
 
 def _more(row: dict[str, Any]) -> str:

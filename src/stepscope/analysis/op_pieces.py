@@ -22,7 +22,10 @@ FACTS = ("name", "module", "phase", "device", "flops", "bytes")
 
 @dataclass(frozen=True)
 class Track:
-    """Pieces of one thread or stream, in order and apart: begin and end, s, the op (row of `OpPieces.ops`), its part."""
+    """Pieces of one thread or stream, in order and apart: begin and end, s, and the op (row of `OpPieces.ops`).
+
+    part: of the op, as `OpPieces` has it.
+    """
 
     device: str
     t0: Floats

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -48,18 +49,19 @@ def _answer(orders: Mapping[str, Any]) -> dict[str, Any]:
 
 def _about() -> dict[str, Any]:
     """Versions, and what `stepscope doctor` finds, as far as a fleet shows it."""
-    from stepscope.commands.doctor import diagnosis
+    from stepscope.record.characterisation.profiles import measures_power
+    from stepscope.record.device import describe_device
+    from stepscope.record.sensors import survey
+    from stepscope.record.sensors.contract import Target
     from stepscope.studies.fleet.address import need_dask
-    from stepscope.studies.fleet.on_device import versions
+    from stepscope.studies.fleet.versions import versions
 
     need_dask()
-    found, _ = diagnosis(Path("/"))
-    return {
-        "versions": versions(),
-        "device": found["device"],
-        "power": [each["sensor"] for each in found["power"] if each["channels"]],
-        "missing": [each["sensor"] for each in found["missing"]],
-    }
+    seen = survey(Path("/"), Target(os.getpid()))
+    power = [name for name, found in seen.found.items() if measures_power(found)]
+    for found in seen.found.values():
+        found.close()
+    return {"versions": versions(), "device": describe_device(), "power": power, "missing": list(seen.missing)}
 
 
 if __name__ == "__main__":

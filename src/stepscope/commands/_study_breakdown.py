@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Annotated
 
 import typer
@@ -34,6 +33,9 @@ def breakdown(
     repeats: Repeats = None,
     steps: Steps = None,
     simulate: Simulate = None,
+    memory_only: Annotated[
+        bool, typer.Option("--memory-only", help="Dry runs alone: nothing is trained, so that any size fits.")
+    ] = False,
     quick: Quick = False,
     seed: Seed = 0,
     out: Out = None,
@@ -60,7 +62,7 @@ def breakdown(
     for model in chosen:
         setting(model, batch, optimizer, threads=threads, device=device)
     ruled = rules(repeats, steps, None, None, quick, simulate, seed, default_steps=30)
-    asked = replace(Asked(chosen, batch, optimizer, threads, device), rules=ruled)
+    asked = Asked(chosen, batch, optimizer, threads, device, memory_only, ruled)
     folder = study_out(out, NAME, "-".join(chosen))
     command = command_line(out, folder)
     with resumable(command), cells_shown(quiet) as tell:

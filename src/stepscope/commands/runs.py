@@ -193,7 +193,8 @@ def _table(frame: pl.DataFrame, most: int) -> None:
     for name, title in zip(
         _SHOWN, ("run", "status", "workload", "batch", "board", "steps", "step", "energy", "tags"), strict=True
     ):
-        table.add_column(title, justify="right" if name in ("batch_size", "steps") else "left", overflow="fold")
+        right = name in ("batch_size", "steps")
+        table.add_column(title, justify="right" if right else "left", overflow="fold", no_wrap=name in ("id", "status"))
     for row in frame.head(most).iter_rows(named=True):
         table.add_row(*(_cell(name, row[name]) for name in _SHOWN))
     Console(highlight=False).print(table)

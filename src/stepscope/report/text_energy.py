@@ -25,6 +25,7 @@ from stepscope.units import number, percent, si
 
 _TOP, _WIDTH, _MOST_SENTENCES = 6, 100, 3
 _MOST_USES = 3
+_NO_OPS = "power was read, but no op of a step after the warm-up was recorded beside it"
 
 
 def energy_of_ops(run: Run) -> list[RenderableType]:
@@ -68,9 +69,12 @@ def _used(row: dict[str, Any]) -> str:
 
 
 def _absent(run: Run, method: str) -> list[RenderableType]:
-    """A method that was asked for and has nothing to hand out says so; a run without a sensor is silent."""
-    if method == "fit" or not run.rails.lines:
+    """A rail that was read with no op to hand it to, or a method with nothing to hand out, says so; else silent."""
+    if not run.rails.lines:
         return []
+    if method == "fit":
+        measured = any(not line.estimated for line in run.rails.lines)
+        return [labelled("energy of ops", f"none: {_NO_OPS}")] if measured else []
     why = "no power model was given to this run" if method == "model" else "no power was measured in its steps"
     return [labelled("energy of ops", f"nothing to attribute by '{method}': {why}")]
 

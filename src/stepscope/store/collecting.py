@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from stepscope.store import manifest as manifests
 from stepscope.store.listing import FOLDER, read_all, write_index
+from stepscope.store.manifest import SHORT
 from stepscope.store.place import Place
 
 DAY_S = 86400.0
+_OURS = re.compile(f"[0-9a-f]{{{SHORT}}}")  # a folder of runs that is no store has others, and keeps them
 
 
 @dataclass(frozen=True)
@@ -32,7 +35,7 @@ def collect(place: Place, older_than_s: float = DAY_S, dry_run: bool = False) ->
     for run_id in place.names("runs"):
         for content in place.names(f"runs/{run_id}"):
             folder = f"runs/{run_id}/{content}"
-            if folder in named:
+            if folder in named or _OURS.fullmatch(content) is None:
                 continue
             age_s = place.age_s(folder)
             if older_than_s > 0 and (age_s is None or age_s < older_than_s):

@@ -31,6 +31,7 @@ _METRICS = {
     "estimated_energy_per_step": "estimated_energy_per_step_j",
     "peak_memory": "peak_memory_bytes",
 }
+_NO_BOARD = "other_machine"  # of a machine that no board file describes
 _WHOLE = ("run", "process", "total", "device")
 _MOST_BYTES = 64 << 20
 
@@ -46,7 +47,7 @@ def facts_of(run: RunReader) -> dict[str, Fact]:
         **{name: _text(workload.get(stated)) for name, stated in (("workload", "name"), ("optimizer", "optimizer"))},
         "precision": _text(workload.get("precision")),
         "batch_size": _whole(workload.get("batch_size")),
-        "board": _text(board.get("title")),
+        "board": None if board.get("name") == _NO_BOARD else _text(board.get("title")),
         "simulated": _text(meta.get("simulated")),
         "imported": _text(_dict(meta.get("imported")).get("kind")),
         **{name: _text(versions.get(name)) for name in ("stepscope", "torch")},

@@ -36,7 +36,7 @@ def runs(place: Place) -> pl.DataFrame:
     """Every run, columns as `COLUMNS`; of a folder of runs that is no store, its runs, without a manifest."""
     names = [name for name in place.names(FOLDER) if manifests.id_in(name) is not None]
     if not names and place.is_local:
-        return _plain_folder(Path(place.root))
+        return _plain_folder(Path(place.root), place.address)
     known = _index(place)
     current = known.filter(pl.col("manifest").is_in(names))
     unread = sorted(set(names) - set(current["manifest"]))
@@ -114,7 +114,9 @@ def _of_type(value: Fact, dtype: Any) -> Fact:
     return value if isinstance(value, wanted[dtype]) and not isinstance(value, bool) else None
 
 
-def _plain_folder(root: Path) -> pl.DataFrame:
+def _plain_folder(root: Path, address: str) -> pl.DataFrame:
+    if not root.is_dir():
+        raise RunNotFound(f"there is no store at '{address}'", "stepscope runs push RUN --store ... makes one")
     rows: list[dict[str, Any]] = []
     for header in sorted(root.glob("*/run.json")):
         try:

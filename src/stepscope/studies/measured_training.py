@@ -44,6 +44,9 @@ class Place:
 Look = Callable[[], Mapping[str, float]]
 
 
+LEAST_READ = 0.8  # of the time; with less, energy is not known
+
+
 @dataclass(frozen=True)
 class Looked:
     """What was seen after so many steps."""
@@ -71,11 +74,24 @@ class Trained:
         return float(self.step_s[begin:steps].sum())
 
     def joules(self, steps: int, begin: int = 0) -> float | None:
-        """Energy of the same steps, J; null where it was not read for one of them."""
+        """Energy of the same steps, J; null where less than LEAST_READ of their time was read.
+
+        Steps that a gap of the sensor touches are counted at the mean power of the others: `gap` says how many.
+        """
+        if self.step_j is None or steps <= begin:
+            return None
+        joules, seconds = self.step_j[begin:steps], self.step_s[begin:steps]
+        read = ~np.isnan(joules)
+        if seconds[read].sum() < LEAST_READ * seconds.sum():
+            return None
+        return float(joules[read].sum() * seconds.sum() / seconds[read].sum())
+
+    @property
+    def gap(self) -> float | None:
+        """Share of the training time whose energy was not read, 0 to 1; null without any energy."""
         if self.step_j is None:
             return None
-        total = float(self.step_j[begin:steps].sum())
-        return None if np.isnan(total) else total
+        return float(self.step_s[np.isnan(self.step_j)].sum() / self.step_s.sum())
 
 
 def train(

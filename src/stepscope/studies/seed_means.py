@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -44,3 +45,24 @@ def mean_of(values: Sequence[float | None], factor: float = 1.0, possible: tuple
 def in_three(mean: Mean | None) -> tuple[float | None, float | None, float | None]:
     """A mean, low and high, or three times "not measured"."""
     return (None, None, None) if mean is None else mean.row
+
+
+def energy_called(kind: str | None) -> str:
+    """What is not measured never has the name of what is."""
+    return "energy" if kind in (None, "measured") else f"{kind} energy"
+
+
+def energy_notes(cells: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """What to know of the energy of these trainings: why there is none, of what it is, and how much was not read."""
+    kinds = {cell["energy_kind"] for cell in cells}
+    if kinds == {None}:
+        yield f"energy was not measured: {cells[0]['energy_note']}"
+        return
+    if len(kinds) > 1:
+        yield "energy is left out: it is not of one kind in all trainings"
+        return
+    yield f"energy: {next(iter(kinds))}, of {cells[0]['energy_note']}"
+    gap = max(cell["energy_gap"] for cell in cells)
+    if gap > 0:
+        said = "their time is counted at the mean power of the rest; above 20 % energy is not known"
+        yield f"the sensor left out up to {100 * gap:.2g} % of the time of a training: {said}"

@@ -102,3 +102,22 @@ def test_unknown_words_are_refused_with_the_known_ones(rails: list[AttributedRai
         energy_by(rails, "modul")
     with pytest.raises(UnknownName, match="nearst"):
         energy_by(rails, "kind", "nearst")
+
+
+def test_readings_of_a_sensor_that_sticks_are_left_out_and_said(tmp_path: Path) -> None:
+    path = powered_run(tmp_path, steps=400)
+    sound = Run(path).energy(by="kind")
+    samples = path / "samples" / "power.parquet"
+    frame = pl.read_parquet(samples)
+    at = len(frame) // 2
+    held = pl.when(pl.int_range(pl.len()) >= at).then(pl.lit(frame["vdd_in"][at])).otherwise(pl.col("vdd_in"))
+    frame.with_columns(held.alias("vdd_in")).write_parquet(samples)
+    run = Run(path)
+    (row,) = run.energy_resolution().to_dicts()
+    assert row["stuck_s"] == pytest.approx((frame["t0_ns"][-1] - frame["t0_ns"][at]) / 1e9, abs=0.05)
+    assert row["readings"] < 0.6 * len(frame)
+    assert "stood still for" in resolution_sentences(run.energy_resolution())[0]
+    both = sound.join(run.energy(by="kind"), on="name").filter(verdict_right="resolved")
+    assert len(both) > 0
+    for now in both.to_dicts():
+        assert now["joules_per_step_right"] == pytest.approx(now["joules_per_step"], rel=0.1)

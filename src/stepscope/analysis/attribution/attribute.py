@@ -41,7 +41,7 @@ class Options:
     `refresh`: time between the updates of the source, s; `spot`: each of them shows a short conversion.
     `floor`: what the source's coarse steps hide of every power, W. `known`: what was found before of the very same
     readings, used as it is; `near`: of another source of the same make, to start from; `same_chip`: it has this one's
-    clock too.
+    clock too. `stuck_s`: for how long the source stood still; its readings of that time are left out.
     """
 
     periodic: bool = False
@@ -53,6 +53,7 @@ class Options:
     near: Known | None = None
     same_chip: bool = False
     lowest: Level = "place"
+    stuck_s: float = 0.0
 
 
 @dataclass(frozen=True)

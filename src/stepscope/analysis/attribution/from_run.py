@@ -12,6 +12,7 @@ from stepscope.analysis.attribution.attribute import Options
 from stepscope.analysis.attribution.clock_fit import is_periodic
 from stepscope.analysis.attribution.readings import Readings, from_counter, from_gauge
 from stepscope.analysis.attribution.register import taken_apart
+from stepscope.analysis.attribution.stuck import stuck
 from stepscope.analysis.attribution.timeline import Flags, Ints, Keys, Lane, Timeline
 from stepscope.analysis.attribution.unrecorded import filled
 from stepscope.analysis.intervals import Floats
@@ -193,17 +194,22 @@ def run_readings(run: RunReader, source: PowerSource, origin_ns: int) -> tuple[R
         gaps = (source.growth.gaps_ns - origin_ns) / 1e9
         return from_counter(t, t, source.growth.grown, gaps, refresh), Options(refresh=refresh)
     t0, t1, watts = _samples(run, channel, origin_ns)
+    still = stuck(t0, watts, float(steady_steps(run)["length_ns"].cast(pl.Float64).median() or 0.0) / 1e9)  # type: ignore[arg-type]
+    stuck_s = float(np.ptp(t0[still])) if still.any() else 0.0
+    watts = np.where(still, np.nan, watts)
     floor = hidden_by_steps(watts, source.step_size)
     weight = register_weight(channel)
     if weight is not None and refresh is not None:
         known = ~np.isnan(watts)
-        return taken_apart((t0 + t1)[known] / 2, watts[known], weight, refresh), Options(refresh=refresh, floor=floor)
+        return taken_apart((t0 + t1)[known] / 2, watts[known], weight, refresh), Options(
+            refresh=refresh, floor=floor, stuck_s=stuck_s
+        )
     readings = from_gauge(t0, t1, watts, refresh)
     # Stamps of reads that are slower than the source are right as they are: what is late then is the value.
     own_pace = refresh is not None and readings.period >= _AS_READ * refresh
     spot = str(channel.get("filter") or "").startswith("none")
     periodic = not own_pace and is_periodic(readings.stamp)
-    return readings, Options(periodic=periodic, refresh=refresh, spot=spot, floor=floor)
+    return readings, Options(periodic=periodic, refresh=refresh, spot=spot, floor=floor, stuck_s=stuck_s)
 
 
 def hidden_by_steps(watts: Floats, step: float) -> float:

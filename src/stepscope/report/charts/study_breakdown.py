@@ -16,7 +16,8 @@ _ROW, _NAMES = 34, 210  # px: a bar, and room for the name of a model
 _COLOURS = {
     "convolution": "forward", "batch norm": "backward", "other norms": "held-buffer", "attention": "held-parameter",
     "recurrent": "held-gradient", "matrix product": "held-workspace", "activation": "data", "pooling": "held-saved",
-    "loss": "warn", "dropout": "gap", "embedding": "ink", "sums and products": "held-temporary",
+    "loss": "warn", "dropout": "accent", "data": "gap", "code of the layers": "rule",
+    "embedding": "ink", "sums and products": "held-temporary",
     "moving and filling": "muted", "optimizer": "optimizer", "other": "held-other", "between operations": "residual",
 }  # fmt: skip
 _BARS = {

@@ -14,28 +14,23 @@ from stepscope.report.charts.style import axis, plot_width
 _HEIGHT = 240
 _REPLAYS = {"none": LIGHT["forward"], "reservoir": LIGHT["backward"], "all": LIGHT["optimizer"]}
 Chart = Callable[[int], Any]
-_DRAWN = {
+_DRAWN = {  # whether the axis begins with 0, and the caption
     "accuracy-by-day": (
-        "accuracy on the test data, %",
         False,
         "Accuracy each evening by what is played again of older images; mean over seeds and its interval of 95 %.",
     ),
-    "time-by-day": ("training time, s a day", True, "Training time of each day; mean over seeds and its interval."),
-    "energy-by-day": ("energy, J a day", True, "Energy of each day's training; mean over seeds and its interval."),
+    "time-by-day": (True, "Training time of each day; mean over seeds and its interval of 95 %."),
+    "energy-by-day": (True, "Energy of each day's training; mean over seeds and its interval of 95 %."),
 }
 
 
 def charts(frames: Mapping[str, pl.DataFrame]) -> dict[str, tuple[Chart, str]]:
     """The chart and caption of every figure that has numbers."""
-    return {
-        name: (_bound(frames[name], title, zero), caption)
-        for name, (title, zero, caption) in _DRAWN.items()
-        if name in frames
-    }
+    return {name: (_bound(frames[name], zero), caption) for name, (zero, caption) in _DRAWN.items() if name in frames}
 
 
-def _bound(rows: pl.DataFrame, title: str, zero: bool) -> Chart:
-    return lambda width: _panels(rows, title, zero, width)
+def _bound(rows: pl.DataFrame, zero: bool) -> Chart:
+    return lambda width: _panels(rows, rows["title"][0], zero, width)
 
 
 def _panels(rows: pl.DataFrame, title: str, zero: bool, width: int) -> Any:

@@ -35,9 +35,9 @@ def _against_cost(frames: Mapping[str, pl.DataFrame], width: int) -> Any:
     panels = rows["cost"].unique(maintain_order=True).to_list()
     each = plot_width(width) // len(panels) - 24
     names = rows["way"].unique(maintain_order=True).to_list()
-    colour = _coloured(names)
+    colour, scale = _coloured(names), _gains(rows)
     drawn = [
-        _panel(rows.filter(cost=name), colour, name, place == 0).properties(width=each, height=_HEIGHT)
+        _panel(rows.filter(cost=name), colour, scale, place == 0).properties(width=each, height=_HEIGHT)
         for place, name in enumerate(panels)
     ]
     return alt.hconcat(*drawn)
@@ -48,14 +48,20 @@ def _coloured(names: list[str]) -> alt.Color:
     return alt.Color("way:N", sort=names, scale=scale, legend=alt.Legend(columns=6))
 
 
-def _panel(rows: pl.DataFrame, colour: alt.Color, cost: str, first: bool) -> Any:
-    x = alt.X("value:Q", scale=alt.Scale(zero=True, nice=True), axis=axis(cost, format="~s", tickCount=4))
-    y = alt.Y("percent:Q", scale=alt.Scale(zero=False), axis=axis("accuracy, %" if first else ""))
+def _gains(rows: pl.DataFrame) -> alt.Scale:
+    """One scale of accuracy for all panels."""
+    known = [value for name in ("percent", "low", "high") for value in rows[name].drop_nulls().to_list()]
+    return alt.Scale(domain=[max(0.0, min(known) - 2), min(100.0, max(known) + 4)], nice=False)
+
+
+def _panel(rows: pl.DataFrame, colour: alt.Color, scale: alt.Scale, first: bool) -> Any:
+    x = alt.X("value:Q", scale=alt.Scale(zero=True, nice=True), axis=axis(rows["cost"][0], format="~s", tickCount=4))
+    y = alt.Y("percent:Q", scale=scale, axis=axis("accuracy, %" if first else ""))
     best = rows.filter("unbeaten").sort("value")
     up, along = rows.drop_nulls("low"), rows.drop_nulls("value_low")
     tooltip = ["way:N", "value:Q", "percent:Q", "low:Q", "high:Q"]
     ring = alt.Chart(best).mark_point(size=150, color=LIGHT["ink"], opacity=0.7)
-    name = alt.Chart(best).mark_text(align="left", dx=9, dy=9, fontSize=10.5, color=LIGHT["ink"])
+    name = alt.Chart(best).mark_text(align="right", dx=-8, dy=-9, fontSize=10.5, color=LIGHT["ink"])
     layers = [
         alt.Chart(best).mark_line(color=LIGHT["muted"], opacity=0.5, interpolate="step-after").encode(x=x, y=y),
         alt.Chart(up).mark_rule(opacity=0.5).encode(x=x, y="low:Q", y2="high:Q", color=colour),
@@ -67,12 +73,12 @@ def _panel(rows: pl.DataFrame, colour: alt.Color, cost: str, first: bool) -> Any
     return alt.layer(*layers)
 
 
-def _over(cost: str, title: str) -> Callable[[Mapping[str, pl.DataFrame], int], Any]:
+def _over(cost: str) -> Callable[[Mapping[str, pl.DataFrame], int], Any]:
     def draw(frames: Mapping[str, pl.DataFrame], width: int) -> Any:
         rows = frames[f"accuracy-over-{cost}"]
         names = rows["way"].unique(maintain_order=True).to_list()
         colour = _coloured(names)
-        x = alt.X("cost:Q", axis=axis(title, format="~s"))
+        x = alt.X("cost:Q", axis=axis(rows["title"][0], format="~s"))
         y = alt.Y("percent:Q", axis=axis("accuracy, %"))
         line = alt.Chart(rows).mark_line(strokeWidth=2).encode(x=x, y=y, color=colour, order="step:Q")
         bars = alt.Chart(_ends(rows)).mark_rule(opacity=0.7).encode(x=x, y="low:Q", y2="high:Q", color=colour)
@@ -111,11 +117,11 @@ _DRAWN: dict[str, tuple[Callable[[Mapping[str, pl.DataFrame], int], Any], str]] 
         "Accuracy against what it cost. Ringed and named: no other way is as accurate for less. Bars: 95 % over seeds.",
     ),
     "accuracy-over-time": (
-        _over("time", "training time, s"),
+        _over("time"),
         "Accuracy over training time, means over seeds; bars: 95 % over seeds at the end.",
     ),
     "accuracy-over-energy": (
-        _over("energy", "energy, J"),
+        _over("energy"),
         "Accuracy over energy, means over seeds; bars: 95 % over seeds at the end.",
     ),
     "savings": (

@@ -35,13 +35,14 @@ Key = tuple[str, str]  # model, and training or inference
 
 @dataclass(frozen=True)
 class Asked:
-    """All that a repetition needs; every model is run at the same batch."""
+    """All that a repetition needs; every model is run at the same batch. memory_only: nothing is trained."""
 
     models: tuple[str, ...] = MODELS
     batch: int = 16
     optimizer: str | None = None
     threads: int | None = None
     device: str = "cpu"
+    memory_only: bool = False
     rules: Rules = field(default_factory=lambda: Rules(steps=30, seconds=None))
 
     def to_dict(self) -> dict[str, Any]:
@@ -69,7 +70,7 @@ def breakdown(
     base = {"batch": asked.batch, "optimizer": asked.optimizer, "threads": asked.threads, "device": asked.device}
     settings = [Setting(model, **base, kind=kind) for model in asked.models for kind in _kinds(jobs[model])]  # type: ignore[arg-type]
     with folder.locked():
-        runs = trained(folder, settings, asked.rules, means or Means(CHILD), _called)
+        runs = [] if asked.memory_only else trained(folder, settings, asked.rules, means or Means(CHILD), _called)
     said = command or f"stepscope study {NAME} {' '.join(asked.models)} --out {out}"
     return found(_evidence(runs, jobs, asked), asked, said)
 

@@ -13,6 +13,7 @@ from stepscope.studies.daily.lives import Lives, lives
 from stepscope.studies.daily.routine import Asked, Setting, jobs, settings
 from stepscope.studies.daily.tables import accuracy_table, cost_table, frames
 from stepscope.studies.here import device_name, versions
+from stepscope.studies.seed_means import energy_notes
 from stepscope.studies.study_folder import StudyFolder
 from stepscope.studies.watch import Job, Watch, ended_early, make_missing
 
@@ -95,10 +96,6 @@ def _notes(made: Sequence[Lives], asked: Asked) -> Iterator[str]:
     yield "time and energy are those of the training steps; looking at the accuracy is not counted"
     if min(len(each.cells) for each in made) < 2:
         yield "one seed gives no interval: --seeds 5"
-    kinds = {cell["energy_kind"] for each in made for cell in each.cells}
-    if kinds == {None}:
-        yield f"energy was not measured: {cell['energy_note']}"
-    elif len(kinds) > 1:
-        yield "energy is left out: it is not of one kind in all trainings"
-    if asked.battery_j is not None and kinds == {None}:
+    yield from energy_notes([cell for each in made for cell in each.cells])
+    if asked.battery_j is not None and all(each.day_j is None for each in made):
         yield "--battery cannot be judged without energy"

@@ -10,7 +10,7 @@ import polars as pl
 from stepscope.analysis.findings import FoundTable, Value
 from stepscope.studies.daily.lives import Lives, by_day
 from stepscope.studies.daily.routine import Asked
-from stepscope.studies.seed_means import in_three
+from stepscope.studies.seed_means import energy_called, in_three
 
 Row = tuple[Value, ...]
 
@@ -61,7 +61,7 @@ def _fitting(each: Lives, charging_s: float) -> Row:
     return 100 * each.day_s.value / charging_s, answers[each.fits(charging_s)]
 
 
-_DAY = {"setting": pl.String, "batch": pl.String, "replay": pl.String} | dict.fromkeys(
+_DAY = {"title": pl.String, "setting": pl.String, "batch": pl.String, "replay": pl.String} | dict.fromkeys(
     ("day", "value", "low", "high"), pl.Float64
 )
 
@@ -79,9 +79,26 @@ def frames(made: Sequence[Lives], asked: Asked) -> dict[str, pl.DataFrame]:
     return {name: frame for name, frame in found.items() if not frame.is_empty()}
 
 
+_TITLES = {
+    "accuracy": "accuracy on the test data, %",
+    "time_s": "training time, s a day",
+    "energy_j": "energy, J a day",
+}
+
+
+def _titled(name: str, each: Lives) -> str:
+    """The title of the axis: energy that is not measured says so."""
+    return _TITLES[name].replace("energy", energy_called(each.energy_kind))
+
+
 def _by_day(made: Sequence[Lives], name: str, first: int, days: int) -> Iterator[dict[str, Any]]:
     for each in made:
-        about = {"setting": each.setting.name, "batch": str(each.setting.batch), "replay": each.setting.replay}
+        about = {
+            "title": _titled(name, each),
+            "setting": each.setting.name,
+            "batch": str(each.setting.batch),
+            "replay": each.setting.replay,
+        }
         for day in range(first, days + 1):
             mean = by_day(each, name, day)
             if mean is not None:

@@ -36,7 +36,7 @@ def live(workload: Workload, routine: Routine, seed: int, place: Place) -> dict[
     return {
         "seed": seed, "batch": routine.batch, "replay": routine.replay, "data": asdict(training.data),
         "pretrained_on": len(before), "days": list(_evenings(done, ends, lessons)),
-        "energy_kind": done.energy_kind, "energy_note": done.energy_note,
+        "energy_kind": done.energy_kind, "energy_note": done.energy_note, "energy_gap": done.gap,
         "run": str(Path(done.run).relative_to(place.weights.parent)),
     }  # fmt: skip
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import importlib
+import importlib.util
 import logging
+import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +22,7 @@ if TYPE_CHECKING:
     from distributed import Client
 
 _TRY_S = 10.0
+_EXTRA = ("distributed", "asyncssh", "cryptography")
 TLS_FOLDER = "tls"
 
 
@@ -61,11 +65,10 @@ def of_hosts(hosts: Hosts) -> Reach:
 
 def need_dask() -> None:
     """MissingDependency where the extra is not installed."""
-    try:
-        import distributed  # noqa: F401
-    except ModuleNotFoundError as error:
-        hint = "pip install 'stepscope[fleet]'"
-        raise MissingDependency(f"a fleet needs {error.name}, which is not installed", hint) from error
+    missing = [name for name in _EXTRA if importlib.util.find_spec(name) is None]
+    if missing:
+        said = f"a fleet needs {', '.join(missing)}, not installed for {sys.executable}"
+        raise MissingDependency(said, f"{sys.executable} -m pip install 'stepscope[fleet]'")
 
 
 @contextlib.asynccontextmanager
@@ -88,9 +91,12 @@ async def connected(where: Reach) -> AsyncIterator[Client]:
 async def refuse_no_answer(url: str, arguments: dict[str, Any], timeout_s: float = _TRY_S) -> None:
     """Knock once: Dask itself goes on trying without a word of what is wrong."""
     connect: Any = importlib.import_module("distributed.comm").connect
+    parts = urlsplit(url)
     try:
+        _, knocking = await asyncio.wait_for(asyncio.open_connection(parts.hostname, parts.port), timeout_s)
+        knocking.close()  # Dask would try a closed port until its time is over
         comm = await connect(url, timeout=timeout_s, **arguments)
-    except (OSError, RuntimeError, TypeError) as error:
+    except (OSError, RuntimeError, TypeError, asyncio.TimeoutError) as error:
         raise _unreachable(url, error) from error
     await comm.close()
 

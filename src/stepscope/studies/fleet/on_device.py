@@ -9,10 +9,8 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
-import importlib.metadata
 import json
 import os
-import platform
 import shutil
 import sys
 import time
@@ -21,8 +19,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from stepscope import __version__
 from stepscope.studies.fleet.manifest import Listed, listed
+from stepscope.studies.fleet.versions import versions
 from stepscope.studies.suite.rules import Rules, cool_down
 from stepscope.studies.suite.run_one import disk_was_full, run_one
 from stepscope.studies.suite.state import write_durably
@@ -42,16 +40,6 @@ def about() -> dict[str, Any]:
 def clock_ns() -> int:
     """This device's wall clock, ns since 1970."""
     return time.time_ns()
-
-
-def versions() -> dict[str, str | None]:
-    """Of Stepscope, Python and what runs depend on; null is not installed. Nothing is imported for it."""
-    found: dict[str, str | None] = {"stepscope": __version__, "python": platform.python_version()}
-    for name in ("torch", "polars"):
-        found[name] = None
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[name] = importlib.metadata.version(name)
-    return found
 
 
 def make_run(

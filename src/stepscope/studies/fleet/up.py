@@ -100,10 +100,8 @@ async def _each(hosts: Hosts, do: Any, says: Callable[[HostState], None]) -> lis
 async def _bring_up(hosts: Hosts, host: Host) -> dict[str, Any]:
     """The host looks at its version and sensors first, and starts nothing that cannot be used."""
     tls = material(hosts.state / TLS_FOLDER / host.name) if hosts.tls else None
-    orders = {
-        "do": "start", "version": __version__, "folder": _folder(hosts, host), "scheduler": of_hosts(hosts).url, "name": host.name,
-        "board": host.board, "tls": tls, "environment": dict(host.environment),
-    }  # fmt: skip
+    place = {"folder": _folder(hosts, host), "scheduler": of_hosts(hosts).url, "name": host.name, "board": host.board}
+    orders = {"do": "start", "version": __version__, **place, "tls": tls, "environment": dict(host.environment)}
     return await tell(host, orders)
 
 

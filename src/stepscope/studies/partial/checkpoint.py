@@ -28,7 +28,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
             warnings.simplefilter("ignore")  # torch speaks of its own support; what is no file of weights is refused
             content: Any = torch.load(path, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError, zipfile.BadZipFile, OSError) as error:
-        why = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        why = "it holds more than tensors, or no tensors at all" if _pickled(error) else str(error).split("\n")[0]
         raise UsageError(f"'{path}' is not a file of plain weights, so it was not loaded: {why}", _HINT) from error
     for name in _WRAPPED:
         if isinstance(content, dict) and isinstance(content.get(name), dict):
@@ -57,6 +57,11 @@ def put_weights(model: nn.Module, weights: dict[str, Tensor], origin: str) -> st
         )
     model.load_state_dict({name: tensor for name, tensor in weights.items() if name not in other}, strict=False)
     return f"the last layer is new: in {origin} it has another size" if other else None
+
+
+def _pickled(error: Exception) -> bool:
+    """Torch answers such files with ways to execute them: nothing to repeat to a user."""
+    return isinstance(error, (pickle.UnpicklingError, EOFError)) or not str(error)
 
 
 def _shape(tensor: Tensor) -> str:

@@ -15,6 +15,7 @@ from stepscope.studies.here import device_name, versions
 from stepscope.studies.partial.outcome import Outcome, outcome
 from stepscope.studies.partial.plan import Asked, Setting, jobs, settings
 from stepscope.studies.partial.tables import before_table, frames, front, reference_table, saving_table, way_table
+from stepscope.studies.seed_means import energy_notes
 from stepscope.studies.study_folder import StudyFolder
 from stepscope.studies.watch import Job, Watch, ended_early, make_missing
 
@@ -77,7 +78,8 @@ def found(folder: StudyFolder, asked: Asked, todo: Sequence[Job], command: str) 
     tables += [before] if before is not None else []
     tables += [reference_table(outcomes)] if asked.preset else []
     tables += [_unmade_table(unmade)] if unmade else []
-    meaning = tuple((name, way.trains, way.saves) for name, way in WAYS.items() if name in {*asked.ways, "all"})
+    made = {setting.way for setting in settings(asked)}
+    meaning = tuple((name, way.trains, way.saves) for name, way in WAYS.items() if name in made)
     return Findings(
         study=NAME,
         title=f"Training only a part of {asked.workload}",
@@ -125,11 +127,7 @@ def _notes(outcomes: Sequence[Outcome], asked: Asked) -> Iterator[str]:
     seeds = {len(each.cells) for each in outcomes}
     if min(seeds) < 2:
         yield "one seed gives no interval: --seeds 5"
-    kinds = {cell["energy_kind"] for each in outcomes for cell in each.cells}
-    if kinds == {None}:
-        yield f"energy was not measured: {cell['energy_note']}"
-    elif len(kinds) > 1:
-        yield "energy is left out of the heading: it is not of one kind in all trainings"
+    yield from energy_notes([cell for each in outcomes for cell in each.cells])
     if any(each.setting.fraction == 1 and each.setting.way == "all" for each in outcomes) and 1.0 in asked.fractions:
         yield "100 % of layers or filters is the same training as all, and is shown as such"
     yield from dict.fromkeys(

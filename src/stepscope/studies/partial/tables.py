@@ -10,7 +10,7 @@ import polars as pl
 from stepscope.analysis.findings import FoundTable, Value
 from stepscope.studies.partial.outcome import Outcome, unbeaten
 from stepscope.studies.partial.reference import POINTS
-from stepscope.studies.seed_means import SHARE, Mean, in_three, mean_of
+from stepscope.studies.seed_means import SHARE, Mean, energy_called, in_three, mean_of
 
 Row = tuple[Value, ...]
 COSTS = {"time_s": "training time, s", "energy_j": "energy, J", "peak_mb": "peak of live tensors, MB"}
@@ -141,7 +141,7 @@ def frames(outcomes: Sequence[Outcome]) -> dict[str, pl.DataFrame]:
     return {name: frame for name, frame in found.items() if not frame.is_empty()}
 
 
-_CURVE = {"way": pl.String, **dict.fromkeys(("step", "cost", "percent", "low", "high"), pl.Float64)}
+_CURVE = {"way": pl.String, "title": pl.String, **dict.fromkeys(("step", "cost", "percent", "low", "high"), pl.Float64)}
 _NUMBERS = ("value", "value_low", "value_high", "percent", "low", "high")
 _POINT = {"way": pl.String, "cost": pl.String, "unbeaten": pl.Boolean, **dict.fromkeys(_NUMBERS, pl.Float64)}
 
@@ -159,6 +159,7 @@ def _curves(outcomes: Sequence[Outcome], cost: str) -> pl.DataFrame:
                 rows.append(
                     {
                         "way": each.setting.name,
+                        "title": _title(cost, each),
                         "step": looks[0]["step"],
                         "cost": at.value,
                         "percent": gain.value,
@@ -168,13 +169,18 @@ def _curves(outcomes: Sequence[Outcome], cost: str) -> pl.DataFrame:
     return pl.DataFrame(rows, schema=_CURVE)
 
 
+def _title(cost: str, found: Outcome) -> str:
+    """The title of the axis: energy that is not measured says so."""
+    return COSTS[cost].replace("energy", energy_called(found.cells[0]["energy_kind"]))
+
+
 def _points(outcomes: Sequence[Outcome]) -> Iterator[dict[str, Any]]:
-    for cost, title in COSTS.items():
+    for cost in COSTS:
         best = front(outcomes, cost)
         for each in outcomes:
             mean = cost_of(each).get(cost)
             if mean is not None:
-                own = {"way": each.setting.name, "cost": title, "unbeaten": each.setting.name in best}
+                own = {"way": each.setting.name, "cost": _title(cost, each), "unbeaten": each.setting.name in best}
                 gain = {"percent": each.accuracy.value, "low": each.accuracy.low, "high": each.accuracy.high}
                 yield {**own, **gain, "value": mean.value, "value_low": mean.low, "value_high": mean.high}
 

@@ -69,8 +69,8 @@ def learn(workload: Workload, lesson: Lesson, seed: int, place: Place) -> dict[s
         "way": lesson.way, "fraction": lesson.fraction, "seed": seed, "steps": steps,
         "batch": training.batch_size, "data": asdict(training.data), "optimizer": f"{rule.name} {dict(rule.values)}",
         "curve": list(_curve(done)), "step_s": float(_median(done)), "energy_kind": done.energy_kind,
-        "energy_note": done.energy_note, "run": str(Path(done.run).relative_to(place.weights.parent)),
-        "cost": asdict(cost), "notes": notes,
+        "energy_note": done.energy_note, "energy_gap": done.gap,
+        "run": str(Path(done.run).relative_to(place.weights.parent)), "cost": asdict(cost), "notes": notes,
     }  # fmt: skip
 
 
