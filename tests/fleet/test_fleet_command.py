@@ -12,9 +12,11 @@ from pathlib import Path
 
 import pytest
 from tests.conftest import CommandLine
-from tests.fleet.small_fleets import written_hosts
+from tests.fleet.small_fleets import fleet_folder, written_hosts
 
+from stepscope.commands._fleet_watch import watching_fleet
 from stepscope.errors import UsageError
+from stepscope.studies.fleet.device import Device
 from stepscope.studies.fleet.folder import FleetFolder
 from stepscope.studies.fleet.hosts import read_hosts
 from stepscope.studies.fleet.processes import running
@@ -75,6 +77,24 @@ def test_a_folder_takes_one_fleet_of_sweeps(tmp_path: Path) -> None:
         FleetFolder.create(tmp_path / "lab", ["a"], plan, [])
     with pytest.raises(UsageError, match="no sweep of a fleet"):
         FleetFolder(tmp_path)
+
+
+@pytest.mark.parametrize("live", [True, False])
+def test_progress_names_each_board_and_what_its_devices_are_at(
+    live: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TTY_COMPATIBLE", "1" if live else "0")
+    monkeypatch.setenv("COLUMNS", "200")
+    folder = fleet_folder(tmp_path / "s", ["pi", "nano"], "ok", batches=(1, 2))
+    device, point = Device("pi-1", "pi", "tcp://x"), folder.boards["pi"].order[0]
+    with watching_fleet(folder, quiet=False) as watch:
+        watch.begins(device, point)
+        watch.ends("pi", device, point, {"status": "oom", "reason": "can't allocate memory"})
+        watch.says("nano-1 went away")
+    said = capsys.readouterr().err
+    assert f"pi 1/2 on pi-1: ok batch {point.batch} sgd, repeat 1: oom: can't allocate memory" in said
+    assert "nano-1 went away" in said
+    assert ("\x1b" in said) == live
 
 
 class _SshServer:

@@ -104,7 +104,8 @@ def test_a_device_that_sends_more_or_less_than_it_offered_is_refused(source: Pat
 def test_no_room_for_a_run_stops_the_sweep_before_anything_is_fetched(
     source: Path, sweep: SweepFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    usage, device = namedtuple("usage", "total used free"), _Device(source)
+    usage = namedtuple("usage", "total used free")
+    device = _Device(source)
     with monkeypatch.context() as patched:
         patched.setattr(shutil, "disk_usage", lambda path: usage(10, 9, PIECE_BYTES))
         with pytest.raises(OutputNotWritable, match="is full"):

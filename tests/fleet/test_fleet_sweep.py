@@ -18,12 +18,14 @@ from stepscope.runfolder import RunReader
 from stepscope.studies.fleet import device as device_module
 from stepscope.studies.fleet.address import Reach, of_hosts, reach
 from stepscope.studies.fleet.certificates import make
+from stepscope.studies.fleet.device import Device
 from stepscope.studies.fleet.folder import FleetFolder
 from stepscope.studies.fleet.hosts import Hosts, read_hosts
 from stepscope.studies.fleet.processes import running, stop
 from stepscope.studies.fleet.results import fleet_results
 from stepscope.studies.fleet.sweep import FleetIncomplete, FleetWatch
 from stepscope.studies.fleet.up import devices, up
+from stepscope.studies.suite.grid import Point
 
 DEVICES = {"x": "pair", "y": "pair", "z": "solo"}
 
@@ -184,3 +186,35 @@ def test_hosts_that_run_already_are_left_alone_and_no_second_fleet_takes_them(fl
     assert "a worker runs in" in str(state.refused)
     assert "name z" in str(state.refused)
     assert _worker(fleet, "z") == before
+
+
+def test_a_run_that_takes_its_device_with_it_each_time_is_marked_lost(fleet: Hosts, tmp_path: Path) -> None:
+    folder = fleet_folder(tmp_path / "s", ["solo"], "wait-5", "ok")
+    killed: list[int] = []
+
+    def kill(device: Device, point: Point) -> None:
+        if point.workload == "wait-5":
+            killed.append(_worker(fleet, "z"))
+            os.kill(killed[-1], signal.SIGKILL)
+            threading.Thread(target=up, args=(fleet,)).start()
+
+    said = swept(folder, fleet, watch=FleetWatch(begins=kill))
+    assert statuses(folder) == {"solo": ["lost", "ok"]}
+    assert len(set(killed)) == 3
+    lost = next(result for result in folder.boards["solo"].ended().values() if result["status"] == "lost")
+    assert lost["reason"] == "tried 3 times: z went away"
+    assert said == [] or all("z" in line for line in said)
+
+
+def test_a_device_that_cannot_make_runs_is_not_used_and_costs_no_try(fleet: Hosts, tmp_path: Path) -> None:
+    folder = fleet_folder(tmp_path / "s", ["pair"], "ok", batches=(1, 2))
+    runs = fleet.state / "devices" / "x" / "runs"
+    shutil.rmtree(runs, ignore_errors=True)
+    runs.write_text("in the way", encoding="utf-8")
+    try:
+        said = swept(folder, fleet)
+    finally:
+        runs.unlink()
+    assert statuses(folder) == {"pair": ["ok", "ok"]}
+    assert [line for line in said if line.startswith("not used any more: x: NotADirectoryError")]
+    assert {result["made_by"] for result in folder.boards["pair"].ended().values()} == {"y"}

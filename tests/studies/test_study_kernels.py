@@ -234,6 +234,7 @@ def test_options_that_contradict_or_do_not_exist_are_refused(
         _asked(ops, of, {**plain, **axes}, False)
 
 
+@pytest.mark.slow
 def test_the_kernels_of_a_workload_from_the_command_line(stepscope_cli: CommandLine, tmp_path: Path) -> None:
     command = ("study", "kernels", "--of", "lenet", "--batch", "2", "--ops", "conv,linear", "--seconds", "0.001")
     done = stepscope_cli(*command, "--quick", "--threads", "1", "--out", "study")

@@ -154,6 +154,7 @@ def test_settings_that_do_not_exist_are_refused(options: dict[str, object]) -> N
         setting("lenet", **options)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_a_real_training_of_two_settings_from_the_command_line(stepscope_cli: CommandLine, tmp_path: Path) -> None:
     command = ("study", "precision", "lenet", "--precisions", "fp32", "--batch", "2", "--steps", "12", "--repeats", "1")
     done = stepscope_cli(*command, "--threads", "1", "--out", "study")

@@ -89,7 +89,9 @@ def _sum(parts: list[dict[str, Any]], name: str) -> float | None:
 def resolution_sentences(resolution: pl.DataFrame) -> list[str]:
     """What each rail can tell apart and what it would take; a lock of sampler and step is said. The total first."""
     order = pl.col("component").is_in(["total", "device"])
-    return [_sentence(row) + _stuck(row) for row in resolution.sort(order, descending=True, maintain_order=True).to_dicts()]
+    return [
+        _sentence(row) + _stuck(row) for row in resolution.sort(order, descending=True, maintain_order=True).to_dicts()
+    ]
 
 
 def _sentence(row: dict[str, Any]) -> str:

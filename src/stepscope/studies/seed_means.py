@@ -64,5 +64,5 @@ def energy_notes(cells: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     yield f"energy: {next(iter(kinds))}, of {cells[0]['energy_note']}"
     gap = max(cell["energy_gap"] for cell in cells)
     if gap > 0:
-        said = "their time is counted at the mean power of the rest; above 20 % energy is not known"
+        said = "it is counted at the mean power of the rest; above 20 % energy is not known"
         yield f"the sensor left out up to {100 * gap:.2g} % of the time of a training: {said}"

@@ -11,6 +11,7 @@ from tests.fabricate import fabricate_run
 
 from stepscope.analysis.attributed import AttributedRail, attributed
 from stepscope.analysis.energy_by import RESOLUTION, SCHEMA, energy_by, resolution
+from stepscope.analysis.energy_shown import resolution_sentences
 from stepscope.analysis.own_time import RESIDUAL
 from stepscope.analysis.run import Run
 from stepscope.errors import UnknownName

@@ -194,7 +194,7 @@ def run_readings(run: RunReader, source: PowerSource, origin_ns: int) -> tuple[R
         gaps = (source.growth.gaps_ns - origin_ns) / 1e9
         return from_counter(t, t, source.growth.grown, gaps, refresh), Options(refresh=refresh)
     t0, t1, watts = _samples(run, channel, origin_ns)
-    still = stuck(t0, watts, float(steady_steps(run)["length_ns"].cast(pl.Float64).median() or 0.0) / 1e9)  # type: ignore[arg-type]
+    still = stuck(t0, watts, float(steady_steps(run)["length_ns"].cast(pl.Float64).median() or 0.0) / 1e9)
     stuck_s = float(np.ptp(t0[still])) if still.any() else 0.0
     watts = np.where(still, np.nan, watts)
     floor = hidden_by_steps(watts, source.step_size)

@@ -12,10 +12,17 @@ from stepscope.report.charts.palette import LIGHT
 from stepscope.report.charts.style import NARROW, axis, plot_width
 
 _HEIGHT, _NAMED = 300, 6
+_GROUPS = [
+    LIGHT[name]
+    for name in ("forward", "backward", "optimizer", "data", "held-saved", "held-workspace", "held-parameter", "other")
+]
 
 
 def build(points: pl.DataFrame, roofs: pl.DataFrame, width: int) -> Any:
-    """Marks of `points` (name, flop_per_byte, flops_per_s, share, hover) below `roofs` (roof, value) of one device."""
+    """Marks of `points` (label, flop_per_byte, flops_per_s, share, hover) below `roofs` (roof, value) of one device.
+
+    A column `group` of the points, where there is one, gives them their colours.
+    """
     left, right = (10 ** f(points["flop_per_byte"].log10().to_numpy()) for f in (_floor, _ceiling))
     low, high = (10 ** f(points["flops_per_s"].log10().to_numpy()) for f in (_floor, _ceiling))
     x = alt.X(
@@ -31,7 +38,9 @@ def build(points: pl.DataFrame, roofs: pl.DataFrame, width: int) -> Any:
     layers = [_roofs(roofs, left, right, x, y)] if not roofs.is_empty() else []
     size = alt.Size("share:Q", scale=alt.Scale(type="sqrt", domain=[0, 1], range=[20, 1400]), legend=None)
     marks = alt.Chart(points).mark_circle(color=LIGHT["forward"], opacity=0.75, clip=False)
-    layers.append(marks.encode(x=x, y=y, size=size, description="hover:N"))
+    groups = alt.Color("group:N", scale=alt.Scale(range=_GROUPS), legend=alt.Legend(columns=4))
+    coloured = {"color": groups} if "group" in points.columns else {}
+    layers.append(marks.encode(x=x, y=y, size=size, description="hover:N", **coloured))
     named = points.sort("share", descending=True).head(3 if width <= NARROW else _NAMED).sort("flop_per_byte")
     for turn, dy in enumerate((-18, 20)):  # neighbours say their names above and below
         texts = alt.Chart(named.gather_every(2, turn)).mark_text(dy=dy, fontSize=11, color=LIGHT["ink"])

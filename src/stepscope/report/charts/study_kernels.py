@@ -54,9 +54,7 @@ def _said(points: pl.DataFrame) -> pl.DataFrame:
         f"{percent(row['share'])} of the time"
         for row in points.iter_rows(named=True)
     ]
-    dearest = pl.col("share") == pl.col("share").max().over("op")  # one name for each op: they lie close together
-    label = pl.when(dearest).then(pl.col("op")).otherwise(pl.lit(""))
-    return points.with_columns(label=label, hover=pl.Series(hover))
+    return points.with_columns(label=pl.lit(""), group=pl.col("op"), hover=pl.Series(hover))
 
 
 def _lines(rows: pl.DataFrame, width: int) -> Any:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from time import monotonic
 from typing import TYPE_CHECKING, Any
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 _LOOK_EVERY_S = 0.5
 _SLEPT_S = 0.5
 _CLOCK_S = 1.0
-_GONE = "gone"
 
 
 class FleetIncomplete(FleetError):
@@ -85,7 +84,8 @@ class _Crew:
     ) -> None:
         self._folder, self._boards, self._child, self._watch, self._wait_s = folder, boards, child, watch, wait_s
         self._at_work: dict[Device, asyncio.Task[None]] = {}
-        self._not_used: set[str] = set()  # addresses: who joins again is looked at again
+        self._not_used: set[str] = set()  # addresses: who joins again has another one
+        self._gone: set[str] = set()
         self._seen_s = dict.fromkeys(boards, monotonic())  # when a device of the board was last there
         self._answered = False
 
@@ -108,7 +108,7 @@ class _Crew:
                 there = await present(client)
                 await self._leave([device for device in self._at_work if device not in there], gone=True)
                 self._set_to_work(client, there)
-                ended, _ = await asyncio.wait([*self._at_work.values(), _soon()], return_when=asyncio.FIRST_COMPLETED)
+                ended = await _first_of(self._at_work.values())
                 for device in [device for device, task in self._at_work.items() if task in ended]:
                     self._at_work.pop(device).result()  # what went wrong here, not there, ends the sweep
         finally:
@@ -131,8 +131,10 @@ class _Crew:
     async def _leave(self, devices: Sequence[Device], gone: bool) -> None:
         """No longer wait for these; `gone`: since they are no longer there, which counts as a try."""
         tasks = [self._at_work.pop(device) for device in devices]
+        if gone:
+            self._gone |= {device.address for device in devices}
         for task in tasks:
-            task.cancel(_GONE if gone else "")
+            task.cancel()
         for answer in await asyncio.gather(*tasks, return_exceptions=True):
             if isinstance(answer, Exception) and not isinstance(answer, SchedulerLost):
                 raise answer
@@ -164,7 +166,7 @@ class _Crew:
                 result = await self._run(client, device, board, point, met)
             board.end(point, result)
         except BaseException as error:
-            why = _why_lost(device, error)
+            why = self._why_lost(device, error)
             result = None if why is None else board.lost(point, why)
             if result is None:
                 board.give_back(point)
@@ -177,6 +179,12 @@ class _Crew:
         else:
             self._watch.ends(board.name, device, point, result)
         await ask(client, device, on_device.forget, self._folder.id, point.id)
+
+    def _why_lost(self, device: Device, error: BaseException) -> str | None:
+        """Why this counts as a try; None where the run can do nothing for it."""
+        if isinstance(error, asyncio.CancelledError):
+            return f"{device.name} went away" if device.address in self._gone else None
+        return str(error) if isinstance(error, (DeviceLost, RunDamaged)) else None
 
     async def _run(self, client: Client, device: Device, board: Board, point: Point, met: Met) -> dict[str, Any]:
         """Have it made, and bring it home."""
@@ -202,13 +210,6 @@ class _Crew:
         return {**result, "flags": [*result.get("flags", []), *slept], "made_by": device.name, "clock": clock}
 
 
-def _why_lost(device: Device, error: BaseException) -> str | None:
-    """Why this counts as a try; None where the run can do nothing for it."""
-    if isinstance(error, asyncio.CancelledError):
-        return f"{device.name} went away" if error.args == (_GONE,) else None
-    return str(error) if isinstance(error, (DeviceLost, RunDamaged)) else None
-
-
 def _own_source(board: Board, point: Point) -> str | None:
     """The text of a workload that is a file of the user's own: the devices do not have it."""
     path = point.workload.rpartition(":")[0]
@@ -218,5 +219,10 @@ def _own_source(board: Board, point: Point) -> str | None:
     return (board.sweep.path / "sources" / name).read_text(encoding="utf-8")
 
 
-def _soon() -> asyncio.Task[None]:
-    return asyncio.create_task(asyncio.sleep(_LOOK_EVERY_S))
+async def _first_of(tasks: Collection[asyncio.Task[None]]) -> set[asyncio.Task[None]]:
+    """Those that have ended when the first does, or none after a short while."""
+    if not tasks:
+        await asyncio.sleep(_LOOK_EVERY_S)
+        return set()
+    ended, _ = await asyncio.wait(tasks, timeout=_LOOK_EVERY_S, return_when=asyncio.FIRST_COMPLETED)
+    return ended

@@ -13,7 +13,7 @@ from stepscope.analysis.findings import Findings, FoundTable
 from stepscope.errors import UsageError
 from stepscope.studies.here import device_name, versions
 from stepscope.studies.partial.outcome import Outcome, outcome
-from stepscope.studies.partial.plan import Asked, Setting, jobs, settings
+from stepscope.studies.partial.plan import FRACTIONAL, Asked, Setting, jobs, settings
 from stepscope.studies.partial.tables import before_table, frames, front, reference_table, saving_table, way_table
 from stepscope.studies.seed_means import energy_notes
 from stepscope.studies.study_folder import StudyFolder
@@ -128,7 +128,7 @@ def _notes(outcomes: Sequence[Outcome], asked: Asked) -> Iterator[str]:
     if min(seeds) < 2:
         yield "one seed gives no interval: --seeds 5"
     yield from energy_notes([cell for each in outcomes for cell in each.cells])
-    if any(each.setting.fraction == 1 and each.setting.way == "all" for each in outcomes) and 1.0 in asked.fractions:
+    if 1.0 in asked.fractions and set(FRACTIONAL) & set(asked.ways):
         yield "100 % of layers or filters is the same training as all, and is shown as such"
     yield from dict.fromkeys(
         f"{each.setting.name}: {note}" for each in outcomes for one in each.cells for note in one["notes"]
