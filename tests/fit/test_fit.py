@@ -152,7 +152,7 @@ def test_a_model_that_looks_at_numbers_is_measured_at_small_batches_and_says_so(
 
 def test_an_error_of_the_model_itself_comes_through_as_its_cause() -> None:
     of = jobs.job(lambda: nn.Sequential(nn.Linear(63, jobs.CLASSES)))
-    with pytest.raises(StepscopeError, match="fails on real tensors too: RuntimeError: .*shapes") as raised:
+    with pytest.raises(StepscopeError, match=r"fails on real tensors too: RuntimeError: .*shapes") as raised:
         answer(Question(of, 4, limit_of_memory("8GB")))
     assert isinstance(raised.value.__cause__, RuntimeError)
 

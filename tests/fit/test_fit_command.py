@@ -136,7 +136,8 @@ def peak_of(batch: int) -> ProcessPeak:
 
 def child(batch: int) -> list[str]:
     """A training that takes 1.2 MB a sample and dies above 10 samples."""
-    dies, says = f"os.kill(os.getpid(), 9) if {batch} > 10 else None", f"json.dumps({{'peak_bytes': {batch} * 1200000}})"
+    dies = f"os.kill(os.getpid(), 9) if {batch} > 10 else None"
+    says = f"json.dumps({{'peak_bytes': {batch} * 1200000}})"
     code = f"import os, json; {dies}; print({says})"
     return [sys.executable, "-c", code]
 

@@ -77,9 +77,7 @@ def levels(run: RunReader) -> list[tuple[int, Change]] | None:
 def clocks_and_heat(run: RunReader) -> pl.DataFrame:
     """Every temperature, frequency and throttle channel over the run, as read; a gap begins with a null."""
     frames = [pl.DataFrame(schema=SCHEMA)]
-    for channel in run.channels:
-        if channel.get("quantity") in _WATCHED:
-            frames.append(_watched(run, channel))
+    frames += [_watched(run, channel) for channel in run.channels if channel.get("quantity") in _WATCHED]
     return pl.concat(frames).sort("quantity", "scope", "t_ns", maintain_order=True)
 
 

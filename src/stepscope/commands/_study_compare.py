@@ -1,4 +1,4 @@
-"""`stepscope study compare`: devices, runs or sweeps side by side, as `stepscope compare`; `check` is its gate for CI."""
+"""`stepscope study compare`: devices, runs or sweeps side by side, as `stepscope compare`; its gate is `check`."""
 
 from stepscope.commands.compare import compare
 
