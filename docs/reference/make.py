@@ -72,9 +72,12 @@ def _text(text: str | None) -> str:
 
 
 def _exit_codes() -> str:
-    errors = sorted(StepscopeError.__subclasses__(), key=lambda error: error.exit_code)
-    rows = [f"| {error.exit_code} | {_text(error.__doc__)} |" for error in errors]
-    rows = [*rows, "| 70 | A fault in Stepscope itself: please report it. |", "| 130 | Ctrl-C. |"]
+    named = [error for error in StepscopeError.__subclasses__() if error.__module__ == StepscopeError.__module__]
+    named.sort(key=lambda error: error.exit_code)
+    rows = [f"| {error.exit_code} | {_text(error.__doc__)} |" for error in named]
+    first = "| 1 | Something else, as said; a followed run or a checked workload that did not end well. |"
+    last = ["| 10 | `stepscope check`: a regression. |", "| 11 | `stepscope check`: cannot tell. |"]
+    rows = [first, *rows, *last, "| 70 | A fault in Stepscope itself: please report it. |", "| 130 | Ctrl-C. |"]
     title = "## Exit codes\n\n`stepscope run train.py` gives the exit code of the script.\n\n| code | meaning |"
     return "\n".join([title, "| --- | --- |", *rows])
 

@@ -20,6 +20,7 @@ MOST_FILES = 100_000
 MOST_BYTES = 64 << 30
 MOST_MANIFEST_BYTES = 64 << 20
 _DEEPEST = 8
+_LATEST = 1 << 62  # what the index has room for
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 _PART = re.compile(r"[^/\\:\x00-\x1f\x7f]{1,255}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -91,7 +92,7 @@ def read(name: str, content: bytes) -> Manifest | None:
         if stated["format"] > FORMAT:
             raise StoreError(f"'{name}' was written by a newer Stepscope", "pip install --upgrade stepscope")
         manifest = _manifest(stated)
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise StoreError(f"'{name}' is no manifest of a run: {error}") from error
     if manifest.id != id_in(name):
         raise StoreError(f"'{name}' speaks of another run, '{manifest.id}'")
@@ -122,6 +123,8 @@ def check(manifest: Manifest) -> None:
             raise StoreError(f"the run '{manifest.id}' states no size or checksum of '{file.path}'")
     if manifest.bytes > MOST_BYTES or len(manifest.files) > MOST_FILES:
         raise StoreError(f"the run '{manifest.id}' is larger than {MOST_BYTES >> 30} GiB or {MOST_FILES:,} files")
+    if not 0 <= manifest.revision < _LATEST:
+        raise StoreError(f"the run '{manifest.id}' has no revision {manifest.revision:.3g}")
     if "run.json" not in seen:
         raise StoreError(f"the run '{manifest.id}' holds no run.json")
 

@@ -123,6 +123,14 @@ def train(
     return _read(session, looks)
 
 
+def accuracy_of(training: Training, samples: int | None = None) -> float:
+    """On the test data, or its first `samples`, 0 to 1; UsageError where there is none: that is no accuracy of 0."""
+    found = training.evaluate(samples)
+    if found is None:
+        raise UsageError(f"'{training.workload.name}' has no accuracy", "take a classifier: stepscope workloads")
+    return found
+
+
 def refuse_without_accuracy(training: Training) -> None:
     """DataUnavailable or UsageError where nothing could be said about how good the model is."""
     workload = training.workload

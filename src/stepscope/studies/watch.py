@@ -35,8 +35,11 @@ class Job:
 
 def ended_early(folder: StudyFolder, job: Job) -> dict[str, Any] | None:
     """How a job ended that did not make all its points: status and reason; null where nothing is missing."""
-    missing = any(folder.cell(cell) is None for cell in job.cells.values())
-    return folder.cell(f"{job.name}-ended") if missing else None
+    missing = [cell for cell in job.cells.values() if folder.cell(cell) is None]
+    if not missing:
+        return None
+    unsaid = {"status": "unfinished", "reason": f"{', '.join(missing)} cannot be read or was not made"}
+    return folder.cell(f"{job.name}-ended") or unsaid
 
 
 def make_missing(

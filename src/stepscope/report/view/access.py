@@ -32,6 +32,10 @@ class Access:
             return None
         return "the token is missing or wrong: open the address that `stepscope view` printed"
 
+    def knows(self, given: str) -> bool:
+        """Whether this is the token; never where there is none."""
+        return self.token is not None and _same(given, self.token)
+
 
 def is_loopback(host: str) -> bool:
     """Whether an address that a server listens at is reached from this machine alone."""

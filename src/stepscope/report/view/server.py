@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import re
 import socket
 import sys
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -14,6 +15,7 @@ from stepscope.report.view.access import Access, is_loopback
 from stepscope.report.view.site import Answer, Site
 
 DEFAULT_PORT = 8321
+_TOKEN = re.compile(r"[A-Za-z0-9._~-]+")  # what an address and a cookie carry as it is
 _IDLE_S = 30.0  # a client that sends nothing for so long is let go
 
 
@@ -89,6 +91,8 @@ def make_server(
         raise RunNotFound(f"there is no folder '{folder}'", "name the folder that holds your runs: stepscope view DIR")
     if not is_loopback(host) and not token:
         raise UsageError(f"'{host}' can be reached by others: a token is needed", "leave --host out, or give --token")
+    if token is not None and _TOKEN.fullmatch(token) is None:
+        raise UsageError("this token would not get through an address", "letters, digits and . _ ~ -")
     try:
         return ViewServer(Site(folder, Access(token)), host, port)
     except OSError as error:

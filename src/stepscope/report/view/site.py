@@ -68,7 +68,7 @@ class Site:
         if refused is not None:
             return Answer(403, refused)
         if given is not None:
-            return _without_token(parts.path, query, given)
+            return _without_token(parts.path, query, given if self._access.knows(given) else None)
         try:
             return self._routed(unquote(parts.path), query)
         except StepscopeError as error:
@@ -129,9 +129,12 @@ def _own_page(script: str) -> dict[str, str]:
     return {"Content-Security-Policy": policy}
 
 
-def _without_token(path: str, query: Mapping[str, list[str]], token: str) -> Answer:
-    """Off to the same address without the token, which is in a cookie from now on: not in history or on a screen."""
+def _without_token(path: str, query: Mapping[str, list[str]], token: str | None) -> Answer:
+    """Off to the same address without the token, which is in a cookie from now on: not in history or on a screen.
+
+    token: None where what was given is not ours: a visitor's text never gets into a header.
+    """
     rest = urlencode({name: values for name, values in query.items() if name != "token"}, doseq=True)
     place = "/" + quote(unquote(path).lstrip("/\\"), safe="/")  # "//host" would lead to another site
-    cookie = f"{COOKIE}={token}; HttpOnly; SameSite=Strict; Path=/"
-    return Answer(303, "", headers={"Location": f"{place}?{rest}" if rest else place, "Set-Cookie": cookie})
+    cookie = {} if token is None else {"Set-Cookie": f"{COOKIE}={token}; HttpOnly; SameSite=Strict; Path=/"}
+    return Answer(303, "", headers={"Location": f"{place}?{rest}" if rest else place, **cookie})

@@ -50,10 +50,11 @@ def joules(run: Run) -> Joules | None:
         component = str(totals.sort("joules_per_step", descending=True)["component"][0])
     found: dict[str, float] = defaultdict(float)
     half: dict[str, float | None] = {}
-    for row in known.filter(pl.col("component") == component).iter_rows(named=True):
+    rows = known.filter(pl.col("component") == component)
+    for row in rows.filter(pl.col("rail") == rows["rail"][0]).iter_rows(named=True):  # two meters are not added
         name = OPTIMIZER if row["phase"] == "optimizer" else family(row["name"])
         found[name] += row["joules_per_step"]
-        own = None if row["high"] is None or row["low"] is None else (row["high"] - row["low"]) / 2
+        own = _half(row)
         before = half.get(name, 0.0)
         half[name] = None if own is None or before is None else before + own
     return Joules(component, dict(found), half)
@@ -68,6 +69,12 @@ def bytes_at_peak(events: pl.DataFrame) -> dict[tuple[str, str], int]:
             made = family(row["op"]) if row["category"] in ("saved", "temporary", "workspace") else ""
             found[row["category"], made] += row["bytes"]
     return dict(found)
+
+
+def _half(row: Mapping[str, float | None]) -> float | None:
+    """The wider side of the interval: an end below 0 was cut off. Null where there is none."""
+    value, low, high = row["joules_per_step"], row["low"], row["high"]
+    return None if value is None or low is None or high is None else max(high - value, value - low)
 
 
 def _share_of_optimizer(row: Mapping[str, float | None]) -> float:

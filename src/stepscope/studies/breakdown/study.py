@@ -104,6 +104,7 @@ def _called(setting: Setting) -> str:
 def _evidence(runs: Sequence[Trained], jobs: Mapping[str, Job], asked: Asked) -> Evidence:
     times: dict[Key, list[Mapping[str, float]]] = {}
     energy: dict[Key, Joules] = {}
+    lacking: dict[Key, str] = {}
     notes = []
     for one in runs:
         key = (one.point.setting.workload, one.point.setting.kind)
@@ -111,13 +112,17 @@ def _evidence(runs: Sequence[Trained], jobs: Mapping[str, Job], asked: Asked) ->
             notes.append(f"{_called(one.point.setting)}: {one.status}: {one.reason}")
             continue
         run = Run(one.run)
-        times.setdefault(key, []).append(milliseconds(run))
-        of_run = _joules(run)
+        spent = milliseconds(run)
+        if spent:
+            times.setdefault(key, []).append(spent)
+        else:  # nothing recorded is no step of 0 ms
+            notes.append(f"{_called(one.point.setting)}, repeat {one.point.repeat + 1}: no operations were recorded")
+        of_run, lacking[key] = (energy[key], "") if key in energy else _joules(run)
         if of_run is not None:
-            energy.setdefault(key, of_run)
+            energy[key] = of_run
     notes += [
-        f"energy of {model}, {kind}, cannot be judged: no power that could be handed to operations was read"
-        for model, kind in times
+        f"energy of {model}, {kind}, cannot be judged: {why}"
+        for (model, kind), why in lacking.items()
         if (model, kind) not in energy
     ]
     notes += [f"{name} has a step of its own: it has no inference" for name, job in jobs.items() if job.loss is None]
@@ -125,11 +130,12 @@ def _evidence(runs: Sequence[Trained], jobs: Mapping[str, Job], asked: Asked) ->
     return Evidence(times, energy, peaks, series, parameters, (*notes, *stopped))
 
 
-def _joules(run: Run) -> Joules | None:
+def _joules(run: Run) -> tuple[Joules | None, str]:
+    """The energy of a run by family, or why there is none."""
     try:
-        return joules(run)
-    except StepscopeError:  # too few readings for a fit
-        return None
+        return joules(run), "no power that could be handed to operations was read"
+    except StepscopeError as error:  # too few readings for a fit
+        return None, str(error)
 
 
 def _memory(
@@ -198,6 +204,11 @@ def _mean_times(repeats: Sequence[Mapping[str, float]]) -> dict[str, tuple[float
     return found
 
 
+def _mean_wholes(repeats: Sequence[Mapping[str, float]]) -> tuple[float, float | None, float | None]:
+    mean, low, high = mean_interval(np.array([sum(one.values()) for one in repeats]))
+    return mean, None if known(low) is None else max(low, 0.0), known(high)
+
+
 def _time_table(evidence: Evidence) -> FoundTable:
     rows: list[tuple[Value, ...]] = []
     for (model, kind), repeats in evidence.times.items():
@@ -205,7 +216,7 @@ def _time_table(evidence: Evidence) -> FoundTable:
         whole = sum(value for value, _, _ in of.values())
         ordered = sorted(of, key=lambda name: -of[name][0])
         rows += [(model, kind, name, *of[name], 100 * of[name][0] / whole) for name in ordered]
-        rows.append((model, kind, "whole step", whole, None, None, 100.0))
+        rows.append((model, kind, "whole step", *_mean_wholes(repeats), 100.0))
     columns = ("model", "of", "operation", "ms a step", "low", "high", "%")
     note = "Own time of the operations of recorded steps on the CPU; with what lies between them it is the whole step."
     return FoundTable("time", "Time by kind of operation", columns, tuple(rows), note)
@@ -220,7 +231,10 @@ def _energy_table(evidence: Evidence) -> FoundTable:
             for name, value in sorted(of.joules.items(), key=lambda item: -item[1])
         ]
     columns = ("model", "of", "component", "operation", "mJ a step", "plus or minus", "%")
-    note = "Attributed to operations; half widths of 90 % of the parts are added, which is the widest that they can be."
+    note = (
+        "Attributed to operations in the first repeat that has energy; half widths of 90 % of the parts are added, "
+        "which is the widest that they can be."
+    )
     return FoundTable("energy", "Energy by kind of operation", columns, tuple(rows), note)
 
 

@@ -13,7 +13,7 @@ from torch.utils.data import Dataset, Subset, default_collate
 
 from stepscope.errors import UsageError
 from stepscope.studies.daily.routine import Routine
-from stepscope.studies.measured_training import Place, Trained, refuse_without_accuracy, train
+from stepscope.studies.measured_training import Place, Trained, accuracy_of, refuse_without_accuracy, train
 from stepscope.studies.partial.classes import labels_of
 from stepscope.workloads.contract import Batch, Training, Workload
 
@@ -110,7 +110,7 @@ def _through(
         batches(),
         place.settings(training),
         lambda number, batch: training.step(batch),
-        lambda: {"accuracy": training.evaluate() or 0.0},
+        lambda: {"accuracy": accuracy_of(training)},
         lambda made: made in set(ends),
     )
 
@@ -145,7 +145,7 @@ def _train_to(training: Training, images: Dataset[Batch], start: float) -> None:
     part = replace(training, splits=replace(training.splits, train=images))
     for steps, batch in enumerate(part.batches(), 1):
         part.step(batch)
-        if steps % _EVERY == 0 and (part.evaluate(_LOOKED_AT) or 0.0) >= start:
+        if steps % _EVERY == 0 and accuracy_of(part, _LOOKED_AT) >= start:
             return
         if steps >= _MOST_STEPS:
             said = f"{steps} steps did not bring '{training.workload.name}' to {start:.0%}"

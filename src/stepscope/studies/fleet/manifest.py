@@ -49,6 +49,13 @@ def checked(content: Iterable[Mapping[str, Any]]) -> list[Listed]:
     return files
 
 
+def inside(folder: Path, name: object) -> Path:
+    """What lies below a folder under a name that came from elsewhere; RunDamaged where that would leave it."""
+    if not isinstance(name, str) or not _is_inside(name):
+        raise _refused(f"the name {name!r}")
+    return folder / name
+
+
 def sha256_of(path: Path) -> str:
     """SHA-256 of a file's content."""
     digest = hashlib.sha256()

@@ -30,6 +30,7 @@ from stepscope.studies.fleet.device import (
 )
 from stepscope.studies.fleet.folder import FleetFolder
 from stepscope.studies.fleet.gather import Piece, gather
+from stepscope.studies.fleet.manifest import inside
 from stepscope.studies.suite.grid import Point
 from stepscope.studies.suite.run_one import Outcome
 from stepscope.studies.suite.sweep import adopted, result_of, skipped, with_cooling
@@ -202,7 +203,7 @@ class _Crew:
 
         where = board.sweep.run_folder(point)
         await gather(board.sweep, where, ended["files"], fetch)
-        run = None if ended["run"] is None else where / ended["run"]
+        run = None if ended["run"] is None else inside(where, ended["run"])
         outcome = Outcome(ended["status"], ended["reason"], run, ended["wall_s"])
         result = with_cooling(await asyncio.to_thread(result_of, board.sweep, point, outcome), ended["cooled"])
         clock = {"offset_s": met.offset_s, "within_s": met.within_s}

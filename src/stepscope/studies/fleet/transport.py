@@ -34,23 +34,29 @@ async def tell(host: Host, orders: Mapping[str, Any]) -> dict[str, Any]:
     try:
         answer = json.loads(printed.strip().splitlines()[-1])
     except (ValueError, IndexError):
-        raise HostFailed(f"{host.name}: exit code {code}: {_last(said)}", _advice(host, said)) from None
+        how = "it ended without an exit code" if code is None else f"exit code {code}"
+        raise HostFailed(f"{host.name}: {how}: {_last(said)}", _advice(host, said)) from None
     if "refused" in answer:
         raise HostFailed(f"{host.name}: {answer['refused']}", answer.get("hint"))
     return dict(answer)
 
 
-async def _here(command: list[str], text: str) -> tuple[int, str, str]:
+async def _here(command: list[str], text: str) -> tuple[int | None, str, str]:
     pipe = asyncio.subprocess.PIPE
     try:
         child = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, stderr=pipe)
     except OSError as error:
         return 127, "", f"{command[0]}: {error.strerror}"
-    out, err = await child.communicate(text.encode())
-    return child.returncode or 0, out.decode(errors="replace"), err.decode(errors="replace")
+    try:
+        out, err = await child.communicate(text.encode())
+    finally:
+        if child.returncode is None:  # too late, or Ctrl-C: nothing is left behind
+            child.kill()
+            await child.wait()
+    return child.returncode, out.decode(errors="replace"), err.decode(errors="replace")
 
 
-async def _there(host: Host, command: list[str], text: str) -> tuple[int, str, str]:
+async def _there(host: Host, command: list[str], text: str) -> tuple[int | None, str, str]:
     """The command is made of quoted words; orders and keys go by stdin, where no list of processes shows them."""
     try:
         import asyncssh
@@ -73,7 +79,7 @@ async def _there(host: Host, command: list[str], text: str) -> tuple[int, str, s
     except (OSError, asyncssh.Error) as error:
         said = f"{host.name}: cannot be reached at {host.address} port {host.ssh_port}: {error}"
         raise HostFailed(said, f"try: ssh -p {host.ssh_port} {host.address}") from error
-    return done.exit_status or 0, str(done.stdout), str(done.stderr)
+    return done.exit_status, str(done.stdout), str(done.stderr)
 
 
 def _last(said: str) -> str:

@@ -94,7 +94,8 @@ def _measured(folder: StudyFolder, asked: Asked, todo: Sequence[Kernel], tell: T
         cell_id = "five-three-" + "-".join(f"{axis}{at}" for axis, at in where.items())
         pairs[name] = folder.answered(cell_id, lambda where=where: _pair(where, asked))  # type: ignore[misc]
     tell(total - 1, total, "the timer against a bare loop")
-    bare = folder.answered("bare-loop", lambda: _bare(todo, asked))
+    timed_ones = [kernel for kernel in todo if "parts" in cells[kernel.id]]
+    bare = folder.answered("bare-loop", lambda: _bare(timed_ones, asked))
     rows = [row for kernel in todo for row in _rows(kernel, cells[kernel.id])]
     skipped = {kernel.called: cells[kernel.id]["skipped"] for kernel in todo if "skipped" in cells[kernel.id]}
     return Evidence(rows, roofs, pairs, bare, skipped)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from stepscope.errors import DataUnavailable, UsageError
+from stepscope.studies.measured_training import accuracy_of
 
 if TYPE_CHECKING:
     from torch.utils.data import Dataset
@@ -59,12 +60,12 @@ def _evenings(workload: Workload, scenario: Daily, batch: int, seed: int) -> Ite
         most = (len(order) - before) // scenario.images
         raise UsageError(f"{len(order)} training images are too few for {scenario.days} days", f"--days {most} or less")
     _pre_train(training, Subset(train, order[:before]), scenario.start)
-    yield _accuracy(training)
+    yield accuracy_of(training)
     for day in range(scenario.days):
         begin = before + day * scenario.images
         for images in _batches(Subset(train, order[begin : begin + scenario.images]), batch, seed + day):
             training.step(images)
-        yield _accuracy(training)
+        yield accuracy_of(training)
 
 
 def _pre_train(training: Training, images: Dataset[Batch], start: float) -> None:
@@ -73,19 +74,12 @@ def _pre_train(training: Training, images: Dataset[Batch], start: float) -> None
         for batch in _batches(images, training.batch_size, training.seed + 1000 + passes):
             training.step(batch)
             steps += 1
-            if steps % _EVERY == 0 and _accuracy(training, _LOOKED_AT) >= start:
+            if steps % _EVERY == 0 and accuracy_of(training, _LOOKED_AT) >= start:
                 return
         passes += 1
     raise UsageError(
         f"{steps} steps did not bring '{training.workload.name}' to {start:.0%}", "ask for a lower --start"
     )
-
-
-def _accuracy(training: Training, samples: int | None = None) -> float:
-    found = training.evaluate(samples)
-    if found is None:
-        raise UsageError(f"'{training.workload.name}' has no accuracy", "take a classifier")
-    return found
 
 
 def _batches(images: Dataset[Batch], size: int, seed: int) -> Iterator[Batch]:

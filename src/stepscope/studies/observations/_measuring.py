@@ -55,8 +55,10 @@ def measured(folder: StudyFolder, asked: Asked, child: Sequence[str], watch: Wat
             result.notes.append(f"{cell.called}: {known['status']}: {known['reason']}")
             result.absent.setdefault(what, f"{cell.called}: {known['reason']}")
         elif what == "run":
-            with contextlib.suppress(RunError):  # removed by hand: the others still say something
+            try:
                 result.runs.append(Run(folder.path / known["run"]))
+            except RunError as error:  # removed by hand: the others still say something
+                result.notes.append(f"{cell.called}: left out: {error}")
         else:
             rows[what] += known["rows"]
     result.frames = {name: pl.DataFrame(found) for name, found in rows.items() if found}

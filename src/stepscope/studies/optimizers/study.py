@@ -67,4 +67,8 @@ def _with_target(rules: Rules, runs: Sequence[Trained]) -> tuple[Rules, list[str
     if not lowest:
         return rules, ["no target: a loss is smoothed over ten steps, and no training made so many"]
     target = float(np.max(lowest))
-    return replace(rules, target_loss=target), [f"target: a loss of {target:.4g}, the lowest that all of them reached"]
+    notes = [f"target: a loss of {target:.4g}, the lowest that all of them reached"]
+    if len(lowest) < len(runs):
+        uncounted = f"{len(runs) - len(lowest)} of {len(runs)} trainings have no loss to count"
+        notes.append(f"{uncounted}: the target is without them")
+    return replace(rules, target_loss=target), notes

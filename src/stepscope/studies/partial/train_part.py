@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from stepscope.errors import UsageError
-from stepscope.studies.measured_training import Place, Trained, refuse_without_accuracy, train
+from stepscope.studies.measured_training import Place, Trained, accuracy_of, refuse_without_accuracy, train
 from stepscope.studies.partial.checkpoint import put_weights, read_weights
 from stepscope.studies.partial.choice import Choice, freeze, holding
 from stepscope.studies.partial.classes import halves, labels_of, of_classes
@@ -125,9 +125,9 @@ def _trained(training: Training, plan: Plan, steps: int, before: Training | None
 
 def _seen(training: Training, before: Training | None) -> Callable[[], Mapping[str, float]]:
     def look() -> dict[str, float]:
-        found = {"accuracy": training.evaluate() or 0.0}
+        found = {"accuracy": accuracy_of(training)}
         if before is not None:  # what it was pre-trained on: how much of that is left
-            found["before"] = replace(before, model=training.model).evaluate() or 0.0
+            found["before"] = accuracy_of(replace(before, model=training.model))
         return found
 
     return look

@@ -92,7 +92,8 @@ def refuse_without_permission(user: int | None = None) -> None:
 
 @contextlib.contextmanager
 def kept(jetson: Board, folder: Path) -> Iterator[int]:
-    """Whatever happens inside, the mode of before is set again at the end: also after Ctrl-C, SIGTERM or an exception.
+    """Whatever happens inside, the mode of before is set again at the end: also after Ctrl-C, SIGTERM, the end of the
+    terminal (SIGHUP) or an exception.
 
     The mode of before is written down first, so that after a power cut the next call puts it back.
     """
@@ -118,19 +119,22 @@ def _noted(note: Path) -> int | None:
 
 @contextlib.contextmanager
 def _told_to_end() -> Iterator[None]:
-    """SIGTERM as an exception, so that what has to be put back is."""
+    """SIGTERM and SIGHUP as exceptions, so that what has to be put back is; `nohup` keeps its meaning."""
 
     def end(number: int, frame: FrameType | None) -> None:
         raise SystemExit(128 + number)
 
-    with _handled(signal.SIGTERM, end):
+    hung_up = signal.SIG_IGN if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else end
+    with _handled(signal.SIGTERM, end), _handled(signal.SIGHUP, hung_up):
         yield
 
 
 @contextlib.contextmanager
 def _undisturbed() -> Iterator[None]:
     """A second Ctrl-C does not keep the mode from being put back."""
-    with _handled(signal.SIGINT, signal.SIG_IGN), _handled(signal.SIGTERM, signal.SIG_IGN):
+    with contextlib.ExitStack() as ignored:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            ignored.enter_context(_handled(number, signal.SIG_IGN))
         yield
 
 

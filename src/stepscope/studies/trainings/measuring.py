@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.analysis.run import Run
-from stepscope.errors import StepscopeError
+from stepscope.errors import UsageError
 from stepscope.studies.study_folder import StudyFolder
 from stepscope.studies.suite.measured import measured as read_run
 from stepscope.studies.suite.run_one import run_one
@@ -21,7 +21,7 @@ FOUND = "found.json"  # what the child says beside its run
 ENERGY = ("energy_per_sample_j", "estimated_energy_per_sample_j", "simulated_energy_per_sample_j")
 
 
-class SettingRefused(StepscopeError):
+class SettingRefused(UsageError):
     """The device cannot be brought into a setting."""
 
 
