@@ -20,12 +20,14 @@ from tests.report.browser import Browser
 
 _STEPS, _COPIES, _STEP_NS, _READINGS = 1_000, 48, 15_000_000, 100_000
 _WRITE = """
-import sys, time
+import re, sys, time
+from pathlib import Path
 began = time.perf_counter()
 from stepscope.analysis.run import Run
 from stepscope.report import html
 html.write(Run(sys.argv[1]), sys.argv[2])
 print(time.perf_counter() - began)
+print(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1])  # of this program, not of its parent
 """
 
 
@@ -38,12 +40,12 @@ def page(folder: Path) -> Path:
     )  # fmt: skip
     target = folder / "page.html"
     command = [sys.executable, "-c", _WRITE, str(run), str(target)]
-    wall_s = float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    wall_s, peak_kib = map(float, subprocess.run(command, capture_output=True, text=True, check=True).stdout.split())
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     count = _STEPS * sum(1 for op in ops for _ in _all(op))
     print(f"page: {count:,} op instances, {_READINGS:,} readings a sensor")
     print(f"  written in {wall_s:.1f} s ({used.ru_utime + used.ru_stime:.1f} s of CPU; bar 10)")
-    print(f"  {used.ru_maxrss / 1e6:.2f} GB (bar 1), {target.stat().st_size / 1e6:.2f} MB (bar 5)")
+    print(f"  {peak_kib * 1024 / 1e9:.2f} GB (bar 1), {target.stat().st_size / 1e6:.2f} MB (bar 5)")
     return target
 
 

@@ -3,7 +3,8 @@
 harness    CPU and wall time of a run of a sweep less those of a bare loop of the same steps, both from a fresh
            process to its end, in turns; the analysis of the run and its line on disk included
 steps      ms a step of a sweep against that of the bare loop: of each the fastest twentieth, which the load of
-           other programs hardly reaches
+           other programs hardly reaches. Two processes of the same bare loop differ by some percent all the same:
+           what a step is longer by is therefore also measured at batch 1, where those percents are few microseconds
 kills      a sweep killed (SIGKILL) at random moments and resumed, against an undisturbed one
 """
 
@@ -43,21 +44,21 @@ print(json.dumps(statistics.quantiles(lengths[3:], n=20)[0] * 1e3))
 SWEEP = (sys.executable, "-m", "stepscope", "suite", "run", "--quiet")
 
 
-def harness(workload: str, batch: int, steps: int, rounds: int) -> dict[str, float]:
-    """Medians over rounds of fresh processes in turns: s over the bare loop, and ratio of ms a step.
+def harness(workload: str, batch: int, steps: int, rounds: int) -> dict[str, list[float]]:
+    """By round of fresh processes in turns: s over the bare loop, ms a step of the bare loop and of the sweep.
 
     The command itself (importing, planning) is paid once a sweep: it is measured with one run and with two.
     """
-    walls, cpus, ratios = [], [], []
+    found: dict[str, list[float]] = {"wall_s": [], "cpu_s": [], "bare_ms": [], "step_ms": []}
     for _ in range(rounds):
         bare_wall, bare_cpu, bare = _timed([sys.executable, "-c", BARE, workload, str(batch), str(steps)])
         with tempfile.TemporaryDirectory() as out:
             one, two = (_sweep(workload, batch, steps, repeats, Path(out) / str(repeats)) for repeats in (1, 2))
-            found = statistics.median(_fast_ms(path) for path in Path(out).glob("*/runs/*/*/run.json"))
-        walls.append(two[0] - one[0] - bare_wall)
-        cpus.append(two[1] - one[1] - bare_cpu)
-        ratios.append(found / json.loads(bare))
-    return {name: statistics.median(v) for name, v in (("wall_s", walls), ("cpu_s", cpus), ("step_ratio", ratios))}
+            found["step_ms"].append(statistics.median(_fast_ms(path) for path in Path(out).glob("*/runs/*/*/run.json")))
+        found["wall_s"].append(two[0] - one[0] - bare_wall)
+        found["cpu_s"].append(two[1] - one[1] - bare_cpu)
+        found["bare_ms"].append(json.loads(bare))
+    return found
 
 
 def kills(count: int, seed: int) -> tuple[bool, int]:
@@ -89,6 +90,14 @@ def _fast_ms(header: Path) -> float:
     """The fastest twentieth of the unrecorded steps after the warm-up, ms."""
     lengths = timed_steps(RunReader(header.parent))[0]["length_ns"]
     return float(statistics.quantiles(lengths.to_list(), n=20)[0]) / 1e6
+
+
+def _say_steps(found: dict[str, list[float]], at_one: dict[str, list[float]]) -> None:
+    ratios = [step / bare for step, bare in zip(found["step_ms"], found["bare_ms"], strict=True)]
+    added_ms = statistics.median(at_one["step_ms"]) - statistics.median(at_one["bare_ms"])
+    bare_ms = statistics.median(found["bare_ms"])
+    print(f"ms a step over the bare loop: x {statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})")
+    print(f"  at batch 1 {1e3 * added_ms:.0f} us are added, x {1 + added_ms / bare_ms:.3f} here (bar 1.02)", flush=True)
 
 
 def _alike(whole: Path, broken: Path) -> bool:
@@ -125,8 +134,9 @@ def main() -> None:
     options = arguments.parse_args()
     if options.rounds:
         found = harness(options.workload, options.batch, options.steps, options.rounds)
-        print(f"a run over the bare loop: {found['cpu_s']:.2f} s CPU time, {found['wall_s']:.2f} s wall time (bar 2)")
-        print(f"ms a step over the bare loop: x {found['step_ratio']:.3f} (bar 1.02)", flush=True)
+        cpu_s, wall_s = statistics.median(found["cpu_s"]), statistics.median(found["wall_s"])
+        print(f"a run over the bare loop: {cpu_s:.2f} s CPU time, {wall_s:.2f} s wall time (bar 2)")
+        _say_steps(found, harness(options.workload, 1, 4 * options.steps, options.rounds))
     if options.kills:
         same, killed = kills(options.kills, options.seed)
         print(f"killed {killed} times and resumed: the table is {'the same' if same else 'ANOTHER'}")
