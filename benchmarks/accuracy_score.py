@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import polars as pl
 
+from stepscope.analysis.attribution.from_run import BETWEEN, PAUSES, pauses
+
 COUNTED = 0.003
 
 
@@ -53,14 +55,15 @@ def true_energy(run: Any, truth: Any, rail: str) -> pl.DataFrame:
             "joules": own,
         }
     )
-    inside = truth.energy_between(rail, steps["t0_ns"].to_numpy(), steps["t1_ns"].to_numpy()).sum()
-    span = truth.energy_between(rail, int(steps["t0_ns"][0]), int(steps["t1_ns"][-1]))
+    t0, t1 = steps["t0_ns"].to_numpy(), steps["t1_ns"].to_numpy()
+    inside = truth.energy_between(rail, t0, t1).sum()
+    between, long = truth.energy_between(rail, t1[:-1], t0[1:]), pauses(t0, t1)
     rest = pl.DataFrame(
         {
-            "name": ["(between operations)", "(between steps)"],
-            "module": [None, None],
-            "phase": [None, None],
-            "joules": [float(inside - own.sum()), float(span - inside)],
+            "name": ["(between operations)", BETWEEN, PAUSES],
+            "module": [None] * 3,
+            "phase": [None] * 3,
+            "joules": [float(inside - own.sum()), float(between[~long].sum()), float(between[long].sum())],
         },
         schema=named.schema,
     )

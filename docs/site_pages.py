@@ -8,11 +8,13 @@ from typing import Any
 
 DOCS = Path(__file__).parent
 _OUTWARDS = re.compile(r"(?<!!)\[([^\]]+)\]\((\.\./[^)#]+)\)")
+_PAGES = (".md", ".ipynb")
 _FIRST = ("index.md", "install.md", "guide.md")
 # (title of the part, which pages belong to it)
 _PARTS = (
     ("Guides", "guide-"),
     ("Studies", "guide-stud"),
+    ("Notebooks", "notebooks/"),
     ("Reference", "reference/"),
     ("Extend it", "add-a-"),
     ("How it works", ""),
@@ -21,7 +23,7 @@ _PARTS = (
 
 def pages() -> list[Any]:
     """The navigation: first pages, then parts; a page belongs to the part with the longest beginning of its name."""
-    names = sorted(path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md"))
+    names = sorted(path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*") if path.suffix in _PAGES)
     parts: dict[str, list[str]] = {title: [] for title, _ in _PARTS}
     for name in names:
         if name not in _FIRST:

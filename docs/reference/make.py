@@ -7,17 +7,30 @@ import inspect
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
+from dataclasses import fields, is_dataclass
 from functools import cached_property
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from typer.main import get_command
 
 import stepscope
 from stepscope.__main__ import build_app
+from stepscope.analysis.compare import Comparison
+from stepscope.analysis.findings import Findings, FoundTable
+from stepscope.analysis.forecast import Forecast
+from stepscope.analysis.measured import Measured
+from stepscope.analysis.regression_check import Check, Judged
 from stepscope.errors import StepscopeError
 from stepscope.record.profile import Scope
+from stepscope.report.live.now import Now
+from stepscope.report.live.pace import Pace
+from stepscope.studies.fit.result import FitResult
+from stepscope.studies.suite.results import Results
+from stepscope.studies.suite.score import Score
 
+RETURNED = (Check, Comparison, FitResult, Findings, FoundTable, Forecast, Judged, Measured, Now, Pace, Results, Score)
 HERE = Path(__file__).parent
 NOTICE = "<!-- made from the code: python docs/reference/make.py -->\n"
 
@@ -39,6 +52,8 @@ def python_page() -> str:
     parts = [NOTICE + "# Python", "`import stepscope` costs nothing: each name is imported when it is first used."]
     parts += [_public(f"stepscope.{name}", getattr(stepscope, name)) for name in sorted(names, key=str.lower)]
     parts.append(_public("The scope of `with stepscope.profile(...) as scope`", Scope))
+    parts.append("# What they return")
+    parts += [_public(returned.__name__, returned) for returned in sorted(RETURNED, key=lambda one: one.__name__)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -84,13 +99,28 @@ def _exit_codes() -> str:
 
 def _public(name: str, value: Any) -> str:
     if inspect.ismodule(value):
-        return f"## {name}\n\n```text\n{_text(value.__doc__)}\n```"
+        return "\n\n".join([f"## {name}\n\n```text\n{_text(value.__doc__)}\n```", *_functions(name, value)])
     parts = [f"## {name}"]
     if not inspect.isclass(value):
         return "\n\n".join([*parts, f"```text\n{_signature(value)}\n```", _text(value.__doc__)])
-    if "__init__" in vars(value) and value is not Scope:  # a scope is given, never made
+    if is_dataclass(value):
+        parts.append(f"```text\n{_fields(value)}\n```")
+    elif "__init__" in vars(value) and value is not Scope:  # a scope is given, never made
         parts.append(f"```text\n{_signature(value.__init__)}\n```")
     return "\n\n".join([*parts, _text(value.__doc__), *_members(value)])
+
+
+def _functions(name: str, module: ModuleType) -> Iterator[str]:
+    """The functions that a module offers: those it lists, else its own."""
+    own = [each for each, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__]
+    for each in sorted(getattr(module, "__all__", own)):
+        function = getattr(module, each)
+        if inspect.isfunction(function) and not each.startswith("_"):
+            yield f"### {name}.{each}\n\n```text\n{_signature(function)}\n```\n\n{_text(function.__doc__)}"
+
+
+def _fields(owner: type) -> str:
+    return "\n".join(f"{field.name}: {field.type}" for field in fields(owner))
 
 
 def _members(owner: type) -> Iterator[str]:

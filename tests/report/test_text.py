@@ -14,10 +14,11 @@ from typer import Typer
 from typer.testing import CliRunner
 
 from stepscope.analysis.run import Run
-from stepscope.commands.report import find_run, report
+from stepscope.commands.report import report
 from stepscope.errors import RunNotFound, StepscopeError
 from stepscope.report.text import render
 from stepscope.runfolder import RunWriter
+from stepscope.which_run import find_run
 
 
 def screen(path: Path) -> str:

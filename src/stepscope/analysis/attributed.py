@@ -9,7 +9,7 @@ import numpy as np
 
 from stepscope.analysis.attribution.attribute import Attribution, Options, attribute
 from stepscope.analysis.attribution.baselines import nearest, overlap
-from stepscope.analysis.attribution.from_run import RunTimeline, run_pieces, run_readings, run_timeline
+from stepscope.analysis.attribution.from_run import RunTimeline, RunTimelines, run_readings
 from stepscope.analysis.attribution.known import Known
 from stepscope.analysis.attribution.readings import Readings
 from stepscope.analysis.energy import energy_over, idle_stretch
@@ -54,18 +54,12 @@ class AttributedRail:
         return overlap(self.ops.timeline, self.readings, self.lag)
 
 
-def attributed(run: RunReader, tree: RailTree) -> list[AttributedRail]:
+def attributed(run: RunReader, tree: RailTree, timelines: RunTimelines | None = None) -> list[AttributedRail]:
     """Each rail that was sampled while ops were recorded; estimates too, which the caller keeps apart."""
     if recorded_steps(run).is_empty() or not tree.lines:
         return []
-    pieces, origin_ns = run_pieces(run)
-    if not pieces.tracks:
-        return []
-    timelines: dict[str, RunTimeline | None] = {}
-    for line in tree.lines:
-        if line.component not in timelines:
-            timelines[line.component] = run_timeline(run, pieces, origin_ns, line.component)
-    read = [_read(run, line, ops, origin_ns) for line in tree.lines if (ops := timelines[line.component]) is not None]
+    of = timelines or RunTimelines(run)
+    read = [_read(run, line, ops, of.origin_ns) for line in tree.lines if (ops := of.of(line.component)) is not None]
     kept = kept_calibrations(run)
     found: dict[str, AttributedRail] = {}
     known: dict[str, Known] = {}

@@ -10,6 +10,7 @@ from typing import Any
 from stepscope.analysis.run import Run
 from stepscope.analysis.steady import steady_steps
 from stepscope.errors import RunDamaged, RunError, RunNotFound, UsageError
+from stepscope.which_run import find_run
 
 FEWEST, MOST = 2, 10
 _ALWAYS = ("workload", "batch", "optimizer", "precision")
@@ -41,7 +42,7 @@ def operand(given: str | Path | Run, attribution: str = "fit") -> Operand:
     """
     if isinstance(given, Run):
         return Operand(given.id, (_usable(given),))
-    path = Path(given)
+    path = find_run(given)
     if (path / "run.json").exists() or not path.is_dir():
         run = Run(path, attribution)
         return Operand(run.id, (_usable(run),))

@@ -18,6 +18,7 @@ from stepscope.analysis.windows import series_of
 from stepscope.errors import UsageError
 from stepscope.runfolder import RunReader
 
+J_PER_WH, KWH_PER_J = 3600.0, 1 / 3_600_000
 WATCHED, WATCH_EVERY = 20, 500  # steps measured of every so many: 4 % of the run holds the forecast to 0.3 %
 _FEWEST = 10
 _UNSEEN_TIME, _UNSEEN_ENERGY = 0.02, 0.05  # drift by heat and clocks that steps not yet run may bring
@@ -86,6 +87,15 @@ def forecast(
         notes += [joules.note] if joules.note else []
     warm = _temperature(run, float(made["t0_ns"][0]), (time.value or 0.0))
     return Forecast(steps, int(kept.sum()), (*totals, *warm), changes, tuple(notes))
+
+
+def steps_of(run: RunReader, epochs: float) -> int:
+    """Steps of so many epochs, from the size of the data and of a batch; UsageError where a size is not known."""
+    workload = run.meta.get("workload", {})
+    size, batch = (workload.get("data") or {}).get("train_size"), workload.get("batch_size")
+    if not size or not batch:
+        raise UsageError("how many steps an epoch of this run has is not known", "give --steps instead of --epochs")
+    return max(1, round(epochs * (int(size) // int(batch))))
 
 
 def _unrecorded(recorded: Mask) -> Mask:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ import polars as pl
 from stepscope.analysis.compare_quantities import quantities
 from stepscope.analysis.compare_sides import Operand, differing, operand
 from stepscope.analysis.run import Run
-from stepscope.errors import RunError, UsageError
+from stepscope.errors import RunError, UnknownName, UsageError
 
 REGRESSION, NONE, UNSURE = "regression", "no regression", "cannot tell"
 # What each limit is put to, the first that both sides have with an interval.
@@ -22,6 +22,7 @@ _METRICS = {
     "energy": ("energy_per_step", "simulated_energy_per_step", "estimated_energy_per_step"),
 }
 WHAT = tuple(_METRICS)
+LIMITS = {"time": 0.05, "memory": 0.03, "energy": 0.05}  # growth that is allowed where none is given
 _PROBABLE = "total"  # of several components of energy
 
 
@@ -65,16 +66,21 @@ class Check:
 def check(
     run: str | Path | Run,
     against: str | Path | Run,
-    limits: dict[str, float],
+    limits: Mapping[str, float] | None = None,
     optional: Sequence[str] = (),
     anyway: bool = False,
 ) -> Check:
-    """Put a run, or a folder of its repeats, to limits against a baseline.
+    """Put a run, or a folder of its repeats, to limits against a baseline: a path, a name in `runs`, "last", or a Run.
 
     limits: growth allowed of "time", "memory" and "energy", as shares (0.05 is 5 %); those named in `optional` are
-    left out where a side does not have them. UsageError where the two did not train the same on the same device,
-    unless `anyway`; RunError where a run did not end well.
+    left out where a side does not have them. Unless given 5 %, 3 % and 5 %, and energy is optional. UsageError where
+    the two did not train the same on the same device, unless `anyway`; RunError where a run did not end well.
     """
+    if limits is None:
+        limits, optional = LIMITS, ("energy",)
+    for what in limits:
+        if what not in _METRICS:
+            raise UnknownName("limit", what, _METRICS)
     sides = [operand(one) for one in (run, against)]
     for side in sides:
         _refuse_failed(side)

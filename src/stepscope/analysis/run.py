@@ -11,6 +11,7 @@ import polars as pl
 
 from stepscope.analysis.anatomy import anatomy
 from stepscope.analysis.attributed import AttributedRail, attributed
+from stepscope.analysis.attribution.from_run import RunTimelines
 from stepscope.analysis.boards import core_clusters
 from stepscope.analysis.boards.contract import Board
 from stepscope.analysis.energy_by import METHODS, energy_by, refused, resolution
@@ -35,7 +36,11 @@ from stepscope.runfolder import RunReader
 
 
 class Run(RunReader):
-    """A run as it lay on disk when it was first read: open it again to see what a running one has added."""
+    """A run as it lay on disk when it was first read: open it again to see what a running one has added.
+
+    path: its folder, the name of one in `runs`, or "last" for the newest there. Raises RunNotFound, RunDamaged or
+    SchemaTooNew where it cannot be read. SI units; null is "not measured".
+    """
 
     # How a notebook shows a run: set by `stepscope`, since analysis does not know what draws it.
     shown_as_html: ClassVar[Callable[[Run], str | None] | None] = None
@@ -132,9 +137,13 @@ class Run(RunReader):
         return step_energy_table(self, self.rails)
 
     @cached_property
+    def _timelines(self) -> RunTimelines:
+        return RunTimelines(self)
+
+    @cached_property
     def attributed_rails(self) -> list[AttributedRail]:
         """Each measured rail with the fit that hands its energy to the ops."""
-        return attributed(self, self.rails)
+        return attributed(self, self.rails, self._timelines)
 
     def energy(self, by: str = "module", method: str | None = None) -> pl.DataFrame:
         """Energy per step, J, by "module", "op", "kind", "phase" or "component", with intervals of 90 % and verdicts.
@@ -155,7 +164,7 @@ class Run(RunReader):
     @cached_property
     def use_of_ops(self) -> list[UseOfOps]:
         """Each channel of utilisation with the fit that hands it to the ops."""
-        return use_of_ops(self)
+        return use_of_ops(self, self._timelines)
 
     def utilisation(self, by: str = "kind") -> pl.DataFrame:
         """Mean use of CPU (cores), GPU and memory controller (shares) by "kind", "op", "module" or "phase".
@@ -210,3 +219,8 @@ class Run(RunReader):
     @cached_property
     def _overhead(self) -> pl.DataFrame:
         return overhead(self)
+
+
+def opened(run: str | Path | Run, attribution: str = "fit") -> Run:
+    """The run itself, or the one of a path, a name in `runs`, or "last"."""
+    return run if isinstance(run, Run) else Run(run, attribution)

@@ -11,7 +11,7 @@ import polars as pl
 
 from stepscope.analysis.attribution.attribute import Attribution, Options, attribute
 from stepscope.analysis.attribution.calibrate import Calibration
-from stepscope.analysis.attribution.from_run import RunTimeline, run_pieces, run_timeline
+from stepscope.analysis.attribution.from_run import RunTimeline, RunTimelines
 from stepscope.analysis.attribution.known import Known
 from stepscope.analysis.attribution.parts import parts
 from stepscope.analysis.attribution.readings import Readings, from_counter, from_gauge
@@ -61,20 +61,18 @@ class UseOfOps:
     reason: str
 
 
-def use_of_ops(run: RunReader) -> list[UseOfOps]:
+def use_of_ops(run: RunReader, timelines: RunTimelines | None = None) -> list[UseOfOps]:
     """Each channel of utilisation, fitted to the ops of the steady steps."""
     if recorded_steps(run).is_empty():
         return []
-    pieces, origin_ns = run_pieces(run)
-    if not pieces.tracks:
-        return []
+    of = timelines or RunTimelines(run)
     kept, known, found = kept_calibrations(run), dict[str, Known](), []
     for quantity, unit, component, series in _channels(run):
-        ops = run_timeline(run, pieces, origin_ns, component)
+        ops = of.of(component)
         if ops is None:
             continue
         place = f"{quantity} of {series.scope}"
-        readings, options = _readings(series, unit, origin_ns)
+        readings, options = _readings(series, unit, of.origin_ns)
         # The kernel books a process's time when it is asked: that counter is neither late nor filtered.
         told = _PROMPT if unit == "cores" else kept.get(place)
         fit = attribute(ops.timeline, readings, replace(options, known=told))

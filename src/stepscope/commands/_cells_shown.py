@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from stepscope.commands._called import by_program, line
+
 
 @contextmanager
 def cells_shown(quiet: bool) -> Iterator[Callable[[int, int, str], None]]:
@@ -32,8 +34,7 @@ def cells_shown(quiet: bool) -> Iterator[Callable[[int, int, str], None]]:
 
 def command_line(out: Path | None, folder: Path) -> str:
     """The line that repeats this command, and goes on in the same folder."""
-    line = shlex.join(["stepscope", *sys.argv[1:]])
-    return line if out is not None else f"{line} --out {shlex.quote(str(folder))}"
+    return line() if out is not None else f"{line()} --out {shlex.quote(str(folder))}"
 
 
 @contextmanager
@@ -42,5 +43,6 @@ def resumable(command: str) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        sys.stderr.write(f"interrupted; go on with: {command}\n")
+        if by_program() is None:
+            sys.stderr.write(f"interrupted; go on with: {command}\n")
         raise

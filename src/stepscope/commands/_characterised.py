@@ -35,18 +35,10 @@ def check_picture(path: Path) -> None:
 
 def measured(seen: Survey, target: Target, root: Path, picture: Path | None, say: Console) -> dict[str, SensorProfile]:
     """Characterise the power sensors that answer, keep the result for the runs to come, and draw it where asked."""
-    from stepscope.record.characterisation.characterise import observe, profiles
-    from stepscope.record.characterisation.profiles import device_identity, measures_power, save_profiles
+    from stepscope.record.diagnosis import characterised
 
-    if not any(measures_power(found) for found in seen.found.values()):
-        raise UsageError(
-            "no sensor of power or energy answers here: there is nothing to characterise",
-            "'stepscope doctor' says what would enable one",
-        )
     with say.status("") as status:
-        observation = observe(seen.found, target.clock, progress=status.update)
-        found = profiles(observation)
-    save_profiles(device_identity(root, seen.found), found)
+        observation, found = characterised(seen, target, root, status.update)
     if picture is not None:
         _draw(observation, found, picture)
     return found

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from stepscope.commands._called import by_program
+
 if TYPE_CHECKING:
     from stepscope.analysis.findings import Findings
     from stepscope.report.findings import Charts
@@ -28,7 +30,7 @@ def study_out(out: Path | None, study: str, subject: str = "") -> Path:
 
 
 def concluded(folder: StudyFolder, findings: Findings, charts: Charts, *, quiet: bool, json: bool) -> None:
-    """Keep the findings with page and figures, and show them."""
+    """Keep the findings with page and figures, and show them; a program that called gets them instead."""
     from rich.console import Console
 
     from stepscope.report.findings import render, save_figures, text
@@ -37,6 +39,10 @@ def concluded(folder: StudyFolder, findings: Findings, charts: Charts, *, quiet:
     folder.conclude(findings)
     save_figures(charts, folder.path / "figures", findings.title, FORMS)
     page = write_text(folder.path / "page.html", render(findings, charts))
+    called = by_program()
+    if called is not None:
+        called.found.append(findings)
+        return
     if json:
         typer.echo(findings.to_json(), nl=False)
     elif not quiet:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from stepscope.commands._called import by_program
 from stepscope.errors import UnknownName, UsageError
 
 if TYPE_CHECKING:
@@ -51,9 +52,10 @@ def run_on_fleet(asked: Asked, fleet: FleetAsked, out: Path | None, resume: bool
             fleet_sweep(folder, where, _CHILD, watch, wait_s)
     except KeyboardInterrupt:
         go_on = f"stepscope suite run --fleet {fleet.fleet} --resume --out {folder.path}"
-        sys.stderr.write(f"interrupted; the devices end what they are at; go on with: {go_on}\n")
+        if by_program() is None:
+            sys.stderr.write(f"interrupted; the devices end what they are at; go on with: {go_on}\n")
         raise
-    if not quiet:
+    if not quiet and by_program() is None:
         show_fleet(folder.path, None, False, False, False)
 
 

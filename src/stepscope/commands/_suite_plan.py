@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from stepscope.commands._called import words_typed
 from stepscope.errors import UnknownName, UsageError
 from stepscope.studies.suite.grid import Entry, Grid, numbers, of_tier, words
 
@@ -103,7 +103,7 @@ def plan(asked: Asked, entries: Sequence[Entry], axes: Grid, name: str, here: bo
         "name": name,
         "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "tier": asked.tier,
-        "argv": list(sys.argv[1:]),
+        "argv": words_typed(),
         "rules": rules(asked, here),
         "limits": {"memory": HOW if asked.memory else None},
         "device": describe_device(),

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stepscope.errors import MissingDependency, StepscopeError
+from stepscope.errors import MissingDependency, StepscopeError, UnknownName, UsageError
 from stepscope.units import bytes_, number, percent
 
 if TYPE_CHECKING:
@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from stepscope.studies.suite.results import Results
     from stepscope.studies.suite.score import Score
 
+FORMATS = ("csv", "parquet", "markdown", "mlperf", "result")
 _MOST_NOTES = 30
+_ENDINGS = {"markdown": ".md", "mlperf": ".log", "result": ".json"}
 _RULES: dict[str, Callable[[Any], str]] = {
     "steps": lambda value: f"at most {value} steps",
     "seconds": lambda value: f"at most {value:g} s of steps",
@@ -112,6 +114,24 @@ def as_json(results: Results, against: str | None) -> dict[str, Any]:
         "scores": [{**vars(each), "parts": each.parts.to_dicts()} for each in scores(results, against)],
         "models": corrected(results),
     }
+
+
+def refuse_export(to: str, runs: bool) -> None:
+    """UnknownName and UsageError for what no export holds."""
+    if to not in FORMATS:
+        raise UnknownName("format", to, FORMATS)
+    if runs and to not in ("csv", "parquet"):
+        raise UsageError(f"--runs: {to} holds what it holds", "use it with --to csv or --to parquet")
+
+
+def default_export(path: Path, to: str) -> Path:
+    """Beside the folder of a sweep, or beside a result file."""
+    return path.parent / f"{path.stem if path.is_file() else path.name}{_ENDINGS.get(to, f'.{to}')}"
+
+
+def default_page(path: Path) -> Path:
+    """In the folder of a sweep, or beside a result file."""
+    return path / "suite.html" if path.is_dir() else default_export(path, "html")
 
 
 def exported(results: Results, to: str, out: Path, runs: bool) -> Path:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from stepscope.commands._called import by_program, line
 from stepscope.errors import UnknownName
 
 if TYPE_CHECKING:
@@ -18,13 +19,13 @@ if TYPE_CHECKING:
 
 def gone_through(measure: Callable[[Watch, str], Findings], out: str, named: bool, quiet: bool) -> Findings:
     """Measure with progress; Ctrl-C says the line that goes on. `named`: whether the user's line has the folder."""
-    line = shlex.join(["stepscope", *sys.argv[1:]])
-    command = line if named else f"{line} --out {shlex.quote(out)}"
+    command = line() if named else f"{line()} --out {shlex.quote(out)}"
     try:
         with watching(quiet) as watch:
             return measure(watch, command)
     except KeyboardInterrupt:
-        sys.stderr.write(f"interrupted; go on with: {command}\n")
+        if by_program() is None:
+            sys.stderr.write(f"interrupted; go on with: {command}\n")
         raise
 
 
@@ -50,11 +51,11 @@ def watching(quiet: bool) -> Iterator[Watch]:
 
         def ends(called: str, place: int, count: int, outcome: Outcome) -> None:
             became = "ok" if outcome.status == "ok" else f"{outcome.status}: {outcome.reason}"
-            line = f"{place + 1}/{count} {called}: {became}, {outcome.wall_s or 0:.0f} s"
+            ended = f"{place + 1}/{count} {called}: {became}, {outcome.wall_s or 0:.0f} s"
             if live:
-                progress.console.print(line, markup=False)
+                progress.console.print(ended, markup=False)
             else:
-                sys.stderr.write(f"{line}\n")
+                sys.stderr.write(f"{ended}\n")
 
         yield Watch(begins, progress.refresh, ends)
 

@@ -8,14 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stepscope.commands.report import find_run
 from stepscope.errors import OutputNotWritable, UsageError
 
 if TYPE_CHECKING:
     from stepscope.analysis.regression_check import Check
 
 REGRESSED, UNSURE = 10, 11
-_DEFAULTS = {"time": 0.05, "memory": 0.03, "energy": 0.05}
 
 
 def check(
@@ -41,8 +39,7 @@ def check(
 
     given = {"time": max_slowdown, "memory": max_memory, "energy": max_energy}
     asked = {what: _share(text, what) for what, text in given.items() if text is not None}
-    optional = () if asked else ("energy",)
-    result = checked(find_run(run), find_run(against), asked or _DEFAULTS, optional, anyway)
+    result = checked(run, against, asked or None, anyway=anyway)
     _shown(result, as_json)
     _written(result, markdown)
     if result.outcome == REGRESSION:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stepscope.commands.report import find_run
 from stepscope.errors import UsageError
 
 if TYPE_CHECKING:
@@ -52,7 +51,7 @@ def compare(
         raise UsageError("--out and --open belong to --html", "add --html")
     from stepscope.analysis.compare import compare as compared
 
-    comparison = compared([find_run(run) for run in runs], per, attribution)
+    comparison = compared(runs, per, attribution)
     ways, whats = _ways(by), _whats(what)
     if html:
         _page(comparison, whats, out or _PAGE, open_page)

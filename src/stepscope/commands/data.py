@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json as json_format
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from stepscope.errors import DataUnavailable, UnknownName, UsageError
-
-if TYPE_CHECKING:
-    from stepscope.workloads.data.cache import DataSet
 
 ACTIONS = ("list", "fetch", "verify")
 
@@ -43,9 +40,9 @@ def _list(json: bool) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from stepscope.workloads.data import cache
+    from stepscope.workloads.data import cache, sets
 
-    rows = [*_downloads(), *_packaged()]
+    rows = sets.listed()
     if json:
         typer.echo(json_format.dumps(rows, indent=1))
         return
@@ -57,36 +54,6 @@ def _list(json: bool) -> None:
         here = "yes" if row["present"] else "no"
         table.add_row(row["name"], here, row["summary"], Text(row["get"]))  # as text: "[atari]" is no style
     Console().print(table)
-
-
-def _downloads() -> list[dict[str, Any]]:
-    from stepscope.workloads.data import cache, catalogue
-
-    return [
-        {
-            "name": each.name,
-            "present": cache.present(each),
-            "summary": each.summary,
-            "licence": each.licence,
-            "get": f"stepscope data fetch {each.name}",
-        }
-        for each in catalogue.DATA_SETS
-    ]
-
-
-def _packaged() -> list[dict[str, Any]]:
-    from stepscope.workloads.data import catalogue
-
-    return [
-        {
-            "name": each.name,
-            "present": each.present(),
-            "summary": each.summary,
-            "licence": each.licence,
-            "get": each.get,
-        }
-        for each in catalogue.PACKAGED
-    ]
 
 
 def _fetch(names: list[str]) -> None:
@@ -115,14 +82,9 @@ def _fetch(names: list[str]) -> None:
 
 
 def _verify(names: list[str], json: bool) -> None:
-    from stepscope.workloads.data import cache, catalogue
+    from stepscope.workloads.data import cache, sets
 
-    chosen = [catalogue.find(name) for name in names] or [each for each in catalogue.DATA_SETS if _begun(each)]
-    rows = [
-        {"data set": each.name, "file": file, "state": state}
-        for each in chosen
-        for file, state in cache.verify(each).items()
-    ]
+    rows = sets.verify(names)
     if json:
         typer.echo(json_format.dumps(rows, indent=1))
     for row in () if json else rows:
@@ -132,10 +94,3 @@ def _verify(names: list[str], json: bool) -> None:
     bad = sorted({row["data set"] for row in rows if row["state"] != "ok"})
     if bad:
         raise DataUnavailable(f"not whole: {', '.join(bad)}", f"stepscope data fetch {' '.join(bad)}")
-
-
-def _begun(dataset: DataSet) -> bool:
-    """Whether any file of it is here."""
-    from stepscope.workloads.data import cache
-
-    return any(cache.path(dataset, file).is_file() for file in dataset.files)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,6 +13,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from stepscope.record.characterisation.profiles import SensorProfile
+    from stepscope.record.sensors import Survey
+    from stepscope.record.sensors.contract import Target
 
 
 def doctor(
@@ -37,12 +37,10 @@ def doctor(
     """Show what can be measured on this machine, what cannot, and the command that would enable it."""
     from rich.console import Console
 
-    from stepscope.commands._characterised import check_picture, print_profiles
+    from stepscope.commands._characterised import check_picture, measured, print_profiles
+    from stepscope.record.diagnosis import diagnosis
+    from stepscope.simulate.rooted import rooted
 
-    if not root.is_dir():
-        raise UsageError(
-            f"there is no folder '{root}' to look below", "give --root the top of a saved tree, or leave it out"
-        )
     if picture is not None:
         if not characterise:
             raise UsageError("--picture belongs to --characterise", "add --characterise")
@@ -50,9 +48,12 @@ def doctor(
     if simulate is not None and characterise:
         said = "--characterise: a simulated board follows a training, not the load that this would make"
         raise UsageError(said, f"look at it alone: stepscope doctor --simulate {simulate}")
-    with _at(root, simulate) as looked_at:
-        found, profiles = diagnosis(looked_at, characterise, picture)
-    found["simulated"] = simulate
+
+    def measure(seen: Survey, target: Target) -> dict[str, SensorProfile]:
+        return measured(seen, target, root, picture, Console(stderr=True))
+
+    with rooted(simulate, str(root)) as chosen:
+        found, profiles = diagnosis(Path(chosen.root or "/"), simulate, measure if characterise else None)
     console = Console()
     if json:
         console.print_json(data=found)
@@ -66,92 +67,6 @@ def doctor(
     _print_missing(console, found["missing"])
     _print_power(console, found)
     _print_software(console, found)
-
-
-@contextmanager
-def _at(root: Path, board: str | None) -> Iterator[Path]:
-    """The folder to look below: of a simulated board, as long as it is looked at."""
-    if board is None:
-        yield root
-        return
-    from stepscope import simulate
-
-    with simulate.start(board) as simulation:
-        yield simulation.root
-
-
-def diagnosis(
-    root: Path, characterise: bool = False, picture: Path | None = None
-) -> tuple[dict[str, Any], dict[str, SensorProfile]]:
-    """All that doctor says, as plain data, and the profiles if they were measured; the process asked is this one."""
-    import os
-    from dataclasses import asdict
-
-    from rich.console import Console
-
-    from stepscope.commands._characterised import measured
-    from stepscope.record.characterisation.profiles import device_identity, load_profiles, measures_power, with_profiles
-    from stepscope.record.device import changing_facts, describe_device
-    from stepscope.record.sensors import survey
-    from stepscope.record.sensors.contract import Target
-
-    target = Target(os.getpid())
-    seen = survey(root, target)
-    try:
-        profiles = measured(seen, target, root, picture, Console(stderr=True)) if characterise else {}
-        known = profiles or load_profiles(device_identity(root, seen.found)) or {}
-    finally:
-        for found in seen.found.values():
-            found.close()
-    sensors = {name: with_profiles(found, known, 0) for name, found in seen.found.items()}
-    channels = [{**asdict(c), "every_ns": found.every_ns} for found in sensors.values() for c in found.channels]
-    facts = {
-        "root": str(root),
-        "device": describe_device(root),
-        "now": changing_facts(root),
-        "channels": channels,
-        "missing": [{"sensor": name, **asdict(why)} for name, why in seen.missing.items()],
-        "power": [
-            {"sensor": name, "channels": [c.id for c in found.channels if c.quantity in ("power", "energy")]}
-            for name, found in sensors.items()
-            if measures_power(found)
-        ],
-        "characterised": {name: asdict(profile) for name, profile in known.items()},
-        "proc": (root / "proc/stat").exists(),
-        "perf": _perf(root),
-        "torch": _torch(),
-    }
-    return facts, profiles
-
-
-def _perf(root: Path) -> dict[str, Any]:
-    """Whether the trainer's CPU time can be had fresh at each read."""
-    import os
-
-    from stepscope.record.access.task_clock import open_task_clocks
-    from stepscope.record.sensors.contract import close_files
-
-    try:
-        paranoid = int((root / "proc/sys/kernel/perf_event_paranoid").read_bytes())
-    except (OSError, ValueError):
-        paranoid = None
-    clocks = open_task_clocks(os.getpid())
-    close_files(clocks)
-    too_strict = paranoid is not None and paranoid > 2
-    return {
-        "allowed": bool(clocks),
-        "paranoid": paranoid,
-        "remedy": "sudo sysctl kernel.perf_event_paranoid=2" if not clocks and too_strict else None,
-    }
-
-
-def _torch() -> dict[str, Any]:
-    try:
-        import torch
-    except ImportError:
-        return {"version": None, "cuda": None, "devices": [], "remedy": "pip install 'stepscope[torch]'"}
-    names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-    return {"version": str(torch.__version__), "cuda": torch.version.cuda, "devices": names, "remedy": None}
 
 
 def _print_device(console: Console, found: dict[str, Any]) -> None:

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stepscope.commands.report import NEWEST, find_run
-from stepscope.errors import OutputNotWritable, UsageError
+from stepscope.which_run import NEWEST
 
 if TYPE_CHECKING:
-    from types import ModuleType
-
-    from stepscope.analysis.run import Run
     from stepscope.report.exports._excerpt import Excerpt
+    from stepscope.report.exports._written import Planned
 
 
 def export(
@@ -33,44 +29,21 @@ def export(
     Perfetto shows ops by thread and device with every sampled channel under them; speedscope shows flame graphs. What
     will be written is said, with its rough size, before it is; long runs are better exported for a few steps.
     """
-    from stepscope.analysis.run import Run
-    from stepscope.report import exports
-    from stepscope.report.exports._excerpt import excerpt
+    from stepscope.report.exports._written import planned, write
 
-    chosen = exports.find(to)
-    opened = Run(find_run(run))
-    part = excerpt(opened, steps)
-    target = _target(opened, out, f"export-{to}{_stem(steps)}{chosen.SUFFIX}", bool(chosen.SUFFIX))
-    _refuse_the_run_itself(opened, chosen, target)
-    typer.echo(_announced(part, chosen, target), err=True)
-    for line in _lacks(part):
+    plan = planned(run, to, steps, out)
+    typer.echo(_announced(plan), err=True)
+    for line in _lacks(plan.part):
         typer.echo(line, err=True)
-    _write(chosen, part, target)
-    typer.echo(target)
+    typer.echo(write(plan))
 
 
-def _target(run: Run, out: Path | None, name: str, is_file: bool) -> Path:
-    """The path that is meant: a file goes into a folder that is there, a folder of tables becomes what is named."""
-    if out is None:
-        return run.path / name
-    return out / name if is_file and out.is_dir() else out
-
-
-def _stem(steps: str) -> str:
-    """Part of the file name, so that two choices of steps do not overwrite each other."""
-    return "" if steps == "all" else f"-{steps.replace(':', '-')}"
-
-
-def _refuse_the_run_itself(run: Run, chosen: ModuleType, target: Path) -> None:
-    if not chosen.SUFFIX and target.resolve() == run.path.resolve():
-        raise UsageError(f"--out {target}: that is the run itself", "choose another folder")
-
-
-def _announced(part: Excerpt, chosen: ModuleType, target: Path) -> str:
+def _announced(plan: Planned) -> str:
     from stepscope.units import bytes_
 
+    part = plan.part
     counts = f"{part.op_count:,} op instances, {part.sample_count:,} readings, {len(part.steps):,} steps"
-    return f"{chosen.TITLE}: {counts}, about {bytes_(chosen.estimate(part))} to {target}"
+    return f"{plan.kind.TITLE}: {counts}, about {bytes_(plan.kind.estimate(part))} to {plan.target}"
 
 
 def _lacks(part: Excerpt) -> list[str]:
@@ -85,20 +58,3 @@ def _lacks(part: Excerpt) -> list[str]:
     if part.run.damaged:
         said.append(f"cannot be read and is left out: {', '.join(part.run.damaged)}")
     return said
-
-
-def _write(chosen: ModuleType, part: Excerpt, target: Path) -> None:
-    """Write beside the target and move it into place: a disk that fills up leaves no half of a file."""
-    unfinished = target.with_name(f".{target.name}.part")
-    try:
-        if not chosen.SUFFIX:
-            chosen.write(part, target)
-            return
-        chosen.write(part, unfinished)
-        unfinished.replace(target)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            unfinished.unlink()
-        raise OutputNotWritable(
-            f"cannot write '{target}': {error.strerror or error}", "choose another place with --out, or fewer --steps"
-        ) from error

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from stepscope.commands.report import NEWEST, find_run
-from stepscope.errors import UnknownName, UsageError
+from stepscope.errors import UsageError
+from stepscope.which_run import NEWEST
 
 _LIST = "list"
 
@@ -36,13 +36,8 @@ def figure(
         for entry in figures.entries():
             typer.echo(f"{entry.name:<20} {entry.title}")
         return
-    figures.check(name)
     forms = form or ["png"]
-    for unknown in (one for one in forms if one not in figures.SUFFIXES):
-        raise UnknownName("format", unknown, figures.SUFFIXES)
-    if not figures.NARROWEST_MM <= width <= figures.WIDEST_MM:
-        limits = f"{figures.NARROWEST_MM:.0f} to {figures.WIDEST_MM:.0f}"
-        raise UsageError(f"--width {width:g}: must be {limits} mm", "for example --width 170")
+    figures.check(name, forms, width)
     _write(name, runs or [Path(NEWEST)], out, forms, width)
 
 
@@ -50,6 +45,6 @@ def _write(name: str, runs: list[Path], out: Path, forms: list[str], width: floa
     from stepscope.analysis.run import Run
     from stepscope.report import figures
 
-    for opened in [Run(find_run(run)) for run in runs]:
+    for opened in [Run(run) for run in runs]:
         for form in forms:
             typer.echo(figures.write(name, opened, out, form, width))

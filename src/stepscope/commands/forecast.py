@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from stepscope.analysis.measured import Measured
     from stepscope.analysis.run import Run
 
-_J_PER_WH = 3600.0
-
 
 def forecast(
     target: Annotated[str, typer.Argument(help="A run folder (or 'last'), or a workload to measure now.")],
@@ -71,11 +69,9 @@ class _Length:
         """In steps, from the size of the data and of a batch."""
         if self._steps is not None:
             return self._steps
-        workload = run.meta.get("workload", {})
-        size, batch = (workload.get("data") or {}).get("train_size"), workload.get("batch_size")
-        if not size or not batch:
-            raise UsageError("how many steps an epoch of this run has is not known", "give --steps instead of --epochs")
-        return max(1, round((self._epochs or 1.0) * (int(size) // int(batch))))
+        from stepscope.analysis.forecast import steps_of
+
+        return steps_of(run, self._epochs or 1.0)
 
     def of_workload(self, name: str, batch: int | None) -> int:
         """The same before it has run."""
@@ -95,12 +91,14 @@ def amount(text: str | None, unit: str, option: str) -> float | None:
     found = re.fullmatch(rf"(\d+(?:\.\d+)?)\s*(?:{re.escape(unit)})?", text.strip(), re.IGNORECASE)
     if found is None or float(found[1]) == 0:
         raise UsageError(f"{option} {text}: not an amount of {unit}", f"for example {option} 50{unit}")
-    return float(found[1]) * (_J_PER_WH if unit == "Wh" else 1 / (1000 * _J_PER_WH))
+    from stepscope.analysis.forecast import J_PER_WH, KWH_PER_J
+
+    return float(found[1]) * (J_PER_WH if unit == "Wh" else KWH_PER_J)
 
 
 def _folder(target: str, out: Path) -> Path | None:
     """The run folder that is meant; None where the target is a workload."""
-    from stepscope.commands.report import NEWEST, find_run
+    from stepscope.which_run import NEWEST, find_run
 
     known = target == NEWEST or Path(target).is_dir() or (out / target).is_dir()
     return find_run(Path(target), out) if known else None
@@ -193,6 +191,7 @@ def _show(console: Console, said: Forecast) -> None:
 
 def _amounts(total: Measured) -> str:
     """Value and interval in the units that people use."""
+    from stepscope.analysis.forecast import J_PER_WH
     from stepscope.units import duration, percent, si
 
     def text(value: float | None) -> str:
@@ -202,8 +201,8 @@ def _amounts(total: Measured) -> str:
             return duration(value * 1e9)
         if total.unit == "1":
             return percent(value)
-        if total.unit == "J" and value >= _J_PER_WH:
-            return si(value / _J_PER_WH, "Wh")
+        if total.unit == "J" and value >= J_PER_WH:
+            return si(value / J_PER_WH, "Wh")
         return f"{value:.1f} °C" if total.unit == "degC" else si(value, total.unit)
 
     return f"{text(total.value)} ({text(total.low)} to {text(total.high)})"

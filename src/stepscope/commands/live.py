@@ -10,8 +10,8 @@ from typing import Annotated
 
 import typer
 
-from stepscope.commands.report import NEWEST, RUNS, find_run
 from stepscope.errors import RunNotFound
+from stepscope.which_run import NEWEST, RUNS, find_run
 
 _NOT_OK = 1
 

@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from stepscope.commands.report import NEWEST, find_run
 from stepscope.errors import UsageError
+from stepscope.which_run import NEWEST
 
 
 def log(
@@ -34,7 +34,7 @@ def log(
     from stepscope.integrations import logger
 
     chosen = logger(to)
-    opened = Run(find_run(run))
+    opened = Run(run)
     options = _taken(chosen.log_run, {"carbon_intensity": carbon_intensity}, to)
     if "page" in inspect.signature(chosen.log_run).parameters:
         options["page"] = page

@@ -19,7 +19,7 @@ def meter(
     The clock is aligned by what both have seen: power against the steps and the CPU time of the run. A log that does
     not belong to the run is refused.
     """
-    from stepscope.commands.report import find_run
+    from stepscope.which_run import find_run
 
     typer.echo(read_log(find_run(run), log))
 

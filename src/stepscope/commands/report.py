@@ -7,13 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from stepscope.errors import OutputNotWritable, RunNotFound, UsageError
+from stepscope.errors import OutputNotWritable, UsageError
+from stepscope.which_run import NEWEST
 
 if TYPE_CHECKING:
     from stepscope.analysis.run import Run
-
-RUNS = Path("runs")
-NEWEST = "last"
 
 
 def report(
@@ -35,23 +33,13 @@ def report(
         raise UsageError("--out and --open belong to --html", "add --html")
     from stepscope.analysis.run import Run
 
-    opened = Run(find_run(run), attribution)
+    opened = Run(run, attribution)
     if html:
         _page(opened, out or opened.path / "report.html", open_page)
     elif as_json:
         _json(opened)
     else:
         _screen(opened)
-
-
-def find_run(run: Path, runs: Path = RUNS) -> Path:
-    """The folder that is meant: a path, a name below `runs`, or the newest run below it for "last"."""
-    if str(run) == NEWEST and not run.exists():
-        folders = sorted(header.parent for header in runs.glob("*/run.json"))
-        if not folders:
-            raise RunNotFound(f"there is no run below '{runs}'", "record one: stepscope run lenet")
-        return folders[-1]  # a name begins with its UTC stamp
-    return runs / run if not run.exists() and (runs / run).is_dir() else run
 
 
 def _screen(run: Run) -> None:

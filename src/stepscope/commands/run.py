@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,7 +17,7 @@ from stepscope.commands.meter import read_logs
 from stepscope.errors import StepscopeError, UsageError
 
 if TYPE_CHECKING:
-    from stepscope.record.session import Metering, Settings
+    from stepscope.record.session import Settings
     from stepscope.studies.until_resolved import UntilResolved
 
 CONTEXT = {"ignore_unknown_options": False, "allow_interspersed_args": True}
@@ -83,7 +84,10 @@ def run(
     The report follows at the end; the script's own exit code is passed on.
     """
     from stepscope.record import allocators
+    from stepscope.record.empty_process import told_of_the_empty_process
     from stepscope.record.session import Settings
+    from stepscope.simulate.rooted import rooted
+    from stepscope.studies.metering import metering
 
     _check(batch, steps, threads)
     _check_share(until_resolved)
@@ -96,21 +100,22 @@ def run(
         samples_per_step=batch,
         optimizer_steps_per_step=updates_per_step,
         root=os.environ.get("STEPSCOPE_ROOT"),
-        metering=_metering(plug, meter_command, power_model, characterise, dither),
+        metering=metering(plug or (), meter_command or (), power_model, characterise, dither),
     )
     _refuse_logs_without_a_folder(meter_csv or [])
     _compute_with(threads)
     of_a_script = module or target.endswith(".py") or Path(target).is_file()
     asked = {"batch": batch, "optimizer": optimizer, "lr": lr, "device": device, "seed": seed, "precision": precision}
-    with _simulated(simulate, settings) as (settings, kept), _beside(live, out, of_a_script):
+    with rooted(simulate, settings.root) as chosen, _beside(live, out, of_a_script):
+        settings = replace(settings, root=chosen.root, metering=replace(settings.metering, simulated=simulate))
         if of_a_script:
             _refuse_for_a_script({**asked, "batch": None, "steps": steps, "until-resolved": until_resolved})
             path, code = _script(target, arguments or [], settings, module)
         else:
             path, code = _workload(target, arguments, steps, settings, asked, quiet or live, until_resolved)
-        kept.append(path)
+        chosen.runs.append(path)
     if code == 0 and record_memory != "off":
-        _know_the_empty_process(path)
+        told_of_the_empty_process(path, lambda said: sys.stderr.write(f"{said}\n"))
     _report(path, meter_csv or [], quiet, html)
     raise typer.Exit(code)
 
@@ -137,23 +142,6 @@ def _refuse_for_a_script(options: dict[str, Any]) -> None:
         raise UsageError(f"{', '.join(given)}: of a workload only", "give a script its own arguments after --")
 
 
-def _know_the_empty_process(path: Path) -> None:
-    """Measured after the first run on a device, because nothing else may run beside a training; the run is told."""
-    from stepscope.record.empty_process import empty_process_bytes
-    from stepscope.runfolder import RunReader, RunWriter
-
-    meta = RunReader(path).meta
-    malloc = meta.get("malloc") or {}
-    if "name" not in malloc or malloc.get("empty_process_bytes") is not None:
-        return
-    sys.stderr.write("once for this device: the memory of an empty training process (seconds)\n")
-    size = empty_process_bytes(malloc["name"])
-    if size is None:
-        sys.stderr.write("it could not be measured; the process's peak will not be taken apart\n")
-    else:
-        RunWriter(path, meta).update(malloc={**malloc, "empty_process_bytes": size})
-
-
 def _check(batch: int | None, steps: int | None, threads: int | None) -> None:
     for option, value in (("--batch", batch), ("--steps", steps), ("--threads", threads)):
         if value is not None and value < 1:
@@ -167,47 +155,10 @@ def _check_share(until_resolved: str | None) -> None:
         wanted_share(until_resolved)
 
 
-def _metering(
-    plugs: list[str] | None,
-    commands: list[str] | None,
-    power_model: str | None,
-    characterise: bool,
-    dither: bool,
-) -> Metering:
-    """Checked before anything runs: a slip of the pen must not cost a training."""
-    from stepscope.record.meters import parse_meters
-    from stepscope.record.session import Metering
-
-    if power_model is not None:
-        from stepscope.analysis.power_model import parse_power_model
-
-        parse_power_model(power_model)
-    meters = parse_meters(plugs or [], commands or [])
-    return Metering(meters, power_model, characterise, dither)
-
-
 def _refuse_logs_without_a_folder(logs: list[Path]) -> None:
     for log in logs:
         if not log.parent.is_dir():  # the log itself may still be on its way from the meter
             raise UsageError(f"--meter-csv {log}: there is no folder '{log.parent}'", "give the path of the log")
-
-
-@contextmanager
-def _simulated(board: str | None, settings: Settings) -> Iterator[tuple[Settings, list[Path]]]:
-    """The settings with the root of a simulated board; its truth is kept in the run folders that are handed back."""
-    kept: list[Path] = []
-    if board is None:
-        yield settings, kept
-        return
-    from dataclasses import replace
-
-    from stepscope import simulate
-
-    with simulate.start(board) as simulation:
-        metering = replace(settings.metering, simulated=board)
-        yield replace(settings, root=str(simulation.root), metering=metering), kept
-    for run in kept:
-        simulation.truth().save(run)
 
 
 def _beside(live: bool, out: Path, of_a_script: bool) -> AbstractContextManager[None]:

@@ -160,7 +160,7 @@ def _place(store: str | None, timeout_s: float) -> Place:
 
 def _folders(paths: list[Path]) -> list[Path]:
     """The run folders that are meant; a folder without a run.json stands for the runs in it."""
-    from stepscope.commands.report import find_run
+    from stepscope.which_run import find_run
 
     folders: list[Path] = []
     for path in map(find_run, paths):

@@ -5,17 +5,17 @@ from __future__ import annotations
 import json as json_format
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stepscope.errors import UnknownName, UsageError
+from stepscope.commands._called import by_program
+from stepscope.errors import UsageError
 
 if TYPE_CHECKING:
     from stepscope.commands._suite_plan import Asked
     from stepscope.studies.suite.state import SweepFolder
 
-FORMATS = ("csv", "parquet", "markdown", "mlperf", "result")
 _CHILD = (sys.executable, "-m", "stepscope.commands._suite_child")
 _LISTED = Path("suites")
 _PAGE = 140  # columns, where nobody has a terminal
@@ -89,9 +89,9 @@ def run(
         with watching(folder, quiet) as watch:
             sweep(folder, _CHILD, watch)
     except KeyboardInterrupt:
-        _say(f"interrupted; go on with: stepscope suite run --resume --out {folder.path}", False)
+        _say(f"interrupted; go on with: stepscope suite run --resume --out {folder.path}", by_program() is not None)
         raise
-    if not quiet:
+    if not quiet and by_program() is None:
         show(folder.path)
 
 
@@ -112,7 +112,7 @@ def show(
     """
     from rich.console import Console
 
-    from stepscope.commands._suite_shown import as_json, page, shown
+    from stepscope.commands._suite_shown import as_json, default_page, page, shown
     from stepscope.studies.suite.results import read
 
     if html and json:
@@ -124,8 +124,7 @@ def show(
         return
     results = read(path)
     if html:
-        target = out or (path / "suite.html" if path.is_dir() else _beside(path, "html"))
-        typer.echo(str(page(results, against, models, target)))
+        typer.echo(str(page(results, against, models, out or default_page(path))))
     elif json:
         typer.echo(json_format.dumps(as_json(results, against), indent=1, default=str))
     else:
@@ -143,14 +142,11 @@ def export(
 
     The result file holds device, versions, settings and every run's numbers, with a hash: `suite show` reads it.
     """
-    from stepscope.commands._suite_shown import exported
+    from stepscope.commands._suite_shown import default_export, exported, refuse_export
     from stepscope.studies.suite.results import read
 
-    if to not in FORMATS:
-        raise UnknownName("format", to, FORMATS)
-    if runs and to not in ("csv", "parquet"):
-        raise UsageError(f"--runs: {to} holds what it holds", "use it with --to csv or --to parquet")
-    typer.echo(str(exported(read(path), to, out or _beside(path, to), runs)))
+    refuse_export(to, runs)
+    typer.echo(str(exported(read(path), to, out or default_export(path, to), runs)))
 
 
 def list_(
@@ -179,7 +175,7 @@ def _begun(out: Path, asked: Asked) -> SweepFolder:
     axes, entries = grid(asked), chosen(asked)
     twice = axes.duplicates(entries)
     if twice:
-        sys.stderr.write(f"{twice} settings were asked for more than once: each is run once\n")
+        _say(f"{twice} settings were asked for more than once: each is run once", by_program() is not None)
     return SweepFolder.create(out, plan(asked, entries, axes, out.name), entries)
 
 
@@ -212,8 +208,3 @@ def _is_there(name: str) -> bool:
 def _say(line: str, quiet: bool) -> None:
     if not quiet:
         sys.stderr.write(f"{line}\n")
-
-
-def _beside(path: Path, to: str) -> Path:
-    endings: dict[str, Any] = {"markdown": ".md", "mlperf": ".log", "result": ".json"}
-    return path.parent / f"{path.stem if path.is_file() else path.name}{endings.get(to, f'.{to}')}"

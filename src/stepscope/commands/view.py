@@ -32,11 +32,9 @@ def view(
 
     needed = token if token is not None or is_loopback(host) else secrets.token_urlsafe(24)
     server = make_server(folder, host, port, needed)
-    shown = f"[{host}]" if ":" in host else host
-    address = f"http://{shown}:{server.server_address[1]}/" + (f"?token={needed}" if needed else "")
-    typer.echo(f"{folder} is shown at {address} (Ctrl-C ends this)")
+    typer.echo(f"{folder} is shown at {server.address} (Ctrl-C ends this)")
     if open_page:
-        typer.launch(address)
+        typer.launch(server.address)
     try:
         server.serve_forever()
     except KeyboardInterrupt:

@@ -11,6 +11,7 @@ import os
 import platform
 import subprocess
 import sys
+from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -60,6 +61,22 @@ def measured_empty_process_bytes(allocator: str = "default", cache: Path | None 
         return None
     _keep(allocator, peak, cache)
     return peak
+
+
+def told_of_the_empty_process(run: Path, says: Callable[[str], object] = lambda said: None) -> None:
+    """Write it into a run that lacks it, measured now where it is not known (seconds): after the run, not beside it."""
+    from stepscope.runfolder import RunReader, RunWriter
+
+    meta = RunReader(run).meta
+    malloc = meta.get("malloc") or {}
+    if "name" not in malloc or malloc.get("empty_process_bytes") is not None:
+        return
+    says("once for this device: the memory of an empty training process (seconds)")
+    size = empty_process_bytes(malloc["name"])
+    if size is None:
+        says("it could not be measured; the process's peak will not be taken apart")
+    else:
+        RunWriter(run, meta).update(malloc={**malloc, "empty_process_bytes": size})
 
 
 def _known(cache: Path | None) -> dict[str, object]:

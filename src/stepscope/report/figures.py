@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stepscope.errors import OutputNotWritable, StepscopeError, UnknownName
+from stepscope.errors import OutputNotWritable, StepscopeError, UnknownName, UsageError
 from stepscope.report import sections
 from stepscope.report.page.parts import Anatomy, Figure, Icicle, Part
 
@@ -42,9 +42,14 @@ def entries() -> list[Entry]:
     return [Entry(name, module.TITLE) for module in modules for name in getattr(module, "FIGURES", ())]
 
 
-def check(name: str) -> None:
-    """UnknownName with the nearest names where there is no such figure."""
+def check(name: str, forms: Iterable[str] = (), width_mm: float = DOUBLE_COLUMN_MM) -> None:
+    """UnknownName with the nearest where there is no such figure or format, UsageError for a width of no paper."""
     _section(name)
+    for unknown in (form for form in forms if form not in SUFFIXES):
+        raise UnknownName("format", unknown, SUFFIXES)
+    if not NARROWEST_MM <= width_mm <= WIDEST_MM:
+        limits = f"{NARROWEST_MM:.0f} to {WIDEST_MM:.0f}"
+        raise UsageError(f"--width {width_mm:g}: must be {limits} mm", "for example --width 170")
 
 
 def write(name: str, run: Run, folder: Path, form: str, width_mm: float = DOUBLE_COLUMN_MM) -> Path:

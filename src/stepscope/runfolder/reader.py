@@ -22,13 +22,17 @@ from stepscope.runfolder.schema import (
     read_sample_rows,
     read_step_rows,
 )
+from stepscope.which_run import find_run
 
 
 class RunReader:
-    """Reads one run folder, finished, running or broken off; a missing file reads as an empty frame."""
+    """Reads one run folder, finished, running or broken off; a missing file reads as an empty frame.
+
+    path: the folder, the name of one in `runs`, or "last" for the newest there.
+    """
 
     def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
+        self.path = find_run(path)
         self.meta = _read_header(self.path)
 
     def __repr__(self) -> str:

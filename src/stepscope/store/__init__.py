@@ -13,9 +13,9 @@ from __future__ import annotations
 from stepscope.store.choosing import Choice
 from stepscope.store.collecting import collect
 from stepscope.store.fetching import pull
-from stepscope.store.listing import listed, runs
+from stepscope.store.listing import find, listed, runs
 from stepscope.store.place import Place, open_place
 from stepscope.store.sending import push
 from stepscope.store.tagging import remove, tag
 
-__all__ = ["Choice", "Place", "collect", "listed", "open_place", "pull", "push", "remove", "runs", "tag"]
+__all__ = ["Choice", "Place", "collect", "find", "listed", "open_place", "pull", "push", "remove", "runs", "tag"]

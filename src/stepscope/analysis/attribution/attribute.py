@@ -133,10 +133,9 @@ def _attribute(timeline: Timeline, readings: Readings, options: Options) -> Attr
     if readings.count < FEWEST:
         return None
     rows, coarse = _scaled(timeline, readings, found.model)
-    fit = regress(rows.moments(float(readings.watts.mean())), hierarchy(timeline.keys, options.lowest))
+    fit = regress(rows.moments(float(readings.watts.mean())), hierarchy(timeline.keys, options.lowest), coarse)
     left = rows.left(fit)
-    pull = unwhitened(left, rows.theta)
-    spread = sandwich(fit, rows.matrix, pull, timeline.step_of(readings.at - found.model.lag))
+    spread = sandwich(fit, rows.matrix, left, rows.theta, timeline.step_of(readings.at - found.model.lag))
     errors = wobble(timeline, readings, fit, rows.matrix, rows.scale, rows.theta, found)
     whole = _assembled(timeline, readings, known, fit, coarse, spread, errors, left)
     return replace(whole, floor=options.floor)
@@ -265,8 +264,8 @@ def _assembled(
     left: Floats,
 ) -> Attribution:
     found, seconds = known.last, timeline.seconds
-    onto = seconds[:, None] * fit.hierarchy.mixing
-    statistical = onto @ spread @ onto.T
+    onto = sparse.diags(seconds) @ sparse.csr_matrix(fit.hierarchy.mixing)
+    statistical = np.asarray(onto @ np.asarray(onto @ spread).T)
     moved = errors.moved * seconds
     joules, covariance = seconds * fit.watts, statistical + moved.T @ moved
     _, width = found.model.windows(readings)

@@ -14,7 +14,7 @@ from scipy import sparse  # type: ignore[import-untyped]
 
 from stepscope.analysis.attribution.coarse_search import Start, coarse_search
 from stepscope.analysis.attribution.condensed import condensed
-from stepscope.analysis.attribution.design import covered, design, predicted
+from stepscope.analysis.attribution.design import covered, design, predicted, predicted_each
 from stepscope.analysis.attribution.hierarchy import GAP, KIND, SIGNATURE, hierarchy
 from stepscope.analysis.attribution.readings import Readings
 from stepscope.analysis.attribution.sensor_model import SensorModel
@@ -207,14 +207,11 @@ class _Problem:
 
     def slopes(self, x: Floats, watts: Floats, free: Any) -> Floats:
         """How the fitted rows move with each free parameter (M, free)."""
-        base = predicted(self.timeline, self.readings, _model(x, self.readings), watts)
-        columns = []
-        for index in np.flatnonzero(free):
-            step = np.zeros(4)
-            step[index] = _steps(x)[index]
-            moved = predicted(self.timeline, self.readings, _model(x + step, self.readings), watts)
-            columns.append((moved - base) / step[index])
-        return whitened(np.column_stack(columns) * (self.gain * self.scale(x))[:, None], self.theta)
+        steps = np.diag(_steps(x))[free]
+        models = [_model(x + step, self.readings) for step in (np.zeros(4), *steps)]
+        base, *moved = predicted_each(self.timeline, self.readings, models, watts)
+        columns = np.column_stack([(one - base) / step.sum() for one, step in zip(moved, steps, strict=True)])
+        return whitened(columns * (self.gain * self.scale(x))[:, None], self.theta)
 
     def uncertainty(self, x: Floats, free: Any) -> tuple[float, float, float]:
         """Standard deviations of centre, width and rc, s."""

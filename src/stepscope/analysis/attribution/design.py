@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -45,30 +45,66 @@ def design(timeline: Timeline, readings: Readings, model: SensorModel) -> Any:
 
 def predicted(timeline: Timeline, readings: Readings, model: SensorModel, watts: Floats) -> Floats:
     """What the readings would be (M,) if each key drew so much (P,); never builds the matrix."""
-    end, width = model.windows(readings)
-    seen, blur = np.full(len(end), watts[timeline.keys.gap]), timeline.blur(end)
+    return predicted_each(timeline, readings, [model], watts)[0]
+
+
+def predicted_each(
+    timeline: Timeline, readings: Readings, models: Sequence[SensorModel], watts: Floats
+) -> list[Floats]:
+    """The same as each of several models would see it; sums over the pieces are made once for all."""
+    windows = [model.windows(readings) for model in models]
+    seen = [np.full(len(end), watts[timeline.keys.gap]) for end, _ in windows]
     for number, lane in enumerate(timeline.lanes):
         # In the first lane a piece takes the place of the gap; in the others its power comes on top.
         extra = watts - watts[timeline.keys.gap] if number == 0 else watts
-        if blur is None and len(lane.t0):
-            seen += _passed(lane, extra[lane.key], end, width, model)
-            continue
+        seen = [total + part for total, part in zip(seen, _added(timeline, lane, models, windows, extra), strict=True)]
+    return seen if readings.mix is None else [readings.mix @ one for one in seen]
+
+
+def _added(
+    timeline: Timeline, lane: Lane, models: Sequence[SensorModel], windows: list[tuple[Floats, Floats]], extra: Floats
+) -> list[Floats]:
+    """Mean power that one lane adds in each window, W, a model each; extra: of each key (P,)."""
+    blurs = [timeline.blur(end) for end, _ in windows]
+    if models and len(lane.t0) and all(blur is None for blur in blurs):
+        return _passed(lane, extra[lane.key], windows, models)
+    parts = []
+    for (end, width), model, blur in zip(windows, models, blurs, strict=True):
+        part = np.zeros(len(end))
         for rows, row, key, weight, _ in _blocks(lane, end, width, model, blur):
-            seen[rows] += np.bincount(row, weight * extra[key], rows.stop - rows.start)
-    mixed: Floats = seen if readings.mix is None else readings.mix @ seen
-    return mixed
+            part[rows] += np.bincount(row, weight * extra[key], rows.stop - rows.start)
+        parts.append(part)
+    return parts
 
 
-def _passed(lane: Lane, watts: Floats, end: Floats, width: Floats, model: SensorModel) -> Floats:
-    """Mean power of one lane in each window, W, as the kernel weighs it; watts: of each piece."""
-    nodes = NODES if model.smear else ((0.0, 1.0),)
-    at = np.concatenate([end + node * model.smear - back for node, _ in nodes for back in (0.0, width)])
-    energy = energy_until(lane, watts, at)
-    if model.rc > SHORTEST_RC:
-        energy -= energy_held(lane, watts, at, model.rc)
-    edges = energy.reshape(len(nodes), 2, len(end))
-    share = np.array([weight for _, weight in nodes])
-    mean: Floats = share @ (edges[:, 0] - edges[:, 1]) / width
+def _passed(
+    lane: Lane, watts: Floats, windows: list[tuple[Floats, Floats]], models: Sequence[SensorModel]
+) -> list[Floats]:
+    """Mean power of one lane in each window, W, as the kernels weigh it; watts: of each piece."""
+    edges = [_edges(end, width, model) for (end, width), model in zip(windows, models, strict=True)]
+    energy = np.split(energy_until(lane, watts, np.concatenate(edges)), np.cumsum([len(at) for at in edges])[:-1])
+    for rc in {model.rc for model in models if model.rc > SHORTEST_RC}:
+        filtered = [place for place, model in enumerate(models) if model.rc == rc]
+        held = energy_held(lane, watts, np.concatenate([edges[place] for place in filtered]), rc)
+        for place in filtered:
+            energy[place] = energy[place] - held[: len(edges[place])]
+            held = held[len(edges[place]) :]
+    return [_mean(own, width, model) for own, (_, width), model in zip(energy, windows, models, strict=True)]
+
+
+def _nodes(model: SensorModel) -> tuple[tuple[float, float], ...]:
+    return NODES if model.smear else ((0.0, 1.0),)
+
+
+def _edges(end: Floats, width: Floats, model: SensorModel) -> Floats:
+    """Both edges of each window, for each node of the smear."""
+    return np.concatenate([end + node * model.smear - back for node, _ in _nodes(model) for back in (0.0, width)])
+
+
+def _mean(energy: Floats, width: Floats, model: SensorModel) -> Floats:
+    """Of the energy until the edges of windows: what came between, over the width."""
+    between = energy.reshape(-1, 2, len(width))
+    mean: Floats = np.array([weight for _, weight in _nodes(model)]) @ (between[:, 0] - between[:, 1]) / width
     return mean
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -23,10 +24,12 @@ from stepscope.analysis.steady import steady_steps
 from stepscope.runfolder import RunReader
 
 BETWEEN = "(between steps)"
+PAUSES = "(pauses between steps)"
 MOST_COLUMNS = 900  # of the regression: its cost grows with their cube
 _LEAST_OWN = 0.5  # of the columns for the places with most time, where not all can have one
 _MUCH = 0.001  # of all time: where the ops leave so much after one of them, it has a power of its own
 _NO_OP = -1
+_PAUSE = 0.5  # of a typical step: what lasts longer between two steps (an evaluation, a save) is other work than the loop's
 _NEAR = 2e-5  # s: steps that are closer than this follow at once
 STAMP_SD = 5e-7  # s: what the profiler's clock and its own cost leave open
 _FINER = (
@@ -49,6 +52,31 @@ class RunTimeline:
     timeline: Timeline
     ops: pl.DataFrame
     seconds: Floats
+
+
+class RunTimelines:
+    """The timelines of a run's ops by component: of a large run they cost seconds, so each is made once, when asked."""
+
+    def __init__(self, run: RunReader) -> None:
+        self._run = run
+        self._made: dict[str, RunTimeline | None] = {}
+
+    @cached_property
+    def origin_ns(self) -> int:
+        """The instant that their times count from."""
+        return int(steady_steps(self._run)["t0_ns"][0])
+
+    def of(self, component: str) -> RunTimeline | None:
+        """What explains a rail of this component; None where no op was recorded."""
+        if component not in self._made:
+            pieces = self._pieces
+            made = run_timeline(self._run, pieces, self.origin_ns, component) if pieces.tracks else None
+            self._made[component] = made
+        return self._made[component]
+
+    @cached_property
+    def _pieces(self) -> OpPieces:
+        return run_pieces(self._run)[0]
 
 
 def run_pieces(run: RunReader) -> tuple[OpPieces, int]:
@@ -87,6 +115,10 @@ def _keyed(
     waits, after = _waits(lanes[0], between, len(ops), float(step_t1[-1] - step_t0[0]))
     lanes = [_ordered(lanes[0], Lane(waits.t0, waits.t1, waits.key + len(ops))), *lanes[1:]]
     ops = pl.concat([ops, after], how="diagonal_relaxed")
+    long = pauses(step_t0, step_t1)
+    if long.any():
+        lanes[0] = _ordered(lanes[0], Lane(between.t0[long], between.t1[long], np.full(int(long.sum()), len(ops))))
+        ops = pl.concat([ops, _own_rows(PAUSES, 1)], how="diagonal_relaxed")
     count = len(ops)
     beside = np.zeros(count, dtype=bool)
     for lane in lanes[1:]:
@@ -94,7 +126,7 @@ def _keyed(
     described = ops.with_columns(beside=pl.Series(beside))
     seconds = np.asarray(np.sum([np.bincount(lane.key, lane.t1 - lane.t0, count) for lane in lanes], axis=0))
     key, keys = _columns(described, seconds)
-    idle = Lane(between.t0, between.t1, np.full(len(between.t0), keys.count - 2))
+    idle = Lane(between.t0[~long], between.t1[~long], np.full(int((~long).sum()), keys.count - 2))
     coded = [Lane(lane.t0, lane.t1, key[lane.key]) for lane in lanes]
     coded[0] = _ordered(coded[0], idle)
     if with_bytes:
@@ -161,11 +193,21 @@ def _waits(lane: Lane, between: Lane, ops: int, whole: float) -> tuple[Lane, pl.
     spent = np.bincount(follows, t1 - t0, ops + 1)
     names = np.flatnonzero(spent >= _MUCH * whole)
     chosen = np.isin(follows, names)
-    rows = pl.DataFrame(
-        {"name": [RESIDUAL] * len(names), "device": [CPU] * len(names), "part": np.arange(len(names))},
+    return Lane(t0[chosen], t1[chosen], np.searchsorted(names, follows[chosen])), _own_rows(RESIDUAL, len(names))
+
+
+def _own_rows(name: str, count: int) -> pl.DataFrame:
+    """Rows for time in which no op ran, told apart by their part."""
+    return pl.DataFrame(
+        {"name": [name] * count, "device": [CPU] * count, "part": np.arange(count)},
         schema={"name": pl.String, "device": pl.String, "part": pl.Int64},
     ).with_columns(flops=pl.lit(UNSTATED, pl.Int64), bytes=pl.lit(UNSTATED, pl.Int64), turn=pl.lit(0, pl.Int64))
-    return Lane(t0[chosen], t1[chosen], np.searchsorted(names, follows[chosen])), rows
+
+
+def pauses(step_t0: Floats, step_t1: Floats) -> Flags:
+    """Which of the stretches between two steps are pauses (S - 1,): so long that they are work of another kind."""
+    long: Flags = step_t0[1:] - step_t1[:-1] > _PAUSE * float(np.median(step_t1 - step_t0))
+    return long
 
 
 def _ordered(lane: Lane, idle: Lane) -> Lane:

@@ -10,7 +10,8 @@ import numpy as np
 from scipy import sparse  # type: ignore[import-untyped]
 
 from stepscope.analysis.attribution.calibrate import Calibration
-from stepscope.analysis.attribution.design import predicted
+from stepscope.analysis.attribution.design import predicted_each
+from stepscope.analysis.attribution.left_out import left_out
 from stepscope.analysis.attribution.readings import Readings
 from stepscope.analysis.attribution.regression import Fit
 from stepscope.analysis.attribution.sensor_model import SensorModel
@@ -23,17 +24,17 @@ FEWEST_CLUSTERS = 20
 _STEP = 1e-4  # s: finite difference in lag, width and rc
 
 
-def sandwich(fit: Fit, rows: Any, pull: Floats, step: Ints) -> Floats:
+def sandwich(fit: Fit, rows: Any, left: Floats, theta: float, step: Ints) -> Floats:
     """Covariance of the coefficients (D, D) whatever the errors within a step are; never below the model's own.
 
-    rows: (M, P), pull: the readings less the fit, filtered to and fro (M,), step: of each reading (M,).
+    rows: (M, P), left: the readings less the fit, whitened (M,), step: of each reading (M,), ascending.
     """
     cluster = _clusters(step)
+    pull = unwhitened(left_out(fit, rows, left, theta, cluster), theta)
     count = len(pull)
     chooser = sparse.csr_matrix((pull, (cluster, np.arange(count))), shape=(int(cluster.max()) + 1, count))
-    scores = chooser @ rows
-    scores = (scores.toarray() if sparse.issparse(scores) else scores) @ fit.hierarchy.mixing
-    meat = scores.T @ scores * (count / max(count - fit.effective, 0.2 * count))
+    scores = (chooser @ sparse.csr_matrix(rows) @ sparse.csr_matrix(fit.hierarchy.mixing)).toarray()
+    meat = scores.T @ scores
     own = fit.covariance
     robust = own @ (np.diag(1 / fit.spread**2) + meat / fit.noise**2) @ own
     grown = np.sqrt(np.maximum(1.0, np.diag(own) / np.maximum(np.diag(robust), 1e-30)))
@@ -65,18 +66,14 @@ def wobble(
     model = found.model
     plain = rows @ fit.watts  # scaled
     pull = fit.hierarchy.mixing @ fit.covariance / fit.noise
-
-    def response(other: SensorModel, by: float) -> Floats:
-        seen = predicted(timeline, readings, other, fit.watts)
-        change = rows.T @ unwhitened(whitened(scale * seen - plain, theta), theta) * by
-        effect: Floats = -(pull @ (fit.hierarchy.mixing.T @ change))
-        return effect
-
-    moves = [response(other, sd / _STEP) for other, sd in _neighbours(model, found) if sd > 0]
-    moved = np.array(moves) if moves else np.zeros((0, len(fit.watts)))
-    sharp = SensorModel(model.lag, model.width, model.rc)
-    flat = response(sharp, 1.0) if model.smear else np.zeros(len(fit.watts))
-    return Wobble(moved, flat)
+    near = [(other, sd / _STEP) for other, sd in _neighbours(model, found) if sd > 0]
+    if model.smear:
+        near.append((SensorModel(model.lag, model.width, model.rc), 1.0))
+    moved = np.zeros((len(near), len(fit.watts)))
+    for row, seen in enumerate(predicted_each(timeline, readings, [other for other, _ in near], fit.watts)):
+        change = rows.T @ unwhitened(whitened(scale * seen - plain, theta), theta) * near[row][1]
+        moved[row] = -(pull @ (fit.hierarchy.mixing.T @ change))
+    return Wobble(moved[:-1], moved[-1]) if model.smear else Wobble(moved, np.zeros(len(fit.watts)))
 
 
 def _neighbours(model: SensorModel, found: Calibration) -> Sequence[tuple[SensorModel, float]]:

@@ -160,13 +160,25 @@ def _apart(edges: Floats, least: float) -> Flags:
 
 
 def relatched(readings: Readings, clock: UpdateClock) -> Readings:
-    """A counter's windows with both ends moved back to the updates; windows that become empty are left out."""
+    """A counter's windows with both ends moved back to the updates; an end that is unsure joins two windows.
+
+    Leaving such windows out would leave their energy out, and they are not like the others: a program that keeps the
+    core busy is also what makes reads late.
+    """
     assert readings.width is not None, "a counter has widths"
-    end, begin = clock.latched(readings.stamp), clock.latched(readings.stamp - readings.width)
-    sure = ~clock.unsure(readings.stamp) & ~clock.unsure(readings.stamp - readings.width)
-    some = sure & (end > begin + _SAME)
-    width = (end - begin)[some]
-    return Readings(end[some], (readings.watts * readings.width)[some] / width, width)
+    begin, grown = readings.stamp - readings.width, np.cumsum(readings.watts * readings.width)
+    apart = np.append(True, begin[1:] - readings.stamp[:-1] > _SAME)
+    first, chain = np.flatnonzero(apart), np.cumsum(apart)
+    edge = np.insert(readings.stamp, first, begin[first])
+    joules = np.insert(grown, first, (grown - readings.watts * readings.width)[first])
+    chain = np.insert(chain, first, chain[first])
+    sure = ~clock.unsure(edge)
+    at, joules, chain = clock.latched(edge[sure]), joules[sure], chain[sure]
+    new = np.append(True, (np.diff(at) > _SAME) | (np.diff(chain) > 0))[: len(at)]
+    at, joules, chain = at[new], joules[new], chain[new]
+    joined = np.diff(chain) == 0
+    width = np.diff(at)[joined]
+    return Readings(at[1:][joined], np.diff(joules)[joined] / width, width)
 
 
 def converted(readings: Readings, clock: UpdateClock) -> Readings:

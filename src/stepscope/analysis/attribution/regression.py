@@ -37,7 +37,6 @@ class Fit:
     covariance: Floats
     noise: float
     spread: Floats
-    effective: float  # number of coefficients that the data, and not the prior, decide
 
     @property
     def watts(self) -> Floats:
@@ -49,7 +48,7 @@ class Fit:
 def regress(moments: Moments, shape: Hierarchy, near: Fit | None = None) -> Fit:
     """Posterior under learnt variances: MacKay's fixed point (Bayesian interpolation, Neural Computation 4, 1992).
 
-    near: the same shape fitted to nearly the same moments, to start from: its variances are nearly settled.
+    near: a fit of nearly the same moments, to start from: the variances of the levels that it has are nearly settled.
     """
     mixing, level = sparse.csr_matrix(shape.mixing), shape.level
     prior = shape.prior_mean(moments.mean_power)
@@ -74,7 +73,7 @@ def regress(moments: Moments, shape: Hierarchy, near: Fit | None = None) -> Fit:
     sd = spread[level]
     covariance = _posterior(normal, sd, noise)
     mean = prior + covariance @ cross / noise
-    return Fit(shape, mean, covariance, noise, sd, float((1 - np.diag(covariance) / sd**2).sum()))
+    return Fit(shape, mean, covariance, noise, sd)
 
 
 def _still(before: Floats, spread: Floats) -> bool:

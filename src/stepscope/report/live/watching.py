@@ -34,8 +34,8 @@ def watch(
             _say(console, ending_of(first))
             return first.status
         if lines or not console.is_terminal:
-            return _in_lines(_looks(follows, first, LINE_EVERY_S, sleep), console)
-        return _on_screen(_looks(follows, first, 1 / looks_per_s, sleep), console)
+            return _in_lines(looks(follows, first, LINE_EVERY_S, sleep), console)
+        return _on_screen(looks(follows, first, 1 / looks_per_s, sleep), console)
 
 
 def _on_screen(looks: Iterator[Now], console: Console) -> str:
@@ -57,7 +57,7 @@ def _in_lines(looks: Iterator[Now], console: Console) -> str:
     return status
 
 
-def _looks(follows: Watch, now: Now, every_s: float, sleep: Callable[[float], None]) -> Iterator[Now]:
+def looks(follows: Watch, now: Now, every_s: float, sleep: Callable[[float], None]) -> Iterator[Now]:
     """The first look and one more each period, the last when the run has ended."""
     yield now
     while not now.ended:

@@ -20,7 +20,7 @@ _IDLE_S = 30.0  # a client that sends nothing for so long is let go
 
 
 class ViewServer(ThreadingHTTPServer):
-    """Serves one folder of runs until it is shut down."""
+    """Serves one folder of runs until it is shut down, at `address`, which holds the token where one is needed."""
 
     daemon_threads = True
 
@@ -28,6 +28,9 @@ class ViewServer(ThreadingHTTPServer):
         self.site = site
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         super().__init__((host, port), _Request)
+        shown = f"[{host}]" if ":" in host else host
+        token = "" if site.token is None else f"?token={site.token}"
+        self.address = f"http://{shown}:{self.server_address[1]}/{token}"
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A visitor who went away is no fault; any other is shown where the server was started."""

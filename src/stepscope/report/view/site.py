@@ -50,7 +50,7 @@ class Site:
 
     def __init__(self, root: Path, access: Access) -> None:
         self.listing = Listing(root)
-        self._access = access
+        self._access, self.token = access, access.token
         self._kept, self._watches = Kept(), Watches()
 
     def close(self) -> None:

@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 
 from stepscope.analysis.memory_model import Limit, limit_of_board, limit_of_memory, limit_of_this_machine
 from stepscope.errors import UsageError
+from stepscope.record.job import Job
 from stepscope.studies.fit import kept as kept_file
 from stepscope.studies.fit.answer import Question, answer
 from stepscope.studies.fit.objects import DEFAULT_BATCH, job_of
@@ -35,17 +36,24 @@ def fit(
     make_batch(n) gives a batch of n samples; loss(model, batch) a scalar (or a criterion of outputs and targets; None
     takes the model's own). With neither memory ("8GB") nor device ("tx2") the question is this machine, now.
     """
-    job = job_of(model, optimizer, make_batch, loss)
-    question = Question(
-        job,
-        batch,
-        limit_of(memory, device, here=memory is None and device is None),
-        allocator,
-        kept=kept_file.load(kept_file.place()) if device is None else kept_file.Kept(),
-        has_bf16=bf16_of(device),
-        options=options,
+    return fit_job(job_of(model, optimizer, make_batch, loss), batch, memory, device, allocator, options)
+
+
+def fit_job(
+    job: Job, batch: int, memory: str | None, device: str | None, allocator: str = "default", options: bool = True
+) -> FitResult:
+    """The same of a job: a training that has not been built yet."""
+    return answer(
+        Question(
+            job,
+            batch,
+            limit_of(memory, device, here=memory is None and device is None),
+            allocator,
+            kept=kept_file.load(kept_file.place()) if device is None else kept_file.Kept(),
+            has_bf16=bf16_of(device),
+            options=options,
+        )
     )
-    return answer(question)
 
 
 def limit_of(memory: str | None, device: str | None, here: bool) -> Limit | None:

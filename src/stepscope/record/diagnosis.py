@@ -1,0 +1,117 @@
+"""What can be measured on this machine, what cannot, and the command that would enable it: what `doctor` says."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stepscope.errors import UsageError
+from stepscope.record.characterisation.profiles import (
+    SensorProfile,
+    device_identity,
+    load_profiles,
+    measures_power,
+    save_profiles,
+    with_profiles,
+)
+from stepscope.record.device import changing_facts, describe_device
+from stepscope.record.sensors import Survey, survey
+from stepscope.record.sensors.contract import Target
+
+if TYPE_CHECKING:
+    from stepscope.record.characterisation.characterise import Observation
+
+Measure = Callable[[Survey, Target], dict[str, SensorProfile]]
+
+
+def diagnosis(
+    root: Path, simulated: str | None = None, measure: Measure | None = None
+) -> tuple[dict[str, Any], dict[str, SensorProfile]]:
+    """All that doctor says, as plain data, and the profiles where `measure` takes them; the process asked is this one.
+
+    root: the top of the file system that is looked at; simulated: the board that it belongs to, if any.
+    UsageError where there is no such folder.
+    """
+    if not root.is_dir():
+        raise UsageError(
+            f"there is no folder '{root}' to look below", "give --root the top of a saved tree, or leave it out"
+        )
+    target = Target(os.getpid())
+    seen = survey(root, target)
+    try:
+        profiles = {} if measure is None else measure(seen, target)
+        known = profiles or load_profiles(device_identity(root, seen.found)) or {}
+    finally:
+        for found in seen.found.values():
+            found.close()
+    sensors = {name: with_profiles(found, known, 0) for name, found in seen.found.items()}
+    channels = [{**asdict(c), "every_ns": found.every_ns} for found in sensors.values() for c in found.channels]
+    facts = {
+        "root": str(root),
+        "device": describe_device(root),
+        "now": changing_facts(root),
+        "channels": channels,
+        "missing": [{"sensor": name, **asdict(why)} for name, why in seen.missing.items()],
+        "power": [
+            {"sensor": name, "channels": [c.id for c in found.channels if c.quantity in ("power", "energy")]}
+            for name, found in sensors.items()
+            if measures_power(found)
+        ],
+        "characterised": {name: asdict(profile) for name, profile in known.items()},
+        "proc": (root / "proc/stat").exists(),
+        "perf": _perf(root),
+        "torch": _torch(),
+        "simulated": simulated,
+    }
+    return facts, profiles
+
+
+def characterised(
+    seen: Survey, target: Target, root: Path, progress: Callable[[str], None] = lambda said: None
+) -> tuple[Observation, dict[str, SensorProfile]]:
+    """Measure refresh, step and filter of the power sensors that answer, and keep that for the runs to come.
+
+    All cores are loaded for some seconds. UsageError where no sensor of power or energy answers.
+    """
+    from stepscope.record.characterisation.characterise import observe, profiles
+
+    if not any(measures_power(found) for found in seen.found.values()):
+        raise UsageError(
+            "no sensor of power or energy answers here: there is nothing to characterise",
+            "'stepscope doctor' says what would enable one",
+        )
+    observation = observe(seen.found, target.clock, progress=progress)
+    found = profiles(observation)
+    save_profiles(device_identity(root, seen.found), found)
+    return observation, found
+
+
+def _perf(root: Path) -> dict[str, Any]:
+    """Whether the trainer's CPU time can be had fresh at each read."""
+    from stepscope.record.access.task_clock import open_task_clocks
+    from stepscope.record.sensors.contract import close_files
+
+    try:
+        paranoid = int((root / "proc/sys/kernel/perf_event_paranoid").read_bytes())
+    except (OSError, ValueError):
+        paranoid = None
+    clocks = open_task_clocks(os.getpid())
+    close_files(clocks)
+    too_strict = paranoid is not None and paranoid > 2
+    return {
+        "allowed": bool(clocks),
+        "paranoid": paranoid,
+        "remedy": "sudo sysctl kernel.perf_event_paranoid=2" if not clocks and too_strict else None,
+    }
+
+
+def _torch() -> dict[str, Any]:
+    try:
+        import torch
+    except ImportError:
+        return {"version": None, "cuda": None, "devices": [], "remedy": "pip install 'stepscope[torch]'"}
+    names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    return {"version": str(torch.__version__), "cuda": torch.version.cuda, "devices": names, "remedy": None}

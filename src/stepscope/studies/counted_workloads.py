@@ -1,0 +1,104 @@
+"""The workloads of the suite as rows: parameters and FLOPs computed from the models themselves, kept between calls."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stepscope import workloads
+from stepscope.errors import UnknownName
+from stepscope.workloads.contract import TIERS
+
+if TYPE_CHECKING:
+    from stepscope.workloads.contract import Workload
+
+Counting = Callable[["Sequence[Workload]"], "Iterable[Workload]"]
+
+
+def chosen_workloads(names: Sequence[str] = (), tier: str | None = None) -> list[Workload]:
+    """The workloads of these names, or all, of this tier alone where one is named; UnknownName."""
+    if tier is not None and tier not in TIERS:
+        raise UnknownName("tier", tier, TIERS)
+    every = [workloads.find(name) for name in names] if names else list(workloads.every())
+    return [workload for workload in every if tier is None or tier in workload.tiers]
+
+
+def counted(chosen: Sequence[Workload], counting: Counting = lambda new: new) -> list[dict[str, Any]]:
+    """A row each; from the cache where the same files were counted by the same torch before.
+
+    counting: is handed the workloads that have to be counted now, and gives them back one after the other.
+    """
+    kept, file = _kept()
+    new = [workload for workload in chosen if workload.name not in kept or not _ours(workload)]
+    for workload in counting(new):
+        kept[workload.name] = _row(workload)
+    if new and file is not None:
+        _keep(file, kept)
+    return [{**kept[workload.name], "data": workload.data.name, "data_kind": workload.data.kind} for workload in chosen]
+
+
+def _ours(workload: Workload) -> bool:
+    """A workload of the user's may change without any file of ours changing: it is counted each time."""
+    modules = [module for name, module in sys.modules.items() if name.startswith(f"{workloads.__name__}.")]
+    return any(workload is each for module in modules for each in getattr(module, "WORKLOADS", ()))
+
+
+def _kept() -> tuple[dict[str, Any], Path | None]:
+    """What was counted before, and the file that it is kept in; a file that cannot be read is no loss."""
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "stepscope"
+    file = folder / f"workloads-{_digest()}.json"
+    try:
+        return dict(json.loads(file.read_text(encoding="utf-8"))), file
+    except (OSError, ValueError):
+        return {}, file
+
+
+def _digest() -> str:
+    """Of everything that the counts depend on: the workloads' files, the counting, and torch."""
+    import torch
+
+    from stepscope.record import flops
+
+    files: Iterable[Path] = [Path(flops.__file__), *sorted(Path(workloads.__file__).parent.rglob("*.py"))]
+    digest = hashlib.sha256(str(torch.__version__).encode())
+    for file in files:
+        digest.update(file.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _keep(file: Path, rows: dict[str, Any]) -> None:
+    with contextlib.suppress(OSError):  # a home that cannot be written costs time, nothing else
+        file.parent.mkdir(parents=True, exist_ok=True)
+        for old in file.parent.glob("workloads-*.json"):
+            old.unlink()
+        file.write_text(json.dumps(rows), encoding="utf-8")
+
+
+def _row(workload: Workload) -> dict[str, Any]:
+    """What is known of a workload without training it; the model is built without memory for its parameters."""
+    import torch
+
+    from stepscope.record.flops import count_flops
+
+    with torch.device("meta"):
+        model = workload.build()
+        counted = count_flops(model, workload.loss, workload.example(2))
+    forward, backward = counted.total_forward, counted.total_backward
+    return {
+        "name": workload.name,
+        "domain": workload.domain,
+        "summary": workload.summary,
+        "tiers": list(workload.tiers),
+        "input_shape": list(workload.input_shape),
+        "default_batch": workload.default_batch,
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "flops_forward": forward,
+        "flops_training": None if forward is None or backward is None else forward + backward,
+        "flops_not_counted": counted.reason,
+    }
