@@ -208,3 +208,18 @@ def test_doctor_shows_a_simulated_board_and_says_that_it_is_one(stepscope_cli: C
     assert "ina3221" in {entry["sensor"] for entry in found["power"]}
     refused = stepscope_cli("doctor", "--simulate", "jetson-tx2", "--characterise")
     assert refused.returncode == 2
+
+
+def test_a_report_that_fails_does_not_become_the_end_of_a_training_that_went_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(run: object) -> object:
+        raise ValueError("a fault of ours")
+
+    monkeypatch.setattr("stepscope.report.text.render", broken)
+    arguments = ["run", "lenet", "--steps", "5", "--batch", "4", "--record-memory", "off", "--out", str(tmp_path)]
+    assert _exit_code(*arguments) == 0
+    said = capsys.readouterr().err
+    assert "a fault of ours" in said
+    assert "the run is whole" in said
+    assert [path.name for path in tmp_path.glob("*/run.json")] == ["run.json"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+import traceback
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
@@ -272,6 +273,10 @@ def _finish(path: Path, quiet: bool) -> None:
         write_summary(run)
     except (StepscopeError, OSError) as error:
         sys.stderr.write(f"the run could not be reported: {error}\n")
+    except Exception:  # a fault of ours: it is shown, and does not become the end of a training that went well
+        traceback.print_exc()
+        again = f"after an update: stepscope report {path}"
+        sys.stderr.write(f"the report failed, which is a fault in Stepscope; the run is whole. {again}\n")
 
 
 def _page(path: Path) -> None:

@@ -29,7 +29,9 @@ MOST_COLUMNS = 900  # of the regression: its cost grows with their cube
 _LEAST_OWN = 0.5  # of the columns for the places with most time, where not all can have one
 _MUCH = 0.001  # of all time: where the ops leave so much after one of them, it has a power of its own
 _NO_OP = -1
-_PAUSE = 0.5  # of a typical step: what lasts longer between two steps (an evaluation, a save) is other work than the loop's
+_PAUSE = (
+    0.5  # of a typical step: what lasts longer between two steps (an evaluation, a save) is other work than the loop's
+)
 _NEAR = 2e-5  # s: steps that are closer than this follow at once
 STAMP_SD = 5e-7  # s: what the profiler's clock and its own cost leave open
 _FINER = (

@@ -6,8 +6,10 @@ itself). Where a run trains several models each has its type in front ("Discrimi
 
 from __future__ import annotations
 
+import weakref
+from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import nn
@@ -17,14 +19,30 @@ from stepscope.record import torch_private
 from stepscope.record.recorders.phases import MODULE_SCOPE
 
 _COMPILED = "_orig_mod"  # the attribute under which torch.compile keeps the model
+_GONE = nn.Module()  # stands for one that has died: it owns nothing
+Held = Callable[[], nn.Module]
 
 
 @dataclass(frozen=True)
 class Root:
     """An outermost module; `name` is None until names are settled, unless the user gave one."""
 
-    module: nn.Module
+    held: Held
     name: str | None
+    kind: str
+
+    @property
+    def module(self) -> nn.Module:
+        """The module, or an empty one where it was made for a step and is gone."""
+        return self.held()
+
+
+@dataclass(frozen=True)
+class _Known:
+    held: Held
+    root: int
+    below: str
+    kind: str
 
 
 class ModuleBook:
@@ -34,7 +52,8 @@ class ModuleBook:
         self.roots: list[Root] = []
         self._found_root = found_root
         self._index: dict[int, int] = {}
-        self._modules: list[tuple[nn.Module, int, str]] = []  # kept alive: an id is an identity only while it lives
+        self._modules: list[_Known] = []
+        self._vacant: defaultdict[type[nn.Module], list[int]] = defaultdict(list)
         self._root_names: list[str] = []
 
     def index(self, module: nn.Module) -> int:
@@ -46,20 +65,48 @@ class ModuleBook:
         """Register a model and everything below it; names settle when they are first asked for."""
         if id(module) in self._index:
             return self._index[id(module)]
-        self.roots.append(Root(module, name))
-        for below, part in module.named_modules():
-            if id(part) not in self._index:
-                self._index[id(part)] = len(self._modules)
-                self._modules.append((part, len(self.roots) - 1, below))
+        if name is None and _may_be_made_for_a_step(module):
+            index = self._passing(module)
+        else:
+            index = len(self._modules)
+            self.roots.append(Root(lambda: module, name, _type(module)))
+            for below, part in module.named_modules():
+                if id(part) not in self._index:
+                    self._add(part, below)
         self._found_root(module)
-        return self._index[id(module)]
+        return index
+
+    def _add(self, module: nn.Module, below: str) -> None:
+        # Kept alive: an id is an identity only while it lives.
+        self._index[id(module)] = len(self._modules)
+        self._modules.append(_Known(lambda: module, len(self.roots) - 1, below, type(module).__name__))
+
+    def _passing(self, module: nn.Module) -> int:
+        """Index of a loss or the like: some libraries make one for each batch, which takes the place of the last.
+
+        Such a module is not kept alive, or a long training would fill the memory with them.
+        """
+        vacant, held = self._vacant[type(module)], _weakly(module)
+        index = vacant.pop() if vacant else len(self._modules)
+        if index < len(self._modules):
+            known = self._modules[index]
+            self._modules[index] = replace(known, held=held)
+            self.roots[known.root] = Root(held, None, known.kind)
+        else:
+            self.roots.append(Root(held, None, _type(module)))
+            self._modules.append(_Known(held, len(self.roots) - 1, "", type(module).__name__))
+        self._index[id(module)] = index
+        weakref.finalize(module, self._left, id(module), type(module), index).atexit = False
+        return index
+
+    def _left(self, identity: int, kind: type[nn.Module], index: int) -> None:
+        del self._index[identity]
+        self._vacant[kind].append(index)
 
     def names(self) -> list[tuple[str, str]]:
         """(qualified name, type) by index. From the first call on, names stay as they are."""
         self._settle_root_names()
-        return [
-            (_joined(self._root_names[root], below), type(module).__name__) for module, root, below in self._modules
-        ]
+        return [(_joined(self._root_names[known.root], known.below), known.kind) for known in self._modules]
 
     def root_names(self) -> set[str]:
         """The names of the outermost modules."""
@@ -67,8 +114,8 @@ class ModuleBook:
         return set(self._root_names)
 
     def modules(self) -> list[nn.Module]:
-        """Every module by index."""
-        return [module for module, _, _ in self._modules]
+        """Every module by index; an empty one where it is gone."""
+        return [known.held() for known in self._modules]
 
     def parameter_modules(self) -> dict[int, int]:
         """Index of the module that owns each parameter, by the parameter's id; a shared one counts for the first."""
@@ -83,7 +130,8 @@ class ModuleBook:
         models = sum(_has_parameters(root.module) for root in self.roots)
         for root in self.roots[len(self._root_names) :]:
             alone = "" not in self._root_names and models == 1 and _has_parameters(root.module)
-            self._root_names.append(self._free(root.name if root.name is not None else "" if alone else _type(root)))
+            said = "" if alone else root.kind
+            self._root_names.append(self._free(root.name if root.name is not None else said))
 
     def _free(self, name: str) -> str:
         free, number = name, 2
@@ -152,5 +200,20 @@ def _has_parameters(module: nn.Module) -> bool:
     return any(True for _ in module.parameters())
 
 
-def _type(root: Root) -> str:
-    return type(getattr(root.module, _COMPILED, root.module)).__name__
+def _type(module: nn.Module) -> str:
+    return type(getattr(module, _COMPILED, module)).__name__
+
+
+def _may_be_made_for_a_step(module: nn.Module) -> bool:
+    """A loss, an activation: with nothing below it and nothing to learn, none is told from the next."""
+    return not module._modules and not module._parameters
+
+
+def _weakly(module: nn.Module) -> Held:
+    reference = weakref.ref(module)
+
+    def held() -> nn.Module:
+        alive = reference()
+        return _GONE if alive is None else alive
+
+    return held

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from stepscope.record.recorders.storage_log import NOTHING, Hidden, Rule
-from stepscope.record.workspaces import cudnn, onednn, onednn_rnn
+from stepscope.record.workspaces import cudnn, onednn, onednn_matmul, onednn_rnn
 from stepscope.record.workspaces.platform import Platform, this_platform
 from stepscope.record.workspaces.signature import Probed, signature
 
@@ -39,7 +39,7 @@ class Workspaces:
     not_modelled: dict[str, int] = field(default_factory=dict)  # name of an op, how often it ran
 
     def __post_init__(self) -> None:
-        rules = cudnn.RULES if self.platform.kind == "cuda" else {**onednn.RULES, **onednn_rnn.RULES}
+        rules = cudnn.RULES if self.platform.kind == "cuda" else {**onednn.RULES, **onednn_rnn.RULES, **onednn_matmul.RULES}
         self._rules = {name: rule(self.platform) for name, rule in rules.items()}
         self._of: dict[Any, Rule | None] = {}
 

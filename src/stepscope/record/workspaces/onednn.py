@@ -22,7 +22,7 @@ from stepscope.record.workspaces.platform import Platform
 
 _SMALL = 20_480  # elements: below this a single sample is not worth oneDNN (torch's ConvUtils)
 _FEW = 3  # channels, of a picture: the gradient of the weights reads no more of them without a copy
-_SUMS_FIXED = 200_000  # B: transposed tiles of bf16 on their way into the gradient of the weights
+_TILES_FIXED = 8_500  # B beyond the sample itself, of input and of gradient each
 
 
 def forward(platform: Platform) -> Rule:
@@ -61,7 +61,7 @@ def backward(platform: Platform) -> Rule:
                 moments.append(3 * to_input)  # made with channels innermost, then copied twice
         if mask[1]:
             weights = _blocked_weight(platform, weight, groups, not first)
-            reduced = _sums_in_float(weight, weights, groups)
+            reduced = _sums_in_float(platform, weight, weights, groups, [gradient] if first else [gradient, x])
             inputs = 0 if first else blocked_input
             if first and x.shape[1] > _FEW and not last:
                 eights = replace(platform, block=8)
@@ -119,11 +119,12 @@ def _through_onednn(
     return bool(groups > 1 or large_kernel or x.shape[0] > 1 or x.numel() > _SMALL)
 
 
-def _sums_in_float(weight: Tensor, blocked: int, groups: int) -> int:
-    """Of a bf16 gradient of weights: its sums in float32, and tiles where a kernel covers more than a pixel."""
+def _sums_in_float(platform: Platform, weight: Tensor, blocked: int, groups: int, transposed: list[Tensor]) -> int:
+    """Of a bf16 gradient of weights: its sums in float32; where a kernel covers more than a pixel, tiles of a sample."""
     if weight.dtype != torch.bfloat16 or groups > 1:
         return 0
-    return 2 * blocked + (0 if all(k == 1 for k in weight.shape[2:]) else _SUMS_FIXED)
+    tiles = sum(_blocked(platform, each[:1]) + _TILES_FIXED for each in transposed)
+    return 2 * blocked + (0 if all(k == 1 for k in weight.shape[2:]) else tiles)
 
 
 def _is_first(platform: Platform, x: Tensor, groups: int) -> bool:

@@ -22,6 +22,7 @@ _FLOAT = 4  # B
 _TOUCHED = 0.326  # of what is kept: pages that forward writes to; the rest is asked for and never resident
 _TOUCHED_BACKWARD = 16.5  # B a unit of state and step that backward touches of it besides
 _SCRATCH, _SCRATCH_FIXED = 16.6, 17_000
+_SCRATCH_IN_BF16 = 19.0  # B a unit of state and sample: one step at a time
 _LINE = 16  # floats in a cache line
 _ALIASING = 256  # a row of a multiple of this many floats gets another line, against aliasing of 4 KB
 _INPUT, _INPUT_WEIGHT, _STATE_WEIGHT, _HIDDEN_SIZE, _TRAINED = 0, 1, 2, 10, 15
@@ -35,11 +36,13 @@ def forward(platform: Platform) -> Rule:
         if not platform.block:
             return NOTHING
         x, units = args[_INPUT], args[_HIDDEN_SIZE]
-        steps = x.shape[0] * x.shape[1]
-        in_float = x.element_size() == _FLOAT
-        scratch = _copies(args[_INPUT_WEIGHT], args[_STATE_WEIGHT]) + (_scratch(steps, units) if in_float else 0)
-        share = 1 if in_float else _KEPT_IN_BF16
-        size = round(share * _kept(steps, units))
+        steps, weights = x.shape[0] * x.shape[1], (args[_INPUT_WEIGHT], args[_STATE_WEIGHT])
+        size = _kept(steps, units)
+        if x.element_size() == _FLOAT:
+            scratch = _copies(*weights) + _scratch(steps, units)
+        else:
+            size = round(_KEPT_IN_BF16 * size)
+            scratch = sum(_gates(units) * w.shape[1] * w.element_size() for w in weights) + _tile(x.shape[1], units)
         kept = ((_WORKSPACE_OUTPUT, size, round(_TOUCHED * size)),) if args[_TRAINED] else ()
         return Hidden(scratch, scratch, scratch, kept)
 
@@ -52,14 +55,10 @@ def backward(platform: Platform) -> Rule:
     def rule(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Hidden:
         if not platform.block:
             return NOTHING
-        x, input_weight, state_weight = args[0], args[1], args[2]
-        units = state_weight.shape[1]
-        copies = _copies(input_weight, state_weight)
-        if units % _ALIASING == 0 or units % _LINE:
-            copies += _padded_gradients(input_weight, state_weight)
-        made_contiguous = sum(t.nbytes for t in args if isinstance(t, Tensor) and not t.is_contiguous())
-        scratch = _scratch(x.shape[0] * x.shape[1], units) * x.element_size() // _FLOAT
-        size = copies + scratch + made_contiguous
+        x, weights = args[0], args[1:3]
+        units = weights[1].shape[1]
+        size = sum(t.nbytes for t in args if isinstance(t, Tensor) and not t.is_contiguous())
+        size += (_in_float if x.element_size() == _FLOAT else _in_bf16)(x, *weights)
         touched = size + round(_TOUCHED_BACKWARD * x.shape[0] * x.shape[1] * units)
         return Hidden(size, touched, touched)
 
@@ -80,6 +79,32 @@ def _scratch(steps: int, units: int) -> int:
     return round(_SCRATCH * steps * _up(units) + _SCRATCH_FIXED)
 
 
+def _in_float(x: Tensor, input_weight: Tensor, state_weight: Tensor) -> int:
+    units = state_weight.shape[1]
+    copies = _copies(input_weight, state_weight) + _scratch(x.shape[0] * x.shape[1], units)
+    if units % _ALIASING == 0 or units % _LINE:
+        copies += _padded_gradients(input_weight, state_weight)
+    return copies
+
+
+def _in_bf16(x: Tensor, input_weight: Tensor, state_weight: Tensor) -> int:
+    """Weights once more, their gradients in rows of float32, and the gradients of the output as float32."""
+    (steps, samples, _), units = x.shape, state_weight.shape[1]
+    weights = sum(_up(w.shape[1], 2 * _LINE) * w.shape[0] * w.element_size() for w in (input_weight, state_weight))
+    rows = sum(w.shape[1] * _row(w.shape[0]) for w in (input_weight, state_weight))
+    incoming = samples * units * (steps + 2)
+    return weights + _FLOAT * (rows + incoming) + _tile(samples, units)
+
+
+def _gates(units: int) -> int:
+    """Gates of so many units as oneDNN packs them in bf16."""
+    return 4 * _up(units, 2 * _LINE)
+
+
+def _tile(samples: int, units: int) -> int:
+    return round(_SCRATCH_IN_BF16 * samples * units) + _SCRATCH_FIXED
+
+
 def _copies(*weights: Tensor) -> int:
     """Weights [4H, I] as I padded rows of 4H."""
     return sum(w.shape[1] * _row(w.shape[0]) * w.element_size() for w in weights)
@@ -90,8 +115,8 @@ def _padded_gradients(*weights: Tensor) -> int:
     return sum(_up(w.shape[1] + 1) * _up(w.shape[0]) * w.element_size() for w in weights)
 
 
-def _up(size: int) -> int:
-    return -(-size // _LINE) * _LINE
+def _up(size: int, line: int = _LINE) -> int:
+    return -(-size // line) * line
 
 
 def _row(size: int) -> int:
