@@ -25,6 +25,7 @@ from stepscope.analysis.op_kinds import op_kinds
 from stepscope.analysis.overhead import overhead
 from stepscope.analysis.own_time import own_times
 from stepscope.analysis.phases import phases
+from stepscope.analysis.power_of_ops import power_of_ops
 from stepscope.analysis.power_timeline import power_timeline
 from stepscope.analysis.rails import RailTree, rail_tree
 from stepscope.analysis.regularity import regularity
@@ -173,6 +174,12 @@ class Run(RunReader):
         """
         known_way(by)
         return kept_table(self, f"utilisation-{by}", lambda: utilisation_by(self.use_of_ops, by))
+
+    def power_of_ops(self) -> pl.DataFrame:
+        """Power of each measured rail over the step of `anatomy`, W: from operation to operation, as fitted."""
+        ops = self.anatomy()
+        step = -1 if ops.is_empty() else int(ops["step"][0])
+        return kept_table(self, "power-of-ops", lambda: power_of_ops(self, self.attributed_rails, step))
 
     def energy_resolution(self) -> pl.DataFrame:
         """A row a rail: the shortest op that it can resolve, how much is resolved, how many more steps would do."""

@@ -19,21 +19,24 @@ if TYPE_CHECKING:
     from stepscope.analysis.run import Run
 
 SCHEMA = {
-    "track": pl.String,  # power, core or memory
+    "track": pl.String,  # power, power of operations, core or memory
     "name": pl.String,  # the rail, the core, the category
     "unit": pl.String,
     "start_ns": pl.Int64,  # from the start of the step; a window may be longer than the step
     "end_ns": pl.Int64,
     "value": pl.Float64,  # null: not read
+    "known": pl.Boolean,  # of power of operations: within 30 %
     "kind": pl.String,  # measured, estimated or simulated
     "step": pl.Int64,  # that it was seen in
 }
+OF_OPS = "power of operations"
 _MOST_POINTS = 400  # of live memory
 
 
 def step_tracks(run: Run, step: int) -> pl.DataFrame:
     """Mean power (W) and utilisation (share) in the shortest honest windows over a step, and live bytes by category.
 
+    Power of operations is what the fit gives each, in the step that `Run.anatomy` shows.
     A sensor slower than the step gives one window that is longer than it. Memory is that of the step if its
     allocations were recorded, otherwise of the recorded step nearest in length, which `step` then names.
     """
@@ -42,10 +45,9 @@ def step_tracks(run: Run, step: int) -> pl.DataFrame:
         return pl.DataFrame(schema=SCHEMA)
     t0_ns, t1_ns = int(found["t0_ns"][0]), int(found["t1_ns"][0])
     frames = [*_power(run, t0_ns, t1_ns), *_cores(run, t0_ns, t1_ns)]
-    placed = [frame.with_columns(step=pl.lit(step, dtype=pl.Int64)) for frame in frames]
-    return pl.concat(
-        [pl.DataFrame(schema=SCHEMA), *(frame.select(list(SCHEMA)) for frame in placed), *_memory(run, step)]
-    )
+    seen = {"step": pl.lit(step, dtype=pl.Int64), "known": pl.lit(True)}
+    tracks = [*(frame.with_columns(**seen) for frame in frames), _of_ops(run, step), *_memory(run, step)]
+    return pl.concat([pl.DataFrame(schema=SCHEMA), *(frame.select(list(SCHEMA)) for frame in tracks)])
 
 
 def _span(t0_ns: int, t1_ns: int, length_ns: float) -> tuple[float, float]:
@@ -61,6 +63,18 @@ def _power(run: Run, t0_ns: int, t1_ns: int) -> Iterator[pl.DataFrame]:
         kind = "simulated" if run.simulated else "estimated" if line.estimated else "measured"
         if len(edges) > 1:
             yield _frame("power", line.name, "W", edges - t0_ns, watts, kind)
+
+
+def _of_ops(run: Run, step: int) -> pl.DataFrame:
+    """The same rails from operation to operation; of the step of `Run.anatomy` alone."""
+    kind = "simulated" if run.simulated else "measured"
+    texts = {"track": pl.lit(OF_OPS), "unit": pl.lit("W"), "kind": pl.lit(kind)}
+    return (
+        run.power_of_ops()
+        .filter(pl.col("step") == step)
+        .rename({"rail": "name", "power_w": "value"})
+        .with_columns(**texts)
+    )
 
 
 def _cores(run: Run, t0_ns: int, t1_ns: int) -> Iterator[pl.DataFrame]:
@@ -97,6 +111,7 @@ def _memory(run: Run, step: int) -> Iterator[pl.DataFrame]:
         value=pl.col("bytes").cast(pl.Float64),
         kind=pl.lit("measured"),
         step=pl.lit(chosen, dtype=pl.Int64),
+        known=pl.lit(True),
     )
 
 

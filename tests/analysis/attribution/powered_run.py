@@ -91,7 +91,8 @@ def pauses_of(run: Run) -> np.ndarray:
     """Begin and end of the stretches between two steps that are longer than a step, ns (n, 2)."""
     t0, t1 = run.steps["t0_ns"].to_numpy(), run.steps["t1_ns"].to_numpy()
     between = np.column_stack([t1[:-1], t0[1:]])
-    return between[np.diff(between, axis=1)[:, 0] > np.median(t1 - t0)]
+    long: np.ndarray = between[np.diff(between, axis=1)[:, 0] > np.median(t1 - t0)]
+    return long
 
 
 def _with_pauses(edges: np.ndarray, at: np.ndarray, joules: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

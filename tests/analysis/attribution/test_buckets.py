@@ -52,7 +52,7 @@ def bucketed(seed: int, steps: int) -> Execution:
         program,
         at,
         np.append(0.0, np.cumsum(joules)),
-        np.bincount(np.stack([key, np.full(len(key), gap)], 1).ravel(), joules, gap + 1),
+        np.asarray(np.bincount(np.stack([key, np.full(len(key), gap)], 1).ravel(), joules, gap + 1), dtype=np.float64),
     )
 
 

@@ -68,7 +68,7 @@ def _stalled(seed: int) -> Execution:
         timeline=replace(run.timeline, lanes=(lane,), step_t0=edges[:-1], step_t1=edges[1:]),
         at=at,
         joules=np.append(0.0, np.cumsum(spent)),
-        truth=np.bincount(key, spent, n + 1),
+        truth=np.asarray(np.bincount(key, spent, n + 1), dtype=np.float64),
     )
 
 

@@ -111,6 +111,25 @@ def test_windows_moved_to_the_updates_keep_their_energy() -> None:
     assert moved.watts * moved.width == pytest.approx(np.full(7, 4.0))
 
 
+def test_a_read_beside_an_update_joins_two_windows_and_no_energy_is_lost() -> None:
+    t = np.array([0.25, 1.01, 1.76, 2.26, 3.24, 3.77, 4.51, 5.27])  # 1.01 and 4.51 fall on updates every 0.5 s
+    readings = from_counter(t, t, 3.0 * np.floor(2 * t + 1e-9) / 2)
+    moved = relatched(readings, UpdateClock.even(0.0, 0.5))
+    assert moved.width is not None
+    begin, end = float((moved.stamp - moved.width)[0]), float(moved.stamp[-1])
+    assert moved.watts == pytest.approx(3.0)
+    assert float((moved.watts * moved.width).sum()) == pytest.approx(3.0 * (end - begin))
+    assert (moved.stamp - moved.width)[1:] == pytest.approx(moved.stamp[:-1])
+
+
+def test_a_gap_stays_open_when_windows_are_moved_to_the_updates() -> None:
+    t = np.array([0.25, 0.8, 1.3, 4.2, 4.8, 5.3])
+    readings = from_counter(t, t, 3.0 * np.floor(2 * t) / 2, gaps=np.array([[1.35, 4.1]]))
+    moved = relatched(readings, UpdateClock.even(0.0, 0.5))
+    assert moved.width is not None
+    assert not ((moved.stamp > 1.5) & (moved.stamp - moved.width < 4.0)).any()
+
+
 def test_late_stamps_are_moved_onto_the_clock_even_where_readings_are_lost() -> None:
     random = np.random.default_rng(1)
     true = 0.0101 * np.arange(1500.0)

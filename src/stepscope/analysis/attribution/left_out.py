@@ -9,6 +9,7 @@ reduction in standard errors for linear regression with multi-stage samples", Su
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -42,7 +43,7 @@ def left_out(fit: Fit, rows: Any, left: Floats, theta: float, cluster: Ints) -> 
 
 def _blocks(cluster: Ints) -> Iterator[tuple[int, int]]:
     edges = np.append(np.flatnonzero(np.diff(cluster, prepend=cluster[:1] - 1)), len(cluster)).tolist()
-    for first, last in zip(edges[:-1], edges[1:], strict=True):
+    for first, last in pairwise(edges):
         for begin in range(first, last, _BLOCK):
             yield begin, min(begin + _BLOCK, last)
 

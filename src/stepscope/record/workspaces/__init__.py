@@ -39,7 +39,9 @@ class Workspaces:
     not_modelled: dict[str, int] = field(default_factory=dict)  # name of an op, how often it ran
 
     def __post_init__(self) -> None:
-        rules = cudnn.RULES if self.platform.kind == "cuda" else {**onednn.RULES, **onednn_rnn.RULES, **onednn_matmul.RULES}
+        rules = (
+            cudnn.RULES if self.platform.kind == "cuda" else {**onednn.RULES, **onednn_rnn.RULES, **onednn_matmul.RULES}
+        )
         self._rules = {name: rule(self.platform) for name, rule in rules.items()}
         self._of: dict[Any, Rule | None] = {}
 

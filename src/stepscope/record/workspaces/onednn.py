@@ -120,7 +120,7 @@ def _through_onednn(
 
 
 def _sums_in_float(platform: Platform, weight: Tensor, blocked: int, groups: int, transposed: list[Tensor]) -> int:
-    """Of a bf16 gradient of weights: its sums in float32; where a kernel covers more than a pixel, tiles of a sample."""
+    """Of a bf16 gradient of weights: its sums in float32; where a kernel is more than a pixel, tiles of a sample."""
     if weight.dtype != torch.bfloat16 or groups > 1:
         return 0
     tiles = sum(_blocked(platform, each[:1]) + _TILES_FIXED for each in transposed)

@@ -81,10 +81,8 @@ def _scratch(steps: int, units: int) -> int:
 
 def _in_float(x: Tensor, input_weight: Tensor, state_weight: Tensor) -> int:
     units = state_weight.shape[1]
-    copies = _copies(input_weight, state_weight) + _scratch(x.shape[0] * x.shape[1], units)
-    if units % _ALIASING == 0 or units % _LINE:
-        copies += _padded_gradients(input_weight, state_weight)
-    return copies
+    copies = _copies(input_weight, state_weight) + _padded_gradients(input_weight, state_weight)
+    return copies + _scratch(x.shape[0] * x.shape[1], units)
 
 
 def _in_bf16(x: Tensor, input_weight: Tensor, state_weight: Tensor) -> int:
@@ -111,8 +109,9 @@ def _copies(*weights: Tensor) -> int:
 
 
 def _padded_gradients(*weights: Tensor) -> int:
-    """Gradients of weights [4H, I] in blocks of a line of both."""
-    return sum(_up(w.shape[1] + 1) * _up(w.shape[0]) * w.element_size() for w in weights)
+    """Gradients of weights [4H, I] once more in rows of whole lines, where I fills none or would alias."""
+    padded = [w for w in weights if w.shape[1] % _ALIASING == 0 or w.shape[1] % _LINE]
+    return sum(_up(w.shape[1] + 1) * w.shape[0] * w.element_size() for w in padded)
 
 
 def _up(size: int, line: int = _LINE) -> int:

@@ -7,6 +7,7 @@ from typing import Any
 import altair as alt
 import polars as pl
 
+from stepscope.analysis.step_tracks import OF_OPS
 from stepscope.report.charts.palette import HELD, LIGHT, PHASE
 from stepscope.report.charts.style import axis, plot_width
 
@@ -23,7 +24,8 @@ def build(ops: pl.DataFrame, tracks: pl.DataFrame, length_ns: int, width: int) -
     rows = [_lane(frame, str(label), time, length_ns, inner) for (_, label), frame in lanes]
     sampled = tracks.filter(pl.col("track") != "memory")
     rows += [
-        _track(frame, str(name), time, inner) for (name,), frame in sampled.group_by(["name"], maintain_order=True)
+        _track(frame, f"{name} of operations" if track == OF_OPS else str(name), time, inner)
+        for (track, name), frame in sampled.group_by(["track", "name"], maintain_order=True)
     ]
     memory = tracks.filter(pl.col("track") == "memory")
     if not memory.is_empty():
@@ -64,14 +66,15 @@ def _lane(ops: pl.DataFrame, label: str, time: alt.Scale, length_ns: int, width:
 
 def _track(frame: pl.DataFrame, name: str, time: alt.Scale, width: int) -> Any:
     unit, kind = frame["unit"][0], frame["kind"][0]
-    shown = frame.select(t0=pl.col("start_ns") / 1e6, t1=pl.col("end_ns") / 1e6, value=pl.col("value"))
+    shown = frame.select("value", "known", t0=pl.col("start_ns") / 1e6, t1=pl.col("end_ns") / 1e6)
     read = shown.filter(pl.col("value").is_not_null())
     top = 1.0 if unit == "1" else (float(read["value"].to_numpy().max()) if len(read) else 0.0) or 1.0
     ticks = axis("" if unit == "1" else unit, values=[0, top], format=".0%" if unit == "1" else ".3~g", grid=False)
     y = alt.Y("value:Q", scale=alt.Scale(domain=[0, top], nice=False), axis=ticks)
     x = alt.X("t0:Q", scale=time, axis=None)
-    bars = alt.Chart(read).mark_rect(color=LIGHT["data" if kind == "estimated" else "forward"], clip=True)
-    bars = bars.encode(x=x, x2="t1:Q", y=y, y2=alt.datum(0))
+    sure, unsure = LIGHT["data" if kind == "estimated" else "forward"], LIGHT["other"]
+    colour = alt.condition(alt.datum.known, alt.value(sure), alt.value(unsure))
+    bars = alt.Chart(read).mark_rect(clip=True).encode(x=x, x2="t1:Q", y=y, y2=alt.datum(0), color=colour)
     gaps = alt.Chart(shown.filter(pl.col("value").is_null())).mark_rect(color=LIGHT["gap"], clip=True)
     gaps = gaps.encode(x=x, x2="t1:Q", y=alt.value(0), y2=alt.value(_TRACK))
     said = name.replace(":", " ") + ("" if kind == "measured" else f" ({kind})")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from stepscope.analysis.step_lanes import step_lanes
-from stepscope.analysis.step_tracks import step_tracks
+from stepscope.analysis.step_tracks import OF_OPS, step_tracks
 from stepscope.report.charts import anatomy as chart
 from stepscope.report.page.parts import Anatomy, Section
 from stepscope.report.page.reading import name, plural
@@ -23,7 +23,7 @@ ORDER = 15
 FIGURES = ("anatomy",)
 
 _MOST_OPS = 20_000
-_MOST_TRACKS = {"power": 12, "core": 64}
+_MOST_TRACKS = {"power": 12, OF_OPS: 12, "core": 64}
 _FULL = {"core": 1.0}  # of the axis; other tracks end at their largest value
 _COLOUR = {"measured": "forward", "simulated": "forward", "estimated": "data"}
 
@@ -52,6 +52,8 @@ def _caption(ops: pl.DataFrame, left_out: int, tracks: pl.DataFrame) -> str:
         said.append("Nothing was sampled and no allocation recorded in this step.")
     else:
         said.append("Below: means of the shortest windows that each sensor resolves, tinted where nothing was read.")
+        if OF_OPS in set(tracks["track"]):
+            said.append("Power of operations is the mean that the fit gives to what ran: no sensor is quick enough.")
     if left_out:
         said.append(f"The {left_out:,} shortest operations are not drawn; an export has them.")
     return " ".join(said)
@@ -91,12 +93,23 @@ def _tracks(tracks: pl.DataFrame, step: int) -> Iterator[dict[str, Any]]:
             if number == most:
                 break
             top = _FULL.get(track) or float(frame["value"].fill_null(0.0).to_numpy().max()) * 1.05 or 1.0
-            said = f"{str(label).replace(':', ' ')}{'' if kind == 'measured' else f' ({kind})'}"
-            layer = {"name": "", "colour": _COLOUR[str(kind)], "values": _short(frame["value"])}
-            yield {**_about(frame, said, track), "top": top, "layers": [layer]}
+            of = " of operations" if track == OF_OPS else ""
+            said = f"{str(label).replace(':', ' ')}{of}{'' if kind == 'measured' else f' ({kind})'}"
+            layers = [*_layers(frame)] if of else [_layer("", _COLOUR[str(kind)], frame["value"])]
+            yield {**_about(frame, said, track), "top": top, "layers": layers}
     memory = tracks.filter(pl.col("track") == "memory")
     if not memory.is_empty():
         yield _stacked(memory, step)
+
+
+def _layers(frame: pl.DataFrame) -> Iterator[dict[str, Any]]:
+    """Power of operations that is known to 30 %, and what is less sure beside it."""
+    for said, colour, shown in (("known to 30 %", "forward", True), ("less sure", "other", False)):
+        yield _layer(said, colour, frame.select(pl.when(known=shown).then("value").otherwise(0.0)).to_series())
+
+
+def _layer(name: str, colour: str, values: pl.Series) -> dict[str, Any]:
+    return {"name": name, "colour": colour, "values": _short(values)}
 
 
 def _about(frame: pl.DataFrame, label: str, track: str) -> dict[str, Any]:
@@ -110,7 +123,7 @@ def _stacked(memory: pl.DataFrame, step: int) -> dict[str, Any]:
     layers, below = [], None
     for category in held:
         values = memory.filter(pl.col("name") == category)["value"].fill_null(0.0)
-        layer = {"name": category, "colour": f"held-{category}", "values": _short(values)}
+        layer = _layer(category, f"held-{category}", values)
         layers.append(layer if below is None else {**layer, "below": _short(below)})
         below = values if below is None else below + values
     assert below is not None, "there is at least one category"
