@@ -1,4 +1,4 @@
-"""Trainings that are no workloads of the suite: small transformers with random weights, and modules as users write them."""
+"""Trainings that are no workloads of the suite: small random transformers, and modules as users write them."""
 
 from __future__ import annotations
 

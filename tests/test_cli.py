@@ -32,6 +32,21 @@ def _rise() -> None:
     """Rise."""
 
 
+def test_help_breaks_lines_where_the_terminal_does_and_not_where_the_source_does(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def climb() -> None:
+        """Climb.
+
+        One sentence that
+        goes on.
+        """
+
+    _with_command(monkeypatch, climb)
+    _exit_code("fall", "--help")
+    assert "One sentence that goes on." in capsys.readouterr().out
+
+
 def _exit_code(*argv: str) -> int:
     """Of `main`, which leaves through SystemExit where click has answered itself."""
     try:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import platform
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated
 
 import typer
@@ -30,7 +31,9 @@ def build_app() -> typer.Typer:
         if command.subcommands:
             app.add_typer(_group(command), name=command.name)
         else:
-            app.command(command.name, context_settings=dict(command.context))(command.function)
+            app.command(command.name, help=_help(command.function), context_settings=dict(command.context))(
+                command.function
+            )
     return app
 
 
@@ -38,8 +41,14 @@ def _group(command: Command) -> typer.Typer:
     """A command with commands of its own below it."""
     group = typer.Typer(callback=command.function, no_args_is_help=True, pretty_exceptions_enable=False)
     for name, function in command.subcommands.items():
-        group.command(name)(function)
+        group.command(name, help=_help(function))(function)
     return group
+
+
+def _help(function: Callable[..., None]) -> str:
+    """The docstring by paragraphs: its line ends are those of the source, not of the terminal that shows it."""
+    paragraphs = (inspect.getdoc(function) or "").split("\n\n")
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

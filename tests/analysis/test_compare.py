@@ -217,6 +217,16 @@ def test_simulated_energy_is_not_compared_with_measured(tmp_path: Path) -> None:
     assert any("SIMULATED" in note for note in comparison.notes)
 
 
+def test_a_run_that_shared_its_machine_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stepscope.analysis.compare.warning", lambda use: "busy" if use else "")
+    unread = fabricate_run(tmp_path / "a", steps=60, cores=())  # what others took is not known there
+    shared = fabricate_run(tmp_path / "b", steps=60)
+    said = [note for note in compare([unread, shared]).notes if "Other programs" in note]
+    assert len(said) == 1
+    assert shared.name in said[0]
+    assert unread.name not in said[0]
+
+
 def test_everything_is_plain_json(tmp_path: Path) -> None:
     comparison = compare([fabricate_run(tmp_path), fabricate_run(tmp_path, ops=SLOW)])
     content = json.loads(json.dumps(comparison.to_dict(), allow_nan=False))

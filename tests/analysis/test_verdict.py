@@ -56,6 +56,12 @@ def test_without_ops_the_limit_is_unknown_and_not_guessed(tmp_path: Path) -> Non
     assert (verdict.bound, verdict.evidence) == ("unknown", None)
 
 
+def test_a_run_without_a_step_is_told_to_look_for_the_step_and_not_to_run_longer(tmp_path: Path) -> None:
+    found = Run(fabricate_run(tmp_path, steps=0, status=None, ops=(), samples=False)).verdict()
+    assert "optimizer.step()" in found.next[0]
+    assert "scope.step()" in found.next[0]
+
+
 def test_a_damaged_part_is_left_out_and_said(tmp_path: Path) -> None:
     path = fabricate_run(tmp_path, steps=40)
     part = path / "ops" / "000001.parquet"
@@ -95,6 +101,7 @@ def test_absent_sensors_are_told_with_their_reason(tmp_path: Path) -> None:
 def test_a_verdict_on_few_recorded_steps_says_so(tmp_path: Path) -> None:
     run = Run(fabricate_run(tmp_path, steps=40, recorded=lambda step: step in (5, 6)))
     assert run.verdict().sentence.endswith("(From 2 recorded steps only.)")
+    assert "--record all" in run.verdict().next[0]
     assert "intervals of modules and operations" in {entry.what for entry in run.not_measured()}
 
 

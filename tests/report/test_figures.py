@@ -154,3 +154,10 @@ def test_the_icicle_stacks_children_within_their_parent() -> None:
     cells = icicle.cells_of(Icicle(("name", "parent"), rows, layers, ""))
     found = cells.select("label", "depth", "t0_ms", "t1_ms").rows()
     assert found == [("the model", 0, 0.0, 10.0), ("a", 1, 0.0, 3.0), ("b", 2, 0.0, 1.0), ("c", 1, 3.0, 9.0)]
+
+
+def test_a_file_name_in_place_of_the_folder_is_refused_with_the_format_that_was_meant(tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as refused:
+        figures.write("phases", Run(fabricate_run(tmp_path)), tmp_path / "fig.pdf", "png")
+    assert "--format pdf" in str(refused.value.hint)
+    assert not (tmp_path / "fig.pdf").exists()

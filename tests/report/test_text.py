@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,8 @@ from stepscope.runfolder import RunWriter
 from stepscope.which_run import find_run
 
 
-def screen(path: Path) -> str:
-    console = Console(width=100, file=io.StringIO(), highlight=False)
+def screen(path: Path, width: int = 100) -> str:
+    console = Console(width=width, file=io.StringIO(), highlight=False)
     with console.capture() as captured:
         console.print(render(Run(path)))
     return captured.get()
@@ -71,6 +72,24 @@ def test_a_name_that_looks_like_markup_is_shown_as_it_is(tmp_path: Path) -> None
     assert "layer[0]" in text
 
 
+def test_on_a_narrow_terminal_operations_and_phases_keep_names_that_tell_them_apart(tmp_path: Path) -> None:
+    names = ("aten::max_pool2d_with_indices", "aten::max_pool2d_with_indices_backward")
+    ops = tuple(Op(name, "pool", phase, 500) for name, phase in zip(names, ("forward", "backward"), strict=True))
+    text = screen(fabricate_run(tmp_path, steps=40, ops=ops), width=80)
+    assert max(map(len, text.splitlines())) <= 80
+    for whole in (*(f"{name} " for name in names), "(between operations)", "where the step goes"):
+        assert whole in text
+
+
+@pytest.mark.parametrize("width", [80, 100])
+def test_an_operation_of_the_loop_shows_the_time_that_its_share_is_of(tmp_path: Path, width: int) -> None:
+    ops = (Op("aten::addmm", "layer", "forward", 500), Op("aten::stack", None, "data", 300))
+    lines = screen(fabricate_run(tmp_path, steps=40, ops=ops), width).splitlines()
+    row = next(line for line in lines if line.startswith("aten::stack"))
+    assert "300 us" in row
+    assert "data" in row or any("data" in line for line in lines if line.startswith("top ops"))
+
+
 def test_the_reason_of_a_failed_run_is_told(tmp_path: Path) -> None:
     path = fabricate_run(tmp_path, status=None)
     RunWriter(path, json.loads((path / "run.json").read_text())).close("failed", "ValueError: boom")
@@ -87,6 +106,23 @@ def test_the_command_prints_the_screen(tmp_path: Path) -> None:
     result = run_command(str(fabricate_run(tmp_path)))
     assert result.exit_code == 0
     assert "Compute-bound" in result.output
+
+
+def test_the_first_report_of_a_run_keeps_its_headline_for_lists_of_runs(tmp_path: Path) -> None:
+    path = fabricate_run(tmp_path, steps=20)
+    (path / "summary.json").unlink(missing_ok=True)
+    assert run_command(str(path)).exit_code == 0
+    assert json.loads((path / "summary.json").read_text(encoding="utf-8"))["steps"] == 20
+
+
+def test_a_run_that_is_going_on_has_no_headline_yet(tmp_path: Path) -> None:
+    path = fabricate_run(tmp_path, steps=20)
+    (path / "summary.json").unlink(missing_ok=True)
+    header = json.loads((path / "run.json").read_text(encoding="utf-8"))
+    (path / "run.json").write_text(json.dumps({**header, "status": "running", "pid": os.getpid()}), encoding="utf-8")
+    assert run_command(str(path)).exit_code == 0
+    assert Run(path).status == "running"
+    assert not (path / "summary.json").exists()
 
 
 def test_json_holds_metrics_and_what_is_missing_and_no_nan(tmp_path: Path) -> None:

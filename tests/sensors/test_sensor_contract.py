@@ -10,7 +10,15 @@ from pathlib import Path
 import pytest
 
 from stepscope.record.sensors import ask, load, survey, with_read_cost
-from stepscope.record.sensors.contract import Channel, Found, Missing, Sensor, Target, missing_because
+from stepscope.record.sensors.contract import (
+    Channel,
+    Found,
+    Missing,
+    Sensor,
+    Target,
+    as_seen_below,
+    missing_because,
+)
 
 SENSORS = load()
 pytestmark = pytest.mark.filterwarnings("error")
@@ -25,6 +33,13 @@ def test_a_sensor_on_an_empty_root_says_why_it_is_missing(name: str, tmp_path: P
         assert isinstance(answer, Missing)
         assert answer.reason == "absent"
         assert str(tmp_path) in answer.detail
+
+
+def test_paths_of_a_root_are_told_as_the_machine_has_them() -> None:
+    assert as_seen_below(Path("/"), "/: no phone was named") == "no phone was named"
+    assert as_seen_below(Path("/"), "/sys/class/thermal: no zone") == "/sys/class/thermal: no zone"
+    assert as_seen_below(Path("/dev/shm/x"), "/dev/shm/x: not a Mac") == "not a Mac"
+    assert as_seen_below(Path("/dev/shm/x"), "/dev/shm/x/proc/stat and /dev/shm/x/sys") == "/proc/stat and /sys"
 
 
 @pytest.mark.parametrize("name", SENSORS)

@@ -33,7 +33,8 @@ def warning(use: list[Measured]) -> str:
     if not use or use[0].low is None or use[0].low < _WORTH_SAYING:
         return ""
     busy = number(use[0].value, 2)
-    return f" Other programs kept {busy} cores busy meanwhile: times and energy are not this training's alone."
+    cores = "core" if busy == "1" else "cores"
+    return f" Other programs kept {busy} {cores} busy meanwhile: times and energy are not this training's alone."
 
 
 def _total(rows: list[Measured], bound: str) -> float:

@@ -11,9 +11,11 @@ from typing import Any, ClassVar
 import polars as pl
 
 from stepscope.analysis import compare_energy, compare_memory
+from stepscope.analysis.background import warning
 from stepscope.analysis.compare_parts import BY, RESIDUALS, Explanation, samples_per_step, time_explained
 from stepscope.analysis.compare_quantities import QUANTITIES, Ratio, overall, quantities
 from stepscope.analysis.compare_sides import Operand, Setting, differing, matched, operand
+from stepscope.analysis.measured import Measured
 from stepscope.analysis.run import Run
 from stepscope.errors import UnknownName, UsageError
 from stepscope.units import duration, number, percent, si
@@ -145,6 +147,13 @@ def _warnings(settings: Sequence[Setting], operands: Sequence[Operand]) -> Itera
     shared = {run.simulated is not None for one in operands for run in one.runs}
     if True in shared:
         yield "SIMULATED sensors: power and energy of some of these are of a simulated board, not of a device."
+    disturbed = ", ".join(one.name for one in operands if any(_disturbed(run) for run in one.runs))
+    if disturbed:
+        yield f"Other programs kept cores busy during {disturbed}: times there are not the training's alone."
+
+
+def _disturbed(run: Run) -> bool:
+    return bool(warning([Measured(**row) for row in run.metrics().filter(metric="background_cpu_use").to_dicts()]))
 
 
 def _sentence(comparison: Comparison, other: int, setting: int) -> str:

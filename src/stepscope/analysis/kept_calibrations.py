@@ -9,7 +9,7 @@ from typing import Any
 from stepscope.analysis.attribution.known import Known, from_json, to_json
 from stepscope.runfolder import RunReader
 
-VERSION = 1  # of the file and of what finds its numbers: another is not read
+VERSION = 2  # of the file and of what finds its numbers: another is not read
 _NAME = "calibration.json"
 _log = logging.getLogger(__name__)
 

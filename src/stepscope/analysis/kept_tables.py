@@ -14,7 +14,7 @@ import polars as pl
 from stepscope import __version__
 from stepscope.runfolder import RunReader
 
-VERSION = 2  # of what finds the numbers: tables of another are not read
+VERSION = 3  # of what finds the numbers: tables of another are not read
 _FOLDER = "attribution"
 _FILES = ("device.json", "channels.json", "model.json", "steps.parquet", "events.jsonl")
 _FOLDERS = ("samples", "ops")

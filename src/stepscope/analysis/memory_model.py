@@ -1,6 +1,6 @@
 """From live bytes to a verdict: what the allocator and an empty process add, and what a device leaves for training.
 
-All sizes in B. Factors are measured with glibc 2.36 and torch 2.13 on x86 (58 trainings, clean processes); docs on
+All sizes in B. Factors are measured with glibc 2.36 and torch 2.13 on x86 (100 trainings, clean processes); docs on
 memory say how. The process of an empty training (Python, torch, an optimizer, one tiny step) is a part of its own.
 """
 
@@ -15,8 +15,8 @@ from stepscope.analysis.boards import every
 from stepscope.analysis.boards.contract import Board
 from stepscope.errors import UnknownName, UsageError
 
-EMPTY_PROCESS = (318_000_000, 338_000_000)  # Python, torch, an optimizer and one tiny step (torch 2.13, x86)
-PAGED_IN = (3_000_000, 9_000_000)  # code of kernels and oneDNN's primitives that the first real step brings in
+EMPTY_PROCESS = (312_000_000, 334_000_000)  # Python, torch, an optimizer and one tiny step (torch 2.13, x86)
+PAGED_IN = (6_000_000, 21_000_000)  # code of kernels and oneDNN's primitives that the first real step brings in
 ALWAYS_MAPPED = 32 << 20  # glibc maps larger blocks one by one and gives them back at once (DEFAULT_MMAP_THRESHOLD_MAX)
 UNSETTLED, SETTLED = 400_000_000, 1_200_000_000  # B in glibc's heap, between which it wastes a smaller share
 MARGIN = 0.01  # of the limit: a yes keeps this much away from it
@@ -50,7 +50,7 @@ class Allocator:
 ALLOCATORS = {
     allocator.name: allocator
     for allocator in (
-        Allocator("default", 1.07, 1.52, 1.32, 1.05, (1.0, 1.0), "glibc as it comes"),
+        Allocator("default", 1.10, 1.54, 1.40, 1.05, (1.0, 1.0), "glibc as it comes"),
         Allocator("pinned", 0.99, 1.012, 1.012, 1.012, (1.09, 2.1), "GLIBC_TUNABLES=glibc.malloc.mmap_threshold=65536"),
         Allocator("tcmalloc", 0.98, 1.20, 1.15, 1.05, (0.8, 1.0), "LD_PRELOAD=libtcmalloc_minimal.so.4"),
     )

@@ -67,7 +67,8 @@ def _ops(run: Run) -> Iterator[NotMeasured]:
         return
     seen = table["step"].n_unique()
     if seen < FEW:
-        why = f"only {seen} recorded steps after the warm-up, {FEW} are needed: one unusual step can sway the shares"
+        steps = "1 recorded step" if seen == 1 else f"{seen} recorded steps"
+        why = f"only {steps} after the warm-up, {FEW} are needed: one unusual step can sway the shares"
         yield NotMeasured("intervals of modules and operations", why, "run longer, or with --record all")
     written = set(table["step"].unique())
     missing = [step for step in recorded_steps(run)["step"] if step not in written]
@@ -123,7 +124,7 @@ def _energy(run: Run, meters: list[dict[str, Any]]) -> Iterator[NotMeasured]:
     if any(channel.get("quantity") in _POWER and channel.get("kind") != "estimate" for channel in run.channels):
         yield NotMeasured("energy", "a power sensor was found and gave no two good readings", "stepscope doctor")
         return
-    said = f"; tried {_by_reason(meters)}" if meters else ""
+    said = f"; {_by_reason(meters)}" if meters else ""
     # What is absent may be bought or plugged in; what is there and closed can be opened now.
     closed = [entry for entry in meters if entry.get("reason") != "absent"]
     remedies = [str(entry["remedy"]) for entry in closed if entry.get("remedy")]
@@ -132,10 +133,10 @@ def _energy(run: Run, meters: list[dict[str, Any]]) -> Iterator[NotMeasured]:
 
 
 def _by_reason(meters: list[dict[str, Any]]) -> str:
-    """rapl (denied); absent: ina3221, nvml."""
+    """rapl (denied); not there: ina3221, nvml."""
     absent = [str(entry.get("sensor")) for entry in meters if entry.get("reason") == "absent"]
     others = [f"{entry.get('sensor')} ({entry.get('reason')})" for entry in meters if entry.get("reason") != "absent"]
-    return "; ".join([*others, *([f"absent: {', '.join(absent)}"] if absent else [])])
+    return "; ".join([*others, *([f"not there: {', '.join(absent)}"] if absent else [])])
 
 
 def _missing(run: RunReader) -> list[dict[str, Any]]:

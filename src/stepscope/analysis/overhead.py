@@ -150,8 +150,5 @@ def _sampling(run: RunReader) -> list[Measured]:
         return [Measured("sampler_cpu_share", "sampler", None, "1", note="the sampler's own time was not recorded")]
     parts = windows(found[0], *span, max(resolved_ns(found[0]), (span[1] - span[0]) / 200))
     value, low, high = (known(x) for x in mean_interval(parts.rates))
-    return [
-        Measured(
-            "sampler_cpu_share", "sampler", value, "1", low, high, len(parts.rates), found[0].source, "of one core"
-        )
-    ]
+    note = "of one core" if value is not None else "the run is too short to tell what the sampler takes"
+    return [Measured("sampler_cpu_share", "sampler", value, "1", low, high, len(parts.rates), found[0].source, note)]

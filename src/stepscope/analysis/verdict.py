@@ -47,6 +47,11 @@ _NEXT: dict[Bound, tuple[str, ...]] = {
     "mixed": ("look at the dearest module and kind of op below: no single limit explains this step",),
     "unknown": ("record more: run again for at least 30 steps, and with --record adaptive or all",),
 }
+_FEW_STEPS = ("first run longer, or with --record all: what so few recorded steps say may be chance",)
+_NO_STEPS = (
+    "check that a step is seen: a script calls optimizer.step(), a loop under profile() calls scope.step(); "
+    "then run at least 30 steps",
+)
 
 
 @dataclass(frozen=True)
@@ -63,10 +68,13 @@ def verdict(run: Run) -> Verdict:
     """What dominates the step and what it is bound by, with numbers; bound is "unknown" where no ops were recorded."""
     shares = work_shares(run)
     if shares is None:
-        return Verdict("unknown", f"{_without_ops(run)}{_stamp(run)}", None, _NEXT["unknown"])
+        return Verdict(
+            "unknown", f"{_without_ops(run)}{_stamp(run)}", None, _NEXT["unknown"] if len(run.steps) else _NO_STEPS
+        )
     bound = bound_of(shares)
     said = f"{_proof(bound, shares)} {_dominant(run)}{_doubt(run)}{_shared(run)}{_stamp(run)}"
-    return Verdict(bound, said, shares, _NEXT[bound])
+    few = int(run.own_times["step"].n_unique()) < FEW
+    return Verdict(bound, said, shares, (*(_FEW_STEPS if few else ()), *_NEXT[bound]))
 
 
 def _stamp(run: Run) -> str:
@@ -103,7 +111,7 @@ def _without_ops(run: Run) -> str:
         return f"A step takes {duration(taken[0].value)}; no operation was recorded, so what it is bound by is unknown."
     count = len(run.steps)
     if count == 0:
-        return "No training step was recorded: the run ended before its first optimizer step."
+        return "No training step was recorded: the run ended before its first step did."
     steps = "1 step, which was" if count == 1 else f"{count} steps, all of them"
     return f"The run has {steps} warm-up: too few to measure (the first {run.warmup_steps} are left out)."
 

@@ -146,7 +146,11 @@ def _print_power(console: Console, found: dict[str, Any]) -> None:
         line = f"  {meter['sensor']}: {', '.join(meter['channels'])}"
         console.print(line, highlight=False, markup=False, soft_wrap=True)
     if not found["power"]:
-        console.print("  No sensor of power or energy answers here: runs report no energy. See above what was tried.")
+        console.print("  No sensor of power or energy answers here: runs report no energy. What works on any machine:")
+        console.print("    a plug or meter beside it: --plug, --meter-command or --meter-csv of stepscope run")
+        console.print(
+            "    an estimate, which is called so: stepscope run ... --power-model cpu=2W..15W", highlight=False
+        )
     elif not found["characterised"]:
         console.print("  Not characterised yet: the first run does it, and --characterise shows it.", highlight=False)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -40,6 +41,18 @@ def report(
         _json(opened)
     else:
         _screen(opened)
+    if attribution == "fit":
+        _keep_headline(opened)
+
+
+def _keep_headline(run: Run) -> None:
+    """summary.json of a finished run that a loop under `profile` wrote: lists of runs show what is in it."""
+    from stepscope.analysis.summary import write_summary
+
+    if run.status == "running" or (run.path / "summary.json").exists():
+        return
+    with suppress(OSError):  # a folder that is only read from is shown all the same
+        write_summary(run)
 
 
 def _screen(run: Run) -> None:

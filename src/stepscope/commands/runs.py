@@ -23,7 +23,11 @@ StoreOption = Annotated[
 ]
 TimeoutOption = Annotated[float, typer.Option("--timeout", help="Most seconds that one answer of the store may take.")]
 RunsArgument = Annotated[list[str], typer.Argument(help="Names of runs in the store.")]
-_SHOWN = ("id", "status", "workload", "batch_size", "board", "steps", "step_time_ns", "energy_per_step_j", "tags")
+_SHOWN = {
+    **{"id": "run", "status": "status", "workload": "workload", "batch_size": "batch", "board": "board"},
+    **{"steps": "steps", "step_time_ns": "step", "energy_per_step_j": "energy", "tags": "tags"},
+}
+_WIDE, _WIDE_FROM = ("workload", "board"), 120
 
 
 def runs() -> None:
@@ -189,17 +193,21 @@ def _table(frame: pl.DataFrame, most: int) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    console = Console(highlight=False)
+    # On a narrow terminal what a run's name tells, or --json, gives way: a name that is broken cannot be copied.
+    shown = {name: title for name, title in _SHOWN.items() if name not in _WIDE or console.width >= _WIDE_FROM}
     table = Table(box=None, header_style="bold")
-    for name, title in zip(
-        _SHOWN, ("run", "status", "workload", "batch", "board", "steps", "step", "energy", "tags"), strict=True
-    ):
+    for name, title in shown.items():
         right = name in ("batch_size", "steps")
-        table.add_column(title, justify="right" if right else "left", overflow="fold", no_wrap=name in ("id", "status"))
+        table.add_column(title, justify="right" if right else "left", overflow="fold", no_wrap=name != "tags")
     for row in frame.head(most).iter_rows(named=True):
-        table.add_row(*(_cell(name, row[name]) for name in _SHOWN))
-    Console(highlight=False).print(table)
+        table.add_row(*(_cell(name, row[name]) for name in shown))
+    console.print(table)
     rest = len(frame) - most
-    typer.echo(f"{len(frame):,} runs" + (f", {rest:,} of them not shown: --most {len(frame)}" if rest > 0 else ""))
+    typer.echo(
+        ("1 run" if len(frame) == 1 else f"{len(frame):,} runs")
+        + (f", {rest:,} of them not shown: --most {len(frame)}" if rest > 0 else "")
+    )
 
 
 def _cell(name: str, value: Any) -> str:

@@ -60,14 +60,14 @@ def _check(chosen: list[Workload], json: bool) -> None:
 
 
 def _table(rows: list[dict[str, Any]]) -> Any:
-    """Grouped by domain, so that it fits 80 columns."""
+    """Grouped by domain, so that it fits 80 columns with names whole, since they are what is typed."""
     from rich import box
     from rich.table import Table
 
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
     table.caption, table.caption_justify = "FLOPs per sample; 1 MAC = 2 FLOPs", "left"
-    table.add_column("workload", overflow="fold")
-    for title in ("input", "batch", "parameters", "forward\nFLOPs", "train\nFLOPs"):
+    table.add_column("workload", no_wrap=True)
+    for title in ("input", "batch", "param-\neters", "forward\nFLOPs", "train\nFLOPs"):
         table.add_column(title, justify="right", no_wrap=True)
     table.add_column("data", no_wrap=True)
     for domain in sorted({row["domain"] for row in rows}):
@@ -77,7 +77,7 @@ def _table(rows: list[dict[str, Any]]) -> Any:
                 f"  {row['name']}",
                 "x".join(map(str, row["input_shape"])),
                 str(row["default_batch"]),
-                f"{row['parameters']:,}",
+                units.si(row["parameters"], ""),
                 units.si(row["flops_forward"], ""),
                 units.si(row["flops_training"], ""),
                 row["data_kind"].removeprefix("real-"),

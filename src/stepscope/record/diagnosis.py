@@ -19,7 +19,7 @@ from stepscope.record.characterisation.profiles import (
 )
 from stepscope.record.device import changing_facts, describe_device
 from stepscope.record.sensors import Survey, survey
-from stepscope.record.sensors.contract import Target
+from stepscope.record.sensors.contract import Target, as_seen_below
 
 if TYPE_CHECKING:
     from stepscope.record.characterisation.characterise import Observation
@@ -48,13 +48,20 @@ def diagnosis(
         for found in seen.found.values():
             found.close()
     sensors = {name: with_profiles(found, known, 0) for name, found in seen.found.items()}
-    channels = [{**asdict(c), "every_ns": found.every_ns} for found in sensors.values() for c in found.channels]
+    channels = [
+        {**asdict(c), "source": as_seen_below(root, c.source), "every_ns": found.every_ns}
+        for found in sensors.values()
+        for c in found.channels
+    ]
+    missing = [
+        {"sensor": name, **asdict(why), "detail": as_seen_below(root, why.detail)} for name, why in seen.missing.items()
+    ]
     facts = {
         "root": str(root),
         "device": describe_device(root),
         "now": changing_facts(root),
         "channels": channels,
-        "missing": [{"sensor": name, **asdict(why)} for name, why in seen.missing.items()],
+        "missing": missing,
         "power": [
             {"sensor": name, "channels": [c.id for c in found.channels if c.quantity in ("power", "energy")]}
             for name, found in sensors.items()

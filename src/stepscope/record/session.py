@@ -172,7 +172,10 @@ class Session:
         if self._step == 0:
             self.note("no-steps", "no step ended while this run was recorded: " + _why_no_steps(self._settings))
         self._write_model()
-        self._quietly(lambda: self.writer.update(clock_end=anchors(), **self._outcome()))
+        # Threads again: a script sets their number after the run has begun.
+        self._quietly(
+            lambda: self.writer.update(clock_end=anchors(), threads=torch.get_num_threads(), **self._outcome())
+        )
         self._quietly(lambda: self.writer.device(facts.of_device(self._settings.root, self.path)))
         if not self._quietly(lambda: self.writer.close(status, reason)):
             self._quietly(lambda: self.writer.update(status=status, reason=reason))

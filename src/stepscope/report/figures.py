@@ -55,8 +55,12 @@ def check(name: str, forms: Iterable[str] = (), width_mm: float = DOUBLE_COLUMN_
 def write(name: str, run: Run, folder: Path, form: str, width_mm: float = DOUBLE_COLUMN_MM) -> Path:
     """Write one figure of a run as png, svg, pdf or vega into a folder, which is made; returns its path.
 
-    Raises StepscopeError where the run has nothing to draw, with the reason; OutputNotWritable where the folder fails.
+    Raises StepscopeError where the run has nothing to draw, with the reason; OutputNotWritable where the folder fails;
+    UsageError where a file is named in place of the folder.
     """
+    if folder.suffix in SUFFIXES.values() and not folder.is_dir():
+        hint = f"--out FOLDER --format {folder.suffix[1:]}: the file is named after the figure and the run"
+        raise UsageError(f"'{folder}' is a file's name, and figures are written into a folder", hint)
     chart, caption = _chart(name, run)
     return write_chart(chart, f"{run.id}: {caption}", folder, f"{name}-{run.id}", form, width_mm)
 

@@ -56,7 +56,7 @@ def _heading(run: Run) -> list[RenderableType]:
         workload.get("name"),
         f"batch {batch}" if batch else None,
         *(workload.get(key) for key in ("optimizer", "precision", "device")),
-        f"{threads} threads" if threads else None,
+        f"{threads} thread{'s' if threads > 1 else ''}" if threads else None,
         _data(workload.get("data") or {}),
     ]
     return [title, Text(" · ".join(str(fact) for fact in facts if fact), style="dim")]

@@ -115,9 +115,9 @@ def missing(entries: list[NotMeasured]) -> list[RenderableType]:
 
 
 def _rows(metrics: pl.DataFrame, name: str) -> list[dict[str, Any]]:
-    """Rows of a metric; children that there were not are not worth a line."""
-    idle = (pl.col("scope") == "children") & (pl.col("value") == 0)
-    return metrics.filter((pl.col("metric") == name) & ~idle.fill_null(False)).to_dicts()
+    """Rows of a metric; children that there were not, or too briefly to be read, are not worth a line."""
+    idle = (pl.col("scope") == "children") & (pl.col("value").fill_null(0.0) == 0)
+    return metrics.filter((pl.col("metric") == name) & ~idle).to_dicts()
 
 
 def _between(low: str, high: str) -> str:
@@ -136,7 +136,8 @@ def _core(row: dict[str, Any]) -> str:
 
 
 def _cores(row: dict[str, Any]) -> str:
-    return f"{number(row['value'])} cores{_between(number(row['low']), number(row['high']))}"
+    value = number(row["value"])
+    return f"{value} {'core' if value == '1' else 'cores'}{_between(number(row['low']), number(row['high']))}"
 
 
 def _whose(row: dict[str, Any]) -> str:

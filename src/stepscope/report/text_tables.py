@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import polars as pl
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.constrain import Constrain
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from stepscope.analysis.energy_rows import ESTIMATED, NO_INTERVAL
 from stepscope.analysis.own_time import CPU, RESIDUAL
 from stepscope.units import duration, number, percent, si, si_within
 
-_BAR = 24
+_BARS = (24, 8)  # cells, on a wide and on a narrow terminal
 _TOP = 6
 _WIDTH = 100
 _NAMES = 18  # characters of a name that tell it apart
 _PADDING = 2
+_OP_NAMES = 40  # of an operation, with which aten::max_pool2d_with_indices is told from its backward
 _KEPT = {"forward": 8, "backward": 8, "share": 6, "rate": 12, "time": 8}
+_MODEL_PHASES = ("forward", "backward", "optimizer")
+_LOOP_PHASES = ("data", "other")
 ENGINE = "autograd::engine::evaluate_function: "
 
 
@@ -28,14 +32,20 @@ def phase_table(phases: pl.DataFrame) -> list[RenderableType]:
     """Where the step goes by phase, with bars; the residual is the last of them."""
     if phases.is_empty():
         return []
+    tables = tuple(_phases(phases, width) for width in _BARS)
+    return [Text(""), Constrain(Fitting(tables, len(RESIDUAL)), _WIDTH)]
+
+
+def _phases(phases: pl.DataFrame, bar: int) -> Table:
     on_device = phases["device_ns"].is_not_null().any()
-    table = new_table("where the step goes", "time", "interval", "share", *(["on device"] if on_device else []))
-    table.add_column(width=_BAR)
+    table = new_table("where the step goes", "time", "interval", "share", *_device(on_device))
+    table.add_column(width=bar)
     for row in phases.iter_rows(named=True):
         between = "" if row["low_ns"] is None else f"{duration(row['low_ns'])} to {duration(row['high_ns'])}"
         device = [duration(row["device_ns"])] if on_device else []
-        add_row(table, row["phase"], duration(row["ns"]), between, percent(row["share"]), *device, _bar(row["share"]))
-    return [Text(""), Constrain(table, _WIDTH)]
+        cells = [row["phase"], duration(row["ns"]), between, percent(row["share"]), *device]
+        add_row(table, *cells, _bar(row["share"], bar))
+    return table
 
 
 def module_table(modules: pl.DataFrame) -> list[RenderableType]:
@@ -60,15 +70,50 @@ def op_table(kinds: pl.DataFrame) -> list[RenderableType]:
     named = kinds.filter(pl.col("name") != RESIDUAL)
     if named.is_empty():
         return []
-    on_device = (named["device"] != CPU).any()
-    columns = ["calls", "forward", "backward", "optimizer", "share", "rate", *(["device"] if on_device else [])]
-    table = new_table(f"top ops of {len(named)}", *columns)
-    for row in named.head(_TOP).iter_rows(named=True):
-        times = [duration(row[f"{phase}_ns"]) for phase in ("forward", "backward", "optimizer")]
+    shown, title = named.head(_TOP), f"top ops of {len(named)}"
+    tables = (
+        _ops(shown, title),
+        _ops_by_phase(shown, title, with_rate=True),
+        _ops_by_phase(shown, title, with_rate=False),
+    )
+    return [Text(""), Constrain(Fitting(tables, _OP_NAMES), _WIDTH)]
+
+
+def _ops(kinds: pl.DataFrame, title: str) -> Table:
+    """A column a phase, so that a row adds up; those of the loop only where one of these rows has time there."""
+    on_device = (kinds["device"] != CPU).any()
+    loop = [phase for phase in _LOOP_PHASES if (kinds[f"{phase}_ns"] > 0).any()]
+    phases = [*_MODEL_PHASES, *loop]
+    table = new_table(title, "calls", *phases, "share", "rate", *(["device"] if on_device else []))
+    for row in kinds.iter_rows(named=True):
+        times = [duration(row[f"{phase}_ns"]) for phase in phases]
         rate = si(row["flops_per_s"], "FLOP/s")
         cells = [number(row["count"]), *times, percent(row["share"]), rate, *([row["device"]] if on_device else [])]
-        add_row(table, row["name"].replace(ENGINE, "engine: "), *cells)
-    return [Text(""), Constrain(table, _WIDTH)]
+        add_row(table, _op_name(row), *cells)
+    return table
+
+
+def _ops_by_phase(kinds: pl.DataFrame, title: str, *, with_rate: bool) -> Table:
+    """The same in fewer columns: the whole time, and the phases that it lies in, longest first."""
+    on_device = (kinds["device"] != CPU).any()
+    rates = ["rate"] if with_rate else []
+    calls = ["calls"] if with_rate else []
+    table = new_table(title, *calls, "time", "phase", "share", *rates, *(["device"] if on_device else []))
+    for row in kinds.iter_rows(named=True):
+        spent = {phase: row[f"{phase}_ns"] or 0.0 for phase in (*_MODEL_PHASES, *_LOOP_PHASES)}
+        longest, *others = sorted((phase for phase in spent if spent[phase] > 0), key=lambda phase: -spent[phase]) or [
+            ""
+        ]
+        phase = f"{longest}, ..." if others else longest
+        cells = [duration(row["total_ns"]), phase, percent(row["share"])]
+        if with_rate:
+            cells = [number(row["count"]), *cells, si(row["flops_per_s"], "FLOP/s")]
+        add_row(table, _op_name(row), *cells, *([row["device"]] if on_device else []))
+    return table
+
+
+def _op_name(row: dict[str, Any]) -> str:
+    return str(row["name"]).replace(ENGINE, "engine: ")
 
 
 def energy_table(totals: pl.DataFrame) -> list[RenderableType]:
@@ -103,16 +148,23 @@ class Fitting:
     """Of several tables that say the same, widest first, the first whose numbers are whole at the width there is."""
 
     tables: tuple[Table, ...]
+    names: int = _NAMES  # characters of a name that are wanted whole
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        yield next((table for table in self.tables if _needed(table) <= options.max_width), self.tables[-1])
+        fits = (table for table in self.tables if _needed(table, self.names) <= options.max_width)
+        yield next(fits, self.tables[-1])
 
 
-def _needed(table: Table) -> int:
+def _needed(table: Table, wanted: int) -> int:
     """Columns of a terminal with which no number is cut, and of the names in the first column only their ends."""
-    widths = [max(cell_len(str(cell)) for cell in (column.header, *column.cells)) for column in table.columns]
+    widths = [_widest(column) for column in table.columns]
     names, *numbers = widths
-    return min(names, _NAMES) + sum(numbers) + _PADDING * len(widths)
+    return min(names, wanted) + sum(numbers) + _PADDING * len(widths)
+
+
+def _widest(column: Column) -> int:
+    cells = max(cell_len(str(cell)) for cell in (column.header, *column.cells))
+    return max(cells, column.width or 0, column.min_width or 0)
 
 
 def new_table(first: str, *others: str) -> Table:
@@ -120,7 +172,7 @@ def new_table(first: str, *others: str) -> Table:
     table = Table(box=None, padding=(0, _PADDING, 0, 0), header_style="cyan", show_edge=False, expand=True)
     table.add_column(first, no_wrap=True, ratio=1, overflow="ellipsis")
     for name in others:
-        left = name in ("type", "device", "kind", "verdict")
+        left = name in ("type", "phase", "device", "kind", "verdict")
         # A width that is kept: on a narrow terminal the names in the first column give way, not the numbers.
         table.add_column(name, justify="left" if left else "right", no_wrap=True, min_width=_KEPT.get(name, len(name)))
     return table
@@ -131,5 +183,5 @@ def add_row(table: Table, *cells: str) -> None:
     table.add_row(*(Text(cell) for cell in cells))
 
 
-def _bar(share: float | None) -> str:
-    return "█" * round(_BAR * min(max(share or 0.0, 0.0), 1.0))
+def _bar(share: float | None, width: int) -> str:
+    return "█" * round(width * min(max(share or 0.0, 0.0), 1.0))

@@ -18,7 +18,7 @@ from stepscope.analysis.attribution.design import covered, design
 from stepscope.analysis.attribution.hierarchy import Level, hierarchy
 from stepscope.analysis.attribution.known import Known
 from stepscope.analysis.attribution.phase_check import PhaseCheck, phase_check
-from stepscope.analysis.attribution.posterior import Assumed, Wobble, assumed, sandwich, wobble
+from stepscope.analysis.attribution.posterior import Wobble, sandwich, wobble
 from stepscope.analysis.attribution.readings import Readings, converted, relatched
 from stepscope.analysis.attribution.register import by_clock, surprises
 from stepscope.analysis.attribution.regression import Fit, Moments, regress
@@ -76,7 +76,6 @@ class Attribution:
     known: Known
     phase: PhaseCheck
     explained: float  # share of the readings' variance
-    assumed: Assumed
     negative: float  # energy that came out below 0, as a share of the total; it was set to 0
     floor: float = 0.0  # standard deviation of every power that no reading could show, W
 
@@ -291,6 +290,5 @@ def _assembled(
         known,
         phase,
         explained,
-        assumed(fit, float(readings.watts.mean())),
         negative,
     )

@@ -62,27 +62,7 @@ def parts(found: Attribution, gather: Any) -> Parts:
     most = _AS_DECIDED * np.sqrt(variance)
     apart = np.clip(gather @ (found.coarser - found.joules), -most, most)
     blunt = gather @ (found.sharper - found.joules) / 2
-    sd = np.sqrt(
-        variance
-        + _in_common(found, gather)
-        + apart**2
-        + blunt**2
-        + (_ALWAYS * joules) ** 2
-        + (found.floor * seconds) ** 2
-    )
+    sd = np.sqrt(variance + apart**2 + blunt**2 + (_ALWAYS * joules) ** 2 + (found.floor * seconds) ** 2)
     scale = np.sqrt(np.maximum(variance, 1e-300))
     statistical = np.sqrt(np.minimum(np.maximum(np.diag(own), 0), variance))
     return Parts(joules, sd, statistical, seconds, spread / scale[:, None] / scale)
-
-
-def _in_common(found: Attribution, gather: Any) -> Floats:
-    """Variance (G,), J^2, that is added where a part rests on the prior and its ops are off it all together.
-
-    The fit takes kinds to be off one by one; those of one layer may share what makes them so, and then do not cancel.
-    """
-    onto = gather @ sparse.diags(found.timeline.seconds)
-    blind = np.asarray((gather != 0).astype(np.float64) @ found.assumed.blind.T)
-    together = np.asarray(onto.multiply(blind).sum(axis=1)).ravel() * found.assumed.spread
-    one_by_one = np.asarray(onto.multiply(np.asarray(onto @ found.assumed.covariance)).sum(axis=1)).ravel()
-    more: Floats = np.maximum(together**2 - one_by_one, 0.0)
-    return more

@@ -21,8 +21,6 @@ from stepscope.analysis.intervals import Floats
 
 MOST_CLUSTERS = 1_000  # longer runs join neighbouring steps
 FEWEST_CLUSTERS = 20
-UNSEEN = 0.5  # of the mean power: ops of a board draw from little more than idle to about twice the mean
-_JITTER = 1e-9  # keys that the hierarchy does not tell apart
 _STEP = 1e-4  # s: finite difference in lag, width and rc
 
 
@@ -42,30 +40,6 @@ def sandwich(fit: Fit, rows: Any, left: Floats, theta: float, step: Ints) -> Flo
     grown = np.sqrt(np.maximum(1.0, np.diag(own) / np.maximum(np.diag(robust), 1e-30)))
     covariance: Floats = robust * grown[:, None] * grown
     return covariance
-
-
-@dataclass(frozen=True)
-class Assumed:
-    """What of the powers (P,) is the prior's word alone.
-
-    blind: (P, P), by how much the fit stays behind if the true powers are 1 W above the prior's; covariance: (P, P),
-    W^2, the part of the fit's own that allows for it; spread: W, by how much ops may in common be off the prior.
-    """
-
-    blind: Floats
-    covariance: Floats
-    spread: float
-
-
-def assumed(fit: Fit, mean_power: float) -> Assumed:
-    """From the fit's response to other true powers: what the readings hardly see, it hardly follows."""
-    mixing = sparse.csr_matrix(fit.hierarchy.mixing)
-    alone = np.asarray(mixing @ fit.covariance)
-    believed = (mixing @ sparse.diags(fit.spread**2) @ mixing.T).toarray()
-    believed[np.diag_indices_from(believed)] *= 1 + _JITTER
-    blind = np.linalg.solve(believed, np.asarray(mixing @ alone.T)).T
-    alone /= fit.spread
-    return Assumed(blind, alone @ alone.T, UNSEEN * mean_power)
 
 
 def _clusters(step: Ints) -> Ints:

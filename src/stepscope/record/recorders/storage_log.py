@@ -244,9 +244,10 @@ class StorageLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _note_sum(self, gradient: Tensor) -> None:
         """Where nobody else holds the first gradient, autograd adds the second into it, unless somebody looks on.
 
-        So a first gradient that ends with this very op ends before the sum is born: they are one.
+        So a first gradient that ends with this very op ends before the sum is born: they are one. A view holds its
+        base, and is not added into: the gradient of a linear layer's weight, for example.
         """
-        number = self._alive.get(gradient.untyped_storage()._cdata)
+        number = None if gradient._is_view() else self._alive.get(gradient.untyped_storage()._cdata)
         self._summed = None if number is None else (self.ops, number, len(self.events))
 
     def _outside(self) -> bool:

@@ -14,7 +14,7 @@ from stepscope.record.sampler.reader_thread import ReaderThread, needs_thread
 from stepscope.record.sampler.rows import EventLog, RowFile, write_json
 from stepscope.record.sampler.stream import Stream
 from stepscope.record.sensors import Survey, distinct, load
-from stepscope.record.sensors.contract import Found, Missing, Target
+from stepscope.record.sensors.contract import Found, Missing, Target, as_seen_below
 
 Hired = tuple[list[Stream], list[ReaderThread]]
 
@@ -55,11 +55,13 @@ class Crew:
 
     def channel_table(self) -> dict[str, Any]:
         """The content of channels.json: what is sampled, and what is not and why."""
+        channels = [asdict(channel) for found in self._found.values() for channel in found.channels]
+        missing = [{"sensor": name, **asdict(why)} for name, why in self._missing.items()]
         return {
             "period_ns": self._period_ns,
             "dither": SPREAD if self._dither else 0.0,  # deadlines lie within so much of a period of their grid
-            "channels": [asdict(channel) for found in self._found.values() for channel in found.channels],
-            "missing": [{"sensor": name, **asdict(why)} for name, why in self._missing.items()],
+            "channels": [{**row, "source": as_seen_below(self._root, row["source"])} for row in channels],
+            "missing": [{**row, "detail": as_seen_below(self._root, row["detail"])} for row in missing],
         }
 
     def _take(self, arrived: Mapping[str, Found]) -> Hired:

@@ -103,6 +103,13 @@ class Missing:
     remedy: str | None = None
 
 
+def as_seen_below(root: Path, text: str) -> str:
+    """What a sensor says of its files, with paths as the machine has them whose files lie below `root`."""
+    if root == Path("/"):
+        return text.removeprefix("/: ")
+    return text.replace(f"{root}: ", "").replace(str(root), "")
+
+
 class Sensor(Protocol):
     """A file of this folder."""
 

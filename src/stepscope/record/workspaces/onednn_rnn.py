@@ -1,8 +1,8 @@
 """LSTM on x86 through oneDNN: what forward keeps for backward, and copies of the weights in padded rows.
 
 torch's shape function gives the workspace that forward keeps 0 bytes, so without a rule a dry run of an LSTM is up to
-80 % low. Fitted on c10's allocations of single layers (torch 2.13, oneDNN 3.12, AVX-512, 5 to 327,680 units of
-state over all steps): exact to 0.2 % for the kept part, 2 % for the scratch. On AVX2 61.6 B a unit were seen.
+80 % low. Fitted on c10's allocations of single layers (torch 2.13, oneDNN 3.12, AVX-512; 8 to 1024 inputs, 64 to 670
+units, float32 and bf16): exact to 1 % for the kept part, 2 % for the scratch. On AVX2 61.6 B a unit were seen.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from torch import Tensor
 from stepscope.record.recorders.storage_log import NOTHING, Hidden, Rule
 from stepscope.record.workspaces.platform import Platform
 
-_KEPT, _KEPT_IN_ROWS = 33.8, 27.0  # B a unit of state and step; the second part lies in padded rows
-_KEPT_FIXED = 22_528
-_KEPT_IN_BF16 = 0.711  # of the same in float32: states of cells and their gradients stay in float32
+# B a unit that forward keeps: a step, in rows of gates and without padding; a state, in rows of states or of inputs,
+# whichever are more, and in rows of states
+_KEPT_IN_FLOAT = (22.0, 8.3, 24.0, 5.8)
+_KEPT_IN_BF16 = (9.5, 7.5, 20.2, 5.2)  # states of cells and their gradients stay in float32
 _FLOAT = 4  # B
 _TOUCHED = 0.326  # of what is kept: pages that forward writes to; the rest is asked for and never resident
 _TOUCHED_BACKWARD = 16.5  # B a unit of state and step that backward touches of it besides
@@ -37,11 +38,10 @@ def forward(platform: Platform) -> Rule:
             return NOTHING
         x, units = args[_INPUT], args[_HIDDEN_SIZE]
         steps, weights = x.shape[0] * x.shape[1], (args[_INPUT_WEIGHT], args[_STATE_WEIGHT])
-        size = _kept(steps, units)
+        size = _kept(x, units)
         if x.element_size() == _FLOAT:
             scratch = _copies(*weights) + _scratch(steps, units)
         else:
-            size = round(_KEPT_IN_BF16 * size)
             scratch = sum(_gates(units) * w.shape[1] * w.element_size() for w in weights) + _tile(x.shape[1], units)
         kept = ((_WORKSPACE_OUTPUT, size, round(_TOUCHED * size)),) if args[_TRAINED] else ()
         return Hidden(scratch, scratch, scratch, kept)
@@ -71,8 +71,13 @@ RULES: dict[str, Callable[[Platform], Rule]] = {
 }
 
 
-def _kept(steps: int, units: int) -> int:
-    return round(steps * (_KEPT * _up(units) + _KEPT_IN_ROWS * _row(units)) + _KEPT_FIXED)
+def _kept(x: Tensor, units: int) -> int:
+    """Of an input [T, N, I]; states are there once more than there are steps."""
+    steps, samples, inputs = x.shape
+    gates, plain, wider, states = _KEPT_IN_FLOAT if x.element_size() == _FLOAT else _KEPT_IN_BF16
+    of_step = gates * _row(4 * units) / 4 + plain * _up(units)
+    of_states = wider * _row(max(inputs, units)) + states * _row(units)
+    return round(samples * (steps * of_step + (steps + 1) * of_states))
 
 
 def _scratch(steps: int, units: int) -> int:
