@@ -112,7 +112,7 @@ def run_cell(cell: Cell, folder: Path) -> dict[str, Any]:
 def line(cell: Cell, found: dict[str, Any]) -> str:
     """A row of the table."""
     fit, error = found["kinds"], found["error"]
-    verdict = "reached" if fit["error"] <= cell.bar or fit["resolved"] == 0 else "MISSED"
+    verdict = "reached" if fit["error"] <= cell.bar else "MISSED" if fit["resolved"] else "none called resolved"
     return (
         f"| {cell.title} | {cell.model} | {cell.steps} | {fit['error']:.1%} | {cell.bar:.1%} {verdict} "
         f"| {error['nearest']:.0%} | {error['overlap']:.0%} | {fit['inside']}/{fit['counted']} "

@@ -111,9 +111,7 @@ def savings(rows: list[Row], allocator: str) -> list[tuple[Row, float, float]]:
 
 def summary(rows: list[Row]) -> list[str]:
     """Each bar with its figure."""
-    lines = [
-        "| allocator | cells | median error | worst | widest interval (with checkpoints) | holds the truth | unsafe yes |"
-    ]
+    lines = ["| allocator | cells | median error | worst | widest (checkpointed) | holds the truth | unsafe yes |"]
     lines.append("| --- |" + " --- |" * 6)
     for allocator in ALLOCATORS:
         of = [row for row in rows if row.allocator == allocator]

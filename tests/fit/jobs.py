@@ -41,11 +41,11 @@ def convolutions() -> nn.Module:
 
 
 class Recurrent(nn.Module):
-    """Two layers of LSTM: [B, 20, 32] to [B, 10]."""
+    """Two layers of LSTM: [B, 20, inputs] to [B, 10]."""
 
-    def __init__(self) -> None:
+    def __init__(self, inputs: int = 32) -> None:
         super().__init__()
-        self.lstm, self.head = nn.LSTM(32, 64, 2, batch_first=True), nn.Linear(64, CLASSES)
+        self.lstm, self.head = nn.LSTM(inputs, 64, 2, batch_first=True), nn.Linear(64, CLASSES)
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.as_tensor(self.head(self.lstm(x)[0][:, -1]))

@@ -39,6 +39,39 @@ def test_the_peak_with_kernels_workspaces_is_within_three_percent(make: Any, sha
     assert dry_run(of, 32, workspaces()).peak_bytes == pytest.approx(jobs.really_live(of, 32), rel=0.03)
 
 
+@pytest.mark.skipif(not this_platform().block, reason="the rules of oneDNN's blocks hold on x86")
+def test_an_lstm_with_more_inputs_than_units_keeps_rows_of_its_inputs() -> None:
+    of = jobs.job(lambda: jobs.Recurrent(256), (20, 256))
+    assert dry_run(of, 32, workspaces()).peak_bytes == pytest.approx(jobs.really_live(of, 32), rel=0.01)
+
+
+@pytest.mark.skipif(not this_platform().native_bf16, reason="no bf16 in hardware")
+@pytest.mark.parametrize(
+    ("make", "shape"), [(jobs.convolutions, (3, 16, 16)), (jobs.Recurrent, (20, 32)), (jobs.blocks_model, (64,))]
+)
+def test_the_peak_of_a_step_in_bf16_is_within_three_percent(make: Any, shape: tuple[int, ...]) -> None:
+    of = jobs.job(make, shape)
+    said = dry_run(of, 1024, workspaces(), transforms.bf16).peak_bytes
+    assert said == pytest.approx(jobs.really_live(of, 1024, transforms.bf16), rel=0.03)
+
+
+class Tied(nn.Module):
+    """Words come in and go out by the same weight, whose two gradients are summed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(4000, 64)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return nn.functional.linear(self.words(tokens), self.words.weight)
+
+
+def test_a_gradient_that_is_a_view_is_not_summed_in_place() -> None:
+    of = jobs.job(Tied)
+    tied = Job(of.name, of.build, lambda n: (torch.zeros(n, dtype=torch.long),) * 2, of.step, 16, of.loss)
+    assert dry_run(tied, 4, workspaces()).peak_bytes == pytest.approx(jobs.really_live(tied, 4), rel=0.003)
+
+
 @pytest.mark.parametrize("name", ["frozen", "checkpointed", "lora"])
 def test_a_changed_step_is_foretold_as_it_is_measured(name: str) -> None:
     of, change = jobs.job(), transforms.VARIANTS[name]

@@ -27,6 +27,20 @@ def test_the_table_names_every_workload_with_its_parameters(
     assert "1.11 G" in shown
 
 
+def test_on_80_columns_every_name_is_whole_and_on_a_line_of_its_own(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    longest = suite.find("inception-v1-narrow-c32")
+    monkeypatch.setattr(suite, "every", lambda: [longest, suite.find("lenet")])
+    monkeypatch.setenv("COLUMNS", "80")
+    workloads()
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    row = next(line for line in lines if longest.name in line)
+    assert "5.61 M" in row
+    assert "subset" in row
+
+
 def test_the_json_holds_the_same_in_numbers(capsys: pytest.CaptureFixture[str], four_of_all: list[str]) -> None:
     workloads(json=True)
     rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)}

@@ -12,6 +12,8 @@ from stepscope import units
 if TYPE_CHECKING:
     from stepscope.workloads.contract import Workload
 
+_EXACT_FROM = 100  # columns of a terminal
+
 
 def workloads(
     names: Annotated[list[str] | None, typer.Argument(help="Only these; all unless said.")] = None,
@@ -42,7 +44,8 @@ def workloads(
     if json:
         typer.echo(json_format.dumps(rows, indent=1))
     else:
-        Console().print(_table(rows))
+        console = Console()
+        console.print(_table(rows, exact=console.width >= _EXACT_FROM))
     for warning in suite.warnings():
         errors.print(f"warning: {warning}", style="yellow", markup=False, soft_wrap=True)
 
@@ -59,15 +62,15 @@ def _check(chosen: list[Workload], json: bool) -> None:
     refuse_outside(rows)
 
 
-def _table(rows: list[dict[str, Any]]) -> Any:
-    """Grouped by domain, so that it fits 80 columns with names whole, since they are what is typed."""
+def _table(rows: list[dict[str, Any]], *, exact: bool) -> Any:
+    """Grouped by domain, so that it fits 80 columns with whole names, since they are what is typed."""
     from rich import box
     from rich.table import Table
 
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
     table.caption, table.caption_justify = "FLOPs per sample; 1 MAC = 2 FLOPs", "left"
     table.add_column("workload", no_wrap=True)
-    for title in ("input", "batch", "param-\neters", "forward\nFLOPs", "train\nFLOPs"):
+    for title in ("input", "batch", "parameters" if exact else "param-\neters", "forward\nFLOPs", "train\nFLOPs"):
         table.add_column(title, justify="right", no_wrap=True)
     table.add_column("data", no_wrap=True)
     for domain in sorted({row["domain"] for row in rows}):
@@ -77,7 +80,7 @@ def _table(rows: list[dict[str, Any]]) -> Any:
                 f"  {row['name']}",
                 "x".join(map(str, row["input_shape"])),
                 str(row["default_batch"]),
-                units.si(row["parameters"], ""),
+                f"{row['parameters']:,}" if exact else units.si(row["parameters"], ""),
                 units.si(row["flops_forward"], ""),
                 units.si(row["flops_training"], ""),
                 row["data_kind"].removeprefix("real-"),

@@ -20,7 +20,7 @@ from stepscope.analysis.energy_shown import (
 )
 from stepscope.analysis.run import Run
 from stepscope.report.text_lines import labelled
-from stepscope.report.text_tables import ENGINE, Fitting, add_row, new_table
+from stepscope.report.text_tables import ENGINE, OP_NAMES, Fitting, add_row, new_table
 from stepscope.units import number, percent, si
 
 _TOP, _WIDTH, _MOST_SENTENCES = 6, 100, 3
@@ -81,16 +81,27 @@ def _absent(run: Run, method: str) -> list[RenderableType]:
 
 def _kinds(rows: list[dict[str, Any]], title: str) -> list[RenderableType]:
     by_sample = any(row["joules_per_sample"] is not None for row in rows)
-    widths = (True, False) if by_sample else (False,)
-    return [Text(""), Constrain(Fitting(tuple(_kind_table(rows, title, by_sample=each) for each in widths)), _WIDTH)]
+    # On a narrow terminal the sample and the power give way to names that tell an op from its backward.
+    widths = ((by_sample, True), (False, True), (False, False))
+    tables = tuple(_kind_table(rows, title, by_sample=sample, power=power) for sample, power in widths)
+    return [Text(""), Constrain(Fitting(tables, OP_NAMES), _WIDTH)]
 
 
-def _kind_table(rows: list[dict[str, Any]], title: str, *, by_sample: bool) -> Table:
-    table = new_table(title, "a step", *(["a sample"] if by_sample else []), "90 %", "share", "power", "verdict")
+def _kind_table(rows: list[dict[str, Any]], title: str, *, by_sample: bool, power: bool) -> Table:
+    columns = [
+        "a step",
+        *(["a sample"] if by_sample else []),
+        "90 %",
+        "share",
+        *(["power"] if power else []),
+        "verdict",
+    ]
+    table = new_table(title, *columns)
     for row in rows:
         name = row["name"].replace(ENGINE, "engine: ")
         each = [si(row[column], "J") for column in ("joules_per_step", "joules_per_sample")[: 1 + by_sample]]
-        add_row(table, name, *each, *_told(row))
+        within, share, watts, verdict = _told(row)
+        add_row(table, name, *each, within, share, *([watts] if power else []), verdict)
     return table
 
 

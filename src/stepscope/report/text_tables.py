@@ -21,7 +21,7 @@ _TOP = 6
 _WIDTH = 100
 _NAMES = 18  # characters of a name that tell it apart
 _PADDING = 2
-_OP_NAMES = 40  # of an operation, with which aten::max_pool2d_with_indices is told from its backward
+OP_NAMES = 40  # of an operation, with which aten::max_pool2d_with_indices is told from its backward
 _KEPT = {"forward": 8, "backward": 8, "share": 6, "rate": 12, "time": 8}
 _MODEL_PHASES = ("forward", "backward", "optimizer")
 _LOOP_PHASES = ("data", "other")
@@ -76,7 +76,7 @@ def op_table(kinds: pl.DataFrame) -> list[RenderableType]:
         _ops_by_phase(shown, title, with_rate=True),
         _ops_by_phase(shown, title, with_rate=False),
     )
-    return [Text(""), Constrain(Fitting(tables, _OP_NAMES), _WIDTH)]
+    return [Text(""), Constrain(Fitting(tables, OP_NAMES), _WIDTH)]
 
 
 def _ops(kinds: pl.DataFrame, title: str) -> Table:

@@ -291,9 +291,9 @@ def _plain(dtype: Any) -> Any:
     return pl.String if dtype == pl.Categorical else dtype
 
 
-def peak_of(log: StorageLog, bound: str = "bytes") -> int:
-    """The most bytes alive at once, by `bytes`, or the bounds of what is resident by `low` and `high`."""
-    sizes = [getattr(storage, bound) for storage in log.storages]
+def peak_of(log: StorageLog, bound: str | Callable[[Storage], int] = "bytes") -> int:
+    """The most bytes alive at once, by `bytes`, by the bounds of what is resident (`low`, `high`) or by a function."""
+    sizes = [bound(storage) if callable(bound) else getattr(storage, bound) for storage in log.storages]
     alive = most = 0
     for _, _, number, sign in log.events:
         alive += sign * sizes[number]

@@ -6,7 +6,7 @@ import polars as pl
 
 from stepscope.analysis.memory_events import peak
 from stepscope.analysis.memory_model import ALWAYS_MAPPED
-from stepscope.record.recorders.storage_log import StorageLog, peak_of
+from stepscope.record.recorders.storage_log import Storage, StorageLog, peak_of
 from stepscope.studies.fit.result import Holder, LivePeak
 
 _LISTED = 20
@@ -32,7 +32,12 @@ def live_peak(log: StorageLog) -> LivePeak:
         _sums(found.categories, "category"),
         _sums(by_module, "module"),
         tuple(Holder(*row) for row in largest.rows()),
+        peak_of(log, _in_heap),
     )
+
+
+def _in_heap(storage: Storage) -> int:
+    return storage.bytes if storage.bytes < ALWAYS_MAPPED else storage.high
 
 
 def _sums(frame: pl.DataFrame, by: str) -> dict[str, int]:

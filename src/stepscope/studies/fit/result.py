@@ -38,6 +38,7 @@ class LivePeak:
     breakdown: dict[str, int]  # by category
     modules: dict[str, int]  # by module, largest first; "" is the model itself
     holders: tuple[Holder, ...]  # the largest
+    high_in_heap: int = 0  # as `high`, where blocks below ALWAYS_MAPPED lie in pages that were written to before
 
 
 @dataclass(frozen=True)

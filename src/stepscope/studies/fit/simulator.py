@@ -42,7 +42,8 @@ class Simulator:
         by = allocator or self.allocator
         if checkpointed and by.name == "default":
             by = replace(by, high=_CHECKPOINTED_HEAP)
-        low, high = self._kept.corrected(live.low, live.high)
+        most = max(live.high, live.high_in_heap) if by.holes else live.high
+        low, high = self._kept.corrected(live.low, most)
         return process_peak((low, high), live.mapped, by, self._kept.empty_process or EMPTY_PROCESS)
 
     def largest(self, job: Job, limit: Limit, start: int) -> tuple[int, int]:
