@@ -30,8 +30,8 @@ def bert() -> Job:
 
     config = BertConfig(
         vocab_size=_WORDS, hidden_size=256, num_hidden_layers=4, num_attention_heads=4, intermediate_size=1024,
-        num_labels=_CLASSES,
     )  # fmt: skip
+    config.num_labels = _CLASSES
     model = BertForSequenceClassification(config)
     return job_of(model, AdamW(model.parameters()), lambda n: {"input_ids": _tokens(n), "labels": _labels(n)})
 
@@ -57,8 +57,9 @@ def vit() -> Job:
 
     config = ViTConfig(
         image_size=96, patch_size=8, hidden_size=192, num_hidden_layers=6, num_attention_heads=3,
-        intermediate_size=768, num_labels=_CLASSES,
+        intermediate_size=768,
     )  # fmt: skip
+    config.num_labels = _CLASSES
     model = ViTForImageClassification(config)
 
     def batch(samples: int) -> dict[str, Tensor]:
@@ -113,7 +114,8 @@ class WrittenAttention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = (
-            part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in torch.as_tensor(self.qkv(x)).chunk(3, -1)
+            part.view(*x.shape[:2], self.heads, -1).transpose(1, 2)
+            for part in torch.as_tensor(self.qkv(x)).chunk(3, -1)
         )
         scores = q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5
         mask = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).tril()
@@ -154,17 +156,17 @@ class _Swish(torch.autograd.Function):
         return x * torch.sigmoid(x)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
         (x,) = ctx.saved_tensors
         s = torch.sigmoid(x)
-        return gradient * (s * (1 + x * (1 - s)))
+        return torch.as_tensor(gradient * (s * (1 + x * (1 - s))))
 
 
 class Swish(nn.Module):
     """A user's activation with a backward pass of its own."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.as_tensor(_Swish.apply(x))
+        return torch.as_tensor(_Swish.apply(x))  # type: ignore[no-untyped-call]
 
 
 def custom_function() -> Job:

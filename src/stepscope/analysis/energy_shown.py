@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from stepscope.units import duration, number, percent
+from stepscope.analysis.attribution.from_run import BETWEEN, PAUSES
+from stepscope.units import duration, number, percent, si
 
 if TYPE_CHECKING:
     from stepscope.analysis.run import Run
@@ -23,6 +24,7 @@ VERDICTS = {
     "not identifiable": "not resolved",
     "no interval": "no interval",
 }
+_WORTH_SAYING = 0.01  # of a rail's energy
 _PHASES = ("forward", "backward", "optimizer")
 
 
@@ -84,6 +86,16 @@ def _verdict(joules: float | None, low: float | None, high: float | None, worst:
 def _sum(parts: list[dict[str, Any]], name: str) -> float | None:
     known = [part[name] for part in parts if part[name] is not None]
     return sum(known) if len(known) == len(parts) else None
+
+
+def between_sentences(kinds: pl.DataFrame, rail: str) -> list[str]:
+    """What of a rail's energy lies between steps: tables of operations hold it, the total of a step does not."""
+    own = kinds.filter((pl.col("rail") == rail) & pl.col("joules_per_step").is_not_null())
+    outside = own.filter(pl.col("name").is_in([BETWEEN, PAUSES]))["joules_per_step"].sum()
+    whole = own["joules_per_step"].sum()
+    if not whole or outside < _WORTH_SAYING * whole:
+        return []
+    return [f"{rail}: {si(outside, 'J')} of {si(whole, 'J')} a step lie between the steps (evaluation, saving, pauses)"]
 
 
 def resolution_sentences(resolution: pl.DataFrame) -> list[str]:

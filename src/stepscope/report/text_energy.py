@@ -13,6 +13,7 @@ from rich.text import Text
 from stepscope.analysis.energy_shown import (
     METHODS_SAID,
     VERDICTS,
+    between_sentences,
     main_rail,
     module_rows,
     resolution_sentences,
@@ -41,6 +42,7 @@ def energy_of_ops(run: Run) -> list[RenderableType]:
     said = [Text(f"by {METHODS_SAID[method]}")]
     if marked := stamp(run):
         said.insert(0, Text(marked, style="bold yellow"))
+    said += [Text(sentence) for sentence in between_sentences(kinds, rail)]
     said += [Text(sentence) for sentence in resolution_sentences(run.energy_resolution())[:_MOST_SENTENCES]]
     shown = "" if method == "fit" else f", {method}"
     return [

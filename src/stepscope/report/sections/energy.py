@@ -9,6 +9,7 @@ import polars as pl
 from stepscope.analysis.energy_shown import (
     METHODS_SAID,
     VERDICTS,
+    between_sentences,
     main_rail,
     module_rows,
     resolution_sentences,
@@ -47,7 +48,7 @@ def build(run: Run) -> Section:
     parts.append(_table("energy-kinds", "Operation", _of(kinds, rails), batch, len(rails) > 1))
     modules = run.energy(by="module").filter(pl.col("joules_per_step").is_not_null())
     parts.append(_modules(modules, rails, batch))
-    sentences = resolution_sentences(run.energy_resolution())
+    sentences = [*between_sentences(kinds, rail), *resolution_sentences(run.energy_resolution())]
     parts.append(Items(tuple((f"{text[:1].upper()}{text[1:]}.", "") for text in sentences), "What the rails can tell"))
     return Section(_lede(run), tuple(parts))
 
