@@ -272,7 +272,7 @@ def test_without_a_sensor_the_report_says_what_was_tried_and_what_would_enable_o
     )
     run = powered(tmp_path, missing=missing)
     said = {entry.what: entry for entry in run.not_measured()}
-    assert "tried rapl (denied); absent: nvml, battery" in said["energy"].why
+    assert "rapl (denied); not there: nvml, battery" in said["energy"].why
     assert str(said["energy"].remedy).startswith("sudo chmod a+r X; or ")
     assert "rapl" in said
     assert "nvml" not in said

@@ -91,8 +91,8 @@ def _sum(parts: list[dict[str, Any]], name: str) -> float | None:
 def between_sentences(kinds: pl.DataFrame, rail: str) -> list[str]:
     """What of a rail's energy lies between steps: tables of operations hold it, the total of a step does not."""
     own = kinds.filter((pl.col("rail") == rail) & pl.col("joules_per_step").is_not_null())
-    outside = own.filter(pl.col("name").is_in([BETWEEN, PAUSES]))["joules_per_step"].sum()
-    whole = own["joules_per_step"].sum()
+    outside = float(own.filter(pl.col("name").is_in([BETWEEN, PAUSES]))["joules_per_step"].sum())
+    whole = float(own["joules_per_step"].sum())
     if not whole or outside < _WORTH_SAYING * whole:
         return []
     return [f"{rail}: {si(outside, 'J')} of {si(whole, 'J')} a step lie between the steps (evaluation, saving, pauses)"]

@@ -11,7 +11,7 @@ from tests.fabricate import fabricate_run
 
 from stepscope.analysis.attributed import AttributedRail, attributed
 from stepscope.analysis.energy_by import RESOLUTION, SCHEMA, energy_by, resolution
-from stepscope.analysis.energy_shown import resolution_sentences
+from stepscope.analysis.energy_shown import between_sentences, resolution_sentences
 from stepscope.analysis.own_time import RESIDUAL
 from stepscope.analysis.run import Run
 from stepscope.errors import UnknownName
@@ -122,3 +122,11 @@ def test_readings_of_a_sensor_that_sticks_are_left_out_and_said(tmp_path: Path) 
     assert len(both) > 0
     for now in both.to_dicts():
         assert now["joules_per_step_right"] == pytest.approx(now["joules_per_step"], rel=0.1)
+
+
+def test_what_lies_between_the_steps_is_said_where_it_is_much() -> None:
+    names = pl.Series(["aten::mm", "(between steps)", "(pauses between steps)"])
+    kinds = pl.DataFrame({"rail": ["VDD_IN"] * 3, "name": names, "joules_per_step": [0.9, 0.02, 0.08]})
+    (said,) = between_sentences(kinds, "VDD_IN")
+    assert said.startswith("VDD_IN: 100 mJ of 1 J a step lie between the steps")
+    assert between_sentences(kinds.filter(names == "aten::mm"), "VDD_IN") == []
