@@ -23,8 +23,9 @@ from stepscope.record.session import status_of
 from stepscope.runfolder import RunReader
 
 LOOP = """
-import resource, sys, torch
+import resource, signal, sys, torch
 import stepscope
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in what a shell runs in the background
 model = torch.nn.Linear(8, 8)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 out, steps, limit = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
