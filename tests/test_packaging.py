@@ -59,7 +59,8 @@ def test_the_man_page_is_formatted_without_a_warning() -> None:
 def test_every_page_is_on_the_site_once() -> None:
     nav = _loaded(ROOT / "docs" / "site_pages.py").pages()
     shown = [name for part in nav for name in ([part] if isinstance(part, str) else next(iter(part.values())))]
-    there = [path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")]
+    docs = ROOT / "docs"
+    there = [path.relative_to(docs).as_posix() for kind in ("*.md", "*.ipynb") for path in docs.rglob(kind)]
     assert sorted(shown) == sorted(there)
     assert {"reference/cli.md", "reference/python.md"} <= set(shown), "every command and public name is on these"
 
