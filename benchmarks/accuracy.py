@@ -48,7 +48,7 @@ SPOT: Sensor = ("10 ms gauge", "jetson-orin-nano", "VDD_IN", {"samples": 1})
 REGISTER: Sensor = ("INA3221, average of 64, 38 mW", "jetson-tx2", "VDD_IN", {})
 RAPL: Sensor = ("RAPL, 1 ms counter", "laptop-rapl", "package-0", {})
 SLOW: Sensor = ("counter in steps of 100 ms", "gpu-counter", "card", {})
-MODELS = (("resnet18-c32", 4), ("densenet40-12-c32", 2), ("char-lstm-80", 8))
+MODELS = (("resnet18-c32", 8), ("densenet40-12-c32", 8), ("char-lstm-80", 32))
 PERIODS_MS = {RAPL[0]: 1.0}  # of the sampler, where it is not 10 ms
 BARS = {100: (0.03, 0.04, 0.02, 0.12), 500: (0.015, 0.025, 0.02, 0.12)}
 
@@ -114,7 +114,7 @@ def line(cell: Cell, found: dict[str, Any]) -> str:
     fit, error = found["kinds"], found["error"]
     verdict = "reached" if fit["error"] <= cell.bar else "MISSED" if fit["resolved"] else "none called resolved"
     return (
-        f"| {cell.title} | {cell.model} | {cell.steps} | {fit['error']:.1%} | {cell.bar:.1%} {verdict} "
+        f"| {cell.title} | {cell.model} | {cell.steps} of {found['step_s'] * 1e3:.0f} ms | {fit['error']:.1%} | {cell.bar:.1%} {verdict} "
         f"| {error['nearest']:.0%} | {error['overlap']:.0%} | {fit['inside']}/{fit['counted']} "
         f"| {found['modules']['inside']}/{found['modules']['counted']} | {fit['resolved']:.0%} | {fit['right']:.0%} "
         f"| {found['closure']:.2%} |"

@@ -22,6 +22,7 @@ from stepscope.analysis.memory_model import MARGIN, ProcessPeak
 from stepscope.commands._jobs import workload_job
 from stepscope.record.empty_process import measured_empty_process_bytes
 from stepscope.record.workspaces import this_platform
+from stepscope.studies.fit.calibrate import SPREAD
 from stepscope.studies.fit.kept import Kept
 from stepscope.studies.fit.live_peak import live_peak
 from stepscope.studies.fit.simulator import Simulator
@@ -34,7 +35,6 @@ CELLS = (
 )
 ALLOCATORS = ("pinned", "default")
 _PLAIN = (16, "momentum", "")  # what a change is compared with
-_SPREAD = 0.02  # of the empty process, from run to run
 _SMALL_BYTES = 20_000_000  # of live tensors: below this there is nothing to save
 
 
@@ -74,11 +74,12 @@ class Row:
 
 def predicted(cell: Cell, empty: int, allocator: str) -> tuple[int, ProcessPeak]:
     """Live bytes and the peak of the process, as `stepscope fit` says them."""
-    kept = Kept(empty_process=(round(empty * (1 - _SPREAD)), round(empty * (1 + _SPREAD))))
+    kept = Kept(empty_process=(round(empty * (1 - SPREAD)), round(empty * (1 + SPREAD))))
     simulator = Simulator(this_platform(), kept, allocator)
     job = workload_job(workloads.find(str(cell["workload"])), str(cell["optimizer"]))
+    plain = live_peak(simulator.run(job, int(cell["batch"])).log)
     live = live_peak(simulator.run(job, int(cell["batch"]), VARIANTS[str(cell["variant"])]).log)
-    return live.bytes, simulator.process(live, checkpointed=cell["variant"] == "checkpointed")
+    return live.bytes, simulator.process(live, plain=plain)
 
 
 def rows_of(workload: str, empty: int, cache: Path) -> list[Row]:

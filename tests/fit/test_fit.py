@@ -267,5 +267,5 @@ def test_single_ops_measured_here_give_the_workspace_of_a_convolution() -> None:
 
 
 def test_a_process_peak_adds_up() -> None:
-    peak = ProcessPeak((100, 120), (5, 30), (300, 310))
-    assert (peak.low, peak.high, peak.middle) == (405, 460, 432)
+    peak = ProcessPeak((100, 120), (5, 30), (300, 310), (7, 9))
+    assert (peak.low, peak.high, peak.middle) == (412, 469, 440)

@@ -131,7 +131,7 @@ def test_a_slip_of_the_pen_is_answered_with_what_to_do(
 
 
 def peak_of(batch: int) -> ProcessPeak:
-    return ProcessPeak((batch * 1_000_000, batch * 1_100_000), (0, 0), (0, 0))
+    return ProcessPeak((batch * 1_000_000, batch * 1_100_000), (0, 0), (0, 0), (0, 0))
 
 
 def child(batch: int) -> list[str]:
@@ -154,7 +154,7 @@ def test_a_probe_takes_a_peak_above_the_limit_for_a_failure() -> None:
 
 
 def test_how_far_a_peak_lies_outside_the_prediction_is_a_ratio_to_its_nearer_end() -> None:
-    predicted = ProcessPeak((100, 200), (0, 0), (50, 50))
+    predicted = ProcessPeak((100, 200), (0, 0), (50, 50), (0, 0))
     assert Tried(1, 200, None, predicted).off == 1.0
     assert Tried(1, 290, None, predicted).off == pytest.approx(240 / 200)
     assert Tried(1, 100, None, predicted).off == pytest.approx(0.5)

@@ -15,10 +15,11 @@ from stepscope.analysis.boards import every
 from stepscope.analysis.boards.contract import Board
 from stepscope.errors import UnknownName, UsageError
 
-EMPTY_PROCESS = (315_000_000, 331_000_000)  # Python, torch, an optimizer and one tiny step (torch 2.13, x86)
-PAGED_IN = (6_000_000, 21_000_000)  # code of kernels and oneDNN's primitives that the first real step brings in
+EMPTY_PROCESS = (316_000_000, 329_000_000)  # Python, torch, an optimizer and one tiny step (torch 2.13, x86)
+PAGED_IN = (6_000_000, 30_000_000)  # code and primitives that the first real step brings in, whatever the model
 ALWAYS_MAPPED = 32 << 20  # glibc maps larger blocks one by one and gives them back at once (DEFAULT_MMAP_THRESHOLD_MAX)
 UNSETTLED, SETTLED = 400_000_000, 1_200_000_000  # B in glibc's heap, between which it wastes a smaller share
+LITTLE_WASTE, HOLES_OF_LARGEST = 1.1, 5  # a heap of few large blocks: rounding, and holes of the size of the largest
 MARGIN = 0.01  # of the limit: a yes keeps this much away from it
 _PREFIXES = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 _SHORT = {"rpi": "raspberry_pi", "pi": "raspberry_pi", "raspi": "raspberry_pi"}
@@ -33,31 +34,62 @@ class Allocator:
     high: float
     high_of_much: float  # where SETTLED or more lie in its heap: holes are reused
     mapped_high: float  # of blocks above ALWAYS_MAPPED
+    high_recomputed: float  # where forward runs again in backward: kept inputs lie between what comes and goes
     holes: int  # B at most in its heap whatever the model; 0: no heap that keeps pages
     time: tuple[float, float]  # CPU time of a step against the default
     how: str
 
-    def resident(self, live: tuple[int, int], mapped: int) -> tuple[int, int]:
-        """Resident bytes, least and most, of live bytes of which so many lie in large blocks."""
+    def resident(self, live: tuple[int, int], mapped: int, largest: int = 0) -> tuple[int, int]:
+        """Resident bytes, least and most, of live bytes of which so many lie in large blocks.
+
+        `largest`: of the blocks in the heap. Where a few of them make up most of it, holes are as large as they are.
+        """
         small = (max(0, live[0] - mapped), max(0, live[1] - mapped))
         settled = min(1.0, max(0.0, (small[1] - UNSETTLED) / (SETTLED - UNSETTLED)))
         high = self.high + settled * (self.high_of_much - self.high)
+        heap = small[1] * high
+        if self.holes:
+            heap = max(heap, small[1] * LITTLE_WASTE + HOLES_OF_LARGEST * largest)
         return (
             round(small[0] * self.low + min(mapped, live[0])),
-            round(small[1] * high + min(mapped, live[1]) * self.mapped_high) + self.holes,
+            round(heap + min(mapped, live[1]) * self.mapped_high) + self.holes,
         )
 
 
-ALLOCATORS = {
-    allocator.name: allocator
-    for allocator in (
-        Allocator("default", 1.10, 1.52, 1.40, 1.05, 12_000_000, (1.0, 1.0), "glibc as it comes"),
-        Allocator(
-            "pinned", 0.99, 1.012, 1.012, 1.012, 0, (1.09, 2.1), "GLIBC_TUNABLES=glibc.malloc.mmap_threshold=65536"
-        ),
-        Allocator("tcmalloc", 0.98, 1.20, 1.15, 1.05, 4_000_000, (0.8, 1.0), "LD_PRELOAD=libtcmalloc_minimal.so.4"),
-    )
-}
+_DEFAULT = Allocator(
+    name="default",
+    low=1.12,
+    high=1.60,
+    high_of_much=1.40,
+    mapped_high=1.10,
+    high_recomputed=2.10,
+    holes=8_000_000,
+    time=(1.0, 1.0),
+    how="glibc as it comes",
+)
+_PINNED = Allocator(
+    name="pinned",
+    low=0.995,
+    high=1.005,
+    high_of_much=1.005,
+    mapped_high=1.005,
+    high_recomputed=1.005,
+    holes=0,
+    time=(1.09, 2.1),
+    how="GLIBC_TUNABLES=glibc.malloc.mmap_threshold=65536",
+)
+_TCMALLOC = Allocator(
+    name="tcmalloc",
+    low=0.98,
+    high=1.20,
+    high_of_much=1.15,
+    mapped_high=1.05,
+    high_recomputed=1.20,
+    holes=4_000_000,
+    time=(0.8, 1.0),
+    how="LD_PRELOAD=libtcmalloc_minimal.so.4",
+)
+ALLOCATORS = {allocator.name: allocator for allocator in (_DEFAULT, _PINNED, _TCMALLOC)}
 
 
 @dataclass(frozen=True)
@@ -77,16 +109,17 @@ class ProcessPeak:
     live: tuple[int, int]
     allocator: tuple[int, int]  # beyond the live bytes
     empty_process: tuple[int, int]
+    code: tuple[int, int]  # of kernels, and oneDNN's primitives, beyond the empty process
 
     @property
     def low(self) -> int:
         """The least it will be."""
-        return self.live[0] + self.allocator[0] + self.empty_process[0]
+        return self.live[0] + self.allocator[0] + self.empty_process[0] + self.code[0]
 
     @property
     def high(self) -> int:
         """The most it will be."""
-        return self.live[1] + self.allocator[1] + self.empty_process[1]
+        return self.live[1] + self.allocator[1] + self.empty_process[1] + self.code[1]
 
     @property
     def middle(self) -> int:
@@ -95,11 +128,16 @@ class ProcessPeak:
 
 
 def process_peak(
-    live: tuple[int, int], mapped: int, allocator: Allocator, empty: tuple[int, int] = EMPTY_PROCESS
+    live: tuple[int, int],
+    mapped: int,
+    allocator: Allocator,
+    empty: tuple[int, int] = EMPTY_PROCESS,
+    code: tuple[int, int] = PAGED_IN,
+    largest: int = 0,
 ) -> ProcessPeak:
-    """Of live bytes (least, most), `mapped` of them in blocks above ALWAYS_MAPPED."""
-    low, high = allocator.resident(live, mapped)
-    return ProcessPeak(live, (low - live[0], high - live[1]), (empty[0] + PAGED_IN[0], empty[1] + PAGED_IN[1]))
+    """Of live bytes (least, most), `mapped` of them in blocks above ALWAYS_MAPPED, `largest` the next in size."""
+    low, high = allocator.resident(live, mapped, largest)
+    return ProcessPeak(live, (low - live[0], high - live[1]), empty, code)
 
 
 def verdict(peak: ProcessPeak, limit: Limit) -> str:

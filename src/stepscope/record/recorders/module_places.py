@@ -28,6 +28,7 @@ class ModulePlaces:
     """Follows module calls while it is `open`; a module that nobody named has no place of its own: null."""
 
     def __init__(self) -> None:
+        self.called_in_backward = False  # a module ran forward again: activation checkpointing does that
         self._names: dict[nn.Module, str] = {}
         self._stack: list[str | None] = []
         self._by_sequence: dict[int, str | None] = {}
@@ -47,6 +48,7 @@ class ModulePlaces:
         """Follow calls from now on; `outermost` hears of each module that is called from outside, and with what."""
 
         def before(module: nn.Module, args: Any) -> None:
+            self.called_in_backward = self.called_in_backward or in_backward()
             if not self._stack:
                 outermost(module, args)
             self._stack.append(self._names.get(module))

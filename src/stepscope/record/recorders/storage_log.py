@@ -76,6 +76,7 @@ class StorageLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """`told`: what a program gets that looks at a number outside any module, where tensors have none."""
         super().__init__()  # type: ignore[no-untyped-call]
         self.looks = 0  # how often a number was asked for outside any module
+        self.in_bf16 = False  # whether any tensor was
         self._told = told
         self.storages: list[Storage] = []
         self.events: list[tuple[int, int, int, int]] = []  # (step, op number, storage, +1 or -1)
@@ -93,6 +94,11 @@ class StorageLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._optimizing = False
         self._hooks: list[Any] = []
         self._saving: Any = None
+
+    @property
+    def recomputes(self) -> bool:
+        """Whether modules ran forward again within backward."""
+        return self._places.called_in_backward
 
     def adopt_model(self, model: nn.Module) -> None:
         """Count a model that is there already; its modules have names from now on."""
@@ -218,6 +224,7 @@ class StorageLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 return number
             self._ended(key, number)
         number = len(self.storages)
+        self.in_bf16 |= tensor.dtype == torch.bfloat16
         shape = _SHAPED_LIKE.join(map(str, tensor.shape))
         op, module = (self.last_op, self.last_module) if category is None else (category, None)
         kept = Storage(size, op, module, self._phase(), str(tensor.device), shape, category, size, size)

@@ -57,7 +57,7 @@ def _dry_answer(question: Question, asked: Simulator, plain: DryRun) -> FitResul
     not_modelled = {name: count for name, count in asked.workspaces.not_modelled.items() if count}
     slope = _slope(asked, job, question.batch, live)
     sure, likely = asked.largest(job, limit, question.batch) if limit is not None and question.largest else (None, None)
-    found = tuple(_options(question, asked, plain, process)) if question.options else ()
+    found = tuple(_options(question, asked, plain, live)) if question.options else ()
     return FitResult(
         job.name, question.batch, words.DRY_RUN, live, process, asked.allocator.name, question.platform.name, limit,
         None if limit is None else verdict(process, limit), sure, slope, found,
@@ -97,41 +97,43 @@ def _largest_on(line: Line, asked: Simulator, limit: Limit) -> int:
     return largest_batch(peak, limit.bytes * (1 - MARGIN), line.large[0])
 
 
-def _options(question: Question, asked: Simulator, plain: DryRun, before: ProcessPeak) -> list[Option]:
-    found = [_of_allocator(question, asked, plain, before, name) for name in ALLOCATORS if name != asked.allocator.name]
+def _options(question: Question, asked: Simulator, plain: DryRun, as_it_is: LivePeak) -> list[Option]:
+    before = asked.process(as_it_is).middle
+    found = [
+        _of_allocator(question, asked, as_it_is, before, name) for name in ALLOCATORS if name != asked.allocator.name
+    ]
     has_bf16 = question.platform.native_bf16 if question.has_bf16 is None else question.has_bf16
     for way in ways(question.job, question.batch, plain, has_bf16):
         try:
-            option = _simulated(question, asked, plain, before, way)
+            option = _simulated(question, asked, plain, as_it_is, way)
         except DryRunStopped:
             continue  # this model cannot be changed so: an activation in place that backward needs, for example
-        if worth_a_line(before.middle, option.process.middle):
+        if worth_a_line(before, option.process.middle):
             found.append(option)
     return sorted((option for option in found if option.gain > 0), key=lambda option: -option.gain)
 
 
-def _simulated(question: Question, asked: Simulator, plain: DryRun, before: ProcessPeak, way: Way) -> Option:
+def _simulated(question: Question, asked: Simulator, plain: DryRun, as_it_is: LivePeak, way: Way) -> Option:
     run = asked.run(way.job, way.batch, way.change)
     live = live_peak(run.log)
-    process = asked.process(live, checkpointed=way.checkpoints)
-    limit = question.limit
-    return Option(
-        way.name, live.bytes, process, None if limit is None else verdict(process, limit),
-        before.middle - process.middle, 1 - process.middle / before.middle, way.price,
-        run.flops / plain.flops if plain.flops else 1.0,
-    )  # fmt: skip
+    process = asked.process(live, plain=as_it_is)
+    compute = run.flops / plain.flops if plain.flops else 1.0
+    return _option(way.name, live, process, asked.process(as_it_is).middle, way.price, compute, question.limit)
 
 
-def _of_allocator(question: Question, asked: Simulator, plain: DryRun, before: ProcessPeak, name: str) -> Option:
-    live = live_peak(plain.log)
+def _of_allocator(question: Question, asked: Simulator, live: LivePeak, before: int, name: str) -> Option:
     process = asked.process(live, ALLOCATORS[name])
     low, high = ALLOCATORS[name].time
-    limit = question.limit
-    return Option(
-        f"allocator: {name}", live.bytes, process, None if limit is None else verdict(process, limit),
-        before.middle - process.middle, 1 - process.middle / before.middle,
-        f"{low:g} to {high:g} times the CPU time; {ALLOCATORS[name].how}", 1.0,
-    )  # fmt: skip
+    price = f"{low:g} to {high:g} times the CPU time; {ALLOCATORS[name].how}"
+    return _option(f"allocator: {name}", live, process, before, price, 1.0, question.limit)
+
+
+def _option(
+    name: str, live: LivePeak, process: ProcessPeak, before: int, price: str, compute: float, limit: Limit | None
+) -> Option:
+    said = None if limit is None else verdict(process, limit)
+    gain = before - process.middle
+    return Option(name, live.bytes, process, said, gain, gain / before, price, compute)
 
 
 def _slope(asked: Simulator, job: Job, batch: int, live: LivePeak) -> int | None:

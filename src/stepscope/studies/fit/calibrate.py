@@ -14,7 +14,7 @@ from stepscope.record.workspaces.probes import CallBook, probe_all
 from stepscope.studies.fit.kept import Kept
 
 _SAMPLES = 13  # a batch that no layer has as its number of channels, so that it is known again in shapes
-_SPREAD = 0.02  # of the measured empty process, from run to run
+SPREAD = 0.01  # of the measured empty process, from run to run
 
 
 def calibrated(kept: Kept, job: Job, progress: Callable[[int, int], None] = lambda done, of: None) -> Kept:
@@ -26,5 +26,5 @@ def calibrated(kept: Kept, job: Job, progress: Callable[[int, int], None] = lamb
     if size is None:
         raise StepscopeError("the empty training process could not be measured", "run it without --calibrate")
     return replace(
-        kept, probed={**kept.probed, **probed}, empty_process=(round(size * (1 - _SPREAD)), round(size * (1 + _SPREAD)))
+        kept, probed={**kept.probed, **probed}, empty_process=(round(size * (1 - SPREAD)), round(size * (1 + SPREAD)))
     )

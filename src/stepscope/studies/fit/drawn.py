@@ -124,7 +124,7 @@ def _column(
         except DryRunStopped:
             cells.append((batch, way.name, None))
         else:
-            cells.append((batch, way.name, simulator.process(changed, checkpointed=way.checkpoints)))
+            cells.append((batch, way.name, simulator.process(changed, plain=live)))
     return cells
 
 

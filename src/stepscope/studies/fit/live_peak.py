@@ -7,6 +7,7 @@ import polars as pl
 from stepscope.analysis.memory_events import peak
 from stepscope.analysis.memory_model import ALWAYS_MAPPED
 from stepscope.record.recorders.storage_log import Storage, StorageLog, peak_of
+from stepscope.studies.fit.code import code_seen
 from stepscope.studies.fit.result import Holder, LivePeak
 
 _LISTED = 20
@@ -24,7 +25,7 @@ def live_peak(log: StorageLog) -> LivePeak:
         found.bytes,
         peak_of(log, "low"),
         peak_of(log, "high"),
-        int(tensors.filter(pl.col("bytes") >= ALWAYS_MAPPED)["bytes"].sum()),
+        _mapped(log),
         found.op or "",
         found.module,
         found.phase or "",
@@ -32,8 +33,22 @@ def live_peak(log: StorageLog) -> LivePeak:
         _sums(found.categories, "category"),
         _sums(by_module, "module"),
         tuple(Holder(*row) for row in largest.rows()),
+        code_seen(log),
+        max((storage.bytes for storage in log.storages if storage.bytes < ALWAYS_MAPPED), default=0),
         peak_of(log, _in_heap),
     )
+
+
+def _mapped(log: StorageLog) -> int:
+    """What is resident at the peak of blocks that glibc maps one by one, B."""
+    alive = most = mapped = at_peak = 0
+    for _, _, number, sign in log.events:
+        storage = log.storages[number]
+        alive += sign * storage.bytes
+        mapped += sign * storage.high if storage.bytes >= ALWAYS_MAPPED else 0
+        if alive > most:
+            most, at_peak = alive, mapped
+    return at_peak
 
 
 def _in_heap(storage: Storage) -> int:

@@ -29,11 +29,6 @@ class Way:
     price: str
     keeps_batch: bool = True  # whether the same way works for another batch
 
-    @property
-    def checkpoints(self) -> bool:
-        """Whether it runs forward again, after which glibc's heap has more holes."""
-        return self.name.startswith("checkpoint")
-
 
 def ways(job: Job, batch: int, plain: DryRun, has_bf16: bool, with_in_place: bool = True) -> Iterator[Way]:
     """Every way that applies to this job, the harmless first."""

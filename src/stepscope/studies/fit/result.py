@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from stepscope.analysis.memory_model import Limit, ProcessPeak
+from stepscope.studies.fit.code import CodeSeen
 
 DRY_RUN = "dry run"
 SMALL_BATCHES = "measured at small batches and extrapolated"
@@ -38,6 +39,8 @@ class LivePeak:
     breakdown: dict[str, int]  # by category
     modules: dict[str, int]  # by module, largest first; "" is the model itself
     holders: tuple[Holder, ...]  # the largest
+    code: CodeSeen | None = None
+    largest_in_heap: int = 0  # block below ALWAYS_MAPPED
     high_in_heap: int = 0  # as `high`, where blocks below ALWAYS_MAPPED lie in pages that were written to before
 
 
@@ -95,6 +98,7 @@ class FitResult:
         """Live bytes at the peak by category, and what comes on top; adds up to the middle of the process's peak."""
         parts = dict(self.live.breakdown)
         parts["empty process"] = sum(self.process.empty_process) // 2
+        parts["code"] = sum(self.process.code) // 2
         parts["allocator"] = self.process.middle - sum(parts.values())
         return parts
 

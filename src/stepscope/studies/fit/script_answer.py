@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from stepscope.analysis.memory_model import ALLOCATORS, EMPTY_PROCESS, Limit, allocator_of, process_peak, verdict
+from stepscope.analysis.memory_model import ALLOCATORS, Limit, allocator_of, verdict
 from stepscope.record.workspaces import Workspaces, this_platform
 from stepscope.studies.fit import result as words
+from stepscope.studies.fit.kept import Kept
 from stepscope.studies.fit.live_peak import live_peak
 from stepscope.studies.fit.result import FitResult, Option
 from stepscope.studies.fit.script import watch_script
+from stepscope.studies.fit.simulator import Simulator
 
 
 def answer_of_script(
@@ -21,10 +23,11 @@ def answer_of_script(
     workspaces = Workspaces(this_platform())
     watched = watch_script(target, arguments, workspaces)
     live = live_peak(watched.log)
-    process = process_peak((live.low, live.high), live.mapped, chosen, EMPTY_PROCESS)
+    simulator = Simulator(workspaces.platform, Kept(), allocator)
+    process = simulator.process(live)
     options = []
     for other in ALLOCATORS.values():
-        of = process_peak((live.low, live.high), live.mapped, other, EMPTY_PROCESS)
+        of = simulator.process(live, other)
         if other != chosen and of.middle < process.middle:
             gain = process.middle - of.middle
             price = f"{other.time[0]:g} to {other.time[1]:g} times the CPU time; {other.how}"
