@@ -41,7 +41,8 @@ class Hand:
         """Let time pass."""
         until = self.now_ns + ns
         while self.now_ns < until:
-            self.now_ns = min(until, self.now_ns + (tick_ns or self.run.tick_ns))
+            step_ns = tick_ns or self.run.next_ns(self.now_ns) - self.now_ns
+            self.now_ns = min(until, self.now_ns + step_ns)
             self.run.tick(self.now_ns)
 
     def text(self, pattern: str) -> str:

@@ -172,6 +172,21 @@ def test_rapl_counts_in_units_of_61_uj_every_ms_and_wraps_at_its_range(tmp_path:
     assert grown / 1e6 == pytest.approx(float(true_j), rel=2e-3)
 
 
+def test_a_counter_shows_each_update_when_it_comes_and_not_when_somebody_looks_in(tmp_path: Path) -> None:
+    late_ns = []
+    with board_in_hand("laptop-rapl", tmp_path, **QUIET) as laptop:
+        laptop.mark(laptop.state("Conv2d"))
+        file, first_ns = "sys/class/powercap/intel-rapl:0/energy_uj", 0
+        for _ in range(200):
+            before = laptop.number(file)
+            laptop.go(laptop.run.next_ns(laptop.now_ns) - laptop.now_ns)
+            if laptop.number(file) != before:
+                first_ns = first_ns or laptop.now_ns
+                late_ns.append((laptop.now_ns - first_ns) % MS)
+    assert len(late_ns) > 150
+    assert set(late_ns) <= {0, 1, MS - 1}
+
+
 def test_the_cards_counter_stands_for_100_ms_at_a_time(tmp_path: Path) -> None:
     with board_in_hand("gpu-counter", tmp_path, **QUIET) as card:
         values = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import IO
 
@@ -20,6 +21,7 @@ from stepscope.simulate.states import StateReader
 from stepscope.simulate.tree import Tree
 from stepscope.simulate.truth import Truth
 
+_LONGEST_TICKS = 2
 _BEFORE_NS = 50_000_000  # the board was on before: every converter has shown something when the first reader comes
 RING_FILE, STATES_FILE, ROOT_FOLDER = "ring", "states.jsonl", "root"
 
@@ -45,7 +47,6 @@ class BoardRun:
         self._plant = Plant(self._table, options, seed, self._t0_ns, self._keep)
         self._end_ns = self._t0_ns
         self._proc_due_ns = self._t0_ns + REFRESH_NS
-        self.tick_ns = self._board.tick_ns
         self.tick(now_ns)
 
     def tick(self, now_ns: int) -> None:
@@ -64,6 +65,11 @@ class BoardRun:
         if self._proc is not None and now_ns >= self._proc_due_ns:
             self._proc_due_ns = now_ns + REFRESH_NS
             self._proc.refresh()
+
+    def next_ns(self, now_ns: int) -> int:
+        """When to tick again: as soon as a sensor has something new, and in any case soon enough for the marks."""
+        new_ns = min(sensor.next_ns for sensor in self._sensors) + self._options.latency_ns
+        return math.ceil(min(max(new_ns, now_ns), now_ns + _LONGEST_TICKS * self._board.tick_ns))
 
     def finish(self, now_ns: int) -> None:
         """The last tick: up to now itself, so that the truth covers all that was measured."""

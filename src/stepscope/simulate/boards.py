@@ -25,7 +25,7 @@ class Board:
     components: Mapping[str, Component]
     rails: Mapping[str, tuple[str, ...]]
     scale: float
-    tick_ns: int  # nothing that a reader can see changes faster
+    tick_ns: int  # nothing that a reader can see changes faster, on the whole
 
 
 _TX2 = {

@@ -82,12 +82,10 @@ def follow(run: BoardRun, pid: int) -> bool:
     watched = [0]
     with contextlib.suppress(AttributeError, OSError):  # before Linux 5.3, or gone already
         watched.append(os.pidfd_open(pid))
-    deadline_ns = monotonic_ns()
     while True:
         run.tick(monotonic_ns())
         now_ns = monotonic_ns()
-        deadline_ns = max(deadline_ns + run.tick_ns, now_ns)
-        ready = select.select(watched, (), (), (deadline_ns - now_ns) / 1e9)[0]
+        ready = select.select(watched, (), (), (run.next_ns(now_ns) - now_ns) / 1e9)[0]
         if ready:
             run.finish(monotonic_ns())
             return 0 in ready and bool(os.read(0, 16))

@@ -49,6 +49,11 @@ class BatteryGauge:
         self._plugged = False
         self._write()
 
+    @property
+    def next_ns(self) -> float:
+        """The next refresh."""
+        return float(self._next_ns)
+
     def advance(self, stretch: Stretch) -> None:
         """Refresh at each moment of the gauge's own grid."""
         while self._next_ns <= stretch.end_ns:

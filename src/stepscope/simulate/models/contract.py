@@ -10,6 +10,10 @@ from stepscope.simulate.plant import Stretch
 class SensorModel(Protocol):
     """Sees every stretch of time once, in order, and writes its files."""
 
+    @property
+    def next_ns(self) -> float:
+        """When a reader could next see something new; infinite where that need not be punctual."""
+
     def advance(self, stretch: Stretch) -> None:
         """Bring the files to the end of the stretch."""
 

@@ -47,6 +47,11 @@ class EnergyCounters:
         self._joules: Floats = np.zeros(len(self._rails))
         self._write()
 
+    @property
+    def next_ns(self) -> float:
+        """The next tick of its clock."""
+        return float(self._first_ns + (self._ticks + 1) * self._every_ns)
+
     def advance(self, stretch: Stretch) -> None:
         """Show the energy up to the last tick in this stretch."""
         ticks = int((stretch.end_ns - self._first_ns) // self._every_ns)

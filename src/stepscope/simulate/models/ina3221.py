@@ -55,6 +55,14 @@ class Ina3221:
         self._voltage_mv = [channel.supply_v * 1e3 for channel in wiring]
         self._shown: list[tuple[int, int] | None] = [None] * len(wiring)
 
+    @property
+    def next_ns(self) -> float:
+        """The end of the next shunt conversion: the voltage hardly moves, and may be shown with it."""
+        slot = self._slot
+        while slot % 2 or self._wiring[slot % _SLOTS // 2].rail is None:
+            slot += 1
+        return float(self._first_ns + (slot + 1) * self._slot_ns)
+
     def advance(self, stretch: Stretch) -> None:
         """Finish every conversion that ends in this stretch."""
         ended = int((stretch.end_ns - self._first_ns) // self._slot_ns)

@@ -25,6 +25,11 @@ class ThermalZones:
         self._celsius = _AMBIENT_C
         self._write()
 
+    @property
+    def next_ns(self) -> float:
+        """Whenever somebody comes by: heat is slow."""
+        return math.inf
+
     def advance(self, stretch: Stretch) -> None:
         """Warm up or cool down by the mean power since the last refresh."""
         elapsed_s = (stretch.end_ns - self._seen_ns) * 1e-9
