@@ -232,7 +232,7 @@ def _scaled(timeline: Timeline, readings: Readings, model: SensorModel) -> tuple
     first = regress(plain.moments(mean), coarse)
     gain = slow_gain(readings.at, readings.watts * readings.weight, plain.matrix @ first.watts, timeline.step_length)
     left = plain.left(first)
-    theta = shared_error(left) if readings.width is not None or readings.carry else 0.0
+    theta = shared_error(left) if readings.carry else 0.0
     rows = _rows(matrix, readings, gain, theta, _trust(timeline, readings, model, left))
     return rows, regress(rows.moments(mean), coarse, first)
 

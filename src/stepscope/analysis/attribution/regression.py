@@ -8,12 +8,14 @@ import numpy as np
 from scipy import sparse  # type: ignore[import-untyped]
 from scipy.linalg import lapack  # type: ignore[import-untyped]
 
-from stepscope.analysis.attribution.hierarchy import LEARNT, SPREAD, Hierarchy
+from stepscope.analysis.attribution.hierarchy import GAP, KIND, LEARNT, SPREAD, Hierarchy
 from stepscope.analysis.attribution.timeline import Ints
 from stepscope.analysis.intervals import Floats
 
 _ROUNDS = 40
 _SETTLED = 1e-3
+_LEAST, _MOST, _MOST_OF_KINDS = 0.01, 1.0, 0.5  # of the mean power while something runs: what a spread can be
+_LEAST_BUSY = 0.05
 _STILL = 3e-3  # change of a prior's standard deviation in a round, as a share: it no longer moves
 
 
@@ -61,13 +63,14 @@ def regress(moments: Moments, shape: Hierarchy, near: Fit | None = None) -> Fit:
     if near is not None:
         noise = max(near.noise, floor)
         spread[near.hierarchy.level] = near.spread
+    busy = max(1 - _share_of_gap(moments, shape), _LEAST_BUSY)
     for attempt in range(_ROUNDS):
         sd = spread[level]
         moved, variance = _moved(normal, sd, noise, cross)
         decided = 1 - variance / sd**2
         left = max(moments.count - float(decided.sum()), 0.2 * moments.count)
         before, noise = (noise, spread), max((centred - 2 * moved @ cross + moved @ normal @ moved) / left, floor)
-        spread = _learnt(spread, level, moved, decided, moments.mean_power)
+        spread = _learnt(spread, level, moved, decided, moments.mean_power / busy)
         if abs(noise / before[0] - 1) < _SETTLED and (attempt > 8 or (near is not None and _still(before[1], spread))):
             break
     sd = spread[level]
@@ -104,12 +107,23 @@ def _posterior(normal: Floats, sd: Floats, noise: float) -> Floats:
     return covariance
 
 
-def _learnt(spread: Floats, level: Ints, moved: Floats, decided: Floats, mean_power: float) -> Floats:
-    """Each learnt level's spread that its own coefficients show, kept within 1 % and 100 % of the mean power."""
+def _share_of_gap(moments: Moments, shape: Hierarchy) -> float:
+    """Of the readings, by how often each key was seen: 0 to 1."""
+    seen = moments.gram.sum(axis=1)
+    gap = shape.mixing[:, shape.level == GAP].sum(axis=1) > 0
+    return float(seen[gap].sum() / max(float(seen.sum()), 1e-30))
+
+
+def _learnt(spread: Floats, level: Ints, moved: Floats, decided: Floats, power: float) -> Floats:
+    """Each learnt level's spread that its own coefficients show, within bounds of the power while something runs.
+
+    A few kinds whose places are badly known can show a spread beyond every power that was read: it would let all the
+    other rare ones go where the noise takes them.
+    """
     new: Floats = spread.copy()
     for which in LEARNT:
         mine = level == which
         if mine.any():
             shown = np.sqrt(float((moved[mine] ** 2).sum()) / max(float(decided[mine].sum()), 1e-3))
-            new[which] = np.clip(shown, 0.01 * mean_power, mean_power)
+            new[which] = np.clip(shown, _LEAST * power, (_MOST_OF_KINDS if which == KIND else _MOST) * power)
     return new
