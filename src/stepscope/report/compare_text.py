@@ -78,6 +78,8 @@ def _explained(comparison: Comparison, by: Sequence[str], top: int, whats: Seque
             for why in shown:
                 if not why.reason:
                     yield from _parts(why, other, top)
+            if shown and not shown[0].reason:
+                yield Text(shown[0].note, style="dim", overflow="fold")
 
 
 def _parts(why: Explanation, other: int, top: int) -> Iterator[RenderableType]:
