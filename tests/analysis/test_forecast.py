@@ -127,7 +127,6 @@ def test_a_battery_that_cannot_be_foretold_is_null_and_a_note_says_what_to_do(tm
     assert any("no sensor of this run measured power" in note and "--power-model" in note for note in said.notes)
 
 
-
 def test_the_energy_of_the_whole_is_foretold_within_one_and_a_half_percent_and_its_interval_holds(
     tmp_path: Path,
 ) -> None:

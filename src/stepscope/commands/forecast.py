@@ -205,7 +205,9 @@ def _amounts(total: Measured) -> str:
             return si(value / J_PER_WH, "Wh")
         return f"{value:.1f} °C" if total.unit == "degC" else si(value, total.unit)
 
-    return text(total.value) if total.value is None else f"{text(total.value)} ({text(total.low)} to {text(total.high)})"
+    if total.value is None:
+        return text(None)
+    return f"{text(total.value)} ({text(total.low)} to {text(total.high)})"
 
 
 def _json(said: Forecast) -> None:
