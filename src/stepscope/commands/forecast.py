@@ -108,10 +108,11 @@ def _measured(target: str, steps: int, batch: int | None, out: Path) -> Path:
     """Train a few steps now; their run folder."""
     from stepscope import workloads
     from stepscope.commands.run import progress_bar
+
+    workload = workloads.find(target)  # refuses an unknown one before anything heavy is imported
     from stepscope.record.session import Settings
     from stepscope.record.train import train_workload
 
-    workload = workloads.find(target)
     with progress_bar(workload.name, steps, quiet=False) as advance:
         path, _ = train_workload(workload, steps, Settings(out=out), batch=batch, progress=advance)
     return path
