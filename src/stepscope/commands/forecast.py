@@ -174,8 +174,10 @@ def _check(console: Console, said: Forecast, took: list[Measured]) -> None:
 def _show(console: Console, said: Forecast) -> None:
     from rich.table import Table
 
+    from stepscope.units import plural
+
     table = Table(
-        title=f"{said.steps} steps, foretold from {said.measured_steps} measured ones",
+        title=f"{plural(said.steps, 'step')}, foretold from {plural(said.measured_steps, 'measured one')}",
         title_justify="left",
         box=None,
         pad_edge=False,
