@@ -34,7 +34,7 @@ def render(run: Run) -> RenderableType:
         Text(""),
         *utilisation(metrics),
         *use_of_kinds(run),
-        *memory(metrics),
+        *memory(metrics, run.meta),
         *held(run.peak(), reserved(run)),
         *energy_notes(run.energy_tables.notes),
         *own_cost(run.overhead()),

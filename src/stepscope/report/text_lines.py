@@ -10,6 +10,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from stepscope.analysis.fit_command import fit_command
 from stepscope.analysis.not_measured import NotMeasured
 from stepscope.units import NOT_MEASURED, bytes_, duration, number, percent, plural
 
@@ -75,13 +76,15 @@ def utilisation(metrics: pl.DataFrame) -> list[RenderableType]:
     return [labelled("utilisation", *lines)] if lines else []
 
 
-def memory(metrics: pl.DataFrame) -> list[RenderableType]:
-    """The numbers that are called memory, each by its own name."""
+def memory(metrics: pl.DataFrame, meta: dict[str, Any]) -> list[RenderableType]:
+    """The numbers that are called memory, each by its own name, and what foretells that of the training alone."""
     peaks = [f"{_whose(row)}peak {bytes_(row['value'])} ({row['source']})" for row in _rows(metrics, "peak_memory")]
     held = [
         f"{_whose(row)}median {bytes_(row['value'])} ({row['source']})" for row in _rows(metrics, "resident_memory")
     ]
-    said = [", ".join(peaks), ", ".join(held)]
+    command = fit_command(meta) if peaks else None
+    foretold = f"recording included; of the training alone, without running it: {command}" if command else ""
+    said = [", ".join(peaks), ", ".join(held), foretold]
     return [labelled("memory", *(text for text in said if text))] if peaks or held else []
 
 
