@@ -116,7 +116,7 @@ def test_the_parts_add_up_to_the_difference_stated_where_recorded_steps_say_anot
     comparison = compare([first, other])
     stated = comparison.quantities.filter(metric="step_time")["value"]
     why = comparison.explain()
-    assert (why.first, why.other) == (pytest.approx(stated[0]), pytest.approx(stated[1]))
+    assert [why.first, why.other] == pytest.approx(stated.to_list())
     assert why.parts["difference"].sum() == pytest.approx(stated[1] - stated[0])
     part = why.parts.filter(name=TIMED).row(0, named=True)
     assert part["difference"] == pytest.approx(-10e6)  # 20 ms, and half of that again for recording
