@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.units import NOT_MEASURED, bytes_, duration, number, percent, si, si_within
+from stepscope.report.page.reading import interval, quantity
+from stepscope.units import NOT_MEASURED, bytes_, duration, number, percent, plural, si, si_within
 
 FINITE = st.floats(min_value=1e-3, max_value=1e15)
 SCALES = {"T": 1e12, "G": 1e9, "M": 1e6, "k": 1e3, "": 1.0}
@@ -64,3 +65,14 @@ def test_small_energies_and_powers_take_a_prefix_and_bytes_do_not(value: float, 
 def test_the_ends_of_an_interval_share_the_prefix_of_their_value() -> None:
     assert si_within(0.195, 0.0943, 1.2, "W") == "195 mW (94.3 to 1,200)"
     assert si_within(2.0, None, 3.0, "W") == "2 W"
+
+
+@pytest.mark.parametrize(("count", "said"), [(0, "0 cores"), (1, "1 core"), (2, "2 cores"), (1000, "1,000 cores")])
+def test_a_count_of_one_has_no_plural(count: int, said: str) -> None:
+    assert plural(count, "core") == said
+
+
+def test_one_core_is_one_core_on_the_page() -> None:
+    assert [quantity(cores, "cores") for cores in (1.0, 1.0001, 0.5, 2)] == ["1 core", "1 core", "0.5 cores", "2 cores"]
+    assert interval(1.0, 1.004, "cores") == "1 to 1 core"
+    assert interval(1.0, 1.5, "cores") == "1 to 1.5 cores"

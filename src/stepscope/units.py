@@ -63,3 +63,8 @@ def bytes_(value: float | None) -> str:
 def percent(share: float | None, digits: int = 1) -> str:
     """A share of one as a percentage: percent(0.125) is "12.5 %"."""
     return NOT_MEASURED if share is None else f"{share * 100:.{digits}f} %"
+
+
+def plural(count: int, noun: str) -> str:
+    """A count and its noun: plural(2, "step") is "2 steps"."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"

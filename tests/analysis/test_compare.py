@@ -18,6 +18,7 @@ from tests.report.test_memory_report import events
 import stepscope
 from stepscope.analysis.compare import WHAT, compare
 from stepscope.analysis.compare_quantities import overall, ratio
+from stepscope.analysis.compare_timed import TIMED
 from stepscope.analysis.measured import Measured
 from stepscope.analysis.own_time import RESIDUAL
 from stepscope.analysis.run import Run
@@ -77,8 +78,8 @@ def test_parts_and_residual_add_up_to_the_difference(by: str, tmp_path: Path) ->
     why = compare([first, other]).explain("time", by)
     assert why.difference == pytest.approx(why.parts["difference"].sum())
     assert why.parts["share"].sum() == pytest.approx(1)
-    assert why.parts["name"][-1] == RESIDUAL
-    assert why.parts["difference"][-1] == pytest.approx(2e6, rel=0.2)
+    assert why.parts["name"][-2:].to_list() == [RESIDUAL, TIMED]
+    assert why.parts["difference"][-2] == pytest.approx(2e6, rel=0.2)
     assert why.low is not None
     assert why.high is not None
     assert why.difference is not None
@@ -103,8 +104,34 @@ def test_what_chance_can_explain_is_not_explained_by_parts(tmp_path: Path) -> No
 def test_too_few_recorded_steps_give_parts_without_an_interval(tmp_path: Path) -> None:
     paths = [fabricate_run(tmp_path, steps=12, recorded=lambda step: step in (5, 6)) for _ in range(2)]
     why = compare(paths).explain()
-    assert why.low is None
     assert why.parts["low"].is_null().all()
+    assert why.low is not None  # of the unrecorded steps there are enough
+    few = [fabricate_run(tmp_path, steps=8, recorded=lambda step: step in (5, 6)) for _ in range(2)]
+    assert compare(few).explain().low is None
+
+
+def test_the_parts_add_up_to_the_difference_stated_where_recorded_steps_say_another(tmp_path: Path) -> None:
+    first = fabricate_run(tmp_path / "a", steps=60, recorded=lambda step: step % 2 == 0)
+    other = fabricate_run(tmp_path / "b", steps=60, recorded=lambda step: step % 2 == 0, ops=SLOW, overhead=0.5)
+    comparison = compare([first, other])
+    stated = comparison.quantities.filter(metric="step_time")["value"]
+    why = comparison.explain()
+    assert [why.first, why.other] == pytest.approx(stated.to_list())
+    assert why.parts["difference"].sum() == pytest.approx(stated[1] - stated[0])
+    part = why.parts.filter(name=TIMED).row(0, named=True)
+    assert part["difference"] == pytest.approx(-10e6)  # 20 ms, and half of that again for recording
+    assert "-10 ms" in comparison.sentences()[0]
+    assert "no part explains" in comparison.sentences()[0]
+
+
+def test_repeats_add_up_to_the_mean_that_is_stated(tmp_path: Path) -> None:
+    for seed, more in enumerate((0, 2000, 9000)):
+        for name in ("a", "b"):
+            fabricate_run(tmp_path / name, steps=30, noise=0.05, seed=seed, ops=slower(STEP, "aten::mm", more))
+    comparison = compare([tmp_path / "a", tmp_path / "b"])
+    why = comparison.explain()
+    assert why.first == pytest.approx(comparison.quantities.filter(metric="step_time")["value"][0])
+    assert why.parts["first"].sum() == pytest.approx(why.first)
 
 
 def test_a_run_without_operations_gives_the_reason(tmp_path: Path) -> None:

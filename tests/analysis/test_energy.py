@@ -272,13 +272,15 @@ def test_without_a_sensor_the_report_says_what_was_tried_and_what_would_enable_o
     )
     run = powered(tmp_path, missing=missing)
     said = {entry.what: entry for entry in run.not_measured()}
-    assert "rapl (denied); not there: nvml, battery" in said["energy"].why
+    assert "rapl (denied); 2 kinds of power sensor are not there" in said["energy"].why
+    assert said["energy"].detail == "looked for and not there: nvml, battery"
     assert str(said["energy"].remedy).startswith("sudo chmod a+r X; or ")
     assert "rapl" in said
     assert "nvml" not in said
     page = html.render(run)
     assert "No power was measured in this run. It is unknown, not 0." in page
     assert "rapl (denied)" in page
+    assert "not there: nvml, battery" in page
 
 
 def test_a_power_sensor_without_two_good_readings_is_said(tmp_path: Path) -> None:

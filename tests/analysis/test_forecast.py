@@ -117,6 +117,16 @@ def test_an_amount_that_is_none_is_refused(text: str) -> None:
         amount(text, "Wh", "--battery")
 
 
+def test_a_battery_that_cannot_be_foretold_is_null_and_a_note_says_what_to_do(tmp_path: Path) -> None:
+    run = Run(fabricate_run(tmp_path, steps=30))
+    said = forecast(run, 1000, battery_j=180_000.0)
+    battery = said.value("battery")
+    assert battery is not None
+    assert battery.value is None
+    assert said.value("carbon") is None
+    assert any("no sensor of this run measured power" in note and "--power-model" in note for note in said.notes)
+
+
 def test_the_energy_of_the_whole_is_foretold_within_one_and_a_half_percent_and_its_interval_holds(
     tmp_path: Path,
 ) -> None:

@@ -93,9 +93,9 @@ def test_losses_are_told_once_a_kind_with_their_number(tmp_path: Path) -> None:
 
 
 def test_absent_sensors_are_told_with_their_reason(tmp_path: Path) -> None:
-    said = {entry.what: entry.why for entry in Run(fabricate_run(tmp_path)).not_measured()}
-    assert said["temperature"] == "absent: no thermal zone"
-    assert said["accelerator utilisation"] == "no kernel ran on an accelerator"
+    said = {entry.what: entry for entry in Run(fabricate_run(tmp_path)).not_measured()}
+    assert (said["temperature"].group, said["temperature"].detail) == ("not on this machine", "no thermal zone")
+    assert said["accelerator utilisation"].why == "no kernel ran on an accelerator"
 
 
 def test_a_verdict_on_few_recorded_steps_says_so(tmp_path: Path) -> None:

@@ -90,9 +90,20 @@ def test_the_index_is_a_parquet_file_that_is_queried_in_place(local: Place, tmp_
 def test_what_a_run_does_not_say_is_null_in_the_index(local: Place, tmp_path: Path) -> None:
     run = make_run(tmp_path / "runs")
     (run / "summary.json").write_text("{}", encoding="utf-8")
+    for steps in run.glob("steps.*"):
+        steps.unlink()
     store.push(local, [run])
     [row] = store.listed(local).to_dicts()
     assert (row["step_time_ns"], row["energy_per_step_j"], row["steps"]) == (None, None, None)
+
+
+def test_a_run_without_a_report_has_its_steps_and_their_time_in_the_index(local: Place, tmp_path: Path) -> None:
+    run = make_run(tmp_path / "runs")
+    (run / "summary.json").unlink()
+    store.push(local, [run])
+    [row] = store.listed(local).to_dicts()
+    assert row["steps"] == 2
+    assert row["energy_per_step_j"] is None
 
 
 @pytest.mark.parametrize(

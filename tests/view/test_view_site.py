@@ -48,6 +48,12 @@ def test_the_list_has_every_run_below_the_folder(folder: Path) -> None:
     assert "script-src 'sha256-" in page.all_headers()["Content-Security-Policy"]
 
 
+def test_a_run_without_a_report_has_its_steps_and_their_time_in_the_list(folder: Path) -> None:
+    rows = json.loads(Site(folder, Access()).answer("/runs.json", HERE).body)["rows"]
+    assert not list(folder.rglob("summary.json"))
+    assert {(row["steps"], row["step_ns"], row["samples_per_s"]) for row in rows} == {(8, 16_000_000, 1000)}
+
+
 def test_a_run_is_drawn_once_until_its_files_change(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[str] = []
 

@@ -6,6 +6,7 @@ The figures were counted with model definitions of their own; where a library or
 from __future__ import annotations
 
 import functools
+import json
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,8 @@ import torch
 
 from stepscope import workloads
 from stepscope.record.flops import FlopCount, count_flops
+from stepscope.studies.counted_workloads import counting_digest
+from stepscope.workloads._counted import FILE, files_digest
 
 # name: parameters, forward and training multiply-adds of a sample in millions.
 FIGURES = {
@@ -84,6 +87,7 @@ OWN = {
     "smollm2-135m-lora-128": (134_515_008 + 460_800, 17_839, 36_221),
 }
 ALL = {**FIGURES, **OWN}
+ANEW = "a file of workloads/ or the counting has changed: python -m benchmarks.count_workloads writes the counts anew"
 
 
 @functools.cache
@@ -112,6 +116,15 @@ def test_a_workload_has_the_size_that_the_literature_gives(name: str) -> None:
     tolerance = 0.012 if forward_macs < 1 else 0.003
     assert flops.total_forward / 2e6 == pytest.approx(forward_macs, rel=tolerance)
     assert (flops.total_forward + flops.total_backward) / 2e6 == pytest.approx(training_macs, rel=tolerance)
+    row = json.loads(FILE.read_text(encoding="utf-8"))["rows"][name]
+    stated = (row["parameters"], row["flops_forward"], row["flops_training"])
+    assert stated == (found, flops.total_forward, flops.total_forward + flops.total_backward), ANEW
+
+
+def test_the_counts_that_the_package_brings_are_those_of_these_files() -> None:
+    kept = json.loads(FILE.read_text(encoding="utf-8"))
+    assert (kept["workloads"], kept["counting"]) == (files_digest(), counting_digest()), ANEW
+    assert set(kept["rows"]) == set(ALL), ANEW
 
 
 @pytest.mark.parametrize(

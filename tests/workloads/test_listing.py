@@ -1,11 +1,18 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
 from stepscope import workloads as suite
 from stepscope.commands.workloads import workloads
+from stepscope.errors import UnknownName
+from stepscope.studies.counted_workloads import counted
+from stepscope.workloads.contract import Workload
 
 
 @pytest.fixture(autouse=True)
@@ -49,3 +56,41 @@ def test_the_json_holds_the_same_in_numbers(capsys: pytest.CaptureFixture[str], 
     assert rows["lenet"]["flops_training"] == 2_595_000
     assert rows["resnet18-c32"]["data_kind"] == "real-subset"
     assert rows["resnet18-c32"]["flops_not_counted"] is None
+
+
+def test_what_the_package_brings_is_not_counted_again() -> None:
+    def refuse(new: Sequence[Workload]) -> Sequence[Workload]:
+        assert not new
+        return new
+
+    assert [row["parameters"] for row in counted([suite.find("lenet")], refuse)] == [21_840]
+
+
+def test_after_a_change_of_a_file_everything_is_counted_anew_and_kept(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr("stepscope.studies.counted_workloads.shipped", dict)
+    asked: list[int] = []
+    for _ in range(2):
+        counted([suite.find("lenet")], lambda new: asked.append(len(new)) or new)  # type: ignore[func-returns-value]
+    assert asked == [1, 0]
+
+
+def test_an_unknown_name_is_refused_without_torch() -> None:
+    program = (
+        "import sys; from stepscope.__main__ import main\n"
+        "for words in (['run', 'lenett'], ['workloads', 'lenett'], ['fit', 'lenett']): assert main(words) == 2\n"
+        "assert 'torch' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("did you mean lenet") == 3
+
+
+def test_a_name_is_left_to_the_search_where_another_package_may_have_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UnknownName):
+        suite.refuse_unknown("theirs")
+    suite.refuse_unknown("my/file.py:theirs")
+    monkeypatch.setattr(suite, "entry_points", lambda group: [object()])
+    suite.refuse_unknown("theirs")

@@ -15,6 +15,7 @@ from stepscope.analysis.background import warning
 from stepscope.analysis.compare_parts import BY, RESIDUALS, Explanation, samples_per_step, time_explained
 from stepscope.analysis.compare_quantities import QUANTITIES, Ratio, overall, quantities
 from stepscope.analysis.compare_sides import Operand, Setting, differing, matched, operand
+from stepscope.analysis.compare_timed import TIMED
 from stepscope.analysis.measured import Measured
 from stepscope.analysis.run import Run
 from stepscope.errors import UnknownName, UsageError
@@ -24,6 +25,7 @@ WHAT = {"time": tuple(BY), "kernels": tuple(BY), "memory": compare_memory.BY, "e
 PER = ("step", "sample")
 _NAMED = 3  # parts in a sentence
 _TELLING = 0.05  # of the difference
+_TOO_MUCH = 0.2  # of the difference, to be left without a word
 
 
 @dataclass(frozen=True)
@@ -162,13 +164,13 @@ def _sentence(comparison: Comparison, other: int, setting: int) -> str:
     )
     said = [f"{comparison.names[other]}: {_times(rows)}"]
     why = comparison.explain("time", "module", other, setting)
-    kinds = comparison.explain("time", "kind", other, setting)
     if why.reason:
         return f"{said[0]} Why is not known: {why.reason}."
-    if not _told(why, rows):
-        return f"{said[0]} The recorded steps do not tell a difference apart from chance, so no part explains one."
+    if not _told(rows):
+        return f"{said[0]} Such steps do not tell a difference apart from chance, so no part explains one."
+    kinds = comparison.explain("time", "kind", other, setting)
     named = [text for each in (why, kinds) if (text := _dominant(each))]
-    return " ".join([*said, *named])
+    return " ".join([*said, *(named or ["No part of the recorded steps shows it."]), *_unexplained(why)])
 
 
 def _times(rows: pl.DataFrame) -> str:
@@ -183,22 +185,34 @@ def _times(rows: pl.DataFrame) -> str:
     return f"a step takes {number(row['ratio'])}{between} times as long as the first's."
 
 
-def _told(why: Explanation, rows: pl.DataFrame) -> bool:
-    """Whether there is a difference to explain; where the recorded steps are too few, the step times must tell."""
-    if why.low is None or why.high is None:
-        return bool(rows.filter(pl.col("metric") == "step_time")["difference"].is_in(["larger", "smaller"]).any())
-    return why.low > 0 or why.high < 0
+def _told(rows: pl.DataFrame) -> bool:
+    """Whether there is a difference to explain."""
+    return bool(rows.filter(pl.col("metric") == "step_time")["difference"].is_in(["larger", "smaller"]).any())
 
 
 def _dominant(why: Explanation) -> str:
-    """The parts that make most of the difference, by name."""
+    """The parts that make most of the difference, by name; not those that chance can explain."""
     whole = why.difference or 0.0
-    parts = why.parts.filter(pl.col("difference") * whole > 0, pl.col("share") >= _TELLING).head(_NAMED)
+    chance = (pl.col("low") <= 0) & (pl.col("high") >= 0)
+    parts = why.parts.filter(pl.col("difference") * whole > 0, pl.col("share") >= _TELLING, pl.col("name") != TIMED)
+    parts = parts.filter(~chance.fill_null(False)).head(_NAMED)
     if parts.is_empty():
         return ""
     named = ", ".join(f"{_said(r['name'])} {_amount(r['difference'], why.unit)} ({percent(r['share'], 0)})"
                       for r in parts.iter_rows(named=True))  # fmt: skip
     return f"By {why.by}: {named} of {_amount(whole, why.unit)}."
+
+
+def _unexplained(why: Explanation) -> Iterator[str]:
+    """Where the timed steps differ otherwise than the recorded ones that the parts are of: by how much."""
+    row = why.parts.row(by_predicate=pl.col("name") == TIMED, named=True)
+    if row["share"] is not None and abs(row["share"]) >= _TOO_MUCH and why.difference is not None:
+        recorded = _amount(why.difference - row["difference"], why.unit)
+        yield (
+            f"The parts are of recorded steps, which differ by {recorded}; {_amount(row['difference'], why.unit)} "
+            f"({percent(row['share'], 0)}) lies between those and the steps that the step time is of: no part explains "
+            "that. More steps, or `--record all`, bring the two together."
+        )
 
 
 def _said(name: str) -> str:

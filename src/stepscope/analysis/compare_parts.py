@@ -1,18 +1,20 @@
 """Which parts of a step explain a difference in time: modules, types of module, kinds of op or phases.
 
 A run's parts are means over the middle half of its recorded steps by length: unlike medians they add up, and unlike
-plain means they do not follow a single slow step.
+plain means they do not follow a single slow step. The step time that is stated is a median of the unrecorded steps:
+what lies between the two is a part of its own, so that all of them add up to the difference stated.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import polars as pl
 
+from stepscope.analysis.compare_timed import TIMED, geometric_mean, timed_length
 from stepscope.analysis.intervals import Floats
 from stepscope.analysis.module_tree import module_tree
 from stepscope.analysis.own_time import CPU, OUTSIDE, RESIDUAL, per_step, residual_ns
@@ -24,8 +26,10 @@ SCHEMA = {
     "name": pl.String,
     **dict.fromkeys(("first", "other", "difference", "low", "high", "share"), pl.Float64),
 }
-RESIDUALS = (RESIDUAL, "(residual)", "(not attributed)")
+RESIDUALS = (RESIDUAL, "(residual)", "(not attributed)", TIMED)
 _DRAWS = 300
+_OF_KERNELS = "mean of the middle half of the recorded steps"
+_OF_STEPS = f"{_OF_KERNELS}; {TIMED}: from those to the step time, a median, of unrecorded steps where there are enough"
 
 
 @dataclass(frozen=True)
@@ -54,17 +58,29 @@ class Explanation:
 
 @dataclass(frozen=True)
 class Parts:
-    """Parts of one side: value of each (k,), and draws of it (draws, k), None where steps are too few."""
+    """Parts of one side: value of each (k,), and draws of it (draws, k), None where steps are too few.
+
+    `sums`: draws of their sum (draws,), where that is known better than its parts are.
+    """
 
     names: tuple[str, ...]
     values: Floats
     draws: Floats | None
+    sums: Floats | None = None
+
+    @property
+    def drawn_sums(self) -> Floats | None:
+        """Draws of the sum of the parts."""
+        if self.sums is not None or self.draws is None:
+            return self.sums
+        sums: Floats = self.draws.sum(axis=1)
+        return sums
 
 
 def time_explained(
     first: Sequence[Run], other: Sequence[Run], by: str, kernels: bool = False, per_sample: bool = False
 ) -> Explanation:
-    """The difference in recorded step time, ns, by `BY`; with `kernels`, in time on accelerators.
+    """The difference in step time, ns, by `BY`; with `kernels`, in time on accelerators in the recorded steps.
 
     Intervals of 95 % are drawn from the steps, and with repeats from the runs.
     """
@@ -73,7 +89,7 @@ def time_explained(
     if sides[0] is None or sides[1] is None:
         said = "no kernel ran on an accelerator" if kernels else "no operation was recorded after the warm-up"
         return Explanation(what, by, "ns", reason=f"{said} in {'the first' if sides[0] is None else 'the other'}")
-    return explained(what, by, "ns", sides[0], sides[1], "mean of the middle half of the recorded steps")
+    return explained(what, by, "ns", sides[0], sides[1], _OF_KERNELS if kernels else _OF_STEPS)
 
 
 def explained(what: str, by: str, unit: str, first: Parts, other: Parts, note: str) -> Explanation:
@@ -87,7 +103,9 @@ def explained(what: str, by: str, unit: str, first: Parts, other: Parts, note: s
     if a.draws is not None and b.draws is not None:
         draws = b.draws - a.draws
         low, high = np.quantile(draws, (0.025, 0.975), axis=0)
-        total_low, total_high = (float(x) for x in np.quantile(draws.sum(axis=1), (0.025, 0.975)))
+    sums = [side.drawn_sums for side in (first, other)]
+    if sums[0] is not None and sums[1] is not None:
+        total_low, total_high = (float(x) for x in np.quantile(sums[1] - sums[0], (0.025, 0.975)))
     total = float(change.sum())
     frame = pl.DataFrame(
         {
@@ -97,7 +115,7 @@ def explained(what: str, by: str, unit: str, first: Parts, other: Parts, note: s
         schema=SCHEMA,
         nan_to_null=True,
     )
-    last = pl.col("name").is_in(RESIDUALS)
+    last = pl.col("name").is_in(RESIDUALS).cast(pl.Int8) + (pl.col("name") == TIMED)
     ordered = frame.sort(last, pl.col("difference").abs(), "name", descending=[False, True, False])
     return Explanation(
         what, by, unit, float(values[0].sum()), float(values[1].sum()), total_low, total_high, ordered, note
@@ -107,7 +125,9 @@ def explained(what: str, by: str, unit: str, first: Parts, other: Parts, note: s
 def _side(runs: Sequence[Run], by: str, kernels: bool, per_sample: bool) -> Parts | None:
     each = [_of_run(run, by, kernels, per_sample) for run in runs]
     known = [parts for parts in each if parts is not None]
-    return _pooled(known) if known and len(known) == len(each) else None
+    if not known or len(known) < len(each):
+        return None
+    return _pooled(known) if kernels else _pooled_to_stated(known)
 
 
 def _of_run(run: Run, by: str, kernels: bool, per_sample: bool) -> Parts | None:
@@ -125,7 +145,18 @@ def _of_run(run: Run, by: str, kernels: bool, per_sample: bool) -> Parts | None:
         values = values / _samples(steps)
     exact = _middle_half(steps["length_ns"].to_numpy().astype(np.float64)[None, :])
     drawn = _resampled(steps["length_ns"].to_numpy().astype(np.float64)) if len(steps) >= FEW else None
-    return Parts(tuple(names), (exact @ values)[0], None if drawn is None else drawn @ values)
+    parts = Parts(tuple(names), (exact @ values)[0], None if drawn is None else drawn @ values)
+    return parts if kernels else _with_timed(parts, run, per_sample)
+
+
+def _with_timed(parts: Parts, run: Run, per_sample: bool) -> Parts:
+    """With the part that makes them add up to the step time: what the timed steps take less the recorded ones."""
+    length, sums = timed_length(run, per_sample, _DRAWS)
+    values = np.append(parts.values, length - parts.values.sum())
+    draws = None
+    if parts.draws is not None and sums is not None:
+        draws = np.column_stack([parts.draws, sums - parts.draws.sum(axis=1)])
+    return Parts((*parts.names, TIMED), values, draws, sums)
 
 
 def _types(run: Run, table: pl.DataFrame) -> pl.Expr:
@@ -171,6 +202,15 @@ def _resampled(lengths: Floats) -> Floats:
     return _middle_half(lengths[picks], picks)
 
 
+def _pooled_to_stated(each: Sequence[Parts]) -> Parts:
+    """Repeats pooled, their sum the geometric mean that is stated as the step time of that side."""
+    pooled = _pooled(each)
+    shift = geometric_mean([float(parts.values.sum()) for parts in each]) - float(pooled.values.sum())
+    at = np.array([name == TIMED for name in pooled.names])
+    draws = None if pooled.draws is None else pooled.draws + shift * at
+    return Parts(pooled.names, pooled.values + shift * at, draws, None if pooled.sums is None else pooled.sums + shift)
+
+
 def _pooled(each: Sequence[Parts]) -> Parts:
     """Mean of repeats; its draws resample the runs too."""
     if len(each) == 1:
@@ -178,10 +218,18 @@ def _pooled(each: Sequence[Parts]) -> Parts:
     names = list(dict.fromkeys(name for parts in each for name in parts.names))
     aligned = [_aligned(parts, names) for parts in each]
     values = np.mean([np.nan_to_num(parts.values) for parts in aligned], axis=0)
-    drawn = [parts.draws for parts in aligned if parts.draws is not None]
-    if len(drawn) < len(aligned):
-        return Parts(tuple(names), values, None)
-    return Parts(tuple(names), values, np.mean(list(_runs_resampled(np.stack(drawn))), axis=0))
+    sums = _mean_drawn([None if parts.sums is None else parts.sums[:, None] for parts in aligned])
+    draws = _mean_drawn([parts.draws for parts in aligned])
+    return Parts(tuple(names), values, draws, None if sums is None else sums[:, 0])
+
+
+def _mean_drawn(drawn: Sequence[Floats | None]) -> Floats | None:
+    """Mean of the repeats in each draw (draws, k); None where one of them has none."""
+    known = [one for one in drawn if one is not None]
+    if len(known) < len(drawn):
+        return None
+    mean: Floats = np.mean(list(_runs_resampled(np.stack(known))), axis=0)
+    return mean
 
 
 def _runs_resampled(drawn: Floats) -> Iterator[Floats]:
@@ -198,4 +246,4 @@ def _aligned(parts: Parts, names: Sequence[str]) -> Parts:
     at = np.array([place.get(name, -1) for name in names])
     values = np.where(at >= 0, parts.values[at], np.nan)
     draws = None if parts.draws is None else np.where(at >= 0, parts.draws[:, at], 0.0)
-    return Parts(tuple(names), values, draws)
+    return replace(parts, names=tuple(names), values=values, draws=draws)

@@ -12,8 +12,9 @@ from stepscope.analysis.change_points import Change, change_points
 from stepscope.analysis.intervals import Floats, known
 from stepscope.analysis.measured import Measured
 from stepscope.analysis.projection import project
+from stepscope.analysis.rails import rail_tree
 from stepscope.analysis.steady import steady_steps
-from stepscope.analysis.step_energy import step_energy
+from stepscope.analysis.step_energy import StepEnergy, step_energy
 from stepscope.analysis.windows import series_of
 from stepscope.errors import UsageError
 from stepscope.runfolder import RunReader
@@ -23,6 +24,10 @@ WATCHED, WATCH_EVERY = 20, 500  # steps measured of every so many: 4 % of the ru
 _FEWEST = 10
 _UNSEEN_TIME, _UNSEEN_ENERGY = 0.02, 0.05  # drift by heat and clocks that steps not yet run may bring
 _UNSEEN_CELSIUS = 5.0
+_ENABLE = (
+    "`stepscope doctor` shows which sensor can be opened; `stepscope run` takes a plug or a meter (--plug, "
+    "--meter-command, --meter-csv) or estimates (--power-model cpu=2W..15W), and the forecast of that run has energy"
+)
 Mask = np.ndarray[Any, np.dtype[np.bool_]]
 Chosen = Callable[[Floats], Mask]  # of the numbers of all steps, those that may be looked at
 
@@ -64,8 +69,8 @@ def forecast(
     """Extrapolate a run to `steps` training steps. Raises UsageError where too few steps were measured.
 
     Intervals are of 95 %; they hold what the measured steps show and an allowance for heat and clocks in the steps
-    that nobody has seen yet. Energy, battery and carbon are absent where no sensor measured energy. `upto`: as if
-    only so many steps after the warm-up had been made.
+    that nobody has seen yet. Energy is absent where no sensor measured it, and a note says what to do; battery and
+    carbon, if asked for, are null then. `upto`: as if only so many steps after the warm-up had been made.
     """
     made = steady_steps(run).head(upto if upto is not None else run.steps.height)
     if len(made) < _FEWEST:
@@ -80,11 +85,15 @@ def forecast(
     time = _total("time", "s", "training", numbers[kept], lengths[kept], steps, _UNSEEN_TIME)
     totals, notes = [time], _said(changes)
     joules = step_energy(run, made)
-    if joules is None:
-        notes.append("no energy: no sensor measured any (see `stepscope doctor`)")
-    else:
-        totals += _energies(numbers, joules.values, joules.scope, chosen(numbers), steps, battery_j, carbon_g_per_j)
+    energies: list[Measured] = []
+    if joules is not None:
+        energies = _energies(numbers, joules.values, joules.scope, chosen(numbers), steps, battery_j, carbon_g_per_j)
         notes += [joules.note] if joules.note else []
+    if not energies:
+        notes.append(f"no energy: {_why_no_energy(run, joules)}. {_ENABLE}")
+        energies = [_unknown(*asked) for asked in (("battery", "1", battery_j), ("carbon", "g", carbon_g_per_j))
+                    if asked[-1]]  # fmt: skip
+    totals += energies
     warm = _temperature(run, float(made["t0_ns"][0]), (time.value or 0.0))
     return Forecast(steps, int(kept.sum()), (*totals, *warm), changes, tuple(notes))
 
@@ -128,6 +137,19 @@ def _energies(
     if carbon_g_per_j:
         derived.append(_scaled(energy, "carbon", carbon_g_per_j, "g", f"at {carbon_g_per_j * 3.6e6:g} g a kWh"))
     return [energy, *derived]
+
+
+def _why_no_energy(run: RunReader, joules: StepEnergy | None) -> str:
+    if joules is not None:
+        return f"its sensor could be read through fewer than {_FEWEST} of these steps"
+    if rail_tree(run).lines:
+        return "what this run measured is not the power of the whole device"
+    return "no sensor of this run measured power"
+
+
+def _unknown(metric: str, unit: str, _: float | None) -> Measured:
+    """What was asked for and follows from the energy, where there is none: not measured is not silence."""
+    return Measured(metric, "run", None, unit, None, None, 0, "forecast", "not known: it needs the energy")
 
 
 def _scaled(energy: Measured, metric: str, factor: float, unit: str, note: str) -> Measured:

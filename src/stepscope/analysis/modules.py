@@ -24,9 +24,9 @@ SCHEMA = {
     "depth": pl.Int64,
     "parameters": pl.Int64,
     "calls": pl.Float64,
-    **dict.fromkeys(_TIMES, pl.Float64),
+    **dict.fromkeys((*_TIMES, "mean_ns"), pl.Float64),
     "share": pl.Float64,
-    **{f"tree_{name}": pl.Float64 for name in _TIMES},
+    **{f"tree_{name}": pl.Float64 for name in (*_TIMES, "mean_ns")},
     "tree_share": pl.Float64,
     "device_ns": pl.Float64,
     "tree_device_ns": pl.Float64,
@@ -38,9 +38,10 @@ def modules(run: Run) -> pl.DataFrame:
     """Time of each module, ns a step, in the order of the tree: medians of the recorded steady steps.
 
     Columns are the module's own CPU time, with `tree_` that of its subtree; total_ns has a 95 % interval and covers
-    all phases. `share` is of the summed step time: with the rows for time outside any module (module null) and for
-    the residual (module RESIDUAL) it adds up to 1. `device_ns` is kernel time, null without an accelerator;
-    `optimizer_ns` of modules is null where no update could be led back to a module; `flops` is of own ops, a step.
+    all phases. `share` is of the summed step time, as `mean_ns` is: with the rows for time outside any module (module
+    null) and for the residual (module RESIDUAL) it adds up to 1. `device_ns` is kernel time, null without an
+    accelerator; `optimizer_ns` of modules is null where no update could be led back to a module; `flops` is of own
+    ops, a step.
     """
     steps, table = recorded_steps(run), run.own_times
     tree = module_tree(run, table)
@@ -92,7 +93,8 @@ class _Times:
         }
         whole = np.column_stack([self.total, rest_ns])
         totals = zip((f"{prefix}{name}" for name in _TIMES[-3:]), median_interval(whole), strict=True)
-        return {**named, **dict(totals), f"{prefix}share": whole.sum(axis=0) / step_time_ns}
+        shares = {f"{prefix}mean_ns": whole.mean(axis=0), f"{prefix}share": whole.sum(axis=0) / step_time_ns}
+        return {**named, **dict(totals), **shares}
 
 
 def _matrix(table: pl.DataFrame, steps: pl.Series, tree: list[Module], value: str) -> Floats:

@@ -14,6 +14,7 @@ from stepscope.analysis.own_time import CPU
 from stepscope.analysis.power_model import without_utilisation
 from stepscope.analysis.steady import FEW, recorded_steps, steady_steps
 from stepscope.runfolder import RunReader
+from stepscope.units import plural
 
 if TYPE_CHECKING:
     from stepscope.analysis.run import Run
@@ -31,13 +32,22 @@ _ESTIMATE = "; --power-model cpu=2W..15W estimates, and is called so"
 _LOSSES = ("lost", "gap", "dropped", "stopped", "jump", "damaged", "hung", "stale", "not-read")
 
 
+IN_RUN, ENERGY, MACHINE, LOST = "in this run", "energy", "not on this machine", "lost or damaged"
+GROUPS = (IN_RUN, ENERGY, MACHINE, LOST)
+
+
 @dataclass(frozen=True)
 class NotMeasured:
-    """One thing that is missing, why, and what would change it (null where nothing is known to)."""
+    """One thing that is missing, why, and what would change it (null where nothing is known to).
+
+    `group` is one of `GROUPS`; `detail` is what only a second look needs: where was looked, which sensors.
+    """
 
     what: str
     why: str
     remedy: str | None = None
+    group: str = IN_RUN
+    detail: str = ""
 
 
 def not_measured(run: Run) -> list[NotMeasured]:
@@ -55,7 +65,7 @@ def _steps(run: RunReader) -> Iterator[NotMeasured]:
         yield NotMeasured("step times", why, f"train for at least {run.warmup_steps + FEW} steps")
     lost = run.meta.get("steps_lost")
     if lost:
-        yield NotMeasured(f"{lost} steps", "their times could not be written")
+        yield NotMeasured(plural(lost, "step"), "their times could not be written", group=LOST)
 
 
 def _ops(run: Run) -> Iterator[NotMeasured]:
@@ -67,13 +77,15 @@ def _ops(run: Run) -> Iterator[NotMeasured]:
         return
     seen = table["step"].n_unique()
     if seen < FEW:
-        steps = "1 recorded step" if seen == 1 else f"{seen} recorded steps"
+        steps = plural(seen, "recorded step")
         why = f"only {steps} after the warm-up, {FEW} are needed: one unusual step can sway the shares"
         yield NotMeasured("intervals of modules and operations", why, "run longer, or with --record all")
     written = set(table["step"].unique())
     missing = [step for step in recorded_steps(run)["step"] if step not in written]
     if missing:
-        yield NotMeasured(f"operations of {len(missing)} recorded steps", "they are not in any readable part of ops/")
+        yield NotMeasured(
+            f"operations of {plural(len(missing), 'recorded step')}", "they are not in any readable part of ops/"
+        )
     if table["flops"].null_count() == len(table):
         yield NotMeasured("FLOPs", "no operation states how many it does")
     if bool((table["device"] == CPU).all()):
@@ -107,36 +119,55 @@ def _sampled(run: Run) -> Iterator[NotMeasured]:
     meters = [entry for entry in absent if _POWER_SENSORS.search(str(entry.get("sensor")))]
     yield from _energy(run, meters)
     for entry in absent:
+        absent_here = entry.get("reason") == "absent"
         expected = entry not in meters and not _OF_A_BOARD.match(str(entry.get("sensor")))
-        if expected or entry.get("reason") != "absent":
-            yield NotMeasured(str(entry.get("sensor", "a sensor")), _reason(entry), entry.get("remedy"))
+        if expected or not absent_here:
+            yield _sensor(entry, absent_here, ENERGY if entry in meters else MACHINE if absent_here else IN_RUN)
+
+
+def _sensor(entry: dict[str, Any], absent: bool, group: str) -> NotMeasured:
+    """A sensor that gave nothing; of one that is not there, where was looked is a detail."""
+    what, remedy = str(entry.get("sensor", "a sensor")), entry.get("remedy")
+    if absent and entry.get("detail"):
+        return NotMeasured(what, "this machine has no such sensor", remedy, group, str(entry["detail"]))
+    return NotMeasured(what, _reason(entry), remedy, group)
 
 
 def _energy(run: Run, meters: list[dict[str, Any]]) -> Iterator[NotMeasured]:
     """Why there is no energy, or no total of it: what was tried, and what would enable one."""
     for why in without_utilisation(run):
-        yield NotMeasured("estimated energy", why, "--power-model cpu=2W..15W, with the CPU or GPU that is sampled")
+        remedy = "--power-model cpu=2W..15W, with the CPU or GPU that is sampled"
+        yield NotMeasured("estimated energy", why, remedy, ENERGY)
     measured = [line for line in run.rails.lines if not line.estimated]
     if measured:
         for why in run.rails.notes if run.rails.total is None else ():
-            yield NotMeasured("energy of the whole board", why, "a meter or plug beside it measures the whole")
+            remedy = "a meter or plug beside it measures the whole"
+            yield NotMeasured("energy of the whole board", why, remedy, ENERGY)
         return
     if any(channel.get("quantity") in _POWER and channel.get("kind") != "estimate" for channel in run.channels):
-        yield NotMeasured("energy", "a power sensor was found and gave no two good readings", "stepscope doctor")
+        yield NotMeasured(
+            "energy", "a power sensor was found and gave no two good readings", "stepscope doctor", ENERGY
+        )
         return
-    said = f"; {_by_reason(meters)}" if meters else ""
+    absent = [str(entry.get("sensor")) for entry in meters if entry.get("reason") == "absent"]
     # What is absent may be bought or plugged in; what is there and closed can be opened now.
     closed = [entry for entry in meters if entry.get("reason") != "absent"]
     remedies = [str(entry["remedy"]) for entry in closed if entry.get("remedy")]
     enable = _ENABLE if run.rails.lines else f"{_ENABLE}{_ESTIMATE}"  # lines that are left here are estimates
-    yield NotMeasured("energy", f"no sensor of this run measures power{said}", "; or ".join([*remedies[:1], enable]))
+    said = "; ".join(["no sensor of this run measures power", *_closed(closed), *_looked_for(absent)])
+    there = f"looked for and not there: {', '.join(absent)}" if absent else ""
+    yield NotMeasured("energy", said, "; or ".join([*remedies[:1], enable]), ENERGY, there)
 
 
-def _by_reason(meters: list[dict[str, Any]]) -> str:
-    """rapl (denied); not there: ina3221, nvml."""
-    absent = [str(entry.get("sensor")) for entry in meters if entry.get("reason") == "absent"]
-    others = [f"{entry.get('sensor')} ({entry.get('reason')})" for entry in meters if entry.get("reason") != "absent"]
-    return "; ".join([*others, *([f"not there: {', '.join(absent)}"] if absent else [])])
+def _closed(entries: list[dict[str, Any]]) -> Iterator[str]:
+    """What is there and cannot be read, by name: rapl (denied)."""
+    for entry in entries:
+        yield f"{entry.get('sensor')} ({entry.get('reason')})"
+
+
+def _looked_for(absent: list[str]) -> Iterator[str]:
+    if absent:
+        yield f"{plural(len(absent), 'kind')} of power sensor {'is' if len(absent) == 1 else 'are'} not there"
 
 
 def _missing(run: RunReader) -> list[dict[str, Any]]:
@@ -156,7 +187,7 @@ def _reason(entry: dict[str, Any]) -> str:
 
 def _damaged(run: RunReader) -> Iterator[NotMeasured]:
     for name in run.damaged:
-        yield NotMeasured(name, "the file is damaged and was left out")
+        yield NotMeasured(name, "the file is damaged and was left out", group=LOST)
 
 
 def _events(run: RunReader) -> Iterator[NotMeasured]:
@@ -168,4 +199,4 @@ def _events(run: RunReader) -> Iterator[NotMeasured]:
             losses.setdefault(kind, []).append(str(event.get("message", "")))
     for kind, messages in losses.items():
         times = f" ({len(messages)} times)" if len(messages) > 1 else ""
-        yield NotMeasured(kind, f"{messages[0]}{times}")
+        yield NotMeasured(kind, f"{messages[0]}{times}", group=LOST)

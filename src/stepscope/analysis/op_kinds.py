@@ -23,6 +23,7 @@ SCHEMA = {
     "total_ns": pl.Float64,
     "low_ns": pl.Float64,
     "high_ns": pl.Float64,
+    "mean_ns": pl.Float64,
     "share": pl.Float64,
     "flops": pl.Float64,
     "flops_per_s": pl.Float64,
@@ -33,8 +34,9 @@ SCHEMA = {
 def op_kinds(run: Run) -> pl.DataFrame:
     """Own time of each kind of op, ns a step by phase and in total, longest first; the residual is the last row.
 
-    Medians of the recorded steady steps. `share` is of the summed step time: on the CPU, with the residual, it adds
-    up to 1; kernels of an accelerator have rows of their own. `flops` and `bytes` are per step, null where unknown.
+    Medians of the recorded steady steps. `share` is of the summed step time, as `mean_ns` is: on the CPU, with the
+    residual, it adds up to 1; kernels of an accelerator have rows of their own. `flops` and `bytes` are per step, null
+    where unknown.
     """
     steps, table = recorded_steps(run), run.own_times
     if steps.is_empty() or table.is_empty():
@@ -47,6 +49,7 @@ def op_kinds(run: Run) -> pl.DataFrame:
         pl.Series("count", np.median(per_step(table, number, keys, "count").values, axis=0)),
         *_by_phase(table, number, total),
         **{key: pl.Series(column) for key, column in medians(total.values, "total_ns", "low_ns", "high_ns").items()},
+        mean_ns=pl.Series(spent / len(steps)),
         share=pl.Series(spent / step_time),
         flops=pl.Series(flops),
         flops_per_s=pl.Series(flops * len(steps) / np.maximum(spent, 1) * 1e9),
@@ -54,7 +57,8 @@ def op_kinds(run: Run) -> pl.DataFrame:
     )
     rest = residual_ns(table, steps)
     row = {key: column.tolist() for key, column in medians(rest[:, None], "total_ns", "low_ns", "high_ns").items()}
-    last = pl.DataFrame({"name": [RESIDUAL], "device": [CPU], **row, "share": [rest.sum() / step_time]})
+    of_all = {"mean_ns": [float(rest.mean())], "share": [rest.sum() / step_time]}
+    last = pl.DataFrame({"name": [RESIDUAL], "device": [CPU], **row, **of_all})
     ordered = kinds.sort("share", "name", descending=[True, False])
     whole = pl.concat([ordered, last], how="diagonal_relaxed")
     return whole.select(pl.col(name).cast(dtype) for name, dtype in SCHEMA.items()).fill_nan(None)

@@ -17,6 +17,7 @@ from stepscope.analysis.measured import Measured, frame_of
 from stepscope.analysis.steady import span_ns, steady_steps
 from stepscope.analysis.windows import resolved_ns, series_of, windows
 from stepscope.runfolder import RunReader
+from stepscope.units import plural
 
 if TYPE_CHECKING:
     from stepscope.analysis.run import Run
@@ -83,7 +84,7 @@ def _whole_run(run: RunReader, step: Measured) -> Measured:
         total = None if cost_ns is None else recorded * cost_ns + paused_ns
         return None if total is None else total / max(spent_ns - total, 1)
 
-    note = f"{recorded} recorded of {len(steps)} steps, and {paused_ns / 1e6:.3g} ms to write them"
+    note = f"{recorded} recorded of {plural(len(steps), 'step')}, and {paused_ns / 1e6:.3g} ms to write them"
     values = share(step.value), "1", share(step.low), share(step.high)
     return Measured("run_overhead_share", "run", *values, len(steps), "steps", note)
 
@@ -96,7 +97,7 @@ def _why_not(steps: pl.DataFrame, changes: list[_Change]) -> str | None:
     if not steps["recorded"].any():
         return "no step was recorded"
     few = min(sum(len(change.recorded) for change in changes), sum(len(change.bare) for change in changes))
-    return f"only {few} steps to compare with" if few < _FEW_STEPS else None
+    return f"only {plural(few, 'step')} to compare with" if few < _FEW_STEPS else None
 
 
 def _changes(steps: pl.DataFrame) -> list[_Change]:

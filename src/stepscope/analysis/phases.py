@@ -19,6 +19,7 @@ SCHEMA = {
     "ns": pl.Float64,
     "low_ns": pl.Float64,
     "high_ns": pl.Float64,
+    "mean_ns": pl.Float64,
     "share": pl.Float64,
     "device_ns": pl.Float64,
 }
@@ -27,7 +28,8 @@ SCHEMA = {
 def phases(run: Run) -> pl.DataFrame:
     """CPU time of each phase, ns a step (median of the recorded steady steps), and the residual.
 
-    `share` is of the summed step time and adds up to 1; `device_ns` is kernel time, null without an accelerator.
+    `share` is of the summed step time, as `mean_ns` is, and adds up to 1; `device_ns` is kernel time, null without an
+    accelerator.
     """
     steps, table = recorded_steps(run), run.own_times
     if steps.is_empty() or table.is_empty():
@@ -46,6 +48,7 @@ def phases(run: Run) -> pl.DataFrame:
         {
             "phase": [*names, RESIDUAL],
             **medians(values, "ns", "low_ns", "high_ns"),
+            "mean_ns": values.mean(axis=0),
             "share": values.sum(axis=0) / float(steps["length_ns"].sum()),
             "device_ns": [*device, None],
         },

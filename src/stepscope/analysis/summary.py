@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +34,7 @@ def summary(run: Run) -> dict[str, Any]:
         "energy_notes": list(run.energy_tables.notes),
         "phases": run.phases().to_dicts(),
         "result": run.meta.get("result"),
-        "not_measured": [{"what": e.what, "why": e.why, "remedy": e.remedy} for e in run.not_measured()],
+        "not_measured": [asdict(entry) for entry in run.not_measured()],
     }
 
 

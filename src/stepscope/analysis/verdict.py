@@ -12,7 +12,7 @@ from stepscope.analysis.bound import Bound, WorkShares, bound_of, work_shares
 from stepscope.analysis.metrics import core_utilisation, process_cpu_utilisation, step_time
 from stepscope.analysis.own_time import CPU, RESIDUAL
 from stepscope.analysis.steady import FEW, recorded_steps, steady_steps
-from stepscope.units import duration, number, percent
+from stepscope.units import duration, number, percent, plural
 
 if TYPE_CHECKING:
     from stepscope.analysis.run import Run
@@ -87,7 +87,7 @@ def _stamp(run: Run) -> str:
 def _doubt(run: Run) -> str:
     """What the sentence rests on, where that is little."""
     count = int(run.own_times["step"].n_unique())
-    said = f" (From {count} recorded step{'s' if count > 1 else ''} only.)" if count < FEW else ""
+    said = f" (From {plural(count, 'recorded step')} only.)" if count < FEW else ""
     slower = _slower(run)
     return said + (f" (Recorded steps take {number(slower, 2)} times as long: shares include that.)" if slower else "")
 

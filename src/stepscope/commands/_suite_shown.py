@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stepscope.errors import MissingDependency, StepscopeError, UnknownName, UsageError
-from stepscope.units import bytes_, number, percent
+from stepscope.units import bytes_, number, percent, plural
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -74,7 +74,7 @@ def heading(results: Results) -> list[str]:
     said = ", ".join([*rules, f"seed {content['rules']['seed']}"])
     limited = [f"memory limit: {content['limits']['memory']}"] if content["limits"]["memory"] else []
     return [
-        f"{results.name}: {name}, {device.get('cpu') or device.get('machine')}, {cores} cores",
+        f"{results.name}: {name}, {device.get('cpu') or device.get('machine')}, {plural(cores, 'core')}",
         f"{', '.join(f'{key} {value}' for key, value in content['versions'].items())}",
         f"rules: {said}",
         *limited,

@@ -70,11 +70,12 @@ def doctor(
 
 
 def _print_device(console: Console, found: dict[str, Any]) -> None:
-    from stepscope.units import bytes_
+    from stepscope.units import bytes_, plural
 
     device = found["device"]
     name = device["board"] or device["cpu"] or device["machine"]
-    console.print(f"[bold]{name}[/], {len(device['cores']) or '-'} cores, {bytes_(device['memory_bytes'])} of memory")
+    cores = plural(len(device["cores"]), "core") if device["cores"] else "- cores"
+    console.print(f"[bold]{name}[/], {cores}, {bytes_(device['memory_bytes'])} of memory")
     console.print(f"{device['os'] or '-'}, kernel {device['kernel'] or '-'}", highlight=False)
     if not found["proc"]:
         console.print(

@@ -59,6 +59,7 @@ def fit(
     """
     from rich.console import Console
 
+    _refuse_unknown(target)
     from stepscope.studies.fit.objects import is_script
 
     _check(target, batch, optimizer, precision, on, threads)
@@ -91,6 +92,14 @@ def fit(
         from stepscope.commands._fit_probe import probe_and_keep
 
         probe_and_keep(console, question, words, kept)
+
+
+def _refuse_unknown(target: str) -> None:
+    """A workload that is none, before anything heavy is imported."""
+    if ":" not in target and not target.endswith(".py") and not Path(target).exists():
+        from stepscope import workloads
+
+        workloads.refuse_unknown(target)
 
 
 def _check(target: str, batch: int | None, optimizer: str | None, precision: str, on: str, threads: int | None) -> None:

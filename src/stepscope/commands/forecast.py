@@ -108,10 +108,11 @@ def _measured(target: str, steps: int, batch: int | None, out: Path) -> Path:
     """Train a few steps now; their run folder."""
     from stepscope import workloads
     from stepscope.commands.run import progress_bar
+
+    workload = workloads.find(target)  # refuses an unknown one before anything heavy is imported
     from stepscope.record.session import Settings
     from stepscope.record.train import train_workload
 
-    workload = workloads.find(target)
     with progress_bar(workload.name, steps, quiet=False) as advance:
         path, _ = train_workload(workload, steps, Settings(out=out), batch=batch, progress=advance)
     return path
@@ -173,8 +174,10 @@ def _check(console: Console, said: Forecast, took: list[Measured]) -> None:
 def _show(console: Console, said: Forecast) -> None:
     from rich.table import Table
 
+    from stepscope.units import plural
+
     table = Table(
-        title=f"{said.steps} steps, foretold from {said.measured_steps} measured ones",
+        title=f"{plural(said.steps, 'step')}, foretold from {plural(said.measured_steps, 'measured one')}",
         title_justify="left",
         box=None,
         pad_edge=False,
@@ -205,6 +208,8 @@ def _amounts(total: Measured) -> str:
             return si(value / J_PER_WH, "Wh")
         return f"{value:.1f} °C" if total.unit == "degC" else si(value, total.unit)
 
+    if total.value is None:
+        return text(None)
     return f"{text(total.value)} ({text(total.low)} to {text(total.high)})"
 
 

@@ -23,7 +23,7 @@ def import_(
     kind: Annotated[
         str | None,
         typer.Option(
-            help="torch-profiler, tegrastats, jetson-stats, nvidia-smi or powermetrics. [default: by content]"
+            help="torch-profiler, stepscope-chrome, tegrastats, jetson-stats, nvidia-smi or powermetrics. [by content]"
         ),
     ] = None,
     out: Annotated[Path, typer.Option("--out", help="The folder that the run is put into.")] = Path("runs"),
@@ -41,7 +41,8 @@ def import_(
     """Turn measurements of another tool into a run: a torch.profiler file, with the log of a sensor tool beside it.
 
     What the file does not say is not made up: it stands in the run among what was not measured. Steps, operations,
-    phases and, with with_stack=True, layers come from the profiler; power, utilisation and memory from the log.
+    phases and, with with_stack=True, layers come from the profiler; power, utilisation and memory from the log. What
+    `stepscope export --to chrome` has written is the run again, without what was sampled.
     """
     from stepscope.importers import Options, import_file
 

@@ -84,6 +84,12 @@ def run(
     its steps are taken from its optimizer, its batch size from the first tensor of the outermost module call.
     The report follows at the end; the script's own exit code is passed on.
     """
+    from stepscope import workloads
+
+    of_a_script = module or target.endswith(".py") or Path(target).is_file()
+    if not of_a_script:
+        workloads.refuse_unknown(target)  # before anything heavy is imported
+
     from stepscope.record import allocators
     from stepscope.record.empty_process import told_of_the_empty_process
     from stepscope.record.session import Settings
@@ -105,7 +111,6 @@ def run(
     )
     _refuse_logs_without_a_folder(meter_csv or [])
     _compute_with(threads)
-    of_a_script = module or target.endswith(".py") or Path(target).is_file()
     asked = {"batch": batch, "optimizer": optimizer, "lr": lr, "device": device, "seed": seed, "precision": precision}
     with rooted(simulate, settings.root) as chosen, _beside(live, out, of_a_script):
         settings = replace(settings, root=chosen.root, metering=replace(settings.metering, simulated=simulate))

@@ -26,13 +26,18 @@ def workloads(
     """List what can be trained, with parameters and FLOPs computed from the models themselves.
 
     FLOPs are per sample and count one multiply-add as two; training is forward and backward, without the optimizer.
-    What was computed is kept until the workloads or torch change. With --check, the loss of each after some seeded
-    steps is held against its recorded band: seconds for most, many minutes for all; exit code 1 where one has left it.
+    The package brings what was computed; where a workload's file has changed since, it is computed anew, and kept.
+    With --check, the loss of each after some seeded steps is held against its recorded band: seconds for most, many
+    minutes for all; exit code 1 where one has left it.
     """
     from rich.console import Console
     from rich.progress import track
 
     from stepscope import workloads as suite
+
+    for name in names or ():
+        suite.refuse_unknown(name)  # before anything heavy is imported
+
     from stepscope.studies.counted_workloads import chosen_workloads, counted
 
     errors = Console(stderr=True)
@@ -68,7 +73,8 @@ def _table(rows: list[dict[str, Any]], *, exact: bool) -> Any:
     from rich.table import Table
 
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
-    table.caption, table.caption_justify = "FLOPs per sample; 1 MAC = 2 FLOPs", "left"
+    by = ", ".join(sorted({row["counted_with"] for row in rows}))
+    table.caption, table.caption_justify = f"FLOPs per sample; 1 MAC = 2 FLOPs; counted with {by}", "left"
     table.add_column("workload", no_wrap=True)
     for title in ("input", "batch", "parameters" if exact else "param-\neters", "forward\nFLOPs", "train\nFLOPs"):
         table.add_column(title, justify="right", no_wrap=True)

@@ -17,6 +17,7 @@ from stepscope import __version__
 from stepscope.errors import OutputNotWritable, UnknownName, UsageError
 from stepscope.importers import log_kinds
 from stepscope.importers.log_kinds import LogKind, doubled
+from stepscope.importers.own_export import LACKS, MARK, OWN, read_own_export, write_own_export
 from stepscope.importers.profiler_file import (
     Lack,
     ProfilerFile,
@@ -32,7 +33,9 @@ WARMUP_STEPS = 3
 FEW = 6  # steps that must be left for a median with an interval
 MOST_BYTES = 64 << 30
 _PEEK = 1 << 16
-NAMES = (TORCH, *(kind.name for kind in log_kinds.KINDS))
+_HEAD = 200  # bytes
+CUT_OFF: Lack = ("end of the file", "it is cut off in the midst of the events", "export it again")
+NAMES = (TORCH, OWN, *(kind.name for kind in log_kinds.KINDS))
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,8 @@ def import_file(
     """
     options, source = options or Options(), Path(path)
     kind = _kind(source, options.kind)
+    if kind == OWN:
+        return _import_own(source, beside, out, options)
     file = read_profiler_file(source, options.batch_size, options.most_bytes) if kind == TORCH else None
     logs = [] if kind == TORCH else _logs(source, kind, options.clock)
     for log in map(Path, beside):
@@ -78,6 +83,42 @@ def import_file(
     except BaseException:
         _take_back(writer)
         raise
+
+
+def _import_own(source: Path, beside: Sequence[str | Path], out: str | Path, options: Options) -> Path:
+    """An export of our own: the run that it was made of, without what was sampled."""
+    if beside:
+        raise UsageError("a log cannot be laid beside an export of Stepscope", "stepscope meter adds one to a run")
+    file = read_own_export(source, options.most_bytes)
+    workload = {**(file.meta.get("workload") or {})}
+    workload["name"] = options.name or workload.get("name") or source.name.partition(".")[0]
+    workload["batch_size"] = options.batch_size or workload.get("batch_size")
+    warmup = {} if options.warmup is None else {"warmup_steps": options.warmup}
+    began_ns = (file.meta.get("clock") or {}).get("unix_ns")
+    began_s = began_ns / 1e9 if isinstance(began_ns, int) else None
+    writer = RunWriter.create(out, str(workload["name"]), unix_s=began_s)
+    try:
+        write_own_export(writer, file)
+        lacks = [*LACKS, *([CUT_OFF] if file.cut_off else [])]
+        write_logs(writer.path, [], [_missing(*lack) for lack in lacks], 0)
+        writer.device({**file.device, "board": {"name": options.board}} if options.board else file.device)
+        stated = [{"what": what, "why": why, "remedy": remedy} for what, why, remedy in lacks]
+        writer.update(
+            **{**file.meta, "pid": None, "workload": workload, **warmup},
+            recorder={"mode": "imported", "steps_from": "the run that was exported", "rows": len(file.ops)},
+            versions={"stepscope": __version__, "polars": pl.__version__},
+            imported={"kind": OWN, "file": source.name, **_content(source), "run": file.run, "lacks": stated},
+        )
+        writer.close("ok")
+    except OSError as error:
+        _take_back(writer)
+        raise OutputNotWritable(
+            f"cannot write below '{out}': {error.strerror or error}", "free some space, or choose a folder with --out"
+        ) from error
+    except BaseException:
+        _take_back(writer)
+        raise
+    return writer.path
 
 
 def _written(
@@ -155,6 +196,8 @@ def _kind(path: Path, asked: str | None) -> str:
             begin = file.read(_PEEK)
     except OSError as error:
         raise UsageError(f"cannot read '{path}': {error.strerror or error}", "check the path") from error
+    if MARK in begin[:_HEAD]:
+        return OWN
     if begin[:2] == b"\x1f\x8b" or begin.lstrip()[:1] in (b"{", b"["):
         return TORCH
     lines = begin.decode("utf-8", errors="replace").splitlines()

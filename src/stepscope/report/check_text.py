@@ -7,9 +7,9 @@ from rich.text import Text
 
 from stepscope.analysis.compare_quantities import QUANTITIES
 from stepscope.analysis.regression_check import NONE, REGRESSION, UNSURE, Check, Judged
-from stepscope.report.page.reading import plural, quantity
+from stepscope.report.page.reading import quantity
 from stepscope.report.text_tables import add_row, new_table
-from stepscope.units import NOT_MEASURED, number, percent
+from stepscope.units import NOT_MEASURED, number, percent, plural
 
 _STYLES = {REGRESSION: "bold red", NONE: "bold green", UNSURE: "bold yellow"}
 _TITLES = ("what", "baseline", "run", "change", "95 % interval", "allowed", "outcome")

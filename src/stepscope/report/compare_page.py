@@ -26,8 +26,7 @@ from stepscope.report.compare_rows import (
 )
 from stepscope.report.html import Entry, page_of, write_text
 from stepscope.report.page.parts import Cell, Column, Facts, Figure, Items, Note, Part, Section, Table
-from stepscope.report.page.reading import plural
-from stepscope.units import number
+from stepscope.units import number, plural
 
 _BARS = 14
 _MOST_ROWS = 400
@@ -48,7 +47,7 @@ def render(comparison: Comparison, whats: Sequence[str] = tuple(TITLES)) -> str:
 
 def _title(comparison: Comparison) -> str:
     names = [name for _, name, _ in legend(comparison)]
-    return " and ".join(names) if len(names) == 2 else f"{names[0]} and {len(names) - 1} others"
+    return " and ".join(names) if len(names) == 2 else f"{names[0]} and {plural(len(names) - 1, 'other')}"
 
 
 def _entries(comparison: Comparison, whats: Sequence[str]) -> Iterator[Entry]:

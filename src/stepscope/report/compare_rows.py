@@ -12,8 +12,8 @@ from stepscope.analysis.compare import QUANTITIES, Comparison
 from stepscope.analysis.compare_parts import Explanation
 from stepscope.analysis.compare_quantities import HIGHER, LOWER
 from stepscope.analysis.compare_sides import setting_of
-from stepscope.report.page.reading import interval, plural, quantity
-from stepscope.units import NOT_MEASURED, duration, number, percent, si
+from stepscope.report.page.reading import interval, quantity
+from stepscope.units import NOT_MEASURED, duration, number, percent, plural, si
 
 _UNITS = {"throughput": "samples/s"}
 TITLES = {

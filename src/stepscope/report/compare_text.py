@@ -23,7 +23,7 @@ from stepscope.report.compare_rows import (
     whole,
 )
 from stepscope.report.text_tables import add_row, new_table
-from stepscope.units import number
+from stepscope.units import number, plural
 
 _STYLES = {"better": "green", "worse": "red", "none seen": "dim", "no interval": "dim"}
 
@@ -78,6 +78,8 @@ def _explained(comparison: Comparison, by: Sequence[str], top: int, whats: Seque
             for why in shown:
                 if not why.reason:
                     yield from _parts(why, other, top)
+            if shown and not shown[0].reason:
+                yield Text(shown[0].note, style="dim", overflow="fold")
 
 
 def _parts(why: Explanation, other: int, top: int) -> Iterator[RenderableType]:
@@ -92,7 +94,7 @@ def _parts(why: Explanation, other: int, top: int) -> Iterator[RenderableType]:
     if rest:
         left = sum(row["difference"] for row in rest)
         said = share(left / why.difference) if why.difference else share(None)
-        add_row(table, f"({len(rest)} others)", "", "", change(left, why.unit), "", said)
+        add_row(table, f"({plural(len(rest), 'other')})", "", "", change(left, why.unit), "", said)
     for row in rows:
         if row["name"] in RESIDUALS:
             add_row(table, str(row["name"]), *_cells(row, why.unit))

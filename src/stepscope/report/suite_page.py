@@ -11,9 +11,8 @@ import polars as pl
 from stepscope.report.charts import suite_batches
 from stepscope.report.html import Entry, page_of, write_text
 from stepscope.report.page.parts import Cell, Column, Facts, Figure, Items, Part, Section, Table
-from stepscope.report.page.reading import plural
 from stepscope.report.suite_tables import differing_axes, setting_words, shown_columns, with_interval
-from stepscope.units import NOT_MEASURED, number, si
+from stepscope.units import NOT_MEASURED, number, plural, si
 
 _DRAWN = (
     ("samples_per_s", "samples a second"),

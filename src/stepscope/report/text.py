@@ -12,7 +12,8 @@ from stepscope.analysis.run import Run
 from stepscope.report.text_energy import energy_of_ops, use_of_kinds
 from stepscope.report.text_lines import energy_notes, labelled, memory, missing, own_cost, speed, utilisation
 from stepscope.report.text_memory import held
-from stepscope.report.text_tables import energy_table, module_table, op_table, phase_table
+from stepscope.report.text_tables import energy_table, module_table, op_table, phase_table, shares_note
+from stepscope.units import plural
 
 _GOOD = {"ok": "green", "running": "cyan"}
 
@@ -27,12 +28,13 @@ def render(run: Run) -> RenderableType:
         *phase_table(run.phases()),
         *module_table(run.modules()),
         *op_table(run.op_kinds()),
+        *shares_note(run.phases(), run.modules(), run.op_kinds()),
         *energy_table(run.energy_totals()),
         *energy_of_ops(run),
         Text(""),
         *utilisation(metrics),
         *use_of_kinds(run),
-        *memory(metrics),
+        *memory(metrics, run.meta),
         *held(run.peak(), reserved(run)),
         *energy_notes(run.energy_tables.notes),
         *own_cost(run.overhead()),
@@ -56,7 +58,7 @@ def _heading(run: Run) -> list[RenderableType]:
         workload.get("name"),
         f"batch {batch}" if batch else None,
         *(workload.get(key) for key in ("optimizer", "precision", "device")),
-        f"{threads} thread{'s' if threads > 1 else ''}" if threads else None,
+        plural(threads, "thread") if threads else None,
         _data(workload.get("data") or {}),
     ]
     return [title, Text(" · ".join(str(fact) for fact in facts if fact), style="dim")]

@@ -10,13 +10,15 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from stepscope.analysis.fit_command import fit_command
 from stepscope.analysis.not_measured import NotMeasured
-from stepscope.units import NOT_MEASURED, bytes_, duration, number, percent
+from stepscope.units import NOT_MEASURED, bytes_, duration, number, percent, plural
 
 _LABEL_WIDTH = 13
 _MOST_CORES = 12
 _MOST_NOTES = 3
 _MOST_MISSING = 7
+_FEW_MISSING = 4
 _CORES_A_LINE = 2
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 
@@ -61,7 +63,7 @@ def utilisation(metrics: pl.DataFrame) -> list[RenderableType]:
         shown = [_core(row) for row in cores[:_MOST_CORES]]
         lines += ["   ".join(shown[first : first + _CORES_A_LINE]) for first in range(0, len(shown), _CORES_A_LINE)]
         if len(cores) > _MOST_CORES:
-            lines.append(f"and {len(cores) - _MOST_CORES} more cores")
+            lines.append(f"and {plural(len(cores) - _MOST_CORES, 'more core')}")
     summary = [f"mean of all cores {_share(row, 1)}" for row in _rows(metrics, "mean_cpu_utilisation")]
     summary += [f"{row['scope']} uses {_cores(row)}" for row in _rows(metrics, "process_cpu_utilisation")]
     idle = [
@@ -74,13 +76,15 @@ def utilisation(metrics: pl.DataFrame) -> list[RenderableType]:
     return [labelled("utilisation", *lines)] if lines else []
 
 
-def memory(metrics: pl.DataFrame) -> list[RenderableType]:
-    """The numbers that are called memory, each by its own name."""
+def memory(metrics: pl.DataFrame, meta: dict[str, Any]) -> list[RenderableType]:
+    """The numbers that are called memory, each by its own name, and what foretells that of the training alone."""
     peaks = [f"{_whose(row)}peak {bytes_(row['value'])} ({row['source']})" for row in _rows(metrics, "peak_memory")]
     held = [
         f"{_whose(row)}median {bytes_(row['value'])} ({row['source']})" for row in _rows(metrics, "resident_memory")
     ]
-    said = [", ".join(peaks), ", ".join(held)]
+    command = fit_command(meta) if peaks else None
+    foretold = f"recording included; of the training alone, without running it: {command}" if command else ""
+    said = [", ".join(peaks), ", ".join(held), foretold]
     return [labelled("memory", *(text for text in said if text))] if peaks or held else []
 
 
@@ -104,14 +108,19 @@ def own_cost(overhead: pl.DataFrame) -> list[RenderableType]:
 
 
 def missing(entries: list[NotMeasured]) -> list[RenderableType]:
-    """What was not measured, and why."""
-    lines = []
-    for entry in entries[:_MOST_MISSING]:
-        remedy = f" -> {entry.remedy}" if entry.remedy else ""
-        lines.append(Text.assemble((entry.what, "bold"), f": {entry.why}{remedy}"))
-    if len(entries) > _MOST_MISSING:
-        lines.append(Text(f"and {len(entries) - _MOST_MISSING} more: stepscope report RUN --json lists them"))
-    return [labelled("not measured", *lines)] if lines else []
+    """What was not measured, and why, a line for those that have the same reason; of many, all names before."""
+    if not entries:
+        return []
+    alike: dict[tuple[str, str | None], list[str]] = {}
+    for entry in entries:
+        alike.setdefault((entry.why, entry.remedy), []).append(entry.what)
+    every = Text(", ".join(dict.fromkeys(entry.what for entry in entries)), style="bold")
+    lines = [every] if len(alike) > _FEW_MISSING else []
+    for (why, remedy), names in list(alike.items())[:_MOST_MISSING]:
+        lines.append(Text.assemble((", ".join(names), "bold"), f": {why}{f' -> {remedy}' if remedy else ''}"))
+    if len(alike) > _MOST_MISSING:
+        lines.append(Text(f"and {len(alike) - _MOST_MISSING} more: stepscope report RUN --json lists them"))
+    return [labelled("not measured", *lines)]
 
 
 def _rows(metrics: pl.DataFrame, name: str) -> list[dict[str, Any]]:

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from stepscope.analysis.energy_rows import ESTIMATED, NO_INTERVAL
 from stepscope.analysis.own_time import CPU, RESIDUAL
+from stepscope.analysis.uneven import most_uneven, uneven
 from stepscope.units import duration, number, percent, si, si_within
 
 _BARS = (24, 8)  # cells, on a wide and on a narrow terminal
@@ -21,8 +22,9 @@ _TOP = 6
 _WIDTH = 100
 _NAMES = 18  # characters of a name that tell it apart
 _PADDING = 2
+_MARK = "* "  # of a share that its time contradicts
 OP_NAMES = 40  # of an operation, with which aten::max_pool2d_with_indices is told from its backward
-_KEPT = {"forward": 8, "backward": 8, "share": 6, "rate": 12, "time": 8}
+_KEPT = {"forward": 8, "backward": 8, "share": 8, "rate": 12, "median": 8}
 _MODEL_PHASES = ("forward", "backward", "optimizer")
 _LOOP_PHASES = ("data", "other")
 ENGINE = "autograd::engine::evaluate_function: "
@@ -38,12 +40,12 @@ def phase_table(phases: pl.DataFrame) -> list[RenderableType]:
 
 def _phases(phases: pl.DataFrame, bar: int) -> Table:
     on_device = phases["device_ns"].is_not_null().any()
-    table = new_table("where the step goes", "time", "interval", "share", *_device(on_device))
+    table = new_table("where the step goes", "median", "interval", "share", *_device(on_device))
     table.add_column(width=bar)
     for row in phases.iter_rows(named=True):
         between = "" if row["low_ns"] is None else f"{duration(row['low_ns'])} to {duration(row['high_ns'])}"
         device = [duration(row["device_ns"])] if on_device else []
-        cells = [row["phase"], duration(row["ns"]), between, percent(row["share"]), *device]
+        cells = [row["phase"], duration(row["ns"]), between, _share(row, "ns"), *device]
         add_row(table, *cells, _bar(row["share"], bar))
     return table
 
@@ -61,7 +63,7 @@ def module_table(modules: pl.DataFrame) -> list[RenderableType]:
     for row in named.sort(order, "module", descending=[True, False], nulls_last=True).head(_TOP).iter_rows(named=True):
         times = [duration(row[f"{phase}_ns"]) for phase in ("forward", "backward", "optimizer")]
         device = [duration(row["device_ns"])] if on_device else []
-        add_row(table, row["module"] or "(the model)", row["type"] or "", *times, percent(row["share"]), *device)
+        add_row(table, row["module"] or "(the model)", row["type"] or "", *times, _share(row), *device)
     return [Text(""), Constrain(table, _WIDTH)]
 
 
@@ -88,7 +90,7 @@ def _ops(kinds: pl.DataFrame, title: str) -> Table:
     for row in kinds.iter_rows(named=True):
         times = [duration(row[f"{phase}_ns"]) for phase in phases]
         rate = si(row["flops_per_s"], "FLOP/s")
-        cells = [number(row["count"]), *times, percent(row["share"]), rate, *([row["device"]] if on_device else [])]
+        cells = [number(row["count"]), *times, _share(row), rate, *([row["device"]] if on_device else [])]
         add_row(table, _op_name(row), *cells)
     return table
 
@@ -98,18 +100,40 @@ def _ops_by_phase(kinds: pl.DataFrame, title: str, *, with_rate: bool) -> Table:
     on_device = (kinds["device"] != CPU).any()
     rates = ["rate"] if with_rate else []
     calls = ["calls"] if with_rate else []
-    table = new_table(title, *calls, "time", "phase", "share", *rates, *(["device"] if on_device else []))
+    table = new_table(title, *calls, "median", "phase", "share", *rates, *(["device"] if on_device else []))
     for row in kinds.iter_rows(named=True):
         spent = {phase: row[f"{phase}_ns"] or 0.0 for phase in (*_MODEL_PHASES, *_LOOP_PHASES)}
         longest, *others = sorted((phase for phase in spent if spent[phase] > 0), key=lambda phase: -spent[phase]) or [
             ""
         ]
         phase = f"{longest}, ..." if others else longest
-        cells = [duration(row["total_ns"]), phase, percent(row["share"])]
+        cells = [duration(row["total_ns"]), phase, _share(row)]
         if with_rate:
             cells = [number(row["count"]), *cells, si(row["flops_per_s"], "FLOP/s")]
         add_row(table, _op_name(row), *cells, *([row["device"]] if on_device else []))
     return table
+
+
+def _share(row: dict[str, Any], median: str = "total_ns") -> str:
+    """The share of the summed time, marked where the median beside it tells something else."""
+    return f"{_MARK}{percent(row['share'])}" if uneven(row, median) else percent(row["share"])
+
+
+def shares_note(phases: pl.DataFrame, modules: pl.DataFrame, kinds: pl.DataFrame) -> list[RenderableType]:
+    """Where a share is marked: what times and shares are of, and by how much the two differ."""
+    ops = kinds.filter(pl.col("name") != RESIDUAL).head(_TOP).iter_rows(named=True)
+    named = modules.filter(pl.col("module").is_not_null()).iter_rows(named=True)
+    worst = most_uneven(ops) or most_uneven(named)
+    phase = most_uneven(phases.iter_rows(named=True), "ns")
+    if phase is None and worst is None:
+        return []
+    said = f"{_MARK}times are medians of the recorded steps, shares are of their summed time: single steps lay far off"
+    if worst is not None:
+        name = worst.get("name") or worst.get("module") or "the model"
+        said += f" ({name}: median {duration(worst['total_ns'])}, mean {duration(worst['mean_ns'])})"
+    elif phase is not None:
+        said += f" ({phase['phase']}: median {duration(phase['ns'])}, mean {duration(phase['mean_ns'])})"
+    return [Constrain(Text(said, style="dim"), _WIDTH)]
 
 
 def _op_name(row: dict[str, Any]) -> str:

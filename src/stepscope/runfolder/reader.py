@@ -76,7 +76,7 @@ class RunReader:
     @property
     def steps(self) -> pl.DataFrame:
         """Every step, columns as `STEPS`, in order."""
-        for name, read in (("steps.parquet", pl.read_parquet), ("steps.rows", read_step_rows)):
+        for name, read in (("steps.parquet", _read_parquet), ("steps.rows", read_step_rows)):
             path = self.path / name
             if path.exists():
                 frame: pl.DataFrame | None = self._try(path, read)
@@ -103,7 +103,7 @@ class RunReader:
         parquet, rows = self.path / "samples" / f"{name}.parquet", self.path / "samples" / f"{name}.rows"
         frame = None
         if parquet.exists():
-            frame = self._try(parquet, pl.read_parquet)
+            frame = self._try(parquet, _read_parquet)
         elif rows.exists():
             frame = self._try(rows, lambda path: read_sample_rows(path, channel_names(self.path, name)))
         return pl.DataFrame(schema={"t0_ns": pl.Int64, "t1_ns": pl.Int64}) if frame is None else frame
@@ -154,7 +154,7 @@ class RunReader:
         parts = [part for part in sorted((self.path / folder).glob("*.parquet")) if self._readable(part)]
         if not parts:
             return pl.LazyFrame(schema=schema)
-        return pl.concat([pl.scan_parquet(part) for part in parts], how="vertical")
+        return pl.concat([pl.scan_parquet(part, glob=False) for part in parts], how="vertical")
 
     def _readable(self, path: Path) -> bool:
         return self._try(path, pl.read_parquet_schema) is not None
@@ -171,6 +171,11 @@ class RunReader:
         self.damaged = sorted({*self.damaged, path.relative_to(self.path).as_posix()})
 
     damaged: list[str] = []  # noqa: RUF012 - replaced, never changed in place
+
+
+def _read_parquet(path: Path) -> pl.DataFrame:
+    """The very file of that name: a folder may be called `batch [16]`, which is a pattern otherwise."""
+    return pl.read_parquet(path, glob=False)
 
 
 def _read_header(path: Path) -> dict[str, Any]:

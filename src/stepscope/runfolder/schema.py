@@ -98,7 +98,19 @@ def sample_dtype(columns: list[str]) -> np.dtype[Any]:
 
 
 def read_step_rows(path: Path) -> pl.DataFrame:
-    rows = _whole_rows(path, STEP_ROW)
+    return _steps_of(_whole_rows(path, STEP_ROW))
+
+
+def read_last_step_rows(path: Path, most: int) -> tuple[int, pl.DataFrame]:
+    """How many whole rows there are, and the last of them."""
+    with path.open("rb") as file:
+        count = file.seek(0, 2) // STEP_ROW.itemsize
+        file.seek(max(count - most, 0) * STEP_ROW.itemsize)
+        data = file.read(min(count, most) * STEP_ROW.itemsize)
+    return count, _steps_of(np.frombuffer(data, dtype=STEP_ROW))
+
+
+def _steps_of(rows: np.ndarray[Any, np.dtype[Any]]) -> pl.DataFrame:
     frame = pl.DataFrame({name: rows[name] for name in STEPS})
     return frame.select(
         "step",

@@ -1,5 +1,6 @@
-"""What the index says of a run: from run.json, device.json and summary.json alone, null where they do not say.
+"""What the index says of a run: from run.json, summary.json, and where that is not yet written the steps.
 
+Null where they do not say.
 Measured, simulated and estimated energy have columns of their own.
 """
 
@@ -7,11 +8,13 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 
+from stepscope.analysis.step_glance import step_glances
 from stepscope.runfolder import RunReader
 from stepscope.store.manifest import Fact
 
@@ -38,6 +41,22 @@ _MOST_BYTES = 64 << 20
 
 def facts_of(run: RunReader) -> dict[str, Fact]:
     """A fact a column of `FACTS`."""
+    return facts_of_all([run])[0]
+
+
+def facts_of_all(runs: Sequence[RunReader]) -> list[dict[str, Fact]]:
+    """The same of many runs, their steps read together."""
+    facts = [_stated(run) for run in runs]
+    without = {run.path: run.warmup_steps for run, known in zip(runs, facts, strict=True) if known["steps"] is None}
+    glances = step_glances(without)
+    for run, known in zip(runs, facts, strict=True):
+        if (glance := glances.get(run.path)) is not None:
+            known.update(steps=glance.steps, step_time_ns=glance.step_ns, throughput_per_s=glance.samples_per_s)
+    return facts
+
+
+def _stated(run: RunReader) -> dict[str, Fact]:
+    """What the JSON files say."""
     meta, summary = run.meta, _json(run.path / "summary.json")
     workload, versions = _dict(meta.get("workload")), _dict(meta.get("versions"))
     verdict, board, clock = _dict(summary.get("verdict")), _dict(summary.get("board")), _dict(meta.get("clock"))

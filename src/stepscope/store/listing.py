@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -13,7 +14,7 @@ from stepscope.errors import RunError, RunNotFound
 from stepscope.runfolder import RunReader
 from stepscope.store import manifest as manifests
 from stepscope.store.choosing import Choice, chosen
-from stepscope.store.facts import FACTS, facts_of
+from stepscope.store.facts import FACTS, facts_of_all
 from stepscope.store.manifest import MOST_MANIFEST_BYTES, Fact, Manifest
 from stepscope.store.place import Place
 
@@ -117,12 +118,11 @@ def _of_type(value: Fact, dtype: Any) -> Fact:
 def _plain_folder(root: Path, address: str) -> pl.DataFrame:
     if not root.is_dir():
         raise RunNotFound(f"there is no store at '{address}'", "stepscope runs push RUN --store ... makes one")
-    rows: list[dict[str, Any]] = []
+    found: list[RunReader] = []
     for header in sorted(root.glob("*/run.json")):
-        try:
-            run = RunReader(header.parent)
-        except RunError:
-            continue
-        row = dict.fromkeys(COLUMNS)
-        rows.append({**row, "id": run.id, "tags": [], **facts_of(run), "folder": header.parent.name})
+        with contextlib.suppress(RunError):  # whatever else lies there is no run
+            found.append(RunReader(header.parent))
+    nothing = dict.fromkeys(COLUMNS)
+    rows = [{**nothing, "id": run.id, "tags": list[str](), **facts, "folder": run.path.name}
+            for run, facts in zip(found, facts_of_all(found), strict=True)]  # fmt: skip
     return pl.DataFrame(rows, schema=COLUMNS, orient="row", strict=False)

@@ -1,4 +1,8 @@
-"""The workloads of the suite as rows: parameters and FLOPs computed from the models themselves, kept between calls."""
+"""The workloads of the suite as rows: parameters and FLOPs computed from the models themselves, and kept.
+
+Those of our own files come with the package, as long as these files are what they were counted from; what else there is
+(a file that was changed, a plug-in's) is counted here, and kept between calls where that is safe.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +15,10 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import stepscope
 from stepscope import workloads
 from stepscope.errors import UnknownName
+from stepscope.workloads._counted import digest_of, files_digest, shipped
 from stepscope.workloads.contract import TIERS
 
 if TYPE_CHECKING:
@@ -30,17 +36,34 @@ def chosen_workloads(names: Sequence[str] = (), tier: str | None = None) -> list
 
 
 def counted(chosen: Sequence[Workload], counting: Counting = lambda new: new) -> list[dict[str, Any]]:
-    """A row each; from the cache where the same files were counted by the same torch before.
+    """A row each; as shipped, or from the cache where the same files were counted by the same torch before.
 
     counting: is handed the workloads that have to be counted now, and gives them back one after the other.
     """
-    kept, file = _kept()
-    new = [workload for workload in chosen if workload.name not in kept or not _ours(workload)]
+    known, file = _shipped(), None
+    if any(workload.name not in known for workload in chosen):
+        kept, file = _kept()
+        known = {**kept, **known}
+    new = [workload for workload in chosen if workload.name not in known or not _ours(workload)]
     for workload in counting(new):
-        kept[workload.name] = _row(workload)
+        known[workload.name] = count_row(workload)
     if new and file is not None:
-        _keep(file, kept)
-    return [{**kept[workload.name], "data": workload.data.name, "data_kind": workload.data.kind} for workload in chosen]
+        _keep(file, known)
+    return [
+        {**known[workload.name], "data": workload.data.name, "data_kind": workload.data.kind} for workload in chosen
+    ]
+
+
+def counting_digest() -> str:
+    """Of the files that count."""
+    folder = Path(stepscope.__file__).parent / "record"
+    return digest_of([folder / "flops.py", folder / "op_cost.py"])
+
+
+def _shipped() -> dict[str, Any]:
+    """The rows of the package; none where something has changed since they were counted."""
+    content = shipped()
+    return dict(content["rows"]) if content.get("counting") == counting_digest() else {}
 
 
 def _ours(workload: Workload) -> bool:
@@ -63,13 +86,7 @@ def _digest() -> str:
     """Of everything that the counts depend on: the workloads' files, the counting, and torch."""
     import torch
 
-    from stepscope.record import flops
-
-    files: Iterable[Path] = [Path(flops.__file__), *sorted(Path(workloads.__file__).parent.rglob("*.py"))]
-    digest = hashlib.sha256(str(torch.__version__).encode())
-    for file in files:
-        digest.update(file.read_bytes())
-    return digest.hexdigest()[:16]
+    return hashlib.sha256(f"{torch.__version__} {files_digest()} {counting_digest()}".encode()).hexdigest()[:16]
 
 
 def _keep(file: Path, rows: dict[str, Any]) -> None:
@@ -80,7 +97,7 @@ def _keep(file: Path, rows: dict[str, Any]) -> None:
         file.write_text(json.dumps(rows), encoding="utf-8")
 
 
-def _row(workload: Workload) -> dict[str, Any]:
+def count_row(workload: Workload) -> dict[str, Any]:
     """What is known of a workload without training it; the model is built without memory for its parameters."""
     import torch
 
@@ -101,4 +118,5 @@ def _row(workload: Workload) -> dict[str, Any]:
         "flops_forward": forward,
         "flops_training": None if forward is None or backward is None else forward + backward,
         "flops_not_counted": counted.reason,
+        "counted_with": f"torch {torch.__version__.partition('+')[0]}",
     }

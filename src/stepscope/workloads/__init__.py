@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,10 +37,29 @@ def find(name: str) -> Workload:
     path, colon, inner = name.rpartition(":")
     if colon and path.endswith(".py"):
         return _of_file(Path(path), inner)
+    refuse_unknown(name)
     known = _found()[0]
     if name not in known:
         raise UnknownName("workload", name, known)
     return known[name]
+
+
+def refuse_unknown(name: str) -> None:
+    """Raise UnknownName for what is surely none, without looking into the files and so without importing torch.
+
+    The names are those that the package was shipped with. Where a file has changed since, or another package adds
+    workloads, nothing is sure.
+    """
+    from stepscope.workloads._counted import shipped
+
+    rows = shipped().get("rows")
+    if (
+        rows
+        and name not in rows
+        and not name.rpartition(":")[0].endswith(".py")
+        and not entry_points(group=ENTRY_POINTS)
+    ):
+        raise UnknownName("workload", name, rows)
 
 
 def check(name: str) -> Checked | None:

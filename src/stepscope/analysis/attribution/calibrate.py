@@ -93,7 +93,8 @@ def recalibrate(timeline: Timeline, readings: Readings, near: Calibration) -> Ca
     cost = problem.prepared(known).solved(known)[1]
     best = min([known, *moved], key=lambda vector: problem.solved(vector)[1])
     found, vector = _descend(problem, best, free, _ROUNDS_NEAR)
-    if problem.readings.count / 2 * float(np.log(cost / found)) < _CLEARLY:
+    # Where nothing is left to explain, readings that never move fit whatever the sensor does: they tell nothing.
+    if found <= 0 or problem.readings.count / 2 * float(np.log(cost / found)) < _CLEARLY:
         return replace(near, model=_model(known, readings))
     sd = problem.uncertainty(vector, free)
     return Calibration(_model(vector, problem.readings), *sd, margin=near.margin)

@@ -28,6 +28,7 @@ from stepscope.record.characterisation.profiles import (
 from stepscope.record.sampler.rows import EventLog
 from stepscope.record.sensors import survey
 from stepscope.record.sensors.contract import Channel, Found, Target
+from stepscope.units import plural
 
 SECONDS = 4.0
 _POLL_NS = 250_000  # finer than any refresh that is known (RAPL: 1 ms)
@@ -128,7 +129,13 @@ def observe(
         ready.follow(load)
         for poller in pollers:
             poller.start()
-        _report(clock, start_ns, end_ns, progress, f"{len(meters)} power sensors, load on {len(ready)} cores")
+        _report(
+            clock,
+            start_ns,
+            end_ns,
+            progress,
+            f"{plural(len(meters), 'power sensor')}, load on {plural(len(ready), 'core')}",
+        )
         for poller in pollers:
             poller.join(max(0.0, (end_ns - clock()) / 1e9) + 0.2)
         return Observation(traces, load, len(ready))

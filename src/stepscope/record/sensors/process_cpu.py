@@ -49,7 +49,7 @@ def _perf(pid: int) -> Found | None:
     descriptors = open_task_clocks(pid)
     if not descriptors:
         return None
-    channel = _channel(f"perf_event_open task-clock, {len(descriptors)} threads and all that they start", 1, 1.0)
+    channel = _channel(f"perf_event_open task-clock, threads: {len(descriptors)}, and all that they start", 1, 1.0)
     return Found((channel,), lambda: [total_ns(descriptors)], lambda: close_files(descriptors))
 
 

@@ -50,8 +50,9 @@ def _thread(device: str, thread: int, at: Ints, lane: Lane) -> Thread:
 
 
 def steps(excerpt: Excerpt) -> pl.DataFrame:
-    """Every chosen step as a slice: t0_ns, t1_ns, name, samples, loss."""
-    return excerpt.steps.select("t0_ns", "t1_ns", pl.format("step {}", "step").alias("name"), "samples", "loss")
+    """Every chosen step as a slice: t0_ns, t1_ns, name, and as the run has them step, samples, loss, recorded."""
+    name = pl.format("step {}", "step").alias("name")
+    return excerpt.steps.select("t0_ns", "t1_ns", name, "step", "samples", "loss", "recorded")
 
 
 def phases(ops: pl.DataFrame) -> pl.DataFrame:

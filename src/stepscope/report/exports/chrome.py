@@ -13,14 +13,17 @@ import polars as pl
 from stepscope.report.exports import _spans
 from stepscope.report.exports._excerpt import Excerpt
 from stepscope.report.exports._lanes import Ints, lanes
+from stepscope.report.exports._origin import origin
 from stepscope.report.exports._sampled import Sampled, sampled
 
 TITLE = "Chrome trace events, for viewers older than Perfetto"
 SUFFIX = ".json"
 
-_PER_OP, _PER_SAMPLE, _PER_STEP, _FIXED = 168, 97, 480, 4_000  # bytes, measured
+_PER_OP, _PER_SAMPLE, _PER_STEP, _FIXED = 215, 97, 550, 6_000  # bytes, measured
 _AT_ONCE = 100_000  # events made to text together
 _PROCESS = 1
+_OF_OPS = ("flops", "bytes", "step", "row", "parent", "self_ns")
+_OF_STEPS = ("step", "samples", "loss", "recorded")
 
 
 def estimate(excerpt: Excerpt) -> int:
@@ -32,9 +35,11 @@ def estimate(excerpt: Excerpt) -> int:
 def write(excerpt: Excerpt, path: Path) -> None:
     """Write the events, a line each; times are us with three decimals since the first of all."""
     with path.open("w", encoding="utf-8", newline="\n") as file:
-        file.write('{"displayTimeUnit":"ns","otherData":' + json.dumps({"run": excerpt.run.id}) + ',"traceEvents":[\n')
+        lines = _Lines(excerpt)
+        about = json.dumps(origin(excerpt, lines.zero_ns), separators=(",", ":"), default=str)
+        file.write('{"displayTimeUnit":"ns","otherData":' + about + ',"traceEvents":[\n')
         separator = ""
-        for part in _Lines(excerpt).parts():
+        for part in lines.parts():
             file.write(separator + part)
             separator = ",\n"
         file.write("\n]}\n")
@@ -48,13 +53,13 @@ class _Lines:
         self._tracks = sampled(excerpt)
         begins = [int(track.t_ns[0]) for track in self._tracks if len(track.t_ns)]
         span = excerpt.span_ns
-        self._zero_ns = min([*begins, *([span[0]] if span else [])], default=0)
+        self.zero_ns = min([*begins, *([span[0]] if span else [])], default=0)
         self._thread = 0
 
     def parts(self) -> Iterator[str]:
         """Texts of one event or many, to be joined by commas."""
         yield _line("M", "process_name", args={"name": f"stepscope {self._excerpt.run.id}"})
-        yield from self._slices("steps", _spans.steps(self._excerpt).select("name", "t0_ns", "t1_ns"))
+        yield from self._slices("steps", _spans.steps(self._excerpt))
         yield from self._slices("phases", _spans.phases(self._excerpt.ops).select("name", "t0_ns", "t1_ns"))
         yield from self._ops(self._excerpt.ops)
         for track in self._tracks:
@@ -64,7 +69,7 @@ class _Lines:
             yield from self._slices(f"{track.name}: not read", spans.with_columns(name=pl.lit("not read")))
         for event in self._excerpt.events:
             args = {key: value for key, value in event.items() if key != "t_ns"}
-            at = _us(int(event.get("t_ns", 0)) - self._zero_ns)
+            at = _us(int(event.get("t_ns", 0)) - self.zero_ns)
             yield _line("i", str(event.get("kind") or "event"), ts=at, s="p", args=args)
 
     def _slices(self, name: str, frame: pl.DataFrame) -> Iterator[str]:
@@ -75,7 +80,7 @@ class _Lines:
     def _ops(self, ops: pl.DataFrame) -> Iterator[str]:
         threads: list[tuple[int, Any]] = []
         for thread in _spans.threads(ops):
-            yield self._named(thread.name)
+            yield self._named(thread.name, device=thread.device, thread=thread.thread)
             threads.append((self._thread, thread))
             yield from self._complete(ops, thread.rows)
         place = np.zeros(len(ops), dtype=np.int64)
@@ -84,16 +89,16 @@ class _Lines:
         pairs = _spans.flows(ops).with_row_index("id")
         for kind, column in (("s", "forward"), ("f", "backward")) if len(pairs) else ():
             at = pairs[column].to_numpy()
-            times = pl.Series(ops["t0_ns"].to_numpy()[at] - self._zero_ns)
+            times = pl.Series(ops["t0_ns"].to_numpy()[at] - self.zero_ns)
             rows = pl.DataFrame({"id": pairs["id"], "tid": place[at], "ts": times})
             end = ',"bp":"e"' if kind == "f" else ""
             head = f'{{"ph":"{kind}"{end},"name":"backward of","cat":"flow","pid":{_PROCESS},"id":'
             yield _joined(rows, pl.concat_str(pl.lit(head), "id", pl.lit(',"tid":'), "tid", *_ts("ts"), pl.lit("}")))
 
-    def _named(self, name: str) -> str:
+    def _named(self, name: str, **of: Any) -> str:
         self._thread += 1
         order = _line("M", "thread_sort_index", tid=self._thread, args={"sort_index": self._thread})
-        return _line("M", "thread_name", tid=self._thread, args={"name": name}) + ",\n" + order
+        return _line("M", "thread_name", tid=self._thread, args={"name": name, **of}) + ",\n" + order
 
     def _complete(self, frame: pl.DataFrame, rows: Ints) -> Iterator[str]:
         for first in range(0, len(rows), _AT_ONCE):
@@ -104,19 +109,29 @@ class _Lines:
         columns = [_escaped(rows["name"])]
         parts = [pl.lit('{"ph":"X","pid":1,"tid":' + f'{self._thread},"name":'), pl.col("name")]
         if "phase" in rows.columns:
-            columns += [_escaped(rows["phase"]), _escaped(rows["module"]), *(rows[c] for c in ("flops", "bytes"))]
-            flops, read = (pl.col(column).cast(pl.String).fill_null("null") for column in ("flops", "bytes"))
+            columns += [_escaped(rows["phase"]), _escaped(rows["module"]), *(rows[name] for name in _OF_OPS)]
             parts += [pl.lit(',"cat":'), pl.col("phase"), pl.lit(',"args":{"module":'), pl.col("module")]
-            parts += [pl.lit(',"flops":'), flops, pl.lit(',"bytes":'), read, pl.lit("}")]
-        columns += [(rows["t0_ns"] - self._zero_ns).alias("ts"), (rows["t1_ns"] - rows["t0_ns"]).alias("dur")]
+            parts += [*_fields(_OF_OPS), pl.lit("}")]
+        elif "loss" in rows.columns:
+            columns += [rows[name] for name in _OF_STEPS]
+            parts += [pl.lit(',"args":{"of":"step"'), *_fields(_OF_STEPS), pl.lit("}")]
+        columns += [(rows["t0_ns"] - self.zero_ns).alias("ts"), (rows["t1_ns"] - rows["t0_ns"]).alias("dur")]
         parts += [*_ts("ts"), *_ts("dur"), pl.lit("}")]
         return _joined(pl.DataFrame(columns), pl.concat_str(parts))
 
     def _counter(self, track: Sampled) -> str:
         head = f'{{"ph":"C","pid":{_PROCESS},"name":{json.dumps(f"{track.name} [{track.unit}]")}'
-        rows = pl.DataFrame({"ts": track.t_ns - self._zero_ns, "value": track.values})
+        rows = pl.DataFrame({"ts": track.t_ns - self.zero_ns, "value": track.values})
         value = pl.col("value").cast(pl.String)
         return _joined(rows, pl.concat_str(pl.lit(head), *_ts("ts"), pl.lit(',"args":{"value":'), value, pl.lit("}}")))
+
+
+def _fields(names: tuple[str, ...]) -> Iterator[pl.Expr]:
+    """Numbers and truths as fields of JSON; a loss that is no number is null there."""
+    for name in names:
+        finite = pl.when(pl.col(name).is_finite()).then(name) if name == "loss" else pl.col(name)
+        yield pl.lit(f',"{name}":')
+        yield finite.cast(pl.String).fill_null("null")
 
 
 def _line(kind: str, name: str, tid: int = 0, **fields: Any) -> str:

@@ -106,6 +106,15 @@ class Items:
 
 
 @dataclass(frozen=True)
+class Fold:
+    """The same as items, closed until somebody opens it."""
+
+    heading: str
+    rows: tuple[tuple[str, str], ...]
+    kind: ClassVar[str] = "fold"
+
+
+@dataclass(frozen=True)
 class Note:
     """A sentence in place of, or below, something drawn."""
 
@@ -163,7 +172,7 @@ class Anatomy:
     kind: ClassVar[str] = "anatomy"
 
 
-Part = Union[Figure, KeyFigures, Table, Facts, Items, Note, Command, Icicle, Anatomy]  # noqa: UP007 - Python 3.10
+Part = Union[Figure, KeyFigures, Table, Facts, Items, Fold, Note, Command, Icicle, Anatomy]  # noqa: UP007 - Python 3.10
 
 
 @dataclass(frozen=True)

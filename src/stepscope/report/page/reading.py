@@ -25,6 +25,9 @@ def quantity(value: float | None, unit: str) -> str:
         return units.bytes_(value)
     if unit in _SHARES:
         return units.percent(value)
+    if unit == "cores":
+        text = units.number(value)
+        return f"{text} core" if text == "1" else f"{text} cores"
     if "/" in unit or unit == "%":
         return f"{units.number(value)} {unit}"
     return units.si(value, unit)
@@ -36,7 +39,7 @@ def interval(low: float | None, high: float | None, unit: str) -> str:
         return ""
     first, last = quantity(low, unit), quantity(high, unit)
     number, _, suffix = first.partition(" ")
-    if suffix and last.endswith(f" {suffix}"):
+    if suffix and (last.endswith(f" {suffix}") or unit == "cores"):
         first = number  # the unit once is enough
     return f"{first} to {last}"
 
@@ -51,11 +54,6 @@ def milliseconds(ns: float | None) -> str:
 def count(value: float | None) -> str:
     """A whole number with its thousands marked."""
     return units.NOT_MEASURED if value is None else f"{value:,.0f}"
-
-
-def plural(number: int, noun: str) -> str:
-    """A number and its noun: plural(2, "step") is "2 steps"."""
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def visible(text: str) -> str:

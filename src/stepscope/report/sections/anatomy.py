@@ -11,9 +11,9 @@ from stepscope.analysis.step_lanes import step_lanes
 from stepscope.analysis.step_tracks import OF_OPS, step_tracks
 from stepscope.report.charts import anatomy as chart
 from stepscope.report.page.parts import Anatomy, Section
-from stepscope.report.page.reading import name, plural
+from stepscope.report.page.reading import name
 from stepscope.runfolder import CATEGORIES, PHASES
-from stepscope.units import duration
+from stepscope.units import duration, plural
 
 if TYPE_CHECKING:
     from stepscope.analysis.run import Run

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
+from stepscope.analysis.fit_command import fit_command
 from stepscope.report.charts import memory as chart
-from stepscope.report.page.parts import KeyFigure, KeyFigures, Part, Section
+from stepscope.report.page.parts import Command, KeyFigure, KeyFigures, Note, Part, Section
 from stepscope.report.page.reading import interval, quantity
 from stepscope.report.sections._drawing import figure
 
@@ -35,6 +36,9 @@ def build(run: Run) -> Section:
     drawn = pl.concat(lines)
     caption = "Where readings are denser than the drawing, the largest is drawn. A broken line is a gap."
     parts.append(figure(lambda width: chart.build(drawn, width), caption, FIGURES[0]))
+    command = fit_command(run.meta)
+    if command is not None:
+        parts += [Note("What the training alone takes, without this recording and before it runs:"), Command(command)]
     lede = "What the system gave to the trainer, also what Python and torch hold and do not use at the moment."
     return Section(lede, tuple(parts))
 

@@ -10,8 +10,9 @@ import polars as pl
 from stepscope.analysis.module_quantities import module_quantities
 from stepscope.analysis.own_time import OUTSIDE, RESIDUAL
 from stepscope.report.page.parts import Cell, Column, Icicle, Layer, Section, Table
-from stepscope.report.page.reading import count, milliseconds, name, plural
-from stepscope.units import percent, si
+from stepscope.report.page.reading import count, milliseconds, name
+from stepscope.report.sections._shares import MEANING, share_cell, shares_said
+from stepscope.units import plural, si
 
 if TYPE_CHECKING:
     from stepscope.analysis.run import Run
@@ -86,7 +87,7 @@ def _table(modules: pl.DataFrame) -> Table:
         Column("Type", numeric=False),
         Column("Own", meaning="Time of the module itself, without the modules in it"),
         Column("95 % interval"),
-        Column("Share"),
+        Column("Share", meaning=MEANING),
         Column("Forward"),
         Column("Backward"),
         Column("Optimizer"),
@@ -98,6 +99,7 @@ def _table(modules: pl.DataFrame) -> Table:
     ordered = modules.sort("total_ns", descending=True, nulls_last=True, maintain_order=True)
     rows = [_row(row) for row in ordered.head(_MOST_ROWS).iter_rows(named=True)]
     caption = "In ms a step. Own times, with the time outside any module and between operations, add up to the step."
+    caption += shares_said(modules.iter_rows(named=True))
     if len(ordered) > _MOST_ROWS:
         rest = ordered.slice(_MOST_ROWS)["total_ns"].to_numpy().sum()
         caption += f" {len(ordered) - _MOST_ROWS:,} cheaper modules, {milliseconds(rest)} ms together, are not listed."
@@ -114,7 +116,7 @@ def _row(row: dict[str, Any]) -> tuple[Cell, ...]:
         Cell(kind or "", kind),
         Cell(milliseconds(row["total_ns"]), row["total_ns"]),
         Cell(between, row["low_ns"]),
-        Cell(percent(row["share"]), row["share"], row["share"]),
+        share_cell(row),
         *(Cell(milliseconds(row[time]), row[time]) for time in times),
         Cell(count(row["parameters"]), row["parameters"]),
         Cell(count(row["calls"]), row["calls"]),

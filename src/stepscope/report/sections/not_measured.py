@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from stepscope.report.page.parts import Items, Section
+from stepscope.analysis.not_measured import GROUPS
+from stepscope.report.page.parts import Fold, Items, Part, Section
 
 if TYPE_CHECKING:
+    from stepscope.analysis.not_measured import NotMeasured
     from stepscope.analysis.run import Run
 
 TITLE = "Not measured"
@@ -14,12 +17,30 @@ ORDER = 70
 
 
 def build(run: Run) -> Section:
-    """Every entry of `run.not_measured()`."""
+    """Every entry of `run.not_measured()`: all names in a sentence, then by group; where was looked is folded."""
     missing = run.not_measured()
     if not missing:
         return Section("Nothing that this report looks for is missing.")
-    rows = tuple((_capital(entry.what.replace("_", " ")), _why(entry.why, entry.remedy)) for entry in missing)
-    return Section("What this run cannot say. Nothing of it is 0: it is unknown.", (Items(rows),))
+    names = ", ".join(dict.fromkeys(_said(entry.what) for entry in missing))
+    lede = f"This run cannot say: {names}. Nothing of it is 0: it is unknown."
+    return Section(lede, (*_groups(missing), *_details(missing)))
+
+
+def _groups(missing: list[NotMeasured]) -> Iterator[Part]:
+    for group in GROUPS:
+        rows = tuple((_capital(_said(e.what)), _why(e.why, e.remedy)) for e in missing if e.group == group)
+        if rows:
+            yield Items(rows, _capital(group))
+
+
+def _details(missing: list[NotMeasured]) -> Iterator[Part]:
+    rows = tuple((_capital(_said(entry.what)), f"{_capital(entry.detail)}.") for entry in missing if entry.detail)
+    if rows:
+        yield Fold("Where was looked", rows)
+
+
+def _said(what: str) -> str:
+    return what.replace("_", " ")
 
 
 def _capital(text: str) -> str:

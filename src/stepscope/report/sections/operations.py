@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from stepscope.report.page.parts import Cell, Column, Section, Table
-from stepscope.report.page.reading import count, milliseconds, name, plural
+from stepscope.report.page.reading import count, milliseconds, name
+from stepscope.report.sections._shares import MEANING, share_cell, shares_said
 from stepscope.runfolder import PHASES
-from stepscope.units import percent, si
+from stepscope.units import plural, si
 
 if TYPE_CHECKING:
     from stepscope.analysis.run import Run
@@ -33,12 +34,13 @@ def build(run: Run) -> Section:
 def _table(kinds: pl.DataFrame, phases: list[str]) -> Table:
     several = kinds["device"].n_unique() > 1
     columns = [Column("Operation", numeric=False), *([Column("Device", numeric=False)] if several else [])]
-    columns += [Column("Own"), Column("95 % interval"), Column("Share"), Column("Count")]
+    columns += [Column("Own"), Column("95 % interval"), Column("Share", meaning=MEANING), Column("Count")]
     columns += [Column(f"{phase.capitalize()}") for phase in phases]
     columns.append(Column("FLOP/s", meaning="Floating-point operations a second while it runs, where shapes tell them"))
     rows = [_row(row, phases, several) for row in kinds.head(_MOST_ROWS).iter_rows(named=True)]
     caption = "Times are ms a step, and counts are a step too. "
     caption += "Own times on the CPU, with the time between operations, add up to the step."
+    caption += shares_said(kinds.iter_rows(named=True))
     if len(kinds) > _MOST_ROWS:
         rest = kinds.slice(_MOST_ROWS)["total_ns"].to_numpy().sum()
         caption += f" {len(kinds) - _MOST_ROWS:,} cheaper kinds, {milliseconds(rest)} ms together, are not listed."
@@ -52,7 +54,7 @@ def _row(row: dict[str, Any], phases: list[str], several: bool) -> tuple[Cell, .
         *((Cell(row["device"] or "", row["device"]),) if several else ()),
         Cell(milliseconds(row["total_ns"]), row["total_ns"]),
         Cell(between, row["low_ns"]),
-        Cell(percent(row["share"]), row["share"], row["share"]),
+        share_cell(row),
         Cell(count(row["count"]), row["count"]),
         *(Cell(milliseconds(row[f"{phase}_ns"]), row[f"{phase}_ns"]) for phase in phases),
         Cell(si(row["flops_per_s"], ""), row["flops_per_s"]),

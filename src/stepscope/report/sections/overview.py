@@ -12,6 +12,7 @@ from stepscope.report.charts import phases as chart
 from stepscope.report.page.parts import Cell, Column, Items, KeyFigure, KeyFigures, Part, Section, Table
 from stepscope.report.page.reading import interval, milliseconds, quantity, without_long_words
 from stepscope.report.sections._drawing import figure
+from stepscope.report.sections._shares import MEANING, share_cell, shares_said
 from stepscope.units import NOT_MEASURED, percent
 
 if TYPE_CHECKING:
@@ -91,7 +92,8 @@ def _hover() -> pl.Expr:
 
 
 def _table(phases: pl.DataFrame) -> Table:
-    columns = [Column("Phase", numeric=False), Column("ms a step"), Column("95 % interval, ms"), Column("Share")]
+    columns = [Column("Phase", numeric=False), Column("ms a step"), Column("95 % interval, ms")]
+    columns.append(Column("Share", meaning=MEANING))
     kernels = bool(phases["device_ns"].is_not_null().any())
     if kernels:
         columns.append(Column("Kernels, ms a step"))
@@ -102,7 +104,8 @@ def _table(phases: pl.DataFrame) -> Table:
             Cell(row["phase"], row["phase"]),
             Cell(milliseconds(row["ns"]), row["ns"]),
             Cell(NOT_MEASURED if row["low_ns"] is None else between, row["low_ns"]),
-            Cell(percent(row["share"]), row["share"]),
+            share_cell(row, "ns", bar=False),
         ]
         rows.append((*cells, Cell(milliseconds(row["device_ns"]), row["device_ns"])) if kernels else tuple(cells))
-    return Table("phases", tuple(columns), rows, lively=False)
+    caption = shares_said(phases.iter_rows(named=True), "ns").strip()
+    return Table("phases", tuple(columns), rows, caption, lively=False)

@@ -11,9 +11,9 @@ import polars as pl
 from stepscope.analysis.steadiness import LEVEL_STEPS, clocks_and_heat, drift, levels, throttled
 from stepscope.report.charts import clocks, step_band, step_times
 from stepscope.report.page.parts import Figure, Items, Note, Part, Section
-from stepscope.report.page.reading import interval, plural, quantity
+from stepscope.report.page.reading import interval, quantity
 from stepscope.report.sections._drawing import figure
-from stepscope.units import number, percent
+from stepscope.units import number, percent, plural
 
 if TYPE_CHECKING:
     from stepscope.analysis.run import Run

@@ -8,9 +8,9 @@ import polars as pl
 
 from stepscope.report.charts import utilisation as chart
 from stepscope.report.page.parts import Cell, Column, Part, Section, Table
-from stepscope.report.page.reading import interval, plural, quantity
+from stepscope.report.page.reading import interval, quantity
 from stepscope.report.sections._drawing import figure
-from stepscope.units import duration, percent
+from stepscope.units import duration, percent, plural
 
 if TYPE_CHECKING:
     from stepscope.analysis.run import Run

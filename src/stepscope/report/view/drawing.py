@@ -15,6 +15,7 @@ import jinja2
 
 from stepscope import __version__
 from stepscope.report.charts.palette import DARK, LIGHT
+from stepscope.units import plural
 
 _MOST_KEPT = 24  # pages
 
@@ -50,7 +51,7 @@ def state_of(folder: Path) -> tuple[tuple[str, int, int], ...]:
 
 def list_page(name: str, rows: list[dict[str, Any]]) -> tuple[str, str]:
     """The list of runs as HTML text, and the hash of its script."""
-    return _page("list", title=name, about=f"{len(rows):,} runs", data={"rows": rows})
+    return _page("list", title=name, about=plural(len(rows), "run"), data={"rows": rows})
 
 
 def live_page(title: str, key: str, now: dict[str, Any]) -> tuple[str, str]:

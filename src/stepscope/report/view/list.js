@@ -11,6 +11,7 @@ const si = (value, unit) => {
   for (const [scale, prefix] of [[1e9, "G"], [1e6, "M"], [1e3, "k"], [1, ""], [1e-3, "m"], [1e-6, "u"]])
     if (Math.abs(value) >= scale || scale === 1e-6) return Number((value / scale).toPrecision(3)) + " " + prefix + unit;
 };
+const runs = (count) => count.toLocaleString("en") + (count === 1 ? " run" : " runs");
 const day = (s) => s === null ? "-" : new Date(s * 1000).toISOString().slice(0, 16).replace("T", " ");
 const energy = (row) => row.step_j !== null ? si(row.step_j, "J") : row.simulated_step_j !== null ? si(row.simulated_step_j, "J") + " simulated"
   : row.estimated_step_j !== null ? si(row.estimated_step_j, "J") + " estimated" : "-";
@@ -60,8 +61,8 @@ function shown() {
 function show() {
   const found = shown(), visible = open ? found : found.slice(0, FIRST);
   $("table").tBodies[0].replaceChildren(...visible.map(line));
-  $("count").textContent = found.length === rows.length ? rows.length + " runs" : found.length + " of " + rows.length + " runs";
-  $("about").textContent = rows.length.toLocaleString("en") + " runs";
+  $("count").textContent = found.length === rows.length ? runs(rows.length) : found.length + " of " + runs(rows.length);
+  $("about").textContent = runs(rows.length);
   $("more").hidden = found.length <= visible.length;
   $("more").textContent = "Show all " + found.length;
   $("compare").disabled = ticked.size < 2;

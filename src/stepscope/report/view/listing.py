@@ -1,4 +1,4 @@
-"""The runs below a folder as rows of a list, from run.json and summary.json alone; whatever else lies there is ignored.
+"""The runs below a folder as rows of a list: from run.json, summary.json, and where that is not yet written the steps.
 
 A path that a visitor asks for is only ever looked up among these rows, so that none leads out of the folder. Links that
 lead out of it are not followed.
@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from stepscope.analysis.step_glance import step_glances
 from stepscope.report.live.folder import planned_steps, status_of
-from stepscope.report.live.pace import STEP_ROW
 
 _DEEPEST = 4  # a sweep keeps its runs two folders further down
 _MOST_RUNS = 20_000
@@ -29,6 +29,7 @@ _METRICS = {
     "estimated_energy_per_step": "estimated_step_j",
     "peak_memory": "peak_bytes",
 }
+_WARMUP = 3  # steps, of a run that does not say
 _WHOLE = ("run", "process", "total", "device")
 
 
@@ -63,6 +64,7 @@ class Listing:
                     found[key] = (state, Listed(key, folder, facts))
                 if len(found) >= _MOST_RUNS:
                     break
+            _glance([one for state, one in found.values() if self._seen.get(one.key) != (state, one)], self.root)
             self._seen = found
         rows = [listed for _, listed in found.values()]
         return sorted(rows, key=lambda row: (row.facts["started_s"] or 0.0, row.key), reverse=True)
@@ -84,6 +86,20 @@ def leads_out(folder: Path, root: Path) -> bool:
             if path.is_symlink() and not path.resolve().is_relative_to(root):
                 return True
     return False
+
+
+def _glance(rows: list[Listed], root: Path) -> None:
+    """Fill in what only a report would tell of runs that have none yet, as far as their steps say it."""
+    without = {one.path: one for one in rows if one.facts["step_ns"] is None and _own_steps(one.path, root)}
+    for folder, glance in step_glances({folder: one.facts["warmup"] for folder, one in without.items()}).items():
+        facts = without[folder].facts
+        facts.update(steps=glance.steps, step_ns=glance.step_ns, samples_per_s=glance.samples_per_s)
+
+
+def _own_steps(folder: Path, root: Path) -> bool:
+    """Whether there is a file of steps, and none that a link leads out to."""
+    files = [folder / name for name in ("steps.parquet", "steps.rows") if _is_file(folder / name)]
+    return bool(files) and all(file.resolve().is_relative_to(root) for file in files)
 
 
 def _folders(root: Path) -> Iterator[Path]:
@@ -159,7 +175,8 @@ def _facts(folder: Path, root: Path) -> dict[str, Any] | None:
         **{name: _text(about.get(name)) for name in ("optimizer", "precision", "device")},
         "board": _text(board.get("title")) if isinstance(board, dict) else None,
         "started_s": _started(header),
-        "steps": _steps(folder, summary),
+        "steps": summary["steps"] if isinstance(summary.get("steps"), int) else None,
+        "warmup": header["warmup_steps"] if isinstance(header.get("warmup_steps"), int) else _WARMUP,
         "planned": planned_steps(header),
         "simulated": _text(header.get("simulated")),
         "verdict": _text(verdict.get("sentence")) if isinstance(verdict, dict) else None,
@@ -175,16 +192,6 @@ def _metrics(summary: dict[str, Any]) -> dict[str, float | None]:
             name = _METRICS[row["metric"]]
             values[name] = _number(row.get("value")) if values[name] is None else values[name]
     return values
-
-
-def _steps(folder: Path, summary: dict[str, Any]) -> int | None:
-    stated = summary.get("steps")
-    if isinstance(stated, int):
-        return stated
-    try:
-        return (folder / "steps.rows").stat().st_size // STEP_ROW.size
-    except OSError:
-        return None
 
 
 def _started(header: dict[str, Any]) -> float | None:

@@ -34,6 +34,7 @@ from stepscope.studies.fleet.manifest import inside
 from stepscope.studies.suite.grid import Point
 from stepscope.studies.suite.run_one import Outcome
 from stepscope.studies.suite.sweep import adopted, result_of, skipped, with_cooling
+from stepscope.units import plural
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -72,7 +73,7 @@ def fleet_sweep(
         asyncio.run(_Crew(folder, boards, tuple(child), watch, wait_s).work(where))
     left = {name: len(board.left()) for name, board in boards.items() if board.left()}
     if left:
-        said = ", ".join(f"{name} ({count} runs not made)" for name, count in left.items())
+        said = ", ".join(f"{name} ({plural(count, 'run')} not made)" for name, count in left.items())
         go_on = f"bring them back, then: stepscope suite run --fleet ... --resume --out {folder.path}"
         raise FleetIncomplete(f"no device of these boards is there any more: {said}", go_on)
 

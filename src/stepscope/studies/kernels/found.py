@@ -22,6 +22,7 @@ from stepscope.studies.kernels.judged import (
     verdict,
 )
 from stepscope.studies.kernels.rows import HERE, Row, frame
+from stepscope.units import plural
 
 _WITHIN = 0.03  # that the timer and a bare loop may differ
 _MOST_CLIFFS = 25
@@ -82,7 +83,9 @@ def _answer(rows: Sequence[Row], pairs: Sequence[Mapping[str, Any]], roofs: Mapp
         )
     if any(row.kernel.place for row in own):
         steep = len(cliffs(own))
-        said.append(f"{steep} cliffs: places where a useful FLOP takes {JUMP:g} times as long as at the neighbour.")
+        said.append(
+            f"{plural(steep, 'cliff')}: places where a useful FLOP takes {JUMP:g} times as long as at the neighbour."
+        )
     elif own:
         op, spent, whole = _dearest(own)
         said.append(f"Of {whole / 1e6:.3g} ms that a step spends in these kernels, {op} takes {spent / whole:.0%}.")

@@ -16,6 +16,7 @@ from stepscope.studies.observations._contract import (
 )
 from stepscope.studies.observations._evidence import Evidence
 from stepscope.studies.observations._statistics import correlation_of, ratio_of
+from stepscope.units import plural
 
 MUCH = 1.5  # times as busy: GPU close to 100 %, each core 0 to 60 % (Fig. 3)
 _LEAST = 1e-3  # of a core: below that a ratio says nothing
@@ -46,11 +47,11 @@ def _parts(evidence: Evidence, ours: str, others: str, together: str, name: str,
         return [unjudged(busier, _BUSIER, why), unjudged(in_turn, _IN_TURN, why)]
     ratio = ratio_of((runs[ours] / runs[others].clip(lower_bound=_LEAST)).to_list())
     known = runs[together].drop_nulls()
-    effect, of = f"use of the {name} / use of the {other}", f"{len(runs)} runs"
+    effect, of = f"use of the {name} / use of the {other}", plural(len(runs), "run")
     parts = [part(busier, _BUSIER, effect, ratio, Limits(least=MUCH), of)]
     if known.is_empty():
         return [*parts, unjudged(in_turn, _IN_TURN, "one of the two never changes, or too few windows were read")]
-    effect, of = "correlation of their use", f"{len(known)} runs"
+    effect, of = "correlation of their use", plural(len(known), "run")
     return [*parts, part(in_turn, _IN_TURN, effect, correlation_of(known), Limits(most=0.0), of)]
 
 

@@ -7,6 +7,7 @@ import polars as pl
 from stepscope.studies.observations._contract import Limits, Observation, Part, Verdict, part, unjudged, verdict
 from stepscope.studies.observations._evidence import CONVOLUTIONAL, RECURRENT, Evidence
 from stepscope.studies.observations._statistics import ratio_of
+from stepscope.units import plural
 
 _TEST = "geometric mean over the runs of the ratio of mean powers, Student's interval of the logarithms"
 _READING = "counterpart on a CPU: the cores in the place of the accelerator"
@@ -44,7 +45,7 @@ def _part(rows: pl.DataFrame, claim: str, effect: str, kind: str) -> Part:
     known = rows["ratio"].drop_nulls()
     if known.is_empty():
         return unjudged(claim, _TEST, f"no {kind} network was measured: name one with --workloads")
-    return part(claim, _TEST, effect, ratio_of(known), Limits(least=1.0), f"{len(known)} runs")
+    return part(claim, _TEST, effect, ratio_of(known), Limits(least=1.0), plural(len(known), "run"))
 
 
 def _why(evidence: Evidence, wide: pl.DataFrame, lacking: list[str]) -> str:

@@ -16,6 +16,7 @@ from stepscope.studies.observations._contract import (
 )
 from stepscope.studies.observations._evidence import Evidence
 from stepscope.studies.observations._statistics import mean_of
+from stepscope.units import plural
 
 APART = 0.05  # of all time
 _CORES = "busiest less idlest core, chosen in the first half of a run and measured in the second; mean over the runs"
@@ -36,7 +37,7 @@ def judge(evidence: Evidence) -> Verdict:
         why = "there is one core" if one else "the busy time of the cores was not read for long enough"
         return verdict(OBSERVATION, [unjudged("the cores differ", _CORES, why)], reading)
     effect = "difference of the shares of busy time"
-    parts = [part("the cores differ", _CORES, effect, mean_of(known), Limits(least=APART), f"{len(known)} runs")]
+    parts = [part("the cores differ", _CORES, effect, mean_of(known), Limits(least=APART), plural(len(known), "run"))]
     return verdict(OBSERVATION, [*parts, *_by_cluster(evidence, runs)] if clusters > 1 else parts, reading)
 
 
@@ -52,7 +53,7 @@ def _by_cluster(evidence: Evidence, runs: pl.DataFrame) -> list[Part]:
         f"{name} idle for {float(end['name'].to_numpy().mean()):.0%}"
         for name, end in zip((order[-1], order[0]), ends, strict=True)
     ]
-    of = f"{len(pairs)} runs; {', '.join(shares)}"
+    of = f"{plural(len(pairs), 'run')}; {', '.join(shares)}"
     apart = mean_of(pairs["name"] - pairs["name_right"])
     claim = f"{order[-1]} idler than {order[0]}"
     return [part(claim, _CLUSTERS, "difference of the idle state ratios", apart, Limits(least=APART), of)]

@@ -10,6 +10,7 @@ import polars as pl
 from stepscope.studies.observations._contract import Limits, Observation, Verdict, part, unjudged, verdict
 from stepscope.studies.observations._evidence import Evidence
 from stepscope.studies.observations._statistics import growth_by_model, slope_within
+from stepscope.units import plural
 
 _TEST = "least squares of log(energy per step) on log(batch) with an intercept for each model, Student's interval"
 _GROWS, _LESS = "energy per step grows with the batch", "it grows less than the batch"
@@ -28,7 +29,7 @@ def judge(evidence: Evidence) -> Verdict:
     growth = growth_by_model(runs, "energy_per_step_j")
     times = "; ".join(f"{row['workload']} {math.exp(row['log']):.2g} times for {row['largest'] / row['smallest']:g}"
                       for row in growth.iter_rows(named=True))  # fmt: skip
-    of, effect = f"{len(runs)} runs: {times}", "exponent of the batch"
+    of, effect = f"{plural(len(runs), 'run')}: {times}", "exponent of the batch"
     return verdict(
         OBSERVATION,
         [

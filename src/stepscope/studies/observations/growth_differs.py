@@ -10,6 +10,7 @@ from stepscope.analysis.intervals import CONFIDENCE
 from stepscope.studies.observations._contract import Interval, Limits, Observation, Verdict, part, unjudged, verdict
 from stepscope.studies.observations._evidence import Evidence
 from stepscope.studies.observations._statistics import growth_by_model
+from stepscope.units import plural
 
 APART = 1.25  # times
 _TEST = "largest growth over smallest, with an interval that allows for having chosen them among all pairs (Bonferroni)"
@@ -31,7 +32,8 @@ def judge(evidence: Evidence) -> Verdict:
     pairs = len(rows) * (len(rows) - 1) / 2
     half = float(special.ndtri(1 - (1 - CONFIDENCE) / 2 / pairs)) * math.hypot(low_error, high_error)
     ratio = Interval(*(math.exp(x) for x in (high - low, high - low - half, high - low + half)))
-    of = f"{len(rows)} models; 16 times the batch: {most} {math.exp(high):.2g} times, {least} {math.exp(low):.2g}"
+    grown = f"16 times the batch: {most} {math.exp(high):.2g} times, {least} {math.exp(low):.2g}"
+    of = f"{plural(len(rows), 'model')}; {grown}"
     return verdict(OBSERVATION, [part(_CLAIM, _TEST, "ratio of the growths", ratio, Limits(least=APART), of)])
 
 

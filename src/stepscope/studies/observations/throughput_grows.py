@@ -10,6 +10,7 @@ import polars as pl
 from stepscope.studies.observations._contract import Limits, Observation, Verdict, part, unjudged, verdict
 from stepscope.studies.observations._evidence import Evidence
 from stepscope.studies.observations._statistics import NORMAL, growth_by_model, slope_within
+from stepscope.units import plural
 
 _TEST = "least squares of log(samples a second) on log(batch) with an intercept for each model, Student's interval"
 _CLAIM = "samples a second grow with the batch"
@@ -27,7 +28,7 @@ def judge(evidence: Evidence) -> Verdict:
     against = "".join(
         f"; {row['workload']} shrinks to {math.exp(row['log']):.2g}" for row in shrink.iter_rows(named=True)
     )
-    of = f"{len(runs)} runs; models: {len(growth)}{against}"
+    of = f"{plural(len(runs), 'run')}; models: {len(growth)}{against}"
     return verdict(OBSERVATION, [part(_CLAIM, _TEST, "exponent of the batch", exponent, Limits(least=0.0), of)])
 
 

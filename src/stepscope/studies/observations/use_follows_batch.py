@@ -18,6 +18,7 @@ from stepscope.studies.observations._contract import (
 )
 from stepscope.studies.observations._evidence import Evidence
 from stepscope.studies.observations._statistics import slope_within
+from stepscope.units import plural
 
 FOLLOWS, STAYS = 0.03, 0.05  # of all time, for 16 times the batch: the paper saw 0.10 to 0.13, and 0.021
 DOUBLINGS = 4  # 16 times, as from 4 to 64
@@ -47,7 +48,7 @@ def _change(runs: pl.DataFrame, column: str, claim: str, limits: Limits) -> Part
         return unjudged(claim, _TEST, why)
     slope = slope_within(known["workload"].to_list(), np.log2(known["batch"].to_numpy()), known[column].to_numpy())
     change = Interval(*(DOUBLINGS * bound for bound in (slope.value, slope.low, slope.high)))
-    of = f"{len(known)} runs; models: {known['workload'].n_unique()}"
+    of = f"{plural(len(known), 'run')}; models: {known['workload'].n_unique()}"
     return part(claim, _TEST, "change of the share of busy time for a 16 times larger batch", change, limits, of)
 
 

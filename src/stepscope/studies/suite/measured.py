@@ -15,6 +15,7 @@ from stepscope.analysis.measured import Measured
 from stepscope.analysis.run import Run
 from stepscope.analysis.steady import timed_steps
 from stepscope.studies.suite.columns import ENERGY
+from stepscope.units import plural
 
 Numbers = dict[str, dict[str, float | None]]
 _SLOWER = 1.05  # of the step time: a change that is worth a flag
@@ -79,7 +80,7 @@ def flags(run: Run) -> Iterator[str]:
     """What makes the numbers of a run doubtful, a sentence each."""
     steps = timed_steps(run)[0]
     if len(steps) < _FEW_STEPS:
-        yield f"only {len(steps)} steps after the warm-up"
+        yield f"only {plural(len(steps), 'step')} after the warm-up"
     slower = [c for c in change_points(steps["length_ns"].to_numpy().astype(np.float64)) if c.ratio >= _SLOWER]
     if slower:
         by = f"steps took {max(c.ratio for c in slower):.2f} times as long from step {steps['step'][slower[0].step]} on"

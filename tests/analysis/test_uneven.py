@@ -1,0 +1,71 @@
+"""A row whose median time and whose share of the summed time contradict one another is marked, and no other row."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+from rich.console import Console
+from tests.fabricate import fabricate_run
+
+from stepscope.analysis.run import Run
+from stepscope.analysis.uneven import most_uneven, uneven
+from stepscope.report.text import render
+
+
+@pytest.fixture
+def stalled(tmp_path: Path) -> Run:
+    """A run in which the convolution of one recorded step took 30 ms more."""
+    path = fabricate_run(tmp_path, steps=20)
+    parts = sorted((path / "ops").glob("*.parquet"))
+    frame = pl.read_parquet(parts[-2])
+    slow = pl.col("name").cast(pl.String) == "aten::mkldnn_convolution"
+    frame.with_columns(pl.when(slow).then(pl.col("self_ns") + 30_000_000).otherwise("self_ns").alias("self_ns")).select(
+        frame.columns
+    ).cast(frame.schema).write_parquet(parts[-2])
+    return Run(path)
+
+
+def screen(run: Run) -> str:
+    console = Console(width=100)
+    with console.capture() as captured:
+        console.print(render(run))
+    return captured.get()
+
+
+def test_means_are_what_shares_are_of(stalled: Run) -> None:
+    length = np.mean([row["length"] for row in stalled.steps.filter(pl.col("recorded")).slice(3).select(
+        length=pl.col("t1_ns") - pl.col("t0_ns")).to_dicts()])  # fmt: skip
+    for frame in (stalled.phases(), stalled.op_kinds(), stalled.modules()):
+        known = frame.filter(pl.col("share").is_not_null())
+        assert known["mean_ns"].to_list() == pytest.approx((known["share"] * length).to_list(), rel=1e-6)
+
+
+def test_the_row_of_the_stalled_step_is_marked_and_the_numbers_are_told(stalled: Run) -> None:
+    marked = {row["name"] for row in stalled.op_kinds().iter_rows(named=True) if uneven(row)}
+    assert marked == {"aten::mkldnn_convolution", "(between operations)"}
+    said = " ".join(screen(stalled).split())
+    assert "shares are of their summed time" in said
+    assert "aten::mkldnn_convolution: median 3 ms, mean" in said
+
+
+def test_without_a_stalled_step_no_row_is_marked(tmp_path: Path) -> None:
+    run = Run(fabricate_run(tmp_path, steps=20))
+    assert most_uneven(run.op_kinds().iter_rows(named=True)) is None
+    assert "* " not in screen(run)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("altair") is None, reason="needs the extra 'report'")
+def test_the_page_marks_it_too(stalled: Run) -> None:
+    from stepscope.report.page.parts import Table
+    from stepscope.report.sections import modules, operations, overview
+
+    for section in (operations, modules, overview):
+        (table,) = (part for part in section.build(stalled).parts if isinstance(part, Table))
+        cells = [cell for row in table.rows for cell in row if cell.text.startswith("* ")]
+        assert cells
+        assert "mean" in cells[0].hint
+        assert "lie a quarter or more apart" in table.caption
