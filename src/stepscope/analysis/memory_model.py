@@ -19,7 +19,7 @@ EMPTY_PROCESS = (316_000_000, 329_000_000)  # Python, torch, an optimizer and on
 PAGED_IN = (6_000_000, 30_000_000)  # code and primitives that the first real step brings in, whatever the model
 ALWAYS_MAPPED = 32 << 20  # glibc maps larger blocks one by one and gives them back at once (DEFAULT_MMAP_THRESHOLD_MAX)
 UNSETTLED, SETTLED = 400_000_000, 1_200_000_000  # B in glibc's heap, between which it wastes a smaller share
-LITTLE_WASTE, HOLES_OF_LARGEST = 1.1, 5  # a heap of few large blocks: rounding, and holes of the size of the largest
+LITTLE_WASTE, HOLES_OF_LARGEST = 1.1, 4  # a heap of few large blocks: rounding, and holes of the size of the largest
 MARGIN = 0.01  # of the limit: a yes keeps this much away from it
 _PREFIXES = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 _SHORT = {"rpi": "raspberry_pi", "pi": "raspberry_pi", "raspi": "raspberry_pi"}
@@ -42,7 +42,7 @@ class Allocator:
     def resident(self, live: tuple[int, int], mapped: int, largest: int = 0) -> tuple[int, int]:
         """Resident bytes, least and most, of live bytes of which so many lie in large blocks.
 
-        `largest`: of the blocks in the heap. Where a few of them make up most of it, holes are as large as they are.
+        `largest`: of the blocks that come and go in the heap. Where they make up most of it, holes are as large.
         """
         small = (max(0, live[0] - mapped), max(0, live[1] - mapped))
         settled = min(1.0, max(0.0, (small[1] - UNSETTLED) / (SETTLED - UNSETTLED)))
@@ -62,7 +62,7 @@ _DEFAULT = Allocator(
     high=1.60,
     high_of_much=1.40,
     mapped_high=1.10,
-    high_recomputed=2.10,
+    high_recomputed=2.07,
     holes=8_000_000,
     time=(1.0, 1.0),
     how="glibc as it comes",
@@ -135,7 +135,7 @@ def process_peak(
     code: tuple[int, int] = PAGED_IN,
     largest: int = 0,
 ) -> ProcessPeak:
-    """Of live bytes (least, most), `mapped` of them in blocks above ALWAYS_MAPPED, `largest` the next in size."""
+    """Of live bytes (least, most), `mapped` in blocks above ALWAYS_MAPPED, `largest` of those that come and go."""
     low, high = allocator.resident(live, mapped, largest)
     return ProcessPeak(live, (low - live[0], high - live[1]), empty, code)
 

@@ -34,7 +34,7 @@ def live_peak(log: StorageLog) -> LivePeak:
         _sums(by_module, "module"),
         tuple(Holder(*row) for row in largest.rows()),
         code_seen(log),
-        max((storage.bytes for storage in log.storages if storage.bytes < ALWAYS_MAPPED), default=0),
+        _largest_hole(log),
         peak_of(log, _in_heap),
     )
 
@@ -49,6 +49,13 @@ def _mapped(log: StorageLog) -> int:
         if alive > most:
             most, at_peak = alive, mapped
     return at_peak
+
+
+def _largest_hole(log: StorageLog) -> int:
+    """The largest block that comes and goes in glibc's heap, B; one that is not all written to costs less."""
+    ended = (log.storages[number] for _, _, number, sign in log.events if sign < 0)
+    whole = (storage.bytes for storage in ended if storage.high == storage.bytes < ALWAYS_MAPPED)
+    return max(whole, default=0)
 
 
 def _in_heap(storage: Storage) -> int:

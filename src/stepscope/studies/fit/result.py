@@ -40,7 +40,7 @@ class LivePeak:
     modules: dict[str, int]  # by module, largest first; "" is the model itself
     holders: tuple[Holder, ...]  # the largest
     code: CodeSeen | None = None
-    largest_in_heap: int = 0  # block below ALWAYS_MAPPED
+    largest_hole: int = 0  # block below ALWAYS_MAPPED that comes and goes
     high_in_heap: int = 0  # as `high`, where blocks below ALWAYS_MAPPED lie in pages that were written to before
 
 

@@ -24,8 +24,8 @@ from stepscope.studies.fit.live_peak import live_peak
 from stepscope.studies.fit.result import LivePeak
 
 _PARTLY_TOUCHED = 1.02  # of what is resident lies in a heap: so much of it is never written to that holes cost little
-_FEWER_HOLES = 0.07  # of a heap: what is freed early leaves room, which may be used again
-_HOLES_OF_SAVING = 0.5  # of a heap of which a share is saved by running forward again, so much more at the least
+_FEWER_HOLES = 0.06  # of a heap: what is freed early leaves room, which may be used again
+_HOLES_OF_SAVING = 0.9  # of a heap of which a share is saved by running forward again, so much more at the least
 
 
 class Simulator:
@@ -54,7 +54,7 @@ class Simulator:
         low, high = self._kept.corrected(live.low, most)
         code = code_bytes(live.code, self.workspaces.platform)
         empty = self._kept.empty_process or EMPTY_PROCESS
-        return process_peak((low, high), live.mapped, by, empty, code, live.largest_in_heap)
+        return process_peak((low, high), live.mapped, by, empty, code, live.largest_hole)
 
     def largest(self, job: Job, limit: Limit, start: int) -> tuple[int, int]:
         """The largest batches that surely and that likely fit: the interval's upper end with a margin, its middle."""
