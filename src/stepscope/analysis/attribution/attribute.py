@@ -21,7 +21,7 @@ from stepscope.analysis.attribution.phase_check import PhaseCheck, phase_check
 from stepscope.analysis.attribution.posterior import Wobble, sandwich, wobble
 from stepscope.analysis.attribution.readings import Readings, converted, relatched
 from stepscope.analysis.attribution.register import by_clock, surprises
-from stepscope.analysis.attribution.regression import Fit, Moments, regress
+from stepscope.analysis.attribution.regression import ANY_SPREAD, MOST_OF_KINDS, Fit, Moments, regress
 from stepscope.analysis.attribution.sensor_model import SensorModel
 from stepscope.analysis.attribution.slow_gain import slow_gain
 from stepscope.analysis.attribution.timeline import Timeline
@@ -202,7 +202,7 @@ def _unseen_clock(
     if shared is not None and not gauge:
         return shared
     timeline = condensed(timeline, *FEW_KEYS)
-    rows, fit = _scaled(timeline, inside, model)
+    rows, fit = _scaled(timeline, inside, model, ANY_SPREAD)
     if gauge:
         assert refresh is not None, "a gauge that is read too slowly has a refresh"
         known = (shared.period, 0.0) if shared is not None else (refresh, NEAR)
@@ -223,18 +223,20 @@ def _sharp(timeline: Timeline, readings: Readings) -> Readings:
     return readings.kept(recorded) if _ENOUGH <= recorded.sum() < readings.count else readings
 
 
-def _scaled(timeline: Timeline, readings: Readings, model: SensorModel) -> tuple[Rows, Fit]:
+def _scaled(
+    timeline: Timeline, readings: Readings, model: SensorModel, most: float = MOST_OF_KINDS
+) -> tuple[Rows, Fit]:
     """Rows with the slow gain and the weight of each reading in; and the fit by signature."""
     coarse = hierarchy(timeline.keys, "signature")
     mean = float(readings.watts.mean())
     matrix = design(timeline, readings, model)
     plain = _rows(matrix, readings, np.ones(readings.count), 0.0)
-    first = regress(plain.moments(mean), coarse)
+    first = regress(plain.moments(mean), coarse, most=most)
     gain = slow_gain(readings.at, readings.watts * readings.weight, plain.matrix @ first.watts, timeline.step_length)
     left = plain.left(first)
     theta = shared_error(left) if readings.carry else 0.0
     rows = _rows(matrix, readings, gain, theta, _trust(timeline, readings, model, left))
-    return rows, regress(rows.moments(mean), coarse, first)
+    return rows, regress(rows.moments(mean), coarse, first, most)
 
 
 def _trust(timeline: Timeline, readings: Readings, model: SensorModel, left: Floats) -> Floats:

@@ -14,7 +14,8 @@ from stepscope.analysis.intervals import Floats
 
 _ROUNDS = 40
 _SETTLED = 1e-3
-_LEAST, _MOST, _MOST_OF_KINDS = 0.01, 1.0, 0.5  # of the mean power while something runs: what a spread can be
+_LEAST = 0.01  # of the mean power while something runs: what a spread can be
+MOST_OF_KINDS, ANY_SPREAD = 0.3, 1.0  # the most; the second where how the source sees the past is not known yet
 _LEAST_BUSY = 0.05
 _STILL = 3e-3  # change of a prior's standard deviation in a round, as a share: it no longer moves
 
@@ -47,10 +48,11 @@ class Fit:
         return power
 
 
-def regress(moments: Moments, shape: Hierarchy, near: Fit | None = None) -> Fit:
+def regress(moments: Moments, shape: Hierarchy, near: Fit | None = None, most: float = MOST_OF_KINDS) -> Fit:
     """Posterior under learnt variances: MacKay's fixed point (Bayesian interpolation, Neural Computation 4, 1992).
 
     near: a fit of nearly the same moments, to start from: the variances of the levels that it has are nearly settled.
+    most: that kinds can differ by, as a share of the mean power while something runs.
     """
     mixing, level = sparse.csr_matrix(shape.mixing), shape.level
     prior = shape.prior_mean(moments.mean_power)
@@ -70,7 +72,7 @@ def regress(moments: Moments, shape: Hierarchy, near: Fit | None = None) -> Fit:
         decided = 1 - variance / sd**2
         left = max(moments.count - float(decided.sum()), 0.2 * moments.count)
         before, noise = (noise, spread), max((centred - 2 * moved @ cross + moved @ normal @ moved) / left, floor)
-        spread = _learnt(spread, level, moved, decided, moments.mean_power / busy)
+        spread = _learnt(spread, level, moved, decided, moments.mean_power / busy, most)
         if abs(noise / before[0] - 1) < _SETTLED and (attempt > 8 or (near is not None and _still(before[1], spread))):
             break
     sd = spread[level]
@@ -114,7 +116,7 @@ def _share_of_gap(moments: Moments, shape: Hierarchy) -> float:
     return float(seen[gap].sum() / max(float(seen.sum()), 1e-30))
 
 
-def _learnt(spread: Floats, level: Ints, moved: Floats, decided: Floats, power: float) -> Floats:
+def _learnt(spread: Floats, level: Ints, moved: Floats, decided: Floats, power: float, most: float) -> Floats:
     """Each learnt level's spread that its own coefficients show, within bounds of the power while something runs.
 
     A few kinds whose places are badly known can show a spread beyond every power that was read: it would let all the
@@ -125,5 +127,5 @@ def _learnt(spread: Floats, level: Ints, moved: Floats, decided: Floats, power: 
         mine = level == which
         if mine.any():
             shown = np.sqrt(float((moved[mine] ** 2).sum()) / max(float(decided[mine].sum()), 1e-3))
-            new[which] = np.clip(shown, _LEAST * power, (_MOST_OF_KINDS if which == KIND else _MOST) * power)
+            new[which] = np.clip(shown, _LEAST * power, (most if which == KIND else ANY_SPREAD) * power)
     return new
