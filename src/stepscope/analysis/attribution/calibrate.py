@@ -32,6 +32,7 @@ _CANDIDATES, _STARTS, _TRIAL_ROUNDS, _ROUNDS, _POLISH_ROUNDS = 8, 3, 4, 14, 6
 _ROUNDS_NEAR = 6
 _APART = 0.010  # s: channels of a chip are converted one after another, and so read by so much later
 _CLEARLY = 5.0  # natural logarithm: by how much likelier a model of its own must be than that of a source like it
+SURE = 3.0  # natural logarithm: a calibration must be 20 times likelier than the next
 _OTHER = 0.2  # of the width: models that differ by more are not the same
 _SAME_ENERGIES = 0.02  # summed differences of the kinds, as a share of the energy
 _GUESSED_RC = 2e-3  # s: the descent does not find a filter from nothing
@@ -65,13 +66,14 @@ def calibrate(timeline: Timeline, readings: Readings, width: float | None = None
     better = sorted(_vectors(starts[:_CANDIDATES]), key=lambda vector: few.prepared(vector).solved(vector)[1])
     tried = [_descend(few, vector, free, _TRIAL_ROUNDS) for vector in [*better[:_STARTS], _filtered(better[0])]]
     cost, best = _descend(few, min(tried, key=lambda result: result[0])[1], free, _ROUNDS)
-    margin = _margin(few, free, cost, best, tried)
+    rival = _rival(few, free, cost, best, tried)
     problem, most = few, _affordable(timeline, float(best[1]), POLISH, _POLISH_PIECES)
     if readings.count > 1.3 * few.readings.count and most > few.readings.count:
         problem = _Problem.of(timeline, readings.first(most))
         if problem.timeline.steps < few.timeline.steps:  # many readings a step: the spread ones saw more
             problem = few
         _, best = _descend(problem, best, free, _POLISH_ROUNDS)
+    best, margin = (best, np.inf) if rival is None else _decided(few, problem, free, best, rival)
     sd = problem.uncertainty(best, free)
     return Calibration(_model(best, problem.readings), *sd, margin=margin)
 
@@ -108,16 +110,29 @@ def _vector(model: SensorModel, readings: Readings) -> Floats:
     return np.array([centre, width, model.smear**2, model.rc**2])
 
 
-def _margin(problem: _Problem, free: Any, cost: float, best: Floats, tried: list[tuple[float, Floats]]) -> float:
-    """By how much the best model is likelier than the best that is clearly another, natural logarithm."""
-    rivals = [one for one in tried if np.abs(one[1][:2] - best[:2]).max() > _OTHER * best[1]]
-    close = [one for one in rivals if one[0] < 2 * cost]
+def _rival(problem: _Problem, free: Any, cost: float, best: Floats, tried: list[tuple[float, Floats]]) -> Floats | None:
+    """The likeliest model that is clearly another than the best and gives other energies; None where there is none."""
+    others = [one for one in tried if np.abs(one[1][:2] - best[:2]).max() > _OTHER * best[1]]
+    close = [one for one in others if one[0] < 2 * cost]
     if not close:
-        return np.inf
-    rival = min(_descend(problem, one[1], free, _TRIAL_ROUNDS) for one in close[:1])
-    if np.abs(rival[1][:2] - best[:2]).max() <= _OTHER * best[1] or _alike(problem, best, rival[1]):
-        return np.inf
-    return problem.readings.count / 2 * float(np.log(rival[0] / cost))
+        return None
+    _, rival = min(_descend(problem, one[1], free, _TRIAL_ROUNDS) for one in close[:1])
+    if np.abs(rival[:2] - best[:2]).max() <= _OTHER * best[1] or _alike(problem, best, rival):
+        return None
+    return rival
+
+
+def _decided(few: _Problem, all_of_it: _Problem, free: Any, best: Floats, rival: Floats) -> tuple[Floats, float]:
+    """The likelier of two models, and by how much, natural logarithm: from all readings where the first do not tell."""
+    found, margin = best, 0.0
+    for problem in (few,) if all_of_it is few else (few, all_of_it):
+        cost, one = _descend(problem, best, free, _TRIAL_ROUNDS)
+        other_cost, other = _descend(problem, rival, free, _TRIAL_ROUNDS)
+        margin = problem.readings.count / 2 * float(np.log(other_cost / cost))
+        found = one if margin >= 0 else other
+        if abs(margin) >= SURE:
+            break
+    return (best if margin >= 0 else found), abs(margin)
 
 
 def _alike(problem: _Problem, one: Floats, other: Floats) -> bool:

@@ -10,6 +10,7 @@ import numpy as np
 from scipy import sparse  # type: ignore[import-untyped]
 
 from stepscope.analysis.attribution.attribute import Attribution
+from stepscope.analysis.attribution.calibrate import SURE
 from stepscope.analysis.attribution.parts import Parts, Z, parts
 from stepscope.analysis.intervals import Floats
 
@@ -17,7 +18,6 @@ RESOLVED, COARSE = 0.10, 0.30  # half of the 90 % interval as a share of the ene
 STAMP_RATIO = 20.0  # ops must be so much longer than their stamps' error
 _TOGETHER = -0.5  # correlation from which two parts are told apart by the prior alone
 _DISTRUST = 0.03  # of the total: parts that missed it by more before they were made to add up
-_SURE = 3.0  # natural logarithm: a calibration must be 20 times likelier than the next
 _FASTER = 0.8  # the interval of a part shrinks as steps ** -0.4: errors within a step are not independent
 _MOST_FACTOR = 1000.0
 
@@ -61,7 +61,7 @@ def trouble(found: Attribution) -> str:
             return (
                 f"ops of {typical * 1e6:.0f} us are too short for stamps that are {timeline.stamp_sd * 1e6:.2g} us off"
             )
-    if found.calibration.margin < _SURE:
+    if found.calibration.margin < SURE:
         return "two ways in which the sensor may see the past explain its readings alike: train more steps"
     if found.negative > _DISTRUST:
         return f"{found.negative:.0%} of the energy came out below 0: how the sensor sees the past was not found"
