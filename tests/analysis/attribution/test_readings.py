@@ -10,6 +10,7 @@ from stepscope.analysis.attribution.clock_fit import fitted_clock, is_periodic
 from stepscope.analysis.attribution.readings import from_counter, from_gauge, relatched
 from stepscope.analysis.attribution.register import by_clock, surprises, taken_apart
 from stepscope.analysis.attribution.update_clock import UpdateClock, clock_of_residuals
+from stepscope.record.sampler.deadlines import Deadlines
 
 RUN = execute(resnet_step(0), 40, 1)
 
@@ -143,6 +144,22 @@ def test_late_stamps_are_moved_onto_the_clock_even_where_readings_are_lost() -> 
 def test_a_dithered_sampler_has_no_clock() -> None:
     random = np.random.default_rng(1)
     assert not is_periodic(np.cumsum(0.01 * (0.5 + random.random(500))))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_deadlines_of_the_golden_ratio_that_are_read_late_are_no_clock(seed: int) -> None:
+    deadlines, late = Deadlines(0, 10_000_000, dither=True), np.random.default_rng(seed).exponential(1e-4, 500)
+    stamp = []
+    for _ in range(500):
+        stamp.append(deadlines.at_ns * 1e-9)
+        deadlines.advance(deadlines.at_ns)
+    assert not is_periodic(np.array(stamp) + late)
+
+
+def test_a_clock_with_lost_readings_is_one() -> None:
+    random = np.random.default_rng(1)
+    kept = random.random(600) > 0.2
+    assert is_periodic((0.01 * np.arange(600) + random.exponential(1e-3, 600))[kept])
 
 
 @pytest.mark.parametrize("poll", [0.003, 0.005])

@@ -8,6 +8,7 @@ from stepscope.analysis.intervals import Floats
 
 _ROUNDS = 12
 _LATE_WEIGHT = 0.05  # a stamp above the line says little: it was late
+_OFF, _OFTEN = 0.3, 0.1  # of a period off a whole number of them; a share of the distances
 _LOST, _NEAR = 1.5, 9  # a distance of so many periods may mean lost readings; so many neighbours decide
 
 
@@ -55,12 +56,17 @@ def is_periodic(stamp: Floats) -> bool:
     """Do the stamps keep to a clock: is their lateness against it bounded rather than a walk (a dithered sampler)?
 
     Distances of a clock that is read late alternate (late, then early): their neighbours correlate at -0.5.
-    A sampler that draws each distance anew has none; one that aims at a grid is a clock too.
+    A sampler that draws each distance anew has none; one that aims at a grid is a clock too. Distances of the golden
+    ratio (0.62 and 1.62 of a period) are no clock's: what is longer than a period must be several.
     """
     distance = np.diff(stamp)
     if len(distance) < 20:
         return False
-    regular = distance[distance < _LOST * float(np.median(distance))]
+    periods = distance / float(np.median(distance))
+    longer = periods > _LOST
+    if float((longer & (np.abs(periods - np.rint(periods)) > _OFF)).mean()) > _OFTEN:
+        return False
+    regular = distance[~longer]
     spread = regular - regular.mean()
     varies = float(spread @ spread)
     if varies <= 0 or spread.std() < 0.002 * regular.mean():
