@@ -129,7 +129,7 @@ def test_a_device_that_sleeps_is_waited_for(fleet: Hosts, tmp_path: Path) -> Non
 def test_a_board_that_stays_away_is_said_and_its_runs_are_made_when_it_is_back(fleet: Hosts, tmp_path: Path) -> None:
     folder = fleet_folder(tmp_path / "s", ["pair", "solo"], "ok")
     stop(fleet.state / "devices" / "z")
-    with pytest.raises(FleetIncomplete, match=r"solo \(1 runs not made\)"):
+    with pytest.raises(FleetIncomplete, match=r"solo \(1 run not made\)"):
         swept(folder, fleet, wait_s=1.0)
     assert statuses(folder) == {"pair": ["ok"], "solo": []}
     up(fleet)

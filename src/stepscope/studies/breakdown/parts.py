@@ -11,6 +11,7 @@ import polars as pl
 from stepscope.analysis.memory_events import peak
 from stepscope.analysis.run import Run
 from stepscope.analysis.steady import recorded_steps
+from stepscope.runfolder import PHASES
 from stepscope.studies.breakdown.families import OPTIMIZER, family
 
 _WHOLE = ("total", "device")  # components that stand for the whole board
@@ -78,9 +79,6 @@ def _half(row: Mapping[str, float | None]) -> float | None:
 
 
 def _share_of_optimizer(row: Mapping[str, float | None]) -> float:
-    phases = {name: row[name] or 0.0 for name in row if name.endswith("_ns") and name not in _SUMS}
+    phases = {phase: row.get(f"{phase}_ns") or 0.0 for phase in PHASES}
     whole = sum(phases.values())
-    return phases.get("optimizer_ns", 0.0) / whole if whole else 0.0
-
-
-_SUMS = ("total_ns", "low_ns", "high_ns")
+    return phases["optimizer"] / whole if whole else 0.0
