@@ -114,7 +114,8 @@ def line(cell: Cell, found: dict[str, Any]) -> str:
     fit, error = found["kinds"], found["error"]
     verdict = "reached" if fit["error"] <= cell.bar else "MISSED" if fit["resolved"] else "none called resolved"
     return (
-        f"| {cell.title} | {cell.model} | {cell.steps} of {found['step_s'] * 1e3:.0f} ms | {fit['error']:.1%} | {cell.bar:.1%} {verdict} "
+        f"| {cell.title} | {cell.model} | {cell.steps} of {found['step_s'] * 1e3:.0f} ms "
+        f"| {fit['error']:.1%} | {cell.bar:.1%} {verdict} "
         f"| {error['nearest']:.0%} | {error['overlap']:.0%} | {fit['inside']}/{fit['counted']} "
         f"| {found['modules']['inside']}/{found['modules']['counted']} | {fit['resolved']:.0%} | {fit['right']:.0%} "
         f"| {found['closure']:.2%} |"
