@@ -22,7 +22,7 @@ import torch
 
 from benchmarks.memory_truth import status_bytes
 from stepscope import workloads
-from stepscope.analysis.memory_model import PAGED_IN, Limit
+from stepscope.analysis.memory_model import Limit
 from stepscope.commands._jobs import workload_job
 from stepscope.record.allocators import child_environment
 from stepscope.record.workspaces import this_platform
@@ -64,8 +64,8 @@ def empty_bytes(workload: str, optimizer: str, batch: int) -> int:
     job = workload_job(workloads.find(workload), optimizer)
     children = [_child(workload, optimizer, batch, resource.RLIM_INFINITY) for _ in range(_EMPTY_TIMES)]
     whole = statistics.median_low(int(child.stdout.splitlines()[-1]) for child in children)
-    asked = Question(job, batch, None, _MALLOC, this_platform(), options=False)
-    return whole - answer(asked).peak_bytes - sum(PAGED_IN) // 2
+    said = answer(Question(job, batch, None, _MALLOC, this_platform(), options=False))
+    return whole - said.peak_bytes - sum(said.process.code) // 2
 
 
 def compare(workload: str, optimizer: str, batch: int) -> Row:

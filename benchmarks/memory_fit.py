@@ -1,8 +1,8 @@
-"""Predicted against measured memory: `python -m benchmarks.memory_fit [--quick] [--write FILE]`.
+"""Predicted against measured live peaks: `python -m benchmarks.memory_fit [--quick] [--write FILE]`.
 
-Each cell (workload, batch, optimizer, variant) is measured in clean processes, the live peak and the peak of the
-whole process with glibc's mmap threshold pinned and as it comes. Measurements are kept in --cache, a line each, so
-that an interrupted benchmark goes on where it was.
+Each cell (workload, batch, optimizer, variant) is measured by replaying every allocation of two real steps.
+Measurements are kept in --cache, a line each, so that an interrupted benchmark goes on where it was. Whole processes:
+`benchmarks.memory_process`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from typing import Any
 import torch
 
 from stepscope import workloads
-from stepscope.analysis.memory_model import PAGED_IN
 from stepscope.commands._jobs import workload_job
 from stepscope.errors import StepscopeError
 from stepscope.record.dry_run import DryRunStopped, dry_run
@@ -36,7 +35,7 @@ _MOST_FLOPS = 4e12  # of a step that this benchmark waits for
 _MOST_BYTES = 6_000_000_000
 _TIMEOUT_S = 900
 Cell = dict[str, Any]
-_PREDICTED: dict[str, tuple[int, int, int] | str] = {}
+_PREDICTED: dict[str, tuple[int, int] | str] = {}
 
 
 def cells(quick: bool, only: str | None = None, batches: tuple[int, ...] = _BATCHES) -> list[Cell]:
@@ -53,17 +52,17 @@ def cells(quick: bool, only: str | None = None, batches: tuple[int, ...] = _BATC
     return [*plain, *changed]
 
 
-def _dry(cell: Cell) -> tuple[int, int, int] | str:
+def _dry(cell: Cell) -> tuple[int, int] | str:
     try:
         job = workload_job(workloads.find(cell["workload"]), cell["optimizer"])
         run = dry_run(job, cell["batch"], Workspaces(this_platform()), VARIANTS[cell["variant"]])
     except (DryRunStopped, StepscopeError) as error:
         return str(error)
-    return run.peak_bytes, sum(run.peak_interval) // 2, run.flops
+    return run.peak_bytes, run.flops
 
 
-def predicted(cell: Cell) -> tuple[int, int, int] | str:
-    """(live peak, what of it is resident, FLOPs) of a cell, B, or why not; made once."""
+def predicted(cell: Cell) -> tuple[int, int] | str:
+    """(live peak in B, FLOPs) of a cell, or why not; made once."""
     key = json.dumps(cell, sort_keys=True)
     if key not in _PREDICTED:
         _PREDICTED[key] = _dry(cell)
@@ -113,8 +112,8 @@ def measure_live(cells: list[Cell], cache: Path, most_flops: float) -> None:
         left = left[1:] if left[0] not in known else [asked for asked in left if asked not in known]
 
 
-def _small_enough(said: tuple[int, int, int] | str, most_flops: float) -> bool:
-    return not isinstance(said, str) and said[2] * 3 <= most_flops and said[0] <= _MOST_BYTES
+def _small_enough(said: tuple[int, int] | str, most_flops: float) -> bool:
+    return not isinstance(said, str) and said[1] * 3 <= most_flops and said[0] <= _MOST_BYTES
 
 
 def _asked(cell: Cell, what: str, allocator: str) -> str:
@@ -127,41 +126,27 @@ def _known(cache: Path) -> dict[str, str]:
     return dict(line.split("\t", 1) for line in cache.read_text().splitlines())
 
 
-def compare(cell: Cell, cache: Path, processes: bool, most_flops: float = _MOST_FLOPS) -> dict[str, Any]:
-    """One row: prediction, measurements and errors; `note` where something is missing."""
+def compare(cell: Cell, cache: Path, most_flops: float = _MOST_FLOPS) -> dict[str, Any]:
+    """One row: prediction, measurement and error; `note` where something is missing."""
     said = predicted(cell)
     if isinstance(said, str):
         return {**cell, "note": f"not predicted: {said}"}
-    size, resident, _ = said
     if not _small_enough(said, most_flops):
-        return {**cell, "predicted": size, "note": "too large to be measured here"}
+        return {**cell, "predicted": said[0], "note": "too large to be measured here"}
+    row: dict[str, Any] = {**cell, "predicted": said[0]}
     live = measured(cell, "live", "", cache)
-    row: dict[str, Any] = {**cell, "predicted": size}
     if isinstance(live, str):
         return {**row, "note": live}
-    row |= {"live": live["peak"], "live_error": size / live["peak"] - 1}
-    paged_in = sum(PAGED_IN) // 2
-    for allocator in ("pinned", "default") if processes else ():
-        whole = measured(cell, "process", allocator, cache)
-        if not isinstance(whole, str):
-            row |= {
-                allocator: whole["peak"],
-                f"{allocator}_error": (resident + whole["base"] + paged_in) / whole["peak"] - 1,
-            }
-            row["base"] = whole["base"]
-    return row
+    return {**row, "live": live["peak"], "error": said[0] / live["peak"] - 1}
 
 
 def summary(rows: list[dict[str, Any]]) -> list[str]:
-    """Median and worst error of each comparison."""
-    lines = ["| against | cells | median error | worst | bar |", "| --- | --- | --- | --- | --- |"]
-    bars = {"live_error": "0.3 % / 3 %", "pinned_error": "0.5 % / 2 %", "default_error": ""}
-    for key, bar in bars.items():
-        large = [abs(row[key]) for row in rows if key in row and row["predicted"] > _SMALL_BYTES]
-        if large:
-            name = key.removesuffix("_error")
-            lines.append(f"| {name} | {len(large)} | {statistics.median(large):.2%} | {max(large):.2%} | {bar} |")
-    return lines
+    """Median and worst error."""
+    large = [abs(row["error"]) for row in rows if "error" in row and row["predicted"] > _SMALL_BYTES]
+    if not large:
+        return ["no step over 20 MB was measured"]
+    lines = ["| cells over 20 MB | median error | worst | bar |", "| --- | --- | --- | --- |"]
+    return [*lines, f"| {len(large)} | {statistics.median(large):.2%} | {max(large):.2%} | 0.3 % / 3 % |"]
 
 
 def markdown(rows: list[dict[str, Any]]) -> str:
@@ -171,18 +156,15 @@ def markdown(rows: list[dict[str, Any]]) -> str:
         "",
         *summary(rows),
         "",
-        "| workload | batch | optimizer | variant | predicted | live | error | process pinned | error | default |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+        "| workload | batch | optimizer | variant | predicted | live | error |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
     ]
-    for row in sorted(rows, key=lambda row: -abs(row.get("live_error", 0))):
-        sizes = {
-            key: f"{row[key] / 1e6:.2f}" if key in row else "" for key in ("predicted", "live", "pinned", "default")
-        }
-        errors = {key: f"{row[key]:+.2%}" if key in row else "" for key in ("live_error", "pinned_error")}
+    for row in sorted(rows, key=lambda row: -abs(row.get("error", 0))):
+        said, live = (f"{row[key] / 1e6:.2f}" if key in row else "" for key in ("predicted", "live"))
+        error = f"{row['error']:+.2%}" if "error" in row else ""
         lines.append(
-            f"| {row['workload']} | {row['batch']} | {row['optimizer']} | {row['variant']} | {sizes['predicted']} "
-            f"| {sizes['live'] or row.get('note', '')} | {errors['live_error']} | {sizes['pinned']} "
-            f"| {errors['pinned_error']} | {sizes['default']} |"
+            f"| {row['workload']} | {row['batch']} | {row['optimizer']} | {row['variant']} | {said} "
+            f"| {live or row.get('note', '')} | {error} |"
         )
     return "\n".join(lines) + "\n"
 
@@ -190,7 +172,6 @@ def markdown(rows: list[dict[str, Any]]) -> str:
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--quick", action="store_true", help="six workloads, batch 4 and 16")
-    arguments.add_argument("--no-process", action="store_true", help="live peaks only")
     arguments.add_argument("--cache", type=Path, default=Path("memory_fit.tsv"))
     arguments.add_argument("--write", type=Path)
     arguments.add_argument("--only", help="workloads, with commas")
@@ -215,7 +196,7 @@ def _compared(cells: list[Cell], options: argparse.Namespace) -> list[dict[str, 
     measure_live(cells, options.cache, options.most_flops)
     rows = []
     for cell in cells:
-        rows.append(compare(cell, options.cache, not options.no_process, options.most_flops))
+        rows.append(compare(cell, options.cache, options.most_flops))
         shown = {k: f"{v:+.3%}" if k.endswith("error") else v for k, v in rows[-1].items() if k not in cell}
         print(*cell.values(), shown, flush=True)
     return rows
