@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -73,16 +73,8 @@ def import_file(
         _refuse_another_time(file, logs)
     origin_ns = file.origin_ns if file is not None else _origin(logs)
     writer = RunWriter.create(out, options.name or source.name.partition(".")[0], unix_s=origin_ns / 1e9)
-    try:
+    with _whole_or_nothing(writer, out):
         return _written(writer, source, kind, file, logs, origin_ns, options)
-    except OSError as error:
-        _take_back(writer)
-        raise OutputNotWritable(
-            f"cannot write below '{out}': {error.strerror or error}", "free some space, or choose a folder with --out"
-        ) from error
-    except BaseException:
-        _take_back(writer)
-        raise
 
 
 def _import_own(source: Path, beside: Sequence[str | Path], out: str | Path, options: Options) -> Path:
@@ -97,7 +89,7 @@ def _import_own(source: Path, beside: Sequence[str | Path], out: str | Path, opt
     began_ns = (file.meta.get("clock") or {}).get("unix_ns")
     began_s = began_ns / 1e9 if isinstance(began_ns, int) else None
     writer = RunWriter.create(out, str(workload["name"]), unix_s=began_s)
-    try:
+    with _whole_or_nothing(writer, out):
         write_own_export(writer, file)
         lacks = [*LACKS, *([CUT_OFF] if file.cut_off else [])]
         write_logs(writer.path, [], [_missing(*lack) for lack in lacks], 0)
@@ -110,14 +102,6 @@ def _import_own(source: Path, beside: Sequence[str | Path], out: str | Path, opt
             imported={"kind": OWN, "file": source.name, **_content(source), "run": file.run, "lacks": stated},
         )
         writer.close("ok")
-    except OSError as error:
-        _take_back(writer)
-        raise OutputNotWritable(
-            f"cannot write below '{out}': {error.strerror or error}", "free some space, or choose a folder with --out"
-        ) from error
-    except BaseException:
-        _take_back(writer)
-        raise
     return writer.path
 
 
@@ -252,6 +236,21 @@ def _span(t0_ns: Any, t1_ns: Any) -> str:
 
 def _missing(what: str, why: str, remedy: str | None) -> dict[str, Any]:
     return {"sensor": what, "reason": "not in the file", "detail": why, "remedy": remedy}
+
+
+@contextlib.contextmanager
+def _whole_or_nothing(writer: RunWriter, out: str | Path) -> Iterator[None]:
+    """A run that could not be written is taken back; a full or read-only disk is said in the user's words."""
+    try:
+        yield
+    except OSError as error:
+        _take_back(writer)
+        raise OutputNotWritable(
+            f"cannot write below '{out}': {error.strerror or error}", "free some space, or choose a folder with --out"
+        ) from error
+    except BaseException:
+        _take_back(writer)
+        raise
 
 
 def _take_back(writer: RunWriter) -> None:
