@@ -25,7 +25,7 @@ class Board:
     components: Mapping[str, Component]
     rails: Mapping[str, tuple[str, ...]]
     scale: float
-    tick_ns: int  # nothing that a reader can see changes faster, on the whole
+    tick_ns: int  # the board looks at the trainer's marks at least every second one, whatever its sensors do
 
 
 _TX2 = {

@@ -59,7 +59,8 @@ def probe_all(
 ) -> dict[str, Probed]:
     """The workspace of each call; an op that cannot run alone is left to its rule."""
     found: dict[str, Probed] = {}
-    for done, (key, call) in enumerate(calls.items(), 1):
+    for done, (key, call) in enumerate(calls.items()):
+        progress(done, len(calls))
         small, large = _SAMPLES
         try:
             low, high = workspace_bytes(call, small), workspace_bytes(call, large)
@@ -67,7 +68,7 @@ def probe_all(
             continue
         per_sample = (high - low) / (large - small)
         found[key] = Probed(low - per_sample * small, per_sample)
-        progress(done, len(calls))
+    progress(len(calls), len(calls))
     return found
 
 
