@@ -16,6 +16,7 @@ from stepscope.analysis.boards.contract import Board
 from stepscope.errors import UnknownName, UsageError
 
 EMPTY_PROCESS = (316_000_000, 329_000_000)  # Python, torch, an optimizer and one tiny step (torch 2.13, x86)
+EMPTY_ELSEWHERE = (225_000_000, 340_000_000)  # another processor's libraries are smaller or larger: not measured
 PAGED_IN = (6_000_000, 30_000_000)  # code and primitives that the first real step brings in, whatever the model
 ALWAYS_MAPPED = 32 << 20  # glibc maps larger blocks one by one and gives them back at once (DEFAULT_MMAP_THRESHOLD_MAX)
 UNSETTLED, SETTLED = 400_000_000, 1_200_000_000  # B in glibc's heap, between which it wastes a smaller share

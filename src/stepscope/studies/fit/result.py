@@ -98,7 +98,7 @@ class FitResult:
         """Live bytes at the peak by category, and what comes on top; adds up to the middle of the process's peak."""
         parts = dict(self.live.breakdown)
         parts["empty process"] = sum(self.process.empty_process) // 2
-        parts["code"] = sum(self.process.code) // 2
+        parts["kernels' code"] = sum(self.process.code) // 2
         parts["allocator"] = self.process.middle - sum(parts.values())
         return parts
 

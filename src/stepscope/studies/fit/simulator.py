@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from stepscope.analysis.memory_model import (
+    EMPTY_ELSEWHERE,
     EMPTY_PROCESS,
     MARGIN,
     Allocator,
@@ -52,8 +53,9 @@ class Simulator:
         if most > _PARTLY_TOUCHED * live.high:
             by = replace(by, low=1.0)
         low, high = self._kept.corrected(live.low, most)
-        code = code_bytes(live.code, self.workspaces.platform)
-        empty = self._kept.empty_process or EMPTY_PROCESS
+        platform = self.workspaces.platform
+        code = code_bytes(live.code, platform)
+        empty = self._kept.empty_process or (EMPTY_PROCESS if platform.block else EMPTY_ELSEWHERE)
         return process_peak((low, high), live.mapped, by, empty, code, live.largest_hole)
 
     def largest(self, job: Job, limit: Limit, start: int) -> tuple[int, int]:
