@@ -72,8 +72,9 @@ def calibrate(timeline: Timeline, readings: Readings, width: float | None = None
         problem = _Problem.of(timeline, readings.first(most))
         if problem.timeline.steps < few.timeline.steps:  # many readings a step: the spread ones saw more
             problem = few
-        _, best = _descend(problem, best, free, _POLISH_ROUNDS)
     best, margin = (best, np.inf) if rival is None else _decided(few, problem, free, best, rival)
+    if problem is not few:
+        _, best = _descend(problem, best, free, _POLISH_ROUNDS)
     sd = problem.uncertainty(best, free)
     return Calibration(_model(best, problem.readings), *sd, margin=margin)
 
