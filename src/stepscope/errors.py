@@ -22,7 +22,7 @@ from collections.abc import Iterable
 
 
 class StepscopeError(Exception):
-    """What went wrong, and in `hint` what to do next."""
+    """An error of Stepscope; `hint` says what to do next."""
 
     exit_code = 1
 
@@ -32,7 +32,7 @@ class StepscopeError(Exception):
 
 
 class UsageError(StepscopeError):
-    """What was asked for cannot be done as asked."""
+    """A request that cannot be fulfilled as it was made."""
 
     exit_code = 2
 

@@ -1,4 +1,4 @@
-"""Finding the files of a growing folder, and what other packages add to it: the folder is its own registry.
+"""Code that is found by name: the files of a growing folder, what other packages add to it, and what draws a result.
 
 A third-party package adds to a folder through an entry point that names one of its modules:
 
@@ -29,7 +29,7 @@ def discover(
 ) -> Discovery:
     """Import the modules of a package folder, by name, then the entry points of a group; none can raise.
 
-    Sub-packages, files that start with "_" and the names in `skip` are left out. `points` replaces the
+    Sub-packages, files that start with "_" and the names in `skip` are excluded. `points` replaces the
     entry points of the installed packages.
     """
     modules: list[ModuleType] = []
@@ -42,6 +42,21 @@ def discover(
     return Discovery(tuple(modules), tuple(warnings))
 
 
+# Functions that give the HTML of a result, or None where the extra `report` is not installed. The one place in which a
+# room names one above it: analysis does not import what draws it, and a notebook asks the result itself.
+_NOTEBOOK_VIEWS = {
+    "Run": ("stepscope.report.html", "run_html"),
+    "Comparison": ("stepscope.report.html", "comparison_html"),
+}
+
+
+def draw_in_notebook(kind: str, result: object) -> str | None:
+    """Return the HTML of a result for a notebook, by the class that it is documented as."""
+    module, function = _NOTEBOOK_VIEWS[kind]
+    html: str | None = getattr(importlib.import_module(module), function)(result)
+    return html
+
+
 def _file_names(package: ModuleType, skip: Collection[str]) -> list[str]:
     found = pkgutil.iter_modules(package.__path__)
     return sorted(m.name for m in found if not m.ispkg and not m.name.startswith("_") and m.name not in skip)
@@ -52,4 +67,4 @@ def _try(module: str, said: str, modules: list[ModuleType], warnings: list[str])
     try:
         modules.append(importlib.import_module(module))
     except Exception as error:
-        warnings.append(f"{said} was left out: {type(error).__name__}: {error}")
+        warnings.append(f"{said} was excluded: {type(error).__name__}: {error}")

@@ -6,6 +6,8 @@ NOT_MEASURED = "-"
 _PREFIXES = [(1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, "")]
 _SMALL_PREFIXES = [*_PREFIXES, (1e-3, "m"), (1e-6, "u")]
 _DIVIDED = {"J", "W", "V", "A", "Wh", "C"}  # units whose thousandths people use; nobody says millibyte
+_SHARES = ("1", "share", "ratio")
+_NO_PREFIX = {"": "", "cores": "cores", "%": "%", "degC": "°C", "°C": "°C"}
 _TIME = [(3.6e12, "h"), (6e10, "min"), (1e9, "s"), (1e6, "ms"), (1e3, "us"), (1.0, "ns")]
 
 
@@ -31,12 +33,84 @@ def si(value: float | None, unit: str, digits: int = 3) -> str:
     return f"{number(value / scale, digits)} {prefix}{unit}".rstrip()
 
 
-def si_within(value: float | None, low: float | None, high: float | None, unit: str) -> str:
-    """A value with the ends of its interval, all three with one prefix: "70.6 mJ (68 to 73.1)"."""
+def amount(value: float | None, unit: str, digits: int = 3) -> str:
+    """A value of any unit or of none: "12.1 ms", "12.5 %", "2 cores", "340 samples/s", "51 °C"."""
+    if value is None:
+        return NOT_MEASURED
+    scale, shown = _scale(value, unit)
+    text = _digits(value / scale, unit, digits)
+    return f"{text} {'core' if shown == 'cores' and text == '1' else shown}".rstrip()
+
+
+def estimate(value: float | None, low: float | None, high: float | None, unit: str, digits: int = 3) -> str:
+    """A value with its 95 % CI, all three with one prefix: "70.6 mJ [68, 73.1]"; without an interval, the value."""
     if value is None or low is None or high is None:
-        return si(value, unit)
+        return amount(value, unit, digits)
+    scale, _ = _scale(value, unit)
+    return f"{amount(value, unit, digits)} [{', '.join(_digits(end / scale, unit, digits) for end in (low, high))}]"
+
+
+def interval(low: float | None, high: float | None, unit: str) -> str:
+    """The ends of a 95 % CI in a column of their own: "[11.9, 12.4] ms"; empty where there is none."""
+    if low is None or high is None:
+        return ""
+    (first, _, first_unit), (last, _, last_unit) = (amount(end, unit).partition(" ") for end in (low, high))
+    if first_unit == last_unit or unit == "cores":  # the unit once is enough
+        return f"[{first}, {last}] {last_unit}".rstrip()
+    return f"[{amount(low, unit)}, {amount(high, unit)}]"
+
+
+def _scale(value: float, unit: str) -> tuple[float, str]:
+    """What divides a value for people to read it, and the unit that it then has."""
+    if unit in ("ns", "s"):
+        factor = 1.0 if unit == "ns" else 1e-9
+        scale, shown = next((pair for pair in _TIME if abs(value) / factor >= pair[0]), _TIME[-1])
+        return scale * factor, shown
+    if unit in _SHARES:
+        return 0.01, "%"
+    if "/" in unit or " " in unit or unit in _NO_PREFIX:
+        return 1.0, _NO_PREFIX.get(unit, unit)
     scale, prefix = _prefix(value, unit)
-    return f"{number(value / scale)} {prefix}{unit} ({number(low / scale)} to {number(high / scale)})"
+    return scale, f"{prefix}{unit}"
+
+
+def _digits(value: float, unit: str, digits: int) -> str:
+    return f"{value:.1f}" if unit in _SHARES else number(value, digits)
+
+
+ROW_LABELS = {  # names of rows in tables of data, as a reader sees them
+    "(between operations)": "(framework overhead)",
+    "(residual)": "(unattributed)",
+    "(not attributed)": "(unattributed)",
+    "(timed less recorded steps)": "(unprofiled less profiled steps)",
+}
+
+
+def row_label(name: str) -> str:
+    """Return the name of a row of a table as a reader sees it: row_label("(residual)") is "(unattributed)"."""
+    return ROW_LABELS.get(name, name)
+
+
+def component_label(name: str) -> str:
+    """Return the name of a component as a reader sees it; what no rail inside a total measures is "unattributed"."""
+    return "unattributed" if name == "rest" else name
+
+
+CATEGORY_LABELS = {"saved": "activations", "optimizer": "optimizer state", "temporary": "temporaries"}
+CATEGORY_LEGEND = (
+    "{" + ", ".join(f"{name}: '{label}'" for name, label in CATEGORY_LABELS.items()) + "}[datum.label] || datum.label"
+)  # a Vega expression
+
+
+def category_label(name: str) -> str:
+    """Return the name of a category of memory as a reader sees it: category_label("saved") is "activations"."""
+    return CATEGORY_LABELS.get(name, name)
+
+
+def bracketed(low: str, high: str) -> str:
+    """Return the ends of a CI as they stand behind their value: "[11.9, 12.4]"; units stay where they differ."""
+    (first, _, unit), (last, _, other) = low.partition(" "), high.partition(" ")
+    return f"[{first}, {last}]" if unit == other else f"[{low}, {high}]"
 
 
 def _prefix(value: float, unit: str) -> tuple[float, str]:

@@ -2,6 +2,8 @@
 
 `RunWriter` is the recording half, `RunReader` the reading half; they share nothing else but the columns of `schema`.
 Every file has one writer and can be read after a crash up to its last flush. docs/run-folder.md is the page for users.
+The writer is standard library; what needs numpy or polars is imported when it is asked for: a training process never
+needs polars, and the command line that waits for it neither.
 
 Schema history
   1  first version
@@ -9,34 +11,53 @@ Schema history
 
 from __future__ import annotations
 
-from stepscope.runfolder.reader import RunReader
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from stepscope.runfolder.schema import (
     CATEGORIES,
-    MEMORY,
-    MODEL,
+    COLLECTIVE,
+    COLLECTIVE_CALL,
+    COMMUNICATION,
     MODULE_CALL,
-    OPS,
     PHASES,
-    QUANTITIES,
     SCHEMA,
     STATUSES,
-    STEPS,
     sample_dtype,
 )
 from stepscope.runfolder.writer import RunWriter
 
+if TYPE_CHECKING:
+    from stepscope.runfolder.parts import Part
+    from stepscope.runfolder.reader import MEMORY, MODEL, OPS, STEPS, RunReader, part_of
+
 __all__ = [
     "CATEGORIES",
+    "COLLECTIVE",
+    "COLLECTIVE_CALL",
+    "COMMUNICATION",
     "MEMORY",
     "MODEL",
     "MODULE_CALL",
     "OPS",
     "PHASES",
-    "QUANTITIES",
     "SCHEMA",
     "STATUSES",
     "STEPS",
+    "Part",
     "RunReader",
     "RunWriter",
+    "part_of",
     "sample_dtype",
 ]
+
+_LAZY = {
+    "Part": "stepscope.runfolder.parts",
+    **dict.fromkeys(("MEMORY", "MODEL", "OPS", "STEPS", "RunReader", "part_of"), "stepscope.runfolder.reader"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_LAZY[name]), name)

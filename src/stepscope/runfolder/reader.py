@@ -1,32 +1,46 @@
-"""The reading half: one run folder, finished, running or broken off."""
+"""The reading half: one run folder, finished, running or broken off, as frames of polars."""
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+import numpy as np
 import polars as pl
 
-from stepscope.errors import RunDamaged, RunNotFound, SchemaTooNew, UnknownName
+from stepscope.errors import RunDamaged, RunError, RunNotFound, SchemaTooNew, UnknownName
+from stepscope.liveness import is_running
+from stepscope.quantities import SAMPLED
+from stepscope.run_paths import find_run
+from stepscope.runfolder.parts import Part, from_bytes, null_below_zero
 from stepscope.runfolder.schema import (
-    MEMORY,
-    MODEL,
-    OPS,
-    QUANTITIES,
+    MEMORY_COLUMNS,
+    MODEL_COLUMNS,
+    NO_SAMPLES,
+    OPS_COLUMNS,
+    PARTS,
     SCHEMA,
-    STEPS,
-    channel_names,
-    read_sample_rows,
-    read_step_rows,
+    STEP_ROW,
+    STEPS_COLUMNS,
+    TABLES,
+    TEXT,
+    sample_dtype,
 )
-from stepscope.which_run import find_run
+
+R = TypeVar("R")
 
 
 class RunReader:
-    """Reads one run folder, finished, running or broken off; a missing file reads as an empty frame.
+    """A run folder as it lay on disk when this was made: finished, running or broken off.
+
+    Each file is read at most once, when it is first asked for; of a run that goes on, no further than it reached at the
+    start. What was read is shared: frames and dictionaries are not to be changed. A missing file reads as empty.
 
     path: the folder, the name of one in `runs`, or "last" for the newest there.
     """
@@ -34,6 +48,12 @@ class RunReader:
     def __init__(self, path: str | Path) -> None:
         self.path = find_run(path)
         self.meta = _read_header(self.path)
+        self.damaged: list[str] = []
+        self._grows = self.meta.get("status") == "running"
+        self._json_files: dict[str, dict[str, Any]] = {}
+        self._sensors: dict[str, pl.DataFrame] = {}
+        if self._grows:
+            self._hold_still()
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.id}: {self.status}>"
@@ -42,71 +62,91 @@ class RunReader:
     def id(self) -> str:
         return str(self.meta.get("id", self.path.name))
 
-    @property
+    @cached_property
     def status(self) -> str:
         """running, ok, failed, oom or interrupted; a running run whose trainer is gone is "interrupted"."""
         status = str(self.meta.get("status", "interrupted"))
-        return "interrupted" if status == "running" and not _alive(self.meta.get("pid")) else status
+        return "interrupted" if status == "running" and not is_running(self.meta.get("pid")) else status
 
     @property
     def warmup_steps(self) -> int:
         return int(self.meta.get("warmup_steps", 3))
 
     @property
+    def is_part(self) -> bool:
+        """Return whether this is the part of a further process, in the folder of the run."""
+        return self.path.resolve().parent.name == PARTS
+
+    @cached_property
+    def part_folders(self) -> list[Path]:
+        """Folders of the parts that further processes of a distributed training wrote, in order of their names."""
+        folders = [header.parent for header in (self.path / PARTS).glob("*/run.json")]
+        return sorted(folders, key=lambda path: (len(path.name), path.name))
+
+    @cached_property
+    def parts(self) -> Mapping[Path, RunReader | RunError]:
+        """Each of `part_folders` as a reader, or why it cannot be read."""
+        return self._open_parts(RunReader)
+
+    @cached_property
+    def files(self) -> dict[str, tuple[int, int]]:
+        """Size in bytes and time of the last change, ns, of each file with rows or facts, by its name in the folder."""
+        return dict(_listed(self.path))
+
+    @cached_property
     def device(self) -> dict[str, Any]:
         """device.json, or an empty dictionary."""
-        return self._json("device.json") or {}
+        return self._json("device.json")
 
-    @property
+    @cached_property
+    def sampling(self) -> dict[str, Any]:
+        """channels.json: channels, the process that was watched, the sensors that gave nothing; else empty."""
+        return self._json("channels.json")
+
+    @cached_property
     def channels(self) -> list[dict[str, Any]]:
-        """channels.json: what each sampled column is."""
-        return list((self._json("channels.json") or {}).get("channels", []))
+        """Return the facts of each sampled column."""
+        return list(self.sampling.get("channels", []))
 
-    @property
+    @cached_property
     def events(self) -> list[dict[str, Any]]:
-        """events.jsonl in order of time; a last line that was cut off is left out, one before it is damage."""
+        """events.jsonl in order of time; a last line that was cut off is excluded, one before it is damage."""
         return sorted(self._event_lines(), key=lambda event: int(event.get("t_ns", 0)))
 
-    @property
+    @cached_property
     def model(self) -> pl.DataFrame:
         """The module tree, one row a module, columns as `MODEL`."""
-        modules = (self._json("model.json") or {}).get("modules", [])
+        modules = self._json("model.json").get("modules", [])
         return pl.DataFrame([{k: m.get(k) for k in MODEL} for m in modules], schema=MODEL)
 
-    @property
+    @cached_property
     def steps(self) -> pl.DataFrame:
         """Every step, columns as `STEPS`, in order."""
-        for name, read in (("steps.parquet", _read_parquet), ("steps.rows", read_step_rows)):
-            path = self.path / name
-            if path.exists():
-                frame: pl.DataFrame | None = self._try(path, read)
-                if frame is not None:
-                    return frame.sort("step")
-        return pl.DataFrame(schema=STEPS)
+        frame = self._rows("steps", STEP_ROW, steps_of)
+        return pl.DataFrame(schema=STEPS) if frame is None else frame.sort("step")
 
     @property
     def ops(self) -> pl.DataFrame:
-        """Every recorded op instance, columns as `OPS`, in order of step and row."""
+        """Every recorded op call, columns as `OPS`, in order of step and row."""
         return self.scan_ops().collect()
 
     def scan_ops(self) -> pl.LazyFrame:
-        """The op instances as a lazy frame: pick columns before collecting a long run."""
-        return self._scan("ops", OPS)
+        """The op calls as a lazy frame: pick columns before collecting a long run."""
+        return self._packed_ops
 
-    @property
+    @cached_property
     def memory_events(self) -> pl.DataFrame:
-        """Allocations and frees of the recorded steps, columns as `MEMORY`, in order of time."""
+        """Allocations and frees of the profiled steps, columns as `MEMORY`, in order of time."""
         return self._scan("memory", MEMORY).collect().sort("t_ns", maintain_order=True)
 
     def sensor(self, name: str) -> pl.DataFrame:
-        """The samples of one sensor: t0_ns, t1_ns and one column a channel, null where nothing was read."""
-        parquet, rows = self.path / "samples" / f"{name}.parquet", self.path / "samples" / f"{name}.rows"
-        frame = None
-        if parquet.exists():
-            frame = self._try(parquet, _read_parquet)
-        elif rows.exists():
-            frame = self._try(rows, lambda path: read_sample_rows(path, channel_names(self.path, name)))
-        return pl.DataFrame(schema={"t0_ns": pl.Int64, "t1_ns": pl.Int64}) if frame is None else frame
+        """The samples of one sensor in order of t0_ns: t0_ns, t1_ns and a column a channel, null where not read."""
+        if name not in self._sensors:
+            columns = [channel["id"] for channel in self.channels if channel["sensor"] == name]
+            frame = self._rows(f"samples/{name}", sample_dtype(columns), partial(_described, columns))
+            empty = pl.DataFrame(schema={"t0_ns": pl.Int64, "t1_ns": pl.Int64})
+            self._sensors[name] = empty if frame is None else frame.sort("t0_ns", maintain_order=True)
+        return self._sensors[name]
 
     def samples(self, quantity: str) -> pl.DataFrame:
         """All channels of a quantity, long: t0_ns, t1_ns, channel, scope, value (null where not read).
@@ -114,7 +154,7 @@ class RunReader:
         Empty where the quantity was not sampled; UnknownName where there is no such quantity.
         """
         sampled = {channel["quantity"] for channel in self.channels}
-        if sampled and quantity not in sampled | QUANTITIES:
+        if sampled and quantity not in sampled | SAMPLED:
             raise UnknownName("quantity", quantity, sampled)
         parts = []
         for channel in self.channels:
@@ -128,16 +168,43 @@ class RunReader:
         schema = {"t0_ns": pl.Int64, "t1_ns": pl.Int64, "channel": pl.String, "scope": pl.String, "value": pl.Float64}
         return pl.concat(parts) if parts else pl.DataFrame(schema=schema)
 
-    def _json(self, name: str) -> dict[str, Any] | None:
-        try:
-            content = json.loads((self.path / name).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return None
-        return content if isinstance(content, dict) else None
+    def _hold_still(self) -> None:
+        """Note how far the files of a run that goes on reach, and read those that are replaced."""
+        _ = self.files, self.parts
+        for name in _REPLACED:
+            self._json(name)
+
+    def _open_parts(self, open_part: Callable[[Path], R]) -> dict[Path, R | RunError]:
+        opened: dict[Path, R | RunError] = {}
+        for folder in self.part_folders:
+            try:
+                opened[folder] = open_part(folder)
+            except RunError as error:
+                opened[folder] = error
+        return opened
+
+    @cached_property
+    def _packed_ops(self) -> pl.LazyFrame:
+        return self._scan("ops", OPS)
+
+    def _bytes(self, name: str) -> bytes:
+        """The content of a file as far as it reached: the one place where a file of the folder is opened."""
+        if not self._grows or not name.endswith(_APPENDED):
+            return (self.path / name).read_bytes()
+        return (self.path / name).read_bytes()[: self.files.get(name, (0, 0))[0]]
+
+    def _json(self, name: str) -> dict[str, Any]:
+        if name not in self._json_files:
+            try:
+                content = json.loads(self._bytes(name).decode("utf-8"))
+            except (OSError, ValueError):
+                content = None
+            self._json_files[name] = content if isinstance(content, dict) else {}
+        return self._json_files[name]
 
     def _event_lines(self) -> Iterator[dict[str, Any]]:
         try:
-            lines = (self.path / "events.jsonl").read_text(encoding="utf-8", errors="replace").splitlines()
+            lines = self._bytes("events.jsonl").decode("utf-8", errors="replace").splitlines()
         except OSError:
             return
         for number, line in enumerate(lines, 1):
@@ -145,37 +212,89 @@ class RunReader:
                 event = json.loads(line)
             except ValueError:
                 if number < len(lines):  # the last may be cut off by a crash, and lacks nothing that was whole
-                    self._found_damaged(self.path / "events.jsonl")
+                    self._found_damaged("events.jsonl")
                 continue
             if isinstance(event, dict):
                 yield event
 
+    def _rows(self, stem: str, dtype: np.dtype[Any], frame_of_rows: Callable[[_Rows], pl.DataFrame]) -> Any:
+        """The rows of a file that grows, packed or not; None where there is none."""
+        packed, rows = f"{stem}.parquet", f"{stem}.rows"
+        if self._grows and not {packed, rows} & self.files.keys():
+            return None
+        frame = self._either(packed, pl.read_parquet, rows, lambda data: frame_of_rows(_whole_rows(data, dtype)))
+        if frame is None or not self._grows or packed in self.files:
+            return frame
+        return frame.head(self.files[rows][0] // dtype.itemsize)  # it may have been packed since, with what came then
+
     def _scan(self, folder: str, schema: dict[str, Any]) -> pl.LazyFrame:
-        parts = [part for part in sorted((self.path / folder).glob("*.parquet")) if self._readable(part)]
-        if not parts:
-            return pl.LazyFrame(schema=schema)
-        return pl.concat([pl.scan_parquet(part, glob=False) for part in parts], how="vertical")
+        """All parts of a folder: Parquet where one was packed, held as it lies on disk, else as it was written."""
+        stems = {name.rpartition(".")[0] for name in self.files if name.startswith(f"{folder}/")}
+        in_order = sorted(stems, key=lambda stem: (len(stem), stem))
+        parse = partial(_parse_part, table=folder)
+        frames = [self._either(f"{stem}.parquet", _scan_parquet, f"{stem}.part", parse) for stem in in_order]
+        known = [frame for frame in frames if frame is not None]
+        return pl.concat(known, how="vertical") if known else pl.LazyFrame(schema=schema)
 
-    def _readable(self, path: Path) -> bool:
-        return self._try(path, pl.read_parquet_schema) is not None
+    def _either(self, packed: str, read: Callable[[bytes], Any], rows: str, read_rows: Callable[[bytes], Any]) -> Any:
+        """The content of a packed file, else of what it is made of; None where there is neither, or both are damaged.
 
-    def _try(self, path: Path, read: Callable[[Path], Any]) -> Any:
+        Packed again at the end: it may have come while the other was looked for.
+        """
+        for name, parse in ((packed, read), (rows, read_rows), (packed, read)):
+            if name not in self.damaged and (self.path / name).exists():
+                content = self._try(name, parse)
+                if content is not None:
+                    return content
+        return None
+
+    def _try(self, name: str, parse: Callable[[bytes], Any]) -> Any:
         """The content of a file, or None where it is damaged: the rest of the run is still worth reading."""
         try:
-            return read(path)
+            return parse(self._bytes(name))
         except (OSError, ValueError, pl.exceptions.PolarsError):
-            self._found_damaged(path)
+            if (self.path / name).exists():  # else it was packed meanwhile
+                self._found_damaged(name)
             return None
 
-    def _found_damaged(self, path: Path) -> None:
-        self.damaged = sorted({*self.damaged, path.relative_to(self.path).as_posix()})
-
-    damaged: list[str] = []  # noqa: RUF012 - replaced, never changed in place
+    def _found_damaged(self, name: str) -> None:
+        self.damaged = sorted({*self.damaged, name})
 
 
-def _read_parquet(path: Path) -> pl.DataFrame:
-    """The very file of that name: a folder may be called `batch [16]`, which is a pattern otherwise."""
-    return pl.read_parquet(path, glob=False)
+_REPLACED = ("device.json", "channels.json", "model.json")  # as a whole, also while a run goes on
+_APPENDED = (".rows", ".jsonl")
+_FACTS = {*_REPLACED, "events.jsonl", "steps.rows", "steps.parquet"}
+_FOLDERS = ("ops", "memory", "samples")
+_TABLES = (".parquet", ".part", ".rows")
+_Rows = np.ndarray[Any, np.dtype[Any]]
+
+
+def _listed(run: Path) -> Iterator[tuple[str, tuple[int, int]]]:
+    """Name, size in bytes and time of the last change, ns, of each file that a reader reads, but run.json."""
+    for folder in ("", *_FOLDERS):
+        with contextlib.suppress(OSError), os.scandir(run / folder) as entries:
+            for entry in entries:
+                read = entry.name.endswith(_TABLES) and entry.name[0] != "." if folder else entry.name in _FACTS
+                with contextlib.suppress(OSError):
+                    if read and entry.is_file():
+                        state = entry.stat()
+                        yield f"{folder}/{entry.name}".lstrip("/"), (state.st_size, state.st_mtime_ns)
+
+
+def _scan_parquet(data: bytes) -> pl.LazyFrame:
+    """The file in memory, as small as on disk, from which each query takes its columns; raises where it is damaged."""
+    pl.read_parquet_schema(io.BytesIO(data))
+    return pl.scan_parquet(data)
+
+
+def _described(columns: list[str], rows: _Rows) -> pl.DataFrame:
+    if not columns:
+        raise ValueError("no channel describes these rows")
+    return samples_of(rows, columns)
+
+
+def _parse_part(data: bytes, table: str) -> pl.LazyFrame:
+    return frame_of(from_bytes(data, table), table).lazy()
 
 
 def _read_header(path: Path) -> dict[str, Any]:
@@ -206,13 +325,81 @@ def _migrated(header: dict[str, Any], path: Path) -> dict[str, Any]:
     return header
 
 
-def _alive(pid: object) -> bool:
-    if not isinstance(pid, int):
-        return False
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        return True
-    return True
+_PLAIN: dict[str, Any] = {
+    "bool": pl.Boolean,
+    "int32": pl.Int32,
+    "int64": pl.Int64,
+    "uint32": pl.UInt32,
+    "float64": pl.Float64,
+}
+STEPS = {name: _PLAIN[kind] for name, kind in STEPS_COLUMNS.items()}
+OPS = {name: _PLAIN.get(kind, pl.Categorical) for name, kind in OPS_COLUMNS.items()}
+MEMORY = {name: _PLAIN.get(kind, pl.Categorical) for name, kind in MEMORY_COLUMNS.items()}
+MODEL = {name: _PLAIN.get(kind, pl.String) for name, kind in MODEL_COLUMNS.items()}
+
+
+def part_of(frame: pl.DataFrame, table: str) -> Part:
+    """Return a frame of op calls or memory events as a part, for `RunWriter.ops` or `RunWriter.memory`."""
+    columns: dict[str, np.ndarray[Any, Any]] = {}
+    texts: dict[str, list[str]] = {}
+    for name, kind in TABLES[table].items():
+        column = frame[name]
+        if kind == TEXT:
+            column = column.cast(pl.String)
+            texts[name] = column.drop_nulls().unique(maintain_order=True).to_list()
+            numbers = dict(zip(texts[name], range(len(texts[name])), strict=True))
+            column = column.replace_strict(numbers, default=None, return_dtype=pl.Int64)
+        filled = column.cast(pl.Int64).fill_null(-1) if null_below_zero(table, name) else column.cast(pl.Int64)
+        if filled.null_count():
+            raise ValueError(f"null in column {name}, which has none in {table}")
+        columns[name] = filled.to_numpy()
+    return Part(columns, texts)
+
+
+def frame_of(part: Part, table: str) -> pl.DataFrame:
+    """Return a part as a frame with the columns `OPS` or `MEMORY`."""
+    columns = []
+    for name, kind in TABLES[table].items():
+        values = part.columns[name]
+        column = pl.Series(name, values)
+        if null_below_zero(table, name) and len(values) and values.min() < 0:
+            column = column.set(column < 0, None)
+        if kind == TEXT:
+            taken = pl.Series(name, part.texts[name], dtype=pl.String).cast(pl.Categorical)
+            columns.append(taken.gather(column.cast(pl.UInt32)))
+        else:
+            columns.append(column.cast(_PLAIN[kind]))
+    return pl.DataFrame(columns)
+
+
+def read_last_step_rows(path: Path, most: int) -> tuple[int, pl.DataFrame]:
+    """Return how many whole rows there are, and the last of them."""
+    with path.open("rb") as file:
+        count = file.seek(0, 2) // STEP_ROW.itemsize
+        file.seek(max(count - most, 0) * STEP_ROW.itemsize)
+        data = file.read(min(count, most) * STEP_ROW.itemsize)
+    return count, steps_of(np.frombuffer(data, dtype=STEP_ROW))
+
+
+def steps_of(rows: np.ndarray[Any, np.dtype[Any]]) -> pl.DataFrame:
+    """Rows of steps.rows as a frame with the columns `STEPS`."""
+    frame = pl.DataFrame({name: rows[name] for name in STEPS})
+    return frame.select(
+        "step",
+        "t0_ns",
+        "t1_ns",
+        pl.when(pl.col("samples") != NO_SAMPLES).then("samples"),
+        pl.col("loss").fill_nan(None),
+        pl.col("recorded").cast(pl.Boolean),
+    )
+
+
+def samples_of(rows: np.ndarray[Any, np.dtype[Any]], columns: list[str]) -> pl.DataFrame:
+    """Rows of a sensor as a frame: t0_ns, t1_ns and one column a channel, null where nothing was read."""
+    frame = pl.DataFrame({name: rows[name] for name in ("t0_ns", "t1_ns", *columns)})
+    return frame.with_columns(pl.col(columns).fill_nan(None)) if columns else frame
+
+
+def _whole_rows(data: bytes, dtype: np.dtype[Any]) -> _Rows:
+    """The complete rows of an appended file; a last row that a crash cut off is dropped."""
+    return np.frombuffer(data[: len(data) // dtype.itemsize * dtype.itemsize], dtype=dtype)

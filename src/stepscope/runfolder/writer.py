@@ -1,53 +1,43 @@
-"""The recording half: writes one run folder."""
+"""The recording half: writes one run folder, and keeps no file open between two calls."""
 
 from __future__ import annotations
 
-import io
+import contextlib
 import json
+import os
 import secrets
 import time
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
-
-import polars as pl
+from typing import TYPE_CHECKING, Any
 
 from stepscope.clock import monotonic_ns
-from stepscope.errors import OutputNotWritable
-from stepscope.runfolder.schema import (
-    MEMORY,
-    NO_SAMPLES,
-    OPS,
-    PACK_STEP,
-    SCHEMA,
-    channel_names,
-    read_sample_rows,
-    read_step_rows,
-)
+from stepscope.errors import OutputNotWritable, RunDamaged
+from stepscope.files import replace_json, replaced
+from stepscope.runfolder.schema import NO_SAMPLES, PACK_STEP, SCHEMA, STEP_ROW
 
+if TYPE_CHECKING:
+    from stepscope.runfolder.parts import Part
 
-def _write_atomically(path: Path, data: bytes) -> None:
-    """Replace a file so that a reader or a crash sees the old or the new content, never a part."""
-    part = path.with_name(f".{path.name}.part")
-    part.write_bytes(data)
-    part.replace(path)
-
-
-def _parquet(frame: pl.DataFrame) -> bytes:
-    buffer = io.BytesIO()
-    frame.write_parquet(buffer, compression="zstd", compression_level=3, statistics=False)
-    return buffer.getvalue()
+RESERVE = ".reserve"
+RESERVE_BYTES = 32_768  # more than any run.json: given up where the last status would not fit otherwise
+MOST_WAITING_STEPS = 100_000  # 4.8 MB: what a disk that refuses steps may keep in RAM
+_APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
 
 
 class RunWriter:
-    """Writes one run folder; a method a file. Raises OSError when the disk does: the session decides what then."""
+    """Writes one run folder; a method a file. Raises OSError when the disk does: the session decides what then.
+
+    It belongs to the process that made it: in a forked child every method does nothing.
+    """
 
     def __init__(self, path: Path, header: dict[str, Any]) -> None:
-        self.path = path
+        self.path = path.absolute()
+        self.steps_dropped = 0  # that neither the disk nor the RAM had room for
         self._header = header
-        self._steps_file: io.BufferedWriter | None = None
-        self._parts = 0
-        self._memory_parts = 0
+        self._owner = os.getpid()
+        self._steps = bytearray()
+        self._parts: dict[str, int] = {}  # number of the next part of each folder
 
     @classmethod
     def create(cls, out: str | Path, workload: str, unix_s: float | None = None) -> RunWriter:
@@ -55,23 +45,70 @@ class RunWriter:
         stamp = datetime.fromtimestamp(time.time() if unix_s is None else unix_s, tz=timezone.utc)
         name = "".join(c if c.isalnum() or c in "._-" else "_" for c in workload) or "run"
         run_id = f"{stamp:%Y%m%dT%H%M%SZ}-{name}-{secrets.token_hex(3)}"
-        path = Path(out) / run_id
         try:
-            for folder in (path, path / "ops", path / "memory", path / "samples"):
-                folder.mkdir(parents=True, exist_ok=True)
-            writer = cls(path, {"schema": SCHEMA, "id": run_id, "status": "running", "reason": None})
-            writer.update()
+            path = Path(out).absolute() / run_id
+            path.mkdir(parents=True, exist_ok=True)
+            return cls._begun(path, {"schema": SCHEMA, "id": run_id, "status": "running", "reason": None})
         except OSError as error:
             raise OutputNotWritable(
                 f"cannot write a run below '{out}': {error.strerror or error}",
                 "choose a folder that you can write with --out DIR",
             ) from error
+
+    @classmethod
+    def attach(cls, path: str | Path) -> RunWriter:
+        """Go on with a run that another process has begun; OSError or RunDamaged where its run.json is not there."""
+        run = Path(path).absolute()
+        header = _header_of(run)
+        if header is None:
+            raise RunDamaged(f"'{run / 'run.json'}' does not hold an object")
+        return cls(run, header)
+
+    @classmethod
+    def rank(cls, path: str | Path, number: int) -> RunWriter:
+        """Make `ranks/<number>/` within a run, for one of its processes; FileExistsError where it is taken."""
+        run = Path(path).absolute()
+        folder = run / "ranks" / str(number)
+        folder.parent.mkdir(exist_ok=True)
+        folder.mkdir()
+        header = {"schema": SCHEMA, "id": f"{run.name}/ranks/{number}", "status": "running", "reason": None}
+        return cls._begun(folder, header)
+
+    @classmethod
+    def _begun(cls, path: Path, header: dict[str, Any]) -> RunWriter:
+        for folder in ("ops", "memory", "samples"):
+            (path / folder).mkdir(exist_ok=True)
+        writer = cls(path, header)
+        writer.update()
+        # Random bytes: a file system that compresses would keep nothing free for zeros.
+        (path / RESERVE).write_bytes(os.urandom(RESERVE_BYTES))
         return writer
 
+    @property
+    def is_rank(self) -> bool:
+        """Return whether this is the part of one process within a run, whose machine another process describes."""
+        return self.path.parent.name == "ranks"
+
+    @property
+    def status(self) -> str:
+        """As run.json had it when it was last read or written."""
+        return str(self._header.get("status", "running"))
+
     def update(self, **fields: Any) -> None:
-        """Merge fields into run.json and replace it."""
+        """Merge fields into run.json, over what other processes have said there, and replace it."""
+        if not self._is_mine():
+            return
+        with contextlib.suppress(OSError):
+            self._header.update(_header_of(self.path) or {})
         self._header.update(fields)
-        self._write_json("run.json", self._header)
+        try:
+            self._write_json("run.json", self._header)
+        except OSError:
+            reserve = self.path / RESERVE
+            if fields.get("status", "running") == "running" or not reserve.exists():
+                raise
+            reserve.unlink()
+            self._write_json("run.json", self._header)
 
     def device(self, facts: dict[str, Any]) -> None:
         """Write device.json."""
@@ -82,61 +119,120 @@ class RunWriter:
         self._write_json("model.json", {"modules": modules})
 
     def step(self, step: int, t0_ns: int, t1_ns: int, samples: int | None, loss: float | None, recorded: bool) -> None:
-        """Append one step; `flush_steps` brings it to the disk."""
-        if self._steps_file is None:
-            self._steps_file = (self.path / "steps.rows").open("ab")
+        """Append one step in RAM; `flush_steps` brings it to the disk."""
         known = NO_SAMPLES if samples is None else samples
-        self._steps_file.write(PACK_STEP(step, t0_ns, t1_ns, known, _nan(loss), recorded))
+        self._steps += PACK_STEP(step, t0_ns, t1_ns, known, _nan(loss), recorded)
 
     def flush_steps(self) -> None:
-        """Bring the steps so far to the disk."""
-        if self._steps_file is not None:
-            self._steps_file.flush()
+        """Bring the steps so far to the disk; those that it refuses wait for the next call, up to a bound."""
+        if not self._steps or not self._is_mine():
+            return
+        try:
+            _append_rows(self.path / "steps.rows", self._steps, STEP_ROW.itemsize)
+        except OSError:
+            too_many = len(self._steps) // STEP_ROW.itemsize - MOST_WAITING_STEPS
+            if too_many > 0:
+                del self._steps[: too_many * STEP_ROW.itemsize]
+                self.steps_dropped += too_many
+            raise
 
-    def ops(self, part: pl.DataFrame) -> int:
-        """Write the op instances of one window as a new part; returns its size in bytes."""
-        data = _parquet(part.select(pl.col(name).cast(dtype) for name, dtype in OPS.items()))
-        _write_atomically(self.path / "ops" / f"{self._parts:06d}.parquet", data)
-        self._parts += 1
-        return len(data)
+    def ops(self, part: Part) -> int:
+        """Write the op calls of one window as a new part; returns its size in bytes."""
+        return self._write_part("ops", part)
 
-    def memory(self, part: pl.DataFrame) -> int:
+    def memory(self, part: Part) -> int:
         """Write the allocations and frees of one window as a new part; returns its size in bytes."""
-        data = _parquet(part.select(pl.col(name).cast(dtype) for name, dtype in MEMORY.items()))
-        _write_atomically(self.path / "memory" / f"{self._memory_parts:06d}.parquet", data)
-        self._memory_parts += 1
-        return len(data)
+        return self._write_part("memory", part)
 
     def event(self, kind: str, message: str, source: str = "session", **fields: Any) -> None:
         """Append a warning, gap or loss to events.jsonl; one write, so that two processes can share the file."""
-        line = json.dumps({"t_ns": monotonic_ns(), "source": source, "kind": kind, "message": message, **fields})
-        with (self.path / "events.jsonl").open("a", encoding="utf-8") as file:
-            file.write(line + "\n")
+        if not self._is_mine():
+            return
+        told = {"t_ns": monotonic_ns(), "source": source, "kind": kind, "message": message, **fields}
+        line = (json.dumps(told, default=str) + "\n").encode()
+        file = os.open(self.path / "events.jsonl", _APPEND, 0o666)
+        try:
+            if os.write(file, line) < len(line):
+                os.write(file, b"\n")  # cut off: ends the broken line, so that the next one can be read
+        finally:
+            os.close(file)
 
     def close(self, status: str, reason: str | None = None) -> None:
-        """Close the run: rows become Parquet, run.json gets its last status."""
-        self._close_steps()
-        self.update(status=status, reason=reason)
-        for rows in sorted((self.path / "samples").glob("*.rows")):
-            try:
-                frame = read_sample_rows(rows, channel_names(self.path, rows.stem))
-            except (ValueError, KeyError) as error:  # channels.json is damaged: the rows stay for who can mend it
-                self.event("samples-kept-as-rows", f"{rows.name} could not be turned into Parquet: {error!r}")
-                continue
-            _write_atomically(rows.with_suffix(".parquet"), _parquet(frame))
-            rows.unlink()
-
-    def _close_steps(self) -> None:
-        if self._steps_file is None:
+        """Bring the last steps to the disk and say how the run ended; `pack` makes Parquet of it, elsewhere."""
+        if not self._is_mine():
             return
-        self._steps_file.close()
-        self._steps_file = None
-        rows = self.path / "steps.rows"
-        _write_atomically(self.path / "steps.parquet", _parquet(read_step_rows(rows)))
-        rows.unlink()
+        refused = self._flushed()
+        self.update(status=status, reason=reason)
+        (self.path / RESERVE).unlink(missing_ok=True)
+        if refused is not None and (refused := self._flushed()) is not None:  # the reserve may have made room
+            self.steps_dropped += len(self._steps) // STEP_ROW.itemsize
+            self._steps.clear()
+            raise refused
+
+    def _flushed(self) -> OSError | None:
+        try:
+            self.flush_steps()
+        except OSError as error:
+            return error
+        return None
+
+    def _is_mine(self) -> bool:
+        """False in a forked child: what waits here is its parent's to write."""
+        return os.getpid() == self._owner
+
+    def _write_part(self, folder: str, part: Part) -> int:
+        if not self._is_mine():
+            return 0
+        from stepscope.runfolder.parts import to_bytes  # numpy: only where something was profiled
+
+        number = self._parts.get(folder)
+        if number is None:
+            number = _next_number(self.path / folder)
+        data = to_bytes(part, folder)
+        with replaced(self.path / folder / f"{number:06d}.part") as part_file:
+            part_file.write_bytes(data)
+        self._parts[folder] = number + 1
+        return len(data)
 
     def _write_json(self, name: str, content: dict[str, Any]) -> None:
-        _write_atomically(self.path / name, (json.dumps(content, indent=1, default=str) + "\n").encode())
+        if self._is_mine():
+            replace_json(self.path / name, content)
+
+
+def _header_of(run: Path) -> dict[str, Any] | None:
+    """Return the content of run.json; None where it holds no object, OSError where it cannot be read."""
+    try:
+        header = json.loads((run / "run.json").read_text(encoding="utf-8"))
+    except (ValueError, RecursionError):
+        return None
+    return header if isinstance(header, dict) else None
+
+
+def _append_rows(path: Path, rows: bytearray, row_bytes: int) -> None:
+    """Append rows and take off those that are on the disk; the file ends on a whole row, also on a full disk."""
+    file = os.open(path, _APPEND, 0o666)
+    try:
+        before = os.fstat(file).st_size
+        if before % row_bytes:  # what a crash left of another process
+            before -= before % row_bytes
+            os.ftruncate(file, before)
+        waiting = memoryview(bytes(rows))
+        try:
+            while waiting:
+                waiting = waiting[os.write(file, waiting) :]
+        finally:  # the file says what is in it, also where a signal handler raised after the write
+            written = os.fstat(file).st_size - before
+            if torn := written % row_bytes:
+                os.ftruncate(file, before + written - torn)
+            del rows[: written - torn]
+    finally:
+        os.close(file)
+
+
+def _next_number(folder: Path) -> int:
+    """One more than the highest number of a part in the folder."""
+    stems = [path.name.partition(".")[0] for path in folder.iterdir()]
+    return max((int(stem) for stem in stems if stem.isdecimal()), default=-1) + 1
 
 
 def _nan(value: float | None) -> float:

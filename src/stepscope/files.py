@@ -1,0 +1,57 @@
+"""Files that are replaced as a whole; standard library only."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from stepscope.liveness import is_running
+
+
+@contextlib.contextmanager
+def replaced(path: Path, durable: bool = False) -> Iterator[Path]:
+    """Give a new file beside `path` to write, and move it into its place: a reader or a crash sees the old or the new.
+
+    Nothing of it stays where the writing raises; an OSError names `path`. durable: the disk has content and name when
+    this returns (fsync(2)).
+    """
+    part = path.with_name(f".{path.name}.{time.monotonic_ns():x}.{os.getpid()}.part")
+    try:
+        yield part
+        if durable:
+            _sync(part, os.O_RDWR)
+        part.replace(path)
+        if durable:
+            _sync(path.parent, os.O_RDONLY)
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)  # a full disk needs the room
+        if isinstance(error, OSError) and error.filename == str(part):
+            raise OSError(error.errno, error.strerror, str(path)) from error
+        raise
+
+
+def replace_json(path: Path, content: object, durable: bool = False) -> None:
+    """Write a value as indented JSON in the place of a file; what JSON does not know becomes text."""
+    with replaced(path, durable) as part:
+        part.write_text(json.dumps(content, indent=1, default=str) + "\n", encoding="utf-8")
+
+
+def clear_parts(folder: Path) -> None:
+    """Remove what writers that were killed had begun, here and in the folders below."""
+    for part in [*folder.glob(".*.part"), *folder.glob("*/.*.part")]:
+        pid = part.name.split(".")[-2]
+        if pid.isdecimal() and not is_running(int(pid)):
+            part.unlink(missing_ok=True)
+
+
+def _sync(path: Path, mode: int) -> None:
+    file = os.open(path, mode | os.O_CLOEXEC)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)

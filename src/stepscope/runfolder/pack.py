@@ -1,0 +1,198 @@
+"""Turn the rows and parts of a closed run into Parquet, outside the training process and in bounded memory.
+
+`python -m stepscope.runfolder.pack RUN`. Each file is written, renamed into place and only then is what it was made of
+removed: whoever is killed in between leaves both, which readers understand and the next call cleans up.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import stepscope
+from stepscope.files import clear_parts, replaced
+from stepscope.runfolder.parts import read_part
+from stepscope.runfolder.schema import STEP_ROW, TABLES, channel_names, sample_dtype
+from stepscope.runfolder.writer import RunWriter
+
+CHUNK_BYTES = 4_000_000  # of rows that are in memory at a time
+_Rows = np.ndarray[Any, np.dtype[Any]]
+
+
+def pack(path: str | Path) -> list[str]:
+    """Pack a closed run and its ranks; returns the files that could not be packed and stay as they are.
+
+    Leaves a run alone whose status is "running". May be called again, and by two processes at once. Raises OSError
+    where the disk does, which leaves the run as readable as it was.
+    """
+    run = Path(path).absolute()
+    folders = [run, *sorted(folder for folder in (run / "ranks").glob("*") if folder.is_dir())]
+    if not _is_closed(run):
+        return []
+    return [
+        (folder / name).relative_to(run).as_posix()
+        for folder in folders
+        if _is_closed(folder)
+        for name in _pack_folder(folder)
+    ]
+
+
+def pack_apart(path: str | Path, timeout_s: float = 600.0) -> bool:
+    """Pack a run in a process of its own; False where something of it stays as rows, which are read too."""
+    if not sys.executable:
+        return False
+    command = [sys.executable, "-m", "stepscope.runfolder.pack", str(Path(path).absolute())]
+    try:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            cwd=Path(stepscope.__file__).parent.parent,  # a polars.py of the user's must not become ours
+            start_new_session=True,
+        )
+    except OSError:
+        return False
+    try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout_s)
+    finally:
+        if process.poll() is None:  # out of time, or a signal handler of the user's raises
+            process.kill()
+            process.wait()
+    # The exit code is lost where the user's code waits for all children, or ignores SIGCHLD: the folder tells as well.
+    return process.returncode == 0 and not _left(Path(path))
+
+
+def _left(run: Path) -> bool:
+    """Return whether anything of a run that is closed, or of its closed ranks, is not packed."""
+    folders = [run, *(run / "ranks").glob("*")]
+    patterns = ("steps.rows", "samples/*.rows", *(f"{table}/*.part" for table in TABLES))
+    return any(_sorted(folder, pattern) for folder in folders if _is_closed(folder) for pattern in patterns)
+
+
+def _is_closed(run: Path) -> bool:
+    try:
+        header = json.loads((run / "run.json").read_text(encoding="utf-8"))
+        return isinstance(header, dict) and header.get("status", "running") != "running"
+    except (OSError, ValueError, RecursionError):
+        return False
+
+
+def _pack_folder(run: Path) -> Iterator[str]:
+    """Pack what lies in one folder; gives the names of the files that stay."""
+    from stepscope.runfolder.reader import frame_of
+
+    clear_parts(run)
+    for table in TABLES:
+        for part in _sorted(run / table, "*.part"):
+            with _staying(run, part) as kept:
+                _replace(part, partial(_write, frame_of(read_part(part, table), table)))
+            yield from kept
+    steps = run / "steps.rows"
+    if steps.exists():
+        with _staying(run, steps) as kept:
+            _replace(steps, partial(_sink_rows, steps, STEP_ROW, _step_frame))
+        yield from kept
+    for rows in _sorted(run / "samples", "*.rows"):
+        with _staying(run, rows) as kept:
+            columns = channel_names(run, rows.stem)
+            if not columns:
+                raise ValueError("no channel describes it")
+            _replace(rows, partial(_sink_rows, rows, sample_dtype(columns), _sample_frame))
+        yield from kept
+
+
+def _sorted(folder: Path, pattern: str) -> list[Path]:
+    return sorted(path for path in folder.glob(pattern) if path.name[0] != "." and path.is_file())
+
+
+@contextlib.contextmanager
+def _staying(run: Path, file: Path) -> Iterator[list[str]]:
+    """Note a file that cannot be turned into Parquet, in the run as well; it stays for who can mend it."""
+    kept: list[str] = []
+    try:
+        yield kept
+    except (ValueError, KeyError, TypeError) as error:
+        kept.append(file.relative_to(run).as_posix())
+        _note(run, f"{kept[0]} could not be turned into Parquet: {error!r}")
+
+
+def _note(run: Path, message: str) -> None:
+    with contextlib.suppress(OSError):
+        if json.dumps(message) in (run / "events.jsonl").read_text(encoding="utf-8", errors="replace"):
+            return
+    RunWriter.attach(run).event("kept-as-rows", message, source="pack")
+
+
+def _replace(source: Path, write: Callable[[Path], None]) -> None:
+    """Put a Parquet file in the place of another file; killed at any point, one of the two is whole and in place."""
+    with replaced(source.with_suffix(".parquet"), durable=True) as part:  # on the disk before what it was made of goes
+        write(part)
+    source.unlink(missing_ok=True)
+
+
+def _write(frame: Any, target: Path) -> None:
+    frame.write_parquet(target, compression="zstd", compression_level=3, statistics=False)
+
+
+def _step_frame(rows: _Rows) -> Any:
+    from stepscope.runfolder.reader import steps_of
+
+    return steps_of(rows)
+
+
+def _sample_frame(rows: _Rows) -> Any:
+    from stepscope.runfolder.reader import samples_of
+
+    return samples_of(rows, list(rows.dtype.names or ())[2:])
+
+
+def _chunks(path: Path, dtype: np.dtype[Any]) -> Iterator[_Rows]:
+    """The whole rows of an appended file, some at a time; at least one chunk, be it empty."""
+    most = max(1, CHUNK_BYTES // dtype.itemsize)
+    with path.open("rb") as file:
+        while True:
+            rows = np.frombuffer(_whole(file.read(most * dtype.itemsize), dtype.itemsize), dtype=dtype)
+            yield rows
+            if len(rows) < most:
+                return
+
+
+def _whole(data: bytes, row_bytes: int) -> bytes:
+    return data[: len(data) // row_bytes * row_bytes]
+
+
+def _sink_rows(path: Path, dtype: np.dtype[Any], frame_of: Callable[[_Rows], Any], target: Path) -> None:
+    """Write the rows of a file as Parquet through the streaming engine, a chunk at a time."""
+    from polars.io.plugins import register_io_source
+
+    schema = frame_of(np.empty(0, dtype=dtype)).schema
+
+    def source(columns: list[str] | None, _predicate: Any, _most: int | None, _batch: int | None) -> Iterator[Any]:
+        for rows in _chunks(path, dtype):
+            frame = frame_of(rows)
+            yield frame if columns is None else frame.select(columns)
+
+    lazy = register_io_source(source, schema=schema)
+    lazy.sink_parquet(target, compression="zstd", compression_level=3, statistics=False, row_group_size=131_072)
+
+
+def main(arguments: list[str]) -> int:
+    """Pack the run of the command line; 1 where something of it stays as it was."""
+    try:
+        return 1 if pack(arguments[0]) else 0
+    except OSError:
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
