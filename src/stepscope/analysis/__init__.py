@@ -1,1 +1,1 @@
-"""Reads runs, anywhere: functions of a Run that give Polars frames; no torch."""
+"""Reads run folders and computes what reports draw, without torch."""

@@ -1,28 +1,53 @@
-"""The metrics of the paper, a function each; warm-up steps are left out of all of them but the peak of memory.
+"""The metrics of the paper, a function each; warm-up steps count for none of them but the peak of memory.
 
-Equations: "Performance Analysis and Characterization of Training Deep Learning Models on Mobile Devices", III-A.
+Equations: "Performance Analysis and Characterization of Training Deep Learning Models on Mobile Devices", III-A;
+regularity: its observations 2 and 7.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import polars as pl
 
-from stepscope.analysis.accelerator import accelerator_utilisation
-from stepscope.analysis.background import background_cpu_use
-from stepscope.analysis.energy_metrics import energy_metrics
-from stepscope.analysis.intervals import Floats, known, mean_interval, median_interval, share_interval
-from stepscope.analysis.measured import Measured, frame_of
-from stepscope.analysis.memory import peak_memory, resident_memory
-from stepscope.analysis.steady import span_ns, timed_steps
-from stepscope.analysis.utilisation import core_busy_time
-from stepscope.analysis.windows import Series, Windows, resolved_ns, series_of, windows
+from stepscope.analysis.channels import (
+    Series,
+    Windows,
+    channel_timeline,
+    core_busy_time,
+    resolved_ns,
+    series_of,
+    windows,
+)
+from stepscope.analysis.energy.tables import ESTIMATED, NO_INTERVAL, EnergyTables
+from stepscope.analysis.estimate import change_points, mean_interval, median_interval, null_if_nan, share_interval
+from stepscope.analysis.processes import (
+    ALL,
+    CHILDREN,
+    LAUNCHER,
+    WATCHED,
+    Held,
+    cpu_of_all,
+    gauges,
+    proportional_of_all,
+    resident_of_all,
+    scope_name,
+    several,
+    training_processes,
+)
+from stepscope.analysis.time.operators import CPU
+from stepscope.analysis.time.steps import FEW, profiled_steps, span_ns, steps_after_warmup, timed_steps
+from stepscope.arrays import Floats
+from stepscope.quantities import find
 from stepscope.runfolder import RunReader
+from stepscope.units import number
 
 if TYPE_CHECKING:
     from stepscope.analysis.run import Run
+
 
 _MOST_WINDOWS = 200  # longer windows are less alike than neighbours of a few ms: their spread says more
 _ASLEEP = 0.01  # of a window: the kernel's own timers keep an idle core from exactly 0
@@ -31,49 +56,78 @@ _ASLEEP = 0.01  # of a window: the kernel's own timers keep an idle core from ex
 def metrics(run: Run) -> pl.DataFrame:
     """All metrics, tidy: metric, scope, value, unit, low, high (95 %), n, source, note. What is absent has no row."""
     rows = [*step_time(run), *throughput(run), *core_utilisation(run), *mean_cpu_utilisation(run)]
-    rows += [*process_cpu_utilisation(run), *accelerator_utilisation(run), *idle_state_ratio(run)]
-    rows += background_cpu_use(rows)
-    rows += [*peak_memory(run), *resident_memory(run), *energy_metrics(run.energy_tables)]
-    return frame_of(rows)
+    rows += [*process_cpu_utilisation(run), *accelerator_utilisation(run), *idle_residency(run)]
+    if not run.part_folders:  # what the other ranks use is no other program's
+        rows += background_cpu_load(rows)
+    rows += [*peak_memory(run), *resident_memory(run), *energy_metrics(run.energy_tables), *other_quantities(run)]
+    return metric_frame(rows)
 
 
 def step_time(run: RunReader) -> list[Measured]:
-    """Time of a step, ns: median, of the unrecorded steps where there are enough of them."""
+    """Time of a step, ns: median, of the unprofiled steps where there are enough of them."""
     steps, which = timed_steps(run)
-    return _median("step_time", steps["length_ns"], "ns", which)
+    return _median_of_steps("step_time", steps["length_ns"], "ns", which)
 
 
 def throughput(run: RunReader) -> list[Measured]:
     """Training samples a second (III-A): median over the steps of samples / time of the step."""
     steps, which = timed_steps(run)
     rates = steps.select(pl.col("samples") / pl.col("length_ns") * 1e9).to_series().drop_nulls()
-    return _median("throughput", rates, "1/s", which)
+    return _median_of_steps("throughput", rates, "1/s", which)
 
 
 def core_utilisation(run: RunReader) -> list[Measured]:
     """Utilisation of each core (Eq. 1): active time of the core / total time."""
-    return [_share("core_utilisation", series, run, "1", 1.0) for series in _cores(run)]
+    span = span_ns(run)
+    return (
+        []
+        if span is None
+        else [_mean_utilisation("core_utilisation", series, span, "1", 1.0) for series in _cores(run)]
+    )
 
 
 def mean_cpu_utilisation(run: RunReader) -> list[Measured]:
     """Mean utilisation of all N cores (Eq. 2): the sum of their utilisations / N."""
-    cores = [(series, _covered(run, series)) for series in _cores(run)]
+    span = span_ns(run)
+    cores = [] if span is None else [(series, _utilisation_windows(span, series)) for series in _cores(run)]
     if not cores or len({len(busy.rates) for _, busy in cores}) > 1:
         return []
     series, busy = cores[0]
     mean = Windows(busy.edges_ns, np.clip(np.mean([busy.rates for _, busy in cores], axis=0), 0, 1))
-    return [_of_windows("mean_cpu_utilisation", "cpu", "1", mean, series, 1.0)]
+    return [_mean_of_windows("mean_cpu_utilisation", "cpu", "1", mean, series, 1.0)]
 
 
 def process_cpu_utilisation(run: RunReader) -> list[Measured]:
-    """Cores that the trainer (and apart from it its children) keeps busy on average: its CPU time / total time."""
-    if span_ns(run) is None:
+    """CPU utilisation of the training process, and apart from it of its child processes: CPU time / total time, cores.
+
+    Of several processes: of all together (scope "processes"), then of each training process in its own steps.
+    """
+    span = span_ns(run)
+    if several(run):
+        return [*_cpu_of_several(run, span)]
+    if span is None:
         return []
-    return [_share("process_cpu_utilisation", series, run, "cores") for series in series_of(run, "process_cpu_time")]
+    return [
+        _mean_utilisation("process_cpu_utilisation", series, span, "cores")
+        for series in series_of(run, "process_cpu_time")
+    ]
 
 
-def idle_state_ratio(run: RunReader) -> list[Measured]:
-    """Idle state ratio of each core (III-A): share of the time in which its utilisation is 0.
+def _cpu_of_several(run: RunReader, span: tuple[int, int] | None) -> Iterator[Measured]:
+    metric, read = "process_cpu_utilisation", {series.scope: series for series in series_of(run, "process_cpu_time")}
+    whole = cpu_of_all(run)
+    if whole is not None and span is not None:
+        yield _mean_utilisation(metric, whole, span, "cores")
+    for process in training_processes(run):
+        if process.sampled_as in read and process.span_ns is not None:
+            own = replace(read[process.sampled_as], scope=process.scope)
+            yield _mean_utilisation(metric, own, process.span_ns, "cores")
+    if WATCHED in read and span is not None and scope_name(run, WATCHED) == LAUNCHER:
+        yield _mean_utilisation(metric, replace(read[WATCHED], scope=LAUNCHER), span, "cores")
+
+
+def idle_residency(run: RunReader) -> list[Measured]:
+    """Idle residency of each core (III-A): share of the time in which its utilisation is 0.
 
     Windows are as short as the counter resolves; up to half a tick or 1 % of a window counts as 0.
     """
@@ -84,16 +138,16 @@ def idle_state_ratio(run: RunReader) -> list[Measured]:
         seen = busy.rates[~np.isnan(busy.rates)]
         length_ns = float(busy.edges_ns[1] - busy.edges_ns[0])
         idle = int((seen <= max(_ASLEEP, series.refresh_ns / 2 / length_ns)).sum())
-        share, low, high = (known(value) for value in share_interval(idle, len(seen)))
+        share, low, high = (null_if_nan(value) for value in share_interval(idle, len(seen)))
         note = f"windows of {length_ns / 1e6:.3g} ms"
         rows.append(Measured("idle_state_ratio", series.scope, share, "1", low, high, len(seen), series.source, note))
     return rows
 
 
-def _median(metric: str, values: pl.Series, unit: str, which: str) -> list[Measured]:
+def _median_of_steps(metric: str, values: pl.Series, unit: str, which: str) -> list[Measured]:
     if values.is_empty():
         return []
-    value, low, high = (known(float(x)) for x in median_interval(values.cast(pl.Float64).to_numpy()))
+    value, low, high = (null_if_nan(float(x)) for x in median_interval(values.cast(pl.Float64).to_numpy()))
     note = f"median of {which}" if low is not None else f"median of {which}; too few for an interval"
     return [Measured(metric, "run", value, unit, low, high, len(values), "steps", note)]
 
@@ -102,18 +156,16 @@ def _cores(run: RunReader) -> list[Series]:
     return [] if span_ns(run) is None else core_busy_time(run)
 
 
-def _covered(run: RunReader, series: Series) -> Windows:
+def _utilisation_windows(span: tuple[int, int], series: Series) -> Windows:
     """The windows that utilisation is taken from: at least two ticks each, and not more than there is use for."""
-    span = span_ns(run)
-    assert span is not None
     return windows(series, *span, max(resolved_ns(series), (span[1] - span[0]) / _MOST_WINDOWS))
 
 
-def _share(metric: str, series: Series, run: RunReader, unit: str, most: float = np.inf) -> Measured:
-    return _of_windows(metric, series.scope, unit, _covered(run, series), series, most)
+def _mean_utilisation(metric: str, series: Series, span: tuple[int, int], unit: str, most: float = np.inf) -> Measured:
+    return _mean_of_windows(metric, series.scope, unit, _utilisation_windows(span, series), series, most)
 
 
-def _of_windows(metric: str, scope: str, unit: str, busy: Windows, series: Series, most: float) -> Measured:
+def _mean_of_windows(metric: str, scope: str, unit: str, busy: Windows, series: Series, most: float) -> Measured:
     """Mean of the covered windows; a tick more or less at either end widens the interval."""
     seen = busy.rates[~np.isnan(busy.rates)]
     value, low, high = mean_interval(seen)
@@ -125,5 +177,403 @@ def _of_windows(metric: str, scope: str, unit: str, busy: Windows, series: Serie
     bounds: Floats = np.clip(np.array([value, low - tick, high + tick]), 0, most)
     missed = f"; {busy.uncovered_ns / 1e9:.3g} s not covered" if busy.uncovered_ns else ""
     note = f"{covered_ns / 1e9:.3g} s in windows of {(busy.edges_ns[1] - busy.edges_ns[0]) / 1e6:.3g} ms{missed}"
-    low_, high_ = known(float(bounds[1])), known(float(bounds[2]))
+    low_, high_ = null_if_nan(float(bounds[1])), null_if_nan(float(bounds[2]))
     return Measured(metric, scope, float(bounds[0]), unit, low_, high_, len(seen), series.source, note)
+
+
+METRIC_SCHEMA = {
+    "metric": pl.String,
+    "scope": pl.String,
+    "value": pl.Float64,
+    "unit": pl.String,
+    "low": pl.Float64,
+    "high": pl.Float64,
+    "n": pl.Int64,
+    "source": pl.String,
+    "note": pl.String,
+}
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A number, SI unit, 95 % CI, count of what it was taken from; null is not measured and `note` says why."""
+
+    metric: str
+    scope: str
+    value: float | None
+    unit: str
+    low: float | None = None
+    high: float | None = None
+    n: int = 0
+    source: str | None = None
+    note: str | None = None
+
+
+def metric_frame(rows: Iterable[Measured]) -> pl.DataFrame:
+    """The rows as a tidy frame."""
+    return pl.DataFrame([asdict(row) for row in rows], schema=METRIC_SCHEMA)
+
+
+_RESAMPLES = 1000
+
+
+def accelerator_utilisation(run: RunReader) -> list[Measured]:
+    """Utilisation of each accelerator (Eq. 3): active time / total time, active while any kernel runs."""
+    steps = profiled_steps(run).select("step", "length_ns")
+    kernels = kernel_time(run, steps["step"])
+    rows = []
+    for (device,), frame in kernels.group_by(["device"], maintain_order=True):
+        both = steps.join(frame, on="step", how="left").with_columns(pl.col("active_ns").fill_null(0))
+        active, total = (both[name].to_numpy().astype(np.float64) for name in ("active_ns", "length_ns"))
+        share = min(float(active.sum() / total.sum()), 1.0)
+        low, high = _ratio_interval(active, total)
+        note = "union of kernels in profiled steps"
+        rows.append(Measured("accelerator_utilisation", str(device), share, "1", low, high, len(steps), "ops", note))
+    return rows
+
+
+def kernel_time(run: RunReader, steps: pl.Series) -> pl.DataFrame:
+    """Union of the kernel intervals of each device and step, ns: device, step, active_ns."""
+    ops = run.scan_ops().select("step", "device", "t0_ns", "t1_ns").filter(pl.col("device") != CPU)
+    ordered = (
+        ops.with_columns(pl.col("device").cast(pl.String), pl.col("step").cast(pl.Int64))
+        .join(pl.LazyFrame({"step": steps}), on="step", how="semi")
+        .sort("device", "t0_ns")
+    )
+    covered_until = pl.col("t1_ns").cum_max().shift(1).over("device").fill_null(0)
+    new = (pl.col("t1_ns") - pl.max_horizontal("t0_ns", covered_until)).clip(lower_bound=0)
+    return (
+        ordered.with_columns(active_ns=new)
+        .group_by("device", "step")
+        .agg(pl.col("active_ns").sum())
+        .collect()
+        .sort("device", "step")
+    )
+
+
+def _ratio_interval(active: Floats, total: Floats) -> tuple[float | None, float | None]:
+    """Bootstrap over the steps, which are alike; null where there are too few."""
+    if len(active) < FEW:
+        return None, None
+    picks = np.random.default_rng(0).integers(0, len(active), (_RESAMPLES, len(active)))
+    shares = active[picks].sum(axis=1) / total[picks].sum(axis=1)
+    low, high = np.quantile(shares, (0.025, 0.975))
+    return min(float(low), 1.0), min(float(high), 1.0)
+
+
+_NOTABLE_CORES = 0.2  # of one core
+
+
+def background_cpu_load(measured: Iterable[Measured]) -> list[Measured]:
+    """Cores that other processes kept busy: those of all cores (Eq. 1) less those of the processes of the run.
+
+    The sampler counts as one of the others (it is stated on its own). Nothing where one of the two is missing; the
+    bounds are those of both together, the widest case.
+    """
+    rows = [row for row in measured if row.value is not None]
+    cores = [row for row in rows if row.metric == "core_utilisation"]
+    used = [row for row in rows if row.metric == "process_cpu_utilisation"]
+    own = [row for row in used if row.scope == ALL] or [row for row in used if row.scope in (WATCHED, CHILDREN)]
+    if not cores or not any(row.scope in (ALL, WATCHED) for row in own):
+        return []
+    value = max(0.0, _sum_of_bounds(cores, "value") - _sum_of_bounds(own, "value"))
+    low = max(0.0, _sum_of_bounds(cores, "low") - _sum_of_bounds(own, "high"))
+    high = max(0.0, _sum_of_bounds(cores, "high") - _sum_of_bounds(own, "low"))
+    note = f"of {len(cores)} cores: all that were busy, less those of this run's processes"
+    return [Measured("background_cpu_use", "system", value, "cores", low, high, cores[0].n, cores[0].source, note)]
+
+
+def background_warning(use: list[Measured]) -> str:
+    """A sentence where others took enough of the machine to change what was measured, else nothing."""
+    if not use or use[0].low is None or use[0].low < _NOTABLE_CORES:
+        return ""
+    busy = number(use[0].value, 2)
+    cores = "core" if busy == "1" else "cores"
+    return f" Background CPU load: {busy} {cores}: times and energy are not this training's alone."
+
+
+def _sum_of_bounds(rows: list[Measured], bound: str) -> float:
+    """Sum of a bound, which for a row without an interval is its value."""
+    return sum(float(getattr(row, bound) if getattr(row, bound) is not None else row.value or 0.0) for row in rows)
+
+
+_AT_LEAST = "at least: the largest reading"
+_PEAKS = ("peak_rss", "rss")
+_RESIDENT = ("rss", "pss")
+
+
+def peak_memory(run: RunReader) -> list[Measured]:
+    """Peak memory consumption, B (III-A): the most that was resident at any time of the run, warm-up included.
+
+    The kernel's high-water mark (peak_rss) is read now and then and samples (rss) are taken often: the peak is at
+    least the larger of the two. Of the proportional size (pss) the peak is a number of its own.
+
+    Of several processes (scope "processes") it is the most that all of them had at one time, then that of each.
+    """
+    whole = several(run)
+    resident = pl.concat([run.samples(name).with_columns(quantity=pl.lit(name)) for name in _PEAKS])
+    proportional = run.samples("pss").with_columns(quantity=pl.lit("pss"))
+    rows = [*_peak_of_all(run)] if whole else []
+    for frame in (resident, proportional):
+        for (scope,), part in frame.drop_nulls("value").group_by(["scope"], maintain_order=True):
+            if whole and scope == CHILDREN:
+                continue  # the training processes are among them
+            most = part.row(int(part["value"].to_numpy().argmax()), named=True)
+            value, name = float(most["value"]), scope_name(run, str(scope))
+            rows.append(Measured("peak_memory", name, value, "B", value, None, len(part), most["quantity"], _AT_LEAST))
+    return rows
+
+
+def _of_all(run: RunReader) -> Iterator[tuple[str, Held, str]]:
+    """Source, readings of all processes together, and what is counted how often."""
+    for source, held, counted in (
+        ("rss", resident_of_all(run), "a page that processes share counts in each of them"),
+        ("pss", proportional_of_all(run), "a page that processes share counts once"),
+    ):
+        if held is not None and len(held.values):
+            yield source, held, counted
+
+
+def _peak_of_all(run: RunReader) -> Iterator[Measured]:
+    for source, held, counted in _of_all(run):
+        value = float(held.values.max())
+        note = f"{counted}; {_AT_LEAST}"
+        yield Measured("peak_memory", ALL, value, "B", value, None, held.count, source, note)
+
+
+def resident_memory(run: RunReader) -> list[Measured]:
+    """Memory in the steady part of the run, B: median of the samples, resident (rss) and proportional (pss)."""
+    span = span_ns(run)
+    if several(run):
+        return [*_resident_of_several(run, span)]
+    rows = []
+    for quantity in _RESIDENT if span is not None else ():
+        assert span is not None
+        for scope, frame in _by_scope(run, quantity):
+            values = frame.filter(pl.col("t0_ns").is_between(*span))["value"]
+            value, low, high = (null_if_nan(float(x)) for x in median_interval(values.to_numpy()))
+            if value is not None:
+                rows.append(Measured("resident_memory", scope, value, "B", low, high, len(values), quantity))
+    return rows
+
+
+def _resident_of_several(run: RunReader, span: tuple[int, int] | None) -> Iterator[Measured]:
+    """Of all processes together in the steps of this one, and of each training process in its own steps."""
+    for source, held, counted in _of_all(run):
+        yield from _median_of(ALL, held, span, source, counted)
+    for source in _RESIDENT:
+        read = gauges(run, source)
+        for process in training_processes(run):
+            if process.sampled_as in read:
+                yield from _median_of(process.scope, read[process.sampled_as], process.span_ns, source, None)
+
+
+def _median_of(
+    scope: str, held: Held, span: tuple[int, int] | None, source: str, note: str | None
+) -> Iterator[Measured]:
+    if span is None:
+        return
+    values = held.values[(held.t_ns >= span[0]) & (held.t_ns <= span[1])]
+    value, low, high = (null_if_nan(float(x)) for x in median_interval(values))
+    if value is None or (scope == ALL and len(values) < FEW):
+        return  # of so few, read while workers come and go, a median says nothing of the others
+    if held.count < len(held.values):  # values that hold between two readings are no evidence of their own
+        low = high = None
+    yield Measured("resident_memory", scope, value, "B", low, high, min(len(values), held.count), source, note)
+
+
+def _by_scope(run: RunReader, quantity: str) -> Iterator[tuple[str, pl.DataFrame]]:
+    for (scope,), frame in run.samples(quantity).drop_nulls("value").group_by(["scope"], maintain_order=True):
+        yield str(scope), frame
+
+
+def other_quantities(run: Run) -> Iterator[Measured]:
+    """Quantities that no other metric is made of, in their own unit: median over the steps, of a counter its growth.
+
+    The quantities of `quantities` that are marked as plain, and those that a plug-in brings.
+    """
+    span = span_ns(run)
+    for channel in run.channels if span is not None else ():
+        assert span is not None
+        name = str(channel.get("quantity"))
+        if not find(name).plain:
+            continue
+        samples = run.sensor(str(channel["sensor"]))
+        if channel["id"] not in samples.columns:
+            continue
+        line = channel_timeline(channel, samples.select("t0_ns", "t1_ns", value=pl.col(str(channel["id"]))))
+        values = line.values[(line.t_ns >= span[0]) & (line.t_ns <= span[1])]
+        value, low, high = (null_if_nan(float(end)) for end in median_interval(values))
+        if value is not None:
+            kind = f"{ESTIMATED}_" if channel.get("kind") == "estimate" else "simulated_" if run.simulated else ""
+            note = "median of the readings in the steps"
+            scope, source = scope_name(run, str(channel.get("scope"))), str(channel.get("source"))
+            yield Measured(f"{kind}{name}", scope, value, line.unit, low, high, len(values), source, note)
+
+
+def energy_metrics(tables: EnergyTables) -> list[Measured]:
+    """Energy, energy a step and a sample, mean and idle power: of each component (total first), then of each rail."""
+    rows = [row for entry in tables.totals.iter_rows(named=True) for row in _component_rows(entry)]
+    for entry in tables.rails.iter_rows(named=True):
+        rows += [_energy_row(entry, entry["scope"]), _mean_power_row(entry, entry["scope"])]
+    return rows
+
+
+def _component_rows(row: dict[str, Any]) -> Iterator[Measured]:
+    scope, step_j = row["component"], row["joules_per_step"]
+    yield _energy_row(row, scope)
+    yield _mean_power_row(row, scope)
+    if step_j is None:
+        return
+    bounds = row["joules_per_step_low"], row["joules_per_step_high"]
+    yield _energy_measured(
+        row, "energy_per_step", scope, step_j, "J", *bounds, "mean power times mean length of a step"
+    )
+    if row["joules_per_sample"] is not None:
+        samples = step_j / row["joules_per_sample"] if row["joules_per_sample"] else None
+        low, high = (bound / samples if samples and bound is not None else None for bound in bounds)
+        yield _energy_measured(
+            row, "energy_per_sample", scope, row["joules_per_sample"], "J", low, high, "a training sample"
+        )
+    if row["idle_watts"] is not None:
+        yield _energy_measured(row, "idle_power", scope, row["idle_watts"], "W", None, None, "before the first step")
+
+
+def _energy_row(row: dict[str, Any], scope: str) -> Measured:
+    missed = f"; {number(row['gap_s'])} s not covered" if row["gap_s"] else ""
+    note = f"over {number(row['covered_s'])} s{missed}; {row['rail']}"
+    return _energy_measured(row, "energy", scope, row["joules"], "J", row["low"], row["high"], note)
+
+
+def _mean_power_row(row: dict[str, Any], scope: str) -> Measured:
+    return _energy_measured(
+        row, "mean_power", scope, row["watts_mean"], "W", row["watts_low"], row["watts_high"], row["rail"]
+    )
+
+
+def _energy_measured(
+    row: dict[str, Any],
+    metric: str,
+    scope: str,
+    value: float | None,
+    unit: str,
+    low: float | None,
+    high: float | None,
+    note: str,
+) -> Measured:
+    name = metric if row["kind"] == "measured" else f"{row['kind']}_{metric}"
+    note = f"{note}; {NO_INTERVAL}" if row["kind"] == ESTIMATED else note
+    return Measured(name, scope, value, unit, low, high, row["windows"], row["source"], note)
+
+
+REGULARITY_SCHEMA = {
+    "quantity": pl.String,
+    "scope": pl.String,
+    "mean": pl.Float64,  # of the steps' own values: ns a step for "step_time", otherwise the unit of the channel
+    "spread": pl.Float64,  # coefficient of variation from step to step
+    "period_ns": pl.Float64,  # found from the samples alone; null where they show none
+    "periods_per_step": pl.Float64,
+    "correlation": pl.Float64,  # of the samples with themselves one period later
+    "changes": pl.Int64,  # of level
+}
+_GAUGES = ("power", "utilisation", "rss", "memory_available", "temperature")
+_COUNTERS = ("energy", "core_busy_time", "process_cpu_time")
+_CLEAR = 0.2  # correlation below which a period is not worth the name
+_MOST_STEPS = 8  # periods are looked for up to so many steps
+
+
+def regularity(run: RunReader) -> pl.DataFrame:
+    """A row a quantity: spread from step to step, period by autocorrelation beside the step, changes of level."""
+    steps = steps_after_warmup(run)
+    if len(steps) < 3:
+        return pl.DataFrame(schema=REGULARITY_SCHEMA)
+    lengths = steps["length_ns"].to_numpy().astype(np.float64)
+    edges = np.stack([steps["t0_ns"].to_numpy(), steps["t1_ns"].to_numpy()]).astype(np.float64)
+    rows = [_regularity_row("step_time", "run", lengths, None, None, float(np.median(lengths)))]
+    for quantity, series, values in _sampled_series(run, edges):
+        period, correlation = period_of(series, float(edges[0, 0]), float(edges[1, -1]), float(np.median(lengths)))
+        rows.append(_regularity_row(quantity, series.scope, values, period, correlation, float(np.median(lengths))))
+    return pl.DataFrame(rows, schema=REGULARITY_SCHEMA)
+
+
+def _sampled_series(run: RunReader, edges: Floats) -> Iterator[tuple[str, Series, Floats]]:
+    for quantity in (*_GAUGES, *_COUNTERS):
+        for series in series_of(run, quantity):
+            rate = _counter_rates(series) if quantity in _COUNTERS else series
+            if len(rate.t_ns) > 3:
+                yield quantity, rate, _step_means(rate, edges)
+
+
+def _counter_rates(series: Series) -> Series:
+    """A counter as the gauge of its growth a ns."""
+    apart = np.maximum(np.diff(series.t_ns), 1.0)
+    middle = (series.t_ns[1:] + series.t_ns[:-1]) / 2
+    rates = np.diff(series.values) / apart
+    return Series(series.scope, series.source, series.refresh_ns, middle, rates, series.gaps_ns)
+
+
+def _step_means(series: Series, edges: Floats) -> Floats:
+    """Mean of the samples within each step; NaN where none fell into it."""
+    sums = np.concatenate([[0.0], np.cumsum(series.values)])
+    first, last = (np.searchsorted(series.t_ns, edge) for edge in edges)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        means: Floats = (sums[last] - sums[first]) / (last - first)
+    return means
+
+
+def period_of(series: Series, t0_ns: float, t1_ns: float, step_ns: float) -> tuple[float | None, float | None]:
+    """(period in ns, correlation) from the samples alone; null where they are too coarse or show none."""
+    spacing = series.period_ns
+    inside = (series.t_ns >= t0_ns) & (series.t_ns <= t1_ns)
+    if spacing <= 0 or inside.sum() < 16 or step_ns < 2 * spacing:
+        return None, None
+    grid = np.arange(series.t_ns[inside][0], series.t_ns[inside][-1], spacing)
+    values = np.interp(grid, series.t_ns[inside], series.values[inside])
+    likeness = _autocorrelation(values, int(_MOST_STEPS * step_ns / spacing) + 2)
+    peak = _first_peak(likeness)
+    if peak is None or likeness[peak] < _CLEAR:
+        return None, None
+    return _peak_place(likeness, peak) * spacing, float(likeness[peak])
+
+
+def _autocorrelation(values: Floats, most: int) -> Floats:
+    away = values - values.mean()
+    size = 1 << int(np.ceil(np.log2(2 * len(away))))
+    power = np.abs(np.fft.rfft(away, size)) ** 2
+    raw = np.fft.irfft(power, size)[: min(most, len(away) // 2)]
+    counts = np.arange(len(away), len(away) - len(raw), -1)
+    shaped: Floats = raw / counts
+    return shaped / shaped[0] if len(shaped) and shaped[0] > 0 else np.zeros(1)
+
+
+def _first_peak(likeness: Floats) -> int | None:
+    """The first peak that is nearly as high as the highest: the others are its multiples."""
+    peaks = np.flatnonzero((likeness[1:-1] > likeness[:-2]) & (likeness[1:-1] >= likeness[2:])) + 1
+    if len(peaks) == 0 or likeness[peaks].max() <= 0:
+        return None
+    return int(peaks[likeness[peaks] >= 0.85 * likeness[peaks].max()][0])
+
+
+def _peak_place(values: Floats, peak: int) -> float:
+    """Place of a peak to a fraction of a sample, by the parabola through its neighbours."""
+    left, top, right = values[peak - 1 : peak + 2]
+    bend = left - 2 * top + right
+    return peak + float(0.5 * (left - right) / bend) if bend else float(peak)
+
+
+def _regularity_row(
+    quantity: str, scope: str, values: Floats, period_ns: float | None, correlation: float | None, step_ns: float
+) -> dict[str, object]:
+    present = values[~np.isnan(values)]
+    mean = float(present.mean()) if len(present) else float("nan")
+    spread = float(present.std(ddof=1) / abs(mean)) if len(present) > 1 and mean else float("nan")
+    return {
+        "quantity": quantity,
+        "scope": scope,
+        "mean": null_if_nan(mean),
+        "spread": null_if_nan(spread),
+        "period_ns": period_ns,
+        "periods_per_step": None if period_ns is None else step_ns / period_ns,
+        "correlation": correlation,
+        "changes": len(change_points(present)) if len(present) else 0,
+    }

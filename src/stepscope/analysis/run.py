@@ -1,74 +1,119 @@
-"""`stepscope.Run`: a run folder and what can be said about it, as Polars frames."""
+"""`stepscope.Run`: a run folder and its tables, as Polars frames."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import ClassVar
 
 import polars as pl
 
-from stepscope.analysis.anatomy import anatomy
-from stepscope.analysis.attributed import AttributedRail, attributed
-from stepscope.analysis.attribution.from_run import RunTimelines
-from stepscope.analysis.boards import core_clusters
-from stepscope.analysis.boards.contract import Board
-from stepscope.analysis.energy_by import METHODS, energy_by, refused, resolution
-from stepscope.analysis.energy_rows import EnergyTables, energy_tables, samples_per_step, step_energy_table
-from stepscope.analysis.kept_tables import kept_table
-from stepscope.analysis.memory_events import Peak, memory_over_time, peak
-from stepscope.analysis.metrics import metrics
-from stepscope.analysis.modules import modules
-from stepscope.analysis.not_measured import NotMeasured, not_measured
-from stepscope.analysis.op_kinds import op_kinds
-from stepscope.analysis.overhead import overhead
-from stepscope.analysis.own_time import own_times
-from stepscope.analysis.phases import phases
-from stepscope.analysis.power_of_ops import power_of_ops
-from stepscope.analysis.power_timeline import power_timeline
-from stepscope.analysis.rails import RailTree, rail_tree
-from stepscope.analysis.regularity import regularity
-from stepscope.analysis.utilisation import core_timeline
-from stepscope.analysis.utilisation_by import UseOfOps, known_way, use_of_ops, utilisation_by
+from stepscope.analysis.caveats import NotMeasured, not_measured, overhead
+from stepscope.analysis.channels import core_timeline
+from stepscope.analysis.device import core_clusters
+from stepscope.analysis.device.contract import Board
+from stepscope.analysis.energy.inputs import RunTimelines
+from stepscope.analysis.energy.operators import (
+    METHODS,
+    UtilisationFit,
+    check_grouping,
+    check_utilisation_grouping,
+    energy_by,
+    fit_utilisation,
+    resolution,
+    utilisation_by,
+)
+from stepscope.analysis.energy.rail_fits import RailFit, fit_rails
+from stepscope.analysis.energy.rails import RailTree, rail_tree
+from stepscope.analysis.energy.tables import (
+    EnergyTables,
+    energy_tables,
+    operator_power,
+    power_timeline,
+    samples_per_step,
+    step_energy_table,
+)
+from stepscope.analysis.memory.events import Peak, memory_over_time, peak
+from stepscope.analysis.metrics import metrics, regularity
+from stepscope.analysis.result_cache import ResultCache
+from stepscope.analysis.time.collectives import COLLECTIVE_SCHEMA, CollectiveTime, collective_time
+from stepscope.analysis.time.operators import self_times
+from stepscope.analysis.time.ranks import Ranks, ranks
+from stepscope.analysis.time.tables import anatomy, module_table, operator_table, phase_table
 from stepscope.analysis.verdict import Verdict, verdict
-from stepscope.errors import UnknownName
+from stepscope.errors import RunError, UnknownName
+from stepscope.plugins import draw_in_notebook
 from stepscope.runfolder import RunReader
 
 
 class Run(RunReader):
-    """A run as it lay on disk when it was first read: open it again to see what a running one has added.
+    """A run as it lay on disk when it was opened: open it again to see what a running one has added.
 
     path: its folder, the name of one in `runs`, or "last" for the newest there. Raises RunNotFound, RunDamaged or
     SchemaTooNew where it cannot be read. SI units; null is "not measured".
     """
 
-    # How a notebook shows a run: set by `stepscope`, since analysis does not know what draws it.
-    shown_as_html: ClassVar[Callable[[Run], str | None] | None] = None
-
     def __init__(self, path: str | Path, attribution: str = "fit") -> None:
         """attribution: the method of `energy` where none is asked for: "fit", "nearest", "overlap" or "model"."""
         if attribution not in METHODS:
             raise UnknownName("attribution method", attribution, METHODS)
-        super().__init__(path)
         self.attribution = attribution
+        super().__init__(path)
+        _ = self.files  # what results are found from is what lies there now
+
+    @cached_property
+    def parts(self) -> Mapping[Path, Run | RunError]:
+        """Each part that a further process wrote as a run, or why it cannot be read."""
+        return self._open_parts(lambda folder: Run(folder, self.attribution))
 
     def _repr_html_(self) -> str | None:
-        """What Jupyter shows; None, and so the plain text, where nothing draws it."""
-        draw = type(self).shown_as_html
-        return None if draw is None else draw(self)
+        """What Jupyter shows; None, and so the plain text, without the extra `report`."""
+        return draw_in_notebook("Run", self)
+
+    @cached_property
+    def results(self) -> ResultCache:
+        """The results of earlier readers of these files, and those of this one adds."""
+        return ResultCache(self)
 
     @cached_property
     def own_times(self) -> pl.DataFrame:
-        """Own times of the recorded steady steps by step, phase, module, kind and device."""
-        return own_times(self)
+        """Self times of the profiled steps after warm-up by step, phase, module, kind and device."""
+        return self_times(self, self.collective_time)
+
+    @cached_property
+    def collective_time(self) -> CollectiveTime | None:
+        """Collectives in flight in the profiled steps after warm-up, and what waited for them; None without any."""
+        return collective_time(self)
+
+    def communication(self) -> pl.DataFrame:
+        """Collectives of this process, a row a kind and place: calls, bytes, total and exposed ns, means a step."""
+        time = self.collective_time
+        return pl.DataFrame(schema=COLLECTIVE_SCHEMA) if time is None else time.kinds
+
+    @cached_property
+    def side_by_side(self) -> Ranks:
+        """The parts of a distributed training with what can be compared between them."""
+        return ranks(self)
+
+    @property
+    def ranks(self) -> list[Run]:
+        """This run and the parts that further processes wrote, in order of rank; itself alone where there are none."""
+        return self.side_by_side.parts
+
+    def rank_table(self) -> pl.DataFrame:
+        """Step time, samples per second, communication and lateness of each part, a row a rank; ns a step."""
+        return self.side_by_side.table
+
+    def skew(self) -> pl.DataFrame:
+        """Return how far apart the ranks ended each step and arrived at its collectives, ns, and who was last."""
+        return self.side_by_side.skew
 
     def modules(self) -> pl.DataFrame:
         """Time of each module, own and of its subtree, forward, backward and optimizer, ns a step."""
         return self._modules
 
     def op_kinds(self) -> pl.DataFrame:
-        """Own time of each kind of op, ns a step by phase."""
+        """Self time of each op, ns a step by phase."""
         return self._op_kinds
 
     def phases(self) -> pl.DataFrame:
@@ -84,11 +129,11 @@ class Run(RunReader):
         return self._anatomy
 
     def overhead(self) -> pl.DataFrame:
-        """What the instrument itself cost, columns as `metrics`."""
+        """Return the profiling overhead, columns as `metrics`."""
         return self._overhead
 
     def memory(self, device: str | None = None) -> pl.DataFrame:
-        """Live bytes after each allocation and free of the recorded steps: in all, not attributed, and by category."""
+        """Live bytes after each allocation and free of the profiled steps: in all, not attributed, and by category."""
         return memory_over_time(self.memory_events, device)
 
     def peak(self, device: str | None = None) -> Peak | None:
@@ -111,7 +156,7 @@ class Run(RunReader):
 
     @property
     def board(self) -> Board:
-        """What is known of the board that this ran on."""
+        """Return what is known of the board that this ran on."""
         return self.rails.board
 
     @property
@@ -126,15 +171,15 @@ class Run(RunReader):
         return None if stated is None else str(stated)
 
     def energy_totals(self) -> pl.DataFrame:
-        """Energy over the steady steps, a row a component, the total first; empty where no power was measured."""
+        """Energy over the steps after warm-up, a row a component, total first; empty without measured power."""
         return self.energy_tables.totals
 
     def rail_energy(self) -> pl.DataFrame:
-        """Energy over the steady steps, a row a rail, with the rail that contains it."""
+        """Energy over the steps after warm-up, a row a rail, with the rail that contains it."""
         return self.energy_tables.rails
 
     def step_energy(self) -> pl.DataFrame:
-        """Energy of each steady step by component, J; null where a gap or the sensor's own pace hides it."""
+        """Energy of each step after warm-up by component, J; null where a gap or the sensor's own pace hides it."""
         return step_energy_table(self, self.rails)
 
     @cached_property
@@ -142,48 +187,48 @@ class Run(RunReader):
         return RunTimelines(self)
 
     @cached_property
-    def attributed_rails(self) -> list[AttributedRail]:
+    def attributed_rails(self) -> list[RailFit]:
         """Each measured rail with the fit that hands its energy to the ops."""
-        return attributed(self, self.rails, self._timelines)
+        return fit_rails(self, self.rails, self._timelines, self.results)
 
     def energy(self, by: str = "module", method: str | None = None) -> pl.DataFrame:
-        """Energy per step, J, by "module", "op", "kind", "phase" or "component", with intervals of 90 % and verdicts.
+        """Energy per step, J, by "module", "op", "kind", "phase" or "component", with 90 % CIs and verdicts.
 
         method: "fit" (ours), "nearest" (the sample nearest in time, as the 2019 paper), "overlap", or "model" for what
         a power model estimated; None: as this run was opened with. Parts and residual add up to each rail's measured
         total.
         """
         chosen = method or self.attribution
-        refused(by, chosen)
+        check_grouping(by, chosen)
         if chosen == "fit":
-            return kept_table(self, f"energy-{by}", lambda: self._energy(by, chosen))
+            return self.results.table(f"energy-{by}", lambda: self._energy(by, chosen))
         return self._energy(by, chosen)
 
     def _energy(self, by: str, method: str) -> pl.DataFrame:
         return energy_by(self.attributed_rails, by, method, samples_per_step(self))
 
     @cached_property
-    def use_of_ops(self) -> list[UseOfOps]:
+    def use_of_ops(self) -> list[UtilisationFit]:
         """Each channel of utilisation with the fit that hands it to the ops."""
-        return use_of_ops(self, self._timelines)
+        return fit_utilisation(self, self._timelines, self.results)
 
     def utilisation(self, by: str = "kind") -> pl.DataFrame:
         """Mean use of CPU (cores), GPU and memory controller (shares) by "kind", "op", "module" or "phase".
 
-        By the machinery of `energy`, with intervals of 90 % and verdicts; empty where nothing of it was sampled.
+        By the machinery of `energy`, with 90 % CIs and verdicts; empty where nothing of it was sampled.
         """
-        known_way(by)
-        return kept_table(self, f"utilisation-{by}", lambda: utilisation_by(self.use_of_ops, by))
+        check_utilisation_grouping(by)
+        return self.results.table(f"utilisation-{by}", lambda: utilisation_by(self.use_of_ops, by))
 
     def power_of_ops(self) -> pl.DataFrame:
-        """Power of each measured rail over the step of `anatomy`, W: from operation to operation, as fitted."""
+        """Power of each measured rail over the step of `anatomy`, W: from op to op, as fitted."""
         ops = self.anatomy()
         step = -1 if ops.is_empty() else int(ops["step"][0])
-        return kept_table(self, "power-of-ops", lambda: power_of_ops(self, self.attributed_rails, step))
+        return self.results.table("power-of-ops", lambda: operator_power(self, self.attributed_rails, step))
 
     def energy_resolution(self) -> pl.DataFrame:
-        """A row a rail: the shortest op that it can resolve, how much is resolved, how many more steps would do."""
-        return kept_table(self, "resolution", lambda: resolution(self.attributed_rails))
+        """A row a rail: the shortest op that it can resolve, how much is within 10 %, how many more steps would do."""
+        return self.results.table("resolution", lambda: resolution(self.attributed_rails))
 
     def power_timeline(self, t0_ns: int, t1_ns: int) -> pl.DataFrame:
         """Power of each rail over time: rail, component, t0_ns, t1_ns, watts (null in gaps), estimated."""
@@ -194,26 +239,26 @@ class Run(RunReader):
         return regularity(self)
 
     def verdict(self) -> Verdict:
-        """What dominates the step, what it is bound by, and what to try next."""
+        """Return the bottleneck: what dominates the step, what it is bound by, and what to try next."""
         return verdict(self)
 
     def not_measured(self) -> list[NotMeasured]:
-        """What this run cannot say, and why."""
+        """Return what this run cannot say, and why."""
         return not_measured(self)
 
-    # A page asks for the same tables many times, and a run of a million operations takes a second for some of them.
+    # A page asks for the same tables many times, and a run of a million op calls takes a second for some of them.
 
     @cached_property
     def _modules(self) -> pl.DataFrame:
-        return modules(self)
+        return module_table(self)
 
     @cached_property
     def _op_kinds(self) -> pl.DataFrame:
-        return op_kinds(self)
+        return operator_table(self)
 
     @cached_property
     def _phases(self) -> pl.DataFrame:
-        return phases(self)
+        return phase_table(self)
 
     @cached_property
     def _metrics(self) -> pl.DataFrame:
@@ -228,6 +273,6 @@ class Run(RunReader):
         return overhead(self)
 
 
-def opened(run: str | Path | Run, attribution: str = "fit") -> Run:
+def open_run(run: str | Path | Run, attribution: str = "fit") -> Run:
     """The run itself, or the one of a path, a name in `runs`, or "last"."""
     return run if isinstance(run, Run) else Run(run, attribution)

@@ -1,21 +1,34 @@
-"""summary.json: the headline of a run, for scripts and lists of many runs, so that nobody has to open its tables."""
+"""summary.json, and the tables that reports show beside those of `Run`: process memory, energy and FLOPs of modules."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stepscope.analysis.energy_shown import energy_facts
-from stepscope.analysis.process_memory import memory_facts
+import numpy as np
+import polars as pl
+
+from stepscope.analysis.energy.inputs import BETWEEN, PAUSES
+from stepscope.analysis.processes import OWN
+from stepscope.analysis.time.operators import FRAMEWORK_OVERHEAD
+from stepscope.analysis.time.steps import profiled_steps
+from stepscope.arrays import Floats
+from stepscope.files import replace_json
+from stepscope.quantities import simulated_badge
+from stepscope.units import duration, number, percent, si
 
 if TYPE_CHECKING:
     from stepscope.analysis.run import Run
 
 
+_FILE = "summary.json"
+
+
 def summary(run: Run) -> dict[str, Any]:
-    """Verdict, metrics with unit and interval, own cost, phases and what was not measured; SI units, null unknown."""
+    """Verdict, metrics with unit and CI, profiling overhead, phases and what was not measured; SI units."""
     verdict = run.verdict()
     return {
         "id": run.id,
@@ -33,6 +46,8 @@ def summary(run: Run) -> dict[str, Any]:
         "use_of_ops": run.utilisation(by="kind").to_dicts(),
         "energy_notes": list(run.energy_tables.notes),
         "phases": run.phases().to_dicts(),
+        "communication": run.communication().to_dicts(),
+        "ranks": run.rank_table().to_dicts() if len(run.ranks) > 1 else [],
         "result": run.meta.get("result"),
         "not_measured": [asdict(entry) for entry in run.not_measured()],
     }
@@ -40,8 +55,291 @@ def summary(run: Run) -> dict[str, Any]:
 
 def write_summary(run: Run) -> Path:
     """Write summary.json into the run folder, replaced as a whole; OSError where the folder cannot be written."""
-    path = run.path / "summary.json"
-    part = path.with_name(".summary.json.part")
-    part.write_text(json.dumps(summary(run), indent=1, default=str) + "\n", encoding="utf-8")
-    part.replace(path)
+    path = run.path / _FILE
+    replace_json(path, {"key": run.results.key, **summary(run)})
     return path
+
+
+def has_summary(run: Run) -> bool:
+    """Return whether summary.json was found in the very files that the run has now."""
+    try:
+        stored = json.loads((run.path / _FILE).read_bytes())
+    except (OSError, ValueError):
+        return False
+    return isinstance(stored, dict) and stored.get("key") == run.results.key
+
+
+PROCESS_SCHEMA = {"part": pl.String, "bytes": pl.Int64, "source": pl.String}
+EMPTY, TENSORS, ALLOCATOR, PEAK = "empty process", "live tensors", "allocator and unattributed", "process peak"
+
+
+def process_parts(run: Run) -> pl.DataFrame:
+    """Parts of the process's peak resident memory, B, the whole last: part, bytes, source.
+
+    The whole is at least the largest reading; the live tensors are those on the CPU at their own peak in the profiled
+    steps. The rest is the difference: what malloc holds beyond the tensors, kernels' scratch, this recorder. Empty
+    where the peak, the tensors or the empty process (see `stepscope fit`) were not measured.
+    """
+    peaks = run.metrics().filter((pl.col("metric") == "peak_memory") & pl.col("scope").is_in(OWN))
+    resident = peaks.filter(pl.col("source").is_in(["peak_rss", "rss"]))["value"].drop_nulls()
+    empty = (run.meta.get("malloc") or {}).get("empty_process_bytes")
+    live = run.peak("cpu")
+    if resident.is_empty() or empty is None or live is None:
+        return pl.DataFrame(schema=PROCESS_SCHEMA)
+    whole = int(resident[0])
+    rows = [
+        (EMPTY, int(empty), "measured once on this device"),
+        (TENSORS, live.bytes, "allocations of the profiled steps"),
+        (ALLOCATOR, whole - int(empty) - live.bytes, "difference"),
+        (PEAK, whole, "resident memory of the process"),
+    ]
+    return pl.DataFrame(rows, schema=PROCESS_SCHEMA, orient="row")
+
+
+def reserved_bytes(run: Run) -> dict[str, int]:
+    """The most that the allocator of each device was seen to hold, B: on the CPU glibc's malloc at few instants."""
+    stated = (run.meta.get("recorder") or {}).get("reserved_bytes") or {}
+    return {str(device): int(size) for device, size in stated.items() if isinstance(size, int) and size > 0}
+
+
+def memory_facts(run: Run) -> dict[str, Any] | None:
+    """Return the memory of the step for summary.json, B; None where no allocation was recorded. Sizes in B."""
+    peak = run.peak()
+    if peak is None:
+        return None
+    return {
+        "device": peak.device,
+        "live_peak_bytes": peak.bytes,
+        "step": peak.step,
+        "op": peak.op,
+        "module": peak.module,
+        "phase": peak.phase,
+        "categories": dict(peak.categories.select("category", "bytes").iter_rows()),
+        "residual_bytes": peak.residual_bytes,
+        "reserved_bytes": reserved_bytes(run),
+        "malloc": run.meta.get("malloc"),
+        "process": process_parts(run).to_dicts(),
+    }
+
+
+METHOD_LABELS = {
+    "fit": "regression of the readings on the operators",
+    "nearest": "the sample nearest in time (the 2019 paper's way): blurs what is shorter than the sensor's period",
+    "overlap": "power taken as constant between samples: blurs what is shorter than the sensor's period",
+    "model": "ESTIMATED by the power model that was given, not measured",
+}
+VERDICT_LABELS = {
+    "resolved": "within 10 %",
+    "coarse": "within 30 %",
+    "not identifiable": "below sensor resolution",
+    "no interval": "no CI",
+}
+_NOTABLE_SHARE = 0.01  # of a rail's energy
+_PHASES = ("forward", "backward", "optimizer")
+
+
+def energy_badge(run: Run) -> str:
+    """Return what a reader must know of every number: SIMULATED, ESTIMATED, or "" for what was measured here."""
+    return " · ".join(filter(None, (simulated_badge(run.simulated), "ESTIMATED" if run.attribution == "model" else "")))
+
+
+def main_rail(frame: pl.DataFrame) -> str | None:
+    """The rail that stands for the whole device: that of the total, or else the one with most energy."""
+    if frame.is_empty():
+        return None
+    whole = frame.filter(pl.col("component").is_in(["total", "device"]))
+    known = (whole if len(whole) else frame).group_by("rail", maintain_order=True)
+    spent = known.agg(pl.col("joules_per_step").sum()).sort("joules_per_step", descending=True, nulls_last=True)
+    return str(spent["rail"][0])
+
+
+def module_rows(frame: pl.DataFrame) -> list[dict[str, Any]]:
+    """Modules of one rail, most energy first: their J a step by phase beside the sum over phases.
+
+    The interval of a sum is that of its phases added up: it can only be too wide.
+    """
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for row in frame.iter_rows(named=True):
+        groups.setdefault(row["name"], []).append(row)
+    rows = [_module_row(name, parts) for name, parts in groups.items()]
+    return sorted(rows, key=lambda row: -(row["joules_per_step"] or 0.0))
+
+
+def _module_row(name: str, parts: list[dict[str, Any]]) -> dict[str, Any]:
+    joules, seconds = _sum_if_known(parts, "joules_per_step"), _sum_if_known(parts, "seconds_per_step")
+    by_phase = {part["phase"]: part["joules_per_step"] for part in parts}
+    worst = max(parts, key=lambda part: part["joules_per_step"] or 0.0)
+    low, high = _sum_if_known(parts, "low"), _sum_if_known(parts, "high")
+    return {
+        "name": name,
+        **{phase: by_phase.get(phase) for phase in _PHASES},
+        "joules_per_step": joules,
+        "low": low,
+        "high": high,
+        "share": _sum_if_known(parts, "share"),
+        "watts": joules / seconds if joules is not None and seconds else None,
+        "above_idle": _sum_if_known(parts, "above_idle"),
+        "verdict": _verdict_of_sum(joules, low, high, worst),
+        "reason": worst["reason"],
+    }
+
+
+def _verdict_of_sum(joules: float | None, low: float | None, high: float | None, worst: dict[str, Any]) -> str:
+    """Of the sum: no better than its interval, and than its dearest phase."""
+    if joules is None or low is None or high is None or not joules or worst["verdict"] == "not identifiable":
+        return str(worst["verdict"])
+    half = (high - low) / 2 / joules
+    return "resolved" if half <= 0.10 else "coarse" if half <= 0.30 else "not identifiable"
+
+
+def _sum_if_known(parts: list[dict[str, Any]], name: str) -> float | None:
+    known = [part[name] for part in parts if part[name] is not None]
+    return sum(known) if len(known) == len(parts) else None
+
+
+def between_sentences(kinds: pl.DataFrame, rail: str) -> list[str]:
+    """Return sentences on a rail's energy between steps: tables of operators hold it, the total of a step does not."""
+    own = kinds.filter((pl.col("rail") == rail) & pl.col("joules_per_step").is_not_null())
+    outside = float(own.filter(pl.col("name").is_in([BETWEEN, PAUSES]))["joules_per_step"].sum())
+    whole = float(own["joules_per_step"].sum())
+    if not whole or outside < _NOTABLE_SHARE * whole:
+        return []
+    return [f"{rail}: {si(outside, 'J')} of {si(whole, 'J')} a step lie between the steps (evaluation, saving, pauses)"]
+
+
+def resolution_sentences(resolution: pl.DataFrame) -> list[str]:
+    """Return sentences on what each rail can resolve and what it would take, and on a lock of sampler and step. The
+    total first.
+    """
+    order = pl.col("component").is_in(["total", "device"])
+    return [
+        _resolution_sentence(row) + _stuck_note(row)
+        for row in resolution.sort(order, descending=True, maintain_order=True).to_dicts()
+    ]
+
+
+def _resolution_sentence(row: dict[str, Any]) -> str:
+    rail = row["rail"]
+    if row["resolved_share"] is None:
+        return f"{rail}: no energy per operator: {row['note']}"
+    if row["note"]:
+        locked = "PHASE LOCK: " if row["locked"] else ""
+        return f"{rail}: everything is below sensor resolution: {locked}{row['note']}"
+    shortest = row["shortest_op_s"]
+    reach = f", operators from {duration(shortest * 1e9)}" if shortest is not None else ""
+    said = f"{rail}: {percent(row['resolved_share'], 0)} of the energy is within 10 %{reach}"
+    return f"{said}; {_steps_note(row)}" if row["resolved_share"] < 0.9 else said
+
+
+def _stuck_note(row: dict[str, Any]) -> str:
+    stuck_s = row.get("stuck_s")
+    return f"; it stood still for {number(stuck_s)} s, which is excluded" if stuck_s else ""
+
+
+def _steps_note(row: dict[str, Any]) -> str:
+    steps = row["more_steps"]
+    if not steps:
+        return "more steps of this kind would not bring 90 % within 10 %"
+    return f"about {steps:,} more steps would bring 90 % within 10 %"
+
+
+def energy_facts(run: Run) -> dict[str, Any]:
+    """Of summary.json: energy by kind, module and phase, J a step, and what each rail can resolve."""
+    resolution = run.energy_resolution()
+    by = {name: run.energy(by=name).to_dicts() for name in ("kind", "module", "phase", "component")}
+    return {
+        "method": run.attribution,
+        "stamp": energy_badge(run) or None,
+        "resolution": resolution.to_dicts(),
+        "sentences": resolution_sentences(resolution),
+        **by,
+    }
+
+
+PHASES = ("forward", "backward", "optimizer")
+QUANTITIES = {"time": "ns", "energy": "J", "memory": "B", "flops": "FLOP"}
+MODULE_SCHEMA = {
+    "module": pl.String,
+    "parent": pl.String,
+    "quantity": pl.String,
+    "unit": pl.String,
+    **dict.fromkeys((*PHASES, "own", "total"), pl.Float64),  # all of the subtree but `own`
+    "source": pl.String,  # where it is from, or what it stands for
+}
+_SELF_SCHEMA = {"module": pl.String, "phase": pl.String, "value": pl.Float64}
+
+
+def module_quantities(run: Run) -> pl.DataFrame:
+    """Subtree sums of each module in the order of the tree, forward, backward, optimizer and in all, a step.
+
+    time: medians (`Run.modules`); energy: of the rail of the whole device (`Run.energy`); memory: bytes live at the
+    peak, by the phase that allocated them (`Run.peak`); flops: of the operators that state them. A quantity that was
+    not measured has no rows; a phase that cannot be told is null.
+    """
+    modules = run.modules().filter(pl.col("module").is_not_null() & (pl.col("module") != FRAMEWORK_OVERHEAD))
+    if modules.is_empty():
+        return pl.DataFrame(schema=MODULE_SCHEMA)
+    frames = [frame for frame in (_module_time(modules), *_subtree_sums(run, modules)) if len(frame)]
+    return pl.concat([pl.DataFrame(schema=MODULE_SCHEMA), *(frame.select(list(MODULE_SCHEMA)) for frame in frames)])
+
+
+def _module_time(modules: pl.DataFrame) -> pl.DataFrame:
+    known = modules.filter(pl.col("tree_total_ns").is_not_null())
+    phases = {phase: pl.col(f"tree_{phase}_ns") for phase in PHASES}
+    texts = {"quantity": pl.lit("time"), "unit": pl.lit("ns"), "source": pl.lit("median of the profiled steps")}
+    return known.select("module", "parent", **texts, **phases, own="total_ns", total="tree_total_ns")
+
+
+def _subtree_sums(run: Run, modules: pl.DataFrame) -> Iterator[pl.DataFrame]:
+    parents = dict(modules.select("module", "parent").iter_rows())
+    for quantity, own, source in (
+        ("energy", *_module_energy(run)),
+        ("memory", *_module_memory(run)),
+        ("flops", *_module_flops(run)),
+    ):
+        inside = own.filter(pl.col("module").is_in(list(parents)))
+        if not inside.is_empty():
+            yield _subtrees(inside, parents, quantity, source)
+
+
+def _module_energy(run: Run) -> tuple[pl.DataFrame, str]:
+    """Own joules of each module by phase, of one rail: rails lie inside each other and are never added."""
+    rows = run.energy(by="module").filter(pl.col("joules_per_step").is_not_null())
+    rail = main_rail(rows)
+    if rail is None:
+        return pl.DataFrame(schema=_SELF_SCHEMA), ""
+    said = f"{rail}, by '{run.attribution}'"
+    return rows.filter(pl.col("rail") == rail).select(module="name", phase="phase", value="joules_per_step"), said
+
+
+def _module_memory(run: Run) -> tuple[pl.DataFrame, str]:
+    peak = run.peak()
+    if peak is None:
+        return pl.DataFrame(schema=_SELF_SCHEMA), ""
+    alive = peak.tensors.select("module", "phase", value=pl.col("bytes").cast(pl.Float64))
+    return alive, f"live at the peak of step {peak.step}, by the phase that allocated it"
+
+
+def _module_flops(run: Run) -> tuple[pl.DataFrame, str]:
+    steps = max(len(profiled_steps(run)), 1)
+    stated = run.own_times.filter(pl.col("flops").is_not_null())
+    return stated.select("module", "phase", value=pl.col("flops") / steps), "of the operators that state them"
+
+
+def _subtrees(own: pl.DataFrame, parents: dict[str, str | None], quantity: str, source: str) -> pl.DataFrame:
+    """Own values summed up the tree; children come after their parents, so one pass from the end does."""
+    place = {name: row for row, name in enumerate(parents)}
+    columns: Floats = np.zeros((len(place), len(PHASES) + 1))
+    for module, phase, value in own.iter_rows():
+        at = PHASES.index(phase) if phase in PHASES else len(PHASES)
+        columns[place[module], at] += max(value, 0.0)
+    alone = columns.sum(axis=1)
+    for name, parent in reversed(parents.items()):
+        if parent is not None:
+            columns[place[parent]] += columns[place[name]]
+    known = [columns[:, at] if columns[:, at].any() else np.full(len(place), np.nan) for at in range(len(PHASES))]
+    frame = {"module": list(parents), "parent": list(parents.values()), **dict(zip(PHASES, known, strict=True))}
+    frame |= {"own": alone, "total": columns.sum(axis=1)}
+    texts = {"quantity": quantity, "unit": QUANTITIES[quantity], "source": source}
+    schema = {"module": pl.String, "parent": pl.String, **dict.fromkeys((*PHASES, "own", "total"), pl.Float64)}
+    return pl.DataFrame(frame, schema=schema, nan_to_null=True).with_columns(**{k: pl.lit(v) for k, v in texts.items()})

@@ -1,0 +1,423 @@
+"""The limits of a run's numbers: what was not measured and why, and the profiling overhead."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import polars as pl
+
+from stepscope.analysis.channels import resolved_ns, series_of, windows
+from stepscope.analysis.energy.sources import power_model_gaps
+from stepscope.analysis.estimate import mean_interval, null_if_nan
+from stepscope.analysis.metrics import Measured, metric_frame
+from stepscope.analysis.processes import (
+    ALL,
+    CHILDREN,
+    RANK,
+    WATCHED,
+    Process,
+    several,
+    training_processes,
+    watched_pid_stated,
+)
+from stepscope.analysis.time.operators import CPU
+from stepscope.analysis.time.steps import FEW, profiled_parts, profiled_steps, span_ns, steps_after_warmup, whole_steps
+from stepscope.arrays import Floats
+from stepscope.runfolder import RunReader
+from stepscope.units import percent, plural
+
+if TYPE_CHECKING:
+    from stepscope.analysis.run import Run
+
+
+_POWER = ("power", "energy")
+_POWER_SENSORS = re.compile(
+    r"ina\d|hwmon_power|tegrastats|rapl|nvml|amdsmi|apple|powermetrics|battery|pmic|shelly|tasmota|meter|android"
+)
+_OF_A_BOARD = re.compile(r"jetson|rpi")  # that another machine lacks them is no news
+_ENABLE = (
+    "stepscope doctor shows how to open a sensor; a plug or a meter beside the machine works anywhere "
+    "(--plug, --meter-command, --meter-csv)"
+)
+_ESTIMATE = "; --power-model cpu=2W..15W estimates, and is called so"
+_LOSSES = ("lost", "gap", "dropped", "stopped", "jump", "damaged", "hung", "stale", "not-read")
+
+
+IN_RUN, ENERGY, MACHINE, LOST = "in this run", "energy", "not on this machine", "lost or damaged"
+GROUPS = (IN_RUN, ENERGY, MACHINE, LOST)
+
+
+@dataclass(frozen=True)
+class NotMeasured:
+    """One thing that is missing, why, and what would change it (null where nothing is known to).
+
+    `group` is one of `GROUPS`; `detail` is what only a second look needs: where was looked, which sensors.
+    """
+
+    what: str
+    why: str
+    remedy: str | None = None
+    group: str = IN_RUN
+    detail: str = ""
+
+
+def not_measured(run: Run) -> list[NotMeasured]:
+    """Everything that is missing from a run, the most general first."""
+    found = [
+        *_step_gaps(run),
+        *_operator_gaps(run),
+        *_memory_gaps(run),
+        *_overhead_gaps(run),
+        *_sensor_gaps(run),
+        *_damaged_files(run),
+        *_losses_by_kind(run),
+    ]
+    return [*found, *_rank_gaps(run)]
+
+
+def _rank_gaps(run: Run) -> Iterator[NotMeasured]:
+    """Yield what is missing of the other processes of a distributed training, or cannot be compared."""
+    for note in run.side_by_side.notes:
+        yield NotMeasured("ranks", note)
+    if several(run) and run.channels:
+        yield from _of_processes(run)
+
+
+def _of_processes(run: Run) -> Iterator[NotMeasured]:
+    """Memory and CPU utilisation that is not known of a training process, or of all processes together."""
+    metrics = run.metrics().filter(pl.col("value").is_not_null())
+    for metric, what in (("peak_memory", "memory"), ("process_cpu_utilisation", "CPU utilisation")):
+        scopes = set(metrics.filter(pl.col("metric") == metric)["scope"])
+        if ALL not in scopes:
+            yield NotMeasured(f"{what} of all processes", _why_no_sum(run, metric))
+        whys: dict[str, list[str]] = {}
+        for process in training_processes(run):
+            if process.scope not in scopes:
+                whys.setdefault(_why_not(run, process, metric), []).append(process.scope.removeprefix(RANK))
+        for why, ranks in whys.items():
+            yield NotMeasured(f"{what} of {'rank' if len(ranks) == 1 else 'ranks'} {', '.join(ranks)}", why)
+
+
+def _why_no_sum(run: Run, metric: str) -> str:
+    if metric == "process_cpu_utilisation" and span_ns(run) is None:
+        return "no step was made after the warm-up"
+    scopes = {
+        channel.get("scope") for channel in run.channels if channel.get("quantity") in ("rss", "process_cpu_time")
+    }
+    absent = [said for scope, said in ((WATCHED, "the launcher"), (CHILDREN, "child processes")) if scope not in scopes]
+    return f"{' and '.join(absent)} could not be read" if absent else "too few readings were taken of all of them"
+
+
+def _why_not(run: Run, process: Process, metric: str) -> str:
+    if any(channel.get("scope") == process.sampled_as for channel in run.channels):
+        short = metric == "process_cpu_utilisation" and process.span_ns is None
+        return "no step was made after the warm-up" if short else "too few readings were taken while it trained"
+    if watched_pid_stated(run):
+        return "the process had ended, or could not be read, when the sampler looked for it"
+    return "this run is from before training processes were sampled each: it has the launcher and the sum"
+
+
+def _step_gaps(run: RunReader) -> Iterator[NotMeasured]:
+    count = len(run.steps)
+    if count == 0:
+        said = [str(event.get("message", "")) for event in run.events if event.get("kind") == "no-steps"]
+        yield NotMeasured("steps", said[-1] if said else "the run holds no training step")
+    elif steps_after_warmup(run).is_empty():
+        which = "the only step is" if count == 1 else f"all {count} steps are"
+        why = f"{which} warm-up (the first {run.warmup_steps} are excluded)"
+        yield NotMeasured("step times", why, f"train for at least {run.warmup_steps + FEW} steps")
+    lost = run.meta.get("steps_lost")
+    if lost:
+        yield NotMeasured(plural(lost, "step"), "their times could not be written", group=LOST)
+
+
+def _operator_gaps(run: Run) -> Iterator[NotMeasured]:
+    table = run.own_times
+    if table.is_empty():
+        steady = len(profiled_steps(run))
+        why = "no part of ops/ could be read" if steady else "no step after the warm-up was profiled"
+        yield NotMeasured("operators and modules", why)
+        return
+    seen = table["step"].n_unique()
+    for event in run.events:
+        if event.get("kind") == "no-module-calls":
+            yield NotMeasured("layers", str(event.get("message", "")), "call layer(x) instead of layer.forward(x)")
+    if not whole_steps(run):
+        yield NotMeasured("whole steps", _in_part(run))
+    elif seen < FEW:
+        steps = plural(seen, "profiled step")
+        why = f"only {steps} after the warm-up, {FEW} are needed: one unusual step can sway the shares"
+        yield NotMeasured("intervals of modules and operators", why, "run longer, or with --record all")
+    written = set(table["step"].unique())
+    missing = [step for step in profiled_steps(run)["step"] if step not in written]
+    if missing:
+        yield NotMeasured(
+            f"operators of {plural(len(missing), 'profiled step')}", "they are not in any readable part of ops/"
+        )
+    if table["flops"].null_count() == len(table):
+        yield NotMeasured("FLOPs", "no operator states how many it does")
+    if bool((table["device"] == CPU).all()):
+        yield NotMeasured("accelerator utilisation", "no kernel ran on an accelerator")
+
+
+def _in_part(run: Run) -> str:
+    part = profiled_steps(run)
+    whole = run.steps.join(part.select("step"), on="step", how="semi")
+    share = percent(float(part["length_ns"].sum() / (whole["t1_ns"] - whole["t0_ns"]).sum()), 2)
+    parts = profiled_parts(run).join(part.select("step"), on="step", how="semi")
+    names = ", ".join(parts["part"].unique(maintain_order=True))
+    return (
+        f"a step is too large to be profiled whole: the times and shares of layers, operators and phases are of parts "
+        f"of it, {share} of its time ({names}); parts of phases do not tell how phases compare"
+    )
+
+
+def _memory_gaps(run: RunReader) -> Iterator[NotMeasured]:
+    """A run that says nothing of a choice is older than it, and nobody would miss it there."""
+    chosen = (run.meta.get("recorder") or {}).get("memory")
+    if chosen is not None and run.memory_events.is_empty():
+        why = {
+            "off": "it was switched off, or looking at it failed",
+            "auto": "the run is too short to profile allocations within its budget",
+        }.get(str(chosen), "no step was profiled")
+        yield NotMeasured("memory by layer", why, "--record-memory all")
+
+
+def _overhead_gaps(run: Run) -> Iterator[NotMeasured]:
+    said: set[str] = set()
+    for row in run.overhead().filter(pl.col("value").is_null()).iter_rows(named=True):
+        if row["note"] not in said:
+            what = "sampler's cost" if row["scope"] == "sampler" else "cost of recording"
+            yield NotMeasured(what, row["note"])
+        said.add(row["note"])
+
+
+def _sensor_gaps(run: Run) -> Iterator[NotMeasured]:
+    if run.is_part:
+        why = "the machine's sensors are sampled once, for all processes"
+        yield NotMeasured("utilisation, memory and energy", why, f"stepscope report {run.path.parent.parent}")
+        return
+    if not run.channels:
+        yield NotMeasured("utilisation and memory", "nothing was sampled in this run")
+    absent = _missing_sensors(run)
+    meters = [entry for entry in absent if _POWER_SENSORS.search(str(entry.get("sensor")))]
+    yield from _energy_gaps(run, meters)
+    for entry in absent:
+        absent_here = entry.get("reason") == "absent"
+        expected = entry not in meters and not _OF_A_BOARD.match(str(entry.get("sensor")))
+        if expected or not absent_here:
+            yield _sensor_gap(entry, absent_here, ENERGY if entry in meters else MACHINE if absent_here else IN_RUN)
+
+
+def _sensor_gap(entry: dict[str, Any], absent: bool, group: str) -> NotMeasured:
+    """A sensor that gave nothing; of one that is not there, where was looked is a detail."""
+    what, remedy = str(entry.get("sensor", "a sensor")), entry.get("remedy")
+    if absent and entry.get("detail"):
+        return NotMeasured(what, "this machine has no such sensor", remedy, group, str(entry["detail"]))
+    return NotMeasured(what, _stated_reason(entry), remedy, group)
+
+
+def _energy_gaps(run: Run, meters: list[dict[str, Any]]) -> Iterator[NotMeasured]:
+    """Return why there is no energy, or no total of it: what was tried, and what would enable one."""
+    for why in power_model_gaps(run):
+        remedy = "--power-model cpu=2W..15W, with the CPU or GPU that is sampled"
+        yield NotMeasured("estimated energy", why, remedy, ENERGY)
+    measured = [line for line in run.rails.lines if not line.estimated]
+    if measured:
+        for why in run.rails.notes if run.rails.total is None else ():
+            remedy = "a meter or plug beside it measures the whole"
+            yield NotMeasured("energy of the whole board", why, remedy, ENERGY)
+        return
+    if any(channel.get("quantity") in _POWER and channel.get("kind") != "estimate" for channel in run.channels):
+        yield NotMeasured(
+            "energy", "a power sensor was found and gave no two good readings", "stepscope doctor", ENERGY
+        )
+        return
+    absent = [str(entry.get("sensor")) for entry in meters if entry.get("reason") == "absent"]
+    # What is absent may be bought or plugged in; what is there and closed can be opened now.
+    closed = [entry for entry in meters if entry.get("reason") != "absent"]
+    remedies = [str(entry["remedy"]) for entry in closed if entry.get("remedy")]
+    enable = _ENABLE if run.rails.lines else f"{_ENABLE}{_ESTIMATE}"  # lines that are left here are estimates
+    said = "; ".join(["no sensor of this run measures power", *_unreadable_sensors(closed), *_absent_sensors(absent)])
+    there = f"looked for and not there: {', '.join(absent)}" if absent else ""
+    yield NotMeasured("energy", said, "; or ".join([*remedies[:1], enable]), ENERGY, there)
+
+
+def _unreadable_sensors(entries: list[dict[str, Any]]) -> Iterator[str]:
+    """Return what is there and cannot be read, by name: rapl (denied)."""
+    for entry in entries:
+        yield f"{entry.get('sensor')} ({entry.get('reason')})"
+
+
+def _absent_sensors(absent: list[str]) -> Iterator[str]:
+    if absent:
+        yield f"{plural(len(absent), 'kind')} of power sensor {'is' if len(absent) == 1 else 'are'} not there"
+
+
+def _missing_sensors(run: RunReader) -> list[dict[str, Any]]:
+    """Sensors that gave nothing, as the sampler wrote them: sensor, reason, detail, remedy."""
+    return [entry for entry in run.sampling.get("missing", []) if isinstance(entry, dict)]
+
+
+def _stated_reason(entry: dict[str, Any]) -> str:
+    stated = [entry.get("reason"), entry.get("detail")]
+    return ": ".join(str(part) for part in stated if part) or "no reason stated"
+
+
+def _damaged_files(run: RunReader) -> Iterator[NotMeasured]:
+    for name in run.damaged:
+        yield NotMeasured(name, "the file is damaged and was excluded", group=LOST)
+
+
+def _losses_by_kind(run: RunReader) -> Iterator[NotMeasured]:
+    """One line a kind of loss, with how often it happened."""
+    losses: dict[str, list[str]] = {}
+    for event in run.events:
+        kind = str(event.get("kind", ""))
+        if any(word in kind for word in _LOSSES):
+            losses.setdefault(kind, []).append(str(event.get("message", "")))
+    for kind, messages in losses.items():
+        times = f" ({len(messages)} times)" if len(messages) > 1 else ""
+        yield NotMeasured(kind, f"{messages[0]}{times}", group=LOST)
+
+
+# Compared are the few steps on either side of each change between the two, so that a machine that grows slower (heat)
+# does not pass for overhead; changes in both directions count alike, which cancels what drift is left.
+
+_NEAR = 5  # steps on either side of a change
+_MOST_CHANGES = 400
+_RESAMPLES = 1000
+_FEW_STEPS = 3  # on each side of all changes together
+
+
+def overhead(run: Run) -> pl.DataFrame:
+    """Cost of recording a step (ns, and as a share of an unprofiled one), of recording over the whole run, of sampling.
+
+    Columns as `metrics`; where there is nothing to compare with, value is null and `note` says why.
+    """
+    return metric_frame([*_profiling_rows(run), *_sampler_rows(run)])
+
+
+@dataclass(frozen=True)
+class _Change:
+    """Step times, ns, on either side of a change between profiled and unprofiled steps."""
+
+    recorded: Floats
+    bare: Floats
+    begins: bool  # recording starts here; else it ends
+
+
+def _profiling_rows(run: RunReader) -> list[Measured]:
+    steps = steps_after_warmup(run)
+    changes = _changes(steps)
+    reason = _reason_not_comparable(steps, changes)
+    if reason:
+        return [Measured(name, "run", None, unit, note=reason) for name, unit in _RECORDING_UNITS]
+    cost, base = _cost(changes), float(np.median(np.concatenate([change.bare for change in changes])))
+    count = min(sum(len(change.recorded) for change in changes), len(steps.filter("recorded")))
+    note = f"{len(changes)} changes between profiled and unprofiled steps"
+    if len({change.begins for change in changes}) == 1:
+        note += ", all in one direction: drift of the step time is not cancelled"
+    step = Measured("recorded_step_overhead", "run", cost[0], "ns", cost[1], cost[2], count, "steps", note)
+    share = Measured("recorded_step_overhead_share", "run", *_relative(base, step, "1"), count, "steps", note)
+    return [step, share, _whole_run(run, step)]
+
+
+_RECORDING_UNITS = (
+    ("recorded_step_overhead", "ns"),
+    ("recorded_step_overhead_share", "1"),
+    ("run_overhead_share", "1"),
+)
+
+
+def _relative(base_ns: float, step: Measured, unit: str) -> tuple[float | None, str, float | None, float | None]:
+    value, low, high = (None if x is None else x / base_ns for x in (step.value, step.low, step.high))
+    return value, unit, low, high
+
+
+def _whole_run(run: RunReader, step: Measured) -> Measured:
+    """Profiled steps times their cost, and the pauses to write them, as a share of the run without both."""
+    steps = run.steps
+    recorded = int(steps["recorded"].sum())
+    paused_ns = float((run.meta.get("overhead") or {}).get("paused_ns") or 0)
+    spent_ns = float(steps["t1_ns"][-1] - steps["t0_ns"][0])
+
+    def share(cost_ns: float | None) -> float | None:
+        total = None if cost_ns is None else recorded * cost_ns + paused_ns
+        return None if total is None else total / max(spent_ns - total, 1)
+
+    note = f"{recorded} profiled of {plural(len(steps), 'step')}, and {paused_ns / 1e6:.3g} ms to write them"
+    values = share(step.value), "1", share(step.low), share(step.high)
+    return Measured("run_overhead_share", "run", *values, len(steps), "steps", note)
+
+
+def _reason_not_comparable(steps: pl.DataFrame, changes: list[_Change]) -> str | None:
+    if steps.is_empty():
+        return "no steps after the warm-up"
+    if steps["recorded"].all():
+        return "every step was profiled: nothing to compare with"
+    if not steps["recorded"].any():
+        return "no step was profiled"
+    few = min(sum(len(change.recorded) for change in changes), sum(len(change.bare) for change in changes))
+    return f"only {plural(few, 'step')} to compare with" if few < _FEW_STEPS else None
+
+
+def _changes(steps: pl.DataFrame) -> list[_Change]:
+    """Every change of `recorded` with the steps next to it that lie in the same stretch."""
+    lengths, recorded = steps["length_ns"].to_numpy().astype(np.float64), steps["recorded"].to_numpy()
+    edges = np.flatnonzero(recorded[1:] != recorded[:-1]) + 1
+    bounds = [0, *edges.tolist(), len(lengths)]
+    chosen = np.arange(len(edges))
+    if len(edges) > _MOST_CHANGES:
+        chosen = np.unique(np.linspace(0, len(edges) - 1, _MOST_CHANGES).astype(np.int64))
+    found = []
+    for place in chosen.tolist():
+        first, edge, last = bounds[place], bounds[place + 1], bounds[place + 2]
+        begins = bool(recorded[edge])
+        # The first step after a window ran on cold caches, whichever sort it is: it belongs to the pause.
+        settled = edge if begins else min(edge + 1, last - 1)
+        before, after = lengths[max(first, edge - _NEAR) : edge], lengths[settled : min(last, settled + _NEAR)]
+        found.append(_Change(after, before, True) if begins else _Change(before, after, False))
+    return found
+
+
+def _cost(changes: list[_Change]) -> tuple[float, float | None, float | None]:
+    """Mean difference of the medians, ns, with a bootstrap interval over the changes and over the steps of each."""
+    random = np.random.default_rng(0)
+    draws = [
+        _resampled_medians(change.recorded, random) - _resampled_medians(change.bare, random) for change in changes
+    ]
+    exact = [float(np.median(change.recorded) - np.median(change.bare)) for change in changes]
+    value, resampled = 0.0, np.zeros(_RESAMPLES)
+    directions = sorted({change.begins for change in changes})
+    for begins in directions:
+        mine = [index for index, change in enumerate(changes) if change.begins == begins]
+        picks = random.integers(0, len(mine), (_RESAMPLES, len(mine)))
+        drawn = np.column_stack([draws[index] for index in mine])
+        value += float(np.mean([exact[index] for index in mine])) / len(directions)
+        resampled += np.take_along_axis(drawn, picks, axis=1).mean(axis=1) / len(directions)
+    low, high = np.quantile(resampled, (0.025, 0.975))
+    return value, float(low), float(high)
+
+
+def _resampled_medians(values: Floats, random: np.random.Generator) -> Floats:
+    """Medians of resamples of a few steps, (resamples,)."""
+    picks = random.integers(0, len(values), (_RESAMPLES, len(values)))
+    medians: Floats = np.median(values[picks], axis=1)
+    return medians
+
+
+def _sampler_rows(run: RunReader) -> list[Measured]:
+    """CPU time of the sampling process, as a share of one core."""
+    span = span_ns(run)
+    found = series_of(run, "sampler_cpu_time")
+    if span is None or not found:
+        return [Measured("sampler_cpu_share", "sampler", None, "1", note="the sampler's CPU time was not recorded")]
+    parts = windows(found[0], *span, max(resolved_ns(found[0]), (span[1] - span[0]) / 200))
+    value, low, high = (null_if_nan(x) for x in mean_interval(parts.rates))
+    note = "of one core" if value is not None else "the run is too short to tell what the sampler takes"
+    return [Measured("sampler_cpu_share", "sampler", value, "1", low, high, len(parts.rates), found[0].source, note)]

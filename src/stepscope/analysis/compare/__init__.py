@@ -1,0 +1,406 @@
+"""`stepscope.compare` and `stepscope.check`: runs side by side, what explains the difference, and a gate for CI."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from stepscope.analysis.compare import explanation
+from stepscope.analysis.compare.explanation import (
+    TIME_BY,
+    UNATTRIBUTED_PARTS,
+    Explanation,
+    explain_time,
+    samples_per_step,
+)
+from stepscope.analysis.compare.sides import (
+    TIMED,
+    Ratio,
+    RunGroup,
+    Setting,
+    match_settings,
+    overall_ratio,
+    quantities,
+    run_group,
+    setting_differences,
+)
+from stepscope.analysis.metrics import Measured, background_warning
+from stepscope.analysis.run import Run
+from stepscope.errors import RunError, UnknownName, UsageError
+from stepscope.plugins import draw_in_notebook
+from stepscope.quantities import find, in_order
+from stepscope.units import duration, estimate, number, percent, row_label, si
+
+WHAT = {
+    "time": tuple(TIME_BY),
+    "kernels": tuple(TIME_BY),
+    "memory": explanation.MEMORY_BY,
+    "energy": explanation.ENERGY_BY,
+}
+PER = ("step", "sample")
+_NAMED = 3  # parts in a sentence
+_TELLING = 0.05  # of the difference
+_TOO_MUCH = 0.2  # of the difference, to be left without a word
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Operands, the settings that they share, and sentences on what could not be compared; the first is the reference.
+
+    `per` is "step" or "sample": what the parts of time and energy are counted by.
+    """
+
+    operands: tuple[RunGroup, ...]
+    settings: tuple[Setting, ...]
+    notes: tuple[str, ...]
+    per: str = "step"
+
+    def _repr_html_(self) -> str | None:
+        """What Jupyter shows; None, and so the plain text, without the extra `report`."""
+        return draw_in_notebook("Comparison", self)
+
+    def __repr__(self) -> str:
+        return f"<Comparison of {', '.join(self.names)}>"
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(one.name for one in self.operands)
+
+    @cached_property
+    def quantities(self) -> pl.DataFrame:
+        """A row a setting, metric, scope and operand: value, interval, ratio to the first. See stepscope.quantities."""
+        frames = [quantities(one.sides).with_columns(setting=pl.lit(one.label)) for one in self.settings]
+        return pl.concat(frames)
+
+    def overall_ratios(self) -> Iterator[tuple[str, int, Ratio]]:
+        """Title of each metric, number of an operand, and its ratio to the first over all settings."""
+        for metric in in_order(self.quantities["metric"]):
+            for other in range(1, len(self.operands)):
+                if (ratio := self.overall(metric, other)) is not None:
+                    yield find(metric).title, other, ratio
+
+    def overall(self, metric: str, other: int = 1) -> Ratio | None:
+        """Geometric mean over the settings of other / first, of the scope of that metric which comes first."""
+        rows = self.quantities.filter((pl.col("metric") == metric) & (pl.col("side") == other))
+        rows = rows.filter(pl.col("ratio").is_not_null()).unique("setting", keep="first", maintain_order=True)
+        return overall_ratio(Ratio(r["ratio"], r["ratio_low"], r["ratio_high"]) for r in rows.iter_rows(named=True))
+
+    def explain(self, what: str = "time", by: str = "module", other: int = 1, setting: int = 0) -> Explanation:
+        """Return the parts that make the difference between a side (from 1) and the first: they add up to it.
+
+        what: "time" (of the CPU threads), "kernels" (of accelerators), "memory" (the live peak) or "energy"; by:
+        "module", "type", "kind" or "phase", and for memory "category" in its place.
+        """
+        if what not in WHAT:
+            raise UnknownName("thing to explain", what, WHAT)
+        if by not in WHAT[what]:
+            raise UnknownName(f"way to divide {what}", by, WHAT[what])
+        sides = self.settings[setting].sides
+        first, second, per_sample = sides[0], sides[other], self.per == "sample"
+        if what == "memory":
+            return explanation.explain_memory(first, second, by)
+        if what == "energy":
+            return explanation.explain_energy(first, second, by, per_sample)
+        return explain_time(first, second, by, what == "kernels", per_sample)
+
+    def differences(self, other: int = 1, setting: int = 0) -> dict[str, tuple[Any, Any]]:
+        """Return the settings and devices that a side and the first do not have in common."""
+        sides = self.settings[setting].sides
+        return setting_differences(sides[0][0], sides[other][0])
+
+    def sentences(self, setting: int = 0) -> list[str]:
+        """For each operand but the first: how much longer its step is, and which parts that comes from."""
+        return [_difference_sentence(self, other, setting) for other in range(1, len(self.operands))]
+
+    def to_dict(
+        self, by: Sequence[str] = ("module", "type", "kind"), whats: Sequence[str] = tuple(WHAT)
+    ) -> dict[str, Any]:
+        """Everything as plain JSON values, SI units; null is not measured."""
+        return {
+            "operands": [{"name": one.name, "runs": [str(run.path) for run in one.runs]} for one in self.operands],
+            "per": self.per,
+            "notes": list(self.notes),
+            "quantities": self.quantities.to_dicts(),
+            "settings": [self._setting(index, by, whats) for index in range(len(self.settings))],
+        }
+
+    def _setting(self, index: int, by: Sequence[str], whats: Sequence[str]) -> dict[str, Any]:
+        others = range(1, len(self.operands))
+        return {
+            "setting": self.settings[index].label,
+            "sentences": self.sentences(index),
+            "differences": [self.differences(other, index) for other in others],
+            "explanations": [_explanation_dict(self.explain(what, way, other, index), other)
+                             for other in others for what in whats for way in by if way in WHAT[what]],
+        }  # fmt: skip
+
+
+def compare(runs: Sequence[str | Path | Run], per: str = "step", attribution: str = "fit") -> Comparison:
+    """Compare two to ten runs, folders of runs (repeats, or a device's) or folders of sweeps with the first of them.
+
+    per: "step", or "sample" for parts of time and energy a training sample, where batch sizes differ. Raises
+    UsageError where there is nothing in common, and RunError where one cannot be read.
+    """
+    if per not in PER:
+        raise UnknownName("unit to count parts by", per, PER)
+    operands = tuple(run_group(run, attribution) for run in runs)
+    settings, notes = match_settings(operands)
+    if per == "sample" and any(samples_per_step(run) is None for one in settings for side in one.sides for run in side):
+        raise UsageError("per='sample': the samples of a step were not counted in all runs", "compare per step")
+    return Comparison(_distinct_names(operands), settings, (*notes, *_warnings(settings, operands)), per)
+
+
+def _distinct_names(operands: tuple[RunGroup, ...]) -> tuple[RunGroup, ...]:
+    """Operands with names of their own: the same folder name can be given twice."""
+    names = [one.name for one in operands]
+    if len(set(names)) == len(names):
+        return operands
+    return tuple(RunGroup(f"{one.name} ({place})", one.runs, one.left_out) for place, one in enumerate(operands, 1))
+
+
+def _warnings(settings: Sequence[Setting], operands: Sequence[RunGroup]) -> Iterator[str]:
+    if any(len(side) == 1 for one in settings for side in one.sides):
+        yield (
+            "A single run says nothing of how much runs differ among themselves: its interval covers its own steps "
+            "alone. Several runs in one folder are taken as repeats."
+        )
+    shared = {run.simulated is not None for one in operands for run in one.runs}
+    if True in shared:
+        yield "SIMULATED sensors: power and energy of some of these are of a simulated board, not of a device."
+    disturbed = ", ".join(one.name for one in operands if any(_disturbed(run) for run in one.runs))
+    if disturbed:
+        yield f"Background CPU load during {disturbed}: times there are not the training's alone."
+
+
+def _disturbed(run: Run) -> bool:
+    return bool(
+        background_warning([Measured(**row) for row in run.metrics().filter(metric="background_cpu_use").to_dicts()])
+    )
+
+
+def _difference_sentence(comparison: Comparison, other: int, setting: int) -> str:
+    rows = comparison.quantities.filter(
+        (pl.col("setting") == comparison.settings[setting].label) & (pl.col("side") == other)
+    )
+    said = [f"{comparison.names[other]}: {_step_time_sentence(rows)}"]
+    why = comparison.explain("time", "module", other, setting)
+    if why.reason:
+        return f"{said[0]} Why is not known: {why.reason}."
+    if not _differs(rows):
+        return f"{said[0]} Such steps do not tell a difference apart from chance, so no part explains one."
+    kinds = comparison.explain("time", "kind", other, setting)
+    named = [text for each in (why, kinds) if (text := _dominant_parts(each))]
+    return " ".join([*said, *(named or ["No part of the profiled steps shows it."]), *_unexplained_note(why)])
+
+
+def _step_time_sentence(rows: pl.DataFrame) -> str:
+    step = rows.filter(pl.col("metric") == "step_time")
+    if step.is_empty() or step["ratio"][0] is None:
+        return "step times cannot be compared."
+    row = step.row(0, named=True)
+    if row["difference"] == "none seen":
+        between = f"[{number(row['ratio_low'])}, {number(row['ratio_high'])}]"
+        return f"no difference in step time seen (ratio to the first: {between})."
+    of_its_time = estimate(row["ratio"], row["ratio_low"], row["ratio_high"], "")
+    ratio, pace = (row["ratio"], "slower") if row["ratio"] >= 1 else (1 / row["ratio"], "faster")
+    return f"{number(ratio)}x {pace} than the first: a step takes {of_its_time} of its time."
+
+
+def _differs(rows: pl.DataFrame) -> bool:
+    """Return whether there is a difference to explain."""
+    return bool(rows.filter(pl.col("metric") == "step_time")["difference"].is_in(["larger", "smaller"]).any())
+
+
+def _dominant_parts(why: Explanation) -> str:
+    """The parts that make most of the difference, by name; not those that chance can explain."""
+    whole = why.difference or 0.0
+    chance = (pl.col("low") <= 0) & (pl.col("high") >= 0)
+    parts = why.parts.filter(pl.col("difference") * whole > 0, pl.col("share") >= _TELLING, pl.col("name") != TIMED)
+    parts = parts.filter(~chance.fill_null(False)).head(_NAMED)
+    if parts.is_empty():
+        return ""
+    named = ", ".join(f"{_quoted(r['name'])} {_signed(r['difference'], why.unit)} ({percent(r['share'], 0)})"
+                      for r in parts.iter_rows(named=True))  # fmt: skip
+    return f"By {why.by}: {named} of {_signed(whole, why.unit)}."
+
+
+def _unexplained_note(why: Explanation) -> Iterator[str]:
+    """Yield by how much the unprofiled steps differ otherwise than the profiled ones that the parts are of."""
+    row = why.parts.row(by_predicate=pl.col("name") == TIMED, named=True)
+    if row["share"] is not None and abs(row["share"]) >= _TOO_MUCH and why.difference is not None:
+        recorded = _signed(why.difference - row["difference"], why.unit)
+        yield (
+            f"The parts are of profiled steps, which differ by {recorded}; {_signed(row['difference'], why.unit)} "
+            f"({percent(row['share'], 0)}) lies between those and the steps that the step time is of: no part explains "
+            "that. More steps, or `--record all`, bring the two together."
+        )
+
+
+def _quoted(name: str) -> str:
+    return (
+        row_label(name)
+        if name in UNATTRIBUTED_PARTS or name.startswith("(")
+        else f"'{name}'"
+        if name
+        else "the model itself"
+    )
+
+
+def _signed(value: float, unit: str) -> str:
+    text = duration(value) if unit == "ns" else si(value, unit)
+    return text if value < 0 else f"+{text}"
+
+
+def _explanation_dict(why: Explanation, other: int) -> dict[str, Any]:
+    kept = {name: getattr(why, name) for name in ("what", "by", "unit", "first", "other", "low", "high", "note")}
+    kept |= {"difference": why.difference, "reason": why.reason or None, "other_operand": other}
+    return {**kept, "parts": why.parts.to_dicts()}
+
+
+REGRESSION, NONE, UNSURE = "regression", "no regression", "cannot tell"
+# What each limit is put to, the first that both sides have with an interval.
+_METRICS = {
+    "time": ("step_time",),
+    "memory": ("live_peak", "peak_memory", "resident_memory"),
+    "energy": ("energy_per_step", "simulated_energy_per_step", "estimated_energy_per_step"),
+}
+LIMITED = tuple(_METRICS)
+LIMITS = {"time": 0.05, "memory": 0.03, "energy": 0.05}  # growth that is allowed where none is given
+_PROBABLE = "total"  # of several components of energy
+
+
+@dataclass(frozen=True)
+class Judged:
+    """One limit: the quantity that it was put to, baseline and run, their ratio with its interval, and the outcome.
+
+    limit: the growth that is allowed, a share; `why` says what an outcome rests on, or what is missing.
+    """
+
+    what: str
+    metric: str | None
+    unit: str
+    limit: float
+    baseline: float | None
+    run: float | None
+    ratio: float | None
+    low: float | None
+    high: float | None
+    outcome: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Check:
+    """A run, or repeats of it, against a baseline: a row a limit, and what was excluded as not measured."""
+
+    run: str
+    baseline: str
+    runs: tuple[int, int]
+    judged: tuple[Judged, ...]
+    not_judged: tuple[str, ...] = ()
+
+    @property
+    def outcome(self) -> str:
+        """A regression if any limit shows one, else cannot tell if any does not, else no regression."""
+        outcomes = {one.outcome for one in self.judged}
+        return next((outcome for outcome in (REGRESSION, UNSURE) if outcome in outcomes), NONE if outcomes else UNSURE)
+
+
+def check(
+    run: str | Path | Run,
+    against: str | Path | Run,
+    limits: Mapping[str, float] | None = None,
+    optional: Sequence[str] = (),
+    anyway: bool = False,
+) -> Check:
+    """Put a run, or a folder of its repeats, to limits against a baseline: a path, a name in `runs`, "last", or a Run.
+
+    limits: growth allowed of "time", "memory" and "energy", as shares (0.05 is 5 %); those named in `optional` are
+    excluded where a side does not have them. Unless given 5 %, 3 % and 5 %, and energy is optional. UsageError where
+    the two did not train the same on the same device, unless `anyway`; RunError where a run did not end well.
+    """
+    if limits is None:
+        limits, optional = LIMITS, ("energy",)
+    for what in limits:
+        if what not in _METRICS:
+            raise UnknownName("limit", what, _METRICS)
+    sides = [run_group(one) for one in (run, against)]
+    for side in sides:
+        _refuse_failed(side)
+    if not anyway:
+        _refuse_unlike(*sides)
+    table = quantities([sides[1].runs, sides[0].runs])
+    judged, left = [], []
+    for what, limit in limits.items():
+        row = _ratio_row(table, what)
+        if row is None and what in optional:
+            left.append(what)
+        else:
+            judged.append(_judge_limit(what, limit, row, sides))
+    counts = len(sides[0].runs), len(sides[1].runs)
+    return Check(sides[0].name, sides[1].name, counts, tuple(judged), tuple(left))
+
+
+def _refuse_failed(side: RunGroup) -> None:
+    for run in side.runs:
+        if run.status != "ok":
+            raise RunError(f"'{run.id}' ended as {run.status}: it cannot be judged", "give a run that has ended well")
+
+
+def _refuse_unlike(side: RunGroup, baseline: RunGroup) -> None:
+    """Runs of several settings in one folder are refused too: they are no repeats."""
+    first = baseline.runs[0]
+    for run in (*baseline.runs[1:], *side.runs):
+        found = {name: pair for name, pair in setting_differences(first, run).items() if name != "data"}
+        if found:
+            said = ", ".join(f"{name} {before} and {after}" for name, (before, after) in found.items())
+            raise UsageError(
+                f"'{run.id}' and '{first.id}' differ in more than the code: {said}",
+                "record both alike on one device, or give --anyway",
+            )
+
+
+def _ratio_row(table: pl.DataFrame, what: str) -> dict[str, Any] | None:
+    """The first metric of its kind with a ratio that has an interval, else with a ratio; None: neither."""
+    rows = table.filter(pl.col("metric").is_in(_METRICS[what]), pl.col("side") == 1, pl.col("ratio").is_not_null())
+    if rows.is_empty():
+        return None
+    order = {name: place for place, name in enumerate(_METRICS[what])}
+    ranked = sorted(
+        rows.to_dicts(),
+        key=lambda row: (row["ratio_low"] is None, row["scope"] != _PROBABLE, order[row["metric"]]),
+    )
+    chosen = ranked[0]
+    first = table.filter(pl.col("metric") == chosen["metric"], pl.col("scope") == chosen["scope"], pl.col("side") == 0)
+    return {**chosen, "baseline": first["value"][0]}
+
+
+def _judge_limit(what: str, limit: float, row: dict[str, Any] | None, sides: Sequence[RunGroup]) -> Judged:
+    if row is None:
+        why = f"{what} was not measured on both sides"
+        return Judged(what, None, "", limit, None, None, None, None, None, UNSURE, why)
+    outcome, why = _outcome(row, limit, sides)
+    kept = (row["metric"], row["unit"], limit, row["baseline"], row["value"])
+    return Judged(what, *kept, row["ratio"], row["ratio_low"], row["ratio_high"], outcome, why)
+
+
+def _outcome(row: dict[str, Any], limit: float, sides: Sequence[RunGroup]) -> tuple[str, str]:
+    low, high, most = row["ratio_low"], row["ratio_high"], 1 + limit
+    single = min(len(side.runs) for side in sides) == 1
+    if low is None or high is None:
+        more = "two or more runs a side give one" if single else "runs of more steps give one"
+        return UNSURE, f"a value without an interval: {more}"
+    if low > most:
+        return REGRESSION, "even the lower end of the interval is above the limit"
+    if high <= most:
+        within = " (of the steps within one run; repeats would count differences between runs too)" if single else ""
+        return NONE, f"even the upper end of the interval is within the limit{within}"
+    return (
+        UNSURE,
+        f"the limit lies inside the interval: {'more steps, or repeats,' if single else 'more repeats'} would tell",
+    )

@@ -1,0 +1,364 @@
+"""The sides of a comparison: runs matched by setting, and the headline numbers of each, with ratios to the first."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from stepscope.analysis.estimate import mean_interval, null_if_nan
+from stepscope.analysis.metrics import Measured
+from stepscope.analysis.processes import CHILDREN, LAUNCHER, RANK
+from stepscope.analysis.run import Run
+from stepscope.analysis.time.steps import FEW, steps_after_warmup, timed_steps
+from stepscope.arrays import Floats
+from stepscope.errors import RunDamaged, RunError, RunNotFound, UsageError
+from stepscope.quantities import find, in_order
+from stepscope.run_paths import find_run
+
+FEWEST, MOST = 2, 10
+_ALWAYS = ("workload", "batch", "optimizer", "precision")
+_WHERE_SEVERAL = ("threads", "device")  # boards differ in them, so they tell settings apart only within one operand
+_MOST_NOTES = 4
+
+
+@dataclass(frozen=True)
+class RunGroup:
+    """One of the things that are compared, with all its runs; `left_out` says which runs do not count and why."""
+
+    name: str
+    runs: tuple[Run, ...]
+    left_out: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One setting, with the runs of each operand in it: repeats of each other. `label` is "" where nothing differs."""
+
+    label: str
+    sides: tuple[tuple[Run, ...], ...]
+
+
+def run_group(given: str | Path | Run, attribution: str = "fit") -> RunGroup:
+    """A run, a folder of a sweep, or a folder of runs; RunNotFound where there is none, RunDamaged where none counts.
+
+    Of several runs those that ended well and have steps after the warm-up count.
+    """
+    if isinstance(given, Run):
+        return RunGroup(given.id, (_check_usable(given),))
+    path = find_run(given)
+    if (path / "run.json").exists() or not path.is_dir():
+        run = Run(path, attribution)
+        return RunGroup(run.id, (_check_usable(run),))
+    return _folder_group(path, attribution)
+
+
+def match_settings(operands: Sequence[RunGroup]) -> tuple[tuple[Setting, ...], tuple[str, ...]]:
+    """The settings that all operands have, and a sentence for each that some of them lack.
+
+    Operands with one setting each are compared whatever these are: that they differ may be the question.
+    """
+    if not FEWEST <= len(operands) <= MOST:
+        raise UsageError(f"{len(operands)} to compare: {FEWEST} to {MOST} are possible", "name two runs or more")
+    axes = (*_ALWAYS, *(axis for axis in _WHERE_SEVERAL if any(_varies(one, axis) for one in operands)))
+    groups = [_group_by_setting(one.runs, axes) for one in operands]
+    if all(len(group) == 1 for group in groups):
+        return (Setting("", tuple(next(iter(group.values())) for group in groups)),), _excluded_notes(operands)
+    common = [key for key in groups[0] if all(key in group for group in groups[1:])]
+    if not common:
+        raise UsageError(
+            "no setting (workload, batch, optimizer, precision) is in all of them", "compare single runs of theirs"
+        )
+    settings = tuple(Setting(_setting_label(key), tuple(group[key] for group in groups)) for key in common)
+    return settings, (*_excluded_notes(operands), *_unmatched_notes(operands, groups, set(common)))
+
+
+def setting_of(run: Run) -> dict[str, Any]:
+    """Return the setting of the training: workload, batch, optimizer, precision, threads, device."""
+    workload = run.meta.get("workload")
+    about = workload if isinstance(workload, dict) else {"name": workload}
+    own = {name: about.get(name) for name in ("optimizer", "precision", "device")}
+    return {
+        "workload": about.get("name") or run.id,
+        "batch": about.get("batch_size"),
+        **own,
+        "threads": run.meta.get("threads"),
+    }
+
+
+def setting_differences(first: Run, other: Run) -> dict[str, tuple[Any, Any]]:
+    """Return what two runs do not have in common of setting, board, data and simulated sensors: name to (first,
+    other).
+    """
+    pairs = {name: (value, setting_of(other)[name]) for name, value in setting_of(first).items()}
+    pairs["board"] = (_board_name(first), _board_name(other))
+    pairs["data"] = (_data_identity(first), _data_identity(other))
+    pairs["simulated"] = (first.simulated, other.simulated)
+    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+
+
+def _board_name(run: Run) -> object:
+    stated = run.device.get("board") or run.device.get("cpu")
+    return stated.get("name") if isinstance(stated, dict) else stated
+
+
+def _data_identity(run: Run) -> object:
+    workload = run.meta.get("workload")
+    data = workload.get("data") if isinstance(workload, dict) else None
+    return (data.get("name"), data.get("sha256")) if isinstance(data, dict) else None
+
+
+def _check_usable(run: Run) -> Run:
+    if steps_after_warmup(run).is_empty():
+        raise RunDamaged(f"'{run.id}' has no step after its warm-up: there is nothing to compare", "train more steps")
+    return run
+
+
+def _folder_group(path: Path, attribution: str) -> RunGroup:
+    runs, left_out = [], []
+    for folder in _run_folders(path):
+        try:
+            run = _check_usable(Run(folder, attribution))
+        except RunError as error:
+            left_out.append(str(error))
+            continue
+        if run.status == "ok":
+            runs.append(run)
+        else:
+            left_out.append(f"'{run.id}' ended as {run.status}")
+    if not runs:
+        said = f": {left_out[0]}" if left_out else ""
+        raise RunNotFound(f"'{path}' holds no run that can be compared{said}", "give a run folder, or a folder of runs")
+    return RunGroup(path.resolve().name, tuple(runs), tuple(left_out))
+
+
+def _run_folders(path: Path) -> Iterator[Path]:
+    """Those of a sweep lie in runs/<point>/, others in the folder itself."""
+    patterns = ("runs/*/run.json", "runs/*/*/run.json") if (path / "sweep.json").is_file() else ("*/run.json",)
+    for pattern in patterns:
+        yield from (header.parent for header in sorted(path.glob(pattern)))
+
+
+def _varies(one: RunGroup, axis: str) -> bool:
+    return len({setting_of(run)[axis] for run in one.runs}) > 1
+
+
+def _group_by_setting(runs: Iterable[Run], axes: Sequence[str]) -> dict[tuple[Any, ...], tuple[Run, ...]]:
+    groups: dict[tuple[Any, ...], tuple[Run, ...]] = {}
+    for run in runs:
+        about = setting_of(run)
+        key = tuple(about[axis] for axis in axes)
+        groups[key] = (*groups.get(key, ()), run)
+    return groups
+
+
+def _setting_label(key: tuple[Any, ...]) -> str:
+    name, batch, *rest = key
+    return " ".join(str(part) for part in (name, *([f"batch {batch}"] if batch is not None else []), *rest) if part)
+
+
+def _excluded_notes(operands: Sequence[RunGroup]) -> tuple[str, ...]:
+    said = []
+    for one in operands:
+        more = [f"{one.name}: {len(one.left_out) - _MOST_NOTES} more runs excluded"]
+        said += [f"{one.name}: excluded: {why}" for why in one.left_out[:_MOST_NOTES]]
+        said += more if len(one.left_out) > _MOST_NOTES else []
+    return tuple(said)
+
+
+def _unmatched_notes(
+    operands: Sequence[RunGroup], groups: Sequence[dict[tuple[Any, ...], tuple[Run, ...]]], common: set[tuple[Any, ...]]
+) -> Iterator[str]:
+    for one, group in zip(operands, groups, strict=True):
+        alone = [_setting_label(key) for key in group if key not in common]
+        if alone:
+            named = ", ".join(alone[:_MOST_NOTES]) + (", ..." if len(alone) > _MOST_NOTES else "")
+            yield f"{one.name}: {len(alone)} settings are not in all of them: {named}"
+
+
+QUANTITY_SCHEMA = {
+    **dict.fromkeys(("metric", "scope", "unit"), pl.String),
+    "side": pl.Int64,
+    **dict.fromkeys(("value", "low", "high"), pl.Float64),
+    **{"runs": pl.Int64, "interval_of": pl.String, "source": pl.String},
+    **dict.fromkeys(("ratio", "ratio_low", "ratio_high"), pl.Float64),
+    "difference": pl.String,
+}
+_PROPORTIONAL = "pss"
+_BLOCKS, _LEAST_IN_BLOCK = 10, 4
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """other / first with its 95 % CI; None where one of the two has none."""
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+
+    @property
+    def difference(self) -> str:
+        """larger, smaller, none seen (the interval holds 1), or no interval."""
+        if self.low is None or self.high is None:
+            return "no interval"
+        if self.low == self.high == 1:
+            return "none"
+        return "larger" if self.low > 1 else "smaller" if self.high < 1 else "none seen"
+
+
+def quantities(sides: Sequence[Sequence[Run]]) -> pl.DataFrame:
+    """A row a metric, scope and side (number from 0): value and 95 % CI, ratio to side 0. Columns as `SCHEMA`.
+
+    Of a single run the interval is the one within it (`interval_of` "steps"); of repeats, the one between them.
+    """
+    values = [pool_repeats(runs) for runs in sides]
+    keys = list(dict.fromkeys(key for side in values for key in side))
+    order = in_order(metric for metric, _ in keys)
+    keys.sort(key=lambda key: order.index(key[0]))
+    rows = []
+    for key in keys:
+        first = values[0].get(key)
+        for number, side in enumerate(values):
+            if (measured := side.get(key)) is not None:
+                rows.append({"side": number, **_quantity_row(measured, len(sides[number]), first if number else None)})
+    return pl.DataFrame(rows, schema=QUANTITY_SCHEMA)
+
+
+def pool_repeats(runs: Sequence[Run]) -> dict[tuple[str, str], Measured]:
+    """The quantities of repeats, by metric and scope; one that not every repeat has is excluded."""
+    each = [{(row.metric, row.scope): row for row in headline_metrics(run)} for run in runs]
+    shared = [key for key in each[0] if all(key in one for one in each[1:])]
+    return {key: _pool([one[key] for one in each]) for key in shared}
+
+
+def headline_metrics(run: Run) -> list[Measured]:
+    """The headline metrics of a run that have a value, and the peak of its live tensors where it was recorded."""
+    rows = [Measured(**row) for row in run.metrics().iter_rows(named=True)]
+    kept = [row for row in rows if row.value is not None and _of_the_training(row)]
+    kept = [row for row in kept if find(row.metric, row.unit).compared]
+    kept = [_with_drift(run, row) if row.metric in ("step_time", "throughput") else row for row in kept]
+    peak = run.peak()
+    if peak is not None:
+        exact = float(peak.bytes)
+        kept.append(Measured("live_peak", peak.device, exact, "B", exact, exact, 1, "allocations", "counted, exact"))
+    return kept
+
+
+def _of_the_training(row: Measured) -> bool:
+    """Child processes, single ranks and the proportional size are numbers of their own, which a report has."""
+    return row.source != _PROPORTIONAL and row.scope not in (CHILDREN, LAUNCHER) and not row.scope.startswith(RANK)
+
+
+def ratio(first: Measured, other: Measured) -> Ratio | None:
+    """other / first; the interval from both intervals on a logarithmic scale (MOVER). None: one of them is 0."""
+    if not first.value or not other.value or first.value < 0 or other.value < 0:
+        return None
+    value = other.value / first.value
+    if not first.low or not first.high or not other.low or not other.high or min(first.low, other.low) < 0:
+        return Ratio(value)
+    down = math.hypot(math.log(other.value / other.low), math.log(first.high / first.value))
+    up = math.hypot(math.log(other.high / other.value), math.log(first.value / first.low))
+    return Ratio(value, value * math.exp(-down), value * math.exp(up))
+
+
+def overall_ratio(ratios: Iterable[Ratio]) -> Ratio | None:
+    """Geometric mean of the ratios of several settings with the interval of that mean."""
+    each = list(ratios)
+    if not each:
+        return None
+    value = math.exp(float(np.mean([math.log(one.value) for one in each])))
+    lows, highs = [one.low for one in each], [one.high for one in each]
+    if None in lows or None in highs:
+        return Ratio(value)
+    down = math.hypot(*(math.log(one.value / one.low) for one in each if one.low)) / len(each)
+    up = math.hypot(*(math.log(one.high / one.value) for one in each if one.high)) / len(each)
+    return Ratio(value, value * math.exp(-down), value * math.exp(up))
+
+
+def _quantity_row(measured: Measured, runs: int, first: Measured | None) -> dict[str, object]:
+    found = ratio(first, measured) if first is not None else None
+    exact = measured.metric == "live_peak"
+    of = None if measured.low is None or measured.high is None else "exact" if exact else "steps"
+    return {
+        **{name: getattr(measured, name) for name in ("metric", "scope", "unit", "value", "low", "high", "source")},
+        "runs": runs,
+        "interval_of": "repeats" if runs > 1 and of else of,
+        "ratio": found.value if found else None,
+        "ratio_low": found.low if found else None,
+        "ratio_high": found.high if found else None,
+        "difference": found.difference if found else None,
+    }
+
+
+def _pool(rows: Sequence[Measured]) -> Measured:
+    """Geometric mean of repeats and its Student interval; of a single one, the row as it is."""
+    if len(rows) == 1:
+        return rows[0]
+    values = np.array([row.value for row in rows], dtype=np.float64)
+    if values.min() <= 0:
+        value, low, high = (null_if_nan(x) for x in mean_interval(values))
+    else:
+        value, low, high = (null_if_nan(math.exp(x)) for x in mean_interval(np.log(values)))
+    return replace(rows[0], value=value, low=low, high=high, n=len(rows), note=f"mean of {len(rows)} runs")
+
+
+def _with_drift(run: Run, row: Measured) -> Measured:
+    """The wider of two intervals: neighbouring steps are alike where a machine drifts, which order statistics miss."""
+    steps, _ = timed_steps(run)
+    lengths = steps["length_ns"].to_numpy().astype(np.float64)
+    values = lengths if row.metric == "step_time" else _sample_rates(steps)
+    width = _between_blocks(values)
+    if width is None or row.value is None or row.low is None or row.high is None:
+        return row
+    return replace(row, low=min(row.low, row.value / width), high=max(row.high, row.value * width))
+
+
+def _sample_rates(steps: pl.DataFrame) -> Floats:
+    rates = steps.select(pl.col("samples") / pl.col("length_ns") * 1e9).to_series().drop_nulls()
+    return np.asarray(rates.to_numpy(), dtype=np.float64)
+
+
+def _between_blocks(values: Floats) -> float | None:
+    """Factor on either side by the Student interval of the medians of consecutive blocks; None: steps too few."""
+    if len(values) < _BLOCKS * _LEAST_IN_BLOCK or values.min() <= 0:
+        return None
+    medians = np.array([np.median(block) for block in np.array_split(values, _BLOCKS)])
+    mean, low, _ = mean_interval(np.log(medians))
+    return math.exp(mean - low)
+
+
+TIMED = "(timed less recorded steps)"
+
+
+def timed_length(run: Run, per_sample: bool, draws: int) -> tuple[float, Floats | None]:
+    """Median time of a step, ns (of a sample with `per_sample`), of the steps that the step time is taken from.
+
+    With draws of that median (draws,); None where these steps are too few for an interval.
+    """
+    steps, _ = timed_steps(run)
+    per = pl.col("length_ns") / pl.max_horizontal("samples", 1) if per_sample else pl.col("length_ns")
+    lengths = steps.select(per.cast(pl.Float64)).to_series().drop_nulls().to_numpy()
+    median = float(np.median(lengths))
+    if len(lengths) < FEW:
+        return median, None
+    return median, np.median(lengths[_block_picks(len(lengths), draws)], axis=1)
+
+
+def geometric_mean(values: list[float]) -> float:
+    """Of repeats, as the step time of a side is pooled."""
+    return float(np.exp(np.mean(np.log(values))))
+
+
+def _block_picks(count: int, draws: int) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
+    """Positions of resampled steps (draws, n): consecutive stretches together, since a drifting machine's are alike."""
+    random = np.random.default_rng(2)
+    if count < _BLOCKS * _LEAST_IN_BLOCK:
+        return random.integers(0, count, (draws, count))
+    length = count // _BLOCKS
+    starts = random.integers(0, count - length + 1, (draws, _BLOCKS))
+    return (starts[:, :, None] + np.arange(length)).reshape(draws, -1)

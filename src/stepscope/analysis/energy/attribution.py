@@ -1,0 +1,429 @@
+"""Energy of each key from readings of one power source, with its covariance: the whole way, in order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from scipy import sparse  # type: ignore[import-untyped]
+from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
+
+from stepscope.analysis.energy.calibration import FEW_KEYS, Calibration, KnownSource, calibrate, recalibrate
+from stepscope.analysis.energy.clocks import UpdateClock, clock_of_residuals, fit_clock
+from stepscope.analysis.energy.readings import Readings, at_conversions, at_updates, by_clock, surprises
+from stepscope.analysis.energy.regression import (
+    ANY_SPREAD,
+    MOST_OF_KINDS,
+    Fit,
+    Moments,
+    PhaseCheck,
+    Total,
+    Wobble,
+    close_to_total,
+    measured_total,
+    phase_check,
+    regress,
+    sandwich,
+    wobble,
+)
+from stepscope.analysis.energy.sensor_model import (
+    SensorModel,
+    covered,
+    design,
+    predicted,
+    shared_error,
+    slow_gain,
+    unwhitened,
+    whitened,
+    whitened_gram,
+)
+from stepscope.analysis.energy.timeline import Level, Timeline, condense, hierarchy
+from stepscope.arrays import Floats
+
+_ENOUGH = 300  # readings in profiled steps
+_BLURRED = 0.5  # of its refresh: a gauge that sees so wide a window is one whose conversions come at unknown times
+FEWEST = 20  # readings; with fewer there is nothing to fit
+
+
+@dataclass(frozen=True)
+class Options:
+    """`periodic`: the source has a clock of its own and late stamps. `width`: its window where that is certain, s.
+
+    `refresh`: time between the updates of the source, s; `spot`: each of them shows a short conversion.
+    `floor`: what the source's coarse steps hide of every power, W. `known`: what was found before of the very same
+    readings, used as it is; `near`: of another source of the same make, to start from; `same_chip`: it has this one's
+    clock too. `stuck_s`: for how long the source stood still; its readings of that time are excluded.
+    """
+
+    periodic: bool = False
+    width: float | None = None
+    refresh: float | None = None
+    spot: bool = False
+    floor: float = 0.0
+    known: KnownSource | None = None
+    near: KnownSource | None = None
+    same_chip: bool = False
+    lowest: Level = "place"
+    stuck_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Attribution:
+    """Energies over all steps, J: of each key (P,), their covariance, and what else is known of their errors.
+
+    `other_ways` (W, P) are the energies by the coarser fit and without smear: how far they differ is an error too.
+    `statistical` (P, P) is the part of the covariance that more steps make smaller.
+    """
+
+    timeline: Timeline
+    readings: Readings
+    joules: Floats
+    covariance: Floats
+    statistical: Floats
+    coarser: Floats
+    sharper: Floats
+    total: Total
+    gap_before: float  # share of the total that the parts missed before they were made to add up
+    known: KnownSource
+    phase: PhaseCheck
+    explained: float  # share of the readings' variance
+    negative: float  # energy that came out below 0, as a share of the total; it was set to 0
+    floor: float = 0.0  # standard deviation of every power that no reading could show, W
+
+    @property
+    def calibration(self) -> Calibration:
+        """Return the sensor model of the source."""
+        return self.known.last
+
+    @property
+    def watts(self) -> Floats:
+        """Mean power of each key while it runs (P,); NaN where it never does."""
+        seconds = self.timeline.seconds
+        with np.errstate(invalid="ignore", divide="ignore"):
+            power: Floats = np.where(seconds > 0, self.joules / seconds, np.nan)
+        return power
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The regression's matrix (M, P), each row scaled by weight and slow gain, and the readings scaled alike.
+
+    `theta` is the filter that makes the readings' errors independent (sensor_model.py).
+    """
+
+    matrix: Any
+    scale: Floats
+    watts: Floats
+    theta: float
+
+    def moments(self, mean_power: float) -> Moments:
+        seen = whitened(self.watts, self.theta)
+        cross = np.asarray(self.matrix.T @ unwhitened(seen, self.theta))
+        return Moments(whitened_gram(self.matrix, self.theta), cross, float(seen @ seen), len(seen), mean_power)
+
+    def left(self, fit: Fit) -> Floats:
+        """Readings less the fit, whitened (M,)."""
+        return whitened(self.watts - self.matrix @ fit.watts, self.theta)
+
+
+def attribute(timeline: Timeline, readings: Readings, options: Options | None = None) -> Attribution | None:
+    """Fit the powers of all keys. None where there are too few readings over the steps, or all are the same."""
+    with threadpool_limits(limits=1, user_api="blas"):  # many small products: threads would wait for one another
+        return _attribute(timeline, readings, options or Options())
+
+
+def _attribute(timeline: Timeline, readings: Readings, options: Options) -> Attribution | None:
+    if options.periodic and readings.width is None and readings.mix is None:
+        readings = replace(readings, stamp=fit_clock(readings.stamp))
+    readings = _near_steps(timeline, readings)
+    if readings.count < FEWEST or readings.still:
+        return None
+    readings, known = _calibrated(timeline, readings, options)
+    found = known.last
+    readings = readings.kept(covered(timeline, readings, found.model))
+    if readings.count < FEWEST:
+        return None
+    rows, coarse = _scaled_rows(timeline, readings, found.model)
+    fit = regress(rows.moments(float(readings.watts.mean())), hierarchy(timeline.keys, options.lowest), coarse)
+    left = rows.left(fit)
+    spread = sandwich(fit, rows.matrix, left, rows.theta, timeline.step_of(readings.at - found.model.lag))
+    errors = wobble(timeline, readings, fit, rows.matrix, rows.scale, rows.theta, found)
+    whole = _assemble(timeline, readings, known, fit, coarse, spread, errors, left)
+    return replace(whole, floor=options.floor)
+
+
+def _near_steps(timeline: Timeline, readings: Readings) -> Readings:
+    """Readings stamped within the steps, give or take the latest lag that is looked for."""
+    slack = max(0.1, 2 * readings.period)
+    at = readings.at
+    return readings.kept((at >= timeline.begin) & (at <= timeline.end + slack))
+
+
+def _calibrated(timeline: Timeline, readings: Readings, options: Options) -> tuple[Readings, KnownSource]:
+    """Return the sensor model of a source, fitted anew or from what is known; and the readings by its unseen clock."""
+    if options.known is not None:
+        return _read_by_clock(timeline, readings, options.known.clock), options.known
+    near, sharp = options.near, _profiled_readings(timeline, readings)
+    if near is not None and near.clock is None:
+        last = recalibrate(timeline, sharp, near.last)
+        return readings, KnownSource(last, None, last)
+    blind = _blind_width(readings, options)
+    first = near.first if near is not None else calibrate(timeline, sharp, blind or options.width)
+    shared = near.clock if near is not None and options.same_chip else None
+    clock = _unseen_clock(timeline, readings, first.model, options.refresh, shared)
+    if clock is None:
+        own = first if near is None and not blind else recalibrate(timeline, sharp, first)
+        return readings, KnownSource(own, None, own)
+    readings = _read_by_clock(timeline, readings, clock)
+    sharp = _profiled_readings(timeline, readings)
+    last = calibrate(timeline, sharp, options.width) if near is None else recalibrate(timeline, sharp, near.last)
+    return readings, KnownSource(first, clock, last)
+
+
+def _blind_width(readings: Readings, options: Options) -> float | None:
+    """Window, s, that short conversions read at unknown ages look like: a period and one of them; None for others."""
+    if not options.spot or options.refresh is None or readings.period < _BLURRED * options.refresh:
+        return None
+    return options.refresh * (1 + CONVERSION)
+
+
+def _read_by_clock(timeline: Timeline, readings: Readings, clock: UpdateClock | None) -> Readings:
+    """The readings as what the updates of an unseen clock tell; as they are without one."""
+    if clock is None:
+        return readings
+    if readings.register is not None:
+        return _near_steps(timeline, by_clock(readings.register, clock))
+    return at_conversions(readings, clock) if readings.width is None else at_updates(readings, clock)
+
+
+def _unseen_clock(
+    timeline: Timeline, readings: Readings, model: SensorModel, refresh: float | None, shared: UpdateClock | None
+) -> UpdateClock | None:
+    """The updates of a source that is read more slowly than it moves, from what a first fit leaves.
+
+    None where the source is none such, or its updates keep to no clock. `shared`: that of another channel of its chip;
+    a register that shows each conversion is converted at a phase of its own.
+    """
+    inside = readings.kept(covered(timeline, readings, model))
+    register = readings.register
+    gauge = readings.width is None and readings.mix is None
+    slow = refresh is not None and (readings.carry > 0 or (gauge and _BLURRED * refresh < float(model.width or 0.0)))
+    if inside.count < FEWEST or (register is None and not slow):
+        return None
+    if shared is not None and not gauge:
+        return shared
+    timeline = condense(timeline, *FEW_KEYS)
+    rows, fit = _scaled_rows(timeline, inside, model, ANY_SPREAD)
+    if gauge:
+        assert refresh is not None, "a gauge that is read too slowly has a refresh"
+        known = (shared.period, 0.0) if shared is not None else (refresh, NEAR)
+        return clock_of_conversions(timeline, inside, model, fit.watts, *known)
+    fitted = (rows.matrix @ fit.watts) / inside.weight
+    if register is not None:
+        surprise, speed = surprises(register, inside.stamp, fitted)
+        return clock_of_residuals(inside.stamp, surprise, speed, register.period)
+    assert refresh is not None, "a counter's refresh is known here"
+    assert inside.width is not None, "a counter has widths"
+    surprise = (inside.watts - fitted) * inside.width
+    return clock_of_residuals(inside.stamp, surprise, np.full(inside.count, float(inside.watts.mean())), refresh)
+
+
+def _profiled_readings(timeline: Timeline, readings: Readings) -> Readings:
+    """Readings in profiled steps, where there are enough of them to calibrate with."""
+    recorded = timeline.recorded[timeline.step_of(readings.at)]
+    return readings.kept(recorded) if _ENOUGH <= recorded.sum() < readings.count else readings
+
+
+def _scaled_rows(
+    timeline: Timeline, readings: Readings, model: SensorModel, most: float = MOST_OF_KINDS
+) -> tuple[Rows, Fit]:
+    """Rows with the slow gain and the weight of each reading in; and the fit by signature."""
+    coarse = hierarchy(timeline.keys, "signature")
+    mean = float(readings.watts.mean())
+    matrix = design(timeline, readings, model)
+    plain = _weighted_rows(matrix, readings, np.ones(readings.count), 0.0)
+    first = regress(plain.moments(mean), coarse, most=most)
+    gain = slow_gain(readings.at, readings.watts * readings.weight, plain.matrix @ first.watts, timeline.step_length)
+    left = plain.left(first)
+    theta = shared_error(left) if readings.carry else 0.0
+    rows = _weighted_rows(matrix, readings, gain, theta, _row_weights(timeline, readings, model, left))
+    return rows, regress(rows.moments(mean), coarse, first, most)
+
+
+def _row_weights(timeline: Timeline, readings: Readings, model: SensorModel, left: Floats) -> Floats:
+    """Weight of each reading (M,), mean 1: what was seen of filled-in steps agrees less well with them."""
+    recorded = timeline.recorded[timeline.step_of(readings.at - model.lag)]
+    if recorded.all() or recorded.sum() < FEWEST or (~recorded).sum() < FEWEST:
+        return np.ones(readings.count)
+    ratio = float(np.sqrt(left[recorded].var() / max(float(left[~recorded].var()), 1e-30)))
+    weight = np.where(recorded, 1.0, min(ratio, 1.0))
+    return np.asarray(weight / weight.mean())
+
+
+def _weighted_rows(matrix: Any, readings: Readings, gain: Floats, theta: float, trust: Floats | None = None) -> Rows:
+    weight = readings.weight if trust is None else readings.weight * trust
+    scale = weight * gain
+    return Rows(sparse.diags(scale) @ matrix, scale, readings.watts * weight, theta)
+
+
+def _assemble(
+    timeline: Timeline,
+    readings: Readings,
+    known: KnownSource,
+    fit: Fit,
+    coarse: Fit,
+    spread: Floats,
+    errors: Wobble,
+    left: Floats,
+) -> Attribution:
+    found, seconds = known.last, timeline.seconds
+    onto = sparse.diags(seconds) @ sparse.csr_matrix(fit.hierarchy.mixing)
+    statistical = np.asarray(onto @ np.asarray(onto @ spread).T)
+    moved = errors.moved * seconds
+    joules, covariance = seconds * fit.watts, statistical + moved.T @ moved
+    _, width = found.model.windows(readings)
+    total = measured_total(readings, width, readings.weight, timeline.end - timeline.begin)
+    adjusted, covariance_closed = close_to_total(joules, covariance, total)
+    coarser, _ = close_to_total(seconds * coarse.watts, covariance, total)
+    sharper, _ = close_to_total(joules + seconds * errors.without_smear, covariance, total)
+    gap = (total.joules - joules.sum()) / total.joules
+    phase = phase_check(timeline, readings, found.model.lag)
+    negative = -float(np.minimum(joules, 0).sum()) / total.joules
+    explained = 1 - float(left.var()) / max(float(readings.watts.var()), 1e-30)
+    return Attribution(
+        timeline,
+        readings,
+        adjusted,
+        covariance_closed,
+        statistical,
+        coarser,
+        sharper,
+        total,
+        gap,
+        known,
+        phase,
+        explained,
+        negative,
+    )
+
+
+# A register that averages nothing shows one conversion until the next: a reading is as old as the time since then, and
+# where that is not known it blurs like a window of a whole period. Under a right clock each reading is explained by the
+# power at its own conversion, under a wrong one by nothing: the period and phase that leave least are the clock.
+
+NEAR = 0.09  # drivers state the period in whole milliseconds, the chip's own clock is off by some percent more
+CONVERSION = 1 / 6  # of the period: about what one conversion of a chip with several channels looks at
+_AGES, _REACH, _PHASES = 45, 2.5, 24  # grid of ages, over so many periods, and of phases
+_YOUNGEST = 0.5  # periods from the begin of that grid to the youngest reading, as the first fit has it
+_FIRST, _SURVIVORS = 200, 16  # readings that the search begins with; candidates that go on to twice as many
+_FINE = 0.12  # of a period that a step of the search moves the last conversion
+_CLIP = 6.0  # times the median: a reading further off tells nothing (it came late, or the op did)
+_CLEAR = 6.0  # standard deviations that the best must stand out from clocks at random
+_AT_RANDOM = 300
+_FEWEST = 60
+
+
+Candidate = tuple[float, float, float]  # mean error W^2, period s, phase s
+
+
+@dataclass(frozen=True)
+class _Misfits:
+    """Squared error of each reading (ages, M), W^2, were it so old; `since`: stamps from the first on, s."""
+
+    since: Floats
+    error: Floats
+    step: float
+
+    def of(self, period: float, phase: Floats, count: int, youngest: float) -> Floats:
+        """Mean error of the first readings under clocks of one period and several phases (F,).
+
+        youngest: age of what is read right after it came, s from the begin of the grid.
+        """
+        age = youngest + np.mod(self.since[:count] - phase[:, None], period)
+        row = np.minimum((age / self.step).astype(np.int64), len(self.error) - 1)
+        mean: Floats = self.error[row, np.arange(count)].mean(axis=1)
+        return mean
+
+
+def clock_of_conversions(
+    timeline: Timeline, readings: Readings, model: SensorModel, watts: Floats, nominal: float, near: float = NEAR
+) -> UpdateClock | None:
+    """The clock, if one stands out. watts: (P,) of a first fit; model: as then found, a blur of about a period;
+    nominal: period, s, and `near` how far it may be off, as a share."""
+    if readings.count < _FEWEST:
+        return None
+    misfits = _misfits(timeline, readings, model, watts, nominal)
+    period, phase, least = _search_clock(misfits, nominal, near)
+    random = np.random.default_rng(0)
+    count, usual = len(misfits.since), _YOUNGEST * nominal
+    others = [
+        float(misfits.of(nominal * (1 + NEAR * random.uniform(-1, 1)), random.uniform(0, nominal, 1), count, usual)[0])
+        for _ in range(_AT_RANDOM)
+    ]
+    phase += _extra_delay(misfits, period, phase, usual)
+    if least > np.mean(others) - _CLEAR * np.std(others):
+        return None
+    return UpdateClock.even(float(readings.stamp[0]) + phase, period)
+
+
+def _extra_delay(misfits: _Misfits, period: float, phase: float, usual: float) -> float:
+    """By how much later than found the values come, s, with the conversions where they are.
+
+    The first fit knows the mean age only roughly: what came a little before or after a wrong instant would be taken
+    for the conversion next to it.
+    """
+    shifts = np.arange(-_PHASES // 2, _PHASES + 1) * period / _PHASES
+    shifts = shifts[usual + shifts >= 0]
+    count = len(misfits.since)
+    errors = [float(misfits.of(period, np.array([phase + by]), count, usual + by)[0]) for by in shifts]
+    return float(shifts[int(np.argmin(errors))])
+
+
+def _misfits(timeline: Timeline, readings: Readings, model: SensorModel, watts: Floats, nominal: float) -> _Misfits:
+    """Of ages about the mean one, which the first fit has found: a period to either side and some more."""
+    assert model.width is not None, "a gauge has one width"
+    centre = model.lag + model.width / 2 + model.rc
+    begin = centre - (0.5 + _YOUNGEST) * nominal
+    step = _REACH * nominal / _AGES
+    window = CONVERSION * nominal
+    sharp = [SensorModel(begin + (row + 0.5) * step - window / 2, window) for row in range(_AGES)]
+    error = np.array([(readings.watts - predicted(timeline, readings, one, watts)) ** 2 for one in sharp])
+    usual = float(np.median(error[round((0.5 + _YOUNGEST) / _REACH * _AGES)]))
+    return _Misfits(readings.stamp - readings.stamp[0], np.minimum(error, _CLIP * usual), step)
+
+
+def _search_clock(misfits: _Misfits, nominal: float, near: float) -> tuple[float, float, float]:
+    """Period, phase and mean error of the best clock: few readings first, then twice as many about the best so far."""
+    since, count = misfits.since, min(_FIRST, len(misfits.since))
+    fine = _FINE * nominal**2 / max(float(since[count - 1]), nominal)
+    reach = np.arange(-near * nominal, near * nominal + fine, fine) if near else np.zeros(1)
+    phases = np.arange(_PHASES) / _PHASES * nominal
+    found = _best_clocks(misfits, [(nominal + more, phases) for more in reach], count, _YOUNGEST * nominal)
+    while count < len(since):
+        count = min(2 * count, len(since))
+        finer = _FINE * nominal**2 / float(since[count - 1])
+        steps = np.arange(-2, 3) * finer if near else np.zeros(1)
+        shifts = np.arange(-3, 4) * nominal / (2 * _PHASES)
+        tried = [(period + more, phase + shifts) for _, period, phase in found for more in steps]
+        found = _best_clocks(misfits, tried, count, _YOUNGEST * nominal)
+    least, period, phase = found[0]
+    return period, phase, least
+
+
+def _best_clocks(
+    misfits: _Misfits, tried: list[tuple[float, Floats]], count: int, usual: float
+) -> list[tuple[float, float, float]]:
+    """The best clocks among periods with phases each: mean error, period, phase; no two nearly the same."""
+    all_found = sorted(
+        (float(error), period, float(phase))
+        for period, phases in tried
+        for error, phase in zip(misfits.of(period, phases, count, usual), phases, strict=True)
+    )
+    kept: list[Candidate] = []
+    for one in all_found:
+        if all(abs(one[1] - other[1]) > 1e-12 or abs(one[2] - other[2]) > 1e-12 for other in kept):
+            kept.append(one)
+        if len(kept) == _SURVIVORS:
+            break
+    return kept

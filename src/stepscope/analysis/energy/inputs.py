@@ -1,0 +1,294 @@
+"""The inputs of a fit: the ops of a run as a timeline, its power channels as readings, and stored calibrations."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from stepscope.analysis.energy.attribution import Options
+from stepscope.analysis.energy.calibration import KnownSource, known_from_json, known_to_json
+from stepscope.analysis.energy.clocks import is_periodic
+from stepscope.analysis.energy.readings import Readings, from_counter, from_gauge, stuck_readings, taken_apart
+from stepscope.analysis.energy.sources import PowerSource, channel_readings
+from stepscope.analysis.energy.timeline import Keys, Lane, Timeline, fill_unprofiled
+from stepscope.analysis.result_cache import ResultCache
+from stepscope.analysis.time.operators import CPU, FACTS, FRAMEWORK_OVERHEAD, UNSTATED, OpPieces, join_tracks, op_pieces
+from stepscope.analysis.time.steps import steps_after_warmup
+from stepscope.arrays import Flags, Floats, Ints
+from stepscope.runfolder import RunReader
+
+BETWEEN = "(between steps)"
+PAUSES = "(pauses between steps)"
+MOST_COLUMNS = 900  # of the regression: its cost grows with their cube
+_LEAST_OWN = 0.5  # of the columns for the places with most time, where not all can have one
+_MUCH = 0.001  # of all time: where the ops leave so much after one of them, it has a power of its own
+_NO_OP = -1
+_PAUSE = (
+    0.5  # of a typical step: what lasts longer between two steps (an evaluation, a save) is other work than the loop's
+)
+_NEAR = 2e-5  # s: steps that are closer than this follow at once
+STAMP_SD = 5e-7  # s: what the profiler's clock and its profiling overhead leave open
+_FINER = (
+    [*FACTS, "part", "turn"],
+    [*FACTS, "part"],
+    ["name", "phase", "device", "flops", "bytes", "part"],
+    ["name", "phase", "device"],
+)
+_BOTH = 2  # ops of the CPU, and kernels
+_AS_READ = 0.95  # of a refresh: reads that are no faster than this see a new value each time
+
+
+@dataclass(frozen=True)
+class RunTimeline:
+    """A timeline whose keys are groups of instances; `ops` (N rows) names each kind of instance, with `key`.
+
+    seconds: (N,) of each over all steps. The last two rows stand for the time between ops and between steps.
+    """
+
+    timeline: Timeline
+    ops: pl.DataFrame
+    seconds: Floats
+
+
+class RunTimelines:
+    """The timelines of a run's ops by component: of a large run they cost seconds, so each is made once, when asked."""
+
+    def __init__(self, run: RunReader) -> None:
+        self._run = run
+        self._made: dict[str, RunTimeline | None] = {}
+
+    @cached_property
+    def origin_ns(self) -> int:
+        """The instant that their times count from."""
+        return int(steps_after_warmup(self._run)["t0_ns"][0])
+
+    def of(self, component: str) -> RunTimeline | None:
+        """Return what explains a rail of this component; None where no op was recorded."""
+        tracks = self._pieces.tracks
+        if component != "memory" and len({track.device == CPU for track in tracks}) < _BOTH:
+            component = "total"  # without kernels beside the CPU's ops, the same explains all
+        if component not in self._made:
+            self._made[component] = run_timeline(self._run, self._pieces, self.origin_ns, component) if tracks else None
+        return self._made[component]
+
+    @cached_property
+    def _pieces(self) -> OpPieces:
+        return run_pieces(self._run)[0]
+
+
+def run_pieces(run: RunReader) -> tuple[OpPieces, int]:
+    """Pieces of self time of the profiled steps, and the instant that their times count from, ns."""
+    origin_ns = int(steps_after_warmup(run)["t0_ns"][0])
+    return op_pieces(run, origin_ns), origin_ns
+
+
+def run_timeline(run: RunReader, pieces: OpPieces, origin_ns: int, component: str) -> RunTimeline | None:
+    """Return what explains a rail of this component: kernels a GPU's, ops of the CPU the others', with kernels on
+    top.
+    """
+    kernels = [track for track in pieces.tracks if track.device != CPU]
+    on_cpu = [track for track in pieces.tracks if track.device == CPU]
+    alone = {"gpu": kernels or on_cpu, "cpu": on_cpu or kernels}.get(component)
+    lanes = join_tracks(alone) if alone is not None else [*join_tracks(on_cpu), *join_tracks(kernels)]
+    if not lanes:
+        return None
+    steps = steps_after_warmup(run)
+    step_t0, step_t1 = ((steps[name].to_numpy() - origin_ns) / 1e9 for name in ("t0_ns", "t1_ns"))
+    recorded = steps["recorded"].to_numpy()
+    done = [fill_unprofiled(Lane(lane.t0, lane.t1, lane.op), step_t0, step_t1, recorded) for lane in lanes]
+    parts = [_within(lane, float(step_t0[0]), float(step_t1[-1])) for lane, _ in done]
+    keyed = _keyed(pieces.ops, parts, step_t0, step_t1, recorded, with_bytes=component == "memory")
+    return replace(keyed, timeline=replace(keyed.timeline, scatter=done[0][1]))
+
+
+def _within(lane: Lane, begin: float, end: float) -> Lane:
+    inside: Flags = (lane.t1 > begin) & (lane.t0 < end)
+    return Lane(np.maximum(lane.t0[inside], begin), np.minimum(lane.t1[inside], end), lane.key[inside])
+
+
+def _keyed(
+    ops: pl.DataFrame, lanes: list[Lane], step_t0: Floats, step_t1: Floats, recorded: Flags, with_bytes: bool
+) -> RunTimeline:
+    """Number the keys: as fine as the regression can bear, the lanes after the first apart, the gap last."""
+    between = Lane(step_t1[:-1], step_t0[1:], np.full(len(step_t0) - 1, _NO_OP))
+    waits, after = _waits(lanes[0], between, len(ops), float(step_t1[-1] - step_t0[0]))
+    lanes = [_ordered(lanes[0], Lane(waits.t0, waits.t1, waits.key + len(ops))), *lanes[1:]]
+    ops = pl.concat([ops, after], how="diagonal_relaxed")
+    long = pauses(step_t0, step_t1)
+    if long.any():
+        lanes[0] = _ordered(lanes[0], Lane(between.t0[long], between.t1[long], np.full(int(long.sum()), len(ops))))
+        ops = pl.concat([ops, _own_rows(PAUSES, 1)], how="diagonal_relaxed")
+    count = len(ops)
+    beside = np.zeros(count, dtype=bool)
+    for lane in lanes[1:]:
+        beside[np.unique(lane.key)] = True
+    described = ops.with_columns(beside=pl.Series(beside))
+    seconds = np.asarray(np.sum([np.bincount(lane.key, lane.t1 - lane.t0, count) for lane in lanes], axis=0))
+    key, keys = _columns(described, seconds)
+    idle = Lane(between.t0[~long], between.t1[~long], np.full(int((~long).sum()), keys.count - 2))
+    coded = [Lane(lane.t0, lane.t1, key[lane.key]) for lane in lanes]
+    coded[0] = _ordered(coded[0], idle)
+    if with_bytes:
+        keys = Keys(keys.kind, keys.signature, keys.beside, _rates(described, lanes, key, keys.count, seconds))
+    timeline = Timeline(tuple(coded), keys, step_t0, step_t1, recorded, STAMP_SD)
+    rest = {"name": [BETWEEN, FRAMEWORK_OVERHEAD], "module": [None, None], "phase": [None, None], "device": [CPU, CPU]}
+    keyed = described.with_columns(key=pl.Series(key, dtype=pl.Int64))
+    last = pl.DataFrame(
+        {**rest, "key": [keys.count - 2, keys.count - 1]}, schema_overrides={"module": pl.String, "phase": pl.String}
+    )
+    whole = pl.concat([keyed, last], how="diagonal_relaxed")
+    return RunTimeline(timeline, whole, np.append(seconds, timeline.seconds[-2:]))
+
+
+def _columns(ops: pl.DataFrame, seconds: Floats) -> tuple[Ints, Keys]:
+    """Key of each kind of instance, and what the keys are; two more follow: between steps, and the gap."""
+    key = _numbered(ops, seconds)
+    first = np.unique(key, return_index=True)[1]
+    same_work = ops.select(pl.struct("name", "device", "flops", "bytes", "phase", "part").rank("dense")).to_series()
+    kinds = ops.select(pl.struct("name", "device").rank("dense")).to_series()
+    kind, signature = (series.to_numpy().astype(np.int64)[first] for series in (kinds, same_work))
+    beside = ops["beside"].to_numpy()[first]
+    more = np.array([1, 2])
+    return key, Keys(
+        np.append(kind, kind.max() + more), np.append(signature, signature.max() + more), np.append(beside, [False] * 2)
+    )
+
+
+def _numbered(ops: pl.DataFrame, seconds: Floats) -> Ints:
+    """A key for each place; where there are too many, those with most time keep theirs and the rest share coarser ones.
+
+    A key that several modules share cannot tell them apart: only what is small may be put together.
+    """
+    levels = [_dense(ops, [*names, "beside"]) for names in _FINER]
+    finest = levels[0]
+    if int(finest.max()) < MOST_COLUMNS:
+        return finest
+    order = np.argsort(-np.bincount(finest, seconds), kind="stable")
+    for shared in levels[1:]:
+        own = MOST_COLUMNS - int(shared.max()) - 1
+        if own >= _LEAST_OWN * MOST_COLUMNS:
+            break
+    rank = np.empty(len(order), dtype=np.int64)
+    rank[order] = np.arange(len(order))
+    apart = rank[finest] < max(own, 0)
+    mixed = np.where(apart, rank[finest], len(order) + shared)
+    return np.asarray(np.unique(mixed, return_inverse=True)[1].reshape(-1), dtype=np.int64)
+
+
+def _dense(ops: pl.DataFrame, names: list[str]) -> Ints:
+    """Numbers of the distinct rows of some columns, from 0."""
+    return ops.select(pl.struct(names).rank("dense")).to_series().to_numpy().astype(np.int64) - 1
+
+
+def _waits(lane: Lane, between: Lane, ops: int, whole: float) -> tuple[Lane, pl.DataFrame]:
+    """Time between ops as pieces, keyed by the op that it follows where that adds up to much; and a row for each key.
+
+    A program does one thing after one op and another after the next: their power is not the same.
+    """
+    busy = _ordered(lane, between)
+    t0, t1, follows = busy.t1[:-1], busy.t0[1:], busy.key[:-1]
+    some = t1 - t0 > _NEAR
+    t0, t1, follows = t0[some], t1[some], follows[some] + 1  # 0 where a step begins
+    spent = np.bincount(follows, t1 - t0, ops + 1)
+    names = np.flatnonzero(spent >= _MUCH * whole)
+    chosen = np.isin(follows, names)
+    return Lane(t0[chosen], t1[chosen], np.searchsorted(names, follows[chosen])), _own_rows(
+        FRAMEWORK_OVERHEAD, len(names)
+    )
+
+
+def _own_rows(name: str, count: int) -> pl.DataFrame:
+    """Rows for time in which no op ran, told apart by their part."""
+    return pl.DataFrame(
+        {"name": [name] * count, "device": [CPU] * count, "part": np.arange(count)},
+        schema={"name": pl.String, "device": pl.String, "part": pl.Int64},
+    ).with_columns(flops=pl.lit(UNSTATED, pl.Int64), bytes=pl.lit(UNSTATED, pl.Int64), turn=pl.lit(0, pl.Int64))
+
+
+def pauses(step_t0: Floats, step_t1: Floats) -> Flags:
+    """Return the stretches between two steps that are pauses (S - 1,): so long that they are work of another kind."""
+    long: Flags = step_t0[1:] - step_t1[:-1] > _PAUSE * float(np.median(step_t1 - step_t0))
+    return long
+
+
+def _ordered(lane: Lane, idle: Lane) -> Lane:
+    """The lane with time that it leaves as pieces of their own."""
+    some = idle.t1 - idle.t0 > _NEAR
+    t0, t1, key = (np.concatenate([getattr(lane, name), getattr(idle, name)[some]]) for name in ("t0", "t1", "key"))
+    order = np.argsort(t0, kind="stable")
+    t0, t1, key = t0[order], t1[order], key[order]
+    return Lane(t0, np.minimum(t1, np.append(t0[1:], np.inf)), key)
+
+
+def _rates(ops: pl.DataFrame, lanes: list[Lane], key: Ints, count: int, seconds: Floats) -> Floats:
+    """Bytes a second of each key; 0 where no op states them."""
+    pieces = np.sum([np.bincount(lane.key, minlength=len(ops)) for lane in lanes], axis=0)
+    moved = np.where(ops["bytes"].to_numpy() != UNSTATED, ops["bytes"].to_numpy(), 0) * pieces
+    total, time = np.bincount(key, moved, count), np.bincount(key, seconds, count)
+    return np.asarray(np.where(time > 0, total / np.maximum(time, 1e-12), 0.0))
+
+
+def run_readings(run: RunReader, source: PowerSource, origin_ns: int) -> tuple[Readings, Options]:
+    """Readings of a channel, and what is known of them."""
+    channel, refresh = source.channel, source.refresh_ns / 1e9 or None
+    if source.kind == "counter" or channel is None:
+        t = (source.growth.t_ns - origin_ns) / 1e9
+        gaps = (source.growth.gaps_ns - origin_ns) / 1e9
+        return from_counter(t, t, source.growth.grown, gaps, refresh), Options(refresh=refresh)
+    t0_ns, t1_ns, watts = channel_readings(run, channel)
+    t0, t1 = (t0_ns - origin_ns) / 1e9, (t1_ns - origin_ns) / 1e9
+    still = stuck_readings(
+        t0, watts, float(steps_after_warmup(run)["length_ns"].cast(pl.Float64).median() or 0.0) / 1e9
+    )
+    stuck_s = float(np.ptp(t0[still])) if still.any() else 0.0
+    watts = np.where(still, np.nan, watts)
+    floor = resolution_floor(watts, source.step_size)
+    weight = register_weight(channel)
+    if weight is not None and refresh is not None:
+        known = ~np.isnan(watts)
+        return taken_apart((t0 + t1)[known] / 2, watts[known], weight, refresh), Options(
+            refresh=refresh, floor=floor, stuck_s=stuck_s
+        )
+    readings = from_gauge(t0, t1, watts, refresh)
+    # Stamps of reads that are slower than the source are right as they are: what is late then is the value.
+    own_pace = refresh is not None and readings.period >= _AS_READ * refresh
+    spot = str(channel.get("filter") or "").startswith("none")
+    periodic = not own_pace and is_periodic(readings.stamp)
+    return readings, Options(periodic=periodic, refresh=refresh, spot=spot, floor=floor, stuck_s=stuck_s)
+
+
+def resolution_floor(watts: Floats, step: float) -> float:
+    """Standard deviation of the error that steps so coarse leave in the mean of readings, W.
+
+    Readings that wander over several steps average it out, by exp(-2 pi^2 (spread / step)^2) (Widrow and Kollar,
+    Quantization Noise, 2008); one that rests on a value may be off by a step to either side: some chips cut, not round.
+    """
+    read = watts[~np.isnan(watts)]
+    if step <= 0 or not len(read):
+        return 0.0
+    spread = max(float(read.std()) - step / np.sqrt(12), 0.0)
+    return float(step / np.sqrt(3) * np.exp(-2 * (np.pi * spread / step) ** 2))
+
+
+def register_weight(channel: dict[str, Any]) -> float | None:
+    """Weight of one conversion in a running average, by what the channel states; None for other filters."""
+    if "running average" not in str(channel.get("filter") or ""):
+        return None
+    refresh, window = channel.get("refresh_ns"), channel.get("window_ns")
+    if not refresh or not window or window <= refresh:
+        return None
+    return float(refresh) / float(window)
+
+
+def stored_calibrations(results: ResultCache, name: str) -> dict[str, KnownSource]:
+    """Return what an earlier reader found of each channel in these very files; empty where there is none."""
+    return results.load(name, lambda kept: {channel: known_from_json(known) for channel, known in kept.items()}) or {}
+
+
+def store_calibrations(results: ResultCache, name: str, known: dict[str, KnownSource]) -> None:
+    """Keep what was found of each channel for the next reader."""
+    results.store(name, {channel: known_to_json(source) for channel, source in known.items()})

@@ -1,0 +1,380 @@
+"""Each rail of a run fitted to its ops, and the energy of groups of ops with 90 % CIs and verdicts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+from scipy import sparse, special  # type: ignore[import-untyped]
+
+from stepscope.analysis.energy.attribution import Attribution, Options, attribute
+from stepscope.analysis.energy.calibration import SURE, KnownSource
+from stepscope.analysis.energy.inputs import (
+    RunTimeline,
+    RunTimelines,
+    run_readings,
+    store_calibrations,
+    stored_calibrations,
+)
+from stepscope.analysis.energy.rails import Line, RailTree, energy_over, idle_stretch
+from stepscope.analysis.energy.readings import Readings
+from stepscope.analysis.energy.timeline import Lane, Timeline
+from stepscope.analysis.result_cache import ResultCache
+from stepscope.analysis.time.steps import profiled_steps
+from stepscope.arrays import Flags, Floats, Ints
+from stepscope.runfolder import RunReader
+
+FEWEST_READINGS = 2  # readings that the simpler ways need
+
+
+@dataclass(frozen=True)
+class RailFit:
+    """A rail, what explains it, what was read of it, and the fit (None where it was not possible: `reason` says why).
+
+    idle_w: its power before the training began, None where that was not seen; make, chip: what the channel says of its
+    sensor, and which chip it is a channel of; stuck_s: for how long it stood still, which is excluded.
+    """
+
+    line: Line
+    ops: RunTimeline
+    readings: Readings
+    fit: Attribution | None
+    reason: str
+    idle_w: float | None
+    make: tuple[object, ...] = ()
+    chip: str = ""
+    stuck_s: float = 0.0
+
+    @property
+    def lag(self) -> float:
+        """Return the delay of the readings, s; 0 where no fit has given it."""
+        return self.fit.calibration.model.lag if self.fit is not None else 0.0
+
+    def by_nearest(self) -> Floats:
+        """Energy of each key by the sample nearest in time, J."""
+        return nearest(self.ops.timeline, self.readings)
+
+    def by_overlap(self) -> Floats:
+        """Energy of each key by power held between samples, J."""
+        return overlap(self.ops.timeline, self.readings, self.lag)
+
+
+def fit_rails(
+    run: RunReader, tree: RailTree, timelines: RunTimelines | None = None, results: ResultCache | None = None
+) -> list[RailFit]:
+    """Each rail that was sampled while ops were recorded; estimates too, which the caller keeps apart."""
+    if profiled_steps(run).is_empty() or not tree.lines:
+        return []
+    of = timelines or RunTimelines(run)
+    read = [
+        _rail_inputs(run, line, ops, of.origin_ns) for line in tree.lines if (ops := of.of(line.component)) is not None
+    ]
+    results = results or ResultCache(run)
+    kept = stored_calibrations(results, "calibration-rails")
+    found: dict[str, RailFit] = {}
+    known: dict[str, KnownSource] = {}
+    # The strongest signal first: the other channels of its chip, and other chips of its make, start from what it tells.
+    for rail in sorted(read, key=lambda rail: -rail.strength):
+        source = rail.line.best.id
+        options = replace(rail.options, known=kept.get(source), **_similar_source(rail, known, found))
+        found[source] = _fit_rail(run, rail, options)
+        if (fit := found[source].fit) is not None:
+            known[source] = fit.known
+    if known and known.keys() - kept.keys():
+        store_calibrations(results, "calibration-rails", {**kept, **known})
+    return [found[rail.line.best.id] for rail in read]
+
+
+@dataclass(frozen=True)
+class _RailInputs:
+    """A rail before it is fitted; chip: where the source says which one it is a channel of."""
+
+    line: Line
+    ops: RunTimeline
+    readings: Readings
+    options: Options
+    make: tuple[object, ...]
+    chip: str
+
+    @property
+    def strength(self) -> float:
+        """Return the noise of the readings, W: the channels of a make have about the same."""
+        watts = self.readings.watts
+        return float(watts.std()) if len(watts) and not self.line.estimated else 0.0
+
+
+def _rail_inputs(run: RunReader, line: Line, ops: RunTimeline, origin_ns: int) -> _RailInputs:
+    readings, options = run_readings(run, line.best, origin_ns)
+    channel = line.best.channel or {}
+    make = tuple(channel.get(name) for name in ("sensor", "kind", "filter", "refresh_ns", "window_ns"))
+    return _RailInputs(line, ops, readings, options, make, str(channel.get("source") or "").rpartition("/")[0])
+
+
+def _similar_source(rail: _RailInputs, known: dict[str, KnownSource], found: dict[str, RailFit]) -> dict[str, Any]:
+    """Return the sensor model of a rail of the same make that has a filter: of the same chip where there is one."""
+    if "counter" in rail.make:
+        return {}
+    alike = [one for source, one in found.items() if source in known and one.make == rail.make]
+    if not alike:
+        return {}
+    nearest = next((one for one in alike if rail.chip and one.chip == rail.chip), alike[0])
+    return {"near": known[nearest.line.best.id], "same_chip": nearest.chip == rail.chip != ""}
+
+
+def _fit_rail(run: RunReader, rail: _RailInputs, options: Options) -> RailFit:
+    line, ops, readings = rail.line, rail.ops, rail.readings
+    inside = readings.kept(_within_steps(ops, readings))
+    idle = idle_stretch(run, [line.best])
+    idle_w = energy_over(line.best, idle).watts if len(idle) else None
+    fit = None
+    if line.estimated:
+        reason = "an estimate is handed out, not fitted"
+    elif inside.count < FEWEST_READINGS:
+        reason = f"{inside.count} readings of this rail fall into the steps: train longer"
+    else:
+        fit = attribute(ops.timeline, readings, options)
+        reason = "" if fit is not None else _reason_not_fitted(inside)
+    return RailFit(line, ops, inside, fit, reason, idle_w, rail.make, rail.chip, options.stuck_s)
+
+
+def _reason_not_fitted(readings: Readings) -> str:
+    if readings.still:
+        return f"the sensor gave {readings.watts[0]:.3g} W throughout: it stands still, or its resolution is too low"
+    return f"{readings.count} readings are too few to tell ops apart: train more steps"
+
+
+def _within_steps(ops: RunTimeline, readings: Readings) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    at = readings.at
+    return np.asarray((at >= ops.timeline.begin) & (at <= ops.timeline.end))
+
+
+PART_CONFIDENCE = 0.90
+Z_90 = float(special.ndtri((1 + PART_CONFIDENCE) / 2))
+_AS_DECIDED = 1.5  # standard deviations: the most that the coarser fit's disagreement adds
+_ALWAYS = 0.005  # of a part's energy: what no term below sees
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Energies of groups over the run, J (G,): with intervals; `statistical` is the part of the sd that steps cure."""
+
+    joules: Floats
+    sd: Floats
+    statistical: Floats
+    seconds: Floats
+    correlation: Floats
+
+    @property
+    def half_width(self) -> Floats:
+        """Half of the 90 % CI, J (G,)."""
+        half: Floats = Z_90 * self.sd
+        return half
+
+    @property
+    def relative(self) -> Floats:
+        """Half of the interval as a share of the energy (G,); infinite for 0 J."""
+        with np.errstate(invalid="ignore", divide="ignore"):
+            share: Floats = np.where(self.joules > 0, self.half_width / self.joules, np.inf)
+        return share
+
+    def resolved(self, within: float = 0.10) -> Flags:
+        """Groups whose interval is within so much of the energy."""
+        return np.asarray(self.relative <= within)
+
+
+def grouping(group: Ints, count: int) -> Any:
+    """Return the keys (P,) of each of `count` groups, as a matrix (G, P); -1 leaves a key out."""
+    chosen = np.flatnonzero(group >= 0)
+    return sparse.csr_matrix((np.ones(len(chosen)), (group[chosen], chosen)), shape=(count, len(group)))
+
+
+def parts(found: Attribution, gather: Any) -> Parts:
+    """Energies of groups; gather: (G, P) sparse, the share of each key that belongs to each group."""
+    joules, seconds = gather @ found.joules, gather @ found.timeline.seconds
+    spread = np.asarray(gather @ (gather @ found.covariance).T)
+    own = np.asarray(gather @ (gather @ found.statistical).T)
+    variance = np.maximum(np.diag(spread), 0)
+    # Where the readings decide a place by themselves, that it differs from its like is a finding and not an error.
+    most = _AS_DECIDED * np.sqrt(variance)
+    apart = np.clip(gather @ (found.coarser - found.joules), -most, most)
+    blunt = gather @ (found.sharper - found.joules) / 2
+    sd = np.sqrt(variance + apart**2 + blunt**2 + (_ALWAYS * joules) ** 2 + (found.floor * seconds) ** 2)
+    scale = np.sqrt(np.maximum(variance, 1e-300))
+    statistical = np.sqrt(np.minimum(np.maximum(np.diag(own), 0), variance))
+    return Parts(joules, sd, statistical, seconds, spread / scale[:, None] / scale)
+
+
+RESOLVED, COARSE = 0.10, 0.30  # half of the 90 % CI as a share of the energy
+STAMP_RATIO = 20.0  # ops must be so much longer than their stamps' error
+_TOGETHER = -0.5  # correlation from which two parts are told apart by the prior alone
+_DISTRUST = 0.03  # of the total: parts that missed it by more before they were made to add up
+_FASTER = 0.8  # the interval of a part shrinks as steps ** -0.4: errors within a step are not independent
+_MOST_FACTOR = 1000.0
+
+PartVerdict = Literal["resolved", "coarse", "not identifiable"]
+
+
+@dataclass(frozen=True)
+class PartVerdicts:
+    """A verdict for each part, with the reason where it is not within 10 % ("" where it is)."""
+
+    verdict: list[PartVerdict]
+    reason: list[str]
+
+
+@dataclass(frozen=True)
+class Identifiability:
+    """Resolution of a rail with the steps at hand.
+
+    shortest_op: s, from which most places are within 10 %, None where none is; share: of the energy in parts within 10
+    %;
+    more_steps: to add until 90 % of the energy is within 10 %, 0 if it is, None where no number of steps would do;
+    expected_error: what the energy-weighted error is likely to be.
+    """
+
+    shortest_op: float | None
+    share: float
+    more_steps: int | None
+    expected_error: float
+    trouble: str  # why nothing is called resolved; empty where nothing stands against it
+
+
+def trouble(found: Attribution) -> str:
+    """Return why nothing of this rail can be called resolved; empty where nothing stands against it."""
+    if found.phase.wide:
+        return found.phase.sentence
+    timeline = found.timeline
+    length = timeline.piece_seconds
+    known = ~np.isnan(length)
+    if timeline.stamp_sd and known.any():
+        typical = _weighted_median(length[known], timeline.seconds[known])
+        if typical < STAMP_RATIO * timeline.stamp_sd:
+            return (
+                f"ops of {typical * 1e6:.0f} us are too short for stamps that are {timeline.stamp_sd * 1e6:.2g} us off"
+            )
+    if found.calibration.margin < SURE:
+        return "two ways in which the sensor may see the past explain its readings alike: train more steps"
+    if found.negative > _DISTRUST:
+        return f"{found.negative:.0%} of the energy came out below 0: how the sensor sees the past was not found"
+    if abs(found.gap_before) > _DISTRUST:
+        return f"the parts missed the measured total by {abs(found.gap_before):.1%} before they were made to add up"
+    return ""
+
+
+def judge(found: Attribution, whole: Parts, names: Sequence[str]) -> PartVerdicts:
+    """Verdict of each part by its interval, unless something stands against the whole rail."""
+    against, relative = trouble(found), whole.relative
+    verdict: list[PartVerdict] = []
+    reason: list[str] = []
+    for index in range(len(whole.joules)):
+        if not against and relative[index] <= RESOLVED:
+            verdict.append("resolved")
+            reason.append("")
+            continue
+        coarse = not against and relative[index] <= COARSE
+        verdict.append("coarse" if coarse else "not identifiable")
+        reason.append(against or _reason(found, whole, index, names))
+    return PartVerdicts(verdict, reason)
+
+
+def _reason(found: Attribution, whole: Parts, index: int, names: Sequence[str]) -> str:
+    """The likeliest reason for a wide interval: always beside another part, or too short for the sensor."""
+    if whole.joules[index] <= 0:
+        return "no energy differs clearly from 0"
+    if found.floor * whole.seconds[index] > 0.5 * whole.sd[index]:
+        return "the sensor's resolution is too low for so little power"
+    others = np.where(np.arange(len(names)) == index, 0.0, whole.correlation[index])
+    partner = int(np.argmin(others))
+    if others[partner] < _TOGETHER:
+        pair = [index, partner]
+        spread = whole.correlation[np.ix_(pair, pair)] * np.outer(whole.sd[pair], whole.sd[pair])
+        half = Z_90 * float(np.sqrt(max(spread.sum(), 0.0))) / float(whole.joules[pair].sum())
+        return f"always beside {names[partner]}; the two together are known to {half:.0%}"
+    each = whole.seconds[index] / found.timeline.steps
+    _, width = found.calibration.model.windows(found.readings)
+    return f"{each * 1e3:.3g} ms a step, seen through windows of {float(np.median(width)) * 1e3:.3g} ms: more steps"
+
+
+def identifiability(found: Attribution, whole: Parts) -> Identifiability:
+    """Report of a rail, from the parts that a reader asks for first (kinds)."""
+    energy = max(float(whole.joules.sum()), 1e-30)
+    against = trouble(found)
+    share = 0.0 if against else float(whole.joules[whole.resolved(RESOLVED)].sum()) / energy
+    error = float(np.sqrt(2 / np.pi) * whole.sd.sum()) / energy
+    return Identifiability(
+        _shortest_resolved(found) if not against else None, share, _more_steps(found, whole), error, against
+    )
+
+
+def _shortest_resolved(found: Attribution) -> float | None:
+    """Shortest length from which at least half of the places are resolved, weighted by their energy, s."""
+    single = parts(found, sparse.identity(found.timeline.keys.count, format="csr"))
+    length = found.timeline.piece_seconds
+    known = ~np.isnan(length)
+    order = np.argsort(-length[known])
+    energy, good = single.joules[known][order], single.resolved(RESOLVED)[known][order]
+    longest_first = np.cumsum(energy * good) >= 0.5 * np.cumsum(energy)
+    if not len(order) or not good.any() or not longest_first[good].any():
+        return None
+    return float(length[known][order][good & longest_first][-1])
+
+
+def _more_steps(found: Attribution, whole: Parts, wanted: float = 0.90) -> int | None:
+    """Steps to add; the part of the error that no step cures stays."""
+    energy = np.maximum(whole.joules, 1e-30)
+    hidden = (found.floor * whole.seconds) ** 2
+    fixed = np.maximum(whole.sd**2 - whole.statistical**2 - hidden, 0.0)
+    steps = found.timeline.steps
+    for factor in np.geomspace(1.0, _MOST_FACTOR, 61):
+        half = Z_90 * np.sqrt(whole.statistical**2 / factor**_FASTER + fixed / np.sqrt(factor) + hidden) / energy
+        if float(energy[half <= RESOLVED].sum()) >= wanted * float(energy.sum()):
+            return 0 if factor == 1.0 and not trouble(found) else max(int(np.ceil(steps * (factor - 1))), 1)
+    return None
+
+
+def _weighted_median(values: Floats, weight: Floats) -> float:
+    order = np.argsort(values)
+    total = np.cumsum(weight[order])
+    return float(values[order][np.searchsorted(total, total[-1] / 2)])
+
+
+def nearest(timeline: Timeline, readings: Readings) -> Floats:
+    """Energy of each key (P,), J: each piece is given the reading nearest to its middle, times its length.
+
+    The way of the published measurements on a Jetson TX2, with true stamps. The gap gets what is left of mean x time.
+    """
+    at = readings.at
+    joules = np.zeros(timeline.keys.count)
+    for lane in timeline.lanes:
+        middle = (lane.t0 + lane.t1) / 2
+        after = np.clip(np.searchsorted(at, middle), 1, len(at) - 1)
+        place = np.where(middle - at[after - 1] < at[after] - middle, after - 1, after)
+        joules += np.bincount(lane.key, readings.watts[place] * (lane.t1 - lane.t0), timeline.keys.count)
+    whole = float(np.average(readings.watts, weights=readings.weight)) * (timeline.end - timeline.begin)
+    joules[timeline.keys.gap] += whole - joules.sum()
+    return joules
+
+
+def overlap(timeline: Timeline, readings: Readings, lag: float) -> Floats:
+    """Energy of each key (P,), J: power held between readings, integrated over each piece. lag: of the stamps, s.
+
+    Where lanes overlap, each piece is given all of the power: the sum is then above the total.
+    """
+    at = readings.at - lag
+    edges = np.concatenate([[min(timeline.begin, at[0]) - 1.0], at, [max(timeline.end, at[-1]) + 1.0]])
+    held = np.append(readings.watts, readings.watts[-1])
+    energy = np.append(0.0, np.cumsum(held * np.diff(edges)))
+    joules = np.zeros(timeline.keys.count)
+    for lane in timeline.lanes:
+        joules += _mean_power_between(lane, edges, energy, timeline.keys.count)
+    first = _mean_power_between(timeline.lanes[0], edges, energy, timeline.keys.count).sum()
+    whole = np.diff(np.interp([timeline.begin, timeline.end], edges, energy))[0]
+    joules[timeline.keys.gap] += whole - first
+    return joules
+
+
+def _mean_power_between(lane: Lane, edges: Floats, energy: Floats, count: int) -> Floats:
+    own = np.interp(lane.t1, edges, energy) - np.interp(lane.t0, edges, energy)
+    return np.asarray(np.bincount(lane.key, own, count))

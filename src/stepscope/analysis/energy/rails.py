@@ -1,0 +1,367 @@
+"""The rails of a run in the tree of the board, and the energy of each over stretches of time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+
+from stepscope.analysis.channels import Growth, series_of
+from stepscope.analysis.device import canonical, identify, matches_pattern, rail_of
+from stepscope.analysis.device.contract import Board, Rail, Total
+from stepscope.analysis.energy.sources import PowerSource, modelled_sources, power_sources
+from stepscope.analysis.estimate import mean_interval
+from stepscope.analysis.processes import WATCHED, cpu_of_all, several
+from stepscope.analysis.time.steps import span_ns, steps_after_warmup
+from stepscope.arrays import Flags, Floats
+from stepscope.runfolder import RunReader
+
+UNKNOWN = "unknown"  # what a rail feeds where no board file says: shown, and never added to anything
+_AS_GOOD = 0.9  # of the best coverage: below, a finer source that was mostly dark is no better
+_OF_KIND = {"counter": 0, "gauge": 1, "estimate": 2}
+
+
+@dataclass(frozen=True)
+class Line:
+    """A rail as this run measured it; `sources` best first, the others are its cross-check."""
+
+    key: str
+    name: str
+    scope: str
+    component: str
+    entry: Rail | None  # of the board's file
+    sources: tuple[PowerSource, ...]
+    parent: str | None = None  # key of the measured line that contains it
+
+    @property
+    def best(self) -> PowerSource:
+        return self.sources[0]
+
+    @property
+    def estimated(self) -> bool:
+        return self.best.kind == "estimate"
+
+
+@dataclass(frozen=True)
+class RailTree:
+    """Everything that was measured of a board's supply; `total` is None where its rails do not add up to one."""
+
+    board: Board
+    lines: tuple[Line, ...]
+    total: tuple[Line, ...] | None = None
+    covers: str = ""
+    notes: tuple[str, ...] = ()
+
+    def children(self, parent: Line) -> list[Line]:
+        """The lines that this one feeds directly."""
+        return [line for line in self.lines if line.parent == parent.key]
+
+    def components(self) -> list[tuple[str, tuple[Line, ...]]]:
+        """The lines that add up to each component, none inside another of the same; the total first, estimates last.
+
+        A meter beside the board is no component besides where it is the total; of several the best stands for all.
+        """
+        found = [("total", self.total)] if self.total else []
+        for estimated in (False, True):
+            lines = [line for line in self.lines if line.estimated == estimated]
+            for name in dict.fromkeys(line.component for line in lines):
+                chosen = outermost([line for line in lines if line.component == name], self.lines)
+                if name == "device":
+                    chosen = [min(chosen, key=_outside_rank)]
+                is_total = name == "total" or (name == "device" and tuple(chosen) == self.total)
+                if name != UNKNOWN and not is_total:
+                    found.append((name, tuple(chosen)))
+        return found
+
+
+def rail_tree(run: RunReader) -> RailTree:
+    """The supply lines of a run, measured ones only."""
+    sources = [*power_sources(run), *modelled_sources(run)]
+    names = {_rail_name(source) for source in sources}
+    board = identify(run.device, names, run.meta.get("simulated"))
+    span = span_ns(run)
+    lines = _place_lines(
+        [_build_line(key, group, board, span) for key, group in _by_rail(sources, board).items()], board
+    )
+    total, covers, notes = _total_lines(lines, board)
+    return RailTree(board, tuple(lines), total, covers, tuple(notes))
+
+
+def outermost(chosen: Sequence[Line], lines: Iterable[Line]) -> list[Line]:
+    """Those of the lines that lie inside no other of them."""
+    parents = {line.key: line.parent for line in lines}
+    keys = {line.key for line in chosen}
+    return [line for line in chosen if not keys & set(_ancestors(line.key, parents))]
+
+
+def _ancestors(key: str, parents: dict[str, str | None]) -> Iterator[str]:
+    seen = {key}
+    while (above := parents.get(key)) is not None and above not in seen:
+        seen.add(above)
+        yield above
+        key = above
+
+
+def _rail_name(source: PowerSource) -> str:
+    """The rail as the hardware names it: by its scope, since graphics cards state their model there."""
+    return source.rail if source.rail and source.scope.startswith(("rail:", "rapl:")) else source.scope
+
+
+def _by_rail(sources: Sequence[PowerSource], board: Board) -> dict[str, list[PowerSource]]:
+    """Sources of the same rail together, estimates apart, under the scope that they share."""
+    groups: dict[str, list[PowerSource]] = {}
+    for source in sources:
+        kind, _, name = source.scope.partition(":")
+        scope = f"rail:{canonical(board, name)}" if kind == "rail" else source.scope
+        groups.setdefault(f"{scope} (estimated)" if source.kind == "estimate" else scope, []).append(source)
+    return groups
+
+
+def _build_line(key: str, sources: list[PowerSource], board: Board, span: tuple[int, int] | None) -> Line:
+    first = sources[0]
+    name = canonical(board, _rail_name(first))
+    entry = rail_of(board, name, key, first.scope)
+    covered = {source.id: source.covered_share(*span) if span else 1.0 for source in sources}
+    good = _AS_GOOD * max(covered.values())
+    ranked = sorted(sources, key=lambda one: (covered[one.id] < good, _OF_KIND[one.kind], one.resolved_ns))
+    component = entry.component if entry else UNKNOWN
+    return Line(key, name, first.scope, component, entry, tuple(ranked))
+
+
+def _place_lines(lines: list[Line], board: Board) -> list[Line]:
+    """The lines with what contains them: by the board's file, and by the sensor where that says nothing."""
+    return [
+        Line(line.key, line.name, line.scope, line.component, line.entry, line.sources, _parent_key(line, lines, board))
+        for line in lines
+    ]
+
+
+def _parent_key(line: Line, lines: Sequence[Line], board: Board) -> str | None:
+    entry = line.entry
+    while entry is not None and entry.inside is not None:
+        inside = entry.inside
+        found = [other for other in lines if other is not line and other.entry and other.entry.name == inside]
+        if len(found) == 1:
+            return found[0].key
+        stated = [other for other in found if other.scope == line.best.parent_scope]
+        if stated:
+            return stated[0].key
+        entry = next((rail for rail in board.rails if rail.name == inside), None)
+    stated_by_sensor = [other for other in lines if other is not line and other.scope == line.best.parent_scope]
+    if line.entry is not None and line.entry.inside is not None:  # then the sensor is heard on twins alone
+        stated_by_sensor = [other for other in stated_by_sensor if other.entry == line.entry]
+    return stated_by_sensor[0].key if stated_by_sensor else None
+
+
+def _total_lines(lines: Sequence[Line], board: Board) -> tuple[tuple[Line, ...] | None, str, list[str]]:
+    """The lines that add up to a total by the first rule of the board whose rails were measured; else a meter's."""
+    measured = [line for line in lines if not line.estimated]
+    for rule in board.totals:
+        of = _lines_of_rule(rule, measured)
+        if of:
+            return tuple(of), rule.covers, []
+    outside = [line for line in measured if line.component == "device"]
+    if outside:
+        best = min(outside, key=_outside_rank)
+        return (best,), best.entry.meaning if best.entry else best.name, []
+    if not measured:
+        return None, "", []
+    lacking = [name for rule in board.totals[:1] for name in rule.of if not _lines_named(name, measured)]
+    why = f"the total needs {', '.join(lacking)}, not measured" if lacking else "no rail is known to hold the others"
+    return None, "", [f"no total of {board.title}: {why}"]
+
+
+def _lines_of_rule(rule: Total, lines: Sequence[Line]) -> list[Line]:
+    named = [_lines_named(name, lines) for name in rule.of]
+    if not all(named):
+        return []
+    everything = [line for group in (*named, *(_lines_named(name, lines) for name in rule.also)) for line in group]
+    return outermost(list({line.key: line for line in everything}.values()), lines)
+
+
+def _lines_named(pattern: str, lines: Sequence[Line]) -> list[Line]:
+    return [line for line in lines if line.entry and line.entry.name == pattern]
+
+
+def _outside_rank(line: Line) -> int:
+    order = ("system", "board", "wall:*", "meter:*", "rail:ina2*", "battery:*")
+    return next((place for place, pattern in enumerate(order) if matches_pattern(pattern, line.scope)), len(order))
+
+
+_MOST_WINDOWS = 200  # longer windows are less alike than neighbours of a few ms: their spread says more
+_TOUCHING = 0.05  # of a step: what a loop does between two steps belongs to them
+_LEAST_IDLE_NS, _IDLE_CORES = 500_000_000, 0.05
+_WHOLE = 0.99  # a window with more of it in gaps is not used for the spread
+
+
+@dataclass(frozen=True)
+class Energy:
+    """Energy of some stretches, J and W, bounds of 95 %; None where nothing was read.
+
+    `joules` is what was measured, in `covered_s`; nothing is added for the `gap_s` that were not, but `high_j` allows
+    for it. Watts are over the covered time.
+    """
+
+    joules: float | None
+    low_j: float | None
+    high_j: float | None
+    watts: float | None
+    low_w: float | None
+    high_w: float | None
+    covered_s: float
+    gap_s: float
+    windows: int = 0
+
+
+def training_stretches(run: RunReader) -> Floats:
+    """Begin and end of each unbroken stretch of steps after warm-up, ns (m, 2), without evaluations in between."""
+    steps = steps_after_warmup(run).select("t0_ns", "t1_ns", "length_ns").cast(pl.Float64).to_numpy()
+    if not len(steps):
+        return np.empty((0, 2))
+    t0, t1 = steps[:, 0], steps[:, 1]
+    broken = np.flatnonzero(t0[1:] - t1[:-1] > _TOUCHING * float(np.median(steps[:, 2])))
+    return np.column_stack([t0[np.concatenate([[0], broken + 1])], t1[np.concatenate([broken, [len(t1) - 1]])]])
+
+
+def energy_over(source: PowerSource, spans_ns: Floats) -> Energy:
+    """Energy of a source over stretches of time, (m, 2) ns."""
+    lasted_s = float(np.diff(spans_ns).sum()) / 1e9
+    covered_s = _growth_between(source.growth, source.growth.covered_ns, spans_ns) / 1e9
+    if covered_s <= 0:
+        return Energy(None, None, None, None, None, None, 0.0, lasted_s)
+    joules = _growth_between(source.growth, source.growth.grown, spans_ns)
+    rates_w = window_rates(source, spans_ns)
+    watts = joules / covered_s
+    peak_w = max(float(np.nanmax(rates_w)), watts) if np.isfinite(rates_w).any() else watts
+    _, low_w, high_w = mean_interval(rates_w)
+    spread_w = (high_w - low_w) / 2  # NaN below two windows
+    systematic_j = _edges_j(source, spans_ns, peak_w) + _resolution_j(source, covered_s)
+    sampling_j = 0.0 if source.kind == "counter" or np.isnan(spread_w) else spread_w * covered_s
+    half_w = systematic_j / covered_s + (0.0 if np.isnan(spread_w) else spread_w)
+    gap_s = max(lasted_s - covered_s, 0.0)
+    return Energy(
+        joules=joules,
+        low_j=max(joules - systematic_j - sampling_j, 0.0),
+        high_j=joules + systematic_j + sampling_j + _gaps_j(source, spans_ns, gap_s, peak_w),
+        watts=watts,
+        low_w=max(watts - half_w, 0.0),
+        high_w=watts + half_w,
+        covered_s=covered_s,
+        gap_s=gap_s if gap_s > 1e-6 * lasted_s else 0.0,
+        windows=int(np.isfinite(rates_w).sum()),
+    )
+
+
+def sum_energies(parts: Sequence[Energy]) -> Energy:
+    """The sum of parallel rails; bounds add up as if all erred the same way."""
+    if any(part.joules is None for part in parts) or not parts:
+        dark_s = max((part.gap_s for part in parts), default=0.0)
+        return Energy(None, None, None, None, None, None, 0.0, dark_s)
+    names = ("joules", "low_j", "high_j", "watts", "low_w", "high_w")
+    sums = {name: sum(getattr(part, name) for part in parts) for name in names}
+    covered_s, gap_s = min(part.covered_s for part in parts), max(part.gap_s for part in parts)
+    return Energy(**sums, covered_s=covered_s, gap_s=gap_s, windows=min(part.windows for part in parts))
+
+
+def subtract_energies(whole: Energy, parts: Sequence[Energy]) -> Energy:
+    """Return the energy of a rail beside its measured parts; below 0 where they claim more than it."""
+    inner = sum_energies(parts)
+    if whole.joules is None or inner.joules is None:
+        return Energy(None, None, None, None, None, None, 0.0, max(whole.gap_s, inner.gap_s))
+    pairs = {"joules": "joules", "low_j": "high_j", "high_j": "low_j", "watts": "watts", "low_w": "high_w"}
+    less = {name: getattr(whole, name) - getattr(inner, other) for name, other in (*pairs.items(), ("high_w", "low_w"))}
+    covered_s, gap_s = min(whole.covered_s, inner.covered_s), max(whole.gap_s, inner.gap_s)
+    return Energy(**less, covered_s=covered_s, gap_s=gap_s, windows=min(whole.windows, inner.windows))
+
+
+def window_rates(source: PowerSource, spans_ns: Floats) -> Floats:
+    """Mean power of windows as short as the source resolves, W, NaN where a gap lies in one; at most a few hundred."""
+    longest = max(source.resolved_ns, float(np.diff(spans_ns).sum()) / _MOST_WINDOWS)
+    rates = [power_windows(source, float(begin), float(end), longest)[1] for begin, end in spans_ns]
+    return np.concatenate(rates) if rates else np.empty(0)
+
+
+def power_windows(source: PowerSource, t0_ns: float, t1_ns: float, length_ns: float) -> tuple[Floats, Floats]:
+    """Edges, ns (n + 1,), and mean power, W (n,), of windows of at least this length; NaN where a gap lies in one."""
+    edges = np.linspace(t0_ns, t1_ns, int((t1_ns - t0_ns) // length_ns) + 1)
+    if len(edges) < 2:
+        return edges, np.empty(0)
+    growth = source.growth
+    joules, covered = (np.diff(growth.at(running, edges)) for running in (growth.grown, growth.covered_ns))
+    whole = covered > _WHOLE * np.diff(edges)
+    return edges, np.where(whole, joules / np.where(whole, covered, 1.0) * 1e9, np.nan)
+
+
+def idle_stretch(run: RunReader, sources: Sequence[PowerSource]) -> Floats:
+    """The time before the first step in which the power was read and the training did nothing, (m, 2) ns, m 0 or 1."""
+    steps = run.steps
+    first = [float(source.growth.t_ns[0]) for source in sources]
+    watched = next((series for series in series_of(run, "process_cpu_time") if series.scope == WATCHED), None)
+    own = cpu_of_all(run) if several(run) else watched
+    if steps.is_empty() or not first or own is None:
+        return np.empty((0, 2))
+    begin, end = max(*first, float(own.t_ns[0])), float(steps["t0_ns"][0])
+    if end - begin < _LEAST_IDLE_NS:
+        return np.empty((0, 2))
+    edges = np.linspace(begin, end, int((end - begin) // _LEAST_IDLE_NS) * 2 + 1)
+    busy = np.diff(np.interp(edges, own.t_ns, own.values)) / np.diff(edges)
+    return _longest_idle(edges, busy < _IDLE_CORES)
+
+
+def _longest_idle(edges: Floats, idle: Flags) -> Floats:
+    """The longest run of idle windows, where it is long enough."""
+    marks = np.flatnonzero(np.diff(np.concatenate([[0], idle.astype(np.int8), [0]])))
+    spans = np.column_stack([edges[marks[::2]], edges[marks[1::2]]])
+    spans = spans[np.diff(spans)[:, 0] >= _LEAST_IDLE_NS] if len(spans) else spans
+    return spans[np.argsort(np.diff(spans)[:, 0])[-1:]] if len(spans) else np.empty((0, 2))
+
+
+def _growth_between(growth: Growth, running: Floats, spans_ns: Floats) -> float:
+    begins, ends = (growth.at(running, spans_ns[:, side]) for side in (0, 1))
+    return float((ends - begins).sum())
+
+
+def _edges_j(source: PowerSource, spans_ns: Floats, peak_w: float) -> float:
+    """Return the uncertainty from the ends of the stretches, J: many ends err both ways, like a random walk.
+
+    Between two readings a counter is interpolated: the truth lies anywhere between them, and the value may be one
+    refresh old. A gauge tells the power of a moment ago: wrong by what the power can have changed since.
+    """
+    edges = spans_ns.ravel()
+    if source.kind == "counter":
+        each = _bracket_j(source.growth, edges) + source.lag_ns / 1e9 * peak_w + source.step_size
+    else:
+        each = np.full(len(edges), source.lag_ns / 1e9 * source.spread_w)
+    return float(
+        min(each.sum(), 2 * np.sqrt((each**2).sum() / 3))
+    )  # each anywhere within its bound: sd = bound / sqrt 3
+
+
+def _bracket_j(growth: Growth, edges: Floats) -> Floats:
+    """The larger part of the growth between the two readings around each edge, J; 0 outside of all readings."""
+    after = np.clip(np.searchsorted(growth.t_ns, edges), 1, len(growth.t_ns) - 1)
+    inside = (edges > growth.t_ns[0]) & (edges < growth.t_ns[-1])
+    low, high, here = growth.grown[after - 1], growth.grown[after], growth.at(growth.grown, edges)
+    on_a_reading = (edges == growth.t_ns[after]) | (edges == growth.t_ns[after - 1])
+    return np.where(inside & ~on_a_reading, np.maximum(here - low, high - here), 0.0)
+
+
+def _resolution_j(source: PowerSource, covered_s: float) -> float:
+    """Return what rounding to the sensor's resolution can add up to, J; a counter's is at its edges alone."""
+    return 0.0 if source.kind == "counter" else source.step_size / 2 * covered_s
+
+
+def _gaps_j(source: PowerSource, spans_ns: Floats, gap_s: float, peak_w: float) -> float:
+    """The most that the gaps can have taken, J: what readings around them tell, else the highest power seen."""
+    growth = source.growth
+    skipped_j = _growth_between(growth, growth.skipped, spans_ns)
+    told_s = _growth_between(growth, _known_gap_time(growth), spans_ns) / 1e9
+    return skipped_j + max(gap_s - told_s, 0.0) * peak_w
+
+
+def _known_gap_time(growth: Growth) -> Floats:
+    """Time in gaps whose two ends tell what it grew by, ns, since the first reading."""
+    total = growth.t_ns - growth.t_ns[0]
+    return np.asarray(total - growth.covered_ns - growth.dark_ns)

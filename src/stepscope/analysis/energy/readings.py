@@ -1,0 +1,288 @@
+"""Readings of one power source: windows that end at a stamp, from gauges, counters and running averages."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from scipy import sparse  # type: ignore[import-untyped]
+
+from stepscope.analysis.energy.clocks import UpdateClock, clock_of_changes, fit_clock, is_periodic, number_readings
+from stepscope.arrays import Flags, Floats
+
+_SAME = 1e-7  # s: two ends of a window that are not two
+_STILL = 1e-6  # of the power: what differs by less is the same
+_BLURRED = 8.0  # updates: windows shorter than this say little where it is not known when the updates came
+MOST_REPEATS = 0.25  # a share of equal neighbours above this means that the source is read faster than it moves
+
+
+@dataclass(frozen=True)
+class Register:
+    """A running average as it was read: at `stamp` it held `watts`; a conversion of `weight` comes each `period`, s."""
+
+    stamp: Floats
+    watts: Floats
+    weight: float
+    period: float
+
+
+@dataclass(frozen=True)
+class Readings:
+    """Mean power `watts` (M,) of windows that end at `stamp` (M,) less an unknown lag.
+
+    `width` (M,) where the source is a counter: its windows are known. Otherwise the width is found by calibration.
+    `mix` (M, L) where a reading is a weighted sum of L windows of the sensor (a running average taken apart); then
+    `stamp` has L entries. `carry` above 0 says that what a reading lacks, the next one has (sensor_model.py).
+    """
+
+    stamp: Floats
+    watts: Floats
+    width: Floats | None = None
+    mix: Any = None
+    carry: float = 0.0
+    register: Register | None = None  # behind windows that could not be told conversion by conversion
+
+    @property
+    def count(self) -> int:
+        return len(self.watts)
+
+    @property
+    def period(self) -> float:
+        """Median distance of the windows, s."""
+        return float(np.median(np.diff(self.stamp))) if len(self.stamp) > 1 else 0.0
+
+    @property
+    def still(self) -> bool:
+        """Does the source stand still? What the arithmetic of taking a running average apart leaves is no movement."""
+        return not self.count or bool(np.ptp(self.watts) <= _STILL * np.abs(self.watts).max())
+
+    @property
+    def weight(self) -> Floats:
+        """Of each reading (M,), mean 1: a counter is as wrong in J over a long window as over a short one."""
+        return np.ones(self.count) if self.width is None else np.asarray(self.width / self.width.mean())
+
+    @property
+    def at(self) -> Floats:
+        """Stamp of each reading (M,): of the last of its windows."""
+        if self.mix is None:
+            return self.stamp
+        last: Floats = self.stamp[sparse.csr_matrix(self.mix).indices[self.mix.indptr[1:] - 1]]
+        return last
+
+    def first(self, count: int) -> Readings:
+        """The first so many readings."""
+        return self.kept(np.arange(self.count) < count) if count < self.count else self
+
+    def kept(self, chosen: Flags) -> Readings:
+        """Some of the readings, in order."""
+        watts = self.watts[chosen]
+        if self.mix is None:
+            width = None if self.width is None else self.width[chosen]
+            return replace(self, stamp=self.stamp[chosen], watts=watts, width=width)
+        mix = self.mix[np.flatnonzero(chosen)]
+        used = np.zeros(len(self.stamp), dtype=bool)
+        used[mix.indices] = True
+        return replace(self, stamp=self.stamp[used], watts=watts, mix=mix[:, np.flatnonzero(used)])
+
+
+def from_gauge(t0: Floats, t1: Floats, watts: Floats, refresh: float | None = None) -> Readings:
+    """Samples of a power register, read between t0 and t1; NaN is excluded, and so is what was read twice."""
+    read = ~(np.isnan(watts) | np.isnan(t0) | np.isnan(t1))
+    stamp, watts = (t0[read] + t1[read]) / 2, watts[read]
+    order = np.argsort(stamp, kind="stable")
+    stamp, watts = stamp[order], watts[order]
+    new = fresh(stamp, watts, refresh)
+    return Readings(stamp[new], watts[new])
+
+
+def fresh(stamp: Floats, value: Floats, refresh: float | None) -> Flags:
+    """Readings that hold something new: the value moved, or a whole refresh has passed since the last that did."""
+    new = np.ones(len(value), dtype=bool)
+    if len(value) < 2:
+        return new
+    moved = np.append(True, np.diff(value) != 0)
+    if refresh is None and (1 - moved.mean() < MOST_REPEATS or moved.sum() < 2):  # one that stands still tells no pace
+        return new
+    if refresh is not None and float(np.median(np.diff(stamp))) >= 0.95 * refresh:
+        return new
+    period = refresh if refresh is not None else float(np.median(np.diff(stamp[moved])))
+    since = stamp - np.maximum.accumulate(np.where(moved, stamp, -np.inf))
+    passed = np.floor(since / period + 0.02)
+    again = np.append(False, (passed[1:] > passed[:-1]) & ~moved[1:])
+    held: Flags = moved | again
+    return held
+
+
+def from_counter(
+    t0: Floats, t1: Floats, joules: Floats, gaps: Floats | None = None, refresh: float | None = None
+) -> Readings:
+    """Windows between the updates of an energy counter that never goes back (wraps undone before).
+
+    A window in which the counter was not read (NaN in between, or one of `gaps` (m, 2)) is excluded, not bridged.
+    Where it is read faster than it moves, the windows end at its updates instead of at the reads.
+    """
+    stamp = (t0 + t1) / 2
+    unread = np.isnan(joules) | np.isnan(stamp)
+    broken_before = np.cumsum(unread)[~unread]
+    stamp, joules = stamp[~unread], joules[~unread]
+    if len(stamp) < 2:
+        return Readings(stamp[:0], joules[:0], stamp[:0], carry=1.0)
+    moved = np.append(False, np.diff(joules) > 0)
+    clock = clock_of_changes(stamp, moved, refresh)
+    earlier = np.append(-np.inf, stamp[:-1])
+    stamp, joules, before = stamp[moved], joules[moved], broken_before[moved]  # the first window began before it
+    edges = stamp
+    if clock is not None:
+        # A read that falls on an update may show the one before; after a short wait there is no other it could show.
+        clear = ~clock.unsure(stamp) | (stamp - earlier[moved] < 0.85 * clock.period)
+        edges, stamp, joules, before, since = (x[clear] for x in (stamp, stamp, joules, before, earlier[moved]))
+        edges = clock.of_change(since, stamp)
+    apart = _edges_apart(edges, _SAME if clock is not None or refresh is None else _BLURRED * refresh)
+    edges, stamp, joules, before = edges[apart], stamp[apart], joules[apart], before[apart]
+    width, grown, whole = np.diff(edges), np.diff(joules), np.diff(before) == 0
+    for begin, end in gaps if gaps is not None else ():
+        whole &= (stamp[1:] <= begin) | (stamp[:-1] >= end)
+    return Readings(edges[1:][whole], grown[whole] / width[whole], width[whole], carry=1.0 if clock is None else 0.0)
+
+
+def _edges_apart(edges: Floats, least: float) -> Flags:
+    """Edges that lie at least so far from the last that was taken; the first is."""
+    taken = np.zeros(len(edges), dtype=bool)
+    if len(edges) and float(np.diff(edges).min(initial=np.inf)) > least:
+        return ~taken
+    last = -np.inf
+    for place, edge in enumerate(edges.tolist()):
+        if edge - last > least:
+            taken[place], last = True, edge
+    return taken
+
+
+def at_updates(readings: Readings, clock: UpdateClock) -> Readings:
+    """A counter's windows with both ends moved back to the updates; an end that is unsure joins two windows.
+
+    Leaving such windows out would leave their energy out, and they are not like the others: a program that keeps the
+    core busy is also what makes reads late.
+    """
+    assert readings.width is not None, "a counter has widths"
+    begin, grown = readings.stamp - readings.width, np.cumsum(readings.watts * readings.width)
+    apart = np.append(True, begin[1:] - readings.stamp[:-1] > _SAME)
+    first, chain = np.flatnonzero(apart), np.cumsum(apart)
+    edge = np.insert(readings.stamp, first, begin[first])
+    joules = np.insert(grown, first, (grown - readings.watts * readings.width)[first])
+    chain = np.insert(chain, first, chain[first])
+    sure = ~clock.unsure(edge)
+    at, joules, chain = clock.latched(edge[sure]), joules[sure], chain[sure]
+    new = np.append(True, (np.diff(at) > _SAME) | (np.diff(chain) > 0))[: len(at)]
+    at, joules, chain = at[new], joules[new], chain[new]
+    joined = np.diff(chain) == 0
+    width = np.diff(at)[joined]
+    return Readings(at[1:][joined], np.diff(joules)[joined] / width, width)
+
+
+def at_conversions(readings: Readings, clock: UpdateClock) -> Readings:
+    """A gauge's readings at the conversions that they show, each once; one read beside an update is excluded."""
+    number = clock.number(readings.stamp)
+    sure = np.flatnonzero(~clock.unsure(readings.stamp))
+    first = sure[np.append(True, np.diff(number[sure]) > 0)[: len(sure)]]
+    return replace(readings, stamp=clock.made(number[first]), watts=readings.watts[first])
+
+
+# new = old + weight (conversion - old): INA3221 in averaging mode (Texas Instruments, SBOS576), 1.1 ms every 6.6 ms on
+# a Jetson. Conversions come by the chip's own clock; a reading tells one only if none was missed in between.
+
+_POLLED_FASTER, _POLLED_SLOWER = 0.8, 1.2  # conversion periods: below each conversion is seen, above some are missed
+_TOO_FEW = 20
+_MOST_MISSED = 8  # conversions between two readings beyond which a new chain begins
+
+
+def taken_apart(stamp: Floats, watts: Floats, weight: float, period: float) -> Readings:
+    """Mean power of the conversions between readings, W. weight: of one conversion; period: of conversions, s.
+
+    `stamp` (M,) and `watts` (M,) are as read, without NaN. Readings that are slower than the conversions leave it open
+    which of them they hold: then each is a window since the reading before, with its own width.
+    """
+    if len(stamp) < _TOO_FEW:
+        return Readings(stamp[:0], watts[:0])
+    distance = float(np.median(np.diff(stamp)))
+    if distance < _POLLED_FASTER * period:
+        clock = clock_of_changes(stamp, np.append(False, np.diff(watts) != 0), period)
+        if clock is not None:
+            number = clock.number(stamp)
+            seen = np.append(True, np.diff(number) > 0)
+            made = clock.latched(stamp)
+            return _by_conversions(made[seen], watts[seen], number[seen], weight, clock.period)
+    if distance < _POLLED_SLOWER * period and is_periodic(stamp):
+        return _by_conversions(fit_clock(stamp), watts, number_readings(stamp), weight, distance)
+    return _by_windows(stamp, watts, weight, period)
+
+
+def _by_windows(stamp: Floats, watts: Floats, weight: float, period: float) -> Readings:
+    """Each reading less what is left of the one before: the mean over the time between, nearly evenly weighted."""
+    width = np.diff(stamp)
+    kept = np.exp(np.log1p(-weight) * width / period)
+    mean = (watts[1:] - kept * watts[:-1]) / (1 - kept)
+    return Readings(stamp[1:], mean, width, register=Register(stamp, watts, weight, period))
+
+
+def by_clock(register: Register, clock: UpdateClock) -> Readings:
+    """Return what the reads tell of the conversions between them, once it is known when those were."""
+    number = clock.number(register.stamp)
+    seen = np.append(True, np.diff(number) > 0) & ~clock.unsure(register.stamp)
+    made = clock.latched(register.stamp)
+    return _by_conversions(made[seen], register.watts[seen], number[seen], register.weight, clock.period)
+
+
+def surprises(register: Register, end: Floats, fitted: Floats) -> tuple[Floats, Floats]:
+    """By how much each reading is off what the one before and a first fit predict (M,), W; and its speed, W/s.
+
+    end: (M,) stamps of the windows; fitted: (M,) mean power in each.
+    """
+    place = np.searchsorted(register.stamp, end)
+    held, before = register.watts[place], register.watts[place - 1]
+    width = register.stamp[place] - register.stamp[place - 1]
+    kept = np.exp(np.log1p(-register.weight) * width / register.period)
+    surprise = held - kept * before - (1 - kept) * fitted
+    return surprise, (fitted - held) * register.weight / register.period
+
+
+def _by_conversions(stamp: Floats, watts: Floats, number: Floats, weight: float, period: float) -> Readings:
+    """One window a conversion; a reading after missed conversions is their weighted mean."""
+    steps = np.diff(number).astype(np.int64)
+    kept = (1 - weight) ** steps
+    mean = (watts[1:] - kept * watts[:-1]) / (1 - kept)
+    chosen = steps <= _MOST_MISSED
+    stamp, mean, steps, kept = stamp[1:][chosen], mean[chosen], steps[chosen], kept[chosen]
+    if (steps == 1).all():
+        return Readings(stamp, mean)
+    row = np.repeat(np.arange(len(steps)), steps)
+    back = np.repeat(np.cumsum(steps), steps) - 1 - np.arange(len(row))  # conversions before the last of the reading
+    share = weight * (1 - weight) ** back / (1 - kept[row])
+    mix = sparse.csr_matrix((share, np.arange(len(row)), np.append(0, np.cumsum(steps))), (len(steps), len(row)))
+    return Readings(stamp[row] - back * period, mean, mix=mix)
+
+
+_STEPS = 3  # what only rests moves again in the next step
+_LEAST_S, _FEWEST_STILL = 1.0, 50  # of a stretch, and of readings beside it that tell how often the source moves
+_CHANCE = 1e-9  # that a source which moves as this one does rests so long by itself
+
+
+def stuck_readings(t: Floats, watts: Floats, step_s: float) -> Flags:
+    """Readings (M,) of the longest stretch of one value, where chance and a step's own pauses do not explain it."""
+    none = np.zeros(len(watts), dtype=bool)
+    known = np.flatnonzero(~np.isnan(watts))
+    if len(known) < 2 * _FEWEST_STILL:
+        return none
+    moved = np.append(True, np.diff(watts[known]) != 0)
+    begin = np.flatnonzero(moved)
+    size = np.diff(np.append(begin, len(known)))
+    longest = int(np.argmax(size))
+    inside = known[begin[longest] : begin[longest] + size[longest]]
+    beside = len(known) - len(inside)
+    if beside < _FEWEST_STILL or t[inside[-1]] - t[inside[0]] < max(_LEAST_S, _STEPS * step_s):
+        return none
+    resting = 1 - (len(begin) - 1) / beside
+    if resting > 0 and len(inside) * np.log(resting) > np.log(_CHANCE / len(known)):
+        return none
+    none[inside] = True
+    return none

@@ -1,0 +1,339 @@
+"""Ridge regression of readings on keys, and how sure its energies are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from scipy import sparse  # type: ignore[import-untyped]
+from scipy.linalg import lapack  # type: ignore[import-untyped]
+
+from stepscope.analysis.energy.calibration import Calibration
+from stepscope.analysis.energy.readings import Readings
+from stepscope.analysis.energy.sensor_model import SensorModel, predicted_each, unwhitened, whitened
+from stepscope.analysis.energy.timeline import GAP, KIND, LEARNT, SPREAD, Hierarchy, Timeline
+from stepscope.arrays import Floats, Ints
+
+_ROUNDS = 40
+_SETTLED = 1e-3
+_LEAST = 0.01  # of the mean power while something runs: what a spread can be
+MOST_OF_KINDS, ANY_SPREAD = 0.3, 1.0  # the most; the second where how the source sees the past is not known yet
+_LEAST_BUSY = 0.05
+_STILL = 3e-3  # change of a prior's standard deviation in a round, as a share: it no longer moves
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Sums over the readings that the regression needs: X'X (P, P), X'y (P,), y'y; their number and mean."""
+
+    gram: Floats
+    cross: Floats
+    square: float
+    count: int
+    mean_power: float
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Coefficients (D,), their posterior covariance, the noise variance, and the prior's standard deviations (D,)."""
+
+    hierarchy: Hierarchy
+    mean: Floats
+    covariance: Floats
+    noise: float
+    spread: Floats
+
+    @property
+    def watts(self) -> Floats:
+        """Power of each key (P,)."""
+        power: Floats = self.hierarchy.mixing @ self.mean
+        return power
+
+
+def regress(moments: Moments, shape: Hierarchy, near: Fit | None = None, most: float = MOST_OF_KINDS) -> Fit:
+    """Posterior under learnt variances: MacKay's fixed point (Bayesian interpolation, Neural Computation 4, 1992).
+
+    near: a fit of nearly the same moments, to start from: the variances of the levels that it has are nearly settled.
+    most: that kinds can differ by, as a share of the mean power while something runs.
+    """
+    mixing, level = sparse.csr_matrix(shape.mixing), shape.level
+    prior = shape.prior_mean(moments.mean_power)
+    spread = SPREAD * moments.mean_power
+    normal = np.asarray(mixing.T @ np.asarray(mixing.T @ moments.gram).T)
+    cross = mixing.T @ moments.cross - normal @ prior
+    centred = moments.square - 2 * prior @ (mixing.T @ moments.cross) + prior @ normal @ prior
+    floor = 1e-12 * moments.mean_power**2 + 1e-30
+    noise = max(0.3 * (moments.square / moments.count - moments.mean_power**2), 1e-5 * moments.mean_power**2, floor)
+    if near is not None:
+        noise = max(near.noise, floor)
+        spread[near.hierarchy.level] = near.spread
+    busy = max(1 - _share_of_gap(moments, shape), _LEAST_BUSY)
+    for attempt in range(_ROUNDS):
+        sd = spread[level]
+        moved, variance = _moved_by_data(normal, sd, noise, cross)
+        decided = 1 - variance / sd**2
+        left = max(moments.count - float(decided.sum()), 0.2 * moments.count)
+        before, noise = (noise, spread), max((centred - 2 * moved @ cross + moved @ normal @ moved) / left, floor)
+        spread = _learnt_spread(spread, level, moved, decided, moments.mean_power / busy, most)
+        if abs(noise / before[0] - 1) < _SETTLED and (attempt > 8 or (near is not None and _still(before[1], spread))):
+            break
+    sd = spread[level]
+    covariance = _posterior(normal, sd, noise)
+    mean = prior + covariance @ cross / noise
+    return Fit(shape, mean, covariance, noise, sd)
+
+
+def _still(before: Floats, spread: Floats) -> bool:
+    return bool(np.abs(spread / before - 1).max() < _STILL)
+
+
+def _scaled(normal: Floats, sd: Floats, noise: float) -> Floats:
+    """Lower factor of X'X / noise + 1 / sd^2, scaled so that it can always be factored (D, D)."""
+    scaled = normal * (sd / noise)
+    scaled *= sd[:, None]
+    scaled[np.diag_indices_from(scaled)] += 1.0
+    factor: Floats = lapack.dpotrf(scaled.T, lower=1, clean=1, overwrite_a=1)[0]
+    return factor
+
+
+def _moved_by_data(normal: Floats, sd: Floats, noise: float, cross: Floats) -> tuple[Floats, Floats]:
+    """Return how far the data move the coefficients from their prior means (D,), and their variances (D,)."""
+    root, _ = lapack.dtrtri(_scaled(normal, sd, noise), lower=1, overwrite_c=1)
+    moved: Floats = sd * ((root @ (sd * cross)) @ root) / noise
+    return moved, sd**2 * np.einsum("ij,ij->j", root, root)
+
+
+def _posterior(normal: Floats, sd: Floats, noise: float) -> Floats:
+    """Covariance (D, D): inverse of X'X / noise + 1 / sd^2."""
+    inverse, _ = lapack.dpotri(_scaled(normal, sd, noise), lower=1, overwrite_c=1)
+    whole = inverse + np.tril(inverse, -1).T
+    covariance: Floats = sd[:, None] * whole * sd
+    return covariance
+
+
+def _share_of_gap(moments: Moments, shape: Hierarchy) -> float:
+    """Of the readings, by how often each key was seen: 0 to 1."""
+    seen = moments.gram.sum(axis=1)
+    gap = shape.mixing[:, shape.level == GAP].sum(axis=1) > 0
+    return float(seen[gap].sum() / max(float(seen.sum()), 1e-30))
+
+
+def _learnt_spread(spread: Floats, level: Ints, moved: Floats, decided: Floats, power: float, most: float) -> Floats:
+    """Each learnt level's spread that its own coefficients show, within bounds of the power while something runs.
+
+    A few kinds whose places are badly known can show a spread beyond every power that was read: it would let all the
+    other rare ones go where the noise takes them.
+    """
+    new: Floats = spread.copy()
+    for which in LEARNT:
+        mine = level == which
+        if mine.any():
+            shown = np.sqrt(float((moved[mine] ** 2).sum()) / max(float(decided[mine].sum()), 1e-3))
+            new[which] = np.clip(shown, _LEAST * power, (most if which == KIND else ANY_SPREAD) * power)
+    return new
+
+
+MOST_CLUSTERS = 1_000  # longer runs join neighbouring steps
+FEWEST_CLUSTERS = 20
+_MODEL_STEP = 1e-4  # s: finite difference in lag, width and rc
+
+
+def sandwich(fit: Fit, rows: Any, left: Floats, theta: float, step: Ints) -> Floats:
+    """Covariance of the coefficients (D, D) whatever the errors within a step are; never below the model's own.
+
+    rows: (M, P), left: the readings less the fit, whitened (M,), step: of each reading (M,), ascending.
+    """
+    cluster = _clusters(step)
+    pull = unwhitened(leave_block_out(fit, rows, left, theta, cluster), theta)
+    count = len(pull)
+    chooser = sparse.csr_matrix((pull, (cluster, np.arange(count))), shape=(int(cluster.max()) + 1, count))
+    scores = (chooser @ sparse.csr_matrix(rows) @ sparse.csr_matrix(fit.hierarchy.mixing)).toarray()
+    meat = scores.T @ scores
+    own = fit.covariance
+    robust = own @ (np.diag(1 / fit.spread**2) + meat / fit.noise**2) @ own
+    grown = np.sqrt(np.maximum(1.0, np.diag(own) / np.maximum(np.diag(robust), 1e-30)))
+    covariance: Floats = robust * grown[:, None] * grown
+    return covariance
+
+
+def _clusters(step: Ints) -> Ints:
+    """Steps as clusters 0..n: neighbours joined where there are very many, runs cut in 20 where there are few."""
+    names, place = np.unique(step, return_inverse=True)
+    if len(names) < FEWEST_CLUSTERS:
+        return np.arange(len(step)) * FEWEST_CLUSTERS // max(len(step), 1)
+    joined: Ints = place * min(len(names), MOST_CLUSTERS) // len(names)
+    return joined
+
+
+@dataclass(frozen=True)
+class Wobble:
+    """Changes of the powers (P,) if the sensor model is off by one standard deviation.
+
+    A row each, the last without smear.
+    """
+
+    moved: Floats
+    without_smear: Floats
+
+
+def wobble(
+    timeline: Timeline, readings: Readings, fit: Fit, rows: Any, scale: Floats, theta: float, found: Calibration
+) -> Wobble:
+    """First-order effect of the calibration's error on the powers, W."""
+    model = found.model
+    plain = rows @ fit.watts  # scaled
+    pull = fit.hierarchy.mixing @ fit.covariance / fit.noise
+    near = [(other, sd / _MODEL_STEP) for other, sd in _neighbours(model, found) if sd > 0]
+    if model.smear:
+        near.append((SensorModel(model.lag, model.width, model.rc), 1.0))
+    moved = np.zeros((len(near), len(fit.watts)))
+    for row, seen in enumerate(predicted_each(timeline, readings, [other for other, _ in near], fit.watts)):
+        change = rows.T @ unwhitened(whitened(scale * seen - plain, theta), theta) * near[row][1]
+        moved[row] = -(pull @ (fit.hierarchy.mixing.T @ change))
+    return Wobble(moved[:-1], moved[-1]) if model.smear else Wobble(moved, np.zeros(len(fit.watts)))
+
+
+def _neighbours(model: SensorModel, found: Calibration) -> Sequence[tuple[SensorModel, float]]:
+    """The model moved by a step in its centre, in its width and in its filter, each about the same centre."""
+    lag, width, rc, smear = model.lag, model.width, model.rc, model.smear
+    near = [(SensorModel(lag + _MODEL_STEP, width, rc, smear), found.sd_centre)]
+    if width is not None:
+        near.append((SensorModel(lag - _MODEL_STEP / 2, width + _MODEL_STEP, rc, smear), found.sd_width))
+    near.append((SensorModel(lag - _MODEL_STEP, width, rc + _MODEL_STEP, smear), found.sd_rc))
+    return near
+
+
+# A key that ran long in a few steps alone (a stall, a bucket of long sequences) is decided by the few readings that saw
+# it. The fit goes through them, so their residuals say nothing of how wrong it is; those of a fit without them do. That
+# is the jackknife over groups of neighbouring readings, whose errors are alike (CR3 of Bell and McCaffrey, "Bias
+# reduction in standard errors for linear regression with multi-stage samples", Survey Methodology 28, 2002).
+
+_BLOCK_READINGS = 32  # readings that are excluded together: a stall is shorter than so many
+_DECIDING = 0.02  # coefficients that a block decides, below which leaving it out moves nothing
+_LEAST_MISSED = (
+    1e-3  # of what the fit would miss without a block is left with it, at the least: rounding could make it 0
+)
+
+
+def leave_block_out(fit: Fit, rows: Any, left: Floats, theta: float, cluster: Ints) -> Floats:
+    """Readings less a fit without the block that each is in (M,).
+
+    rows: (M, P) sparse, left: whitened residuals (M,), cluster: of each reading (M,), ascending; no block spans two.
+    """
+    mixing = sparse.csr_matrix(fit.hierarchy.mixing)
+    hat = np.asarray(mixing @ np.asarray(mixing @ fit.covariance).T) / fit.noise
+    matrix = sparse.csr_matrix(rows)
+    most = np.asarray(abs(matrix) @ np.sqrt(np.maximum(np.diag(hat), 0.0))) ** 2 / (1 - theta) ** 2
+    alone: Floats = left.copy()
+    for begin, end in _reading_blocks(cluster):
+        if float(most[begin:end].sum()) > _DECIDING:
+            alone[begin:end] = _residuals_without(matrix, hat, left[begin:end], theta, begin)
+    return alone
+
+
+def _reading_blocks(cluster: Ints) -> Iterator[tuple[int, int]]:
+    edges = np.append(np.flatnonzero(np.diff(cluster, prepend=cluster[:1] - 1)), len(cluster)).tolist()
+    for first, last in pairwise(edges):
+        for begin in range(first, last, _BLOCK_READINGS):
+            yield begin, min(begin + _BLOCK_READINGS, last)
+
+
+def _residuals_without(matrix: Any, hat: Floats, left: Floats, theta: float, begin: int) -> Floats:
+    """(I - H)^-1 of the block times its residuals, H being its part of the hat matrix."""
+    starts = matrix.indptr[begin : begin + len(left) + 1]
+    keys, place = np.unique(matrix.indices[starts[0] : starts[-1]], return_inverse=True)
+    seen = np.zeros((len(left), len(keys)))
+    np.add.at(seen, (np.repeat(np.arange(len(left)), np.diff(starts)), place), matrix.data[starts[0] : starts[-1]])
+    seen = whitened(seen, theta)
+    own = seen @ hat[np.ix_(keys, keys)] @ seen.T
+    share, axes = np.linalg.eigh((own + own.T) / 2)
+    alone: Floats = axes @ ((axes.T @ left) / np.maximum(1 - share, _LEAST_MISSED))
+    return alone
+
+
+FULL_TIME = 0.9  # share of the time seen from which the total is taken as exact
+_TOTAL_ERROR = 5e-4  # of the total: rounding, ends of the run
+
+
+@dataclass(frozen=True)
+class Total:
+    """Energy over the steps, J, its standard deviation, and the share of the time that the source looked at."""
+
+    joules: float
+    sd: float
+    seen: float
+
+
+def measured_total(readings: Readings, width: Floats, weight: Floats, seconds: float) -> Total:
+    """Mean power times the length of the steps; a source that looks at a part of the time has not seen all of it.
+
+    width: (M,) of each reading's window, weight: (M,) of each reading.
+    """
+    mean = float(np.average(readings.watts, weights=weight))
+    distance = np.diff(readings.at)
+    period = float(np.median(distance)) if len(distance) else seconds
+    own = float(np.median(width))
+    seen = min(1.0, own / period) if period > 0 else 1.0
+    lost = float(np.maximum(distance - 3 * period, 0).sum()) / seconds if len(distance) else 0.0
+    seen *= max(1.0 - lost, 0.0)
+    spread = float(np.std(readings.watts)) / np.sqrt(max(readings.count, 1)) * seconds
+    variance = spread**2 * (1 - seen) + (_TOTAL_ERROR * mean * seconds) ** 2
+    return Total(mean * seconds, float(np.sqrt(variance)), seen)
+
+
+def close_to_total(joules: Floats, covariance: Floats, total: Total) -> tuple[Floats, Floats]:
+    """Energies (P,) and covariance after the total was observed (a Kalman update); below 0 becomes 0.
+
+    What a source that looks all the time still leaves open, under 0.1 %, is handed out in proportion.
+    """
+    along = covariance.sum(axis=1)
+    gain = along / (along.sum() + total.sd**2)
+    updated = np.maximum(joules + gain * (total.joules - joules.sum()), 0.0)
+    if total.seen > FULL_TIME and updated.sum() > 0:
+        updated = updated * (total.joules / updated.sum())
+    return updated, covariance - np.outer(gain, along)
+
+
+WIDE = 0.004  # s: a stretch of the step without a sample that hides ops
+_BY_CHANCE = 1e-3  # a stretch that is less likely than this among random phases is a lock
+
+
+@dataclass(frozen=True)
+class PhaseCheck:
+    """The longest stretch of the step in which no sample ends, s; `locked`: not by chance; `wide`: it hides ops."""
+
+    unsampled: float
+    wide: bool
+    locked: bool
+
+    @property
+    def sentence(self) -> str:
+        """Return what is wrong and what to do; empty where nothing is."""
+        if not self.wide:
+            return ""
+        stretch = f"no sample falls into {self.unsampled * 1e3:.1f} ms of the step"
+        if self.locked:
+            return f"the sampler is locked to the step: {stretch}; dither the period or change it by a few percent"
+        return f"too few samples: {stretch}; train more steps"
+
+
+def phase_check(timeline: Timeline, readings: Readings, lag: float) -> PhaseCheck:
+    """Return the place in the step where each window ends. A stretch counts from 4 ms, or a typical op where that is
+    longer.
+    """
+    t = readings.at - lag
+    step = timeline.step_of(t)
+    begin, length = timeline.step_t0[step], timeline.step_t1[step] - timeline.step_t0[step]
+    inside = (t >= begin) & (t < begin + length)
+    phase = np.sort((t - begin)[inside] / length[inside])
+    if len(phase) == 0:
+        return PhaseCheck(timeline.step_length, wide=True, locked=False)
+    empty = float(np.diff(np.append(phase, phase[0] + 1)).max())
+    unsampled = empty * timeline.step_length
+    limit = max(WIDE, float(np.nanmedian(timeline.piece_seconds)))
+    by_chance = len(phase) * np.exp(-len(phase) * empty)  # of the longest of so many random gaps
+    wide = unsampled > limit
+    return PhaseCheck(unsampled, wide, bool(wide and by_chance < _BY_CHANCE))

@@ -1,0 +1,386 @@
+"""The model of a power sensor, and the share of each reading's window that each key has under it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from scipy import sparse, special  # type: ignore[import-untyped]
+from scipy.linalg import solve_banded  # type: ignore[import-untyped]  # scipy.signal looks for torch
+
+from stepscope.analysis.energy.readings import Readings
+from stepscope.analysis.energy.timeline import Lane, Timeline
+from stepscope.arrays import Flags, Floats, Ints
+
+_SHARPEST = 1e-7  # s
+SHORTEST_RC = 2e-5  # s; a filter faster than this changes nothing that an op stamp could show
+_TAILS = 7.0  # time constants after which exp(-x) no longer counts
+# Three-point Gauss rule of a unit normal: the stamps' noise blurs the kernel (a Berkson error, so no bias is left).
+NODES = ((-(3**0.5), 1 / 6), (0.0, 2 / 3), (3**0.5, 1 / 6))
+
+_FAR, _A_UNIT = 6, 512  # of the table of a blurred ramp: to so many standard deviations, in so many parts of one
+_AT = np.linspace(-_FAR, _FAR, 2 * _FAR * _A_UNIT + 1)
+# What the blurred ramp has over the sharp one, as a share of the standard deviation; and its growth to the next entry.
+_OVER = _AT * special.ndtr(_AT) + np.exp(-_AT * _AT / 2) / np.sqrt(2 * np.pi) - np.maximum(_AT, 0.0)
+_RISE = np.append(np.diff(_OVER), 0.0)
+
+
+@dataclass(frozen=True)
+class SensorModel:
+    """Seconds: the box ends `lag` before the stamp and is `width` long (None: each reading has its own);
+    `rc` is the time constant of the supply or filter; `smear` the standard deviation of the stamps."""
+
+    lag: float
+    width: float | None
+    rc: float = 0.0
+    smear: float = 0.0
+
+    def windows(self, readings: Readings) -> tuple[Floats, Floats]:
+        """End and width of each window of the readings."""
+        end = readings.stamp - self.lag
+        if readings.width is not None:
+            return end, readings.width
+        assert self.width is not None, "a gauge has one width"
+        return end, np.full(len(end), self.width)
+
+    @property
+    def tail(self) -> float:
+        """Return how far the kernel reaches back beyond its box, s."""
+        return _TAILS * self.rc if self.rc > SHORTEST_RC else 0.0
+
+    @property
+    def reach(self) -> float:
+        """Return what the smear adds on either side, s."""
+        return NODES[-1][0] * self.smear
+
+    def seen_since(self, age: Floats, width: Floats, blur: Floats | None = None) -> Floats:
+        """Share of the kernel's weight that lies within `age` before the end of the box: 0 at 0, 1 long before.
+
+        blur: standard deviation of the piece's own times, s, as long as `age`; the filter is then taken as normal too.
+        """
+        if blur is not None:
+            return self._blurred(age - self.rc, width, np.sqrt(blur**2 + self.smear**2 + self.rc**2 + _SHARPEST**2))
+        if not self.smear:
+            return self._sharp(age, width)
+        total = np.zeros(len(age))
+        for node, weight in NODES:
+            total += weight * self._sharp(age + node * self.smear, width)
+        return total
+
+    def _blurred(self, age: Floats, width: Floats, sd: Floats) -> Floats:
+        share: Floats = (_softened(age, sd) - _softened(age - width, sd)) / width
+        return share
+
+    def _sharp(self, age: Floats, width: Floats) -> Floats:
+        if self.rc <= SHORTEST_RC:
+            box: Floats = np.clip(age / width, 0.0, 1.0)
+            return box
+        share: Floats = (self._filtered(age) - self._filtered(age - width)) / width
+        return share
+
+    def _filtered(self, age: Floats) -> Floats:
+        past = np.maximum(age, 0.0)
+        ramp: Floats = past + self.rc * np.expm1(-past / self.rc)
+        return ramp
+
+
+def _softened(age: Floats, sd: Floats) -> Floats:
+    """Integral of a step that is blurred by a normal distribution; from a table, within 2e-7 standard deviations."""
+    place = np.clip(age / sd, -_FAR, _FAR)
+    place += _FAR
+    place *= _A_UNIT
+    below = place.astype(np.int32)
+    place -= below
+    place *= _RISE[below]
+    place += _OVER[below]
+    place *= sd
+    place += np.maximum(age, 0.0)
+    return place
+
+
+BLOCK_PIECES = 400_000  # pieces that are looked at together: keeps memory flat
+_SIGMAS = 4.0  # as far as blurred pieces are looked for
+DENSE_FROM = 0.12  # share of non-zero weights from which a product of full blocks is the faster one
+
+
+def covered(timeline: Timeline, readings: Readings, model: SensorModel) -> Flags:
+    """Readings whose whole kernel lies within the steps (M,)."""
+    end, width = model.windows(readings)
+    inside = (end + model.reach <= timeline.end) & (end - width - model.tail / 2 - model.reach >= timeline.begin)
+    if readings.mix is None:
+        return np.asarray(inside)
+    outside = readings.mix @ (~inside).astype(np.float64)
+    return np.asarray(outside == 0)
+
+
+def design(timeline: Timeline, readings: Readings, model: SensorModel) -> Any:
+    """Weights (M, P) as a sparse matrix. Rows sum to 1 over the first lane and the gap; other lanes come on top."""
+    end, width = model.windows(readings)
+    count = timeline.keys.count
+    blur = timeline.blur(end)
+    blocks = [
+        _rows(lane, end, width, model, blur, count, tiled=number == 0) for number, lane in enumerate(timeline.lanes)
+    ]
+    whole = blocks[0]
+    for more in blocks[1:]:
+        whole = whole + more
+    return whole if readings.mix is None else (readings.mix @ whole).tocsr()
+
+
+def predicted(timeline: Timeline, readings: Readings, model: SensorModel, watts: Floats) -> Floats:
+    """Return the readings (M,) if each key drew so much (P,); never builds the matrix."""
+    return predicted_each(timeline, readings, [model], watts)[0]
+
+
+def predicted_each(
+    timeline: Timeline, readings: Readings, models: Sequence[SensorModel], watts: Floats
+) -> list[Floats]:
+    """The same as each of several models would see it; sums over the pieces are made once for all."""
+    windows = [model.windows(readings) for model in models]
+    seen = [np.full(len(end), watts[timeline.keys.gap]) for end, _ in windows]
+    for number, lane in enumerate(timeline.lanes):
+        # In the first lane a piece takes the place of the gap; in the others its power comes on top.
+        extra = watts - watts[timeline.keys.gap] if number == 0 else watts
+        seen = [total + part for total, part in zip(seen, _added(timeline, lane, models, windows, extra), strict=True)]
+    return seen if readings.mix is None else [readings.mix @ one for one in seen]
+
+
+def _added(
+    timeline: Timeline, lane: Lane, models: Sequence[SensorModel], windows: list[tuple[Floats, Floats]], extra: Floats
+) -> list[Floats]:
+    """Mean power that one lane adds in each window, W, a model each; extra: of each key (P,)."""
+    blurs = [timeline.blur(end) for end, _ in windows]
+    if models and len(lane.t0) and all(blur is None for blur in blurs):
+        return _passed(lane, extra[lane.key], windows, models)
+    parts = []
+    for (end, width), model, blur in zip(windows, models, blurs, strict=True):
+        part = np.zeros(len(end))
+        for rows, row, key, weight, _ in _blocks(lane, end, width, model, blur):
+            part[rows] += np.bincount(row, weight * extra[key], rows.stop - rows.start)
+        parts.append(part)
+    return parts
+
+
+def _passed(
+    lane: Lane, watts: Floats, windows: list[tuple[Floats, Floats]], models: Sequence[SensorModel]
+) -> list[Floats]:
+    """Mean power of one lane in each window, W, as the kernels weigh it; watts: of each piece."""
+    edges = [_edges(end, width, model) for (end, width), model in zip(windows, models, strict=True)]
+    energy = np.split(energy_until(lane, watts, np.concatenate(edges)), np.cumsum([len(at) for at in edges])[:-1])
+    for rc in {model.rc for model in models if model.rc > SHORTEST_RC}:
+        filtered = [place for place, model in enumerate(models) if model.rc == rc]
+        held = energy_held(lane, watts, np.concatenate([edges[place] for place in filtered]), rc)
+        for place in filtered:
+            energy[place] = energy[place] - held[: len(edges[place])]
+            held = held[len(edges[place]) :]
+    return [_mean(own, width, model) for own, (_, width), model in zip(energy, windows, models, strict=True)]
+
+
+def _nodes(model: SensorModel) -> tuple[tuple[float, float], ...]:
+    return NODES if model.smear else ((0.0, 1.0),)
+
+
+def _edges(end: Floats, width: Floats, model: SensorModel) -> Floats:
+    """Both edges of each window, for each node of the smear."""
+    return np.concatenate([end + node * model.smear - back for node, _ in _nodes(model) for back in (0.0, width)])
+
+
+def _mean(energy: Floats, width: Floats, model: SensorModel) -> Floats:
+    """Of the energy until the edges of windows: what came between, over the width."""
+    between = energy.reshape(-1, 2, len(width))
+    mean: Floats = np.array([weight for _, weight in _nodes(model)]) @ (between[:, 0] - between[:, 1]) / width
+    return mean
+
+
+def _rows(
+    lane: Lane, end: Floats, width: Floats, model: SensorModel, blur: Floats | None, count: int, tiled: bool
+) -> Any:
+    """One lane's weights; a tiled lane gives what is left of each row to the gap, as its last entry."""
+    data, keys, sizes = [], [], []
+    for rows, row, key, weight, size in _blocks(lane, end, width, model, blur):
+        if tiled:
+            rest = 1.0 - np.bincount(row, weight, rows.stop - rows.start)
+            last = np.cumsum(size)
+            weight, key = np.insert(weight, last, rest), np.insert(key, last, count - 1)
+            size = size + 1
+        data.append(weight)
+        keys.append(key)
+        sizes.append(size)
+    starts = np.append(0, np.cumsum(np.concatenate(sizes)))
+    return sparse.csr_matrix((np.concatenate(data), np.concatenate(keys), starts), shape=(len(end), count))
+
+
+def _blocks(
+    lane: Lane, end: Floats, width: Floats, model: SensorModel, blur: Floats | None
+) -> Iterator[tuple[slice, Ints, Ints, Floats, Ints]]:
+    """Rows, and for each piece in their windows its row in the block, key and weight; and pieces of each row."""
+    reach = model.reach if blur is None else model.reach + _SIGMAS * blur
+    first = np.searchsorted(lane.t1, end - width - model.tail - reach, side="right")
+    size = np.maximum(np.searchsorted(lane.t0, end + reach, side="left") - first, 0)
+    before = np.append(0, np.cumsum(size))
+    start, rows = 0, len(end)
+    while start < rows or start == rows == 0:
+        stop = max(int(np.searchsorted(before, before[start] + BLOCK_PIECES, side="right")) - 1, start + 1)
+        stop = min(stop, rows)
+        n = size[start:stop]
+        row = np.repeat(np.arange(stop - start), n)
+        piece = np.arange(len(row)) + np.repeat(first[start:stop] - (before[start:stop] - before[start]), n)
+        at, box = end[start:stop][row], width[start:stop][row]
+        off = None if blur is None else blur[start:stop][row]
+        until = model.seen_since(at - lane.t0[piece], box, off)
+        weight = until - _seen_after(lane, piece, row, until, at, box, off, model)
+        yield slice(start, stop), row, lane.key[piece], weight, n
+        if rows == 0:
+            return
+        start = stop
+
+
+def _seen_after(
+    lane: Lane, piece: Ints, row: Ints, until: Floats, at: Floats, box: Floats, off: Floats | None, model: SensorModel
+) -> Floats:
+    """Return what is seen since the end of each piece: since its begin where the next one of the row follows at
+    once.
+    """
+    after = np.append(until[1:], 0.0)
+    follows = (row[1:] == row[:-1]) & (lane.t1[piece[:-1]] == lane.t0[piece[1:]])
+    apart = np.flatnonzero(~np.append(follows, np.zeros(min(len(piece), 1), dtype=bool)))
+    after = after[: len(piece)]
+    gone = None if off is None else off[apart]
+    after[apart] = model.seen_since(at[apart] - lane.t1[piece[apart]], box[apart], gone)
+    return after
+
+
+def gram(matrix: Any) -> Floats:
+    """A'A as a full matrix (P, P)."""
+    rows, columns = matrix.shape
+    if not sparse.issparse(matrix):
+        full: Floats = matrix.T @ matrix
+        return full
+    if matrix.nnz < DENSE_FROM * rows * columns:
+        return np.asarray((matrix.T @ matrix).todense())
+    total = np.zeros((columns, columns))
+    for start in range(0, rows, 4096):
+        block = matrix[start : start + 4096].toarray()
+        total += block.T @ block
+    return total
+
+
+_FILTER_BLOCK = 10.0  # time constants in a block: exp(10) still leaves a sum 11 digits
+_BLOCKS_BACK = 3  # what is older weighs less than exp(-20)
+
+
+def energy_until(lane: Lane, watts: Floats, t: Floats) -> Floats:
+    """Energy of the pieces before each instant, J; watts: of each piece (n,)."""
+    total = np.append(0.0, np.cumsum(watts * (lane.t1 - lane.t0)))
+    number = np.searchsorted(lane.t1, t, side="right")
+    here = np.minimum(number, len(watts) - 1)
+    part = np.where(number < len(watts), np.maximum(t - lane.t0[here], 0.0), 0.0)
+    passed: Floats = total[number] + watts[here] * part
+    return passed
+
+
+def energy_held(lane: Lane, watts: Floats, t: Floats, rc: float) -> Floats:
+    """Energy that went in before each instant and has not come out of a first-order filter yet, J.
+
+    The integral of watts(s) exp(-(t - s) / rc): each piece is summed relative to the begin of its block of time, so
+    that no exponential grows beyond exp(10).
+    """
+    origin, span = float(lane.t0[0]), _FILTER_BLOCK * rc
+    block = np.floor((lane.t1 - origin) / span)
+    since = origin + block * span
+    put_in = watts * rc * (np.exp((lane.t1 - since) / rc) - np.exp((lane.t0 - since) / rc))
+    total = np.append(0.0, np.cumsum(put_in))
+    number = np.searchsorted(lane.t1, t, side="right")
+    own = np.floor((t - origin) / span)
+    held, stop = np.zeros(len(t)), number
+    for back in range(_BLOCKS_BACK):
+        begin = origin + (own - back) * span
+        start = np.minimum(np.searchsorted(block, own - back), stop)
+        held += (total[stop] - total[start]) * np.exp(-(t - begin) / rc)
+        stop = start
+    here = np.minimum(number, len(watts) - 1)
+    part = np.where(number < len(watts), np.maximum(t - lane.t0[here], 0.0), 0.0)
+    whole: Floats = held - watts[here] * rc * np.expm1(-part / rc)
+    return whole
+
+
+# What a counter did not show at one reading it shows at the next; what a running average rounded away comes back. So
+# the error of reading j is v_j + q_j - q_(j-1): a moving average of order 1, whitened by w_j = x_j + theta w_(j-1).
+
+_LEAST, _MOST = 0.05, 0.97
+_ROW_BLOCK = 4096
+
+
+def shared_error(left: Floats) -> float:
+    """Theta of the residuals of a fit (M,): 0 where neighbours do not oppose each other."""
+    if len(left) < 3:
+        return 0.0
+    centred = left - left.mean()
+    whole = float(centred @ centred)
+    opposed = -float(centred[1:] @ centred[:-1]) / whole if whole > 0 else 0.0
+    if opposed < _LEAST:
+        return 0.0
+    opposed = min(opposed, 0.4999)
+    return float(min((1 - np.sqrt(1 - 4 * opposed**2)) / (2 * opposed), _MOST))
+
+
+def whitened(values: Floats, theta: float) -> Floats:
+    """The filter along the first axis."""
+    if not theta:
+        return values
+    bands = np.ones((2, len(values)))
+    bands[1] = -theta
+    clear: Floats = solve_banded((1, 0), bands, values, check_finite=False)
+    return clear
+
+
+def unwhitened(values: Floats, theta: float) -> Floats:
+    """The transposed filter: the same, backwards in time."""
+    return whitened(values[::-1], theta)[::-1]
+
+
+def whitened_gram(matrix: Any, theta: float) -> Floats:
+    """(WA)'(WA), block by block: filtered rows are full."""
+    if not theta:
+        return gram(matrix)
+    rows, columns = matrix.shape
+    total, state = np.zeros((columns, columns)), np.zeros(columns)
+    for start in range(0, rows, _ROW_BLOCK):
+        part = matrix[start : start + _ROW_BLOCK]
+        full = part.toarray() if sparse.issparse(part) else part.copy()
+        full[0] += theta * state
+        clear = whitened(full, theta)
+        state = clear[-1]
+        half = clear.astype(np.float32)  # the sum is kept in full: each block adds 1e-6 of its size
+        total += half.T @ half
+    return total
+
+
+SPAN = 4.0  # s: heat is slow, and a shorter span would follow the ops themselves where phases move slowly
+_FEWEST, _STEPS = 20, 3
+
+
+def slow_gain(at: Floats, watts: Floats, fitted: Floats, step_length: float) -> Floats:
+    """Readings over fit, each summed over a moving span of at least 4 s, 3 steps and 20 readings; else 1."""
+    count = len(watts)
+    period = float(np.median(np.diff(at))) if count > 1 else 0.0
+    if period <= 0:
+        return np.ones(count)
+    span = max(_FEWEST, round(max(SPAN, _STEPS * step_length) / period))
+    if count < 3 * span:
+        return np.ones(count)
+    below = _moving_sum(fitted, span)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        ratio = np.where(below > 0, _moving_sum(watts, span) / below, 1.0)
+    return np.asarray(np.clip(ratio, 0.2, 5.0))
+
+
+def _moving_sum(values: Floats, span: int) -> Floats:
+    """Sum over a window centred on each entry; shorter at the ends."""
+    total = np.append(0.0, np.cumsum(values))
+    place = np.arange(len(values))
+    low, high = np.maximum(place - span // 2, 0), np.minimum(place + (span + 1) // 2, len(values))
+    summed: Floats = total[high] - total[low]
+    return summed

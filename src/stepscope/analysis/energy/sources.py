@@ -1,0 +1,378 @@
+"""The power and energy channels of a run, and the estimates of a power model, each as growth in joules.
+
+Readings of power are integrated by trapezoids over their own times (Eq. 4 of the 2019 paper).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from stepscope.analysis.channels import (
+    CounterLimits,
+    Growth,
+    Series,
+    core_busy_time,
+    counter_growth,
+    cut_spans,
+    resolved_ns,
+    series_of,
+    still_spans,
+    windows,
+)
+from stepscope.analysis.time.steps import span_ns
+from stepscope.arrays import Floats, Ints
+from stepscope.errors import StepscopeError, UnknownName, UsageError
+from stepscope.runfolder import RunReader
+
+_TO_SI = {"W": 1.0, "mW": 1e-3, "uW": 1e-6, "J": 1.0, "mJ": 1e-3, "uJ": 1e-6, "Wh": 3600.0}
+_KINDS = {"power": ("gauge", "estimate"), "energy": ("counter", "estimate")}
+_STILL_REFRESHES, _STILL_NS = 50, 2_000_000_000  # a counter that stands for longer than both, stands still
+_STILL_GAUGE_NS = 30_000_000_000  # coarse gauges rest on one value for long
+
+
+@dataclass(frozen=True)
+class PowerSource:
+    """One channel as growth in J, and what it cannot resolve."""
+
+    id: str
+    sensor: str
+    kind: str  # counter, gauge or estimate
+    scope: str
+    parent_scope: str | None
+    rail: str | None
+    growth: Growth
+    refresh_ns: float = 0.0
+    window_ns: float = 0.0  # that the hardware averages over
+    step_size: float = 0.0  # W of a gauge, J of a counter
+    spread_w: float = 0.0  # highest less lowest reading of a gauge
+    notes: tuple[str, ...] = ()
+    channel: dict[str, Any] | None = None  # as channels.json describes it; None of what a power model estimates
+
+    @property
+    def resolved_ns(self) -> float:
+        """The shortest honest window: two refreshes, two readings, three constants of the filter."""
+        return max(2.0 * self.refresh_ns, 2.0 * self.growth.period_ns, 3.0 * self.window_ns, 1.0)
+
+    @property
+    def lag_ns(self) -> float:
+        """Return how far back a reading reaches, ns."""
+        return self.refresh_ns + self.window_ns + (0.0 if self.kind == "counter" else self.growth.period_ns)
+
+    def covered_share(self, t0_ns: float, t1_ns: float) -> float:
+        """Share of a span in which this source knows the energy."""
+        begin, end = self.growth.at(self.growth.covered_ns, np.array([t0_ns, t1_ns]))
+        return float(end - begin) / max(t1_ns - t0_ns, 1.0)
+
+
+def power_sources(run: RunReader) -> list[PowerSource]:
+    """Every channel of power or energy that was read at least twice; time in which a machine slept is a gap."""
+    interrupted = interruptions_ns(run)
+    read = [replace(source, growth=cut_spans(source.growth, interrupted)) for source in _read_sources(run)]
+    return [_without_still_spans(source, read, run) for source in read]
+
+
+def _read_sources(run: RunReader) -> Iterator[PowerSource]:
+    for channel in run.channels:
+        if channel.get("kind") not in _KINDS.get(str(channel.get("quantity")), ()) or channel.get("unit") not in _TO_SI:
+            continue
+        if str(channel.get("id")) in run.sensor(str(channel.get("sensor"))).columns:
+            t0_ns, t1_ns, values = channel_readings(run, channel)
+            source = _power_source(channel, (t0_ns + t1_ns) / 2, values)
+            if len(source.growth.t_ns) > 1:
+                yield source
+
+
+def channel_readings(run: RunReader, channel: dict[str, Any]) -> tuple[Ints, Ints, Floats]:
+    """Return begin and end of each read of a channel, ns, and its value, W or J; NaN where nothing was read."""
+    frame = run.sensor(str(channel["sensor"]))
+    values = frame[str(channel["id"])].cast(pl.Float64).to_numpy() * _TO_SI[str(channel["unit"])]
+    return frame["t0_ns"].to_numpy(), frame["t1_ns"].to_numpy(), values
+
+
+def _power_source(channel: dict[str, Any], t_ns: Floats, values: Floats) -> PowerSource:
+    scale = _TO_SI[str(channel["unit"])]
+    is_counter = channel["quantity"] == "energy"
+    refresh_ns, step = float(channel.get("refresh_ns") or 0), float(channel.get("step_size") or 0) * scale
+    if is_counter:
+        full, most = (None if not channel.get(key) else float(channel[key]) * scale for key in _LIMIT_KEYS)
+        growth = counter_growth(t_ns, values, CounterLimits(full, most, refresh_ns, step))
+    else:
+        growth = integrate_power(t_ns, values, refresh_ns)
+    kind = "estimate" if channel["kind"] == "estimate" else "counter" if is_counter else "gauge"
+    seen = np.empty(0) if is_counter else values[np.isin(t_ns, growth.t_ns)]
+    if kind == "gauge" and not refresh_ns:
+        refresh_ns = seen_refresh_ns(growth.t_ns, seen)
+    return PowerSource(
+        id=str(channel["id"]),
+        sensor=str(channel.get("sensor")),
+        kind=kind,
+        scope=str(channel.get("scope")),
+        parent_scope=channel.get("parent_scope"),
+        rail=channel.get("rail"),
+        growth=growth,
+        refresh_ns=refresh_ns,
+        window_ns=float(channel.get("window_ns") or 0),
+        step_size=step,
+        spread_w=float(np.ptp(seen)) if len(seen) else 0.0,
+        notes=(*_fault_notes(channel, growth), *_stale_notes(channel, growth.t_ns, seen, refresh_ns)),
+        channel=channel,
+    )
+
+
+_LIMIT_KEYS = ("counter_range", "most_per_s")
+
+
+def _fault_notes(channel: dict[str, Any], growth: Growth) -> Iterator[str]:
+    if growth.refused:
+        times = "once" if growth.refused == 1 else f"{growth.refused:,} times"
+        yield f"{channel['id']} gave what cannot be true {times} (set back, too fast, out of range): excluded as gaps"
+
+
+def _stale_notes(channel: dict[str, Any], t_ns: Floats, watts: Floats, refresh_ns: float) -> Iterator[str]:
+    """Return a note that a gauge which moves at other times gave one and the same value for long."""
+    if len(watts) < 2 or float(np.ptp(watts)) == 0:
+        return
+    edges = np.concatenate([[0], np.flatnonzero(np.diff(watts)) + 1, [len(watts) - 1]])
+    longest = float(np.diff(t_ns[edges]).max())
+    if longest > max(_STILL_GAUGE_NS, _STILL_REFRESHES * refresh_ns):
+        yield f"{channel['id']} gave one and the same value for {longest / 1e9:.3g} s: it may have been stale"
+
+
+def _without_still_spans(source: PowerSource, everything: list[PowerSource], run: RunReader) -> PowerSource:
+    """A counter that stands still while others, or the training, go on: those times are gaps, and it is said.
+
+    One that stands most of the time measures something that is mostly off, such as built-in graphics.
+    """
+    growth = source.growth
+    if source.kind != "counter" or len(growth.t_ns) < 3:
+        return source
+    moves = np.flatnonzero(np.nan_to_num(growth.steps) > 0)
+    usual = float(np.median(np.diff(growth.t_ns[moves]))) if len(moves) > 1 else 0.0
+    spans = still_spans(growth, max(_STILL_NS, _STILL_REFRESHES * max(source.refresh_ns, usual)))
+    lasted = float(np.diff(spans).sum())
+    if not lasted or lasted > (growth.t_ns[-1] - growth.t_ns[0]) / 2 or not len(moves):
+        return source
+    going_on = [span for span in spans if _others_go_on(span, source, everything, run)]
+    if not going_on:
+        return source
+    dark = np.array(going_on)
+    note = (
+        f"{source.id} stood still for {float(np.diff(dark).sum()) / 1e9:.3g} s while others went on: excluded as a gap"
+    )
+    return replace(source, growth=cut_spans(growth, dark, known=True), notes=(*source.notes, note))
+
+
+def _others_go_on(span: Floats, source: PowerSource, everything: list[PowerSource], run: RunReader) -> bool:
+    for other in everything:
+        begin, end = other.growth.at(other.growth.grown, span)
+        if other.id != source.id and end > begin:
+            return True
+    steady = span_ns(run)
+    return steady is not None and span[0] < steady[1] and span[1] > steady[0]
+
+
+MOST_W = 5000.0  # more than any machine draws that this is for: a reading above is garbage
+_NOTHING_NEWER = 2.2  # refreshes
+_LONG_PERIODS, _LONG_NS = 20, 500_000_000  # a longer silence than both is a gap even where no row says so
+
+
+def integrate_power(t_ns: Floats, power_w: Floats, refresh_ns: float = 0.0) -> Growth:
+    """Energy between good readings of power, J; power that is negative or beyond reason was not read.
+
+    t_ns, power_w: (n,), NaN where not read. A gap is where a reading failed, or where none was taken for long;
+    not where the sensor had nothing newer to give, which it says by the same NaN: readings two refreshes apart.
+    """
+    good = np.isfinite(power_w) & (power_w >= 0) & (power_w <= MOST_W)
+    read = np.flatnonzero(good)
+    t, watts = t_ns[read], power_w[read]
+    if len(read) < 2:
+        return Growth(t, np.empty(0), np.empty(0, dtype=np.bool_))
+    apart = np.diff(t)
+    silent = apart > max(_LONG_PERIODS * float(np.median(apart)), _LONG_NS)
+    gap = ((np.diff(read) > 1) & (apart > _NOTHING_NEWER * refresh_ns)) | silent
+    refused = int((~good & np.isfinite(power_w)).sum())
+    steps = np.where(gap, np.nan, apart * (watts[1:] + watts[:-1]) / 2e9)
+    return Growth(t, steps, gap, refused=refused)
+
+
+def seen_refresh_ns(t_ns: Floats, values: Floats) -> float:
+    """Return the update interval of a gauge that does not state it, ns: the typical time between changes.
+
+    0 where it never changes, or with nearly every reading: then the readings themselves are the limit.
+    """
+    moved = np.flatnonzero(np.diff(values)) + 1
+    if not len(moved):
+        return 0.0
+    between = np.diff(t_ns[moved]) if len(moved) > 1 else np.diff(t_ns[[0, moved[0], -1]])
+    typical = float(np.median(between)) if len(moved) > 1 else float(between.max())
+    return typical if typical > _NOTHING_NEWER * float(np.median(np.diff(t_ns))) else 0.0
+
+
+_INTERRUPTION_KINDS = ("suspend", "jump", "slept")
+_NOTICED_WITHIN_NS = 500_000_000  # the sampler looks for it a few times a second
+
+
+def interruptions_ns(run: RunReader) -> Floats:
+    """Begin and end of each, (m, 2) ns: from when all was still well to when it was noticed."""
+    spans = []
+    for event in run.events:
+        if any(word in str(event.get("kind", "")) for word in _INTERRUPTION_KINDS) and isinstance(
+            event.get("t_ns"), int | float
+        ):
+            noticed = float(event["t_ns"])
+            since = event.get("since_ns")
+            spans.append((float(since) if isinstance(since, int | float) else noticed - _NOTICED_WITHIN_NS, noticed))
+    return np.array(spans, dtype=np.float64).reshape(-1, 2)
+
+
+# P = idle + (busy - idle) x utilisation x clock / highest clock. Whatever comes of it is called estimated everywhere.
+
+COMPONENTS = ("cpu", "gpu")
+SENSOR = "power model"
+_MOST_MODEL_W = 5000.0
+_MOST_WINDOWS = 20_000
+_WATTS = {"W": 1.0, "mW": 1e-3}
+_PART = re.compile(r"(?P<name>\w+)=(?P<idle>\d+(?:\.\d+)?)(?P<idle_unit>m?W)?\.\.(?P<busy>\d+(?:\.\d+)?)(?P<unit>m?W)")
+_HINT = "say what a part takes idle and fully busy: --power-model cpu=2W..15W or cpu=2W..15W,gpu=500mW..10W"
+
+
+@dataclass(frozen=True)
+class ComponentPower:
+    """Power of a component, W: idle, and fully busy at its highest clock."""
+
+    component: str
+    idle_w: float
+    busy_w: float
+
+
+def parse_power_model(spec: str) -> tuple[ComponentPower, ...]:
+    """The components of a power model; raises UsageError, with what to write instead."""
+    parts = [part.strip() for part in spec.split(",")]
+    model = tuple(_parse_component(part) for part in parts)
+    names = [one.component for one in model]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise UsageError(f"the power model names '{twice[0]}' twice: '{spec}'", "give each component once")
+    return model
+
+
+def _parse_component(part: str) -> ComponentPower:
+    found = _PART.fullmatch(part.replace(" ", ""))
+    if found is None:
+        raise UsageError(f"cannot read '{part}' of the power model", _HINT)
+    if found["name"] not in COMPONENTS:
+        raise UnknownName("component of a power model", found["name"], COMPONENTS)
+    idle_w = float(found["idle"]) * _WATTS[found["idle_unit"] or found["unit"]]
+    busy_w = float(found["busy"]) * _WATTS[found["unit"]]
+    if not idle_w <= busy_w or not 0 < busy_w <= _MOST_MODEL_W:
+        why = f"the power model has '{part}': busy must be above 0, at most {_MOST_MODEL_W:g} W, and not below idle"
+        raise UsageError(why, _HINT)
+    return ComponentPower(found["name"], idle_w, busy_w)
+
+
+def modelled_sources(run: RunReader) -> list[PowerSource]:
+    """The estimated power of each component of the run's own power model that has a utilisation; empty without one."""
+    return [source for one in _model_of_run(run) if (source := _estimated_source(run, one)) is not None]
+
+
+def power_model_gaps(run: RunReader) -> Iterator[str]:
+    """Return why a power model of this run, or a component of it, gives nothing."""
+    spec = run.meta.get("power_model")
+    try:
+        model = parse_power_model(str(spec)) if spec else ()
+    except StepscopeError as error:
+        yield f"{error}"
+        return
+    for one in model:
+        if _estimated_source(run, one) is None:
+            yield f"the power model names '{one.component}', whose utilisation was not sampled in this run"
+
+
+def _model_of_run(run: RunReader) -> tuple[ComponentPower, ...]:
+    spec = run.meta.get("power_model")
+    try:
+        return parse_power_model(str(spec)) if spec else ()
+    except StepscopeError:
+        return ()  # `without_utilisation` says why
+
+
+def _estimated_source(run: RunReader, one: ComponentPower) -> PowerSource | None:
+    if one.component == "cpu":
+        edges, used = _cpu_use(run)
+        used = used * _relative_clock(series_of(run, "core_frequency"), edges, _highest_clock(run))
+    else:
+        edges, used = _gpu_use(run)
+        clocks = [series for series in series_of(run, "frequency") if series.scope.startswith("gpu:")]
+        used = used * _relative_clock(clocks, edges, None)
+    if len(used) == 0 or not np.isfinite(used).any():
+        return None
+    watts = one.idle_w + (one.busy_w - one.idle_w) * np.clip(used, 0, 1)
+    gap = np.isnan(watts)
+    length_ns = float(np.diff(edges).mean())
+    return PowerSource(
+        id=f"model.{one.component}.power",
+        sensor=SENSOR,
+        kind="estimate",
+        scope=f"model:{one.component}",
+        parent_scope=None,
+        rail=None,
+        growth=Growth(edges, np.where(gap, np.nan, watts * np.diff(edges) / 1e9), gap),
+        refresh_ns=length_ns,
+        spread_w=float(np.nanmax(watts) - np.nanmin(watts)),
+    )
+
+
+def _cpu_use(run: RunReader) -> tuple[Floats, Floats]:
+    """Edges of windows and the mean utilisation of all cores in each, NaN where one was not read."""
+    cores = core_busy_time(run)
+    if not cores:
+        return np.empty(0), np.empty(0)
+    begin, end = max(core.t_ns[0] for core in cores), min(core.t_ns[-1] for core in cores)
+    length = max(*(resolved_ns(core) for core in cores), (end - begin) / _MOST_WINDOWS)
+    if end - begin < length:
+        return np.empty(0), np.empty(0)
+    parts = [windows(core, begin, end, length) for core in cores]
+    return parts[0].edges_ns, np.clip(np.mean([part.rates for part in parts], axis=0), 0, 1)
+
+
+def _gpu_use(run: RunReader) -> tuple[Floats, Floats]:
+    """The readings of GPU utilisation as windows, the mean of all GPUs; NaN over gaps."""
+    gpus = [series for series in series_of(run, "utilisation") if series.scope.startswith("gpu:")]
+    if not gpus:
+        return np.empty(0), np.empty(0)
+    edges = gpus[0].t_ns
+    middles = (edges[1:] + edges[:-1]) / 2
+    used = np.mean([_gauge_at(gpu, middles) for gpu in gpus], axis=0)
+    return edges, used
+
+
+def _gauge_at(series: Series, t_ns: Floats) -> Floats:
+    """A gauge between its readings, NaN in its gaps."""
+    values = np.interp(t_ns, series.t_ns, series.values)
+    for begin, end in series.gaps_ns:
+        values[(t_ns > begin) & (t_ns < end)] = np.nan
+    return values
+
+
+def _relative_clock(clocks: list[Series], edges: Floats, highest_hz: float | None) -> Floats:
+    """Mean clock of each window over the highest (that the machine states, else that was seen); 1 where not sampled."""
+    middles = np.array([(a + b) / 2 for a, b in pairwise(edges)])
+    if not clocks or not len(middles):
+        return np.ones(len(middles))
+    hertz = np.mean([np.interp(middles, series.t_ns, series.values) for series in clocks], axis=0)
+    top = highest_hz or max(float(series.values.max()) for series in clocks)
+    return np.asarray(np.clip(hertz / top, 0, 1)) if top > 0 else np.ones(len(middles))
+
+
+def _highest_clock(run: RunReader) -> float | None:
+    """Mean of the highest clocks of all cores that the device states, Hz."""
+    cores = [core for core in run.device.get("cores") or [] if isinstance(core, dict)]
+    stated = [float(core["max_frequency_hz"]) for core in cores if core.get("max_frequency_hz")]
+    return sum(stated) / len(stated) if stated and len(stated) == len(cores) else None

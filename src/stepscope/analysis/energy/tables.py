@@ -1,0 +1,355 @@
+"""Energy of a run as tables: by component, by rail and by step; power over time, of rails and of operators."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import polars as pl
+from scipy import sparse  # type: ignore[import-untyped]
+
+from stepscope.analysis.energy.attribution import Attribution
+from stepscope.analysis.energy.rail_fits import COARSE, RailFit, parts, trouble
+from stepscope.analysis.energy.rails import (
+    Energy,
+    Line,
+    RailTree,
+    energy_over,
+    idle_stretch,
+    power_windows,
+    subtract_energies,
+    sum_energies,
+    training_stretches,
+)
+from stepscope.analysis.energy.timeline import Timeline
+from stepscope.analysis.time.steps import steps_after_warmup
+from stepscope.arrays import Flags, Floats, Ints
+from stepscope.runfolder import RunReader
+from stepscope.units import number, percent
+
+ESTIMATED = "estimated"  # the kind of what comes of a power model
+NO_INTERVAL = "no CI: estimated"
+UNATTRIBUTED = "rest"  # what a rail gave beside the measured rails inside it
+
+TOTAL_SCHEMA = {
+    "component": pl.String,
+    "rail": pl.String,
+    "source": pl.String,
+    "joules": pl.Float64,
+    "low": pl.Float64,
+    "high": pl.Float64,
+    "joules_per_step": pl.Float64,
+    "joules_per_step_low": pl.Float64,
+    "joules_per_step_high": pl.Float64,
+    "joules_per_sample": pl.Float64,
+    "watts_mean": pl.Float64,
+    "watts_low": pl.Float64,
+    "watts_high": pl.Float64,
+    "idle_watts": pl.Float64,
+    "covered_s": pl.Float64,
+    "gap_s": pl.Float64,
+    "windows": pl.Int64,
+    "kind": pl.String,
+}
+RAIL_SCHEMA = {"scope": pl.String, "inside": pl.String, "meaning": pl.String, **TOTAL_SCHEMA}
+STEP_SCHEMA = {
+    "step": pl.Int64,
+    "component": pl.String,
+    "rail": pl.String,
+    "joules": pl.Float64,
+    "resolved": pl.Boolean,
+    "kind": pl.String,
+}
+_DISAGREE = 0.05  # of the better source's power
+
+
+@dataclass(frozen=True)
+class EnergyTables:
+    """The energy of a run: one row a component (the total first), one row a rail, and sentences for the reader."""
+
+    totals: pl.DataFrame
+    rails: pl.DataFrame
+    notes: tuple[str, ...]
+
+
+def energy_tables(run: RunReader, tree: RailTree) -> EnergyTables:
+    """Energy over the steps after warm-up, by component and by rail."""
+    spans = training_stretches(run)
+    if not len(spans) or not tree.lines:
+        return EnergyTables(pl.DataFrame(schema=TOTAL_SCHEMA), pl.DataFrame(schema=RAIL_SCHEMA), tree.notes)
+    per = _MeanStep.of(run)
+    of = {line.key: energy_over(line.best, spans) for line in tree.lines}
+    idle = _idle_power(run, tree)
+    simulated = run.meta.get("simulated") is not None
+    components = [
+        _energy_row(name, lines, sum_energies([of[line.key] for line in lines]), per, simulated, _idle_sum(idle, lines))
+        for name, lines in tree.components()
+    ]
+    rest = _unattributed(tree, of)
+    if rest is not None and tree.total is not None:
+        row = _energy_row(UNATTRIBUTED, tree.total, rest, per, simulated, None, f"unattributed in {tree.total[0].name}")
+        components.insert(sum(row["kind"] != "estimated" for row in components), row)
+    names = {line.key: line.name for line in tree.lines}
+    rails = []
+    for line in tree.lines:
+        entry = {
+            "scope": line.scope,
+            "inside": names.get(line.parent or ""),
+            "meaning": (line.entry.meaning if line.entry else "") or None,
+        }
+        rails.append({**entry, **_energy_row(line.component, [line], of[line.key], per, simulated, idle.get(line.key))})
+    notes = (*tree.notes, *_table_notes(tree, of, spans))
+    return EnergyTables(pl.DataFrame(components, schema=TOTAL_SCHEMA), pl.DataFrame(rails, schema=RAIL_SCHEMA), notes)
+
+
+def step_energy_table(run: RunReader, tree: RailTree) -> pl.DataFrame:
+    """Energy of each step after warm-up by component, J; null in a gap or where the sensor cannot resolve a step."""
+    steps = steps_after_warmup(run)
+    edges = steps.select("t0_ns", "t1_ns").cast(pl.Float64).to_numpy()
+    simulated = run.meta.get("simulated") is not None
+    frames = []
+    for name, lines in tree.components():
+        resolved = edges[:, 1] - edges[:, 0] >= max(line.best.resolved_ns for line in lines)
+        joules = np.sum([line.best.growth.between(edges[:, 0], edges[:, 1]) for line in lines], axis=0)
+        columns: dict[str, Any] = {
+            "step": steps["step"],
+            "component": [name] * len(steps),
+            "rail": [_line_names(lines)] * len(steps),
+            "joules": np.where(resolved, joules, np.nan),
+            "resolved": resolved,
+            "kind": [_source_kind(lines, simulated)] * len(steps),
+        }
+        frames.append(pl.DataFrame(columns, schema=STEP_SCHEMA, nan_to_null=True))
+    return pl.concat(frames) if frames else pl.DataFrame(schema=STEP_SCHEMA)
+
+
+@dataclass(frozen=True)
+class _MeanStep:
+    """Mean length of a step after warm-up, s, and mean samples of one; None where they were not counted."""
+
+    length_s: float
+    samples: float | None
+
+    @classmethod
+    def of(cls, run: RunReader) -> _MeanStep:
+        length = steps_after_warmup(run)["length_ns"].mean()
+        assert isinstance(length, float)
+        return cls(length / 1e9, samples_per_step(run))
+
+
+def samples_per_step(run: RunReader) -> float | None:
+    """Mean samples of a step after warm-up; None where they were not counted in all of them."""
+    samples = steps_after_warmup(run)["samples"]
+    mean = samples.mean() if len(samples) and samples.null_count() == 0 else None
+    return mean if isinstance(mean, float) and mean > 0 else None
+
+
+def _energy_row(
+    component: str,
+    lines: Sequence[Line],
+    energy: Energy,
+    per: _MeanStep,
+    simulated: bool,
+    idle_w: float | None,
+    rail: str | None = None,
+) -> dict[str, Any]:
+    kind = _source_kind(lines, simulated)
+    if kind == ESTIMATED:  # the spread of a model's output says nothing of how wrong the model is
+        energy = replace(energy, low_j=None, high_j=None, low_w=None, high_w=None)
+    step_j = None if energy.watts is None else energy.watts * per.length_s
+    return {
+        "component": component,
+        "rail": rail or _line_names(lines),
+        "source": ", ".join(dict.fromkeys(line.best.sensor for line in lines)),
+        "joules": energy.joules,
+        "low": energy.low_j,
+        "high": energy.high_j,
+        "joules_per_step": step_j,
+        "joules_per_step_low": None if energy.low_w is None else energy.low_w * per.length_s,
+        "joules_per_step_high": None if energy.high_w is None else energy.high_w * per.length_s,
+        "joules_per_sample": None if step_j is None or per.samples is None else step_j / per.samples,
+        "watts_mean": energy.watts,
+        "watts_low": energy.low_w,
+        "watts_high": energy.high_w,
+        "idle_watts": idle_w,
+        "covered_s": energy.covered_s,
+        "gap_s": energy.gap_s,
+        "windows": energy.windows,
+        "kind": kind,
+    }
+
+
+def _source_kind(lines: Sequence[Line], simulated: bool) -> str:
+    if any(line.estimated for line in lines):
+        return ESTIMATED
+    return "simulated" if simulated else "measured"
+
+
+def _line_names(lines: Sequence[Line]) -> str:
+    return " + ".join(line.name for line in lines)
+
+
+def _idle_power(run: RunReader, tree: RailTree) -> dict[str, float]:
+    """Power of each line before the first step, while the training process was idle, W."""
+    stretch = idle_stretch(run, [line.best for line in tree.lines])
+    found = {line.key: energy_over(line.best, stretch).watts for line in tree.lines} if len(stretch) else {}
+    return {key: watts for key, watts in found.items() if watts is not None}
+
+
+def _idle_sum(idle: dict[str, float], lines: Sequence[Line]) -> float | None:
+    return sum(idle[line.key] for line in lines) if all(line.key in idle for line in lines) else None
+
+
+def _unattributed(tree: RailTree, of: dict[str, Energy]) -> Energy | None:
+    """Return the unattributed energy of a total of one rail; None where no rail in it was measured."""
+    if tree.total is None or len(tree.total) != 1:
+        return None
+    inside = [line for line in tree.children(tree.total[0]) if not line.estimated]
+    return subtract_energies(of[tree.total[0].key], [of[line.key] for line in inside]) if inside else None
+
+
+def _table_notes(tree: RailTree, of: dict[str, Energy], spans: Any) -> Iterator[str]:
+    if estimated := [line.name for line in tree.lines if line.estimated]:
+        yield f"{', '.join(estimated)}: {NO_INTERVAL} by the power model that was given, which no reading checks"
+    for line in tree.lines:
+        yield from line.best.notes
+        for other in line.sources[1:]:
+            yield from _cross_check(line, other.sensor, of[line.key], energy_over(other, spans))
+    yield from _gap_notes(tree, of)
+    rest = _unattributed(tree, of)
+    if rest is not None and rest.high_j is not None and rest.high_j < 0 and tree.total:
+        yield f"the rails inside {tree.total[0].name} measured more than it: one of them is wrong"
+
+
+def _gap_notes(tree: RailTree, of: dict[str, Energy]) -> Iterator[str]:
+    """One sentence for all lines that miss the same time."""
+    missing: dict[str, list[str]] = {}
+    for line in tree.lines:
+        if of[line.key].gap_s > 0:
+            missing.setdefault(number(of[line.key].gap_s), []).append(line.name)
+    for seconds, names in missing.items():
+        yield f"{seconds} s of the steps were not covered by {', '.join(names)}; nothing was filled in"
+
+
+def _cross_check(line: Line, sensor: str, best: Energy, other: Energy) -> Iterator[str]:
+    if not best.watts or other.watts is None or best.low_w is None or best.high_w is None:
+        return
+    off = other.watts / best.watts - 1
+    apart = other.low_w is not None and other.high_w is not None
+    apart = apart and (other.low_w > best.high_w or other.high_w < best.low_w)  # type: ignore[operator]
+    verdict = "they disagree" if apart and abs(off) > _DISAGREE else "they agree"
+    more = f"{percent(abs(off))} {'more' if off > 0 else 'less'}"
+    own = f"{line.name} by {line.best.sensor}: {number(best.watts)} W"
+    yield f"{own}; {sensor} says {number(other.watts)} W, {more}: {verdict}"
+
+
+TIMELINE_SCHEMA = {
+    "rail": pl.String,
+    "component": pl.String,
+    "t0_ns": pl.Int64,
+    "t1_ns": pl.Int64,
+    "watts": pl.Float64,
+    "estimated": pl.Boolean,
+}
+
+
+def power_timeline(tree: RailTree, t0_ns: int, t1_ns: int, most_windows: int = 300) -> pl.DataFrame:
+    """Mean power of consecutive windows, W: rail, component, t0_ns, t1_ns, watts (null in gaps), estimated."""
+    frames = []
+    for line in tree.lines:
+        shortest_ns = 2 * max(line.best.refresh_ns, line.best.growth.period_ns, 0.5)
+        length_ns = max(shortest_ns, (t1_ns - t0_ns) / most_windows)
+        edges, watts = power_windows(line.best, t0_ns, t1_ns, length_ns)
+        columns = {
+            "rail": [line.name] * len(watts),
+            "component": [line.component] * len(watts),
+            "t0_ns": edges[: len(watts)].astype(np.int64),
+            "t1_ns": edges[1 : len(watts) + 1].astype(np.int64),
+            "watts": watts,
+            "estimated": [line.estimated] * len(watts),
+        }
+        frames.append(pl.DataFrame(columns, schema=TIMELINE_SCHEMA, nan_to_null=True))
+    return pl.concat(frames) if frames else pl.DataFrame(schema=TIMELINE_SCHEMA)
+
+
+POWER_SCHEMA = {
+    "rail": pl.String,
+    "start_ns": pl.Int64,  # from the start of the step
+    "end_ns": pl.Int64,
+    "power_w": pl.Float64,
+    "known": pl.Boolean,  # half of the 90 % CI of what ran is at most 30 % of its power
+    "step": pl.Int64,
+}
+_MOST_PIECES = 1500
+
+
+def operator_power(run: RunReader, rails: list[RailFit], step: int) -> pl.DataFrame:
+    """Mean power of what ran, W, from piece to piece of a step; a row a piece and rail that was measured and fitted.
+
+    The power of an operator is its mean over all steps: what differs from step to step is not in it. A rail of which
+    nothing can be resolved has no rows.
+    """
+    steps = steps_after_warmup(run)
+    found = steps.filter(pl.col("step") == step)
+    if found.is_empty():
+        return pl.DataFrame(schema=POWER_SCHEMA)
+    t0, t1 = ((int(found[name][0]) - int(steps["t0_ns"][0])) / 1e9 for name in ("t0_ns", "t1_ns"))
+    frames = [
+        _rail_power(rail.line.name, rail.fit, t0, t1).with_columns(step=pl.lit(step, dtype=pl.Int64))
+        for rail in rails
+        if rail.fit is not None and not rail.line.estimated and not trouble(rail.fit)
+    ]
+    return pl.concat([pl.DataFrame(schema=POWER_SCHEMA), *frames])
+
+
+def _rail_power(name: str, fit: Attribution, t0: float, t1: float) -> pl.DataFrame:
+    timeline = fit.timeline
+    known = parts(fit, sparse.identity(timeline.keys.count, format="csr")).resolved(COARSE)
+    edges = _piece_edges(timeline, t0, t1)
+    keys = [_running_keys(timeline, lane, (edges[:-1] + edges[1:]) / 2) for lane in range(len(timeline.lanes))]
+    watts, sure = _power_drawn(np.nan_to_num(fit.watts), known, keys, timeline.keys.gap)
+    edges, watts, sure = _thinned(edges, watts, sure)
+    at_ns = np.round((edges - t0) * 1e9).astype(np.int64)
+    return pl.DataFrame(
+        {"rail": [name] * len(watts), "start_ns": at_ns[:-1], "end_ns": at_ns[1:], "power_w": watts, "known": sure}
+    )
+
+
+def _piece_edges(timeline: Timeline, t0: float, t1: float) -> Floats:
+    every = np.concatenate([np.concatenate([lane.t0, lane.t1]) for lane in timeline.lanes])
+    return np.unique(np.concatenate([[t0, t1], every[(every > t0) & (every < t1)]]))
+
+
+def _running_keys(timeline: Timeline, lane: int, at: Floats) -> Ints:
+    """Key of what runs in a lane at each instant, -1 for nothing."""
+    pieces = timeline.lanes[lane]
+    if not len(pieces.t0):
+        return np.full(len(at), -1)
+    place = np.searchsorted(pieces.t0, at, side="right") - 1
+    inside = (place >= 0) & (at < pieces.t1[place])
+    return np.where(inside, pieces.key[place], -1)
+
+
+def _power_drawn(watts: Floats, known: Flags, keys: list[Ints], gap: int) -> tuple[Floats, Flags]:
+    """The first lane always draws power, also between its pieces; the others' comes on top of it."""
+    first = np.where(keys[0] >= 0, keys[0], gap)
+    power, sure = watts[first], known[first]
+    for key in keys[1:]:
+        power = power + np.where(key >= 0, watts[key], 0.0)
+        sure = sure & np.where(key >= 0, known[key], True)
+    return power, sure
+
+
+def _thinned(edges: Floats, watts: Floats, sure: Flags) -> tuple[Floats, Floats, Flags]:
+    """Neighbours that are alike as one; and where they are still too many, means over even windows."""
+    new = np.append(True, (np.diff(watts) != 0) | (sure[1:] != sure[:-1]))
+    at = np.append(edges[:-1][new], edges[-1])
+    watts, sure = watts[new], sure[new]
+    if len(watts) <= _MOST_PIECES:
+        return at, watts, sure
+    even = np.linspace(at[0], at[-1], _MOST_PIECES + 1)
+    means = [np.diff(np.interp(even, at, np.append(0.0, np.cumsum(of * np.diff(at))))) for of in (watts, sure)]
+    width = np.diff(even)
+    return even, means[0] / width, means[1] / width > 1 / 2

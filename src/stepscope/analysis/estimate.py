@@ -1,0 +1,132 @@
+"""Estimates with a 95 % CI: medians, means and shares; and changes of level of a series.
+
+Changes of level: two-sided CUSUM.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from scipy import special  # type: ignore[import-untyped]  # scipy.stats takes half a second to import
+
+from stepscope.arrays import Floats
+
+CONFIDENCE = 0.95
+
+
+@lru_cache(maxsize=4096)
+def _median_ranks(count: int, confidence: float) -> tuple[int, int] | None:
+    """Positions (from 0) of the order statistics that enclose the median; None where the sample is too small."""
+    below = special.bdtr(np.arange((count + 1) // 2), count, 0.5)  # chance that the median lies under rank k + 1
+    rank = int((below <= (1 - confidence) / 2).sum())
+    return (rank - 1, count - rank) if rank else None
+
+
+def median_interval(values: Floats, confidence: float = CONFIDENCE) -> tuple[Floats, Floats, Floats]:
+    """Median of each column and its order-statistic interval: (median, low, high); assumes no distribution.
+
+    values: (n,) or (n, k) without NaN. Below 6 values no pair of them encloses the median so surely: NaN.
+    """
+    ordered = np.sort(np.asarray(values, dtype=np.float64), axis=0)
+    nothing = np.full(ordered.shape[1:], np.nan)
+    if len(ordered) == 0:
+        return nothing, nothing, nothing
+    median = (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2
+    ranks = _median_ranks(len(ordered), confidence)
+    return (median, nothing, nothing) if ranks is None else (median, ordered[ranks[0]], ordered[ranks[1]])
+
+
+def mean_interval(values: Floats, confidence: float = CONFIDENCE) -> tuple[float, float, float]:
+    """Mean and its Student interval: (mean, low, high). values: (n,); NaN are excluded; below 2 values NaN."""
+    present = values[~np.isnan(values)]
+    if len(present) == 0:
+        return float("nan"), float("nan"), float("nan")
+    mean = float(present.mean())
+    if len(present) < 2:
+        return mean, float("nan"), float("nan")
+    half = float(special.stdtrit(len(present) - 1, (1 + confidence) / 2) * present.std(ddof=1) / np.sqrt(len(present)))
+    return mean, mean - half, mean + half
+
+
+def share_interval(hits: int, count: int, confidence: float = CONFIDENCE) -> tuple[float, float, float]:
+    """A share of `count` trials and its Wilson interval: (share, low, high); NaN without trials."""
+    if count == 0:
+        return float("nan"), float("nan"), float("nan")
+    z = float(special.ndtri((1 + confidence) / 2))
+    share, spread = hits / count, 1 + z * z / count
+    centre = (share + z * z / (2 * count)) / spread
+    half = z / spread * float(np.sqrt(share * (1 - share) / count + z * z / (4 * count * count)))
+    return share, min(max(centre - half, 0.0), share), max(min(centre + half, 1.0), share)
+
+
+def null_if_nan(value: float) -> float | None:
+    """NaN as null: not measured."""
+    return None if np.isnan(value) else float(value)
+
+
+BLOCK_STEPS = 5  # steps whose median is one observation: single stalls do not count
+REFERENCE_BLOCKS = 60  # blocks that say what is normal
+_FEWEST_BLOCKS = 12  # blocks from which on it is worth asking
+_SLACK, _ALARM, _CLIP = 1.0, 8.0, 3.0  # standard deviations: what is tolerated, what raises, what one block can add
+_SMALLEST_CHANGE = 0.005  # of the level: smaller changes are of no use to anybody
+
+
+@dataclass(frozen=True)
+class Change:
+    """A change of level: the first step of the new level, the step at which it was noticed, and the two levels."""
+
+    step: int
+    noticed: int
+    before: float
+    after: float
+
+    @property
+    def ratio(self) -> float:
+        """New level over old."""
+        return self.after / self.before if self.before else float("nan")
+
+
+def change_points(values: Floats) -> list[Change]:
+    """Changes of the level of a per-step quantity, in order; (n,) without NaN. E. S. Page, Biometrika 41, 1954.
+
+    A change of three standard deviations or more is noticed after some 20 steps; quiet steps raise fewer than one
+    alarm in 100,000. Fewer than 60 steps are not judged.
+    """
+    blocks = np.median(values[: len(values) // BLOCK_STEPS * BLOCK_STEPS].reshape(-1, BLOCK_STEPS), axis=1)
+    changes: list[Change] = []
+    start = 0
+    while len(blocks) - start > _FEWEST_BLOCKS:
+        found = _first_change(blocks[start:])
+        if found is None:
+            break
+        first, noticed = start + found[0], start + found[1]
+        after = float(np.median(blocks[first : noticed + _FEWEST_BLOCKS]))
+        before = float(np.median(blocks[start:first]))
+        changes.append(Change(first * BLOCK_STEPS, (noticed + 1) * BLOCK_STEPS, before, after))
+        start = first
+    return changes
+
+
+def _first_change(blocks: Floats) -> tuple[int, int] | None:
+    """(first block of the new level, block at which the alarm was raised) of the first change."""
+    reference = min(REFERENCE_BLOCKS, max(_FEWEST_BLOCKS, len(blocks) // 2))
+    level, spread = _level_and_spread(blocks[:reference], reference)
+    sums, since = [0.0, 0.0], [reference, reference]
+    for place in range(reference, len(blocks)):
+        z = float(np.clip((blocks[place] - level) / spread, -_CLIP, _CLIP))
+        for side, signed in enumerate((z, -z)):
+            sums[side] = max(0.0, sums[side] + signed - _SLACK)
+            if sums[side] == 0.0:
+                since[side] = place + 1
+            elif sums[side] > _ALARM:
+                return since[side], place
+    return None
+
+
+def _level_and_spread(blocks: Floats, count: int) -> tuple[float, float]:
+    """Level and spread of quiet blocks; a spread from few of them is widened for not being known well."""
+    level = float(np.median(blocks))
+    spread = 1.4826 * float(np.median(np.abs(blocks - level)))
+    return level, max(spread * (1 + 2.5 / np.sqrt(count)), _SMALLEST_CHANGE * abs(level), 1e-12)

@@ -1,0 +1,56 @@
+"""The result of a study, as data: an answer, tables, the numbers behind its figures, and notes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import polars as pl
+
+Value = str | float | int | bool | None
+
+
+@dataclass(frozen=True)
+class ResultTable:
+    """Rows under named columns; a column's name ends with its unit, and null is "not measured".
+
+    meanings: what a column holds, by its name, for whoever hovers or reads the notes.
+    """
+
+    name: str
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Value, ...], ...]
+    note: str = ""
+    meanings: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Findings:
+    """The result of one study on one device.
+
+    answer: one or two sentences, the first thing that anybody reads. notes: what limits it, and what could not be
+    judged and why. settings: all that a repetition needs; command: the line that repeats it. frames: the numbers that
+    the figures are drawn from, by the figure's name. simulated: the board whose sensors were simulated, if any.
+    """
+
+    study: str
+    title: str
+    answer: str
+    tables: tuple[ResultTable, ...]
+    settings: Mapping[str, Any]
+    device: str
+    versions: Mapping[str, str]
+    command: str
+    notes: tuple[str, ...] = ()
+    simulated: str | None = None
+    frames: Mapping[str, pl.DataFrame] = field(default_factory=dict)
+
+    def to_json(self) -> str:
+        """All but the frames, which are kept beside it as Parquet."""
+        content = {name: value for name, value in self.__dict__.items() if name != "frames"}
+        plain = {**content, "tables": [asdict(table) for table in self.tables]}
+        return json.dumps(plain, indent=1, default=str) + "\n"

@@ -1,0 +1,276 @@
+"""Self time of operators: sums per step, and pieces in which an op is the innermost of its thread.
+
+Everything that is said about ops comes from this table, so its sums and the residual add up to the step times. What
+a backend of torch.distributed runs beside the training has no time of its own here: a collective's is what the training
+waited for it (`collectives`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import polars as pl
+
+from stepscope.analysis.estimate import median_interval
+from stepscope.analysis.time.steps import profiled_steps
+from stepscope.arrays import Flags, Floats, Ints
+from stepscope.runfolder import COLLECTIVE, COLLECTIVE_CALL, COMMUNICATION, MODULE_CALL, OPS, RunReader
+
+if TYPE_CHECKING:
+    from stepscope.analysis.time.collectives import CollectiveTime
+
+
+OUTSIDE = "(outside any module)"
+FRAMEWORK_OVERHEAD = "(between operations)"
+CPU = "cpu"
+COLLECTIVES = f"{COLLECTIVE}|{COLLECTIVE_CALL}|^record_param_comms"  # names of their rows
+TINY_NS = 10_000  # an own time below this is the cost of asking for an op, not of the op
+_KEYS = ("phase", "module", "name", "device")
+
+
+def self_times(run: RunReader, collectives: CollectiveTime | None = None) -> pl.DataFrame:
+    """Self times of the profiled steps after warm-up; `collectives` as `collective_time` found them in the same steps.
+
+    Columns: step, phase, module (OUTSIDE for null), name, device; count, calls (of modules), self_ns, tiny_ns
+    (part of self_ns below TINY_NS an instance), flops and bytes (null where no instance states them).
+    """
+    steps = profiled_steps(run)["step"]
+    wanted = ("step", "self_ns", *_KEYS, "flops", "bytes", "thread")
+    ops = run.scan_ops().select(wanted).join(pl.LazyFrame({"step": steps.cast(OPS["step"])}), on="step", how="semi")
+    if collectives is not None:
+        aside = pl.col("thread").is_in(list(collectives.threads)) & (pl.col("device").cast(pl.String) == CPU)
+        ops = ops.with_columns(self_ns=pl.when(aside).then(0).otherwise("self_ns"))
+    tiny = pl.when(pl.col("self_ns") < TINY_NS).then("self_ns").otherwise(0)
+    grouped = ops.group_by("step", *_KEYS).agg(
+        pl.len().cast(pl.Int64).alias("count"),
+        pl.col("self_ns").sum(),
+        tiny.sum().alias("tiny_ns"),
+        *(_sum_or_null(name) for name in ("flops", "bytes")),
+    )
+    texts = [pl.col(name).cast(pl.String) for name in _KEYS]
+    table = (
+        grouped.with_columns(pl.col("step").cast(pl.Int64), *texts)
+        .with_columns(
+            pl.col("module").fill_null(OUTSIDE),
+            calls=pl.when(pl.col("name").str.starts_with(MODULE_CALL)).then("count").otherwise(0),
+        )
+        .collect()
+    )
+    return (table if collectives is None else _with_waits(table, collectives.moved)).sort("step", *_KEYS)
+
+
+def _with_waits(table: pl.DataFrame, moved: pl.DataFrame) -> pl.DataFrame:
+    """The table with its waits, and collectives in their phase also where an older recorder had none for them."""
+    shifts = moved.with_columns(pl.col("module").fill_null(OUTSIDE))
+    whole = pl.concat([table, shifts], how="diagonal_relaxed")
+    collective = pl.col("name").str.contains(COLLECTIVES)
+    phase = pl.when(collective).then(pl.lit(COMMUNICATION)).otherwise("phase").alias("phase")
+    counted = [pl.col(name).sum() for name in ("count", "calls", "self_ns", "tiny_ns")]
+    stated = [_sum_or_null(name) for name in ("flops", "bytes")]
+    return whole.with_columns(phase).group_by("step", *_KEYS).agg(*counted, *stated).select(table.columns)
+
+
+def _sum_or_null(name: str) -> pl.Expr:
+    """Polars sums nulls to 0; nothing stated stays null."""
+    return pl.when(pl.col(name).is_not_null().any()).then(pl.col(name).sum()).alias(name)
+
+
+@dataclass(frozen=True)
+class PerStep:
+    """A quantity of each key in each profiled step: `keys` has a row a column of `values` (steps, keys)."""
+
+    keys: pl.DataFrame
+    values: Floats
+
+    def column_of(self) -> dict[tuple[str, ...], int]:
+        """Column of each key."""
+        return {row: index for index, row in enumerate(self.keys.iter_rows())}
+
+
+def per_step(table: pl.DataFrame, steps: pl.Series, keys: tuple[str, ...], value: str) -> PerStep:
+    """Sum a column of `own_times` by step and keys; 0 in the steps that have none."""
+    summed = table.group_by("step", *keys).agg(pl.col(value).sum())
+    names = summed.select(keys).unique().sort(keys)
+    rows = pl.DataFrame({"step": steps, "row": np.arange(len(steps), dtype=np.int64)})
+    placed = summed.join(rows, on="step").join(names.with_row_index("column"), on=list(keys))
+    values = np.zeros((len(steps), len(names)))
+    values[placed["row"].to_numpy(), placed["column"].to_numpy()] = placed[value].to_numpy()
+    return PerStep(names, values)
+
+
+def framework_overhead_ns(table: pl.DataFrame, steps: pl.DataFrame) -> Floats:
+    """Time of each profiled step in which no op ran on the CPU, ns: below 0 where threads overlap."""
+    on_cpu = per_step(table.filter(pl.col("device") == CPU), steps["step"], ("device",), "self_ns")
+    lengths: Floats = steps["length_ns"].to_numpy().astype(np.float64)
+    rest: Floats = lengths - on_cpu.values.sum(axis=1)
+    return rest
+
+
+def medians(values: Floats, name: str, low: str, high: str) -> dict[str, Floats]:
+    """Median and interval of each column, as columns of a frame."""
+    return dict(zip((name, low, high), median_interval(values), strict=True))
+
+
+_NONE = -1
+UNSTATED = -1  # flops or bytes of an op that states none
+_PARTS = _HEAD, _BETWEEN, _TAIL = 0, 1, 2
+_SPLIT_SHARE = 0.001  # of all own time: what takes less is not taken apart
+FACTS = ("name", "module", "phase", "device", "flops", "bytes")
+
+
+@dataclass(frozen=True)
+class Track:
+    """Pieces of one thread or stream, in order and apart: begin and end, s, and the op (row of `OpPieces.ops`).
+
+    part: of the op, as `OpPieces` has it.
+    """
+
+    device: str
+    t0: Floats
+    t1: Floats
+    op: Ints
+    part: Ints
+
+    @property
+    def seconds(self) -> float:
+        return float((self.t1 - self.t0).sum())
+
+
+@dataclass(frozen=True)
+class OpPieces:
+    """Tracks, longest first; `ops` has a row a kind of instance: FACTS, `turn`, its count within the step, and `part`.
+
+    What an op does before its first callee, between callees and after the last is not the same work: `part` is 0, 1 or
+    2 where that takes long, and 0 elsewhere.
+    """
+
+    ops: pl.DataFrame
+    tracks: tuple[Track, ...]
+
+
+def op_pieces(run: RunReader, origin_ns: int) -> OpPieces:
+    """Pieces of the profiled steps after warm-up; times in s since `origin_ns`."""
+    steps = profiled_steps(run)["step"].cast(OPS["step"])
+    wanted = ("step", "t0_ns", "t1_ns", "parent", "thread", *FACTS)
+    every = run.scan_ops().select(wanted)
+    rows = every.join(pl.LazyFrame({"step": steps}), on="step", how="semi", maintain_order="left").collect()
+    rows = rows.with_columns(
+        pl.col("name", "module", "phase", "device").cast(pl.String), row=pl.int_range(pl.len()).over("step")
+    ).sort("step", "row", maintain_order=True)
+    identity = [*FACTS, "turn"]
+    rows = rows.with_columns(pl.col("module").fill_null(OUTSIDE), pl.col("flops", "bytes").fill_null(UNSTATED))
+    rows = rows.with_columns(turn=pl.int_range(pl.len()).over("step", *FACTS))
+    ops = rows.select(identity).unique(maintain_order=True).with_row_index("op")
+    rows = rows.join(ops, on=identity, how="left", maintain_order="left")
+    tracks = [_track(part, rows, origin_ns) for part in _by_thread(rows)]
+    ops, tracks = _split_parts(ops.drop("op"), tracks)
+    return OpPieces(ops, tuple(sorted(tracks, key=lambda track: -track.seconds)))
+
+
+def _split_parts(ops: pl.DataFrame, tracks: list[Track]) -> tuple[pl.DataFrame, list[Track]]:
+    """A row of its own for each part of the ops whose self time is much; tracks numbered anew."""
+    if not tracks:
+        return ops.with_columns(part=pl.lit(_HEAD, pl.Int64)), tracks
+    spent = np.sum([np.bincount(track.op, track.t1 - track.t0, len(ops)) for track in tracks], axis=0)
+    much = spent >= _SPLIT_SHARE * spent.sum()
+    named = [track.op * len(_PARTS) + np.where(much[track.op], track.part, 0) for track in tracks]
+    distinct = np.unique(np.concatenate(named))
+    table = ops[(distinct // len(_PARTS)).tolist()].with_columns(part=pl.Series(distinct % len(_PARTS)))
+    return table, [
+        replace(track, op=np.searchsorted(distinct, one).astype(np.int64))
+        for track, one in zip(tracks, named, strict=True)
+    ]
+
+
+def _by_thread(rows: pl.DataFrame) -> list[Ints]:
+    """Rows of each thread of the CPU and of each stream of an accelerator."""
+    number = rows.select(pl.struct("device", "thread").rank("dense")).to_series().to_numpy()
+    return [np.flatnonzero(number == one) for one in np.unique(number)]
+
+
+def _track(chosen: Ints, rows: pl.DataFrame, origin_ns: int) -> Track:
+    """One thread's pieces: after an op begins it runs, after it ends its caller does."""
+    device = str(rows["device"][int(chosen[0])])
+    parent = callers(rows)[chosen] if device == CPU else np.full(len(chosen), _NONE)
+    place = np.full(len(rows), _NONE)
+    place[chosen] = np.arange(len(chosen))
+    parent = np.where(parent == _NONE, _NONE, place[parent])  # a caller in another thread is none here
+    t0, t1 = (rows[name].to_numpy()[chosen] for name in ("t0_ns", "t1_ns"))
+    begin_ns, end_ns, running = innermost(t0, t1, parent)
+    op = rows["op"].to_numpy()[chosen][running].astype(np.int64)
+    begin, end = ((time - origin_ns) / 1e9 for time in (begin_ns, end_ns))
+    return Track(device, begin, end, op, _part(running, len(chosen)))
+
+
+def innermost(t0: Ints, t1: Ints, parent: Ints) -> tuple[Ints, Ints, Ints]:
+    """Begin, end and row of each piece of one thread: the innermost row that runs; `parent` counts these rows."""
+    depth = _depths(parent)
+    lasting = t1 > t0
+    t0, t1, depth, own, above = t0[lasting], t1[lasting], depth[lasting], np.flatnonzero(lasting), parent[lasting]
+    time = np.concatenate([t0, t1])
+    begins = np.append(np.ones(len(t0), dtype=np.int64), np.zeros(len(t1), dtype=np.int64))
+    order = np.lexsort((np.append(depth, -depth), begins, time))  # ends before begins, inner ends first
+    running, time = np.append(own, above)[order], time[order]
+    piece = np.flatnonzero((np.diff(time) > 0) & (running[:-1] != _NONE))
+    return time[piece], time[piece + 1], running[piece]
+
+
+def _part(instance: Ints, count: int) -> Ints:
+    """Of each piece: is it the first of its instance, one between, or the last of several?"""
+    place = np.arange(len(instance))
+    first, last = np.full(count, len(instance)), np.full(count, _NONE)
+    np.minimum.at(first, instance, place)
+    np.maximum.at(last, instance, place)
+    return np.where(place == first[instance], _HEAD, np.where(place == last[instance], _TAIL, _BETWEEN))
+
+
+def callers(rows: pl.DataFrame) -> Ints:
+    """Row of each op's caller in the whole table; `parent` counts within the step."""
+    step = rows["step"].to_numpy()
+    first = np.append(0, np.flatnonzero(np.diff(step)) + 1)
+    size = np.diff(np.append(first, len(step)))
+    above = rows["parent"].fill_null(_NONE).to_numpy().astype(np.int64)
+    return np.where(above == _NONE, _NONE, above + np.repeat(first, size))
+
+
+def _depths(parent: Ints) -> Ints:
+    """Return how many callers each row has in its own thread."""
+    depth, above = np.zeros(len(parent), dtype=np.int64), parent.copy()
+    while (inside := above != _NONE).any():
+        depth += inside
+        above = np.where(inside, parent[np.where(inside, above, 0)], _NONE)
+    return depth
+
+
+def join_tracks(tracks: list[Track], least_apart: float = 0.95) -> list[Track]:
+    """Tracks that hardly ever run at once made one (a backward thread works while its caller waits); longest first."""
+    lanes: list[Track] = []
+    for track in tracks:
+        for number, lane in enumerate(lanes):
+            if _overlap_s(lane, track) <= (1 - least_apart) * track.seconds:
+                lanes[number] = _merge_tracks(lane, track)
+                break
+        else:
+            lanes.append(track)
+    return lanes
+
+
+def _overlap_s(lane: Track, track: Track) -> float:
+    """Time in which both run, s."""
+    edges = np.stack([lane.t0, lane.t1], 1).ravel()
+    busy = np.cumsum(np.stack([np.zeros(len(lane.t0)), lane.t1 - lane.t0], 1).ravel())
+    return float((np.interp(track.t1, edges, busy) - np.interp(track.t0, edges, busy)).sum())
+
+
+def _merge_tracks(lane: Track, track: Track) -> Track:
+    """Both in order of time; what still overlaps is cut from the piece that began first."""
+    t0, t1, op, part = (
+        np.concatenate([getattr(lane, name), getattr(track, name)]) for name in ("t0", "t1", "op", "part")
+    )
+    order = np.argsort(t0, kind="stable")
+    t0, t1, op, part = t0[order], t1[order], op[order], part[order]
+    t1 = np.minimum(t1, np.append(t0[1:], np.inf))
+    some: Flags = t1 > t0
+    return Track(lane.device, t0[some], t1[some], op[some], part[some])

@@ -1,0 +1,156 @@
+"""The steps that count: after the warm-up, profiled, timed; and quick statistics of many runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from stepscope.analysis.result_cache import once_a_run
+from stepscope.runfolder import RunReader
+from stepscope.runfolder.reader import read_last_step_rows
+
+IN_PART = "step-profiled-in-part"  # the event of a step that was too large to be profiled whole
+FEW = 6  # below this many, a median has no 95 % CI
+
+
+@once_a_run
+def steps_after_warmup(run: RunReader) -> pl.DataFrame:
+    """The steps after the warm-up, columns as `runfolder.STEPS` and `length_ns`."""
+    lasted = run.steps.with_columns(length_ns=pl.col("t1_ns") - pl.col("t0_ns"))
+    return lasted.slice(run.warmup_steps).filter(pl.col("length_ns") > 0)
+
+
+def profiled_steps(run: RunReader) -> pl.DataFrame:
+    """The profiled steps after warm-up; where none was recorded whole, the parts of steps that were."""
+    whole = steps_after_warmup(run).filter("recorded")
+    return partly_profiled_steps(run) if whole.is_empty() else whole
+
+
+def partly_profiled_steps(run: RunReader) -> pl.DataFrame:
+    """The steps that were too large to be profiled whole, each as long as its profiled parts; warm-up if need be.
+
+    From the begin of the first part to the end of the last one; `length_ns` is the time in parts.
+    """
+    parts = profiled_parts(run)
+    bounds = parts.group_by("step").agg(
+        pl.col("t0_ns").min(), pl.col("t1_ns").max(), length_ns=(pl.col("t1_ns") - pl.col("t0_ns")).sum()
+    )
+    steps = run.steps.drop("t0_ns", "t1_ns").join(bounds, on="step").sort("step")
+    steady = steps.filter(pl.col("step") >= run.warmup_steps)
+    kept = steps if steady.is_empty() else steady
+    return kept.with_columns(recorded=pl.lit(True)).select(*run.steps.columns, "length_ns")
+
+
+def whole_steps(run: RunReader) -> bool:
+    """Return whether what is said of layers, operators and phases is of whole steps, not of parts of too large ones."""
+    return bool(run.steps["recorded"].any()) or profiled_parts(run).is_empty()
+
+
+def profiled_parts(run: RunReader) -> pl.DataFrame:
+    """The parts of steps that were too large to be profiled whole: step, part (a phase, or the beginning), its time."""
+    rows = [
+        (event["step"], str(event.get("part", "beginning")), event["t0_ns"], event["until_ns"])
+        for event in run.events
+        if event.get("kind") == IN_PART
+        and all(isinstance(event.get(key), int) for key in ("step", "t0_ns", "until_ns"))
+    ]
+    schema: dict[str, Any] = {"step": run.steps.schema["step"], "part": pl.String, "t0_ns": pl.Int64, "t1_ns": pl.Int64}
+    return pl.DataFrame(rows, schema=schema, orient="row")
+
+
+def timed_steps(run: RunReader) -> tuple[pl.DataFrame, str]:
+    """The steps that the step time is taken from, and which they are: unprofiled ones where there are enough."""
+    steps = steps_after_warmup(run)
+    bare = steps.filter(~pl.col("recorded")).join(profiled_parts(run).select("step"), on="step", how="anti")
+    return (bare, "unprofiled steps") if len(bare) >= FEW else (steps, "all steps")
+
+
+def span_ns(run: RunReader) -> tuple[int, int] | None:
+    """From the first such step's start to the last one's end, ns; None without steps after warm-up."""
+    steps = steps_after_warmup(run)
+    return None if steps.is_empty() else (int(steps["t0_ns"][0]), int(steps["t1_ns"][-1]))
+
+
+# The numbers are those of `metrics.step_time` and `metrics.throughput`, without intervals; a test holds the two
+# together.
+
+_COLUMNS = ("step", "t0_ns", "t1_ns", "samples", "recorded")
+_MOST_BYTES = 32_000_000  # of a file of steps: millions of them
+_LAST_ROWS = 2_000  # of a run that goes on or has broken off
+
+
+@dataclass(frozen=True)
+class StepStats:
+    """Steps, median time of one, ns, and training samples a second; null where nothing says."""
+
+    steps: int
+    step_ns: float | None
+    samples_per_s: float | None
+
+
+def quick_stats(warmups: Mapping[Path, int]) -> dict[Path, StepStats]:
+    """A glance at each of these run folders that has steps; warmups: how many steps of each do not count."""
+    closed = [folder for folder in warmups if _can_be_read(folder / "steps.parquet")]
+    frames = [*_all_at_once(closed), *(_last_rows(folder) for folder in warmups if folder not in set(closed))]
+    known = [frame for frame in frames if frame is not None and len(frame)]
+    if not known:
+        return {}
+    leave = pl.DataFrame({"run": list(map(str, warmups)), "leave": list(warmups.values())})
+    return dict(_medians_by_run(pl.concat(known), leave))
+
+
+def _can_be_read(file: Path) -> bool:
+    try:
+        return file.is_file() and file.stat().st_size <= _MOST_BYTES
+    except OSError:
+        return False
+
+
+def _all_at_once(folders: list[Path]) -> list[pl.DataFrame]:
+    """The steps of closed runs in one pass; where a file among them is damaged, one by one."""
+    if not folders:
+        return []
+    files = [folder / "steps.parquet" for folder in folders]
+    try:
+        found = pl.scan_parquet(files, include_file_paths="file", glob=False).select(*_COLUMNS, "file").collect()
+        runs = {str(file): str(file.parent) for file in files}
+        run = pl.col("file").cast(pl.String).replace_strict(runs, return_dtype=pl.String)
+        return [found.select("step", *_typed_columns(), run=run, total=pl.len().over("file"))]
+    except (OSError, pl.exceptions.PolarsError):
+        halves = (folders[: len(folders) // 2], folders[len(folders) // 2 :])
+        return [] if len(folders) == 1 else [frame for half in halves for frame in _all_at_once(half)]
+
+
+def _last_rows(folder: Path) -> pl.DataFrame | None:
+    """The last steps of a run whose file of steps is not closed."""
+    file = folder / "steps.rows"
+    try:
+        total, rows = read_last_step_rows(file, _LAST_ROWS)
+    except (OSError, ValueError):
+        return None
+    return rows.select("step", *_typed_columns(), run=pl.lit(str(folder)), total=pl.lit(total, pl.UInt32))
+
+
+def _typed_columns() -> Iterable[pl.Expr]:
+    yield (pl.col("t1_ns") - pl.col("t0_ns")).cast(pl.Int64).alias("length_ns")
+    yield pl.col("samples").cast(pl.Int64)
+    yield pl.col("recorded").cast(pl.Boolean)
+
+
+def _medians_by_run(steps: pl.DataFrame, leave: pl.DataFrame) -> Iterable[tuple[Path, StepStats]]:
+    """The medians of every run, of its unprofiled steps where there are enough."""
+    placed = steps.sort("run", "step").join(leave, on="run")
+    place = pl.int_range(pl.len()).over("run") + pl.col("total") - pl.len().over("run")
+    counts = placed.group_by("run").agg(pl.col("total").first())
+    steady = placed.filter(place >= pl.col("leave"), pl.col("length_ns") > 0)
+    bare = (~pl.col("recorded")).sum().over("run")
+    timed = steady.filter((bare < FEW) | ~pl.col("recorded"))
+    medians = timed.group_by("run").agg(
+        pl.col("length_ns").median(), rate=(pl.col("samples") / pl.col("length_ns") * 1e9).median()
+    )
+    for run, total, length, rate in counts.join(medians, on="run", how="left").iter_rows():
+        yield Path(run), StepStats(int(total), length, rate)

@@ -1,0 +1,378 @@
+"""Tables of a step: by phase, by operator, by module, and op by op in the step nearest to the median."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import polars as pl
+
+from stepscope.analysis.estimate import median_interval
+from stepscope.analysis.time.operators import (
+    CPU,
+    FRAMEWORK_OVERHEAD,
+    OUTSIDE,
+    PerStep,
+    framework_overhead_ns,
+    medians,
+    per_step,
+)
+from stepscope.analysis.time.steps import profiled_steps
+from stepscope.arrays import Floats, Ints
+from stepscope.runfolder import MODULE_CALL, OPS, PHASES, RunReader
+
+if TYPE_CHECKING:
+    from stepscope.analysis.run import Run
+
+
+OPERATOR_SCHEMA = {
+    "name": pl.String,
+    "device": pl.String,
+    "count": pl.Float64,
+    **{f"{phase}_ns": pl.Float64 for phase in PHASES},
+    "total_ns": pl.Float64,
+    "low_ns": pl.Float64,
+    "high_ns": pl.Float64,
+    "mean_ns": pl.Float64,
+    "share": pl.Float64,
+    "flops": pl.Float64,
+    "flops_per_s": pl.Float64,
+    "bytes": pl.Float64,
+}
+
+
+def operator_table(run: Run) -> pl.DataFrame:
+    """Self time of each op, ns a step by phase and in total, longest first; framework overhead is the last row.
+
+    Medians of the profiled steps after warm-up. `share` is of the summed step time, as `mean_ns` is: on the CPU, with
+    framework overhead, it adds up to 1; kernels of an accelerator have rows of their own. `flops` and `bytes` are per
+    step, null where unknown.
+    """
+    steps, table = profiled_steps(run), run.own_times
+    if steps.is_empty() or table.is_empty():
+        return pl.DataFrame(schema=OPERATOR_SCHEMA)
+    number, keys = steps["step"], ("name", "device")
+    total = per_step(table, number, keys, "self_ns")
+    step_time = float(steps["length_ns"].sum())
+    flops, spent = _mean_stated(table, number, total, "flops"), total.values.sum(axis=0)
+    kinds = total.keys.with_columns(
+        pl.Series("count", np.median(per_step(table, number, keys, "count").values, axis=0)),
+        *_phase_columns(table, number, total),
+        **{key: pl.Series(column) for key, column in medians(total.values, "total_ns", "low_ns", "high_ns").items()},
+        mean_ns=pl.Series(spent / len(steps)),
+        share=pl.Series(spent / step_time),
+        flops=pl.Series(flops),
+        flops_per_s=pl.Series(flops * len(steps) / np.maximum(spent, 1) * 1e9),
+        bytes=pl.Series(_mean_stated(table, number, total, "bytes")),
+    )
+    rest = framework_overhead_ns(table, steps)
+    row = {key: column.tolist() for key, column in medians(rest[:, None], "total_ns", "low_ns", "high_ns").items()}
+    of_all = {"mean_ns": [float(rest.mean())], "share": [rest.sum() / step_time]}
+    last = pl.DataFrame({"name": [FRAMEWORK_OVERHEAD], "device": [CPU], **row, **of_all})
+    ordered = kinds.sort("share", "name", descending=[True, False])
+    whole = pl.concat([ordered, last], how="diagonal_relaxed")
+    return whole.select(pl.col(name).cast(dtype) for name, dtype in OPERATOR_SCHEMA.items()).fill_nan(None)
+
+
+def _phase_columns(table: pl.DataFrame, steps: pl.Series, total: PerStep) -> list[pl.Series]:
+    """Median ns a step of each kind in each phase, in the order of `total`."""
+    split = per_step(table, steps, (*total.keys.columns, "phase"), "self_ns")
+    middle = dict(zip(split.keys.iter_rows(), np.median(split.values, axis=0).tolist(), strict=True))
+    kinds = list(total.keys.iter_rows())
+    return [pl.Series(f"{phase}_ns", [middle.get((*kind, phase), 0.0) for kind in kinds]) for phase in PHASES]
+
+
+def _mean_stated(table: pl.DataFrame, steps: pl.Series, total: PerStep, value: str) -> Floats:
+    """Mean per step of a quantity that only some ops state; NaN where none does."""
+    known = per_step(table.filter(pl.col(value).is_not_null()), steps, tuple(total.keys.columns), value)
+    place, means = known.column_of(), known.values.mean(axis=0)
+    return np.array([means[place[key]] if key in place else np.nan for key in total.keys.iter_rows()])
+
+
+PHASE_SCHEMA = {
+    "phase": pl.String,
+    "ns": pl.Float64,
+    "low_ns": pl.Float64,
+    "high_ns": pl.Float64,
+    "mean_ns": pl.Float64,
+    "share": pl.Float64,
+    "device_ns": pl.Float64,
+}
+
+
+def phase_table(run: Run) -> pl.DataFrame:
+    """CPU time of each phase, ns a step (median of the profiled steps after warm-up), and framework overhead.
+
+    `share` is of the summed step time, as `mean_ns` is, and adds up to 1; `device_ns` is kernel time, null without an
+    accelerator.
+    """
+    steps, table = profiled_steps(run), run.own_times
+    if steps.is_empty() or table.is_empty():
+        return pl.DataFrame(schema=PHASE_SCHEMA)
+    on_cpu = per_step(table.filter(pl.col("device") == CPU), steps["step"], ("phase",), "self_ns")
+    kernels = per_step(table.filter(pl.col("device") != CPU), steps["step"], ("phase",), "self_ns")
+    place, device_place = on_cpu.column_of(), kernels.column_of()
+    columns = [on_cpu.values[:, place[(phase,)]] for phase in PHASES if (phase,) in place]
+    values = np.column_stack([*columns, framework_overhead_ns(table, steps)])
+    names = [phase for phase in PHASES if (phase,) in place]
+    device = [
+        float(np.median(kernels.values[:, device_place[(name,)]])) if (name,) in device_place else None
+        for name in names
+    ]
+    return pl.DataFrame(
+        {
+            "phase": [*names, FRAMEWORK_OVERHEAD],
+            **medians(values, "ns", "low_ns", "high_ns"),
+            "mean_ns": values.mean(axis=0),
+            "share": values.sum(axis=0) / float(steps["length_ns"].sum()),
+            "device_ns": [*device, None],
+        },
+        schema=PHASE_SCHEMA,
+        nan_to_null=True,
+    )
+
+
+_SPLIT = ("forward", "backward", "optimizer")
+_TIMES = (*(f"{phase}_ns" for phase in _SPLIT), "total_ns", "low_ns", "high_ns")
+MODULE_SCHEMA = {
+    "module": pl.String,
+    "type": pl.String,
+    "parent": pl.String,
+    "depth": pl.Int64,
+    "parameters": pl.Int64,
+    "calls": pl.Float64,
+    **dict.fromkeys((*_TIMES, "mean_ns"), pl.Float64),
+    "share": pl.Float64,
+    **{f"tree_{name}": pl.Float64 for name in (*_TIMES, "mean_ns")},
+    "tree_share": pl.Float64,
+    "device_ns": pl.Float64,
+    "tree_device_ns": pl.Float64,
+    "flops": pl.Float64,
+}
+
+
+def module_table(run: Run) -> pl.DataFrame:
+    """Time of each module, ns a step, in the order of the tree: medians of the profiled steps after warm-up.
+
+    Columns are the module's own CPU time, with `tree_` that of its subtree; total_ns has a 95 % CI and covers
+    all phases. `share` is of the summed step time, as `mean_ns` is: with the rows for time outside any module (module
+    null) and for the residual (module RESIDUAL) it adds up to 1. `device_ns` is kernel time, null without an
+    accelerator; `optimizer_ns` of modules is null where no update could be led back to a module; `flops` is of own
+    ops, a step.
+    """
+    steps, table = profiled_steps(run), run.own_times
+    tree = module_tree(run, table)
+    if steps.is_empty() or table.is_empty():
+        return _module_frame(_identity(tree)).head(len(tree))  # the tree is known, its times are not
+    on_cpu, on_device = table.filter(pl.col("device") == CPU), table.filter(pl.col("device") != CPU)
+    own = _ModuleTimes.of(on_cpu, steps["step"], tree)
+    step_time = float(steps["length_ns"].sum())
+    rest = framework_overhead_ns(table, steps)
+    columns: dict[str, Any] = {
+        **_identity(tree),
+        "calls": np.append(np.median(_step_matrix(table, steps["step"], tree, "calls"), axis=0), np.nan),
+        **own.columns("", step_time, rest),
+        **own.subtrees(tree).columns("tree_", step_time, rest),
+        **_device_columns(on_device, steps["step"], tree),
+        "flops": _module_flops(table, steps["step"], tree),
+    }
+    return _without_unknown_updates(_module_frame(columns))
+
+
+def _module_frame(columns: dict[str, Any]) -> pl.DataFrame:
+    """The columns as `SCHEMA` has them; what is not given is null."""
+    frame = pl.DataFrame({name: pl.Series(column, strict=False) for name, column in columns.items()})
+    present = [pl.col(name) if name in columns else pl.lit(None).alias(name) for name in MODULE_SCHEMA]
+    typed = zip(present, MODULE_SCHEMA.values(), strict=True)
+    return frame.select(column.cast(dtype) for column, dtype in typed).fill_nan(None)
+
+
+class _ModuleTimes:
+    """CPU time of each module and of what is outside (steps, modules + 1), by phase and in total, ns."""
+
+    def __init__(self, split: dict[str, Floats], total: Floats) -> None:
+        self.split, self.total = split, total
+
+    @classmethod
+    def of(cls, table: pl.DataFrame, steps: pl.Series, tree: list[Module]) -> _ModuleTimes:
+        split = {
+            phase: _step_matrix(table.filter(pl.col("phase") == phase), steps, tree, "self_ns") for phase in _SPLIT
+        }
+        return cls(split, _step_matrix(table, steps, tree, "self_ns"))
+
+    def subtrees(self, tree: list[Module]) -> _ModuleTimes:
+        return _ModuleTimes(
+            {phase: _subtree_sums(times, tree) for phase, times in self.split.items()}, _subtree_sums(self.total, tree)
+        )
+
+    def columns(self, prefix: str, step_time_ns: float, rest_ns: Floats) -> dict[str, Floats]:
+        """Columns of the frame; the last entry of each is the residual, which has no phase."""
+        named = {
+            f"{prefix}{phase}_ns": np.append(np.median(times, axis=0), np.nan) for phase, times in self.split.items()
+        }
+        whole = np.column_stack([self.total, rest_ns])
+        totals = zip((f"{prefix}{name}" for name in _TIMES[-3:]), median_interval(whole), strict=True)
+        shares = {f"{prefix}mean_ns": whole.mean(axis=0), f"{prefix}share": whole.sum(axis=0) / step_time_ns}
+        return {**named, **dict(totals), **shares}
+
+
+def _step_matrix(table: pl.DataFrame, steps: pl.Series, tree: list[Module], value: str) -> Floats:
+    """A quantity by step and module, (steps, modules + 1): the last column is outside any module."""
+    known = per_step(table, steps, ("module",), value)
+    place = {module.name: column for column, module in enumerate(tree)} | {OUTSIDE: len(tree)}
+    matrix = np.zeros((len(steps), len(tree) + 1))
+    matrix[:, [place[name] for name in known.keys["module"]]] = known.values
+    return matrix
+
+
+def _subtree_sums(own: Floats, tree: list[Module]) -> Floats:
+    """Each column plus those below it: children come after their parents, so one pass from the end does."""
+    whole: Floats = own.copy()
+    for column in range(len(tree) - 1, -1, -1):
+        if tree[column].parent >= 0:
+            whole[:, tree[column].parent] += whole[:, column]
+    return whole
+
+
+def _identity(tree: list[Module]) -> dict[str, list[object]]:
+    outside = Module("", OUTSIDE, -1, 0, {})
+    return {
+        "module": [*(module.name for module in tree), None, FRAMEWORK_OVERHEAD],
+        "type": [*(module.type for module in tree), outside.type, None],
+        "parent": [*(tree[module.parent].name if module.parent >= 0 else None for module in tree), None, None],
+        "depth": [*(module.depth for module in tree), 0, 0],
+        "parameters": [*(module.facts["parameters"] for module in tree), None, None],
+    }
+
+
+def _device_columns(table: pl.DataFrame, steps: pl.Series, tree: list[Module]) -> dict[str, Floats]:
+    if table.is_empty():
+        nothing = np.full(len(tree) + 2, np.nan)
+        return {"device_ns": nothing, "tree_device_ns": nothing}
+    own = _step_matrix(table, steps, tree, "self_ns")
+    both = {"device_ns": own, "tree_device_ns": _subtree_sums(own, tree)}
+    return {name: np.append(np.median(times, axis=0), np.nan) for name, times in both.items()}
+
+
+def _module_flops(table: pl.DataFrame, steps: pl.Series, tree: list[Module]) -> Floats:
+    """Floating-point operations of each module's own ops, mean a step; NaN where no op states them."""
+    stated: Floats = _step_matrix(table.filter(pl.col("flops").is_not_null()), steps, tree, "flops").mean(axis=0)
+    known: Floats = np.append(np.where(stated > 0, stated, np.nan), np.nan)
+    return known
+
+
+def _without_unknown_updates(frame: pl.DataFrame) -> pl.DataFrame:
+    """Return the times with null for updates where every update lies outside the modules: unknown, not 0."""
+    inside = pl.col("module").is_not_null() & (pl.col("module") != FRAMEWORK_OVERHEAD)
+    if float(frame.filter(inside)["optimizer_ns"].fill_null(0).sum()) > 0:
+        return frame
+    names = ("optimizer_ns", "tree_optimizer_ns")
+    return frame.with_columns(pl.when(~inside | pl.col("module").is_null()).then(name).alias(name) for name in names)
+
+
+@dataclass(frozen=True)
+class Module:
+    """One module: its qualified name, its type, row of its parent (-1 at the top) and depth in the tree."""
+
+    name: str
+    type: str | None
+    parent: int
+    depth: int
+    facts: dict[str, Any]
+
+
+def module_tree(run: RunReader, table: pl.DataFrame) -> list[Module]:
+    """Every module of model.json and of the ops, parents before their children, children together."""
+    facts = {row["module"]: row for row in run.model.iter_rows(named=True)}
+    types = _module_types(table)
+    for name in [*types, *table["module"].unique().sort()]:
+        if name != OUTSIDE and name not in facts:
+            facts[name] = {"module": name, "type": types.get(name), "parent": None, "parameters": None}
+    parents = {name: _parent_of(name, row["parent"], facts) for name, row in facts.items()}
+    children: dict[str | None, list[str]] = {}
+    for name, parent in parents.items():
+        children.setdefault(parent, []).append(name)
+    return _ordered_tree(children, facts)
+
+
+def _module_types(table: pl.DataFrame) -> dict[str, str]:
+    """Type of each module as its calls name it."""
+    calls = table.filter(pl.col("name").str.starts_with(MODULE_CALL)).select("module", "name").unique().sort("module")
+    return {module: name[len(MODULE_CALL) :] for module, name in calls.iter_rows()}
+
+
+def _parent_of(name: str, stated: str | None, facts: dict[str, Any]) -> str | None:
+    """The stated parent, else the nearest module that the dots of the name lead to."""
+    if stated is not None and stated in facts and stated != name:
+        return stated
+    while name:
+        name = name.rpartition(".")[0]
+        if name in facts:
+            return name
+    return None
+
+
+def _ordered_tree(children: dict[str | None, list[str]], facts: dict[str, Any]) -> list[Module]:
+    tree: list[Module] = []
+    waiting = [(name, -1, 0) for name in reversed(children.get(None, []))]
+    while waiting:
+        name, parent, depth = waiting.pop()
+        waiting.extend((child, len(tree), depth + 1) for child in reversed(children.get(name, [])))
+        tree.append(Module(name, facts[name]["type"], parent, depth, facts[name]))
+    return tree
+
+
+_TOP = -1
+
+
+def anatomy(run: Run) -> pl.DataFrame:
+    """The op calls of the profiled step after warm-up nearest to the median step time, columns as `runfolder.OPS`.
+
+    And: row (what `parent` counts), depth in the tree of calls, start_ns and end_ns from the start of the step.
+    """
+    steps = profiled_steps(run)
+    if steps.is_empty():
+        return _placed(pl.DataFrame(schema=OPS), 0)
+    distance = (pl.col("length_ns") - steps["length_ns"].median()).abs()
+    chosen = steps.sort(distance, "step").row(0, named=True)
+    ops = run.scan_ops().filter(pl.col("step") == chosen["step"]).collect()
+    return _placed(ops, int(chosen["t0_ns"]))
+
+
+def _placed(ops: pl.DataFrame, t0_ns: int) -> pl.DataFrame:
+    depth = pl.Series("depth", _call_depths(ops["parent"].fill_null(_TOP).to_numpy()), dtype=pl.Int64)
+    return ops.with_row_index("row").with_columns(
+        depth, start_ns=pl.col("t0_ns") - t0_ns, end_ns=pl.col("t1_ns") - t0_ns
+    )
+
+
+def _call_depths(parent: np.ndarray[Any, np.dtype[Any]]) -> Ints:
+    """Return how many callers each row has: all rows go up one level at a time."""
+    depth, above = np.zeros(len(parent), dtype=np.int64), parent.astype(np.int64)
+    for _ in range(len(parent)):
+        inside = above != _TOP
+        if not inside.any():
+            break
+        depth += inside
+        above = np.where(inside, parent[np.where(inside, above, 0)], _TOP)
+    return depth
+
+
+MEAN_MEDIAN_GAP = 0.25  # of the larger of mean and median
+_LEAST_SHARE = 0.005  # below, nobody reads the row for its share
+
+
+def mean_differs_from_median(row: Mapping[str, Any], median: str = "total_ns") -> bool:
+    """Return whether mean and median of a row of phases, modules or operators lie a quarter or more apart."""
+    middle, mean, share = row[median], row["mean_ns"], row["share"]
+    if middle is None or mean is None or share is None or abs(share) < _LEAST_SHARE:
+        return False
+    return bool(abs(mean - middle) >= MEAN_MEDIAN_GAP * max(abs(mean), abs(middle)))
+
+
+def largest_difference(rows: Iterable[Mapping[str, Any]], median: str = "total_ns") -> Mapping[str, Any] | None:
+    """Of these rows the one whose mean and median lie furthest apart; None where none is uneven."""
+    found = [row for row in rows if mean_differs_from_median(row, median)]
+    return max(found, key=lambda row: abs(row["mean_ns"] - row[median]), default=None)

@@ -1,0 +1,269 @@
+"""One step in lanes and tracks; and over the whole run levels and drift of the step time, clocks and heat."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import polars as pl
+
+from stepscope.analysis.channels import channel_timeline, core_busy_time, resolved_ns, windows
+from stepscope.analysis.energy.rails import power_windows
+from stepscope.analysis.estimate import Change, change_points, median_interval
+from stepscope.analysis.memory.events import over_step
+from stepscope.analysis.time.operators import CPU
+from stepscope.analysis.time.steps import FEW, profiled_steps, timed_steps
+from stepscope.arrays import Floats
+from stepscope.quantities import find
+from stepscope.runfolder import RunReader
+
+if TYPE_CHECKING:
+    from stepscope.analysis.run import Run
+
+
+LANE_SCHEMA = {
+    "lane": pl.Int64,
+    "label": pl.String,  # "thread 1", "cuda:0 stream 7"
+    "level": pl.Int64,  # row within the lane, 0 the outermost
+    "start_ns": pl.Int64,
+    "end_ns": pl.Int64,
+    "name": pl.String,
+    "module": pl.String,
+    "phase": pl.String,
+    "flops": pl.Int64,
+    "bytes": pl.Int64,
+}
+
+
+def step_lanes(run: Run) -> pl.DataFrame:
+    """Ops of the step nearest to the median (`Run.anatomy`), times from its start, ns; threads first, then streams.
+
+    What overlaps in a lane without nesting takes the next free row.
+    """
+    ops = run.anatomy().with_columns(pl.col("name", "module", "phase", "device").cast(pl.String))
+    frames = []
+    for (device, thread), rows in ops.group_by(["device", "thread"], maintain_order=True):
+        label = f"thread {thread}" if device == CPU else f"{device} stream {thread}"
+        ordered = rows.sort("start_ns", pl.col("end_ns").neg(), "row")
+        level = _lane_levels(ordered["start_ns"].to_numpy(), ordered["end_ns"].to_numpy())
+        frames.append((device != CPU, label, ordered.with_columns(pl.lit(label).alias("label"), level)))
+    frames.sort(key=lambda frame: (frame[0], -int((frame[2]["end_ns"] - frame[2]["start_ns"]).sum())))
+    placed = [frame.with_columns(lane=pl.lit(place, dtype=pl.Int64)) for place, (_, _, frame) in enumerate(frames)]
+    return pl.concat([pl.DataFrame(schema=LANE_SCHEMA), *(frame.select(list(LANE_SCHEMA)) for frame in placed)])
+
+
+def _lane_levels(start: np.ndarray[Any, Any], end: np.ndarray[Any, Any]) -> pl.Series:
+    """Row of each op, (n,), which are sorted by start and, from the same start, longest first."""
+    levels: list[int] = []
+    until: list[int] = []  # when each row is free again
+    for begin, finish in zip(start.tolist(), end.tolist(), strict=True):
+        while until and until[-1] <= begin:
+            until.pop()
+        level = len(until)
+        until.append(max(finish, begin))
+        for above in range(level):  # one that outlives its caller holds all rows above until it ends
+            until[above] = max(until[above], until[level])
+        levels.append(level)
+    return pl.Series("level", levels, dtype=pl.Int64)
+
+
+TRACK_SCHEMA = {
+    "track": pl.String,  # power, power of ops, core or memory
+    "name": pl.String,  # the rail, the core, the category
+    "unit": pl.String,
+    "start_ns": pl.Int64,  # from the start of the step; a window may be longer than the step
+    "end_ns": pl.Int64,
+    "value": pl.Float64,  # null: not read
+    "known": pl.Boolean,  # of power of ops: within 30 %
+    "kind": pl.String,  # measured, estimated or simulated
+    "step": pl.Int64,  # that it was seen in
+}
+OPERATOR_POWER = "power of ops"
+_MOST_POINTS = 400  # of live memory
+
+
+def step_tracks(run: Run, step: int) -> pl.DataFrame:
+    """Mean power (W) and utilisation (share) in the shortest honest windows over a step, and live bytes by category.
+
+    Power of ops is what the fit gives each, in the step that `Run.anatomy` shows.
+    A sensor slower than the step gives one window that is longer than it. Memory is that of the step if its
+    allocations were recorded, otherwise of the profiled step nearest in length, which `step` then names.
+    """
+    found = run.steps.filter(pl.col("step") == step)
+    if found.is_empty():
+        return pl.DataFrame(schema=TRACK_SCHEMA)
+    t0_ns, t1_ns = int(found["t0_ns"][0]), int(found["t1_ns"][0])
+    frames = [*_rail_power(run, t0_ns, t1_ns), *_core_use(run, t0_ns, t1_ns)]
+    seen = {"step": pl.lit(step, dtype=pl.Int64), "known": pl.lit(True)}
+    tracks = [*(frame.with_columns(**seen) for frame in frames), _operator_power(run, step), *_live_memory(run, step)]
+    return pl.concat([pl.DataFrame(schema=TRACK_SCHEMA), *(frame.select(list(TRACK_SCHEMA)) for frame in tracks)])
+
+
+def _window_span(t0_ns: int, t1_ns: int, length_ns: float) -> tuple[float, float]:
+    """The step, or where a window is longer than it, one window about its middle."""
+    middle, half = (t0_ns + t1_ns) / 2, max(t1_ns - t0_ns, length_ns) / 2
+    return middle - half, middle + half
+
+
+def _rail_power(run: Run, t0_ns: int, t1_ns: int) -> Iterator[pl.DataFrame]:
+    for line in run.rails.lines:
+        shortest_ns = 2 * max(line.best.refresh_ns, line.best.growth.period_ns, 0.5)
+        edges, watts = power_windows(line.best, *_window_span(t0_ns, t1_ns, shortest_ns), shortest_ns)
+        kind = "simulated" if run.simulated else "estimated" if line.estimated else "measured"
+        if len(edges) > 1:
+            yield _track_frame("power", line.name, "W", edges - t0_ns, watts, kind)
+
+
+def _operator_power(run: Run, step: int) -> pl.DataFrame:
+    """The same rails from op to op; of the step of `Run.anatomy` alone."""
+    kind = "simulated" if run.simulated else "measured"
+    texts = {"track": pl.lit(OPERATOR_POWER), "unit": pl.lit("W"), "kind": pl.lit(kind)}
+    return (
+        run.power_of_ops()
+        .filter(pl.col("step") == step)
+        .rename({"rail": "name", "power_w": "value"})
+        .with_columns(**texts)
+    )
+
+
+def _core_use(run: Run, t0_ns: int, t1_ns: int) -> Iterator[pl.DataFrame]:
+    for series in core_busy_time(run):
+        shortest_ns = resolved_ns(series)
+        busy = windows(series, *_window_span(t0_ns, t1_ns, shortest_ns), shortest_ns)
+        yield _track_frame("core", series.scope, "1", busy.edges_ns - t0_ns, np.clip(busy.rates, 0, 1), "measured")
+
+
+def _track_frame(track: str, name: str, unit: str, edges_ns: Floats, values: Floats, kind: str) -> pl.DataFrame:
+    texts = {"track": track, "name": name, "unit": unit, "kind": kind}
+    return pl.DataFrame(
+        {"start_ns": edges_ns[:-1].astype(np.int64), "end_ns": edges_ns[1:].astype(np.int64), "value": values},
+        nan_to_null=True,
+    ).with_columns(pl.lit(text).alias(key) for key, text in texts.items())
+
+
+def _live_memory(run: Run, step: int) -> Iterator[pl.DataFrame]:
+    """Live bytes of each category, each value holding until the next."""
+    events = run.memory_events
+    chosen = _nearest_with_memory(run, events, step)
+    if chosen is None:
+        return
+    length = run.steps.filter(pl.col("step") == chosen).select(pl.col("t1_ns") - pl.col("t0_ns")).item()
+    series = over_step(events, chosen, points=_MOST_POINTS).sort("category", "t", maintain_order=True)
+    until = pl.col("t").shift(-1).over("category").fill_null(pl.max_horizontal("t", pl.lit(length)))
+    held = series.with_columns(end=until, most=pl.col("bytes").max().over("category")).filter(pl.col("most") > 0)
+    yield held.select(
+        track=pl.lit("memory"),
+        name="category",
+        unit=pl.lit("B"),
+        start_ns=pl.col("t").cast(pl.Int64),
+        end_ns=pl.col("end").cast(pl.Int64),
+        value=pl.col("bytes").cast(pl.Float64),
+        kind=pl.lit("measured"),
+        step=pl.lit(chosen, dtype=pl.Int64),
+        known=pl.lit(True),
+    )
+
+
+def _nearest_with_memory(run: Run, events: pl.DataFrame, step: int) -> int | None:
+    """The step itself, or the one nearest in length, of those whose allocations were recorded."""
+    seen = set(events["step"].unique().to_list())
+    steps = run.steps.with_columns(length_ns=pl.col("t1_ns") - pl.col("t0_ns"))
+    whole = steps.filter(pl.col("step").is_in(list(seen)))
+    if whole.is_empty():
+        return None
+    steady = whole.join(profiled_steps(run).select("step"), on="step", how="semi")
+    own = steps.filter(pl.col("step") == step)["length_ns"][0]
+    near = (steady if len(steady) else whole).sort((pl.col("length_ns") - own).abs(), "step")
+    return step if step in seen else int(near["step"][0])
+
+
+CLOCK_SCHEMA = {
+    "quantity": pl.String,
+    "scope": pl.String,
+    "unit": pl.String,
+    "t_ns": pl.Int64,
+    "value": pl.Float64,  # null begins a gap
+}
+LEVEL_STEPS = 60  # fewer are not judged
+_END = 0.2  # of the run: its first and its last part are compared
+
+
+@dataclass(frozen=True)
+class Drift:
+    """Median step time of the first and the last fifth of the steps after warm-up, ns, each with its 95 % CI."""
+
+    first: tuple[float, float | None, float | None]
+    last: tuple[float, float | None, float | None]
+    steps: int  # in each of the two
+
+    @property
+    def ratio(self) -> float:
+        """Last over first."""
+        return self.last[0] / self.first[0]
+
+    @property
+    def is_clear(self) -> bool:
+        """Return whether the two intervals lie apart."""
+        (_, low, high), (_, later_low, later_high) = self.first, self.last
+        if low is None or high is None or later_low is None or later_high is None:
+            return False
+        return later_low > high or later_high < low
+
+
+def drift(run: RunReader) -> Drift | None:
+    """The end of the run against its beginning; None where either would be fewer than six steps."""
+    lengths = timed_steps(run)[0]["length_ns"].to_numpy().astype(np.float64)
+    count = int(len(lengths) * _END)
+    if count < FEW:
+        return None
+    return Drift(_median_with_interval(lengths[:count]), _median_with_interval(lengths[-count:]), count)
+
+
+def _median_with_interval(lengths: Floats) -> tuple[float, float | None, float | None]:
+    value, low, high = (float(x) for x in median_interval(lengths))
+    return value, None if np.isnan(low) else low, None if np.isnan(high) else high
+
+
+def levels(run: RunReader) -> list[tuple[int, Change]] | None:
+    """Changes of the level of the step time: the number of the step at which each begins, and the change (ns).
+
+    None: there are too few steps to judge.
+    """
+    steps = timed_steps(run)[0]
+    if len(steps) < LEVEL_STEPS:
+        return None
+    found = change_points(steps["length_ns"].to_numpy().astype(np.float64))
+    return [(int(steps["step"][change.step]), change) for change in found if change.step < len(steps)]
+
+
+def clocks_and_heat(run: RunReader) -> pl.DataFrame:
+    """Every temperature, frequency and throttle channel over the run, as read; a gap begins with a null."""
+    frames = [pl.DataFrame(schema=CLOCK_SCHEMA)]
+    frames += [_channel_frame(run, channel) for channel in run.channels if _is_clock_or_heat(channel)]
+    return pl.concat(frames).sort("quantity", "scope", "t_ns", maintain_order=True)
+
+
+def _is_clock_or_heat(channel: dict[str, Any]) -> bool:
+    return find(str(channel.get("quantity"))).group in ("Temperature", "Frequency")
+
+
+def _channel_frame(run: RunReader, channel: dict[str, Any]) -> pl.DataFrame:
+    samples = run.sensor(str(channel["sensor"]))
+    if str(channel["id"]) not in samples.columns:
+        return pl.DataFrame(schema=CLOCK_SCHEMA)
+    line = channel_timeline(channel, samples.select("t0_ns", "t1_ns", value=pl.col(str(channel["id"]))))
+    t_ns = np.concatenate([line.t_ns, line.gaps_ns[:, 0] + 1]).astype(np.int64)
+    values = np.concatenate([line.values, np.full(len(line.gaps_ns), np.nan)])
+    frame = pl.DataFrame({"t_ns": t_ns, "value": values}, nan_to_null=True)
+    texts = {"quantity": str(channel["quantity"]), "scope": str(channel.get("scope")), "unit": line.unit}
+    placed = frame.with_columns(**{key: pl.lit(text) for key, text in texts.items()})
+    return placed.select(pl.col(name).cast(dtype) for name, dtype in CLOCK_SCHEMA.items())
+
+
+def throttled(watched: pl.DataFrame) -> pl.DataFrame:
+    """Channels that said "throttled" at any time, and in which part of their readings: scope, share, readings."""
+    seen = watched.filter((pl.col("quantity") == "throttled") & pl.col("value").is_not_null())
+    shares = seen.group_by("scope", maintain_order=True).agg(share=(pl.col("value") > 0).mean(), readings=pl.len())
+    return shares.filter(pl.col("share") > 0)
