@@ -1,0 +1,1 @@
+"""Time, memory and energy of one model or two by family of operators."""

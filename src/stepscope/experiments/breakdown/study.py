@@ -1,0 +1,383 @@
+"""`stepscope study breakdown`: time, memory and energy of one model or two by family of operators."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+
+from stepscope.analysis.estimate import mean_interval, null_if_nan
+from stepscope.analysis.memory.events import peak
+from stepscope.analysis.results import Findings, ResultTable, Value
+from stepscope.analysis.run import Run
+from stepscope.analysis.time.steps import profiled_steps
+from stepscope.errors import StepscopeError
+from stepscope.experiments.breakdown.request import Breakdown
+from stepscope.experiments.engine.facts import device_name, versions
+from stepscope.experiments.engine.folder import StudyFolder
+from stepscope.experiments.sweeps.request import INFERENCE, TRAINING, TrainingSetting
+from stepscope.experiments.sweeps.trainings import TrainingContext, TrainingRun, run_trainings
+from stepscope.footprint.chart_data import TRAINING as DRY_TRAINING
+from stepscope.footprint.chart_data import inference, step_series
+from stepscope.record.dry.dry_run import DryRunStopped, dry_run
+from stepscope.record.dry.job import Job
+from stepscope.record.dry.workspaces import Workspaces, this_platform
+from stepscope.runfolder import PHASES
+
+NAME = "breakdown"
+CHILD = (sys.executable, "-m", "stepscope.experiments.sweeps.child")
+Key = tuple[str, str]  # model, and training or inference
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Results by model and kind: ms by family of every repeat, joules, bytes at the peak, memory over a step."""
+
+    times: Mapping[Key, Sequence[Mapping[str, float]]]
+    energy: Mapping[Key, FamilyEnergy]
+    peaks: Mapping[Key, Mapping[tuple[str, str], int]]
+    over_step: pl.DataFrame
+    parameters: Mapping[str, int]
+    notes: tuple[str, ...]
+
+
+def breakdown(
+    out: str | Path,
+    asked: Breakdown,
+    job_of: Callable[[str], Job],
+    *,
+    means: TrainingContext | None = None,
+    command: str = "",
+) -> Findings:
+    """Run and dry-run the models in a study's folder, begun or gone on with. `job_of`: a workload for a dry run."""
+    jobs = {model: job_of(model) for model in asked.models}
+    folder = StudyFolder(Path(out), NAME, asked.to_dict())
+    base = {"batch": asked.batch, "optimizer": asked.optimizer, "threads": asked.threads, "device": asked.device}
+    settings = [TrainingSetting(model, **base, kind=kind) for model in asked.models for kind in _kinds(jobs[model])]  # type: ignore[arg-type]
+    with folder.locked():
+        runs = (
+            []
+            if asked.memory_only
+            else run_trainings(folder, settings, asked.rules, means or TrainingContext(CHILD), _label)
+        )
+    said = command or f"stepscope study {NAME} {' '.join(asked.models)} --out {out}"
+    return build_findings(_evidence(runs, jobs, asked), asked, said)
+
+
+def build_findings(evidence: Evidence, asked: Breakdown, command: str) -> Findings:
+    """The findings from evidence that has been gathered."""
+    tables = (_memory_table(evidence), _time_table(evidence), _energy_table(evidence))
+    return Findings(
+        study=NAME,
+        title=f"Where training goes: {' and '.join(asked.models)}",
+        answer=" ".join(_answer(evidence, asked)),
+        tables=tuple(table for table in tables if table.rows),
+        settings=asked.to_dict(),
+        device=device_name(),
+        versions=versions(),
+        command=command,
+        notes=evidence.notes,
+        simulated=asked.simulate,
+        frames=_frames(evidence),
+    )
+
+
+def _kinds(job: Job) -> tuple[str, ...]:
+    return (TRAINING,) if job.loss is None else (TRAINING, INFERENCE)
+
+
+def _label(setting: TrainingSetting) -> str:
+    return f"{setting.workload}, {setting.kind}"
+
+
+def _evidence(runs: Sequence[TrainingRun], jobs: Mapping[str, Job], asked: Breakdown) -> Evidence:
+    times: dict[Key, list[Mapping[str, float]]] = {}
+    energy: dict[Key, FamilyEnergy] = {}
+    lacking: dict[Key, str] = {}
+    notes = []
+    for one in runs:
+        key = (one.point.setting.workload, one.point.setting.kind)
+        if one.status != "ok" or one.run is None:
+            notes.append(f"{_label(one.point.setting)}: {one.status}: {one.reason}")
+            continue
+        run = Run(one.run)
+        spent = family_milliseconds(run)
+        if spent:
+            times.setdefault(key, []).append(spent)
+        else:  # nothing recorded is no step of 0 ms
+            notes.append(f"{_label(one.point.setting)}, repeat {one.point.repeat + 1}: no operators were recorded")
+        of_run, lacking[key] = (energy[key], "") if key in energy else _joules(run)
+        if of_run is not None:
+            energy[key] = of_run
+    notes += [
+        f"energy of {model}, {kind}, cannot be judged: {why}"
+        for (model, kind), why in lacking.items()
+        if (model, kind) not in energy
+    ]
+    notes += [f"{name} has a step of its own: it has no inference" for name, job in jobs.items() if job.loss is None]
+    peaks, series, parameters, stopped = _memory(jobs, asked)
+    return Evidence(times, energy, peaks, series, parameters, (*notes, *stopped))
+
+
+def _joules(run: Run) -> tuple[FamilyEnergy | None, str]:
+    """The energy of a run by family, or why there is none."""
+    try:
+        return family_joules(run), "no power that could be attributed to operators was read"
+    except StepscopeError as error:  # too few readings for a fit
+        return None, str(error)
+
+
+def _memory(
+    jobs: Mapping[str, Job], asked: Breakdown
+) -> tuple[dict[Key, Mapping[tuple[str, str], int]], pl.DataFrame, dict[str, int], list[str]]:
+    """Dry runs of every model and kind: bytes at the peak, memory over the step, parameters, and what stopped."""
+    peaks: dict[Key, Mapping[tuple[str, str], int]] = {}
+    series, parameters, notes = [], {}, []
+    hidden = Workspaces(this_platform())
+    for model, job in jobs.items():
+        for kind in _kinds(job):
+            try:
+                done = dry_run(job if kind == TRAINING else inference(job), asked.batch, hidden)
+            except DryRunStopped as stopped:
+                notes.append(f"memory of {model}, {kind}: fake tensors stopped at {stopped}")
+                continue
+            events = done.events()
+            peaks[model, kind] = bytes_at_peak(events)
+            series.append(
+                step_series(events).select(pl.lit(model).alias("model"), pl.lit(kind).alias("kind"), pl.all())
+            )
+            if kind == DRY_TRAINING:
+                parameters[model] = sum(n for (holder, _), n in peaks[model, kind].items() if holder == "parameter")
+    return peaks, pl.concat(series) if series else pl.DataFrame(), parameters, notes
+
+
+def _answer(evidence: Evidence, asked: Breakdown) -> Iterator[str]:
+    for model in asked.models:
+        of = _mean_times(evidence.times.get((model, TRAINING), ()))
+        if of:
+            whole = sum(value for value, _, _ in of.values())
+            first = sorted(of, key=lambda name: -of[name][0])[:3]
+            shares = ", ".join(f"{name} {of[name][0] / whole:.0%}" for name in first)
+            yield f"{model}: {whole:.3g} ms a step ({shares})."
+    yield from _memory_difference(evidence, asked)
+
+
+def _memory_difference(evidence: Evidence, asked: Breakdown) -> Iterator[str]:
+    """Of two models: which holds more at its peak, and what it saves more of."""
+    both = [model for model in asked.models if (model, TRAINING) in evidence.peaks]
+    if len(both) != 2:
+        return
+    totals = {model: sum(evidence.peaks[model, TRAINING].values()) for model in both}
+    more, less = sorted(both, key=lambda model: -totals[model])
+    saved = {model: _saved_by_family(evidence.peaks[model, TRAINING]) for model in both}
+    families = {*saved[more], *saved[less]}
+    by = max(families, key=lambda name: saved[more].get(name, 0) - saved[less].get(name, 0), default="")
+    parameters = {model: evidence.parameters.get(model, 0) for model in both}
+    yield f"{more} holds {_mb(totals[more])} at its peak and {less} {_mb(totals[less])}."
+    yield f"Their parameters take {_mb(parameters[more])} and {_mb(parameters[less])};"
+    yield f"their activations, {_mb(sum(saved[more].values()))} and {_mb(sum(saved[less].values()))};"
+    yield f"most of the difference was made by {by}: {_mb(saved[more].get(by, 0))} and {_mb(saved[less].get(by, 0))}."
+
+
+def _saved_by_family(peak: Mapping[tuple[str, str], int]) -> dict[str, int]:
+    return {made: size for (holder, made), size in peak.items() if holder == "saved"}
+
+
+def _mean_times(repeats: Sequence[Mapping[str, float]]) -> dict[str, tuple[float, float | None, float | None]]:
+    """Mean ms of each family over the repeats with Student's interval; the means add up to the mean step."""
+    names = {name for one in repeats for name in one}
+    found = {}
+    for name in names:
+        mean, low, high = mean_interval(np.array([one.get(name, 0.0) for one in repeats]))
+        found[name] = (mean, None if null_if_nan(low) is None else max(low, 0.0), null_if_nan(high))
+    return found
+
+
+def _mean_wholes(repeats: Sequence[Mapping[str, float]]) -> tuple[float, float | None, float | None]:
+    mean, low, high = mean_interval(np.array([sum(one.values()) for one in repeats]))
+    return mean, None if null_if_nan(low) is None else max(low, 0.0), null_if_nan(high)
+
+
+def _time_table(evidence: Evidence) -> ResultTable:
+    rows: list[tuple[Value, ...]] = []
+    for (model, kind), repeats in evidence.times.items():
+        of = _mean_times(repeats)
+        whole = sum(value for value, _, _ in of.values())
+        ordered = sorted(of, key=lambda name: -of[name][0])
+        rows += [(model, kind, name, *of[name], 100 * of[name][0] / whole) for name in ordered]
+        rows.append((model, kind, "whole step", *_mean_wholes(repeats), 100.0))
+    columns = ("model", "of", "operation", "ms a step", "low", "high", "%")
+    note = "Self time of the operators of profiled steps on the CPU; with the framework overhead it is the whole step."
+    return ResultTable("time", "Time by operator", columns, tuple(rows), note)
+
+
+def _energy_table(evidence: Evidence) -> ResultTable:
+    rows: list[tuple[Value, ...]] = []
+    for (model, kind), of in evidence.energy.items():
+        whole = sum(of.joules.values())
+        rows += [
+            (model, kind, of.component, name, 1e3 * value, _milli(of.half[name]), 100 * value / whole)
+            for name, value in sorted(of.joules.items(), key=lambda item: -item[1])
+        ]
+    columns = ("model", "of", "component", "operation", "mJ a step", "plus or minus", "%")
+    note = (
+        "Attributed to operators in the first repeat that has energy; half widths of 90 % of the parts are added, "
+        "which is the widest that they can be."
+    )
+    return ResultTable("energy", "Energy by operator", columns, tuple(rows), note)
+
+
+def _memory_table(evidence: Evidence) -> ResultTable:
+    rows: list[tuple[Value, ...]] = []
+    for (model, kind), sizes in evidence.peaks.items():
+        whole = sum(sizes.values())
+        for (holder, made), size in sorted(sizes.items(), key=lambda item: -item[1]):
+            rows.append((model, kind, holder, made or None, size / 1e6, 100 * size / whole))
+        rows.append((model, kind, "whole peak", None, whole / 1e6, 100.0))
+    columns = ("model", "of", "category", "made by", "MB", "%")
+    note = "Live tensors at the peak of a dry run; made by: the operator whose output it is. Libraries are not in it."
+    return ResultTable("memory", "Memory at the peak by who made it", columns, tuple(rows), note)
+
+
+def _frames(evidence: Evidence) -> dict[str, pl.DataFrame]:
+    order = {name: place for place, name in enumerate(FAMILY_NAMES)}
+    times = [
+        (model, kind, name, value, order.get(name, len(order)))
+        for (model, kind), repeats in evidence.times.items()
+        for name, (value, _, _) in _mean_times(repeats).items()
+    ]
+    energies = [
+        (model, kind, name, 1e3 * value, order.get(name, len(order)))
+        for (model, kind), of in evidence.energy.items()
+        for name, value in of.joules.items()
+    ]
+    peaks = [
+        (model, kind, made, size / 1e6, order.get(made, len(order)))
+        for (model, kind), peak in evidence.peaks.items()
+        for (holder, made), size in peak.items()
+        if holder == "saved"
+    ]
+    schema = {"model": pl.String, "kind": pl.String, "family": pl.String, "value": pl.Float64, "place": pl.Int64}
+    parts = {"time-by-family": times, "energy-by-family": energies, "saved-by-family": peaks}
+    frames = {name: pl.DataFrame(rows, schema=schema, orient="row") for name, rows in parts.items()}
+    frames["memory-over-step"] = evidence.over_step
+    return {name: frame for name, frame in frames.items() if not frame.is_empty()}
+
+
+def _mb(size: float) -> str:
+    return f"{size / 1e6:.3g} MB"
+
+
+def _milli(value: float | None) -> float | None:
+    return None if value is None else 1e3 * value
+
+
+_WHOLE = ("total", "device")  # components that stand for the whole board
+
+
+@dataclass(frozen=True)
+class FamilyEnergy:
+    """Energy of a step by family, J, of one component, with how far each can be off (half of 90 %)."""
+
+    component: str
+    joules: Mapping[str, float]
+    half: Mapping[str, float | None]
+
+
+def family_milliseconds(run: Run) -> dict[str, float]:
+    """ms of a step on the CPU by family; framework overhead is one of them. Empty: no ops were recorded."""
+    kinds, steps = run.op_kinds(), profiled_steps(run)
+    step_ms = float(steps["length_ns"].to_numpy().mean()) / 1e6 if len(steps) else 0.0
+    found: dict[str, float] = defaultdict(float)
+    for row in kinds.filter(pl.col("device") == "cpu").iter_rows(named=True):
+        spent = (row["share"] or 0.0) * step_ms
+        updating = _share_of_optimizer(row)
+        found[OPTIMIZER] += spent * updating
+        found[family(row["name"])] += spent * (1 - updating)
+    return {name: ms for name, ms in found.items() if ms > 0}
+
+
+def family_joules(run: Run) -> FamilyEnergy | None:
+    """Energy by family of the component that stands for the whole board, else of the one that took most."""
+    frame = run.energy("op")
+    known = frame.filter(pl.col("joules_per_step").is_not_null() & (pl.col("name") != "(whole)"))
+    if known.is_empty():
+        return None
+    component = next((name for name in _WHOLE if name in set(known["component"])), None)
+    if component is None:
+        totals = known.group_by("component").agg(pl.col("joules_per_step").sum())
+        component = str(totals.sort("joules_per_step", descending=True)["component"][0])
+    found: dict[str, float] = defaultdict(float)
+    half: dict[str, float | None] = {}
+    rows = known.filter(pl.col("component") == component)
+    for row in rows.filter(pl.col("rail") == rows["rail"][0]).iter_rows(named=True):  # two meters are not added
+        name = OPTIMIZER if row["phase"] == "optimizer" else family(row["name"])
+        found[name] += row["joules_per_step"]
+        own = _half(row)
+        before = half.get(name, 0.0)
+        half[name] = None if own is None or before is None else before + own
+    return FamilyEnergy(component, dict(found), half)
+
+
+def bytes_at_peak(events: pl.DataFrame) -> dict[tuple[str, str], int]:
+    """Live bytes at the peak of a dry run by (who holds them, family of the op that made them)."""
+    reached = peak(events)
+    found: dict[tuple[str, str], int] = defaultdict(int)
+    if reached is not None:
+        for row in reached.tensors.iter_rows(named=True):
+            made = family(row["op"]) if row["category"] in ("saved", "temporary", "workspace") else ""
+            found[row["category"], made] += row["bytes"]
+    return dict(found)
+
+
+def _half(row: Mapping[str, float | None]) -> float | None:
+    """The wider side of the interval: an end below 0 was cut off. Null where there is none."""
+    value, low, high = row["joules_per_step"], row["low"], row["high"]
+    return None if value is None or low is None or high is None else max(high - value, value - low)
+
+
+def _share_of_optimizer(row: Mapping[str, float | None]) -> float:
+    phases = {phase: row.get(f"{phase}_ns") or 0.0 for phase in PHASES}
+    whole = sum(phases.values())
+    return phases["optimizer"] / whole if whole else 0.0
+
+
+OPTIMIZER, BETWEEN, OTHER = "optimizer", "framework overhead", "other"
+_FAMILIES = {
+    "data": r"dataloader|^#stepscope\.data",
+    "code of the layers": r"^nn\.",
+    OPTIMIZER: r"^optimizer\.",
+    "convolution": r"conv",
+    "batch norm": r"batch_?norm",
+    "other norms": r"(layer|group|instance|rms)_?norm",
+    "attention": r"attention",
+    "recurrent": r"lstm|gru|rnn",
+    "matrix product": r"(^|_)(mm|addmm|bmm|baddbmm|matmul|linear|addmv|mv|dot)($|_)",
+    "activation": r"relu|threshold|gelu|silu|hardtanh|hardswish|sigmoid|tanh|clamp|elu",
+    "pooling": r"pool|^mean$",
+    "loss": r"softmax|nll|cross_entropy|mse|smooth_l1",
+    "dropout": r"dropout|bernoulli",
+    "embedding": r"embedding|index_select|^index",
+    "sums and products": r"^(add|sub|mul|div|sum|neg|rsub|addcmul|addcdiv|lerp)_?($|\.)|accumulategrad|^_foreach",
+    "moving and filling": r"copy|clone|^cat|fill|zero|^empty|^to$|contiguous|stack|as_strided|reshape|^t$|expand|view",
+}
+_PATTERNS = {family: re.compile(pattern) for family, pattern in _FAMILIES.items()}
+FAMILY_NAMES = (*_FAMILIES, OTHER, BETWEEN)
+
+
+def family(op: str | None) -> str:
+    """The family of an op such as `aten::mkldnn_convolution` or `aten.native_batch_norm.default`."""
+    if op is None:
+        return OTHER
+    if op.startswith("("):  # a row for what lies in no op
+        return BETWEEN
+    op = op.removeprefix("autograd::engine::evaluate_function: ")  # a node of backward, named like its op
+    name = re.sub(r"^(aten|prims|mkldnn|torch)(::|\.)", "", op).lower()
+    name = re.sub(r"\.(default|tensor|out|int|scalar|self).*$", "", name)
+    return next((family for family, pattern in _PATTERNS.items() if pattern.search(name)), OTHER)

@@ -1,0 +1,336 @@
+"""`stepscope study daily`: train on new images every day with every seed; accuracy, time and energy by day."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from stepscope.analysis.results import Findings, ResultTable, Value
+from stepscope.errors import UsageError
+from stepscope.experiments.daily.request import DailyTraining
+from stepscope.experiments.engine.facts import (
+    AMOUNT,
+    ANY,
+    SHARE,
+    Mean,
+    device_name,
+    energy_name,
+    energy_notes,
+    mean_of,
+    value_and_bounds,
+    versions,
+)
+from stepscope.experiments.engine.folder import StudyFolder
+from stepscope.experiments.engine.process import JobWatch, StudyJob, ended_early, run_missing_jobs
+from stepscope.units import estimate
+
+NAME = "daily"
+CHILD = (sys.executable, "-m", "stepscope.experiments.training_child")
+
+
+def daily(
+    out: str | Path,
+    asked: DailyTraining | None = None,
+    *,
+    child: Sequence[str] = CHILD,
+    watch: JobWatch | None = None,
+    command: str = "",
+) -> Findings:
+    """Train day by day in a study's folder, which is begun or gone on with.
+
+    `child`: how the trainings of a setting are started in a process of their own; `command`: the line to repeat it.
+    UsageError where no training came about, with the reason of the first.
+    """
+    asked = asked or DailyTraining()
+    folder = StudyFolder(Path(out), NAME, asked.to_dict())
+    todo = daily_jobs(asked)
+    with folder.locked():
+        run_missing_jobs(folder, todo, child, asked.time_limit, watch or JobWatch())
+    return build_findings(folder, asked, todo, command or f"stepscope study daily {asked.workload} --out {out}")
+
+
+def build_findings(folder: StudyFolder, asked: DailyTraining, todo: Sequence[StudyJob], command: str) -> Findings:
+    """The findings from the cells that are there."""
+    made, unmade = list[SettingOutcome](), list[tuple[DailySetting, Mapping[str, Any]]]()
+    for setting, job in zip(daily_settings(asked), todo, strict=True):
+        cells = [cell for cell in map(folder.cell, job.cells.values()) if cell is not None]
+        if cells:
+            made.append(setting_outcome(setting, cells, asked.days))
+        ended = ended_early(folder, job)
+        if ended is not None:
+            unmade.append((setting, ended))
+    if not made:
+        raise UsageError(f"no day could be trained: {unmade[0][1]['reason'] if unmade else 'nothing was made'}")
+    tables = [accuracy_table(made), cost_table(made, asked)]
+    if unmade:
+        rows = tuple((setting.name, str(ended["status"]), str(ended["reason"])) for setting, ended in unmade)
+        note = "What was not refused but failed is tried again by the same command."
+        tables.append(ResultTable("unmade", "Not trained", ("setting", "status", "why"), rows, note))
+    return Findings(
+        study=NAME,
+        title=f"{asked.workload} through {asked.days} days of {asked.images} new images",
+        answer=_answer(made, asked),
+        tables=tuple(tables),
+        settings=asked.to_dict(),
+        device=device_name(),
+        versions=versions(),
+        command=command,
+        notes=tuple(_notes(made, asked)),
+        simulated=asked.simulate,
+        frames=frames(made, asked),
+    )
+
+
+def _answer(made: Sequence[SettingOutcome], asked: DailyTraining) -> str:
+    best = max(made, key=lambda each: each.end.value)
+    slope = estimate(best.slope.value, best.slope.low, best.slope.high, "points a day")
+    said = (
+        f"Best after {asked.days} days: {best.setting.name}, from {best.start.value:.1f} to {best.end.value:.1f} %, "
+        f"{slope}, at {best.day_s.value:.3g} s of training on its longest day."
+    )
+    if asked.charging is None:
+        return said
+    fitting = sum(each.fits(asked.charging) is True for each in made)
+    return f"{said} {fitting} of {len(made)} settings fit while the device charges."
+
+
+def _notes(made: Sequence[SettingOutcome], asked: DailyTraining) -> Iterator[str]:
+    cell = made[0].cells[0]
+    data = cell["data"]
+    yield f"data: {data['name']} ({data['kind']}), judged each evening on all {data['test_size']} test images"
+    yield f"pre-trained on {cell['pretrained_on']} other images until {asked.start:.0%} of the test images were right"
+    yield "every setting of a seed begins with the same weights and gets the same images each day"
+    yield "time and energy are those of the training steps; looking at the accuracy is not counted"
+    if min(len(each.cells) for each in made) < 2:
+        yield "one seed gives no CI: --seeds 5"
+    yield from energy_notes([cell for each in made for cell in each.cells])
+    if asked.battery is not None and all(each.day_j is None for each in made):
+        yield "--battery cannot be judged without energy"
+
+
+@dataclass(frozen=True)
+class Routine:
+    """Orders of one process for its trainings: the fields of the request that a training depends on."""
+
+    days: int
+    images: int
+    start: float
+    batch: int
+    replay: str
+    keep: int
+    passes: int
+    order: str
+    optimizer: str | None
+    lr: float | None
+    data: str | None
+    device: str
+
+
+@dataclass(frozen=True)
+class DailySetting:
+    """One line of the result; its trainings differ by their seed."""
+
+    batch: int
+    replay: str
+
+    @property
+    def name(self) -> str:
+        return f"batch {self.batch}, replay {self.replay}"
+
+    @property
+    def id(self) -> str:
+        return f"b{self.batch}-{self.replay}"
+
+
+def daily_settings(asked: DailyTraining) -> list[DailySetting]:
+    """Every batch size with every replay."""
+    return [
+        DailySetting(batch, replay) for batch in dict.fromkeys(asked.batch) for replay in dict.fromkeys(asked.replay)
+    ]
+
+
+def daily_jobs(asked: DailyTraining) -> list[StudyJob]:
+    """A process for each setting, which makes its seeds one after the other."""
+    told = {each.name for each in fields(Routine)} - {"batch", "replay"}
+    shared = {name: getattr(asked, name) for name in sorted(told)}
+    return [
+        StudyJob(
+            setting.id,
+            f"{asked.workload}: {asked.days} days, {setting.name}",
+            {seed: f"{setting.id}-s{seed}" for seed in range(asked.seeds)},
+            {
+                "what": "daily",
+                "workload": asked.workload,
+                "threads": asked.threads,
+                "simulate": asked.simulate,
+                "routine": {**shared, "batch": setting.batch, "replay": setting.replay},
+            },
+        )
+        for setting in daily_settings(asked)
+    ]
+
+
+Cell = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class SettingOutcome:
+    """One setting. Accuracies in %, slope in points a day, gain in points, of a day: time in s and energy in J.
+
+    day_s and day_j are of the longest day: it is what must fit. day_j is null where energy was not read.
+    """
+
+    setting: DailySetting
+    cells: tuple[Cell, ...]
+    start: Mean
+    end: Mean
+    slope: Mean
+    gain: Mean
+    lowest: Mean
+    day_s: Mean
+    day_j: Mean | None
+    energy_kind: str | None
+
+    def fits(self, seconds: float) -> bool | None:
+        """Return whether the longest day is trained in so much time.
+
+        Null where the interval spans it or is not known.
+        """
+        if self.day_s.low is None or self.day_s.high is None:
+            return None
+        return True if self.day_s.high <= seconds else False if self.day_s.low > seconds else None
+
+
+def setting_outcome(setting: DailySetting, cells: Sequence[Cell], days: int) -> SettingOutcome:
+    """From the cells of a setting, one at least. A seed is what repeats: the days of one hang together."""
+    accuracy = 100 * np.array([[day["accuracy"] for day in cell["days"]] for cell in cells])
+    slopes = np.polyfit(np.arange(days + 1), accuracy.T, 1)[0]
+    kinds = {cell["energy_kind"] for cell in cells}
+    return SettingOutcome(
+        setting,
+        tuple(cells),
+        _over(accuracy[:, 0], SHARE),
+        _over(accuracy[:, -1], SHARE),
+        _over(slopes, ANY),
+        _over(accuracy[:, -1] - accuracy[:, 0], ANY),
+        _over(accuracy.min(axis=1), SHARE),
+        _over(np.array([max(day["time_s"] for day in cell["days"][1:]) for cell in cells]), AMOUNT),
+        mean_of([_most_joules(cell) for cell in cells]) if len(kinds) == 1 else None,
+        next(iter(kinds)) if len(kinds) == 1 else None,
+    )
+
+
+def mean_of_day(found: SettingOutcome, name: str, day: int) -> Mean | None:
+    """A quantity of a day over the seeds: accuracy in %, time_s, energy_j; null where it is not known."""
+    values = [cell["days"][day][name] for cell in found.cells]
+    return mean_of(values, 100, SHARE) if name == "accuracy" else mean_of(values)
+
+
+def _most_joules(cell: Cell) -> float | None:
+    values = [day["energy_j"] for day in cell["days"][1:]]
+    return None if any(value is None for value in values) else max(values)
+
+
+def _over(values: np.ndarray[Any, Any], possible: tuple[float, float]) -> Mean:
+    found = mean_of([float(value) for value in values], possible=possible)
+    assert found is not None, "every cell has its accuracies and times"
+    return found
+
+
+Row = tuple[Value, ...]
+
+
+def accuracy_table(made: Sequence[SettingOutcome]) -> ResultTable:
+    rows: list[Row] = []
+    for each in made:
+        begin: Row = (each.setting.batch, each.setting.replay, len(each.cells), each.start.value, *each.end.row)
+        rows.append((*begin, *each.gain.row, *each.slope.row, each.lowest.value))
+    columns = (
+        "batch", "replay", "seeds", "at first %", "at the end %", "low", "high", "gain, points", "low ", "high ",
+        "points a day", "low  ", "high  ", "lowest evening %",
+    )  # fmt: skip
+    note = (
+        "Means over seeds with Student's 95 % CI. Points a day: least-squares slope of each seed. "
+        "A CI of the slope above 0: accuracy surely rises; below 0: the model forgets faster than it learns."
+    )
+    return ResultTable("accuracy", "Accuracy", columns, tuple(rows), note)
+
+
+def cost_table(made: Sequence[SettingOutcome], asked: DailyTraining) -> ResultTable:
+    """Return what the longest day takes, and whether that fits."""
+    kind = next((each.energy_kind for each in made if each.day_j is not None), None)
+    with_energy = kind is not None and all(each.energy_kind in (kind, None) for each in made)
+    rows: list[Row] = []
+    for each in made:
+        images = max(day["trained_on"] for day in each.cells[0]["days"])
+        row: Row = (each.setting.batch, each.setting.replay, images * asked.passes, *each.day_s.row)
+        if asked.charging is not None:
+            row = (*row, *_fitting(each, asked.charging))
+        if with_energy:
+            row = (*row, *value_and_bounds(each.day_j))
+            if asked.battery is not None:
+                row = (*row, None if each.day_j is None else 100 * each.day_j.value / asked.battery)
+        rows.append(row)
+    columns: tuple[str, ...] = ("batch", "replay", "images trained", "s a day", "low", "high")
+    if asked.charging is not None:
+        columns = (*columns, "% of the charging time", "fits while charging")
+    if with_energy:
+        columns = (*columns, "J a day" if kind == "measured" else f"{kind} J a day", "low ", "high ")
+        columns = (*columns, "% of the battery") if asked.battery is not None else columns
+    note = "Of the longest day: with replay of all images every day is longer than the one before."
+    return ResultTable("cost", "What a day takes", columns, tuple(rows), note)
+
+
+def _fitting(each: SettingOutcome, charging_s: float) -> Row:
+    answers = {True: "yes", False: "no", None: "cannot be judged: the interval spans it, or there is none"}
+    return 100 * each.day_s.value / charging_s, answers[each.fits(charging_s)]
+
+
+_DAY = {"title": pl.String, "setting": pl.String, "batch": pl.String, "replay": pl.String} | dict.fromkeys(
+    ("day", "value", "low", "high"), pl.Float64
+)
+
+
+def frames(made: Sequence[SettingOutcome], asked: DailyTraining) -> dict[str, pl.DataFrame]:
+    """By the figure's name; what was not measured has none."""
+    found = {
+        figure: pl.DataFrame(list(_by_day(made, name, first, asked.days)), schema=_DAY)
+        for figure, name, first in (
+            ("accuracy-by-day", "accuracy", 0),
+            ("time-by-day", "time_s", 1),
+            ("energy-by-day", "energy_j", 1),
+        )
+    }
+    return {name: frame for name, frame in found.items() if not frame.is_empty()}
+
+
+_TITLES = {
+    "accuracy": "accuracy on the test data, %",
+    "time_s": "training time, s a day",
+    "energy_j": "energy, J a day",
+}
+
+
+def _titled(name: str, each: SettingOutcome) -> str:
+    """The title of the axis: energy that is not measured says so."""
+    return _TITLES[name].replace("energy", energy_name(each.energy_kind))
+
+
+def _by_day(made: Sequence[SettingOutcome], name: str, first: int, days: int) -> Iterator[dict[str, Any]]:
+    for each in made:
+        about = {
+            "title": _titled(name, each),
+            "setting": each.setting.name,
+            "batch": str(each.setting.batch),
+            "replay": each.setting.replay,
+        }
+        for day in range(first, days + 1):
+            mean = mean_of_day(each, name, day)
+            if mean is not None:
+                yield {**about, "day": day, "value": mean.value, "low": mean.low, "high": mean.high}

@@ -1,0 +1,274 @@
+"""The folders of studies and sweeps on disk: the request or plan, and one file for each finished point.
+
+study.json           which study, with which settings, begun when, on what
+cells/<id>.json      one measured point of the study: there or not there, never in part
+runs/                run folders of the study's own runs, where it makes any
+findings.json        what was found, written at the end, with data/<figure>.parquet, figures/ and page.html
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import errno
+import fcntl
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from stepscope.analysis.results import Findings
+from stepscope.errors import OutputNotWritable, RunDamaged, RunNotFound, SchemaTooNew, UsageError
+from stepscope.experiments.engine.points import Entry, Point
+from stepscope.files import replace_json
+
+STUDY_SCHEMA = 1
+_REQUEST_FILE = "study.json"
+
+
+class StudyFolder:
+    """The folder of one study. Begun anew, or gone on with where the same was asked before."""
+
+    def __init__(self, path: Path, study: str, settings: Mapping[str, Any]) -> None:
+        """Begin, or go on: what has been answered is kept. UsageError where the folder holds another question."""
+        self.path = path
+        asked = {
+            "schema": STUDY_SCHEMA,
+            "study": study,
+            "settings": json.loads(json.dumps(dict(settings), default=str)),
+        }
+        kept = _stored_request(path)
+        if kept is None:
+            with writing_study(path):
+                for name in ("cells", "runs"):
+                    (path / name).mkdir(parents=True, exist_ok=True)
+                replace_json(
+                    path / _REQUEST_FILE, {**asked, "began_unix_ms": time.time_ns() // 1_000_000}, durable=True
+                )
+        else:
+            _refuse_other_request(path, kept, asked)
+
+    def cell(self, name: str) -> dict[str, Any] | None:
+        """Return the outcome of a point; null where it has not been measured, or where its file is damaged."""
+        with contextlib.suppress(OSError, ValueError):
+            found = json.loads((self.path / "cells" / f"{name}.json").read_text(encoding="utf-8"))
+            return found if isinstance(found, dict) else None
+        return None
+
+    def keep(self, name: str, found: Mapping[str, Any]) -> None:
+        """Write a point down; once this returns, no power loss takes it away."""
+        with writing_study(self.path):
+            replace_json(self.path / "cells" / f"{name}.json", dict(found), durable=True)
+
+    def answered(self, name: str, measure: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
+        """The point as it was measured before, or measured now and kept."""
+        found = self.cell(name)
+        if found is None:
+            found = dict(measure())
+            self.keep(name, found)
+        return found
+
+    def conclude(self, findings: Findings) -> None:
+        """Write the findings and the numbers behind the figures."""
+        with writing_study(self.path):
+            (self.path / "data").mkdir(exist_ok=True)
+            for name, frame in findings.frames.items():
+                frame.write_parquet(self.path / "data" / f"{name}.parquet")
+            (self.path / "findings.json").write_text(findings.to_json(), encoding="utf-8")
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Nobody else works on this study meanwhile; the kernel lets go of the lock however this process ends."""
+        with (self.path / ".lock").open("a") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                hint = "wait for it to end, or choose another folder: --out DIR"
+                raise UsageError(f"another process is at work on the study in '{self.path}'", hint) from None
+            yield
+
+
+@contextlib.contextmanager
+def writing_study(path: Path) -> Iterator[None]:
+    """A disk that takes nothing, as a refusal that says how to go on."""
+    try:
+        yield
+    except OSError as error:
+        raise OutputNotWritable(
+            f"cannot write the study in '{path}': {error.strerror or error}",
+            "make room or choose another folder with --out DIR; the same command goes on where it stopped",
+        ) from error
+
+
+def _stored_request(path: Path) -> dict[str, Any] | None:
+    try:
+        kept = json.loads((path / _REQUEST_FILE).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise RunDamaged(
+            f"'{path / _REQUEST_FILE}' cannot be read: {error}", "choose another folder: --out DIR"
+        ) from error
+    if not isinstance(kept, dict) or not isinstance(kept.get("schema"), int):
+        raise RunDamaged(f"'{path / _REQUEST_FILE}' does not say what was asked", "choose another folder: --out DIR")
+    if kept["schema"] > STUDY_SCHEMA:
+        raise SchemaTooNew(
+            f"'{path}' has schema {kept['schema']}; this Stepscope reads up to {STUDY_SCHEMA}", "update it"
+        )
+    return kept
+
+
+def _refuse_other_request(path: Path, kept: Mapping[str, Any], asked: Mapping[str, Any]) -> None:
+    if kept.get("study") != asked["study"]:
+        said = f"'{path}' holds the study '{kept.get('study')}', not '{asked['study']}'"
+        raise UsageError(said, "choose another folder: --out DIR")
+    before, now = kept.get("settings", {}), asked["settings"]
+    other = [name for name in sorted({*before, *now}) if before.get(name) != now.get(name)]
+    if other:
+        lines = "\n".join(f"  {name}: {before.get(name)} -> {now.get(name)}" for name in other)
+        said = f"the study in '{path}' was begun with other settings:\n{lines}"
+        raise UsageError(said, "give the same options to go on with it, or another folder: --out DIR")
+
+
+# sweep.json           what is run, in which order, by which rules, with which definitions of the workloads
+# sources/<n>.py       the workloads' own files as they were, to show what has changed since
+# points/<id>.json     what became of a run: there or not there, never in part
+# runs/<id>/           its run folder, and what it printed
+
+SWEEP_SCHEMA = 1
+_PLAN_FILE = "sweep.json"
+_MOST_LINES = 20
+
+
+class SweepFolder:
+    """The folder of one sweep."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.plan = _read_plan(path)
+
+    @classmethod
+    def create(cls, path: Path, plan: dict[str, Any], entries: Sequence[Entry]) -> SweepFolder:
+        """Begin a sweep; refused where there is one already."""
+        if (path / _PLAN_FILE).exists():
+            raise UsageError(
+                f"'{path}' holds a sweep already", f"go on with it: stepscope suite run --resume --out {path}"
+            )
+        definitions = {
+            entry.name: {"definition": dict(entry.definition), "about": dict(entry.about), "source": f"{place}.py"}
+            for place, entry in enumerate(entries)
+        }
+        with writing_sweep(path, _too_full_to_begin):
+            for name in ("points", "runs", "sources"):
+                (path / name).mkdir(parents=True, exist_ok=True)
+            for place, entry in enumerate(entries):
+                (path / "sources" / f"{place}.py").write_text(entry.source, encoding="utf-8")
+            replace_json(path / _PLAN_FILE, {"schema": SWEEP_SCHEMA, **plan, "workloads": definitions}, durable=True)
+        return cls(path)
+
+    @property
+    def order(self) -> list[Point]:
+        return [Point(**point) for point in self.plan["order"]]
+
+    def run_folder(self, point: Point) -> Path:
+        """Return the folder that the child of this run writes to."""
+        return self.path / "runs" / point.id
+
+    def ended(self) -> dict[str, dict[str, Any]]:
+        """Return the outcomes of the runs that have ended, by the id of their point; a damaged file counts as none."""
+        found = {}
+        for path in (self.path / "points").glob("*.json"):
+            with contextlib.suppress(OSError, ValueError):
+                found[path.stem] = json.loads(path.read_text(encoding="utf-8"))
+        return found
+
+    def end(self, point: Point, result: dict[str, Any]) -> None:
+        """Write down what became of a run; once this returns, no power loss takes it away."""
+        with writing_sweep(self.path):
+            replace_json(self.path / "points" / f"{point.id}.json", result, durable=True)
+
+    def refuse_changes(self, entries: Sequence[Entry]) -> None:
+        """UsageError with the difference where a workload is no longer the one that this sweep began with."""
+        now = {entry.name: entry for entry in entries}
+        said = []
+        for name, kept in self.plan["workloads"].items():
+            if name not in now:
+                said.append(f"{name}: no longer among the workloads")
+            elif json.loads(json.dumps(dict(now[name].definition))) != kept["definition"]:
+                said += self._difference(name, kept, now[name])
+        if said:
+            lines = "\n".join(said)
+            raise UsageError(
+                f"a workload has changed since '{self.path}' began, so its results could not be compared:\n{lines}",
+                "bring back the version that it began with, or begin a new sweep with another --out",
+            )
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Nobody else runs this sweep meanwhile; the kernel lets go of the lock however this process ends."""
+        with (self.path / ".lock").open("a") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise UsageError(
+                    f"another process is running the sweep in '{self.path}'", "wait for it to end"
+                ) from None
+            yield
+
+    def _difference(self, name: str, kept: dict[str, Any], entry: Entry) -> Iterator[str]:
+        before, after = kept["definition"], dict(entry.definition)
+        for key in sorted({*before, *after}):
+            if before.get(key) != json.loads(json.dumps(after.get(key))):
+                yield f"{name}: {key}: {_short(before.get(key))} -> {_short(after.get(key))}"
+        source = self.path / "sources" / kept["source"]
+        old = source.read_text(encoding="utf-8") if source.exists() else ""
+        lines = difflib.unified_diff(old.splitlines(), entry.source.splitlines(), "then", "now", lineterm="", n=0)
+        yield from (f"  {line}" for line, _ in zip(lines, range(_MOST_LINES), strict=False))
+
+
+def disk_full(path: Path) -> OutputNotWritable:
+    """The refusal with which a sweep stops in its midst; what has ended stays."""
+    return OutputNotWritable(
+        f"the disk of '{path}' is full: the sweep has stopped, and every run that has ended is kept",
+        f"make room, then: stepscope suite run --resume --out {path}",
+    )
+
+
+def _too_full_to_begin(path: Path) -> OutputNotWritable:
+    return OutputNotWritable(f"the disk of '{path}' is full: no sweep was begun", "make room, or give another --out")
+
+
+@contextlib.contextmanager
+def writing_sweep(path: Path, full: Callable[[Path], OutputNotWritable] = disk_full) -> Iterator[None]:
+    """A full disk, or one that takes nothing, as a refusal that says how to go on."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise full(path) from error
+        raise OutputNotWritable(
+            f"cannot write the sweep in '{path}': {error.strerror or error}",
+            "choose a folder that you can write: --out DIR",
+        ) from error
+
+
+def _read_plan(path: Path) -> dict[str, Any]:
+    try:
+        plan = json.loads((path / _PLAN_FILE).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise RunNotFound(f"no sweep in '{path}'", "give the folder of a sweep, see: stepscope suite list") from None
+    except (OSError, ValueError) as error:
+        raise RunDamaged(f"'{path / _PLAN_FILE}' cannot be read: {error}") from error
+    if not isinstance(plan, dict) or not isinstance(plan.get("schema"), int):
+        raise RunDamaged(f"'{path / _PLAN_FILE}' is not the plan of a sweep")
+    if plan["schema"] > SWEEP_SCHEMA:
+        raise SchemaTooNew(
+            f"'{path}' has schema {plan['schema']}; this Stepscope reads up to {SWEEP_SCHEMA}", "update stepscope"
+        )
+    return plan
+
+
+def _short(value: object) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."

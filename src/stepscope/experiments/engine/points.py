@@ -1,0 +1,209 @@
+"""The points of a sweep: workloads with their definitions, and every combination of the axes in shuffled rounds."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import re
+import sys
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stepscope.errors import UnknownName
+
+if TYPE_CHECKING:
+    from stepscope.workloads.contract import Workload
+
+
+ALL = "all"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A workload as a sweep knows it: names and facts alone, so that a sweep is read where there is no torch.
+
+    `definition` is what two measurements must have in common; `about` is for the reader.
+    """
+
+    name: str
+    tiers: tuple[str, ...]
+    default_batch: int
+    default_optimizer: str
+    optimizers: tuple[str, ...]
+    definition: Mapping[str, Any] = field(default_factory=dict)
+    about: Mapping[str, Any] = field(default_factory=dict)
+    source: str = ""  # the text of its file, to show what has changed
+
+
+@dataclass(frozen=True)
+class Point:
+    """One run of a sweep; `threads` null is torch's own choice. Repeats count from 0."""
+
+    workload: str
+    batch: int
+    optimizer: str
+    precision: str
+    threads: int | None
+    device: str
+    repeat: int
+
+    @property
+    def setting(self) -> tuple[str, int, str, str, int | None, str]:
+        """Return the facts that the repeats have in common."""
+        return (self.workload, self.batch, self.optimizer, self.precision, self.threads, self.device)
+
+    @property
+    def id(self) -> str:
+        """A name for files: readable, and unique also where a workload is named by a path."""
+        name = re.sub(r"[^A-Za-z0-9._-]+", "_", self.workload).strip("._") or "workload"
+        if name != self.workload:
+            name = f"{name[-40:]}-{hashlib.sha256(self.workload.encode()).hexdigest()[:6]}"
+        threads = "auto" if self.threads is None else self.threads
+        return f"{name}-b{self.batch}-{self.optimizer}-{self.precision}-t{threads}-{self.device}-r{self.repeat}"
+
+    def would_need_more_than(self, other: Point) -> bool:
+        """The same training with a batch at least as large: what did not fit for the other does not fit for it."""
+        alike = self.setting[:1] + self.setting[2:] == other.setting[:1] + other.setting[2:]
+        return alike and self.batch >= other.batch
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The axes of a sweep; an empty axis is each workload's own default."""
+
+    batches: tuple[int, ...] = ()
+    optimizers: tuple[str, ...] = ()
+    precisions: tuple[str, ...] = ("fp32",)
+    threads: tuple[int, ...] = ()
+    device: str = "cpu"
+    repeats: int = 3
+
+    def settings(self, entries: Sequence[Entry]) -> list[Point]:
+        """The first repeat of every combination in order, each once."""
+        found = [point for entry in entries for point in self._of(entry)]
+        return list(dict.fromkeys(found))
+
+    def duplicates(self, entries: Sequence[Entry]) -> int:
+        """Return how many combinations were given more than once."""
+        return sum(1 for entry in entries for _ in self._of(entry)) - len(self.settings(entries))
+
+    def points(self, entries: Sequence[Entry], seed: int) -> list[Point]:
+        """Every run, shuffled within each round of repeats, so that repeats lie far apart in time."""
+        settings, shuffle = self.settings(entries), random.Random(seed)
+        order: list[Point] = []
+        for repeat in range(self.repeats):
+            round_ = [Point(*point.setting, repeat) for point in settings]
+            shuffle.shuffle(round_)
+            order += round_
+        return order
+
+    def _of(self, entry: Entry) -> Iterator[Point]:
+        for batch in self.batches or (entry.default_batch,):
+            for optimizer in self.optimizers or (entry.default_optimizer,):
+                if optimizer not in entry.optimizers:
+                    raise UnknownName(f"optimizer of '{entry.name}'", optimizer, entry.optimizers)
+                for precision in self.precisions:
+                    for threads in self.threads or (None,):
+                        yield Point(entry.name, batch, optimizer, precision, threads, self.device, 0)
+
+
+def names_of_tier(names: Mapping[str, Iterable[str]], tier: str | None, wanted: Sequence[str]) -> list[str]:
+    """The workloads of a tier, or those of them that are named; `names` has the tiers of each workload.
+
+    A workload of the user's own (`path/to/file.py:name`) belongs to every tier.
+    """
+    tiers = sorted({each for of_one in names.values() for each in of_one})
+    if tier is not None and tier not in (*tiers, ALL):
+        raise UnknownName("tier", tier, [*tiers, ALL])
+    inside = [name for name, of_one in names.items() if tier in (None, ALL) or tier in of_one]
+    if not wanted:
+        return inside
+    for name in wanted:
+        if name not in inside and ":" not in name:
+            raise UnknownName("workload" if name not in names else f"workload of the tier '{tier}'", name, inside)
+    return list(dict.fromkeys(wanted))
+
+
+def workload_entries(names: Sequence[str]) -> list[Entry]:
+    """The workloads of these names, in this order; UnknownName where there is none."""
+    from stepscope import workloads
+
+    return [_entry(name, workloads.find(name)) for name in names]
+
+
+def workload_tiers() -> dict[str, tuple[str, ...]]:
+    """The tiers of every workload, by its name."""
+    from stepscope import workloads
+
+    return {workload.name: tuple(workload.tiers) for workload in workloads.every()}
+
+
+def _entry(name: str, workload: Workload) -> Entry:
+    source = _source(name, workload)
+    return Entry(
+        name=name,
+        tiers=tuple(workload.tiers),
+        default_batch=workload.default_batch,
+        default_optimizer=workload.default_optimizer,
+        optimizers=tuple(workload.hyperparameters),
+        definition={
+            "input_shape": list(workload.input_shape),
+            "hyperparameters": {name: dict(values) for name, values in workload.hyperparameters.items()},
+            "loss": workload.loss_name,
+            "data": _data(workload),
+            **_model(workload),
+            "source_sha256": hashlib.sha256(source.encode()).hexdigest(),
+        },
+        about={
+            "domain": workload.domain,
+            "summary": workload.summary,
+            "published": [asdict(published) for published in workload.published],
+        },
+        source=source,
+    )
+
+
+def _source(name: str, workload: Workload) -> str:
+    """The text of the file that offers the workload; empty where it cannot be read."""
+    offering = (module for module in list(sys.modules.values()) if workload in _module_workloads(module))
+    path = name.rpartition(":")[0] or getattr(next(offering, None), "__file__", None)
+    try:
+        return "" if path is None else Path(path).read_text(encoding="utf-8")
+    except OSError:
+        return ""
+
+
+def _module_workloads(module: object) -> Collection[object]:
+    """Return what a module names as its workloads; a module of another package may name anything so."""
+    offered = vars(module).get("WORKLOADS", ()) if hasattr(module, "__dict__") else ()
+    return offered if isinstance(offered, (tuple, list)) else ()
+
+
+def _data(workload: Workload) -> str | None:
+    """Return the data it would be trained on now; a data set that arrives during a sweep would change it."""
+    from stepscope.errors import DataUnavailable
+
+    try:
+        return workload.data.name
+    except DataUnavailable:
+        return None
+
+
+def _model(workload: Workload) -> dict[str, Any]:
+    """Parameters, and a hash of the module tree as torch prints it; built without memory for the parameters."""
+    import torch
+
+    try:
+        with torch.device("meta"):
+            model = workload.build()
+    except Exception as error:  # a workload of the user's may raise anything: its runs will say so
+        return {"parameters": None, "model_sha256": None, "model_error": type(error).__name__}
+    return {
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "model_sha256": hashlib.sha256(repr(model).encode()).hexdigest(),
+    }

@@ -1,0 +1,219 @@
+"""Measurements in child processes: the outcome of one, and the jobs of a study that are still missing."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import shutil
+import signal
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stepscope.clock import monotonic_ns
+from stepscope.errors import RunError
+from stepscope.experiments.engine.folder import StudyFolder
+from stepscope.runfolder import RunReader
+
+STATUS_FILE = "said.json"  # the child's last word
+LOG_FILE = "log.txt"  # what it printed
+NO_FIT = {"oom": "ran out of memory", "killed": "was killed", "timeout": "did not end within the time limit"}
+_TICK_S = 1.0
+_STARVED = ("can't allocate memory", "Cannot allocate memory", "std::bad_alloc", "MemoryError", "memory allocation of")
+_DISK_FULL = "No space left on device"
+_FINISHED = ("ok", "oom", "failed")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Outcome of a run; `run` is its run folder, null where none was begun.
+
+    status: ok, oom, killed (by a SIGKILL that was not ours), crashed, timeout, failed (an exception), not installed,
+    no data, refused.
+    """
+
+    status: str
+    reason: str | None
+    run: Path | None
+    wall_s: float | None
+
+
+def run_child(
+    command: Sequence[str],
+    spec: Mapping[str, Any],
+    folder: Path,
+    time_limit_s: float,
+    tick: Callable[[], None] = lambda: None,
+) -> Outcome:
+    """Start the child with its orders as JSON, wait, and say what became of it. What an earlier try left is removed."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    orders = {**spec, "out": str(folder), "said": str(folder / STATUS_FILE), "parent": os.getpid()}
+    began_ns = monotonic_ns()
+    with (folder / LOG_FILE).open("wb") as log:
+        child = subprocess.Popen(
+            [*command, json.dumps(orders)],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # Ctrl-C is for the sweep, which ends the child itself
+        )
+        try:
+            in_time = _wait(child, began_ns + round(time_limit_s * 1e9), tick)
+        finally:
+            _end(child)
+    wall_s = (monotonic_ns() - began_ns) / 1e9
+    if not in_time:
+        return Outcome(*_timeout_status(folder, time_limit_s), run_in(folder), wall_s)
+    status, reason = _reported_status(folder) or _status_from_exit(child.returncode, folder)
+    return Outcome(status, reason, run_in(folder), wall_s)
+
+
+def finished_outcome(folder: Path) -> Outcome | None:
+    """A run that ended although the sweep was no longer there to write it down; None where there is none."""
+    said, run = _reported_status(folder), run_in(folder)
+    if said is None and run is not None and RunReader(run).status in _FINISHED:
+        meta = RunReader(run).meta
+        said = str(meta["status"]), meta.get("reason")
+    return None if said is None else Outcome(*said, run, None)
+
+
+def run_in(folder: Path) -> Path | None:
+    """The run folder that a child has made; None where it made none."""
+    for header in sorted(folder.glob("*/run.json")):
+        with contextlib.suppress(RunError):
+            return RunReader(header.parent).path
+    return None
+
+
+def disk_was_full(folder: Path) -> bool:
+    """Return whether the child met a full disk: training goes on without its record then, which is no result."""
+    texts = [folder / LOG_FILE, *folder.glob("*/events.jsonl")]
+    return any(_DISK_FULL in path.read_text(encoding="utf-8", errors="replace") for path in texts if path.exists())
+
+
+def _wait(child: subprocess.Popen[bytes], until_ns: int, tick: Callable[[], None]) -> bool:
+    """Return whether it ended in time. The kernel wakes us: a parent that polls would disturb what is measured."""
+    try:
+        handle: int | None = os.pidfd_open(child.pid)
+    except (AttributeError, OSError):  # before Linux 5.3
+        handle = None
+    try:
+        while child.poll() is None:
+            tick()
+            left_s = min(_TICK_S, (until_ns - monotonic_ns()) / 1e9)
+            if left_s <= 0:
+                return False
+            if handle is not None:
+                select.select([handle], [], [], left_s)
+            else:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    child.wait(left_s)
+        return True
+    finally:
+        if handle is not None:
+            os.close(handle)
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    """The child and all that it has started."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(child.pid, signal.SIGKILL)
+    child.wait()
+
+
+def _reported_status(folder: Path) -> tuple[str, str | None] | None:
+    try:
+        said = json.loads((folder / STATUS_FILE).read_text(encoding="utf-8"))
+        return str(said["status"]), said["reason"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _timeout_status(folder: Path, time_limit_s: float) -> tuple[str, str]:
+    """A library that is refused memory may stand still instead of ending."""
+    late = f"did not end within {time_limit_s:g} s"
+    printed = (folder / LOG_FILE).read_text(encoding="utf-8", errors="replace")
+    starved = next((line for line in printed.splitlines() if any(word in line for word in _STARVED)), None)
+    return ("timeout", late) if starved is None else ("oom", f"{starved}, and then {late}")
+
+
+def _status_from_exit(code: int, folder: Path) -> tuple[str, str]:
+    """Of a child that ended without a word: from its exit code and the last that it printed."""
+    printed = (folder / LOG_FILE).read_text(encoding="utf-8", errors="replace").strip()
+    last = printed.splitlines()[-1][-300:] if printed else "it printed nothing"
+    starved = next((line for line in printed.splitlines() if any(word in line for word in _STARVED)), None)
+    if starved is not None:
+        return "oom", starved[-300:]
+    if code == -signal.SIGKILL:
+        return "killed", "SIGKILL from outside: the kernel does so when memory runs out (see `dmesg`)"
+    if code < 0:
+        return "crashed", f"{signal.Signals(-code).name}: {last}"
+    return "crashed", f"exit code {code}: {last}"
+
+
+@dataclass(frozen=True)
+class JobWatch:
+    """Told: about to begin (what, place, of how many), a second has passed, how it ended (and why, unless well).
+
+    tell: about to measure something (place, of how many, what), of which it is not said how it ended.
+    """
+
+    begins: Callable[[str, int, int], None] = lambda called, place, count: None
+    ticks: Callable[[], None] = lambda: None
+    ends: Callable[[str, int, int, Outcome], None] = lambda called, place, count, outcome: None
+    tell: Callable[[int, int, str], None] = lambda place, count, what: None
+
+
+@dataclass(frozen=True)
+class StudyJob:
+    """Points of a study that one process makes, one after the other, and writes down as each is done.
+
+    cells: the points by the seed that makes each. orders: what the process is told, but for the seeds that are left.
+    """
+
+    name: str
+    called: str
+    cells: Mapping[int, str]
+    orders: Mapping[str, Any]
+
+
+def ended_early(folder: StudyFolder, job: StudyJob) -> dict[str, Any] | None:
+    """Return how a job ended that did not make all its points: status and reason; null where nothing is missing."""
+    missing = [cell for cell in job.cells.values() if folder.cell(cell) is None]
+    if not missing:
+        return None
+    unsaid = {"status": "unfinished", "reason": f"{', '.join(missing)} cannot be read or was not made"}
+    return folder.cell(f"{job.name}-ended") or unsaid
+
+
+def run_missing_jobs(
+    folder: StudyFolder, jobs: Sequence[StudyJob], child: Sequence[str], time_limit_s: float, watch: JobWatch
+) -> None:
+    """Start a process for each job with points that are not there; one that cannot make them is kept with its reason.
+
+    Ctrl-C ends the process; the points that it had finished stay. What was refused would be refused again; a job that
+    ended for any other reason (memory, time, a crash) is tried again by the next call.
+    """
+    for place, job in enumerate(jobs):
+        left = [seed for seed, cell in job.cells.items() if folder.cell(cell) is None]
+        ended = ended_early(folder, job)
+        if not left or (ended is not None and ended["status"] == "refused"):
+            continue
+        watch.begins(job.called, place, len(jobs))
+        cells = {str(seed): str((folder.path / "cells" / f"{job.cells[seed]}.json").absolute()) for seed in left}
+        orders = {**job.orders, "seeds": left, "cells": cells, "study": str(folder.path.absolute())}
+        outcome = run_child(child, orders, _try_folder(folder, job), time_limit_s, watch.ticks)
+        if outcome.status != "ok":
+            folder.keep(f"{job.name}-ended", {"status": outcome.status, "reason": outcome.reason})
+        watch.ends(job.called, place, len(jobs), outcome)
+
+
+def _try_folder(folder: StudyFolder, job: StudyJob) -> Path:
+    """A place of its own for each try: the runs of seeds that were finished before stay where they are."""
+    tries = len(list((folder.path / "runs").glob(f"{job.name}.*")))
+    return (folder.path / "runs" / f"{job.name}.{tries}").absolute()

@@ -1,0 +1,155 @@
+"""A training in a session with evaluations in between: time and energy of each step, and the accuracies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from stepscope.analysis.forecast import step_energy
+from stepscope.analysis.run import Run
+from stepscope.arrays import Floats
+from stepscope.errors import DataUnavailable, UsageError
+from stepscope.record.session import Session, status_of
+from stepscope.record.settings import Metering, Settings
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from stepscope.workloads.contract import Batch, Training
+
+
+@dataclass(frozen=True)
+class Place:
+    """Places of runs and pre-trained weights, and whose sensors are read (a simulated board's, or this machine's)."""
+
+    runs: Path
+    weights: Path
+    root: str | None = None
+    simulated: str | None = None
+
+    def settings(self, training: Training) -> Settings:
+        """A session that times steps and reads sensors, and records no ops: they are not asked about."""
+        facts = {
+            "workload": {"batch_size": training.batch_size, "data": asdict(training.data)},
+            "seed": training.seed,
+        }
+        metering = Metering(simulated=self.simulated, characterise=self.simulated is None)
+        out, name = str(self.runs), training.workload.name
+        return Settings(out=out, name=name, record="none", memory="off", facts=facts, root=self.root, metering=metering)
+
+
+Evaluate = Callable[[], Mapping[str, float]]
+
+
+LEAST_READ = 0.8  # of the time; with less, energy is not known
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """State after so many steps."""
+
+    steps: int
+    seen: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class TrainingRecord:
+    """A training: seconds of each step, its energy in J where it is known (NaN at gaps), and what was seen.
+
+    energy_kind: measured, estimated or simulated; null, with the reason in `energy_note`, where nothing gives energy.
+    """
+
+    looks: tuple[Evaluation, ...]
+    step_s: Floats
+    step_j: Floats | None
+    energy_kind: str | None
+    energy_note: str | None
+    run: str
+
+    def seconds(self, steps: int, begin: int = 0) -> float:
+        """Time of the steps from `begin` to `steps`, s, without what lies between them."""
+        return float(self.step_s[begin:steps].sum())
+
+    def joules(self, steps: int, begin: int = 0) -> float | None:
+        """Energy of the same steps, J; null where less than LEAST_READ of their time was read.
+
+        Steps that a gap of the sensor touches are counted at the mean power of the others: `gap` says how many.
+        """
+        if self.step_j is None or steps <= begin:
+            return None
+        joules, seconds = self.step_j[begin:steps], self.step_s[begin:steps]
+        read = ~np.isnan(joules)
+        if seconds[read].sum() < LEAST_READ * seconds.sum():
+            return None
+        return float(joules[read].sum() * seconds.sum() / seconds[read].sum())
+
+    @property
+    def gap(self) -> float | None:
+        """Share of the training time whose energy was not read, 0 to 1; null without any energy."""
+        if self.step_j is None:
+            return None
+        return float(self.step_s[np.isnan(self.step_j)].sum() / self.step_s.sum())
+
+
+def train_in_session(
+    training: Training,
+    batches: Iterable[Batch],
+    settings: Settings,
+    step: Callable[[int, Batch], Tensor],
+    look: Evaluate,
+    looked_at: Callable[[int], bool],
+) -> TrainingRecord:
+    """Make a step of every batch; before the first and wherever `looked_at(steps made)`, see how good the model is.
+
+    Looking is no part of a step. Exceptions pass through, and the run says how it ended.
+    """
+    looks = [Evaluation(0, look())]
+    session = Session(settings)
+    session.start(training.model)
+    try:
+        for place, batch in enumerate(batches):
+            session.step(float(step(place, batch)), samples=len(batch[0]))
+            if looked_at(place + 1):
+                session.pause()
+                looks.append(Evaluation(place + 1, look()))
+                session.resume()
+    except BaseException as error:
+        session.close(*status_of(error))
+        raise
+    session.close()
+    session.pack()
+    return _read_record(session, looks)
+
+
+def accuracy_of(training: Training, samples: int | None = None) -> float:
+    """On the test data, or its first `samples`, 0 to 1; UsageError where there is none: that is no accuracy of 0."""
+    found = training.evaluate(samples)
+    if found is None:
+        raise UsageError(f"'{training.workload.name}' has no accuracy", "take a classifier: stepscope workloads")
+    return found
+
+
+def refuse_without_accuracy(training: Training) -> None:
+    """DataUnavailable or UsageError where nothing could be said about how good the model is."""
+    workload = training.workload
+    if workload.correct is None or training.splits.test is None or training.splits.train is None:
+        raise UsageError(f"'{workload.name}' has no accuracy", "take a classifier: stepscope workloads")
+    if training.data.kind == "synthetic":
+        hint = "stepscope data list names what can be fetched"
+        raise DataUnavailable(f"'{workload.name}' has no real data here: accuracy would say nothing", hint)
+
+
+def _read_record(session: Session, looks: list[Evaluation]) -> TrainingRecord:
+    run = Run(session.path)
+    steps = run.steps
+    lengths = (steps["t1_ns"] - steps["t0_ns"]).to_numpy().astype(np.float64) / 1e9
+    energy = step_energy(run, steps)
+    if energy is None:
+        note = "no sensor of this device gives the energy of the whole: `stepscope doctor` says what would"
+        return TrainingRecord(tuple(looks), lengths, None, None, note, str(session.path))
+    kind = "simulated" if run.simulated else "estimated" if energy.note else "measured"
+    return TrainingRecord(tuple(looks), lengths, energy.values, kind, energy.scope, str(session.path))

@@ -1,0 +1,73 @@
+"""Orders of a fleet on the machine that they are for: `python -m stepscope.experiments.fleet.agent`, orders by stdin.
+
+`work` and `schedule` are the long-lived processes; the others answer with one line of JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from stepscope import __version__
+from stepscope.errors import FleetError, StepscopeError
+
+
+def main(orders: Mapping[str, Any]) -> None:
+    """Do as ordered; a refusal is an answer as well."""
+    if orders["do"] in ("work", "schedule"):
+        _run_service(orders)
+        return
+    try:
+        answer = _answer(orders)
+    except StepscopeError as error:
+        answer = {"refused": str(error), "hint": error.hint}
+    sys.stdout.write(json.dumps(answer, default=str) + "\n")
+
+
+def _run_service(orders: Mapping[str, Any]) -> None:
+    from stepscope.experiments.fleet.processes import run_scheduler
+    from stepscope.experiments.fleet.worker import run_worker
+
+    (run_worker if orders["do"] == "work" else run_scheduler)(orders)
+
+
+def _answer(orders: Mapping[str, Any]) -> dict[str, Any]:
+    from stepscope.experiments.fleet.processes import start_worker, stop_worker
+
+    if orders["do"] == "stop":
+        return stop_worker(orders)
+    if orders["version"] != __version__:
+        said = f"it has Stepscope {__version__}, and the machine that starts the fleet {orders['version']}"
+        hint = f"install the same there: {sys.executable} -m pip install stepscope=={orders['version']}"
+        raise FleetError(said, hint)
+    return {**_about(), **start_worker(orders)}
+
+
+def _about() -> dict[str, Any]:
+    """Versions, and what `stepscope doctor` finds, as far as a fleet shows it."""
+    from stepscope.experiments.engine.facts import installed_versions
+    from stepscope.experiments.fleet.connection import require_dask
+    from stepscope.record.device import describe_device
+    from stepscope.record.sampler.characterise import measures_power
+    from stepscope.record.sensors import survey
+    from stepscope.record.sensors.contract import Target
+
+    require_dask()
+    seen = survey(Path("/"), Target(os.getpid()))
+    power = [name for name, found in seen.found.items() if measures_power(found)]
+    for found in seen.found.values():
+        found.close()
+    return {
+        "versions": installed_versions(),
+        "device": describe_device(),
+        "power": power,
+        "missing": list(seen.missing),
+    }
+
+
+if __name__ == "__main__":
+    main(json.load(sys.stdin))

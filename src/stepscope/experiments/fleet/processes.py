@@ -1,0 +1,212 @@
+"""The long-lived processes of a fleet: started, found again and ended by the lock of their folder; the scheduler.
+
+process.lock    held by the process as long as it lives, with its number: the kernel lets go however it ends
+state.json      what it has to say of itself
+log.txt         what it and its libraries printed
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from stepscope.errors import FleetError, UsageError
+from stepscope.experiments.fleet import connection
+from stepscope.experiments.fleet.connection import CA, CERTIFICATE, KEY
+from stepscope.files import replace_json
+
+_LOCK, _STATE, _LOG = "process.lock", "state.json", "log.txt"
+_POLL_S = 0.05
+_LOG_LINES = 5
+
+
+class NotStarted(FleetError):
+    """A process of a fleet ended, or said nothing, instead of getting ready."""
+
+
+@contextlib.contextmanager
+def hold_folder(folder: Path) -> Iterator[None]:
+    """Be the process of this folder; UsageError where another one is."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / _LOCK).open("a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise UsageError(f"a process runs in '{folder}' already", "stepscope fleet down ends it") from None
+        (folder / _STATE).unlink(missing_ok=True)
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
+        yield
+
+
+def publish_state(folder: Path, state: Mapping[str, Any]) -> None:
+    """Let whoever started this process know how it stands."""
+    replace_json(folder / _STATE, dict(state), durable=True)
+
+
+def running_pid(folder: Path) -> int | None:
+    """The number of the process of this folder; null where none lives."""
+    with contextlib.suppress(FileNotFoundError), (folder / _LOCK).open("r+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            text = file.read().strip()
+            return int(text) if text.isdecimal() else None
+    return None
+
+
+def read_state(folder: Path) -> dict[str, Any]:
+    """Return the last state that the process of this folder wrote; empty where there is none."""
+    with contextlib.suppress(OSError, ValueError):
+        return dict(json.loads((folder / _STATE).read_text(encoding="utf-8")))
+    return {}
+
+
+def start_process(module: str, orders: Mapping[str, Any], folder: Path, within_s: float) -> dict[str, Any]:
+    """Start `python -m module` with its orders on stdin, apart from this process; what it says when it is ready.
+
+    It is ready when its state has no `error`; NotStarted with its error or last words where it does not get there.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / _LOG).open("wb") as log:
+        environment = {**os.environ, **orders.get("environment", {})}
+        child = subprocess.Popen(
+            [sys.executable, "-m", module],
+            stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT, start_new_session=True, env=environment,
+        )  # fmt: skip
+    threading.Thread(target=child.wait, daemon=True).start()  # reaped when it ends, if we are still there
+    assert child.stdin is not None
+    with contextlib.suppress(BrokenPipeError), child.stdin as pipe:
+        pipe.write(json.dumps(orders).encode())
+    until = time.monotonic() + within_s
+    while time.monotonic() < until:
+        said = read_state(folder) if running_pid(folder) == child.pid else {}
+        if said and "error" not in said:
+            return said
+        if child.poll() is not None:
+            raise NotStarted(f"it ended with exit code {child.returncode}: {_last_words(folder)}", _where(folder))
+        time.sleep(_POLL_S)
+    child.kill()
+    child.wait()
+    error = read_state(folder).get("error")
+    raise NotStarted(f"it was not ready within {within_s:g} s: {error or _last_words(folder)}", _where(folder))
+
+
+def stop_process(folder: Path, within_s: float = 10.0) -> bool:
+    """End the process of this folder; whether there was one."""
+    number = running_pid(folder)
+    if number is None:
+        return False
+    for ending in (signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(number, ending)
+        until = time.monotonic() + within_s
+        while running_pid(folder) == number and time.monotonic() < until:
+            time.sleep(_POLL_S)
+        if running_pid(folder) is None:
+            break
+    return True
+
+
+def _last_words(folder: Path) -> str:
+    lines = (folder / _LOG).read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    return " / ".join(lines[-_LOG_LINES:]) or "it printed nothing"
+
+
+def _where(folder: Path) -> str:
+    return f"all that it printed is in {folder / _LOG}"
+
+
+AGENT = "stepscope.experiments.fleet.agent"  # the module that takes orders
+_WITHIN_S = 60.0  # a small board takes long to import
+
+
+def start_worker(orders: Mapping[str, Any]) -> dict[str, Any]:
+    """Start the worker unless it runs. orders: folder, scheduler, name, board, tls (texts or null), environment.
+
+    One folder is one device: UsageError where the worker of another fleet or name runs in it.
+    """
+    folder = Path(orders["folder"]).expanduser()
+    wanted = {"do": "work", **{key: orders[key] for key in ("scheduler", "name", "board", "environment")}}
+    if running_pid(folder) is not None:
+        return _check_running(folder, wanted)
+    tls = None if orders["tls"] is None else _write_tls(folder / "tls", orders["tls"])
+    said = start_process(AGENT, {**wanted, "folder": str(folder), "tls": tls}, folder, _WITHIN_S)
+    return {**said, "pid": running_pid(folder), "began": True}
+
+
+def stop_worker(orders: Mapping[str, Any]) -> dict[str, Any]:
+    """End the worker of this folder. orders: folder."""
+    return {"stopped": stop_process(Path(orders["folder"]).expanduser())}
+
+
+def tls_material(folder: Path) -> dict[str, str]:
+    """The texts of a host's TLS material, to be sent."""
+    return {name: (folder / name).read_text(encoding="ascii") for name in (CA, CERTIFICATE, KEY)}
+
+
+def _check_running(folder: Path, wanted: Mapping[str, Any]) -> dict[str, Any]:
+    said = read_state(folder)
+    other = {key: said[key] for key in ("scheduler", "name", "board") if said.get(key, wanted[key]) != wanted[key]}
+    if other:
+        what = ", ".join(f"{key} {value}" for key, value in other.items())
+        raise UsageError(
+            f"a worker runs in '{folder}' already, with {what}", "one device takes one worker: end that one"
+        )
+    return {**said, "pid": running_pid(folder), "began": False}
+
+
+def _write_tls(folder: Path, texts: Mapping[str, str]) -> str:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in (CA, CERTIFICATE, KEY):
+        path = folder / name
+        path.unlink(missing_ok=True)
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as file:
+            file.write(texts[name])
+    return str(folder)
+
+
+_SCHEDULER_SETTINGS = {
+    "distributed.scheduler.work-stealing": False,
+    "distributed.scheduler.active-memory-manager.start": False,
+    "distributed.scheduler.http.routes": [],
+    "distributed.comm.compression": False,
+}
+
+
+def run_scheduler(orders: Mapping[str, Any]) -> None:
+    """Be the scheduler until told to end (SIGTERM). orders: folder, host, port, tls (or null), forget_after_s."""
+    import dask
+
+    folder = Path(orders["folder"])
+    silence = {"distributed.scheduler.worker-ttl": f"{orders['forget_after_s']} s"}
+    with hold_folder(folder), dask.config.set({**_SCHEDULER_SETTINGS, **silence}):
+        asyncio.run(_scheduler_loop(folder, orders))
+
+
+async def _scheduler_loop(folder: Path, orders: Mapping[str, Any]) -> None:
+    from distributed import Scheduler
+
+    told = asyncio.Event()
+    for each in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(each, told.set)
+    tls = orders.get("tls")
+    options: dict[str, Any] = {} if tls is None else {"security": connection.tls_security(Path(tls))}
+    async with Scheduler(
+        host=orders["host"], port=orders["port"], protocol="tcp" if tls is None else "tls",
+        dashboard=False, dashboard_address="127.0.0.1:0", **options,
+    ) as scheduler:  # fmt: skip
+        publish_state(folder, {"address": scheduler.address})
+        await told.wait()

@@ -1,0 +1,359 @@
+"""The sweeps of a fleet: each free device makes the next run of its board, which is gathered into one folder.
+
+Dask carries, watches and restarts; here is only what it cannot know: that a run which was made is not made again,
+that nothing else goes on beside a run, and when to give up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import secrets
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+
+from stepscope.errors import FleetError, RunDamaged, SchemaTooNew, UsageError
+from stepscope.experiments.engine.folder import SweepFolder, writing_sweep
+from stepscope.experiments.engine.points import Entry, Point
+from stepscope.experiments.engine.process import Outcome
+from stepscope.experiments.fleet import worker
+from stepscope.experiments.fleet.connection import FleetUnreachable, SchedulerAddress, check_name, connect
+from stepscope.experiments.fleet.devices import (
+    Device,
+    DeviceInfo,
+    DeviceLost,
+    DeviceUnfit,
+    OtherVersion,
+    SchedulerLost,
+    ask_device,
+    meet_device,
+    present_devices,
+)
+from stepscope.experiments.fleet.worker import Piece, gather_run, path_inside
+from stepscope.experiments.suite.results import results_of_folder, settings_table
+from stepscope.experiments.suite.sweep import adopt_finished, result_of, skip_result, with_cooling
+from stepscope.files import replace_json
+from stepscope.units import plural
+
+if TYPE_CHECKING:
+    from distributed import Client
+
+
+_LOOK_EVERY_S = 0.5
+_SLEPT_S = 0.5
+_CLOCK_S = 1.0
+
+
+class FleetIncomplete(FleetError):
+    """The sweep is over, and some board has not made all of its runs."""
+
+
+@dataclass(frozen=True)
+class FleetWatch:
+    """Events of a fleet: a device begins a run, a run of a board has ended, something happened."""
+
+    begins: Callable[[Device, Point], None] = lambda device, point: None
+    ends: Callable[[str, Device, Point, Mapping[str, Any]], None] = lambda board, device, point, result: None
+    says: Callable[[str], None] = lambda line: None
+
+
+def fleet_sweep(
+    folder: FleetFolder,
+    where: SchedulerAddress,
+    child: Sequence[str],
+    watch: FleetWatch | None = None,
+    wait_s: float = 300.0,
+) -> None:
+    """Make every run that has not ended on a device of its board.
+
+    child: what follows Python in the command of a run. A board of which no device is there for `wait_s` is given up,
+    and so is a scheduler; the rest goes on. FleetIncomplete where runs were not made.
+    """
+    watch = watch or FleetWatch()
+    with contextlib.ExitStack() as locks:
+        for sweep in folder.boards.values():
+            locks.enter_context(sweep.locked())
+        boards = {name: Board(name, sweep) for name, sweep in folder.boards.items()}
+        asyncio.run(_FleetRunner(folder, boards, tuple(child), watch, wait_s).work(where))
+    left = {name: len(board.left()) for name, board in boards.items() if board.left()}
+    if left:
+        said = ", ".join(f"{name} ({plural(count, 'run')} not made)" for name, count in left.items())
+        go_on = f"bring them back, then: stepscope suite run --fleet ... --resume --out {folder.path}"
+        raise FleetIncomplete(f"no device of these boards is there any more: {said}", go_on)
+
+
+class _FleetRunner:
+    """The devices that are there, and what each is doing."""
+
+    def __init__(
+        self, folder: FleetFolder, boards: Mapping[str, Board], child: Sequence[str], watch: FleetWatch, wait_s: float
+    ) -> None:
+        self._folder, self._boards, self._child, self._watch, self._wait_s = folder, boards, child, watch, wait_s
+        self._at_work: dict[Device, asyncio.Task[None]] = {}
+        self._not_used: set[str] = set()  # addresses: who joins again has another one
+        self._gone: set[str] = set()
+        self._seen_s = dict.fromkeys(boards, monotonic())  # when a device of the board was last there
+        self._answered = False
+
+    async def work(self, where: SchedulerAddress) -> None:
+        """Until nothing is left, or nobody to do it; a scheduler that was there and goes away is waited for."""
+        while self._goes_on():
+            try:
+                async with connect(where) as client:
+                    self._answered = True
+                    await self._with(client)
+            except (FleetUnreachable, SchedulerLost) as error:
+                if not self._answered:
+                    raise
+                self._watch.says(f"{error}; waiting for it")
+                await asyncio.sleep(_LOOK_EVERY_S)
+
+    async def _with(self, client: Client) -> None:
+        try:
+            while self._goes_on():
+                there = await present_devices(client)
+                await self._leave([device for device in self._at_work if device not in there], gone=True)
+                self._set_to_work(client, there)
+                ended = await _first_of(self._at_work.values())
+                for device in [device for device, task in self._at_work.items() if task in ended]:
+                    self._at_work.pop(device).result()  # what went wrong here, not there, ends the sweep
+        finally:
+            await self._leave(list(self._at_work), gone=False)
+
+    def _set_to_work(self, client: Client, there: Sequence[Device]) -> None:
+        for device in there:
+            board = self._boards.get(device.board)
+            if board is None or device.address in self._not_used:
+                continue
+            self._seen_s[device.board] = monotonic()
+            if board.waiting and device not in self._at_work:
+                self._at_work[device] = asyncio.create_task(self._serve(client, device, board))
+
+    def _goes_on(self) -> bool:
+        """Return whether something is left to do for a board that is there, or was a short while ago."""
+        since = monotonic() - self._wait_s
+        return any(board.left() and self._seen_s[name] >= since for name, board in self._boards.items())
+
+    async def _leave(self, devices: Sequence[Device], gone: bool) -> None:
+        """No longer wait for these; `gone`: since they are no longer there, which counts as a try."""
+        tasks = [self._at_work.pop(device) for device in devices]
+        if gone:
+            self._gone |= {device.address for device in devices}
+        for task in tasks:
+            task.cancel()
+        for answer in await asyncio.gather(*tasks, return_exceptions=True):
+            if isinstance(answer, Exception) and not isinstance(answer, SchedulerLost):
+                raise answer
+
+    async def _serve(self, client: Client, device: Device, board: Board) -> None:
+        """Run after run, as long as its board has some waiting."""
+        try:
+            met = await meet_device(client, device)
+            self._folder.meet(device.board, met.about)
+            if abs(met.offset_s) > _CLOCK_S + met.within_s:
+                self._watch.says(
+                    f"{device.name}: its clock is {met.offset_s:+.1f} s from ours; no result depends on it"
+                )
+            while board.waiting:
+                await self._next(client, device, board, met)
+        except (OtherVersion, DeviceUnfit) as error:
+            self._not_used.add(device.address)
+            self._watch.says(f"not used any more: {error}")
+        except DeviceLost as error:
+            self._watch.says(str(error))
+
+    async def _next(self, client: Client, device: Device, board: Board, met: DeviceInfo) -> None:
+        """The run that is first in the line; it waits again unless it ends."""
+        point = board.waiting.popleft()
+        try:
+            result = skip_result(point, board.before(point), board.ended) or adopt_finished(board.sweep, point)
+            if result is None:
+                self._watch.begins(device, point)
+                result = await self._run(client, device, board, point, met)
+            board.end(point, result)
+        except BaseException as error:
+            why = self._why_lost(device, error)
+            result = None if why is None else board.lost(point, why)
+            if result is None:
+                board.give_back(point)
+            else:
+                board.end(point, result)
+                self._watch.ends(board.name, device, point, result)
+            if not isinstance(error, RunDamaged):
+                raise
+            self._watch.says(f"{device.name}: {error}")
+        else:
+            self._watch.ends(board.name, device, point, result)
+        await ask_device(client, device, worker.forget_run, self._folder.id, point.id)
+
+    def _why_lost(self, device: Device, error: BaseException) -> str | None:
+        """Return why this counts as a try; None where the run can do nothing for it."""
+        if isinstance(error, asyncio.CancelledError):
+            return f"{device.name} went away" if device.address in self._gone else None
+        return str(error) if isinstance(error, (DeviceLost, RunDamaged)) else None
+
+    async def _run(self, client: Client, device: Device, board: Board, point: Point, met: DeviceInfo) -> dict[str, Any]:
+        """Have it made, and bring it home."""
+        plan, name = board.sweep.plan, (self._folder.id, point.id)
+        spec = {**point.to_dict(), "rules": plan["rules"]}
+        source = _own_source(board, point)
+        ended = await ask_device(client, device, worker.make_run, *name, self._child, spec, source)
+        if ended["disk_full"]:
+            with contextlib.suppress(DeviceLost):
+                await ask_device(client, device, worker.forget_run, *name)
+            raise DeviceUnfit(f"{device.name}: its disk is full")
+
+        async def fetch(wanted: Sequence[Piece]) -> Sequence[bytes]:
+            return list(await ask_device(client, device, worker.read_pieces, *name, wanted))
+
+        where = board.sweep.run_folder(point)
+        await gather_run(board.sweep, where, ended["files"], fetch)
+        run = None if ended["run"] is None else path_inside(where, ended["run"])
+        outcome = Outcome(ended["status"], ended["reason"], run, ended["wall_s"])
+        result = with_cooling(await asyncio.to_thread(result_of, board.sweep, point, outcome), ended["cooled"])
+        clock = {"offset_s": met.offset_s, "within_s": met.within_s}
+        slept = [f"the device slept for {ended['slept_s']:.1f} s in its midst"] if ended["slept_s"] > _SLEPT_S else []
+        return {**result, "flags": [*result.get("flags", []), *slept], "made_by": device.name, "clock": clock}
+
+
+def _own_source(board: Board, point: Point) -> str | None:
+    """The text of a workload that is a file of the user's own: the devices do not have it."""
+    path = point.workload.rpartition(":")[0]
+    if not path.endswith(".py"):
+        return None
+    name = str(board.sweep.plan["workloads"][point.workload]["source"])
+    return (board.sweep.path / "sources" / name).read_text(encoding="utf-8")
+
+
+async def _first_of(tasks: Collection[asyncio.Task[None]]) -> set[asyncio.Task[None]]:
+    """Those that have ended when the first does, or none after a short while."""
+    if not tasks:
+        await asyncio.sleep(_LOOK_EVERY_S)
+        return set()
+    ended, _ = await asyncio.wait(tasks, timeout=_LOOK_EVERY_S, return_when=asyncio.FIRST_COMPLETED)
+    return ended
+
+
+LOST = "lost"  # the run was begun, and its device went away, each time
+TRIES = 3
+
+
+class Board:
+    """Work to do for one board; runs that were lost in an earlier sweep are made anew."""
+
+    def __init__(self, name: str, sweep: SweepFolder) -> None:
+        self.name, self.sweep, self.order = name, sweep, sweep.order
+        self.ended = {id_: result for id_, result in sweep.ended().items() if result.get("status") != LOST}
+        self.waiting = deque(point for point in self.order if point.id not in self.ended)
+        self._tries: Counter[str] = Counter()
+
+    def left(self) -> list[Point]:
+        """Return the runs that have not ended, waiting or under way."""
+        return [point for point in self.order if point.id not in self.ended]
+
+    def before(self, point: Point) -> Sequence[Point]:
+        """Return the runs that come before a run in the order of the sweep."""
+        return self.order[: self.order.index(point)]
+
+    def give_back(self, point: Point) -> None:
+        """It waits again, first in the line."""
+        self.waiting.appendleft(point)
+
+    def end(self, point: Point, result: Mapping[str, Any]) -> None:
+        """Write down what became of it."""
+        self.sweep.end(point, dict(result))
+        self.ended[point.id] = dict(result)
+
+    def lost(self, point: Point, why: str) -> dict[str, Any] | None:
+        """Count a try that came to nothing; the result after the last one, None while there are more."""
+        self._tries[point.id] += 1
+        if self._tries[point.id] < TRIES:
+            return None
+        return {
+            "point": point.to_dict(),
+            "status": LOST,
+            "reason": f"tried {TRIES} times: {why}",
+            "wall_s": None,
+            "ended_unix_ms": time.time_ns() // 1_000_000,
+            "run": None,
+        }
+
+
+# fleet.json                  which boards, and the name under which devices keep the runs of this sweep
+# boards/<board>/sweep.json   and all else of a sweep (suite/state.py)
+
+FLEET_SCHEMA = 1
+_FLEET_FILE = "fleet.json"
+
+
+class FleetFolder:
+    """The folder of the sweeps of one fleet."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        content = _read_fleet(path)
+        self.id = str(content["id"])
+        self.boards = {board: SweepFolder(path / "boards" / board) for board in content["boards"]}
+
+    @classmethod
+    def create(
+        cls, path: Path, boards: Sequence[str], plan: Mapping[str, Any], entries: Sequence[Entry]
+    ) -> FleetFolder:
+        """Begin; refused where there is a sweep already. Device and versions are told when a board is first met."""
+        if is_fleet(path) or (path / "sweep.json").exists():
+            go_on = f"go on with it: stepscope suite run --fleet ... --resume --out {path}"
+            raise UsageError(f"'{path}' holds a sweep already", go_on)
+        for board in boards:
+            own = {**plan, "name": f"{plan['name']} on {board}", "device": {}, "versions": {}}
+            SweepFolder.create(path / "boards" / check_name("board", board), own, entries)
+        with writing_sweep(path):
+            fleet = {"schema": FLEET_SCHEMA, "id": secrets.token_hex(8), "boards": list(boards)}
+            replace_json(path / _FLEET_FILE, fleet, durable=True)
+        return cls(path)
+
+    def meet(self, board: str, about: Mapping[str, Any]) -> None:
+        """Write down what a board is, the first time that it is met."""
+        sweep = self.boards[board]
+        if not sweep.plan["device"]:
+            sweep.plan.update(device=about["device"], versions=about["versions"])
+            with writing_sweep(self.path):
+                replace_json(sweep.path / "sweep.json", sweep.plan, durable=True)
+
+
+def is_fleet(path: Path) -> bool:
+    """Return whether a folder holds the sweeps of a fleet."""
+    return (path / _FLEET_FILE).exists()
+
+
+def _read_fleet(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads((path / _FLEET_FILE).read_text(encoding="utf-8"))
+        schema, boards = content["schema"], content["boards"]
+    except FileNotFoundError:
+        raise UsageError(f"there is no sweep of a fleet in '{path}'", "begin one: leave --resume out") from None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RunDamaged(f"'{path / _FLEET_FILE}' cannot be read: {error}") from error
+    if schema > FLEET_SCHEMA:
+        raise SchemaTooNew(
+            f"'{path}' has schema {schema}; this Stepscope reads up to {FLEET_SCHEMA}", "update stepscope"
+        )
+    for board in boards:
+        check_name("board", board)
+    return dict(content)
+
+
+def fleet_results(folder: FleetFolder) -> pl.DataFrame:
+    """A row for each setting and board: `board`, then the columns of a sweep's table (suite/results.py)."""
+    frames = [
+        settings_table(results_of_folder(sweep)).select(pl.lit(board).alias("board"), pl.all())
+        for board, sweep in folder.boards.items()
+    ]
+    return pl.concat(frames).sort("workload", "precision", "optimizer", "threads", "device", "batch", "board")

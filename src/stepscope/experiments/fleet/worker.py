@@ -1,0 +1,383 @@
+"""The worker of a device, and its runs: made once, kept, fetched home in pieces, and checked by hashes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import re
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from stepscope.errors import OutputNotWritable, RunDamaged, StepscopeError
+from stepscope.experiments.engine.facts import installed_versions
+from stepscope.experiments.engine.folder import SweepFolder, writing_sweep
+from stepscope.experiments.engine.process import disk_was_full, run_child
+from stepscope.experiments.fleet import connection
+from stepscope.experiments.fleet.connection import check_scheduler
+from stepscope.experiments.fleet.processes import hold_folder, publish_state
+from stepscope.experiments.suite.rules import Rules, cool_down
+from stepscope.files import replace_json
+
+_AGAIN_S = 0.5  # grows to
+_AGAIN_MOST_S = 10.0
+# Dask's own watching of a worker, which would run beside what is measured.
+_WORKER_SETTINGS = {
+    "distributed.worker.profile.enabled": False,
+    "distributed.admin.system-monitor.interval": "30s",
+    "distributed.admin.system-monitor.gil.enabled": False,
+    "distributed.admin.tick.interval": "2s",
+    "distributed.admin.tick.limit": "60s",
+    "distributed.worker.memory.spill": False,
+    "distributed.worker.memory.target": False,
+    "distributed.worker.http.routes": [],
+}
+
+
+def board_resource(board: str) -> str:
+    """The resource of which a device of this board has one: each task takes it, so none is beside another."""
+    return f"board:{board}"
+
+
+def run_worker(orders: Mapping[str, Any]) -> None:
+    """Be a worker until told to end (SIGTERM). A scheduler that goes away is waited for; a run goes on meanwhile.
+
+    orders: folder, scheduler (url), name, board, tls (null, or a folder).
+    """
+    import dask
+
+    folder = Path(orders["folder"])
+    os.environ[FOLDER_VARIABLE] = str(folder)
+    with hold_folder(folder), dask.config.set(_WORKER_SETTINGS):
+        asyncio.run(_worker_loop(folder, orders))
+    os._exit(0)  # a run in its thread would be waited for; its child ends with this process
+
+
+async def _worker_loop(folder: Path, orders: Mapping[str, Any]) -> None:
+    told = asyncio.Event()
+    for each in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(each, told.set)
+    wait_s = _AGAIN_S
+    while not told.is_set():
+        try:
+            await _work_connected(folder, orders, told)
+            wait_s = _AGAIN_S
+        except (StepscopeError, OSError, ValueError, RuntimeError) as error:
+            publish_state(folder, {"error": str(error)})
+            wait_s = min(2 * wait_s, _AGAIN_MOST_S)
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(told.wait(), wait_s)
+
+
+async def _work_connected(folder: Path, orders: Mapping[str, Any], told: asyncio.Event) -> None:
+    """One connection, from its beginning to its end; ValueError where another device has this name."""
+    from distributed import Worker
+
+    tls = orders.get("tls")
+    options: dict[str, Any] = {} if tls is None else {"security": connection.tls_security(Path(tls))}
+    arguments = options["security"].get_connection_args("worker") if options else {}
+    await check_scheduler(orders["scheduler"], arguments)
+    async with Worker(
+        orders["scheduler"], nthreads=1, name=orders["name"], resources={board_resource(orders["board"]): 1},
+        memory_limit=0, local_directory=str(folder / "dask"), dashboard=False, dashboard_address="127.0.0.1:0",
+        validate=False, **options,
+    ) as worker:  # fmt: skip
+        publish_state(
+            folder, {"address": worker.address, **{key: orders[key] for key in ("scheduler", "name", "board")}}
+        )
+        ends = {asyncio.ensure_future(each) for each in (worker.finished(), told.wait())}
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        for each in ends:
+            each.cancel()
+        await worker.close(timeout=1, executor_wait=False)
+
+
+# A run that has ended is found again by whoever asks for it next: a scheduler that is restarted, a gatherer that is
+# resumed or a connection that breaks costs no second run. Whatever is called here is called as a Dask task.
+
+FOLDER_VARIABLE = "STEPSCOPE_FLEET_FOLDER"  # where this device keeps runs that have not been gathered
+_ENDED = "ended.json"
+
+
+def device_facts() -> dict[str, Any]:
+    """The device, the versions on it, and its clock: `unix_ns` is read last."""
+    from stepscope.record.device import describe_device
+
+    device = describe_device()
+    return {"device": device, "versions": installed_versions(), "pid": os.getpid(), "unix_ns": time.time_ns()}
+
+
+def clock_ns() -> int:
+    """This device's wall clock, ns since 1970."""
+    return time.time_ns()
+
+
+def make_run(
+    sweep: str, name: str, child: Sequence[str], spec: Mapping[str, Any], source: str | None
+) -> dict[str, Any]:
+    """Make a run, unless it was made before, and say how it ended and which files it has left.
+
+    child: what follows the Python of this device in the command; source: the text of a workload of the user's own.
+    """
+    with _exclusive():
+        folder = _run_folder(sweep, name)
+        with contextlib.suppress(OSError, ValueError):
+            return dict(json.loads((folder / _ENDED).read_text(encoding="utf-8")))
+        ended = _make(folder, child, _with_source(folder.parent, spec, source))
+        replace_json(folder / _ENDED, ended, durable=True)
+        return ended
+
+
+def read_pieces(sweep: str, name: str, wanted: Sequence[tuple[str, int, int]]) -> list[bytes]:
+    """Parts of the files of a run: (name, offset, size in bytes) each."""
+    found = []
+    for file_name, offset, size in wanted:
+        with (_run_folder(sweep, name) / "run" / file_name).open("rb") as file:
+            file.seek(offset)
+            found.append(file.read(size))
+    return found
+
+
+def forget_run(sweep: str, name: str) -> None:
+    """Remove a run that has been gathered."""
+    shutil.rmtree(_run_folder(sweep, name), ignore_errors=True)
+
+
+def _make(folder: Path, child: Sequence[str], spec: Mapping[str, Any]) -> dict[str, Any]:
+    rules, where = Rules(**spec["rules"]), folder / "run"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    cooled, asleep_ns = cool_down(rules), _asleep_ns()
+    outcome = run_child([sys.executable, *child], spec, where, rules.time_limit_s)
+    files: list[FileEntry] = list_files(where)
+    return {
+        "status": outcome.status,
+        "reason": outcome.reason,
+        "wall_s": outcome.wall_s,
+        "run": None if outcome.run is None else outcome.run.relative_to(where).as_posix(),
+        "cooled": cooled,
+        "slept_s": (_asleep_ns() - asleep_ns) / 1e9,
+        "disk_full": disk_was_full(where),
+        "files": [asdict(file) for file in files],
+    }
+
+
+def _asleep_ns() -> int:
+    """Return how long this machine has been suspended since it started, ns: CLOCK_MONOTONIC stands still meanwhile."""
+    if not hasattr(time, "CLOCK_BOOTTIME"):  # not Linux
+        return 0
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME) - time.clock_gettime_ns(time.CLOCK_MONOTONIC)
+
+
+def _with_source(folder: Path, spec: Mapping[str, Any], source: str | None) -> dict[str, Any]:
+    """The orders with a workload of the user's own in a file of this device."""
+    if source is None:
+        return dict(spec)
+    text = source.encode("utf-8")
+    path = folder / "sources" / f"workload_{hashlib.sha256(text).hexdigest()[:16]}.py"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(text)
+    return {**spec, "workload": f"{path}:{str(spec['workload']).rpartition(':')[2]}"}
+
+
+@contextlib.contextmanager
+def _exclusive() -> Iterator[None]:
+    """Nothing else is measured on this device meanwhile, also by a task of a connection that broke."""
+    path = _device_folder() / "run.lock"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _run_folder(sweep: str, name: str) -> Path:
+    return _device_folder() / "runs" / sweep / name
+
+
+def _device_folder() -> Path:
+    return Path(os.environ[FOLDER_VARIABLE])
+
+
+Piece = tuple[str, int, int]  # file, offset, size in bytes
+Fetch = Callable[[Sequence[Piece]], Awaitable[Sequence[bytes]]]
+PIECE_BYTES = 1 << 22
+_BATCH_FILES = 500  # files
+_LEAST_FREE_BYTES = 64_000_000
+
+
+async def gather_run(folder: SweepFolder, where: Path, offered: Sequence[Mapping[str, Any]], fetch: Fetch) -> None:
+    """Fetch the files that a device offers for the run folder `where`; what an earlier try has fetched is kept.
+
+    RunDamaged where the list is hostile or a file does not have its hash; OutputNotWritable where there is no room.
+    """
+    files = check_files(offered)
+    coming = folder.path / "runs" / f".coming-{where.name}"
+    with writing_sweep(folder.path, _no_room):
+        _prepare(coming, files)
+        if shutil.disk_usage(folder.path).free < sum(file.size_bytes for file in files) + _LEAST_FREE_BYTES:
+            raise _no_room(folder.path)
+        missing = list(_batches(_missing(coming / "files", files)))
+    for batch in missing:
+        contents = await fetch(batch)
+        with writing_sweep(folder.path, _no_room):
+            _write_pieces(coming / "files", batch, contents)
+    with writing_sweep(folder.path, _no_room):
+        _verify(coming, files)
+        shutil.rmtree(where, ignore_errors=True)
+        (coming / "files").replace(where)
+        shutil.rmtree(coming, ignore_errors=True)
+
+
+def _no_room(path: Path) -> OutputNotWritable:
+    return OutputNotWritable(
+        f"the disk of '{path}' is full: the sweep has stopped; every run is kept, here or on its device",
+        "make room, then: stepscope suite run --fleet ... --resume --out DIR",
+    )
+
+
+def _prepare(coming: Path, files: Sequence[FileEntry]) -> None:
+    """Check that the device still offers what was begun, else refuse to go on with it."""
+    wanted = {"files": [asdict(file) for file in files]}
+    with contextlib.suppress(OSError, ValueError):
+        if json.loads((coming / "offered.json").read_text(encoding="utf-8")) == wanted:
+            return
+    shutil.rmtree(coming, ignore_errors=True)
+    (coming / "files").mkdir(parents=True)
+    replace_json(coming / "offered.json", wanted, durable=True)
+
+
+def _missing(folder: Path, files: Sequence[FileEntry]) -> Iterator[Piece]:
+    for file in files:
+        path = folder / file.name
+        have = min(path.stat().st_size, file.size_bytes) if path.exists() else 0
+        if file.size_bytes == 0:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.touch()
+        for offset in range(have, file.size_bytes, PIECE_BYTES):
+            yield file.name, offset, min(PIECE_BYTES, file.size_bytes - offset)
+
+
+def _batches(pieces: Iterator[Piece]) -> Iterator[list[Piece]]:
+    """Small files travel together."""
+    batch: list[Piece] = []
+    for piece in pieces:
+        if batch and (len(batch) == _BATCH_FILES or sum(size for *_, size in batch) + piece[2] > PIECE_BYTES):
+            yield batch
+            batch = []
+        batch.append(piece)
+    if batch:
+        yield batch
+
+
+def _write_pieces(folder: Path, batch: Sequence[Piece], contents: Sequence[bytes]) -> None:
+    if len(contents) != len(batch):
+        raise RunDamaged("the device answered with other pieces than those asked for", "look at the device")
+    for (name, offset, size), content in zip(batch, contents, strict=True):
+        if len(content) != size:
+            raise RunDamaged(f"the device sent {len(content)} bytes of '{name}' in the place of {size}", "try again")
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("r+b" if path.exists() else "wb") as file:
+            file.seek(offset)
+            file.truncate()
+            file.write(content)
+
+
+def _verify(coming: Path, files: Sequence[FileEntry]) -> None:
+    wrong = [file.name for file in files if sha256_of(coming / "files" / file.name) != file.sha256]
+    if wrong:
+        shutil.rmtree(coming, ignore_errors=True)
+        raise RunDamaged(f"'{wrong[0]}' did not arrive as the device has it: another SHA-256", "try again")
+
+
+MOST_FILES = 20_000
+MOST_BYTES = 64_000_000_000
+_MOST_NAME = 255  # bytes: what file systems take
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_BLOCK = 1 << 20
+
+
+@dataclass(frozen=True)
+class FileEntry:
+    """A file: its path below the folder with forward slashes, its size, and its SHA-256."""
+
+    name: str
+    size_bytes: int
+    sha256: str
+
+
+def list_files(folder: Path) -> list[FileEntry]:
+    """Every plain file below a folder. Links and devices are excluded: they have no meaning elsewhere."""
+    found = (path for path in sorted(folder.rglob("*")) if path.is_file() and not path.is_symlink())
+    return [FileEntry(path.relative_to(folder).as_posix(), path.stat().st_size, sha256_of(path)) for path in found]
+
+
+def check_files(content: Iterable[Mapping[str, Any]]) -> list[FileEntry]:
+    """A list that came from elsewhere; RunDamaged where a file would leave the folder, or it is beyond measure."""
+    files: list[FileEntry] = []
+    for each in content:
+        if len(files) == MOST_FILES:
+            raise _damaged(f"more than {MOST_FILES} files")
+        files.append(_check_entry(each))
+    if sum(file.size_bytes for file in files) > MOST_BYTES:
+        raise _damaged(f"more than {MOST_BYTES / 1e9:.0f} GB")
+    names = {file.name.lower() for file in files}  # two that differ in case alone are one on some disks
+    parents = {str(parent).lower() for file in files for parent in PurePosixPath(file.name).parents}
+    if len(names) < len(files) or names & parents:
+        raise _damaged("two files of one name, or a file that is also a folder")
+    return files
+
+
+def path_inside(folder: Path, name: object) -> Path:
+    """Return the path below a folder of a name that came from elsewhere; RunDamaged where it would leave it."""
+    if not isinstance(name, str) or not _is_inside(name):
+        raise _damaged(f"the name {name!r}")
+    return folder / name
+
+
+def sha256_of(path: Path) -> str:
+    """SHA-256 of a file's content."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        for block in _blocks(file):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _check_entry(content: Mapping[str, Any]) -> FileEntry:
+    try:
+        name, size, digest = content["name"], content["size_bytes"], content["sha256"]
+    except (KeyError, TypeError) as error:
+        raise _damaged("no name, size or hash") from error
+    if not isinstance(name, str) or not _is_inside(name):
+        raise _damaged(f"the name {name!r}")
+    if not isinstance(size, int) or isinstance(size, bool) or size < 0:
+        raise _damaged(f"the size {size!r} of {name!r}")
+    if not isinstance(digest, str) or not _SHA256.fullmatch(digest):
+        raise _damaged(f"the hash {digest!r} of {name!r}")
+    return FileEntry(name, size, digest)
+
+
+def _is_inside(name: str) -> bool:
+    """Return whether a name is the plain, relative path of a file below the folder, on any system."""
+    parts = name.split("/")
+    plain = all(part not in ("", ".", "..") and len(part.encode("utf-8", "replace")) <= _MOST_NAME for part in parts)
+    return plain and name.isprintable() and not set(name) & set('\\:*?"<>|')
+
+
+def _blocks(file: Any) -> Iterator[bytes]:
+    while block := file.read(_BLOCK):
+        yield block
+
+
+def _damaged(what: str) -> RunDamaged:
+    return RunDamaged(f"the device offers a run folder with {what}", "nothing of it was written; look at the device")

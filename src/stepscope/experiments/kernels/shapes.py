@@ -1,0 +1,252 @@
+"""The kernels that are timed: an operator with all its sizes, from a sweep along axes or from a step of a model."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map
+
+from stepscope.errors import UsageError
+from stepscope.experiments.kernels.request import OPS
+from stepscope.record.dry.flops import on_meta
+
+if TYPE_CHECKING:
+    from stepscope.workloads.contract import Workload
+
+
+RULES = ("sgd", "momentum", "adam", "adamw")  # of the optimizer's update
+AXES = {
+    "conv": ("kernel", "batch", "channels", "size"),
+    "depthwise": ("kernel", "batch", "channels", "size"),
+    "linear": ("batch", "channels"),
+    "lstm": ("batch", "channels", "size"),
+    "attention": ("batch", "channels", "size"),
+    "batch_norm": ("batch", "channels", "size"),
+    "optimizer": ("parameters",),
+}
+_HEAD = 32  # channels of one head of attention, and the fewest
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One operator. `sizes` is all that it needs; `place` where it lies in a sweep, empty for a shape of a model.
+
+    count: how often a step of the model runs it.
+    """
+
+    op: str
+    sizes: Mapping[str, Any]
+    place: Mapping[str, Any] = field(default_factory=dict)
+    count: int = 1
+
+    @property
+    def id(self) -> str:
+        """A name for files, the same for the same sizes."""
+        said = (f"{name}{value}" for name, value in self.sizes.items())
+        return "-".join((self.op, *said))
+
+    @property
+    def called(self) -> str:
+        """Return its usual name."""
+        of = self.sizes
+        if self.place or "kernel_height" not in of:
+            return f"{self.op} {', '.join(f'{name} {value}' for name, value in (self.place or of).items())}"
+        kernel, image = f"{of['kernel_height']}x{of['kernel_width']}", f"{of['height']}x{of['width']}"
+        rare = [f", {name} {of[name]}" for name in ("stride", "dilation", "groups") if of[name] > 1]
+        rare = rare[:-1] if self.op == "depthwise" else rare  # its groups are its channels
+        return f"{self.op} {kernel}, {of['inputs']} to {of['outputs']}, batch {of['batch']}, {image}{''.join(rare)}"
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """The axes; each op takes those it has. Every axis goes through its values with the others at their centre.
+
+    The sizes of kernels are crossed with the batches, as in the second paper. `size` is the side of an image, or the
+    length of a sequence; `channels` are features where there are no channels.
+    """
+
+    kernels: tuple[int, ...]
+    batches: tuple[int, ...]
+    channels: tuple[int, ...]
+    sizes: tuple[int, ...]
+    parameters: tuple[int, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def of(self, op: str) -> list[Kernel]:
+        """The kernels of one op, each once."""
+        found = {kernel.id: kernel for kernel in self._every(op)}
+        return list(found.values())
+
+    def _every(self, op: str) -> Iterator[Kernel]:
+        if op == "optimizer":
+            for rule in RULES:
+                for count in self.parameters:
+                    yield Kernel(op, {"rule": rule, "parameters": count}, {"rule": rule, "parameters": count})
+            return
+        along = {"kernel": self.kernels, "batch": self.batches, "channels": self.channels, "size": self.sizes}
+        axes = {axis: along[axis] for axis in AXES[op]}
+        centre = {axis: _middle(axis, values) for axis, values in axes.items()}
+        places = [{**centre, axis: value} for axis, values in axes.items() for value in values]
+        if "kernel" in axes:
+            places += [{**centre, "kernel": k, "batch": b} for k in self.kernels for b in self.batches]
+        for place in places:
+            yield _BUILT[op](place)
+
+
+def sweep_kernels(ops: tuple[str, ...], sweep: Sweep) -> list[Kernel]:
+    """All kernels of a sweep over these ops; UsageError where nothing is left of it."""
+    found = [kernel for op in ops for kernel in sweep.of(op)]
+    if not found:
+        raise UsageError("there is no kernel to time", f"name one or more of: --ops {','.join(OPS)}")
+    return found
+
+
+def square(place: Mapping[str, int], groups: int = 1) -> dict[str, int]:
+    """The sizes of a convolution that keeps the size of its image: as many channels out as in."""
+    kernel, channels, size = place["kernel"], place["channels"], place["size"]
+    return {
+        "batch": place["batch"], "inputs": channels, "height": size, "width": size, "outputs": channels,
+        "kernel_height": kernel, "kernel_width": kernel, "stride": 1, "padding_height": kernel // 2,
+        "padding_width": kernel // 2, "dilation": 1, "groups": groups,
+    }  # fmt: skip
+
+
+def _conv(place: dict[str, int]) -> Kernel:
+    return Kernel("conv", square(place), place)
+
+
+def _depthwise(place: dict[str, int]) -> Kernel:
+    return Kernel("depthwise", square(place, place["channels"]), place)
+
+
+def _linear(place: dict[str, int]) -> Kernel:
+    return Kernel("linear", {"batch": place["batch"], "inputs": place["channels"], "outputs": place["channels"]}, place)
+
+
+def _lstm(place: dict[str, int]) -> Kernel:
+    sizes = {"batch": place["batch"], "length": place["size"], "inputs": place["channels"], "hidden": place["channels"]}
+    return Kernel("lstm", sizes, place)
+
+
+def _attention(place: dict[str, int]) -> Kernel:
+    heads = max(1, place["channels"] // _HEAD)
+    sizes = {"batch": place["batch"], "heads": heads, "length": place["size"], "head": place["channels"] // heads}
+    return Kernel("attention", sizes, place)
+
+
+def _batch_norm(place: dict[str, int]) -> Kernel:
+    size = place["size"]
+    return Kernel(
+        "batch_norm", {"batch": place["batch"], "channels": place["channels"], "height": size, "width": size}, place
+    )
+
+
+_BUILT = {
+    "conv": _conv, "depthwise": _depthwise, "linear": _linear, "lstm": _lstm, "attention": _attention,
+    "batch_norm": _batch_norm,
+}  # fmt: skip
+
+
+def _middle(axis: str, values: tuple[int, ...]) -> int:
+    """Return the place of an axis while another is gone through: 3 for kernels where it is given, else the middle."""
+    return 3 if axis == "kernel" and 3 in values else values[len(values) // 2]
+
+
+KernelKey = tuple[str, tuple[tuple[str, Any], ...]]
+
+
+def kernels_of(workload: Workload, batch: int | None, ops: Sequence[str]) -> list[Kernel]:
+    """The kernels of these kinds in a step of a workload, most frequent first; UsageError where there is none."""
+    model = on_meta(workload.build().train())
+    size = batch or workload.default_batch
+    seen = _CallCounter()
+    with torch.random.fork_rng(devices=[]), torch.device("meta"), seen, contextlib.suppress(NotImplementedError):
+        workload.loss(model, tree_map(_without_numbers, workload.example(size)))
+    parameters = sum(p.numel() for p in model.parameters())
+    rule = workload.default_optimizer if workload.default_optimizer in RULES else "sgd"
+    seen.found["optimizer", (("rule", rule), ("parameters", parameters))] = 1
+    kept = [Kernel(op, dict(sizes), {}, count) for (op, sizes), count in seen.found.most_common() if op in ops]
+    if not kept:
+        has = ", ".join(sorted({op for op, _ in seen.found}))
+        raise UsageError(f"'{workload.name}' has no {' or '.join(ops)}", f"it has: {has}")
+    return kept
+
+
+class _CallCounter(TorchFunctionMode):
+    """Counts the calls of functions that have a kernel here, by their sizes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: Counter[KernelKey] = Counter()
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        read = _READERS.get(getattr(func, "__name__", ""))
+        if read is not None:
+            self.found.update((op, tuple(sizes.items())) for op, sizes in read(*args, **(kwargs or {})))
+        return func(*args, **(kwargs or {}))
+
+
+def _without_numbers(value: Any) -> Any:
+    return torch.empty_like(value, device="meta") if isinstance(value, Tensor) else value
+
+
+def _read_conv2d(
+    x: Tensor, w: Tensor, bias: Any = None, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1
+) -> Iterable[tuple[str, dict[str, int]]]:
+    steps, holes = _both(stride), _both(dilation)
+    if x.dim() != 4 or isinstance(padding, str) or steps[0] != steps[1] or holes[0] != holes[1]:
+        return
+    pads = _both(padding)
+    sizes = {
+        "batch": x.shape[0], "inputs": x.shape[1], "height": x.shape[2], "width": x.shape[3], "outputs": w.shape[0],
+        "kernel_height": w.shape[2], "kernel_width": w.shape[3], "stride": steps[0], "padding_height": pads[0],
+        "padding_width": pads[1], "dilation": holes[0], "groups": groups,
+    }  # fmt: skip
+    yield ("depthwise" if groups > 1 and groups == x.shape[1] else "conv", sizes)
+
+
+def _read_linear(x: Tensor, w: Tensor, bias: Any = None) -> Iterable[tuple[str, dict[str, int]]]:
+    yield "linear", {"batch": x.numel() // x.shape[-1], "inputs": w.shape[1], "outputs": w.shape[0]}
+
+
+def _read_batch_norm(x: Tensor, *_: Any, **__: Any) -> Iterable[tuple[str, dict[str, int]]]:
+    if x.dim() == 4:
+        yield (
+            "batch_norm",
+            {"batch": x.shape[0], "channels": x.shape[1], "height": x.shape[2], "width": x.shape[3]},
+        )
+
+
+def _read_attention(q: Tensor, k: Tensor, *_: Any, **__: Any) -> Iterable[tuple[str, dict[str, int]]]:
+    if q.dim() == 4 and q.shape == k.shape:
+        yield "attention", {"batch": q.shape[0], "heads": q.shape[1], "length": q.shape[2], "head": q.shape[3]}
+
+
+def _read_lstm(x: Tensor, _state: Any, weights: Sequence[Tensor], *rest: Any) -> Iterable[tuple[str, dict[str, int]]]:
+    """One kernel a layer and direction; `rest` is has_biases, layers, dropout, training, bidirectional, batch_first."""
+    has_biases, _layers, _dropout, _training, _both_ways, batch_first = rest
+    length, batch = (x.shape[1], x.shape[0]) if batch_first else (x.shape[0], x.shape[1])
+    for first in weights[:: 4 if has_biases else 2]:
+        hidden = first.shape[0] // 4
+        yield "lstm", {"batch": batch, "length": length, "inputs": first.shape[1], "hidden": hidden}
+
+
+def _both(value: Any) -> tuple[int, int]:
+    return (value, value) if isinstance(value, int) else (value[0], value[-1])
+
+
+_READERS: dict[str, Callable[..., Iterable[tuple[str, dict[str, int]]]]] = {
+    "conv2d": _read_conv2d, "linear": _read_linear, "batch_norm": _read_batch_norm, "lstm": _read_lstm,
+    "scaled_dot_product_attention": _read_attention,
+}  # fmt: skip

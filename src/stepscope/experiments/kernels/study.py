@@ -1,0 +1,388 @@
+"""`stepscope study kernels`: time every kernel of the request, compare with the device's ceilings, and report."""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import torch
+
+from stepscope.analysis.memory.limits import limit_of_this_machine
+from stepscope.analysis.results import Findings, ResultTable, Value
+from stepscope.experiments.engine.facts import device_name, versions
+from stepscope.experiments.engine.folder import StudyFolder
+from stepscope.experiments.kernels import rates as tables
+from stepscope.experiments.kernels.rates import (
+    FAILS,
+    HERE,
+    HOLDS,
+    JUMP,
+    OPEN,
+    ProfilerTables,
+    Row,
+    best_kernels,
+    cliffs,
+    five_three_places,
+    frame,
+    imported_five_three,
+    measured_five_three,
+    verdict,
+)
+from stepscope.experiments.kernels.request import Kernels
+from stepscope.experiments.kernels.shapes import Kernel, kernels_of, square, sweep_kernels
+from stepscope.experiments.kernels.timing import FORWARD, against_bare_loop, ceilings, parts_of, time_call
+from stepscope.units import plural
+
+NAME = "kernels"
+_MOST = 0.5  # of the memory that is free: a kernel may want as much again for its own
+ProgressCallback = Callable[[int, int, str], None]  # about to measure: place, of how many, what
+
+
+def kernels(out: str | Path, asked: Kernels, *, tell: ProgressCallback | None = None, command: str = "") -> Findings:
+    """Time the kernels in a study's folder, which is begun or gone on with; what was timed is not timed again."""
+    brought = None if asked.import_ is None else tables.read_tables(asked.import_)
+    todo = _requested_kernels(asked)
+    folder = StudyFolder(Path(out), NAME, asked.to_dict())
+    before = torch.get_num_threads()
+    torch.set_num_threads(asked.threads)
+    try:
+        with folder.locked():
+            evidence = _measure_all(folder, asked, todo, tell or (lambda place, count, what: None))
+    finally:
+        torch.set_num_threads(before)
+    said = command or f"stepscope study kernels --out {out}"
+    facts = {"device": f"{device_name()}, {asked.device}", "versions": versions(), "command": said}
+    return build_findings(evidence, brought, asked.to_dict(), facts)
+
+
+def _requested_kernels(asked: Kernels) -> list[Kernel]:
+    if asked.of is None:
+        return sweep_kernels(asked.ops, asked.sweep)
+    from stepscope import workloads
+
+    return kernels_of(workloads.find(asked.of), asked.batch[0] if asked.batch else None, asked.ops)
+
+
+def _measure_all(folder: StudyFolder, asked: Kernels, todo: Sequence[Kernel], tell: ProgressCallback) -> Evidence:
+    places = five_three_places(todo)
+    total, order = len(todo) + len(places) + 2, list(todo)
+    random.Random(asked.seed).shuffle(order)  # what drifts must not look like an axis
+    tell(0, total, "the ceilings of this device")
+    roofs = folder.answered("ceilings", lambda: ceilings(asked.device, asked.quick))
+    cells = {}
+    for place, kernel in enumerate(order, 1):
+        tell(place, total, kernel.called)
+        cells[kernel.id] = folder.answered(kernel.id, lambda kernel=kernel: _cell(kernel, asked))  # type: ignore[misc]
+    pairs = {}
+    for place, where in enumerate(places, len(order) + 1):
+        name = ", ".join(f"{axis} {at}" for axis, at in where.items())
+        tell(place, total, f"5x5 then 3x3 against 7x7, {name}")
+        cell_id = "five-three-" + "-".join(f"{axis}{at}" for axis, at in where.items())
+        pairs[name] = folder.answered(cell_id, lambda where=where: _pair(where, asked))  # type: ignore[misc]
+    tell(total - 1, total, "the timer against a bare loop")
+    timed_ones = [kernel for kernel in todo if "parts" in cells[kernel.id]]
+    bare = folder.answered("bare-loop", lambda: _bare(timed_ones, asked))
+    rows = [row for kernel in todo for row in _rows(kernel, cells[kernel.id])]
+    skipped = {kernel.called: cells[kernel.id]["skipped"] for kernel in todo if "skipped" in cells[kernel.id]}
+    return Evidence(rows, roofs, pairs, bare, skipped)
+
+
+def _cell(kernel: Kernel, asked: Kernels) -> dict[str, Any]:
+    """The parts of a kernel with their times; or why it was not timed."""
+    why = _does_not_fit(kernel, asked.device)
+    if why is not None:
+        return {"skipped": why}
+    try:
+        return {
+            "parts": {
+                name: {**time_call(part.call, asked.seconds, asked.threads).to_dict(), "flops": part.flops,
+                       "bytes": part.bytes}
+                for name, part in parts_of(kernel, asked.device).items()
+            }
+        }  # fmt: skip
+    except (RuntimeError, MemoryError) as error:  # a kernel that this build lacks, or memory that ran out
+        return {"skipped": f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"}
+
+
+def _does_not_fit(kernel: Kernel, device: str) -> str | None:
+    """Before anything is allocated: on tensors without numbers."""
+    needs = max(part.bytes for part in parts_of(kernel, "meta").values())
+    free = torch.cuda.mem_get_info()[0] if device != "cpu" else limit_of_this_machine().bytes
+    if needs <= _MOST * free:
+        return None
+    return f"its tensors need {needs / 1e6:.0f} MB and {free / 1e6:.0f} MB are free"
+
+
+def _pair(where: Mapping[str, Any], asked: Kernels) -> dict[str, Any]:
+    """5x5 then 3x3 against 7x7 at a place, measured in turn."""
+    made = {size: Kernel("conv", square({**where, "kernel": size}), {**where, "kernel": size}) for size in (3, 5, 7)}
+    for kernel in made.values():
+        why = _does_not_fit(kernel, asked.device)
+        if why is not None:
+            return {"skipped": why}
+    calls = {
+        size: {name: part.call for name, part in parts_of(kernel, asked.device).items()}
+        for size, kernel in made.items()
+    }
+    return {"parts": measured_five_three(calls, 3 * asked.seconds)}
+
+
+def _bare(todo: Sequence[Kernel], asked: Kernels) -> dict[str, Any]:
+    """For the first kernel of each op: the timer over a bare loop."""
+    first = {kernel.op: kernel for kernel in reversed(todo) if _does_not_fit(kernel, asked.device) is None}
+    result = {}
+    for op, kernel in first.items():
+        parts = parts_of(kernel, asked.device)
+        name = FORWARD if FORWARD in parts else next(iter(parts))
+        result[op] = {"called": kernel.called, "part": name, **against_bare_loop(parts[name].call, asked.threads)}
+    return result
+
+
+def _rows(kernel: Kernel, cell: Mapping[str, Any]) -> Iterator[Row]:
+    for part, of in cell.get("parts", {}).items():
+        yield Row(HERE, kernel, part, of["ns"], of["low_ns"], of["high_ns"], of["flops"], of["bytes"])
+
+
+_WITHIN = 0.03  # that the timer and a bare loop may differ
+_MOST_CLIFFS = 25
+_WHOLE_PARTS = ("forward and both", "update")  # the parts that add up to a training step
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Results of this device: rows, roofs, 5x5 then 3x3 by place, timer against bare loop, and what was not timed."""
+
+    rows: Sequence[Row]
+    roofs: Mapping[str, Any]
+    pairs: Mapping[str, Mapping[str, Any]]
+    bare: Mapping[str, Mapping[str, Any]]
+    skipped: Mapping[str, str]
+
+
+def build_findings(
+    evidence: Evidence, brought: ProfilerTables | None, settings: Mapping[str, Any], facts: Mapping[str, Any]
+) -> Findings:
+    """The findings; `facts` has device, versions and command."""
+    rows = [*evidence.rows, *(brought.rows() if brought else [])]
+    pairs = _pairs(evidence, brought)
+    tables = [
+        _step_table(rows), _sweet_table(rows), _cliff_table(rows), _pair_table(pairs), _roof_table(evidence.roofs),
+        _bare_table(evidence.bare), *([_imported_table(rows)] if brought else []), _every(rows),
+    ]  # fmt: skip
+    return Findings(
+        study="kernels",
+        title="The kernels of training on this device",
+        answer=_answer(rows, pairs, evidence.roofs),
+        tables=tuple(table for table in tables if table.rows),
+        settings=settings,
+        notes=tuple(_notes(evidence, brought, pairs)),
+        frames=_frames(rows, evidence.roofs),
+        **facts,
+    )
+
+
+def _pairs(evidence: Evidence, brought: ProfilerTables | None) -> list[dict[str, Any]]:
+    here = [
+        {"source": HERE, "where": where, "part": part, **ratio}
+        for where, cell in evidence.pairs.items()
+        for part, ratio in cell.get("parts", {}).items()
+    ]
+    there = [{"source": "imported", **row} for row in imported_five_three(brought.by_size())] if brought else []
+    return [{**row, "verdict": verdict(row)} for row in here + there]
+
+
+def _answer(rows: Sequence[Row], pairs: Sequence[Mapping[str, Any]], roofs: Mapping[str, Any]) -> str:
+    gflops, gbytes = roofs["flops_per_s"] / 1e9, roofs["bytes_per_s"] / 1e9
+    said = [f"At its best this device did {gflops:.3g} GFLOP/s and {gbytes:.3g} GB/s."]
+    own = [row for row in rows if row.source == HERE]
+    if own:
+        best = max(own, key=lambda row: row.flops_per_s)
+        said.append(
+            f"The most useful work a second: {best.kernel.called}, {best.part}, {best.flops_per_s / 1e9:.3g} GFLOP/s."
+        )
+    if any(row.kernel.place for row in own):
+        steep = len(cliffs(own))
+        said.append(f"{plural(steep, 'cliff')}: places where a useful FLOP is {JUMP:g}x slower than at the neighbour.")
+    elif own:
+        op, spent, whole = _dearest(own)
+        said.append(f"Of {whole / 1e6:.3g} ms that a step spends in these kernels, {op} takes {spent / whole:.0%}.")
+    counts = {
+        each: sum(pair["verdict"] == each and pair["source"] == HERE for pair in pairs) for each in (HOLDS, FAILS, OPEN)
+    }
+    if sum(counts.values()):
+        words = ", ".join(f"{each} in {count}" for each, count in counts.items() if count)
+        said.append(f"That a 5x5 and a 3x3 take less time than a 7x7 {words} of {sum(counts.values())} cases.")
+    return " ".join(said)
+
+
+def _sweet_table(rows: Sequence[Row]) -> ResultTable:
+    columns = (
+        "source",
+        "op",
+        "part",
+        "sweet spot",
+        "ps/FLOP",
+        "low",
+        "high",
+        "GFLOP/s",
+        "dearest",
+        "relative cost",
+        "as good",
+    )
+    body: list[tuple[Value, ...]] = [
+        (
+            each.best.source, each.best.kernel.op, each.best.part, each.best.kernel.called, each.best.ps_per_flop,
+            _end(each.best, "low"), _end(each.best, "high"), each.best.flops_per_s / 1e9, each.worst.kernel.called,
+            each.worst.ps_per_flop / each.best.ps_per_flop, f"{each.alike} of {each.of - 1} others",
+        )
+        for each in best_kernels(rows)
+    ]  # fmt: skip
+    note = "Time for one useful FLOP, with its 95 % CI; as good: others whose CI reaches into it."
+    return ResultTable("sweet-spots", "Where a useful FLOP takes least time", columns, tuple(body), note)
+
+
+def _dearest(own: Sequence[Row]) -> tuple[str, float, float]:
+    """The op on which a step of the model spends most, ns of it and of all; forward and backward."""
+    spent: dict[str, float] = defaultdict(float)
+    for row in own:
+        if row.part in _WHOLE_PARTS:
+            spent[row.kernel.op] += row.ns * row.kernel.count
+    op = max(spent, key=lambda name: spent[name])
+    return op, spent[op], sum(spent.values())
+
+
+def _step_table(rows: Sequence[Row]) -> ResultTable:
+    """Of a model: what a step spends in each op, as often as it runs each kernel."""
+    sums: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
+    for row in rows:
+        if row.source == HERE and not row.kernel.place:
+            for place, value in enumerate((row.ns, row.flops, row.bytes)):
+                sums[row.kernel.op, row.part][place] += value * row.kernel.count
+    body = tuple((op, part, ns / 1e6, flops / ns, moved / ns) for (op, part), (ns, flops, moved) in sums.items() if ns)
+    note = "Every kernel as often as a step of the model runs it, alone and with its tensors in the caches it can have."
+    return ResultTable("step", "What a step spends", ("op", "part", "ms a step", "GFLOP/s", "GB/s"), body, note)
+
+
+def _cliff_table(rows: Sequence[Row]) -> ResultTable:
+    columns = ("source", "op", "part", "axis", "from", "to", "beside", "slowdown", "at least")
+    body = tuple(
+        (c.source, c.op, c.part, c.axis, c.before, c.after, c.beside, c.jump, c.low)
+        for c in cliffs(rows)[:_MOST_CLIFFS]
+    )
+    note = f"Along an axis a useful FLOP is {JUMP:g}x slower or more, and the CIs do not explain it."
+    return ResultTable("cliffs", "Cliffs", columns, body, note)
+
+
+def _pair_table(pairs: Sequence[Mapping[str, Any]]) -> ResultTable:
+    columns = ("source", "where", "part", "3x3 ms", "5x5 ms", "7x7 ms", "(5x5 + 3x3) / 7x7", "low", "high", "holds")
+    names = ("source", "where", "part", "ms_3", "ms_5", "ms_7", "ratio", "low", "high", "verdict")
+    body = tuple(tuple(pair[name] for name in names) for pair in pairs)
+    note = "Here: median over rounds that run all three in turn. Imported: mean over the repeats, Student's 95 % CI."
+    return ResultTable("five-three", "A 5x5 and then a 3x3 against a 7x7", columns, body, note)
+
+
+def _roof_table(roofs: Mapping[str, Any]) -> ResultTable:
+    body = (
+        ("arithmetic", roofs["flops_per_s"] / 1e9, "GFLOP/s", roofs["flops_by"]),
+        ("memory", roofs["bytes_per_s"] / 1e9, "GB/s", roofs["bytes_by"]),
+    )
+    note = (
+        "Measured in this run. A kernel can lie above them: its data in a cache, or an algorithm with fewer products."
+    )
+    return ResultTable("ceilings", "Ceilings", ("of", "reached", "unit", "by"), body, note)
+
+
+def _bare_table(bare: Mapping[str, Mapping[str, Any]]) -> ResultTable:
+    body = tuple((of["called"], of["part"], of["ratio"], of["low"], of["high"], _agreement(of)) for of in bare.values())
+    note = "The same calls in a plain loop, alternated with the timer: 1 is agreement."
+    columns = ("kernel", "part", "timer / bare loop", "low", "high", "within 3 %")
+    return ResultTable("bare-loop", "The timer against a bare loop", columns, body, note)
+
+
+def _imported_table(rows: Sequence[Row]) -> ResultTable:
+    """Self times for a useful FLOP beside imported ones of the same sizes."""
+    own = {
+        (row.part, tuple(sorted(row.kernel.place.items()))): row
+        for row in rows
+        if row.source == HERE and row.kernel.op == "conv"
+    }
+    body = []
+    for row in rows:
+        mine = own.get((row.part, tuple(sorted(row.kernel.place.items()))))
+        if row.source != HERE and mine is not None:
+            ratio = mine.ps_per_flop / row.ps_per_flop
+            body.append((row.source, row.kernel.called, row.part, row.ps_per_flop, mine.ps_per_flop, ratio))
+    columns = ("source", "kernel", "part", "imported ps/FLOP", "here ps/FLOP", "here / imported")
+    note = "Time for a useful FLOP, since the imported convolutions were not padded and did a little less work."
+    return ResultTable("imported", "Against the imported tables", columns, tuple(body), note)
+
+
+def _every(rows: Sequence[Row]) -> ResultTable:
+    columns = ("source", "kernel", "part", "times a step", "us", "low", "high", "GFLOP/s", "GB/s", "FLOP/B")
+    body = tuple(
+        (
+            row.source, row.kernel.called, row.part, row.kernel.count, row.ns / 1e3, _us(row.low_ns), _us(row.high_ns),
+            row.flops_per_s / 1e9, row.bytes_per_s / 1e9, row.flops / row.bytes,
+        )
+        for row in rows
+    )  # fmt: skip
+    note = "Useful FLOPs: products and sums as written. Bytes: tensors in and out, each once."
+    return ResultTable("kernels", "Every kernel", columns, body, note)
+
+
+def _notes(evidence: Evidence, brought: ProfilerTables | None, pairs: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    for called, why in evidence.skipped.items():
+        yield f"not timed: {called}: {why}"
+    for where, cell in evidence.pairs.items():
+        if "skipped" in cell:
+            yield f"5x5 then 3x3 against 7x7, {where}: {cell['skipped']}"
+    if not any(pair["source"] == HERE for pair in pairs):
+        yield "5x5 then 3x3 against 7x7 was not tested here: it needs a sweep of conv over kernels 3, 5 and 7"
+    if not any(row.kernel.place for row in evidence.rows):
+        yield "shapes of a model lie on no axis: cliffs need a sweep"
+    off = [of["called"] for of in evidence.bare.values() if _agreement(of) == "no"]
+    if off:
+        why = "background CPU load, or a call takes microseconds"
+        yield f"timer and bare loop differ by more than 3 % for {'; '.join(off)}: {why}"
+    if brought is not None:
+        yield f"{len(brought.tables)} tables were imported; the first repeat of each kernel was excluded"
+        if brought.refused:
+            yield f"{len(brought.refused)} files were not: {'; '.join(brought.refused[:3])}"
+
+
+def _frames(rows: Sequence[Row], roofs: Mapping[str, Any]) -> dict[str, pl.DataFrame]:
+    if not rows:
+        return {}
+    every = frame(rows)
+    own = every.filter(pl.col("source") == HERE).unique("kernel_id", keep="first", maintain_order=True)
+    whole = every.filter(pl.col("source") == HERE).unique(["kernel_id", "part"], keep="first", maintain_order=True)
+    reached = {"roof": ["compute", "memory"], "value": [roofs["flops_per_s"], roofs["bytes_per_s"]]}
+    points = whole.with_columns(
+        name=pl.format("{}, {}", "called", "part"),
+        flop_per_byte=pl.col("flops") / pl.col("bytes"),
+        share=pl.col("ns") * pl.col("count") / (pl.col("ns") * pl.col("count")).sum(),
+    ) if len(own) else whole  # fmt: skip
+    frames = {"roofline": points, "roofs": pl.DataFrame(reached), "axes": every.filter(pl.col("axis").is_not_null())}
+    return {name: frame for name, frame in frames.items() if not frame.is_empty()}
+
+
+def _agreement(of: Mapping[str, Any]) -> str:
+    """Return whether timer and bare loop agree within _WITHIN: not told where only the interval reaches there."""
+    if abs(of["ratio"] - 1) <= _WITHIN:
+        return "yes"
+    if of["low"] is None or (of["low"] <= 1 + _WITHIN and of["high"] >= 1 - _WITHIN):
+        return "cannot tell"
+    return "no"
+
+
+def _end(row: Row, side: str) -> float | None:
+    return None if row.low_ns is None else row.bound(side)
+
+
+def _us(ns: float | None) -> float | None:
+    return None if ns is None else ns / 1e3

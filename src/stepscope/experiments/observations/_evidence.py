@@ -1,0 +1,452 @@
+"""The evidence of the observations: frames gathered from run folders, dry runs and daily training."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import polars as pl
+
+from stepscope.analysis.channels import Series, core_busy_time, resolved_ns, series_of, windows
+from stepscope.analysis.energy.rails import Line
+from stepscope.analysis.estimate import null_if_nan
+from stepscope.analysis.memory.events import memory_over_time
+from stepscope.analysis.metrics import Measured, background_warning, period_of
+from stepscope.analysis.run import Run
+from stepscope.analysis.time.operators import CPU
+from stepscope.analysis.time.steps import profiled_steps, span_ns, steps_after_warmup
+from stepscope.arrays import Floats
+from stepscope.units import number
+
+if TYPE_CHECKING:
+    from stepscope.record.dry.job import Job
+
+
+CONVOLUTIONAL, RECURRENT, OTHER = "convolutional", "recurrent", "other"
+_BOUNDED = ("step_ms", "samples_per_s", "cpu_use", "accelerator_use", "energy_per_step_j")
+_TEXTS = ("run", "workload", "kind", "device", "setting", "energy_kind")
+RUNS: dict[str, Any] = {
+    **dict.fromkeys(_TEXTS, pl.String),
+    "batch": pl.Int64,
+    "cores": pl.Int64,
+    "threads": pl.Int64,
+    **{f"{name}{end}": pl.Float64 for name in _BOUNDED for end in ("", "_low", "_high")},
+    "trainer_cores": pl.Float64,  # that the training process kept busy
+    "flop_per_s": pl.Float64,  # forward and backward, counted on the model
+    "alternation": pl.Float64,  # correlation of accelerator and mean CPU use, window by window
+    "training_cores_use": pl.Float64,  # chosen in the first half of the run, measured in the second
+    "other_cores_use": pl.Float64,
+    "core_alternation": pl.Float64,
+    "core_spread": pl.Float64,
+    "background": pl.String,  # a sentence where other programs took a good part of the machine
+}
+CORES = {"run": pl.String, "workload": pl.String, "batch": pl.Int64, "core": pl.String, "cluster": pl.String,
+         "use": pl.Float64, "idle_ratio": pl.Float64}  # fmt: skip
+RHYTHM = {"run": pl.String, "workload": pl.String, "of": pl.String, "what": pl.String,
+          **dict.fromkeys(("step_ms", "readings_per_step", "deviation", "period_steps", "correlation", "explained"),
+                          pl.Float64)}  # fmt: skip
+POWER = {"run": pl.String, "workload": pl.String, "kind": pl.String, "batch": pl.Int64, "component": pl.String,
+         "watts": pl.Float64, "joules_per_step": pl.Float64, "source": pl.String}  # fmt: skip
+MEMORY = {"workload": pl.String, "batch": pl.Int64, "part": pl.String, "bytes": pl.Int64}
+DAYS = {"seed": pl.Int64, "batch": pl.Int64, "day": pl.Int64, "accuracy": pl.Float64}
+_SCHEMAS = {"runs": RUNS, "cores": CORES, "rhythm": RHYTHM, "power": POWER, "memory": MEMORY, "days": DAYS}
+
+
+def _empty_frame(name: str) -> pl.DataFrame:
+    return pl.DataFrame(schema=_SCHEMAS[name])
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """All that is judged; `absent` says by "power", "accelerator", "memory" and "days" why there is none of it."""
+
+    runs: pl.DataFrame = field(default_factory=lambda: _empty_frame("runs"))
+    cores: pl.DataFrame = field(default_factory=lambda: _empty_frame("cores"))
+    rhythm: pl.DataFrame = field(default_factory=lambda: _empty_frame("rhythm"))
+    power: pl.DataFrame = field(default_factory=lambda: _empty_frame("power"))
+    memory: pl.DataFrame = field(default_factory=lambda: _empty_frame("memory"))
+    days: pl.DataFrame = field(default_factory=lambda: _empty_frame("days"))
+    absent: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def undisturbed(self) -> pl.DataFrame:
+        """The runs without background CPU load: whose use of all cores is the training's."""
+        return self.runs.filter(pl.col("background").is_null())
+
+    @property
+    def disturbed(self) -> str:
+        """Return why there is no run of that kind; "" where there is one, or none at all."""
+        others = self.runs["background"].drop_nulls()
+        return f"in all {len(others)} runs {others[0]}" if len(others) and self.undisturbed.is_empty() else ""
+
+    @property
+    def accelerated(self) -> bool:
+        """Return whether the trainings ran on an accelerator."""
+        return bool((self.runs["device"] != "cpu").any())
+
+
+def gather_evidence(runs: Sequence[Run], more: dict[str, pl.DataFrame], absent: dict[str, str]) -> Evidence:
+    """The evidence of some runs, with `memory` and `days` where they were made."""
+    rows: dict[str, list[dict[str, Any]]] = {"runs": [], "cores": [], "rhythm": [], "power": []}
+    for run in runs:
+        use, about, metrics = use_of(run), _about(run), run.metrics()
+        rows["runs"].append({**about, **_numbers(run, metrics), **_window_comparison(use, about["threads"])})
+        rows["cores"] += _cores(run, about, metrics)
+        rows["rhythm"] += [{**_key(about, "run", "workload"), **row} for row in channel_rhythms(run, use)]
+        rows["power"] += _power(run, about)
+    frames = {name: pl.DataFrame(found, schema=_SCHEMAS[name]) for name, found in rows.items()}
+    given = {name: frame.select(pl.col(key).cast(kind) for key, kind in _SCHEMAS[name].items())
+             for name, frame in more.items()}  # fmt: skip
+    said = {**({} if runs == [] else _absence_reasons(runs, frames)), **absent}
+    return Evidence(**frames, **given, absent=said)
+
+
+def _about(run: Run) -> dict[str, Any]:
+    workload = run.meta.get("workload") or {}
+    words = [str(workload.get(name)) for name in ("optimizer", "precision")]
+    return {
+        "run": run.id,
+        "workload": str(workload.get("name")),
+        "kind": _kind(run.model["type"].to_list()),
+        "device": str(workload.get("device") or "cpu").partition(":")[0],
+        "setting": ", ".join([*words, f"{run.meta.get('threads')} threads"]),
+        "batch": workload.get("batch_size"),
+        "threads": run.meta.get("threads"),
+    }
+
+
+def _kind(types: Sequence[str]) -> str:
+    """By its layers: recurrent where it has any recurrent one, else convolutional where it has a convolution."""
+    if any(name.startswith(("LSTM", "GRU", "RNN")) for name in types):
+        return RECURRENT
+    return CONVOLUTIONAL if any("Conv" in name for name in types) else OTHER
+
+
+def _key(about: dict[str, Any], *names: str) -> dict[str, Any]:
+    return {name: about[name] for name in names}
+
+
+def _numbers(run: Run, metrics: pl.DataFrame) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    wanted = {
+        "step_ms": ("step_time", "run", 1e-6),
+        "samples_per_s": ("throughput", "run", 1.0),
+        "cpu_use": ("mean_cpu_utilisation", "cpu", 1.0),
+        "trainer_cores": ("process_cpu_utilisation", "process", 1.0),
+    }
+    for column, (metric, scope, factor) in wanted.items():
+        _take(found, column, metrics.filter(metric=metric, scope=scope), factor)
+    _take(found, "accelerator_use", metrics.filter(metric="accelerator_utilisation"))
+    kind = "simulated" if run.simulated else "measured"
+    energy = "simulated_energy_per_step" if run.simulated else "energy_per_step"
+    _take(found, "energy_per_step_j", metrics.filter(metric=energy, scope="total"))
+    found["energy_kind"] = kind if found.get("energy_per_step_j") is not None else None
+    found["flop_per_s"] = _flop_rate(run, found.get("samples_per_s"))
+    found["cores"] = len(metrics.filter(metric="core_utilisation"))
+    background = [Measured(**row) for row in metrics.filter(metric="background_cpu_use").to_dicts()]
+    found["background"] = (
+        f"background CPU load of {number(background[0].value, 2)} cores" if background_warning(background) else None
+    )
+    return {name: found.get(name) for name in RUNS if name in found}
+
+
+def _take(found: dict[str, Any], column: str, rows: pl.DataFrame, factor: float = 1.0) -> None:
+    known = rows.drop_nulls("value").head(1)
+    for end, name in (("", "value"), ("_low", "low"), ("_high", "high")):
+        if not known.is_empty() and f"{column}{end}" in RUNS:
+            value = known[name][0]
+            found[f"{column}{end}"] = None if value is None else value * factor
+
+
+def _flop_rate(run: Run, samples_per_s: float | None) -> float | None:
+    whole = run.model.head(1)
+    if whole.is_empty() or samples_per_s is None:
+        return None
+    forward, backward = whole["flops_forward"][0], whole["flops_backward"][0]
+    return None if not forward or not backward else (forward + backward) * samples_per_s
+
+
+def _window_comparison(use: Use | None, threads: int | None) -> dict[str, Any]:
+    """Return what comes of comparing cores and accelerator window by window."""
+    if use is None:
+        return {}
+    mean = use.cores.mean(axis=0)
+    found: dict[str, Any] = {"core_spread": spread(use)}
+    if use.source:
+        found["alternation"] = correlation(use.accelerator, mean)
+        known = use.accelerator[np.isfinite(use.accelerator)]
+        if len(known):  # of the same windows as the CPU's, warm-up excluded
+            found |= {"accelerator_use": float(known.mean()), "accelerator_use_low": None, "accelerator_use_high": None}
+    parted = halves(use, threads or 0)
+    if parted is not None:
+        ours, others = parted
+        found["training_cores_use"], found["other_cores_use"] = (float(np.nanmean(part)) for part in parted)
+        found["core_alternation"] = correlation(ours, others)
+    return found
+
+
+def _cores(run: Run, about: dict[str, Any], metrics: pl.DataFrame) -> Iterator[dict[str, Any]]:
+    idle = dict(metrics.filter(metric="idle_state_ratio").select("scope", "value").iter_rows())
+    clusters = {f"core:{core}": name for name, cores in run.core_clusters.items() for core in cores}
+    for scope, value in metrics.filter(metric="core_utilisation").select("scope", "value").iter_rows():
+        about_core = {
+            "core": scope,
+            "cluster": clusters.get(scope, "cores"),
+            "use": value,
+            "idle_ratio": idle.get(scope),
+        }
+        yield {**_key(about, "run", "workload", "batch"), **about_core}
+
+
+def _power(run: Run, about: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Components whose power was measured, or simulated in a run that says so; an estimate is no sensor."""
+    for row in run.energy_totals().filter(pl.col("kind") != "estimated").iter_rows(named=True):
+        numbers = {"watts": row["watts_mean"], "joules_per_step": row["joules_per_step"], "source": row["source"]}
+        yield {**_key(about, "run", "workload", "kind", "batch"), "component": row["component"], **numbers}
+
+
+def _absence_reasons(runs: Sequence[Run], frames: dict[str, pl.DataFrame]) -> dict[str, str]:
+    """Return why there is no power and no accelerator in the runs, from what they themselves say."""
+    found = {}
+    if frames["power"].is_empty():
+        estimated = any(line.estimated for run in runs for line in run.rails.lines)
+        only = "its power was only estimated by a model, which is no measurement"
+        found["power"] = only if estimated else "no sensor measured power (stepscope doctor says what would)"
+    if not bool((frames["runs"]["device"] != "cpu").any()):
+        found["accelerator"] = "the trainings ran on the CPU"
+    return found
+
+
+_MOST = 2000
+_FEWEST = 16  # windows, for a correlation
+
+
+@dataclass(frozen=True)
+class Use:
+    """Shares of time, NaN where not read: cores (cores, n) and accelerator (n,), in windows with edges (n + 1,), ns."""
+
+    edges_ns: Floats
+    names: tuple[str, ...]
+    cores: Floats
+    accelerator: Floats
+    source: str  # of the accelerator's use; "" where there is none
+
+
+def use_of(run: Run) -> Use | None:
+    """The steady part of a run in windows that every counter resolves; None where no core's busy time was read."""
+    span, cores = span_ns(run), core_busy_time(run)
+    if span is None or not cores:
+        return None
+    gauge = accelerator_gauge(run)
+    length = max(*(resolved_ns(core) for core in cores), 2 * gauge.period_ns if gauge else 0.0, 1.0)
+    length = max(length, (span[1] - span[0]) / _MOST)
+    seen = [windows(core, *span, length) for core in cores]
+    edges = seen[0].edges_ns
+    busy = np.clip(np.stack([each.rates for each in seen]), 0, 1)
+    names = tuple(core.scope for core in cores)
+    if gauge is not None:
+        return Use(edges, names, busy, _gauge_use(gauge, edges), gauge.source)
+    kernels = _kernel_use(run, edges)
+    return Use(edges, names, busy, kernels, "" if np.isnan(kernels).all() else "kernels of the profiled steps")
+
+
+def accelerator_gauge(run: Run) -> Series | None:
+    """The first accelerator's own reading of its use."""
+    return next((series for series in series_of(run, "utilisation") if series.scope.startswith("gpu")), None)
+
+
+def correlation(ours: Floats, others: Floats) -> float | None:
+    """Pearson's correlation over the windows that both know; None of too few, or where one of them never changes."""
+    both = np.isfinite(ours) & np.isfinite(others)
+    a, b = ours[both], others[both]
+    if len(a) < _FEWEST or a.std() < 1e-9 or b.std() < 1e-9:
+        return None
+    return float(np.corrcoef(a, b)[0, 1])
+
+
+def halves(use: Use, count: int) -> tuple[Floats, Floats] | None:
+    """Mean use (n,) of the `count` cores that were busiest in the first half and of the others, in the second half.
+
+    Chosen in one half and measured in the other: of cores that are all alike, the busiest would else seem busier.
+    """
+    middle = use.cores.shape[1] // 2
+    first, second = use.cores[:, :middle], use.cores[:, middle:]
+    if not 0 < count < len(use.cores) or middle < _FEWEST or np.isnan(first).all(axis=1).any():
+        return None
+    order = np.argsort(-np.nanmean(first, axis=1), kind="stable")
+    return second[order[:count]].mean(axis=0), second[order[count:]].mean(axis=0)
+
+
+def spread(use: Use) -> float | None:
+    """Return how much busier the busiest core is than the idlest, chosen in the first half, measured in the second."""
+    middle = use.cores.shape[1] // 2
+    first, second = use.cores[:, :middle], use.cores[:, middle:]
+    if (
+        len(use.cores) < 2
+        or middle < _FEWEST
+        or np.isnan(first).all(axis=1).any()
+        or np.isnan(second).all(axis=1).any()
+    ):
+        return None
+    means = np.nanmean(first, axis=1)
+    return float(np.nanmean(second[int(means.argmax())]) - np.nanmean(second[int(means.argmin())]))
+
+
+def _gauge_use(gauge: Series, edges: Floats) -> Floats:
+    """Mean of the readings in each window; NaN where none fell into it."""
+    inside = (gauge.t_ns >= edges[0]) & (gauge.t_ns < edges[-1])
+    place = np.searchsorted(edges, gauge.t_ns[inside], side="right") - 1
+    size = len(edges) - 1
+    counts = np.bincount(place, minlength=size)
+    sums = np.bincount(place, gauge.values[inside], minlength=size)
+    return np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)
+
+
+def _kernel_use(run: Run, edges: Floats) -> Floats:
+    """Share of each window in which a kernel ran; NaN for windows that are not wholly within profiled steps."""
+    steps = profiled_steps(run)
+    ops = run.scan_ops().select("device", "t0_ns", "t1_ns").filter(pl.col("device") != CPU).sort("t0_ns").collect()
+    if ops.is_empty() or steps.is_empty():
+        return np.full(len(edges) - 1, np.nan)
+    begins, ends = (ops[name].to_numpy().astype(np.float64) for name in ("t0_ns", "t1_ns"))
+    busy = np.diff(_covered(begins, ends, edges)) / np.diff(edges)
+    begins, ends = (steps[name].to_numpy().astype(np.float64) for name in ("t0_ns", "t1_ns"))
+    recorded = np.diff(_covered(begins, ends, edges)) / np.diff(edges)
+    return np.where(recorded > 0.95, np.clip(busy, 0, 1), np.nan)
+
+
+def _covered(begins: Floats, ends: Floats, at_ns: Floats) -> Floats:
+    """Time up to each moment that at least one of the intervals covers; the intervals in order of their begin."""
+    until = np.maximum.accumulate(ends)
+    start = np.maximum(begins, np.concatenate([[begins[0]], until[:-1]]))
+    new = np.maximum(until - start, 0.0)
+    done = np.concatenate([[0.0], np.cumsum(new)])
+    place = np.searchsorted(start, at_ns, side="right")
+    last = np.maximum(place - 1, 0)
+    return np.where(place > 0, done[last] + np.clip(at_ns - start[last], 0, new[last]), 0.0)
+
+
+_LEAST_READINGS = 6  # a step: fewer show no pattern
+_LEAST_STEPS = 6
+_MOST_PHASES = 20
+RhythmRow = dict[str, float | str | None]
+
+
+def channel_rhythms(run: Run, use: Use | None) -> Iterator[RhythmRow]:
+    """A row a channel: what, of (use or power), step_ms, readings_per_step, period_steps, correlation, explained, flat.
+
+    period_steps: the period in steps, null where the samples show none; explained: the share of the variance of the
+    even steps that the mean profile of the odd ones predicts, and the reverse; both null where a step is too short
+    for the readings.
+    """
+    steps = steps_after_warmup(run)
+    if len(steps) < _LEAST_STEPS:
+        return
+    edges = steps.select("t0_ns", "t1_ns").to_numpy().astype(np.float64)
+    for of, what, series, smears_ns in _channels(run, use, edges):
+        yield {"of": of, "what": what, **rhythm(series, edges, smears_ns)}
+
+
+def rhythm(series: Series, edges_ns: Floats, smears_ns: float = 0.0) -> RhythmRow:
+    """One channel against the steps, edges (n, 2); `smears_ns` is what its readings are averages over."""
+    step_ns = float(np.median(edges_ns[:, 1] - edges_ns[:, 0]))
+    spacing = max(series.period_ns, 1.0)
+    row: RhythmRow = {"step_ms": step_ns / 1e6, "readings_per_step": step_ns / max(spacing, smears_ns / 2)}
+    row |= {"period_steps": None, "correlation": None, "explained": None}
+    inside = (series.t_ns >= edges_ns[0, 0]) & (series.t_ns <= edges_ns[-1, 1])
+    row["deviation"] = null_if_nan(float(series.values[inside].std())) if inside.any() else None
+    if step_ns < _LEAST_READINGS * spacing or step_ns < 1.5 * smears_ns or not inside.any():
+        return row
+    period, likeness = period_of(series, float(edges_ns[0, 0]), float(edges_ns[-1, 1]), step_ns)
+    row["period_steps"] = None if period is None else period / step_ns
+    row["correlation"] = likeness
+    row["explained"] = explained(series, edges_ns)
+    return row
+
+
+def explained(series: Series, edges_ns: Floats) -> float | None:
+    """Share of the variance within the steps that one half of them predicts of the other; 0 where nothing varies."""
+    step, phase = folded(series, edges_ns)
+    inside = step >= 0
+    values, step, phase = series.values[inside], step[inside], phase[inside]
+    apart = float(np.median(edges_ns[:, 1] - edges_ns[:, 0])) / max(series.period_ns, 1.0)
+    bins = int(min(_MOST_PHASES, max(apart // 2, 3)))
+    place = np.minimum((phase * bins).astype(np.int64), bins - 1)
+    left = total = 0.0
+    for odd in (0, 1):
+        here, there = step % 2 == odd, step % 2 != odd
+        counts = np.bincount(place[there], minlength=bins)
+        if not here.any() or (counts == 0).any():
+            return None
+        profile = np.bincount(place[there], values[there], minlength=bins) / counts
+        left += float(((values[here] - profile[place[here]]) ** 2).sum())
+        total += float(((values[here] - values[there].mean()) ** 2).sum())
+    return 0.0 if total <= 1e-12 else 1 - left / total
+
+
+def folded(series: Series, edges_ns: Floats) -> tuple[np.ndarray[tuple[int], np.dtype[np.int64]], Floats]:
+    """The step that each reading falls into, -1 between steps, and how far into it, 0 to 1."""
+    place = np.searchsorted(edges_ns[:, 0], series.t_ns, side="right") - 1
+    held = np.clip(place, 0, len(edges_ns) - 1)
+    length = edges_ns[held, 1] - edges_ns[held, 0]
+    phase = (series.t_ns - edges_ns[held, 0]) / length
+    inside = (place >= 0) & (phase >= 0) & (phase <= 1)
+    return np.where(inside, held, -1).astype(np.int64), phase
+
+
+def _channels(run: Run, use: Use | None, edges: Floats) -> Iterator[tuple[str, str, Series, float]]:
+    span = float(edges[0, 0]), float(edges[-1, 1])
+    if use is not None:
+        middle = (use.edges_ns[1:] + use.edges_ns[:-1]) / 2
+        yield "use", "CPU", _series("cpu", middle, use.cores.mean(axis=0)), 0.0
+        if use.source and accelerator_gauge(run) is None:
+            yield "use", "accelerator", _series("gpu", middle, use.accelerator), 0.0
+    gauge = accelerator_gauge(run)
+    if gauge is not None:
+        yield "use", "accelerator", gauge, 0.0
+    for own in series_of(run, "process_cpu_time"):
+        if own.scope == "process":
+            seen = windows(own, *span, resolved_ns(own))
+            yield "use", "trainer", _series("process", (seen.edges_ns[1:] + seen.edges_ns[:-1]) / 2, seen.rates), 0.0
+    for name, lines in run.rails.components():
+        if len(lines) == 1 and not lines[0].estimated:
+            yield "power", name, *_rail_power(lines[0])
+
+
+def _rail_power(line: Line) -> tuple[Series, float]:
+    """Mean power between two readings, W, and what the sensor averages over, ns."""
+    growth = line.best.growth
+    apart = np.diff(growth.t_ns)
+    watts = np.where(growth.gap, np.nan, growth.steps / np.maximum(apart, 1.0) * 1e9)
+    return _series(line.name, growth.t_ns[:-1] + apart / 2, watts), max(line.best.window_ns, line.best.refresh_ns)
+
+
+def _series(scope: str, t_ns: Floats, values: Floats) -> Series:
+    read = np.isfinite(values)
+    return Series(scope, "", 0, t_ns[read], values[read], np.empty((0, 2)))
+
+
+HOLDERS = {
+    "parameters": ("parameter",),
+    "gradients": ("gradient",),
+    "input data": ("input",),
+    "intermediate data": ("saved", "temporary", "workspace", "other"),
+    "optimizer and buffers": ("optimizer", "buffer"),
+}
+
+
+def memory_by_batch(job: Job, batches: Sequence[int]) -> Iterator[dict[str, Any]]:
+    """A row a batch and holder: workload, batch, part, bytes; the most that each held at any time of the second step.
+
+    Each has its own time: gradients are whole after backward, when most intermediate data are gone. Raises
+    DryRunStopped where fake tensors cannot run the step.
+    """
+    from stepscope.record.dry.dry_run import dry_run
+
+    for batch in batches:
+        held = memory_over_time(dry_run(job, batch).events())
+        for part, categories in HOLDERS.items():
+            most = held.select(pl.sum_horizontal(categories)).to_series().to_numpy().max(initial=0)
+            yield {"workload": job.name, "batch": batch, "part": part, "bytes": int(most)}

@@ -1,0 +1,397 @@
+"""`stepscope study observations`: measure, judge the twelve observations of the 2019 paper, draw its figures."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from stepscope.analysis.channels import Series, resolved_ns, series_of, windows
+from stepscope.analysis.results import Findings, ResultTable, Value
+from stepscope.analysis.run import Run
+from stepscope.analysis.time.steps import steps_after_warmup
+from stepscope.arrays import Floats
+from stepscope.experiments.engine.facts import device_name, versions
+from stepscope.experiments.engine.folder import StudyFolder
+from stepscope.experiments.engine.process import JobWatch
+from stepscope.experiments.observations import every
+from stepscope.experiments.observations._contract import AS_THE_PAPER, FAILS, HOLDS, UNKNOWN, Interval, Verdict
+from stepscope.experiments.observations._evidence import (
+    CONVOLUTIONAL,
+    Evidence,
+    accelerator_gauge,
+    folded,
+    gather_evidence,
+    use_of,
+)
+from stepscope.experiments.observations._measurements import Measurements, measure_all
+from stepscope.experiments.observations.request import Observations
+
+NAME = "observations"
+TITLE = "The twelve observations of the 2019 paper on this device"
+_CHILD = (sys.executable, "-m", "stepscope.experiments.observations._child")
+
+
+def observations(
+    out: str | Path,
+    asked: Observations | None = None,
+    *,
+    child: Sequence[str] = _CHILD,
+    watch: JobWatch | None = None,
+    command: str = "",
+) -> Findings:
+    """Judge the observations in a study's folder, which is begun or gone on with; by default, the paper's plan.
+
+    `child`: how a measurement is started in a process of its own; `command`: the line that repeats this.
+    """
+    asked = asked or Observations()
+    folder = StudyFolder(Path(out), NAME, asked.to_dict())
+    with folder.locked():
+        result = measure_all(folder, asked, child, watch or JobWatch())
+    runs, notes = _comparable(result)
+    evidence = gather_evidence(runs, result.frames, {**_not_requested(asked), **result.absent})
+    return build_findings(evidence, runs, asked, command or f"stepscope study observations --out {out}", notes)
+
+
+def build_findings(
+    evidence: Evidence, runs: Sequence[Run], asked: Observations, command: str, notes: Sequence[str]
+) -> Findings:
+    """The findings from evidence that has been gathered."""
+    verdicts = judge_all(evidence, asked.only)
+    drawn = frames(evidence, runs)
+    simulated = next((run.simulated for run in runs if run.simulated), None)
+    return Findings(
+        study=NAME,
+        title=TITLE,
+        answer=_answer(verdicts),
+        tables=(
+            _verdict_table(verdicts),
+            _part_table(verdicts),
+            _paper_table(verdicts, drawn),
+            _method_table(verdicts),
+            _run_table(evidence),
+        ),
+        settings=asked.to_dict(),
+        device=_device(runs),
+        versions=versions(),
+        command=command,
+        notes=(*notes, *_limits(evidence)),
+        simulated=simulated,
+        frames=drawn,
+    )
+
+
+def judge_all(evidence: Evidence, only: Sequence[int] = ()) -> list[Verdict]:
+    """The verdict on every observation, or on those of these numbers."""
+    return [each.judge(evidence) for each in every() if not only or each.number in only]
+
+
+def _comparable(result: Measurements) -> tuple[list[Run], list[str]]:
+    """Of each model the runs of one setting, and of one kind of device: what differs otherwise is no batch's doing."""
+    kinds = [str((run.meta.get("workload") or {}).get("device") or "cpu").partition(":")[0] for run in result.runs]
+    wanted = "cpu" if all(kind == "cpu" for kind in kinds) else next(kind for kind in kinds if kind != "cpu")
+    runs = [run for run, kind in zip(result.runs, kinds, strict=True) if kind == wanted]
+    settings = {run.id: _setting(run) for run in runs}
+    usual = {}
+    for name in {name for name, _ in settings.values()}:
+        usual[name] = Counter(rest for other, rest in settings.values() if other == name).most_common(1)[0][0]
+    kept = [run for run in runs if settings[run.id][1] == usual[settings[run.id][0]]]
+    left = len(result.runs) - len(kept)
+    said = [f"{left} runs with other optimizers, precisions, threads or devices were excluded"] if left else []
+    return kept, [*result.notes, *said]
+
+
+def _setting(run: Run) -> tuple[str, tuple[str, ...]]:
+    workload = run.meta.get("workload") or {}
+    rest = (workload.get("optimizer"), workload.get("precision"), run.meta.get("threads"))
+    return str(workload.get("name")), tuple(map(str, rest))
+
+
+def _not_requested(asked: Observations) -> dict[str, str]:
+    return {name: "not asked for (--only)" for name in ("memory", "days") if name not in asked.needs}
+
+
+def _answer(verdicts: Sequence[Verdict]) -> str:
+    by = {outcome: [str(each.number) for each in verdicts if each.outcome == outcome] for outcome in _ORDER}
+    said = [
+        f"{len(numbers)} {_ORDER[outcome][len(numbers) > 1]} ({', '.join(numbers)})"
+        for outcome, numbers in by.items()
+        if numbers
+    ]
+    others = [str(each.number) for each in verdicts if each.reading != AS_THE_PAPER]
+    more = f" Judged by a counterpart that this device has: {', '.join(others)}." if others else ""
+    return f"Of {len(verdicts)} observations {'; '.join(said)}.{more}"
+
+
+_ORDER = {  # of one, of several
+    HOLDS: ("holds here", "hold here"),
+    FAILS: ("does not", "do not"),
+    UNKNOWN: ("cannot be judged", "cannot be judged"),
+}
+
+
+def _verdict_table(verdicts: Sequence[Verdict]) -> ResultTable:
+    rows: list[tuple[Value, ...]] = []
+    for each in verdicts:
+        read = "paper" if each.reading == AS_THE_PAPER else "counterpart"
+        effect = (each.deciding.effect or None, *_bounds(each.deciding.found))
+        rows.append((each.number, each.claim, each.outcome, read, *effect))
+    columns = ("no.", "observation", "verdict", "read as", "effect", "value", "low", "high")
+    note = "Value with its 95 % CI is that of the claim that decides; every test is in the tables below."
+    return ResultTable("verdicts", "Verdicts", columns, tuple(rows), note)
+
+
+def _paper_table(verdicts: Sequence[Verdict], drawn: dict[str, pl.DataFrame]) -> ResultTable:
+    about = {each.number: each for each in every()}
+    rows: list[tuple[Value, ...]] = []
+    for each in verdicts:
+        known = about[each.number]
+        figure = known.figure if known.figure in drawn else "not drawn: no data"
+        rows.append((each.number, known.paper, figure, None if each.reading == AS_THE_PAPER else each.reading))
+    columns = ("no.", "the paper saw", "figure from own data", "judged in its place")
+    return ResultTable("paper", "What the paper saw", columns, tuple(rows))
+
+
+def _part_table(verdicts: Sequence[Verdict]) -> ResultTable:
+    rows: list[tuple[Value, ...]] = []
+    for each in verdicts:
+        for one in each.parts:
+            limits = None if one.limits is None else str(one.limits)
+            about = one.why if one.outcome == UNKNOWN else one.of
+            rows.append((each.number, one.claim, one.outcome, *_bounds(one.found), limits, about))
+    columns = ("no.", "claim", "outcome", "value", "low", "high", "true if", "taken from, or why not judged")
+    note = "A claim holds where its whole interval lies within the limits, and does not where none of it does."
+    return ResultTable("tests", "Tests", columns, tuple(rows), note)
+
+
+def _method_table(verdicts: Sequence[Verdict]) -> ResultTable:
+    rows = tuple((each.number, one.claim, one.effect or None, one.test) for each in verdicts for one in each.parts)
+    return ResultTable("methods", "How each was tested", ("no.", "claim", "number", "test"), rows)
+
+
+def _run_table(evidence: Evidence) -> ResultTable:
+    columns = (
+        "workload",
+        "batch",
+        "runs",
+        "ms a step",
+        "samples/s",
+        "CPU use",
+        "training process",
+        "accelerator use",
+        "J a step",
+    )
+    of = ("step_ms", "samples_per_s", "cpu_use", "trainer_cores", "accelerator_use", "energy_per_step_j")
+    grouped = evidence.runs.group_by("workload", "batch").agg(
+        pl.len().alias("runs"), *(pl.col(name).mean() for name in of)
+    )
+    rows = tuple(grouped.sort("workload", "batch").select("workload", "batch", "runs", *of).iter_rows())
+    return ResultTable("runs", "What was measured", columns, rows, "Means over the runs.")
+
+
+def _bounds(interval: Interval | None) -> tuple[Value, Value, Value]:
+    values = (math.nan,) * 3 if interval is None else (interval.value, interval.low, interval.high)
+    known = [None if math.isnan(value) else value for value in values]
+    return known[0], known[1], known[2]
+
+
+def _limits(evidence: Evidence) -> Iterator[str]:
+    disturbed = evidence.runs["background"].drop_nulls()
+    if len(disturbed):
+        which = f"{len(disturbed)} of {len(evidence.runs)} runs were disturbed (the first: {disturbed[0]})"
+        yield f"{which}: what is said of the use of cores leaves them out, and their times are not theirs alone"
+    repeats = evidence.runs.group_by("workload", "batch").len()["len"]
+    if len(repeats) and int(repeats.to_numpy().max()) == 1:
+        yield "every setting was run once: intervals come from within the runs and from the fits over several models"
+
+
+def _device(runs: Sequence[Run]) -> str:
+    """Of the machine that the runs were made on, which need not be this one."""
+    facts: dict[str, Any] = runs[0].device if runs else {}
+    named = facts.get("board") or facts.get("cpu")
+    if not named:
+        return device_name()
+    return str(named.get("name") if isinstance(named, dict) else named)
+
+
+_STEPS, _MOST_STEPS, _FEW_WINDOWS, _MOST_WINDOWS = 3, 60, 24, 600
+_PHASES = 24
+_WHOLES = ("total", "device", "carrier")
+Frames = dict[str, pl.DataFrame]
+
+
+def frames(evidence: Evidence, runs: Sequence[Run]) -> Frames:
+    """Frames by figure; a figure without data has none."""
+    shown = _illustrated_run(evidence, runs)
+    found: Frames = {
+        **(_use_over_steps(shown) if shown else {}),
+        "figure-4-use-by-batch": _use_by_batch(evidence),
+        "figure-5-cores-by-batch": _cores_by_batch(evidence),
+        "figure-6-energy-by-batch": _energy_by_batch(evidence),
+        "figure-7-power-over-steps": _power_over_steps(evidence, runs),
+        "figure-8-throughput-by-batch": _over_repeats(evidence.runs, "samples_per_s", "samples_per_s", 1.0),
+        "figure-9-memory-by-batch": evidence.memory.with_columns(mb=pl.col("bytes") / 1e6),
+        "figure-10-accuracy-by-day": _accuracy_by_day(evidence),
+        "rhythm-use": _folded_use(evidence, runs),
+    }
+    return {name: frame for name, frame in found.items() if not frame.is_empty()}
+
+
+def _illustrated_run(evidence: Evidence, runs: Sequence[Run]) -> Run | None:
+    """The run to look into: of a convolutional network if there is one, with the longest steps."""
+    order = evidence.runs.with_columns(first=pl.col("kind") != CONVOLUTIONAL).sort(
+        "first", "step_ms", descending=[False, True]
+    )
+    named = {run.id: run for run in runs}
+    return next((named[name] for name in order["run"] if name in named), None)
+
+
+def stretch(run: Run, window_ns: float) -> pl.DataFrame:
+    """Three steps from the middle of the steady part, or as many as it takes for some windows."""
+    steps = steps_after_warmup(run)
+    if steps.is_empty():
+        return steps
+    length = float(np.median(steps["length_ns"].to_numpy()))
+    count = min(len(steps), _MOST_STEPS, max(_STEPS, round(_FEW_WINDOWS * window_ns / length)))
+    return steps.slice((len(steps) - count) // 2, count)
+
+
+def _use_over_steps(run: Run) -> Frames:
+    use = use_of(run)
+    steps = pl.DataFrame() if use is None else stretch(run, float(np.diff(use.edges_ns).mean()))
+    if use is None or steps.is_empty():
+        return {}
+    t0_ns, t1_ns = float(steps["t0_ns"][0]), float(steps["t1_ns"][-1])
+    rows = [
+        (f"core {name.partition(':')[2]}", use.edges_ns, rates)
+        for name, rates in zip(use.names, use.cores, strict=True)
+    ]
+    if use.source:
+        rows.insert(0, ("accelerator", use.edges_ns, use.accelerator))
+    else:
+        rows.insert(0, ("trainer", *_process_use(run, t0_ns, t1_ns)))
+    drawn = pl.concat([_windows(label, edges, rates, t0_ns, t1_ns) for label, edges, rates in rows])
+    edges = pl.DataFrame({"t_ms": [(t - t0_ns) / 1e6 for t in [*steps["t0_ns"], steps["t1_ns"][-1]]]})
+    about = drawn.with_columns(workload=pl.lit(str((run.meta.get("workload") or {}).get("name"))))
+    return {"figure-3-use-over-steps": about, "figure-3-steps": edges}
+
+
+def _process_use(run: Run, t0_ns: float, t1_ns: float) -> tuple[Floats, Floats]:
+    """Share of its threads that the training process kept busy."""
+    for own in series_of(run, "process_cpu_time"):
+        if own.scope == "process":
+            seen = windows(own, t0_ns, t1_ns, resolved_ns(own))
+            return seen.edges_ns, np.clip(seen.rates / max(run.meta.get("threads") or 1, 1), 0, 1)
+    return np.array([t0_ns, t1_ns]), np.array([np.nan])
+
+
+def _windows(label: str, edges: Floats, rates: Floats, t0_ns: float, t1_ns: float) -> pl.DataFrame:
+    inside = (edges[1:] > t0_ns) & (edges[:-1] < t1_ns)
+    columns = {
+        "core": [label] * int(inside.sum()),
+        "label": [label] * int(inside.sum()),
+        "t0_ms": (np.maximum(edges[:-1][inside], t0_ns) - t0_ns) / 1e6,
+        "t1_ms": (np.minimum(edges[1:][inside], t1_ns) - t0_ns) / 1e6,
+        "percent": rates[inside] * 100,
+    }
+    return pl.DataFrame(columns, nan_to_null=True).head(_MOST_WINDOWS)
+
+
+def _use_by_batch(evidence: Evidence) -> pl.DataFrame:
+    runs = evidence.runs.with_columns(own=pl.col("trainer_cores") / pl.col("threads"))
+    wanted = {"accelerator": "accelerator_use", "CPU, all cores": "cpu_use"}
+    if not evidence.accelerated:
+        wanted = {"training threads": "own", "CPU, all cores": "cpu_use"}
+    parts = [
+        _over_repeats(runs, column, "percent", 100.0).with_columns(what=pl.lit(what)) for what, column in wanted.items()
+    ]
+    return pl.concat(parts)
+
+
+def _over_repeats(runs: pl.DataFrame, column: str, name: str, factor: float) -> pl.DataFrame:
+    """Mean over the repeats, and the lowest and highest of them: workload, batch, `name`, low, high."""
+    value = pl.col(column) * factor
+    known = runs.drop_nulls(column).group_by("workload", "batch", maintain_order=True)
+    found = known.agg(value.mean().alias(name), low=value.min(), high=value.max())
+    return found.sort("workload", "batch")
+
+
+def _cores_by_batch(evidence: Evidence) -> pl.DataFrame:
+    grouped = evidence.cores.group_by("workload", "batch", "core", "cluster").agg(percent=pl.col("use").mean() * 100)
+    return grouped.sort("workload", "batch", "core")
+
+
+def _energy_by_batch(evidence: Evidence) -> pl.DataFrame:
+    known = evidence.power.filter(~pl.col("component").is_in(_WHOLES)).drop_nulls("joules_per_step")
+    grouped = known.group_by("workload", "batch", "component", maintain_order=True)
+    return grouped.agg(joules=pl.col("joules_per_step").mean().clip(lower_bound=0.0)).sort("workload", "batch")
+
+
+def _power_over_steps(evidence: Evidence, runs: Sequence[Run]) -> pl.DataFrame:
+    run = _illustrated_run(evidence, [run for run in runs if run.rails.lines])
+    if run is None:
+        return pl.DataFrame()
+    slowest = max(max(line.best.refresh_ns, line.best.growth.period_ns) for line in run.rails.lines)
+    steps = stretch(run, 2 * slowest)
+    if steps.is_empty():
+        return pl.DataFrame()
+    t0_ns = int(steps["t0_ns"][0])
+    seen = run.power_timeline(t0_ns, int(steps["t1_ns"][-1]))
+    return seen.select("rail", "component", "watts", "estimated", workload=pl.lit(str(run.meta["workload"]["name"])),
+                       t0_s=(pl.col("t0_ns") - t0_ns) / 1e9, t1_s=(pl.col("t1_ns") - t0_ns) / 1e9)  # fmt: skip
+
+
+def _accuracy_by_day(evidence: Evidence) -> pl.DataFrame:
+    """Mean over the seeds with the lowest and the highest of them."""
+    value = pl.col("accuracy") * 100
+    grouped = evidence.days.group_by("batch", "day").agg(
+        percent=value.mean(), low=value.min(), high=value.max(), seeds=pl.len()
+    )
+    return grouped.sort("batch", "day")
+
+
+def _folded_use(evidence: Evidence, runs: Sequence[Run]) -> pl.DataFrame:
+    """Of each model's run with the longest steps: use by part of the step, median and middle 80 % of the readings."""
+    parts = []
+    named = {run.id: run for run in runs}
+    for (name,), frame in evidence.runs.sort("step_ms", descending=True).group_by(["workload"], maintain_order=True):
+        run = named.get(frame["run"][0])
+        series = None if run is None else _own_use(run, evidence.accelerated)
+        if run is None or series is None:
+            continue
+        edges = steps_after_warmup(run).select("t0_ns", "t1_ns").to_numpy().astype(np.float64)
+        if not len(edges) or float(np.median(edges[:, 1] - edges[:, 0])) < 6 * series.period_ns:
+            continue
+        step, phase = folded(series, edges)
+        bins = int(min(_PHASES, np.median(edges[:, 1] - edges[:, 0]) / max(series.period_ns, 1.0)))
+        rows = pl.DataFrame(
+            {"value": series.values[step >= 0] * 100, "bin": (phase[step >= 0] * bins).astype(np.int64)}
+        )
+        value = pl.col("value")
+        profile = rows.filter(pl.col("bin") < bins).group_by("bin").agg(
+            percent=value.median(), low=value.quantile(0.1), high=value.quantile(0.9)
+        )  # fmt: skip
+        parts.append(
+            profile.sort("bin").with_columns(workload=pl.lit(str(name)), phase=(pl.col("bin") + 0.5) / bins * 100)
+        )
+    return pl.concat(parts) if parts else pl.DataFrame()
+
+
+def _own_use(run: Run, accelerated: bool) -> Series | None:
+    """Return what observation 2 looks at: the accelerator, or on the CPU alone the training process."""
+    gauge = accelerator_gauge(run) if accelerated else None
+    if gauge is not None:
+        return gauge
+    for own in series_of(run, "process_cpu_time"):
+        steps = steps_after_warmup(run)
+        if own.scope == "process" and not steps.is_empty():
+            seen = windows(own, float(steps["t0_ns"][0]), float(steps["t1_ns"][-1]), resolved_ns(own))
+            read, middle = np.isfinite(seen.rates), (seen.edges_ns[1:] + seen.edges_ns[:-1]) / 2
+            return Series("trainer", own.source, own.refresh_ns, middle[read], seen.rates[read], np.empty((0, 2)))
+    return None

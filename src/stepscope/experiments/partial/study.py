@@ -1,0 +1,422 @@
+"""`stepscope study partial`: train every way with every seed, and report accuracy against cost."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from stepscope.analysis.results import Findings, ResultTable, Value
+from stepscope.errors import UsageError
+from stepscope.experiments.engine.facts import (
+    AMOUNT,
+    SHARE,
+    Mean,
+    device_name,
+    energy_name,
+    energy_notes,
+    mean_of,
+    value_and_bounds,
+    versions,
+)
+from stepscope.experiments.engine.folder import StudyFolder
+from stepscope.experiments.engine.process import JobWatch, StudyJob, ended_early, run_missing_jobs
+from stepscope.experiments.partial.plan import (
+    FRACTIONAL,
+    POINTS,
+    PartialSetting,
+    partial_jobs,
+    partial_settings,
+)
+from stepscope.experiments.partial.request import PartialTraining
+from stepscope.units import estimate
+
+NAME = "partial"
+CHILD = (sys.executable, "-m", "stepscope.experiments.training_child")
+
+
+def partial(
+    out: str | Path,
+    asked: PartialTraining | None = None,
+    *,
+    child: Sequence[str] = CHILD,
+    watch: JobWatch | None = None,
+    command: str = "",
+) -> Findings:
+    """Train a workload in parts in a study's folder, which is begun or gone on with.
+
+    `child`: how the trainings of a setting are started in a process of their own; `command`: the line to repeat it.
+    UsageError where no training came about, with the reason of the first.
+    """
+    asked = asked or PartialTraining()
+    folder = StudyFolder(Path(out), NAME, asked.to_dict())
+    todo = partial_jobs(asked)
+    with folder.locked():
+        run_missing_jobs(folder, todo, child, asked.time_limit, watch or JobWatch())
+    return build_findings(folder, asked, todo, command or f"stepscope study partial {asked.workload} --out {out}")
+
+
+def build_findings(folder: StudyFolder, asked: PartialTraining, todo: Sequence[StudyJob], command: str) -> Findings:
+    """The findings from the cells that are there."""
+    from stepscope.experiments.partial.ways import WAYS
+
+    outcomes, unmade = list[SettingOutcome](), list[tuple[PartialSetting, Mapping[str, Any]]]()
+    for setting, job in zip(partial_settings(asked), todo, strict=True):
+        cells = [cell for cell in map(folder.cell, job.cells.values()) if cell is not None]
+        if cells:
+            outcomes.append(setting_outcome(setting, cells))
+        ended = ended_early(folder, job)
+        if ended is not None:
+            unmade.append((setting, ended))
+    if not outcomes:
+        raise UsageError(f"no way could be trained: {unmade[0][1]['reason'] if unmade else 'nothing was made'}")
+    kinds = {cell["energy_kind"] for each in outcomes for cell in each.cells}
+    kind = next(iter(kinds)) if len(kinds) == 1 else None
+    tables = [way_table(outcomes, kind), saving_table(outcomes)]
+    before = before_table(outcomes)
+    tables += [before] if before is not None else []
+    tables += [reference_table(outcomes)] if asked.preset else []
+    tables += [_unmade_table(unmade)] if unmade else []
+    made = {setting.way for setting in partial_settings(asked)}
+    meaning = tuple((name, way.trains, way.saves) for name, way in WAYS.items() if name in made)
+    return Findings(
+        study=NAME,
+        title=f"Training only a part of {asked.workload}",
+        answer=_answer(outcomes),
+        tables=(*tables, ResultTable("meaning", "What each way trains", ("way", "trains", "can save"), meaning)),
+        settings=asked.to_dict(),
+        device=device_name(),
+        versions=versions(),
+        command=command,
+        notes=tuple(_notes(outcomes, asked)),
+        simulated=asked.simulate,
+        frames=frames(outcomes),
+    )
+
+
+def _answer(outcomes: Sequence[SettingOutcome]) -> str:
+    """Return what all of it gives, and the parts that nothing beats in time or memory."""
+    whole = next((each for each in outcomes if each.setting.way == "all"), None)
+    said = [] if whole is None else [f"Training all gives {_accuracy(whole)} in {whole.time_s.value:.3g} s."]
+    for cost, word in (("time_s", "time"), ("peak_mb", "memory")):
+        names = [each for each in outcomes if each.setting.name in front(outcomes, cost)]
+        if names:
+            listed = ", ".join(f"{each.setting.name} ({each.accuracy.value:.1f} %)" for each in names)
+            said.append(f"For its {word} unbeaten: {listed}.")
+    return " ".join(said)
+
+
+def _accuracy(found: SettingOutcome) -> str:
+    mean = found.accuracy
+    return estimate(mean.value, mean.low, mean.high, "%")
+
+
+def _unmade_table(unmade: Sequence[tuple[PartialSetting, Mapping[str, Any]]]) -> ResultTable:
+    rows = tuple((setting.name, str(ended["status"]), str(ended["reason"])) for setting, ended in unmade)
+    note = "What was not refused but failed is tried again by the same command."
+    return ResultTable("unmade", "Not trained", ("way", "status", "why"), rows, note)
+
+
+def _notes(outcomes: Sequence[SettingOutcome], asked: PartialTraining) -> Iterator[str]:
+    cell = outcomes[0].cells[0]
+    data = cell["data"]
+    yield f"data: {data['name']} ({data['kind']}), {data['train_size']} to train, {data['test_size']} to test"
+    yield f"{cell['steps']} steps of {cell['batch']} samples, {cell['optimizer']}; the time of looking is not counted"
+    seeds = {len(each.cells) for each in outcomes}
+    if min(seeds) < 2:
+        yield "one seed gives no CI: --seeds 5"
+    yield from energy_notes([cell for each in outcomes for cell in each.cells])
+    if 1.0 in asked.fractions and set(FRACTIONAL) & set(asked.ways):
+        yield "100 % of layers or filters is the same training as all, and is shown as such"
+    yield from dict.fromkeys(
+        f"{each.setting.name}: {note}" for each in outcomes for one in each.cells for note in one["notes"]
+    )
+
+
+Row = tuple[Value, ...]
+COSTS = {"time_s": "training time, s", "energy_j": "energy, J", "peak_mb": "peak of live tensors, MB"}
+
+
+def costs_by_axis(found: SettingOutcome) -> dict[str, Mean]:
+    """Return the cost of a setting by the name of the axis; without those that are not known."""
+    costs = {"time_s": found.time_s, "energy_j": found.energy_j}
+    if found.peak_bytes is not None:
+        costs["peak_mb"] = Mean(found.peak_bytes / 1e6, None, None)
+    return {name: mean for name, mean in costs.items() if mean is not None}
+
+
+def front(outcomes: Sequence[SettingOutcome], cost: str) -> set[str]:
+    """Settings that no other beats in accuracy and this cost."""
+    return unbeaten(
+        {
+            each.setting.name: (costs_by_axis(each)[cost].value, each.accuracy.value)
+            for each in outcomes
+            if cost in costs_by_axis(each)
+        }
+    )
+
+
+def way_table(outcomes: Sequence[SettingOutcome], energy_kind: str | None) -> ResultTable:
+    known = [name for name in COSTS if any(name in costs_by_axis(each) for each in outcomes)]
+    best = {name: front(outcomes, name) for name in known}
+    rows: list[Row] = []
+    for each in outcomes:
+        costs = costs_by_axis(each)
+        unbeaten_in = ", ".join(name.partition("_")[0] for name in known if each.setting.name in best[name])
+        row: Row = (each.setting.name, len(each.cells), 100 * each.trained_share, *value_and_bounds(each.accuracy))
+        row = (
+            *row,
+            *value_and_bounds(each.time_s),
+            *((None if m is None else m.value) for m in (costs.get("peak_mb"),)),
+        )
+        if each.energy_j is not None or energy_kind:
+            row = (*row, *value_and_bounds(each.energy_j))
+        rows.append((*row, unbeaten_in or None))
+    columns: tuple[str, ...] = (
+        "way",
+        "seeds",
+        "trained %",
+        "accuracy %",
+        "low",
+        "high",
+        "time s",
+        "low ",
+        "high ",
+        "peak MB",
+    )
+    if energy_kind:
+        name = "energy J" if energy_kind == "measured" else f"{energy_kind} energy J"
+        columns = (*columns, name, "low  ", "high  ")
+    note = (
+        "Means over seeds with Student's 95 % CI. Unbeaten: no other way is as accurate for less of it. "
+        "Peak: live tensors of a step, counted on a dry run, at its most over the training."
+    )
+    return ResultTable("ways", "Accuracy and what it cost", (*columns, "unbeaten in"), tuple(rows), note)
+
+
+def saving_table(outcomes: Sequence[SettingOutcome]) -> ResultTable:
+    """Return what each way really saves in a step, next to training all."""
+    whole = next((each for each in outcomes if each.setting.way == "all"), None)
+    rows: list[Row] = [
+        (
+            each.setting.name,
+            _scaled(each.flops_forward, 1e-6),
+            _scaled(each.flops_backward, 1e-6),
+            _saved(each, whole, "flops_backward"),
+            *value_and_bounds(each.step_ms),
+            _step_saved(each, whole),
+            _scaled(each.saved_bytes, 1e-6),
+            _saved(each, whole, "saved_bytes"),
+            _saved(each, whole, "peak_bytes"),
+        )
+        for each in outcomes
+    ]
+    columns = (
+        "way", "forward MFLOP", "backward MFLOP", "saved %", "ms a step", "low", "high", "saved % ",
+        "activations MB", "saved %  ", "of peak saved %",
+    )  # fmt: skip
+    note = (
+        "Of one step, against training all; negative is more. FLOPs and activations: means over steps spread over the "
+        "training, counted on tensors without numbers; the peak is that of the worst step. "
+        "Where a mask is all there is, no work is saved, and masking costs time."
+    )
+    return ResultTable("savings", "What freezing saves", columns, tuple(rows), note)
+
+
+def before_table(outcomes: Sequence[SettingOutcome]) -> ResultTable | None:
+    """Return how much of what was pre-trained remains."""
+    rows = tuple(
+        (
+            each.setting.name,
+            *value_and_bounds(each.start),
+            *value_and_bounds(each.before[0]),
+            *value_and_bounds(each.before[1]),
+        )
+        for each in outcomes
+        if each.before is not None
+    )
+    columns = (
+        "way", "new classes before %", "low", "high", "old classes before %", "low ", "high ", "old classes after %",
+        "low  ", "high  ",
+    )  # fmt: skip
+    note = "Old classes were pre-trained and are not trained any more: what they lose is forgotten."
+    return ResultTable("before", "What the pre-trained classes lose", columns, rows, note) if rows else None
+
+
+def reference_table(outcomes: Sequence[SettingOutcome]) -> ResultTable:
+    """Our seeds beside the known points; they agree where the ranges of the seeds overlap."""
+    rows: list[Row] = []
+    for each in outcomes:
+        known = POINTS.get((each.setting.way, each.setting.fraction))
+        if known is None:
+            continue
+        ours = [100 * cell["curve"][-1]["accuracy"] for cell in each.cells]
+        agree = min(ours) <= max(known) and min(known) <= max(ours)
+        bounds = (min(ours), max(ours), min(known), max(known))
+        rows.append((each.setting.name, each.accuracy.value, *bounds, "agree" if agree else "differ"))
+    columns = ("way", "accuracy %", "least seed", "best seed", "known, least", "known, best", "ranges of seeds")
+    note = (
+        "Known: LeNet of the second paper on the same 5,000 digits, two seeds. Agree: the ranges of the seeds overlap."
+    )
+    return ResultTable("reference", "Beside the known points", columns, tuple(rows), note)
+
+
+def frames(outcomes: Sequence[SettingOutcome]) -> dict[str, pl.DataFrame]:
+    """By the figure's name."""
+    found = {"accuracy-over-time": _curves(outcomes, "time_s"), "accuracy-over-energy": _curves(outcomes, "energy_j")}
+    found["accuracy-and-cost"] = pl.DataFrame(list(_points(outcomes)), schema=_POINT)
+    found["savings"] = pl.DataFrame(
+        list(_shares(outcomes)), schema={"way": pl.String, "what": pl.String, "percent": pl.Float64}
+    )
+    return {name: frame for name, frame in found.items() if not frame.is_empty()}
+
+
+_CURVE = {"way": pl.String, "title": pl.String, **dict.fromkeys(("step", "cost", "percent", "low", "high"), pl.Float64)}
+_NUMBERS = ("value", "value_low", "value_high", "percent", "low", "high")
+_POINT = {"way": pl.String, "cost": pl.String, "unbeaten": pl.Boolean, **dict.fromkeys(_NUMBERS, pl.Float64)}
+
+
+def _curves(outcomes: Sequence[SettingOutcome], cost: str) -> pl.DataFrame:
+    rows: list[dict[str, Any]] = []
+    for each in outcomes:
+        for looks in zip(*(cell["curve"] for cell in each.cells), strict=True):
+            at, gain = (
+                mean_of([look[cost] for look in looks]),
+                mean_of([look["accuracy"] for look in looks], 100, SHARE),
+            )
+            if at is not None and gain is not None:
+                bounds = {"low": gain.low, "high": gain.high}
+                rows.append(
+                    {
+                        "way": each.setting.name,
+                        "title": _title(cost, each),
+                        "step": looks[0]["step"],
+                        "cost": at.value,
+                        "percent": gain.value,
+                        **bounds,
+                    }
+                )
+    return pl.DataFrame(rows, schema=_CURVE)
+
+
+def _title(cost: str, found: SettingOutcome) -> str:
+    """The title of the axis: energy that is not measured says so."""
+    return COSTS[cost].replace("energy", energy_name(found.cells[0]["energy_kind"]))
+
+
+def _points(outcomes: Sequence[SettingOutcome]) -> Iterator[dict[str, Any]]:
+    for cost in COSTS:
+        best = front(outcomes, cost)
+        for each in outcomes:
+            mean = costs_by_axis(each).get(cost)
+            if mean is not None:
+                own = {"way": each.setting.name, "cost": _title(cost, each), "unbeaten": each.setting.name in best}
+                gain = {"percent": each.accuracy.value, "low": each.accuracy.low, "high": each.accuracy.high}
+                yield {**own, **gain, "value": mean.value, "value_low": mean.low, "value_high": mean.high}
+
+
+def _shares(outcomes: Sequence[SettingOutcome]) -> Iterator[dict[str, Any]]:
+    """Return what a step of each way costs in % of a step that trains all."""
+    whole = next((each for each in outcomes if each.setting.way == "all"), None)
+    for each in outcomes if whole else ():
+        values = {
+            "backward FLOPs": _saved(each, whole, "flops_backward"),
+            "time of a step": _step_saved(each, whole),
+            "activation bytes": _saved(each, whole, "saved_bytes"),
+            "peak of live tensors": _saved(each, whole, "peak_bytes"),
+        }
+        yield from (
+            {"way": each.setting.name, "what": what, "percent": 100 - saved}
+            for what, saved in values.items()
+            if saved is not None
+        )
+
+
+def _saved(each: SettingOutcome, whole: SettingOutcome | None, name: str) -> float | None:
+    """In % of what training all takes; null where one of them is not known."""
+    ours, all_of_it = getattr(each, name), None if whole is None else getattr(whole, name)
+    return None if ours is None or not all_of_it else 100 * (1 - ours / all_of_it)
+
+
+def _step_saved(each: SettingOutcome, whole: SettingOutcome | None) -> float | None:
+    return None if whole is None else 100 * (1 - each.step_ms.value / whole.step_ms.value)
+
+
+def _scaled(value: float | None, factor: float) -> float | None:
+    return None if value is None else value * factor
+
+
+Cell = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class SettingOutcome:
+    """One setting. Accuracies in %, times in s, energies in J of the whole training, memory in B; null: not known.
+
+    before: accuracy on what was pre-trained, as the training begins and ends.
+    """
+
+    setting: PartialSetting
+    cells: tuple[Cell, ...]
+    accuracy: Mean
+    start: Mean
+    time_s: Mean
+    step_ms: Mean
+    energy_j: Mean | None
+    before: tuple[Mean, Mean] | None
+    flops_forward: float | None
+    flops_backward: float | None
+    peak_bytes: float | None
+    saved_bytes: float | None
+    trained_share: float
+
+
+def setting_outcome(setting: PartialSetting, cells: Sequence[Cell]) -> SettingOutcome:
+    """From the cells of a setting, one at least."""
+
+    def at(name: str, place: int = -1) -> Mean | None:
+        factor, possible = (1.0, AMOUNT) if name in ("time_s", "energy_j") else (100.0, SHARE)
+        return mean_of([cell["curve"][place].get(name) for cell in cells], factor, possible)
+
+    def cost(name: str, join: Callable[[Any], Any] = np.mean) -> float | None:
+        values = [cell["cost"][name] for cell in cells]
+        return None if any(value is None for value in values) else float(join(values))
+
+    first, end = at("before", 0), at("before")
+    return SettingOutcome(
+        setting,
+        tuple(cells),
+        _required(at("accuracy")),
+        _required(at("accuracy", 0)),
+        _required(at("time_s")),
+        _required(mean_of([cell["step_s"] for cell in cells], 1000)),
+        at("energy_j"),
+        None if first is None or end is None else (first, end),
+        cost("flops_forward"),
+        cost("flops_backward"),
+        cost("peak_bytes", max),
+        cost("saved_bytes"),
+        float(np.mean([cell["cost"]["trained_share"] for cell in cells])),
+    )
+
+
+def unbeaten(points: Mapping[str, tuple[float, float]]) -> set[str]:
+    """Names of the points (cost, gain) for which no other costs no more and gains no less, and is better in one."""
+    return {
+        name
+        for name, (cost, gain) in points.items()
+        if not any(
+            other_cost <= cost and other_gain >= gain and (other_cost, other_gain) != (cost, gain)
+            for other_cost, other_gain in points.values()
+        )
+    }
+
+
+def _required(found: Mean | None) -> Mean:
+    assert found is not None, "every cell has its accuracies and times"
+    return found

@@ -1,0 +1,390 @@
+"""One training of one way with one seed: data and weights, accuracy over time and energy, cost of a step."""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+import warnings
+import zipfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, Subset
+
+from stepscope.analysis.memory.events import memory_over_time
+from stepscope.errors import UsageError
+from stepscope.experiments.engine.training import (
+    Place,
+    TrainingRecord,
+    accuracy_of,
+    refuse_without_accuracy,
+    train_in_session,
+)
+from stepscope.experiments.partial.ways import WAYS, Choice, Plan, Terms, Way, freeze, hold_filters, layers
+from stepscope.files import replaced
+from stepscope.record.dry.dry_run import DryRunStopped, dry_run
+from stepscope.record.dry.flops import count_flops
+from stepscope.record.dry.job import Job, Optimizers
+from stepscope.workloads.contract import OPTIMIZERS, Training, Workload
+from stepscope.workloads.data.source import Batch, DataFacts, Splits
+
+LOOKS = 10  # at the accuracy, besides that before the first step
+
+
+class Absent(UsageError):
+    """The model has no layers of the kind that a way asks for."""
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """The part of a request that the process of some trainings gets; the fields that a training depends on."""
+
+    way: str
+    fraction: float
+    each: str
+    steps: int | None
+    epochs: int
+    batch: int | None
+    optimizer: str | None
+    lr: float | None
+    data: str | None
+    device: str
+    transfer: bool
+    classes: tuple[int, ...]
+    checkpoint: str | None
+
+
+def train_lesson(workload: Workload, lesson: Lesson, seed: int, place: Place) -> dict[str, Any]:
+    """The cell of one seed: its curve, its cost, notes. Absent, UsageError or DataUnavailable where it cannot be."""
+    training = workload.prepare(lesson.batch, lesson.optimizer, lesson.device, seed, lesson.lr, lesson.data)
+    refuse_without_accuracy(training)
+    way = WAYS[lesson.way]
+    why = way.missing(training.model)
+    if why is not None:
+        raise Absent(f"'{workload.name}' cannot be trained so ({lesson.way}): {why}")
+    rule = _rule(workload, lesson)
+    training, before, note = _start_training(training, lesson, rule, place)
+    torch.manual_seed(seed)  # the same adapters and dropout, however the training was begun
+    way.setup(training.model)
+    training = replace(training, optimizers=optimizers_of(workload, training.model, rule))
+    steps = steps_of(lesson, training)
+    plan = way.plan(training.model, _terms(training, lesson, steps, seed))
+    done = _run_training(training, plan, steps, before, place)
+    cost = step_cost(training, way, [plan(step) for step in probe_steps(steps)], rule)
+    notes = [note for note in (note, *cost.notes) if note]
+    return {
+        "way": lesson.way, "fraction": lesson.fraction, "seed": seed, "steps": steps,
+        "batch": training.batch_size, "data": asdict(training.data), "optimizer": f"{rule.name} {dict(rule.values)}",
+        "curve": list(_curve(done)), "step_s": float(_median(done)), "energy_kind": done.energy_kind,
+        "energy_note": done.energy_note, "energy_gap": done.gap,
+        "run": str(Path(done.run).relative_to(place.weights.parent)), "cost": asdict(cost), "notes": notes,
+    }  # fmt: skip
+
+
+def steps_of(lesson: Lesson, training: Training) -> int:
+    """Steps of the whole training."""
+    if lesson.steps is not None:
+        return lesson.steps
+    return lesson.epochs * epoch_of(training)
+
+
+def epoch_of(training: Training) -> int:
+    """Steps of an epoch; a rest smaller than a batch is dropped, as the batches do."""
+    if training.data.train_size < training.batch_size:
+        size, batch = training.data.train_size, training.batch_size
+        raise UsageError(f"{size} samples are fewer than a batch of {batch}", f"--batch {max(size, 1)} or less")
+    return training.data.train_size // training.batch_size
+
+
+def _rule(workload: Workload, lesson: Lesson) -> OptimizerRule:
+    name = lesson.optimizer or workload.default_optimizer
+    return OptimizerRule(name, {**workload.hyperparameters[name], **({} if lesson.lr is None else {"lr": lesson.lr})})
+
+
+def _terms(training: Training, lesson: Lesson, steps: int, seed: int) -> Terms:
+    def gradients() -> dict[str, Tensor]:
+        training.model.zero_grad(set_to_none=True)
+        training.loss(next(iter(training.batches()))).backward()  # type: ignore[no-untyped-call]
+        named = training.model.named_parameters()
+        found = {name: parameter.grad.clone() for name, parameter in named if parameter.grad is not None}
+        training.model.zero_grad(set_to_none=True)
+        return found
+
+    return Terms(lesson.fraction, steps, 1 if lesson.each == "step" else epoch_of(training), seed, gradients)
+
+
+def _run_training(training: Training, plan: Plan, steps: int, before: Training | None, place: Place) -> TrainingRecord:
+    frozen_as: list[Choice] = []
+
+    def step(number: int, batch: Batch) -> Tensor:
+        choice = plan(number)
+        if not frozen_as or frozen_as[0] is not choice:
+            freeze(training.model, choice)
+            frozen_as[:] = [choice]
+        with hold_filters(training.model, training.optimizers, choice):
+            return training.step(batch)
+
+    places = {round(look * steps / LOOKS) for look in range(1, LOOKS + 1)}
+    settings = place.settings(training)
+    batches = itertools.islice(training.batches(), steps)
+    return train_in_session(
+        training, batches, settings, step, _evaluation(training, before), lambda made: made in places
+    )
+
+
+def _evaluation(training: Training, before: Training | None) -> Callable[[], Mapping[str, float]]:
+    def look() -> dict[str, float]:
+        found = {"accuracy": accuracy_of(training)}
+        if before is not None:  # what it was pre-trained on: how much of that is left
+            found["before"] = accuracy_of(replace(before, model=training.model))
+        return found
+
+    return look
+
+
+def _curve(done: TrainingRecord) -> Iterator[dict[str, float | None]]:
+    for look in done.looks:
+        row: dict[str, float | None] = {"step": look.steps, **look.seen}
+        yield {**row, "time_s": done.seconds(look.steps), "energy_j": done.joules(look.steps)}
+
+
+def _median(done: TrainingRecord) -> Any:
+    steps = sorted(done.step_s[min(3, len(done.step_s) - 1) :])  # without the warm-up
+    return steps[len(steps) // 2]
+
+
+def _start_training(
+    training: Training, lesson: Lesson, rule: OptimizerRule, place: Place
+) -> tuple[Training, Training | None, str | None]:
+    """The training as it begins, the one that it was pre-trained in (null: not here), and what to know of it."""
+    if lesson.checkpoint is not None:
+        note = put_weights(training.model, read_weights(Path(lesson.checkpoint)), f"'{lesson.checkpoint}'")
+        return (_with_classes(training, lesson.classes) if lesson.classes else training), None, note
+    if not lesson.transfer:
+        return (_with_classes(training, lesson.classes) if lesson.classes else training), None, None
+    everything = sorted(set(labels_of(_train_data(training.splits)).tolist()))
+    known, new = (
+        (tuple(sorted(set(everything) - set(lesson.classes))), lesson.classes)
+        if lesson.classes
+        else split_classes(everything)
+    )
+    if not known:
+        raise UsageError("no class is left to pre-train on", "give fewer --classes")
+    before = _with_classes(training, known)
+    _load_pretrained(before, lesson, place)
+    fresh = replace(training, optimizers=optimizers_of(training.workload, training.model, rule))
+    return _with_classes(fresh, new), before, None
+
+
+def _with_classes(training: Training, classes: tuple[int, ...]) -> Training:
+    return replace(training, splits=splits_of_classes(training.splits, classes))
+
+
+def _train_data(splits: Splits) -> Any:
+    assert splits.train is not None, "refused before: a workload without training data"
+    return splits.train
+
+
+def _load_pretrained(before: Training, lesson: Lesson, place: Place) -> None:
+    """Train all on the known classes, as long as the lesson; all ways of a seed begin with the same weights."""
+    file = place.weights / f"{before.seed}.pt"
+    if file.exists():
+        before.model.load_state_dict(torch.load(file, map_location=before.device, weights_only=True))
+        return
+    for batch in itertools.islice(before.batches(), steps_of(lesson, before)):
+        before.step(batch)
+    place.weights.mkdir(exist_ok=True)
+    with replaced(file) as part:
+        torch.save(before.model.state_dict(), part)
+
+
+# Both are counted for steps spread evenly over the training, since what is trained may change from step to step.
+
+_PROBES = 8
+
+
+@dataclass(frozen=True)
+class OptimizerRule:
+    """An optimizer by its name, and what it is called with."""
+
+    name: str
+    values: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class StepCost:
+    """Of one step: FLOPs forward and backward (means over the probed steps), and the peak of live bytes (their most).
+
+    saved_bytes: activations at their most in a step, the mean over the steps. trained_share: of the numbers
+    of the model. Null, with a reason in `notes`, is "not counted".
+    """
+
+    flops_forward: float | None
+    flops_backward: float | None
+    peak_bytes: int | None
+    saved_bytes: float | None
+    trained_share: float
+    notes: tuple[str, ...] = ()
+
+
+def probe_steps(steps: int) -> list[int]:
+    """Numbers of the steps that are looked at, without repeats."""
+    return sorted({round(place * (steps - 1) / max(_PROBES - 1, 1)) for place in range(_PROBES)})
+
+
+def step_cost(training: Training, way: Way, choices: Sequence[Choice], rule: OptimizerRule) -> StepCost:
+    """The cost of a step with these choices; the model is left with the last of them."""
+    share = sum(choice.share(training.model) for choice in choices) / len(choices)
+    flops, not_counted = _flops(training, choices)
+    job = _job(training.workload, way, choices, rule)
+    memory: tuple[int | None, float | None] = (None, None)
+    stopped = None
+    try:
+        memory = _memory(job, training.batch_size, len(choices))
+    except DryRunStopped as error:
+        stopped = f"memory not counted: fake tensors stopped at {error}"
+    notes = tuple(note for note in (not_counted, stopped) if note)
+    return StepCost(*flops, *memory, share, notes)
+
+
+def _flops(training: Training, choices: Sequence[Choice]) -> tuple[tuple[float | None, float | None], str | None]:
+    """Means over the choices, of a batch, forward and backward; a reason where they cannot be counted."""
+    workload, found = training.workload, []
+    for choice in choices:
+        freeze(training.model, choice)
+        counted = count_flops(training.model, workload.loss, workload.example(2))
+        if counted.total_forward is None or counted.total_backward is None:
+            return (None, None), f"FLOPs {counted.reason}"
+        found.append((counted.total_forward, counted.total_backward))
+    forward, backward = (training.batch_size * sum(each) / len(found) for each in zip(*found, strict=True))
+    return (forward, backward), None
+
+
+def _memory(job: Job, batch: int, steps: int) -> tuple[int, float]:
+    """(peak of live bytes, what was kept for backward) over all steps but the first, which makes the state."""
+    held = memory_over_time(dry_run(job, batch, steps=steps + 1).events())
+    later = held.filter(pl.col("step") > 0)
+    kept = later.group_by("step").agg(pl.col("saved").max())["saved"].to_numpy()
+    return int(later["live"].to_numpy().max()), float(kept.mean())
+
+
+def _job(workload: Workload, way: Way, choices: Sequence[Choice], rule: OptimizerRule) -> Job:
+    """The training of a way without its data; its first step trains all that any of the choices does."""
+    everything = Choice(frozenset(name for choice in choices for name in choice.trained))
+    order = iter((everything, *choices))
+    no_data = Splits(None, None, DataFacts("none", "synthetic", "", "", "", 0, 0))
+
+    def build() -> tuple[nn.Module, Optimizers]:
+        model = workload.build().train()
+        way.setup(model)
+        return model, optimizers_of(workload, model, rule)
+
+    def step(model: nn.Module, optimizers: Optimizers, batch: Any) -> None:
+        choice = next(order)
+        freeze(model, choice)
+        training = Training(workload, model, optimizers, len(batch[0]), torch.device("cpu"), 0, no_data)
+        with hold_filters(model, optimizers, choice):
+            training.step(batch)
+
+    return Job(workload.name, build, workload.example, step, workload.default_batch)
+
+
+def optimizers_of(workload: Workload, model: nn.Module, rule: OptimizerRule) -> Optimizers:
+    """The workload's optimizers over all parameters of a model whose layers may have been changed."""
+    return tuple(OPTIMIZERS[rule.name](group, **rule.values) for group in workload.groups(model))
+
+
+_WRAPPED = ("state_dict", "model_state_dict", "model")
+_HINT = "save plain weights: torch.save(model.state_dict(), 'weights.pt')"
+_MAX_PROBLEMS = 5
+
+
+def read_weights(path: Path) -> dict[str, Tensor]:
+    """The tensors of a checkpoint by name; UsageError where the file holds anything but weights."""
+    if not path.is_file():
+        raise UsageError(f"there is no checkpoint '{path}'", "give the path of a file of weights: --checkpoint FILE")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch speaks of its own support; what is no file of weights is refused
+            content: Any = torch.load(path, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError, zipfile.BadZipFile, OSError) as error:
+        why = (
+            "it holds more than tensors, or no tensors at all" if _is_pickle_error(error) else str(error).split("\n")[0]
+        )
+        raise UsageError(f"'{path}' is not a file of plain weights, so it was not loaded: {why}", _HINT) from error
+    for name in _WRAPPED:
+        if isinstance(content, dict) and isinstance(content.get(name), dict):
+            content = content[name]
+    named = isinstance(content, dict) and all(isinstance(name, str) for name in content)
+    if not named or not content or not all(isinstance(value, Tensor) for value in content.values()):
+        raise UsageError(f"'{path}' holds something else than tensors by name", _HINT)
+    return {name.removeprefix("module."): tensor for name, tensor in content.items()}
+
+
+def put_weights(model: nn.Module, weights: dict[str, Tensor], origin: str) -> str | None:
+    """Load them into the model; a last layer of another size stays as it is, and is said. UsageError on others."""
+    own = model.state_dict()
+    groups = layers(model)
+    last = set(list(groups.values())[-1]) if groups else set()
+    other = {name for name in own.keys() & weights.keys() if own[name].shape != weights[name].shape}
+    wrong = [
+        *(f"lacks {name}" for name in sorted(own.keys() - weights.keys())),
+        *(f"has {name}, which the model does not" for name in sorted(weights.keys() - own.keys())),
+        *(f"{name} is {_shape(weights[name])}, not {_shape(own[name])}" for name in sorted(other - last)),
+    ]
+    if wrong:
+        more = f" and {len(wrong) - _MAX_PROBLEMS} more" if len(wrong) > _MAX_PROBLEMS else ""
+        raise UsageError(
+            f"{origin} does not fit the model: {'; '.join(wrong[:_MAX_PROBLEMS])}{more}",
+            "give weights of the same model",
+        )
+    model.load_state_dict({name: tensor for name, tensor in weights.items() if name not in other}, strict=False)
+    return f"the last layer is new: in {origin} it has another size" if other else None
+
+
+def _is_pickle_error(error: Exception) -> bool:
+    """Torch answers such files with ways to execute them: nothing to repeat to a user."""
+    return isinstance(error, (pickle.UnpicklingError, EOFError)) or not str(error)
+
+
+def _shape(tensor: Tensor) -> str:
+    return "x".join(map(str, tensor.shape)) or "a number"
+
+
+def labels_of(data: Dataset[Batch]) -> Tensor:
+    """The class of every sample, [N]; UsageError where samples do not end with one."""
+    found = [batch[-1] for batch in DataLoader(data, batch_size=512, num_workers=0)]
+    if not found or found[0].dim() != 1 or found[0].is_floating_point():
+        raise UsageError("the samples of this workload have no classes", "leave --transfer and --classes out")
+    return torch.cat(found)
+
+
+def split_classes(classes: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """(to pre-train on, to train on): the lower and the upper half."""
+    ordered = sorted(classes)
+    if len(ordered) < 2:
+        raise UsageError("one class cannot be divided into two parts", "leave --transfer out")
+    return tuple(ordered[: len(ordered) // 2]), tuple(ordered[len(ordered) // 2 :])
+
+
+def splits_of_classes(splits: Splits, classes: Sequence[int]) -> Splits:
+    """The samples of these classes; UsageError where there are none of one of them."""
+    train, test = (_part(data, classes) for data in (splits.train, splits.test))
+    return Splits(train, test, replace(splits.facts, train_size=len(train or ()), test_size=len(test or ())))
+
+
+def _part(data: Dataset[Batch] | None, classes: Sequence[int]) -> Subset[Batch] | None:
+    if data is None:
+        return None
+    labels = labels_of(data)
+    present = set(labels.tolist())
+    absent = sorted(set(classes) - present)
+    if absent:
+        known = ", ".join(map(str, sorted(present)))
+        raise UsageError(f"there is no class {', '.join(map(str, absent))} in the data", f"there are {known}")
+    return Subset(data, torch.isin(labels, torch.tensor(list(classes))).nonzero().flatten().tolist())

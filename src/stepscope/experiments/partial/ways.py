@@ -1,0 +1,409 @@
+"""The ways to train a part of a model: the parameters that each trains in which step, and how the rest is frozen."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import random
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.conv import _ConvNd
+from torch.optim import Optimizer
+
+# What is frozen needs no gradient, so autograd computes none and keeps nothing for it. Where only some filters of a
+# weight are trained, the gradient of all of them is computed all the same: the others' is set to 0 before the update,
+# and what momentum or weight decay make of them is undone.
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Parameters that are trained, by name; of those in `held`, the filters of these numbers are not."""
+
+    trained: frozenset[str]
+    held: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+
+    def share(self, model: nn.Module) -> float:
+        """Part of the model's numbers that this trains, 0 to 1."""
+        sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
+        rows = {name: len(parameter) for name, parameter in model.named_parameters() if name in self.held}
+        kept = sum(sizes[name] * (1 - len(self.held.get(name, ())) / rows.get(name, 1)) for name in self.trained)
+        return kept / sum(sizes.values())
+
+
+def freeze(model: nn.Module, choice: Choice) -> None:
+    """Only what is trained asks for a gradient; gradients of the rest are dropped."""
+    for name, parameter in model.named_parameters():
+        wanted = name in choice.trained
+        if parameter.requires_grad != wanted:
+            parameter.requires_grad_(wanted)
+        if not wanted:
+            parameter.grad = None
+
+
+@contextlib.contextmanager
+def hold_filters(model: nn.Module, optimizers: tuple[Optimizer, ...], choice: Choice) -> Iterator[None]:
+    """The filters that are held stay as they are in every update that is made inside."""
+    if not choice.held:
+        yield
+        return
+    named = dict(model.named_parameters())
+    pairs = [(named[name], torch.tensor(rows)) for name, rows in choice.held.items()]
+    owner = {id(p): optimizer for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
+    handles = []
+    for optimizer in optimizers:
+        own = [(p, rows.to(p.device)) for p, rows in pairs if owner.get(id(p)) is optimizer]
+        handles += _update_hooks(optimizer, own)
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _update_hooks(
+    optimizer: Optimizer, own: list[tuple[nn.Parameter, Tensor]]
+) -> list[torch.utils.hooks.RemovableHandle]:
+    kept: list[tuple[nn.Parameter, Tensor, Tensor]] = []
+
+    def before(*_: object) -> None:
+        for parameter, rows in own:
+            if parameter.grad is not None:
+                parameter.grad.index_fill_(0, rows, 0)
+            kept.append((parameter, rows, parameter.detach().index_select(0, rows)))
+
+    def after(*_: object) -> None:
+        for parameter, rows, values in kept:
+            parameter.detach().index_copy_(0, rows, values)
+        kept.clear()
+
+    return [optimizer.register_step_pre_hook(before), optimizer.register_step_post_hook(after)]
+
+
+# References
+#   E. J. Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models", ICLR 2022 (arXiv 2106.09685): B is 0 at
+#   first.
+#   For a convolution the first of the two has its kernel and r filters, the second is a 1x1 convolution.
+
+LORA_RANK = 4
+LORA_SCALE = 1.0  # alpha / r
+_CONVOLUTIONS: dict[type[nn.Module], type[Any]] = {nn.Conv1d: nn.Conv1d, nn.Conv2d: nn.Conv2d, nn.Conv3d: nn.Conv3d}
+
+
+class LoraLayer(nn.Module):
+    """A layer with its adapter."""
+
+    def __init__(self, layer: nn.Module, down: nn.Module, up: nn.Module) -> None:
+        super().__init__()
+        self.layer, self.down, self.up = layer, down, up
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.layer(x) + LORA_SCALE * self.up(self.down(x))
+        return out
+
+
+def adaptable_layers(model: nn.Module) -> list[str]:
+    """Layers that an adapter can stand beside: plain linear layers and convolutions without groups; not the last."""
+    found = [name for name, module in model.named_modules() if name and _fits(module)]
+    return found[:-1]
+
+
+def add_adapters(model: nn.Module, rank: int = LORA_RANK) -> None:
+    """Put an adapter beside each of them."""
+    for name in adaptable_layers(model):
+        parent, _, short = name.rpartition(".")
+        owner, layer = model.get_submodule(parent), model.get_submodule(name)
+        setattr(owner, short, LoraLayer(layer, *_adapter(layer, rank)))
+
+
+def adapter_parameters(model: nn.Module) -> Iterator[str]:
+    """Names of the adapters' parameters."""
+    for name, module in model.named_modules():
+        if isinstance(module, LoraLayer):
+            yield from (f"{name}.{part}" for part, _ in module.named_parameters() if not part.startswith("layer."))
+
+
+def _fits(module: nn.Module) -> bool:
+    """Exactly these types: a subclass may be read by its owner as something else than a call."""
+    return type(module) is nn.Linear or (type(module) in _CONVOLUTIONS and getattr(module, "groups", 1) == 1)
+
+
+def _adapter(layer: Any, rank: int) -> tuple[nn.Module, nn.Module]:
+    place = {"device": layer.weight.device, "dtype": layer.weight.dtype}
+    if isinstance(layer, nn.Linear):
+        down: Any = nn.Linear(layer.in_features, rank, bias=False, **place)
+        up: Any = nn.Linear(rank, layer.out_features, bias=False, **place)
+    else:
+        kind = _CONVOLUTIONS[type(layer)]
+        shape = {name: getattr(layer, name) for name in ("stride", "padding", "dilation", "padding_mode")}
+        down = kind(layer.in_channels, rank, layer.kernel_size, bias=False, **shape, **place)
+        up = kind(rank, layer.out_channels, 1, bias=False, **place)
+    nn.init.zeros_(up.weight)
+    return down, up
+
+
+ALL = "all"
+Plan = Callable[[int], Choice]  # of the number of a step, from 0
+
+
+@dataclass(frozen=True)
+class Terms:
+    """Parameters of a plan: the fraction, the steps of the whole training and between two draws, and the seed.
+
+    gradients: those of one batch for all parameters, by name; computed only where they are asked for.
+    """
+
+    fraction: float
+    steps: int
+    draw_every: int
+    seed: int
+    gradients: Callable[[], dict[str, Tensor]]
+
+
+@dataclass(frozen=True)
+class Way:
+    """fractional: has a fraction; drawn: chooses anew; missing: why a model cannot be trained so, null if it can."""
+
+    name: str
+    trains: str
+    saves: str
+    plan: Callable[[nn.Module, Terms], Plan]
+    missing: Callable[[nn.Module], str | None] = lambda model: None
+    setup: Callable[[nn.Module], None] = lambda model: None
+    fractional: bool = False
+    drawn: bool = False
+
+
+def _names(model: nn.Module) -> frozenset[str]:
+    return frozenset(name for name, _ in model.named_parameters())
+
+
+def _always(trained: Iterable[str]) -> Plan:
+    choice = Choice(frozenset(trained))
+    return lambda step: choice
+
+
+def _count(fraction: float, of: int) -> int:
+    """Return this share of so many: rounded down as in the second paper's code, but never none."""
+    return max(1, math.floor(fraction * of + 1e-9))
+
+
+def _layers(model: nn.Module, terms: Terms) -> Plan:
+    groups = layers(model)
+
+    def plan(step: int) -> Choice:
+        draw = random.Random(f"{terms.seed}:layers:{step // terms.draw_every}")
+        chosen = draw.sample(list(groups), _count(terms.fraction, len(groups)))
+        return Choice(frozenset(name for layer in chosen for name in groups[layer]))
+
+    return plan
+
+
+def _drawn_filters(model: nn.Module, terms: Terms, number: int) -> dict[str, set[int]]:
+    """Of each convolution the filters that draw `number` freezes."""
+    draw = random.Random(f"{terms.seed}:filters:{number}")
+    frozen = {}
+    for layer in convolutions(model):
+        count = len(model.get_submodule(layer).get_parameter("weight"))
+        frozen[layer] = set(range(count)) - set(draw.sample(range(count), _count(terms.fraction, count)))
+    return frozen
+
+
+def _without(model: nn.Module, frozen: dict[str, set[int]]) -> Choice:
+    """Everything but these filters; a convolution that has none left needs no gradient at all."""
+    own, named = convolutions(model), dict(model.named_parameters())
+    gone, held = set[str](), {}
+    for layer, rows in frozen.items():
+        for name in own[layer]:
+            if len(rows) == len(named[name]):
+                gone.add(name)
+            elif rows:
+                held[name] = tuple(sorted(rows))
+    return Choice(_names(model) - gone, held)
+
+
+def _filters(model: nn.Module, terms: Terms) -> Plan:
+    return lambda step: _without(model, _drawn_filters(model, terms, step // terms.draw_every))
+
+
+def _cumulative(model: nn.Module, terms: Terms) -> Plan:
+    """Every draw freezes more: what was frozen once stays so."""
+    frozen: list[dict[str, set[int]]] = []
+
+    def plan(step: int) -> Choice:
+        number = step // terms.draw_every
+        while len(frozen) <= number:
+            drawn = _drawn_filters(model, terms, len(frozen))
+            before = frozen[-1] if frozen else {layer: set[int]() for layer in drawn}
+            frozen.append({layer: before[layer] | rows for layer, rows in drawn.items()})
+        return _without(model, frozen[number])
+
+    return plan
+
+
+def _last(model: nn.Module, terms: Terms) -> Plan:
+    return _always(list(layers(model).values())[-1])
+
+
+def _bias(model: nn.Module, terms: Terms) -> Plan:
+    return _always(biases(model))
+
+
+def _batch_norm(model: nn.Module, terms: Terms) -> Plan:
+    return _always(name for own in batch_norms(model).values() for name in own)
+
+
+def _lora(model: nn.Module, terms: Terms) -> Plan:
+    return _always([*adapter_parameters(model), *list(layers(model).values())[-1]])
+
+
+def _sparse(model: nn.Module, terms: Terms) -> Plan:
+    """Weights by their squared gradient in one batch over their number of elements, until the fraction is spent.
+
+    After J. Lin et al., "On-Device Training Under 256KB Memory", NeurIPS 2022: there the contribution of each tensor is
+    measured by training it alone; biases after the first trained weight are updated too, since they cost no memory.
+    """
+    named, groups = dict(model.named_parameters()), layers(model)
+    last = list(groups.values())[-1]
+    gradients = terms.gradients()
+    worth = {name: float(gradient.square().mean()) for name, gradient in gradients.items() if gradient.dim() > 1}
+    budget = terms.fraction * sum(parameter.numel() for parameter in named.values())
+    chosen = set(last)
+    for name in sorted(worth, key=lambda name: -worth[name]):
+        if sum(named[each].numel() for each in {*chosen, name}) <= budget:
+            chosen.add(name)
+    order = list(named)
+    first = min(order.index(name) for name in chosen)
+    return _always({*chosen, *(name for name in biases(model) if order.index(name) > first)})
+
+
+def _gradual(model: nn.Module, terms: Terms) -> Plan:
+    """The last layer first, then one more at equal distances, until all are trained in the last stretch.
+
+    After J. Howard and S. Ruder, "Universal Language Model Fine-tuning for Text Classification", ACL 2018.
+    """
+    groups = list(layers(model).values())
+
+    def plan(step: int) -> Choice:
+        count = 1 + min(step * len(groups) // max(terms.steps, 1), len(groups) - 1)
+        return Choice(frozenset(name for own in groups[-count:] for name in own))
+
+    return plan
+
+
+def _no_filters(model: nn.Module) -> str | None:
+    return None if convolutions(model) else "it has no convolution, so no filters"
+
+
+def _no_biases(model: nn.Module) -> str | None:
+    return None if biases(model) else "none of its layers has a bias"
+
+
+def _no_batch_norm(model: nn.Module) -> str | None:
+    return None if any(batch_norms(model).values()) else "it has no batch normalisation with parameters"
+
+
+def _no_place(model: nn.Module) -> str | None:
+    return None if adaptable_layers(model) else "it has no linear layer or convolution that an adapter fits beside"
+
+
+_INPUTS = "weight gradients of frozen layers, and everything before the first trained one"
+WAYS = {
+    way.name: way
+    for way in (
+        Way(ALL, "everything", "nothing", lambda model, terms: _always(_names(model))),
+        Way("layers", "layers drawn anew", _INPUTS, _layers, fractional=True, drawn=True),
+        Way(
+            "filters",
+            "filters of each convolution drawn anew, other layers whole",
+            "nothing: the gradient of a weight is one operator, and a mask comes after it",
+            _filters,
+            _no_filters,
+            fractional=True,
+            drawn=True,
+        ),
+        Way(
+            "cumulative",
+            "as filters, but what was frozen once stays frozen: what the second paper's code does",
+            "like filters at first; once all filters of a layer are frozen, its weight gradient",
+            _cumulative,
+            _no_filters,
+            fractional=True,
+            drawn=True,
+        ),
+        Way("last", "the last layer", "all backward work below the last layer", _last),
+        Way("bias", "biases of layers with weights", "weight gradients; not the input gradients", _bias, _no_biases),
+        Way(
+            "batch-norm",
+            "scale and shift of batch normalisation",
+            "weight gradients of all other layers",
+            _batch_norm,
+            _no_batch_norm,
+        ),
+        Way(
+            "lora",
+            f"adapters of rank {LORA_RANK} beside frozen layers, and the last layer",
+            "weight gradients of frozen layers; the adapters add work of their own",
+            _lora,
+            _no_place,
+            add_adapters,
+        ),
+        Way(
+            "sparse",
+            "the last layer, and whole weights by their gradients until the fraction of all numbers is spent",
+            _INPUTS,
+            _sparse,
+            fractional=True,
+        ),
+        Way("gradual", "the last layer first, then one more at equal distances", f"early on: {_INPUTS}", _gradual),
+    )
+}
+
+
+Layers = dict[str, tuple[str, ...]]
+
+
+def layers(model: nn.Module) -> Layers:
+    """Names of the parameters of each layer by the layer's name; a parameter that layers share counts once."""
+    seen: set[int] = set()
+    found: Layers = {}
+    for name, module in model.named_modules():
+        own = []
+        for short, parameter in module.named_parameters(recurse=False):
+            if id(parameter) not in seen:
+                seen.add(id(parameter))
+                own.append(f"{name}.{short}" if name else short)
+        if own:
+            found[name] = tuple(own)
+    return found
+
+
+def parameters_of(model: nn.Module, kinds: type[nn.Module] | tuple[type[nn.Module], ...]) -> Layers:
+    """The same for layers of some kinds alone."""
+    modules = dict(model.named_modules())
+    return {name: own for name, own in layers(model).items() if isinstance(modules[name], kinds)}
+
+
+def convolutions(model: nn.Module) -> Layers:
+    """The layers that have filters: convolutions whose weight has a filter in each row."""
+    modules = dict(model.named_modules())
+    return {name: own for name, own in parameters_of(model, _ConvNd).items() if not _transposed(modules[name])}
+
+
+def batch_norms(model: nn.Module) -> Layers:
+    return parameters_of(model, _BatchNorm)
+
+
+def biases(model: nn.Module) -> tuple[str, ...]:
+    """Biases of layers that also have a weight of more than one dimension: not the shifts of a normalisation."""
+    named = dict(model.named_parameters())
+    deep = [own for own in layers(model).values() if any(named[name].dim() > 1 for name in own)]
+    return tuple(name for own in deep for name in own if name.rpartition(".")[2].startswith("bias"))
+
+
+def _transposed(module: nn.Module) -> bool:
+    return bool(getattr(module, "transposed", False))

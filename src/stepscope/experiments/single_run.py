@@ -1,0 +1,169 @@
+"""One measured run: how its power is metered, and training until a share of its energy is within 10 %.
+
+The share is computed now and then by a process beside the training and at a lower priority, because a pause in the
+training would be a part of what is measured.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from stepscope.errors import StepscopeError
+from stepscope.record.meters import parse_meters
+from stepscope.record.settings import Metering
+
+FIRST, MOST = 60, 2_000  # steps before the first question; the bound where --steps gives none
+_NICE = 5  # behind the training, but at 19 it would starve beside a training that keeps all cores in use
+_LEAST_GROWTH, _MOST_GROWTH = 1.25, 2.0  # of the steps, from one question to the next
+
+
+class UntilResolved:
+    """Called after every step: True once the wanted share is within 10 %. `out`: where this process makes its run
+    folder.
+
+    `share` is the last answer, None before the first; `why` says why there is none.
+    """
+
+    def __init__(self, out: Path, wanted: float) -> None:
+        self._out, self._wanted = out, wanted
+        self._done, self._next = 0, float(FIRST)
+        self._asked_at = 0
+        self._child: subprocess.Popen[str] | None = None
+        self.share: float | None = None
+        self.more_steps: int | None = None
+        self.why = ""
+
+    def __call__(self) -> bool:
+        self._done += 1
+        if self._child is not None:
+            if self._child.poll() is not None:
+                self._take(self._child)
+        elif self._done >= self._next:
+            self._ask()
+        return self.reached
+
+    @property
+    def reached(self) -> bool:
+        return self.share is not None and self.share >= self._wanted
+
+    @property
+    def progress(self) -> str:
+        """For the progress bar: the share within 10 % so far."""
+        return "" if self.share is None else f"{self.share:.0%} of {self._wanted:.0%} within 10 %"
+
+    @property
+    def sentence(self) -> str:
+        """Return how it ended."""
+        if self.reached:
+            return f"{self.share:.0%} of the energy was within 10 % after {self._asked_at} of {self._done} steps"
+        if self.share is None:
+            return (
+                f"the share of the energy within 10 % is not known after {self._done} steps: {self.why or 'no answer'}"
+            )
+        more = "" if not self.more_steps else f"; about {self.more_steps:,} more steps would bring 90 % within 10 %"
+        return (
+            f"stopped at the bound of {self._done} steps (--steps): {self.share:.0%} of the energy is within 10 %{more}"
+        )
+
+    def close(self) -> None:
+        """End a question that is still open."""
+        if self._child is not None:
+            self._child.kill()
+            self._child.communicate()
+            self._child = None
+
+    def _ask(self) -> None:
+        command = [sys.executable, "-m", "stepscope.experiments.single_run", str(self._out), str(os.getpid())]
+        try:
+            self._child = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+            )
+            self._asked_at = self._done
+        except OSError as error:
+            self.why, self._next = f"it could not be asked: {error}", float("inf")
+
+    def _take(self, child: subprocess.Popen[str]) -> None:
+        self._child = None
+        answer = _parse_answer(child.communicate()[0])
+        self.why = str(answer.get("why") or "")
+        self.share, self.more_steps = answer.get("share", self.share), answer.get("more_steps")
+        least, most = (growth * self._asked_at for growth in (_LEAST_GROWTH, _MOST_GROWTH))
+        expected = most if self.more_steps is None else self._asked_at + self.more_steps
+        self._next = max(min(max(expected, least), most), self._done + 1)
+
+
+def _parse_answer(text: str) -> dict[str, Any]:
+    try:
+        answer = json.loads(text)
+    except ValueError:
+        return {"why": "the process that was to find out gave no answer"}
+    return answer if isinstance(answer, dict) else {}
+
+
+def resolved_so_far(path: Path) -> dict[str, Any]:
+    """Share of the energy of the device's own rails that is within 10 %, and how many more steps 90 % would need."""
+    from dataclasses import replace
+
+    from stepscope.analysis.energy.operators import resolution
+    from stepscope.analysis.energy.rail_fits import fit_rails
+    from stepscope.analysis.run import Run
+
+    run = Run(path)
+    measured = tuple(line for line in run.rails.lines if not line.estimated)
+    lines = tuple(line for line in run.rails.total or () if not line.estimated) or measured
+    if not lines:
+        return {"why": "no power is measured"}
+    rows = resolution(fit_rails(run, replace(run.rails, lines=lines)))
+    known = rows.filter(rows["resolved_share"].is_not_null())
+    if known.is_empty():
+        return {"why": rows["note"][0] if len(rows) else "no step has been written yet"}
+    worst = known.sort("resolved_share").row(0, named=True)
+    return {"share": worst["resolved_share"], "more_steps": worst["more_steps"], "why": worst["note"]}
+
+
+def run_of_process(out: Path, pid: int) -> Path | None:
+    """The run folder in `out` that a process is writing."""
+    for header in sorted(out.glob("*/run.json"), reverse=True):
+        try:
+            stated = json.loads(header.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            continue
+        if stated.get("pid") == pid and stated.get("status") == "running":
+            return header.parent
+    return None
+
+
+def main() -> None:
+    """Answer for `out` and `pid` on stdout, as one line of JSON."""
+    os.nice(_NICE)
+    path = run_of_process(Path(sys.argv[1]), int(sys.argv[2]))
+    try:
+        answer = {"why": "the run folder is not there yet"} if path is None else resolved_so_far(path)
+    except (StepscopeError, OSError) as error:
+        answer = {"why": str(error)}
+    sys.stdout.write(json.dumps(answer) + "\n")
+
+
+if __name__ == "__main__":
+    main()
+
+
+def parse_metering(
+    plugs: Sequence[str] = (),
+    commands: Sequence[str] = (),
+    power_model: str | None = None,
+    characterise: bool = True,
+    dither: bool = True,
+) -> Metering:
+    """Meters by address, commands that print watts, a model such as cpu=2W..15W; UsageError where one cannot be."""
+    if power_model is not None:
+        from stepscope.analysis.energy.sources import parse_power_model
+
+        parse_power_model(power_model)
+    return Metering(parse_meters(plugs, commands), power_model, characterise, dither)

@@ -1,0 +1,233 @@
+"""The loop of a sweep: one run after the other, each read and written down when it ends."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from stepscope.analysis.estimate import change_points
+from stepscope.analysis.metrics import Measured, background_warning
+from stepscope.analysis.run import Run
+from stepscope.analysis.time.steps import timed_steps
+from stepscope.errors import StepscopeError
+from stepscope.experiments.engine.folder import SweepFolder, disk_full
+from stepscope.experiments.engine.points import Point
+from stepscope.experiments.engine.process import NO_FIT, Outcome, disk_was_full, finished_outcome, run_child
+from stepscope.experiments.suite.rules import Rules, cool_down
+from stepscope.quantities import SUITE_COLUMNS
+from stepscope.units import plural
+
+_LEAST_FREE_BYTES = 64_000_000
+WOULD_NOT_FIT = "would not fit"
+EndedRuns = Mapping[str, Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class SweepWatch:
+    """Progress events of a sweep: about to begin a run, a second has passed, a run has ended."""
+
+    begins: Callable[[Point, int], None] = lambda point, place: None
+    ticks: Callable[[], None] = lambda: None
+    ends: Callable[[Point, int, Mapping[str, Any]], None] = lambda point, place, result: None
+
+
+def sweep(
+    folder: SweepFolder, child: Sequence[str], watch: SweepWatch | None = None, root: Path = Path("/")
+) -> EndedRuns:
+    """Run what has not ended yet, in the order of the plan; what became of every run, by the id of its point."""
+    watch = watch or SweepWatch()
+    rules, order = Rules(**folder.plan["rules"]), folder.order
+    with folder.locked():
+        ended = folder.ended()
+        for place, point in enumerate(order):
+            if point.id in ended:
+                continue
+            _refuse_full_disk(folder.path)
+            watch.begins(point, place)
+            result = skip_result(point, order[:place], ended) or adopt_finished(folder, point)
+            if result is None:
+                result = _run(folder, child, point, rules, watch, root)
+            folder.end(point, result)
+            ended[point.id] = result
+            watch.ends(point, place, result)
+    return ended
+
+
+def time_left_s(order: Sequence[Point], ended: EndedRuns) -> float | None:
+    """Return how long the runs to come take, s: the mean of those alike that have ended, by setting, then by
+    workload.
+    """
+    took = {point: ended[point.id].get("total_s") for point in order if point.id in ended}
+    known = [(point, float(seconds)) for point, seconds in took.items() if seconds is not None]
+    if not known:
+        return None
+    left = 0.0
+    for point in order:
+        if point.id not in ended:
+            alike = [s for p, s in known if p.setting == point.setting]
+            alike = alike or [s for p, s in known if p.workload == point.workload] or [s for _, s in known]
+            left += sum(alike) / len(alike)
+    return left
+
+
+def skip_result(point: Point, before: Sequence[Point], ended: EndedRuns) -> dict[str, Any] | None:
+    """The result of a run that is not made, since one that needs no more did not fit; None where it is to be made."""
+    for other in before:
+        status = str(ended.get(other.id, {}).get("status"))
+        if status in NO_FIT and point.would_need_more_than(other):
+            reason = f"batch {other.batch} {NO_FIT[status]}"
+            return {"point": point.to_dict(), "status": WOULD_NOT_FIT, "reason": reason}
+    return None
+
+
+def adopt_finished(folder: SweepFolder, point: Point) -> dict[str, Any] | None:
+    """The result of a run that ended while the sweep was being killed; None where there is none."""
+    outcome = finished_outcome(folder.run_folder(point))
+    return None if outcome is None or disk_was_full(folder.run_folder(point)) else result_of(folder, point, outcome)
+
+
+def _run(
+    folder: SweepFolder, child: Sequence[str], point: Point, rules: Rules, watch: SweepWatch, root: Path
+) -> dict[str, Any]:
+    cooled = cool_down(rules, root)
+    where = folder.run_folder(point)
+    spec = {**point.to_dict(), "rules": rules.to_dict()}
+    outcome = run_child(child, spec, where, rules.time_limit_s, watch.ticks)
+    if disk_was_full(where):
+        shutil.rmtree(where, ignore_errors=True)
+        raise disk_full(folder.path)
+    return with_cooling(result_of(folder, point, outcome), cooled)
+
+
+def with_cooling(result: Mapping[str, Any], cooled: Mapping[str, Any]) -> dict[str, Any]:
+    """A result with what was waited for before its run; a device that did not get cool is a flag."""
+    warm = [] if cooled["reached"] else [f"begun at {cooled['to_celsius']:g} degC, not cool"]
+    flags = {"flags": [*result.get("flags", []), *warm]} if warm else {}
+    total_s = cooled["waited_s"] + (result["wall_s"] or 0.0)
+    return {**result, **flags, "cooled": dict(cooled), "total_s": total_s}
+
+
+def result_of(folder: SweepFolder, point: Point, outcome: Outcome) -> dict[str, Any]:
+    """Return the record of a run: how it ended, and the numbers of its run folder."""
+    result: dict[str, Any] = {
+        "point": point.to_dict(),
+        "status": outcome.status,
+        "reason": outcome.reason,
+        "wall_s": outcome.wall_s,
+        "ended_unix_ms": time.time_ns() // 1_000_000,
+        "run": None if outcome.run is None else str(outcome.run.relative_to(folder.path)),
+    }
+    if outcome.run is None:
+        return result
+    try:
+        return {**result, **read_run(outcome.run, outcome.status == "ok")}
+    except StepscopeError as error:  # broken off before its first words: its status says why
+        return {**result, "flags": [str(error)]}
+
+
+def _refuse_full_disk(path: Path) -> None:
+    if shutil.disk_usage(path).free < _LEAST_FREE_BYTES:
+        raise disk_full(path)
+
+
+Numbers = dict[str, dict[str, float | None]]
+_SLOWER = 1.05  # of the step time: a change that is worth a flag
+_CLOCK_FELL = 0.95
+_FEW_STEPS = 6
+
+
+def read_run(path: Path, ended_well: bool) -> dict[str, Any]:
+    """The part of a result that comes from its run folder; numbers only of a run that ended well."""
+    run = Run(path)
+    workload, whole = run.meta.get("workload") or {}, run.model.head(1)
+    facts = {
+        "data": workload.get("data"),
+        "input_shape": workload.get("input_shape"),
+        "parameters": workload.get("parameters"),
+        "flops_forward": None if whole.is_empty() else whole["flops_forward"][0],
+        "flops_backward": None if whole.is_empty() else whole["flops_backward"][0],
+        "threads": run.meta.get("threads"),
+        "versions": run.meta.get("versions"),
+        "at_start": run.device.get("at_start"),
+        "at_end": run.device.get("at_end"),
+    }
+    if not ended_well:
+        return facts
+    steps = run.steps
+    return {
+        **facts,
+        "steps": len(steps),
+        "warmup_steps": run.warmup_steps,
+        "train_s": None if steps.is_empty() else (steps["t1_ns"][-1] - steps["t0_ns"][0]) / 1e9,
+        "last_loss": None if steps.is_empty() else steps["loss"][-1],
+        "numbers": run_numbers(run),
+        "flags": list(run_flags(run)),
+    }
+
+
+def run_numbers(run: Run) -> Numbers:
+    """Value and interval of each column; a column that was not measured is excluded."""
+    frame = run.metrics()
+    found: Numbers = {}
+    for column in SUITE_COLUMNS:
+        rows = frame.filter(metric=column.metric)
+        _take(found, column.name, rows if column.scope is None else rows.filter(scope=column.scope), column.factor)
+    _take(found, "peak_process_bytes", frame.filter(metric="peak_memory", scope="process").sort("value").tail(1))
+    _exactly(found, "peak_live_bytes", _live_peak(run))
+    reserved = (run.meta.get("recorder") or {}).get("reserved_bytes") or {}
+    _exactly(found, "peak_reserved_bytes", max(reserved.values(), default=None))
+    _exactly(found, "frames_per_s", ((run.meta.get("result") or {}).get("counters") or {}).get("frames_per_s"))
+    return found
+
+
+def run_flags(run: Run) -> Iterator[str]:
+    """Yield what makes the numbers of a run doubtful, a sentence each."""
+    steps = timed_steps(run)[0]
+    if len(steps) < _FEW_STEPS:
+        yield f"only {plural(len(steps), 'step')} after the warm-up"
+    slower = [c for c in change_points(steps["length_ns"].to_numpy().astype(np.float64)) if c.ratio >= _SLOWER]
+    if slower:
+        by = f"steps took {max(c.ratio for c in slower):.2f}x the time from step {steps['step'][slower[0].step]} on"
+        yield f"throttled: {by}, and the clock fell" if _clock_fell(run) else f"slowed down: {by}"
+    use = [Measured(**row) for row in run.metrics().filter(metric="background_cpu_use").to_dicts()]
+    if background_warning(use):
+        yield f"background CPU load: {use[0].value:.2g} cores"
+    if run.simulated:
+        yield f"the power of a simulated {run.simulated}, not of this machine"
+
+
+def _clock_fell(run: Run) -> bool:
+    """Return whether a clock was lower at the end than at the start, by more than a step of its governor."""
+    ends = [(run.device.get(end) or {}).get("frequencies_hz") or {} for end in ("at_start", "at_end")]
+    pairs = [(ends[0][name], ends[1].get(name)) for name in ends[0] if ends[0][name]]
+    return any(after is not None and after < _CLOCK_FELL * before for before, after in pairs)
+
+
+def _live_peak(run: Run) -> float | None:
+    """The most bytes of tensors that were live at once in the profiled steps, B, of the device that held the most."""
+    events = run.memory_events
+    if events.is_empty():
+        return None
+    ordered = events.sort("t_ns", "bytes")  # of the same time, what is freed first
+    alive = ordered.select(live=pl.col("bytes").cum_sum().over("device")).to_series().to_numpy()
+    return float(alive.max())
+
+
+def _take(found: Numbers, column: str, rows: pl.DataFrame, factor: float = 1.0) -> None:
+    known = rows.drop_nulls("value")
+    if not known.is_empty():
+        row = known.row(0, named=True)
+        bounds = {name: None if row[name] is None else row[name] * factor for name in ("value", "low", "high")}
+        found[column] = bounds
+
+
+def _exactly(found: Numbers, column: str, value: float | None) -> None:
+    if value is not None:
+        found[column] = {"value": float(value), "low": None, "high": None}

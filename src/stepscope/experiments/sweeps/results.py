@@ -1,0 +1,374 @@
+"""The cost of each setting over its repeats, the best setting for each quantity, and the findings."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from stepscope.analysis.estimate import mean_interval, null_if_nan
+from stepscope.analysis.results import Findings, ResultTable
+from stepscope.arrays import Floats
+from stepscope.experiments.engine.facts import device_name, versions
+from stepscope.experiments.sweeps.request import TrainingRules, TrainingSetting
+from stepscope.experiments.sweeps.trainings import ENERGY, TrainingRun
+
+FRAME = "by-setting"
+CURVES = "loss-by-step"
+_MOST_POINTS = 200
+Label = Callable[[TrainingSetting], str]
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """The request of a study. axis: what its settings differ in; judged: what one can be best for.
+    place: where a setting lies on a numeric axis.
+    """
+
+    study: str
+    title: str
+    axis: str
+    called: Label
+    judged: tuple[Quantity, ...]
+    place: Callable[[TrainingSetting], float | None] = lambda setting: None
+
+
+def build_findings(
+    question: Sweep, trainings: Sequence[TrainingRun], rules: TrainingRules, settings: Mapping[str, Any], command: str,
+    notes: Sequence[str] = (), tables: Sequence[ResultTable] = (), answer: str = "",
+) -> Findings:  # fmt: skip
+    """The findings; `answer`, `tables` and `notes` are what the study adds of its own."""
+    every = setting_costs(trainings, rules.target_loss)
+    sweets = best_settings(every, question.judged)
+    said = "; ".join(best_sentences(sweets, question.called))
+    return Findings(
+        study=question.study,
+        title=question.title,
+        answer=" ".join(
+            part for part in (answer, f"Best by {said}." if said else "Nothing could be compared.") if part
+        ),
+        tables=(_sweet_table(question, sweets), cost_table(question, every), *tables),
+        settings=settings,
+        device=device_name(),
+        versions=versions(),
+        command=command,
+        notes=(*notes, *_limits(question, every, trainings, rules)),
+        simulated=rules.simulate,
+        frames=_frames(question, every, trainings),
+    )
+
+
+def cost_table(question: Sweep, every: Sequence[SettingCost]) -> ResultTable:
+    """A row for each quantity of each setting, with its interval."""
+    quantities = measured_quantities(every)
+    rows = tuple(
+        (question.called(cost.setting), quantity.column, value.value, value.low, value.high, cost.repeats)
+        for quantity in quantities
+        for cost in every
+        if (value := cost.values.get(quantity)) is not None
+    )
+    columns = (question.axis, "quantity", "value", "low", "high", "repeats")
+    note = "Geometric means over the repeats, with Student's 95 % CI; of one repeat, the interval within it."
+    return ResultTable("settings", "What each costs", columns, rows, note)
+
+
+def _sweet_table(question: Sweep, sweets: Sequence[BestSetting]) -> ResultTable:
+    rows = tuple(
+        (
+            sweet.quantity.column,
+            question.called(sweet.best.setting),
+            sweet.best.values[sweet.quantity].value,
+            "no intervals: not known" if sweet.alike is None
+            else ", ".join(question.called(cost.setting) for cost in sweet.alike) or "none",
+        )
+        for sweet in sweets
+    )  # fmt: skip
+    columns = ("for", "best", "value", "not distinguishable")
+    note = "Not distinguishable: settings whose CI reaches into that of the best."
+    return ResultTable("sweet-spots", "Sweet spots", columns, rows, note)
+
+
+def _limits(
+    question: Sweep, every: Sequence[SettingCost], trainings: Sequence[TrainingRun], rules: TrainingRules
+) -> Iterator[str]:
+    if not any(quantity in cost.values for cost in every for quantity in JOULES.values()):
+        yield "energy cannot be judged: no power was read in these runs (which sensors were tried: stepscope doctor)"
+    if rules.target_loss is None:
+        yield "energy and time to a target were not asked for: give --target with a loss"
+    if any(cost.repeats == 1 for cost in every):
+        yield "settings with a single repeat have the interval within their run alone"
+    flagged = {flag.partition(":")[0]: flag for one in trainings for flag in one.flags}
+    for kind, flag in flagged.items():
+        count = sum(any(each.startswith(kind) for each in one.flags) for one in trainings)
+        yield f"{count} of {len(trainings)} runs: {flag}"
+    for cost in every:
+        if cost.status != OK:
+            yield f"{question.called(cost.setting)}: {cost.status}: {cost.reason}"
+        if cost.reached is not None and cost.reached < cost.repeats:
+            yield f"{question.called(cost.setting)}: {cost.reached} of {cost.repeats} trainings reached the target"
+
+
+def _frames(question: Sweep, every: Sequence[SettingCost], trainings: Sequence[TrainingRun]) -> dict[str, pl.DataFrame]:
+    rows = [
+        (
+            question.called(cost.setting),
+            question.place(cost.setting),
+            quantity.column,
+            value.value,
+            value.low,
+            value.high,
+        )
+        for cost in every
+        for quantity, value in cost.values.items()
+    ]
+    schema = {"label": pl.String, "at": pl.Float64, "quantity": pl.String, "value": pl.Float64, "low": pl.Float64,
+              "high": pl.Float64}  # fmt: skip
+    frames = {FRAME: pl.DataFrame(rows, schema=schema, orient="row"), CURVES: _curves(question, trainings)}
+    return {name: frame for name, frame in frames.items() if not frame.is_empty()}
+
+
+def _curves(question: Sweep, trainings: Sequence[TrainingRun]) -> pl.DataFrame:
+    """Smoothed loss of the first repeat of each setting: label, step, loss; thinned to _MOST_POINTS."""
+
+    rows: list[tuple[str, int, float]] = []
+    for one in trainings:
+        if one.point.repeat == 0:
+            losses = smoothed(one.losses)
+            every = max(1, len(losses) // _MOST_POINTS)
+            label = question.called(one.point.setting)
+            rows += [(label, WINDOW + place, float(losses[place])) for place in range(0, len(losses), every)]
+    return pl.DataFrame(rows, schema={"label": pl.String, "step": pl.Int64, "loss": pl.Float64}, orient="row")
+
+
+OK = "ok"
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """A number of a setting: how it is called, in which unit, and whether more of it is better."""
+
+    name: str
+    title: str
+    unit: str
+    more_is_better: bool = False
+
+    @property
+    def column(self) -> str:
+        return f"{self.title}, {self.unit}"
+
+
+SPEED = Quantity("samples_per_s", "throughput", "samples/s", True)
+STEP = Quantity("step_time_ms", "step", "ms")
+MEMORY = Quantity("peak_process_bytes", "peak memory", "MB")
+STATE = Quantity("state_bytes", "optimizer state", "MB")
+STEPS = Quantity("steps_to_target", "way to the target", "steps")
+TIME = Quantity("seconds_to_target", "time to the target", "s")
+JOULES = {
+    ENERGY[0]: Quantity("energy_per_sample_mj", "energy a sample", "mJ"),
+    ENERGY[1]: Quantity("estimated_energy_per_sample_mj", "estimated energy a sample", "mJ"),
+    ENERGY[2]: Quantity("simulated_energy_per_sample_mj", "simulated energy a sample", "mJ"),
+}
+TO_TARGET = {
+    name: Quantity(
+        f"{of.name.removesuffix('_per_sample_mj')}_to_target_j", f"{of.title.split(' a ')[0]} to target", "J"
+    )
+    for name, of in JOULES.items()
+}
+LEARNING = (STEPS, TIME, *TO_TARGET.values())
+QUANTITIES = (SPEED, STEP, *JOULES.values(), STATE, MEMORY, *LEARNING)
+_MB = 1e6
+
+
+@dataclass(frozen=True)
+class MeanValue:
+    """Geometric mean over the repeats with Student's interval; of one repeat, the interval within it."""
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+
+
+@dataclass(frozen=True)
+class SettingCost:
+    """A setting over its repeats; a quantity that was not measured in any of them is not there.
+
+    reached: how many of the repeats reached the target; quantities to the target are of those alone, and given only
+    where all did.
+    """
+
+    setting: TrainingSetting
+    repeats: int
+    status: str
+    reason: str | None
+    values: Mapping[Quantity, MeanValue] = field(default_factory=dict)
+    reached: int | None = None
+
+
+@dataclass(frozen=True)
+class BestSetting:
+    """The best setting for a quantity, and those whose intervals do not tell them from it; null: no intervals."""
+
+    quantity: Quantity
+    best: SettingCost
+    alike: tuple[SettingCost, ...] | None
+
+
+def setting_costs(trainings: Sequence[TrainingRun], target_loss: float | None = None) -> list[SettingCost]:
+    """One for each setting, in their order."""
+    groups: dict[TrainingSetting, list[TrainingRun]] = {}
+    for one in trainings:
+        groups.setdefault(one.point.setting, []).append(one)
+    return [_cost(setting, group, target_loss) for setting, group in groups.items()]
+
+
+def best_settings(found: Sequence[SettingCost], quantities: Sequence[Quantity] = QUANTITIES) -> list[BestSetting]:
+    """For each quantity in which settings differ: the best of them."""
+    result = []
+    for quantity in quantities:
+        having = [cost for cost in found if quantity in cost.values]
+        if len({cost.values[quantity].value for cost in having}) > 1:
+            best = (max if quantity.more_is_better else min)(having, key=lambda c: c.values[quantity].value)
+            result.append(BestSetting(quantity, best, _alike(best, having, quantity)))
+    return result
+
+
+def measured_quantities(found: Sequence[SettingCost]) -> list[Quantity]:
+    """Those that some setting has, in their order."""
+    return [quantity for quantity in QUANTITIES if any(quantity in cost.values for cost in found)]
+
+
+def _alike(best: SettingCost, having: Sequence[SettingCost], quantity: Quantity) -> tuple[SettingCost, ...] | None:
+    top, others = best.values[quantity], [cost for cost in having if cost is not best]
+    if top.low is None or top.high is None or any(cost.values[quantity].low is None for cost in others):
+        return None
+    return tuple(cost for cost in others if _overlap(cost.values[quantity], top))
+
+
+def _overlap(one: MeanValue, other: MeanValue) -> bool:
+    if None in (one.low, one.high, other.low, other.high):
+        return True
+    return float(one.low or 0) <= float(other.high or 0) and float(other.low or 0) <= float(one.high or 0)
+
+
+def _cost(setting: TrainingSetting, group: Sequence[TrainingRun], target: float | None) -> SettingCost:
+    well = [one for one in group if one.status == OK]
+    counted = Counter(one.status for one in group)
+    status = OK if len(well) == len(group) else ", ".join(f"{name} {count}" for name, count in counted.items())
+    reason = next((one.reason for one in group if one.reason and one.status != OK), None)
+    to_target = [None if target is None else steps_to(one.losses, target) for one in well]
+    reached = None if target is None or not well else sum(steps is not None for steps in to_target)
+    values = {
+        quantity: value
+        for quantity, of in _MEASURED.items()
+        if (value := _over_repeats([of(one, steps) for one, steps in zip(well, to_target, strict=True)])) is not None
+    }
+    return SettingCost(setting, len(well), status, reason, values, reached)
+
+
+Ends = tuple[float | None, float | None, float | None]
+Measure = Callable[[TrainingRun, "int | None"], "Ends | None"]
+
+
+def _over_repeats(repeats: Sequence[Ends | None]) -> MeanValue | None:
+    """A quantity over the repeats; null where one of them lacks it."""
+    known_ones = [one for one in repeats if one is not None and one[0] is not None and one[0] >= 0]
+    if not repeats or len(known_ones) < len(repeats):
+        return None
+    if len(known_ones) == 1:
+        value, low, high = known_ones[0]
+        return MeanValue(float(value or 0), low, high)
+    values = np.array([float(one[0] or 0) for one in known_ones])
+    if not values.all():  # SGD keeps nothing: zero has no logarithm
+        return MeanValue(*mean_interval(values))
+    mean, low, high = mean_interval(np.log(values))
+    return MeanValue(math.exp(mean), *(None if null_if_nan(x) is None else math.exp(x) for x in (low, high)))
+
+
+def _number(name: str, factor: float = 1.0) -> Measure:
+    def of(one: TrainingRun, _: int | None) -> Ends | None:
+        found = one.numbers.get(name)
+        ends = [None if found is None or found[end] is None else float(found[end] or 0) * factor for end in _ENDS]
+        return None if found is None else (ends[0], ends[1], ends[2])
+
+    return of
+
+
+def _to_target(name: str) -> Measure:
+    """Energy of a step times the steps that it took, J."""
+    per_step = _number(name.replace("per_sample", "per_step"))
+
+    def of(one: TrainingRun, steps: int | None) -> Ends | None:
+        ends = per_step(one, None)
+        if ends is None or steps is None:
+            return None
+        value, low, high = (None if end is None else end * steps for end in ends)
+        return value, low, high
+
+    return of
+
+
+def _state_size(one: TrainingRun, _: int | None) -> Ends | None:
+    size = one.state_bytes
+    return None if size is None else (size / _MB, size / _MB, size / _MB)
+
+
+def _steps(_: TrainingRun, steps: int | None) -> Ends | None:
+    return None if steps is None else (float(steps), None, None)
+
+
+def _seconds(one: TrainingRun, steps: int | None) -> Ends | None:
+    return None if steps is None else (one.times_s[steps - 1], None, None)
+
+
+_ENDS = ("value", "low", "high")
+_MEASURED: dict[Quantity, Measure] = {
+    SPEED: _number("samples_per_s"),
+    STEP: _number("step_time_ms"),
+    **{quantity: _number(name, 1e3) for name, quantity in JOULES.items()},
+    STATE: _state_size,
+    MEMORY: _number("peak_process_bytes", 1 / _MB),
+    STEPS: _steps,
+    TIME: _seconds,
+    **{quantity: _to_target(name) for name, quantity in TO_TARGET.items()},
+}
+
+
+def best_sentences(sweets: Sequence[BestSetting], called: Callable[[TrainingSetting], str]) -> Iterator[str]:
+    """A sentence for each quantity, for the answer."""
+    for sweet in sweets:
+        value = sweet.best.values[sweet.quantity].value
+        unsure = "" if sweet.alike is not None else " (without a CI: more repeats)"
+        others = (
+            f", not distinguishable from {', '.join(called(c.setting) for c in sweet.alike)}" if sweet.alike else ""
+        )
+        unit = sweet.quantity.unit
+        yield f"{sweet.quantity.title}: {called(sweet.best.setting)} with {value:.3g} {unit}{others}{unsure}"
+
+
+WINDOW = 10  # steps: the loss of one batch alone says little
+
+
+def smoothed(losses: Sequence[float]) -> Floats:
+    """Mean of each step's loss and those of the WINDOW - 1 before it; the first has WINDOW steps behind it."""
+    values = np.asarray(losses, dtype=np.float64)
+    if len(values) < WINDOW:
+        return np.empty(0)
+    return np.convolve(values, np.full(WINDOW, 1 / WINDOW), mode="valid")
+
+
+def steps_to(losses: Sequence[float], target: float) -> int | None:
+    """Steps until the smoothed loss is at the target or below; null where it never is."""
+    reached = np.flatnonzero(smoothed(losses) <= target)
+    return int(reached[0]) + WINDOW if len(reached) else None
+
+
+def lowest_loss(losses: Sequence[float]) -> float | None:
+    """The lowest smoothed loss; null where there are too few steps, or where it is no number."""
+    found = smoothed(losses)
+    found = found[np.isfinite(found)]
+    return float(found.min()) if len(found) else None

@@ -1,0 +1,137 @@
+"""The tables that pictures of `fit` are drawn from; every number in them is of a dry run, sizes in B or MB."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import polars as pl
+import torch
+from torch import nn
+
+from stepscope.analysis.memory.events import over_step
+from stepscope.analysis.memory.limits import ALLOCATORS, Limit, ProcessPeak, fit_verdict
+from stepscope.footprint.options import Way, ways
+from stepscope.footprint.prediction import FitRequest
+from stepscope.footprint.simulator import Simulator, live_peak
+from stepscope.record.dry.dry_run import DryRunStopped
+from stepscope.record.dry.job import Job, Optimizers
+from stepscope.runfolder import CATEGORIES
+
+AS_IT_IS = "as it is"
+TRAINING, INFERENCE = "training", "inference"
+_STEP = {"op": pl.Int64, "category": pl.String, "mb": pl.Float64}
+_BY_BATCH = {"model": pl.String, "batch": pl.Int64, "category": pl.String, "mb": pl.Float64}
+_BY_OPTION = {
+    "batch": pl.Int64, "option": pl.String, "peak_bytes": pl.Int64, "limit_bytes": pl.Int64, "verdict": pl.String,
+}  # fmt: skip
+
+
+def batches_around(batch: int) -> list[int]:
+    """A quarter of a batch to four times it."""
+    return sorted({max(1, batch // 4), max(1, batch // 2), batch, 2 * batch, 4 * batch})
+
+
+def step_series(events: pl.DataFrame) -> pl.DataFrame:
+    """Live tensors over the step of the peak: op, category, mb; categories that hold nothing are excluded."""
+    series = over_step(events).select(op=pl.col("t"), category="category", mb=pl.col("bytes") / 1e6)
+    return series.filter(pl.col("mb").max().over("category") > 0).cast(_STEP)  # type: ignore[arg-type]
+
+
+def training_and_inference(simulator: Simulator, jobs: Sequence[tuple[Job, int]]) -> pl.DataFrame:
+    """Both kinds of step of each job at its batch: model, kind, op, category, mb; DryRunStopped where one cannot run.
+
+    A job whose step is its own (no loss to be asked for alone) has no inference.
+    """
+    parts = []
+    for job, batch in jobs:
+        kinds = {TRAINING: job} if job.loss is None else {TRAINING: job, INFERENCE: inference(job)}
+        for kind, of in kinds.items():
+            series = step_series(simulator.run(of, batch).events())
+            parts.append(
+                series.select(pl.lit(f"{job.name}, batch {batch}").alias("model"), pl.lit(kind).alias("kind"), *_STEP)
+            )
+    return pl.concat(parts)  # fmt: skip
+
+
+def inference(job: Job) -> Job:
+    """The same model asked for its loss without gradients."""
+    loss = job.loss
+    assert loss is not None, f"{job.name} has no loss of its own"
+
+    def build() -> tuple[nn.Module, Optimizers]:
+        model, _ = job.build()
+        return model.eval(), ()
+
+    def step(model: nn.Module, _optimizers: Optimizers, batch: Any) -> None:
+        with torch.no_grad():
+            loss(model, batch)
+
+    return replace(job, build=build, step=step)
+
+
+def categories_by_batch(simulator: Simulator, jobs: Iterable[Job], batches: Sequence[int]) -> pl.DataFrame:
+    """Return the live peak by category at each batch (the 2019 paper's figure 9): model, batch, category, mb.
+
+    A batch that cannot be run has no row.
+    """
+    rows = []
+    for job in jobs:
+        for batch in batches:
+            try:
+                held = live_peak(simulator.run(job, batch).log).breakdown
+            except DryRunStopped:
+                continue  # a single sample where batch statistics need two
+            rows += [(job.name, batch, name, held.get(name, 0) / 1e6) for name in CATEGORIES if held.get(name, 0)]
+    return pl.DataFrame(rows, schema=_BY_BATCH, orient="row")
+
+
+def options_by_batch(question: FitRequest, limit: Limit, names: Sequence[str], batches: Sequence[int]) -> pl.DataFrame:
+    """The middle of the process's peak and the verdict for each batch as it is and in each of these ways.
+
+    Columns batch, option, peak_bytes, limit_bytes, verdict; peak_bytes is null where a step cannot be run so.
+    """
+    simulator = Simulator(question.platform, question.kept, question.allocator)
+    has_bf16 = question.platform.native_bf16 if question.has_bf16 is None else question.has_bf16
+    plain = simulator.run(question.job, question.batch)
+    same_batch = [w for w in ways(question.job, question.batch, plain, has_bf16) if w.keeps_batch and w.name in names]
+    cells: list[tuple[int, str, ProcessPeak | None]] = []
+    for batch in batches:
+        cells += _column(simulator, question.job, batch, names, same_batch)
+    order = {name: place for place, name in enumerate((AS_IT_IS, *names))}
+    rows = [
+        (
+            batch,
+            name,
+            None if peak is None else peak.middle,
+            limit.bytes,
+            "" if peak is None else fit_verdict(peak, limit),
+        )
+        for batch, name, peak in sorted(cells, key=lambda cell: order[cell[1]])
+    ]
+    return pl.DataFrame(rows, schema=_BY_OPTION, orient="row")
+
+
+def _column(
+    simulator: Simulator, job: Job, batch: int, names: Sequence[str], same_batch: Sequence[Way]
+) -> list[tuple[int, str, ProcessPeak | None]]:
+    """Every way at one batch."""
+    try:
+        live = live_peak(simulator.run(job, batch).log)
+    except DryRunStopped:
+        return [(batch, name, None) for name in (AS_IT_IS, *_allocators(names), *(way.name for way in same_batch))]
+    cells: list[tuple[int, str, ProcessPeak | None]] = [(batch, AS_IT_IS, simulator.process(live))]
+    cells += [(batch, name, simulator.process(live, of)) for name, of in _allocators(names).items()]
+    for way in same_batch:
+        try:
+            changed = live_peak(simulator.run(way.job, batch, way.change).log)
+        except DryRunStopped:
+            cells.append((batch, way.name, None))
+        else:
+            cells.append((batch, way.name, simulator.process(changed, plain=live)))
+    return cells
+
+
+def _allocators(names: Sequence[str]) -> dict[str, Any]:
+    return {name: of for of in ALLOCATORS.values() if (name := f"allocator: {of.name}") in names}

@@ -1,0 +1,195 @@
+"""Jobs for dry runs: from a model, an optimizer, a maker of batches and a loss, or from a workload of the suite."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from stepscope.errors import UnknownName, UsageError
+from stepscope.record.dry.job import Job, Loss, Optimizers, plain_step
+
+if TYPE_CHECKING:
+    from stepscope.record.dry.job import Step
+    from stepscope.workloads.contract import Workload
+
+
+_SHAPE = "return (model, optimizer, make_batch, loss), or a dict with these names"
+DEFAULT_BATCH = 16
+JobParts = tuple[nn.Module, Optimizers, Callable[[int], Any], Loss]
+
+
+def job_of(
+    model: nn.Module,
+    optimizer: Optimizer | tuple[Optimizer, ...] | list[Optimizer],
+    make_batch: Callable[[int], Any],
+    loss: Any = None,
+    name: str | None = None,
+) -> Job:
+    """The job of objects that exist: they are copied without their numbers and never changed.
+
+    `loss(model, batch)` gives a scalar; an nn.Module or function of (outputs, targets) does for batches of a pair; None
+    takes the model's own loss (an output with `loss`, or a scalar).
+    """
+    optimizers = (optimizer,) if isinstance(optimizer, Optimizer) else tuple(optimizer)
+    _check(model, optimizers, make_batch)
+    counted = loss_of(loss)
+    return Job(
+        name or type(model).__name__,
+        lambda: (model, optimizers),
+        make_batch,
+        plain_step(counted),
+        DEFAULT_BATCH,
+        counted,
+    )
+
+
+def job_of_function(target: str) -> Job:
+    """The job that `package.module:function` returns the parts of; it is called anew for each dry run."""
+    module_name, _, function_name = target.partition(":")
+    sys.path.insert(0, "")
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name not in (module_name, module_name.partition(".")[0]):
+            raise
+        raise UsageError(f"there is no module '{module_name}' here", "run in the folder of its file") from error
+    finally:
+        sys.path.remove("")
+    function = getattr(module, function_name, None)
+    if not callable(function):
+        known = [name for name, value in vars(module).items() if inspect.isfunction(value)]
+        raise UsageError(f"'{module_name}' has no function '{function_name}'", f"it has: {', '.join(known) or 'none'}")
+    return _job_of_maker(function, target)
+
+
+def is_script(target: str) -> bool:
+    """Return whether a target is a file to run."""
+    return target.endswith(".py") or Path(target).is_file()
+
+
+def loss_of(loss: Any) -> Loss:
+    """A function of (model, batch) from whatever users call a loss."""
+    if loss is None:
+        return _own_loss
+    if isinstance(loss, nn.Module) or _takes_outputs(loss):
+        return functools.partial(_loss_of_outputs, loss)
+    if not callable(loss):
+        raise UsageError(f"a loss of type {type(loss).__name__} cannot be called", "give a function loss(model, batch)")
+    chosen: Loss = loss
+    return chosen
+
+
+def inputs_of(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return a model's arguments for a batch: a dictionary by name, an object by its attributes, a sequence's first."""
+    if isinstance(batch, Mapping):
+        return (), dict(batch)
+    if isinstance(batch, (tuple, list)):
+        return (batch[0],), {}
+    if isinstance(batch, Tensor) or not hasattr(batch, "__dict__"):
+        return (batch,), {}
+    return (), dict(vars(batch))
+
+
+def _job_of_maker(function: Callable[[], Any], name: str) -> Job:
+    parts = _parts(function(), name)
+    model, optimizers, make_batch, loss = parts
+    _check(model, optimizers, make_batch)
+
+    def build() -> tuple[nn.Module, Optimizers]:
+        made = _parts(function(), name)
+        return made[0], made[1]
+
+    return Job(name, build, make_batch, plain_step(loss), DEFAULT_BATCH, loss)
+
+
+def _parts(made: Any, name: str) -> JobParts:
+    if isinstance(made, Mapping):
+        missing = [key for key in ("model", "optimizer", "make_batch") if key not in made]
+        if missing:
+            raise UsageError(f"'{name}' returned a dict without {', '.join(missing)}", _SHAPE)
+        made = (made["model"], made["optimizer"], made["make_batch"], made.get("loss"))
+    if not isinstance(made, (tuple, list)) or len(made) not in (3, 4):
+        raise UsageError(f"'{name}' returned {type(made).__name__}", _SHAPE)
+    model, optimizer, make_batch, loss = (*made, None)[:4]
+    optimizers = (optimizer,) if isinstance(optimizer, Optimizer) else tuple(optimizer)
+    return model, optimizers, make_batch, loss_of(loss)
+
+
+def _check(model: Any, optimizers: tuple[Any, ...], make_batch: Any) -> None:
+    if not isinstance(model, nn.Module):
+        raise UsageError(f"the model is a {type(model).__name__}, not an nn.Module", _SHAPE)
+    if not optimizers or not all(isinstance(each, Optimizer) for each in optimizers):
+        raise UsageError("the optimizer is no torch.optim.Optimizer", _SHAPE)
+    if not callable(make_batch):
+        raise UsageError("make_batch cannot be called", "give a function of the number of samples that returns a batch")
+
+
+def _takes_outputs(loss: Any) -> bool:
+    """Return whether a function is one of (outputs, targets), as those of torch.nn.functional are."""
+    try:
+        names = list(inspect.signature(loss).parameters)
+    except (TypeError, ValueError):
+        return False
+    return bool(names) and names[0] in ("input", "output", "outputs", "pred", "preds", "prediction", "logits", "y_hat")
+
+
+def _loss_of_outputs(criterion: Callable[..., Tensor], model: nn.Module, batch: Any) -> Tensor:
+    if not isinstance(batch, (tuple, list)) or len(batch) < 2:
+        raise UsageError("a loss of (outputs, targets) needs batches of (inputs, targets)", "give loss(model, batch)")
+    return criterion(model(batch[0]), batch[1])
+
+
+def _own_loss(model: nn.Module, batch: Any) -> Tensor:
+    args, kwargs = inputs_of(batch)
+    output = model(*args, **kwargs)
+    found = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", output)
+    if not isinstance(found, Tensor) or found.dim():
+        raise UsageError("the model's output has no scalar loss", "give loss=, a function of (model, batch)")
+    return found
+
+
+def workload_job(workload: Workload, optimizer: str | None = None) -> Job:
+    """The training that `workload.prepare(optimizer=...)` makes ready; its batches have the shapes of its examples."""
+    from stepscope.record.dry.job import Job
+
+    rule = optimizer or workload.default_optimizer
+    if rule not in workload.hyperparameters:
+        raise UnknownName("optimizer", rule, workload.hyperparameters)
+
+    def build() -> tuple[nn.Module, Optimizers]:
+        model = workload.build().train()
+        values = workload.hyperparameters[rule]
+        return model, tuple(workload.makers[rule](group, **values) for group in workload.groups(model))
+
+    own_step = workload.step is not None
+    return Job(
+        workload.name,
+        build,
+        workload.example,
+        _step_without_data(workload),
+        workload.default_batch,
+        None if own_step else workload.loss,
+    )
+
+
+def _step_without_data(workload: Workload) -> Step:
+    """The step of the suite's own loop, with a training that has no data."""
+    import torch
+
+    from stepscope.workloads.contract import Training
+    from stepscope.workloads.data.source import DataFacts, Splits
+
+    no_data = Splits(None, None, DataFacts("none", "synthetic", "", "", "", 0, 0))
+
+    def step(model: nn.Module, optimizers: Optimizers, batch: Any) -> None:
+        Training(workload, model, optimizers, len(batch[0]), torch.device("cpu"), 0, no_data).step(batch)
+
+    return step

@@ -1,0 +1,395 @@
+"""`stepscope.fit`: does a training or a script fit, at which batch at most, and which options would make it fit?"""
+
+from __future__ import annotations
+
+import contextlib
+import runpy
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.optim import Optimizer
+from torch.utils._pytree import tree_leaves
+
+from stepscope.analysis.memory.limits import (
+    ALLOCATORS,
+    MARGIN,
+    Limit,
+    ProcessPeak,
+    allocator_of,
+    fit_verdict,
+    limit_of_board,
+    limit_of_memory,
+    limit_of_this_machine,
+)
+from stepscope.errors import StepscopeError, UsageError
+from stepscope.footprint import calibration as kept_file
+from stepscope.footprint import result as words
+from stepscope.footprint.calibration import DeviceCalibration
+from stepscope.footprint.jobs import DEFAULT_BATCH, job_of
+from stepscope.footprint.options import Way, ways, worth_a_line
+from stepscope.footprint.real_steps import EnoughSteps, as_main, until_enough_steps
+from stepscope.footprint.result import FitResult, LivePeak, Option
+from stepscope.footprint.simulator import Simulator, largest_batch, live_peak
+from stepscope.record.dry.dry_run import STEPS, DryRun, DryRunStopped, number_for, quiet
+from stepscope.record.dry.job import Job
+from stepscope.record.dry.storage_log import Rule, StorageLog, nothing_hidden
+from stepscope.record.dry.workspaces import Platform, Workspaces, this_platform
+
+BF16_BOARDS = frozenset({"jetson_agx_orin", "jetson_orin_nx", "jetson_orin_nano", "jetson_thor", "apple"})
+
+
+def fit(
+    model: nn.Module,
+    optimizer: Optimizer | tuple[Optimizer, ...] | list[Optimizer],
+    make_batch: Callable[[int], Any],
+    loss: Any = None,
+    *,
+    batch: int = DEFAULT_BATCH,
+    memory: float | str | None = None,
+    device: str | None = None,
+    allocator: str = "default",
+    options: bool = True,
+) -> FitResult:
+    """Return whether this training fits into a memory, or a device, without running it.
+
+    Nothing given is changed or moved.
+
+    make_batch(n) gives a batch of n samples; loss(model, batch) a scalar (or a criterion of outputs and targets; None
+    takes the model's own). With neither memory ("8GB") nor device ("tx2") the question is this machine, now.
+    """
+    return fit_job(job_of(model, optimizer, make_batch, loss), batch, memory, device, allocator, options)
+
+
+def fit_job(
+    job: Job,
+    batch: int,
+    memory: float | str | None,
+    device: str | None,
+    allocator: str = "default",
+    options: bool = True,
+) -> FitResult:
+    """The same of a job: a training that has not been built yet."""
+    return predict_fit(
+        FitRequest(
+            job,
+            batch,
+            requested_limit(memory, device, here=memory is None and device is None),
+            allocator,
+            kept=kept_file.load_calibration(kept_file.calibration_path())
+            if device is None
+            else kept_file.DeviceCalibration(),
+            has_bf16=board_has_bf16(device),
+            options=options,
+        )
+    )
+
+
+def requested_limit(memory: float | str | None, device: str | None, here: bool) -> Limit | None:
+    """The limit that was asked for; a device's memory may be said beside it. None where none was."""
+    if here and device is not None:
+        raise UsageError("--here and --device are two devices", "give one of them")
+    if device is not None:
+        return limit_of_board(device, memory)
+    if memory is not None:
+        return limit_of_memory(memory)
+    return limit_of_this_machine() if here else None
+
+
+def board_has_bf16(device: str | None) -> bool | None:
+    """Return whether a board trains in bf16; None where it is this machine, which can be asked."""
+    if device is None:
+        return None
+    from stepscope.analysis.memory.limits import board_named
+
+    return board_named(device).name in BF16_BOARDS
+
+
+@dataclass(frozen=True)
+class FitRequest:
+    """Request for a job: the batch, the limit, the allocator, and how far to go."""
+
+    job: Job
+    batch: int
+    limit: Limit | None = None
+    allocator: str = "default"
+    platform: Platform = field(default_factory=this_platform)
+    kept: DeviceCalibration = field(default_factory=DeviceCalibration)
+    has_bf16: bool | None = None  # None: as this machine
+    options: bool = True
+    largest: bool = True
+
+
+def predict_fit(question: FitRequest) -> FitResult:
+    """The answer by dry runs; where fake tensors stop, by two small batches for real, and it says so."""
+    if question.batch < 1:
+        raise UsageError(f"a batch of {question.batch} samples cannot be trained", "use --batch 1 or more")
+    began = time.perf_counter()
+    asked = Simulator(question.platform, question.kept, question.allocator)
+    try:
+        plain = asked.run(question.job, question.batch)
+    except DryRunStopped as stop:
+        found = _measured_answer(question, asked, stop)
+    else:
+        found = _dry_answer(question, asked, plain)
+    return replace(found, seconds=time.perf_counter() - began)
+
+
+def _dry_answer(question: FitRequest, asked: Simulator, plain: DryRun) -> FitResult:
+    job, limit = question.job, question.limit
+    live = live_peak(plain.log)
+    process = asked.process(live)
+    not_modelled = {name: count for name, count in asked.workspaces.not_modelled.items() if count}
+    slope = _slope(asked, job, question.batch, live)
+    sure, likely = asked.largest(job, limit, question.batch) if limit is not None and question.largest else (None, None)
+    found = tuple(_options(question, asked, plain, live)) if question.options else ()
+    return FitResult(
+        job.name, question.batch, words.DRY_RUN, live, process, asked.allocator.name, question.platform.name, limit,
+        None if limit is None else fit_verdict(process, limit), sure, slope, found,
+        likely_batch=likely, not_modelled=not_modelled,
+        notes=tuple(_notes(question, plain, live)), ops=plain.log.ops, events=plain.events(),
+    )  # fmt: skip
+
+
+def _measured_answer(question: FitRequest, asked: Simulator, stop: DryRunStopped) -> FitResult:
+    line = _measure_small_batches(question.job)
+    live = line.at(question.batch)
+    process = asked.process(live)
+    limit = question.limit
+    notes = ("kernels' workspaces are not in it", "no options: they are simulated by dry runs")
+    return FitResult(
+        question.job.name, question.batch, words.SMALL_BATCHES, live, process, asked.allocator.name,
+        question.platform.name, limit, None if limit is None else fit_verdict(process, limit),
+        None if limit is None else _largest_on(line, asked, limit), round(line.bytes_per_sample),
+        stopped=str(stop), notes=notes,
+    )  # fmt: skip
+
+
+def _measure_small_batches(job: Job) -> BatchLine:
+    try:
+        return measure_line(job)
+    except StepscopeError:
+        raise
+    except Exception as error:  # a user's model or batch maker may raise anything
+        said = f"{type(error).__name__}: {error}"
+        raise StepscopeError(f"{job.name} fails on real tensors too: {said}", "run a step of it by itself") from error
+
+
+def _largest_on(line: BatchLine, asked: Simulator, limit: Limit) -> int:
+    def peak(batch: int) -> int:
+        return asked.process(line.at(batch)).high
+
+    return largest_batch(peak, limit.bytes * (1 - MARGIN), line.large[0])
+
+
+def _options(question: FitRequest, asked: Simulator, plain: DryRun, as_it_is: LivePeak) -> list[Option]:
+    before = asked.process(as_it_is).middle
+    found = [
+        _allocator_option(question, asked, as_it_is, before, name)
+        for name in ALLOCATORS
+        if name != asked.allocator.name
+    ]
+    has_bf16 = question.platform.native_bf16 if question.has_bf16 is None else question.has_bf16
+    for way in ways(question.job, question.batch, plain, has_bf16):
+        try:
+            option = _simulated(question, asked, plain, as_it_is, way)
+        except DryRunStopped:
+            continue  # this model cannot be changed so: an activation in place that backward needs, for example
+        if worth_a_line(before, option.process.middle):
+            found.append(option)
+    return sorted((option for option in found if option.gain > 0), key=lambda option: -option.gain)
+
+
+def _simulated(question: FitRequest, asked: Simulator, plain: DryRun, as_it_is: LivePeak, way: Way) -> Option:
+    run = asked.run(way.job, way.batch, way.change)
+    live = live_peak(run.log)
+    process = asked.process(live, plain=as_it_is)
+    compute = run.flops / plain.flops if plain.flops else 1.0
+    return _option(way.name, live, process, asked.process(as_it_is).middle, way.price, compute, question.limit)
+
+
+def _allocator_option(question: FitRequest, asked: Simulator, live: LivePeak, before: int, name: str) -> Option:
+    process = asked.process(live, ALLOCATORS[name])
+    low, high = ALLOCATORS[name].time
+    price = f"{low:g} to {high:g} times the CPU time; {ALLOCATORS[name].how}"
+    return _option(f"allocator: {name}", live, process, before, price, 1.0, question.limit)
+
+
+def _option(
+    name: str, live: LivePeak, process: ProcessPeak, before: int, price: str, compute: float, limit: Limit | None
+) -> Option:
+    said = None if limit is None else fit_verdict(process, limit)
+    gain = before - process.middle
+    return Option(name, live.bytes, process, said, gain, gain / before, price, compute)
+
+
+def _slope(asked: Simulator, job: Job, batch: int, live: LivePeak) -> int | None:
+    """Live bytes that one more sample takes, near this batch."""
+    more = max(batch + 1, round(batch * 1.25))
+    try:
+        return round((live_peak(asked.run(job, more).log).bytes - live.bytes) / (more - batch))
+    except DryRunStopped:
+        return None
+
+
+def _notes(question: FitRequest, plain: DryRun, live: LivePeak) -> list[str]:
+    notes = []
+    if plain.log.looks:
+        notes.append(f"the loop asks for {plain.log.looks} numbers outside the model; it was given a made-up one")
+    parameters = sum(s.bytes for s in plain.log.storages if s.category == "parameter")
+    limit = question.limit
+    if limit is not None and parameters > limit.bytes:
+        notes.append("the parameters alone are larger than the limit: no batch can fit")
+    if question.platform.kind == "cuda":
+        notes.append(
+            "CUDA: dispatched as on the CPU; cuDNN's workspaces are an interval, the CUDA context is not in it"
+        )
+    return notes
+
+
+SMALL = (2, 4)  # samples
+
+
+@dataclass(frozen=True)
+class BatchLine:
+    """Live peak as a straight line in the batch, from two measurements."""
+
+    small: tuple[int, LivePeak]
+    large: tuple[int, LivePeak]
+
+    @property
+    def bytes_per_sample(self) -> float:
+        """The slope, B."""
+        (n, low), (m, high) = self.small, self.large
+        return (high.bytes - low.bytes) / (m - n)
+
+    def at(self, batch: int) -> LivePeak:
+        """Extrapolated: every category grows by its own line, and an interval of 4 % and more stands for the rest."""
+        (n, low), (m, high) = self.small, self.large
+        share = (batch - n) / (m - n)
+        parts = {
+            name: max(0, round(low.breakdown.get(name, 0) + share * (size - low.breakdown.get(name, 0))))
+            for name, size in high.breakdown.items()
+        }
+        size = sum(parts.values())
+        # the peak may move to another op on the way: up to 3.1 % from 4 and 16 to 64 samples were seen
+        return replace(high, bytes=size, low=round(size * 0.97), high=round(size * 1.06), breakdown=parts)
+
+
+def measure_line(job: Job) -> BatchLine:
+    """Run two steps at each of two small batches on real tensors; the model's own errors pass through."""
+    (n, low), (m, high) = ((batch, measure_peak(job, batch)) for batch in SMALL)
+    return BatchLine((n, low), (m, high))
+
+
+def measure_peak(job: Job, batch: int) -> LivePeak:
+    """Live peak of two real steps, workspaces of kernels excluded."""
+    return live_peak(measure_log(job, batch))
+
+
+def measure_log(job: Job, batch: int) -> StorageLog:
+    """The log of two real steps."""
+    log = StorageLog()
+    with quiet():
+        model, optimizers = job.build()
+        inputs = job.batch(batch)
+        log.adopt_model(model)
+        for optimizer in optimizers:
+            log.adopt_optimizer(optimizer)
+        log.adopt_all(tree_leaves(inputs), "input")
+        with log:
+            for log.step in range(STEPS):
+                job.step(model, optimizers, inputs)
+    return log
+
+
+def predict_script_fit(
+    target: str, arguments: Sequence[str], limit: Limit | None, allocator: str = "default"
+) -> FitResult:
+    """From the script's first two optimizer steps; ways to need less are those that leave the script as it is."""
+    chosen = allocator_of(allocator)
+    workspaces = Workspaces(this_platform())
+    watched = watch_script(target, arguments, workspaces)
+    live = live_peak(watched.log)
+    simulator = Simulator(workspaces.platform, DeviceCalibration(), allocator)
+    process = simulator.process(live)
+    options = []
+    for other in ALLOCATORS.values():
+        of = simulator.process(live, other)
+        if other != chosen and of.middle < process.middle:
+            gain = process.middle - of.middle
+            price = f"{other.time[0]:g} to {other.time[1]:g} times the CPU time; {other.how}"
+            said = None if limit is None else fit_verdict(of, limit)
+            options.append(
+                Option(f"allocator: {other.name}", live.bytes, of, said, gain, gain / process.middle, price, 1.0)
+            )
+    notes = ["the batch is the script's own: for the largest batch and more ways, give module:function"]
+    if watched.log.looks:
+        notes.append(f"the script asked for {watched.log.looks} numbers outside the model; it was given made-up ones")
+    return FitResult(
+        Path(target).stem, 0, words.DRY_RUN if watched.stopped is None else words.OWN_BATCH, live, process, chosen.name,
+        this_platform().name, limit, None if limit is None else fit_verdict(process, limit), options=tuple(options),
+        stopped=watched.stopped, not_modelled={k: n for k, n in workspaces.not_modelled.items() if n},
+        notes=tuple(notes), ops=watched.log.ops, seconds=watched.seconds, events=watched.log.frame(),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ScriptLog:
+    """The log of a script's first steps; `stopped` says why fake tensors could not run it, where they could not."""
+
+    log: StorageLog
+    stopped: str | None
+    seconds: float
+
+
+def watch_script(target: str, arguments: Sequence[str], hidden: Rule) -> ScriptLog:
+    """Run a script until it has made two optimizer steps; its output goes to stderr.
+
+    UsageError where there is no script, or where it ends without having trained anything.
+    """
+    if not Path(target).is_file():
+        raise UsageError(f"there is no script '{target}'", "give the path of a Python file")
+    began = time.perf_counter()
+    try:
+        log = _run_script(target, arguments, StorageLog(hidden, told=number_for), fake=True)
+        stopped = None
+    except DryRunStopped as stop:
+        log, stopped = _run_script(target, arguments, StorageLog(nothing_hidden), fake=False), str(stop)
+    return ScriptLog(log, stopped, time.perf_counter() - began)
+
+
+def _run_script(target: str, arguments: Sequence[str], log: StorageLog, fake: bool) -> StorageLog:
+    mode: Any = FakeTensorMode(allow_non_fake_inputs=True) if fake else contextlib.nullcontext()
+    try:
+        with quiet(), as_main(target, arguments), until_enough_steps(_step_counter(log)), mode, log:
+            runpy.run_path(target, run_name="__main__")
+    except EnoughSteps:
+        return log
+    except SystemExit as end:
+        if end.code not in (None, 0) and fake:
+            raise DryRunStopped(log.last_op, log.last_module, f"the script left with {end.code}") from end
+    except Exception as error:
+        if not fake:
+            raise
+        reason = (str(error).splitlines() or [""])[0]
+        raise DryRunStopped(log.last_op, log.last_module, f"{type(error).__name__}: {reason}") from error
+    if log.step == 0:
+        raise UsageError(
+            f"'{target}' ended without an optimizer step: it trains nothing that can be seen",
+            "give a script that trains with torch.optim, or module:function",
+        )
+    return log
+
+
+def _step_counter(log: StorageLog) -> Callable[[Any], bool]:
+    def stepped(optimizer: Any) -> bool:
+        log.adopt_optimizer(optimizer)
+        log.step += 1
+        return log.step >= STEPS
+
+    return stepped

@@ -1,0 +1,83 @@
+"""Steps that really run, in a process of their own: the measurements of `--probe` and `--allocators`.
+
+Only torch is imported here: libraries that the answer needs (polars alone takes 24 MB) would be counted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import runpy
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from stepscope.errors import UsageError
+from stepscope.record.dry.allocator_costs import StepClock, StepCost, measured_steps
+from stepscope.record.dry.job import Job
+
+
+def job_steps(job: Job, batch: int, steps: int) -> StepCost:
+    """So many steps of a job after those of its warm-up: peak of this process and CPU time of a step."""
+    offer_to_be_killed_first()
+    model, optimizers = job.build()
+    inputs = job.batch(batch)
+    return measured_steps(lambda: job.step(model, optimizers, inputs), steps)
+
+
+def script_steps(target: str, arguments: Sequence[str], steps: int) -> StepCost:
+    """The same of a script's own loop, from one update of its first optimizer to the next; then it is ended."""
+    offer_to_be_killed_first()
+    clock = StepClock(steps)
+    with contextlib.suppress(EnoughSteps), as_main(target, arguments), until_enough_steps(lambda _: clock.stepped()):
+        runpy.run_path(target, run_name="__main__")
+        raise UsageError(
+            f"'{target}' ended before it had made enough optimizer steps to be measured",
+            "have it make ten steps or more",
+        )
+    return clock.cost()
+
+
+def offer_to_be_killed_first() -> None:
+    """Make the kernel take this process when memory runs out, and not the user's desktop."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
+
+
+# Only torch is imported here: what measures a script's memory must not add to it.
+
+
+class EnoughSteps(BaseException):
+    """Ends the script from within its own loop; no `except Exception` of the script's catches it."""
+
+
+@contextlib.contextmanager
+def until_enough_steps(stepped: Callable[[Any], bool]) -> Iterator[None]:
+    """Ends the script with EnoughSteps once `stepped`, called after each update of its first optimizer, says so."""
+    first: list[int] = []
+
+    def updated(optimizer: Any, _args: Any, _kwargs: Any) -> None:
+        first.append(id(optimizer))
+        if id(optimizer) == first[0] and stepped(optimizer):
+            raise EnoughSteps
+
+    hook = register_optimizer_step_post_hook(updated)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+@contextlib.contextmanager
+def as_main(target: str, arguments: Sequence[str]) -> Iterator[None]:
+    """Return what `python target arguments` sets up; what the script prints goes to stderr."""
+    kept_argv, kept_path = sys.argv, list(sys.path)
+    sys.argv = [target, *arguments]
+    sys.path.insert(0, str(Path(target).resolve().parent))
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    finally:
+        sys.argv, sys.path[:] = kept_argv, kept_path

@@ -1,0 +1,186 @@
+"""The result of `fit`, sizes in B and shares of one, and the code of kernels that real steps bring in."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from stepscope.analysis.memory.limits import PAGED_IN, Limit, ProcessPeak
+from stepscope.record.dry.storage_log import StorageLog
+from stepscope.record.dry.workspaces import Platform
+
+DRY_RUN = "dry run"
+SMALL_BATCHES = "measured at small batches and extrapolated"
+OWN_BATCH = "measured at the script's own batch"
+
+
+@dataclass(frozen=True)
+class Holder:
+    """One tensor (or kernel) that is live at the peak."""
+
+    bytes: int
+    category: str
+    module: str | None
+    op: str
+    shape: str | None
+
+
+@dataclass(frozen=True)
+class LivePeak:
+    """The moment with the most live bytes: who reached it and who holds what."""
+
+    bytes: int
+    low: int  # what of it becomes resident, at least
+    high: int  # and at most
+    mapped: int  # of these, in blocks above limits.ALWAYS_MAPPED
+    op: str
+    module: str | None
+    phase: str
+    step: int
+    breakdown: dict[str, int]  # by category
+    modules: dict[str, int]  # by module, largest first; "" is the model itself
+    holders: tuple[Holder, ...]  # the largest
+    code: KernelCode | None = None
+    largest_hole: int = 0  # block below ALWAYS_MAPPED that comes and goes
+    high_in_heap: int = 0  # as `high`, where blocks below ALWAYS_MAPPED lie in pages that were written to before
+
+
+@dataclass(frozen=True)
+class Option:
+    """One way to need less, simulated: what it gains and what it costs."""
+
+    name: str
+    peak_bytes: int
+    process: ProcessPeak
+    verdict: str | None
+    gain_bytes: int  # of the process's peak, middle against middle
+    gain: float  # the same as a share
+    price: str
+    compute: float  # FLOPs of a step against those of the present one
+    largest_batch: int | None = None
+
+
+@dataclass(frozen=True)
+class FitResult:
+    """Answer whether a training fits, by how much, and what would make it fit."""
+
+    name: str
+    batch: int
+    method: str
+    live: LivePeak
+    process: ProcessPeak
+    allocator: str
+    platform: str
+    limit: Limit | None = None
+    verdict: str | None = None
+    largest_batch: int | None = None  # that surely fits, with a margin
+    bytes_per_sample: int | None = None
+    options: tuple[Option, ...] = ()
+    stopped: str | None = None  # the op and layer that fake tensors could not run
+    not_modelled: dict[str, int] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    ops: int = 0
+    seconds: float = 0.0
+    likely_batch: int | None = None  # the largest whose middle of the interval is below the limit
+    events: Any = field(default=None, repr=False, compare=False)  # columns as runfolder.MEMORY
+
+    @property
+    def peak_bytes(self) -> int:
+        """Peak of live bytes: tensors and kernels' workspaces."""
+        return self.live.bytes
+
+    @property
+    def interval(self) -> tuple[int, int]:
+        """Least and most of the process's peak."""
+        return self.process.low, self.process.high
+
+    @property
+    def breakdown(self) -> dict[str, int]:
+        """Live bytes at the peak by category, and what comes on top; adds up to the middle of the process's peak."""
+        parts = dict(self.live.breakdown)
+        parts["empty process"] = sum(self.process.empty_process) // 2
+        parts["kernels' code"] = sum(self.process.code) // 2
+        parts["allocator"] = self.process.middle - sum(parts.values())
+        return parts
+
+    @property
+    def peak_op(self) -> str:
+        """The op that reached the peak."""
+        return self.live.op
+
+    @property
+    def peak_module(self) -> str | None:
+        """Its layer; None outside any."""
+        return self.live.module
+
+    @property
+    def fits(self) -> bool | None:
+        """True, False, or None where it is too close to say or no limit was given."""
+        return {"fits": True, "does not fit": False}.get(self.verdict or "")
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON: everything but the events."""
+        fields = {key: value for key, value in vars(self).items() if key not in ("events", "options", "limit")}
+        return {
+            **{
+                key: asdict(value) if hasattr(value, "__dataclass_fields__") else value for key, value in fields.items()
+            },
+            "peak_bytes": self.peak_bytes,
+            "interval": self.interval,
+            "breakdown": self.breakdown,
+            "fits": self.fits,
+            "limit": None if self.limit is None else asdict(self.limit),
+            "options": [asdict(option) for option in self.options],
+        }
+
+
+# On x86 (torch 2.13, oneDNN 3.12) a process that trains is larger than its tensors and an empty process by 11 to 28 MB,
+# the same for a model whatever its batch: kernels that backward runs (code, primitives that oneDNN compiles for a
+# shape, autograd's nodes), an LSTM's weights packed once more, products in bf16, and where forward runs again in
+# backward what keeps its graphs. Fitted on 77 trainings of eleven workloads; docs/memory.md says how it holds on
+# others.
+
+_ALWAYS = 12_000_000  # B: modules of training that the tiny step does not need, and their code
+_A_BACKWARD_KERNEL = 29_600
+_BF16, _A_PRODUCT_IN_BF16 = 1_950_000, 373_000
+_RECOMPUTED = 3_770_000
+_PACKED = 1.1  # B for each of an LSTM's weights
+_HALF_WIDTH = 4_500_000
+_PACKS_WEIGHTS = "mkldnn_rnn_layer"
+_PRODUCTS = ("aten.mm.default", "aten.addmm.default", "aten.bmm.default", "aten.baddbmm.default")
+
+
+@dataclass(frozen=True)
+class KernelCode:
+    """Facts of a step that decide it: ops of backward alone, products that differ, B of weights that are packed."""
+
+    backward_kernels: int
+    products: int
+    packed_weights: int
+    bf16: bool
+    recomputes: bool
+
+
+def kernel_code(log: StorageLog) -> KernelCode:
+    """From a log of storages; an op that runs in forward too is not counted again in backward."""
+    steps = max((step for step, *_ in log.events), default=0) + 1
+    forward = {storage.op for storage in log.storages if storage.phase == "forward"}
+    backward = sum(storage.phase == "backward" and storage.op not in forward for storage in log.storages)
+    products = {(storage.op, storage.shape) for storage in log.storages if storage.op in _PRODUCTS}
+    packing = {storage.module for storage in log.storages if _PACKS_WEIGHTS in storage.op}
+    weights = (s.bytes for s in log.storages if s.category == "parameter" and s.module in packing)
+    return KernelCode(
+        backward // steps, len(products), 0 if log.in_bf16 else sum(weights), log.in_bf16, log.recomputes
+    )  # fmt: skip
+
+
+def code_bytes(seen: KernelCode | None, platform: Platform) -> tuple[int, int]:
+    """Least and most, B; the same wide interval for every model where the platform is not the one that was measured."""
+    if seen is None or not platform.block:
+        return PAGED_IN
+    size = _ALWAYS + seen.backward_kernels * _A_BACKWARD_KERNEL + round(_PACKED * seen.packed_weights)
+    if seen.bf16:
+        size += _BF16 + seen.products * _A_PRODUCT_IN_BF16
+    if seen.recomputes:
+        size += _RECOMPUTED
+    return size - _HALF_WIDTH, size + _HALF_WIDTH

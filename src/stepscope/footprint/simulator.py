@@ -1,0 +1,196 @@
+"""Dry runs of one request: the live peak, the peak of the process, and the largest batch that fits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import polars as pl
+
+from stepscope.analysis.memory.events import peak
+from stepscope.analysis.memory.limits import (
+    ALWAYS_MAPPED,
+    EMPTY_ELSEWHERE,
+    EMPTY_PROCESS,
+    MARGIN,
+    Allocator,
+    Limit,
+    ProcessPeak,
+    allocator_of,
+    process_peak,
+)
+from stepscope.footprint.calibration import DeviceCalibration
+from stepscope.footprint.result import Holder, LivePeak, code_bytes, kernel_code
+from stepscope.record.dry.dry_run import Change, DryRun, DryRunStopped, dry_run
+from stepscope.record.dry.job import Job
+from stepscope.record.dry.storage_log import Storage, StorageLog, peak_of
+from stepscope.record.dry.workspaces import Platform, Workspaces
+
+_PARTLY_TOUCHED = 1.02  # of what is resident lies in a heap: so much of it is never written to that holes cost little
+_FEWER_HOLES = 0.06  # of a heap: what is freed early leaves room, which may be used again
+_HOLES_OF_SAVING = 0.9  # of a heap of which a share is saved by running forward again, so much more at the least
+
+
+class Simulator:
+    """Dry runs of one question, and what their live bytes mean for a process."""
+
+    def __init__(self, platform: Platform, kept: DeviceCalibration, allocator: str) -> None:
+        self.allocator = allocator_of(allocator)
+        self.workspaces = Workspaces(platform, kept.probed)
+        self._kept = kept
+
+    def run(self, job: Job, batch: int, change: Change | None = None) -> DryRun:
+        """A dry run; DryRunStopped where it cannot be made."""
+        return dry_run(job, batch, self.workspaces, change)
+
+    def process(self, live: LivePeak, allocator: Allocator | None = None, plain: LivePeak | None = None) -> ProcessPeak:
+        """Peak of the process of these live bytes, corrected by what probes of this device have shown.
+
+        `plain`: the same training where nothing runs forward again; its heap bounds that of one where something does.
+        """
+        by = allocator or self.allocator
+        if by.holes and live.code is not None and live.code.recomputes:
+            by = _recomputing(by, live, plain)
+        most = max(live.high, live.high_in_heap) if by.holes else live.high
+        if most > _PARTLY_TOUCHED * live.high:
+            by = replace(by, low=1.0)
+        low, high = self._kept.corrected(live.low, most)
+        platform = self.workspaces.platform
+        code = code_bytes(live.code, platform)
+        empty = self._kept.empty_process or (EMPTY_PROCESS if platform.block else EMPTY_ELSEWHERE)
+        return process_peak((low, high), live.mapped, by, empty, code, live.largest_hole)
+
+    def largest(self, job: Job, limit: Limit, start: int) -> tuple[int, int]:
+        """The largest batches that surely and that likely fit: the interval's upper end with a margin, its middle."""
+        known: dict[int, ProcessPeak] = {}
+
+        def peak(batch: int) -> ProcessPeak:
+            if batch not in known:
+                known[batch] = self.process(live_peak(self.run(job, batch).log))
+            return known[batch]
+
+        try:
+            return _largest(peak, limit, start, 1)
+        except DryRunStopped:  # batch statistics of a single pixel need two samples
+            return _largest(peak, limit, start, 2)
+
+
+def _recomputing(by: Allocator, live: LivePeak, plain: LivePeak | None) -> Allocator:
+    """Return an allocator that gives hardly anything back: what the second forward keeps lies in between."""
+    low = by.low - _FEWER_HOLES
+    if plain is None:
+        return replace(by, low=low, high=by.high_recomputed)
+    saved = max(0.0, 1 - live.bytes / plain.bytes)
+    as_before = by.high * plain.bytes / live.bytes
+    return replace(by, low=low + _HOLES_OF_SAVING * saved, high=max(by.high, min(by.high_recomputed, as_before)))
+
+
+def _largest(peak: Callable[[int], ProcessPeak], limit: Limit, start: int, smallest: int) -> tuple[int, int]:
+    sure = largest_batch(lambda batch: peak(batch).high, limit.bytes * (1 - MARGIN), start, smallest)
+    likely = largest_batch(lambda batch: peak(batch).middle, limit.bytes, max(start, sure), smallest)
+    return sure, max(sure, likely)
+
+
+_LARGEST_HOLDERS = 20
+
+
+def live_peak(log: StorageLog) -> LivePeak:
+    """The first moment with the most live bytes; ValueError where nothing was ever alive."""
+    found = peak(log.frame())
+    if found is None:
+        raise ValueError("a step without a tensor has no peak")
+    tensors = found.tensors
+    by_module = tensors.drop_nulls("module").group_by("module").agg(pl.col("bytes").sum())
+    largest = tensors.head(_LARGEST_HOLDERS).select("bytes", "category", "module", "op", "shape")
+    return LivePeak(
+        found.bytes,
+        peak_of(log, "low"),
+        peak_of(log, "high"),
+        _mapped(log),
+        found.op or "",
+        found.module,
+        found.phase or "",
+        found.step,
+        _sums(found.categories, "category"),
+        _sums(by_module, "module"),
+        tuple(Holder(*row) for row in largest.rows()),
+        kernel_code(log),
+        _largest_hole(log),
+        peak_of(log, _in_heap),
+    )
+
+
+def _mapped(log: StorageLog) -> int:
+    """Return what is resident at the peak of blocks that glibc maps one by one, B."""
+    alive = most = mapped = at_peak = 0
+    for _, _, number, sign in log.events:
+        storage = log.storages[number]
+        alive += sign * storage.bytes
+        mapped += sign * storage.high if storage.bytes >= ALWAYS_MAPPED else 0
+        if alive > most:
+            most, at_peak = alive, mapped
+    return at_peak
+
+
+def _largest_hole(log: StorageLog) -> int:
+    """The largest block that comes and goes in glibc's heap, B; one that is not all written to costs less."""
+    ended = (log.storages[number] for _, _, number, sign in log.events if sign < 0)
+    whole = (storage.bytes for storage in ended if storage.high == storage.bytes < ALWAYS_MAPPED)
+    return max(whole, default=0)
+
+
+def _in_heap(storage: Storage) -> int:
+    return storage.bytes if storage.bytes < ALWAYS_MAPPED else storage.high
+
+
+def _sums(frame: pl.DataFrame, by: str) -> dict[str, int]:
+    rows = frame.filter(pl.col("bytes") > 0).sort("bytes", descending=True).select(by, "bytes").rows()
+    return {str(name): int(size) for name, size in rows}
+
+
+_LINES = 5  # dry runs at guesses of a line, before halving makes sure of an end
+MOST = 1 << 20  # samples: beyond this nobody trains on a small device
+Peak = Callable[[int], int]  # the most that a process may take with so many samples, B
+
+
+def largest_batch(peak: Peak, limit: float, start: int, smallest: int = 1) -> int:
+    """The largest batch whose peak is at most `limit`; 0 where not even the smallest fits.
+
+    Peaks do not fall with the batch, so once a batch fits and the next does not, that is the answer. Each question is
+    a dry run; the line through two of them brings the third within a few samples.
+    """
+    known: dict[int, int] = {}
+
+    def of(batch: int) -> int:
+        if batch not in known:
+            known[batch] = peak(batch)
+        return known[batch]
+
+    if of(smallest) > limit:
+        return 0
+    low, high = smallest, MOST + 1
+    guess = max(smallest + 1, start)
+    while high - low > 1:
+        width = high - low
+        guess = min(max(guess, low + 1), high - 1)
+        if of(guess) <= limit:
+            low = guess
+        else:
+            high = guess
+        halved = 2 * (high - low) <= width
+        guess = (
+            _line_crossing(known, limit, low, high)
+            if halved or high > MOST or len(known) < _LINES
+            else (low + high) // 2
+        )
+    return low
+
+
+def _line_crossing(known: dict[int, int], limit: float, low: int, high: int) -> int:
+    """The last batch below the limit on the line through the two nearest to it, or the one after if that is known."""
+    first, second = sorted(sorted(known, key=lambda batch: abs(known[batch] - limit))[:2])
+    slope = (known[second] - known[first]) / (second - first)
+    if slope <= 0:
+        return 2 * low if high > MOST else (low + high) // 2
+    met = int((limit - known[first]) / slope + first)
+    return met + 1 if met <= low else met

@@ -1,0 +1,191 @@
+"""Ways to train the same model in less memory, each as a change of model and optimizers before a dry run.
+
+A change works in place and gives the optimizers to train with. It holds for real tensors as for fake ones, so that
+what is promised can also be measured.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils.checkpoint import checkpoint
+
+from stepscope.record.dry.job import Optimizers
+
+Change = Callable[[nn.Module, Optimizers], Optimizers]
+RANK = 8  # of adapters: usual for fine-tuning (Hu et al., ICLR 2022)
+
+
+def optimizer_of(kind: type[Optimizer], **options: Any) -> Change:
+    """Another rule of update for the same parameters."""
+
+    def change(_model: nn.Module, optimizers: Optimizers) -> Optimizers:
+        return tuple(kind([p for group in o.param_groups for p in group["params"]], **options) for o in optimizers)
+
+    return change
+
+
+def bf16(model: nn.Module, optimizers: Optimizers) -> Optimizers:
+    """Weights, gradients and feature maps in bfloat16; batch statistics and integers as they were."""
+    new: dict[Tensor, Tensor] = {}
+    for module in model.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not None and parameter.dtype == torch.float32:
+                if parameter not in new:
+                    new[parameter] = nn.Parameter(parameter.detach().bfloat16(), requires_grad=parameter.requires_grad)
+                module._parameters[name] = new[parameter]  # type: ignore[assignment]
+        for name, buffer in module._buffers.items():
+            if buffer is not None and buffer.dtype == torch.float32:
+                module._buffers[name] = buffer.bfloat16()
+    model.register_forward_pre_hook(_in_bf16, with_kwargs=True)
+    model.register_forward_hook(_out_in_float)
+    return _with_parameters(optimizers, new)
+
+
+def frozen(keep: Collection[str]) -> Change:
+    """Train only the children of these names."""
+
+    def change(model: nn.Module, optimizers: Optimizers) -> Optimizers:
+        for name, parameter in model.named_parameters():
+            if not any(name == kept or name.startswith(f"{kept}.") for kept in keep):
+                parameter.requires_grad_(False)
+        return optimizers
+
+    return change
+
+
+def all_but_last(model: nn.Module, optimizers: Optimizers) -> Optimizers:
+    """Train only the last child that has parameters: fine-tuning of the head."""
+    return frozen([last_child(model)])(model, optimizers)
+
+
+def last_child(model: nn.Module) -> str:
+    """Name of the last child with parameters; of a model that is one list of layers, its last layer."""
+    names = [name for name, child in model.named_children() if any(True for _ in child.parameters())]
+    return names[-1] if names else ""
+
+
+def checkpointed(segments: Collection[str]) -> Change:
+    """Keep only the inputs of these modules and run their forward again in backward."""
+
+    def change(model: nn.Module, optimizers: Optimizers) -> Optimizers:
+        for name, module in model.named_modules():
+            if name in segments:
+                module.forward = functools.partial(_recompute, module.forward)
+        return optimizers
+
+    return change
+
+
+def blocks(model: nn.Module) -> list[str]:
+    """The modules that a model repeats and that hold others: the outermost of its own types, else lists of layers."""
+    counts = Counter(type(module) for module in model.modules())
+    named = [(name, module) for name, module in model.named_modules() if name and any(True for _ in module.children())]
+    repeated = [(name, module) for name, module in named if counts[type(module)] > 1]
+    own = [name for name, module in repeated if not type(module).__module__.startswith("torch.nn.modules.container")]
+    lists = [name for name, module in repeated if type(module) is nn.Sequential]
+    outermost = [name for name in own if not any(name.startswith(f"{other}.") for other in own)]
+    return outermost or [name for name in lists if not any(other.startswith(f"{name}.") for other in lists)]
+
+
+def checkpointed_blocks(model: nn.Module, optimizers: Optimizers) -> Optimizers:
+    """Keep only the inputs of the blocks that the model repeats."""
+    return checkpointed(blocks(model))(model, optimizers)
+
+
+def lora(model: nn.Module, optimizers: Optimizers) -> Optimizers:
+    """Freeze everything and train adapters of low rank beside each linear layer."""
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+    new: list[nn.Parameter] = []
+    for module in list(model.modules()):
+        if type(module) is nn.Linear:
+            module.lora_down = nn.Parameter(module.weight.new_zeros(RANK, module.in_features))
+            module.lora_up = nn.Parameter(module.weight.new_zeros(module.out_features, RANK))
+            module.forward = functools.partial(_adapted, module, module.forward)  # type: ignore[method-assign]
+            new += [module.lora_down, module.lora_up]
+    if new:
+        optimizers[0].add_param_group({"params": new})
+    return optimizers
+
+
+def channels_last(model: nn.Module, optimizers: Optimizers) -> Optimizers:
+    """Weights of convolutions and pictures with channels innermost: oneDNN then copies nothing into blocks."""
+    new: dict[Tensor, Tensor] = {}
+    for module in model.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not None and parameter.dim() == 4:
+                strided = parameter.detach().contiguous(memory_format=torch.channels_last)
+                new[parameter] = nn.Parameter(strided, requires_grad=parameter.requires_grad)
+                module._parameters[name] = new[parameter]  # type: ignore[assignment]
+    model.register_forward_pre_hook(_pictures_last, with_kwargs=True)
+    return _with_parameters(optimizers, new)
+
+
+def in_place(model: nn.Module, optimizers: Optimizers) -> Optimizers:
+    """Activations that can write over their input do."""
+    for module in model.modules():
+        if getattr(module, "inplace", None) is False:
+            module.inplace = True  # type: ignore[assignment]
+    return optimizers
+
+
+def unchanged(model: nn.Module, optimizers: Optimizers) -> Optimizers:
+    """The training as it is."""
+    return optimizers
+
+
+VARIANTS: dict[str, Change] = {
+    "": unchanged,
+    "bf16": bf16,
+    "frozen": all_but_last,
+    "checkpointed": checkpointed_blocks,
+    "lora": lora,
+    "channels-last": channels_last,
+    "in-place": in_place,
+}
+
+
+def _recompute(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
+
+
+def _adapted(module: Any, forward: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    return forward(x) + nn.functional.linear(nn.functional.linear(x, module.lora_down), module.lora_up)
+
+
+def _with_parameters(optimizers: Optimizers, new: dict[Tensor, Tensor]) -> Optimizers:
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["params"] = [new.get(parameter, parameter) for parameter in group["params"]]
+    return optimizers
+
+
+def _map_tensors(change: Callable[[Tensor], Tensor], values: Iterable[Any]) -> list[Any]:
+    return [change(value) if isinstance(value, Tensor) else value for value in values]
+
+
+def _half(x: Tensor) -> Tensor:
+    return x.bfloat16() if x.dtype == torch.float32 else x
+
+
+def _in_bf16(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], Any]:
+    return tuple(_map_tensors(_half, args)), dict(zip(kwargs, _map_tensors(_half, kwargs.values()), strict=True))
+
+
+def _out_in_float(_module: nn.Module, _args: Any, output: Any) -> Any:
+    return output.float() if isinstance(output, Tensor) and output.dtype == torch.bfloat16 else output
+
+
+def _last(x: Tensor) -> Tensor:
+    return x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x
+
+
+def _pictures_last(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], Any]:
+    return tuple(_map_tensors(_last, args)), dict(zip(kwargs, _map_tensors(_last, kwargs.values()), strict=True))
