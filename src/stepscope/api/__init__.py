@@ -1,0 +1,1 @@
+"""The functions of `stepscope` that no other room offers, with the settings and results of the commands."""

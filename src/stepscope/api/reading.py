@@ -1,0 +1,196 @@
+"""Stored runs and this machine, without torch: text, page, export, live, log, forecast, meter, doctor."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import os
+import time
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import stepscope
+from stepscope.analysis import forecast as extrapolated
+from stepscope.analysis.compare import Check, Comparison
+from stepscope.analysis.energy.clocks import align
+from stepscope.analysis.results import Findings
+from stepscope.analysis.run import open_run
+from stepscope.api.questions import ForecastRequest
+from stepscope.errors import UnknownName, UsageError
+from stepscope.integrations import logger
+from stepscope.record.diagnosis import characterise_sensors, diagnose
+from stepscope.record.meter_log import import_csv
+from stepscope.report.exports._excerpt import plan_export, write_export
+from stepscope.report.live.now import Now, Watch
+from stepscope.report.live.screen import looks
+from stepscope.runfolder import RunReader
+from stepscope.simulate.simulation import sensor_root
+
+if TYPE_CHECKING:
+    from stepscope import Run
+    from stepscope.analysis.forecast import Forecast
+
+
+def text(shown: str | Path | Run | Comparison | Check | Findings = "last", width: int = 100) -> str:
+    """A report as text for a terminal of so many columns, as the commands print it.
+
+    shown: a run (a Run, the path of its folder, its name in `runs`, or "last"), or what `compare`, `check` or `study`
+    gave. Raises RunError where a run cannot be read.
+    """
+    from rich.console import Console
+
+    console = Console(width=width, highlight=False, color_system=None, force_terminal=False)
+    with console.capture() as captured:
+        console.print(*_renderables(shown), sep="\n")
+    return captured.get()
+
+
+def page(
+    shown: str | Path | Run | Comparison = "last", path: str | Path | None = None, *, attribution: str = "fit"
+) -> Path:
+    """Write one self-contained HTML page of a run or a comparison and return its path.
+
+    shown: a Run, the path of its folder, its name in `runs`, "last", or what `compare` gave. path: report.html in the
+    run folder, compare.html here, by default. attribution: of a run that is opened by this, as of `Run`. Raises
+    RunError where a run cannot be read, MissingDependency without the extra `report`, OutputNotWritable.
+    """
+    if isinstance(shown, Comparison):
+        from stepscope.report import compare_page
+
+        return compare_page.write(shown, "compare.html" if path is None else path)
+    from stepscope.report import html
+
+    run = open_run(shown, attribution)
+    return html.write(run, run.path / "report.html" if path is None else path)
+
+
+def _renderables(shown: str | Path | Run | Comparison | Check | Findings) -> list[Any]:
+    if isinstance(shown, Comparison):
+        from stepscope.report.comparison import render as compared
+
+        return [compared(shown)]
+    if isinstance(shown, Check):
+        from stepscope.report.check_text import render as checked
+
+        return [checked(shown)]
+    if isinstance(shown, Findings):
+        from stepscope.report.study_results import text as found
+
+        return list(found(shown))
+    from stepscope.report.text import render
+
+    return [render(open_run(shown))]
+
+
+def export(
+    run: str | Path | Run = "last", to: str = "perfetto", out: str | Path | None = None, steps: str = "all"
+) -> Path:
+    """Write a run for another tool and return the path: a file, or for csv and parquet a folder of tables.
+
+    run: a Run, the path of its folder, its name in `runs`, or "last". to: perfetto, chrome, csv, parquet, speedscope,
+    json or an export of a plug-in. out: a file or folder; default: in the run folder. steps: "10:20" (10 to 19),
+    "first:50" or "all". Raises UnknownName, UsageError, RunError and OutputNotWritable; nothing is left half written.
+    """
+    return write_export(plan_export(run, to, steps, None if out is None else Path(out)))
+
+
+def live(run: str | Path | Run = "last", every_s: float = 0.5) -> Iterator[Now]:
+    """Look at a run every `every_s` seconds until it has ended: step, pace, time left, load, power, memory, heat.
+
+    run: a Run, the path of its folder, its name in `runs`, or "last". The last look is the one that finds it ended;
+    of a run that had ended before, it knows the status alone. Only the folder is read: the training does not notice.
+    Shares are of one, power is in W, memory in bytes, time left in s; None is "not known". Raises RunError where there
+    is no run.
+    """
+    folder = (run if isinstance(run, RunReader) else RunReader(run)).path
+    with contextlib.closing(Watch(folder)) as watch:
+        yield from looks(watch, watch.look(), every_s, time.sleep)
+
+
+def log(run: str | Path | Run = "last", to: str = "tensorboard", out: str | Path | None = None, **options: Any) -> Any:
+    """Hand a run to a tool and return where it went.
+
+    run: a Run, the path of its folder, its name in `runs`, or "last". to: mlflow, wandb, tensorboard, prometheus,
+    codecarbon or a logger of a plug-in. out: file, folder or tracking address; default: that tool's own.
+    options: of that tool, such as page=False, experiment=, project=, carbon_intensity= (g of CO2 a kWh). Raises
+    UnknownName for a tool or an option that is not there, MissingDependency, RunError and OutputNotWritable.
+    """
+    chosen = logger(to)
+    known = [name for name in inspect.signature(chosen.log_run).parameters if name not in ("run", "out")]
+    for name in options:
+        if name not in known:
+            raise UnknownName(f"option of '{to}'", name, known)
+    return chosen.log_run(open_run(run), None if out is None else str(out), **options)
+
+
+def forecast(
+    run: str | Path | Run = "last",
+    *,
+    steps: int | None = None,
+    epochs: float | None = None,
+    battery: float | str | None = None,
+    carbon: float | str | None = None,
+    battery_wh: float | None = None,
+    carbon_g_per_kwh: float | None = None,
+) -> Forecast:
+    """Predict a training of so many steps or epochs from a run: time, energy, battery, carbon, end temperature.
+
+    run: a Run, the path of its folder, its name in `runs`, or "last"; measure a workload first with
+    `stepscope.measure`. battery: J, or a text such as "50Wh"; carbon: g a J, or a text such as "400g/kWh"; battery_wh
+    and carbon_g_per_kwh are their old names. Totals in s, J, shares of the battery, g and degC, each with a 95
+    % CI; what needs energy is absent where none was measured. Raises UsageError where too few steps were measured,
+    or where the steps of an epoch are not known; RunError where the run cannot be read.
+    """
+    if battery_wh is not None or carbon_g_per_kwh is not None:
+        said = 'battery_wh and carbon_g_per_kwh are battery="50Wh" and carbon="400g/kWh" now'
+        warnings.warn(said, DeprecationWarning, stacklevel=2)
+    asked = ForecastRequest.from_settings({
+        "target": str(run), "steps": steps, "epochs": epochs,
+        "battery": battery if battery_wh is None else f"{battery_wh}Wh",
+        "carbon": carbon if carbon_g_per_kwh is None else f"{carbon_g_per_kwh}g/kWh",
+    })  # fmt: skip
+    return forecast_of(open_run(run), asked)
+
+
+def forecast_of(run: Run, asked: ForecastRequest) -> Forecast:
+    """The forecast that a request asks of a run."""
+    return extrapolated.forecast(run, steps_asked(run, asked), asked.battery, asked.carbon)
+
+
+def steps_asked(run: Run, asked: ForecastRequest) -> int:
+    """Return how long the training is, in steps; of epochs, from the size of the data and of a batch."""
+    return asked.steps if asked.steps is not None else extrapolated.steps_of(run, asked.epochs or 1.0)
+
+
+def meter(run: str | Path | Run, log: str | Path) -> Run:
+    """Add the CSV log of a meter (a column of times, one of watts) to a run; the run, opened anew.
+
+    run: a Run, the path of its folder, its name in `runs`, or "last". The meter's clock is aligned by what both have
+    seen. Raises UsageError for a log that is not there, cannot be read or does not belong to the run.
+    """
+    folder = (run if isinstance(run, RunReader) else RunReader(run)).path
+    if not Path(log).is_file():
+        raise UsageError(f"there is no meter log '{log}'", "give the path of its CSV file")
+    import_csv(folder, Path(log), align)
+    return stepscope.Run(folder)
+
+
+def doctor(
+    root: str | Path | None = None, *, simulate: str | None = None, characterise: bool = False
+) -> dict[str, Any]:
+    """Return what can be measured on this machine, what cannot, and the command that would enable it, as plain data.
+
+    root: the top of a saved /proc and /sys ($STEPSCOPE_ROOT, else this machine). simulate: look at a simulated board
+    instead. characterise: also measure refresh, step and filter of each power sensor, which loads all cores for some
+    seconds and is kept for the runs to come. Keys: device, now, channels (quantity, scope, unit, refresh_ns,
+    step_size, read_cost_ns, ...), missing (sensor, reason, detail, remedy), power, characterised, perf, torch, proc,
+    root, simulated; null is "not known". Raises UsageError.
+    """
+    if simulate is not None and characterise:
+        raise UsageError("a simulated board follows a training: it cannot be characterised", "leave out one of them")
+    with sensor_root(simulate, str(root or os.environ.get("STEPSCOPE_ROOT") or "/")) as chosen:
+        top = Path(chosen.root or "/")
+        measure = (lambda seen, target: characterise_sensors(seen, target, top)[1]) if characterise else None
+        return diagnose(top, simulate, measure)[0]

@@ -1,0 +1,288 @@
+"""A device over real training workloads, compared with others: the functions of `stepscope suite`.
+
+`run` measures and returns the folder of the sweep; `table`, `scores`, `page` and `export` take such a folder, finished
+or not, or a result file that travelled; `listed` names the tiers, sweeps and stored devices.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+
+from stepscope.api.progress import fleet_progress, sweep_progress
+from stepscope.errors import MissingDependency, StepscopeError, UnknownName, UsageError
+from stepscope.experiments.suite.request import SuiteRun
+from stepscope.experiments.suite.results import Results, read_results, runs_table
+from stepscope.experiments.suite.results import settings_table as table_of
+from stepscope.units import bytes_, estimate, percent, plural
+
+if TYPE_CHECKING:
+    from stepscope.experiments.suite.results import Score
+
+__all__ = ["export", "listed", "page", "results", "run", "scores", "table"]
+
+_CHILD = ("-m", "stepscope.experiments.suite.child")
+
+
+def run(tier: str | SuiteRun | None = None, *, progress: bool = False, **settings: Any) -> Path:
+    """Run a sweep, every run in a fresh process, and return its folder: suites/<time>-<tier> unless `out` says.
+
+    tier: smoke (by default), paper-2019, paper-low-power, edge or all; or a request, `stepscope.requests.SuiteRun`.
+    settings: its fields, which are the options of `stepscope suite run`: workloads, batch, optimizers, precisions,
+    threads, device, repeats, steps, seconds, interval, cooldown, memory, time_limit, seed, out; with a fleet also
+    boards, tls and wait. An amount is an SI number or a text: interval 0.02 or "2%", memory 8e9 or "8GB", time_limit
+    900 or "15min"; cooldown is "45C" or "30s". resume=True: go on with the sweep in `out`, or the newest; nothing that
+    has ended is run again. progress: on stderr. Raises UnknownName, UsageError, OutputNotWritable, FleetError;
+    KeyboardInterrupt leaves a folder to resume.
+    """
+    if isinstance(tier, SuiteRun):
+        if settings:
+            raise UsageError("a request has its settings already", "give the request, or its settings")
+        request = tier
+    else:
+        request = SuiteRun.from_settings({"tier": tier, **settings}, "suite run")
+    folder = sweep_path(request)
+    run_sweep(request, folder, progress, _say if progress else lambda line: None)
+    return folder
+
+
+def sweep_path(request: SuiteRun) -> Path:
+    """The folder of a sweep: the one given, the newest to go on with, or a new one."""
+    from stepscope.experiments.suite.plan import default_out, last_sweep
+
+    if request.out is not None:
+        return request.out
+    if request.resume:
+        if request.fleet is not None:
+            raise UsageError("to go on with a fleet's sweep takes its folder", "name it: --resume --out DIR")
+        return last_sweep()
+    return default_out(f"{request.name or 'sweep'}-fleet" if request.fleet is not None else request.name)
+
+
+def run_sweep(request: SuiteRun, out: Path, progress: bool, says: Callable[[str], None]) -> None:
+    """Begin a sweep in a folder or go on with it, here or on the boards of a fleet. says: told what is no progress."""
+    from stepscope.experiments.suite.plan import new_sweep, resume_sweep
+    from stepscope.experiments.suite.sweep import sweep
+
+    if request.fleet is not None:
+        _run_on_fleet(request, out, progress, says)
+        return
+    folder = resume_sweep(request, out) if request.resume else new_sweep(request, out, says)
+    if progress:
+        _say(f"sweep of {len(folder.order)} runs in {folder.path}")
+    with sweep_progress(folder, progress) as watch:
+        sweep(folder, (sys.executable, *_CHILD), watch)
+
+
+def results(path: str | Path) -> Results:
+    """A sweep as it is compared: device, versions, rules and every run's numbers. Raises RunNotFound, RunDamaged."""
+    return read_results(Path(path))
+
+
+def table(path: str | Path, runs: bool = False) -> pl.DataFrame:
+    """A row for each setting, over its repeats, or for each run; of a fleet's sweep the settings of all boards.
+
+    Units stand in the names, intervals are of 95 % (`_low`, `_high`); null is "not measured". Raises RunNotFound and
+    RunDamaged.
+    """
+    folder = Path(path)
+    if (folder / "fleet.json").exists():
+        from stepscope.experiments.fleet.sweep import FleetFolder, fleet_results
+
+        if runs:
+            raise UsageError("the runs of a fleet are of its boards", f"for example {folder / 'boards'}")
+        return fleet_results(FleetFolder(folder))
+    return runs_table(read_results(folder)) if runs else table_of(read_results(folder))
+
+
+def scores(path: str | Path, against: str | None = None) -> list[Score]:
+    """Geometric means of reference / here: speed, and energy a sample where both measured it; 2 is twice as good.
+
+    against: a stored device of `listed()` or a result file; the first stored device by default.
+    """
+    return result_scores(read_results(Path(path)), against)
+
+
+def page(path: str | Path, out: str | Path | None = None, *, against: str | None = None, models: bool = False) -> Path:
+    """Write one self-contained HTML page and return its path: suite.html in the sweep, or beside a result file.
+
+    models: also what papers print of the models, corrected. Raises RunNotFound, MissingDependency without the extra
+    `report`, OutputNotWritable.
+    """
+    folder = Path(path)
+    return write_page(read_results(folder), against, models, default_page(folder) if out is None else Path(out))
+
+
+def export(path: str | Path, to: str = "result", out: str | Path | None = None, runs: bool = False) -> Path:
+    """Write the results for others and return the path: beside the sweep by default.
+
+    to: csv, parquet, markdown, mlperf, or result, a file that travels and that every function here reads. runs: a row
+    a run in csv and parquet. Raises UnknownName, UsageError, RunNotFound and OutputNotWritable.
+    """
+    refuse_export(to, runs)
+    folder = Path(path)
+    return write_export(read_results(folder), to, default_export(folder, to) if out is None else Path(out), runs)
+
+
+def listed(below: str | Path = "suites") -> dict[str, Any]:
+    """The tiers with their workloads, the sweeps in a folder with how far they are, and the stored devices."""
+    return list_contents(Path(below))
+
+
+def _run_on_fleet(request: SuiteRun, out: Path, progress: bool, says: Callable[[str], None]) -> None:
+    from stepscope.experiments.fleet.connection import require_dask, scheduler_address
+    from stepscope.experiments.fleet.plan import new_fleet, resume_fleet
+    from stepscope.experiments.fleet.sweep import fleet_sweep
+
+    require_dask()
+    where = scheduler_address(str(request.fleet), request.tls)
+    if where.unprotected:
+        _say(f"{where.url} has no TLS: whoever is on that network can run programs on the devices")
+    folder = resume_fleet(request, out) if request.resume else new_fleet(request, out, where, says)
+    if progress:
+        runs = sum(len(sweep.order) for sweep in folder.boards.values())
+        _say(f"sweep of {runs} runs on {len(folder.boards)} boards in {folder.path}")
+    with fleet_progress(folder, progress) as watch:
+        fleet_sweep(folder, where, _CHILD, watch, request.wait)
+
+
+def _say(line: str) -> None:
+    sys.stderr.write(f"{line}\n")
+
+
+FORMATS = ("csv", "parquet", "markdown", "mlperf", "result")
+_ENDINGS = {"markdown": ".md", "mlperf": ".log", "result": ".json"}
+_RULES: dict[str, Callable[[Any], str]] = {
+    "steps": lambda value: f"at most {value} steps",
+    "seconds": lambda value: f"at most {value:g} s of steps",
+    "interval": lambda value: f"until ms a step is known within {percent(value, 0)}",
+    "cool_to_celsius": lambda value: f"from {value:g} degC or less",
+    "pause_s": lambda value: f"after a pause of {value:g} s",
+    "memory_bytes": lambda value: f"with {bytes_(value)} of memory",
+    "time_limit_s": lambda value: f"ended after {value:g} s",
+}
+
+
+def write_page(results: Results, against: str | None, models: bool, out: Path) -> Path:
+    """The same as a page; returns its path."""
+    from stepscope.experiments.suite.results import corrected_models, settings_table
+    from stepscope.report import suite_page
+    from stepscope.report.suite_tables import notes
+
+    frame = settings_table(results)
+    facts = [("Sweep", results_heading(results)[0]), *(("", line) for line in results_heading(results)[1:])]
+    found = [(score_line(each), each.parts) for each in result_scores(results, against)]
+    return suite_page.write(
+        out, results.name, facts, frame, notes(frame), found, corrected_models(results) if models else ()
+    )
+
+
+def results_heading(results: Results) -> list[str]:
+    """Return what was measured on what, and by which rules."""
+    content, device = results.content, results.device
+    name = device.get("board") or "unnamed board"
+    cores = len(device.get("cores") or [])
+    rules = [form(value) for key, form in _RULES.items() if (value := content["rules"].get(key))]
+    said = ", ".join([*rules, f"seed {content['rules']['seed']}"])
+    limited = [f"memory limit: {content['limits']['memory']}"] if content["limits"]["memory"] else []
+    return [
+        f"{results.name}: {name}, {device.get('cpu') or device.get('machine')}, {plural(cores, 'core')}",
+        f"{', '.join(f'{key} {value}' for key, value in content['versions'].items())}",
+        f"rules: {said}",
+        *limited,
+    ]
+
+
+def result_scores(results: Results, against: str | None) -> list[Score]:
+    """Speed, and energy where both measured it; against the first stored device unless another is named."""
+    from stepscope.experiments.suite.results import reference, reference_names, score
+
+    name = against or next(iter(reference_names()), None)
+    if name is None:
+        return []
+    other = reference(name)
+    found = [score(results, other), score(results, other, "energy_per_sample_j")]
+    return [each for each in found if each.value is not None or (against is not None and each is found[0])]
+
+
+def score_line(each: Score) -> str:
+    """The score in a sentence."""
+    what = {"step_time_ms": "speed", "energy_per_sample_j": "energy"}[each.column]
+    if each.value is None:
+        return f"no {what} score against {each.reference}: no part was measured by both"
+    parts = f"{each.counted} of {len(each.parts)} parts"
+    return f"{what} score {estimate(each.value, each.low, each.high, '')} against {each.reference}, {parts}"
+
+
+def refuse_export(to: str, runs: bool) -> None:
+    """UnknownName and UsageError for what no export holds."""
+    if to not in FORMATS:
+        raise UnknownName("format", to, FORMATS)
+    if runs and to not in ("csv", "parquet"):
+        raise UsageError(f"--runs: {to} holds what it holds", "use it with --to csv or --to parquet")
+
+
+def default_export(path: Path, to: str) -> Path:
+    """Beside the folder of a sweep, or beside a result file."""
+    return path.parent / f"{path.stem if path.is_file() else path.name}{_ENDINGS.get(to, f'.{to}')}"
+
+
+def default_page(path: Path) -> Path:
+    """In the folder of a sweep, or beside a result file."""
+    return path / "suite.html" if path.is_dir() else default_export(path, "html")
+
+
+def write_export(results: Results, to: str, out: Path, runs: bool) -> Path:
+    """Write one export; OutputNotWritable where the disk refuses."""
+    from stepscope.experiments.engine.folder import writing_sweep
+    from stepscope.experiments.suite.results import runs_table, save_results, settings_table
+    from stepscope.report.suite_tables import markdown, mlperf
+
+    if to == "result":
+        save_results(results, out)
+        return out
+    with writing_sweep(out.parent):
+        out.parent.mkdir(parents=True, exist_ok=True)
+        frame = runs_table(results) if runs else settings_table(results)
+        if to == "csv":
+            frame.write_csv(out)
+        elif to == "parquet":
+            frame.write_parquet(out)
+        elif to == "markdown":
+            out.write_text(markdown(frame, results.name, results_heading(results)), encoding="utf-8")
+        else:
+            lines = mlperf(results.runs, results.device, results.content["versions"])
+            out.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return out
+
+
+def list_contents(below: Path) -> dict[str, Any]:
+    """Tiers, sweeps and reference devices."""
+    from stepscope.experiments.engine.points import workload_tiers
+    from stepscope.experiments.suite.results import reference_names
+
+    by_tier: dict[str, list[str]] = {}
+    with contextlib.suppress(MissingDependency):  # without torch sweeps can still be looked at
+        for name, of_one in workload_tiers().items():
+            for tier in of_one:
+                by_tier.setdefault(tier, []).append(name)
+    return {"tiers": by_tier, "sweeps": list(_sweeps(below)), "reference_devices": reference_names()}
+
+
+def _sweeps(below: Path) -> Iterator[dict[str, Any]]:
+    from stepscope.experiments.engine.folder import SweepFolder
+
+    for plan in sorted([*below.glob("*/sweep.json"), *below.glob("*/boards/*/sweep.json")]):
+        try:
+            folder = SweepFolder(plan.parent)
+        except StepscopeError as error:  # of a newer Stepscope, or damaged
+            yield {"path": str(plan.parent), "unreadable": str(error)}
+            continue
+        ended = folder.ended()
+        runs = folder.order
+        yield {"path": str(folder.path), "runs": len(runs), "ended": sum(point.id in ended for point in runs)}

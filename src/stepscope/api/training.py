@@ -1,0 +1,126 @@
+"""`stepscope.measure`: train a workload and measure it, as `stepscope run` does."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+import stepscope
+from stepscope import workloads
+from stepscope.analysis.summary import write_summary
+from stepscope.api.questions import RunRequest
+from stepscope.experiments.single_run import MOST, UntilResolved, parse_metering
+from stepscope.record.empty_process import write_empty_process_bytes
+from stepscope.record.settings import Schedule, Settings, sampling_period_ns
+from stepscope.record.train import EXIT_CODES, train_workload
+from stepscope.simulate.simulation import sensor_root
+
+if TYPE_CHECKING:
+    from stepscope import Run
+    from stepscope.workloads.contract import Workload
+
+_STEPS = 100
+_INTERRUPTED = EXIT_CODES["interrupted"]
+
+
+def measure(
+    workload: str | Workload,
+    *,
+    steps: int | None = None,
+    until_resolved: float | str | None = None,
+    batch: int | None = None,
+    optimizer: str | None = None,
+    lr: float | None = None,
+    device: str = "cpu",
+    precision: str = "fp32",
+    threads: int | None = None,
+    seed: int = 0,
+    record: str | Schedule = "adaptive",
+    memory: str = "auto",
+    period: float | str = 0.01,
+    period_ms: float | None = None,
+    plugs: Sequence[str] = (),
+    meter_commands: Sequence[str] = (),
+    power_model: str | None = None,
+    characterise: bool = True,
+    dither: bool = True,
+    simulate: str | None = None,
+    out: str | Path = "runs",
+    progress: Callable[[int, float | None], None] | None = None,
+) -> Run:
+    """Train a workload and measure it, as `stepscope run` does; the run, opened for reading.
+
+    workload: a name of `stepscope.workloads.names()`, "path/to/file.py:name", or a Workload. steps: 100 by default;
+    with until_resolved, a share of the energy such as 0.9 after which it ends, they are the bound. threads: of torch,
+    for this training alone. simulate: a board of `stepscope.simulate.BOARDS` whose sensors are read instead of this
+    machine's. progress: called after each step with the number of steps made and the loss. What is left are the
+    settings of `stepscope.profile`; period is in s or a text such as "5ms", period_ms its old name.
+
+    A training that ran out of memory is a run too: its status is "oom". Raises UsageError and OutputNotWritable before
+    anything is trained, DataUnavailable and MissingDependency, what the workload itself raises, and KeyboardInterrupt;
+    the run of a training that broke off stays in `out` and says so.
+    """
+    request = RunRequest(
+        workload if isinstance(workload, str) else workload.name, batch=batch, steps=steps, threads=threads,
+        until_resolved=until_resolved, period=sampling_period_ns(period, period_ms) / 1e9,  # type: ignore[arg-type]
+    )  # fmt: skip
+    found = workloads.find(workload) if isinstance(workload, str) else workload
+    settings = Settings(
+        out=out,
+        record=record,
+        memory=memory,
+        period_ns=request.period_ns,
+        root=os.environ.get("STEPSCOPE_ROOT"),
+        metering=parse_metering(plugs, meter_commands, power_model, characterise, dither),
+    )
+    most = steps or (_STEPS if until_resolved is None else MOST)
+    with (
+        sensor_root(simulate, settings.root) as chosen,
+        _threads(threads),
+        _resolution_stop(request.until_resolved, out) as stop,
+    ):
+        metering = replace(settings.metering, simulated=simulate)
+        path, code = train_workload(
+            found, most, replace(settings, root=chosen.root, metering=metering), batch=batch, optimizer=optimizer,
+            lr=lr, device=device, precision=precision, seed=seed, stop=stop,
+            progress=progress or (lambda step, loss: None),
+        )  # fmt: skip
+        chosen.runs.append(path)
+    if code == _INTERRUPTED:
+        raise KeyboardInterrupt
+    if code == 0 and memory != "off":
+        write_empty_process_bytes(path)
+    run = stepscope.Run(path)
+    write_summary(run)
+    return run
+
+
+@contextmanager
+def _threads(wanted: int | None) -> Iterator[None]:
+    """So many threads of torch, and afterwards as many as before."""
+    before = torch.get_num_threads()
+    if wanted is not None:
+        torch.set_num_threads(wanted)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextmanager
+def _resolution_stop(share: float | None, out: str | Path) -> Iterator[Callable[[], bool]]:
+    """Yield what is called after each step: is enough of the energy within 10 %?"""
+    if share is None:
+        yield lambda: False
+        return
+    resolved = UntilResolved(Path(out), share)
+    try:
+        yield resolved
+    finally:
+        resolved.close()

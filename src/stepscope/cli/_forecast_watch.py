@@ -1,0 +1,72 @@
+"""A forecast that follows a training: 20 measured steps of every 500, and the measured totals at the end."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from stepscope.analysis.forecast import WATCH_EVERY, WATCHED, Forecast, forecast, watched_steps
+from stepscope.analysis.metrics import Measured
+from stepscope.analysis.run import Run
+from stepscope.analysis.time.steps import steps_after_warmup
+from stepscope.errors import StepscopeError
+
+_POLL_S = 0.5
+
+
+@dataclass(frozen=True)
+class ForecastUpdate:
+    """Forecast that was made after so many steps."""
+
+    made: int
+    forecast: Forecast
+
+
+def follow_forecasts(
+    path: Path, steps: int, battery_j: float | None, carbon_g_per_j: float | None
+) -> Iterator[ForecastUpdate]:
+    """A forecast after each block of measured steps, until the run has ended; of an ended run, all of them."""
+    block = 0
+    while True:
+        run = Run(path)
+        running = run.status == "running"
+        made = len(steps_after_warmup(run))
+        while block * WATCH_EVERY + WATCHED <= made:
+            upto = block * WATCH_EVERY + WATCHED
+            yield ForecastUpdate(upto, forecast(run, steps, battery_j, carbon_g_per_j, watched_steps, upto))
+            block += 1
+        if not running:
+            return
+        time.sleep(_POLL_S)
+
+
+def start_training(arguments: Sequence[str], out: Path) -> tuple[subprocess.Popen[bytes], Path]:
+    """Start `stepscope run` in a process of its own: (process, run folder). Raises StepscopeError if it ends first."""
+    before = set(out.glob("*/run.json"))
+    command = [sys.executable, "-m", "stepscope", "run", *arguments, "--quiet", "--out", str(out)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    while True:
+        new = set(out.glob("*/run.json")) - before
+        if new:
+            return process, new.pop().parent
+        if process.poll() is not None:
+            said = process.stderr.read().decode(errors="replace").strip() if process.stderr else ""
+            raise StepscopeError(f"the training did not start: {said}", f"try `stepscope run {' '.join(arguments)}`")
+        time.sleep(0.05)
+
+
+def measured_totals(path: Path) -> list[Measured]:
+    """Return what the steps after warm-up of a run really took: time in s, and energy in J where it was measured."""
+    from stepscope.analysis.forecast import step_energy
+
+    run = Run(path)
+    made = steps_after_warmup(run)
+    totals = [Measured("time", "training", float(made["length_ns"].sum()) / 1e9, "s", n=len(made))]
+    joules = step_energy(run, made)
+    if joules is not None:
+        totals.append(Measured("energy", joules.scope, float(joules.values.sum()), "J", n=len(made)))
+    return totals

@@ -1,0 +1,77 @@
+"""Makes a command of typer from a request: its fields are the options, its docstring is the help."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from stepscope.request import REQUIRED, Parameter, Request, parameters
+
+_METAVARS = {int: "INTEGER", float: "FLOAT"}
+
+
+def command_of(request: type[Request], act: Callable[..., None], name: str) -> Callable[..., None]:
+    """Return a function for typer with the options of the request and then those of `act`, which is given the request.
+
+    Typer hands over text, so that everything is parsed and refused in one place: by the request.
+    """
+    known = parameters(request)
+    own = list(inspect.signature(act, eval_str=True).parameters.values())[1:]
+
+    def command(**given: Any) -> None:
+        extra = {parameter.name: given.pop(parameter.name) for parameter in own}
+        act(
+            request.from_settings({field: value for field, value in given.items() if not _unsaid(value)}, name), **extra
+        )
+
+    shown = [_shown(parameter) for parameter in known.values() if parameter.option.typed]
+    options = [*shown, *(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own)]
+    command.__name__, command.__doc__ = name.replace("-", "_"), request.__doc__
+    command.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
+    command.__annotations__ = {option.name: option.annotation for option in options}
+    return command
+
+
+def _unsaid(value: Any) -> bool:
+    return value is None or value == []
+
+
+def _shown(parameter: Parameter) -> inspect.Parameter:
+    """One option or argument, as typer takes it from a signature."""
+    about, listed = parameter.option, parameter.mapping or (parameter.many and _in_pieces(parameter))
+    default: Any = None if about.stated or about.quick is not None or about.default is None else about.default
+    kind: Any = Path if parameter.type is Path else str
+    more: dict[str, Any] = {"metavar": _METAVARS[parameter.type]} if _numeric(parameter) else {}
+    if parameter.type is bool:
+        kind, default = bool, bool(about.default)
+    elif listed:
+        kind = list[kind]
+    if default is REQUIRED:
+        default = inspect.Parameter.empty
+    elif default is None:
+        kind = kind | None
+    elif kind is str:
+        default = str(default)
+    names = [f"--{parameter.word}/--no-{parameter.word}" if default is True else f"--{parameter.word}"]
+    info = (
+        typer.Argument(help=about.help, **more)
+        if about.argument
+        else typer.Option(*names, *([about.short] if about.short else []), help=about.help, **more)
+    )
+    return inspect.Parameter(
+        parameter.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, info]
+    )
+
+
+def _in_pieces(parameter: Parameter) -> bool:
+    """Return whether each of many values is a word of its own."""
+    return parameter.option.argument or parameter.option.separate
+
+
+def _numeric(parameter: Parameter) -> bool:
+    single = not (parameter.many or parameter.mapping or parameter.option.unit)
+    return single and parameter.type in _METAVARS

@@ -1,0 +1,290 @@
+"""`stepscope doctor`: which quantities can be measured here, from which source, at which resolution and cost."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from stepscope.errors import MissingDependency, OutputNotWritable, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from rich.console import Console
+
+    from stepscope.record.sampler.characterise import SensorProfile
+    from stepscope.record.sensors import Survey
+    from stepscope.record.sensors.contract import Target
+
+
+def doctor(
+    root: Annotated[
+        Path, typer.Option(envvar="STEPSCOPE_ROOT", help="Look below this folder: a saved copy of /proc and /sys.")
+    ] = Path("/"),
+    json: Annotated[bool, typer.Option("--json", help="Print the same as JSON.")] = False,
+    characterise: Annotated[
+        bool,
+        typer.Option("--characterise", help="Measure refresh, step and filter of each power sensor: loads all cores."),
+    ] = False,
+    picture: Annotated[
+        Path | None,
+        typer.Option("--picture", help="With --characterise: draw the answers to the load (.png, .svg or .html)."),
+    ] = None,
+    simulate: Annotated[
+        str | None, typer.Option(help="Look at a simulated board instead (all output says so): jetson-tx2, ...")
+    ] = None,
+) -> None:
+    """Show what can be measured on this machine, what cannot, and the command that would enable it."""
+    from rich.console import Console
+
+    from stepscope.quantities import simulated_badge
+    from stepscope.record.diagnosis import diagnose
+    from stepscope.simulate.simulation import sensor_root
+
+    if picture is not None:
+        if not characterise:
+            raise UsageError("--picture belongs to --characterise", "add --characterise")
+        check_picture(picture)
+    if simulate is not None and characterise:
+        said = "--characterise: a simulated board follows a training, not the load that this would make"
+        raise UsageError(said, f"look at it alone: stepscope doctor --simulate {simulate}")
+
+    def measure(seen: Survey, target: Target) -> dict[str, SensorProfile]:
+        return characterise_sensors(seen, target, root, picture, Console(stderr=True))
+
+    with sensor_root(simulate, str(root)) as chosen:
+        found, profiles = diagnose(Path(chosen.root or "/"), simulate, measure if characterise else None)
+    console = Console()
+    if json:
+        console.print_json(data=found)
+        return
+    if simulate is not None:
+        console.print(f"[bold]{simulated_badge(simulate)}[/bold], not of this machine")
+    _print_device(console, found)
+    _print_channels(console, found["channels"])
+    if characterise:
+        print_profiles(console, found["channels"], profiles)
+    _print_missing(console, found["missing"])
+    _print_power(console, found)
+    _print_software(console, found)
+
+
+def _print_device(console: Console, found: dict[str, Any]) -> None:
+    from stepscope.units import bytes_, plural
+
+    device = found["device"]
+    name = device["board"] or device["cpu"] or device["machine"]
+    cores = plural(len(device["cores"]), "core") if device["cores"] else "- cores"
+    console.print(f"[bold]{name}[/], {cores}, {bytes_(device['memory_bytes'])} of memory")
+    console.print(f"{device['os'] or '-'}, kernel {device['kernel'] or '-'}", highlight=False)
+    if not found["proc"]:
+        console.print(
+            "\nThere is no /proc here (macOS, or an empty --root): CPU time, memory, clocks and temperatures cannot\n"
+            "be sampled. Step times, operators and modules are still measured."
+        )
+
+
+def _print_channels(console: Console, channels: list[dict[str, Any]]) -> None:
+    from rich.table import Table
+
+    table = Table(title="Measured here", title_justify="left", box=None, pad_edge=False)
+    for heading in ("quantity", "of"):
+        table.add_column(heading, no_wrap=True)
+    for heading in ("update interval", "step", "one read", "read every"):
+        table.add_column(heading, justify="right")
+    for group in _groups(channels):
+        table.add_row(*_row(group))
+    console.print()
+    console.print(table)
+    console.print("\n[bold]Sources[/]")
+    for group in _groups(channels):
+        scope = group[0]["scope"].partition(":")[0]
+        line = f"  {group[0]['quantity']}, {scope}: {group[0]['source']}"
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def _groups(channels: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """Channels that differ in their scope alone, such as those of the cores, together."""
+    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for channel in channels:
+        kind_of_scope = channel["scope"].partition(":")[0]
+        groups.setdefault((channel["quantity"], kind_of_scope), []).append(channel)
+    return list(groups.values())
+
+
+def _row(group: list[dict[str, Any]]) -> list[str]:
+    from stepscope.units import bytes_, duration, si
+
+    first = group[0]
+    count = f" x {len(group)}" if len(group) > 1 else ""
+    step = first["step_size"]
+    size = (
+        duration(step) if first["unit"] == "ns" else bytes_(step) if first["unit"] == "B" else si(step, first["unit"])
+    )
+    refresh = first["refresh_ns"]
+    return [
+        first["quantity"],
+        f"{first['scope'].partition(':')[0]}{count}",
+        "each read" if refresh == 1 else duration(refresh),
+        "-" if first["quantity"] == "sampler_missed" else size,
+        duration(first["read_cost_ns"]),
+        duration(first["every_ns"]) if first["every_ns"] else "period",
+    ]
+
+
+def _print_missing(console: Console, missing: list[dict[str, Any]]) -> None:
+    """Yield what could be enabled first, then what is simply not there."""
+    if missing:
+        console.print("\n[bold]Not measured here[/]")
+    for why in sorted(missing, key=lambda why: why["reason"] == "absent"):
+        console.print(f"  {why['sensor']}: {why['reason']} ({why['detail']})", highlight=False, markup=False)
+        _print_remedy(console, why["remedy"])
+
+
+def _print_power(console: Console, found: dict[str, Any]) -> None:
+    console.print("\n[bold]Power[/]")
+    for meter in found["power"]:
+        line = f"  {meter['sensor']}: {', '.join(meter['channels'])}"
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+    if not found["power"]:
+        console.print("  No sensor of power or energy answers here: runs report no energy. What works on any machine:")
+        console.print("    a plug or meter beside it: --plug, --meter-command or --meter-csv of stepscope run")
+        console.print(
+            "    an estimate, which is called so: stepscope run ... --power-model cpu=2W..15W", highlight=False
+        )
+    elif not found["characterised"]:
+        console.print("  Not characterised yet: the first run does it, and --characterise shows it.", highlight=False)
+
+
+def _print_software(console: Console, found: dict[str, Any]) -> None:
+    torch, perf = found["torch"], found["perf"]
+    console.print("\n[bold]Software[/]")
+    if torch["version"] is None:
+        console.print("  torch: not installed; stored runs can be read, none can be recorded")
+    else:
+        devices = ", ".join(torch["devices"]) or "no GPU that torch can use"
+        console.print(f"  torch {torch['version']}, CUDA {torch['cuda'] or '-'}: {devices}", highlight=False)
+    _print_remedy(console, torch["remedy"])
+    paranoid = "-" if perf["paranoid"] is None else perf["paranoid"]
+    allowed = "allowed: CPU time of the training process is fresh at each read" if perf["allowed"] else "not allowed"
+    console.print(f"  perf events: {allowed} (perf_event_paranoid {paranoid})", highlight=False)
+    _print_remedy(console, perf["remedy"])
+
+
+def _print_remedy(console: Console, remedy: str | None) -> None:
+    if remedy:
+        console.print(f"    enable with: {remedy}", highlight=False, markup=False, soft_wrap=True)
+
+
+_WIDTH = 940  # of the picture, px
+_UNKNOWN = "not known"  # nothing changed, or finer than the polling could see
+
+
+def check_picture(path: Path) -> None:
+    """Refuse a picture that could not be drawn, before some seconds go into measuring."""
+    if path.suffix not in (".png", ".svg", ".html"):
+        raise UsageError(f"'{path}' names no kind of picture", "end its name in .png, .svg or .html")
+    if not path.parent.is_dir():
+        raise OutputNotWritable(f"there is no folder '{path.parent}' for the picture", "make it, or choose another")
+    try:
+        import altair  # noqa: F401
+        import vl_convert  # noqa: F401
+    except ImportError as error:
+        raise MissingDependency(f"pictures need {error.name}", "pip install 'stepscope[report]'") from error
+
+
+def characterise_sensors(
+    seen: Survey, target: Target, root: Path, picture: Path | None, say: Console
+) -> dict[str, SensorProfile]:
+    """Characterise the power sensors that answer, keep the result for the runs to come, and draw it where asked."""
+    from stepscope.record.diagnosis import characterise_sensors as characterised
+
+    with say.status("") as status:
+        observation, found = characterised(seen, target, root, status.update)
+    if picture is not None:
+        _draw_responses(observation, found, picture)
+    return found
+
+
+def print_profiles(console: Console, channels: list[dict[str, Any]], found: Mapping[str, SensorProfile]) -> None:
+    """A row a channel, measured here; beside the refresh and the step what the driver states, where it differs."""
+    from rich.table import Table
+
+    table = Table(title="Characterised now, under a load step", title_justify="left", box=None, pad_edge=False)
+    table.add_column("channel", no_wrap=True, overflow="ellipsis")
+    for heading in ("one read", "99 %", "refresh", "step", "average"):
+        table.add_column(heading, justify="right")
+    for channel in channels:
+        profile = found.get(channel["id"])
+        if profile is not None:
+            table.add_row(channel["id"], *_profile_cells(channel, profile))
+    console.print()
+    console.print(table)
+
+
+def _profile_cells(channel: dict[str, Any], profile: SensorProfile) -> list[str]:
+    from stepscope.units import duration
+
+    unit, refresh_ns, step = channel["unit"], channel["refresh_ns"], channel["step_size"]
+    return [
+        duration(profile.read_cost_ns),
+        duration(profile.read_cost_p99_ns),
+        _with_stated(_refresh(profile), refresh_ns, profile.refresh_ns, duration(refresh_ns)),
+        _with_stated(_amount(profile.step_size, unit), step, profile.step_size, _amount(step, unit)),
+        _averages(channel["kind"], profile),
+    ]
+
+
+def _refresh(profile: SensorProfile) -> str:
+    from stepscope.units import duration
+
+    return _UNKNOWN if profile.refresh_ns is None else duration(profile.refresh_ns)
+
+
+def _with_stated(shown: str, stated: float | None, found: float | None, stated_shown: str) -> str:
+    """The measured figure, and the driver's own where they are more than a tenth apart."""
+    agree = stated is None or (found is not None and abs(found - stated) <= 0.1 * abs(stated))
+    return shown if agree else f"{shown} (stated: {stated_shown})".replace(f"{_UNKNOWN} (", "(")
+
+
+def _amount(value: float | None, unit: str) -> str:
+    """A step size, often a small part of its unit: 61 uJ, 38 mW."""
+    from stepscope.units import si
+
+    if value is None:
+        return _UNKNOWN
+    scale, prefix = next((s, p) for s, p in ((1.0, ""), (1e3, "m"), (1e6, "u")) if abs(value) * s >= 1 or p == "u")
+    return si(value * scale, f"{prefix}{unit}")
+
+
+def _averages(kind: str, profile: SensorProfile) -> str:
+    from stepscope.units import duration
+
+    if kind == "counter":
+        return "adds up"
+    if profile.filter is None or profile.window_ns is None:
+        return profile.filter or _UNKNOWN
+    return f"{profile.filter.removesuffix(' average')}, {duration(profile.window_ns)}"
+
+
+def _draw_responses(observation: Any, found: Mapping[str, SensorProfile], path: Path) -> None:
+    from stepscope.record.sampler.characterise import responses
+    from stepscope.report.charts.sensors import Panel, build_response, write_response
+
+    panels = [
+        Panel(_title(channel.id, channel.kind, found[channel.id]), "W", readings)
+        for channel, readings in responses(observation)
+        if channel.id in found and readings
+    ]
+    start_ns = min(trace.times_ns[0] for trace in observation.traces.values() if trace.times_ns)
+    load_s = [((on - start_ns) / 1e9, (off - start_ns) / 1e9) for on, off in observation.load]
+    try:
+        write_response(build_response(panels, load_s, _WIDTH), path)
+    except OSError as error:
+        raise OutputNotWritable(f"cannot write '{path}': {error.strerror or error}", "choose another file") from error
+
+
+def _title(name: str, kind: str, profile: SensorProfile) -> str:
+    return f"{name}: refresh {_refresh(profile)}, average: {_averages(kind, profile)}"

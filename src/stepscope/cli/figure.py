@@ -1,0 +1,48 @@
+"""`stepscope figure`: a chart of the page as a picture for a paper."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from stepscope.errors import UsageError
+from stepscope.run_paths import NEWEST
+
+_LIST = "list"
+
+
+def figure(
+    name: Annotated[str, typer.Argument(help="Which chart; 'list' shows them all.")] = _LIST,
+    runs: Annotated[list[Path] | None, typer.Argument(help="Run folders, names in runs/, or 'last' (default).")] = None,
+    out: Annotated[Path, typer.Option("--out", help="Folder that the pictures are written into.")] = Path(),
+    form: Annotated[
+        list[str] | None, typer.Option("--format", help="png (default), svg, pdf or vega; may be given repeatedly.")
+    ] = None,
+    width: Annotated[float, typer.Option(help="Width on paper, mm: 85 fills one column, 170 two.")] = 170.0,
+) -> None:
+    """Write a chart of the page as PNG, SVG, PDF, or as its Vega-Lite specification.
+
+    One file a run and format, in the size of a paper's column, from the same definition as the page's.
+    """
+    from stepscope.report import figures
+
+    if name == _LIST:
+        if runs:
+            raise UsageError("'figure list' takes no run", "leave the run out, or name a figure")
+        for entry in figures.entries():
+            typer.echo(f"{entry.name:<20} {entry.title}")
+        return
+    forms = form or ["png"]
+    figures.check(name, forms, width)
+    _write(name, runs or [Path(NEWEST)], out, forms, width)
+
+
+def _write(name: str, runs: list[Path], out: Path, forms: list[str], width: float) -> None:
+    from stepscope.analysis.run import Run
+    from stepscope.report import figures
+
+    for opened in [Run(run) for run in runs]:
+        for form in forms:
+            typer.echo(figures.write(name, opened, out, form, width))

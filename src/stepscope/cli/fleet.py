@@ -1,0 +1,113 @@
+"""`stepscope fleet`: many devices, one sweep."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from stepscope.errors import FleetError
+
+if TYPE_CHECKING:
+    from stepscope.experiments.fleet.devices import DeviceState, HostState
+
+_Hosts = Annotated[Path, typer.Argument(help="hosts.toml: a [[host]] with name and address for each device.")]
+
+
+def fleet() -> None:
+    """Bring up workers on many devices, look at them, and end them; `stepscope suite run --fleet` uses them."""
+
+
+def up(hosts: _Hosts) -> None:
+    """Start the scheduler here and a worker on each device over SSH; what runs already is left as it is.
+
+    Each host is asked for its version and its sensors first. One of another version is refused, with both versions,
+    and so is one where a worker of another fleet runs; the others are started all the same. Outside loopback all of it
+    goes through TLS, with certificates that are made here.
+    """
+    from stepscope.experiments.fleet import devices as fleet_up
+    from stepscope.experiments.fleet.connection import read_hosts, require_dask, scheduler_of_hosts
+
+    require_dask()
+    read = read_hosts(hosts)
+    refused = [state for state in fleet_up.up(read, _print_up) if state.refused is not None]
+    typer.echo(f"scheduler at {scheduler_of_hosts(read).url}; use it with: stepscope suite run --fleet {hosts}")
+    if refused:
+        raise FleetError(
+            f"{len(refused)} of {len(read.hosts)} hosts are not up: {', '.join(state.host.name for state in refused)}",
+            "put them right and repeat the command: what runs is left as it is",
+        )
+
+
+def status(
+    where: Annotated[str, typer.Argument(help="hosts.toml, tcp://host:port or tls://host:port.")],
+    tls: Annotated[
+        Path | None, typer.Option(help="With tls://...: folder of ca.pem, certificate.pem, key.pem.")
+    ] = None,
+) -> None:
+    """Show each device: board, whether it is there, at work or refused, versions, and how its clock differs."""
+    from rich.console import Console
+
+    from stepscope.experiments.fleet import devices as fleet_up
+    from stepscope.experiments.fleet.connection import require_dask, scheduler_address
+    from stepscope.report.suite_tables import fleet_status_table
+
+    require_dask()
+    found = scheduler_address(where, tls)
+    states = fleet_up.devices(found)
+    rows = [_row(state) for state in states]
+    seen = {state.device.name for state in states}
+    missing = [host for host in (found.hosts.hosts if found.hosts else ()) if host.name not in seen]
+    rows += [(host.name, host.board, "not there", "", "", "") for host in missing]
+    Console(highlight=False).print(fleet_status_table(rows))
+    if missing:
+        raise FleetError(f"{len(missing)} hosts are not there", f"start them: stepscope fleet up {where}")
+
+
+def down(hosts: _Hosts) -> None:
+    """End the workers and the scheduler; runs that were not gathered stay on their devices for a later --resume."""
+    from stepscope.experiments.fleet import devices as fleet_up
+    from stepscope.experiments.fleet.connection import read_hosts
+
+    read = read_hosts(hosts)
+    left = [state for state in fleet_up.down(read, _print_down) if state.refused is not None]
+    if left:
+        raise FleetError(
+            f"{len(left)} hosts were not reached: {', '.join(state.host.name for state in left)}",
+            "their workers wait for a scheduler: repeat the command when they can be reached",
+        )
+
+
+SUBCOMMANDS = {"up": up, "status": status, "down": down}
+
+
+def _print_up(state: HostState) -> None:
+    if state.refused is not None or state.about is None:
+        hint = f" ({state.refused.hint})" if state.refused is not None and state.refused.hint else ""
+        typer.echo(f"{state.host.name}: not used: {state.refused}{hint}", err=True)
+        return
+    versions, power = state.about["versions"], state.about["power"]
+    device = state.about["device"]
+    what = device.get("board") or device.get("cpu") or device.get("machine")
+    sensors = f"power from {', '.join(power)}" if power else "no power sensor"
+    how = "started" if state.about["began"] else "runs already"
+    typer.echo(f"{state.host.name}: {how}; {what}, torch {versions['torch'] or 'not installed'}, {sensors}")
+
+
+def _print_down(state: HostState) -> None:
+    if state.about is None:
+        typer.echo(f"{state.host.name}: {state.refused}", err=True)
+    else:
+        typer.echo(f"{state.host.name}: {'ended' if state.about['stopped'] else 'was not running'}")
+
+
+def _row(state: DeviceState) -> tuple[str, ...]:
+    device = (state.device.name, state.device.board)
+    if state.refused is not None:
+        return (*device, f"not used: {state.refused}", "", "", "")
+    if state.met is None:
+        return (*device, "at work", "", "", "")
+    versions = state.met.about["versions"]
+    clock = f"{state.met.offset_s:+.3f} s ± {state.met.within_s:.3f}"
+    return (*device, "free", versions["stepscope"], versions["torch"] or "", clock)

@@ -1,0 +1,159 @@
+"""`stepscope forecast`: time, energy, battery and temperature of a whole training from a few measured steps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from stepscope.api.questions import ForecastRequest
+from stepscope.cli._options import command_of
+from stepscope.errors import UsageError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from stepscope.analysis.forecast import Forecast
+    from stepscope.analysis.metrics import Measured
+
+
+def _forecast(
+    request: ForecastRequest,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the forecast as JSON.")] = False,
+) -> None:
+    """Predict from a run, from one that is measured now, or along one that is made now; print it."""
+    from rich.console import Console
+
+    console = Console(stderr=as_json, highlight=False)
+    folder = _folder(request.target, request.out)
+    if request.watch:
+        said = _follow_run(console, folder, request)
+    else:
+        from stepscope.analysis.run import Run
+        from stepscope.api.reading import forecast_of
+
+        said = forecast_of(Run(folder or _measure_run(request)), request)
+    _show(console, said)
+    if as_json:
+        _json(said)
+
+
+forecast = command_of(ForecastRequest, _forecast, "forecast")
+
+
+def _steps_of_workload(request: ForecastRequest) -> int:
+    """Return how many steps the training of a workload has, before it has run."""
+    from stepscope import workloads
+
+    workload = workloads.find(request.target)
+    if request.steps is not None:
+        return request.steps
+    size = workload.data.load().facts.train_size
+    return max(1, round((request.epochs or 1.0) * (size // (request.batch or workload.default_batch))))
+
+
+def _folder(target: str, out: Path) -> Path | None:
+    """The run folder that is meant; None where the target is a workload."""
+    from stepscope.run_paths import NEWEST, find_run
+
+    known = target == NEWEST or Path(target).is_dir() or (out / target).is_dir()
+    return find_run(Path(target), out) if known else None
+
+
+def _measure_run(request: ForecastRequest) -> Path:
+    """Train a few steps now; their run folder."""
+    from stepscope import workloads
+    from stepscope.cli.run import progress_bar
+
+    workload = workloads.find(request.target)  # refuses an unknown one before anything heavy is imported
+    from stepscope.record.settings import Settings
+    from stepscope.record.train import train_workload
+
+    with progress_bar(workload.name, request.measure, quiet=False) as advance:
+        settings = Settings(out=request.out)
+        path, _ = train_workload(workload, request.measure, settings, batch=request.batch, progress=advance)
+    return path
+
+
+def _follow_run(console: Console, folder: Path | None, request: ForecastRequest) -> Forecast:
+    from stepscope.analysis.run import Run
+    from stepscope.api.reading import steps_asked
+    from stepscope.cli._forecast_watch import follow_forecasts, measured_totals, start_training
+
+    process = None
+    if folder is None:
+        steps = _steps_of_workload(request)
+        sized = [] if request.batch is None else ["--batch", str(request.batch)]
+        process, folder = start_training([request.target, "--steps", str(steps), *sized], request.out)
+    else:
+        steps = steps_asked(Run(folder), request)
+    said = None
+    try:
+        for said in follow_forecasts(folder, steps, request.battery, request.carbon):
+            console.print(f"after {said.made} steps: {_in_a_line(said.forecast)}")
+    except KeyboardInterrupt:
+        if process is not None:
+            process.terminate()
+        raise
+    if said is None:
+        raise UsageError("the run ended before 20 steps were measured", "leave out --watch")
+    _print_check(console, said.forecast, measured_totals(folder))
+    return said.forecast
+
+
+def _in_a_line(said: Forecast) -> str:
+    return ", ".join(f"{total.metric} {_amounts(total)}" for total in said.totals)
+
+
+def _print_check(console: Console, said: Forecast, took: list[Measured]) -> None:
+    """Beside what the run really took, where it ran to its end."""
+    for total in took:
+        foretold = said.value(total.metric)
+        if foretold is None or foretold.value is None or not total.value:
+            continue
+        if total.n < said.steps * 0.98 - 5:
+            console.print(f"the run made {total.n} of {said.steps} steps: the forecast cannot be checked")
+            return
+        per_step, said_per_step = total.value / total.n, foretold.value / said.steps
+        held = (foretold.low or 0) / said.steps <= per_step <= (foretold.high or 0) / said.steps
+        off = said_per_step / per_step - 1
+        console.print(f"really: {total.metric} off by {off:+.2%}, interval {'holds' if held else 'does NOT hold'}")
+
+
+def _show(console: Console, said: Forecast) -> None:
+    from rich.table import Table
+
+    from stepscope.units import plural
+
+    table = Table(
+        title=f"{plural(said.steps, 'step')}, predicted from {plural(said.measured_steps, 'measured one')}",
+        title_justify="left",
+        box=None,
+        pad_edge=False,
+    )
+    for heading in ("", "expected", "95 % CI", "how"):
+        table.add_column(heading)
+    for total in said.totals:
+        expected, _, interval = _amounts(total).partition(" (")
+        table.add_row(total.metric, expected, interval.removesuffix(")"), total.note or "")
+    console.print(table)
+    for note in said.notes:
+        console.print(f"  {note}")
+
+
+def _amounts(total: Measured) -> str:
+    """Value and interval in the units that people use."""
+    from stepscope.analysis.forecast import J_PER_WH
+    from stepscope.units import estimate
+
+    scale, unit = (J_PER_WH, "Wh") if total.unit == "J" and (total.value or 0) >= J_PER_WH else (1.0, total.unit)
+    value, low, high = (None if end is None else end / scale for end in (total.value, total.low, total.high))
+    return estimate(value, low, high, unit)
+
+
+def _json(said: Forecast) -> None:
+    import json
+    from dataclasses import asdict
+
+    typer.echo(json.dumps(asdict(said), indent=1))

@@ -1,0 +1,97 @@
+"""`stepscope report`: a run on one screen, as a page, or as JSON."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from stepscope.errors import OutputNotWritable, UsageError
+from stepscope.run_paths import NEWEST
+
+if TYPE_CHECKING:
+    from stepscope.analysis.run import Run
+
+
+def report(
+    run: Annotated[Path, typer.Argument(help="A run folder, the name of one in runs/, or 'last'.")] = Path(NEWEST),
+    html: Annotated[bool, typer.Option("--html", help="Write one self-contained page instead.")] = False,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Where the page goes. [default: report.html in the run folder]")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the metrics as JSON instead.")] = False,
+    attribution: Annotated[
+        str, typer.Option(help="How energy is attributed to operators: fit (ours), overlap, nearest (2019) or model.")
+    ] = "fit",
+    open_page: Annotated[bool, typer.Option("--open/--no-open", help="Show the page in the browser.")] = False,
+) -> None:
+    """Show what a run has measured: where the step goes, what bounds it, what was not measured and why."""
+    if html and as_json:
+        raise UsageError("--html and --json exclude each other", "run the command twice")
+    if not html and (out is not None or open_page):
+        raise UsageError("--out and --open belong to --html", "add --html")
+    from stepscope.analysis.run import Run
+
+    opened = Run(run, attribution)
+    if html:
+        _page(opened, out or opened.path / "report.html", open_page)
+    elif as_json:
+        _json(opened)
+    else:
+        _screen(opened)
+    if attribution == "fit":
+        _write_missing_summary(opened)
+
+
+def _write_missing_summary(run: Run) -> None:
+    """summary.json of a finished run that has none, or one of other files: lists of runs show what is in it."""
+    from stepscope.analysis.summary import has_summary, write_summary
+
+    if run.status == "running" or has_summary(run):
+        return
+    with suppress(OSError):  # a folder that is only read from is shown all the same
+        write_summary(run)
+
+
+def _screen(run: Run) -> None:
+    from rich.console import Console
+
+    from stepscope.report.text import render
+
+    Console(highlight=False).print(render(run))
+
+
+def _page(run: Run, path: Path, open_page: bool) -> None:
+    from stepscope.report import html
+
+    try:
+        written = html.write(run, path)
+    except OSError as error:
+        raise OutputNotWritable(
+            f"cannot write '{path}': {error.strerror or error}", "choose a file with --out"
+        ) from error
+    typer.echo(written)
+    if open_page:
+        typer.launch(written.resolve().as_uri())
+
+
+def _json(run: Run) -> None:
+    import json
+    from dataclasses import asdict
+
+    from stepscope.analysis.summary import energy_facts
+
+    content: dict[str, Any] = {
+        "id": run.id,
+        "status": run.status,
+        "verdict": asdict(run.verdict()),
+        "metrics": run.metrics().to_dicts(),
+        "overhead": run.overhead().to_dicts(),
+        "communication": run.communication().to_dicts(),
+        "ranks": run.rank_table().to_dicts() if len(run.ranks) > 1 else [],
+        "energy_of_ops": energy_facts(run) if run.rails.lines else None,
+        "not_measured": [asdict(entry) for entry in run.not_measured()],
+    }
+    typer.echo(json.dumps(content, indent=1, allow_nan=False))

@@ -1,0 +1,213 @@
+"""`stepscope runs`: many runs in one place, a folder or an object store, with an index."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from stepscope.errors import UsageError
+from stepscope.request import parse_amount
+
+if TYPE_CHECKING:
+    import polars as pl
+
+    from stepscope.store import Place
+    from stepscope.store.transfer import Pushed
+
+ENVIRONMENT = "STEPSCOPE_STORE"
+StoreOption = Annotated[
+    str | None,
+    typer.Option("--store", help=f"A folder, or an address such as s3://bucket/runs. [default: ${ENVIRONMENT}]"),
+]
+TimeoutOption = Annotated[float, typer.Option("--timeout", help="Most seconds that one answer of the store may take.")]
+RunsArgument = Annotated[list[str], typer.Argument(help="Names of runs in the store.")]
+_COLUMNS = {
+    **{"id": "run", "status": "status", "workload": "workload", "batch_size": "batch", "board": "board"},
+    **{"steps": "steps", "step_time_ns": "step", "energy_per_step_j": "energy", "tags": "tags"},
+}
+_WIDE, _WIDE_FROM = ("workload", "board"), 120
+
+
+def runs() -> None:
+    """Keep many runs in one place: a folder, or an object store that fsspec opens.
+
+    A run is listed when all of it is there. The index is a Parquet file that Polars and DuckDB query in place.
+    """
+
+
+def list_(
+    store: StoreOption = None,
+    workload: Annotated[str | None, typer.Option(help="Only this workload; * stands for any text.")] = None,
+    board: Annotated[str | None, typer.Option(help="Only this board; * stands for any text.")] = None,
+    status: Annotated[str | None, typer.Option(help="Only this status: ok, failed, oom or interrupted.")] = None,
+    tag: Annotated[list[str] | None, typer.Option(help="Only runs with this tag; may be given again.")] = None,
+    since: Annotated[str | None, typer.Option(help="Only runs begun at this date (UTC) or later: 2026-01-31.")] = None,
+    where: Annotated[str | None, typer.Option(help="A condition of SQL on the columns: 'batch_size >= 32'.")] = None,
+    most: Annotated[int, typer.Option("--most", min=1, help="Show at most so many, the newest first.")] = 50,
+    as_json: Annotated[bool, typer.Option("--json", help="Print all columns as JSON.")] = False,
+    timeout: TimeoutOption = 30.0,
+) -> None:
+    """List the runs of a store, or of a plain folder of runs, the newest first."""
+    from stepscope.store import Choice, listed
+
+    frame = listed(_place(store, timeout), Choice(workload, board, status, tuple(tag or ()), since, where))
+    if as_json:
+        typer.echo(frame.head(most).write_json())
+        return
+    _table(frame, most)
+
+
+def show(
+    run: Annotated[str, typer.Argument(help="The name of a run in the store.")],
+    store: StoreOption = None,
+    timeout: TimeoutOption = 30.0,
+) -> None:
+    """Show what a store says of one run, as JSON: its facts, tags, files and checksums."""
+    import json
+    from dataclasses import asdict
+
+    from stepscope.store.index import find
+
+    _, manifest = find(_place(store, timeout), run)
+    typer.echo(json.dumps({**asdict(manifest), "digest": manifest.digest, "folder": manifest.folder}, indent=1))
+
+
+def tag(
+    names: RunsArgument,
+    add: Annotated[list[str] | None, typer.Option("--add", help="A tag to add, such as baseline or power=15W.")] = None,
+    drop: Annotated[list[str] | None, typer.Option("--drop", help="A tag to take away.")] = None,
+    store: StoreOption = None,
+    timeout: TimeoutOption = 30.0,
+) -> None:
+    """Add tags to runs of a store, or take them away."""
+    if not add and not drop:
+        raise UsageError("no tag was given", "--add baseline, or --drop baseline")
+    from stepscope.store import tag as tagged
+
+    for run_id, tags in tagged(_place(store, timeout), names, add or (), drop or ()).items():
+        typer.echo(f"{run_id}: {' '.join(tags) or 'no tags'}")
+
+
+def rm(
+    names: RunsArgument,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    store: StoreOption = None,
+    timeout: TimeoutOption = 30.0,
+) -> None:
+    """Remove runs from a store for good."""
+    from stepscope.store import remove
+
+    place = _place(store, timeout)
+    if not yes:
+        typer.confirm(f"remove {len(names)} run(s) from {place.address} for good?", abort=True)
+    for run_id in remove(place, names):
+        typer.echo(f"{run_id}: removed")
+
+
+def push(
+    folders: Annotated[list[Path], typer.Argument(help="Run folders, names in runs/, 'last', or folders of runs.")],
+    tag: Annotated[list[str] | None, typer.Option(help="A tag for all of them; may be given again.")] = None,
+    store: StoreOption = None,
+    timeout: TimeoutOption = 30.0,
+) -> None:
+    """Push runs into a store. Pushing a run again is harmless; a push that breaks off is gone on with."""
+    from stepscope.store import push as pushed
+
+    pushed(_place(store, timeout), _folders(folders), tag or (), _print_pushed)
+
+
+def pull(
+    names: RunsArgument,
+    out: Annotated[Path, typer.Option("--out", help="The folder that the runs are put into.")] = Path("runs"),
+    max_size: Annotated[str, typer.Option(help="Refuse a run that is larger.")] = "16GB",
+    store: StoreOption = None,
+    timeout: TimeoutOption = 30.0,
+) -> None:
+    """Pull runs out of a store, every checksum verified before a run is seen."""
+    from stepscope.store import pull as pulled
+
+    for path in pulled(_place(store, timeout), names, out, round(parse_amount("--max-size", max_size, "B"))):
+        typer.echo(path)
+
+
+def gc(
+    older_than: Annotated[float, typer.Option(help="Hours without a write after which a left-over is one.")] = 24.0,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be removed.")] = False,
+    store: StoreOption = None,
+    timeout: TimeoutOption = 30.0,
+) -> None:
+    """Remove what broken pushes left in a store, and write its index anew."""
+    from stepscope.store import collect
+    from stepscope.units import bytes_
+
+    found = collect(_place(store, timeout), older_than * 3600, dry_run)
+    for path in found.removed:
+        typer.echo(f"{'would remove' if dry_run else 'removed'} {path}")
+    if found.too_young:
+        typer.echo(f"{len(found.too_young)} left-over(s) are younger than {older_than:g} h: a push may be going on")
+    typer.echo(f"{bytes_(found.bytes)} {'to free' if dry_run else 'freed'}, {found.runs:,} runs")
+
+
+SUBCOMMANDS = {"list": list_, "show": show, "tag": tag, "rm": rm, "push": push, "pull": pull, "gc": gc}
+
+
+def _place(store: str | None, timeout_s: float) -> Place:
+    address = store or os.environ.get(ENVIRONMENT)
+    if not address:
+        raise UsageError("no store was given", f"--store FOLDER or s3://bucket/runs, or set {ENVIRONMENT}")
+    from stepscope.store import open_place
+
+    return open_place(address, timeout_s)
+
+
+def _folders(paths: list[Path]) -> list[Path]:
+    """The run folders that are meant; a folder without a run.json stands for the runs in it."""
+    from stepscope.run_paths import find_run
+
+    folders: list[Path] = []
+    for path in map(find_run, paths):
+        inside = sorted(header.parent for header in path.glob("*/run.json"))
+        folders.extend([path] if (path / "run.json").exists() or not inside else inside)
+    return folders
+
+
+def _print_pushed(pushed: Pushed) -> None:
+    from stepscope.units import bytes_
+
+    typer.echo(f"{pushed.id}: {pushed.outcome} ({bytes_(pushed.bytes)})")
+
+
+def _table(frame: pl.DataFrame, most: int) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(highlight=False)
+    # On a narrow terminal what a run's name tells, or --json, gives way: a name that is broken cannot be copied.
+    shown = {name: title for name, title in _COLUMNS.items() if name not in _WIDE or console.width >= _WIDE_FROM}
+    table = Table(box=None, header_style="bold")
+    for name, title in shown.items():
+        right = name in ("batch_size", "steps")
+        table.add_column(title, justify="right" if right else "left", overflow="fold", no_wrap=name != "tags")
+    for row in frame.head(most).iter_rows(named=True):
+        table.add_row(*(_cell(name, row[name]) for name in shown))
+    console.print(table)
+    rest = len(frame) - most
+    typer.echo(
+        ("1 run" if len(frame) == 1 else f"{len(frame):,} runs")
+        + (f", {rest:,} of them not shown: --most {len(frame)}" if rest > 0 else "")
+    )
+
+
+def _cell(name: str, value: Any) -> str:
+    from stepscope.units import duration, si
+
+    if value is None:
+        return "-"
+    if name == "step_time_ns":
+        return duration(value)
+    if name == "energy_per_step_j":
+        return si(value, "J")
+    return " ".join(value) if name == "tags" else str(value)

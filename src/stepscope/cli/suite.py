@@ -1,0 +1,188 @@
+"""`stepscope suite`: measure a device over real training workloads, and compare it with others."""
+
+from __future__ import annotations
+
+import json as json_format
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from stepscope.cli._options import command_of
+from stepscope.errors import UsageError
+from stepscope.experiments.suite.request import SuiteRun
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from stepscope.experiments.suite.results import Results
+
+
+_DEFAULT_FOLDER = Path("suites")
+_PAGE = 140  # columns, where nobody has a terminal
+
+
+def suite() -> None:
+    """Measure a device over real training workloads, and compare it with others."""
+
+
+def _run(
+    request: SuiteRun, quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no table.")] = False
+) -> None:
+    """Run the sweep, with the line to go on with where it is interrupted, and print its table."""
+    from stepscope.api.suite import run_sweep, sweep_path
+
+    folder = sweep_path(request)
+    try:
+        run_sweep(request, folder, not quiet, lambda line: typer.echo(line, err=True))
+    except KeyboardInterrupt:
+        on, end = (f" --fleet {request.fleet}", "; the devices end what they are at") if request.fleet else ("", "")
+        sys.stderr.write(f"interrupted{end}; go on with: stepscope suite run{on} --resume --out {folder}\n")
+        raise
+    if not quiet:
+        show(folder)
+
+
+def show(
+    path: Annotated[Path, typer.Argument(help="Folder of a sweep, finished or not, or a result file.")],
+    against: Annotated[
+        str | None, typer.Option(help="Score against this stored device (see `suite list`) or result file.")
+    ] = None,
+    models: Annotated[bool, typer.Option("--models", help="Also what papers print of the models, corrected.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON instead.")] = False,
+    html: Annotated[bool, typer.Option("--html", help="Write one self-contained page instead.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Where the page goes. Default: suite.html in the sweep.")] = None,
+) -> None:
+    """Show the table of a sweep, its score against a reference device, and what was wrong with runs.
+
+    Values are means over the repeats with half the width of their 95 % CI. The score is the geometric mean of
+    reference / here over the settings that both measured: 2 is twice as fast.
+    """
+    from rich.console import Console
+
+    from stepscope.api.suite import default_page, write_page
+    from stepscope.experiments.suite.results import read_results
+
+    if html and json:
+        raise UsageError("--html and --json exclude each other", "run the command twice")
+    if (path / "fleet.json").exists():
+        print_fleet(path, against, models, json, html)
+        return
+    results = read_results(path)
+    if html:
+        typer.echo(str(write_page(results, against, models, out or default_page(path))))
+    elif json:
+        typer.echo(json_format.dumps(results_json(results, against), indent=1, default=str))
+    else:
+        width = None if sys.stdout.isatty() else _PAGE
+        Console(highlight=False, width=width).print(*render_results(results, against, models), sep="\n")
+
+
+def export(
+    path: Annotated[Path, typer.Argument(help="Folder of a sweep, or a result file.")],
+    to: Annotated[str, typer.Option(help="csv, parquet, markdown, mlperf, or result: a file that travels.")] = "result",
+    out: Annotated[Path | None, typer.Option(help="File to write. Default: beside the sweep.")] = None,
+    runs: Annotated[bool, typer.Option("--runs", help="CSV and Parquet: a row a run, not a setting.")] = False,
+) -> None:
+    """Export the results of a sweep as CSV, Parquet, Markdown, MLPerf-style log lines, or one file that travels.
+
+    The result file holds device, versions, settings and every run's numbers, with a hash: `suite show` reads it.
+    """
+    from stepscope.api.suite import default_export, refuse_export, write_export
+    from stepscope.experiments.suite.results import read_results
+
+    refuse_export(to, runs)
+    typer.echo(str(write_export(read_results(path), to, out or default_export(path, to), runs)))
+
+
+def list_(
+    below: Annotated[Path, typer.Argument(help="Folder whose sweeps are listed.")] = _DEFAULT_FOLDER,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON instead.")] = False,
+) -> None:
+    """List the tiers with their workloads, the sweeps in a folder, and the devices that scores are made against."""
+    from rich.console import Console
+
+    from stepscope.api.suite import list_contents
+
+    found = list_contents(below)
+    if json:
+        typer.echo(json_format.dumps(found, indent=1))
+    else:
+        Console(highlight=False).print(*contents_text(found), sep="\n")
+
+
+SUBCOMMANDS = {"run": command_of(SuiteRun, _run, "run"), "show": show, "export": export, "list": list_}
+
+
+_MOST_NOTES = 30
+
+
+def render_results(results: Results, against: str | None, models: bool) -> list[RenderableType]:
+    """The parts of the page, from the top."""
+    from rich.text import Text
+
+    from stepscope.api.suite import result_scores, results_heading, score_line
+    from stepscope.experiments.suite.results import corrected_models, settings_table
+    from stepscope.report.suite_tables import model_table, notes, results_table, score_table
+
+    frame = settings_table(results)
+    parts: list[RenderableType] = [*(Text(line) for line in results_heading(results)), Text(""), results_table(frame)]
+    said = notes(frame)
+    more = [f"... and {len(said) - _MOST_NOTES} more (see suite export)"] if len(said) > _MOST_NOTES else []
+    parts += [Text(f"- {line}", style="dim", overflow="fold") for line in [*said[:_MOST_NOTES], *more]]
+    for each in result_scores(results, against):
+        parts += [Text(""), Text(score_line(each), style="bold")]
+        if against is not None:
+            parts.append(score_table(each.parts))
+    if models:
+        parts += [Text(""), model_table(corrected_models(results))]
+    return parts
+
+
+def results_json(results: Results, against: str | None) -> dict[str, Any]:
+    """Everything that `show` says, for scripts."""
+    from stepscope.api.suite import result_scores
+    from stepscope.experiments.suite.results import corrected_models, settings_table
+
+    return {
+        **{key: results.content[key] for key in ("name", "created", "tier", "rules", "limits", "device", "versions")},
+        "settings": settings_table(results).to_dicts(),
+        "scores": [{**vars(each), "parts": each.parts.to_dicts()} for each in result_scores(results, against)],
+        "models": corrected_models(results),
+    }
+
+
+def contents_text(found: dict[str, Any]) -> list[str]:
+    """The same for people."""
+    lines = [f"{tier} ({len(names)}): {', '.join(names)}" for tier, names in found["tiers"].items()]
+    lines += [""] + [_sweep_text(each) for each in found["sweeps"]]
+    return [*lines, f"reference devices: {', '.join(found['reference_devices']) or 'none'}"]
+
+
+def _sweep_text(sweep: dict[str, Any]) -> str:
+    if "unreadable" in sweep:
+        return f"{sweep['path']}: cannot be read: {sweep['unreadable']}"
+    return f"{sweep['path']}: {sweep['ended']} of {sweep['runs']} runs"
+
+
+def print_fleet(path: Path, against: str | None, models: bool, json: bool, html: bool) -> None:
+    """The table of all boards; pages, scores and the table of models are of one board."""
+    from rich.console import Console
+
+    from stepscope.experiments.fleet.sweep import FleetFolder, fleet_results
+    from stepscope.report.suite_tables import fleet_results_table, notes
+
+    folder = FleetFolder(path)
+    if against is not None or models or html:
+        one = next(iter(folder.boards.values())).path
+        raise UsageError("--against, --models and --html are of one board", f"for example stepscope suite show {one}")
+    frame = fleet_results(folder)
+    if json:
+        typer.echo(json_format.dumps({"boards": list(folder.boards), "settings": frame.to_dicts()}, default=str))
+        return
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 140)
+    console.print(f"{path.name}: {len(folder.boards)} boards", fleet_results_table(frame), sep="\n")
+    for board in folder.boards:
+        for line in notes(frame.filter(board=board)):
+            console.print(f"- {board}: {line}", style="dim", markup=False)

@@ -1,0 +1,143 @@
+"""`stepscope workloads`: list the workloads of the suite, and check their losses against recorded bands."""
+
+from __future__ import annotations
+
+import json as json_format
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from stepscope import units
+from stepscope.errors import DataUnavailable, MissingDependency, StepscopeError
+
+if TYPE_CHECKING:
+    from stepscope.workloads.contract import Workload
+
+
+_EXACT_FROM = 100  # columns of a terminal
+
+
+def workloads(
+    names: Annotated[list[str] | None, typer.Argument(help="Only these. Default: all.")] = None,
+    tier: Annotated[str | None, typer.Option(help="Only a tier: smoke, paper-2019, paper-low-power or edge.")] = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Train some seeded steps of each: does it still learn as recorded?")
+    ] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON list instead of a table.")] = False,
+) -> None:
+    """List what can be trained, with parameters and FLOPs computed from the models themselves.
+
+    FLOPs are per sample and count one multiply-add as two; training is forward and backward, without the optimizer.
+    The package brings what was computed; where a workload's file has changed since, it is computed anew, and kept.
+    With --check, the loss of each after some seeded steps is held against its recorded band: seconds for most, many
+    minutes for all; exit code 1 where one has left it.
+    """
+    from rich.console import Console
+    from rich.progress import track
+
+    from stepscope import workloads as suite
+
+    for name in names or ():
+        suite.refuse_unknown(name)  # before anything heavy is imported
+
+    from stepscope.experiments.workload_counts import chosen_workloads, workload_rows
+
+    errors = Console(stderr=True)
+    chosen = chosen_workloads(names or (), tier)
+    if check:
+        _check(chosen, json)
+        return
+    rows = workload_rows(
+        chosen, lambda new: track(new, "counting", transient=True, console=errors, disable=len(new) < 4)
+    )
+    if json:
+        typer.echo(json_format.dumps(rows, indent=1))
+    else:
+        console = Console()
+        console.print(_table(rows, exact=console.width >= _EXACT_FROM))
+    for warning in suite.warnings():
+        errors.print(f"warning: {warning}", style="yellow", markup=False, soft_wrap=True)
+
+
+def _check(chosen: list[Workload], json: bool) -> None:
+
+    rows = []
+    for row in check_bands(chosen):
+        rows.append(row)
+        if not json:
+            typer.echo(band_text(row))
+    typer.echo(json_format.dumps(rows, indent=1) if json else bands_summary(rows))
+    refuse_broken_bands(rows)
+
+
+def _table(rows: list[dict[str, Any]], *, exact: bool) -> Any:
+    """Grouped by domain, so that it fits 80 columns with whole names, since they are what is typed."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
+    by = ", ".join(sorted({row["counted_with"] for row in rows}))
+    table.caption, table.caption_justify = f"FLOPs per sample; 1 MAC = 2 FLOPs; counted with {by}", "left"
+    table.add_column("workload", no_wrap=True)
+    for title in ("input", "batch", "parameters" if exact else "param-\neters", "forward\nFLOPs", "train\nFLOPs"):
+        table.add_column(title, justify="right", no_wrap=True)
+    table.add_column("data", no_wrap=True)
+    for domain in sorted({row["domain"] for row in rows}):
+        table.add_row(f"[bold]{domain}[/]")
+        for row in sorted((row for row in rows if row["domain"] == domain), key=lambda row: row["name"]):
+            table.add_row(
+                f"  {row['name']}",
+                "x".join(map(str, row["input_shape"])),
+                str(row["default_batch"]),
+                f"{row['parameters']:,}" if exact else units.si(row["parameters"], ""),
+                units.si(row["flops_forward"], ""),
+                units.si(row["flops_training"], ""),
+                row["data_kind"].removeprefix("real-"),
+            )
+        table.add_section()
+    return table
+
+
+def check_bands(chosen: Iterable[Workload]) -> Iterator[dict[str, Any]]:
+    """A row for each as it is trained; `holds` is null where it could not be judged, and `why_not` says why."""
+    for workload in chosen:
+        yield {"name": workload.name, **_band_row(workload)}
+
+
+def band_text(row: dict[str, Any]) -> str:
+    """A row for people."""
+    if row["holds"] is None:
+        return f"{row['name']}: not judged: {row['why_not']}"
+    verdict = "holds" if row["holds"] else "DOES NOT HOLD"
+    trained = f"{row['steps']} steps of batch {row['batch']} on {row['data']}"
+    loss = f"loss {row['first']:.4g} to {row['end']:.4g}"
+    return f"{row['name']}: {loss} in {trained}; band [{row['low']:g}, {row['high']:g}]: {verdict}"
+
+
+def refuse_broken_bands(rows: Iterable[dict[str, Any]]) -> None:
+    """StepscopeError with those whose loss left its band."""
+    left = [row["name"] for row in rows if row["holds"] is False]
+    if left:
+        raise StepscopeError(
+            f"the loss is not where it was recorded: {', '.join(left)}",
+            "was the network, its data or an optimizer changed? bands are seed 0 on a CPU with torch 2.13",
+        )
+
+
+def bands_summary(rows: list[dict[str, Any]]) -> str:
+    """Return how many hold, and how many could not be judged."""
+    judged = [row["holds"] for row in rows if row["holds"] is not None]
+    return f"{sum(judged)} of {len(judged)} bands hold; {len(rows) - len(judged)} not judged"
+
+
+def _band_row(workload: Workload) -> dict[str, Any]:
+    from stepscope.workloads._quality import check
+
+    try:
+        found = check(workload)
+    except (DataUnavailable, MissingDependency) as error:
+        return {"holds": None, "why_not": f"{error} ({error.hint})" if error.hint else str(error)}
+    if found is None:
+        return {"holds": None, "why_not": workload.no_band}
+    return {"holds": found.holds, "first": found.first, "end": found.end, **vars(found.band)}
