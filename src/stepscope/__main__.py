@@ -1,4 +1,4 @@
-"""The command line: a subcommand for every file of commands/; a refusal becomes a message, a hint and an exit code."""
+"""The command line: a subcommand for every file of cli/; a refusal becomes a message, a hint and an exit code."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import typer
 from typer.main import get_command
 
 from stepscope import __version__
-from stepscope.commands import Command, load_commands
+from stepscope.cli import Command, command_names, load_commands
 from stepscope.errors import MissingDependency, StepscopeError, UnknownName
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
@@ -24,10 +24,10 @@ _EXTRAS = {
 }
 
 
-def build_app() -> typer.Typer:
-    """The typer application with one subcommand for every file of commands/."""
+def build_app(name: str | None = None) -> typer.Typer:
+    """Return the typer application with one subcommand for every file of cli/, or with the named one alone."""
     app = typer.Typer(name="stepscope", callback=_root, no_args_is_help=True, pretty_exceptions_enable=False)
-    for command in load_commands():
+    for command in load_commands(name):
         if command.subcommands:
             app.add_typer(_group(command), name=command.name)
         else:
@@ -55,8 +55,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line; returns the exit code (a usage error of the options leaves through SystemExit)."""
     arguments = sys.argv[1:] if argv is None else list(argv)
     try:
-        _refuse_unknown_command(arguments)
-        get_command(build_app())(args=arguments, prog_name="stepscope")
+        name = _refuse_unknown_command(arguments)
+        get_command(build_app(name))(args=arguments, prog_name="stepscope")
     except StepscopeError as error:
         return _refused(error)
     except KeyboardInterrupt:
@@ -79,19 +79,25 @@ def _root(
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and leave.")
     ] = False,
 ) -> None:
-    """What one training step costs on the device in front of you: time, memory and utilisation of every layer."""
+    """Measure what one training step costs on the device in front of you: time, memory and utilisation of every
+    layer.
+    """
 
 
-def _refuse_unknown_command(arguments: list[str]) -> None:
-    """click knows no nearest name in every version, so the first word is looked up here, and the second of a group."""
-    commands = {command.name: command for command in load_commands()}
+def _refuse_unknown_command(arguments: list[str]) -> str | None:
+    """Return the command that the first word names: the others need not be imported.
+
+    click knows no nearest name in every version, so that word is looked up here, and the second of a group.
+    """
     if not arguments or arguments[0].startswith("-"):
-        return
-    if arguments[0] not in commands:
-        raise UnknownName("command", arguments[0], commands)
-    below = commands[arguments[0]].subcommands
+        return None
+    name = arguments[0]
+    if name not in command_names():
+        raise UnknownName("command", name, command_names())
+    below = load_commands(name)[0].subcommands
     if below and len(arguments) > 1 and not arguments[1].startswith("-") and arguments[1] not in below:
-        raise UnknownName(f"command of '{arguments[0]}'", arguments[1], below)
+        raise UnknownName(f"command of '{name}'", arguments[1], below)
+    return name
 
 
 def _missing(module: str) -> MissingDependency:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Generator, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -20,7 +21,7 @@ _PROPERTY = "stepscope_run"
 
 
 class InertScope:
-    """What `stepscope_scope` gives where nothing is profiled: the same calls, which do nothing."""
+    """Stand-in for `stepscope_scope` where nothing is profiled: the same calls, which do nothing."""
 
     path = None
 
@@ -84,7 +85,15 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if found:
         terminalreporter.section("stepscope")
         for path, test in found.items():
-            terminalreporter.line(f"{test}: stepscope report {path}")
+            terminalreporter.line(f"{test}: stepscope report {_from_here(path)}")
+
+
+def _from_here(path: str) -> str:
+    """A path below the working directory as it would be typed."""
+    try:
+        return str(Path(path).relative_to(Path.cwd()))
+    except (ValueError, OSError):  # elsewhere, or the working directory is gone
+        return path
 
 
 def _fixtures(item: pytest.Item) -> list[str]:

@@ -6,6 +6,6 @@ among what the run has not measured. `import_file` is the way in; docs/guide-imp
 
 from __future__ import annotations
 
-from stepscope.importers.importing import Options, import_file
+from stepscope.importers.importer import Options, import_file
 
 __all__ = ["Options", "import_file"]

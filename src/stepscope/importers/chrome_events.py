@@ -1,4 +1,4 @@
-"""The events of a Chrome trace one by one, as they come out of the file: it is never in memory as a whole.
+"""The events of a torch.profiler JSON: read one by one, since the file does not fit into memory, and held as columns.
 
 Each event is decoded by the standard library's C scanner out of a sliding buffer, at some 100 MB/s of one core; the
 events that are wanted are kept as columns by whoever takes them.
@@ -10,11 +10,19 @@ import gzip
 import io
 import json
 import re
+from array import array
+from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from stepscope.arrays import Flags, Ints
 from stepscope.errors import UsageError
+from stepscope.record.ops.costs import count_op_bytes, count_op_flops, has_formula
+from stepscope.record.ops.events import BACKWARD_NODE, MODULE_SCOPE, Events, Names
 
 CHUNK = 4 << 20
 MOST_EVENT = 64 << 20  # characters of one event, or of one other entry of the file
@@ -142,8 +150,173 @@ class _Scan:
 
 
 def _is_cut(text: str, error: json.JSONDecodeError) -> bool:
-    """Whether the text ends where more was to come, and is not wrong before: in a string, a word or between values."""
+    """Return whether the text ends where more was to come, and is not wrong before: in a string, a word or between
+    values.
+    """
     rest = text[error.pos :].rstrip()
     in_word = len(rest) < len("Infinity") and rest.replace("-", "").isalpha()
     in_escape = len(rest) < len("u00e9") + 2 and "escape" in error.msg
     return not rest or rest == "-" or in_word or in_escape or error.msg.startswith("Unterminated")
+
+
+# Releases differ: categories were "Operator" and "Kernel" before torch 1.12; times count from `baseTimeNanoseconds`
+# since 2.3 and from 1970 before; "Fwd thread id" is torch's own number of a thread and not the system's.
+
+UNKNOWN = -1
+MODULE = "nn.Module: "
+_OPS = {"cpu_op", "user_annotation", "operator"}
+_ON_GPU = {"kernel", "gpu_memcpy", "gpu_memset", "memcpy", "memset"}
+_LAUNCHES = {"cuda_runtime", "cuda_driver", "runtime"}
+_ENGINE = "autograd::engine::evaluate_function: "
+_COLUMNS = ("name", "t0", "t1", "thread", "sequence", "forward", "gpu", "correlation", "link", "flops", "bytes")
+
+
+def _empty() -> dict[str, array[int]]:
+    return {name: array("q") for name in _COLUMNS}
+
+
+@dataclass
+class EventColumns:
+    """Content of a file so far; times in ns from the file's own zero."""
+
+    names: Names = field(default_factory=Names)
+    modules: dict[str, int] = field(default_factory=dict)  # "Linear_0" -> number
+    threads: dict[str, int] = field(default_factory=dict)
+    columns: dict[str, array[int]] = field(default_factory=_empty)
+    launches: dict[int, int] = field(default_factory=dict)  # correlation -> External id of the op
+    left_out: Counter[str] = field(default_factory=Counter)  # events by category
+    with_shapes: bool = False
+
+    def take(self, event: dict[str, Any]) -> None:
+        """Keep an event if it is an op, a range, a kernel or the call of a module."""
+        category = str(event.get("cat", "cpu_op")).lower()
+        if event.get("ph") != "X":
+            self.left_out[str(event.get("name")) if category == "cpu_instant_event" else "mark"] += 1
+            return
+        args = event.get("args")
+        args = args if isinstance(args, dict) else {}
+        if category in _LAUNCHES:
+            self._launch(args)
+        elif category in _ON_GPU:
+            self._keep(event, args, _whole(args.get("device"), 0))
+        elif category in _OPS:
+            self._keep(event, args, -1)
+        elif category == "python_function" and str(event.get("name", "")).startswith(MODULE):
+            self._keep_module(event)
+        else:
+            self.left_out[category] += 1
+
+    def _launch(self, args: dict[str, Any]) -> None:
+        op = _whole(args.get("External id", args.get("external id")), 0)
+        if op > 0:
+            self.launches[_whole(args.get("correlation"), -1)] = op
+
+    def _keep_module(self, event: dict[str, Any]) -> None:
+        number = self.modules.setdefault(str(event["name"])[len(MODULE) :], len(self.modules))
+        self._keep({**event, "name": f"{MODULE_SCOPE}{number}"}, {}, -1)
+
+    def _keep(self, event: dict[str, Any], args: dict[str, Any], gpu: int) -> None:
+        try:
+            t0 = _ns(event["ts"])
+            t1 = t0 + max(_ns(event.get("dur", 0)), 0)
+            name = str(event["name"])
+        except (KeyError, TypeError, ValueError, OverflowError):
+            self.left_out["event without a time or a name"] += 1
+            return
+        if not -(1 << 62) < t0 <= t1 < 1 << 62:
+            self.left_out["event without a time or a name"] += 1
+            return
+        external = _whole(args.get("External id", args.get("external id")), 0)
+        flops, read = self._costs(name, args) if gpu < 0 else (UNKNOWN, UNKNOWN)
+        sequence, forward = _whole(args.get("Sequence number"), -1), _whole(args.get("Fwd thread id"), 0)
+        on = self._thread(event) if gpu < 0 else _whole(args.get("stream"), 0)
+        link, correlation = (0, external) if gpu < 0 else (external, _whole(args.get("correlation"), -1))
+        row = (self.names.intern(name), t0, t1, on, sequence, forward, gpu, correlation, link, flops, read)
+        for column, value in zip(self.columns.values(), row, strict=True):
+            column.append(value)
+
+    def _thread(self, event: dict[str, Any]) -> int:
+        return self.threads.setdefault(f"{event.get('pid')}/{event.get('tid')}", len(self.threads))
+
+    def _costs(self, name: str, args: dict[str, Any]) -> tuple[int, int]:
+        """FLOPs and bytes, where the file states shapes."""
+        shapes = args.get("Input Dims", args.get("Input dims"))
+        if not isinstance(shapes, list):
+            return UNKNOWN, UNKNOWN
+        self.with_shapes = True
+        types = args.get("Input type", [])
+        try:
+            flops = count_op_flops(name, shapes, _concrete(args)) if has_formula(name) else None
+            read = count_op_bytes(shapes, types) if isinstance(types, list) else None
+        except (TypeError, ValueError):
+            return UNKNOWN, UNKNOWN
+        return tuple(v if isinstance(v, int) and 0 <= v < 1 << 62 else UNKNOWN for v in (flops, read))  # type: ignore[return-value]
+
+
+def to_events(caught: EventColumns, base_ns: int) -> tuple[Events, Ints, Ints]:
+    """The columns in Unix ns, the numbers of the rows in `raw`; and FLOPs and bytes by those numbers."""
+    c = {name: np.frombuffer(column, dtype=np.int64) for name, column in caught.columns.items()}
+    nodes = _nodes(caught.names)[c["name"]] if len(c["name"]) else np.zeros(0, dtype=bool)
+    nodes &= c["gpu"] < 0
+    link = c["link"].copy()
+    for row in np.flatnonzero((c["gpu"] >= 0) & (link <= 0)).tolist():
+        link[row] = caught.launches.get(int(c["correlation"][row]), 0)
+    events = Events(
+        name=c["name"],
+        t0=c["t0"] + base_ns,
+        t1=c["t1"] + base_ns,
+        thread=c["thread"],
+        scope=np.where(nodes, BACKWARD_NODE, 0),
+        sequence=c["sequence"],
+        forward_thread=_forward_threads(c["forward"], c["thread"], c["sequence"], nodes, c["name"], caught.names),
+        gpu=c["gpu"],
+        correlation=np.where(c["gpu"] < 0, c["correlation"], 0),
+        link=link,
+        raw=list(range(len(link))),
+    )
+    return events, c["flops"], c["bytes"]
+
+
+def _nodes(names: Names) -> Flags:
+    """Return the names that are backward nodes: those that the engine says it evaluates."""
+    evaluated = {text.removeprefix(_ENGINE) for text in names.ids if text.startswith(_ENGINE)}
+    return np.array([text in evaluated for text in names.ids], dtype=bool)
+
+
+def _forward_threads(forward: Ints, thread: Ints, sequence: Ints, nodes: Flags, name: Ints, names: Names) -> Ints:
+    """The thread that each backward node's forward ran on: the one that has made most of its sequence numbers."""
+    found = np.zeros(len(forward), dtype=np.int64)
+    engine = np.array([text.startswith(_ENGINE) for text in names.ids], dtype=bool)
+    makes = (sequence >= 0) & ~nodes & ~engine[name] if len(name) else nodes
+    for number in np.unique(forward[nodes]).tolist():
+        rows = nodes & (forward == number)
+        made = makes & np.isin(sequence, np.unique(sequence[rows & (sequence >= 0)]))
+        if made.any():
+            found[rows] = int(np.bincount(thread[made]).argmax())
+    return found
+
+
+def _concrete(args: dict[str, Any]) -> list[Any]:
+    """The inputs that are no tensors, which the file has as texts: "[1, 1]", "False", ""."""
+    values = args.get("Concrete Inputs")
+    return [_parsed(value) for value in values] if isinstance(values, list) else []
+
+
+def _parsed(value: object) -> object:
+    if value == "" or not isinstance(value, str):
+        return None if value == "" else value
+    try:
+        return json.loads(value.lower() if value in ("True", "False") else value)
+    except ValueError:
+        return None
+
+
+def _whole(value: object, otherwise: int) -> int:
+    return value if isinstance(value, int) and -(1 << 62) < value < 1 << 62 else otherwise
+
+
+def _ns(micros: float | str) -> int:
+    """Microseconds as ns: whole ones apart, since the product of a time since 1970 has more digits than a float."""
+    value = micros if isinstance(micros, int) else float(micros)
+    whole = int(value)
+    return whole * 1000 + round((value - whole) * 1000)

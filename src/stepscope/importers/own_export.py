@@ -1,4 +1,4 @@
-"""A Chrome export of this program as a run again: steps, operations, layers, setting and device as the run had them.
+"""A Chrome export of this program as a run again: steps, ops, layers, setting and device as the run had them.
 
 What was sampled is in such a file as it is drawn and not as it was read, so it is not taken back: the folder of the run
 has it.
@@ -16,7 +16,7 @@ import polars as pl
 
 from stepscope.errors import UsageError
 from stepscope.importers.chrome_events import read_events
-from stepscope.runfolder import MODEL, OPS, PHASES, RunWriter
+from stepscope.runfolder import MODEL, OPS, PHASES, RunWriter, part_of
 
 OWN = "stepscope-chrome"
 MARK = b'"otherData":{"stepscope":'
@@ -31,8 +31,8 @@ _LARGEST = 1 << 62
 
 
 @dataclass
-class _Taken:
-    """What has been taken of the file so far; times in ns from the file's zero."""
+class _FileContent:
+    """Content of the file so far; times in ns from the file's zero."""
 
     names: dict[str, int] = field(default_factory=dict)
     threads: dict[int, tuple[str, int]] = field(default_factory=dict)  # of the viewer: device and thread
@@ -41,7 +41,7 @@ class _Taken:
         "name", "module", "phase", "tid", "t0_ns", "t1_ns", *_WHOLE)})  # fmt: skip
 
     def take(self, event: dict[str, Any]) -> None:
-        """Keep a step, an operation, or what a thread of the viewer stands for."""
+        """Keep a step, an op, or what a thread of the viewer stands for."""
         args = event.get("args")
         if not isinstance(args, dict):
             return
@@ -71,7 +71,7 @@ class _Taken:
 
 @dataclass(frozen=True)
 class OwnExport:
-    """Steps as `RunWriter.step` takes them, operations as `OPS`, and what the file says of the run."""
+    """Steps as `RunWriter.step` takes them, ops as `OPS`, and what the file says of the run."""
 
     steps: list[tuple[int, int, int, int | None, float | None, bool]]
     ops: pl.DataFrame
@@ -84,7 +84,7 @@ class OwnExport:
 
 def read_own_export(path: Path, most_bytes: int) -> OwnExport:
     """Read a file; raises UsageError where it is not as this program writes it."""
-    taken = _Taken()
+    taken = _FileContent()
     try:
         facts = read_events(path, taken.take, most_bytes)
         about = facts["otherData"]
@@ -103,17 +103,17 @@ def read_own_export(path: Path, most_bytes: int) -> OwnExport:
 
 
 def write_own_export(writer: RunWriter, file: OwnExport) -> None:
-    """Write steps, operations and the tree of modules."""
+    """Write steps, ops and the tree of modules."""
     for step in file.steps:
         writer.step(*step)
     if file.modules:
         writer.model(file.modules)
     if len(file.ops):
-        writer.ops(file.ops)
+        writer.ops(part_of(file.ops, "ops"))
 
 
-def _ops(taken: _Taken, zero_ns: int) -> pl.DataFrame:
-    """The operations in the order of step and row, which `parent` counts; ValueError for what no run has."""
+def _ops(taken: _FileContent, zero_ns: int) -> pl.DataFrame:
+    """The ops in the order of step and row, which `parent` counts; ValueError for what no run has."""
     texts, places = pl.Series(list(taken.names), dtype=pl.String), taken.threads
     found = pl.DataFrame({name: pl.Series(column, dtype=pl.Int64) for name, column in taken.columns.items()})
     device = {tid: place[0] for tid, place in places.items()}
@@ -129,7 +129,7 @@ def _ops(taken: _Taken, zero_ns: int) -> pl.DataFrame:
     )  # fmt: skip
     within = pl.col("parent").is_null() | pl.col("parent").is_between(0, pl.len().over("step") - 1)
     if not frame.select((within & pl.col("phase").is_in(PHASES)).all()).item():
-        raise ValueError("an operation without a phase or a parent in its step")
+        raise ValueError("an op without a phase or a parent in its step")
     return frame.select(pl.col(name).cast(dtype) for name, dtype in OPS.items())
 
 

@@ -20,7 +20,7 @@ def discovered() -> Discovery:
 
 
 def loggers() -> dict[str, ModuleType]:
-    """What a run can be handed to, by the name that `stepscope log --to` takes."""
+    """Return the loggers that a run can go to, by the name that `stepscope log --to` takes."""
     found = discovered().modules
     return {module.__name__.rpartition(".")[2]: module for module in found if hasattr(module, "log_run")}
 

@@ -1,4 +1,4 @@
-"""What of a run goes to other tools: figures with names that carry their unit, settings, and a series a step.
+"""Content of a run for other tools: figures with names that carry their unit, settings, a series a step, and the page.
 
 What was not measured has no entry: those tools know no null, and a 0 would be a measurement.
 """
@@ -9,12 +9,16 @@ import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
+from stepscope.errors import MissingDependency
+
 if TYPE_CHECKING:
     from stepscope.analysis.run import Run
+
 
 UNITS = {  # unit of the metrics: what the name ends with, and the factor to that
     "ns": ("_seconds", 1e-9),
@@ -59,7 +63,7 @@ def flat(found: list[Figure]) -> dict[str, float]:
 
 
 def settings(run: Run) -> dict[str, str]:
-    """What was run, on what and how, as text; what is not known is left out."""
+    """Return the setting of the run as text; what is not known is absent."""
     workload = run.meta.get("workload") or {}
     stated = {key: workload.get(key) for key in _SETTINGS}
     stated |= {"board": run.board.title, "threads": run.meta.get("threads"), "seed": run.meta.get("seed")}
@@ -105,3 +109,13 @@ def _figure(row: dict[str, Any]) -> Figure:
 def _unix_offset_ns(run: Run) -> int:
     clock = run.meta.get("clock") or {}
     return int(clock.get("unix_ns", 0)) - int(clock.get("monotonic_ns", 0))
+
+
+def write_page(run: Run, folder: Path) -> Path | None:
+    """report.html, written into a folder; None where the libraries that draw it are not installed."""
+    from stepscope.report import html
+
+    try:
+        return html.write(run, folder / "report.html")
+    except MissingDependency:
+        return None

@@ -1,43 +1,53 @@
 """One run of somebody else's trainer: begun once the trainer is ready, ended once, whatever the trainer leaves out.
 
 Trainers forget: no callback hears of an exception (Hugging Face, Keras), `on_train_end` may never come, and may come
-twice. Nothing that fails in here reaches the training; only an option that cannot be meant is refused, before it.
+twice. Trainers copy: what is pickled or deep-copied of a callback is an idle one with the same options. Nothing that
+fails in here reaches the training; only an option that cannot be meant is refused, when the callback is made.
 """
 
 from __future__ import annotations
 
 import atexit
-import functools
+import contextlib
+import os
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import nn
 
 import stepscope
 from stepscope.errors import StepscopeError, UsageError
+from stepscope.integrations._library import Listener, listen, try_call
+from stepscope.record.boundary import Boundary
 from stepscope.record.profile import Scope
-from stepscope.record.schedule import parse, parse_memory
 from stepscope.record.session import Models, status_of
-from stepscope.record.steps import watch_optimizers
+from stepscope.record.settings import parse_memory, parse_schedule, sampling_period_ns
 
 if TYPE_CHECKING:
     from stepscope import Run
 
+T = TypeVar("T")
 _NO_END = "a new training began before the trainer said that this one had ended"
 
 
-class TrainerRun:
+class TrainingRun:
     """The run that a callback records, at most one at a time; options are those of `stepscope.profile`."""
 
     def __init__(self, **options: Any) -> None:
-        parse(options.get("record", "adaptive"))
+        parse_schedule(options.get("record", "adaptive"))
         parse_memory(options.get("memory", "off"))
+        if sampling_period_ns(options.get("period", 0.01), options.get("period_ms")) < 1_000_000:
+            raise UsageError("the sampling period must be 1 ms or more", 'for example period="5ms"')
         stepscope.profile(None, **options)  # what is refused is refused here, not after an hour of preparation
         self._options = options
+        self._boundary = Boundary(self._failed)
+        self._pid = os.getpid()
         self._scope: Scope | None = None
         self._undo: list[Callable[[], None]] = []
         self._losses: list[Any] = []
@@ -45,13 +55,19 @@ class TrainerRun:
         self._batches = 0
         self._noted_evaluation = False
         self.steps = 0
-        self.updated = False  # a torch optimizer has stepped since the last step
         self.path: Path | None = None
+
+    def __reduce__(self) -> tuple[Callable[..., TrainingRun], tuple[dict[str, Any]]]:
+        """A copy records nothing until a trainer begins with it: files, processes and clocks of a run are its own."""
+        options = dict(self._options)
+        if options.get("simulation") is not None:
+            options["simulation"] = _Board(options["simulation"].board, options["simulation"].root)
+        return _idle, (options,)
 
     @property
     def open(self) -> bool:
-        """Whether a run is being recorded."""
-        return self._scope is not None
+        """Return whether a run is being recorded, by this process."""
+        return self._scope is not None and self._pid == os.getpid()
 
     @property
     def run(self) -> Run:
@@ -59,6 +75,14 @@ class TrainerRun:
         if self.path is None:
             raise UsageError("nothing was recorded so far", "train first")
         return stepscope.Run(self.path)
+
+    def guard(self, function: Callable[..., T], *args: Any, opens: bool = False, **kwargs: Any) -> T | None:
+        """Call what may begin a run (`opens`), or what is for one that is open: a failure ends it and nothing else."""
+        if opens:
+            self._boundary = Boundary(self._failed)
+        elif not self.open:
+            return None
+        return self._boundary.call(function, *args, **kwargs)
 
     def begin(
         self,
@@ -70,25 +94,55 @@ class TrainerRun:
         planned_steps: int | None = None,
         steps: str = "calls",
     ) -> None:
-        """Start recording; trainer and workload are what run.json says of them (None is left out)."""
+        """Start recording; trainer and workload are what run.json says of them (None is not written)."""
         if self.open:
             self.close("interrupted", _NO_END)
+        elif self._scope is not None:  # of the process that this one was forked from
+            self._scope, undo, self._undo = None, self._undo, []
+            for back in undo:
+                back()
         name = self._options.get("name") or _name(models, trainer)
-        options = {"steps": steps, **self._options, "name": name}
+        profiled = stepscope.profile(models, **{"steps": steps, **self._options, "name": name})
         try:
-            scope = stepscope.profile(models, **options).__enter__()
-        except UsageError:
-            raise
-        except (StepscopeError, OSError) as error:
+            scope = profiled.__enter__()
+        except BaseException as error:
+            profiled.__exit__(type(error), error, error.__traceback__)
+            if not isinstance(error, (StepscopeError, OSError)):
+                raise
             hint = getattr(error, "hint", None)
             self._warn(f"this training is not recorded: {error}" + (f" ({hint})" if hint else ""))
             return
-        self._scope, self.path, self.steps = scope, scope.path, 0
-        facts = {"name": name, "optimizer": _names(optimizers), **(workload or {})}
-        scope.update(trainer=_known(trainer), workload=_known(facts), **_known({"planned_steps": planned_steps}))
-        self._undo = [watch_optimizers(lambda _: None, self._optimizer_stepped)]
+        self._scope, self.path, self.steps, self._pid = scope, scope.path, 0, os.getpid()
         atexit.register(self._process_ends)
         self._forget_batches()
+        facts = {"name": name, "optimizer": _names(optimizers), **(workload or {})}
+        scope.update(
+            trainer=_without_none(trainer),
+            workload=_without_none(facts),
+            **_without_none({"planned_steps": planned_steps}),
+        )
+
+    def hear(
+        self,
+        owner: Any,
+        name: str,
+        concerns: Callable[[Any], bool],
+        *,
+        scope: Callable[[], AbstractContextManager[Any] | None] | None = None,
+        returned: Callable[[Any], None] | None = None,
+        raised: Callable[[BaseException], None] | None = None,
+    ) -> None:
+        """Hear of the library's calls of `owner.name` on what `concerns` this run, until it ends (`_routes`)."""
+        boundary = self._boundary
+        listener = Listener(boundary, lambda first: self.open and concerns(first), scope, returned, raised)
+        self.undo_at_end(listen(owner, name, listener))
+
+    def undo_at_end(self, undo: Callable[[], None]) -> None:
+        """Something that listens to the training, taken back when the run ends; at once where none is open."""
+        if self.open:
+            self._undo.append(undo)
+        else:
+            undo()
 
     def batch(self, loss: Any = None, samples: int | None = None) -> None:
         """A batch is done that did not end a step by itself: gradients add up."""
@@ -98,9 +152,13 @@ class TrainerRun:
             self._samples = (self._samples or 0) + samples
 
     def loss(self, loss: Any) -> None:
-        """The loss of a batch, where it is known apart from its end."""
-        if loss is not None:
-            self._losses.append(loss.detach() if isinstance(loss, torch.Tensor) else loss)
+        """The loss of a batch, where it is known apart from its end; what is no single number is none."""
+        if isinstance(loss, torch.Tensor):
+            with torch._C.DisableTorchFunction():
+                if try_call(loss.numel) == 1:
+                    self._losses.append(try_call(loss.detach) if loss.requires_grad else loss)
+        elif isinstance(loss, (int, float)):
+            self._losses.append(loss)
 
     @property
     def batches(self) -> int:
@@ -130,14 +188,9 @@ class TrainerRun:
         if self._scope is not None and self._batches == 0:
             self._scope.resume()
 
-    def undo_at_end(self, undo: Callable[[], None]) -> None:
-        """Something that was put into the trainer, taken out when the run ends."""
-        self._undo.append(undo)
-
-    def inside(self, module: nn.Module) -> Any:
-        """A range that counts as a call of this module."""
-        assert self._scope is not None
-        return self._scope.inside(module)
+    def inside(self, module: nn.Module) -> AbstractContextManager[Any] | None:
+        """A range that counts as a call of this module; None where no run is open."""
+        return None if self._scope is None else self._scope.inside(module)
 
     def update(self, **fields: Any) -> None:
         """Merge fields into run.json."""
@@ -154,83 +207,57 @@ class TrainerRun:
         scope, self._scope = self._scope, None
         if scope is None:
             return
-        atexit.unregister(self._process_ends)
-        for undo in self._undo:
-            undo()
-        self._undo = []
-        scope.close(status, reason)
+        undo, self._undo = self._undo, []
         self._noted_evaluation = False
+        self._forget_batches()
+        atexit.unregister(self._process_ends)
+        with ExitStack() as ending:  # all of it, whatever fails
+            ending.callback(scope.close, status, reason)
+            for back in undo:
+                ending.callback(back)
 
-    def lost(self, error: Exception) -> None:
+    def _failed(self, error: BaseException) -> None:
         """The recording failed, not the training, which goes on without it."""
         message = f"{type(error).__name__}: {error}"
-        if self._scope is not None:
-            self._scope.note("recording-lost", message)
-        self.close("interrupted", f"the recording failed: {message}")
-        self._warn(f"recording failed and has ended, the training goes on: {message}")
-
-    def _optimizer_stepped(self, _optimizer: Any) -> None:
-        self.updated = True
+        with ExitStack() as ending:
+            ending.callback(self._warn, f"recording failed and has ended, the training goes on: {message}")
+            ending.callback(self.close, "interrupted", f"the recording failed: {message}")
+            if self._scope is not None:
+                self._scope.note("recording-lost", message)
 
     def _forget_batches(self) -> None:
-        self._losses, self._samples, self._batches, self.updated = [], None, 0, False
+        self._losses, self._samples, self._batches = [], None, 0
 
     def _process_ends(self) -> None:
-        """What nobody caught is known to the interpreter by now, unless somebody types at it."""
+        """Close what an uncaught exception ended: the interpreter knows it by now, unless somebody types at it."""
         error = None if hasattr(sys, "ps1") else getattr(sys, "last_value", None)
         if error is not None:
-            self.end(error)
+            self.guard(self.end, error)
         else:
-            self.close("interrupted", "the process ended, and the trainer had not said that the training was over")
+            reason = "the process ended, and the trainer had not said that the training was over"
+            self.guard(self.close, "interrupted", reason)
 
     def _warn(self, message: str) -> None:
-        warnings.warn(f"stepscope: {message}", RuntimeWarning, stacklevel=3)
+        with contextlib.suppress(RuntimeWarning):  # of those who turn warnings into errors
+            warnings.warn(f"stepscope: {message}", RuntimeWarning, stacklevel=3)
 
 
-def made_class(hooks: type, bases: tuple[type, ...], name: str = "StepscopeCallback") -> type:
-    """A class of the library's own kind with these hooks, guarded, named as if it stood in their file, for pickle."""
-    made = type(name, (hooks, *bases), {"__module__": hooks.__module__, "__doc__": hooks.__doc__})
-    for hook in vars(hooks):
-        if hook.startswith("on_") or hook in ("teardown", "start", "store_init_configuration", "finish"):
-            setattr(made, hook, guarded(getattr(hooks, hook)))
-    return made
+@dataclass(frozen=True)
+class _Board:
+    """A simulated board, for a copy: what drives it stays where it is."""
+
+    board: str
+    root: Path
 
 
-def guarded(hook: Callable[..., Any]) -> Callable[..., Any]:
-    """A hook of a callback with a `recording`: what fails in it ends the recording and nothing else."""
-
-    @functools.wraps(hook)
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        try:
-            return hook(self, *args, **kwargs)
-        except UsageError:
-            raise
-        except Exception as error:
-            self.recording.lost(error)
-            return None
-
-    return call
-
-
-def told(recording: TrainerRun, function: Callable[..., Any]) -> Callable[..., Any]:
-    """The same function, whose exception ends the run as failed and passes on untouched."""
-
-    @functools.wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return function(*args, **kwargs)
-        except BaseException as error:
-            recording.end(error)
-            raise
-
-    return call
+def _idle(options: dict[str, Any]) -> TrainingRun:
+    return TrainingRun(**options)
 
 
 def unwrapped(optimizer: Any) -> Any:
     """The optimizer below what a trainer has put around it."""
-    while hasattr(optimizer, "optimizer") and optimizer.optimizer is not optimizer:
-        optimizer = optimizer.optimizer
-    return optimizer
+    below = try_call(getattr, optimizer, "optimizer", None)
+    return optimizer if below is None or below is optimizer else unwrapped(below)
 
 
 def _name(models: Models, trainer: dict[str, Any]) -> str:
@@ -242,16 +269,17 @@ def _name(models: Models, trainer: dict[str, Any]) -> str:
 
 
 def _names(optimizers: Iterable[Any]) -> str | None:
-    names = dict.fromkeys(type(unwrapped(one)).__name__ for one in optimizers if one is not None)
+    names = dict.fromkeys(type(unwrapped(optimizer)).__name__ for optimizer in optimizers if optimizer is not None)
     return ", ".join(names) or None
 
 
-def _known(facts: dict[str, Any]) -> dict[str, Any]:
+def _without_none(facts: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in facts.items() if value is not None}
 
 
 def _sum(losses: list[Any], scale: float) -> Any:
-    """Trainers divide the loss of a batch by how many add up to a step; summed here without an operation of torch."""
+    """Trainers divide the loss of a batch by how many add up to a step; summed here without an operator of torch."""
     if len(losses) == 1 and scale == 1.0:
         return losses[0]
-    return scale * sum(float(loss) for loss in losses) if losses else None
+    numbers = [try_call(float, loss) for loss in losses]
+    return None if not numbers or None in numbers else scale * sum(number for number in numbers if number is not None)

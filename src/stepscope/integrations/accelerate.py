@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from stepscope.integrations._library import load, version_of
+from stepscope.integrations._library import Recording, callback_class, load, try_call, version_of
 
 if TYPE_CHECKING:
-    from stepscope.integrations._training import TrainerRun
+    from stepscope.integrations._training import TrainingRun
 
 TITLE = "Accelerate training loop"
 EXTRA = "huggingface"
@@ -21,24 +21,24 @@ _PRECISION = {"no": "fp32", "fp16": "fp16", "bf16": "bf16", "fp8": "fp8"}
 
 
 @contextmanager
-def profile(accelerator: Any, **options: Any) -> Iterator[TrainerRun]:
+def profile(accelerator: Any, **options: Any) -> Iterator[TrainingRun]:
     """Record the loop within; options are those of `stepscope.profile`. Only the first process records.
 
     `recording.run` is the run once the block is left, `recording.path` its folder.
     """
-    from stepscope.integrations._training import TrainerRun
+    from stepscope.integrations._training import TrainingRun
 
-    recording = TrainerRun(**options)
-    _begin(recording, list(accelerator._models), accelerator._optimizers)
+    recording = TrainingRun(**options)
+    recording.guard(_begin_prepared, recording, accelerator, opens=True)
     try:
         yield recording
     except BaseException as error:
-        recording.end(error)
+        recording.guard(recording.end, error)
         raise
-    recording.end()
+    recording.guard(recording.end)
 
 
-class Tracker:
+class Tracker(Recording):
     """Records from `accelerator.init_trackers` to `accelerator.end_training`; options are those of `stepscope.profile`.
 
     What `init_trackers` is given as configuration goes into run.json.
@@ -47,15 +47,9 @@ class Tracker:
     name = "stepscope"
     requires_logging_directory = False
 
-    def __init__(self, **options: Any) -> None:
-        from stepscope.integrations._training import TrainerRun
-
-        super().__init__()
-        self.recording: TrainerRun = TrainerRun(**options)
-
     @property
-    def tracker(self) -> TrainerRun:
-        """What Accelerate hands to those who ask for the tracker itself."""
+    def tracker(self) -> TrainingRun:
+        """Return what Accelerate gives to those who request the tracker itself."""
         return self.recording
 
     def start(self) -> None:
@@ -64,7 +58,7 @@ class Tracker:
 
     def store_init_configuration(self, values: dict[str, Any]) -> None:
         """The user's own settings."""
-        self.recording.update(config={str(key): _plain(value) for key, value in values.items()})
+        self.recording.update(config={str(_plain(key)): _plain(value) for key, value in values.items()})
 
     def finish(self) -> None:
         """The training is over."""
@@ -72,10 +66,14 @@ class Tracker:
 
 
 def _plain(value: Any) -> Any:
-    return value if isinstance(value, (str, int, float, bool, type(None))) else str(value)
+    return value if isinstance(value, (str, int, float, bool, type(None))) else try_call(str, value)
 
 
-def _begin(recording: TrainerRun, models: list[Any], optimizers: list[Any]) -> None:
+def _begin_prepared(recording: TrainingRun, accelerator: Any) -> None:
+    _begin(recording, list(accelerator._models), accelerator._optimizers)
+
+
+def _begin(recording: TrainingRun, models: list[Any], optimizers: list[Any]) -> None:
     states = load("accelerate.state", EXTRA)
     process = states.AcceleratorState()
     if not process.is_main_process:
@@ -96,10 +94,8 @@ def _begin(recording: TrainerRun, models: list[Any], optimizers: list[Any]) -> N
 
 @functools.cache
 def _tracker() -> type:
-    from stepscope.integrations._training import made_class
-
     base = load("accelerate.tracking", EXTRA).GeneralTracker
-    return made_class(Tracker, (base,), "StepscopeTracker")
+    return callback_class(Tracker, (base,), "StepscopeTracker")
 
 
 def __getattr__(name: str) -> Any:

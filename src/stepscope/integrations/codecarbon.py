@@ -1,7 +1,7 @@
 """CodeCarbon: a row of an emissions.csv, in its columns and units (kWh, W, GB, kg), appended as CodeCarbon does.
 
-Energy is what was measured over the steady steps, and `duration` their time; an empty cell is "not measured". CO2 is
-worked out only from a carbon intensity that the user gives: where the electricity comes from is not known here.
+Energy is what was measured over the steps after warm-up, and `duration` their time; an empty cell is "not measured".
+CO2 is worked out only from a carbon intensity that the user gives: where the electricity comes from is not known here.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stepscope.errors import OutputNotWritable, UsageError
+from stepscope.files import replaced
 from stepscope.integrations._figures import begun_unix_s
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ def _parts(measured: dict[str, dict[str, Any]]) -> dict[str, float]:
 
 
 def _about(run: Run) -> dict[str, Any]:
-    """What is known of machine and software; a simulated board says so in place of the machine's mode."""
+    """Return facts of machine and software; a simulated board says so in place of the machine's mode."""
     device, versions = run.device, run.meta.get("versions") or {}
     cpu, memory = device.get("cpu"), device.get("memory_bytes")
     return {
@@ -113,13 +114,11 @@ def _rows(target: Path) -> list[dict[str, Any]]:
 
 
 def _replace(target: Path, rows: list[dict[str, Any]]) -> None:
-    unfinished = target.with_name(f".{target.name}.part")
     try:
-        with unfinished.open("w", newline="", encoding="utf-8") as file:
+        with replaced(target) as part, part.open("w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, COLUMNS)
             writer.writeheader()
             writer.writerows(rows)
-        unfinished.replace(target)
     except OSError as error:
         raise OutputNotWritable(
             f"cannot write '{target}': {error.strerror or error}", "choose a file with --out"

@@ -1,52 +1,39 @@
 """Hugging Face: `Trainer(callbacks=[StepscopeCallback()])`.
 
 A step is an optimizer step of the trainer, with all the batches whose gradients add up to it. The trainer tells its
-callbacks of no exception: so the callback finds the trainer that calls it and looks on as `train` and `training_step`
-are called, which gives it the loss as well.
+callbacks neither of exceptions nor of losses: they are heard of where the library's own `Trainer` runs the loop and its
+`training_step`. A subclass that replaces `training_step` without calling the library's has no losses.
 """
 
 from __future__ import annotations
 
 import functools
-import sys
-from types import FrameType
+import weakref
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from stepscope.integrations._library import load, version_of
-
-if TYPE_CHECKING:
-    from stepscope.integrations._training import TrainerRun
+from stepscope.integrations._library import Recording, callback_class, load, version_of
 
 TITLE = "Hugging Face Trainer"
 EXTRA = "huggingface"
+_LOOP = ("_run_epoch", "_finalize_training")  # since transformers 5
+_PARTS = ("get_batch_samples", "training_step", "_maybe_log_save_evaluate")  # of a loop that is one function
 
 
-class Hooks:
+class Hooks(Recording):
     """Records the training that a Hugging Face Trainer runs; options are those of `stepscope.profile`.
 
     `recording.run` is the run once the training is over, `recording.path` its folder. Only the first process records.
     """
 
-    def __init__(self, **options: Any) -> None:
-        from stepscope.integrations._training import TrainerRun
-
-        super().__init__()
-        self.recording: TrainerRun = TrainerRun(**options)
-        self._watched: set[int] = set()
-
-    def on_init_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """The trainer is made."""
-        self._watch_trainer()
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **known: Any) -> None:
+    def on_train_begin(self, args: Any, state: Any, control: Any, **told: Any) -> None:
         """Everything is in place, a checkpoint is loaded: the first step begins."""
         if not state.is_world_process_zero:
             return
-        self._watch_trainer()
         steps_of_one = args.gradient_accumulation_steps
         self.recording.begin(
-            known.get("model"),
-            [known.get("optimizer")],
+            told.get("model"),
+            [told.get("optimizer")],
             trainer={
                 "library": "transformers",
                 "version": version_of(load("transformers", EXTRA)),
@@ -61,9 +48,11 @@ class Hooks:
             },
             planned_steps=state.max_steps - state.global_step if state.max_steps > 0 else None,
         )
+        if self.recording.open:
+            self._look_on()
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """What was done between two epochs is no part of a step."""
+        """Resume after what was done between two epochs, which is no part of a step."""
         self.recording.resume()
 
     def on_substep_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -90,45 +79,41 @@ class Hooks:
         """The training is over."""
         self.recording.end()
 
-    def _watch_trainer(self) -> None:
-        """Look on at the trainer that is calling this callback, once; without it exceptions show at the end only."""
-        from stepscope.integrations._training import told
-
-        trainer = _calling_trainer(self)
-        if trainer is None or id(trainer) in self._watched:
-            return
-        self._watched.add(id(trainer))
-        trainer.train = told(self.recording, trainer.train)
-        trainer.training_step = told(self.recording, self._with_loss(trainer.training_step))
-
-    def _with_loss(self, training_step: Any) -> Any:
-        @functools.wraps(training_step)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            loss = training_step(*args, **kwargs)
-            if self.recording.open:
-                self.recording.loss(loss)
-            return loss
-
-        return call
+    def _look_on(self) -> None:
+        """Hear of exceptions and losses, from the methods of the library's own Trainer."""
+        trainers: Any = load("transformers", EXTRA).Trainer
+        ours = _trainer_of(self)
+        whole_loop = [name for name in _LOOP if name in vars(trainers)]
+        self.recording.hear(trainers, "training_step", ours, returned=self.recording.loss)
+        for name in whole_loop or _PARTS:
+            concerns = ours if whole_loop else _not_overridden(ours, trainers, name)
+            self.recording.hear(trainers, name, concerns, raised=self.recording.end)
 
 
-def _calling_trainer(callback: Any) -> Any:
-    """The `self` further up the stack that has this callback among its own."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        found = frame.f_locals.get("self")
-        handler = getattr(found, "callback_handler", None)
-        if any(one is callback for one in getattr(handler, "callbacks", ())):
-            return found
-        frame = frame.f_back
-    return None
+def _trainer_of(callback: Any) -> Callable[[Any], bool]:
+    """Return whether a trainer is the one that has this callback."""
+    found: weakref.ref[Any] | None = None
+
+    def concerns(trainer: Any) -> bool:
+        nonlocal found
+        if found is None:
+            handler = vars(trainer).get("callback_handler")
+            if not any(other is callback for other in getattr(handler, "callbacks", ())):
+                return False
+            found = weakref.ref(trainer)
+        return found() is trainer
+
+    return concerns
+
+
+def _not_overridden(concerns: Callable[[Any], bool], trainers: type, name: str) -> Callable[[Any], bool]:
+    """The same where no method of the user's stands in between, which might catch what is raised."""
+    return lambda trainer: concerns(trainer) and getattr(type(trainer), name) is getattr(trainers, name)
 
 
 @functools.cache
 def _callback() -> type:
-    from stepscope.integrations._training import made_class
-
-    return made_class(Hooks, (load("transformers", EXTRA).TrainerCallback,))
+    return callback_class(Hooks, (load("transformers", EXTRA).TrainerCallback,))
 
 
 def __getattr__(name: str) -> Any:

@@ -1,26 +1,25 @@
 """Keras on its torch backend: `model.fit(..., callbacks=[StepscopeCallback()])`.
 
-A step is an update of the weights, with all the batches whose gradients add up to it. Keras has optimizers of its own,
-which torch does not announce: the callback marks their work. Keras tells its callbacks of no exception, so the callback
-looks on as the model trains on a batch. The loss that Keras reports is a mean over the epoch, so steps have none.
+A step is an update of the weights, with all the batches whose gradients add up to it. Keras tells its callbacks of no
+exception: it is heard of where Keras shortens the traceback of what leaves `fit`. The loss that Keras reports is a mean
+over the epoch, so steps have none.
 """
 
 from __future__ import annotations
 
 import functools
+import sys
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from stepscope.errors import UsageError
-from stepscope.integrations._library import load, version_of
-
-if TYPE_CHECKING:
-    from stepscope.integrations._training import TrainerRun
+from stepscope.integrations._library import Recording, callback_class, load, try_call, version_of
 
 TITLE = "Keras on its torch backend"
 EXTRA = "keras"
 
 
-class Hooks:
+class Hooks(Recording):
     """Records what `model.fit` trains; options are those of `stepscope.profile`.
 
     `recording.run` is the run once the training is over, `recording.path` its folder.
@@ -30,34 +29,34 @@ class Hooks:
     params: dict[str, Any]
 
     def __init__(self, **options: Any) -> None:
-        from stepscope.integrations._training import TrainerRun
-
         _require_torch()
-        super().__init__()
-        self.recording: TrainerRun = TrainerRun(**options)
+        super().__init__(**options)
         self._batches = 0
+
+    def _idle_state(self) -> dict[str, Any]:
+        return {"_batches": 0, "_model": None, "params": None}
 
     def on_train_begin(self, logs: Any = None) -> None:
         """The first step begins."""
         model, self._batches = self.model, 0
         per_epoch, epochs, of_one = self.params.get("steps"), self.params.get("epochs"), self._accumulates()
         self.recording.begin(
-            _layers(model),
+            try_call(_layers, model) or model,
             [model.optimizer],
             trainer={
                 "library": "keras",
                 "version": version_of(load("keras", EXTRA)),
-                "first_step": int(model.optimizer.iterations),
+                "first_step": int(getattr(model.optimizer, "iterations", 0)),
                 "accumulate": of_one,
             },
             workload={"precision": str(model.dtype_policy.name)},
             planned_steps=per_epoch * epochs // of_one if per_epoch and epochs else None,
         )
         if self.recording.open:
-            self._look_on(model)
+            self._look_on()
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """What was done between two epochs is no part of a step."""
+        """Resume after what was done between two epochs, which is no part of a step."""
         self.recording.resume()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
@@ -82,20 +81,31 @@ class Hooks:
     def _accumulates(self) -> int:
         return int(getattr(self.model.optimizer, "gradient_accumulation_steps", None) or 1)
 
-    def _look_on(self, model: Any) -> None:
-        """See exceptions of a batch, and mark the optimizer's work, until the run ends."""
-        from stepscope.integrations._training import told
+    def _look_on(self) -> None:
+        """Hear of the exception that ends this `fit`, where Keras shortens the traceback that leaves it."""
+        fit = _running_fit()
+        if fit is None:
+            return
 
-        optimizer, trains = model.optimizer, model.train_function
-        model.train_function = watched = told(self.recording, trains)
-        optimizer.apply = _as_optimizer_step(optimizer)
+        def leaves(trace: Any) -> bool:
+            inner = getattr(trace, "tb_next", None)
+            return inner is not None and id(inner.tb_frame) == fit
 
-        def undo() -> None:
-            if model.train_function is watched:
-                model.train_function = trains
-            vars(optimizer).pop("apply", None)
+        def ended(_shortened: Any) -> None:
+            self.recording.end(sys.exc_info()[1])
 
-        self.recording.undo_at_end(undo)
+        tracebacks = sys.modules.get("keras.src.utils.traceback_utils")
+        self.recording.hear(tracebacks, "_process_traceback_frames", leaves, returned=ended)
+
+
+def _running_fit() -> int | None:
+    """The address of the frame of Keras' `fit` that calls this callback, which lives as long as `fit` runs."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name == "fit" and str(frame.f_globals.get("__name__")).startswith("keras."):
+            return id(frame)
+        frame = frame.f_back
+    return None
 
 
 def _require_torch() -> None:
@@ -120,26 +130,9 @@ def _named_layers(model: Any, above: str) -> dict[str, Any]:
     return found
 
 
-def _as_optimizer_step(optimizer: Any) -> Any:
-    """`optimizer.apply` inside the range by which a torch optimizer announces itself."""
-    from stepscope.record import torch_private
-    from stepscope.record.recorders.phases import OPTIMIZER_STEP
-
-    apply, name = optimizer.apply, f"{OPTIMIZER_STEP}{type(optimizer).__name__}.step"
-
-    @functools.wraps(apply)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        with torch_private.make_scope(name):
-            return apply(*args, **kwargs)
-
-    return call
-
-
 @functools.cache
 def _callback() -> type:
-    from stepscope.integrations._training import made_class
-
-    return made_class(Hooks, (load("keras", EXTRA).callbacks.Callback,))
+    return callback_class(Hooks, (load("keras", EXTRA).callbacks.Callback,))
 
 
 def __getattr__(name: str) -> Any:

@@ -8,39 +8,41 @@ from __future__ import annotations
 
 import functools
 import sys
+import weakref
+from contextlib import AbstractContextManager
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from stepscope.integrations._library import load, version_of
+from stepscope.integrations._library import Recording, callback_class, is_the, load, try_call, version_of
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from stepscope.integrations._training import TrainerRun
-
 TITLE = "Lightning trainer"
 EXTRA = "lightning"
 _LIBRARIES = ("lightning.pytorch", "pytorch_lightning")
+_PACKAGES = ("lightning.", "pytorch_lightning.")
 
 
-class Hooks:
+class Hooks(Recording):
     """Records the training that a Lightning trainer runs; options are those of `stepscope.profile`.
 
     `recording.run` is the run once the training is over, `recording.path` its folder. Only the first process records.
     """
 
     def __init__(self, **options: Any) -> None:
-        from stepscope.integrations._training import TrainerRun
-
-        super().__init__()
-        self.recording: TrainerRun = TrainerRun(**options)
+        super().__init__(**options)
         self._global_step = 0
+        self._updated = False  # a torch optimizer has stepped since the last step
+
+    def _idle_state(self) -> dict[str, Any]:
+        return {"_global_step": 0, "_updated": False}
 
     def on_train_start(self, trainer: Any, pl_module: nn.Module) -> None:
         """Everything is in place, the sanity check is over: the first step begins."""
         if not trainer.is_global_zero:
             return
-        self._global_step = trainer.global_step
+        self._global_step, self._updated = trainer.global_step, False
         self.recording.begin(
             pl_module,
             trainer.optimizers,
@@ -52,22 +54,22 @@ class Hooks:
                 "processes": trainer.world_size,
             },
             workload={"precision": str(trainer.precision), "device": _device_of(pl_module)},
-            planned_steps=_planned(trainer, pl_module),
+            planned_steps=_steps_left(trainer, pl_module),
         )
         if self.recording.open:
-            self._count_training_step_as_forward(pl_module)
+            self._count_training_step_as_forward(trainer.strategy, pl_module)
+            self._look_for_updates()
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
-        """What was done between two epochs is no part of a step."""
+        """Resume after what was done between two epochs, which is no part of a step."""
         self.recording.resume()
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, *_: Any, **__: Any) -> None:
         """A batch is done, and with it a step where an optimizer has stepped."""
         self.recording.batch(_loss(outputs), _samples(batch))
-        if self.recording.updated or trainer.global_step != self._global_step:
-            self._global_step = trainer.global_step
-            by_lightning = getattr(pl_module, "automatic_optimization", True)
-            divided_by = trainer.accumulate_grad_batches if by_lightning else 1
+        if self._updated or trainer.global_step != self._global_step:
+            self._global_step, self._updated = trainer.global_step, False
+            divided_by = trainer.accumulate_grad_batches if _by_lightning(pl_module) else 1
             self.recording.step(divided_by / self.recording.batches)  # fewer add up at the end of an epoch
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
@@ -91,45 +93,53 @@ class Hooks:
         if stage == "fit":
             self.recording.end()
 
-    def _count_training_step_as_forward(self, pl_module: Any) -> None:
+    def _look_for_updates(self) -> None:
+        """Hear of optimizers that step without the trainer's knowledge (manual optimization)."""
+        from torch.optim.optimizer import register_optimizer_step_post_hook
+
+        def stepped(_optimizer: Any, _args: Any, _kwargs: Any) -> None:
+            self._updated = True
+
+        self.recording.undo_at_end(register_optimizer_step_post_hook(stepped).remove)
+
+    def _count_training_step_as_forward(self, strategy: Any, pl_module: nn.Module) -> None:
         """Lightning calls training_step, loss and all, within the optimizer's step, and it is no call of a module."""
-        recording, plain = self.recording, pl_module.training_step
+        recording, module = self.recording, weakref.ref(pl_module)
 
-        @functools.wraps(plain)
-        def training_step(*args: Any, **kwargs: Any) -> Any:
-            if not recording.open:
-                return plain(*args, **kwargs)
-            with recording.inside(pl_module):
-                return plain(*args, **kwargs)
+        def inside() -> AbstractContextManager[Any] | None:
+            trained = module()
+            return None if trained is None else recording.inside(trained)
 
-        own = vars(pl_module).get("training_step")
-        pl_module.training_step = training_step
+        recording.hear(_owner(strategy, "training_step"), "training_step", is_the(strategy), scope=inside)
 
-        def undo() -> None:
-            if vars(pl_module).get("training_step") is training_step:
-                del pl_module.training_step
-                if own is not None:
-                    pl_module.training_step = own
 
-        recording.undo_at_end(undo)
+def _owner(strategy: Any, name: str) -> type | None:
+    """Lightning's own class that has this method, which those of others reach by `super()` if at all."""
+    of_lightning = (kind for kind in type(strategy).__mro__ if f"{kind.__module__}.".startswith(_PACKAGES))
+    return next((kind for kind in of_lightning if name in vars(kind)), None)
 
 
 def _device_of(pl_module: Any) -> str | None:
-    """Where the model trains, as torch names it."""
-    device = getattr(pl_module, "device", None)
+    """Return the device that the model trains on, as torch names it."""
+    device = try_call(getattr, pl_module, "device", None)
     return None if device is None else str(device)
 
 
-def _planned(trainer: Any, pl_module: Any) -> int | None:
+def _by_lightning(pl_module: Any) -> bool:
+    """Return whether Lightning steps the optimizer, not the module itself."""
+    return try_call(getattr, pl_module, "automatic_optimization", True) is not False
+
+
+def _steps_left(trainer: Any, pl_module: Any) -> int | None:
     """Steps still to come; None where the module steps by itself or nobody knows."""
-    if not getattr(pl_module, "automatic_optimization", True):
+    if not _by_lightning(pl_module):
         return None
-    whole = trainer.estimated_stepping_batches
+    whole = try_call(getattr, trainer, "estimated_stepping_batches") or 0  # asks the user's data loaders
     return int(whole) - int(trainer.global_step) if 0 < whole < float("inf") else None
 
 
 def _loss(outputs: Any) -> Any:
-    return outputs.get("loss") if isinstance(outputs, dict) else outputs
+    return try_call(outputs.get, "loss") if isinstance(outputs, dict) else outputs
 
 
 def _samples(batch: Any) -> int | None:
@@ -143,12 +153,10 @@ def _samples(batch: Any) -> int | None:
 @functools.cache
 def _callback() -> type:
     """A Callback of whichever of its two names Lightning was imported under; of both where it was under both."""
-    from stepscope.integrations._training import made_class
-
     imported = [name for name in _LIBRARIES if name in sys.modules]
     installed = [name for name in _LIBRARIES if find_spec(name.partition(".")[0]) is not None]
     names = imported or installed[:1] or _LIBRARIES[:1]
-    return made_class(Hooks, tuple(load(name, EXTRA).Callback for name in names))
+    return callback_class(Hooks, tuple(load(name, EXTRA).Callback for name in names))
 
 
 def __getattr__(name: str) -> Any:

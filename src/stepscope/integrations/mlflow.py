@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stepscope.errors import OutputNotWritable
-from stepscope.integrations._figures import begun_unix_s, figures, flat, settings, step_series
+from stepscope.integrations._figures import begun_unix_s, figures, flat, settings, step_series, write_page
 from stepscope.integrations._library import load
-from stepscope.integrations._page import page_in
 
 if TYPE_CHECKING:
     from stepscope.analysis.run import Run
@@ -84,5 +83,5 @@ def _files(client: Any, name: str, run: Run, page: bool) -> None:
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "summary.json").write_text(json.dumps(summary(run), indent=1), encoding="utf-8")
         if page:
-            page_in(run, Path(folder))
+            write_page(run, Path(folder))
         client.log_artifacts(name, folder, "stepscope")

@@ -32,23 +32,23 @@ def log_run(run: Run, out: str | Path | None = None) -> str:
     `stepscope.prom` in the run folder. Bounds of 95 % are gauges with `_low` and `_high`.
     """
     target = Path(out) if out is not None else run.path / "stepscope.prom"
-    _write(_of_run(run), target)
+    _write(_run_samples(run), target)
     return str(target)
 
 
 @contextlib.contextmanager
-def kept_in_file(folder: Path, target: Path, every_s: float = LOOK_EVERY_S) -> Iterator[None]:
+def live_file(folder: Path, target: Path, every_s: float = LOOK_EVERY_S) -> Iterator[None]:
     """Keep a text file of live gauges up to date while the block lasts; the last state stays in it."""
     from stepscope.report.live.now import Watch
 
     done = threading.Event()
     with contextlib.closing(Watch(folder)) as follows:
-        _write(_of_now(follows.look()), target)  # what cannot be written is refused here, and not in the thread
+        _write(_live_samples(follows.look()), target)  # what cannot be written is refused here, and not in the thread
 
         def keep() -> None:
             while not done.wait(every_s):
                 with contextlib.suppress(OutputNotWritable):  # the disk may have room again the next time
-                    _write(_of_now(follows.look()), target)
+                    _write(_live_samples(follows.look()), target)
 
         thread = threading.Thread(target=keep, name="stepscope-prometheus", daemon=True)
         thread.start()
@@ -57,11 +57,11 @@ def kept_in_file(folder: Path, target: Path, every_s: float = LOOK_EVERY_S) -> I
         finally:
             done.set()
             thread.join()
-            _write(_of_now(follows.look()), target)
+            _write(_live_samples(follows.look()), target)
 
 
 @contextlib.contextmanager
-def served(folder: Path, port: int) -> Iterator[int]:
+def live_server(folder: Path, port: int) -> Iterator[int]:
     """Serve live gauges at http://127.0.0.1:PORT/metrics while the block lasts; gives the port.
 
     Port 0 is any that is free. The run folder is looked at when somebody asks: nobody asks, nothing is read.
@@ -76,7 +76,7 @@ def served(folder: Path, port: int) -> Iterator[int]:
             return follows.look()
 
     registry = library.CollectorRegistry(auto_describe=False)
-    registry.register(_Collector(lambda: _of_now(look())))
+    registry.register(_Collector(lambda: _live_samples(look())))
     try:
         server, thread = library.start_http_server(port, addr=LOOPBACK, registry=registry)
     except (OSError, OverflowError) as error:
@@ -94,7 +94,7 @@ def served(folder: Path, port: int) -> Iterator[int]:
 
 
 class _Collector:
-    """What prometheus_client asks for gauges."""
+    """Collector that prometheus_client queries for gauges."""
 
     def __init__(self, samples: Callable[[], Iterable[Sample]]) -> None:
         self._samples = samples
@@ -122,18 +122,18 @@ def _write(samples: Iterable[Sample], target: Path) -> None:
         ) from error
 
 
-def _of_run(run: Run) -> Iterator[Sample]:
+def _run_samples(run: Run) -> Iterator[Sample]:
     about = {"run": run.id, "status": run.status}
     yield "stepscope_run_info", "The run; always 1.", {**about, "verdict": run.verdict().bound}, 1.0
     for figure in figures(run):
-        labels, said = {"run": run.id, "scope": figure.scope}, f"{figure.name} of the steady steps."
+        labels, said = {"run": run.id, "scope": figure.scope}, f"{figure.name} of the steps after warm-up."
         yield f"stepscope_{figure.name}", said, labels, figure.value
         for bound, value in (("low", figure.low), ("high", figure.high)):
             if value is not None:
                 yield f"stepscope_{figure.name}_{bound}", f"{bound} end of 95 % of {figure.name}.", labels, value
 
 
-def _of_now(now: Now) -> Iterator[Sample]:
+def _live_samples(now: Now) -> Iterator[Sample]:
     """Live gauges; what is not known now is absent."""
     run = {"run": now.run}
     yield "stepscope_live_info", "The run; always 1.", {**run, "name": now.name, "status": now.status}, 1.0
@@ -145,7 +145,7 @@ def _of_now(now: Now) -> Iterator[Sample]:
         "step_seconds": (None if pace.step_ns is None else pace.step_ns / 1e9, "Median of the last steps."),
         "samples_per_second": (pace.samples_per_s, "Over the last steps."),
         "loss": (pace.loss, "Of the last step."),
-        "resident_memory_bytes": (now.resident_bytes, "Of the trainer."),
+        "resident_memory_bytes": (now.resident_bytes, "Of the training process, or of all processes of the run."),
         "available_memory_bytes": (now.available_bytes, "Of the machine."),
         f"{power}_total_watts": (now.total_w, "Of the whole board."),
     }

@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stepscope.errors import OutputNotWritable
-from stepscope.integrations._figures import begun_unix_s, figures, flat, settings, step_series
+from stepscope.integrations._figures import begun_unix_s, figures, flat, settings, step_series, write_page
 from stepscope.integrations._library import load
-from stepscope.integrations._page import page_in
 
 if TYPE_CHECKING:
     from stepscope.analysis.run import Run
@@ -36,7 +35,7 @@ def log_run(run: Run, out: str | Path | None = None, *, page: bool = True) -> st
             f"cannot write '{folder}': {error.strerror or error}", "choose a folder with --out"
         ) from error
     if page:
-        page_in(run, folder)
+        write_page(run, folder)
     return str(folder)
 
 

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stepscope.errors import OutputNotWritable
-from stepscope.integrations._figures import figures, flat, settings, step_series
+from stepscope.integrations._figures import figures, flat, settings, step_series, write_page
 from stepscope.integrations._library import load
-from stepscope.integrations._page import page_in
 
 if TYPE_CHECKING:
     from stepscope.analysis.run import Run
@@ -53,7 +52,7 @@ def _log(library: Any, made: Any, run: Run, page: bool) -> str:
     made.summary.update({**flat(figures(run)), "status": run.status, "verdict": run.verdict().sentence})
     if page:
         with tempfile.TemporaryDirectory() as folder:
-            written = page_in(run, Path(folder))
+            written = write_page(run, Path(folder))
             if written is not None:
                 made.log({"page": library.Html(str(written))})
     return str(Path(made.dir).parent) if made.offline else str(made.url)

@@ -1,9 +1,4 @@
-"""Which C allocator a training runs on: glibc as it comes, glibc with a pinned mmap threshold, or tcmalloc.
-
-glibc raises its mmap threshold whenever a mapped block is freed, so later activations come from a heap that fragments:
-4 to 51 % more resident memory than the tensors need. A pinned threshold gives every block above it back at once, for
-page faults (1.1 to 2.1 times the CPU time); tcmalloc lies between at no cost in time. See mallopt(3), mallinfo(3).
-"""
+"""C allocator that a training runs on: glibc as it comes, glibc with a pinned mmap threshold, or tcmalloc."""
 
 from __future__ import annotations
 
@@ -26,7 +21,7 @@ _FOLDERS = ("usr/lib/*-linux-gnu*", "usr/lib64", "usr/lib", "lib/*-linux-gnu*", 
 _pinned = False
 
 
-def checked(name: str) -> str:
+def check(name: str) -> str:
     """One of NAMES; UnknownName with the nearest."""
     if name not in NAMES:
         raise UnknownName("allocator", name, NAMES)
@@ -38,7 +33,7 @@ def use(name: str, root: Path = Path("/")) -> None:
 
     UsageError where the C library has no such switch, MissingDependency where tcmalloc is not installed.
     """
-    if checked(name) == "pinned":
+    if check(name) == "pinned":
         pin()
     elif name == "tcmalloc" and tcmalloc_in(_maps()) is None:
         _restart_with(tcmalloc_library(root))
@@ -57,7 +52,7 @@ def child_environment(name: str, root: Path = Path("/"), inherited: Mapping[str,
     """The environment in which a child process allocates so, whatever the parent's was."""
     environment = {key: value for key, value in inherited.items() if key not in ("GLIBC_TUNABLES", "LD_PRELOAD")}
     preloads = [one for one in inherited.get("LD_PRELOAD", "").replace(":", " ").split() if "tcmalloc" not in one]
-    if checked(name) == "tcmalloc":
+    if check(name) == "tcmalloc":
         preloads.insert(0, str(tcmalloc_library(root)))
     tunables = [one for one in inherited.get("GLIBC_TUNABLES", "").split(":") if one and "mmap_threshold" not in one]
     if name == "pinned":
@@ -81,7 +76,7 @@ def tcmalloc_library(root: Path = Path("/")) -> Path:
 
 
 def in_force() -> dict[str, Any]:
-    """What run.json states of the allocator of this process."""
+    """Return what run.json states of the allocator of this process."""
     library = tcmalloc_in(_maps())
     if library is not None:
         return {"name": "tcmalloc", "library": library}

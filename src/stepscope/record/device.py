@@ -1,4 +1,4 @@
-"""What this board is: the content of device.json. What cannot be found out is null."""
+"""Description of this board: the content of device.json. What cannot be found out is null."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from stepscope.record.formats.attribute import content
-from stepscope.record.sensors.contract import numbered
+from stepscope.record.sensors.contract import content, numbered
 
 _CPU_NAME = re.compile(r"^(?:model name|Model|Hardware|cpu model)\s*:\s*(.+)$", re.MULTILINE)
 

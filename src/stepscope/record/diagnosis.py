@@ -1,4 +1,4 @@
-"""What can be measured on this machine, what cannot, and the command that would enable it: what `doctor` says."""
+"""Diagnosis of `doctor`: what can be measured here, what cannot, and the command that would enable it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stepscope.errors import UsageError
-from stepscope.record.characterisation.profiles import (
+from stepscope.record.device import changing_facts, describe_device
+from stepscope.record.sampler.characterise import (
     SensorProfile,
     device_identity,
     load_profiles,
@@ -17,17 +18,16 @@ from stepscope.record.characterisation.profiles import (
     save_profiles,
     with_profiles,
 )
-from stepscope.record.device import changing_facts, describe_device
 from stepscope.record.sensors import Survey, survey
 from stepscope.record.sensors.contract import Target, as_seen_below
 
 if TYPE_CHECKING:
-    from stepscope.record.characterisation.characterise import Observation
+    from stepscope.record.sampler.characterise import Observation
 
 Measure = Callable[[Survey, Target], dict[str, SensorProfile]]
 
 
-def diagnosis(
+def diagnose(
     root: Path, simulated: str | None = None, measure: Measure | None = None
 ) -> tuple[dict[str, Any], dict[str, SensorProfile]]:
     """All that doctor says, as plain data, and the profiles where `measure` takes them; the process asked is this one.
@@ -76,14 +76,14 @@ def diagnosis(
     return facts, profiles
 
 
-def characterised(
+def characterise_sensors(
     seen: Survey, target: Target, root: Path, progress: Callable[[str], None] = lambda said: None
 ) -> tuple[Observation, dict[str, SensorProfile]]:
     """Measure refresh, step and filter of the power sensors that answer, and keep that for the runs to come.
 
     All cores are loaded for some seconds. UsageError where no sensor of power or energy answers.
     """
-    from stepscope.record.characterisation.characterise import observe, profiles
+    from stepscope.record.sampler.characterise import build_profiles, observe
 
     if not any(measures_power(found) for found in seen.found.values()):
         raise UsageError(
@@ -91,14 +91,14 @@ def characterised(
             "'stepscope doctor' says what would enable one",
         )
     observation = observe(seen.found, target.clock, progress=progress)
-    found = profiles(observation)
+    found = build_profiles(observation)
     save_profiles(device_identity(root, seen.found), found)
     return observation, found
 
 
 def _perf(root: Path) -> dict[str, Any]:
-    """Whether the trainer's CPU time can be had fresh at each read."""
-    from stepscope.record.access.task_clock import open_task_clocks
+    """Return whether the training process's CPU time can be had fresh at each read."""
+    from stepscope.record.access.perf_event import open_task_clocks
     from stepscope.record.sensors.contract import close_files
 
     try:

@@ -1,8 +1,4 @@
-"""Memory of a training process that trains nothing: Python, torch, an optimizer, one step of a tiny network.
-
-It is there whatever the model is, 225 to 340 MB on x86, so it is a part of its own in every account of memory.
-Measured in a child process once for a device, a torch and an allocator, and kept in the user's cache folder.
-"""
+"""Memory of a training process that trains nothing: Python, torch, an optimizer, one step of a tiny network."""
 
 from __future__ import annotations
 
@@ -15,11 +11,12 @@ from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from stepscope.files import replace_json
 from stepscope.record.allocators import child_environment
 
 _PROGRAM = """
 import json, torch
-from stepscope.record.allocator_trade import measured_steps, report
+from stepscope.record.dry.allocator_costs import measured_steps, report
 torch.set_num_threads(1)
 model = torch.nn.Sequential(torch.nn.Conv2d(1, 2, 3), torch.nn.Flatten(), torch.nn.Linear(72, 2))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -34,17 +31,17 @@ _TIMEOUT_S = 180
 
 def empty_process_bytes(allocator: str = "default", cache: Path | None = None) -> int | None:
     """Peak resident memory, B: as kept, else measured now (seconds); None where it cannot be measured."""
-    kept = kept_empty_process_bytes(allocator, cache)
-    return measured_empty_process_bytes(allocator, cache) if kept is None else kept
+    kept = cached_empty_process_bytes(allocator, cache)
+    return measure_empty_process_bytes(allocator, cache) if kept is None else kept
 
 
-def kept_empty_process_bytes(allocator: str = "default", cache: Path | None = None) -> int | None:
+def cached_empty_process_bytes(allocator: str = "default", cache: Path | None = None) -> int | None:
     """The same where an earlier run measured it."""
-    value = _known(cache).get(_key(allocator))
+    value = _cached(cache).get(_key(allocator))
     return value if isinstance(value, int) and value > 0 else None
 
 
-def measured_empty_process_bytes(allocator: str = "default", cache: Path | None = None) -> int | None:
+def measure_empty_process_bytes(allocator: str = "default", cache: Path | None = None) -> int | None:
     """The same measured now, and kept."""
     command = [sys.executable, "-c", _PROGRAM]
     try:
@@ -59,11 +56,11 @@ def measured_empty_process_bytes(allocator: str = "default", cache: Path | None 
         peak = int(json.loads(ended.stdout.splitlines()[-1])["peak_bytes"])
     except (OSError, subprocess.SubprocessError, ValueError, IndexError, KeyError):
         return None
-    _keep(allocator, peak, cache)
+    _store(allocator, peak, cache)
     return peak
 
 
-def told_of_the_empty_process(run: Path, says: Callable[[str], object] = lambda said: None) -> None:
+def write_empty_process_bytes(run: Path, says: Callable[[str], object] = lambda said: None) -> None:
     """Write it into a run that lacks it, measured now where it is not known (seconds): after the run, not beside it."""
     from stepscope.runfolder import RunReader, RunWriter
 
@@ -79,7 +76,7 @@ def told_of_the_empty_process(run: Path, says: Callable[[str], object] = lambda 
         RunWriter(run, meta).update(malloc={**malloc, "empty_process_bytes": size})
 
 
-def _known(cache: Path | None) -> dict[str, object]:
+def _cached(cache: Path | None) -> dict[str, object]:
     try:
         known = json.loads(_file(cache).read_text(encoding="utf-8"))
     except (OSError, ValueError, RuntimeError):
@@ -87,14 +84,12 @@ def _known(cache: Path | None) -> dict[str, object]:
     return known if isinstance(known, dict) else {}
 
 
-def _keep(allocator: str, peak: int, cache: Path | None) -> None:
+def _store(allocator: str, peak: int, cache: Path | None) -> None:
     """A cache that cannot be written costs the next run some seconds, and nothing else."""
     try:
         path = _file(cache)
         path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_name(f".{path.name}.{os.getpid()}.part")
-        part.write_text(json.dumps({**_known(cache), _key(allocator): peak}, indent=1) + "\n", encoding="utf-8")
-        part.replace(path)
+        replace_json(path, {**_cached(cache), _key(allocator): peak})
     except (OSError, RuntimeError):
         return
 

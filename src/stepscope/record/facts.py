@@ -1,77 +1,153 @@
-"""What run.json, device.json and model.json say that is not measured: versions, settings, the module tree."""
+"""Facts for run.json, device.json and model.json that are not measured: versions, settings, the module tree."""
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import platform
 import sys
 from collections.abc import Mapping
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import polars as pl
 import torch
 
 from stepscope import __version__
+from stepscope.record import allocators
 from stepscope.record.device import changing_facts, describe_device
-from stepscope.record.recorders.modules import ModuleBook
+from stepscope.record.empty_process import cached_empty_process_bytes
+from stepscope.record.ops.modules import ModuleBook
+from stepscope.record.settings import Metering
 
 
 def of_process() -> dict[str, Any]:
-    """Versions, threads and the command line of this process."""
+    """Versions, working directory and the command line of this process.
+
+    Nothing of it makes torch set anything up: threads and GPUs are asked for at the end, see `of_device`.
+    """
+    try:
+        cwd: str | None = str(Path.cwd())
+    except OSError:  # it was removed
+        cwd = None
     return {
         "argv": list(sys.argv),
-        "cwd": str(Path.cwd()),
+        "cwd": cwd,
         "versions": {
             "stepscope": __version__,
             "python": platform.python_version(),
             "torch": str(torch.__version__),
-            "polars": pl.__version__,
+            "polars": _version("polars"),
         },
-        "threads": torch.get_num_threads(),
     }
 
 
 def of_device(root: str | None, run: Path | None = None) -> dict[str, Any]:
-    """device.json; with a run folder, the facts of its start with those of the end beside them."""
+    """device.json; with a run folder, the facts of its start with those of the end beside them.
+
+    GPUs are named at the end, where the training has initialised CUDA: asking earlier would initialise the driver,
+    so that a fork breaks and CUDA_VISIBLE_DEVICES is fixed.
+    """
     where = Path(root or "/")
     if run is None:
-        return {
-            **describe_device(where),
-            "accelerators_torch": _gpus(),
-            "at_start": changing_facts(where),
-        }
-    known: dict[str, Any] = json.loads((run / "device.json").read_text(encoding="utf-8"))
-    return {**known, "at_end": changing_facts(where)}
+        return {**describe_device(where), "accelerators_torch": _gpus(), "at_start": changing_facts(where)}
+    known: Any = None
+    with contextlib.suppress(OSError, ValueError):
+        known = json.loads((run / "device.json").read_text(encoding="utf-8"))
+    known = known if isinstance(known, dict) else describe_device(where)
+    return {**known, "accelerators_torch": _gpus(), "at_end": changing_facts(where)}
 
 
 def of_modules(book: ModuleBook, flops: Mapping[str, tuple[int, int]]) -> list[dict[str, Any]]:
-    """Rows of model.json, parents before children; FLOPs are per sample and cover everything below a module."""
+    """Rows of model.json, parents before children; FLOPs are per sample and cover everything below a module.
+
+    Parameters are null where they have no size yet: a lazy module that was never called.
+    """
     rows = []
     roots = book.root_names()
-    for module, (name, kind) in zip(book.modules(), book.names(), strict=True):
-        parameters = list(module.parameters())
+    for sizes, (name, kind) in zip(book.sizes(), book.names(), strict=True):
         forward, backward = flops.get(name, (None, None))
         rows.append(
             {
                 "module": name,
                 "type": kind,
                 "parent": None if name in roots else name.rpartition(".")[0],
-                "parameters": sum(p.numel() for p in parameters),
-                "bytes": sum(p.numel() * p.element_size() for p in parameters),
+                "parameters": sizes.parameters,
+                "bytes": sizes.bytes,
+                "trainable": sizes.trainable,
                 "flops_forward": forward,
                 "flops_backward": backward,
-                "trainable": any(p.requires_grad for p in parameters),
             }
         )
-    return rows
+    return _parents_first(rows)
+
+
+def _parents_first(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A part that was called before the model that it belongs to stands before it in the book."""
+    by_name = {row["module"]: row for row in rows}
+    placed: dict[str, dict[str, Any]] = {}
+
+    def place(row: dict[str, Any]) -> None:
+        parent = by_name.get(row["parent"])
+        if parent is not None and parent["module"] not in placed and parent is not row:
+            place(parent)
+        placed[row["module"]] = row
+
+    for row in rows:
+        if row["module"] not in placed:
+            place(row)
+    return list(placed.values())
 
 
 def _gpus() -> list[dict[str, Any]]:
-    if not torch.cuda.is_available():
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return []
     found = []
-    for index in range(torch.cuda.device_count()):
-        properties = torch.cuda.get_device_properties(index)
-        found.append({"index": index, "name": properties.name, "memory_bytes": properties.total_memory})
+    with contextlib.suppress(RuntimeError, AssertionError):  # a GPU that has failed
+        for index in range(torch.cuda.device_count()):
+            properties = torch.cuda.get_device_properties(index)
+            found.append({"index": index, "name": properties.name, "memory_bytes": properties.total_memory})
     return found
+
+
+def _version(package: str) -> str | None:
+    """The version of an installed package, without importing it."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def rank_of_process() -> dict[str, Any]:
+    """Rank and size of the group that this process trains in, where it does."""
+    distributed = torch.distributed
+    if distributed.is_available() and distributed.is_initialized():
+        rank, size = distributed.get_rank(), distributed.get_world_size()
+    elif os.environ.get("RANK", "").isdecimal() and os.environ.get("WORLD_SIZE", "").isdecimal():
+        rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    else:
+        return {}
+    local = os.environ.get("LOCAL_RANK", "")
+    known = {"rank": rank, "world_size": size, "local_rank": int(local) if local.isdecimal() else None}
+    return {**known, "boot_id": _boot_id()}
+
+
+def _boot_id() -> str | None:
+    """Return what tells whether two processes share a clock: the same on one machine, from one start to the next."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except (OSError, ValueError):
+        return None
+
+
+def of_metering(metering: Metering) -> dict[str, Any]:
+    """Return the part of run.json that the user chose."""
+    chosen = {"power_model": metering.power_model, "simulated": metering.simulated}
+    return {key: value for key, value in chosen.items() if value is not None}
+
+
+def of_malloc() -> dict[str, Any]:
+    """The allocator, and what a process takes that trains nothing, where this device has measured it."""
+    stated = allocators.in_force()
+    return {**stated, "empty_process_bytes": cached_empty_process_bytes(stated["name"])}

@@ -13,8 +13,8 @@ PRECISIONS = {"fp32": "float32", "bf16": "bfloat16 (autocast)"}
 Work = TypeVar("Work")
 
 
-def stated(precision: str) -> str:
-    """What run.json says of it."""
+def describe_precision(precision: str) -> str:
+    """Return its content for run.json."""
     return PRECISIONS[precision]
 
 

@@ -16,8 +16,8 @@ from torch import nn
 import stepscope
 from stepscope.errors import UsageError
 from stepscope.record.meters import parse_meters
-from stepscope.record.schedule import Schedule
-from stepscope.record.session import Metering, Models, Session, Settings, status_of
+from stepscope.record.session import Models, Session, status_of
+from stepscope.record.settings import Metering, Schedule, Settings, sampling_period_ns
 
 if TYPE_CHECKING:
     from stepscope import Run
@@ -36,7 +36,9 @@ class Scope:
 
     @property
     def run(self) -> Run:
-        """The finished run, opened for reading."""
+        """The finished run, opened for reading; what was written while it went on becomes Parquet now."""
+        if self._session.closed:
+            self._session.pack()
         return stepscope.Run(self.path)
 
     def step(self, loss: torch.Tensor | float | None = None, samples: int | None = None) -> None:
@@ -44,7 +46,7 @@ class Scope:
         self._session.step(loss, samples)
 
     def pause(self) -> None:
-        """What follows is no part of a step, such as evaluation or a checkpoint: say `resume()` after it."""
+        """Exclude what follows, such as evaluation or a checkpoint, from the step: call `resume()` after it."""
         self._session.pause()
 
     def resume(self) -> None:
@@ -69,7 +71,7 @@ class Scope:
 
 
 class SimulatedBoard(Protocol):
-    """What `stepscope.simulate.start` gives."""
+    """Result of `stepscope.simulate.start`."""
 
     board: str
     root: Path
@@ -79,10 +81,11 @@ class profile:  # noqa: N801 - reads as torch.profiler.profile does
     """Record a training loop: `with stepscope.profile(model, optimizer, out="runs") as scope: ... scope.step()`.
 
     model: the model, a list of them, or a dictionary of names to models (only for names and sample counts);
-    optimizer: accepted for symmetry, every optimizer of the process is seen. record: see `schedule.parse`, or a
-    `stepscope.schedule(wait=, warmup=, active=, repeat=)`. memory: allocations of "all" recorded steps, of one or two
-    ("auto"), or "off". period_ms: of the sampler. steps: "calls" of
-    `scope.step()`, or "optimizer" for a step at each optimizer step. plugs, meter_commands, power_model, characterise
+    optimizer: accepted for symmetry, every optimizer of the process is seen. record: see
+    `settings.parse_schedule`, or a `stepscope.schedule(wait=, warmup=, active=, repeat=)`. memory: allocations of "all"
+    profiled steps, of one or two ("auto"), or "off". period: of the sampler, in s or as "5ms"; period_ms is its old
+    name. steps: "calls" of `scope.step()`, or
+    "optimizer" for a step at each optimizer step. plugs, meter_commands, power_model, characterise
     and dither: as the options of `stepscope run`. simulation: a board of `stepscope.simulate.start` to read instead of
     this machine. Raises OutputNotWritable and UsageError before the loop, and nothing of its own within it.
     """
@@ -97,7 +100,8 @@ class profile:  # noqa: N801 - reads as torch.profiler.profile does
         record: str | Schedule = "adaptive",
         schedule: Schedule | None = None,
         memory: str = "auto",
-        period_ms: float = 10.0,
+        period: float | str = 0.01,
+        period_ms: float | None = None,
         steps: str = "calls",
         samples: int | None = None,
         plugs: Sequence[str] = (),
@@ -116,7 +120,7 @@ class profile:  # noqa: N801 - reads as torch.profiler.profile does
             name=name or (type(model).__name__ if isinstance(model, nn.Module) else "loop"),
             record=schedule or record,
             memory=memory,
-            period_ns=round(period_ms * 1e6),
+            period_ns=sampling_period_ns(period, period_ms),
             steps_from=steps,
             samples_per_step=samples,
             root=str(simulation.root) if simulation else os.environ.get("STEPSCOPE_ROOT"),
@@ -129,12 +133,12 @@ class profile:  # noqa: N801 - reads as torch.profiler.profile does
             ),
             facts={"workload": workload},
         )
-        self._steps_by_call = steps == "calls"
         self._session: Session | None = None
 
     def __enter__(self) -> Scope:
         self._session = Session(self._settings)
-        self._session.start(self._models)
+        models, self._models = self._models, None  # the training's alone from here on: it may let go of them
+        self._session.start(models)
         return Scope(self._session)
 
     def __exit__(
@@ -143,5 +147,5 @@ class profile:  # noqa: N801 - reads as torch.profiler.profile does
         if self._session is not None:
             self._session.close(*status_of(error))
             if self._session.steps == 0 and error is None:
-                called = "scope.step() was never called" if self._steps_by_call else "no torch optimizer made a step"
-                warnings.warn(f"stepscope recorded no training step: {called}", RuntimeWarning, stacklevel=2)
+                why = self._session.why_no_steps()
+                warnings.warn(f"stepscope recorded no training step: {why}", RuntimeWarning, stacklevel=2)

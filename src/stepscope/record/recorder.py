@@ -1,98 +1,319 @@
-"""Opens and closes recording windows around steps, and turns each into a part of the run folder.
+"""Opens and closes profiling windows around steps, and turns each into a part of the run folder.
 
-Nothing of it may break the training: every failure ends the recording of ops, is noted, and the loop goes on.
+Nothing of it may break the training: every failure ends the profiling of ops, is noted, and the loop goes on. What a
+window holds in RAM is bounded while it is open: a step that is too large for one is profiled in parts (`parts`).
 """
 
 from __future__ import annotations
 
 import contextlib
 import gc
+import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from stepscope.clock import monotonic_ns, unix_minus_monotonic_ns
 from stepscope.record import torch_private
+from stepscope.record.boundary import Undisturbed, is_ours
+from stepscope.record.memory.rows import MemoryBook, memory_rows, read_tree
+from stepscope.record.memory.watch import MemoryWatch, Watched
+from stepscope.record.ops.events import OPTIMIZER_STEP, Names, OptimizerCalls
+from stepscope.record.ops.modules import CallPlaces, ModuleBook
+from stepscope.record.ops.rows import Labelled, ShapeBook, StepSpan, Window, rows_of
+from stepscope.record.parts import BACKWARD, BEGINNING, FORWARD, UPDATE, Parts
 from stepscope.record.plan import Plan
-from stepscope.record.recorders.allocation_events import read_tree
-from stepscope.record.recorders.events import Names
-from stepscope.record.recorders.memory import MemoryWatch, Watched
-from stepscope.record.recorders.memory_rows import MemoryBook, memory_rows
-from stepscope.record.recorders.modules import ModuleScopes
-from stepscope.record.recorders.ops import Labelled, rows_of
-from stepscope.record.recorders.optimizers import OptimizerCalls
-from stepscope.record.recorders.shapes import ShapeBook
-from stepscope.record.recorders.window import StepSpan, Window
-from stepscope.record.steps import watch_optimizers
+from stepscope.record.routes import Routes
 from stepscope.runfolder import RunWriter
 
-MOST_EVENTS = 32_000  # a window's events wait in RAM, 1.5 kB each
-MOST_EVENTS_PER_STEP = 300_000
+MOST_EVENTS = 32_000  # of several steps in one window: a window's events wait in RAM
+MOST_EVENTS_PER_STEP = 48_000  # of one step: a larger one is profiled in parts
+MOST_EVENTS_PER_PART = 16_000
+EVENT_BYTES = 2_000  # that an event takes in RAM until it is written
+_EVENTS_PER_NODE = 4, 5  # of an autograd node: its op and what that calls, and the same in backward
+_TO_THE_END_OF_A_PASS = 1.5  # times as many events may it take to see layers in backward, too
+_EVENTS_PER_UPDATE = 20  # of a parameter
+_EVENTS_PER_CALL = 2  # of a module's call, beside those of its nodes
+_DEARER = 3  # with shapes or allocations an event takes so many times the memory
 _CLOCK_JUMP_NS = 1_000_000
 
 Note = Callable[..., None]
+Guarded = Callable[[Callable[[], None]], Callable[[], None]]
+
+
+class _AtEndOfThread:
+    """Kept by a thread, which lets go of it as it ends."""
+
+    def __init__(self, action: Callable[[], None]) -> None:
+        self._action = action
+
+    def __del__(self) -> None:
+        with contextlib.suppress(Exception):
+            self._action()
+
+
+_of_this_thread = threading.local()
 
 
 class OpRecorder:
     """Records the ops of the steps that the plan picks."""
 
-    def __init__(self, writer: RunWriter, plan: Plan, scopes: ModuleScopes, note: Note) -> None:
+    def __init__(
+        self, writer: RunWriter, plan: Plan, modules: ModuleBook, routes: Routes, note: Note, guarded: Guarded
+    ) -> None:
         self.plan = plan
-        self.scopes = scopes
+        self.modules = modules
         self.paused_ns = 0
         self.windows = 0
         self.rows = 0
         self.bytes_written = 0
         self.lost_windows = 0
+        self.most_events = 0  # of a window
         self._writer = writer
+        self._routes = routes
         self._note = note
+        self._part_is_full = guarded(self._end_part_within_a_pass)
         self._names = Names()
         self._book = ShapeBook()
-        self._cuda = torch.cuda.is_available()
         self._window: torch_private.KinetoWindow | None = None
         self._spans: list[StepSpan] = []
         self._calls = OptimizerCalls()
         self._owners: dict[int, int] = {}
-        self._memory = MemoryWatch(scopes.book)
+        self._memory = MemoryWatch(modules)
         self.memory_book = MemoryBook()
         self._updated: dict[int, list[int]] = {}  # by optimizer, the modules of the parameters that it updates
         self._offset_ns = 0
         self._rows_per_step = MOST_EVENTS // 4
         self._stopped = False
+        self._with_memory = False  # the step is to be recorded with its allocations
+        self._cuda = False
+        self._parts = Parts()
+        self._step_sequence = torch_private.autograd_sequence()  # when the step began
+        self._step_nodes = 0, 0  # that the last steps made: of two that end at once, late, one has the nodes of both
+        self._sequence = 0  # and when the window's last step did, or its part of one
+        self._passed = 0  # and when the last backward pass ended
+        self._calls_before = 0
+        self._reckoned_events = 0.0  # of the whole steps of this window
+        self._events_per_reckoned = 1.0  # learnt from the windows before
 
     @property
     def recording(self) -> bool:
         """Are ops recorded, here in this thread?"""
         return self._window is not None and self._window.is_of_this_thread()
 
-    def before_step(self, step: int, elapsed_ns: int) -> bool:
-        """Open, keep or close the window as the plan says; True where this step is recorded."""
+    @property
+    def held_bytes(self) -> int:
+        """The most that a window's events took in RAM beside the training, B."""
+        return self.most_events * EVENT_BYTES
+
+    def before_step(self, step: int, elapsed_ns: int, again: bool = False) -> bool:
+        """Open, keep or close the window as the plan says; True where this step is recorded whole.
+
+        again: the step was to be recorded, and begins anew behind an evaluation.
+        """
         if self.plan.reckons(step):
             self.close_window()
-        wanted = not self._stopped and self.plan.records(step, elapsed_ns)
-        memory = wanted and self.plan.wants_memory(step, elapsed_ns, self._rows_per_step)
+        wanted = not self._stopped and (again or self.plan.records(step, elapsed_ns))
+        if not again:
+            self._with_memory = wanted and self.plan.wants_memory(step, elapsed_ns, self._rows_per_step)
+        memory = wanted and self._with_memory
         full = (len(self._spans) + 1) * self._rows_per_step > MOST_EVENTS
         open_now = self._window
         if open_now is not None and (
             not wanted or full or open_now.memory != memory or open_now.shapes != self._shapes(step, elapsed_ns)
         ):
             self.close_window()
-        shapes = wanted and self._shapes(step, elapsed_ns)
+        made = torch_private.autograd_sequence()
+        events = self._reckoned(sum(self._step_nodes) // 2, 0)  # of a step
+        self._step_sequence = self._sequence = self._passed = made
+        if wanted and events > MOST_EVENTS_PER_STEP:
+            self.close_window()
+            self._begin_parts(step, {FORWARD, BACKWARD, UPDATE})
+            return False
+        large = events > MOST_EVENTS_PER_STEP // _DEARER
+        shapes = wanted and not large and self._shapes(step, elapsed_ns)
         if wanted and self._window is None:
-            self._timed(lambda: self._open(shapes, memory))
+            self._timed(lambda: self._open(shapes, memory and not large))
+        self._calls_before = self._routes.calls
         return self.recording
+
+    def look(self, step: int, t0_ns: int, before_pass: bool = False) -> bool:
+        """Close the window within a step that is too large for one; True where that was so.
+
+        before_pass: a backward pass begins; it may take more, since without it no layer is seen in backward.
+        How many events there are is not told by the profiler: it is reckoned from the autograd nodes made in this step
+        and from the calls of modules, and learnt from the windows before.
+        """
+        window = self._window
+        if window is None or not window.is_of_this_thread():
+            return False
+        made = torch_private.autograd_sequence()
+        to_come = self._to_come()
+        events = self._reckoned(made - self._sequence, self._routes.calls - self._calls_before)
+        if self._parts.open is not None:
+            if events - to_come >= MOST_EVENTS_PER_PART:
+                self._end_part()
+            return False
+        most = MOST_EVENTS_PER_STEP // (_DEARER if window.shapes or window.memory else 1)
+        if (events < most * _TO_THE_END_OF_A_PASS) if before_pass else (events - to_come < most):
+            return False
+        passed = self._passed > self._step_sequence
+        self._begin_parts(step, {UPDATE} if passed else {BACKWARD, UPDATE})
+        self._parts.begins(BEGINNING, t0_ns)
+        self._end_part()
+        return True
+
+    # a step in parts
+
+    def works(self) -> None:
+        """A module is called with gradients: what followed the last pass is over, and a forward pass begins."""
+        parts = self._parts
+        if not parts or torch_private.in_backward():
+            return
+        if parts.open != FORWARD:
+            self._end_part()
+        self._open_part(FORWARD)
+
+    def before_pass(self, roots: Any, inputs: Any) -> None:
+        """A backward pass begins: of a step in parts it is a part, as far as one window holds it."""
+        parts = self._parts
+        if not parts or torch_private.in_backward():
+            return
+        self._end_part()
+        if BACKWARD not in parts.left:
+            return
+        nodes = int(MOST_EVENTS_PER_PART / (_EVENTS_PER_NODE[1] * self._events_per_reckoned))
+        # Nodes that are passed over, or run in another thread, do not tell where the window is full.
+        if inputs or not _on_cpu(roots) or not torch_private.stops_within_backward():
+            large = torch_private.autograd_sequence() - self._passed > nodes
+            undo = None if large else lambda: None
+        else:
+            undo = torch_private.act_within_backward(roots, nodes, self._part_is_full)
+        if undo is None:
+            parts.left.discard(BACKWARD)
+            self._note(
+                "backward-not-profiled",
+                "a backward pass too large for one window is profiled where it runs on the CPU, through all of its "
+                "nodes, in a process without other threads, with torch 2.7 or later",
+                step=parts.step,
+            )
+            return
+        self._open_part(BACKWARD, in_pass=True)
+        parts.undo = undo
+
+    def after_pass(self) -> None:
+        """A backward pass is done, with all the nodes that were made; an update may follow."""
+        self._passed, parts = torch_private.autograd_sequence(), self._parts
+        if torch_private.in_backward():
+            return
+        parts.passed()
+        if not parts:
+            return
+        if parts.open == BACKWARD:
+            self._end_part()
+        self._routes.note_calls(None)
+        if parts.update_follows():
+            self._open_part(UPDATE)
+
+    def updates(self, optimizer: Any | None) -> None:
+        """This optimizer is about to update, or (None) one has updated."""
+        self._parts.updating = None if optimizer is None else type(optimizer).__name__
+
+    def _begin_parts(self, step: int, wanted: set[str]) -> None:
+        """The step that is under way is profiled in parts: windows of its own for what begins in it."""
+        if _EVENTS_PER_UPDATE * len(self.modules.parameter_modules()) > MOST_EVENTS_PER_STEP:
+            wanted = wanted - {UPDATE}
+        self._parts.begin(step, wanted)
+        if BACKWARD in wanted:
+            self._parts.places = CallPlaces(self.modules.index, torch_private.autograd_sequence)
+            self._routes.note_calls(self._parts.places)
+
+    def _open_part(self, part: str, in_pass: bool = False) -> None:
+        parts = self._parts
+        if part not in parts.left or self._window is not None or self._stopped or torch_private.in_backward():
+            return
+        self._timed(lambda: self._open(False, False, in_pass))
+        if not self.recording:
+            return
+        self._sequence, self._calls_before = torch_private.autograd_sequence(), self._routes.calls
+        if part == FORWARD:
+            self._passed = self._sequence
+        parts.begins(part, monotonic_ns())
+        if part == UPDATE and parts.updating is not None:  # its own range began before this window
+            parts.scope = torch_private.make_call_scope(f"{OPTIMIZER_STEP}{parts.updating}.step")
+            parts.scope.__enter__()
+
+    def _end_part(self) -> None:
+        """The window of a part is full, or the part is over."""
+        parts = self._parts
+        if parts.open is None:
+            return
+        part, until_ns = parts.open, monotonic_ns()
+        if self.recording:
+            self._spans.append(StepSpan(parts.step, parts.t0_ns, until_ns, None))
+            self.close_window()
+        parts.ends()
+        self._note(
+            "step-profiled-in-part",
+            f"step {parts.step} is too large to be profiled whole: {(until_ns - parts.t0_ns) / 1e9:.3g} s are ({part})",
+            step=parts.step,
+            part=part,
+            t0_ns=parts.t0_ns,
+            until_ns=until_ns,
+        )
+
+    def _end_part_within_a_pass(self) -> None:
+        if self._parts.open == BACKWARD and self.recording:
+            self._end_part()
+
+    def step_ends(self) -> bool:
+        """Every step's end, recorded or not; True where it was profiled in parts."""
+        in_parts = bool(self._parts)
+        if in_parts:
+            self._end_part()
+            self._drop_parts()
+        made = torch_private.autograd_sequence()
+        self._step_nodes = self._step_nodes[1], made - self._step_sequence
+        self._step_sequence = made
+        self._parts.step_ended()
+        return in_parts
+
+    def _drop_parts(self) -> None:
+        self._parts.drop()
+        self._routes.note_calls(None)
+
+    def _reckoned(self, nodes: int, calls: int) -> float:
+        return self._events_per_reckoned * (sum(_EVENTS_PER_NODE) * max(nodes, 0) + _EVENTS_PER_CALL * max(calls, 0))
+
+    def _to_come(self) -> float:
+        """Events of a backward pass through what was made since the last one."""
+        made = torch_private.autograd_sequence() - self._passed
+        return self._events_per_reckoned * _EVENTS_PER_NODE[1] * max(made, 0)
+
+    def _learn(self, events: int, reckoned: float) -> None:
+        if reckoned > 0:
+            self._events_per_reckoned *= min(max(events / reckoned, 0.2), 5.0)
 
     def _shapes(self, step: int, elapsed_ns: int) -> bool:
         again = self._book.missed and not self.recording
         return self.plan.wants_shapes(step) or (again and self.plan.affords_shapes(elapsed_ns))
 
     def after_step(self, span: StepSpan) -> None:
-        """A recorded step has ended."""
+        """A profiled step has ended."""
         if self.recording:
+            nodes = torch_private.autograd_sequence() - self._sequence
+            self._reckoned_events += self._reckoned(nodes, self._routes.calls - self._calls_before)
             self._spans.append(span)
             self._watched(self._memory.after_step)
+
+    def called(self, args: Any, kwargs: Any) -> None:
+        """An outermost module is called with these."""
+        if self.recording:
+            self._watched(lambda: self._memory.called(args, kwargs))
 
     def optimizer_steps(self, optimizer: Any) -> None:
         """An optimizer is about to step: note whose parameters come in which order."""
@@ -101,10 +322,12 @@ class OpRecorder:
             return
         self._watched(self._memory.before_optimizer)
         known = self._updated.get(id(optimizer))
-        if known is None:  # once a window: it costs a percent of a dispatch-bound step
-            parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        if known is None:  # once a window: it costs a percent of a overhead bound step
+            groups = getattr(optimizer, "param_groups", [])
+            with torch._C.DisableTorchFunction():
+                parameters = [p for group in groups for p in group["params"] if p.grad is not None]
             if any(id(p) not in self._owners for p in parameters):
-                self._owners = self.scopes.book.parameter_modules()
+                self._owners = self.modules.parameter_modules()
             known = self._updated[id(optimizer)] = [self._owners.get(id(p), -1) for p in parameters]
         self._calls.parameter_modules.append(known)
 
@@ -112,23 +335,51 @@ class OpRecorder:
         """Stop recording and write what was caught; RAM is free again afterwards."""
         if self.recording:
             self._timed(self._flush)
+            self._parts.ends()
         elif self._window is not None and not self._stopped:
             self._stop_for_good("a step ended in another thread than it began in")
+
+    def abandon_window(self, why: str) -> None:
+        """Stop the window that is open, without its events: an exception of the training's came in between."""
+        if self.recording:
+            self._memory.close()
+            with contextlib.suppress(Exception):
+                self._drop()
+            self._note("ops-lost", f"{why}: the op calls of an open window are lost")
+        self._drop_parts()
+
+    def thread_ends(self) -> None:
+        """A thread that trained ends: a profile of its own would outlive it, and crash the process at its end."""
+        if self.recording:
+            self._stopped = True
+            self.abandon_window("the thread that trained has ended")
+
+    def forget(self) -> None:
+        """This is a forked child: nothing of the window is its own, and no call into the profiler is safe."""
+        if self._window is not None:
+            torch_private.forget_callbacks()
+        self._window, self._stopped = None, True
+        self._drop_parts()
 
     def close(self) -> None:
         """The run ends. A profile of another thread is stopped, unwritten, when that thread next steps an optimizer."""
         self.close_window()
         if self._window is None:
-            self.scopes.remove()
+            self._routes.profile_calls(False)
             return
-        undo: list[Callable[[], None]] = []
+        torch_private.end_without_destructors()  # should that thread never step again
+        handles: list[Any] = []
 
-        def drop(_optimizer: Any) -> None:
+        def drop(_optimizer: Any, _args: Any, _kwargs: Any) -> None:
             if self.recording:
-                self._drop()
-                undo.pop()()
+                try:
+                    self._drop()
+                    handles.pop().remove()
+                except BaseException as error:
+                    if not is_ours(error):
+                        raise
 
-        undo.append(watch_optimizers(lambda _: None, drop))
+        handles.append(register_optimizer_step_post_hook(drop))
 
     def give_way(self) -> None:
         """Somebody else wants the profiler: it is theirs from now on."""
@@ -141,8 +392,11 @@ class OpRecorder:
         collecting = gc.isenabled()
         gc.disable()  # thousands of short-lived events would set off collections over all of torch's objects
         try:
-            action()
-        except Exception as error:  # whatever it is, the training goes on
+            with Undisturbed(), torch_private.unseen_by_modes():
+                action()
+        except BaseException as error:  # whatever it is, the training goes on
+            if not is_ours(error):
+                raise
             self._lost(error)
         finally:
             if collecting:
@@ -151,15 +405,20 @@ class OpRecorder:
         # Waiting for a busy machine is no reason to record less: the plan reckons in CPU time.
         self.plan.spent(time.thread_time_ns() - began_cpu)
 
-    def _open(self, shapes: bool, memory: bool) -> None:
+    def _open(self, shapes: bool, memory: bool, in_pass: bool = False) -> None:
+        # To ask whether there is a GPU would initialise it.
+        self._cuda = bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
         if self._cuda:
             torch.cuda.synchronize()
         if memory:
             self._watched(self._memory.open)
         self._spans, self._calls, self._updated = [], OptimizerCalls(), {}
+        self._reckoned_events = 0.0
         self._offset_ns = unix_minus_monotonic_ns()
-        self._window = torch_private.start_window(shapes, self._cuda, memory)
-        self.scopes.open_scopes()
+        self._window = torch_private.start_window(shapes, self._cuda, memory, in_pass)
+        if threading.current_thread() is not threading.main_thread():
+            _of_this_thread.ends = _AtEndOfThread(self.thread_ends)
+        self._routes.profile_calls(True)
 
     def _stop_for_good(self, why: str) -> None:
         self._stopped = True
@@ -173,29 +432,46 @@ class OpRecorder:
             if self._cuda:
                 torch.cuda.synchronize()
         finally:
-            raw = window.stop(self.scopes.remove)
+            raw = window.stop(self._end_scopes)
         return raw
 
+    def _end_scopes(self) -> None:
+        self._parts.end_scope()
+        self._routes.profile_calls(False)
+
     def _flush(self) -> None:
-        window = self._window
+        window, parts = self._window, self._parts
         assert window is not None
         raw = self._drop()
+        self.most_events = max(self.most_events, len(raw))
         watched = self._memory.close()
         offset = unix_minus_monotonic_ns()
         if abs(offset - self._offset_ns) > _CLOCK_JUMP_NS:
             self._note("clock-jump", "the wall clock was set in a recorded window", jump_ns=offset - self._offset_ns)
         caught = Window(raw, self._spans, self._offset_ns, self._calls, window.shapes, self._cuda)
+        if parts.open is not None:
+            caught = replace(caught, places=parts.places, rows_before=parts.rows)
         self._book.missed = False
-        rows = rows_of(caught, self._names, self.scopes.book.names(), self._book)
+        rows = rows_of(caught, self._names, self.modules.names(), self._book)
         self.windows += 1
-        if rows.left_open:
+        if rows.left_open and not torch_private.in_backward():  # there, no window opens before they have ended
             self._stop_for_good(f"{rows.left_open[0]} was still open at the end of a step, and torch could crash")
-        if rows.frame.height:
-            self._too_many(len(raw) // len(self._spans))
+        if len(rows.part):
             self._rows_per_step = max(1, len(raw) // max(len(self._spans), 1))
-            self.bytes_written += self._writer.ops(rows.frame)
-            self.rows += rows.frame.height
-            self.plan.learn(rows.profiles)
+            self.bytes_written += self._writer.ops(rows.part)
+            self.rows += len(rows.part)
+        if parts.open is not None:
+            parts.rows += len(rows.part)
+            if parts.open == FORWARD:
+                nodes, calls = (
+                    torch_private.autograd_sequence() - self._sequence,
+                    self._routes.calls - self._calls_before,
+                )
+                self._learn(len(raw), self._reckoned(nodes, calls) - self._to_come())
+            return
+        self.plan.learn(rows.profiles)
+        if self._spans:
+            self._learn(len(raw), self._reckoned_events)
         if window.memory and rows.labelled is not None and self._spans:
             labelled = rows.labelled
             self._watched(lambda: self._write_memory(caught, window, watched, labelled))
@@ -204,32 +480,29 @@ class OpRecorder:
         self, caught: Window, window: torch_private.KinetoWindow, watched: Watched, ops: Labelled
     ) -> None:
         events = read_tree(window.tree, window.shapes)
-        modules = self.scopes.book.names()
-        frame = memory_rows(caught, events, watched, ops, self._names.texts(), modules, self.memory_book)
-        if frame.height:
-            self.bytes_written += self._writer.memory(frame)
+        part = memory_rows(caught, events, watched, ops, self._names.texts(), self.modules.names(), self.memory_book)
+        if len(part):
+            self.bytes_written += self._writer.memory(part)
 
     def _watched(self, action: Callable[[], None]) -> None:
-        """What fails in looking at memory ends that, and nothing else."""
+        """Run an action of the memory watch; a failure ends the watch, and nothing else."""
         if self.plan.memory == "off":
             return
         try:
-            action()
-        except Exception as error:
+            with torch_private.unseen_by_modes():
+                action()
+        except BaseException as error:
             self._memory.close()
+            if not is_ours(error):
+                raise
             if not isinstance(error, OSError):
                 self.plan.memory = "off"
             self._note("memory-lost", f"{type(error).__name__}: {error}")
 
-    def _too_many(self, events_per_step: int) -> None:
-        """A step whose events alone would fill the RAM of a small board is not recorded a second time."""
-        if events_per_step > MOST_EVENTS_PER_STEP:
-            self._stop_for_good(f"a step has {events_per_step} op instances, too many to record more")
-
-    def _lost(self, error: Exception) -> None:
+    def _lost(self, error: BaseException) -> None:
         """A disk that is full may have room again; a profiler that fails will fail again."""
         self.lost_windows += 1
-        self.scopes.remove()
+        self._routes.profile_calls(False)
         self._memory.close()
         steps = [span.step for span in self._spans]
         if not isinstance(error, OSError):
@@ -238,3 +511,9 @@ class OpRecorder:
             with contextlib.suppress(Exception):
                 self._drop()
         self._note("ops-lost", f"{type(error).__name__}: {error}", steps=steps)
+
+
+def _on_cpu(roots: Any) -> bool:
+    """Return whether a backward pass from these roots begins on the CPU, and so in the thread that asks for it."""
+    roots = roots if isinstance(roots, (tuple, list)) else (roots,)
+    return all(getattr(getattr(root, "device", None), "type", "cpu") == "cpu" for root in roots)

@@ -1,67 +1,205 @@
-"""Run a user's unmodified training script inside a session, as `python train.py` would have run it."""
+"""Run a user's unmodified training script and measure it: in a process of its own, as `python train.py` would run it.
+
+This process only starts the script and the sampler, waits, and closes the run: what the script does to its process
+(exit, exec, forks, signals, descriptors) is between it and the operating system.
+"""
 
 from __future__ import annotations
 
-import runpy
+import contextlib
+import os
+import resource
+import signal
+import subprocess
 import sys
-import traceback
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
+from typing import Any
 
-from stepscope.errors import UsageError
-from stepscope.record.session import Session, Settings, status_of
+from stepscope.clock import anchors
+from stepscope.errors import StepscopeError, UsageError
+from stepscope.record.allocators import child_environment
+from stepscope.record.processes.training import CLAIM, SIGNS, Orders
+from stepscope.record.sampler.process import Sampler, start_sampler
+from stepscope.record.settings import Settings, check_settings
+from stepscope.runfolder import RunWriter
+
+_START = Path(__file__).parent / "processes" / "start.py"
+_PASSED_ON = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 
 
-def run_script(target: str, arguments: Sequence[str], settings: Settings, as_module: bool = False) -> tuple[Path, int]:
-    """(run folder, exit code) of a script, or of a module as with `python -m`.
+def run_script(
+    target: str,
+    arguments: Sequence[str],
+    settings: Settings,
+    as_module: bool = False,
+    threads: int | None = None,
+    malloc: str = "default",
+) -> tuple[Path, int]:
+    """(run folder, exit code) of a script, or of a module as with `python -m`; below 0 the signal that ended it.
 
-    The script's own traceback goes to stderr and its own exit code comes back; UsageError where there is no script.
+    What the script prints is the script's; UsageError where there is no script.
     """
     script = Path(target)
     if not as_module and not script.is_file():
         raise UsageError(f"there is no script '{target}'", "give the path of a Python file, or the name of a workload")
+    check_settings(settings)
     name = target if as_module else script.stem
-    session = Session(replace(settings, name=name, steps_from="optimizer"))
-    kept_argv, kept_path = sys.argv, list(sys.path)
-    sys.argv = [target, *arguments]
-    session.start()
-    session.update(argv=["stepscope", "run", target, "--", *arguments], script=str(script))
-    status: tuple[str, str | None] = ("interrupted", None)
+    writer = RunWriter.create(settings.out, name)
+    writer.update(
+        argv=["stepscope", "run", target, "--", *arguments],
+        script=str(script),
+        launcher_pid=os.getpid(),
+        workload={"name": name},
+        clock=anchors(),
+        warmup_steps=3,
+        sampler={"period_ns": settings.period_ns},
+        recorder={"mode": str(settings.record), "steps_from": "optimizer"},
+        **({"power_model": settings.metering.power_model} if settings.metering.power_model else {}),
+    )
+    orders = Orders(
+        run=str(writer.path),
+        name=name,
+        record=str(settings.record),
+        memory=settings.memory,
+        period_ns=settings.period_ns,
+        optimizer_steps_per_step=settings.optimizer_steps_per_step,
+        samples_per_step=settings.samples_per_step,
+        threads=threads,
+        root=settings.root,
+        simulate=settings.metering.simulated,
+        module=as_module,
+    )
+    code = _trained(orders, target, arguments, settings, writer, malloc)
+    _close(writer, code)
+    return writer.path, code
+
+
+def _trained(
+    orders: Orders, target: str, arguments: Sequence[str], settings: Settings, writer: RunWriter, malloc: str
+) -> int:
+    go, tell = os.pipe()
+    text = replace(orders, go=go).to_json()
+    flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+    command = [sys.executable, *flags, str(_START), text, target, *arguments]
+    environment = None if malloc == "default" else child_environment(malloc)
     try:
-        if as_module:
-            sys.path.insert(0, "")
-            runpy.run_module(target, run_name="__main__", alter_sys=True)
-        else:
-            sys.path.insert(0, str(script.resolve().parent))
-            runpy.run_path(str(script), run_name="__main__")
-        status, code = ("ok", None), 0
-    except SystemExit as end:
-        status, code = status_of(end), _exit_code(end)
-    except KeyboardInterrupt as end:
-        status, code = status_of(end), 130
-    except BaseException as error:  # the script's own, shown as Python would have shown it
-        status, code = status_of(error), 1
-        traceback.print_exception(type(error), error, _without_us(error.__traceback__))
+        child = subprocess.Popen(command, pass_fds=(go,), env=environment)
     finally:
-        session.close(*status)
-        sys.argv, sys.path[:] = kept_argv, kept_path
-    return session.path, code
+        os.close(go)
+    with _signals_passed_on(child):
+        sampler = None if settings.metering.simulated else _sampler(writer, settings, child.pid)
+        os.close(tell)  # the end of the pipe is the word
+        code = _waited(child)
+        if sampler is not None:
+            end = sampler.stop()
+            if end.died_early and end.exit_code != 0:  # with the script it ends by itself, in order
+                _note(writer, "sampler-lost", f"the sampling process ended early (exit code {end.exit_code})")
+    return code
 
 
-def _exit_code(end: SystemExit) -> int:
-    if end.code is None:
-        return 0
-    if isinstance(end.code, int):
-        return end.code
-    sys.stderr.write(f"{end.code}\n")
-    return 1
+def _sampler(writer: RunWriter, settings: Settings, pid: int) -> Sampler | None:
+    metering = settings.metering
+    try:
+        return start_sampler(
+            writer.path,
+            settings.period_ns,
+            root=settings.root,
+            dither=metering.dither,
+            characterise=metering.characterise,
+            meters=metering.meters,
+            pid=pid,
+        )
+    except (StepscopeError, OSError) as error:
+        _note(writer, "sampler-failed", str(error))
+        return None
 
 
-def _without_us(trace: TracebackType | None) -> TracebackType | None:
-    """The traceback from the script's first frame on."""
-    ours = (__file__, runpy.__file__, "<frozen runpy>")
-    while trace is not None and trace.tb_frame.f_code.co_filename in ours:
-        trace = trace.tb_next
-    return trace
+def _waited(child: subprocess.Popen[bytes]) -> int:
+    while True:
+        try:
+            return child.wait()
+        except KeyboardInterrupt:  # it came to the script as well, which decides what to do
+            continue
+
+
+@contextlib.contextmanager
+def _signals_passed_on(child: subprocess.Popen[bytes]) -> Iterator[None]:
+    """A signal for this process is for the training; Ctrl-C reaches it by itself, since it shares the terminal."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def passed_on(number: int, _frame: Any) -> None:
+        with contextlib.suppress(OSError):
+            child.send_signal(number)
+
+    handlers: dict[int, Callable[[int, Any], None]] = {
+        signal.SIGINT: lambda *_: None,
+        **dict.fromkeys(_PASSED_ON, passed_on),
+    }
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _close(writer: RunWriter, code: int) -> None:
+    """Write what the training's own processes could not: that none of them trained, or how the last one was ended."""
+    try:
+        claimed = (writer.path / CLAIM).exists()
+        whole = RunWriter.attach(writer.path)
+        if not claimed:
+            whole.event("no-steps", "no step ended while this run was recorded: " + _why_no_training(writer.path))
+        if not claimed or whole.status == "running":
+            whole.update(clock_end=anchors())
+            whole.close(*_status(code, claimed))
+        elif code > 0 and whole.status == "ok":  # a process that trained ended well, and the script did not
+            whole.close("failed", f"exit code {code}")
+        (writer.path / CLAIM).unlink(missing_ok=True)
+    except (StepscopeError, OSError, ValueError) as error:
+        sys.stderr.write(f"the run in '{writer.path}' could not be closed: {error}\n")
+
+
+def _why_no_training(run: Path) -> str:
+    noted = run / SIGNS
+    with contextlib.suppress(OSError):
+        why = noted.read_text(encoding="utf-8")
+        noted.unlink()
+        return why
+    return (
+        "torch was not imported by the script, or by a Python process that it started; "
+        "what a process does after it has replaced itself (exec) is not seen"
+    )
+
+
+def _status(code: int, claimed: bool) -> tuple[str, str | None]:
+    if code < 0:
+        name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
+        hint = " (by somebody, or by the system when memory ran out)" if -code == signal.SIGKILL else ""
+        return "interrupted", "Ctrl-C" if -code == signal.SIGINT else f"ended by {name}{hint}"
+    if claimed:
+        return "interrupted", f"the process left without ending its run (os._exit or exec), exit code {code}"
+    return ("ok", None) if code == 0 else ("failed", f"exit code {code}")
+
+
+def _note(writer: RunWriter, kind: str, message: str) -> None:
+    with contextlib.suppress(OSError):
+        writer.event(kind, message)
+
+
+def end_as(code: int) -> int:
+    """The exit code for this process: of a script that a signal ended, the same end."""
+    if code >= 0:
+        return code
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the script has left its core, where it wanted one
+    with contextlib.suppress(OSError, ValueError):
+        signal.signal(-code, signal.SIG_DFL)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.kill(os.getpid(), -code)
+    return 128 - code  # a signal that is ignored or blocked

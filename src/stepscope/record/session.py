@@ -1,15 +1,17 @@
 """The one place where a training loop meets the recorders and the sampler.
 
-`stepscope.profile` and `stepscope run` (workloads and scripts) are ways into this same session.
-Telemetry never breaks training: whatever fails here is noted in the run, and the loop goes on.
+`stepscope.profile` and `stepscope run` (workloads and scripts) are ways into this same session. It hears of the
+training through `routes`, and every call comes through one `boundary`: what fails here is noted in the run, profiling
+ends, and the loop goes on.
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
+import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,78 +19,71 @@ import torch
 from torch import nn
 
 from stepscope.clock import anchors, monotonic_ns
-from stepscope.errors import StepscopeError, UsageError
-from stepscope.record import allocators, facts, torch_private
-from stepscope.record.empty_process import kept_empty_process_bytes
+from stepscope.errors import StepscopeError
+from stepscope.record import facts, torch_private
+from stepscope.record.batch_axis import BatchWitness
+from stepscope.record.boundary import Boundary, is_ours
+from stepscope.record.ops.events import MODULE_SCOPE, OPTIMIZER_STEP
+from stepscope.record.ops.modules import ModuleBook
+from stepscope.record.ops.rows import StepSpan
 from stepscope.record.plan import WARMUP_STEPS, Plan
 from stepscope.record.recorder import OpRecorder
-from stepscope.record.recorders.modules import ModuleBook, ModuleScopes
-from stepscope.record.recorders.phases import MODULE_SCOPE
-from stepscope.record.recorders.window import StepSpan
-from stepscope.record.sampling import Sampler, start_sampler
-from stepscope.record.schedule import Schedule, parse, parse_memory
-from stepscope.record.sensors.contract import Meter
-from stepscope.record.steps import OptimizerRounds, OutermostCalls, watch_optimizers
+from stepscope.record.routes import Routes
+from stepscope.record.sampler.process import Sampler, start_sampler
+from stepscope.record.settings import Settings, check_settings, parse_memory, parse_schedule
+from stepscope.record.steps import StepFinder, why_no_steps
 from stepscope.runfolder import RunWriter
 
 _FLUSH_EVERY_NS = 500_000_000
 Models = nn.Module | Sequence[nn.Module] | Mapping[str, nn.Module] | None
 
 
-@dataclass(frozen=True)
-class Metering:
-    """How power is learnt: meters that the user names, and what is made of the sensors that are found."""
-
-    meters: tuple[Meter, ...] = ()
-    power_model: str | None = None  # "cpu=2W..15W": estimated, by the user's choice alone
-    characterise: bool = True  # measure refresh, step and filter of each power sensor, once a device
-    dither: bool = True
-    simulated: str | None = None  # the board that `root` pretends to be
-
-
-@dataclass(frozen=True)
-class Settings:
-    """How a run is recorded; `steps_from` is "calls" (of `Scope.step`) or "optimizer"."""
-
-    out: str | Path = "runs"
-    name: str = "loop"
-    record: str | Schedule = "adaptive"
-    memory: str = "auto"  # steps whose allocations are recorded, see `schedule.MEMORY_CHOICES`
-    period_ns: int = 10_000_000
-    steps_from: str = "calls"
-    optimizer_steps_per_step: int | None = None
-    samples_per_step: int | None = None
-    root: str | None = None
-    metering: Metering = field(default_factory=Metering)
-    facts: dict[str, Any] = field(default_factory=dict)  # what run.json says of the workload
-    flops: Mapping[str, tuple[int, int]] = field(default_factory=dict)  # forward and backward per sample, by module
-
-
 class Session:
-    """A run that is being recorded: `start`, any number of steps, `close`."""
+    """A run that is being recorded: `start`, any number of steps, `close`.
 
-    def __init__(self, settings: Settings) -> None:
-        if settings.period_ns < 1_000_000:
-            raise UsageError("the sampling period must be 1 ms or more", "for example --period 5ms")
-        self._plan = Plan(parse(settings.record), parse_memory(settings.memory))
+    `place` gives the folder to write to; with it the run begins at the first sign of a training, without it at once.
+    """
+
+    def __init__(self, settings: Settings, place: Callable[[], RunWriter] | None = None) -> None:
+        check_settings(settings)
+        self._plan = Plan(parse_schedule(settings.record), parse_memory(settings.memory))
         self._settings = settings
         self._pid = os.getpid()
-        self.writer = RunWriter.create(settings.out, settings.name)
+        self._place = place
+        self._writer = RunWriter.create(settings.out, settings.name) if place is None else None
+        self._recorder: OpRecorder | None = None
+        self._boundary = Boundary(self._failed, self._disturbed)
+        self._routes = Routes(self._boundary, self)
         self._book = ModuleBook(self._found_root)
-        self._scopes = ModuleScopes(self._book)
-        self._recorder = OpRecorder(self.writer, self._plan, self._scopes, self.note)
-        self._outermost = OutermostCalls(self._evaluated)
-        self._rounds = OptimizerRounds(self._round_ended, settings.optimizer_steps_per_step)
+        self._finder = StepFinder(
+            settings.steps_from == "optimizer",
+            settings.optimizer_steps_per_step,
+            self._end_step,
+            self._left_out,
+            self._note_calls,
+        )
         self._sampler: Sampler | None = None
-        self._undo: list[Callable[[], None]] = []
+        self._ending: list[Callable[[], None]] = []
+        self._notes: list[tuple[str, str, dict[str, Any]]] = []  # until there is a run to write them into
         self._step = 0
         self._t0_ns: int | None = None
         self._began_ns = self._flushed_ns = 0
         self._recorded = False
+        self._begins_anew = self._anew = False  # recorded from the end of the evaluation at its beginning: will be, is
+        self._evaluated_first = 0  # steps that were to be recorded and began with evaluation, since one that did not
         self._loss: Any = None
-        self._samples: int | None = None
+        self._said_samples: int | None = None
         self._steps_lost = 0
+        self.modules_bytes: int | None = None
         self.closed = False
+        self.status: tuple[str, str | None] = ("interrupted", "the process ended inside the run")
+
+    @property
+    def writer(self) -> RunWriter:
+        """Return the writer of the run; StepscopeError before there is one."""
+        if self._writer is None:
+            raise StepscopeError("no training was seen yet, so that there is no run")
+        return self._writer
 
     @property
     def path(self) -> Path:
@@ -99,8 +94,192 @@ class Session:
         """Steps that have ended."""
         return self._step
 
+    @property
+    def begun(self) -> bool:
+        """Return whether a training was seen, and a run is written."""
+        return self._recorder is not None
+
+    @property
+    def pid(self) -> int:
+        """The process that is recorded."""
+        return self._pid
+
     def start(self, models: Models = None) -> None:
-        """Begin: sampler ready, hooks in place, first step open."""
+        """Begin: sampler ready, routes in place, first step open."""
+        _SESSIONS.add(self)
+        atexit.register(self._at_exit)
+        if self._writer is not None:
+            self._begin()
+        for name, model in _named(models):
+            self._boundary.call(self._book.add_root, model, name)
+        self._routes.install()
+        self._ending.append(self._routes.remove)
+        undo = torch_private.before_other_profilers(self._boundary.guarded(self._other_profiler))
+        self._ending.append(undo)
+        self._began_ns = self._flushed_ns = monotonic_ns()
+        if self._settings.steps_from == "calls" or self._book.roots:  # else with the first call of a model
+            self._boundary.call(self._begin_step, self._began_ns)
+
+    def step(self, loss: Any = None, samples: int | None = None) -> None:
+        """One step has ended; `loss` may be a tensor (read when it is written) or a number."""
+        self._boundary.call(self._stepped, loss, samples)
+
+    def pause(self) -> None:
+        """Exclude what follows from the step (evaluation, a checkpoint): nothing of it is recorded until `resume`."""
+        self._boundary.call(self._pause)
+
+    def resume(self) -> None:
+        """The open step begins now: what lay between it and the last one is no part of it."""
+        self._boundary.call(self._resume)
+
+    def inside(self, module: nn.Module) -> torch_private.Scope:
+        """A range of the step that counts as a call of this module, for code that calls a function of it instead."""
+        index = self._boundary.call(self._book.index, module)
+        return torch_private.make_scope("call" if index is None else f"{MODULE_SCOPE}{index}")
+
+    def note(self, kind: str, message: str, **fields: Any) -> None:
+        """Append to the run's events; a full disk loses the note, not the training."""
+        if self._writer is None:
+            self._notes.append((kind, message, fields))
+            return
+        writer = self._writer
+        self._safely(lambda: writer.event(kind, message, **fields), note=False)
+
+    def update(self, **fields: Any) -> None:
+        """Merge fields into run.json."""
+        self._safely(lambda: self.writer.update(**fields))
+
+    def close(self, status: str = "ok", reason: str | None = None) -> None:
+        """End the run, whatever state it is in; safe to call twice, never raises on account of the disk."""
+        if self.closed or os.getpid() != self._pid:
+            return
+        self.status = status, reason
+        self._boundary.call(self._finder.finish)
+        self._boundary.open = False
+        if self._recorder is not None:
+            self._safely(self._recorder.close)
+        while self._ending:
+            self._safely(self._ending.pop())
+        if self._writer is not None:
+            self._safely(lambda: self._close_run(status, reason))
+        self.closed = True
+        atexit.unregister(self._at_exit)
+        _SESSIONS.discard(self)
+
+    def pack(self) -> None:
+        """Make Parquet of the closed run, in this process: for those to whom it belongs. What cannot be stays rows."""
+        from stepscope.runfolder.pack import pack
+
+        with contextlib.suppress(StepscopeError, OSError):
+            pack(self.path)
+
+    # the listener of the routes: what the training does
+
+    def called(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """A module is called that no other module calls."""
+        if not self._book.knows(module):
+            self._book.add_root(module)
+        if self._recorder is None and not (torch.is_grad_enabled() and self._book.learns(module)):
+            self._finder.signs["calls"] += 1  # no training so far: a transform in a worker, inference
+            return
+        self._begin()
+        self._finder.called(module, args, kwargs)
+        self._open_step()
+        if self._recorder is None or not torch.is_grad_enabled():
+            return
+        if self._recorded:
+            self._recorder.called(args, kwargs)
+            self._look()
+        else:
+            self._recorder.works()
+
+    def returned(self, module: nn.Module, output: Any) -> None:
+        """It has returned."""
+        if self._recorder is not None:
+            self._finder.returned(module, output)
+
+    def compiled(self, module: nn.Module) -> None:
+        """A model was compiled in place: its calls pass us by, and what it is made of is known."""
+        if self._recorder is not None:
+            self._book.add_root(module)
+            self.note("compiled", "a compiled model: ops below it carry the model's name, not their layer's")
+
+    def before_optimizer(self, optimizer: Any) -> None:
+        """An optimizer is about to update."""
+        self._begin()
+        self._finder.before_update()
+        if self._recorder is not None:
+            self._look()
+            self._recorder.updates(optimizer)
+            self._recorder.optimizer_steps(optimizer)
+
+    def after_optimizer(self, optimizer: Any) -> None:
+        """An optimizer has updated: the step may have ended."""
+        self._routes.updated()
+        if self._recorder is not None:
+            self._recorder.updates(None)
+        self._finder.after_update(optimizer)
+
+    def skipped_update(self) -> None:
+        """A gradient scaler left an update out."""
+        self.note("update-skipped", "a gradient scaler skipped an update: its time is in no step", step=self._step)
+        self._finder.skipped_update()
+
+    def before_backward(self, roots: Any, inputs: Any) -> None:
+        """Gradients are about to be computed."""
+        self._begin()
+        self._finder.before_backward(roots)
+        self._open_step()
+        self._look(before_pass=True)
+        if self._recorder is not None:
+            self._recorder.before_pass(roots, inputs)
+
+    def after_backward(self) -> None:
+        """Gradients are computed."""
+        self._finder.after_backward()
+        if self._recorder is not None:
+            self._recorder.after_pass()
+            self._look()
+
+    def batch(self, iterator: Any, batch: Any) -> None:
+        """A data loader gave a batch."""
+        self._finder.batch(iterator, batch)
+
+    def makes_scope(self, module: nn.Module) -> torch_private.Scope:
+        """The range of a module's call in the window that records now."""
+        return torch_private.make_call_scope(f"{MODULE_SCOPE}{self._book.index(module)}")
+
+    def many_calls(self) -> None:
+        """Many modules were called in a profiled step: is it still small enough?"""
+        self._look()
+
+    def optimizer_scope(self, optimizer: Any) -> torch_private.Scope:
+        """The range by which a torch optimizer announces itself, for another."""
+        return torch_private.make_scope(f"{OPTIMIZER_STEP}{type(optimizer).__name__}.step")
+
+    # the beginning
+
+    def _begin(self) -> None:
+        """There is a training: open the run, and write what is known of the process."""
+        if self._recorder is not None:
+            return
+        settings = self._settings
+        if self._writer is None:
+            assert self._place is not None
+            self._writer = self._place()
+        self._plan.together = facts.rank_of_process().get("world_size", 1) > 1
+        self._recorder = OpRecorder(
+            self._writer, self._plan, self._book, self._routes, self.note, self._boundary.guarded
+        )
+        self._safely(self._write_beginning)
+        for kind, message, fields in self._notes:
+            self.note(kind, message, **fields)
+        self._notes.clear()
+        if settings.sampler:
+            self._start_sampler()
+        self._began_ns = self._flushed_ns = monotonic_ns()
+
+    def _write_beginning(self) -> None:
         settings = self._settings
         self.writer.update(
             pid=self._pid,
@@ -109,116 +288,72 @@ class Session:
             warmup_steps=WARMUP_STEPS,
             recorder={"mode": self._plan.choice.name, "steps_from": settings.steps_from},
             sampler={"period_ns": settings.period_ns},
-            malloc=_malloc(),
-            **_stated(settings.metering),
+            malloc=facts.of_malloc(),
+            **facts.rank_of_process(),
+            **facts.of_metering(settings.metering),
             **facts.of_process(),
             **{key: value for key, value in settings.facts.items() if key != "workload"},
         )
-        self._quietly(lambda: self.writer.device(facts.of_device(settings.root)))
-        self._start_sampler()
-        for name, model in _named(models):
-            self._book.add_root(model, name)
-        self._undo.append(watch_optimizers(self._before_optimizer, self._after_optimizer))
-        self._undo.append(torch_private.before_other_profilers(self._recorder.give_way))
-        atexit.register(self._at_exit)
-        self._began_ns = self._flushed_ns = monotonic_ns()
-        self._scopes.find_models()
-        if settings.steps_from == "calls" or self._book.roots:  # else with the first call of a model
-            self._begin_step(self._began_ns)
-
-    def step(self, loss: Any = None, samples: int | None = None) -> None:
-        """One step has ended; `loss` may be a tensor (read when it is written) or a number."""
-        if not self._is_mine():
-            return
-        self._loss, self._samples = loss, samples
-        self._end_step(monotonic_ns())
-
-    def pause(self) -> None:
-        """What follows is no part of a step (evaluation, a checkpoint): nothing of it is recorded until `resume`."""
-        if self._recorder.recording and self._is_mine():
-            self._recorder.close_window()
-            self._recorded = False
-
-    def resume(self) -> None:
-        """The open step begins now: what lay between it and the last one is no part of it."""
-        if self._is_mine():
-            self._t0_ns = monotonic_ns()
-
-    def inside(self, module: nn.Module) -> torch_private.Scope:
-        """A range of the step that counts as a call of this module, for code that calls a function of it instead."""
-        return torch_private.make_scope(f"{MODULE_SCOPE}{self._book.index(module)}")
-
-    def note(self, kind: str, message: str, **fields: Any) -> None:
-        """Append to the run's events; a full disk loses the note, not the training."""
-        self._quietly(lambda: self.writer.event(kind, message, **fields), note=False)
-
-    def update(self, **fields: Any) -> None:
-        """Merge fields into run.json."""
-        self._quietly(lambda: self.writer.update(**fields))
-
-    def close(self, status: str = "ok", reason: str | None = None) -> None:
-        """End the run, whatever state it is in; safe to call twice, never raises on account of the disk."""
-        if not self._is_mine():
-            return
-        if self._settings.steps_from == "optimizer":
-            self._rounds.finish()
-        self.closed = True
-        atexit.unregister(self._at_exit)
-        self._recorder.close()
-        self._outermost.release()
-        for undo in self._undo:
-            undo()
-        self._stop_sampler()
-        if self._step == 0:
-            self.note("no-steps", "no step ended while this run was recorded: " + _why_no_steps(self._settings))
-        self._write_model()
-        # Threads again: a script sets their number after the run has begun.
-        self._quietly(
-            lambda: self.writer.update(clock_end=anchors(), threads=torch.get_num_threads(), **self._outcome())
-        )
-        self._quietly(lambda: self.writer.device(facts.of_device(self._settings.root, self.path)))
-        if not self._quietly(lambda: self.writer.close(status, reason)):
-            self._quietly(lambda: self.writer.update(status=status, reason=reason))
+        if not self.writer.is_rank:
+            self._safely(lambda: self.writer.device(facts.of_device(settings.root)))
 
     # steps
 
-    def _is_mine(self) -> bool:
-        """Open, and not the copy that a fork made."""
-        return not self.closed and os.getpid() == self._pid
+    def _stepped(self, loss: Any, samples: int | None) -> None:
+        self._loss, self._said_samples = loss, samples
+        self._end_step(monotonic_ns())
 
-    def _begin_step(self, at_ns: int | None = None) -> None:
-        paused = self._recorder.paused_ns
+    def _pause(self) -> None:
+        if self._recorder is not None and self._recorder.recording:
+            self._recorder.close_window()
+            self._recorded = False
+
+    def _resume(self) -> None:
+        self._t0_ns = monotonic_ns()
+
+    def _begin_step(self, at_ns: int | None = None, again: bool = False) -> None:
+        recorder = self._recorder
+        if recorder is None:
+            return
+        paused = recorder.paused_ns
         elapsed = monotonic_ns() - self._began_ns
-        self._recorded = self._recorder.before_step(self._step, elapsed)
-        if not self._recorded:  # models that were never called are looked for while warming up
-            (self._scopes.find_models if self._step < WARMUP_STEPS else self._scopes.remove)()
-        moved = at_ns is None or self._recorder.paused_ns != paused
+        self._recorded = recorder.before_step(self._step, elapsed, again)
+        self._begins_anew, self._anew = False, again
+        moved = at_ns is None or recorder.paused_ns != paused
         self._t0_ns = monotonic_ns() if moved else at_ns
 
     def _end_step(self, t1_ns: int, late: bool = False) -> None:
-        t0_ns = self._t0_ns
-        if t0_ns is None:
-            t0_ns = t1_ns
-        counted = self._outermost.next_step(at_mark=late)
-        samples = next((n for n in (self._samples, self._settings.samples_per_step, counted) if n is not None), None)
+        if self._recorder is None:
+            self._begin()
+        recorder = self._recorder
+        assert recorder is not None
+        t0_ns = t1_ns if self._t0_ns is None else self._t0_ns
+        counted = self._finder.step_ended()
+        samples = next(
+            (n for n in (self._said_samples, self._settings.samples_per_step, counted) if n is not None), None
+        )
         span = StepSpan(self._step, t0_ns, t1_ns, samples)
-        self._recorded = self._recorded and self._recorder.recording  # it may have ended within the step
+        self._recorded = self._recorded and recorder.recording  # it may have ended within the step
         if self._recorded:
-            self._recorder.after_step(span)
-        self._plan.took(self._recorded, t1_ns - t0_ns)
+            recorder.after_step(span)
+            if not self._anew:
+                self._evaluated_first = 0
+        if not recorder.step_ends():
+            self._plan.took(self._recorded, t1_ns - t0_ns)
         self._write_step(span)
         self._step += 1
         if self._step == WARMUP_STEPS:
-            self._write_model()  # a run that is killed later has its module tree
+            self._write_model()  # a run that is killed later has its module tree, and its first steps
+            self._flushed_ns = 0
         if late:  # the next step began in the past: nothing may be opened or closed in its midst
             self._t0_ns = t1_ns
             wanted = self._plan.records(self._step, t1_ns - self._began_ns)
-            self._recorded = wanted and self._recorder.recording
+            self._recorded = wanted and recorder.recording
         else:
             self._begin_step()
 
     def _write_step(self, span: StepSpan) -> None:
-        loss, self._loss, self._samples = _number(self._loss), None, None
+        loss, self._loss, self._said_samples = torch_private.number_in(self._loss), None, None
         try:
             self.writer.step(span.step, span.t0_ns, span.t1_ns, span.samples, loss, self._recorded)
             if span.t1_ns - self._flushed_ns > _FLUSH_EVERY_NS:
@@ -229,37 +364,84 @@ class Session:
             if self._steps_lost == 1:
                 self.note("steps-lost", f"the times of some steps could not be written: {error}", step=span.step)
 
-    def _write_model(self) -> None:
-        self._quietly(lambda: self.writer.model(facts.of_modules(self._book, self._settings.flops)))
+    def _open_step(self) -> None:
+        """The first step of a training that says nothing of its steps begins with its first work."""
+        if (self._t0_ns is None or self._begins_anew) and torch.is_grad_enabled():
+            self._begin_step(again=self._begins_anew)
 
-    def _found_root(self, root: nn.Module) -> None:
-        self._outermost.watch(root)
-        if hasattr(root, "_orig_mod"):
-            self.note("compiled", "a compiled model: ops below it carry the model's name, not their layer's")
-        lazily = self._settings.steps_from == "optimizer" and self._began_ns
-        if lazily and self._t0_ns is None and torch.is_grad_enabled():
-            self._begin_step()
-
-    def _evaluated(self, now_ns: int) -> None:
-        """Evaluation between steps: the step begins after it, and what it ran is not kept in RAM."""
-        self._rounds.finish()
-        if self._recorder.recording:
+    def _left_out(self, now_ns: int) -> None:
+        """Begin the step now: what went before is no part of it, and what was recorded is dropped from RAM."""
+        if self._recorder is not None and self._recorder.recording:
             self._recorder.close_window()
+            self._evaluated_first += self._recorded
+            self._begins_anew = self._recorded and self._evaluated_first > 1  # each time: else none would be recorded
             self._recorded = False
             now_ns = monotonic_ns()
         self._t0_ns = now_ns
 
-    def _before_optimizer(self, optimizer: Any) -> None:
-        if os.getpid() == self._pid:
-            self._recorder.optimizer_steps(optimizer)
+    def _look(self, before_pass: bool = False) -> None:
+        recorder, t0_ns = self._recorder, self._t0_ns
+        if recorder is None or t0_ns is None or not recorder.recording:
+            return
+        if recorder.look(self._step, t0_ns, before_pass):
+            self._recorded = False
 
-    def _after_optimizer(self, optimizer: Any) -> None:
-        if self._settings.steps_from == "optimizer" and os.getpid() == self._pid and not self.closed:
-            self._rounds.stepped(optimizer)
-            self._outermost.mark()
+    # modules
 
-    def _round_ended(self, t_ns: int, late: bool) -> None:
-        self._end_step(t_ns, late)
+    def _note_calls(self, witness: BatchWitness | None) -> bool:
+        """Tell a witness of the calls that follow, unless somebody else hears of them; nobody, where it is None."""
+        noted_by = self._routes.calls_noted_by
+        if noted_by is not None and not isinstance(noted_by, BatchWitness):
+            return False
+        self._routes.note_calls(witness)
+        return True
+
+    def _found_root(self, root: nn.Module) -> None:
+        if "_orig_mod" in (vars(root).get("_modules") or {}):
+            self.note("compiled", "a compiled model: ops below it carry the model's name, not their layer's")
+
+    def _write_model(self) -> None:
+        self._safely(lambda: self.writer.model(facts.of_modules(self._book, self._settings.flops)))
+
+    def _other_profiler(self) -> None:
+        if self._recorder is not None:
+            self._recorder.give_way()
+
+    # faults
+
+    def _failed(self, error: BaseException) -> None:
+        """Ours, of any kind: tell it in the run, and let the training be."""
+        self._recorded = False
+        lines = traceback.format_exception(type(error), error, error.__traceback__)
+        if self._recorder is not None:
+            recorder = self._recorder
+            self._safely(lambda: recorder.abandon_window("profiling failed"))
+        self._safely(self._routes.remove)
+        self.note(
+            "profiling-failed",
+            f"a fault in Stepscope ended profiling, the training goes on: {type(error).__name__}: {error}",
+            step=self._step,
+            traceback="".join(lines)[-4000:],
+        )
+
+    def _disturbed(self) -> None:
+        """An exception of the training's came while our code ran: a window may be half open."""
+        if self._recorder is not None:
+            self._recorder.abandon_window("an exception of the training's was raised while it was written")
+
+    def forked(self) -> None:
+        """This process is a copy that a fork made: it is no part of the run."""
+        self._boundary.forked()
+        self.closed = True
+        atexit.unregister(self._at_exit)
+        if self._recorder is not None:
+            self._recorder.forget()
+        self._ending.clear()
+        self._routes.remove()
+
+    def forks(self) -> None:
+        """This process has made a copy of itself."""
+        self._finder.signs["forks"] += 1
 
     # the sampler, and the end
 
@@ -288,12 +470,43 @@ class Session:
         if end.died_early:
             self.note("sampler-lost", f"the sampling process ended early (exit code {end.exit_code})")
 
+    def _close_run(self, status: str, reason: str | None) -> None:
+        self._safely(self._stop_sampler)
+        if self._step == 0:
+            self._safely(
+                lambda: self.note("no-steps", "no step ended while this run was recorded: " + self.why_no_steps())
+            )
+        if self._step and self._finder.calls_no_module:
+            self.note(
+                "no-module-calls",
+                "gradients were computed, and never of what a call of a module had computed: the training calls "
+                "'forward' of its modules itself, or uses functions alone, and only calls of modules tell layers apart",
+            )
+        self._write_model()
+        # Threads again: a script sets their number after the run has begun.
+        self._safely(
+            lambda: self.writer.update(
+                clock_end=anchors(), threads=torch.get_num_threads(), **facts.rank_of_process(), **self._outcome()
+            )
+        )
+        if not self.writer.is_rank:
+            self._safely(lambda: self.writer.device(facts.of_device(self._settings.root, self.path)))
+        self._safely(lambda: self.writer.close(status, reason))
+
+    def why_no_steps(self) -> str:
+        """The reason why there is no step, as far as it was seen, and what helps."""
+        if self._settings.steps_from != "optimizer":
+            return "scope.step() was never called"
+        return why_no_steps(self._finder.signs)
+
     def _outcome(self) -> dict[str, Any]:
         recorder, plan = self._recorder, self._plan
+        assert recorder is not None
         return {
             "recorder": {
                 "mode": plan.choice.name,
                 "steps_from": self._settings.steps_from,
+                "steps_found_by": self._finder.found_by,
                 "recorded_steps": plan.recorded,
                 "known_share": plan.known,
                 "windows": recorder.windows,
@@ -301,36 +514,64 @@ class Session:
                 "rows": recorder.rows,
                 "bytes": recorder.bytes_written,
                 "memory": plan.memory,
+                "held_bytes": recorder.held_bytes,  # of events, in the largest window
+                "modules_bytes": self.modules_bytes,  # of code, loaded for profiling alone
                 "reserved_bytes": recorder.memory_book.reserved,  # by device, the most that an allocator held
-                "module_calls": "routed" if torch_private.can_route_calls() else "hooks",
             },
             "overhead": {"paused_ns": recorder.paused_ns, "span_ns": monotonic_ns() - self._began_ns},
-            "input_shape": self._outermost.input_shape,
+            "input_shape": self._finder.input_shape,
             "steps_lost": self._steps_lost,
         }
 
     def _at_exit(self) -> None:
         """The interpreter ends with the run open: a running profiler would crash it."""
-        self.close("interrupted", "the process ended inside the run")
+        self.close(*self.status)
 
-    def _quietly(self, write: Callable[[], None], note: bool = True) -> bool:
+    def _safely(self, action: Callable[[], Any], note: bool = True) -> bool:
+        """Do it; what fails on our side is noted and nothing else."""
         try:
-            write()
-        except OSError as error:
+            action()
+        except BaseException as error:
+            if not is_ours(error):
+                raise
             if note:
-                self.note("write-failed", str(error))
+                self.note("write-failed", f"{type(error).__name__}: {error}")
             return False
         return True
+
+
+_SESSIONS: set[Session] = set()
+
+
+def _in_child() -> None:
+    torch_private.end_forked_children_early()
+    for session in list(_SESSIONS):
+        try:
+            session.forked()
+        except Exception:  # nothing of ours may reach a child of the training's
+            continue
+    _SESSIONS.clear()
+
+
+def _in_parent() -> None:
+    for session in list(_SESSIONS):
+        session.forks()
+
+
+os.register_at_fork(after_in_child=_in_child, after_in_parent=_in_parent)
 
 
 def status_of(error: BaseException | None) -> tuple[str, str | None]:
     """(status, reason) of a run that ended with this exception."""
     if error is None or (isinstance(error, SystemExit) and error.code in (None, 0)):
         return "ok", None
-    reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    try:
+        text = str(error)
+    except Exception:  # an exception of the training's that cannot be shown
+        text = ""
+    reason = f"{type(error).__name__}: {text}" if text else type(error).__name__
     if isinstance(error, KeyboardInterrupt):
         return "interrupted", "Ctrl-C"
-    text = str(error)
     ran_out = isinstance(error, (MemoryError, torch.cuda.OutOfMemoryError)) or "can't allocate memory" in text
     return ("oom" if ran_out else "failed"), reason
 
@@ -343,30 +584,3 @@ def _named(models: Models) -> list[tuple[str | None, nn.Module]]:
     if isinstance(models, Mapping):
         return list(models.items())
     return [(None, model) for model in models]
-
-
-def _stated(metering: Metering) -> dict[str, Any]:
-    """What run.json says where the user chose it."""
-    chosen = {"power_model": metering.power_model, "simulated": metering.simulated}
-    return {key: value for key, value in chosen.items() if value is not None}
-
-
-def _malloc() -> dict[str, Any]:
-    """The allocator, and what a process takes that trains nothing, where this device has measured it."""
-    stated = allocators.in_force()
-    return {**stated, "empty_process_bytes": kept_empty_process_bytes(stated["name"])}
-
-
-def _number(loss: Any) -> float | None:
-    if loss is None:
-        return None
-    try:
-        return float(loss.detach() if isinstance(loss, torch.Tensor) else loss)
-    except (TypeError, ValueError, RuntimeError):
-        return None
-
-
-def _why_no_steps(settings: Settings) -> str:
-    if settings.steps_from == "optimizer":
-        return "no torch optimizer made a step"
-    return "scope.step() was never called"

@@ -1,159 +1,482 @@
-"""Where one step ends and the next begins, when nobody says so: from optimizer steps.
+"""Find the steps of a training from what it does: where one ends and the next begins, and its samples.
 
-One step is one round of the optimizers: the step of a GAN ends with the last of its optimizers. The round is learnt
-while warming up: an optimizer that steps for a second time shows that the one before it closed the round. Evaluation
-between steps (a trained model, in eval mode, without gradients) is left out: the step begins after it.
+StepFinder follows calls, backward passes, updates and batches; the classes below it hold the rules.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+import weakref
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import nn
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from stepscope.clock import Clock, monotonic_ns
-
-Boundary = Callable[[int, bool], None]
-
-
-class OptimizerRounds:
-    """Calls `ended(t_ns, late)` when a round has ended; late is one that is known only by the next round's first."""
-
-    def __init__(self, ended: Boundary, steps_per_round: int | None = None, clock: Clock = monotonic_ns) -> None:
-        self._ended = ended
-        self._fixed = steps_per_round
-        self._clock = clock
-        self._seen: list[int] = []
-        self._last_ns = 0
-        self._closer: int | None = None
-
-    def stepped(self, optimizer: object) -> None:
-        """An optimizer has just stepped."""
-        now = self._clock()
-        key = id(optimizer)
-        if self._fixed is not None:
-            self._seen.append(key)
-            if len(self._seen) >= self._fixed:
-                self._close(now)
-        elif self._closer is not None:
-            if key == self._closer:
-                self._close(now)
-        elif key in self._seen:
-            self._learn(key, now)
-        else:
-            self._seen.append(key)
-        self._last_ns = now
-
-    def finish(self) -> None:
-        """The training is over, or evaluation began: an undecided round has ended with its last optimizer step."""
-        if self._seen and self._closer is None and self._fixed is None:
-            self._closer = self._seen[-1]
-            self._close(self._last_ns, late=True)
-
-    def _learn(self, key: int, now: int) -> None:
-        self._closer = self._seen[-1]
-        alone = self._seen == [key]
-        self._close(self._last_ns, late=True)
-        if alone:
-            self._close(now)
-        else:
-            self._seen.append(key)
-
-    def _close(self, t_ns: int, late: bool = False) -> None:
-        self._seen.clear()
-        self._ended(t_ns, late)
+from stepscope.clock import monotonic_ns
+from stepscope.record import torch_private
+from stepscope.record.batch_axis import TELLING, BatchWitness
+from stepscope.record.ops.modules import parts_of
+from stepscope.record.rounds import Ended, ManualRounds, OptimizerRounds
 
 
-class OutermostCalls:
-    """Counts the samples of a step, and sees evaluation, from calls of the models themselves.
+class StepFinder:
+    """Calls `ended(t_ns, late)` where a step ends and `left_out(t_ns)` where something ends that is no part of one.
 
-    A hook on the few outermost modules only: a global one would slow every module call of every step.
+    from_updates: steps end by themselves; else somebody says so, and only samples and evaluation are followed.
     """
 
-    def __init__(self, evaluated: Callable[[int], None], clock: Clock = monotonic_ns) -> None:
-        self._evaluated = evaluated
-        self._clock = clock
-        self._handles: dict[int, list[Any]] = {}
-        self._trained: set[int] = set()
-        self._counted: int | None = None  # the model whose calls count samples in this step
-        self._marked: int | None = None
-        self.samples: int | None = None
+    def __init__(
+        self,
+        from_updates: bool,
+        updates_per_step: int | None,
+        ended: Ended,
+        left_out: Callable[[int], None],
+        note_calls: Callable[[BatchWitness | None], bool],
+    ) -> None:
+        self._from_updates = from_updates
+        self._left_out = left_out
+        self._identities = Identities()
+        self._rounds = OptimizerRounds(ended, updates_per_step)
+        self._manual = ManualRounds(ended)
+        self._gaps = Gaps()
+        self._samples = SampleCount()
+        self._watched: list[weakref.ref[torch.Tensor]] | None = None  # leaves whose updates show steps by hand
+        self._note_calls = note_calls
+        self._axis: dict[int, int] = {}  # of models: the axis of the input that has the batch
+        self._asked: tuple[int, tuple[Any, ...], BatchWitness | None] | None = (
+            None  # a model whose axis its call will tell
+        )
+        self._telling: dict[int, bool | None] = {}
+        self._unbatched: tuple[int, int] | None = None  # a model that was called with a vector, and its length
+        self._trained: set[int] = set()  # models that were called with gradients
+        self._optimized = False  # an optimizer has begun to update, now or before
+        self._worked = False  # something with gradients ran since the last update
+        self._called_for_pass = False
+        self._direct_passes = 0  # gradients of what no module's call computed
+        self.signs = {"calls": 0, "passes": 0, "updates": 0, "forks": 0}  # of a training, for one without a step
         self.input_shape: list[int] | None = None
 
-    def watch(self, root: nn.Module) -> None:
-        """Hook a model, once."""
-        if id(root) not in self._handles:
-            before = root.register_forward_pre_hook(self._before, with_kwargs=True)
-            after = root.register_forward_hook(self._after)
-            self._handles[id(root)] = [before, after]
+    @property
+    def found_by(self) -> str:
+        """Return the source of the steps: scope.step() ("calls"), an optimizer, or updates by hand ("backward")."""
+        if not self._from_updates:
+            return "calls"
+        return "optimizer" if self._optimized else "backward"
 
-    def release(self) -> None:
-        """Take all hooks off again."""
-        for handles in self._handles.values():
-            for handle in handles:
-                handle.remove()
-        self._handles.clear()
+    @property
+    def calls_no_module(self) -> bool:
+        """Return whether gradients were computed, and none of what a call of a module had computed."""
+        return 0 < self._direct_passes == self.signs["passes"]
 
-    def mark(self) -> None:
-        """Remember the count: whether a step ends here may only be known later."""
-        self._marked = self.samples
-
-    def next_step(self, at_mark: bool = False) -> int | None:
-        """The samples of the step that has ended, now or at the last mark; counting begins anew."""
-        samples = self._marked if at_mark else self.samples
-        left = (self.samples or 0) - (samples or 0)
-        self.samples, self._marked = left or None, None
-        self._counted = self._counted if left else None
-        return samples
-
-    def _before(self, root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if not torch.is_grad_enabled() or torch.compiler.is_compiling():
+    def called(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """An outermost module is called, with gradients or without."""
+        self.signs["calls"] += 1
+        self._something_else()
+        if self._asked is not None:  # the call before it ended with an exception
+            self._asked = None
+            self._note_calls(None)
+        if not torch.is_grad_enabled():
             return
-        self._trained.add(id(root))
-        tensor = args[0] if args and isinstance(args[0], torch.Tensor) else first_tensor((args, kwargs))
-        if tensor is None or tensor.dim() == 0 or self._counted not in (None, id(root)):
+        self._work_begins()
+        number = self._identities.number(module)
+        self._trained.add(number)
+        self._called_for_pass = True
+        self._count(module, number, args, kwargs)
+
+    def returned(self, module: nn.Module, output: Any) -> None:
+        """It has returned: evaluation where it made no gradients, between two steps."""
+        if torch.is_grad_enabled():
+            self._settle_axis()
+            self._settle_batched(output)
             return
-        self._counted = id(root)
-        self.samples = (self.samples or 0) + int(tensor.shape[0])
-        self.input_shape = list(tensor.shape[1:])
+        number, now_ns = self._identities.number(module), monotonic_ns()
+        if self._trained and number not in self._trained:
+            self._samples.shown()
+        else:
+            self._samples.evaluated()
+        between = self._gaps.is_open or (self._rounds.undecided and not self._worked)
+        if between and not vars(module).get("training", True) and number in self._trained:
+            self._leave_out(now_ns)
+        else:
+            self._gaps.evaluated(number, now_ns)
 
-    def _after(self, root: nn.Module, _args: Any, _output: Any) -> None:
-        evaluating = not root.training and not torch.is_grad_enabled() and id(root) in self._trained
-        if evaluating and self.samples == self._marked:  # in mid-step it is part of the step
-            self._evaluated(self._clock())
+    def before_update(self) -> None:
+        """An optimizer is about to update, and may call a closure, whose passes are no updates by hand."""
+        self._optimized = True
+        self._samples.updating()
+
+    def after_update(self, optimizer: Any) -> None:
+        """It has updated: the step may have ended."""
+        self.signs["updates"] += 1
+        self._worked = False
+        self._samples.updated()
+        if self._from_updates:
+            self._rounds.stepped(self._identities.number(optimizer))
+
+    def skipped_update(self) -> None:
+        """A gradient scaler left an update out: what was computed for it is no step."""
+        if self._from_updates:
+            self._leave_out(monotonic_ns())
+            self._samples.take()
+
+    def before_backward(self, roots: Any) -> None:
+        """Gradients are about to be computed."""
+        self._work_begins()
+        self.signs["passes"] += 1
+        self._direct_passes += not self._called_for_pass
+        self._called_for_pass = False
+        if self._by_hand():
+            self._watch_leaves(roots)
+            self._manual.begins(self._fingerprint())
+        self._samples.backward()
+
+    def after_backward(self) -> None:
+        """They are computed."""
+        if self._by_hand():
+            self._manual.passed(self._fingerprint())
+
+    def batch(self, iterator: Any, batch: Any) -> None:
+        """A data loader gave a batch."""
+        self._something_else()
+        samples = _batch_size(iterator, batch)
+        if samples is not None:
+            self._samples.batch(self._identities.number(iterator), samples)
+
+    def step_ended(self) -> int | None:
+        """The samples of the step that has ended; what follows lies between steps until work begins."""
+        self._gaps.begins()
+        return self._samples.take(self._rounds.ahead)
+
+    def finish(self) -> None:
+        """The training is over: what was left open has ended."""
+        if self._from_updates:
+            self._rounds.finish()
+            if self._by_hand():
+                self._manual.finish(self._fingerprint())
+
+    def _work_begins(self) -> None:
+        """Something with gradients runs: a step is under way, and evaluation before it lies outside."""
+        self._worked = True
+        if self._gaps.is_open:
+            evaluated_ns = self._gaps.ends()
+            if evaluated_ns is not None:
+                self._leave_out(evaluated_ns)
+
+    def _leave_out(self, now_ns: int) -> None:
+        if self._from_updates:
+            self._rounds.finish()
+        self._samples.evaluated()
+        self._left_out(now_ns)
+
+    def _count(self, module: nn.Module, number: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        with torch._C.DisableTorchFunction():
+            tensor = args[0] if args and isinstance(args[0], torch.Tensor) else first_tensor((args, kwargs))
+            if tensor is None:
+                return
+            size = _length(tensor)
+            self._unbatched = None
+            if size is None:
+                return
+            shape = tuple(tensor.shape)
+            if len(shape) > 1 and number not in self._axis and self._ask_for_axis(module, number, shape):
+                return
+            axis = self._axis.get(number, 0)
+            if axis and len(shape) > axis:
+                self._samples.called(number, shape[axis] if type(shape[axis]) is int else None, True)
+                self.input_shape = [n for place, n in enumerate(shape) if place != axis and type(n) is int]
+                return
+            if tensor.dim() == 1 and tensor.is_floating_point():
+                self._unbatched = number, size  # a batch of numbers or one sample: its output tells
+                return
+            self._samples.called(number, size, True)
+            self.input_shape = [n for n in tensor.shape[1:] if type(n) is int]
+
+    def _ask_for_axis(self, module: nn.Module, number: int, shape: tuple[Any, ...]) -> bool:
+        """Return whether the samples of this call are known only when it has returned: some module within it tells."""
+        if number not in self._telling:
+            parts = [part for part in parts_of(module) if isinstance(part, TELLING)]
+            all_first = all(isinstance(p, nn.RNNCellBase) or vars(p).get("batch_first", False) for p in parts)
+            self._telling[number] = all_first if parts else None
+        if self._telling[number] is None:
+            return False
+        witness = BatchWitness()
+        self._asked = number, shape, witness if self._note_calls(witness) else None
+        return True
+
+    def _settle_axis(self) -> None:
+        """The call has returned: the axis in which it was given what the modules within it were given as a batch.
+
+        Where they were not seen, or disagree, the first axis counts only if no module within has its batch in another.
+        """
+        if self._asked is None:
+            return
+        (number, shape, witness), self._asked = self._asked, None
+        axis = None
+        if witness is not None:
+            self._note_calls(None)
+            axis = witness.axis(shape)
+            if axis is not None and shape[0] != shape[1]:
+                self._axis[number] = axis
+        if axis is None and self._telling[number] and not (witness and witness.sizes):
+            axis = 0
+        if axis is None:
+            self._samples.called(number, None, True)
+            return
+        self._samples.called(number, shape[axis] if type(shape[axis]) is int else None, True)
+        self.input_shape = [n for place, n in enumerate(shape) if place != axis and type(n) is int]
+
+    def _settle_batched(self, output: Any) -> None:
+        """A vector went in: if as many numbers come out it was a batch of numbers, else the values of one sample."""
+        if self._unbatched is None:
+            return
+        (number, size), self._unbatched = self._unbatched, None
+        with torch._C.DisableTorchFunction():
+            tensor = first_tensor(output)
+            batched = tensor is not None and _length(tensor) == size
+        self._samples.called(number, size if batched else 1, batched)
+        self.input_shape = [] if batched else [size]
+
+    def _by_hand(self) -> bool:
+        return self._from_updates and not self._optimized
+
+    def _watch_leaves(self, roots: Any) -> None:
+        if self._watched is not None and any(reference() is not None for reference in self._watched):
+            return
+        if self._watched is None or self._manual.passes < 50:  # functional training has none: looked for now and then
+            leaves = torch_private.leaves_of(roots)
+            self._watched = [weakref.ref(leaf) for leaf in leaves]
+
+    def _something_else(self) -> None:
+        if self._manual.undecided and self._by_hand():
+            self._manual.something_else(self._fingerprint())
+
+    def _fingerprint(self) -> tuple[Any, ...] | None:
+        """Return what changes when parameters are updated or gradients reset.
+
+        None where there is nothing to look at.
+        """
+        leaves = [leaf for leaf in (reference() for reference in self._watched or ()) if leaf is not None]
+        if not leaves:
+            return None
+        with torch._C.DisableTorchFunction():
+            return tuple(
+                (
+                    id(leaf),
+                    leaf._version,
+                    torch_private.first_bytes(leaf),  # an update through `.data` leaves the version as it is
+                    id(leaf.grad),
+                    None if leaf.grad is None else leaf.grad._version,
+                )
+                for leaf in leaves
+            )
 
 
-def first_tensor(value: Any) -> torch.Tensor | None:
-    """The first tensor in nested arguments, depth first."""
+def why_no_steps(signs: Mapping[str, int]) -> str:
+    """The reason why no step was found, from what was seen of a training, and what helps."""
+    if signs.get("passes") and not signs.get("updates"):
+        return (
+            f"gradients were computed {signs['passes']} times, but no optimizer of torch or Keras updated and no "
+            "parameter changed in between; wrap the loop in stepscope.profile and call scope.step() at each step"
+        )
+    if signs.get("forks"):
+        return (
+            f"this process trained nothing itself and made {signs['forks']} forked children, which are not profiled; "
+            "start them with the 'spawn' method, or call stepscope.profile in the function that trains"
+        )
+    if signs.get("calls"):
+        return "models were called but no gradients computed: this is inference, and Stepscope profiles training"
+    return "no model was called, no gradient computed and no optimizer stepped with torch in this process"
+
+
+def _length(tensor: torch.Tensor) -> int | None:
+    """Its first dimension where it has one that is a plain number (not a symbol of a tracer)."""
+    size = tensor.shape[0] if tensor.dim() else None
+    return size if type(size) is int else None
+
+
+def _batch_size(iterator: Any, batch: Any) -> int | None:
+    """The samples of a data loader's batch: its batch size where the first tensor has it as one of its first sides."""
+    stated = getattr(getattr(iterator, "_index_sampler", None), "batch_size", None)
+    with torch._C.DisableTorchFunction():
+        tensor = first_tensor(batch)
+        if tensor is None or not tensor.dim():
+            length = len(batch) if type(batch) in (list, tuple) else None
+            return stated if isinstance(stated, int) else length
+        sides = [side for side in tensor.shape[:2] if type(side) is int]
+    if isinstance(stated, int) and (stated in sides or (sides and sides[0] > stated)):
+        return stated
+    return sides[0] if sides else None
+
+
+# A step is one round of the optimizers: the step of a GAN ends with the last of its optimizers, gradients that add up
+# over several batches make one step, and so does a closure that an optimizer calls many times. Where no optimizer ever
+# updates, a step ends when parameters were updated by hand, which is seen before the next backward pass: the parameters
+# or their gradients are not what the last one left. Evaluation without gradients, of whatever model, lies between
+# steps, unless it belongs to most of them (a target network, a teacher).
+
+_AHEAD = 2  # batches that a loader's wrapper fetches before they are trained on
+
+
+class Identities:
+    """Small numbers for objects that live: one that took the address of another has a number of its own."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[int, tuple[weakref.ref[Any] | None, int]] = {}
+        self._next = itertools.count()
+
+    def number(self, thing: Any) -> int:
+        """The number of an object; it is not kept alive by having one."""
+        key = id(thing)
+        known = self._numbers.get(key)
+        if known is not None and (known[0] is None or known[0]() is thing):
+            return known[1]
+        try:
+            reference = weakref.ref(thing)
+        except TypeError:  # takes no weak references: as good as its address is
+            reference = None
+        number = next(self._next)
+        self._numbers[key] = (reference, number)
+        return number
+
+
+class SampleCount:
+    """The samples of a step: those of the data loader's batches, else those of the calls that gradients go back to.
+
+    A batch of a loader is trained on once: as many batches as there were backward passes belong to a step, the others
+    were fetched ahead. Without a loader a pass counts the largest batch that its first model was called with (twin
+    networks and unrolled ones are called many times with the same samples; of unbatched calls each is a sample), and
+    passes add up to an update. Of several updates in a step (a GAN) the one with the fewest samples counts, since a
+    discriminator is shown real and made ones.
+    """
+
+    def __init__(self) -> None:
+        self._fetched: dict[int, deque[int]] = defaultdict(deque)
+        self._trained_on: set[int] = set()  # loaders
+        self._shown: set[int] = set()  # loaders whose batches a model that is not trained was called with, perhaps
+        self._calls: dict[int, list[tuple[int | None, bool]]] = {}
+        self._passes = 0  # and their samples, since the last update
+        self._samples = 0
+        self._known = True  # in all of those passes
+        self._updates: list[tuple[int, int]] = []  # passes and samples of each update of this step
+        self._updating = False
+
+    def batch(self, loader: int, samples: int) -> None:
+        """A loader gave so many samples."""
+        if loader in self._shown:
+            self._shown.remove(loader)
+            self._fetched.pop(loader, None)
+        self._fetched[loader].append(samples)
+
+    def called(self, model: int, samples: int | None, batched: bool) -> None:
+        """A model is called with gradients, with so many samples; None where nothing tells."""
+        self._calls.setdefault(model, []).append((samples, batched))
+
+    def backward(self) -> None:
+        """Gradients are computed: those calls counted."""
+        if sum(map(bool, self._fetched.values())) > 1:
+            for loader in self._shown:
+                self._fetched.pop(loader, None)
+        self._shown.clear()
+        calls = next(iter(self._calls.values()), [])
+        self._calls = {}
+        if self._updating and self._passes:
+            return  # a closure is called again, with the same samples
+        self._passes += 1
+        self._known = self._known and all(samples is not None for samples, _ in calls)
+        of_batches = [samples or 0 for samples, batched in calls if batched]
+        self._samples += max(of_batches) if of_batches else len(calls)
+
+    def updating(self) -> None:
+        """An optimizer begins to update, and may call a closure."""
+        self._updating = True
+
+    def updated(self) -> None:
+        """It has updated."""
+        self._updating = False
+        self._settle()
+
+    def evaluated(self) -> None:
+        """Count as evaluation what was fetched from loaders that are not trained on."""
+        for loader in [loader for loader in self._fetched if loader not in self._trained_on]:
+            del self._fetched[loader]
+        self._shown.clear()
+
+    def shown(self) -> None:
+        """A model that is not trained was called: a teacher, where gradients are computed next, else an evaluation."""
+        self._shown |= self._fetched.keys() - self._trained_on
+
+    def take(self, ahead: int = 0) -> int | None:
+        """The samples of the step that has ended, None where nothing tells; `ahead` updates are of the next step."""
+        if not ahead and self._passes:
+            self._settle()
+        cut = len(self._updates) - ahead
+        updates, self._updates = self._updates[:cut], self._updates[cut:]
+        passes = sum(passes for passes, _ in updates)
+        waiting = sum(passes for passes, _ in self._updates)
+        fetched = sum(self._take_from(loader, passes, waiting) for loader in list(self._fetched))
+        return fetched or min((samples for _, samples in updates if samples), default=None)
+
+    def _settle(self) -> None:
+        self._updates.append((self._passes, self._samples if self._known else 0))
+        self._passes, self._samples, self._known = 0, 0, True
+
+    def _take_from(self, loader: int, passes: int, ahead: int) -> int:
+        waiting = self._fetched[loader]
+        wanted = max(min(len(waiting), max(passes, 1)), len(waiting) - _AHEAD - ahead)
+        self._trained_on.add(loader)
+        taken = sum(waiting.popleft() for _ in range(wanted))
+        if not waiting and len(self._fetched) > 8:  # of epochs that are over
+            del self._fetched[loader]
+        return taken
+
+
+class Gaps:
+    """Calls without gradients between two steps: evaluation, unless most steps begin with it."""
+
+    def __init__(self) -> None:
+        self._gaps = 0
+        self._with: defaultdict[int, int] = defaultdict(int)
+        self._here: dict[int, int] = {}  # models of this gap, and when their last call ended
+        self._open = True
+
+    @property
+    def is_open(self) -> bool:
+        """Return whether no step's work has begun since the last step."""
+        return self._open
+
+    def begins(self) -> None:
+        """A step has ended."""
+        self._open, self._here = True, {}
+
+    def evaluated(self, model: int, now_ns: int) -> None:
+        """A model was called without gradients."""
+        if self._open:
+            self._here[model] = now_ns
+
+    def ends(self) -> int | None:
+        """A step's work begins: when evaluation before it ended, None where there was none."""
+        if not self._open:
+            return None
+        outside = [t_ns for model, t_ns in self._here.items() if self._gaps > 0 and self._with[model] <= self._gaps / 2]
+        for model in self._here:
+            self._with[model] += 1
+        self._gaps += 1
+        self._open, self._here = False, {}
+        return max(outside, default=None)
+
+
+def first_tensor(value: Any) -> Any:
+    """The first tensor in nested arguments, depth first; None where there is none."""
+    return next(_tensors(value), None)
+
+
+def _tensors(value: Any, depth: int = 0) -> Iterator[Any]:
+    import torch
+
     if isinstance(value, torch.Tensor):
-        return value
-    if isinstance(value, dict):
-        value = value.values()
-    elif not isinstance(value, (list, tuple)):
-        return None
-    for item in value:
-        found = first_tensor(item)
-        if found is not None:
-            return found
-    return None
-
-
-def watch_optimizers(before: Callable[[Any], None], after: Callable[[Any], None]) -> Callable[[], None]:
-    """Call `before` and `after` around every `optimizer.step()` of the process; returns the undo function."""
-
-    def pre(optimizer: Any, _args: Any, _kwargs: Any) -> None:
-        before(optimizer)
-
-    def post(optimizer: Any, _args: Any, _kwargs: Any) -> None:
-        after(optimizer)
-
-    handles = [register_optimizer_step_pre_hook(pre), register_optimizer_step_post_hook(post)]
-
-    def undo() -> None:
-        for handle in handles:
-            handle.remove()
-
-    return undo
+        yield value
+    elif depth < 8 and type(value) in (dict, list, tuple):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _tensors(item, depth + 1)

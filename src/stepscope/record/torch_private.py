@@ -11,34 +11,50 @@ What is touched, since which torch it has had this form, and what happens withou
 | FLAGS_caffe2_log_level of libc10 | 2.0 | c10 warns now and then while memory is recorded |
 | torch._C._profiler._RecordFunctionFast | 2.2 | torch.profiler.record_function |
 | torch._C._autograd._profiler_enabled | 1.6 | a profiler of the user's that runs already is found out by its error |
-| nn.Module._compiled_call_impl (a class attribute, None) | 2.1 | global module hooks |
+| torch.utils._python_dispatch._disable_current_modes | 2.1 | a mode of the training's sees the end of our ranges |
+| torch.autograd._get_sequence_nr | 2.1 | a step is found too large by the calls of its modules alone |
+| Node._sequence_nr, register_prehook | 2.1 | of a step that is too large no backward pass is profiled |
+| _ExperimentalConfig(profile_all_threads) | 2.7 | the same |
+| torch._C._current_graph_task_id | 2.1 | the same |
+| torch._C._is_cow_tensor | 2.3 | no tensor is a lazy copy |
+| torch._C._autograd._clear_callbacks | 1.5 | a child forked in a profiled step records into its own memory |
 | torch.autograd.profiler.profile._prepare_trace | 1.10 | a profiler of the user's may refuse to start |
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
+import functools
+import heapq
 import os
+import struct
 import sys
 import tempfile
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
-from stepscope.record.recorders.open_ranges import follow_ranges
-from stepscope.record.recorders.phases import CLOSING
+from stepscope.record.ops.events import CLOSING
 
-ModuleCall = Callable[..., Any]
-Hook = Callable[..., None]
 _MEMORY_EVENT = "[memory]"
 _ERRORS_ONLY = 2  # c10/util/Logging.h
 Scope = contextlib.AbstractContextManager[Any]
+_CHATTER = (b"USDT", b"External init callback must run in same thread")  # the latter from any thread but the main one
+_profiling: int | None = None  # the thread whose profile runs
+_kineto_runs = False  # in this process, now or before
+_FORMS: dict[Any, str] = {torch.float32: "f", torch.float64: "d"}  # of numbers in RAM
+_HOOKS = 16  # of the nodes where a window ends: without some of them, another one tells
+_NO_TASK = -1
+_is_lazy_copy: Callable[[Any], bool] = getattr(torch._C, "_is_cow_tensor", lambda _: False)
+_graph_task: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", lambda: 0)
+_sequence_number: Callable[[], int] = getattr(torch.autograd, "_get_sequence_nr", lambda: 0)
 
 
 @dataclass
@@ -57,19 +73,20 @@ class KinetoWindow:
         return self.thread == threading.get_ident()
 
     def stop(self, end_scopes: Callable[[], None] = lambda: None) -> list[Any]:
-        """The raw `_KinetoEvent`s of the window (times in Unix ns), those of memory left out.
+        """The raw `_KinetoEvent`s of the window (times in Unix ns), those of memory excluded.
 
-        Whatever is open ends first, within the range CLOSING: what is open after it would crash (`open_ranges`).
+        Whatever is open ends first, within the range CLOSING: what is open after it would crash (`follow_ranges`).
         """
-        closing = _fast_scope(CLOSING)
-        closing.__enter__()
         try:
-            end_scopes()
-            self.end_ranges()
+            closing = _fast_scope(CLOSING)
+            closing.__enter__()
+            try:
+                end_scopes()
+                self.end_ranges()
+            finally:
+                closing.__exit__(None, None, None)
         finally:
-            closing.__exit__(None, None, None)
-            with usdt_lines_kept_off_the_terminal():
-                result = torch._C._autograd._disable_profiler()
+            result = _disable()
             self.speak_again()
         events: list[Any] = result.events()
         if self.memory:
@@ -78,9 +95,11 @@ class KinetoWindow:
         return events
 
 
-def start_window(shapes: bool, cuda: bool, memory: bool = False) -> KinetoWindow:
+def start_window(shapes: bool, cuda: bool, memory: bool = False, in_pass: bool = False) -> KinetoWindow:
     """Start recording on this thread and on the autograd threads that it feeds.
 
+    in_pass: it may be stopped within a backward pass, in a process where no other thread runs Python. The engine puts
+    back, before each node, what the thread had as the pass began, so that a profile of the thread would go on.
     Raises RuntimeError where a profiler runs already, AttributeError or TypeError where torch has changed.
     """
     if getattr(torch._C._autograd, "_profiler_enabled", lambda: False)():
@@ -90,13 +109,47 @@ def start_window(shapes: bool, cuda: bool, memory: bool = False) -> KinetoWindow
     if cuda:
         activities.add(torch.profiler.ProfilerActivity.CUDA)
     config = profiler.ProfilerConfig(
-        profiler.ProfilerState.KINETO, shapes, memory, False, False, False, _experimental(correlate=cuda), ""
+        profiler.ProfilerState.KINETO,
+        shapes,
+        memory,
+        False,
+        False,
+        False,
+        _experimental(correlate=cuda, in_pass=in_pass),
+        "",
     )
-    with usdt_lines_kept_off_the_terminal():
+    global _kineto_runs, _profiling
+    _kineto_runs = True
+    with without_usdt_lines():
         torch._C._autograd._prepare_profiler(config, activities)
         torch._C._autograd._enable_profiler(config, activities)
-    speak_again = _silence_the_allocator() if memory else lambda: None
-    return KinetoWindow(shapes, memory, speak_again=speak_again, end_ranges=follow_ranges())
+    _profiling = threading.get_ident()
+    try:
+        speak_again = _silence_the_allocator() if memory else lambda: None
+        return KinetoWindow(shapes, memory, speak_again=speak_again, end_ranges=follow_ranges())
+    except BaseException:
+        _disable()
+        raise
+
+
+def _disable() -> Any:
+    global _profiling
+    with without_usdt_lines():
+        result = torch._C._autograd._disable_profiler()
+    _profiling = None
+    return result
+
+
+def _leave_no_profile_behind() -> None:
+    """The interpreter ends: a profile that still runs, since what should have stopped it failed, would crash it."""
+    if _profiling == threading.get_ident():
+        with contextlib.suppress(Exception):
+            _disable()
+    if _profiling is not None:
+        end_without_destructors()
+
+
+atexit.register(_leave_no_profile_behind)  # before any session's own, so that it comes after them
 
 
 def _silence_the_allocator() -> Callable[[], None]:
@@ -117,9 +170,11 @@ def _silence_the_allocator() -> Callable[[], None]:
     return undo
 
 
-def _experimental(correlate: bool) -> Any:
-    """Without a GPU nothing needs to be correlated, which saves a few percent of a dispatch-bound step."""
+def _experimental(correlate: bool, in_pass: bool) -> Any:
+    """Without a GPU nothing needs to be correlated, which saves a few percent of a overhead bound step."""
     config = torch._C._profiler._ExperimentalConfig
+    if in_pass:
+        return config(disable_external_correlation=not correlate, profile_all_threads=True)
     try:
         return config(disable_external_correlation=not correlate)
     except TypeError:  # older than 2.6: the option does not exist
@@ -127,7 +182,7 @@ def _experimental(correlate: bool) -> Any:
 
 
 @contextlib.contextmanager
-def usdt_lines_kept_off_the_terminal() -> Iterator[None]:
+def without_usdt_lines() -> Iterator[None]:
     """Kineto of torch 2.13 prints "USDT: ..." to file descriptor 2 at start and stop; anything else is passed on."""
     try:
         sys.stderr.flush()
@@ -149,7 +204,7 @@ def usdt_lines_kept_off_the_terminal() -> Iterator[None]:
             os.dup2(kept, 2)
             os.close(kept)
             caught.seek(0)
-            others = [line for line in caught.read().splitlines(keepends=True) if b"USDT" not in line]
+            others = [line for line in caught.read().splitlines(keepends=True) if not any(w in line for w in _CHATTER)]
             if others:
                 os.write(2, b"".join(others))
 
@@ -165,89 +220,163 @@ def _fast_scope(name: str) -> Scope:
     return torch.profiler.record_function(name) if fast is None else fast(name)
 
 
-def can_route_calls() -> bool:
-    """Has nn.Module the class attribute that its __call__ looks up first?"""
-    return "_compiled_call_impl" in vars(nn.Module) and vars(nn.Module)["_compiled_call_impl"] is None
+def make_call_scope(name: str) -> Scope:
+    """A range for a call within one window, at 0.1 us: whoever makes it sees to it that it ends with the window."""
+    return _fast_scope(name)
 
 
-def route_module_calls(call: ModuleCall) -> Callable[[], None]:
-    """Route each `module(...)` through `call(module, *args, **kwargs)`; returns the function that undoes it.
+def autograd_sequence() -> int:
+    """Return how many autograd nodes this thread has made; 0 for ever where torch does not tell."""
+    return _sequence_number()
 
-    nn.Module.__call__ looks at the attribute `_compiled_call_impl` before anything else; a plain function there on
-    the class becomes a bound method and costs one Python call. A module that was compiled in place has an attribute
-    of its own, which stays in force.
+
+def leaves_of(roots: Any, most: int = 8, most_nodes: int = 20_000) -> list[torch.Tensor]:
+    """Some leaf tensors that gradients of these roots go to, found in the graph; as many as `most`."""
+    found: list[torch.Tensor] = []
+    waiting = [getattr(root, "grad_fn", None) for root in (roots if isinstance(roots, (tuple, list)) else (roots,))]
+    seen: set[Any] = set()
+    while waiting and len(found) < most and len(seen) < most_nodes:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        leaf = getattr(node, "variable", None)
+        if isinstance(leaf, torch.Tensor):
+            found.append(leaf)
+        waiting += [following for following, _ in node.next_functions]
+    return found
+
+
+def in_backward() -> bool:
+    """Return whether a backward pass is under way in this thread; always where torch does not tell."""
+    return bool(_graph_task() != _NO_TASK)
+
+
+def stops_within_backward() -> bool:
+    """Return whether this torch lets a profile end within a backward pass (see `start_window`)."""
+    try:
+        _experimental(correlate=False, in_pass=True)
+    except (AttributeError, TypeError):
+        return False
+    return True
+
+
+def act_within_backward(roots: Any, nodes: int, action: Callable[[], None]) -> Callable[[], None] | None:
+    """Call `action` once the coming backward pass from these roots has run about so many nodes; returns the undo.
+
+    Nodes run in the order of their numbers, the youngest first. Hooks stand on a few of them, and only during the pass;
+    none where it is shorter. None where that cannot be: the pass is compiled, or other threads run beside it.
     """
-    nn.Module._compiled_call_impl = call
+    compiled = sys.modules.get("torch._dynamo.compiled_autograd")
+    if threading.active_count() > 1:  # a profile of all threads would see them, and could not be stopped safely
+        return None
+    if getattr(compiled, "compiled_autograd_enabled", False):
+        return None
+    order: deque[Any] = deque(maxlen=2 * _HOOKS)
+    try:
+        starts = [_node_of(root) for root in (roots if isinstance(roots, (tuple, list)) else (roots,))]
+        waiting = [(-node._sequence_nr(), place, node) for place, node in enumerate(starts) if node is not None]
+        heapq.heapify(waiting)
+        seen: set[Any] = {node for _, _, node in waiting}
+        run = 0
+        while waiting and run < nodes:
+            _, _, node = heapq.heappop(waiting)
+            run += 1
+            if not hasattr(node, "_forward_cls") and not hasattr(node, "variable"):  # a Function of the training's
+                order.append(node)
+            for following, _ in node.next_functions:
+                if following is not None and following not in seen:
+                    seen.add(following)
+                    heapq.heappush(waiting, (-following._sequence_nr(), len(seen) + len(starts), following))
+        if run < nodes:
+            return lambda: None
+        handles = [node.register_prehook(lambda _: action()) for node in list(order)[-_HOOKS:]]
+    except (AttributeError, TypeError):
+        return None
 
     def undo() -> None:
-        nn.Module._compiled_call_impl = None
+        for handle in handles:
+            handle.remove()
 
-    return undo
-
-
-def uncompiled_call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    """What nn.Module.__call__ would have done."""
-    return module._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
+    return undo if handles else None
 
 
-def scoped_call(name: Callable[[nn.Module], str]) -> tuple[ModuleCall, Callable[[], None]]:
-    """A call for `route_module_calls` with a scope around it, named by `name`, and the function that ends it all.
+def _node_of(root: Any) -> Any:
+    node = getattr(root, "grad_fn", None)
+    return node if node is not None else getattr(root, "node", None)  # of a GradientEdge
 
-    It runs for every module of every recorded step: a frame less here is a percent of a dispatch-bound step.
+
+def first_bytes(tensor: torch.Tensor, most: int = 64) -> bytes | None:
+    """The first values of a plain tensor in RAM, read without an operator; None of any other."""
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.device.type != "cpu":
+        return None
+    try:
+        if tensor.layout is not torch.strided or not tensor.is_contiguous() or _is_lazy_copy(tensor):
+            return None
+        there = tensor.untyped_storage().nbytes() - tensor.storage_offset() * tensor.element_size()
+    except (NotImplementedError, RuntimeError):  # a wrapper of torch.func has no storage
+        return None
+    count = min(most, there, tensor.numel() * tensor.element_size())  # a storage may have been given back
+    return ctypes.string_at(tensor.data_ptr(), int(count)) if count > 0 and tensor.data_ptr() else None
+
+
+def number_in(value: Any) -> float | None:
+    """Return the one number of a loss, without an op where that can be: a profiler of the training's would show it."""
+    form = _FORMS.get(getattr(value, "dtype", None))
+    plain = first_bytes(value, struct.calcsize(form)) if form is not None and value.numel() == 1 else None
+    if form is not None and plain is not None:
+        return float(struct.unpack(form, plain)[0])
+    try:
+        return None if value is None else float(value.detach() if isinstance(value, torch.Tensor) else value)
+    except (TypeError, ValueError, RuntimeError):
+        return None
+
+
+def end_forked_children_early() -> None:
+    """In a forked child of a process in which Kineto has run: let it end without the destructors of C++.
+
+    The one of Kineto's configuration waits for a thread that a fork does not copy, and the child would never end.
     """
-    made: list[Scope] = []
-    free: dict[int, Scope] = {}  # a scope that is open cannot be entered again, so it is taken out meanwhile
-    ended = False
-
-    def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if ended:
-            return module._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
-        key = id(module)
-        scope = free.pop(key, None)
-        if scope is None:
-            scope = _fast_scope(name(module))
-            made.append(scope)
-        scope.__enter__()
-        try:
-            return module._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
-        finally:
-            if not ended:  # the window may have closed inside this call
-                scope.__exit__(None, None, None)
-                free[key] = scope
-
-    def end() -> None:
-        nonlocal ended
-        ended = True
-        left = {id(scope) for scope in free.values()}
-        for scope in made:
-            if id(scope) not in left:
-                with contextlib.suppress(RuntimeError):  # entered in a thread that is not recorded: nothing began
-                    scope.__exit__(None, None, None)
-
-    return call, end
+    global _profiling
+    _profiling = None
+    if _kineto_runs:
+        end_without_destructors()
 
 
-def scoping_hooks(name: Callable[[nn.Module], str]) -> tuple[Hook, Hook, Callable[[], None]]:
-    """The same as global hooks: one before a call, one after it, and the function that ends it all."""
-    entered: dict[int, Scope] = {}
+def end_without_destructors() -> None:
+    """Let `_exit` take the place of what `exit` would still do, once Python and the C library have written everything.
 
-    def before(module: nn.Module, _args: Any) -> None:
-        if id(module) not in entered:
-            entered[id(module)] = scope = _fast_scope(name(module))
-            scope.__enter__()
+    For a process that would crash or hang there: with a profile that nobody can stop any more, or half of Kineto.
+    """
+    with contextlib.suppress(OSError, AttributeError):
+        libc = ctypes.CDLL(None)
+        libc.on_exit.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+        for name in ("_exit", "_IO_flush_all"):  # the one that is registered last comes first
+            libc.on_exit(ctypes.cast(getattr(libc, name), ctypes.c_void_p), None)
 
-    def after(module: nn.Module, _args: Any, _output: Any) -> None:
-        scope = entered.pop(id(module), None)
-        if scope is not None:
-            scope.__exit__(None, None, None)
 
-    def end() -> None:
-        for scope in reversed(list(entered.values())):
-            with contextlib.suppress(RuntimeError):  # as above
-                scope.__exit__(None, None, None)
-        entered.clear()
+@contextlib.contextmanager
+def unseen_by_modes() -> Iterator[None]:
+    """Run something apart from a mode of the training's that looks at every operator."""
+    with torch._C.DisableTorchFunction(), _without_dispatch_modes():
+        yield
 
-    return before, after, end
+
+def _without_dispatch_modes() -> Scope:
+    stack = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 0)
+    if not stack():
+        return contextlib.nullcontext()
+    from torch.utils import _python_dispatch
+
+    without: Callable[[], Scope] = getattr(_python_dispatch, "_disable_current_modes", contextlib.nullcontext)
+    return without()
+
+
+def forget_callbacks() -> None:
+    """In a forked child: what the parent's profile put into every op is taken out, without a word to the profile."""
+    clear = getattr(torch._C._autograd, "_clear_callbacks", None)
+    if clear is not None:
+        clear()
 
 
 def before_other_profilers(callback: Callable[[], None]) -> Callable[[], None]:
@@ -264,6 +393,50 @@ def before_other_profilers(callback: Callable[[], None]) -> Callable[[], None]:
     profile._prepare_trace = prepare  # type: ignore[method-assign]
 
     def undo() -> None:
-        profile._prepare_trace = original  # type: ignore[method-assign]
+        nonlocal callback
+        callback = lambda: None  # noqa: E731 - where somebody has wrapped ours meanwhile, it passes through
+        if vars(profile).get("_prepare_trace") is prepare:
+            profile._prepare_trace = original  # type: ignore[method-assign]
 
     return undo
+
+
+# A profile keeps a record of every range that begins while it runs, and frees them all when it stops. The end of a
+# range is told to the profile that runs at that time, whichever it is, with the address of the range's record: one that
+# began under an earlier profile is written into freed memory, and the process crashes then or later. So no range may
+# outlive the window in which it began. Those of torch (`Optimizer.step`, the data loader) and of the training itself
+# are all `torch.profiler.record_function`s; a second end of one, by whoever opened it, does nothing.
+
+
+def follow_ranges() -> Callable[[], None]:
+    """Follow each `record_function` that this thread enters from now on; returns the function that ends the open ones.
+
+    `with` looks up both methods when it begins, so both are in place as long as a window records.
+    """
+    ranges: Any = torch.profiler.record_function
+    enter, leave = ranges.__enter__, ranges.__exit__
+    here = threading.get_ident()
+    entered: dict[int, Any] = {}
+
+    @functools.wraps(enter)
+    def follow(self: Any) -> Any:
+        found = enter(self)
+        if threading.get_ident() == here:
+            entered[id(self)] = self
+        return found
+
+    @functools.wraps(leave)
+    def forget(self: Any, *error: Any) -> Any:
+        entered.pop(id(self), None)
+        return leave(self, *error)
+
+    ranges.__enter__, ranges.__exit__ = follow, forget
+
+    def end() -> None:
+        if ranges.__enter__ is follow and ranges.__exit__ is forget:  # else somebody wrapped ours: they pass through
+            ranges.__enter__, ranges.__exit__ = enter, leave
+        for each in reversed(list(entered.values())):
+            leave(each, None, None, None)
+        entered.clear()
+
+    return end

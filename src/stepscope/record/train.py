@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from stepscope.errors import UsageError
 from stepscope.record import torch_private
-from stepscope.record.flops import FlopCount, count_flops
-from stepscope.record.precision import in_precision, stated
-from stepscope.record.recorders.phases import DATA_SCOPE
-from stepscope.record.session import Session, Settings, status_of
+from stepscope.record.dry.flops import FlopCount, count_flops
+from stepscope.record.ops.events import DATA_SCOPE
+from stepscope.record.precision import describe_precision, in_precision
+from stepscope.record.session import Session, status_of
+from stepscope.record.settings import Settings
 
 if TYPE_CHECKING:
     from stepscope.workloads.contract import Training, Workload
@@ -53,10 +54,12 @@ def train_workload(
     except BaseException as error:
         status, reason = status_of(error)
         session.close(status, reason)
+        session.pack()
         if status not in EXIT_CODES:
             raise
         return session.path, EXIT_CODES[status]
     session.close()
+    session.pack()
     return session.path, 0
 
 
@@ -81,7 +84,7 @@ def _facts(
             "domain": workload.domain,
             "batch_size": training.batch_size,
             "optimizer": type(training.optimizer).__name__,
-            "precision": stated(precision),
+            "precision": describe_precision(precision),
             "device": device,
             "input_shape": list(workload.input_shape),
             "parameters": sum(p.numel() for p in training.model.parameters()),

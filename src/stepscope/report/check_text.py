@@ -5,14 +5,13 @@ from __future__ import annotations
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from stepscope.analysis.compare_quantities import QUANTITIES
-from stepscope.analysis.regression_check import NONE, REGRESSION, UNSURE, Check, Judged
-from stepscope.report.page.reading import quantity
+from stepscope.analysis.compare import NONE, REGRESSION, UNSURE, Check, Judged
+from stepscope.quantities import find
 from stepscope.report.text_tables import add_row, new_table
-from stepscope.units import NOT_MEASURED, number, percent, plural
+from stepscope.units import NOT_MEASURED, amount, number, percent, plural
 
 _STYLES = {REGRESSION: "bold red", NONE: "bold green", UNSURE: "bold yellow"}
-_TITLES = ("what", "baseline", "run", "change", "95 % interval", "allowed", "outcome")
+_TITLES = ("what", "baseline", "run", "change", "95 % CI", "allowed", "outcome")
 _SPECIAL = str.maketrans({mark: f"\\{mark}" for mark in "\\`*_{}[]<>()#+!|~"})
 
 
@@ -38,7 +37,7 @@ def markdown(check: Check) -> str:
 
 
 def reasons(check: Check) -> list[str]:
-    """What each outcome rests on, and what was not measured at all."""
+    """Return the basis of each outcome, and what was not measured at all."""
     said = [f"{one.what}: {one.outcome}: {one.why}" for one in check.judged]
     return [*said, *(f"{what}: not judged: it was not measured on both sides" for what in check.not_judged)]
 
@@ -49,9 +48,9 @@ def _sides(check: Check) -> str:
 
 
 def _cells(one: Judged) -> tuple[str, ...]:
-    label = QUANTITIES[one.metric][0] if one.metric else one.what.capitalize()
-    ends = NOT_MEASURED if one.low is None or one.high is None else f"{_growth(one.low)} to {_growth(one.high)}"
-    values = (quantity(value, one.unit) if one.unit else NOT_MEASURED for value in (one.baseline, one.run))
+    label = find(one.metric).title if one.metric else one.what.capitalize()
+    ends = NOT_MEASURED if one.low is None or one.high is None else f"[{_growth(one.low)}, {_growth(one.high)}]"
+    values = (amount(value, one.unit) if one.unit else NOT_MEASURED for value in (one.baseline, one.run))
     return (label, *values, _growth(one.ratio), ends, f"+{number(one.limit * 100)} %", one.outcome)
 
 

@@ -8,13 +8,12 @@ from typing import Any
 
 import polars as pl
 
-from stepscope.analysis.compare import QUANTITIES, WHAT, Comparison
-from stepscope.analysis.compare_parts import RESIDUALS, Explanation
-from stepscope.report.charts import compare_parts, compare_ratios
-from stepscope.report.compare_rows import (
+from stepscope.analysis.compare import WHAT, Comparison
+from stepscope.analysis.compare.explanation import UNATTRIBUTED_PARTS, Explanation
+from stepscope.report.charts.comparison import build_parts, build_ratios
+from stepscope.report.comparison import (
     TITLES,
     QuantityRow,
-    amount,
     between,
     change,
     legend,
@@ -26,7 +25,7 @@ from stepscope.report.compare_rows import (
 )
 from stepscope.report.html import Entry, page_of, write_text
 from stepscope.report.page.parts import Cell, Column, Facts, Figure, Items, Note, Part, Section, Table
-from stepscope.units import number, plural
+from stepscope.units import amount, number, plural
 
 _BARS = 14
 _MOST_ROWS = 400
@@ -61,9 +60,11 @@ def _entries(comparison: Comparison, whats: Sequence[str]) -> Iterator[Entry]:
             parts = tuple(_explained(comparison, what, index))
             if parts:
                 anchor, of = f"{what}-{index}", f"{setting.label}: " if setting.label else ""
-                lede = f"Which parts of the {title} make the difference. They add up to it; the residual is shown."
+                lede = (
+                    f"Which parts of the {title} make the difference. They add up to it; what is unattributed is shown."
+                )
                 yield Entry(anchor, f"{of}{what.capitalize()}", Section(lede, parts))
-    yield Entry("operands", "Operands", _operands(comparison))
+    yield Entry("operands", "Operands", _sides(comparison))
 
 
 def _overview(comparison: Comparison) -> Section:
@@ -77,8 +78,8 @@ def _overview(comparison: Comparison) -> Section:
     rows = list(quantity_rows(comparison))
     drawn = _points(rows)
     if len(drawn):
-        caption = "Ratio of each number to that of A with its interval of 95 %; the line at 1 is no difference."
-        parts.append(Figure(lambda width: compare_ratios.build(drawn, width), caption))
+        caption = "Ratio of each number to that of A with its 95 % CI; the line at 1 is no difference."
+        parts.append(Figure(lambda width: build_ratios(drawn, width), caption))
     return Section(lede, (*parts, _quantity_table(rows), *_notes(comparison)))
 
 
@@ -105,7 +106,7 @@ def _points(rows: list[QuantityRow]) -> pl.DataFrame:
 def _quantity_table(rows: list[QuantityRow]) -> Table:
     columns = (
         *(Column(name, numeric=False) for name in ("Quantity", "")),
-        *(Column(name) for name in ("Value", "95 % interval", "Times A", "95 % interval")),
+        *(Column(name) for name in ("Value", "95 % CI", "Times A", "95 % CI")),
         Column("Outcome", numeric=False),
     )
     cells = [
@@ -135,16 +136,11 @@ def _settings_table(comparison: Comparison) -> Table:
 def _overall_table(comparison: Comparison) -> Table:
     """Geometric means of the ratios over the settings."""
     rows = []
-    for metric, (title, _) in QUANTITIES.items():
-        for other in range(1, len(comparison.operands)):
-            found = comparison.overall(metric, other)
-            if found is not None:
-                ends = (
-                    "-" if found.low is None or found.high is None else f"{number(found.low)} to {number(found.high)}"
-                )
-                rows.append((Cell(title, title), Cell(letter(other), letter(other)),
-                             Cell(number(found.value, 4), found.value), Cell(ends, found.low)))  # fmt: skip
-    columns = (*(Column(name, numeric=False) for name in ("Quantity", "")), Column("Times A"), Column("95 % interval"))
+    for title, other, found in comparison.overall_ratios():
+        ends = "-" if found.low is None or found.high is None else f"[{number(found.low)}, {number(found.high)}]"
+        rows.append((Cell(title, title), Cell(letter(other), letter(other)),
+                     Cell(number(found.value, 4), found.value), Cell(ends, found.low)))  # fmt: skip
+    columns = (*(Column(name, numeric=False) for name in ("Quantity", "")), Column("Times A"), Column("95 % CI"))
     return Table("over all settings", columns, rows, "Geometric mean over the settings.", shown=40)
 
 
@@ -164,17 +160,17 @@ def _explained(comparison: Comparison, what: str, setting: int) -> Iterator[Part
 def _bars(why: Explanation, other: int) -> Part:
     scale, unit = _SCALES[why.unit]
     rows = [row for row in why.parts.to_dicts() if row["difference"]]
-    kept = [row for row in rows if row["name"] not in RESIDUALS][:_BARS]
-    kept += [row for row in rows if row["name"] in RESIDUALS]
+    kept = [row for row in rows if row["name"] not in UNATTRIBUTED_PARTS][:_BARS]
+    kept += [row for row in rows if row["name"] in UNATTRIBUTED_PARTS]
     drawn = pl.DataFrame([_bar(row, why, scale) for row in kept])
     caption = f"{letter(0)} to {letter(other)}, {whole(why)}: the largest parts by {why.by} ({why.note})."
     if drawn.is_empty():
         return Note(f"{letter(0)} and {letter(other)} are alike in every part.")
-    return Figure(lambda width: compare_parts.build(drawn, unit, width), caption)
+    return Figure(lambda width: build_parts(drawn, unit, width), caption)
 
 
 def _bar(row: dict[str, Any], why: Explanation, scale: float) -> dict[str, Any]:
-    way = "residual" if row["name"] in RESIDUALS else "more" if row["difference"] > 0 else "less"
+    way = "residual" if row["name"] in UNATTRIBUTED_PARTS else "more" if row["difference"] > 0 else "less"
     name = part_name(row, why.by)
     ends = {end: None if row[end] is None else row[end] / scale for end in ("low", "high")}
     hover = f"{name}: {change(row['difference'], why.unit)} ({between(row['low'], row['high'], why.unit)})"
@@ -184,7 +180,7 @@ def _bar(row: dict[str, Any], why: Explanation, scale: float) -> dict[str, Any]:
 def _table(why: Explanation, other: int) -> Table:
     columns = (
         Column(why.by.capitalize(), numeric=False),
-        *(Column(title) for title in (letter(0), letter(other), "Difference", "95 % interval", "Share")),
+        *(Column(title) for title in (letter(0), letter(other), "Difference", "95 % CI", "Share")),
     )
     rows = why.parts.head(_MOST_ROWS).to_dicts()
     cells = [
@@ -205,7 +201,7 @@ def _table(why: Explanation, other: int) -> Table:
     return Table(f"{why.what} by {why.by}, {letter(other)}", columns, cells, caption, shown=10)
 
 
-def _operands(comparison: Comparison) -> Section:
+def _sides(comparison: Comparison) -> Section:
     parts: list[Part] = []
     for side, one in enumerate(comparison.operands):
         rows = [("Runs", ", ".join(run.id for run in one.runs))]

@@ -78,7 +78,7 @@ def write_chart(
     path = folder / f"{stem}{SUFFIXES[form]}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(_drawn(specification, form))
+        path.write_bytes(_file_bytes(specification, form))
     except OSError as error:
         hint = "choose a folder that you can write with --out DIR"
         raise OutputNotWritable(f"cannot write '{path}': {error.strerror or error}", hint) from error
@@ -96,21 +96,21 @@ def _chart(name: str, run: Run) -> tuple[Callable[[int], Any], str]:
     """The chart as the page draws it, and its caption."""
     section = _section(name).build(run)
     for part in section.parts:
-        for found, chart, caption in _drawable(part):
+        for found, chart, caption in _charts(part):
             if found == name:
                 return chart, caption
     raise StepscopeError(f"{run.id} has nothing to draw as '{name}': {section.lede}", "stepscope doctor says why")
 
 
-def _drawable(part: Part) -> Iterator[tuple[str, Callable[[int], Any], str]]:
+def _charts(part: Part) -> Iterator[tuple[str, Callable[[int], Any], str]]:
     if isinstance(part, Figure | Anatomy):
         yield part.name, part.chart, part.caption
     elif isinstance(part, Icicle):
-        from stepscope.report.charts import icicle
+        from stepscope.report.charts import steps
 
-        cells = icicle.cells_of(part)
+        cells = steps.icicle_cells(part)
         if not cells.is_empty():
-            yield part.name, lambda width: icicle.build(cells, width), part.caption
+            yield part.name, lambda width: steps.build_icicle(cells, width), part.caption
 
 
 def _on_paper(chart: Any, description: str) -> dict[str, Any]:
@@ -122,7 +122,7 @@ def _on_paper(chart: Any, description: str) -> dict[str, Any]:
     return specification
 
 
-def _drawn(specification: dict[str, Any], form: str) -> bytes:
+def _file_bytes(specification: dict[str, Any], form: str) -> bytes:
     """The bytes of the file; nothing is fetched, whatever a name in the data looks like."""
     import vl_convert
 

@@ -1,4 +1,4 @@
-"""The page of a run: one self-contained HTML file that opens offline and asks no network for anything."""
+"""The page of a run as one self-contained HTML file that asks no network, and its short form in a notebook."""
 
 from __future__ import annotations
 
@@ -12,15 +12,21 @@ from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import polars as pl
+
+from stepscope.analysis.time.operators import FRAMEWORK_OVERHEAD
 from stepscope.errors import MissingDependency, OutputNotWritable
+from stepscope.units import duration, percent
 
 if TYPE_CHECKING:
+    from stepscope.analysis.compare import Comparison
     from stepscope.analysis.run import Run
     from stepscope.report.page.parts import Section
 
-_NEEDED = {"altair": "altair", "jinja2": "jinja2", "vl_convert": "vl-convert-python"}
+
+_PAGE_NEEDS = {"altair": "altair", "jinja2": "jinja2", "vl_convert": "vl-convert-python"}
 _STEERING = re.compile(  # the JSON escapes of what `reading.visible` spells out
     r"(?<!\\)((?:\\\\)*)\\u(00[01][0-9a-f]|007f|00[89][0-9a-f]|061c|200[ef]|202[a-e]|206[6-9])"
 )
@@ -69,7 +75,7 @@ def page_of(
     import jinja2
 
     from stepscope import __version__, units
-    from stepscope.report.charts.palette import DARK, LIGHT
+    from stepscope.report.charts.style import DARK, LIGHT
     from stepscope.report.page.reading import visible
 
     page = files("stepscope.report.page")
@@ -100,7 +106,7 @@ def page_of(
 
 
 def _check_needed() -> None:
-    missing = [name for module, name in _NEEDED.items() if importlib.util.find_spec(module) is None]
+    missing = [name for module, name in _PAGE_NEEDS.items() if importlib.util.find_spec(module) is None]
     if missing:
         raise MissingDependency(
             f"the page needs {', '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} not installed",
@@ -135,7 +141,7 @@ def _workload(run: Run) -> dict[str, object]:
 
 
 def alert_of(run: Run) -> str | None:
-    """What a reader must know before any number: the run did not end as it should."""
+    """Return what a reader must know before any number: the run did not end as it should."""
     if run.status == "ok":
         return None
     reason = run.meta.get("reason")
@@ -162,5 +168,88 @@ def embedded(data: object) -> str:
 
 
 def _hash(script: str) -> str:
-    """What the content security policy knows our script by; any other script on the page does not run."""
+    """Return the hash by which the content security policy knows our script; no other script on the page runs."""
     return "sha256-" + base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+
+
+_NOTEBOOK_NEEDS = ("jinja2", "altair")
+_TOP = 5
+_MOST_NAME = 80  # characters
+
+
+def run_html(run: Run) -> str | None:
+    """Verdict, key figures, dearest modules and operators; None where the extra `report` is not installed."""
+    if not _can_draw():
+        return None
+    from stepscope.report.page.parts import KeyFigures
+    from stepscope.report.sections import overview
+
+    section = overview.build(run)
+    figures = [item for part in section.parts if isinstance(part, KeyFigures) for item in part.items]
+    workload = run.meta.get("workload")
+    name = workload.get("name") if isinstance(workload, dict) else workload
+    return _notebook_page(
+        title=str(name or run.id),
+        about=about_of(run),
+        alert=alert_of(run),
+        said=[section.lede],
+        figures=figures,
+        tables=[_modules(run), _operators(run)],
+        missing=len(run.not_measured()),
+    )
+
+
+def comparison_html(comparison: Comparison) -> str | None:
+    """The numbers side by side and what explains the difference; None where the extra `report` is not installed."""
+    if not _can_draw():
+        return None
+    from stepscope.report.comparison import legend, quantity_rows
+
+    rows = [
+        (row.label, row.letter, row.value, row.interval, row.ratio, row.ratio_interval, row.outcome)
+        for row in quantity_rows(comparison)
+    ]
+    titles = ("", "", "value", "95 % CI", "/ A", "95 % CI", "")
+    table = {"title": "Side by side", "heads": titles, "rows": [(None, row) for row in rows]}
+    about = [f"{mark} {name}: {facts}" for mark, name, facts in legend(comparison)]
+    shown: dict[str, Any] = {"alert": None, "figures": [], "missing": 0}
+    return _notebook_page(title="Comparison", about=about, said=comparison.sentences(), tables=[table], **shown)
+
+
+def _can_draw() -> bool:
+    return all(importlib.util.find_spec(name) is not None for name in _NOTEBOOK_NEEDS)
+
+
+def _modules(run: Run) -> dict[str, Any]:
+    """The modules with the most self time."""
+    named = run.modules().filter(
+        pl.col("module").is_not_null(), pl.col("module") != FRAMEWORK_OVERHEAD, pl.col("share") > 0
+    )
+    rows = named.sort("share", "module", descending=[True, False]).head(_TOP).iter_rows(named=True)
+    cells = [
+        (row["share"], (_short(row["module"]) or "the model itself", row["type"] or "", *_times(row))) for row in rows
+    ]
+    return {"title": "Modules, self time", "heads": ("module", "type", "a step", "share"), "rows": cells}
+
+
+def _operators(run: Run) -> dict[str, Any]:
+    """The operators with the most self time."""
+    named = run.op_kinds().filter(pl.col("name") != FRAMEWORK_OVERHEAD).head(_TOP)
+    cells = [(row["share"], (_short(row["name"]), row["device"], *_times(row))) for row in named.iter_rows(named=True)]
+    return {"title": "Operators, self time", "heads": ("kind", "on", "a step", "share"), "rows": cells}
+
+
+def _times(row: dict[str, Any]) -> tuple[str, str]:
+    return duration(row["total_ns"]), percent(row["share"])
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= _MOST_NAME else f"{name[: _MOST_NAME - 1]}…"
+
+
+def _notebook_page(**content: Any) -> str:
+    import jinja2
+
+    template = files("stepscope.report.page").joinpath("notebook.html.j2").read_text(encoding="utf-8")
+    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
+    return environment.from_string(template).render(**content)

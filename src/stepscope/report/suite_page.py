@@ -8,10 +8,10 @@ from typing import Any
 
 import polars as pl
 
-from stepscope.report.charts import suite_batches
+from stepscope.report.charts import comparison
 from stepscope.report.html import Entry, page_of, write_text
 from stepscope.report.page.parts import Cell, Column, Facts, Figure, Items, Part, Section, Table
-from stepscope.report.suite_tables import differing_axes, setting_words, shown_columns, with_interval
+from stepscope.report.suite_tables import differing_axes, measured_columns, setting_words, with_interval
 from stepscope.units import NOT_MEASURED, number, plural, si
 
 _DRAWN = (
@@ -50,7 +50,7 @@ def render(
     entries.append(Entry("results", "Results", _results(table)))
     curves = tuple(_curves(table))
     if curves:
-        lede = "How the numbers grow with the batch: logarithmic scales, bars are 95 % intervals."
+        lede = "How the numbers grow with the batch: logarithmic scales, bars are 95 % CIs."
         entries.append(Entry("batches", "Batches", Section(lede, curves)))
     if scores:
         parts = tuple(_score(sentence, frame) for sentence, frame in scores)
@@ -76,7 +76,7 @@ def _overview(
 
 
 def _results(table: pl.DataFrame) -> Section:
-    several, shown = differing_axes(table), shown_columns(table)
+    several, shown = differing_axes(table), measured_columns(table)
     columns = [Column("Workload", numeric=False), *([Column("Setting", numeric=False)] if several else [])]
     columns += [Column("Batch"), *(Column(title) for title, _, _ in shown)]
     columns += [Column(title, numeric=False) for title in ("Status", "Data")]
@@ -88,7 +88,7 @@ def _results(table: pl.DataFrame) -> Section:
         rows.append(
             (Cell(row["workload"], row["workload"]), *words, Cell(str(row["batch"]), row["batch"]), *values, *last)
         )
-    caption = "Means over the repeats with half the width of their 95 % interval; of a single run, the one within it."
+    caption = "Means over the repeats with half the width of their 95 % CI; of a single run, the one within it."
     return Section("A row for each setting.", (Table("results", tuple(columns), rows, caption, shown=40),))
 
 
@@ -109,7 +109,7 @@ def _curves(table: pl.DataFrame) -> Iterator[Part]:
 
 
 def _curve(points: pl.DataFrame, title: str, caption: str) -> Figure:
-    return Figure(lambda width: suite_batches.build(points, title, width), caption)
+    return Figure(lambda width: comparison.build_batches(points, title, width), caption)
 
 
 def _point(row: Mapping[str, Any], column: str, several: Sequence[str]) -> dict[str, Any]:
@@ -122,7 +122,7 @@ def _point(row: Mapping[str, Any], column: str, several: Sequence[str]) -> dict[
 def _score(sentence: str, parts: pl.DataFrame) -> Table:
     columns = (
         *(Column(title, numeric=False) for title in ("Workload", "Optimizer", "Precision")),
-        *(Column(title) for title in ("Batch", "Reference", "Here", "Times as good")),
+        *(Column(title) for title in ("Batch", "Reference", "Here", "Times better")),
         Column("Why not", numeric=False),
     )
     rows = []

@@ -1,21 +1,58 @@
-"""A run on one screen of about 40 lines and 100 columns."""
+"""A run on one screen of about 40 lines and 100 columns: the report, its energy, its memory at the peak, its ranks."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+import polars as pl
 from rich.console import Group, RenderableType
+from rich.constrain import Constrain
+from rich.table import Table
 from rich.text import Text
 
-from stepscope.analysis.process_memory import reserved
+from stepscope.analysis.memory.events import Peak
 from stepscope.analysis.run import Run
-from stepscope.report.text_energy import energy_of_ops, use_of_kinds
-from stepscope.report.text_lines import energy_notes, labelled, memory, missing, own_cost, speed, utilisation
-from stepscope.report.text_memory import held
-from stepscope.report.text_tables import energy_table, module_table, op_table, phase_table, shares_note
-from stepscope.units import plural
+from stepscope.analysis.summary import (
+    METHOD_LABELS,
+    VERDICT_LABELS,
+    between_sentences,
+    energy_badge,
+    main_rail,
+    module_rows,
+    reserved_bytes,
+    resolution_sentences,
+)
+from stepscope.analysis.time.collectives import shares_of_overlap
+from stepscope.analysis.time.operators import FRAMEWORK_OVERHEAD
+from stepscope.analysis.time.ranks import last_rank
+from stepscope.analysis.time.steps import whole_steps
+from stepscope.quantities import simulated_badge
+from stepscope.report.text_tables import (
+    ENGINE,
+    OPERATOR_WIDTH,
+    WIDTH,
+    Fitting,
+    add_row,
+    energy_notes,
+    energy_table,
+    labelled,
+    memory,
+    missing,
+    module_table,
+    new_table,
+    operator_table,
+    other_quantities,
+    phase_table,
+    profiling_overhead,
+    shares_note,
+    speed,
+    utilisation,
+)
+from stepscope.units import bytes_, category_label, duration, estimate, number, percent, plural, row_label, si
 
-_GOOD = {"ok": "green", "running": "cyan"}
+_STATUS_STYLES = {"ok": "green", "running": "cyan"}
 
 
 def render(run: Run) -> RenderableType:
@@ -23,32 +60,43 @@ def render(run: Run) -> RenderableType:
     metrics = run.metrics()
     parts = [
         *_heading(run),
-        *_judged(run),
+        *_verdict(run),
         *speed(metrics, run.meta),
-        *phase_table(run.phases()),
+        *phase_table(run.phases(), whole_steps(run)),
+        *communication(run),
+        *ranks(run),
         *module_table(run.modules()),
-        *op_table(run.op_kinds()),
+        *operator_table(run.op_kinds()),
         *shares_note(run.phases(), run.modules(), run.op_kinds()),
         *energy_table(run.energy_totals()),
-        *energy_of_ops(run),
+        *operator_energy(run),
         Text(""),
         *utilisation(metrics),
-        *use_of_kinds(run),
+        *operator_utilisation(run),
+        *other_quantities(run.metrics()),
         *memory(metrics, run.meta),
-        *held(run.peak(), reserved(run)),
+        *memory_at_peak(run.peak(), reserved_bytes(run)),
         *energy_notes(run.energy_tables.notes),
-        *own_cost(run.overhead()),
+        *profiling_overhead(run.overhead()),
         *missing(run.not_measured()),
-        Text(f"{run.path}", style="dim", overflow="fold"),
+        Text(_run_path(run), style="dim", overflow="fold"),
     ]
     return Group(*parts)
 
 
+def _run_path(run: Run) -> str:
+    """The run's folder as it would be typed here."""
+    try:
+        return str(run.path.relative_to(Path.cwd()))
+    except (ValueError, OSError):  # elsewhere, or the working directory is gone
+        return str(run.path)
+
+
 def _heading(run: Run) -> list[RenderableType]:
-    """What was run, and how it ended."""
-    title = Text.assemble((run.id, "bold"), "  ", (run.status, _GOOD.get(run.status, "red")))
+    """Return the setting of the run, and how it ended."""
+    title = Text.assemble((run.id, "bold"), "  ", (run.status, _STATUS_STYLES.get(run.status, "red")))
     if run.simulated is not None:
-        title.append(f"  SIMULATED sensors: {run.simulated}", style="bold yellow")
+        title.append(f"  {simulated_badge(run.simulated)}", style="bold yellow")
     reason = run.meta.get("reason")
     if reason:
         title.append(f": {reason}", style="red")
@@ -69,6 +117,265 @@ def _data(data: dict[str, Any]) -> str | None:
     return f"data {data['name']}{kind}" if data.get("name") else None
 
 
-def _judged(run: Run) -> list[RenderableType]:
+def _verdict(run: Run) -> list[RenderableType]:
     verdict = run.verdict()
     return [Text(""), Text(verdict.sentence, style="bold"), labelled("next", *verdict.next)]
+
+
+_TOP_ROWS, _WIDTH, _MOST_SENTENCES = 6, 100, 3
+_MOST_USES = 3
+_NO_OPERATORS = "power was read, but no op of a step after the warm-up was recorded beside it"
+
+
+def operator_energy(run: Run) -> list[RenderableType]:
+    """Joules a step of the dearest kinds and modules on the device's own rail; empty where no power was measured."""
+    method, kinds = run.attribution, run.energy(by="kind")
+    rail = main_rail(kinds)
+    if rail is None:
+        return _no_energy(run, method)
+    kinds = kinds.filter(pl.col("rail") == rail)
+    if kinds["joules_per_step"].is_null().all():
+        return [labelled("energy of ops", f"{rail}: {kinds['reason'][0]}")]
+    modules = module_rows(run.energy(by="module").filter(pl.col("rail") == rail))
+    said = [Text(f"by {METHOD_LABELS[method]}")]
+    if marked := energy_badge(run):
+        said.insert(0, Text(marked, style="bold yellow"))
+    said += [Text(sentence) for sentence in between_sentences(kinds, rail)]
+    said += [Text(sentence) for sentence in resolution_sentences(run.energy_resolution())[:_MOST_SENTENCES]]
+    shown = "" if method == "fit" else f", {method}"
+    return [
+        *_operator_tables(kinds.head(_TOP_ROWS).to_dicts(), f"energy by op ({rail}{shown})"),
+        *_module_tables(modules[:_TOP_ROWS], f"energy by module ({rail}{shown})"),
+        Text(""),
+        labelled("energy of ops", *said),
+    ]
+
+
+def operator_utilisation(run: Run) -> list[RenderableType]:
+    """Return the utilisation of CPU, GPU and memory by the operators that used most; empty below sensor resolution."""
+    known = run.utilisation(by="kind").filter(pl.col("verdict") == "resolved")
+    lines = []
+    for (quantity, scope, unit), rows in known.group_by("quantity", "scope", "unit", maintain_order=True):
+        shown = [
+            f"{row['name'].replace(ENGINE, 'engine: ')} {estimate(row['mean'], row['low'], row['high'], unit)}"
+            for row in rows.head(_MOST_USES).to_dicts()
+        ]
+        of = "CPU of the process" if unit == "cores" else f"{scope} {str(quantity).replace('_', ' ')}"
+        lines.append(f"{of}: {', '.join(shown)}")
+    return [labelled("use of ops", *lines)] if lines else []
+
+
+def _no_energy(run: Run, method: str) -> list[RenderableType]:
+    """A rail that was read with no op to hand it to, or a method with nothing to hand out, says so; else silent."""
+    if not run.rails.lines:
+        return []
+    if method == "fit":
+        measured = any(not line.estimated for line in run.rails.lines)
+        return [labelled("energy of ops", f"none: {_NO_OPERATORS}")] if measured else []
+    why = "no power model was given to this run" if method == "model" else "no power was measured in its steps"
+    return [labelled("energy of ops", f"nothing to attribute by '{method}': {why}")]
+
+
+def _operator_tables(rows: list[dict[str, Any]], title: str) -> list[RenderableType]:
+    by_sample = any(row["joules_per_sample"] is not None for row in rows)
+    # On a narrow terminal the sample and the power give way to names that tell an op from its backward.
+    widths = ((by_sample, True), (False, True), (False, False))
+    tables = tuple(_operator_table(rows, title, by_sample=sample, power=power) for sample, power in widths)
+    return [Text(""), Constrain(Fitting(tables, OPERATOR_WIDTH), _WIDTH)]
+
+
+def _operator_table(rows: list[dict[str, Any]], title: str, *, by_sample: bool, power: bool) -> Table:
+    columns = [
+        "a step",
+        *(["a sample"] if by_sample else []),
+        "90 %",
+        "share",
+        *(["power"] if power else []),
+        "verdict",
+    ]
+    table = new_table(title, *columns)
+    for row in rows:
+        name = row_label(row["name"]).replace(ENGINE, "engine: ")
+        each = [si(row[column], "J") for column in ("joules_per_step", "joules_per_sample")[: 1 + by_sample]]
+        within, share, watts, verdict = _estimate_cells(row)
+        add_row(table, name, *each, within, share, *([watts] if power else []), verdict)
+    return table
+
+
+def _module_tables(rows: list[dict[str, Any]], title: str) -> list[RenderableType]:
+    phases = [name for name in ("forward", "backward", "optimizer") if any(row[name] for row in rows)]
+    tables = (_module_table(rows, title, phases), _module_table(rows, title, []))
+    return [Text(""), Constrain(Fitting(tables), _WIDTH)]
+
+
+def _module_table(rows: list[dict[str, Any]], title: str, phases: list[str]) -> Table:
+    table = new_table(title, *phases, "a step", "90 %", "share", "power", "verdict")
+    for row in rows:
+        parts = [si(row[phase], "J") if row[phase] is not None else "" for phase in phases]
+        add_row(table, row["name"] or "(the model)", *parts, si(row["joules_per_step"], "J"), *_estimate_cells(row))
+    return table
+
+
+def _estimate_cells(row: dict[str, Any]) -> list[str]:
+    """Interval, share, power and verdict."""
+    return [half_width(row), percent(row["share"]), si(row["watts"], "W"), VERDICT_LABELS[row["verdict"]]]
+
+
+def half_width(row: dict[str, Any]) -> str:
+    """The interval as a share of the value, or its ends where it is lopsided; empty without one."""
+    joules, low, high = row["joules_per_step"], row["low"], row["high"]
+    if low is None or high is None or not joules:
+        return ""
+    if low <= 0:
+        return f"[0, {si(high, 'J')}]"
+    return f"± {number(100 * (high - low) / 2 / joules, 2)} %"
+
+
+_MOST_TENSORS = 3
+_SMALL = 0.005  # of the peak: categories below it are not worth a word
+CATEGORY_NAMES = {
+    "parameter": "parameters",
+    "buffer": "buffers",
+    "gradient": "gradients",
+    "optimizer": "optimizer state",
+    "input": "input",
+    "saved": "activations",
+    "temporary": "temporaries",
+    "workspace": "kernel workspace",
+    "other": "other tensors",
+}
+
+
+def memory_at_peak(peak: Peak | None, reserved: dict[str, int]) -> list[RenderableType]:
+    """Live tensors at the peak: how much, where, of what, and the largest; what the allocator holds beside them."""
+    if peak is None:
+        return []
+    lines = [
+        f"{bytes_(peak.bytes)} of live tensors at the peak{_peak_place(peak)}",
+        ", ".join(_category(row) for row in peak.categories.iter_rows() if row[2] >= _SMALL),
+        "largest: " + ", ".join(_tensor(row) for row in peak.tensors.head(_MOST_TENSORS).iter_rows(named=True)),
+    ]
+    if peak.device in reserved:
+        cpu = peak.device == "cpu"
+        who = (
+            "reserved by malloc: at least {}, blocks of Python and torch included"
+            if cpu
+            else "reserved by the allocator: {}"
+        )
+        lines.append(who.format(bytes_(reserved[peak.device])))
+    if peak.residual_bytes:
+        lines.append(f"{percent(peak.residual_share, 2)} of it is unattributed")
+    return [labelled("live at peak", *lines)]
+
+
+def place(op: str | None, module: str | None) -> str:
+    """Return where something was allocated: the op, and the layer that it ran for."""
+    layer = "" if module is None else f" of {module or 'the model itself'}"
+    return f"{op or 'something'}{layer}"
+
+
+def _peak_place(peak: Peak) -> str:
+    phase = f", in {peak.phase}" if peak.phase and peak.phase != "other" else ""
+    return f"{phase}: {place(peak.op, peak.module)} reached it" if peak.op else ""
+
+
+def _category(row: tuple[str, int, float]) -> str:
+    name, size, share = row
+    return f"{CATEGORY_NAMES[name]} {bytes_(size)} ({percent(share, 0)})"
+
+
+def _tensor(row: dict[str, object]) -> str:
+    shape = f" {row['shape']}" if row["shape"] else ""
+    layer = f" of {row['module'] or 'the model itself'}" if row["module"] is not None else ""
+    return f"{category_label(str(row['category']))}{shape}{layer} {bytes_(float(str(row['bytes'])))}"
+
+
+_TIMES = ("step", "exposed", "late", "waiting")
+_USED = {"peak RSS": "peak_memory_bytes", "CPU cores": "cpu_cores"}
+_RANK = len("process 1")
+_LEAST_SHARE = 0.05  # of what is overlapped, below which a phase is not named
+_MOST_NOTES = 4
+_MOST_RANKS = 16
+
+
+def within(ns: float | None, low: float | None, high: float | None) -> str:
+    """A time with its 95 % CI: "12.1 ms [11.9, 12.4]", in the unit of the value."""
+    value = duration(ns)
+    if ns is None or low is None or high is None:
+        return value
+    unit = value.partition(" ")[2]
+    scale = {"s": 1e9, "ms": 1e6, "us": 1e3, "ns": 1.0}.get(unit)
+    if scale is None:
+        return f"{value} [{duration(low)}, {duration(high)}]"
+    return f"{value} [{number(low / scale)}, {number(high / scale)}]"
+
+
+def communication_sentences(run: Run) -> list[str]:
+    """Sentences on the collectives of this process; empty where there are none."""
+    time = run.collective_time
+    if time is None:
+        return []
+    exposed, overlapped = (float(np.median(time.steps[name].to_numpy())) for name in ("exposed_ns", "overlapped_ns"))
+    parts = [(phase, ns) for phase, ns in shares_of_overlap(time.overlapped) if ns >= _LEAST_SHARE * overlapped]
+    named = [f"{duration(ns)} by {_phase_name(phase)}" for phase, ns in parts]
+    named[:1] = [f"{duration(ns)} overlapped by {_phase_name(phase)}" for phase, ns in parts[:1]]
+    said = [f"{duration(exposed + overlapped)} a step, of which {duration(exposed)} exposed"]
+    lines = [", ".join([*said, *named])]
+    ran = run.communication().filter(pl.col("where") != "calling thread")
+    for row in ran.head(2).iter_rows(named=True):
+        sent = "" if row["bytes"] is None else f", {bytes_(row['bytes'])}"
+        lines.append(
+            f"{row['name']}: {number(row['calls'])} a step{sent}, {duration(row['exposed_ns'])} exposed (mean)"
+        )
+    return lines
+
+
+def communication(run: Run) -> list[RenderableType]:
+    """The line of the collectives below the phases."""
+    said = communication_sentences(run)
+    return [labelled("collectives", *said)] if said else []
+
+
+def ranks(run: Run) -> list[RenderableType]:
+    """The parts of a distributed training side by side; nothing where there is one part."""
+    found = run.side_by_side
+    if len(found.parts) < 2:
+        return []
+    shown = found.table.head(_MOST_RANKS)
+    tables = (
+        *(_rank_table(shown, bounded) for bounded in (_TIMES, _TIMES[:2], ())),
+        _rank_table(shown, (), narrow=True),
+    )
+    lines = [*rank_sentences(found.table), *found.notes[:_MOST_NOTES]]
+    return [Text(""), Constrain(Fitting(tables, _RANK), WIDTH), *([labelled("ranks", *lines)] if lines else [])]
+
+
+def rank_sentences(table: pl.DataFrame) -> list[str]:
+    """Return who arrives last, and by how much."""
+    if table["last_share"].is_null().all():
+        return []
+    last = last_rank(table)
+    if last is None:
+        return ["no rank is the last one in most of the steps: none holds up the others"]
+    late = within(last.late_ns, last.low_ns, last.high_ns)
+    return [f"rank {last.rank} arrives last in {percent(last.share, 0)} of the steps, {late} after the first"]
+
+
+def _phase_name(phase: str) -> str:
+    return "framework overhead" if phase == FRAMEWORK_OVERHEAD else phase
+
+
+def _rank_table(rows: pl.DataFrame, bounded: tuple[str, ...], narrow: bool = False) -> Table:
+    """Times of each rank, those in `bounded` with their 95 % CI, its peak of memory and its CPU utilisation."""
+    ended = (rows["status"] != "ok").any()
+    used = [name for name, column in _USED.items() if rows[column].is_not_null().any()]
+    count = [] if narrow else ["steps"]
+    table = new_table("rank", *count, "step", "samples/s", *_TIMES[1:], *used, *(["status"] if ended else []))
+    for row in rows.iter_rows(named=True):
+        ends = {name: [row[f"{name}_{end}"] for end in ("ns", "low_ns", "high_ns")] for name in _TIMES}
+        step, *times = [within(*ends[name]) if name in bounded else duration(ends[name][0]) for name in _TIMES]
+        name = f"rank {row['rank']}" if row["rank"] is not None else f"process {row['process']}"
+        cells = [name, *(f"{row[column]:,}" for column in count), step, number(row["samples_per_s"]), *times]
+        sizes = {"peak RSS": bytes_(row["peak_memory_bytes"]), "CPU cores": number(row["cpu_cores"], 2)}
+        add_row(table, *cells, *(sizes[name] for name in used), *([row["status"]] if ended else []))
+    return table

@@ -1,7 +1,8 @@
-"""The tables of the text report: phases, modules and kinds of op."""
+"""The tables and lines of the text report: phases, modules, operators, energy; speed, utilisation, memory."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,47 +13,67 @@ from rich.constrain import Constrain
 from rich.table import Column, Table
 from rich.text import Text
 
-from stepscope.analysis.energy_rows import ESTIMATED, NO_INTERVAL
-from stepscope.analysis.own_time import CPU, RESIDUAL
-from stepscope.analysis.uneven import most_uneven, uneven
-from stepscope.units import duration, number, percent, si, si_within
+from stepscope.analysis.caveats import NotMeasured
+from stepscope.analysis.energy.tables import ESTIMATED, NO_INTERVAL
+from stepscope.analysis.memory.limits import fit_command
+from stepscope.analysis.processes import ALL, CHILDREN, LAUNCHER, RANK, WATCHED
+from stepscope.analysis.time.operators import CPU, FRAMEWORK_OVERHEAD
+from stepscope.analysis.time.tables import largest_difference, mean_differs_from_median
+from stepscope.quantities import find
+from stepscope.units import (
+    NOT_MEASURED,
+    bracketed,
+    bytes_,
+    component_label,
+    duration,
+    estimate,
+    number,
+    percent,
+    plural,
+    row_label,
+    si,
+)
 
 _BARS = (24, 8)  # cells, on a wide and on a narrow terminal
 _TOP = 6
-_WIDTH = 100
+WIDTH = 100
 _NAMES = 18  # characters of a name that tell it apart
 _PADDING = 2
 _MARK = "* "  # of a share that its time contradicts
-OP_NAMES = 40  # of an operation, with which aten::max_pool2d_with_indices is told from its backward
-_KEPT = {"forward": 8, "backward": 8, "share": 8, "rate": 12, "median": 8}
+OPERATOR_WIDTH = 40  # of an operator, with which aten::max_pool2d_with_indices is told from its backward
+_WIDTHS = {"forward": 8, "backward": 8, "share": 8, "rate": 12, "median": 8}
 _MODEL_PHASES = ("forward", "backward", "optimizer")
-_LOOP_PHASES = ("data", "other")
+_LOOP_PHASES = ("data", "communication", "other")
 ENGINE = "autograd::engine::evaluate_function: "
 
 
-def phase_table(phases: pl.DataFrame) -> list[RenderableType]:
-    """Where the step goes by phase, with bars; the residual is the last of them."""
+def phase_table(phases: pl.DataFrame, whole: bool = True) -> list[RenderableType]:
+    """Return the step by phase, or what was profiled of it; with bars; framework overhead is the last of them."""
     if phases.is_empty():
         return []
-    tables = tuple(_phases(phases, width) for width in _BARS)
-    return [Text(""), Constrain(Fitting(tables, len(RESIDUAL)), _WIDTH)]
+    tables = tuple(_phases(phases, width, whole) for width in _BARS)
+    return [Text(""), Constrain(Fitting(tables, len(row_label(FRAMEWORK_OVERHEAD))), WIDTH)]
 
 
-def _phases(phases: pl.DataFrame, bar: int) -> Table:
+def _phases(phases: pl.DataFrame, bar: int, whole: bool) -> Table:
     on_device = phases["device_ns"].is_not_null().any()
-    table = new_table("where the step goes", "median", "interval", "share", *_device(on_device))
+    table = new_table(
+        "where the step goes" if whole else "in the parts profiled", "median", "95 % CI", "share", *_device(on_device)
+    )
     table.add_column(width=bar)
     for row in phases.iter_rows(named=True):
-        between = "" if row["low_ns"] is None else f"{duration(row['low_ns'])} to {duration(row['high_ns'])}"
+        between = "" if row["low_ns"] is None else bracketed(duration(row["low_ns"]), duration(row["high_ns"]))
         device = [duration(row["device_ns"])] if on_device else []
-        cells = [row["phase"], duration(row["ns"]), between, _share(row, "ns"), *device]
+        cells = [row_label(row["phase"]), duration(row["ns"]), between, _share_cell(row, "ns"), *device]
         add_row(table, *cells, _bar(row["share"], bar))
     return table
 
 
 def module_table(modules: pl.DataFrame) -> list[RenderableType]:
-    """The modules with the most own time; that of modules inside them is not counted."""
-    named = modules.filter(pl.col("module").is_not_null() & (pl.col("module") != RESIDUAL), pl.col("share") > 0)
+    """The modules with the most self time; that of modules inside them is not counted."""
+    named = modules.filter(
+        pl.col("module").is_not_null() & (pl.col("module") != FRAMEWORK_OVERHEAD), pl.col("share") > 0
+    )
     if named.is_empty():
         return []
     on_device = named["device_ns"].is_not_null().any()
@@ -63,25 +84,25 @@ def module_table(modules: pl.DataFrame) -> list[RenderableType]:
     for row in named.sort(order, "module", descending=[True, False], nulls_last=True).head(_TOP).iter_rows(named=True):
         times = [duration(row[f"{phase}_ns"]) for phase in ("forward", "backward", "optimizer")]
         device = [duration(row["device_ns"])] if on_device else []
-        add_row(table, row["module"] or "(the model)", row["type"] or "", *times, _share(row), *device)
-    return [Text(""), Constrain(table, _WIDTH)]
+        add_row(table, row["module"] or "(the model)", row["type"] or "", *times, _share_cell(row), *device)
+    return [Text(""), Constrain(table, WIDTH)]
 
 
-def op_table(kinds: pl.DataFrame) -> list[RenderableType]:
-    """The kinds of op with the most own time, on the CPU and on accelerators."""
-    named = kinds.filter(pl.col("name") != RESIDUAL)
+def operator_table(kinds: pl.DataFrame) -> list[RenderableType]:
+    """The operators with the most self time, on the CPU and on accelerators."""
+    named = kinds.filter(pl.col("name") != FRAMEWORK_OVERHEAD)
     if named.is_empty():
         return []
     shown, title = named.head(_TOP), f"top ops of {len(named)}"
     tables = (
-        _ops(shown, title),
-        _ops_by_phase(shown, title, with_rate=True),
-        _ops_by_phase(shown, title, with_rate=False),
+        _operators(shown, title),
+        _operators_by_phase(shown, title, with_rate=True),
+        _operators_by_phase(shown, title, with_rate=False),
     )
-    return [Text(""), Constrain(Fitting(tables, OP_NAMES), _WIDTH)]
+    return [Text(""), Constrain(Fitting(tables, OPERATOR_WIDTH), WIDTH)]
 
 
-def _ops(kinds: pl.DataFrame, title: str) -> Table:
+def _operators(kinds: pl.DataFrame, title: str) -> Table:
     """A column a phase, so that a row adds up; those of the loop only where one of these rows has time there."""
     on_device = (kinds["device"] != CPU).any()
     loop = [phase for phase in _LOOP_PHASES if (kinds[f"{phase}_ns"] > 0).any()]
@@ -90,12 +111,12 @@ def _ops(kinds: pl.DataFrame, title: str) -> Table:
     for row in kinds.iter_rows(named=True):
         times = [duration(row[f"{phase}_ns"]) for phase in phases]
         rate = si(row["flops_per_s"], "FLOP/s")
-        cells = [number(row["count"]), *times, _share(row), rate, *([row["device"]] if on_device else [])]
-        add_row(table, _op_name(row), *cells)
+        cells = [number(row["count"]), *times, _share_cell(row), rate, *([row["device"]] if on_device else [])]
+        add_row(table, _operator_name(row), *cells)
     return table
 
 
-def _ops_by_phase(kinds: pl.DataFrame, title: str, *, with_rate: bool) -> Table:
+def _operators_by_phase(kinds: pl.DataFrame, title: str, *, with_rate: bool) -> Table:
     """The same in fewer columns: the whole time, and the phases that it lies in, longest first."""
     on_device = (kinds["device"] != CPU).any()
     rates = ["rate"] if with_rate else []
@@ -107,37 +128,37 @@ def _ops_by_phase(kinds: pl.DataFrame, title: str, *, with_rate: bool) -> Table:
             ""
         ]
         phase = f"{longest}, ..." if others else longest
-        cells = [duration(row["total_ns"]), phase, _share(row)]
+        cells = [duration(row["total_ns"]), phase, _share_cell(row)]
         if with_rate:
             cells = [number(row["count"]), *cells, si(row["flops_per_s"], "FLOP/s")]
-        add_row(table, _op_name(row), *cells, *([row["device"]] if on_device else []))
+        add_row(table, _operator_name(row), *cells, *([row["device"]] if on_device else []))
     return table
 
 
-def _share(row: dict[str, Any], median: str = "total_ns") -> str:
+def _share_cell(row: dict[str, Any], median: str = "total_ns") -> str:
     """The share of the summed time, marked where the median beside it tells something else."""
-    return f"{_MARK}{percent(row['share'])}" if uneven(row, median) else percent(row["share"])
+    return f"{_MARK}{percent(row['share'])}" if mean_differs_from_median(row, median) else percent(row["share"])
 
 
 def shares_note(phases: pl.DataFrame, modules: pl.DataFrame, kinds: pl.DataFrame) -> list[RenderableType]:
-    """Where a share is marked: what times and shares are of, and by how much the two differ."""
-    ops = kinds.filter(pl.col("name") != RESIDUAL).head(_TOP).iter_rows(named=True)
+    """Return what times and shares are of where a share is marked, and by how much the two differ."""
+    ops = kinds.filter(pl.col("name") != FRAMEWORK_OVERHEAD).head(_TOP).iter_rows(named=True)
     named = modules.filter(pl.col("module").is_not_null()).iter_rows(named=True)
-    worst = most_uneven(ops) or most_uneven(named)
-    phase = most_uneven(phases.iter_rows(named=True), "ns")
+    worst = largest_difference(ops) or largest_difference(named)
+    phase = largest_difference(phases.iter_rows(named=True), "ns")
     if phase is None and worst is None:
         return []
-    said = f"{_MARK}times are medians of the recorded steps, shares are of their summed time: single steps lay far off"
+    said = f"{_MARK}times are medians of the profiled steps, shares are of their summed time: single steps lay far off"
     if worst is not None:
-        name = worst.get("name") or worst.get("module") or "the model"
+        name = row_label(worst.get("name") or worst.get("module") or "the model")
         said += f" ({name}: median {duration(worst['total_ns'])}, mean {duration(worst['mean_ns'])})"
     elif phase is not None:
-        said += f" ({phase['phase']}: median {duration(phase['ns'])}, mean {duration(phase['mean_ns'])})"
-    return [Constrain(Text(said, style="dim"), _WIDTH)]
+        said += f" ({row_label(phase['phase'])}: median {duration(phase['ns'])}, mean {duration(phase['mean_ns'])})"
+    return [Constrain(Text(said, style="dim"), WIDTH)]
 
 
-def _op_name(row: dict[str, Any]) -> str:
-    return str(row["name"]).replace(ENGINE, "engine: ")
+def _operator_name(row: dict[str, Any]) -> str:
+    return row_label(str(row["name"])).replace(ENGINE, "engine: ")
 
 
 def energy_table(totals: pl.DataFrame) -> list[RenderableType]:
@@ -145,19 +166,22 @@ def energy_table(totals: pl.DataFrame) -> list[RenderableType]:
     if totals.is_empty():
         return []
     tables = (_energy(totals, with_total=True), _energy(totals, with_total=False))
-    return [Text(""), Constrain(Fitting(tables), _WIDTH)]
+    return [Text(""), Constrain(Fitting(tables), WIDTH)]
 
 
 def _energy(totals: pl.DataFrame, *, with_total: bool) -> Table:
     kinds = ["kind"] if (totals["kind"] != "measured").any() else []
     gaps = ["not covered"] if (totals["gap_s"] > 0).any() else []
-    table = new_table("energy", *kinds, "power", "a step", *(["steady steps"] if with_total else []), *gaps)
+    table = new_table("energy", *kinds, "power", "a step", *(["after warm-up"] if with_total else []), *gaps)
     for row in totals.iter_rows(named=True):
-        cells = [row["component"], *([row["kind"].upper()] if kinds and row["kind"] != "measured" else kinds and [""])]
+        cells = [
+            component_label(row["component"]),
+            *([row["kind"].upper()] if kinds and row["kind"] != "measured" else kinds and [""]),
+        ]
         sure = f" ({NO_INTERVAL})" if row["kind"] == ESTIMATED else ""
-        cells.append(si_within(row["watts_mean"], row["watts_low"], row["watts_high"], "W") + sure)
+        cells.append(estimate(row["watts_mean"], row["watts_low"], row["watts_high"], "W") + sure)
         cells.append(si(row["joules_per_step"], "J"))
-        cells += [si_within(row["joules"], row["low"], row["high"], "J")] if with_total else []
+        cells += [estimate(row["joules"], row["low"], row["high"], "J")] if with_total else []
         cells += [f"{number(row['gap_s'])} s" if row["gap_s"] else ""] if gaps else []
         add_row(table, *cells)
     return table
@@ -196,9 +220,11 @@ def new_table(first: str, *others: str) -> Table:
     table = Table(box=None, padding=(0, _PADDING, 0, 0), header_style="cyan", show_edge=False, expand=True)
     table.add_column(first, no_wrap=True, ratio=1, overflow="ellipsis")
     for name in others:
-        left = name in ("type", "phase", "device", "kind", "verdict")
+        left = name in ("type", "phase", "device", "kind", "verdict", "status")
         # A width that is kept: on a narrow terminal the names in the first column give way, not the numbers.
-        table.add_column(name, justify="left" if left else "right", no_wrap=True, min_width=_KEPT.get(name, len(name)))
+        table.add_column(
+            name, justify="left" if left else "right", no_wrap=True, min_width=_WIDTHS.get(name, len(name))
+        )
     return table
 
 
@@ -209,3 +235,186 @@ def add_row(table: Table, *cells: str) -> None:
 
 def _bar(share: float | None, width: int) -> str:
     return "█" * round(width * min(max(share or 0.0, 0.0), 1.0))
+
+
+_LABEL_WIDTH = 13
+_MOST_CORES = 12
+_MOST_NOTES = 3
+_MOST_MISSING = 7
+_FEW_MISSING = 4
+_CORES_A_LINE = 2
+TRAINING = "training process"
+_NAMES_OF_CHANNELS = {WATCHED: TRAINING, CHILDREN: "child processes", ALL: "all processes"}
+_SHARED_PAGES = {"rss": "shared pages in each", "pss": "shared pages once"}
+_BLOCKS = " ▁▂▃▄▅▆▇█"
+
+
+def labelled(label: str, *said: str | Text) -> RenderableType:
+    """A line with its label on the left; what does not fit goes on below the text, not below the label."""
+    line = Table.grid(padding=(0, 1))
+    line.add_column(width=_LABEL_WIDTH, style="cyan", no_wrap=True)
+    line.add_column()
+    for row, text in enumerate(said):
+        line.add_row(Text(label if row == 0 else ""), text if isinstance(text, Text) else Text(text))
+    return line
+
+
+def speed(metrics: pl.DataFrame, meta: dict[str, Any]) -> list[RenderableType]:
+    """Time of a step, samples and an emulator's frames a second, and the accuracy that was reached."""
+    said = [f"{_estimate(row)} a step, {row['note']} ({row['n']})" for row in _rows(metrics, "step_time")]
+    said += [_estimate(row, digits=4) for row in _rows(metrics, "throughput")]
+    result: dict[str, Any] = meta.get("result") or {}
+    counters = result.get("counters") or {}
+    if counters.get("frames_per_s") is not None:
+        said.append(
+            f"{number(counters['frames_per_s'])} frames/s of the emulator, {counters['frames']:,} frames played"
+        )
+    if result.get("accuracy") is not None:
+        data = (meta.get("workload") or {}).get("data") or {}
+        origin = " ".join(str(data[key]) for key in ("name", "kind") if data.get(key)) or "its data"
+        said.append(f"accuracy {percent(result['accuracy'])} on {origin}")
+    return [labelled("speed", *said)] if said else []
+
+
+def utilisation(metrics: pl.DataFrame) -> list[RenderableType]:
+    """Busy share of every core, their mean, CPU utilisation of the training process or of all, accelerators."""
+    lines = []
+    cores = _rows(metrics, "core_utilisation")
+    if cores:
+        shown = [_core(row) for row in cores[:_MOST_CORES]]
+        lines += ["   ".join(shown[first : first + _CORES_A_LINE]) for first in range(0, len(shown), _CORES_A_LINE)]
+        if len(cores) > _MOST_CORES:
+            lines.append(f"and {plural(len(cores) - _MOST_CORES, 'more core')}")
+    summary = [f"mean of all cores {_estimate(row)}" for row in _rows(metrics, "mean_cpu_utilisation")]
+    summary += [f"{_who(row)} {_estimate(row)}" for row in _headline(_rows(metrics, "process_cpu_utilisation"))]
+    idle = [
+        f"{row['scope'].removeprefix('core:')}: {percent(row['value'], 0)}"
+        for row in _rows(metrics, "idle_state_ratio")
+    ]
+    lines += ["; ".join(summary)] if summary else []
+    lines += [f"{row['scope']} {_estimate(row)}" for row in _rows(metrics, "accelerator_utilisation")]
+    lines += [f"idle residency by core  {'  '.join(idle[:_MOST_CORES])}"] if idle else []
+    return [labelled("utilisation", *lines)] if lines else []
+
+
+def other_quantities(metrics: pl.DataFrame) -> list[RenderableType]:
+    """The readings that no other line is made for, under its own name and unit."""
+    lines = []
+    for row in metrics.filter(pl.col("value").is_not_null()).iter_rows(named=True):
+        known = find(row["metric"], row["unit"])
+        if known.plain:
+            label = f"{known.label[:1].lower()}{known.label[1:]}, {row['scope'].replace(':', ' ')}"
+            lines.append(f"{label}: {_estimate(row)}")
+    return [labelled("other", *lines)] if lines else []
+
+
+def memory(metrics: pl.DataFrame, meta: dict[str, Any]) -> list[RenderableType]:
+    """The numbers that are called memory, each by its own name, and what predicts that of the training alone."""
+    peaks, held = (
+        _sizes(metrics, metric, word) for metric, word in (("peak_memory", "peak"), ("resident_memory", "median"))
+    )
+    command = fit_command(meta) if peaks else None
+    if any(row["scope"] == ALL for row in _rows(metrics, "peak_memory")):
+        command = None  # predicts one process
+    foretold = f"recording included; of the training alone, without running it: {command}" if command else ""
+    said = [", ".join(peaks), _training_alone(metrics, meta), ", ".join(held), foretold]
+    return [labelled("memory", *(text for text in said if text))] if peaks or held else []
+
+
+def _training_alone(metrics: pl.DataFrame, meta: dict[str, Any]) -> str:
+    """The peak without what the recorder held in the training's process, as far as the recorder knows it."""
+    recorder = meta.get("recorder") or {}
+    held = sum(size for key in ("held_bytes", "modules_bytes") if isinstance(size := recorder.get(key), int))
+    peaks = [
+        int(row["value"])
+        for row in _rows(metrics, "peak_memory")
+        if row["scope"] == "process" and row["source"] in ("peak_rss", "rss")
+    ]
+    if not held or not peaks or held >= peaks[0]:
+        return ""
+    low, high = bytes_(peaks[0] - held), bytes_(peaks[0])
+    return f"up to {bytes_(held)} of it is the profiler's: the training alone peaks at [{low}, {high}]"
+
+
+def energy_notes(notes: Sequence[str]) -> list[RenderableType]:
+    """Return what to know of power and energy, the first few; the page and --json have all."""
+    return [labelled("on energy", *notes[:_MOST_NOTES])] if notes else []
+
+
+def profiling_overhead(overhead: pl.DataFrame) -> list[RenderableType]:
+    """Return the profiling overhead, where it is known."""
+    values = {row["metric"]: row for row in overhead.iter_rows(named=True) if row["value"] is not None}
+    said = []
+    if "recorded_step_overhead" in values:
+        step, share = values["recorded_step_overhead"], values["recorded_step_overhead_share"]
+        small = "too small to tell: " if step["value"] <= 0 else ""  # a cost below 0 is the noise around a small one
+        said.append(f"{small}{duration(step['value'])} a profiled step, {_estimate(share)}")
+        said.append(f"{_estimate(values['run_overhead_share'])} over the whole run")
+    if "sampler_cpu_share" in values:
+        said.append(f"sampler {percent(values['sampler_cpu_share']['value'], 2)} of a core")
+    return [labelled("overhead", *said)] if said else []
+
+
+def missing(entries: list[NotMeasured]) -> list[RenderableType]:
+    """Return what was not measured, and why, a line for those with the same reason; of many, all names before."""
+    if not entries:
+        return []
+    alike: dict[tuple[str, str | None], list[str]] = {}
+    for entry in entries:
+        alike.setdefault((entry.why, entry.remedy), []).append(entry.what)
+    every = Text(", ".join(dict.fromkeys(entry.what for entry in entries)), style="bold")
+    lines = [every] if len(alike) > _FEW_MISSING else []
+    for (why, remedy), names in list(alike.items())[:_MOST_MISSING]:
+        lines.append(Text.assemble((", ".join(names), "bold"), f": {why}{f' -> {remedy}' if remedy else ''}"))
+    if len(alike) > _MOST_MISSING:
+        lines.append(Text(f"and {len(alike) - _MOST_MISSING} more: stepscope report RUN --json lists them"))
+    return [labelled("not measured", *lines)]
+
+
+def _rows(metrics: pl.DataFrame, name: str) -> list[dict[str, Any]]:
+    """Rows of a metric; child processes that there were not, or too briefly to be read, are not worth a line."""
+    idle = (pl.col("scope") == CHILDREN) & (pl.col("value").fill_null(0.0) == 0)
+    return metrics.filter((pl.col("metric") == name) & ~idle).to_dicts()
+
+
+def _estimate(row: dict[str, Any], digits: int = 3) -> str:
+    """The value of a metric's row with its interval."""
+    return estimate(row["value"], row["low"], row["high"], find(row["metric"], row["unit"]).shown_unit, digits)
+
+
+def _core(row: dict[str, Any]) -> str:
+    name = row["scope"].removeprefix("core:")
+    if row["value"] is None:
+        return f"{name} {NOT_MEASURED}"
+    return f"{name} {_BLOCKS[round(row['value'] * (len(_BLOCKS) - 1))]} {_estimate(row)}"
+
+
+def _whose(row: dict[str, Any]) -> str:
+    return "" if row["scope"] == WATCHED else f"{_NAMES_OF_CHANNELS.get(row['scope'], row['scope'])} "
+
+
+def _who(row: dict[str, Any]) -> str:
+    return _NAMES_OF_CHANNELS.get(row["scope"], str(row["scope"]))
+
+
+def _headline(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Of several processes all together: each has its place in the table of ranks, but the only one that trained."""
+    ranks = [row for row in rows if row["scope"].startswith(RANK)]
+    alone = len({row["scope"] for row in ranks}) == 1
+    kept = [row for row in rows if row not in ranks and row["scope"] != LAUNCHER]
+    return [*kept, *({**row, "scope": TRAINING} for row in ranks if alone)]
+
+
+def _sizes(metrics: pl.DataFrame, metric: str, word: str) -> list[str]:
+    """Each size with whose it is, of several processes said once."""
+    said: list[str] = []
+    for row in _headline(_rows(metrics, metric)):
+        again = said and row["scope"] == ALL
+        said.append(f"{'' if again else f'{_whose(row)}{word} '}{bytes_(row['value'])} ({_counted(row)})")
+    return said
+
+
+def _counted(row: dict[str, Any]) -> str:
+    """The source of a size; of several processes, how often a page is counted that they share."""
+    said = _SHARED_PAGES.get(row["source"]) if row["scope"] == ALL else None
+    return f"{row['source']}, {said}" if said else str(row["source"])

@@ -1,4 +1,4 @@
-"""In the trainer's process: marks what runs at this moment, through hooks that cost a few microseconds each.
+"""In the training process's process: marks what runs at this moment, through hooks that cost a few microseconds each.
 
 Hooks are torch's global ones, so nothing is left in the user's modules: a model that is copied or saved meanwhile
 carries no trace, and the recorder's own scopes stay as they are.
@@ -14,8 +14,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from stepscope.simulate.ring import Mark
-from stepscope.simulate.states import BETWEEN, HOST, IDLE, State, StateLog
+from stepscope.simulate.marks import BETWEEN, HOST, IDLE, Mark, State, StateLog
 
 Models = nn.Module | Sequence[nn.Module] | Mapping[str, nn.Module] | None
 Backward = Callable[[Any], None]

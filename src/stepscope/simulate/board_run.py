@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import IO
 
 import numpy as np
 
 from stepscope.clock import Clock, monotonic_ns
-from stepscope.simulate.boards import BOARDS
-from stepscope.simulate.faults import Faults
-from stepscope.simulate.layouts import BUILDS
-from stepscope.simulate.layouts.site import Site
-from stepscope.simulate.options import Options
-from stepscope.simulate.plant import SEGMENT, Plant, PowerTable, Segments
-from stepscope.simulate.proc import REFRESH_NS
-from stepscope.simulate.ring import RingReader
-from stepscope.simulate.states import StateReader
-from stepscope.simulate.tree import Tree
-from stepscope.simulate.truth import Truth
+from stepscope.simulate.boards import BOARDS, Fault, Options
+from stepscope.simulate.layouts import BUILDS, Site
+from stepscope.simulate.marks import RingReader, StateReader
+from stepscope.simulate.power import SEGMENT, Plant, PowerTable, Segments, Truth
+from stepscope.simulate.sensors import SensorModel
+from stepscope.simulate.tree import PROC_REFRESH_NS, LiveFile, Tree
 
 _LONGEST_TICKS = 2
 _BEFORE_NS = 50_000_000  # the board was on before: every converter has shown something when the first reader comes
@@ -46,7 +43,7 @@ class BoardRun:
         self._faults = Faults(options.faults, self._tree, self._sensors)
         self._plant = Plant(self._table, options, seed, self._t0_ns, self._keep)
         self._end_ns = self._t0_ns
-        self._proc_due_ns = self._t0_ns + REFRESH_NS
+        self._proc_due_ns = self._t0_ns + PROC_REFRESH_NS
         self.tick(now_ns)
 
     def tick(self, now_ns: int) -> None:
@@ -63,11 +60,13 @@ class BoardRun:
             sensor.advance(stretch)
         self._faults.step((until_ns - self._t0_ns) * 1e-9)
         if self._proc is not None and now_ns >= self._proc_due_ns:
-            self._proc_due_ns = now_ns + REFRESH_NS
+            self._proc_due_ns = now_ns + PROC_REFRESH_NS
             self._proc.refresh()
 
     def next_ns(self, now_ns: int) -> int:
-        """When to tick again: as soon as a sensor has something new, and in any case soon enough for the marks."""
+        """Return when to tick again: as soon as a sensor has something new, and in any case soon enough for the
+        marks.
+        """
         new_ns = min(sensor.next_ns for sensor in self._sensors) + self._options.latency_ns
         return math.ceil(min(max(new_ns, now_ns), now_ns + _LONGEST_TICKS * self._board.tick_ns))
 
@@ -97,3 +96,51 @@ class BoardRun:
 
     def _keep(self, segments: Segments) -> None:
         self._file.write(segments.tobytes())
+
+
+_CONTENT = {"stuck": None, "empty": b"", "garbage": b"\xff\x00not a number\n"}
+
+
+class Faults:
+    """Begins and ends each fault once."""
+
+    def __init__(self, faults: Sequence[Fault], tree: Tree, sensors: Sequence[SensorModel]) -> None:
+        self._waiting = sorted(faults, key=lambda fault: fault.at_s)
+        self._active: list[Fault] = []
+        self._tree, self._sensors = tree, sensors
+
+    def step(self, elapsed_s: float) -> None:
+        """Bring faults to this moment since the board was ready."""
+        while self._waiting and self._waiting[0].at_s <= elapsed_s:
+            fault = self._waiting.pop(0)
+            self._begin(fault)
+            self._active.append(fault)
+        for fault in [one for one in self._active if one.for_s is not None and one.at_s + one.for_s <= elapsed_s]:
+            self._active.remove(fault)
+            self._end(fault)
+
+    def _begin(self, fault: Fault) -> None:
+        if fault.kind == "renumbered":
+            self._tree.renumber()
+        elif fault.kind in ("reset", "plugged"):
+            self._tell_sensors(fault, on=True)
+        for file in self._files(fault):
+            if fault.kind == "lost":
+                file.remove()
+            else:
+                file.hold(_CONTENT[fault.kind])
+
+    def _end(self, fault: Fault) -> None:
+        self._tell_sensors(fault, on=False)
+        for file in self._files(fault):
+            file.release()
+
+    def _files(self, fault: Fault) -> list[LiveFile]:
+        if fault.kind != "lost" and fault.kind not in _CONTENT:
+            return []
+        root = self._tree.root
+        return [file for file in self._tree.live if fnmatch(file.path.relative_to(root).as_posix(), fault.files)]
+
+    def _tell_sensors(self, fault: Fault, on: bool) -> None:
+        for sensor in self._sensors:
+            sensor.fault(fault.kind, on)

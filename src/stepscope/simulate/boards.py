@@ -1,12 +1,16 @@
-"""The boards that can be simulated: their power by component, and which components a rail feeds. Data alone.
+"""Boards that can be simulated, with their power by component, options, and faults. Data alone.
 
 Watts are those of a training on the CPU: idle power of the component, and its share of the power above idle.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal, get_args
+
+from stepscope.errors import UnknownName, UsageError
 
 
 @dataclass(frozen=True)
@@ -25,7 +29,7 @@ class Board:
     components: Mapping[str, Component]
     rails: Mapping[str, tuple[str, ...]]
     scale: float
-    tick_ns: int  # the board looks at the trainer's marks at least every second one, whatever its sensors do
+    tick_ns: int  # the board looks at the training process's marks at least every second one, whatever its sensors do
 
 
 _TX2 = {
@@ -92,3 +96,88 @@ BOARDS: dict[str, Board] = {
         ),
     )
 }
+
+
+FaultKind = Literal["stuck", "lost", "empty", "garbage", "reset", "renumbered", "plugged"]
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Something that goes wrong `at_s` after the board is ready, for `for_s` (None: for good).
+
+    stuck: files keep their content; lost: they are gone (a sysfs file that is deleted answers no more, here it is
+    emptied first); empty, garbage: their content; reset: counters start at 0; renumbered: their folder's number
+    grows by 3 for good, as after a driver was loaded again; plugged: the battery is charged.
+    """
+
+    kind: FaultKind
+    at_s: float
+    for_s: float | None = None
+    files: str = "*"  # pattern of paths below the root
+
+
+@dataclass(frozen=True)
+class Options:
+    """Power model and sensors; spreads, noise and drift are relative, of the power above idle."""
+
+    noise: float = 0.03  # from one execution to the next
+    signature_spread: float = 0.08
+    place_spread: float = 0.02
+    drift: float = 0.05  # leakage that grows while the chip warms
+    drift_tau_s: float = 60.0
+    throttle_at_s: float | None = None
+    throttle: float = 0.7  # of the power above idle, once throttled
+    idle_wander: float = 0.0  # of the idle power, as where a display hangs on the rail
+    latency_ns: int = 500_000  # the newest moment that files can tell of lies this far back
+    clock_error: float = 0.004  # of the sensors' own clocks
+    adc_noise: float = 0.3  # of a conversion, in steps of the converter
+    samples: int | None = None  # conversions in the running average of an INA3221; None: as the board comes
+    counter_range_uj: int | None = None  # where the energy counter wraps; None: as the board comes
+    refresh_ns: int | None = None  # of counters and gauges; None: as the board comes
+    faults: tuple[Fault, ...] = ()
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            absent = value is None and field.default is None
+            sound = absent or (isinstance(value, (int, float)) and value >= 0)
+            _refuse(field.name != "faults" and not sound, f"{field.name} must be a number, 0 or more, not {value!r}")
+        _refuse(self.samples is not None and self.samples not in SAMPLES, f"samples must be one of {SAMPLES}")
+        _refuse(self.counter_range_uj is not None and self.counter_range_uj < 1_000_000, "a range below 1 J")
+        _refuse(self.refresh_ns is not None and self.refresh_ns < 100_000, "a refresh below 0.1 ms")
+        _refuse(self.drift_tau_s == 0, "a time constant of 0")
+        for fault in self.faults:
+            _refuse(not isinstance(fault.at_s, (int, float)) or fault.at_s < 0, "at_s of a fault is seconds, 0 or more")
+            if fault.kind not in get_args(FaultKind):
+                raise UnknownName("fault", fault.kind, get_args(FaultKind))
+
+    def to_json(self) -> str:
+        """For the command line of the simulating process."""
+        return json.dumps(asdict(self))
+
+
+SAMPLES = (1, 4, 16, 64, 128, 256, 512, 1024)  # averaging modes of the chip
+
+
+def parse_options(given: Mapping[str, Any]) -> Options:
+    """Options by name; raises UnknownName and UsageError."""
+    known = [field.name for field in fields(Options)]
+    for name in given:
+        if name not in known:
+            raise UnknownName("option of a simulated board", name, known)
+    faults: Sequence[Any] = given.get("faults") or ()
+    return Options(**{**given, "faults": tuple(_parse_fault(fault) for fault in faults)})
+
+
+def _parse_fault(given: Fault | Mapping[str, Any]) -> Fault:
+    if isinstance(given, Fault):
+        return given
+    try:
+        return Fault(**given)
+    except TypeError as error:
+        raise UsageError(f"not a fault: {given!r}", "kind and at_s (s after the start), for_s, files") from error
+
+
+def _refuse(wrong: bool, what: str) -> None:
+    if wrong:
+        raise UsageError(f"this board cannot be simulated: {what}")

@@ -1,7 +1,8 @@
 """The process behind a simulated board: python -m stepscope.simulate.process; it owns the tree and drives it live.
 
-It reads the trainer's marks, follows the power model, lets every sensor model see each stretch of time, and keeps
-what was true. It ends when it is told to ("stop" on stdin) or when the trainer is gone, and then clears its files.
+It reads the training process's marks, follows the power model, lets every sensor model see each stretch of time, and
+keeps what was true. It ends when it is told to ("stop" on stdin) or when the training process is gone, and then clears
+its files.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ if TYPE_CHECKING:
 
 
 def detach() -> None:
-    """Go on as nobody's child: the trainer's children are its data loaders, and their CPU time is counted as such."""
+    """Go on as nobody's child: the training process's children are its data loaders, and their CPU time is counted as
+    such.
+    """
     if os.fork():
         os._exit(0)
     os.setsid()
@@ -34,7 +37,7 @@ def detach() -> None:
 
 def settle() -> None:
     """Be punctual where that is allowed: a late wake-up is a sensor that refreshes late."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the trainer
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the training process
     with contextlib.suppress(OSError):
         Path("/proc/self/timerslack_ns").write_text("1000")
     try:
@@ -61,10 +64,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = arguments(argv)
     detach()
     from stepscope.simulate.board_run import BoardRun  # numpy's threads must not be started before the fork
-    from stepscope.simulate.options import options_of
+    from stepscope.simulate.boards import parse_options
 
     with tempfile.TemporaryFile(dir=options.truth) as segments:
-        run = BoardRun(options.board, options.home, options_of(json.loads(options.options)), options.seed, segments)
+        run = BoardRun(options.board, options.home, parse_options(json.loads(options.options)), options.seed, segments)
         settle()
         os.write(1, f"ready {os.getpid()}\n".encode())
         told = follow(run, options.pid)
@@ -78,7 +81,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def follow(run: BoardRun, pid: int) -> bool:
-    """Tick until the trainer says stop (True) or is gone (False)."""
+    """Tick until the training process says stop (True) or is gone (False)."""
     watched = [0]
     with contextlib.suppress(AttributeError, OSError):  # before Linux 5.3, or gone already
         watched.append(os.pidfd_open(pid))

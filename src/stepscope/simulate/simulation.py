@@ -1,4 +1,4 @@
-"""The trainer's handle on a simulated board: start it beside this process, train, stop it, ask for the truth."""
+"""The handle on a simulated board in the training process: start it, train, stop it, read the truth."""
 
 from __future__ import annotations
 
@@ -11,19 +11,22 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import stepscope
 from stepscope.errors import OutputNotWritable, StepscopeError, UnknownName
-from stepscope.simulate.boards import BOARDS
-from stepscope.simulate.options import Options, options_of
+from stepscope.simulate.boards import BOARDS, Options, parse_options
 
 if TYPE_CHECKING:
     from stepscope.simulate.beacon import Beacon, Models
-    from stepscope.simulate.states import StateLog
-    from stepscope.simulate.truth import Truth
+    from stepscope.simulate.marks import StateLog
+    from stepscope.simulate.power import Truth
+
 
 _READY_S, _END_S = 15.0, 15.0
 _SHARED_MEMORY = Path("/dev/shm")
@@ -55,7 +58,7 @@ class Simulation:
 
     @property
     def failure(self) -> str | None:
-        """Why the beacon went out, if it did: from then on the board shows the last state."""
+        """Return why the beacon went out, if it did: from then on the board shows the last state."""
         return self._beacon.failure
 
     def stop(self) -> None:
@@ -67,15 +70,18 @@ class Simulation:
         self._states.close()
         try:
             self._process.end()
-            from stepscope.simulate.truth import TRUTH_FILE, load
+            from stepscope.simulate.power import TRUTH_FILE, load_truth
 
             if (self._folder / TRUTH_FILE).exists():
-                self._truth = load(self._folder)
+                self._truth = load_truth(self._folder)
         finally:
             shutil.rmtree(self._home, ignore_errors=True)
 
     def truth(self) -> Truth:
-        """What was really spent; raises StepscopeError while the board runs, or when its process was killed."""
+        """Return the energy that was really spent.
+
+        Raises StepscopeError while the board runs, or when its process was killed.
+        """
         if self._truth is None:
             ended = f"its process ended early ({self._process.last_word})"
             why = ended if self._stopped else "it still runs: stop it first"
@@ -93,10 +99,9 @@ def start(
     """
     if board not in BOARDS:
         raise UnknownName("simulated board", board, BOARDS)
-    chosen = options_of(options)
+    chosen = parse_options(options)
     from stepscope.simulate.beacon import Beacon
-    from stepscope.simulate.ring import create_ring, open_writer
-    from stepscope.simulate.states import StateLog
+    from stepscope.simulate.marks import StateLog, create_ring, open_writer
 
     shared = _SHARED_MEMORY if os.access(_SHARED_MEMORY, os.W_OK) else None
     home = Path(tempfile.mkdtemp(prefix="stepscope-board-", dir=shared))
@@ -188,3 +193,24 @@ class _Process:
         for pipe in (self._launcher.stdin, self._launcher.stdout, self._launcher.stderr):
             if pipe is not None:
                 pipe.close()
+
+
+@dataclass(frozen=True)
+class SensorRoot:
+    """The top of the file system whose sensors are read; `runs`: run folders that a board's truth is to be kept in."""
+
+    root: str | None
+    runs: list[Path] = field(default_factory=list)
+
+
+@contextmanager
+def sensor_root(board: str | None, root: str | None = None) -> Iterator[SensorRoot]:
+    """`root` without a board; else the root of a board of this name, which ends with the block."""
+    if board is None:
+        yield SensorRoot(root)
+        return
+    with start(board) as simulation:
+        chosen = SensorRoot(str(simulation.root))
+        yield chosen
+    for run in chosen.runs:
+        simulation.truth().save(run)

@@ -10,12 +10,8 @@ compares it with the names of the manifests and reads what is missing.
 
 from __future__ import annotations
 
-from stepscope.store.choosing import Choice
-from stepscope.store.collecting import collect
-from stepscope.store.fetching import pull
-from stepscope.store.listing import find, listed, runs
+from stepscope.store.index import Choice, find, listed, runs
 from stepscope.store.place import Place, open_place
-from stepscope.store.sending import push
-from stepscope.store.tagging import remove, tag
+from stepscope.store.transfer import collect, pull, push, remove, tag
 
 __all__ = ["Choice", "Place", "collect", "find", "listed", "open_place", "pull", "push", "remove", "runs", "tag"]

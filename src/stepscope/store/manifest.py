@@ -61,7 +61,9 @@ class Manifest:
 
     @property
     def folder(self) -> str:
-        """Where the files lie in the store: a folder of its own for each content, so that no pull sees a mixture."""
+        """Return where the files lie in the store: a folder of its own for each content, so that no pull sees a
+        mixture.
+        """
         return f"runs/{self.id}/{self.digest[:SHORT]}"
 
 
@@ -71,7 +73,7 @@ def digest_of(files: Iterable[FileEntry]) -> str:
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
-def written(manifest: Manifest) -> tuple[str, bytes]:
+def to_file(manifest: Manifest) -> tuple[str, bytes]:
     """Name and content of the manifest's file; the name holds the content's digest, so half a file is seen."""
     content = (json.dumps({"format": FORMAT, **asdict(manifest)}, indent=1, sort_keys=True) + "\n").encode()
     return f"{manifest.id}~{hashlib.sha256(content).hexdigest()[:SHORT]}.json", content
@@ -143,7 +145,7 @@ def check_path(path: str) -> None:
         raise StoreError(f"'{path[:80]}' is no path of a run folder: it could lead out of it")
 
 
-def tagged(manifest: Manifest, add: Iterable[str], drop: Iterable[str]) -> Manifest:
+def with_tags(manifest: Manifest, add: Iterable[str], drop: Iterable[str]) -> Manifest:
     """The next revision with other tags; raises StoreError for what is no tag."""
     new = tuple(sorted({*manifest.tags, *add} - set(drop)))
     for tag in new:

@@ -1,4 +1,4 @@
-"""Where a store lies: reading and writing below one address through fsspec, each operation with a time limit."""
+"""Place of a store: reading and writing below one address through fsspec, each operation with a time limit."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from stepscope.errors import MissingDependency, StoreError, UsageError
+from stepscope.files import replaced
 
 CHUNK_BYTES = 8 << 20
 TIMEOUT_S = 30.0
@@ -32,7 +33,7 @@ class Place:
 
     @property
     def is_local(self) -> bool:
-        """Whether it is a folder of this machine."""
+        """Return whether it is a folder of this machine."""
         names = self.fs.protocol if isinstance(self.fs.protocol, (tuple, list)) else (self.fs.protocol,)
         return bool(_LOCAL & set(names))
 
@@ -66,9 +67,7 @@ class Place:
         if not self.is_local:
             self._within(lambda: self.fs.pipe_file(self.at(path), data), path)
             return
-        part = self.at(f"{posixpath.dirname(path)}/.{posixpath.basename(path)}.{time.monotonic_ns():x}".lstrip("/"))
-        self._within(lambda: self.fs.pipe_file(part, data), path)
-        self._within(lambda: Path(part).replace(self.at(path)), path)
+        self._within(lambda: _replace(Path(self.at(path)), data), path)
 
     def send(self, path: str, pieces: Iterator[bytes]) -> None:
         """Write a file from pieces."""
@@ -195,3 +194,8 @@ def _written_s(info: dict[str, Any]) -> float | None:
         if isinstance(value, datetime):
             return value.timestamp()
     return None
+
+
+def _replace(path: Path, data: bytes) -> None:
+    with replaced(path) as part:
+        part.write_bytes(data)

@@ -1,4 +1,4 @@
-"""What is trained. Every file of this folder except the contract holds workloads and is found by itself.
+"""Workloads: what is trained. Every file of this folder except the contract holds workloads and is found by itself.
 
 Looking for a workload imports torch; importing this package does not.
 """
@@ -91,7 +91,7 @@ def _of_file(path: Path, name: str) -> Workload:
 
 
 def warnings() -> list[str]:
-    """A sentence for each file or plug-in that had to be left out, and why."""
+    """A sentence for each file or plug-in that had to be excluded, and why."""
     return _found()[1]
 
 
@@ -109,9 +109,9 @@ def _found() -> tuple[dict[str, Workload], list[str]]:
     for module in found.modules:
         offered = getattr(module, "WORKLOADS", None)
         if offered is None:
-            said.append(f"'{module.__name__}' was left out: it names no WORKLOADS")
+            said.append(f"'{module.__name__}' was excluded: it names no WORKLOADS")
             continue
         taken = [workload.name for workload in offered if workload.name in known]
-        said += [f"'{name}' of {module.__name__} was left out: the name is taken" for name in taken]
+        said += [f"'{name}' of {module.__name__} was excluded: the name is taken" for name in taken]
         known.update({workload.name: workload for workload in offered if workload.name not in known})
     return known, said

@@ -25,7 +25,7 @@ _MOST_IDLE = 30  # actions that do nothing at the start of a game, at random, so
 
 @dataclass(frozen=True)
 class Seen:
-    """What an action led to: a picture [84, 84] uint8, the clipped reward, whether the episode is over."""
+    """Result of an action: a picture [84, 84] uint8, the clipped reward, whether the episode is over."""
 
     picture: Tensor
     reward: float
@@ -50,7 +50,7 @@ class Emulator:
 
     @property
     def actions(self) -> int:
-        """How many different actions there are."""
+        """Return how many different actions there are."""
         return len(self._actions)
 
     def act(self, action: int) -> Seen:
@@ -97,7 +97,7 @@ class Replay:
         return min(self._written, self._capacity)
 
     def add(self, action: int, seen: Seen) -> None:
-        """What an action led to takes the place of the oldest."""
+        """Store what an action led to in the place of the oldest."""
         place = self._written % self._capacity
         self._pictures[place], self._actions[place] = seen.picture, action
         self._rewards[place], self._over[place] = seen.reward, seen.over

@@ -1,4 +1,4 @@
-"""Where the loss of each workload lies after some seeded steps: what says that it still learns as it did."""
+"""Bands of the loss of each workload after some seeded steps: they say that it still learns as it did."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Band:
-    """Where the mean loss of the last fifth of `steps` steps must lie: seed 0, default optimizer, the named data."""
+    """Band of the mean loss of the last fifth of `steps` steps: seed 0, default optimizer, the named data."""
 
     data: str
     batch: int
@@ -21,7 +21,7 @@ class Band:
         return sum(last) / len(last)
 
     def holds(self, losses: list[float]) -> bool:
-        """Whether the losses of exactly these steps end within the band."""
+        """Return whether the losses of exactly these steps end within the band."""
         return len(losses) == self.steps and self.low <= self.end(losses) <= self.high
 
 

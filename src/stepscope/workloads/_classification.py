@@ -1,4 +1,4 @@
-"""What the image classifiers share: batches are images [B, C, H, W] and labels [B]; scores are [B, classes]."""
+"""Base of the image classifiers: batches are images [B, C, H, W] and labels [B]; scores are [B, classes]."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def loss(model: nn.Module, batch: Batch) -> Tensor:
 
 
 def correct(model: nn.Module, batch: Batch) -> Tensor:
-    """How many images get their own class."""
+    """Return how many images get their own class."""
     images, labels = batch
     right: Tensor = (model(images).argmax(1) == labels).sum()
     return right

@@ -1,4 +1,4 @@
-"""What was counted of the workloads when these files were written: to count all anew takes half a minute.
+"""Counts of the workloads as of when these files were written: to count all anew takes half a minute.
 
 `counted.json` states the digest of the files that it was counted from. Where a file has changed since, it is not used.
 `python -m benchmarks.count_workloads` writes it, and a test holds every row against a count of its own.

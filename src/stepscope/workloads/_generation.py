@@ -1,4 +1,4 @@
-"""What the networks share that learn to make images: pictures without their labels, and Adam."""
+"""Base of the networks that learn to make images: pictures without their labels, and Adam."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the language models share: batches are tokens [B, T] and the tokens that follow [B, T]; scores [B, T, V]."""
+"""Base of the language models: batches are tokens [B, T] and the tokens that follow [B, T]; scores [B, T, V]."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the mobile networks after the first share: channel counts in eights, convolution with norm and activation."""
+"""Base of the mobile networks after the first: channel counts in eights, convolution with norm and activation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a wrist does, from six axes: accelerometer and gyroscope of a watch, by convolution or by a recurrent network.
+"""Activity of a wrist from six axes: accelerometer and gyroscope of a watch, by convolution or a recurrent network.
 
 References
   F. Ordonez, D. Roggen, "Deep convolutional and LSTM recurrent neural networks for multimodal wearable activity

@@ -108,7 +108,7 @@ def loss(model: nn.Module, batch: Batch) -> Tensor:
 
 
 def correct(model: nn.Module, batch: Batch) -> Tensor:
-    """How many answers have both ends right."""
+    """Return how many answers have both ends right."""
     tokens, types, mask, start, end = batch
     found = model(tokens, types, mask).masked_fill(~mask[..., None], float("-inf")).argmax(1)  # [B, 2]
     right: Tensor = ((found[:, 0] == start) & (found[:, 1] == end)).sum()

@@ -1,4 +1,4 @@
-"""What a workload is: a model, its data and its training step. It knows nothing of measuring.
+"""Contract of a workload: a model, its data and its training step. It knows nothing of measuring.
 
 A file of this folder names its workloads in `WORKLOADS`; `Workload.prepare` makes one ready to train:
 
@@ -43,7 +43,7 @@ OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
 
 
 def rates(sgd: float, momentum: float, adam: float, rmsprop: float) -> dict[str, dict[str, Any]]:
-    """What each optimizer is called with, from its learning rate; AdamW takes that of Adam."""
+    """Return the arguments of each optimizer, from its learning rate; AdamW takes that of Adam."""
     return {
         "sgd": {"lr": sgd},
         "momentum": {"lr": momentum, "momentum": 0.9},
@@ -110,17 +110,17 @@ class Workload:
 
     @property
     def data(self) -> Source:
-        """What it would be trained on here, unless said otherwise."""
+        """Return the data it would be trained on here, by default."""
         return best(self.sources)
 
     @property
     def band(self) -> Band | None:
-        """Where its loss must lie after some seeded steps; null where none was recorded."""
+        """Return the band of its loss after some seeded steps; null where none was recorded."""
         return self.own_band or BANDS.get(self.name)
 
     @property
     def no_band(self) -> str | None:
-        """Why it has no band; null where it has one."""
+        """Return why it has no band; null where it has one."""
         return None if self.band else NO_BAND.get(self.name, "none was recorded")
 
     def prepare(
@@ -134,7 +134,7 @@ class Workload:
     ) -> Training:
         """Model, optimizers and data, ready to train; seeds torch's global generators, so that a run repeats.
 
-        data: the name of one of `sources`, or a path of the user's; unless said, the best that is on this machine.
+        data: the name of one of `sources`, or a path of the user's; by default, the best that is on this machine.
         """
         size = self.default_batch if batch is None else batch
         rule = optimizer or self.default_optimizer

@@ -71,7 +71,7 @@ class DQN(nn.Module):
         return worth
 
     def future(self, states: Tensor) -> Tensor:
-        """What the best action is worth in each state [B], without a graph."""
+        """Return the worth of the best action in each state [B], without a graph."""
         with torch.no_grad():
             best: Tensor = (self.judge or self.online)(states.float() / 255).amax(1)
         return best

@@ -1,1 +1,1 @@
-"""How sensors reach what they read: kept files, buses, mailboxes, child processes, plugs; standard library only."""
+"""Access of sensors to what they read: kept files, buses, mailboxes, child processes, plugs; standard library only."""

@@ -26,7 +26,7 @@ class ChildLines:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             bufsize=0,
-            start_new_session=True,  # Ctrl-C is for the trainer, and what the command started can be ended with it
+            start_new_session=True,  # Ctrl-C is for the training process; the group can be ended as one
         )
         self._waiting = b""
         self._complained = b""
@@ -47,7 +47,7 @@ class ChildLines:
         return [line[:_LONGEST_LINE].decode(errors="replace") for line in lines]
 
     def exit_code(self) -> int | None:
-        """How the command ended; None while it runs."""
+        """Return how the command ended; None while it runs."""
         return self._child.poll()
 
     def complaint(self) -> str:
@@ -73,7 +73,7 @@ class ChildLines:
 
 
 def _available(pipe: IO[bytes]) -> bytes:
-    """What can be read now, at most a megabyte at a time; nothing at the end of the stream."""
+    """Return what can be read now, at most a megabyte at a time; nothing at the end of the stream."""
     data = b""
     with contextlib.suppress(BlockingIOError):
         while len(data) < 16 * _CHUNK and (chunk := os.read(pipe.fileno(), _CHUNK)):

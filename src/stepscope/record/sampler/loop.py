@@ -1,34 +1,41 @@
 """The sampling process: python -m stepscope.record.sampler --run DIR --pid N --period-ns N; standard library only.
 
-Writes channels.json, samples/<sensor>.rows and events.jsonl of a run, says "ready" on stdout, and samples until it is
-told to stop (SIGTERM, any byte or the end of stdin) or the trainer is gone. It never outlives the trainer.
+Writes channels.json, samples/<sensor>.rows and events.jsonl of a run, says its number and "ready" on stdout, and
+samples until it is told to stop (SIGTERM) or the training process, or the one that started it, is gone.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import errno
 import gc
 import os
+import queue
 import select
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
-from stepscope.clock import anchors, monotonic_ns, unix_minus_monotonic_ns
-from stepscope.record.characterisation.characterise import recall_or_measure, wanted
-from stepscope.record.characterisation.profiles import SensorProfile
-from stepscope.record.sampler.crew import Crew
-from stepscope.record.sampler.deadlines import Deadlines
-from stepscope.record.sampler.newcomers import LOOK_AGAIN_NS
-from stepscope.record.sampler.reader_thread import ReaderThread, stop_all
-from stepscope.record.sampler.rows import EventLog
-from stepscope.record.sampler.stream import Stream
-from stepscope.record.sampling import CHARACTERISING
-from stepscope.record.sensors import survey
-from stepscope.record.sensors.contract import Meter, Pace, Target
+from stepscope.clock import Clock, anchors, monotonic_ns, unix_minus_monotonic_ns
+from stepscope.files import replace_json
+from stepscope.liveness import is_running, start_time
+from stepscope.record.sampler.characterise import (
+    SensorProfile,
+    may_characterise,
+    recall_or_measure,
+    too_fine,
+    with_profiles,
+)
+from stepscope.record.sampler.process import CHARACTERISING, PID_FILE, STDERR
+from stepscope.record.sampler.rows import EventLog, RowFile
+from stepscope.record.sampler.stream import SPREAD, Deadlines, ReaderThread, Stream, needs_thread, stop_all
+from stepscope.record.sampler.training_processes import TrainingProcesses
+from stepscope.record.sensors import NO_ANSWER, Survey, children_memory, distinct, load, survey
+from stepscope.record.sensors.contract import Found, Meter, Missing, Pace, Target, as_seen_below
 
 CHORES_NS = 240_000_000  # rows reach the disk this often
 SUSPENDED_NS = 100_000_000  # more than the two clocks can drift apart between chores
@@ -100,6 +107,7 @@ class Sampling:
             stream.retry()
         for reader in self._readers:
             reader.look()
+        self._let_go()
         self._take_in(*self.newcomers())
         self._events.flush()
         suspended_ns, wall_ns = _suspended_ns(), _wall_ns()
@@ -121,6 +129,20 @@ class Sampling:
         for reader in readers:
             reader.start()
 
+    def _let_go(self) -> None:
+        """Close the streams of processes that have ended: a run may start hundreds of them."""
+        for reader in [reader for reader in self._readers if reader.done]:
+            self._readers.remove(reader)
+            reader.ended(0.0)
+        ended = [stream for stream in self._streams if stream.ended]
+        if not ended:
+            return
+        for stream in ended:
+            stream.close()
+        self._streams = [stream for stream in self._streams if not stream.ended]
+        self._every_tick = [stream.sample for stream in self._streams if not stream.slow]
+        self._slow = [stream for stream in self._streams if stream.slow]
+
 
 def _suspended_ns() -> int:
     now = anchors()
@@ -131,23 +153,21 @@ def _wall_ns() -> int:
     return unix_minus_monotonic_ns(rounds=1)
 
 
-def trainer_watch(pid: int) -> Callable[[float], bool]:
-    """A wait that ends early, with True, when the trainer closes stdin or writes to it, or when it is gone."""
-    parent = os.getppid()
+def watch(pids: Collection[int]) -> Callable[[float], bool]:
+    """A wait that ends early, with True, at a signal that is handled, or when one of these processes is gone."""
+    wake, woken = os.pipe()
+    os.set_blocking(woken, False)
+    signal.set_wakeup_fd(woken, warn_on_full_buffer=False)
     try:
-        watched = [0, os.pidfd_open(pid)]
+        watched = [wake, *(os.pidfd_open(pid) for pid in pids)]
     except (AttributeError, OSError):  # macOS, Linux before 5.3, or gone already
-        return lambda seconds: bool(select.select([0], (), (), seconds)[0]) or os.getppid() != parent or not alive(pid)
+        started = {pid: start_time(pid) for pid in pids}
+
+        def gone() -> bool:
+            return not all(is_running(pid, began) for pid, began in started.items())
+
+        return lambda seconds: bool(select.select([wake], (), (), seconds)[0]) or gone()
     return lambda seconds: bool(select.select(watched, (), (), seconds)[0])
-
-
-def alive(pid: int) -> bool:
-    """Whether there is such a process, be it another user's."""
-    try:
-        os.kill(pid, 0)
-    except OSError as error:
-        return error.errno == errno.EPERM
-    return True
 
 
 def settle(cpu: int | None) -> None:
@@ -170,7 +190,8 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     on_or_off = argparse.BooleanOptionalAction
     parser = argparse.ArgumentParser(prog="python -m stepscope.record.sampler", description=__doc__)
     parser.add_argument("--run", type=Path, required=True, help="folder of the run")
-    parser.add_argument("--pid", type=int, required=True, help="process that trains")
+    parser.add_argument("--pid", type=int, required=True, help="process that trains, or starts those that do")
+    parser.add_argument("--starter", type=int, help="process that started this one, which then leaves its family")
     parser.add_argument("--period-ns", type=int, default=10_000_000)
     parser.add_argument("--root", type=Path, default=Path(os.environ.get("STEPSCOPE_ROOT") or "/"))
     parser.add_argument("--cpu", type=int, help="core to run on")
@@ -186,32 +207,183 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> int:
     """Sample until told to stop; 0 after an orderly end."""
     options = arguments(argv)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the trainer, which then stops this process
+    samples = options.run / "samples"
+    if options.starter is not None:
+        _detach(samples / PID_FILE)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # what the training process's thread has blocked is not blocked here
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the training process, which then stops this process
     meters = tuple(Meter(kind, address, name) for kind, name, address in options.meter)
     target = Target(options.pid, meters=meters)
     events = EventLog(options.run / "events.jsonl")
-    crew = Crew(options.run, options.root, target, events, options.period_ns, options.dither)
+    crew = StreamOpener(options.run, options.root, target, events, options.period_ns, options.dither)
     seen = survey(options.root, target)
     profiles: Mapping[str, SensorProfile] = {}
-    if wanted(options.root, options.characterise):
+    if may_characterise(options.root, options.characterise):
         profiles = recall_or_measure(options.root, seen.found, target.clock, _announce, events)
     streams, readers = crew.hire(seen, profiles)
     sampling = Sampling(streams, events, target.pace, options.period_ns, options.dither, readers)
     sampling.newcomers = crew.newcomers(seen, options.look_again_ns)
     signal.signal(signal.SIGTERM, lambda *_: setattr(sampling, "stopped", True))
-    wait = trainer_watch(options.pid)
+    wait = watch({options.pid, options.starter or options.pid})
     if not seen.found:
         events.write("no-sensors", "no sensor answers on this machine; channels.json says why")
     settle(options.cpu)
-    _say(b"ready\n")
+    _print(b"ready\n")
     sampling.run(wait)
+    if options.starter is not None:
+        _remove_traces(samples)
     return 0
 
 
+def _detach(pid_file: Path) -> None:
+    """Go on as a child of init, and say the number, so that the training process never waits for this one."""
+    if os.fork():
+        os._exit(0)
+    pid_file.write_text(f"{os.getpid()}\n")
+    _print(b"%d\n" % os.getpid())
+
+
+def _remove_traces(samples: Path) -> None:
+    """Remove what says that this process runs, and its stderr where nothing was said."""
+    with contextlib.suppress(OSError):
+        if (samples / STDERR).stat().st_size == 0:
+            (samples / STDERR).unlink()
+    with contextlib.suppress(OSError):
+        (samples / PID_FILE).unlink()
+
+
 def _announce(seconds: float) -> None:
-    _say(CHARACTERISING + b" %.3f\n" % seconds)
+    _print(CHARACTERISING + b" %.3f\n" % seconds)
 
 
-def _say(line: bytes) -> None:
+def _print(line: bytes) -> None:
     with contextlib.suppress(OSError):  # a trainer that is gone already is noticed by the first wait
         os.write(1, line)
+
+
+OpenStreams = tuple[list[Stream], list[ReaderThread]]
+
+
+class StreamOpener:
+    """Opens a row file for every sensor that answers, now or later."""
+
+    def __init__(
+        self, run: Path, root: Path, target: Target, events: EventLog, period_ns: int, dither: bool = False
+    ) -> None:
+        self._run, self._root, self._target, self._events = run, root, target, events
+        self._period_ns, self._dither = period_ns, dither
+        self._sensors = load()
+        self._found: dict[str, Found] = {}
+        self._missing: dict[str, Missing] = {}
+        self._profiles: Mapping[str, SensorProfile] = {}
+        self._others: ReaderThread | None = None  # of the processes that have no streams of their own
+
+    def hire(self, seen: Survey, profiles: Mapping[str, SensorProfile]) -> OpenStreams:
+        """Streams for the loop, and readers that go in threads of their own."""
+        self._missing, self._profiles = dict(seen.missing), profiles
+        return self._take(seen.found)
+
+    def newcomers(self, seen: Survey, every_ns: int) -> Callable[[], OpenStreams]:
+        """Gives, at each call, the streams of sensors that answer now and of processes that train now."""
+        waiting = LateSensors(seen.missing, self._root, self._target, self._target.clock, every_ns)
+        training = TrainingProcesses(self._run, self._root, self._target)
+
+        def collect() -> OpenStreams:
+            arrived = waiting.collect()
+            begun = training.collect()
+            self._sensors |= {name: sensor for name, (sensor, _) in begun.items()}
+            self._missing |= {name: answer for name, (_, answer) in begun.items() if isinstance(answer, Missing)}
+            found = {name: answer for name, (_, answer) in begun.items() if isinstance(answer, Found)}
+            if found and self._others is not None:
+                self._others.read_now()  # without those that are read by themselves from now on
+            if not arrived:
+                return self._take(found) if begun else ([], [])
+            taken = [channel.id for found in self._found.values() for channel in found.channels]
+            for name in arrived:
+                message = f"sensor {name} answers now: {self._missing[name].reason} before"
+                self._events.write("sensor-joined", message, sensor=name)
+            return self._take({**distinct(arrived, taken), **found})
+
+        return collect
+
+    def channel_table(self) -> dict[str, Any]:
+        """The content of channels.json: what is sampled, and what is not and why."""
+        channels = [asdict(channel) for found in self._found.values() for channel in found.channels]
+        missing = [{"sensor": name, **asdict(why)} for name, why in self._missing.items()]
+        return {
+            "period_ns": self._period_ns,
+            "pid": self._target.pid,
+            "dither": SPREAD if self._dither else 0.0,  # deadlines lie within so much of a period of their grid
+            "channels": [{**row, "source": as_seen_below(self._root, row["source"])} for row in channels],
+            "missing": [{**row, "detail": as_seen_below(self._root, row["detail"])} for row in missing],
+        }
+
+    def _take(self, arrived: Mapping[str, Found]) -> OpenStreams:
+        (self._run / "samples").mkdir(exist_ok=True)
+        streams: list[Stream] = []
+        readers: list[ReaderThread] = []
+        for name, plain in arrived.items():
+            found = with_profiles(plain, self._profiles, self._period_ns)
+            self._found[name] = found
+            self._missing.pop(name, None)
+            self._warn(name, found)
+        replace_json(self._run / "channels.json", self.channel_table())
+        for name in arrived:
+            found = self._found[name]
+            stream = self._stream(name, found)
+            if needs_thread(found, self._period_ns):
+                readers.append(ReaderThread(stream, self._events, self._target.clock))
+                self._others = readers[-1] if name == children_memory.NAME else self._others
+            else:
+                streams.append(stream)
+        return streams, readers
+
+    def _stream(self, name: str, found: Found) -> Stream:
+        file = RowFile(self._run / "samples" / f"{name}.rows", len(found.channels))
+        sensor = self._sensors[name]
+        return Stream(sensor, found, self._target, self._root, file, self._events, self._period_ns, self._dither)
+
+    def _warn(self, name: str, found: Found) -> None:
+        finer = too_fine(found, self._period_ns)
+        if finer:
+            message = f"the period asked for, {self._period_ns / 1e6:g} ms, is finer than sensor {name}: it {finer}"
+            self._events.write("period-too-fine", message, sensor=name)
+
+
+LOOK_AGAIN_NS = 10_000_000_000
+_SHARE = 0.002  # of the time at most goes into asking: looking for what is absent must cost next to nothing
+
+
+class LateSensors:
+    """Asks in a thread, since a vendor's library may take its time; the loop collects what has been found."""
+
+    def __init__(
+        self, missing: Mapping[str, Missing], root: Path, target: Target, clock: Clock, every_ns: int = LOOK_AGAIN_NS
+    ) -> None:
+        self._root, self._target, self._clock, self._every_ns = root, target, clock, every_ns
+        # One that hung when it was asked may hang again, each time in a thread more: it is left alone.
+        self._names = {name for name, why in missing.items() if why.detail != NO_ANSWER}
+        self._due_ns = clock() + every_ns
+        self._asking: threading.Thread | None = None
+        self._answers: queue.SimpleQueue[Survey] = queue.SimpleQueue()
+
+    def collect(self) -> dict[str, Found]:
+        """The sensors that have begun to answer; starts the next round when it is due."""
+        try:
+            seen = self._answers.get_nowait()
+        except queue.Empty:
+            if self._names and self._asking is None and self._clock() >= self._due_ns:
+                self._asking = threading.Thread(target=self._ask, args=(frozenset(self._names),), daemon=True)
+                self._asking.start()
+            return {}
+        self._asking = None
+        self._names -= set(seen.found)
+        self._names -= {name for name, why in seen.missing.items() if why.detail == NO_ANSWER}
+        return seen.found
+
+    def _ask(self, names: Collection[str]) -> None:
+        began_ns = self._clock()
+        seen = survey(self._root, self._target, names)
+        took_ns = self._clock() - began_ns
+        self._due_ns = began_ns + max(self._every_ns, int(took_ns / _SHARE))
+        self._answers.put(seen)

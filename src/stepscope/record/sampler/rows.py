@@ -82,13 +82,6 @@ class EventLog:
         return True
 
 
-def write_json(path: Path, content: dict[str, Any]) -> None:
-    """Replace a JSON file so that a reader sees the old or the new content, never a part."""
-    part = path.with_name(f".{path.name}.part")
-    part.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    part.replace(path)
-
-
 def nothing_read(channels: int) -> Sequence[float]:
     """The values of a row in which no channel was read."""
     return [float("nan")] * channels

@@ -1,23 +1,26 @@
-"""One sensor while it is being sampled: when it is due, where its rows go, and its loss and recovery."""
+"""One sensor while it is sampled: its deadlines, rows, loss and recovery, and its own thread where it is slow."""
 
 from __future__ import annotations
 
+import math
 import struct
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from stepscope.record.characterisation.profiles import measures_power
-from stepscope.record.sampler.deadlines import Deadlines
-from stepscope.record.sampler.liveness import Liveness
+from stepscope.clock import Clock
+from stepscope.liveness import is_running
+from stepscope.record.sampler.characterise import measures_power
 from stepscope.record.sampler.rows import EventLog, RowFile, nothing_read
 from stepscope.record.sensors import ask
-from stepscope.record.sensors.contract import NAN, Found, Missing, Sensor, Target
+from stepscope.record.sensors.contract import NAN, Channel, Found, Missing, ProcessEnded, Sensor, Target
 
 RETRY_NS = 1_000_000_000
 CPU_SHARE = 0.001  # a slow sensor is read so seldom that it takes no more than this of a core
 POWER_CPU_SHARE = 0.02  # the same for a power sensor: energy is what its readings are for
 WAITING_SHARE = 0.5  # of the time at most is spent in reads that wait: a bus has other users
+OF_THE_PROCESS = ("process", "children")  # sensors of these names end with the process that trains
 
 
 class Stream:
@@ -39,6 +42,7 @@ class Stream:
         self.slow = found.every_ns > period_ns
         self.due_ns = 0
         self.file = file
+        self.ended = False  # what it is of has ended: nothing more is read
         power = measures_power(found)
         self._share = POWER_CPU_SHARE if power else CPU_SHARE
         # A power sensor keeps to deadlines of its own; the others meet in one tick, which is cheaper.
@@ -50,13 +54,14 @@ class Stream:
         self._read = found.read
         self._clock = target.clock
         self._lost_ns: int | None = None
+        self._loss: str | None = None  # not written yet: it may be the end of the training process
         self._retry_at_ns = 0
         self._disk_failed_ns: int | None = None
         self._rows_dropped = 0
 
     def sample(self) -> None:
         """Read once and append the row; a sensor that is lost gives no row until it is tried again."""
-        if self._lost_ns is not None:
+        if self._lost_ns is not None or self.ended:
             return
         clock = self._clock
         before = clock()
@@ -64,6 +69,9 @@ class Stream:
             values = self._read()
             after = clock()
             row = self.file.pack(before, after, *values)
+        except ProcessEnded:
+            self.ended = True
+            return
         except Exception as error:
             self._lose(before, error)
             return
@@ -89,6 +97,7 @@ class Stream:
         if self._lost_ns is None or now_ns < self._retry_at_ns:
             return
         self._retry_at_ns = now_ns + RETRY_NS
+        self._write_loss()
         answer = ask(self._sensor, self._root, self._target)
         if isinstance(answer, Missing):
             self._append_nothing(now_ns)
@@ -121,6 +130,8 @@ class Stream:
 
     def close(self) -> None:
         """Flush and let go of the files."""
+        if is_running(self._target.pid):
+            self._write_loss()
         self.flush()
         self.file.close()
         if self._lost_ns is None:
@@ -131,8 +142,14 @@ class Stream:
         self._append_nothing(before_ns)
         self._lost_ns = before_ns
         self._retry_at_ns = before_ns + RETRY_NS
-        message = f"sensor {self.name} is lost: {error}; it is tried again every second"
-        self._events.write("sensor-lost", message, sensor=self.name)
+        self._loss = f"sensor {self.name} is lost: {error}; it is tried again every second"
+        if not self.name.startswith(OF_THE_PROCESS):
+            self._write_loss()
+
+    def _write_loss(self) -> None:
+        if self._loss is not None:
+            self._events.write("sensor-lost", self._loss, sensor=self.name)
+            self._loss = None
 
     def _adopt(self, found: Found) -> None:
         """Take a sensor that came back, with its channels in the places that the file has for them."""
@@ -153,3 +170,213 @@ class Stream:
 
     def _append_nothing(self, before_ns: int) -> None:
         self.file.waiting += self.file.pack(before_ns, self._clock(), *nothing_read(len(self._ids)))
+
+
+SPREAD = 0.5  # a dithered deadline lies within so much of a period before or after its place on the grid
+_GOLDEN = 0.6180339887498949
+
+
+class Deadlines:
+    """One deadline a period. Dither keeps sampling from locking to a training step that lasts as long as the period.
+
+    The places follow the golden ratio, the low-discrepancy sequence whose gaps are never short: two deadlines are
+    0.62 or 1.62 periods apart, and any few of them in a row cover the period evenly.
+    """
+
+    def __init__(self, start_ns: int, period_ns: int, dither: bool) -> None:
+        self._period_ns = period_ns
+        self._spread_ns = 2 * SPREAD * period_ns if dither else 0.0
+        self._grid_ns = start_ns + int(self._spread_ns / 2)
+        self._turn = 0
+        self.at_ns = start_ns
+
+    def advance(self, now_ns: int) -> int:
+        """Go to the next deadline; gives how many were passed over because they lie a period or more in the past."""
+        missed = 0
+        self._step(1)
+        if now_ns - self.at_ns > self._period_ns:
+            missed = (now_ns - self.at_ns) // self._period_ns
+            self._step(missed)
+        return missed
+
+    def _step(self, turns: int) -> None:
+        self._turn += turns
+        self._grid_ns += turns * self._period_ns
+        self.at_ns = self._grid_ns + int((self._turn * _GOLDEN % 1.0 - 0.5) * self._spread_ns)
+
+
+SILENT_NS = 1_000_000_000  # shorter gaps are nulls in the rows and need no event
+MOST_EVENTS = 50  # a channel that comes and goes for hours does not fill the disk
+_STALE_NS = 5_000_000_000
+_STALE_GAUGE_NS = 30_000_000_000  # an idle board may well show the same watts for some seconds
+_STALE_UNKNOWN_NS = 180_000_000_000  # a battery's gauge may refresh once a minute
+_REFRESHES = 20
+_LEAST_W = 1.0  # a device that trains takes more: so long its counter may stand still for one step
+
+
+class Liveness:
+    """Watches one sensor; rows keep what was read, so that nothing is lost by an event that comes late."""
+
+    def __init__(self, sensor: str, channels: Sequence[Channel], events: EventLog) -> None:
+        self._sensor, self._events = sensor, events
+        self._ids = [channel.id for channel in channels]
+        self._left = MOST_EVENTS
+        self._valid_ns: list[int | None] = [None] * len(self._ids)  # of the last reading; None before the first
+        self._silent = [False] * len(self._ids)
+        self._meters = [place for place, channel in enumerate(channels) if channel.quantity in ("power", "energy")]
+        self._stale_after_ns = max((_stale_after_ns(channels[place]) for place in self._meters), default=0)
+        self._shown: list[float] = []
+        self._moved_ns: int | None = None
+        self._stale = False
+
+    def look(self, now_ns: int, values: Sequence[float]) -> None:
+        """Compare the newest row with what was seen before."""
+        for place, value in enumerate(values):
+            if math.isnan(value):
+                self._nothing(place, now_ns)
+            else:
+                self._something(place, now_ns)
+        if self._meters:
+            self._look_whether_it_moves(now_ns, [values[place] for place in self._meters])
+
+    def _nothing(self, place: int, now_ns: int) -> None:
+        valid_ns = self._valid_ns[place]
+        if valid_ns is None or self._silent[place] or now_ns - valid_ns < SILENT_NS:
+            return
+        self._silent[place] = True
+        self._say("channel-lost", f"channel {self._ids[place]} gives no reading any more", channel=self._ids[place])
+
+    def _something(self, place: int, now_ns: int) -> None:
+        valid_ns, self._valid_ns[place] = self._valid_ns[place], now_ns
+        if self._silent[place] and valid_ns is not None:
+            self._silent[place] = False
+            gap_ns = now_ns - valid_ns
+            message = f"channel {self._ids[place]} reads again after {gap_ns / 1e9:.1f} s"
+            self._say("channel-recovered", message, channel=self._ids[place], gap_ns=gap_ns)
+
+    def _look_whether_it_moves(self, now_ns: int, shown: list[float]) -> None:
+        if all(math.isnan(value) for value in shown):
+            return
+        if self._moved_ns is None or shown != self._shown:
+            if self._stale and self._moved_ns is not None:
+                gap_ns = now_ns - self._moved_ns
+                message = f"sensor {self._sensor} moves again after {gap_ns / 1e9:.1f} s of the same numbers"
+                self._say("stale-ended", message, gap_ns=gap_ns)
+            self._shown, self._moved_ns, self._stale = shown, now_ns, False
+        elif not self._stale and now_ns - self._moved_ns > self._stale_after_ns:
+            self._stale = True
+            message = f"sensor {self._sensor} has shown the same numbers for {(now_ns - self._moved_ns) / 1e9:.1f} s"
+            self._say("stale", message)
+
+    def _say(self, kind: str, message: str, **fields: object) -> None:
+        if self._left > 0:
+            self._left -= 1
+            last = "; further ones are not reported" if self._left == 0 else ""
+            self._events.write(kind, message + last, sensor=self._sensor, **fields)
+
+
+def _stale_after_ns(channel: Channel) -> int:
+    """Return how long the numbers may stand still before a warning, ns."""
+    refreshes_ns = _REFRESHES * (channel.refresh_ns or 0)
+    if channel.kind != "counter":
+        return max(_STALE_GAUGE_NS, refreshes_ns) if channel.refresh_ns else _STALE_UNKNOWN_NS
+    if channel.step_size is None and channel.refresh_ns is None:
+        return _STALE_GAUGE_NS
+    return max(_STALE_NS, refreshes_ns, int((channel.step_size or 0.0) / _LEAST_W * 1e9))
+
+
+HUNG_NS = 5_000_000_000
+JOIN_S = 1.0
+_SHARE_OF_PERIOD = 10  # a read longer than this part of the sampler's period would make the other sensors late
+
+
+def needs_thread(found: Found, period_ns: int) -> bool:
+    """Return whether a sensor would hold up the loop: it may wait, or its measured read takes a tenth of the period."""
+    return found.blocking or read_cost_ns(found) > period_ns // _SHARE_OF_PERIOD
+
+
+def read_cost_ns(found: Found) -> int:
+    """Return what one read of the sensor takes, ns, as measured when the sensor was opened."""
+    return found.channels[0].read_cost_ns or 0
+
+
+class ReaderThread:
+    """Reads, flushes and retries one stream; nobody else touches that stream until the thread has ended."""
+
+    def __init__(self, stream: Stream, events: EventLog, clock: Clock) -> None:
+        self.stream = stream
+        self._events, self._clock = events, clock
+        self._reading_since_ns: int | None = None
+        self._told = False
+        self._stopping = False
+        self._wake = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=stream.name, daemon=True)
+
+    def start(self) -> None:
+        """Begin; the thread takes over core, priority and timer slack of its starter."""
+        self._thread.start()
+
+    def look(self) -> None:
+        """Write an event when a read has not returned for long."""
+        since_ns = self._reading_since_ns
+        if since_ns is not None and not self._told and self._clock() - since_ns > HUNG_NS + self.stream.every_ns:
+            self._told = True
+            message = (
+                f"a read of sensor {self.stream.name} has not returned for {(self._clock() - since_ns) / 1e9:.0f} s"
+            )
+            self._events.write("sensor-hung", message, sensor=self.stream.name)
+
+    @property
+    def done(self) -> bool:
+        """Return whether what it read has ended, and the thread with it."""
+        return self.stream.ended and not self._thread.is_alive()
+
+    def ask_to_stop(self) -> None:
+        """Tell it to end after the read that it is in."""
+        self._stopping = True
+        self._wake.set()
+
+    def read_now(self) -> None:
+        """Read before it is due: what the last reading was of has changed."""
+        self.stream.due_ns = 0
+        self._wake.set()
+
+    def ended(self, timeout_s: float) -> bool:
+        """Wait for the end and close the stream; False, and an event, where a read still hangs."""
+        if self._thread.ident is not None:
+            self._thread.join(timeout_s)
+        if not self._thread.is_alive():
+            self.stream.close()
+            return True
+        message = f"a read of sensor {self.stream.name} had not returned when sampling ended"
+        self._events.write("sensor-hung", message, sensor=self.stream.name)
+        return False
+
+    def _run(self) -> None:
+        stream, clock = self.stream, self._clock
+        while True:
+            self._wake.wait(max(0, stream.due_ns - clock()) / 1e9)
+            self._wake.clear()
+            if self._stopping:
+                return
+            self._reading_since_ns = began_ns = clock()
+            stream.sample_slowly(began_ns)
+            self._reading_since_ns = None
+            if self._told:
+                self._told = False
+                gap_ns = clock() - began_ns
+                message = f"the read of sensor {stream.name} returned after {gap_ns / 1e9:.1f} s"
+                self._events.write("sensor-recovered", message, sensor=stream.name, gap_ns=gap_ns)
+            stream.flush()  # at once: what lies in memory would be lost if the next read never returns
+            if stream.ended:
+                return
+            stream.retry()
+
+
+def stop_all(readers: Sequence[ReaderThread], clock: Clock) -> None:
+    """End all threads, and wait a second for all of them together."""
+    until_ns = clock() + int(JOIN_S * 1e9)
+    for reader in readers:
+        reader.ask_to_stop()
+    for reader in readers:
+        reader.ended(max(0.0, (until_ns - clock()) / 1e9))

@@ -1,4 +1,4 @@
-"""The sensors: every file of this folder except contract.py is one; the folder is the registry."""
+"""The sensors: every file of this folder except contract.py is one, or has several; the folder is the registry."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import importlib
 import pkgutil
 import threading
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
@@ -20,7 +20,7 @@ _GRACE_S = 0.3  # after that the next sensor is asked beside it
 
 @dataclass(frozen=True)
 class Survey:
-    """What answered and what did not, by sensor name."""
+    """Sensors that answered and those that did not, by name."""
 
     found: dict[str, Found]
     missing: dict[str, Missing]
@@ -39,17 +39,19 @@ class Unloadable:
 
 
 def load() -> dict[str, Sensor]:
-    """Every sensor file by its NAME, in order of file name; one that cannot be imported costs itself alone."""
-    files = sorted(info.name for info in pkgutil.iter_modules(__path__) if info.name != "contract")
-    sensors = [_load(file) for file in files]
-    return {sensor.NAME: sensor for sensor in sensors}
+    """Every sensor by its NAME, in the order of the names; a file that cannot be imported costs itself alone."""
+    files = [info.name for info in pkgutil.iter_modules(__path__) if info.name != "contract"]
+    sensors = [sensor for file in files for sensor in _load(file)]
+    return {sensor.NAME: sensor for sensor in sorted(sensors, key=lambda sensor: sensor.NAME)}
 
 
-def _load(file: str) -> Sensor:
+def _load(file: str) -> Sequence[Sensor]:
+    """The sensors of a file: its SENSORS, or itself."""
     try:
-        return cast(Sensor, importlib.import_module(f"{__name__}.{file}"))
+        module = importlib.import_module(f"{__name__}.{file}")
+        return cast(Sequence[Sensor], getattr(module, "SENSORS", [module]))
     except Exception as error:
-        return Unloadable(file, f"{file}.py cannot be imported: {type(error).__name__}: {error}")
+        return [Unloadable(file, f"{file}.py cannot be imported: {type(error).__name__}: {error}")]
 
 
 def ask(sensor: Sensor, root: Path, target: Target) -> Found | Missing:
@@ -77,7 +79,7 @@ def survey(root: Path, target: Target, names: Collection[str] | None = None, pat
     asked = {}
     for name, sensor in load().items():
         if names is None or name in names:
-            asked[name] = _Asked(sensor, root, target)
+            asked[name] = _Discovery(sensor, root, target)
             asked[name].wait(_GRACE_S)  # one after the other: side by side they would spoil the read cost
     found: dict[str, Found] = {}
     missing: dict[str, Missing] = {}
@@ -104,7 +106,7 @@ def distinct(found: Mapping[str, Found], taken: Collection[str] = ()) -> dict[st
     return renamed
 
 
-class _Asked:
+class _Discovery:
     """One sensor being asked, in a thread that is left behind when it gives no answer."""
 
     def __init__(self, sensor: Sensor, root: Path, target: Target) -> None:

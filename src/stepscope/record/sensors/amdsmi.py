@@ -1,8 +1,4 @@
-"""AMD GPUs through amdsmi (ROCm): socket power, energy, load, VRAM, temperature, clocks; each tried once.
-
-The energy accumulator is wrong on some cards (its resolution is), so it becomes a channel only where it agrees with
-the power, within a factor of ten, over a short wait.
-"""
+"""AMD GPUs through amdsmi (ROCm): socket power, energy, load, VRAM, temperature, clocks; each tried once."""
 
 from __future__ import annotations
 
@@ -17,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from stepscope.record.access.probing import UNREADABLE, Errors, Probe, answering, attempt, channel_id, reader
+from stepscope.record.access.probes import UNREADABLE, Errors, Probe, answering, attempt, channel_id, reader
 from stepscope.record.sensors.contract import NAN, Channel, Found, Kind, Missing, Target
 
 NAME = "amdsmi"
@@ -53,11 +49,11 @@ def discover(root: Path, target: Target) -> Found | Missing:
     try:
         smi.amdsmi_init()
     except errors as error:
-        return Missing("failed", f"amdsmi: {_said(error)}", "check with: amd-smi list")
+        return Missing("failed", f"amdsmi: {_message(error)}", "check with: amd-smi list")
     try:
-        found = _found(smi, errors, target)
+        found = _sensor(smi, errors, target)
     except errors as error:
-        found = Missing("failed", f"amdsmi: {_said(error)}")
+        found = Missing("failed", f"amdsmi: {_message(error)}")
     if isinstance(found, Missing):
         _shut_down(smi, errors)
     return found
@@ -73,16 +69,16 @@ def _library(root: Path) -> Any:
         detail = "an AMD GPU, but no amdsmi" if here else "no AMD GPU driver (/dev/kfd)"
         return Missing("absent", f"{root}: {detail}", _LIBRARY_REMEDY if here else None)
     except (OSError, KeyError, AttributeError) as error:
-        said = " ".join(printed.getvalue().split()) or _said(error)
+        said = " ".join(printed.getvalue().split()) or _message(error)
         return Missing("absent", f"{root}: amdsmi without its library: {said}", _LIBRARY_REMEDY)
 
 
-def _found(smi: Any, errors: Errors, target: Target) -> Found | Missing:
+def _sensor(smi: Any, errors: Errors, target: Target) -> Found | Missing:
     gpus = [
         _Gpu(smi, handle, _card(smi, handle, index, errors), errors)
         for index, handle in enumerate(smi.amdsmi_get_processor_handles())
     ]
-    probes = [probe for gpu in gpus for probe in _one_of_each(answering([*_power(gpu), *_others(gpu)], errors))]
+    probes = [probe for gpu in gpus for probe in _one_of_each(answering([*_power(gpu), *_further_probes(gpu)], errors))]
     probes += _energy(gpus)
     if not probes:
         return Missing("unsupported", f"amdsmi counts {len(gpus)} GPUs and none of them answers")
@@ -106,7 +102,7 @@ def _power(gpu: _Gpu) -> Iterator[Probe]:
         yield _probe(gpu, "power", "W", source, partial(_power_w, gpu, key), step_size=1.0, filter=averages)
 
 
-def _others(gpu: _Gpu) -> Iterator[Probe]:
+def _further_probes(gpu: _Gpu) -> Iterator[Probe]:
     """Load, VRAM, temperature and clocks."""
     for quantity, key in (("utilisation", "gfx_activity"), ("memory_utilisation", "umc_activity")):
         yield _probe(gpu, quantity, "1", f"amdsmi_get_gpu_activity {key}", partial(_busy, gpu, key), step_size=0.01)
@@ -134,7 +130,10 @@ def _energy(gpus: Sequence[_Gpu]) -> list[Probe]:
 
 
 def _agrees(gpu: _Gpu, start_s: float, joules: float) -> bool:
-    """Whether the counter has grown since as the power says, within a factor of ten; False where either is unknown."""
+    """Return whether the counter has grown since as the power says, within a factor of ten.
+
+    False where either is unknown.
+    """
     counted_w = (attempt(partial(_energy_j, gpu), gpu.errors) - joules) / (time.monotonic() - start_s)
     stated = [attempt(partial(_power_w, gpu, key), gpu.errors) for key, _ in _POWERS]
     return any(stated_w > 0 and 1 / _AGREES < counted_w / stated_w < _AGREES for stated_w in stated)
@@ -210,7 +209,7 @@ def number(value: object) -> float:
     return NAN if value in (0xFFFF, 0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF) or not math.isfinite(value) else float(value)
 
 
-def _said(error: BaseException) -> str:
+def _message(error: BaseException) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from stepscope.record.access.probing import channel_id
+from stepscope.record.access.probes import channel_id
 from stepscope.record.sensors.contract import NAN, Channel, Found, Missing, Target
 
 NAME = "apple"
@@ -64,7 +64,7 @@ def _cumulative(monitor: Any) -> Any:
 
 
 def _millijoules(metrics: Any) -> Iterator[tuple[tuple[str, str, str], float]]:
-    """Scope, parent and field with its cumulative energy, mJ; a part that the chip does not report is left out."""
+    """Scope, parent and field with its cumulative energy, mJ; a part that the chip does not report is excluded."""
     for field, scope, parent in _FIELDS:
         value = getattr(metrics, field, None)
         if isinstance(value, (list, tuple)):

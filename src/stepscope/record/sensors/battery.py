@@ -6,16 +6,161 @@ machine takes: power is not read then. The embedded controller refreshes every 1
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from stepscope.record.access.kept_file import KeptFile, close_all, keep_open
-from stepscope.record.formats import power_supply
-from stepscope.record.formats.attribute import attribute
-from stepscope.record.formats.power_supply import Supply
-from stepscope.record.sensors.contract import NAN, Channel, Found, Missing, Target, missing_because, numbered
+from stepscope.record.access.files import DeviceFile, close_device_files, open_device_files
+from stepscope.record.sensors.contract import NAN, Channel, Found, Missing, Target, attribute, missing_because, numbered
+
+# The kernel's ABI (sysfs-class-power) states uV, uA, uW, uAh and uWh and, since 2020, a negative current while
+# discharging. Drivers differ: some print milliunits, some the amount without a sign, some wrap below zero. Milliunits
+# are recognised by the design values, signs are dropped, and what is still implausible then is not read.
+
+PREFIX = "POWER_SUPPLY_"
+_HOUR_S = 3600.0
+# A battery that runs a computer holds more than 0.1 Ah and 0.5 Wh and has 1 V to 100 V. What would be less in the
+# units of the ABI is meant in milliunits.
+_LEAST_UAH, _LEAST_UWH, _LEAST_UV = 100_000, 500_000, 100_000
+_MOST_PER_HOUR = 5  # of its capacity a battery of a device gives in an hour
+_EMPTY, _LEAST_C = 0.005, 0.02 * _HOUR_S  # a counter below either is in mAh beside uAh, or counts from switching on
+_PLAUSIBLE_V = (1.0, 100.0)
+_PLAUSIBLE_W = (0.01, 500.0)
+_PLAUSIBLE_A = (0.0, 32.767)  # 64 A is -1.5 A in 16 bits of milliamperes
+_PLAUSIBLE_C = (0.0, 1000 * _HOUR_S)
+_PLAUSIBLE_J = (0.0, 100_000 * _HOUR_S)
+
+
+@dataclass(frozen=True)
+class Supply:
+    """Everything that one uevent says: its values by key, without POWER_SUPPLY_, and the lines that are no pair."""
+
+    fields: dict[str, str]
+    others: tuple[str, ...] = ()
+
+
+def parse(text: str) -> Supply:
+    """Read a uevent; of a key that comes twice the last counts, as in the kernel."""
+    fields: dict[str, str] = {}
+    others: list[str] = []
+    for line in text.splitlines():
+        key, equals, value = line.partition("=")
+        if equals and key.strip():
+            fields[key.strip().removeprefix(PREFIX)] = value.strip()
+        elif line.strip():
+            others.append(line.strip())
+    return Supply(fields, tuple(others))
+
+
+def amount(supply: Supply, key: str) -> int | None:
+    """A whole number in the driver's unit, its wrap below zero of 32 or 64 bits undone; None where it is not stated."""
+    text = supply.fields.get(key, "")
+    if not re.fullmatch(r"[+-]?\d{1,20}", text, re.ASCII):
+        return None
+    number = int(text)
+    for modulus in (1 << 32, 1 << 64):
+        if modulus - modulus // 4 <= number < modulus:
+            return number - modulus
+    return number
+
+
+def volts(supply: Supply) -> float | None:
+    """VOLTAGE_NOW, V; None where it is not stated or no battery has it."""
+    return _within(_PLAUSIBLE_V, amount(supply, "VOLTAGE_NOW"), _voltage_unit(supply))
+
+
+def discharge_w(supply: Supply) -> float | None:
+    """Power that flows, W, without a sign: POWER_NOW, else CURRENT_NOW x VOLTAGE_NOW; 0 as stated; None: not known."""
+    power = amount(supply, "POWER_NOW")
+    if power is not None:
+        return 0.0 if power == 0 else _within(_PLAUSIBLE_W, abs(power), _energy_unit(supply))
+    current, voltage_v = amount(supply, "CURRENT_NOW"), volts(supply)
+    if current is None or voltage_v is None:
+        return None
+    current_a = _within(_PLAUSIBLE_A, abs(current), _current_unit(supply, abs(current)))
+    return current_a and _within(_PLAUSIBLE_W, current_a, voltage_v)
+
+
+def _current_unit(supply: Supply, current: int) -> float:
+    """Return the unit of the current: that of the charge, but uA where mA would empty the battery in minutes.
+
+    Qualcomm's older drivers state 2350 mAh beside -395600 uA.
+    """
+    unit = _charge_unit(supply)
+    capacity = _capacity(supply)
+    return 1e-6 if unit == 1e-3 and capacity is not None and current > _MOST_PER_HOUR * capacity else unit
+
+
+def stored_j(supply: Supply) -> float | None:
+    """ENERGY_NOW, J."""
+    return _within(_PLAUSIBLE_J, amount(supply, "ENERGY_NOW"), _energy_unit(supply) * _HOUR_S)
+
+
+def charge_c(supply: Supply) -> float | None:
+    """CHARGE_NOW, C; CHARGE_COUNTER where only that is stated (phones), unless it counts from some other start."""
+    unit = _charge_unit(supply) * _HOUR_S
+    if "CHARGE_NOW" in supply.fields:
+        return _within(_PLAUSIBLE_C, amount(supply, "CHARGE_NOW"), unit)
+    full_c = (_capacity(supply) or 0) * unit
+    return _within((max(_LEAST_C, _EMPTY * full_c), _PLAUSIBLE_C[1]), amount(supply, "CHARGE_COUNTER"), unit)
+
+
+def discharging(supply: Supply) -> bool | None:
+    """Return whether the battery alone feeds the machine; None where the status is Unknown or missing."""
+    status = supply.fields.get("STATUS", "").casefold()
+    return None if status in ("", "unknown") else status == "discharging"
+
+
+def is_battery(supply: Supply, type_file: str = "") -> bool:
+    """Return whether it feeds the whole machine: no mouse, no charger.
+
+    An older kernel tells the type in its own file.
+    """
+    if supply.fields.get("SCOPE", "").casefold() == "device":
+        return False
+    kind = supply.fields.get("TYPE", type_file.strip())
+    return kind == "Battery" if kind else "STATUS" in supply.fields
+
+
+def broken_units(supply: Supply) -> tuple[str, ...]:
+    """Return the quantities that the driver states in milliunits, against the ABI."""
+    units = {"V": _voltage_unit(supply), "Ah": _charge_unit(supply), "Wh": _energy_unit(supply)}
+    return tuple(f"m{name} for u{name}" for name, unit in units.items() if unit == 1e-3)
+
+
+def _voltage_unit(supply: Supply) -> float:
+    return _unit(supply, ("VOLTAGE_NOW", "VOLTAGE_MIN_DESIGN", "VOLTAGE_MAX_DESIGN"), _LEAST_UV) or 1e-6
+
+
+def _charge_unit(supply: Supply) -> float:
+    return _unit(supply, ("CHARGE_FULL_DESIGN", "CHARGE_FULL"), _LEAST_UAH) or _voltage_unit(supply)
+
+
+def _capacity(supply: Supply) -> int | None:
+    return amount(supply, "CHARGE_FULL_DESIGN") or amount(supply, "CHARGE_FULL")
+
+
+def _energy_unit(supply: Supply) -> float:
+    return _unit(supply, ("ENERGY_FULL_DESIGN", "ENERGY_FULL"), _LEAST_UWH) or _voltage_unit(supply)
+
+
+def _unit(supply: Supply, keys: tuple[str, ...], least: int) -> float | None:
+    """The SI unit that a driver's number has, from the first of the keys that states one; None where none does."""
+    for key in keys:
+        number = amount(supply, key)
+        if number is not None and number > 0:
+            return 1e-3 if number < least else 1e-6
+    return None
+
+
+def _within(plausible: tuple[float, float], number: float | None, unit: float) -> float | None:
+    if number is None:
+        return None
+    value = number * unit
+    return value if plausible[0] <= value <= plausible[1] else None
+
 
 NAME = "battery"
 EVERY_NS = 100_000_000
@@ -32,11 +177,11 @@ class _Quantity:
 
 
 _POWER = "power"
-_STATES = _Quantity("discharging", "1", power_supply.discharging)
+_STATES = _Quantity("discharging", "1", discharging)
 _STORES = (
-    _Quantity("stored_energy", "J", power_supply.stored_j),
-    _Quantity("charge", "C", power_supply.charge_c),
-    _Quantity("voltage", "V", power_supply.volts),
+    _Quantity("stored_energy", "J", stored_j),
+    _Quantity("charge", "C", charge_c),
+    _Quantity("voltage", "V", volts),
 )
 
 
@@ -44,10 +189,10 @@ def discover(root: Path, target: Target) -> Found | Missing:
     """Power, whether it discharges, and energy, charge and voltage where the driver states them, of each battery."""
     folder = root / "sys/class/power_supply"
     supplies = numbered([path for path in folder.glob("*") if path.is_dir()])
-    kept, refused = keep_open([path / "uevent" for path in supplies], target.clock)
+    kept, refused = open_device_files([path / "uevent" for path in supplies], target.clock)
     first = {path: _snapshot(file) for path, file in kept}
     batteries = [(path.parent, file) for path, file in kept if _is_battery(path.parent, first[path])]
-    close_all([file for path, file in kept if path.parent not in {battery for battery, _ in batteries}])
+    close_device_files([file for path, file in kept if path.parent not in {battery for battery, _ in batteries}])
     if not batteries:
         if refused and not kept:
             return missing_because(refused[0], refused[0].filename or folder)
@@ -55,9 +200,12 @@ def discover(root: Path, target: Target) -> Found | Missing:
     files = [file for _, file in batteries]
     stated = [_quantities(first[battery / "uevent"]) for battery, _ in batteries]
     if not any(stated):
-        close_all(files)
+        close_device_files(files)
         return Missing("unsupported", f"{batteries[0][0]}: states neither power, current, energy nor charge")
-    mains = [file for _, file in keep_open([path / "online" for path in supplies if _is_mains(path)], target.clock)[0]]
+    mains = [
+        file
+        for _, file in open_device_files([path / "online" for path in supplies if _is_mains(path)], target.clock)[0]
+    ]
     channels = [
         channel
         for (battery, _), quantities in zip(batteries, stated, strict=True)
@@ -66,7 +214,7 @@ def discover(root: Path, target: Target) -> Found | Missing:
     return Found(
         tuple(channels),
         partial(_read, files, stated, mains),
-        lambda: close_all([*files, *mains]),
+        lambda: close_device_files([*files, *mains]),
         every_ns=EVERY_NS,
         blocking=True,  # the kernel asks the embedded controller, which takes milliseconds
     )
@@ -84,13 +232,15 @@ def powers_w(supplies: Sequence[Supply | None]) -> list[float]:
 def _power_w(supply: Supply | None) -> float:
     if supply is None:
         return NAN
-    power_w = power_supply.discharge_w(supply)
-    if power_w is None or (power_w and not power_supply.discharging(supply)):
+    power_w = discharge_w(supply)
+    if power_w is None or (power_w and not discharging(supply)):
         return NAN
     return power_w
 
 
-def _read(files: Sequence[KeptFile], stated: Sequence[Sequence[_Quantity]], mains: Sequence[KeptFile]) -> list[float]:
+def _read(
+    files: Sequence[DeviceFile], stated: Sequence[Sequence[_Quantity]], mains: Sequence[DeviceFile]
+) -> list[float]:
     supplies = [_snapshot(file) for file in files]
     if all(supply is None for supply in supplies):
         raise OSError("no battery answers")
@@ -104,14 +254,14 @@ def _read(files: Sequence[KeptFile], stated: Sequence[Sequence[_Quantity]], main
     return values
 
 
-def _snapshot(file: KeptFile) -> Supply | None:
+def _snapshot(file: DeviceFile) -> Supply | None:
     try:
-        return power_supply.parse(file.read(_PAGE).decode(errors="replace"))
+        return parse(file.read(_PAGE).decode(errors="replace"))
     except OSError:
         return None
 
 
-def _online(file: KeptFile) -> bool:
+def _online(file: DeviceFile) -> bool:
     try:
         return file.read(_PAGE).strip() == b"1"
     except OSError:
@@ -119,7 +269,7 @@ def _online(file: KeptFile) -> bool:
 
 
 def _quantities(supply: Supply | None) -> list[_Quantity]:
-    """What a battery can give; nothing where it states a percentage alone."""
+    """Return the channels of a battery; nothing where it states a percentage alone."""
     if supply is None:
         return []
     keys = supply.fields.keys()
@@ -128,14 +278,14 @@ def _quantities(supply: Supply | None) -> list[_Quantity]:
     if not flows and not any(known.values()):
         return []
     # A driver may leave out POWER_NOW while the battery is full, so power is a channel all the same.
-    power = _Quantity(_POWER, "W", power_supply.discharge_w)
+    power = _Quantity(_POWER, "W", discharge_w)
     known["voltage"] = "VOLTAGE_NOW" in keys
     return [power, _STATES, *(store for store in _STORES if known[store.quantity])]
 
 
 def _channels(battery: Path, quantities: Sequence[_Quantity], supply: Supply | None) -> list[Channel]:
     source = str(battery / "uevent")
-    broken = power_supply.broken_units(supply) if supply else ()
+    broken = broken_units(supply) if supply else ()
     if broken:
         source += f" (its driver states {', '.join(broken)}: converted)"
     channel = Channel(
@@ -156,7 +306,7 @@ def _channels(battery: Path, quantities: Sequence[_Quantity], supply: Supply | N
 
 
 def _is_battery(folder: Path, supply: Supply | None) -> bool:
-    return supply is not None and power_supply.is_battery(supply, attribute(folder / "type"))
+    return supply is not None and is_battery(supply, attribute(folder / "type"))
 
 
 def _is_mains(folder: Path) -> bool:

@@ -1,4 +1,7 @@
-"""Resident memory and CPU time of the trainer's child processes (data loader workers): /proc/PID/stat of each."""
+"""Resident memory and CPU time of all child processes (training processes of a launcher, data loader workers).
+
+Read from /proc/PID/stat of each.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +11,23 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from stepscope.clock import Clock
-from stepscope.record.formats.attribute import content
-from stepscope.record.formats.sysfs import count
-from stepscope.record.sensors.contract import NAN, Channel, Found, Kind, Missing, Target, missing_because, open_files
+from stepscope.record.access.files import count
+from stepscope.record.sensors.contract import (
+    NAN,
+    Channel,
+    Found,
+    Kind,
+    Missing,
+    Target,
+    content,
+    missing_because,
+    open_files,
+)
 
 NAME = "children"
 EVERY_NS = 100_000_000
 LOOK_AGAIN_NS = 1_000_000_000
+MOST_HELD = 256  # files that stay open: of hundreds of workers the others are opened for each read
 
 
 def discover(root: Path, target: Target) -> Found | Missing:
@@ -57,7 +70,8 @@ class _Family:
 
     def __init__(self, proc: Path, pid: int, clock: Clock) -> None:
         self._proc, self._pid, self._clock = proc, pid, clock
-        self._files: dict[int, int] = {}
+        self._files: dict[int, int | None] = {}  # None: not held open
+        self._held = 0
         self._ticks: dict[int, int] = {}
         self._ended_ticks = 0
         self._looked_ns: int | None = None
@@ -72,7 +86,8 @@ class _Family:
         pages, garbled = 0, False
         for pid, file in list(self._files.items()):
             try:
-                self._ticks[pid], resident = stat_numbers(os.pread(file, 1024, 0))
+                stat = content(self._proc / f"{pid}/stat") if file is None else os.pread(file, 1024, 0)
+                self._ticks[pid], resident = stat_numbers(stat)
                 pages += resident
             except OSError:
                 self._forget(pid)
@@ -85,19 +100,28 @@ class _Family:
 
     def close(self) -> None:
         for file in self._files.values():
-            os.close(file)
+            if file is not None:
+                os.close(file)
         self._files.clear()
+        self._held = 0
 
     def _look(self) -> None:
         alive = descendants(self._proc, self._pid)
         for pid in set(self._files) - alive:
             self._forget(pid)
         for pid in alive - set(self._files):
+            if self._held >= MOST_HELD:
+                self._files[pid] = None
+                continue
             with contextlib.suppress(OSError):  # it has ended meanwhile
                 self._files[pid] = open_files([self._proc / f"{pid}/stat"])[0]
+                self._held += 1
 
     def _forget(self, pid: int) -> None:
-        os.close(self._files.pop(pid))
+        file = self._files.pop(pid)
+        if file is not None:
+            os.close(file)
+            self._held -= 1
         self._ended_ticks += self._ticks.pop(pid, 0)
 
 

@@ -1,4 +1,4 @@
-"""What a sensor file offers: NAME and discover(root, target); standard library only.
+"""Contract of a sensor file: NAME and discover(root, target); standard library only.
 
 `discover` looks below a filesystem root and answers with `Found` (channels, and a cheap read of all of them)
 or with `Missing` (a typed reason, and the command that would change it). An absent sensor is normal.
@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from stepscope.clock import Clock, monotonic_ns
-from stepscope.record.formats.attribute import READ_ONLY
 
 Kind = Literal["gauge", "counter", "estimate"]
 Reason = Literal["absent", "denied", "unsupported", "failed"]
@@ -46,9 +45,13 @@ class Channel:
     measured: tuple[str, ...] = ()  # fields above that this device's self-characterisation filled, not the driver
 
 
+class ProcessEnded(Exception):
+    """Raised by a read: the process that it is of has ended. The sensor is let go without a gap or an event."""
+
+
 @dataclass
 class Pace:
-    """How well the sampling loop keeps its deadlines: the one thing that a sensor learns from the loop."""
+    """Punctuality of the sampling loop: the one thing that a sensor learns from the loop."""
 
     worst_lateness_ns: int = 0  # since the sensor took it last
     missed: int = 0
@@ -75,12 +78,16 @@ class Meter:
 
 @dataclass(frozen=True)
 class Target:
-    """What is watched: the process that trains, and the meters that the user has named."""
+    """Target of the sampling: the process that trains or launches, and the meters that the user has named.
+
+    training: pids of the training processes below it that have streams of their own; the sampler keeps it up to date.
+    """
 
     pid: int
     clock: Clock = monotonic_ns
     pace: Pace = field(default_factory=Pace)
     meters: tuple[Meter, ...] = ()
+    training: set[int] = field(default_factory=set)
 
 
 @dataclass(frozen=True)
@@ -96,7 +103,7 @@ class Found:
 
 @dataclass(frozen=True)
 class Missing:
-    """Why a sensor gives nothing, and the exact command that would enable it."""
+    """Reason why a sensor gives nothing, and the exact command that would enable it."""
 
     reason: Reason
     detail: str
@@ -104,7 +111,7 @@ class Missing:
 
 
 def as_seen_below(root: Path, text: str) -> str:
-    """What a sensor says of its files, with paths as the machine has them whose files lie below `root`."""
+    """Return text on a sensor's files, with paths as the machine has them whose files lie below `root`."""
     if root == Path("/"):
         return text.removeprefix("/: ")
     return text.replace(f"{root}: ", "").replace(str(root), "")
@@ -162,3 +169,31 @@ def measure_read_cost(found: Found, clock: Clock = monotonic_ns, rounds: int = 2
         found.read()
         costs.append(clock() - before)
     return int(statistics.median(costs))
+
+
+# Opening a pipe that stands where a file should be would else wait for its writer, and hold up all sampling.
+READ_ONLY = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
+_MOST_BYTES = 1 << 20
+
+
+def content(path: Path) -> bytes:
+    """All that a small file holds, without waiting for more; raises OSError."""
+    file = os.open(path, READ_ONLY)
+    try:
+        parts = [os.read(file, _MOST_BYTES)]
+        while parts[-1] and sum(map(len, parts)) < _MOST_BYTES:
+            parts.append(os.read(file, _MOST_BYTES))
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
+    finally:
+        os.close(file)
+    return b"".join(parts)
+
+
+def attribute(path: Path) -> str:
+    """The line, bytes that are no text shown as such; empty where the file is not there or does not answer."""
+    try:
+        return content(path).decode(errors="backslashreplace").strip()
+    except OSError:
+        return ""

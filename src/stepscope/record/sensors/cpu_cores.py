@@ -6,8 +6,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from stepscope.record.formats.attribute import content
-from stepscope.record.formats.sysfs import count, natural
+from stepscope.record.access.files import count, natural
 from stepscope.record.sensors.contract import (
     NAN,
     Channel,
@@ -15,6 +14,7 @@ from stepscope.record.sensors.contract import (
     Missing,
     Target,
     close_files,
+    content,
     missing_because,
     numbered,
     open_files,

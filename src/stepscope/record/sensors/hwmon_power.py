@@ -13,10 +13,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from stepscope.record.access.kept_file import KeptFile, close_all
-from stepscope.record.formats.attribute import attribute
-from stepscope.record.formats.sysfs import READ_BYTES, natural, signed
-from stepscope.record.sensors.contract import NAN, Channel, Found, Missing, Target, missing_because, numbered
+from stepscope.record.access.files import READ_BYTES, DeviceFile, close_device_files, natural, signed
+from stepscope.record.sensors.contract import NAN, Channel, Found, Missing, Target, attribute, missing_because, numbered
 
 NAME = "hwmon_power"
 _ELSEWHERE = re.compile(r"ina3221x?|ina238|BAT.*|ACAD.*")
@@ -57,7 +55,7 @@ def discover(root: Path, target: Target) -> Found | Missing:
     inputs = [one for chip in chips(folder) for one in inputs_of(chip)]
     if not inputs:
         return Missing("absent", f"{folder}: no chip measures power (an INA219 or INA226 on I2C would)")
-    opened: list[tuple[Input, list[KeptFile]]] = []
+    opened: list[tuple[Input, list[DeviceFile]]] = []
     refused: list[Missing] = []
     for one in inputs:
         try:
@@ -70,7 +68,7 @@ def discover(root: Path, target: Target) -> Found | Missing:
     return Found(
         tuple(_channel(one, [other for other, _ in opened]) for one, _ in opened),
         partial(_read, folder, [(one.stem, files) for one, files in opened]),
-        lambda: close_all(every_file),
+        lambda: close_device_files(every_file),
     )
 
 
@@ -115,19 +113,19 @@ def watts_or_joules(texts: Sequence[bytes], stem: str) -> float:
     return micro / 1e6 if _LEAST_UW <= micro <= _MOST_UW else NAN
 
 
-def _open(folder: Path, one: Input, target: Target) -> list[KeptFile]:
-    opened: list[KeptFile] = []
+def _open(folder: Path, one: Input, target: Target) -> list[DeviceFile]:
+    opened: list[DeviceFile] = []
     try:
         for file in one.files:
-            opened += [KeptFile(_finder(folder, one.chip, file), target.clock)]
+            opened += [DeviceFile(_finder(folder, one.chip, file), target.clock)]
     except OSError:
-        close_all(opened)
+        close_device_files(opened)
         raise
     return opened
 
 
 def _finder(folder: Path, chip: Chip, file: str) -> Callable[[], Path | None]:
-    """Where the file of this chip is now: at its old number, or at that which the chip has got since."""
+    """Return what finds the file of this chip: at its old number, or at that which the chip has got since."""
 
     def find() -> Path | None:
         for now in chips(folder):
@@ -138,7 +136,7 @@ def _finder(folder: Path, chip: Chip, file: str) -> Callable[[], Path | None]:
     return find
 
 
-def _read(folder: Path, opened: Sequence[tuple[str, Sequence[KeptFile]]]) -> list[float]:
+def _read(folder: Path, opened: Sequence[tuple[str, Sequence[DeviceFile]]]) -> list[float]:
     values = []
     for stem, files in opened:
         try:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from stepscope.record.formats import device_tree
-from stepscope.record.formats.attribute import attribute
-from stepscope.record.formats.sysfs import READ_BYTES, natural, unless_all_failed
+from stepscope.record.access.files import READ_BYTES, is_jetson, natural, unless_all_failed
 from stepscope.record.sensors.contract import (
     Channel,
     Found,
     Missing,
     Target,
+    attribute,
     close_files,
     missing_because,
     numbered,
@@ -74,9 +73,9 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _rail(root: Path, folder: Path, number: int) -> str:
-    """What the driver calls it; the driver of mainline Linux has no name for it, and on a Jetson it is VIN."""
+    """Return the driver's label of a rail; mainline Linux has none for it, and on a Jetson it is VIN."""
     named = attribute(folder / "power1_label") or attribute(folder / "in1_label")
-    name = named or ("VIN" if device_tree.is_jetson(root) else "ina238")
+    name = named or ("VIN" if is_jetson(root) else "ina238")
     return name if number == 1 else f"{name}#{number}"
 
 

@@ -2,6 +2,9 @@
 
 Power is voltage x current. JetPack 4 gives both in one read of `ui_input_n`. Under hwmon each costs 0.55 ms on I2C:
 the current is read every time and the voltage, which stands in steps of 8 mV on a regulated rail, every tenth time.
+
+Registers and averaging are those of the data sheet (TI SBOS576); the chips are found in sysfs as `ina3221x` (iio) and
+`ina3221` (hwmon) lay them out.
 """
 
 from __future__ import annotations
@@ -10,21 +13,22 @@ import errno
 import math
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from stepscope.record.access.ina3221_chips import Chip, Rail, find_chips
-from stepscope.record.formats.ina3221 import BUS_STEP_V, MOST_MILLIVOLT, current_step_a, most_milliampere
-from stepscope.record.formats.sysfs import READ_BYTES, natural
+from stepscope.record.access.files import READ_BYTES, cell, natural
 from stepscope.record.sensors.contract import (
     NAN,
     Channel,
     Found,
     Missing,
     Target,
+    attribute,
     close_files,
+    content,
     missing_because,
+    numbered,
     open_files,
 )
 
@@ -39,7 +43,7 @@ GONE = (errno.ENODEV, errno.ENOENT, errno.ENXIO, errno.ESTALE, errno.EBADF)  # t
 
 
 def discover(root: Path, target: Target) -> Found | Missing:
-    """A power gauge a rail, W, and what else the same read gives; rails without a name (NC) are left out."""
+    """A power gauge a rail, W, and what else the same read gives; rails without a name (NC) are excluded."""
     try:
         chips = [chip for chip in find_chips(root) if chip.rails]
         if not chips:
@@ -112,7 +116,7 @@ class _Reader:
 
     @property
     def why(self) -> str:
-        """What it says instead of a number."""
+        """Return what it says instead of a number."""
         return "no number" if self.error is None else self.error.strerror or str(self.error)
 
     def close(self) -> None:
@@ -195,7 +199,7 @@ class _Reader:
         return [voltage.volts * amperes, amperes]
 
     def _awake(self) -> bool:
-        """Whether the chip converts by itself: in trigger mode (few cores, slow clock) the driver answers 0."""
+        """Return whether the chip converts by itself: in trigger mode (few cores, slow clock) the driver answers 0."""
         if self.chip.mode is None:
             return True
         try:
@@ -242,3 +246,150 @@ def _step(quantity: str, shunt_ohm: float | None, now: dict[str, float]) -> floa
         return step_a
     volts = now.get("voltage", now["power"] / now["current"] if now.get("current") else NAN)
     return None if math.isnan(volts) else step_a * volts
+
+
+_UNCONNECTED = ("NC", "(null)", "sum of shunt voltages")
+
+
+@dataclass(frozen=True)
+class Rail:
+    """A supply line as the driver names it, and the files that state it, read in this order."""
+
+    label: str
+    place: str  # of the chip and its input: 1-0040.1
+    files: tuple[Path, ...]
+    shunt_ohm: float | None
+
+    @property
+    def quantities(self) -> tuple[str, ...]:
+        """Return the values of one read of this rail."""
+        if len(self.files) == 2:
+            return ("power", "current")
+        return ("power", "voltage", "current") if self.files[0].name.startswith("ui_") else ("power",)
+
+
+@dataclass(frozen=True)
+class Chip:
+    """One INA3221 with what is connected to it."""
+
+    device: str  # bus and address: 1-0041
+    rails: tuple[Rail, ...]
+    timing: Timing
+    mode: Path | None = None  # JetPack 4: 0 says that it is asleep between reads, and then 0 mW means nothing
+
+
+def find_chips(root: Path) -> Iterator[Chip]:
+    """Every INA3221 below root, each once; raises OSError where a name cannot be read."""
+    drivers = root / "sys/bus/i2c/drivers"
+    for device in sorted(drivers.glob("ina3221x/*-00*")):
+        folders = [path for path in sorted(device.glob("iio*device*")) if any(path.glob("rail_name_[0-2]"))]
+        yield from (_iio_chip(device, folder) for folder in folders[:1])
+    folders = [*drivers.glob("ina3221/*-00*/hwmon/hwmon*"), *_of_class(root)]
+    places = {folder.resolve(): folder for folder in reversed(folders)}
+    for real, folder in sorted(places.items()):
+        yield _hwmon_chip(real.parent.parent.name if real.parent.name == "hwmon" else real.name, folder)
+
+
+def _of_class(root: Path) -> list[Path]:
+    """Return the chips by their class or platform device, where the bus has no links (a saved tree)."""
+    folders = [*root.glob("sys/class/hwmon/hwmon*"), *root.glob("sys/devices/platform/*/i2c-*/*-00*/hwmon/hwmon*")]
+    return [folder for folder in folders if attribute(folder / "name") == "ina3221"]
+
+
+def _iio_chip(device: Path, folder: Path) -> Chip:
+    nodes = list((device / "of_node").glob("channel@*"))
+    shunts = {cell(node / "reg"): cell(node / "ti,shunt-resistor-mohm") for node in nodes}
+    rails = []
+    for path in numbered(list(folder.glob("rail_name_[0-2]"))):
+        number = int(path.name[-1])
+        label = _label(path)
+        both, power = folder / f"ui_input_{number}", folder / f"in_power{number}_input"
+        file = both if both.exists() else power
+        if label not in _UNCONNECTED and file.exists():
+            milliohm = shunts.get(number)
+            place = f"{device.name}.{number}"
+            rails.append(Rail(label or place, place, (file,), milliohm / 1000 if milliohm else None))
+    mode = folder / "running_mode"
+    configured = configured_timing(cell(device / "of_node/ti,continuous-config"))
+    return Chip(device.name, tuple(rails), configured, mode if mode.exists() else None)
+
+
+def _hwmon_chip(device: str, folder: Path) -> Chip:
+    rails = []
+    for number in (1, 2, 3):  # 4 to 6 are the shunts of the same inputs, 7 their sum
+        current, voltage = folder / f"curr{number}_input", folder / f"in{number}_input"
+        path = folder / f"in{number}_label"
+        label = _label(path) if path.exists() else ""
+        enabled = _stated(folder / f"in{number}_enable") != 0
+        if label not in _UNCONNECTED and enabled and current.exists() and voltage.exists():
+            microohm = _stated(folder / f"shunt{number}_resistor")
+            place = f"{device}.{number}"
+            rails.append(Rail(label or place, place, (current, voltage), microohm / 1e6 if microohm else None))
+    return Chip(device, tuple(rails), stated_timing(_stated(folder / "samples"), _stated(folder / "update_interval")))
+
+
+def _label(path: Path) -> str:
+    return content(path).decode(errors="replace").strip()
+
+
+def _stated(path: Path) -> int | None:
+    try:
+        value = natural(content(path), 1e9)
+    except OSError:
+        return None
+    return None if math.isnan(value) else int(value)
+
+
+BUS_STEP_V = 0.008
+SHUNT_STEP_V = 40e-6
+MOST_MILLIVOLT = 32_760  # 12 bits of 8 mV
+MOST_SHUNT_V = 0.1638  # 12 bits of 40 uV
+LEAST_SHUNT_OHM = 0.0005  # no Jetson has less: it bounds a current whose shunt is not known
+_SAMPLES = (1, 4, 16, 64, 128, 256, 512, 1024)
+_CONVERSION_US = (140, 204, 332, 588, 1100, 2116, 4156, 8244)
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Averaging of the chip: None is not stated by the driver."""
+
+    refresh_ns: int | None = None  # of one round over its channels
+    window_ns: int | None = None  # time constant of the running average
+    filter: str | None = None
+
+
+def timing(samples: int | None, round_ns: float | None) -> Timing:
+    """The filter of so many samples, one each round: new = old + (x - old) / samples, a running average."""
+    refresh_ns = None if not round_ns else round(round_ns)
+    if not samples:
+        return Timing(refresh_ns)
+    if samples == 1:
+        return Timing(refresh_ns, None, "none: one conversion a round")
+    window_ns = None if not round_ns else round(round_ns * samples)
+    return Timing(refresh_ns, window_ns, f"running average of {samples} conversions")
+
+
+def stated_timing(samples: int | None, update_interval_ms: int | None) -> Timing:
+    """From the hwmon driver's `samples` and `update_interval`, which is rounds x samples in whole ms."""
+    if not samples or not update_interval_ms:
+        return timing(samples, None)
+    return timing(samples, update_interval_ms * 1e6 / samples)
+
+
+def configured_timing(word: int | None) -> Timing:
+    """From the configuration register (Table 5), which a JetPack 4 device tree sets as `ti,continuous-config`."""
+    if word is None:
+        return Timing()
+    channels = (word >> 12 & 7).bit_count()
+    conversions_us = _CONVERSION_US[word >> 6 & 7] + _CONVERSION_US[word >> 3 & 7]
+    return timing(_SAMPLES[word >> 9 & 7], channels * conversions_us * 1e3)
+
+
+def most_milliampere(shunt_ohm: float | None) -> float:
+    """More current than this the shunt register cannot hold, mA."""
+    return MOST_SHUNT_V / (shunt_ohm or LEAST_SHUNT_OHM) * 1000
+
+
+def current_step_a(shunt_ohm: float | None) -> float | None:
+    """The smallest change of current, A: 40 uV over the shunt."""
+    return SHUNT_STEP_V / shunt_ohm if shunt_ohm else None

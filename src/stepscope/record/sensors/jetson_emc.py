@@ -10,8 +10,8 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from stepscope.record.formats import device_tree
-from stepscope.record.formats.sysfs import READ_BYTES, natural, unless_all_failed
+from stepscope.record.access import files
+from stepscope.record.access.files import READ_BYTES, natural, unless_all_failed
 from stepscope.record.sensors.contract import NAN, Channel, Found, Missing, Target, close_files, open_files
 
 NAME = "jetson_emc"
@@ -28,7 +28,7 @@ REMEDY = "sudo mount -o remount,mode=755 /sys/kernel/debug   (or run the profile
 
 def discover(root: Path, target: Target) -> Found | Missing:
     """The busy share where activity and clock can be read, and each of the two where it can; Hz and 1."""
-    if not device_tree.is_jetson(root):
+    if not files.is_jetson(root):
         return Missing("absent", f"{root}: not a Jetson, so no activity monitor of its memory controller")
     devfreq = sorted(root.glob("sys/class/devfreq/*emc/cur_freq"))
     activity, denied_activity = _first_open([root / path for path in _ACTIVITY])

@@ -1,11 +1,12 @@
 """A command of the user's that prints readings: one that streams, or one that prints once and is run each second.
 
-One reading a line, as formats/meter_lines.py says. Lines that come between two reads are averaged; the meter's own
-clock, where it prints one, is a channel of its own.
+One reading a line: `<watts>`, `<unix seconds> <watts>`, or `name=value` pairs. Lines that come between two reads are
+averaged; the meter's own clock, where it prints one, is a channel of its own.
 """
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -13,8 +14,7 @@ from pathlib import Path
 
 from stepscope.clock import Clock
 from stepscope.record.access.child_lines import ChildLines
-from stepscope.record.access.probing import channel_id
-from stepscope.record.formats.meter_lines import SI, parse
+from stepscope.record.access.probes import channel_id
 from stepscope.record.sensors.contract import NAN, Channel, Found, Meter, Missing, Target
 
 NAME = "meter_command"
@@ -55,7 +55,7 @@ class _Command:
         readings = []
         for line in filter(str.strip, lines):
             try:
-                readings.append(parse(line))
+                readings.append(parse_reading(line))
                 self.why = ""
             except ValueError as error:
                 self.why = str(error)
@@ -68,7 +68,7 @@ class _Command:
             self.reading = {}
 
     def failure(self) -> str:
-        """Why the command gives no reading; empty while it may."""
+        """Return why the command gives no reading; empty while it may."""
         code = self.child.exit_code()
         if code:
             return f"'{self.meter.address}' ended with exit code {code}: {self.child.complaint() or 'it said nothing'}"
@@ -188,3 +188,91 @@ def _channel(meter: Meter, quantity: str) -> Channel:
         source=meter.address,
         filter="mean of the lines printed since the last read" if quantity != "energy" else None,
     )
+
+
+# Unit in lower case -> quantity, SI unit, factor: MW would be read as mW, but no meter of a training device is in MW.
+UNITS: dict[str, tuple[str, str, float]] = {
+    "w": ("power", "W", 1.0),
+    "mw": ("power", "W", 1e-3),
+    "uw": ("power", "W", 1e-6),
+    "kw": ("power", "W", 1e3),
+    "j": ("energy", "J", 1.0),
+    "mj": ("energy", "J", 1e-3),
+    "wh": ("energy", "J", 3600.0),
+    "mwh": ("energy", "J", 3.6),
+    "kwh": ("energy", "J", 3.6e6),
+    "v": ("voltage", "V", 1.0),
+    "mv": ("voltage", "V", 1e-3),
+    "a": ("current", "A", 1.0),
+    "ma": ("current", "A", 1e-3),
+    "ua": ("current", "A", 1e-6),
+}
+_NAMES: dict[str, str] = {
+    **dict.fromkeys(("power", "p", "watt", "watts", "apower"), "w"),
+    **dict.fromkeys(("energy", "e", "joule", "joules"), "j"),
+    **dict.fromkeys(("voltage", "volt", "volts", "u"), "v"),
+    **dict.fromkeys(("current", "ampere", "amperes", "amps", "i"), "a"),
+    **{unit: unit for unit in UNITS},
+}
+_CLOCK = ("time", "t", "timestamp", "ts", "unix")
+SI = {"power": "W", "energy": "J", "voltage": "V", "current": "A", "meter_clock": "s"}
+_TIME = ("meter_clock", "s", 1.0)
+_MOST = 1e12
+_PAIR = re.compile(r"([A-Za-z][A-Za-z_]{0,30})\s*[=:]\s*([^\s,;=:]+)")
+_NUMBER = re.compile(r"([+-]?(?:\d{1,20}(?:\.\d{0,20})?|\.\d{1,20})(?:[eE][+-]?\d{1,2})?)\s*([A-Za-z]{0,3})", re.ASCII)
+
+
+def parse_reading(line: str) -> dict[str, float]:
+    """Quantities of one line in SI units, with "meter_clock" (unix s) where it has a time; raises ValueError."""
+    text = line.strip()
+    pairs = _PAIR.findall(text)
+    found = _pairs(pairs) if pairs else _bare(text)
+    if not found.keys() - {"meter_clock"}:
+        raise ValueError(f"'{text[:60]}' is no reading: expected <watts>, <unix seconds> <watts>, or power=<watts>")
+    return found
+
+
+def _bare(text: str) -> dict[str, float]:
+    """One number is a power, two are a time and a power; a unit may follow the power."""
+    words = re.split(r"[\s,;]+", text)
+    if len(words) > 1 and re.fullmatch(r"[A-Za-z]{1,2}", words[-1]):
+        words[-2:] = [words[-2] + words[-1]]  # "5.1 W"
+    if len(words) > 2:
+        raise ValueError(f"'{text[:60]}' has {len(words)} columns: expected <watts> or <unix seconds> <watts>")
+    quantity, value = _value(words[-1])
+    if len(words) == 1:
+        return {quantity: value}
+    return {"meter_clock": _value(words[0], "time")[1], quantity: value}
+
+
+def _pairs(pairs: list[tuple[str, str]]) -> dict[str, float]:
+    """The pairs whose name or unit is known; the others are excluded."""
+    found: dict[str, float] = {}
+    for name, word in pairs:
+        known = name.lower()
+        if known in _CLOCK:
+            found["meter_clock"] = _value(word, "time")[1]
+            continue
+        stem, _, suffix = known.rpartition("_")
+        unit = suffix if stem and suffix in UNITS else _NAMES.get(known)
+        if unit is not None:
+            quantity, value = _value(word, unit)
+            found[quantity] = value
+    return found
+
+
+def _value(word: str, unit: str = "") -> tuple[str, float]:
+    """A number, with a unit of its own or in the unit given, W in the end; raises ValueError."""
+    matched = _NUMBER.fullmatch(word)
+    if matched is None:
+        raise ValueError(f"'{word[:40]}' is no number")
+    own = matched[2].lower()
+    quantity, _, factor = _TIME if unit == "time" else UNITS[unit or "w"]
+    if own:
+        if own not in UNITS or (unit and UNITS[own][0] != quantity):
+            raise ValueError(f"'{word[:40]}': '{matched[2]}' is no unit of {quantity}")
+        quantity, _, factor = UNITS[own]
+    value = float(matched[1]) * factor
+    if not abs(value) <= _MOST:
+        raise ValueError(f"'{word[:40]}' is no plausible reading")
+    return quantity, value

@@ -1,4 +1,4 @@
-"""CPU time of the trainer, all threads: perf task clock, else its POSIX CPU clock, else /proc/PID/stat."""
+"""CPU time of the watched process, all threads: perf task clock, else its POSIX CPU clock, else /proc/PID/stat."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import time
 from pathlib import Path
 
-from stepscope.record.formats.sysfs import count
+from stepscope.record.access.files import count
 from stepscope.record.sensors.contract import Channel, Found, Missing, Target, close_files, missing_because, open_files
 
 NAME = "process_cpu"
@@ -44,7 +44,7 @@ def _channel(source: str, refresh_ns: int | None, step_size: float) -> Channel:
 
 def _perf(pid: int) -> Found | None:
     """Counts from now on; fresh at each read (about 1 us a thread that lives now)."""
-    from stepscope.record.access.task_clock import open_task_clocks, total_ns
+    from stepscope.record.access.perf_event import open_task_clocks, total_ns
 
     descriptors = open_task_clocks(pid)
     if not descriptors:

@@ -11,10 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from stepscope.record.access.kept_file import KeptFile, close_all, keep_open
-from stepscope.record.formats.attribute import attribute
-from stepscope.record.formats.sysfs import READ_BYTES, natural
-from stepscope.record.sensors.contract import NAN, Channel, Found, Missing, Target, missing_because
+from stepscope.record.access.files import READ_BYTES, DeviceFile, close_device_files, natural, open_device_files
+from stepscope.record.sensors.contract import NAN, Channel, Found, Missing, Target, attribute, missing_because
 
 NAME = "rapl"
 REFRESH_NS = 1_000_000
@@ -48,10 +46,10 @@ def discover(root: Path, target: Target) -> Found | Missing:
     known = zones(folder)
     if not known:
         return Missing("absent", f"{folder}: no intel-rapl zone (Intel and AMD processors; not in virtual machines)")
-    kept, refused = keep_open([zone.energy for zone in known], target.clock)
+    kept, refused = open_device_files([zone.energy for zone in known], target.clock)
     opened = dict(kept)
     chosen = once_each([zone for zone in known if zone.energy in opened])
-    close_all([file for path, file in kept if path not in {zone.energy for zone in chosen}])
+    close_device_files([file for path, file in kept if path not in {zone.energy for zone in chosen}])
     if not chosen:
         return _refusal(refused, known)
     files = [opened[zone.energy] for zone in chosen]
@@ -64,11 +62,11 @@ def discover(root: Path, target: Target) -> Found | Missing:
         return values
 
     channels = _with_twins([_channel(zone, chosen) for zone in chosen], [joules(file, None) for file in files])
-    return Found(_with_denied(channels, known, chosen), read, lambda: close_all(files))
+    return Found(_with_denied(channels, known, chosen), read, lambda: close_device_files(files))
 
 
 def zones(folder: Path) -> list[Zone]:
-    """All zones, packages before what lies in them, the MSR interface before MMIO; nameless ones are left out."""
+    """All zones, packages before what lies in them, the MSR interface before MMIO; nameless ones are excluded."""
     paths = {path.name: path for path in [*folder.glob("intel-rapl*:*/intel-rapl*:*"), *folder.glob("intel-rapl*:*")]}
     names = {zone: attribute(path / "name") for zone, path in paths.items() if _ZONE.fullmatch(zone)}
     found = [Zone(paths[zone], name, _domain(zone, names), "-mmio" in zone) for zone, name in names.items() if name]
@@ -102,7 +100,7 @@ def step_j(range_uj: int) -> float | None:
     return step_nj / 1e9 if step_nj and abs(step_nj * (2**32 - 1) // 1000 - range_uj) <= 1 else None
 
 
-def joules(file: KeptFile, range_uj: float | None) -> float:
+def joules(file: DeviceFile, range_uj: float | None) -> float:
     """The counter as it stands, J; NaN where it is not a number or cannot be: negative, beyond its own range."""
     try:
         return natural(file.read(READ_BYTES), range_uj or 2.0**64) / 1e6
@@ -196,6 +194,6 @@ def _remedy(known: Sequence[Zone]) -> str:
 
 
 def _number(path: Path) -> int:
-    """What a file of limits or ranges states, 0 where it states nothing."""
+    """Return the value of a file of limits or ranges, 0 where it states nothing."""
     number = natural(attribute(path).encode(), 2.0**53)
     return 0 if number != number else int(number)

@@ -12,9 +12,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stepscope.record.access.perf_event import PARANOID, count, open_event
-from stepscope.record.formats.attribute import attribute, content
 from stepscope.record.sensors import rapl
-from stepscope.record.sensors.contract import NAN, Channel, Found, Missing, Target, close_files, missing_because
+from stepscope.record.sensors.contract import (
+    NAN,
+    Channel,
+    Found,
+    Missing,
+    Target,
+    attribute,
+    close_files,
+    content,
+    missing_because,
+)
 
 NAME = "rapl_perf"
 _RAILS = {"pkg": "package", "cores": "core", "gpu": "uncore", "ram": "dram", "psys": "psys"}  # as powercap names them
@@ -75,7 +84,7 @@ def events(root: Path) -> list[Event]:
 
 
 def count_events(known: Sequence[Event], opener: Opener) -> Found | Missing:
-    """Opens what may be opened; an event that this processor lacks is left out."""
+    """Opens what may be opened; an event that this processor lacks is excluded."""
     opened: list[tuple[Event, int]] = []
     refused: list[OSError] = []
     for event in known:

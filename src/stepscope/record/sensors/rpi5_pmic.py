@@ -9,8 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from stepscope.record.access import videocore
-from stepscope.record.access.videocore import Firmware
-from stepscope.record.formats.pmic import Adc, parse_adc, rail_powers_w
+from stepscope.record.access.videocore import Adc, Firmware, parse_adc, rail_powers_w
 from stepscope.record.sensors.contract import NAN, Channel, Found, Missing, Target
 
 NAME = "rpi5_pmic"

@@ -1,4 +1,4 @@
-"""Why a Raspberry Pi is slower than it could be: bits of get_throttled, now and since it was started, 0 or 1."""
+"""Throttling of a Raspberry Pi: bits of get_throttled, now and since it was started, 0 or 1."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from functools import partial
 from pathlib import Path
 
 from stepscope.record.access import videocore
-from stepscope.record.access.kept_file import keep_open
-from stepscope.record.formats.pmic import THROTTLE_BITS, parse_throttled
+from stepscope.record.access.files import open_device_files
+from stepscope.record.access.videocore import THROTTLE_BITS, parse_throttled
 from stepscope.record.sensors.contract import Channel, Found, Missing, Target, missing_because
 
 NAME = "rpi_throttled"
@@ -24,16 +24,16 @@ def discover(root: Path, target: Target) -> Found | Missing:
     """
     firmware = videocore.connect(root, _COMMAND)
     if not isinstance(firmware, Missing):
-        return _found(f"{firmware.source} {_COMMAND}", partial(firmware.ask, _COMMAND), firmware.close)
+        return _sensor(f"{firmware.source} {_COMMAND}", partial(firmware.ask, _COMMAND), firmware.close)
     paths = [path for pattern in _FILES for path in sorted(root.glob(pattern))]
-    kept, refused = keep_open(paths[:1], target.clock)
+    kept, refused = open_device_files(paths[:1], target.clock)
     if not kept:
         return missing_because(refused[0], paths[0]) if refused and firmware.reason == "absent" else firmware
     path, file = kept[0]
-    return _found(str(path), lambda: file.read(64).decode(errors="replace"), file.close)
+    return _sensor(str(path), lambda: file.read(64).decode(errors="replace"), file.close)
 
 
-def _found(source: str, ask: Callable[[], str], close: Callable[[], None]) -> Found | Missing:
+def _sensor(source: str, ask: Callable[[], str], close: Callable[[], None]) -> Found | Missing:
     def read() -> list[float]:
         text = ask()
         bits = parse_throttled(text)

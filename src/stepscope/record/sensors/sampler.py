@@ -1,4 +1,4 @@
-"""What sampling itself costs: CPU time of the sampling process, worst lateness of its ticks, ticks missed."""
+"""Cost of sampling itself: CPU time of the sampling process, worst lateness of its ticks, ticks missed."""
 
 from __future__ import annotations
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from stepscope.record.access.plug import Maker, discover_plugs
-from stepscope.record.formats.plugs import parse_shelly
+from stepscope.record.access.smart_plug import Maker, discover_plugs
+from stepscope.record.meters import parse_shelly
 from stepscope.record.sensors.contract import Found, Missing, Target
 
 NAME = "shelly"

@@ -1,4 +1,8 @@
-"""Memory over the run: one line a quantity, broken where nothing was read."""
+"""Charts of memory: over a step that was run or planned, at the peak by module, and over the run.
+
+One step is the first figure of many of its kind in the paper on training for edge devices (2020, figures 2 to 6, there
+from massif): training against inference, and models against each other, are the same drawing with several panels.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +11,232 @@ from typing import Any
 import altair as alt
 import polars as pl
 
-from stepscope.report.charts.palette import LIGHT
-from stepscope.report.charts.style import axis, plot_width
+from stepscope.report.charts.style import CATEGORY, LIGHT, NARROW, axis, plot_width
+from stepscope.units import CATEGORY_LEGEND, category_label
+
+_TALL, _LOW = 280, 150  # px, of one panel and of several
+_NARROW = 400  # px: fewer numbers have room below
+
+
+def build_step_memory(series: pl.DataFrame, width: int, limit_mb: float | None = None) -> Any:
+    """Areas of `series` (t_ms, category, mb), in the order of the categories; a dashed rule where a limit is given."""
+    return panel(series, plot_width(width), _TALL, "time since the step began, ms", None, limit_mb)
+
+
+def build_steps_memory(series: pl.DataFrame, width: int) -> Any:
+    """A panel for each `label` of `series` (label, t_ms, category, mb), below each other; all share the scale of MB."""
+    most = series.group_by("label", "t_ms").agg(pl.col("mb").sum())["mb"]
+    top = float(most.to_numpy().max()) if len(most) else 1.0
+    labels = series["label"].unique(maintain_order=True).to_list()
+    panels = []
+    for place, label in enumerate(labels):
+        title = "time since the step began, ms" if place == len(labels) - 1 else ""
+        shown = series.filter(pl.col("label") == label)
+        drawn = panel(shown, plot_width(width), _LOW, title, top, names=categories_in(series))
+        panels.append(drawn.properties(title=alt.Title(label, anchor="start", fontSize=12, color=LIGHT["ink"])))
+    return alt.vconcat(*panels, spacing=10).resolve_scale(color="shared")
+
+
+def categories_in(series: pl.DataFrame) -> list[str]:
+    """Categories of a table in the order in which they are stacked."""
+    return [name for name in CATEGORY if name in set(series["category"])]
+
+
+def panel(
+    series: pl.DataFrame,
+    width: int,
+    height: int,
+    title: str,
+    top: float | None,
+    limit_mb: float | None = None,
+    across: str = "t_ms",
+    names: list[str] | None = None,
+) -> Any:
+    """Stacked areas over the column `across`, named by `title`; panels that share scales share `top` and `names`."""
+    names = categories_in(series) if names is None else names
+    order = {name: place for place, name in enumerate(names)}
+    shown = series.with_columns(place=pl.col("category").replace_strict(order, return_dtype=pl.Int64))
+    scale = alt.Scale(domainMin=0) if top is None else alt.Scale(domain=[0, top])
+    x = alt.X(
+        f"{across}:Q", axis=axis(title, grid=False, tickCount=8 if width > _NARROW else 4), scale=alt.Scale(nice=False)
+    )
+    y = alt.Y("mb:Q", axis=axis("live tensors, MB"), scale=scale, stack="zero")
+    colours = alt.Scale(domain=names, range=[CATEGORY[name] for name in names])
+    legend = alt.Legend(columns=3 if width <= NARROW else len(names), labelExpr=CATEGORY_LEGEND)
+    areas = (
+        alt.Chart(shown)
+        .mark_area(interpolate="step-after", strokeWidth=0)
+        .encode(x=x, y=y, color=alt.Color("category:N", scale=colours, legend=legend), order="place:Q")
+    )
+    if limit_mb is None:
+        return areas.properties(width=width, height=height)
+    rule = alt.Chart(pl.DataFrame({"mb": [limit_mb]})).mark_rule(
+        color=LIGHT["warn"], strokeDash=[5, 4], strokeWidth=1.5
+    )
+    return alt.layer(areas, rule.encode(y="mb:Q")).properties(width=width, height=height)
+
+
+# Side by side: training against inference, a row a model, as the figures 2 to 6 of the 2020 paper on training for edge
+# devices (there from massif). What runs across is the number of the op, because a dry run takes no time.
+
+_COLUMN_GAP = 24  # px, for the axis of a further column
+_OP_AXIS = "op of the step"
+
+
+def build_dry_step(series: pl.DataFrame, width: int, limit_mb: float | None = None) -> Any:
+    """Areas of `series` (op, category, mb); a dashed rule where a limit is given."""
+    return panel(series, plot_width(width), _TALL, _OP_AXIS, None, limit_mb, "op")
+
+
+def build_side_by_side(series: pl.DataFrame, width: int) -> Any:
+    """Panels of `series` (model, kind, op, category, mb): a row a model, a column a kind, one scale of MB for all."""
+    most = series.group_by("model", "kind", "op").agg(pl.col("mb").sum())["mb"]
+    top = float(most.to_numpy().max()) if len(most) else 1.0
+    models, kinds = (series[name].unique(maintain_order=True).to_list() for name in ("model", "kind"))
+    each = plot_width(width) // len(kinds) - _COLUMN_GAP
+    rows = []
+    for model in models:
+        last = model == models[-1]
+        panels = []
+        for kind in kinds:
+            shown = series.filter((pl.col("model") == model) & (pl.col("kind") == kind))
+            title = alt.Title(f"{model}, {kind}", anchor="start", fontSize=12, color=LIGHT["ink"])
+            drawn = panel(shown, each, _LOW, _OP_AXIS if last else "", top, None, "op", categories_in(series))
+            panels.append(drawn.properties(title=title))
+        rows.append(alt.hconcat(*panels, spacing=12))
+    return alt.vconcat(*rows, spacing=10).resolve_scale(color="shared")
+
+
+Box = tuple[float, float, float, float]  # x0, y0, x1, y1
+_TREEMAP_HEIGHT = 360  # px
+_LETTER, _LINE = 6.2, 15.0  # px, of a label
+_PALE = ("buffer", "saved", "temporary", "other")  # colours on which dark letters read better
+_INK = alt.Color("ink:N", scale=None)
+_OUTSIDE = "outside any module"
+
+
+def build_treemap(rows: pl.DataFrame, width: int, parts: int = 80) -> Any:
+    """Rectangles of `rows` (module, category, bytes): modules, and categories within each; the smallest are joined."""
+    across = plot_width(width, 8)
+    boxes = pl.DataFrame(_boxes(_largest_parts(rows, parts), across))
+    x, y = alt.Scale(domain=[0, across], nice=False), alt.Scale(domain=[0, _TREEMAP_HEIGHT], nice=False, reverse=True)
+    names = [name for name in CATEGORY if name in set(boxes["category"])]
+    legend = alt.Legend(columns=3 if width <= NARROW else len(names), labelExpr=CATEGORY_LEGEND)
+    scale = alt.Scale(domain=names, range=[CATEGORY[name] for name in names])
+    colour = alt.Color("category:N", scale=scale, legend=legend)
+    frame = {"x": alt.X("x0:Q", scale=x, axis=None), "x2": "x1:Q", "y": alt.Y("y0:Q", scale=y, axis=None), "y2": "y1:Q"}
+    areas = alt.Chart(boxes).mark_rect(stroke=LIGHT["paper"], strokeWidth=1)
+    labels = alt.Chart(boxes.filter(pl.col("label") != "")).mark_text(
+        align="left", baseline="top", dx=4, dy=4, fontSize=11
+    )
+    return alt.layer(
+        areas.encode(**frame, color=colour, description="hover:N"),
+        labels.encode(
+            x=alt.X("x0:Q", scale=x, axis=None), y=alt.Y("y0:Q", scale=y, axis=None), text="label:N", color=_INK
+        ),
+    ).properties(width=across, height=_TREEMAP_HEIGHT)
+
+
+def _largest_parts(rows: pl.DataFrame, parts: int) -> pl.DataFrame:
+    """The largest parts, and the rest of each category as one."""
+    named = rows.select(
+        pl.col("module").fill_null(_OUTSIDE).replace({"": "the model itself"}),
+        "category",
+        pl.col("bytes").cast(pl.Float64),
+    ).sort("bytes", "module", descending=[True, False])
+    rest = named[parts:].group_by("category").agg(pl.col("bytes").sum()).with_columns(module=pl.lit("smaller parts"))
+    return pl.concat([named[:parts], rest.select(named.columns)]).filter(pl.col("bytes") > 0)
+
+
+def _boxes(rows: pl.DataFrame, across: float) -> list[dict[str, Any]]:
+    modules = rows.group_by("module").agg(pl.col("bytes").sum()).sort("bytes", "module", descending=[True, False])
+    outer = squarified(modules["bytes"].to_list(), (0.0, 0.0, across, float(_TREEMAP_HEIGHT)))
+    found = []
+    for module, box in zip(modules["module"], outer, strict=True):
+        inside = rows.filter(pl.col("module") == module).sort("bytes", descending=True)
+        for row, inner in zip(inside.iter_rows(named=True), squarified(inside["bytes"].to_list(), box), strict=True):
+            found.append(_box(row, inner))
+    return found
+
+
+def _box(row: dict[str, Any], box: Box) -> dict[str, Any]:
+    x0, y0, x1, y1 = box
+    name = str(row["module"])
+    label = _label(name, x1 - x0) if y1 - y0 >= _LINE + 4 else ""
+    hover = f"{name}, {category_label(row['category'])}: {row['bytes'] / 1e6:.3g} MB"
+    return {
+        "x0": x0, "y0": y0, "x1": x1, "y1": y1,
+        "category": row["category"], "label": label, "hover": hover,
+        "ink": LIGHT["ink" if row["category"] in _PALE else "paper"],
+    }  # fmt: skip
+
+
+def _label(name: str, across: float) -> str:
+    """As much of the end of a module's name as a rectangle has room for: its last parts tell most."""
+    room = int((across - 8) / _LETTER)
+    parts = name.split(".")
+    for first in range(len(parts)):
+        label = ".".join(parts[first:])
+        if len(label) + (first > 0) <= room:
+            return f"…{label}" if first else label
+    return ""
+
+
+def squarified(sizes: list[float], box: Box) -> list[Box]:
+    """Rectangles of these areas (descending) that fill a box, as near to squares as rows of them allow.
+
+    Bruls, Huizing, van Wijk: Squarified Treemaps (2000).
+    """
+    total = sum(sizes)
+    x0, y0, x1, y1 = box
+    if not sizes or total <= 0:
+        return [box] * len(sizes)
+    scale = (x1 - x0) * (y1 - y0) / total
+    areas = [size * scale for size in sizes]
+    placed: list[Box] = []
+    first = 0
+    while first < len(areas):
+        short = min(x1 - x0, y1 - y0)
+        last = first + 1
+        while last < len(areas) and _worst(areas[first : last + 1], short) <= _worst(areas[first:last], short):
+            last += 1
+        row, (x0, y0, x1, y1) = _row(areas[first:last], (x0, y0, x1, y1))
+        placed += row
+        first = last
+    return placed
+
+
+def _worst(areas: list[float], short: float) -> float:
+    """The largest ratio of sides in a row of these areas along a side of this length."""
+    total = sum(areas)
+    if total <= 0 or short <= 0:
+        return float("inf")
+    return max(max(short**2 * each / total**2, total**2 / (short**2 * max(each, 1e-12))) for each in areas)
+
+
+def _row(areas: list[float], box: Box) -> tuple[list[Box], Box]:
+    """The rectangles of a row along the shorter side of a box, and what of the box is left."""
+    x0, y0, x1, y1 = box
+    total, placed = sum(areas), []
+    if x1 - x0 >= y1 - y0:
+        deep, at = total / max(y1 - y0, 1e-12), y0
+        for area in areas:
+            end = at + area / max(deep, 1e-12)
+            placed.append((x0, at, x0 + deep, end))
+            at = end
+        return placed, (x0 + deep, y0, x1, y1)
+    deep, at = total / max(x1 - x0, 1e-12), x0
+    for area in areas:
+        end = at + area / max(deep, 1e-12)
+        placed.append((at, y0, end, y0 + deep))
+        at = end
+    return placed, (x0, y0 + deep, x1, y1)
+
 
 _COLOURS = [LIGHT["forward"], LIGHT["backward"], LIGHT["optimizer"], LIGHT["data"]]
 
 
-def build(points: pl.DataFrame, width: int) -> Any:
+def build_memory(points: pl.DataFrame, width: int) -> Any:
     """Lines of `points` (series, piece, t_s, mb); a new `piece` begins after a gap."""
     names = points["series"].unique(maintain_order=True).to_list()
     colour = alt.Color("series:N", scale=alt.Scale(domain=names, range=_COLOURS[: len(names)]))

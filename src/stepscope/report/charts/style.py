@@ -1,12 +1,78 @@
-"""The look that all charts share: no frame, quiet grid, labels in the page's own type."""
+"""The look that all charts share: colours, frame, grid and type, and a chart as SVG text in the page's variables.
+
+The colours are told apart in the common colour blindnesses (after Okabe and Ito, 2008). A name is a CSS variable of the
+page. Charts use the light values; each value is unique, so that a drawn SVG can be taken back to names.
+"""
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import altair as alt
 
-from stepscope.report.charts.palette import LIGHT
+from stepscope.analysis.time.operators import FRAMEWORK_OVERHEAD
+from stepscope.report.page.reading import visible
+from stepscope.runfolder import CATEGORIES, PHASES
+from stepscope.units import row_label
+
+LIGHT = {
+    "paper": "#fdfdfb",
+    "panel": "#f4f4f0",
+    "ink": "#1c2127",
+    "muted": "#5d666f",
+    "rule": "#dedfda",
+    "grid": "#ebebe6",
+    "forward": "#0067a6",
+    "backward": "#d1570a",
+    "optimizer": "#00866b",
+    "data": "#a8518a",
+    "communication": "#c2a300",
+    "other": "#8d959b",
+    "residual": "#d3d6d4",
+    "accent": "#0a5f99",
+    "gap": "#efdcc3",
+    "warn": "#a33a00",
+    "held-parameter": "#2f4b7c",
+    "held-buffer": "#8aa0c8",
+    "held-gradient": "#b5482a",
+    "held-optimizer": "#0b7a62",
+    "held-input": "#9c4f8c",
+    "held-saved": "#e0a030",
+    "held-temporary": "#cf9a78",
+    "held-workspace": "#7f6a9e",
+    "held-other": "#aab0b4",
+}
+DARK = {
+    "paper": "#14171a",
+    "panel": "#1c2024",
+    "ink": "#e8e9e6",
+    "muted": "#9da5ac",
+    "rule": "#33393f",
+    "grid": "#262b30",
+    "forward": "#5ab4e8",
+    "backward": "#f0954c",
+    "optimizer": "#3cc49f",
+    "data": "#d991bf",
+    "communication": "#e6cf4a",
+    "other": "#868e95",
+    "residual": "#41484e",
+    "accent": "#6cbcf0",
+    "gap": "#4a3a26",
+    "warn": "#ffa465",
+    "held-parameter": "#7f9fd8",
+    "held-buffer": "#a9bbe0",
+    "held-gradient": "#e88a66",
+    "held-optimizer": "#4cc7a4",
+    "held-input": "#d692c4",
+    "held-saved": "#f0bd5a",
+    "held-temporary": "#ddb094",
+    "held-workspace": "#b3a0d6",
+    "held-other": "#6d757b",
+}
+PHASE = {**{phase: LIGHT[phase] for phase in PHASES}, row_label(FRAMEWORK_OVERHEAD): LIGHT["residual"]}
+CATEGORY = {category: LIGHT[f"held-{category}"] for category in CATEGORIES}  # memory
+
 
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
 WIDE, NARROW = 940, 400  # drawn widths, px: the page scales each within its range of screens
@@ -55,3 +121,34 @@ def plot_width(width: int, beside: int = 66) -> int:
 def axis(title: str, **settings: Any) -> alt.Axis:
     """An axis without its own line; the title carries the unit."""
     return alt.Axis(title=title, **{"domain": False, "ticks": False, "tickCount": 5, **settings})
+
+
+_COLOUR = re.compile(r'"(#[0-9a-fA-F]{6})"')
+_LONG_NUMBER = re.compile(r"(-?\d+\.\d\d)\d+")
+_SIZE = re.compile(r'(<svg[^>]*?) width="[^"]*" height="[^"]*"')
+_HIDDEN_FRAME = re.compile(r'<path class="(?:background|foreground)"[^>]*d="(?:M0,0h0v0h0Z)?"[^>]*/>')
+_VARIABLE = {value: f'"var(--{name})"' for name, value in LIGHT.items()}
+
+
+def draw_svg(chart: Any) -> str:
+    """SVG of an altair chart; it scales to its place, and `aria-label`s carry what hovering shows."""
+    import vl_convert  # charts of a notebook are drawn without it
+
+    svg = vl_convert.vegalite_to_svg(styled(chart).to_json(), allowed_base_urls=[])
+    svg = _SIZE.sub(r"\1", svg, count=1)
+    svg = _HIDDEN_FRAME.sub("", svg)
+    svg = _COLOUR.sub(lambda match: _VARIABLE.get(match[1].lower(), match[0]), svg)
+    return visible(_shorter(svg))
+
+
+def _shorter(svg: str) -> str:
+    """Two decimals of a pixel are enough; only tags are touched, never text."""
+    parts = re.split(r"(<[^>]*>)", svg)
+    return "".join(_trimmed(part) if part.startswith("<") else part for part in parts)
+
+
+def _trimmed(tag: str) -> str:
+    if 'aria-label="' in tag:
+        head, label, tail = re.split(r'(aria-label="[^"]*")', tag, maxsplit=1)
+        return _LONG_NUMBER.sub(r"\1", head) + label + _LONG_NUMBER.sub(r"\1", tail)
+    return _LONG_NUMBER.sub(r"\1", tag)

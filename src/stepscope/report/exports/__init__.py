@@ -1,4 +1,4 @@
-"""What a run can be written as for other tools, one file each; the folder is its own registry.
+"""Exports of a run for other tools, one file each; the folder is its own registry.
 
 A file has TITLE (what it is and what opens it), SUFFIX (of the file; empty for a folder of tables),
 `estimate(excerpt) -> int` (bytes, roughly, before anything is written) and `write(excerpt, path)`, which may raise

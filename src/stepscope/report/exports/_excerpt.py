@@ -1,18 +1,21 @@
-"""The steps of a run that are exported, with what was recorded and sampled in their time."""
+"""The part of a run that is exported, its tables by name, and the file that it is written to."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from functools import cached_property, partial
+from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import polars as pl
 
-from stepscope.errors import UsageError
-
-if TYPE_CHECKING:
-    from stepscope.analysis.run import Run
+from stepscope.analysis.run import Run, open_run
+from stepscope.errors import OutputNotWritable, UsageError
+from stepscope.files import replaced
+from stepscope.report import exports
 
 _RANGE = re.compile(r"(\d+):(\d+)")
 _FIRST = re.compile(r"first:(\d+)")
@@ -28,13 +31,13 @@ class Excerpt:
 
     @cached_property
     def ops(self) -> pl.DataFrame:
-        """The op instances of the chosen steps, columns as `runfolder.OPS`, and `row`: what `parent` counts."""
+        """The op calls of the chosen steps, columns as `runfolder.OPS`, and `row`: what `parent` counts."""
         ops = self._of_steps(self.run.scan_ops()).collect()
         return ops.with_columns(row=pl.int_range(pl.len(), dtype=pl.Int64).over("step")) if len(ops) else _no_rows(ops)
 
     @cached_property
     def op_count(self) -> int:
-        """How many op instances there are, without reading them."""
+        """Return how many op calls there are, without reading them."""
         return int(self._of_steps(self.run.scan_ops()).select(pl.len()).collect().item())
 
     @property
@@ -52,12 +55,12 @@ class Excerpt:
         frame = self.run.sensor(str(channel["sensor"]))
         if channel["id"] not in frame.columns:
             return pl.DataFrame(schema={"t0_ns": pl.Int64, "t1_ns": pl.Int64, "value": pl.Float64})
-        read = frame.select("t0_ns", "t1_ns", value=pl.col(channel["id"]).cast(pl.Float64)).sort("t0_ns")
+        read = frame.select("t0_ns", "t1_ns", value=pl.col(channel["id"]).cast(pl.Float64))
         return self._in_time(read, "t1_ns", "t0_ns")
 
     @cached_property
     def sample_count(self) -> int:
-        """How many readings there are over all channels; null ones count too."""
+        """Return how many readings there are over all channels; null ones count too."""
         sizes: dict[str, int] = {}
         for channel in self.channels:
             if (sensor := str(channel["sensor"])) not in sizes:
@@ -112,3 +115,120 @@ def _limits(chosen: str) -> tuple[int, int]:
     if (found := _RANGE.fullmatch(chosen)) and int(found[1]) < int(found[2]):
         return int(found[1]), int(found[2])
     raise UsageError(f"--steps {chosen}: not a choice of steps", "for example --steps 10:20, first:50 or all")
+
+
+_CHANNEL = ("id", "sensor", "quantity", "unit", "kind", "scope")
+
+
+def raw_tables(excerpt: Excerpt) -> dict[str, Callable[[], pl.DataFrame]]:
+    """Records and samples of the chosen steps, as large as the run; each is made when it is needed."""
+    return {
+        "ops": lambda: excerpt.ops.drop("row"),
+        "samples": lambda: samples(excerpt),
+        "memory_events": lambda: excerpt.memory_events,
+    }
+
+
+def small_tables(excerpt: Excerpt) -> dict[str, Callable[[], pl.DataFrame]]:
+    """Analysis of the whole run, and the steps, channels and events that were chosen."""
+    run = excerpt.run
+    return {
+        "steps": lambda: excerpt.steps,
+        "phases": run.phases,
+        "modules": run.modules,
+        "op_kinds": run.op_kinds,
+        "communication": run.communication,
+        "ranks": run.rank_table,
+        "skew": run.skew,
+        "metrics": run.metrics,
+        "overhead": run.overhead,
+        "energy": run.energy_totals,
+        "rail_energy": run.rail_energy,
+        "step_energy": run.step_energy,
+        **{f"energy_by_{by}": partial(run.energy, by) for by in ("module", "op", "kind", "phase")},
+        "use_by_kind": run.utilisation,
+        "model": lambda: run.model,
+        "channels": lambda: _channels(excerpt),
+        "events": lambda: _events(excerpt),
+    }
+
+
+def samples(excerpt: Excerpt) -> pl.DataFrame:
+    """Every reading of every channel, a row each: t0_ns, t1_ns, channel, quantity, unit, kind, scope, value."""
+    parts = []
+    for channel in excerpt.channels:
+        said = [pl.lit(str(channel.get(key)), dtype=pl.String).alias(key) for key in _CHANNEL if key != "sensor"]
+        frame = excerpt.samples(channel).select("t0_ns", "t1_ns", *said, "value")
+        parts.append(frame.rename({"id": "channel"}))
+    names = ("channel", "quantity", "unit", "kind", "scope")
+    schema = {"t0_ns": pl.Int64, "t1_ns": pl.Int64, **dict.fromkeys(names, pl.String), "value": pl.Float64}
+    return pl.concat(parts) if parts else pl.DataFrame(schema=schema)
+
+
+def _channels(excerpt: Excerpt) -> pl.DataFrame:
+    names = (*_CHANNEL, "rail", "parent_scope", "source")
+    rows = [{name: _text(channel.get(name)) for name in names} for channel in excerpt.channels]
+    return pl.DataFrame(rows, schema=dict.fromkeys(names, pl.String))
+
+
+def _events(excerpt: Excerpt) -> pl.DataFrame:
+    rows = [{"t_ns": int(event.get("t_ns", 0)), **_event_texts(event)} for event in excerpt.events]
+    return pl.DataFrame(rows, schema={"t_ns": pl.Int64, **dict.fromkeys(("source", "kind", "message"), pl.String)})
+
+
+def _event_texts(event: dict[str, Any]) -> dict[str, str | None]:
+    return {name: _text(event.get(name)) for name in ("source", "kind", "message")}
+
+
+def _text(value: Any) -> str | None:
+    return None if value is None else str(value)
+
+
+@dataclass(frozen=True)
+class ExportPlan:
+    """An export that has been asked for: its module, the part of the run, and the path that will be written."""
+
+    kind: ModuleType
+    part: Excerpt
+    target: Path
+
+
+def plan_export(run: str | Path | Run, to: str, steps: str = "all", out: Path | None = None) -> ExportPlan:
+    """Return what will be written where; UnknownName or UsageError before anything is."""
+    kind, source = exports.find(to), open_run(run)
+    part = excerpt(source, steps)
+    target = _target(source, out, f"export-{to}{_stem(steps)}{kind.SUFFIX}", bool(kind.SUFFIX))
+    if not kind.SUFFIX and target.resolve() == source.path.resolve():
+        raise UsageError(f"--out {target}: that is the run itself", "choose another folder")
+    return ExportPlan(kind, part, target)
+
+
+def write_export(plan: ExportPlan) -> Path:
+    """Write it and return its path; OutputNotWritable where the disk refuses.
+
+    A file is written beside its place and moved into it: a disk that fills up leaves no half of it.
+    """
+    try:
+        if not plan.kind.SUFFIX:
+            plan.kind.write(plan.part, plan.target)
+            return plan.target
+        with replaced(plan.target) as unfinished:
+            plan.kind.write(plan.part, unfinished)
+    except OSError as error:
+        raise OutputNotWritable(
+            f"cannot write '{plan.target}': {error.strerror or error}",
+            "choose another place with --out, or fewer --steps",
+        ) from error
+    return plan.target
+
+
+def _target(run: Run, out: Path | None, name: str, is_file: bool) -> Path:
+    """The path that is meant: a file goes into a folder that is there, a folder of tables becomes what is named."""
+    if out is None:
+        return run.path / name
+    return out / name if is_file and out.is_dir() else out
+
+
+def _stem(steps: str) -> str:
+    """Part of the file name, so that two choices of steps do not overwrite each other."""
+    return "" if steps == "all" else f"-{steps.replace(':', '-')}"

@@ -14,9 +14,11 @@ from typing import Any, Union
 
 import numpy as np
 
+from stepscope.arrays import Ints
+
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 Numbers = np.ndarray[Any, np.dtype[np.uint64]]
-Sizes = np.ndarray[Any, np.dtype[np.int64]]
+Sizes = Ints
 Value = Union[int, float, str, bytes]  # noqa: UP007 - a value on Python 3.10
 
 _VARINT, _FIXED64, _LENGTH = 0, 1, 2

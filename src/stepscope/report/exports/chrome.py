@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from stepscope.report.exports import _spans
+from stepscope import __version__
+from stepscope.arrays import Ints
+from stepscope.report.exports import _tracks
 from stepscope.report.exports._excerpt import Excerpt
-from stepscope.report.exports._lanes import Ints, lanes
-from stepscope.report.exports._origin import origin
-from stepscope.report.exports._sampled import Sampled, sampled
+from stepscope.report.exports._tracks import SampledTrack, lanes, sampled_tracks
 
 TITLE = "Chrome trace events, for viewers older than Perfetto"
 SUFFIX = ".json"
@@ -50,7 +50,7 @@ class _Lines:
 
     def __init__(self, excerpt: Excerpt) -> None:
         self._excerpt = excerpt
-        self._tracks = sampled(excerpt)
+        self._tracks = sampled_tracks(excerpt)
         begins = [int(track.t_ns[0]) for track in self._tracks if len(track.t_ns)]
         span = excerpt.span_ns
         self.zero_ns = min([*begins, *([span[0]] if span else [])], default=0)
@@ -59,8 +59,8 @@ class _Lines:
     def parts(self) -> Iterator[str]:
         """Texts of one event or many, to be joined by commas."""
         yield _line("M", "process_name", args={"name": f"stepscope {self._excerpt.run.id}"})
-        yield from self._slices("steps", _spans.steps(self._excerpt))
-        yield from self._slices("phases", _spans.phases(self._excerpt.ops).select("name", "t0_ns", "t1_ns"))
+        yield from self._slices("steps", _tracks.steps(self._excerpt))
+        yield from self._slices("phases", _tracks.phases(self._excerpt.ops).select("name", "t0_ns", "t1_ns"))
         yield from self._ops(self._excerpt.ops)
         for track in self._tracks:
             if len(track.t_ns):
@@ -79,14 +79,14 @@ class _Lines:
 
     def _ops(self, ops: pl.DataFrame) -> Iterator[str]:
         threads: list[tuple[int, Any]] = []
-        for thread in _spans.threads(ops):
+        for thread in _tracks.threads(ops):
             yield self._named(thread.name, device=thread.device, thread=thread.thread)
             threads.append((self._thread, thread))
             yield from self._complete(ops, thread.rows)
         place = np.zeros(len(ops), dtype=np.int64)
         for number, thread in threads:
             place[thread.rows] = number
-        pairs = _spans.flows(ops).with_row_index("id")
+        pairs = _tracks.flows(ops).with_row_index("id")
         for kind, column in (("s", "forward"), ("f", "backward")) if len(pairs) else ():
             at = pairs[column].to_numpy()
             times = pl.Series(ops["t0_ns"].to_numpy()[at] - self.zero_ns)
@@ -119,7 +119,7 @@ class _Lines:
         parts += [*_ts("ts"), *_ts("dur"), pl.lit("}")]
         return _joined(pl.DataFrame(columns), pl.concat_str(parts))
 
-    def _counter(self, track: Sampled) -> str:
+    def _counter(self, track: SampledTrack) -> str:
         head = f'{{"ph":"C","pid":{_PROCESS},"name":{json.dumps(f"{track.name} [{track.unit}]")}'
         rows = pl.DataFrame({"ts": track.t_ns - self.zero_ns, "value": track.values})
         value = pl.col("value").cast(pl.String)
@@ -160,3 +160,26 @@ def _escaped(texts: pl.Series) -> pl.Series:
     escaped = texts.cast(pl.String).replace_strict(known, json_of, default="null", return_dtype=pl.String)
     named: pl.Series = escaped.fill_null("null").alias(texts.name)
     return named
+
+
+_ORIGIN_META = ("workload", "clock", "threads", "seed", "simulated")
+_WHOLE_META = ("overhead", "result")
+_ORIGIN_DEVICE = ("board", "cpu", "machine", "cores", "clusters", "memory_bytes", "os", "accelerators")
+
+
+def origin(excerpt: Excerpt, zero_ns: int) -> dict[str, Any]:
+    """The run, its times' zero (CLOCK_MONOTONIC, ns), its setting, its device and the tree of its modules."""
+    run = excerpt.run
+    stated = (*_ORIGIN_META, *(_WHOLE_META if excerpt.whole else ()))
+    before = 0 if excerpt.steps.is_empty() else int(excerpt.steps["step"][0])
+    return {
+        "stepscope": __version__,
+        "run": run.id,
+        "zero_ns": zero_ns,
+        "meta": {
+            **{name: run.meta[name] for name in stated if name in run.meta},
+            "warmup_steps": max(run.warmup_steps - before, 0),
+        },
+        "device": {name: run.device[name] for name in _ORIGIN_DEVICE if name in run.device},
+        "modules": run.model.to_dicts(),
+    }

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import polars as pl
 
-from stepscope.report.exports._excerpt import Excerpt
-from stepscope.report.exports._tables import raw_tables, small_tables
+from stepscope.report.exports._excerpt import Excerpt, raw_tables, small_tables
 
 TITLE = "folder of CSV tables"
 SUFFIX = ""

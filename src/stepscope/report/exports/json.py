@@ -10,10 +10,9 @@ from typing import Any
 import polars as pl
 
 from stepscope.analysis.summary import summary
-from stepscope.report.exports._excerpt import Excerpt
-from stepscope.report.exports._tables import small_tables
+from stepscope.report.exports._excerpt import Excerpt, small_tables
 
-TITLE = "summary and tables in one file; op instances and samples are in csv and parquet"
+TITLE = "summary and tables in one file; op calls and samples are in csv and parquet"
 SUFFIX = ".json"
 
 _PER_STEP, _PER_MODULE, _FIXED = 230, 420, 30_000  # bytes, measured

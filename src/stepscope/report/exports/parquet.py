@@ -5,8 +5,7 @@ from __future__ import annotations
 import io
 from pathlib import Path
 
-from stepscope.report.exports._excerpt import Excerpt
-from stepscope.report.exports._tables import raw_tables, small_tables
+from stepscope.report.exports._excerpt import Excerpt, raw_tables, small_tables
 
 TITLE = "folder of Parquet tables"
 SUFFIX = ""

@@ -1,4 +1,4 @@
-"""speedscope: own time by module and op as flame graphs, one a phase."""
+"""speedscope: self time by module and op as flame graphs, one a phase."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import polars as pl
 
+from stepscope.arrays import Ints
 from stepscope.report.exports._excerpt import Excerpt
-from stepscope.report.exports._lanes import Ints
 from stepscope.runfolder import MODULE_CALL
 
-TITLE = "flame graphs of own time, for speedscope.app"
+TITLE = "flame graphs of self time, for speedscope.app"
 SUFFIX = ".json"
 
 _CPU = "cpu"
@@ -32,7 +32,7 @@ def estimate(excerpt: Excerpt) -> int:
 
 
 def write(excerpt: Excerpt, path: Path) -> None:
-    """Write one profile a phase and device; its weights are own times, ns, over all chosen steps."""
+    """Write one profile a phase and device; its weights are self times, ns, over all chosen steps."""
     path.write_text(json.dumps(_content(excerpt), separators=(",", ":")) + "\n", encoding="utf-8")
 
 
@@ -45,7 +45,7 @@ def _content(excerpt: Excerpt) -> dict[str, Any]:
         "name": excerpt.run.id,
         "activeProfileIndex": 0,
         "shared": {"frames": [{"name": name} for name in frames]},
-        "profiles": profiles or [_profile("no operation was recorded", [], [])],
+        "profiles": profiles or [_profile("no operator was recorded", [], [])],
     }
 
 
@@ -86,7 +86,8 @@ class _Stacks:
 
 
 def _stacks(ops: pl.DataFrame) -> tuple[Ints, list[list[str]]]:
-    """Which stack each row has, and the stacks: the modules from the outermost in, then the ops that call each other.
+    """Return the stack of each row, and the stacks: the modules from the outermost in, then the ops that call each
+    other.
 
     All rows whose caller is known go on together, from the outermost ops inwards.
     """

@@ -1,4 +1,4 @@
-"""python -m stepscope.report.live OUT --of PID [--since-ns N] [--lines]: the view that `live_beside` starts."""
+"""python -m stepscope.report.live OUT --of PID [--since-ns N] [--lines]: the view that `live_view` starts."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import signal
 import sys
 from pathlib import Path
 
-from stepscope.report.live.folder import alive
-from stepscope.report.live.waiting import run_of, wait_for
+from stepscope.liveness import is_running
+from stepscope.report.live.folder import run_of, wait_for
 
 _KIND = 10  # of niceness: the training comes first
 
@@ -26,12 +26,12 @@ def main() -> int:
     os.nice(_KIND)
     parent = os.getppid()
     run = wait_for(
-        lambda: run_of(asked.out, asked.of, asked.since_ns), lambda: os.getppid() != parent or not alive(asked.of)
+        lambda: run_of(asked.out, asked.of, asked.since_ns), lambda: os.getppid() != parent or not is_running(asked.of)
     )
     if run is not None:
         from rich.console import Console
 
-        from stepscope.report.live.watching import watch
+        from stepscope.report.live.screen import watch
 
         watch(run, Console(stderr=True), lines=asked.lines)
     return 0

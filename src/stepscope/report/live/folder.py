@@ -1,11 +1,21 @@
-"""The JSON files of a run folder, read again when they have been replaced."""
+"""The files of a run folder that grows: JSON that is replaced, rows that are appended, and runs that appear."""
 
 from __future__ import annotations
 
 import json
+import math
 import os
+import struct
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
+
+from stepscope.liveness import is_running
+from stepscope.quantities import find
 
 
 class JsonFile:
@@ -32,25 +42,12 @@ class JsonFile:
 
 def status_of(header: dict[str, Any]) -> str:
     """running, ok, failed, oom or interrupted; a running run whose trainer is gone is "interrupted"."""
-    status = str(header.get("status", "interrupted"))
-    return "interrupted" if status == "running" and not alive(header.get("pid")) else status
-
-
-def alive(pid: object) -> bool:
-    """Whether there is such a process; True where that is not known yet (no pid so far)."""
-    if not isinstance(pid, int):
-        return pid is None
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except (OSError, OverflowError):
-        return True
-    return True
+    status, pid = str(header.get("status", "interrupted")), header.get("pid")  # no pid so far: not known yet
+    return "interrupted" if status == "running" and not (pid is None or is_running(pid)) else status
 
 
 def planned_steps(header: dict[str, Any]) -> int | None:
-    """How many steps the run is going to have; None where nobody knows, as of a script."""
+    """Return how many steps the run is going to have; None where nobody knows, as of a script."""
     workload = header.get("workload")
     stated = header.get("planned_steps") or (workload.get("steps") if isinstance(workload, dict) else None)
     if isinstance(stated, int):
@@ -64,3 +61,269 @@ def planned_steps(header: dict[str, Any]) -> int | None:
         if name == "--steps" and text.isdigit():
             return int(text)
     return None
+
+
+_LOOK_EVERY_S = 0.5
+
+
+def wait_for(
+    found: Callable[[], Path | None], given_up: Callable[[], bool], sleep: Callable[[float], None] = time.sleep
+) -> Path | None:
+    """The first run that `found` gives, looked for twice a second; None once `given_up`."""
+    while True:
+        gone = given_up()  # before the last look, which sees all that was there then
+        run = found()
+        if run is not None or gone:
+            return run
+        sleep(_LOOK_EVERY_S)
+
+
+def newest_running(runs: Path) -> Path | None:
+    """The newest run below a folder that is still going on."""
+    running = (
+        run for run, header in _headers(runs) if header.get("status") == "running" and status_of(header) == "running"
+    )
+    return next(running, None)
+
+
+def run_of(runs: Path, pid: int, since_ns: int) -> Path | None:
+    """The newest run below a folder that this process has begun since then, monotonic ns."""
+    own = (
+        (run, header.get("clock"))
+        for run, header in _headers(runs)
+        if pid in (header.get("pid"), header.get("launcher_pid"))
+    )
+    begun = ((run, clock.get("monotonic_ns")) for run, clock in own if isinstance(clock, dict))
+    return next((run for run, t_ns in begun if isinstance(t_ns, int) and t_ns >= since_ns), None)
+
+
+def _headers(runs: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """Every run with its run.json, the newest first: a name begins with its UTC stamp."""
+    for path in sorted(runs.glob("*/run.json"), reverse=True):
+        try:
+            header = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            continue  # being replaced, or foreign: it is looked at again
+        if isinstance(header, dict):
+            yield path.parent, header
+
+
+_FIRST_LOOK_BYTES = 65_536  # of a run that has gone on for long, only its end is of interest
+_MOST_BYTES = 1_048_576  # a look
+
+
+class RowTail:
+    """Rows of one struct; the file may come later, and once open it is read even when its name is gone."""
+
+    def __init__(self, path: Path, row: struct.Struct) -> None:
+        self._path, self._row = path, row
+        self._file: int | None = None
+        self._at = 0
+
+    @property
+    def opened(self) -> bool:
+        return self._file is not None
+
+    def new(self) -> Iterator[tuple[Any, ...]]:
+        """The rows since the last call; of a long file that is seen first, those at its end."""
+        if not self._open():
+            return iter(())
+        assert self._file is not None
+        size, row = os.fstat(self._file).st_size, self._row.size
+        most = _MOST_BYTES if self._at else _FIRST_LOOK_BYTES
+        end = size - size % row
+        begin = max(self._at, end - most // row * row)
+        if end <= begin:
+            return iter(())
+        data = os.pread(self._file, end - begin, begin)
+        self._at = begin + len(data) - len(data) % row
+        return self._row.iter_unpack(data[: len(data) - len(data) % row])
+
+    def first(self) -> tuple[Any, ...] | None:
+        """The first row of all."""
+        if not self._open():
+            return None
+        assert self._file is not None
+        data = os.pread(self._file, self._row.size, 0)
+        return self._row.unpack(data) if len(data) == self._row.size else None
+
+    def close(self) -> None:
+        """Let go of the file."""
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+    def _open(self) -> bool:
+        if self._file is None:
+            try:
+                self._file = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+            except OSError:
+                return False
+        return True
+
+
+class LineTail:
+    """New whole lines of a text file, such as events.jsonl."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._at = 0
+
+    def new(self) -> list[str]:
+        """The lines since the last call; a line that is still being written waits for the next."""
+        try:
+            if self._path.stat().st_size <= self._at:
+                return []
+            with self._path.open("rb") as file:
+                file.seek(self._at)
+                data = file.read(_MOST_BYTES)
+        except OSError:
+            return []
+        whole = data[: data.rfind(b"\n") + 1]
+        self._at += len(whole)
+        return whole.decode("utf-8", errors="replace").splitlines()
+
+
+STEP_ROW = struct.Struct("<4qdq")  # as runfolder.schema has it: step, t0_ns, t1_ns, samples, loss, recorded
+_NO_SAMPLES = -1
+_RECENT = 50  # steps
+
+
+@dataclass(frozen=True)
+class Pace:
+    """Steps done; step time, ns, of the middle and on average with what lies between, over the last steps."""
+
+    done: int = 0
+    began_ns: int | None = None
+    ended_ns: int | None = None
+    step_ns: float | None = None
+    mean_ns: float | None = None
+    samples_per_s: float | None = None
+    loss: float | None = None
+
+
+class Steps:
+    """Follows steps.rows."""
+
+    def __init__(self, run: Path) -> None:
+        self._tail = RowTail(run / "steps.rows", STEP_ROW)
+        self._recent: deque[tuple[int, int, int, int, float, int]] = deque(maxlen=_RECENT)
+        self._began_ns: int | None = None
+
+    def look(self) -> Pace:
+        """The pace with the steps that have come since the last look."""
+        self._recent.extend(self._tail.new())
+        if not self._recent:
+            return Pace()
+        if self._began_ns is None and (first := self._tail.first()) is not None:
+            self._began_ns = int(first[1])
+        return _pace(list(self._recent), self._began_ns)
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._tail.close()
+
+
+def _pace(recent: list[tuple[int, int, int, int, float, int]], began_ns: int | None) -> Pace:
+    lengths = [t1 - t0 for _, t0, t1, *_ in recent]
+    first, last = recent[0], recent[-1]
+    span_ns = last[2] - first[1]
+    counted = all(row[3] != _NO_SAMPLES for row in recent)
+    loss = last[4]
+    return Pace(
+        done=last[0] + 1,
+        began_ns=began_ns,
+        ended_ns=last[2],
+        step_ns=median(lengths),
+        mean_ns=span_ns / len(recent),
+        samples_per_s=sum(row[3] for row in recent) * 1e9 / span_ns if counted and span_ns > 0 else None,
+        loss=loss if loss == loss else None,  # NaN is "not given"
+    )
+
+
+_WINDOW_NS = 1_000_000_000  # of a counter
+_STALE_NS = 5_000_000_000  # after so long without a reading, a value is not known
+
+
+class Channel:
+    """The newest value of one channel, in its unit, or of a counter in its unit a second."""
+
+    def __init__(self, facts: dict[str, Any]) -> None:
+        self.quantity, self.scope = str(facts.get("quantity")), str(facts.get("scope"))
+        self.rail, self.estimated = facts.get("rail"), facts.get("kind") == "estimate"
+        self.unit = str(facts.get("unit"))
+        self._counter = facts.get("kind") == "counter"
+        self._points: deque[tuple[int, float]] = deque()
+        self._value: float | None = None
+        self._read_ns = 0
+
+    @property
+    def shown_unit(self) -> str:
+        """The unit of `value`: of a counter, its own a second."""
+        return f"{self.unit}/s" if self._counter else self.unit
+
+    def take(self, readings: list[tuple[int, float]]) -> None:
+        """New readings, (time ns, value) without those that failed."""
+        if not readings:
+            return
+        self._read_ns = readings[-1][0]
+        if not self._counter:
+            self._value = sum(value for _, value in readings) / len(readings)
+            return
+        points = self._points
+        points.extend((readings[0], readings[-1]) if not points else readings[-1:])
+        while len(points) > 2 and points[-1][0] - points[1][0] >= _WINDOW_NS:
+            points.popleft()
+        (t0, v0), (t1, v1) = points[0], points[-1]
+        self._value = (v1 - v0) * 1e9 / (t1 - t0) if t1 > t0 and v1 >= v0 else None
+        if v1 < v0:
+            points.clear()  # set back or wrapped: what it counted in between is not known
+
+    def value(self, newest_ns: int) -> float | None:
+        """The value, or None where nothing was read lately."""
+        return None if newest_ns - self._read_ns > _STALE_NS else self._value
+
+
+class Readings:
+    """Follows samples/*.rows of the channels of a channels.json."""
+
+    def __init__(self, run: Path) -> None:
+        self._run = run
+        self._tails: dict[str, tuple[RowTail, list[tuple[int, Channel]]]] = {}
+        self._newest_ns = 0
+
+    @property
+    def channels(self) -> list[Channel]:
+        """Every channel of a quantity that is shown, in the order of channels.json within its sensor."""
+        return [channel for _, channels in self._tails.values() for _, channel in channels]
+
+    def describe(self, facts: Iterable[dict[str, Any]]) -> None:
+        """Take channels.json as it is now: a sensor that joined is followed from here on."""
+        by_sensor: dict[str, list[dict[str, Any]]] = {}
+        for channel in facts:
+            by_sensor.setdefault(str(channel.get("sensor")), []).append(channel)
+        for sensor, described in by_sensor.items():
+            if sensor not in self._tails and Path(sensor).name == sensor:
+                row = struct.Struct(f"<qq{len(described)}d")
+                tail = RowTail(self._run / "samples" / f"{sensor}.rows", row)
+                channels = [(place, Channel(stated)) for place, stated in enumerate(described, 2)]
+                used = [(place, channel) for place, channel in channels if find(channel.quantity).live]
+                self._tails[sensor] = (tail, used)
+
+    def look(self) -> None:
+        """Read what is new."""
+        for tail, channels in self._tails.values():
+            rows = list(tail.new())
+            if rows:
+                self._newest_ns = max(self._newest_ns, rows[-1][1])
+            for place, channel in channels:
+                channel.take([(row[0], row[place]) for row in rows if not math.isnan(row[place])])
+
+    def value(self, channel: Channel) -> float | None:
+        """Its newest value; None where nothing was read lately."""
+        return channel.value(self._newest_ns)
+
+    def close(self) -> None:
+        """Let go of the files."""
+        for tail, _ in self._tails.values():
+            tail.close()

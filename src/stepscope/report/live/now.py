@@ -1,19 +1,18 @@
-"""What is known of a run at this moment."""
+"""State of a run at this moment, with the power of the whole board."""
 
 from __future__ import annotations
 
 import json
 from collections import deque
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from stepscope.analysis.device import canonical, identify, matches_pattern, rail_of
 from stepscope.clock import Clock, monotonic_ns
-from stepscope.report.live.folder import JsonFile, planned_steps, status_of
-from stepscope.report.live.pace import Pace, Steps
-from stepscope.report.live.readings import Channel, Readings
-from stepscope.report.live.tail import LineTail
-from stepscope.report.live.total import total_scopes
+from stepscope.quantities import find
+from stepscope.report.live.folder import Channel, JsonFile, LineTail, Pace, Readings, Steps, planned_steps, status_of
 
 _WARNINGS = 3
 _SHARE = {"ns": 1e9, "us": 1e6, "ms": 1e3, "s": 1.0}
@@ -40,8 +39,10 @@ class Now:
     memory_bytes: float | None
     accelerator_memory: tuple[tuple[str, float, float | None], ...]  # used and all of it, bytes
     temperatures: tuple[Named, ...]  # degC
+    others: tuple[tuple[str, float | None, str], ...]  # label with scope, value, unit: what has no place of its own
     warnings: tuple[str, ...]
     simulated: str | None = None
+    processes: bool = False  # whether `resident_bytes` is of all processes, a shared page counted in each
 
     @property
     def ended(self) -> bool:
@@ -73,7 +74,7 @@ class Watch:
         self._total: tuple[str, ...] = ()
 
     def look(self) -> Now:
-        """What is known now."""
+        """Return the state of the run now."""
         self._header.look()
         status = status_of(self._header.content)  # before the rows: none comes after its end
         described, channels = self._device.look(), self._channels.look()
@@ -108,14 +109,29 @@ class Watch:
             accelerators=self._of("utilisation"),
             rails=tuple(rails.values()),
             total_w=sum(known) if known and len(known) == len(self._total) else None,
-            resident_bytes=self._one("rss", "process"),
+            resident_bytes=self._resident(),
+            processes=self._several(),
             available_bytes=self._one("memory_available", "system"),
             memory_bytes=self._device.content.get("memory_bytes"),
             accelerator_memory=self._accelerator_memory(),
             temperatures=self._of("temperature"),
+            others=tuple(self._others()),
             warnings=self._events.look(),
             simulated=None if simulated is None else str(simulated),
         )
+
+    def _several(self) -> bool:
+        """Return whether training processes are sampled each, since the watched one only launches, or is one of
+        several.
+        """
+        return any(channel.scope.startswith("rank:") for channel in self._of_quantity("rss"))
+
+    def _resident(self) -> float | None:
+        """Resident memory of the training process, of several of all together, B."""
+        watched, below = self._one("rss", "process"), self._one("rss", "children")
+        if not self._several():
+            return watched
+        return None if watched is None or below is None else watched + below
 
     def _cores(self) -> tuple[Named, ...]:
         """Utilisation of each core, from the time that it was busy or idle."""
@@ -127,7 +143,7 @@ class Watch:
                 if share is not None and channel.quantity == "core_idle_time":
                     share = 1 - share
                 found[channel.scope] = None if share is None else min(max(share, 0.0), 1.0)
-        return tuple((_spoken(scope), found[scope]) for scope in sorted(found, key=lambda s: (len(s), s)))
+        return tuple((_scope_text(scope), found[scope]) for scope in sorted(found, key=lambda s: (len(s), s)))
 
     def _rails(self) -> dict[str, Named]:
         """Power of each rail by its scope, W: as read, else as its energy counter grows."""
@@ -135,7 +151,7 @@ class Watch:
         for quantity in ("power", "energy"):
             for channel in self._of_quantity(quantity):
                 if found.get(channel.scope, ("", None))[1] is None:
-                    name = str(channel.rail or _spoken(channel.scope)) + (" (estimated)" * channel.estimated)
+                    name = str(channel.rail or _scope_text(channel.scope)) + (" (estimated)" * channel.estimated)
                     found[channel.scope] = (name, self._readings.value(channel))
         return found
 
@@ -145,8 +161,16 @@ class Watch:
         for channel in self._of_quantity("memory_used"):
             used = self._readings.value(channel)
             if used is not None and channel.scope.startswith("gpu"):
-                found.append((_spoken(channel.scope), used, self._one("memory_total", channel.scope)))
+                found.append((_scope_text(channel.scope), used, self._one("memory_total", channel.scope)))
         return tuple(found)
+
+    def _others(self) -> Iterator[tuple[str, float | None, str]]:
+        """What sensors read that no line of the view is made for; a counter as its growth a second."""
+        for channel in self._readings.channels:
+            quantity = find(channel.quantity, channel.unit)
+            if quantity.plain:
+                label = f"{quantity.label.lower()} {_scope_text(channel.scope)}" + (" (estimated)" * channel.estimated)
+                yield label, self._readings.value(channel), channel.shown_unit
 
     def _find_total(self) -> tuple[str, ...]:
         channels = [*self._of_quantity("power"), *self._of_quantity("energy")]
@@ -160,7 +184,7 @@ class Watch:
 
     def _of(self, quantity: str) -> tuple[Named, ...]:
         found = {channel.scope: channel for channel in reversed(self._of_quantity(quantity))}
-        return tuple((_spoken(scope), self._readings.value(found[scope])) for scope in sorted(found))
+        return tuple((_scope_text(scope), self._readings.value(found[scope])) for scope in sorted(found))
 
     def _one(self, quantity: str, scope: str) -> float | None:
         channels = [channel for channel in self._of_quantity(quantity) if channel.scope == scope]
@@ -185,6 +209,21 @@ class _Events:
         return tuple(self._last)
 
 
-def _spoken(scope: str) -> str:
+def _scope_text(scope: str) -> str:
     kind, _, name = scope.partition(":")
     return name if kind in ("rail", "rapl", "thermal", "zone", "temperature") and name else scope.replace(":", " ")
+
+
+_WHOLE_BOARD = ("system", "board", "wall:*", "meter:*", "battery:*", "rapl:psys")  # hold everything; the best first
+
+
+def total_scopes(rails: Collection[tuple[str, str]], device: dict[str, Any], simulated: str | None) -> tuple[str, ...]:
+    """Scopes to add up, of rails as (name, scope); empty where no rail is known to hold the others."""
+    board = identify(device, {name for name, _ in rails}, simulated)
+    entries = {scope: rail_of(board, canonical(board, name), scope) for name, scope in rails}
+    for rule in board.totals:
+        of = [[scope for scope, entry in entries.items() if entry and entry.name == name] for name in rule.of]
+        if all(of):
+            also = [scope for scope, entry in entries.items() if entry and entry.name in rule.also]
+            return tuple(dict.fromkeys([*(scope for scopes in of for scope in scopes), *also]))
+    return next(((scope,) for pattern in _WHOLE_BOARD for _, scope in rails if matches_pattern(pattern, scope)), ())

@@ -1,17 +1,78 @@
-"""The live view as lines of a terminal of any width; 80 columns are enough."""
+"""The live view on a terminal of any width, or as a line every few seconds, until the run has ended."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from rich.console import Console, ConsoleOptions
+from rich.live import Live
 from rich.segment import Segment
 from rich.style import Style
 from rich.text import Text
 
-from stepscope.report.live.now import Named, Now
-from stepscope.units import NOT_MEASURED, bytes_, duration, number, percent, si
+from stepscope.quantities import simulated_badge
+from stepscope.report.live.now import Named, Now, Watch
+from stepscope.units import NOT_MEASURED, amount, bytes_, duration, number, percent, si
+
+LOOKS_PER_S = 2.0
+LINE_EVERY_S = 5.0
+
+
+def watch(
+    run: Path,
+    console: Console,
+    *,
+    lines: bool = False,
+    looks_per_s: float = LOOKS_PER_S,
+    sleep: Callable[[float], None] = time.sleep,
+) -> str:
+    """Show a run until it has ended; returns its status. `lines`: never draw over what is on the terminal."""
+    follows = Watch(run)
+    with contextlib.closing(follows):
+        first = follows.look()
+        if first.ended:
+            _print(console, ending_of(first))
+            return first.status
+        if lines or not console.is_terminal:
+            return _in_lines(looks(follows, first, LINE_EVERY_S, sleep), console)
+        return _on_screen(looks(follows, first, 1 / looks_per_s, sleep), console)
+
+
+def _on_screen(looks: Iterator[Now], console: Console) -> str:
+    now = next(looks)
+    with Live(Screen(now), console=console, auto_refresh=False, vertical_overflow="crop") as live:
+        for later in looks:
+            now = later
+            live.update(Screen(now), refresh=True)
+    return now.status
+
+
+def _in_lines(looks: Iterator[Now], console: Console) -> str:
+    status, warnings = "", tuple[str, ...]()
+    for now in looks:
+        for warning in now.warnings[-1:] if now.warnings != warnings else ():
+            _print(console, f"! {warning}")
+        status, warnings = now.status, now.warnings
+        _print(console, ending_of(now) if now.ended else line_of(now))
+    return status
+
+
+def looks(follows: Watch, now: Now, every_s: float, sleep: Callable[[float], None]) -> Iterator[Now]:
+    """The first look and one more each period, the last when the run has ended."""
+    yield now
+    while not now.ended:
+        sleep(every_s)
+        now = follows.look()
+        yield now
+
+
+def _print(console: Console, text: str) -> None:
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
+
 
 _LABEL, _BAR, _CELL = 9, 10, 26  # columns
 _FEW_CORES = 16  # with more, a core is a single character
@@ -54,13 +115,15 @@ def _lines(now: Now, width: int, ascii_only: bool) -> Iterator[list[Piece]]:
         limit = f" of {bytes_(whole)}" if whole else ""
         yield [*_label(""), *bar, (f"  {name} {bytes_(used)}{limit}", _PLAIN)]
     yield from _wrapped("heat", [_heat(one) for one in now.temperatures if one[1] is not None], width)
+    known = [(name, value, unit) for name, value, unit in now.others if value is not None]
+    yield from _wrapped("other", [(f"{name} {amount(value, unit)}", _PLAIN) for name, value, unit in known], width)
     for warning in now.warnings:
         yield [(f"{'!':<{_LABEL}}", _BAD), (warning, _PLAIN)]
 
 
 def _title(now: Now, width: int) -> list[Piece]:
     status = now.status if not now.reason else f"{now.status}: {now.reason}"
-    simulated = f"  SIMULATED {now.simulated}" if now.simulated else ""
+    simulated = f"  {simulated_badge(now.simulated)}"
     room = max(width - len(status) - len(simulated) - 4, 10)
     name = f"{now.name}  {now.run}" if now.name not in now.run else now.run
     style = _STATUS.get(now.status, _BAD)
@@ -127,7 +190,8 @@ def _memory(now: Now, ascii_only: bool) -> list[Piece]:
         line += [*_bar(min(used / now.memory_bytes, 1.0), 2 * _BAR, ascii_only), ("  ", _PLAIN)]
     limit = "" if not now.memory_bytes else f" of {bytes_(now.memory_bytes)}"
     free = "" if now.available_bytes is None else f", {bytes_(now.available_bytes)} available"
-    return [*line, (f"trainer {bytes_(now.resident_bytes)}{limit}{free}", _PLAIN)]
+    whose = "all processes" if now.processes else "training process"
+    return [*line, (f"{whose} {bytes_(now.resident_bytes)}{limit}{free}", _PLAIN)]
 
 
 def _heat(one: Named) -> Piece:
@@ -166,3 +230,31 @@ def _cropped(text: str, room: int) -> str:
     line = Text(plain)
     line.truncate(max(room, 0), overflow="ellipsis" if room > 1 else "crop")
     return line.plain
+
+
+def line_of(now: Now) -> str:
+    """Step, speed, time left, power, memory, load and heat, as far as they are known."""
+    pace = now.pace
+    known = [share for _, share in now.cores if share is not None]
+    hottest = max((value for _, value in now.temperatures if value is not None), default=None)
+    parts = (
+        now.name if now.simulated is None else f"{now.name} ({simulated_badge(now.simulated)})",
+        f"step {pace.done}" + (f"/{now.planned}" if now.planned is not None else ""),
+        None if pace.step_ns is None else f"{duration(pace.step_ns)} a step",
+        None if pace.samples_per_s is None else f"{number(pace.samples_per_s)} samples/s",
+        None if now.left_s is None else f"left {duration(now.left_s * 1e9, 2)}",
+        None if now.left_j is None else f"{si(now.left_j, 'J', 2)} left",
+        None if now.total_w is None else si(now.total_w, "W"),
+        f"cores {percent(sum(known) / len(known), 0)}" if known else None,
+        None if now.resident_bytes is None else f"memory {bytes_(now.resident_bytes)}",
+        None if hottest is None else f"{hottest:.0f} °C",
+        *(f"{name} {amount(value, unit)}" for name, value, unit in now.others if value is not None),
+    )
+    text = ", ".join(part for part in parts if part is not None)
+    return "".join(character if character.isprintable() else "?" for character in text)
+
+
+def ending_of(now: Now) -> str:
+    """Return how the run ended."""
+    reason = f" ({now.reason})" if now.reason else ""
+    return f"{now.run}: {now.status}{reason}"

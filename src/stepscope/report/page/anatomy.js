@@ -1,11 +1,11 @@
 /* The step on a time axis: who called whom in each thread and stream, and what was sampled below. On a canvas, for a
-   step can have 20,000 operations. */
+   step can have 20,000 op calls. */
 const ROW = 17, LABEL = 17, TRACK = 40, AXIS = 24, LEAST_NS = 200;
 function drawAnatomy(figure) {
   const data = JSON.parse(figure.querySelector("script").textContent), { ops, lanes, tracks, length } = data;
-  const canvas = make("canvas", { tabindex: "0", role: "img", "aria-label": "Operations of one step by thread. Plus and minus zoom, arrows move, comma and full stop walk through the operations, Enter zooms into one, Escape shows the whole step." });
+  const canvas = make("canvas", { tabindex: "0", role: "img", "aria-label": "Ops of one step by thread. Plus and minus zoom, arrows move, comma and full stop walk through the ops, Enter zooms into one, Escape shows the whole step." });
   const brush = canvas.getContext("2d"), status = make("span", { class: "status", role: "status" });
-  const rows = new Map(); // "lane level" -> operations in order of time
+  const rows = new Map(); // "lane level" -> ops in order of time
   for (let at = 0; at < ops.start.length; at++) {
     const key = ops.lane[at] + " " + ops.level[at];
     if (!rows.has(key)) rows.set(key, []);

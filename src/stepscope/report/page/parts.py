@@ -1,13 +1,19 @@
-"""What a section may hold. A part names its macro in parts.html.j2 by `kind`; nothing here computes."""
+"""Parts of a section: figures, tables, facts, notes. Nothing here computes.
+
+A part names its macro in parts.html.j2 by `kind`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any, ClassVar, Union
 
+from stepscope.analysis.time.tables import mean_differs_from_median
 from stepscope.report.charts.style import NARROW, WIDE
+from stepscope.report.page.reading import milliseconds
+from stepscope.units import percent
 
 
 @dataclass(frozen=True)
@@ -33,9 +39,9 @@ class Figure:
         return self._drawn(NARROW)
 
     def _drawn(self, width: int) -> str:
-        from stepscope.report.charts.svg import draw
+        from stepscope.report.charts.style import draw_svg
 
-        return draw(self.chart(width))
+        return draw_svg(self.chart(width))
 
 
 @dataclass(frozen=True)
@@ -67,7 +73,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Cell:
-    """What a cell says, what it sorts by (None sorts last), a share to draw as a bar, and what pointing tells."""
+    """Text of a cell, what it sorts by (None sorts last), a share to draw as a bar, and what pointing tells."""
 
     text: str
     sort: float | str | None = None
@@ -181,3 +187,31 @@ class Section:
 
     lede: str
     parts: tuple[Part, ...] = ()
+
+
+def figure(chart: Callable[[int], Any], caption: str, name: str = "") -> Figure:
+    """A figure from a function that builds its altair chart for a width in px; `name`: one of the section's FIGURES."""
+    return Figure(chart, caption, name)
+
+
+SHARE_MEANING = "Of the summed time of the profiled steps; the time beside it is the median of these steps"
+
+
+def share_cell(row: Mapping[str, Any], median: str = "total_ns", bar: bool = True) -> Cell:
+    """The share with its bar; pointing at it tells the mean that it is of."""
+    share = row["share"]
+    if not mean_differs_from_median(row, median):
+        return Cell(percent(share), share, share if bar else None)
+    hint = f"mean {milliseconds(row['mean_ns'])} ms a step, median {milliseconds(row[median])} ms"
+    return Cell(f"* {percent(share)}", share, share if bar else None, hint)
+
+
+def shares_sentence(rows: Iterable[Mapping[str, Any]], median: str = "total_ns") -> str:
+    """A sentence for the caption."""
+    said = " Times are medians of the profiled steps, shares are of their summed time."
+    if any(mean_differs_from_median(row, median) for row in rows):
+        said += (
+            " * mean and median of the row lie a quarter or more apart, since single steps were far from the others: "
+            "pointing at it tells both."
+        )
+    return said

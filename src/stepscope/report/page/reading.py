@@ -1,4 +1,4 @@
-"""How values read on the page: a value with its unit, an interval, and fixed decimals for the columns of a table."""
+"""Format of values on the page: a value with its unit, a CI, and fixed decimals for the columns of a table."""
 
 from __future__ import annotations
 
@@ -10,38 +10,6 @@ _STEERS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u20
 _LONGEST = 160  # characters of a name on the page; exports have it whole
 _ENDS = 24  # characters kept at either end of a long word
 _LONG_WORD = re.compile(r"\S{80,}")
-_SHARES = ("1", "", "share", "ratio")
-
-
-def quantity(value: float | None, unit: str) -> str:
-    """A value with its unit, in the prefix that keeps it short."""
-    if value is None:
-        return units.NOT_MEASURED
-    if unit == "ns":
-        return units.duration(value)
-    if unit == "s":
-        return units.duration(value * 1e9)
-    if unit == "B":
-        return units.bytes_(value)
-    if unit in _SHARES:
-        return units.percent(value)
-    if unit == "cores":
-        text = units.number(value)
-        return f"{text} core" if text == "1" else f"{text} cores"
-    if "/" in unit or unit == "%":
-        return f"{units.number(value)} {unit}"
-    return units.si(value, unit)
-
-
-def interval(low: float | None, high: float | None, unit: str) -> str:
-    """The two ends of a 95 % interval; empty where there is none."""
-    if low is None or high is None:
-        return ""
-    first, last = quantity(low, unit), quantity(high, unit)
-    number, _, suffix = first.partition(" ")
-    if suffix and (last.endswith(f" {suffix}") or unit == "cores"):
-        first = number  # the unit once is enough
-    return f"{first} to {last}"
 
 
 def milliseconds(ns: float | None) -> str:
@@ -62,12 +30,13 @@ def visible(text: str) -> str:
 
 
 def without_long_words(text: str) -> str:
-    """A sentence in which a word that is longer than any name has its middle left out."""
+    """A sentence in which a word that is longer than any name has its middle cut."""
     return _LONG_WORD.sub(lambda match: f"{match[0][:_ENDS]}…{match[0][-_ENDS:]}", text)
 
 
 def name(text: str) -> str:
-    """The name of a module or operation as the page shows it: of a very long one the middle is left out."""
+    """The name of a module or operator as the page shows it: of a very long one the middle is cut."""
+    text = units.row_label(text)
     if len(text) <= _LONGEST:
         return text
     half = (_LONGEST - 1) // 2

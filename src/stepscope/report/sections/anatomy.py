@@ -1,4 +1,4 @@
-"""One step, operation by operation, with what was sampled while it ran."""
+"""One step, op by op, with what was sampled while it ran."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from stepscope.analysis.step_lanes import step_lanes
-from stepscope.analysis.step_tracks import OF_OPS, step_tracks
-from stepscope.report.charts import anatomy as chart
+from stepscope.analysis.time.tracks import OPERATOR_POWER, step_lanes, step_tracks
+from stepscope.report.charts import steps as chart
 from stepscope.report.page.parts import Anatomy, Section
 from stepscope.report.page.reading import name
 from stepscope.runfolder import CATEGORIES, PHASES
-from stepscope.units import duration, plural
+from stepscope.units import category_label, duration, plural
 
 if TYPE_CHECKING:
     from stepscope.analysis.run import Run
@@ -23,16 +22,16 @@ ORDER = 15
 FIGURES = ("anatomy",)
 
 _MOST_OPS = 20_000
-_MOST_TRACKS = {"power": 12, OF_OPS: 12, "core": 64}
+_MOST_TRACKS = {"power": 12, OPERATOR_POWER: 12, "core": 64}
 _FULL = {"core": 1.0}  # of the axis; other tracks end at their largest value
 _COLOUR = {"measured": "forward", "simulated": "forward", "estimated": "data"}
 
 
 def build(run: Run) -> Section:
-    """The recorded step nearest to the median: lanes of operations, and below them power, cores and live memory."""
+    """The profiled step nearest to the median: lanes of ops, and below them power, cores and live memory."""
     ops = step_lanes(run)
     if ops.is_empty():
-        return Section("No operation was recorded after the warm-up, so no step can be taken apart.")
+        return Section("No op was recorded after the warm-up, so no step can be taken apart.")
     step = int(run.anatomy()["step"][0])
     found = run.steps.filter(pl.col("step") == step)
     length = int(found["t1_ns"][0]) - int(found["t0_ns"][0])
@@ -40,27 +39,29 @@ def build(run: Run) -> Section:
     drawn = ops.sort(pl.col("end_ns") - pl.col("start_ns"), descending=True).head(_MOST_OPS)
     drawn = drawn.sort("lane", "start_ns", "level")
     data = {"step": step, "length": length, **_lanes(drawn), "tracks": [*_tracks(tracks, step)]}
-    lede = f"Step {step}, the recorded step nearest to the median: {duration(length)}, {plural(len(ops), 'operation')}."
+    lede = f"Step {step}, the profiled step nearest to the median: {duration(length)}, {plural(len(ops), 'op call')}."
     caption = _caption(ops, len(ops) - len(drawn), tracks)
-    return Section(lede, (Anatomy(data, lambda width: chart.build(drawn, tracks, length, width), caption, FIGURES[0]),))
+    return Section(
+        lede, (Anatomy(data, lambda width: chart.build_anatomy(drawn, tracks, length, width), caption, FIGURES[0]),)
+    )
 
 
 def _caption(ops: pl.DataFrame, left_out: int, tracks: pl.DataFrame) -> str:
-    said = [f"{plural(ops['lane'].n_unique(), 'lane')}: threads, then streams; an operation lies below what called it."]
-    said.append("Drag to zoom, click an operation to fill the width with it, double-click for the whole step.")
+    said = [f"{plural(ops['lane'].n_unique(), 'lane')}: threads, then streams; an op lies below what called it."]
+    said.append("Drag to zoom, click an op to fill the width with it, double-click for the whole step.")
     if tracks.is_empty():
         said.append("Nothing was sampled and no allocation recorded in this step.")
     else:
-        said.append("Below: means of the shortest windows that each sensor resolves, tinted where nothing was read.")
-        if OF_OPS in set(tracks["track"]):
-            said.append("Power of operations is the mean that the fit gives to what ran: no sensor is quick enough.")
+        said.append("Below: means of the shortest windows that each sensor can resolve, tinted where nothing was read.")
+        if OPERATOR_POWER in set(tracks["track"]):
+            said.append("Power of ops is the mean that the fit gives to what ran: no sensor is quick enough.")
     if left_out:
-        said.append(f"The {left_out:,} shortest operations are not drawn; an export has them.")
+        said.append(f"The {left_out:,} shortest op calls are not drawn; an export has them.")
     return " ".join(said)
 
 
 def _lanes(ops: pl.DataFrame) -> dict[str, Any]:
-    """Columns of the operations, with names as numbers into lists: a step has few names and many operations."""
+    """Columns of the ops, with names as numbers into lists: a step has few names and many op calls."""
     names, modules = ops["name"].unique(maintain_order=True), ops["module"].drop_nulls().unique(maintain_order=True)
     place = {module: at for at, module in enumerate(modules)}
     called = {one: at for at, one in enumerate(names)}
@@ -93,7 +94,7 @@ def _tracks(tracks: pl.DataFrame, step: int) -> Iterator[dict[str, Any]]:
             if number == most:
                 break
             top = _FULL.get(track) or float(frame["value"].fill_null(0.0).to_numpy().max()) * 1.05 or 1.0
-            of = " of operations" if track == OF_OPS else ""
+            of = " of ops" if track == OPERATOR_POWER else ""
             said = f"{str(label).replace(':', ' ')}{of}{'' if kind == 'measured' else f' ({kind})'}"
             layers = [*_layers(frame)] if of else [_layer("", _COLOUR[str(kind)], frame["value"])]
             yield {**_about(frame, said, track), "top": top, "layers": layers}
@@ -103,7 +104,7 @@ def _tracks(tracks: pl.DataFrame, step: int) -> Iterator[dict[str, Any]]:
 
 
 def _layers(frame: pl.DataFrame) -> Iterator[dict[str, Any]]:
-    """Power of operations that is known to 30 %, and what is less sure beside it."""
+    """Power of ops that is known to 30 %, and what is less sure beside it."""
     for said, colour, shown in (("known to 30 %", "forward", True), ("less sure", "other", False)):
         yield _layer(said, colour, frame.select(pl.when(known=shown).then("value").otherwise(0.0)).to_series())
 
@@ -123,7 +124,7 @@ def _stacked(memory: pl.DataFrame, step: int) -> dict[str, Any]:
     layers, below = [], None
     for category in held:
         values = memory.filter(pl.col("name") == category)["value"].fill_null(0.0)
-        layer = _layer(category, f"held-{category}", values)
+        layer = _layer(category_label(category), f"held-{category}", values)
         layers.append(layer if below is None else {**layer, "below": _short(below)})
         below = values if below is None else below + values
     assert below is not None, "there is at least one category"

@@ -1,4 +1,4 @@
-"""Where the energy goes: joules a step of each operation and module, with intervals, and what the rails can tell."""
+"""Energy section: joules a step of each operator and module, with CIs, and the resolution of the rails."""
 
 from __future__ import annotations
 
@@ -6,32 +6,30 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from stepscope.analysis.energy_shown import (
-    METHODS_SAID,
-    VERDICTS,
+from stepscope.analysis.summary import (
+    METHOD_LABELS,
+    VERDICT_LABELS,
     between_sentences,
+    energy_badge,
     main_rail,
     module_rows,
     resolution_sentences,
-    stamp,
 )
-from stepscope.report.charts import energy_components as chart
-from stepscope.report.page.parts import Cell, Column, Items, Part, Section, Table
-from stepscope.report.page.reading import interval, quantity
+from stepscope.report.charts import sensors as chart
+from stepscope.report.page.parts import Cell, Column, Items, Part, Section, Table, figure
 from stepscope.report.page.reading import name as name_
-from stepscope.report.sections._drawing import figure
-from stepscope.units import NOT_MEASURED, percent
+from stepscope.units import NOT_MEASURED, amount, interval, percent
 
 if TYPE_CHECKING:
     from stepscope.analysis.run import Run
 
-TITLE = "Energy of operations"
+TITLE = "Energy of operators"
 ORDER = 36
 FIGURES = ("energy",)
 
 _MOST_ROWS = 600
 _PHASES = ("forward", "backward", "optimizer")
-_MEANING = "What is left without the power that was drawn before the first step, while the trainer did nothing"
+_MEANING = "What is left without the power that was drawn before the first step, while the training process was idle"
 
 
 def build(run: Run) -> Section:
@@ -45,7 +43,7 @@ def build(run: Run) -> Section:
     kinds = kinds.filter(pl.col("joules_per_step").is_not_null())
     batch = _samples_per_step(run)
     parts: list[Part] = [_components(wholes)]
-    parts.append(_table("energy-kinds", "Operation", _of(kinds, rails), batch, len(rails) > 1))
+    parts.append(_table("energy-kinds", "Operator", _by_rail(kinds, rails), batch, len(rails) > 1))
     modules = run.energy(by="module").filter(pl.col("joules_per_step").is_not_null())
     parts.append(_modules(modules, rails, batch))
     sentences = [*between_sentences(kinds, rail), *resolution_sentences(run.energy_resolution())]
@@ -54,16 +52,18 @@ def build(run: Run) -> Section:
 
 
 def _lede(run: Run) -> str:
-    marked = f"{stamp(run)}. " if stamp(run) else ""
-    exact = " Parts and residual add up to each rail's measured total." if run.attribution == "fit" else ""
-    return f"{marked}Joules a step by {METHODS_SAID[run.attribution]}, with intervals of 90 %.{exact}"
+    marked = f"{energy_badge(run)}. " if energy_badge(run) else ""
+    exact = (
+        " Parts and the unattributed energy add up to each rail's measured total." if run.attribution == "fit" else ""
+    )
+    return f"{marked}Joules a step by {METHOD_LABELS[run.attribution]}, with 90 % CIs.{exact}"
 
 
 def _nothing(run: Run, kinds: pl.DataFrame) -> str:
     if kinds.is_empty():
-        measured = "no power was measured" if not run.rails.lines else "this method has nothing to hand out"
-        return f"No energy can be told apart by operation: {measured}. It is unknown, not 0."
-    return f"No energy can be told apart by operation: {kinds['reason'][0]}."
+        measured = "no power was measured" if not run.rails.lines else "this method has nothing to attribute"
+        return f"Energy cannot be attributed to operators: {measured}. It is unknown, not 0."
+    return f"Energy cannot be attributed to operators: {kinds['reason'][0]}."
 
 
 def _samples_per_step(run: Run) -> float | None:
@@ -73,14 +73,17 @@ def _samples_per_step(run: Run) -> float | None:
     return float(rows["joules_per_step"][0]) / float(rows["joules_per_sample"][0])
 
 
-def _of(kinds: pl.DataFrame, rails: list[str]) -> list[dict[str, Any]]:
+def _by_rail(kinds: pl.DataFrame, rails: list[str]) -> list[dict[str, Any]]:
     """Rows rail by rail, the device's own first."""
     return [row for rail in rails for row in kinds.filter(pl.col("rail") == rail).iter_rows(named=True)]
 
 
 def _table(name: str, first: str, rows: list[dict[str, Any]], batch: float | None, several: bool) -> Table:
     columns = (Column(first, numeric=False), *_measures(batch, several))
-    cells = [(Cell(name_(row["name"]), name_(row["name"])), *_told(row, batch, several)) for row in rows[:_MOST_ROWS]]
+    cells = [
+        (Cell(name_(row["name"]), name_(row["name"])), *_estimate_cells(row, batch, several))
+        for row in rows[:_MOST_ROWS]
+    ]
     return Table(name, columns, cells, _caption(len(rows)))
 
 
@@ -94,7 +97,7 @@ def _modules(modules: pl.DataFrame, rails: list[str], batch: float | None) -> Ta
         (
             Cell(name_(row["name"] or "the model itself"), name_(row["name"])),
             *(_joules(row[phase]) for phase in _PHASES),
-            *_told(row, batch, len(rails) > 1),
+            *_estimate_cells(row, batch, len(rails) > 1),
         )
         for row in rows[:_MOST_ROWS]
     ]
@@ -110,29 +113,32 @@ def _caption(rows: int) -> str:
 
 def _measures(batch: float | None, several: bool) -> tuple[Column, ...]:
     columns = [Column("Rail", numeric=False)] if several else []
-    columns += [Column("A step"), Column("90 % interval"), Column("Share"), Column("Power")]
+    columns += [Column("A step"), Column("90 % CI"), Column("Share"), Column("Power")]
     columns.append(Column("Above idle", meaning=_MEANING))
     columns += [Column("A sample")] if batch else []
-    return (*columns, Column("Verdict", numeric=False, meaning="resolved: the interval is within 10 % of the value"))
+    return (
+        *columns,
+        Column("Verdict", numeric=False, meaning="within 10 %: half of the CI is at most 10 % of the value"),
+    )
 
 
-def _told(row: dict[str, Any], batch: float | None, several: bool) -> list[Cell]:
+def _estimate_cells(row: dict[str, Any], batch: float | None, several: bool) -> list[Cell]:
     joules, why = row["joules_per_step"], row["reason"]
     cells = [Cell(row["rail"], row["rail"])] if several else []
     cells += [
         _joules(joules),
         Cell(interval(row["low"], row["high"], "J"), row["low"]),
         Cell(percent(row["share"]), row["share"], row["share"]),
-        Cell(NOT_MEASURED if row["watts"] is None else quantity(row["watts"], "W"), row["watts"]),
+        Cell(NOT_MEASURED if row["watts"] is None else amount(row["watts"], "W"), row["watts"]),
         _joules(row["above_idle"]),
     ]
     cells += [_joules(None if joules is None else joules / batch)] if batch else []
-    verdict = VERDICTS[row["verdict"]]
-    return [*cells, Cell(verdict, verdict, hint=why if why and verdict != "resolved" else "")]
+    verdict = VERDICT_LABELS[row["verdict"]]
+    return [*cells, Cell(verdict, verdict, hint=why if why and row["verdict"] != "resolved" else "")]
 
 
 def _joules(value: float | None) -> Cell:
-    return Cell("" if value is None else quantity(value, "J"), value)
+    return Cell("" if value is None else amount(value, "J"), value)
 
 
 def _components(wholes: pl.DataFrame) -> Part:
@@ -141,11 +147,11 @@ def _components(wholes: pl.DataFrame) -> Part:
         rail, joules, above = f"{row['component']}: {row['rail']}", row["joules_per_step"], row["above_idle"]
         split = {"idle unknown": joules} if above is None else {"above idle": above, "idle": joules - above}
         for place, (part, energy) in enumerate(split.items()):
-            hover = f"{rail}, {part}: {quantity(energy, 'J')} a step"
+            hover = f"{rail}, {part}: {amount(energy, 'J')} a step"
             rows.append({"rail": rail, "part": part, "joules": max(energy, 0.0), "place": place, "hover": hover})
     frame = pl.DataFrame(rows)
     caption = (
         "Energy of a step by rail, gross: what it draws above idle, and what it would draw without any training. "
         "'Idle unknown': nothing was read before the training began."
     )
-    return figure(lambda width: chart.build(frame, width), caption, FIGURES[0])
+    return figure(lambda width: chart.build_energy(frame, width), caption, FIGURES[0])

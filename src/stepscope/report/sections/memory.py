@@ -1,4 +1,4 @@
-"""Memory of the trainer over the run."""
+"""Memory of the training process, or of all processes, over the run."""
 
 from __future__ import annotations
 
@@ -7,11 +7,20 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
-from stepscope.analysis.fit_command import fit_command
+from stepscope.analysis.memory.limits import fit_command
+from stepscope.analysis.processes import (
+    ALL,
+    CHILDREN,
+    RANK,
+    WATCHED,
+    proportional_of_all,
+    resident_of_all,
+    scope_name,
+    several,
+)
 from stepscope.report.charts import memory as chart
-from stepscope.report.page.parts import Command, KeyFigure, KeyFigures, Note, Part, Section
-from stepscope.report.page.reading import interval, quantity
-from stepscope.report.sections._drawing import figure
+from stepscope.report.page.parts import Command, KeyFigure, KeyFigures, Note, Part, Section, figure
+from stepscope.units import amount, interval
 
 if TYPE_CHECKING:
     from stepscope.analysis.run import Run
@@ -23,6 +32,7 @@ FIGURES = ("memory",)
 _SERIES = {"rss": "resident (RSS)", "pss": "proportional (PSS)"}
 _HEADLINES = {"peak_memory": "Peak", "resident_memory": "Median in the steps"}
 _MOST_POINTS = 500  # a line; of the readings that fall on one point the largest is drawn
+_MOST_RANKS = 8  # with a line each
 _LONG_PERIODS = 20  # a longer silence breaks the line
 
 
@@ -35,33 +45,48 @@ def build(run: Run) -> Section:
         return Section("Memory was not sampled in this run.", tuple(parts))
     drawn = pl.concat(lines)
     caption = "Where readings are denser than the drawing, the largest is drawn. A broken line is a gap."
-    parts.append(figure(lambda width: chart.build(drawn, width), caption, FIGURES[0]))
-    command = fit_command(run.meta)
+    parts.append(figure(lambda width: chart.build_memory(drawn, width), caption, FIGURES[0]))
+    command = None if several(run) else fit_command(run.meta)  # it predicts one process
     if command is not None:
         parts += [Note("What the training alone takes, without this recording and before it runs:"), Command(command)]
-    lede = "What the system gave to the trainer, also what Python and torch hold and do not use at the moment."
+    whose = "the processes of the run" if several(run) else "the training process"
+    lede = f"What the system gave to {whose}, with what Python and torch have reserved and do not use at the moment."
     return Section(lede, tuple(parts))
 
 
 def _key_figures(run: Run) -> Iterator[KeyFigure]:
-    no_child = (pl.col("scope") == "children") & (pl.col("value") == 0)
-    metrics = run.metrics().filter(pl.col("value").is_not_null() & ~no_child).sort("metric", maintain_order=True)
+    no_child = (pl.col("scope") == CHILDREN) & (pl.col("value") == 0)
+    of_rank = pl.lit(bool(run.part_folders)) & pl.col("scope").str.starts_with(RANK)  # in the table of ranks
+    shown = pl.col("value").is_not_null() & ~no_child & ~of_rank
+    metrics = run.metrics().filter(shown).sort("metric", maintain_order=True)
     for row in metrics.filter(pl.col("metric").is_in(list(_HEADLINES))).iter_rows(named=True):
-        scope = "" if row["scope"] == "process" else f" ({row['scope']})"
-        label = f"{_HEADLINES[row['metric']]}, {row['source']}{scope}"
-        yield KeyFigure(label, quantity(row["value"], "B"), interval(row["low"], row["high"], "B"), row["note"] or "")
+        label = f"{_HEADLINES[row['metric']]}, {row['source']}{_whose(row['scope'])}"
+        yield KeyFigure(label, amount(row["value"], "B"), interval(row["low"], row["high"], "B"), row["note"] or "")
 
 
 def _lines(run: Run, name: str, label: str) -> Iterator[pl.DataFrame]:
     """One line a scope: series, piece, t_s, mb; a new piece begins where a reading is missing or late."""
-    samples, steps = run.samples(name), run.steps
+    samples, steps, whole = run.samples(name), run.steps, several(run)
     start = int(steps["t0_ns"][0]) if len(steps) else None
+    together = (resident_of_all(run) if name == "rss" else proportional_of_all(run)) if whole else None
+    if together is not None and len(together.t_ns) > 1:
+        read = pl.DataFrame({"t0_ns": together.t_ns.astype("int64"), "value": together.values, "dark": 0})
+        yield _line(read, int(read["t0_ns"][0]) if start is None else start, f"{label}{_whose(ALL)}")
+    crowded = whole and len(run.part_folders) >= _MOST_RANKS
     for (scope,), frame in samples.group_by(["scope"], maintain_order=True):
-        read = frame.sort("t0_ns").with_columns(dark=pl.col("value").is_null().cum_sum()).drop_nulls("value")
-        if len(read) < 2 or (scope == "children" and float(read["value"].to_numpy().max()) == 0):
+        if crowded and str(scope).startswith(RANK):
             continue
-        series = label if scope == "process" else f"{label}, {scope}"
+        read = frame.sort("t0_ns").with_columns(dark=pl.col("value").is_null().cum_sum()).drop_nulls("value")
+        if len(read) < 2 or (scope == CHILDREN and (whole or float(read["value"].to_numpy().max()) == 0)):
+            continue  # of several processes, they are in the sum
+        series = f"{label}{_whose(scope_name(run, str(scope)))}"
         yield _line(read, int(read["t0_ns"][0]) if start is None else start, series)
+
+
+def _whose(scope: str) -> str:
+    """Behind a name: whose memory it is, where it is not that of the only training process."""
+    said = {WATCHED: "", CHILDREN: "child processes", ALL: "all processes"}.get(scope, scope.replace(":", " "))
+    return f", {said}" if said else ""
 
 
 def _line(read: pl.DataFrame, start_ns: int, series: str) -> pl.DataFrame:

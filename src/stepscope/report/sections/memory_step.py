@@ -7,15 +7,13 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
-from stepscope.analysis.memory_events import Peak, allocated_by_op, held_by_module, most_by_module, over_step
-from stepscope.analysis.process_memory import PEAK, process_parts, reserved
-from stepscope.report.charts import memory_step as over_time
-from stepscope.report.charts import memory_treemap as treemap
-from stepscope.report.page.parts import Cell, Column, Facts, KeyFigure, KeyFigures, Note, Part, Section, Table
-from stepscope.report.page.reading import quantity
-from stepscope.report.sections._drawing import figure
-from stepscope.report.text_memory import NAMES, place
-from stepscope.units import percent
+from stepscope.analysis.memory.events import Peak, allocated_by_op, live_by_module, over_step, peak_by_module
+from stepscope.analysis.summary import PEAK, process_parts, reserved_bytes
+from stepscope.report.charts import memory as over_time
+from stepscope.report.charts import memory as treemap
+from stepscope.report.page.parts import Cell, Column, Facts, KeyFigure, KeyFigures, Note, Part, Section, Table, figure
+from stepscope.report.text import CATEGORY_NAMES, place
+from stepscope.units import amount, category_label, percent
 
 if TYPE_CHECKING:
     from stepscope.analysis.run import Run
@@ -35,17 +33,19 @@ def build(run: Run) -> Section:
     series = over_step(run.memory_events, peak.step).select(
         "category", t_ms=pl.col("t") / 1e6, mb=pl.col("bytes") / 1e6
     )
-    modules = held_by_module(peak.tensors)
+    modules = live_by_module(peak.tensors)
     drawn = series.filter(pl.col("category").is_in(_seen(series)))
     parts: list[Part] = [
         KeyFigures(tuple(_key_figures(run, peak))),
         figure(
-            lambda width: over_time.build(drawn, width),
+            lambda width: over_time.build_step_memory(drawn, width),
             f"Step {peak.step}. Areas add up to all live tensors.",
             FIGURES[0],
         ),
         figure(
-            lambda width: treemap.build(modules, width), "The peak: area is bytes, by module and category.", FIGURES[1]
+            lambda width: treemap.build_treemap(modules, width),
+            "The peak: area is bytes, by module and category.",
+            FIGURES[1],
         ),
         _tensors(peak),
         _modules(run),
@@ -53,13 +53,13 @@ def build(run: Run) -> Section:
         *_process(run),
     ]
     if peak.residual_bytes:
-        parts.append(Note(f"{percent(peak.residual_share, 2)} of the peak could not be attributed to anything."))
+        parts.append(Note(f"{percent(peak.residual_share, 2)} of the peak is unattributed."))
     return Section(_lede(peak), tuple(parts))
 
 
 def _lede(peak: Peak) -> str:
     where = f", reached by {place(peak.op, peak.module)}" if peak.op else ""
-    return f"{quantity(peak.bytes, 'B')} of tensors are alive at the peak of step {peak.step}{where}."
+    return f"{amount(peak.bytes, 'B')} of tensors are live at the peak of step {peak.step}{where}."
 
 
 def _seen(series: pl.DataFrame) -> list[str]:
@@ -69,14 +69,14 @@ def _seen(series: pl.DataFrame) -> list[str]:
 
 
 def _key_figures(run: Run, peak: Peak) -> Iterator[KeyFigure]:
-    yield KeyFigure("Live tensors at the peak", quantity(peak.bytes, "B"), note=f"on {peak.device}")
+    yield KeyFigure("Live tensors at the peak", amount(peak.bytes, "B"), note=f"on {peak.device}")
     for name, size, share in peak.categories.iter_rows():
-        yield KeyFigure(NAMES[name].capitalize(), quantity(size, "B"), note=percent(share))
-    held = reserved(run).get(peak.device)
+        yield KeyFigure(CATEGORY_NAMES[name].capitalize(), amount(size, "B"), note=percent(share))
+    held = reserved_bytes(run).get(peak.device)
     if held is not None:
         cpu = peak.device == "cpu"
-        note = "at least; also Python's and torch's own blocks" if cpu else "the most of the recorded steps"
-        yield KeyFigure("Reserved by the allocator", quantity(held, "B"), note=note)
+        note = "at least; also Python's and torch's own blocks" if cpu else "the most of the profiled steps"
+        yield KeyFigure("Reserved by the allocator", amount(held, "B"), note=note)
 
 
 def _tensors(peak: Peak) -> Table:
@@ -90,18 +90,18 @@ def _tensors(peak: Peak) -> Table:
     rows = [
         (
             _name(row["module"]),
-            Cell(row["category"], row["category"]),
+            Cell(category_label(row["category"]), row["category"]),
             Cell(row["shape"] or "", row["shape"]),
             Cell(row["op"] or "before the step", row["op"]),
-            Cell(quantity(row["bytes"], "B"), row["bytes"], row["bytes"] / peak.bytes),
+            Cell(amount(row["bytes"], "B"), row["bytes"], row["bytes"] / peak.bytes),
         )
         for row in peak.tensors.head(_MOST_TENSORS).iter_rows(named=True)
     ]
-    return Table("tensors-at-the-peak", columns, rows, "The largest tensors that are alive at the peak.")
+    return Table("tensors-at-the-peak", columns, rows, "The largest tensors that are live at the peak.")
 
 
 def _modules(run: Run) -> Table:
-    table = most_by_module(run.memory_events)
+    table = peak_by_module(run.memory_events)
     total = max(float(table["at_peak"].sum()), 1.0)
     columns = (
         Column("Layer", False),
@@ -111,16 +111,16 @@ def _modules(run: Run) -> Table:
     rows = [
         (_name(row["module"]), _size(row["at_peak"], total), _size(row["bytes"])) for row in table.iter_rows(named=True)
     ]
-    return Table("memory-by-layer", columns, rows, "Tensors of each layer, those of the layers inside it left out.")
+    return Table("memory-by-layer", columns, rows, "Tensors of each layer, those of the layers inside it excluded.")
 
 
 def _ops(run: Run) -> Table:
     table = allocated_by_op(run.memory_events)
     columns = (
-        Column("Operation", False),
+        Column("Operator", False),
         Column("Allocations", True, "a step"),
         Column("Allocated", True, "a step; most of it is free again soon"),
-        Column("Alive at the peak"),
+        Column("Live at peak"),
     )
     rows = [
         (
@@ -131,14 +131,14 @@ def _ops(run: Run) -> Table:
         )
         for row in table.iter_rows(named=True)
     ]
-    return Table("memory-by-operation", columns, rows, "What operations allocate.")
+    return Table("memory-by-operation", columns, rows, "What operators allocate.")
 
 
 def _process(run: Run) -> Iterator[Part]:
     """The process's peak taken apart, where an empty process was measured on this device."""
     parts = process_parts(run)
     if len(parts):
-        named = {part: f"{quantity(size, 'B')} ({source})" for part, size, source in parts.iter_rows()}
+        named = {part: f"{amount(size, 'B')} ({source})" for part, size, source in parts.iter_rows()}
         whole = named.pop(PEAK)
         yield Facts((*named.items(), (PEAK, whole)))
 
@@ -148,4 +148,4 @@ def _name(module: str | None) -> Cell:
 
 
 def _size(size: float, total: float | None = None) -> Cell:
-    return Cell(quantity(size, "B"), size, None if total is None else size / total)
+    return Cell(amount(size, "B"), size, None if total is None else size / total)

@@ -1,4 +1,4 @@
-"""Where the time goes by module: the tree as an icicle, and every module in a table."""
+"""Time by module: the tree as an icicle, and every module in a table."""
 
 from __future__ import annotations
 
@@ -7,11 +7,20 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from stepscope.analysis.module_quantities import module_quantities
-from stepscope.analysis.own_time import OUTSIDE, RESIDUAL
-from stepscope.report.page.parts import Cell, Column, Icicle, Layer, Section, Table
+from stepscope.analysis.summary import module_quantities
+from stepscope.analysis.time.operators import FRAMEWORK_OVERHEAD, OUTSIDE
+from stepscope.report.page.parts import (
+    SHARE_MEANING,
+    Cell,
+    Column,
+    Icicle,
+    Layer,
+    Section,
+    Table,
+    share_cell,
+    shares_sentence,
+)
 from stepscope.report.page.reading import count, milliseconds, name
-from stepscope.report.sections._shares import MEANING, share_cell, shares_said
 from stepscope.units import plural, si
 
 if TYPE_CHECKING:
@@ -38,9 +47,9 @@ def build(run: Run) -> Section:
     modules = run.modules()
     timed = modules.filter(pl.col("total_ns").is_not_null())
     if timed.is_empty():
-        return Section("No operation was recorded after the warm-up, so time cannot be told apart by module.")
-    inside = modules.filter(pl.col("module").is_not_null() & (pl.col("module") != RESIDUAL))
-    lede = f"{plural(len(inside), 'module')}, forward and backward, in ms a step (medians of the recorded steps)."
+        return Section("No operator was recorded after the warm-up, so time cannot be split by module.")
+    inside = modules.filter(pl.col("module").is_not_null() & (pl.col("module") != FRAMEWORK_OVERHEAD))
+    lede = f"{plural(len(inside), 'module')}, forward and backward, in ms a step (medians of the profiled steps)."
     if inside["optimizer_ns"].null_count() == len(inside):
         lede += " The optimizer's updates could not be led back to single modules."
     return Section(lede, (_icicle(run, inside), _table(modules)) if len(inside) else (_table(modules),))
@@ -55,7 +64,7 @@ def _icicle(run: Run, inside: pl.DataFrame) -> Icicle:
     place = {name: index for index, name in enumerate(kept["module"])}
     rows = [_icicle_row(row, place) for row in kept.iter_rows(named=True)]
     left_out = len(inside) - len(kept)
-    caption = f"{_CAPTION} The {left_out:,} cheapest modules are not drawn." if left_out else _CAPTION
+    caption = f"{_CAPTION} The {left_out:,} smallest modules are not drawn." if left_out else _CAPTION
     return Icicle(_FIELDS, rows, tuple(_layers(module_quantities(run), place)), caption, FIGURES[0])
 
 
@@ -85,31 +94,33 @@ def _table(modules: pl.DataFrame) -> Table:
     columns = (
         Column("Module", numeric=False),
         Column("Type", numeric=False),
-        Column("Own", meaning="Time of the module itself, without the modules in it"),
-        Column("95 % interval"),
-        Column("Share", meaning=MEANING),
+        Column("Self", meaning="Time of the module itself, without the modules in it"),
+        Column("95 % CI"),
+        Column("Share", meaning=SHARE_MEANING),
         Column("Forward"),
         Column("Backward"),
         Column("Optimizer"),
-        Column("With children"),
+        Column("Total"),
         Column("Parameters"),
         Column("Calls"),
-        Column("FLOP", meaning="Floating-point operations a step, forward and backward, of its own operations"),
+        Column("FLOP", meaning="Floating-point operations a step, forward and backward, of its own operators"),
     )
     ordered = modules.sort("total_ns", descending=True, nulls_last=True, maintain_order=True)
     rows = [_row(row) for row in ordered.head(_MOST_ROWS).iter_rows(named=True)]
-    caption = "In ms a step. Own times, with the time outside any module and between operations, add up to the step."
-    caption += shares_said(modules.iter_rows(named=True))
+    caption = (
+        "In ms a step. Self times, with the time outside any module and the framework overhead, add up to the step."
+    )
+    caption += shares_sentence(modules.iter_rows(named=True))
     if len(ordered) > _MOST_ROWS:
         rest = ordered.slice(_MOST_ROWS)["total_ns"].to_numpy().sum()
-        caption += f" {len(ordered) - _MOST_ROWS:,} cheaper modules, {milliseconds(rest)} ms together, are not listed."
+        caption += f" {len(ordered) - _MOST_ROWS:,} smaller modules, {milliseconds(rest)} ms together, are not listed."
     return Table("modules", columns, rows, caption)
 
 
 def _row(row: dict[str, Any]) -> tuple[Cell, ...]:
     said = {None: OUTSIDE, "": "the model itself"}.get(row["module"], row["module"])
     kind = row["type"] if row["module"] is not None else None
-    between = "-" if row["low_ns"] is None else f"{milliseconds(row['low_ns'])} to {milliseconds(row['high_ns'])}"
+    between = "-" if row["low_ns"] is None else f"[{milliseconds(row['low_ns'])}, {milliseconds(row['high_ns'])}]"
     times = ("forward_ns", "backward_ns", "optimizer_ns", "tree_total_ns")
     return (
         Cell(name(said), name(row["module"] or "")),

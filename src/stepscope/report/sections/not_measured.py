@@ -1,15 +1,15 @@
-"""What the run cannot say, why, and what would change it."""
+"""Section of what the run cannot say, why, and what would change it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from stepscope.analysis.not_measured import GROUPS
+from stepscope.analysis.caveats import GROUPS
 from stepscope.report.page.parts import Fold, Items, Part, Section
 
 if TYPE_CHECKING:
-    from stepscope.analysis.not_measured import NotMeasured
+    from stepscope.analysis.caveats import NotMeasured
     from stepscope.analysis.run import Run
 
 TITLE = "Not measured"
@@ -21,25 +21,25 @@ def build(run: Run) -> Section:
     missing = run.not_measured()
     if not missing:
         return Section("Nothing that this report looks for is missing.")
-    names = ", ".join(dict.fromkeys(_said(entry.what) for entry in missing))
+    names = ", ".join(dict.fromkeys(_spaced(entry.what) for entry in missing))
     lede = f"This run cannot say: {names}. Nothing of it is 0: it is unknown."
     return Section(lede, (*_groups(missing), *_details(missing)))
 
 
 def _groups(missing: list[NotMeasured]) -> Iterator[Part]:
     for group in GROUPS:
-        rows = tuple((_capital(_said(e.what)), _why(e.why, e.remedy)) for e in missing if e.group == group)
+        rows = tuple((_capital(_spaced(e.what)), _why(e.why, e.remedy)) for e in missing if e.group == group)
         if rows:
             yield Items(rows, _capital(group))
 
 
 def _details(missing: list[NotMeasured]) -> Iterator[Part]:
-    rows = tuple((_capital(_said(entry.what)), f"{_capital(entry.detail)}.") for entry in missing if entry.detail)
+    rows = tuple((_capital(_spaced(entry.what)), f"{_capital(entry.detail)}.") for entry in missing if entry.detail)
     if rows:
         yield Fold("Where was looked", rows)
 
 
-def _said(what: str) -> str:
+def _spaced(what: str) -> str:
     return what.replace("_", " ")
 
 

@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from stepscope.report.charts import phases as chart
-from stepscope.report.page.parts import Cell, Column, Items, KeyFigure, KeyFigures, Part, Section, Table
-from stepscope.report.page.reading import interval, milliseconds, quantity, without_long_words
-from stepscope.report.sections._drawing import figure
-from stepscope.report.sections._shares import MEANING, share_cell, shares_said
-from stepscope.units import NOT_MEASURED, percent
+from stepscope.analysis.processes import ALL, CHILDREN, LAUNCHER, RANK, WATCHED
+from stepscope.quantities import find, in_order
+from stepscope.report.charts import steps as chart
+from stepscope.report.page.parts import (
+    SHARE_MEANING,
+    Cell,
+    Column,
+    Items,
+    KeyFigure,
+    KeyFigures,
+    Part,
+    Section,
+    Table,
+    figure,
+    share_cell,
+    shares_sentence,
+)
+from stepscope.report.page.reading import milliseconds, without_long_words
+from stepscope.units import NOT_MEASURED, ROW_LABELS, amount, interval, percent, row_label
 
 if TYPE_CHECKING:
     from stepscope.analysis.run import Run
@@ -22,22 +34,10 @@ TITLE = "Overview"
 ORDER = 10
 FIGURES = ("phases",)
 
-_HEADLINES = {
-    "step_time": "Step time",
-    "throughput": "Throughput",
-    "energy_per_step": "Energy per step",
-    "energy_per_sample": "Energy per sample",
-    "mean_power": "Mean power",
-    "peak_memory": "Peak memory of the trainer",
-    "accelerator_utilisation": "Accelerator utilisation",
-    "mean_cpu_utilisation": "CPU utilisation, all cores",
-    "process_cpu_utilisation": "Cores kept busy by the trainer",
-    "background_cpu_use": "Cores kept busy by other programs",
-}
-_KINDS = {"": "", "simulated_": " (simulated)", "estimated_": " (estimated)"}
-_WHOLE = ("run", "cpu", "process", "system", "total", "device")  # scopes that go without saying
-_MEANT = (pl.col("scope") == "children", pl.col("source") != "peak_rss")  # of several rows, the one not so is shown
-_UNITS = {"throughput": "samples/s"}
+_WHOLE = ("run", "cpu", "system", "total", "device")  # scopes that go without saying
+_SAID = {WATCHED: " of the training process", CHILDREN: " of child processes", ALL: " of all processes"}
+# Of several rows, the one that is not so is shown.
+_PREFERRED = (pl.col("scope") == CHILDREN, ~pl.col("source").is_in(["peak_rss", "rss"]), pl.col("source") != "peak_rss")
 
 
 def build(run: Run) -> Section:
@@ -51,21 +51,21 @@ def build(run: Run) -> Section:
 
 
 def _key_figures(run: Run) -> Iterator[KeyFigure]:
-    metrics = run.metrics().filter(pl.col("value").is_not_null())
-    for (metric, label), (prefix, kind) in product(_HEADLINES.items(), _KINDS.items()):
-        rows = metrics.filter(pl.col("metric") == f"{prefix}{metric}").sort(*_MEANT, maintain_order=True)
-        if not rows.is_empty():
-            row = rows.row(0, named=True)
-            of = "" if row["scope"] in _WHOLE else f", {row['scope'].replace(':', ' ')}"
-            yield _key_figure({**row, "metric": metric}, f"{label}{of}{kind}")
+    of_one = pl.col("scope").str.starts_with(RANK) | (pl.col("scope") == LAUNCHER)  # in the table of ranks
+    metrics = run.metrics().filter(pl.col("value").is_not_null() & ~of_one)
+    for metric in in_order(metrics["metric"]):
+        rows = metrics.filter(pl.col("metric") == metric).sort(*_PREFERRED, maintain_order=True)
+        known = find(metric, rows["unit"][0])
+        for row in rows.head(len(rows) if known.plain else int(known.headline)).iter_rows(named=True):
+            of = "" if row["scope"] in _WHOLE else _SAID.get(row["scope"], f", {row['scope'].replace(':', ' ')}")
+            yield _key_figure(row, f"{known.label}{of}", known.shown_unit)
     accuracy = (run.meta.get("result") or {}).get("accuracy")
     if isinstance(accuracy, int | float):
         yield KeyFigure("Accuracy on test data", percent(accuracy), note=_data(run))
 
 
-def _key_figure(row: dict[str, Any], label: str) -> KeyFigure:
-    unit = _UNITS.get(row["metric"], row["unit"])
-    return KeyFigure(label, quantity(row["value"], unit), interval(row["low"], row["high"], unit), row["note"] or "")
+def _key_figure(row: dict[str, Any], label: str, unit: str) -> KeyFigure:
+    return KeyFigure(label, amount(row["value"], unit), interval(row["low"], row["high"], unit), row["note"] or "")
 
 
 def _data(run: Run) -> str:
@@ -74,14 +74,16 @@ def _data(run: Run) -> str:
 
 
 def _by_phase(phases: pl.DataFrame) -> Iterator[Part]:
-    """The bar of phases and its numbers; a residual below 0 (threads overlap) is in the table only."""
+    """The bar of phases and its numbers; a framework overhead below 0 (threads overlap) is in the table only."""
     if phases.is_empty():
         return
-    drawn = phases.filter(pl.col("ns") > 0).with_columns(t1_ms=pl.col("ns").cum_sum() / 1e6)
+    drawn = phases.filter(pl.col("ns") > 0).with_columns(
+        phase=pl.col("phase").replace(ROW_LABELS), t1_ms=pl.col("ns").cum_sum() / 1e6
+    )
     drawn = drawn.with_columns(t0_ms=pl.col("t1_ms") - pl.col("ns") / 1e6, hover=_hover())
-    caption = "A step by phase: median CPU time of each phase in the recorded steps after warm-up."
+    caption = "A step by phase: median CPU time of each phase in the profiled steps after warm-up."
     yield figure(
-        lambda width: chart.build(drawn.select("phase", "t0_ms", "t1_ms", "hover"), width), caption, FIGURES[0]
+        lambda width: chart.build_phases(drawn.select("phase", "t0_ms", "t1_ms", "hover"), width), caption, FIGURES[0]
     )
     yield _table(phases)
 
@@ -92,20 +94,20 @@ def _hover() -> pl.Expr:
 
 
 def _table(phases: pl.DataFrame) -> Table:
-    columns = [Column("Phase", numeric=False), Column("ms a step"), Column("95 % interval, ms")]
-    columns.append(Column("Share", meaning=MEANING))
+    columns = [Column("Phase", numeric=False), Column("ms a step"), Column("95 % CI, ms")]
+    columns.append(Column("Share", meaning=SHARE_MEANING))
     kernels = bool(phases["device_ns"].is_not_null().any())
     if kernels:
         columns.append(Column("Kernels, ms a step"))
     rows = []
     for row in phases.iter_rows(named=True):
-        between = f"{milliseconds(row['low_ns'])} to {milliseconds(row['high_ns'])}"
+        between = f"[{milliseconds(row['low_ns'])}, {milliseconds(row['high_ns'])}]"
         cells = [
-            Cell(row["phase"], row["phase"]),
+            Cell(row_label(row["phase"]), row["phase"]),
             Cell(milliseconds(row["ns"]), row["ns"]),
             Cell(NOT_MEASURED if row["low_ns"] is None else between, row["low_ns"]),
             share_cell(row, "ns", bar=False),
         ]
         rows.append((*cells, Cell(milliseconds(row["device_ns"]), row["device_ns"])) if kernels else tuple(cells))
-    caption = shares_said(phases.iter_rows(named=True), "ns").strip()
+    caption = shares_sentence(phases.iter_rows(named=True), "ns").strip()
     return Table("phases", tuple(columns), rows, caption, lively=False)

@@ -6,12 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from stepscope.analysis.energy_rows import ESTIMATED, NO_INTERVAL
-from stepscope.report.charts import power as chart
-from stepscope.report.page.parts import Cell, Column, Facts, Items, Part, Section, Table
-from stepscope.report.page.reading import interval, quantity
-from stepscope.report.sections._drawing import figure
-from stepscope.units import NOT_MEASURED, bytes_, number
+from stepscope.analysis.energy.tables import ESTIMATED, NO_INTERVAL
+from stepscope.quantities import simulated_badge
+from stepscope.report.charts import sensors as chart
+from stepscope.report.page.parts import Cell, Column, Facts, Items, Part, Section, Table, figure
+from stepscope.units import NOT_MEASURED, amount, bytes_, component_label, interval, number
 
 if TYPE_CHECKING:
     from stepscope.analysis.run import Run
@@ -21,29 +20,26 @@ ORDER = 35
 FIGURES = ("power",)
 
 _MOST_RAILS = 12  # drawn
-_NEVER = "Nothing is filled in for a gap: energy is of the covered time, and its interval allows for the rest."
+_NEVER = "Nothing is filled in for a gap: energy is of the covered time, and its CI allows for the gap."
 
 
 def build(run: Run) -> Section:
     """Energy by component and rail, power over time, notes; without a sensor, what was tried."""
     totals, about = run.energy_totals(), _board(run)
+    badge = f"{simulated_badge(run.simulated)}, not of this machine. " if run.simulated else ""
     if totals.is_empty():
-        return Section(f"{_stamp(run)}{_nothing(run)}", (*_tried(run), *about))
+        return Section(f"{badge}{_nothing(run)}", (*_tried(run), *about))
     parts: list[Part] = [_components(totals), *_timeline(run), *_rails(run.rail_energy())]
     if run.energy_tables.notes:
         parts.append(Items(tuple((_sentence(note), "") for note in run.energy_tables.notes), "What to know"))
-    return Section(f"{_stamp(run)}{_lede(run)}", (*parts, *about))
-
-
-def _stamp(run: Run) -> str:
-    return "" if run.simulated is None else f"SIMULATED: the sensors of '{run.simulated}', not of this machine. "
+    return Section(f"{badge}{_lede(run)}", (*parts, *about))
 
 
 def _lede(run: Run) -> str:
     kinds = run.energy_totals()["kind"].unique().to_list()
     estimate = " Estimated rows come from the power model that was given, not from a sensor." * ("estimated" in kinds)
     covers = f" The total is of {run.rails.covers}." if run.rails.covers else " No total: see the notes."
-    return f"Over the steps after warm-up, with intervals of 95 %.{covers}{estimate}"
+    return f"Over the steps after warm-up, with 95 % CIs.{covers}{estimate}"
 
 
 def _nothing(run: Run) -> str:
@@ -63,18 +59,18 @@ def _components(totals: pl.DataFrame) -> Table:
         Column("Component", numeric=False),
         Column("Kind", numeric=False, meaning="measured by a sensor, estimated by a power model, or simulated"),
         Column("Power"),
-        Column("95 % interval"),
+        Column("95 % CI"),
         Column("Energy a step"),
         Column("a sample"),
         Column("Energy"),
-        Column("95 % interval"),
-        Column("Idle", meaning="Power before the first step, while the trainer did nothing"),
+        Column("95 % CI"),
+        Column("Idle", meaning="Power before the first step, while the training process was idle"),
         Column("Not covered"),
         Column("Rail", numeric=False),
     )
     rows = [
         (
-            Cell(row["component"], row["component"]),
+            Cell(component_label(row["component"]), row["component"]),
             Cell(row["kind"], row["kind"]),
             _cell(row["watts_mean"], "W"),
             _within(row, "watts_low", "watts_high", "W"),
@@ -88,7 +84,7 @@ def _components(totals: pl.DataFrame) -> Table:
         )
         for row in totals.iter_rows(named=True)
     ]
-    caption = f"{_NEVER} 'rest' is what the total holds beside the rails measured inside it."
+    caption = f"{_NEVER} 'unattributed' is what the total has beside the rails measured inside it."
     return Table("energy", columns, rows, caption, lively=False)
 
 
@@ -98,7 +94,7 @@ def _rails(rails: pl.DataFrame) -> list[Part]:
         Column("Inside", numeric=False, meaning="The measured rail that contains it: the two are never added"),
         Column("Feeds", numeric=False),
         Column("Power"),
-        Column("95 % interval"),
+        Column("95 % CI"),
         Column("Energy"),
         Column("Sensor", numeric=False),
         Column("Meaning", numeric=False),
@@ -107,7 +103,7 @@ def _rails(rails: pl.DataFrame) -> list[Part]:
         (
             Cell(row["rail"], row["rail"]),
             Cell(row["inside"] or "", row["inside"]),
-            Cell(row["component"], row["component"]),
+            Cell(component_label(row["component"]), row["component"]),
             _cell(row["watts_mean"], "W"),
             _within(row, "watts_low", "watts_high", "W"),
             _cell(row["joules"], "J"),
@@ -137,7 +133,7 @@ def _timeline(run: Run) -> list[Part]:
     caption = (
         "Mean power of short windows, warm-up included; a sensor that averages smooths it. Tinted: nothing was read."
     )
-    return [figure(lambda width: chart.build(shown, width), caption, FIGURES[0])]
+    return [figure(lambda width: chart.build_power(shown, width), caption, FIGURES[0])]
 
 
 def _hover() -> pl.Expr:
@@ -167,7 +163,7 @@ def _within(row: dict[str, Any], low: str, high: str, unit: str) -> Cell:
 
 
 def _cell(value: Any, unit: str) -> Cell:
-    return Cell(NOT_MEASURED if value is None else quantity(value, unit), value)
+    return Cell(NOT_MEASURED if value is None else amount(value, unit), value)
 
 
 def _sentence(text: str) -> str:

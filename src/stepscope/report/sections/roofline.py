@@ -1,4 +1,4 @@
-"""Which operations wait for arithmetic and which for memory: the roofline of the run."""
+"""Roofline of the run: the operators bound by arithmetic and those bound by memory bandwidth."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from stepscope.analysis.roofline import roofline, roofs
-from stepscope.report.charts import roofline as chart
-from stepscope.report.page.parts import Cell, Column, Part, Section, Table
-from stepscope.report.page.reading import milliseconds, name, quantity
-from stepscope.report.sections._drawing import figure
-from stepscope.units import NOT_MEASURED, number, percent, si
+from stepscope.analysis.verdict import roofline, roofs
+from stepscope.report.charts import operators as chart
+from stepscope.report.page.parts import Cell, Column, Part, Section, Table, figure
+from stepscope.report.page.reading import milliseconds, name
+from stepscope.units import NOT_MEASURED, amount, number, percent, si
 
 if TYPE_CHECKING:
     from stepscope.analysis.run import Run
@@ -22,8 +21,8 @@ FIGURES = ("roofline",)
 
 _MOST_ROWS = 200
 _CAPTION = (
-    "Each mark is a kind of operation, its area the share of the step; the dashed roof is the highest rate of bytes "
-    "(slope) and of operations (level) that any kind reached in this run. The device itself may do more."
+    "Each mark is an operator, its area the share of the step; the dashed roof is the highest rate of bytes "
+    "(slope) and of FLOPs (level) that any kind reached in this run. The device itself may do more."
 )
 
 
@@ -31,7 +30,7 @@ def build(run: Run) -> Section:
     """A picture and a table of `analysis.roofline`, for the device with most time in them."""
     points = roofline(run)
     if points.is_empty():
-        return Section("No operation states both its FLOPs and its bytes, so a roofline cannot be drawn.")
+        return Section("No operator states both its FLOPs and its bytes, so a roofline cannot be drawn.")
     device = str(points.group_by("device").agg(pl.col("total_ns").sum()).sort("total_ns")["device"][-1])
     reached = roofs(points)
     drawn = points.filter(pl.col("device") == device).with_columns(
@@ -39,13 +38,13 @@ def build(run: Run) -> Section:
         label=pl.col("name").str.replace("^aten::", "").str.slice(0, 28),
     )
     edges = reached.filter(pl.col("device") == device)
-    picture = figure(lambda width: chart.build(drawn, edges, width), _CAPTION, FIGURES[0])
+    picture = figure(lambda width: chart.build_roofline(drawn, edges, width), _CAPTION, FIGURES[0])
     parts: tuple[Part, ...] = (picture, _table(points))
     return Section(_lede(edges, device), parts)
 
 
 def _lede(edges: pl.DataFrame, device: str) -> str:
-    said = "Operations on the slope wait for memory, operations under the level could compute faster."
+    said = "Operators on the slope are memory-bandwidth bound, those under the level could compute faster."
     if edges.is_empty():
         return f"{said} None on {device} takes long enough to set a roof."
     units = {"compute": "FLOP/s", "memory": "B/s"}
@@ -62,14 +61,14 @@ def _hover(row: dict[str, Any]) -> str:
 
 def _table(points: pl.DataFrame) -> Table:
     columns = (
-        Column("Operation", numeric=False),
+        Column("Operator", numeric=False),
         Column("Device", numeric=False),
         Column("ms a step"),
         Column("Share"),
         Column("FLOP/B", meaning="Floating-point operations with each byte that goes in or comes out"),
         Column("FLOP/s"),
         Column("B/s"),
-        Column("Waits for", numeric=False, meaning="Left of the ridge of the roof: memory; right of it: arithmetic"),
+        Column("Bound by", numeric=False, meaning="Left of the ridge of the roof: memory; right of it: arithmetic"),
     )
     rows = [
         (
@@ -79,7 +78,7 @@ def _table(points: pl.DataFrame) -> Table:
             Cell(percent(row["share"]), row["share"], row["share"]),
             Cell(number(row["flop_per_byte"]), row["flop_per_byte"]),
             Cell(si(row["flops_per_s"], ""), row["flops_per_s"]),
-            Cell(quantity(row["bytes_per_s"], "B"), row["bytes_per_s"]),
+            Cell(amount(row["bytes_per_s"], "B"), row["bytes_per_s"]),
             Cell(row["waits_for"] or NOT_MEASURED, row["waits_for"]),
         )
         for row in points.head(_MOST_ROWS).iter_rows(named=True)

@@ -46,7 +46,7 @@ def _facts(run: Run) -> Iterator[tuple[str, str]]:
     for title in ("workload", "seed", "threads", "recorder", "sampler", "versions"):
         yield from _flat(title.capitalize(), meta.get(title))
     for key, value in run.device.items():
-        yield from _flat(_spoken(key).capitalize(), value, key)
+        yield from _flat(_key_text(key).capitalize(), value, key)
 
 
 def _flat(title: str, value: Any, key: str = "") -> Iterator[tuple[str, str]]:
@@ -54,26 +54,26 @@ def _flat(title: str, value: Any, key: str = "") -> Iterator[tuple[str, str]]:
     if value is None or value == []:
         return
     if not isinstance(value, dict):
-        yield title, _said(key, value)
+        yield title, _value_text(key, value)
         return
     plain = {key: inner for key, inner in value.items() if inner not in (None, []) and not isinstance(inner, dict)}
     if plain:
-        yield title, ", ".join(f"{_spoken(key)} {_said(key, inner)}" for key, inner in plain.items())
+        yield title, ", ".join(f"{_key_text(key)} {_value_text(key, inner)}" for key, inner in plain.items())
     for key, inner in value.items():
         if isinstance(inner, dict):
-            yield from _flat(f"{title}, {_spoken(key)}", inner)
+            yield from _flat(f"{title}, {_key_text(key)}", inner)
 
 
-def _spoken(key: str) -> str:
+def _key_text(key: str) -> str:
     """A key as words, without the unit that its value is going to state."""
     return key.removesuffix("_ns").removesuffix("_bytes").replace("_", " ")
 
 
-def _said(key: str, value: Any) -> str:
+def _value_text(key: str, value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, list):
-        return " × ".join(map(str, value)) if key.endswith("shape") else _listed(value)
+        return " × ".join(map(str, value)) if key.endswith("shape") else _list_text(value)
     if isinstance(value, int | float) and key.endswith("_ns"):
         return duration(value)
     if isinstance(value, int | float) and key.endswith("bytes"):
@@ -81,9 +81,9 @@ def _said(key: str, value: Any) -> str:
     return number(value, 6) if isinstance(value, float) else str(value)
 
 
-def _listed(value: list[Any]) -> str:
-    return "; ".join(_entry(item) if isinstance(item, dict) else _said("", item) for item in value)
+def _list_text(value: list[Any]) -> str:
+    return "; ".join(_entry_text(item) if isinstance(item, dict) else _value_text("", item) for item in value)
 
 
-def _entry(item: dict[str, Any]) -> str:
-    return ", ".join(f"{_spoken(key)} {_said(key, inner)}" for key, inner in item.items() if inner is not None)
+def _entry_text(item: dict[str, Any]) -> str:
+    return ", ".join(f"{_key_text(key)} {_value_text(key, inner)}" for key, inner in item.items() if inner is not None)

@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
-from stepscope.analysis.steadiness import LEVEL_STEPS, clocks_and_heat, drift, levels, throttled
-from stepscope.report.charts import clocks, step_band, step_times
-from stepscope.report.page.parts import Figure, Items, Note, Part, Section
-from stepscope.report.page.reading import interval, quantity
-from stepscope.report.sections._drawing import figure
-from stepscope.units import number, percent, plural
+from stepscope.analysis.time.tracks import LEVEL_STEPS, clocks_and_heat, drift, levels, throttled
+from stepscope.report.charts import sensors
+from stepscope.report.charts.steps import STEP_KINDS, build_step_band, build_step_times
+from stepscope.report.page.parts import Figure, Items, Note, Part, Section, figure
+from stepscope.units import amount, estimate, number, percent, plural
 
 if TYPE_CHECKING:
     from stepscope.analysis.run import Run
@@ -40,36 +39,36 @@ def build(run: Run) -> Section:
     row = run.metrics().filter(pl.col("metric") == "step_time")
     median = float(row["value"][0]) / 1e6 if len(row) else None
     drawn = _scatter(steps, shown, median, top, low) if len(steps) <= _MOST_POINTS else _band(steps, top, low)
-    said = f"The {row['note'][0].partition(';')[0]} is {quantity(row['value'][0], 'ns')}. " if len(row) else ""
+    said = f"The {row['note'][0].partition(';')[0]} is {amount(row['value'][0], 'ns')}. " if len(row) else ""
     first = "The first step is" if min(warm, len(steps)) == 1 else f"The first {min(warm, len(steps))} steps are"
-    left_out = f"{said}{first} warm-up and left out of every number."
+    left_out = f"{said}{first} warm-up and excluded from every number."
     return Section(left_out if warm else said, (drawn, *_steadiness(run)))
 
 
 def _steadiness(run: Run) -> Iterator[Part]:
-    """Whether the run stayed as it was: drift, changes of level, throttling; clocks and temperatures over time."""
+    """Return the steadiness of the run: drift, changes of level, throttling; clocks and temperatures over time."""
     watched = clocks_and_heat(run)
     yield Items((_drift(run), *_levels(run), *_throttled(watched)), "Drift and throttling")
-    read = watched.filter(pl.col("quantity").is_in(list(clocks.TITLES)) & pl.col("value").is_not_null())
-    if read.is_empty():
-        yield Note("No temperature and no clock was read in this run: heat can be told from the step times only.")
+    read = watched.filter(pl.col("value").is_not_null())
+    if not any(map(sensors.is_drawn, read["quantity"].unique())):
+        yield Note("No temperature and no clock was read in this run: heat shows in the step times only.")
         return
     start = int(run.steps["t0_ns"][0])
     shown = watched.with_columns(t_s=(pl.col("t_ns") - start) / 1e9)
     caption = "Clocks and temperatures as they were read, a line a sensor; a broken line is a gap."
-    yield figure(lambda width: clocks.build(shown, width), caption, FIGURES[1])
+    yield figure(lambda width: sensors.build_clocks(shown, width), caption, FIGURES[1])
 
 
 def _drift(run: Run) -> tuple[str, str]:
     found = drift(run)
     if found is None:
         return "Drift cannot be judged.", "At least six steps at either end of the run are needed."
-    parts = [f"{quantity(value, 'ns')} ({interval(low, high, 'ns')})" for value, low, high in (found.first, found.last)]
-    said = f"First {found.steps} steps {parts[0]}, last {found.steps} steps {parts[1]}, medians with intervals of 95 %."
+    parts = [estimate(value, low, high, "ns") for value, low, high in (found.first, found.last)]
+    said = f"First {found.steps} steps {parts[0]}, last {found.steps} steps {parts[1]}, medians with 95 % CIs."
     if not found.is_clear:
-        return "No drift that could be told from chance.", said
+        return "No significant drift.", said
     slower = "slower" if found.ratio > 1 else "faster"
-    return f"The run grew {slower}: the end takes {number(found.ratio, 3)} times as long as the beginning.", said
+    return f"The run grew {slower}: the last steps take {number(found.ratio, 3)}x the time of the first.", said
 
 
 def _levels(run: Run) -> Iterator[tuple[str, str]]:
@@ -83,26 +82,26 @@ def _levels(run: Run) -> Iterator[tuple[str, str]]:
     if not changes:
         yield "The step time kept its level.", "No lasting change was found (CUSUM over medians of 5 steps)."
     for step, change in changes:
-        before, after = quantity(change.before, "ns"), quantity(change.after, "ns")
+        before, after = amount(change.before, "ns"), amount(change.after, "ns")
         yield (
-            f"From step {step} on, a step took {number(change.ratio, 3)} times as long.",
+            f"From step {step} on, a step took {number(change.ratio, 3)}x the time.",
             f"{before} before, {after} after.",
         )
 
 
 def _throttled(watched: pl.DataFrame) -> Iterator[tuple[str, str]]:
     if not (watched["quantity"] == "throttled").any():
-        yield "Throttling was not read.", "No sensor of this run says whether the device was held back."
+        yield "Throttling was not read.", "No sensor of this run reports throttling."
         return
     found = throttled(watched)
     if found.is_empty():
-        yield "Never throttled.", "No reading said that the device was held back."
+        yield "Never throttled.", "No reading reported throttling."
     for scope, share, readings in found.iter_rows():
-        yield f"Held back: {scope.replace(':', ' ')}.", f"In {percent(share)} of {plural(readings, 'reading')}."
+        yield f"Throttled: {scope.replace(':', ' ')}.", f"In {percent(share)} of {plural(readings, 'reading')}."
 
 
 def _kind(warmup_steps: int) -> pl.Expr:
-    warm, recorded, timed = step_times.KINDS
+    warm, recorded, timed = STEP_KINDS
     is_warm = pl.int_range(pl.len()) < warmup_steps
     return pl.when(is_warm).then(pl.lit(warm)).when("recorded").then(pl.lit(recorded)).otherwise(pl.lit(timed))
 
@@ -131,7 +130,7 @@ def _scatter(steps: pl.DataFrame, shown: pl.DataFrame, median_ms: float | None, 
         caption += " The axis does not begin at 0."
     if over:
         caption += f" {plural(over, 'step')} above the axis at the upper edge: hover for the time."
-    return figure(lambda width: step_times.build(points, bars, median_ms, top, low, width), caption, FIGURES[0])
+    return figure(lambda width: build_step_times(points, bars, median_ms, top, low, width), caption, FIGURES[0])
 
 
 def _bars(ms: pl.Series, top: float, low: float) -> pl.DataFrame:
@@ -152,4 +151,4 @@ def _band(steps: pl.DataFrame, top: float, low: float) -> Figure:
     bands = bands.select("step", "low_ms", "middle_ms", "high_ms")
     top = max(top, float(bands["middle_ms"].max() or 0))  # type: ignore[arg-type]
     caption = f"The line is the median, the band the range of each {width} steps; it is cut at the upper edge."
-    return figure(lambda drawn: step_band.build(bands, top, low, drawn), caption, FIGURES[0])
+    return figure(lambda drawn: build_step_band(bands, top, low, drawn), caption, FIGURES[0])

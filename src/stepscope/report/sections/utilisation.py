@@ -6,11 +6,9 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
-from stepscope.report.charts import utilisation as chart
-from stepscope.report.page.parts import Cell, Column, Part, Section, Table
-from stepscope.report.page.reading import interval, quantity
-from stepscope.report.sections._drawing import figure
-from stepscope.units import duration, percent, plural
+from stepscope.report.charts import sensors as chart
+from stepscope.report.page.parts import Cell, Column, Part, Section, Table, figure
+from stepscope.units import amount, duration, interval, percent, plural
 
 if TYPE_CHECKING:
     from stepscope.analysis.run import Run
@@ -75,11 +73,11 @@ def _figure(run: Run, shown: pl.DataFrame, timeline: pl.DataFrame) -> Part:
     caption += f" (source: {', '.join(sources)})." if (sources := _sources(run)) else "."
     if windows["percent"].null_count():
         caption += " Tinted: nothing was read."
-    return figure(lambda width: chart.build(windows, edges, width), caption, FIGURES[0])
+    return figure(lambda width: chart.build_utilisation(windows, edges, width), caption, FIGURES[0])
 
 
 def _sources(run: Run) -> list[str]:
-    """Where the busy time of the cores was read, the number of the core left open."""
+    """Return where the busy time of the cores was read, the number of the core left open."""
     busy = run.metrics().filter(pl.col("metric") == "core_utilisation")
     return busy["source"].drop_nulls().str.replace(r"cpu\d+", "cpu*").unique(maintain_order=True).to_list()
 
@@ -109,8 +107,8 @@ def _table(run: Run) -> Table | None:
     columns = (
         Column("Core", numeric=False),
         Column("Utilisation", meaning="Active time of the core over total time (Eq. 1)"),
-        Column("95 % interval"),
-        Column("Idle state ratio", meaning="Share of the time in which its utilisation is 0"),
+        Column("95 % CI"),
+        Column("Idle residency", meaning="Share of the time in which its utilisation is 0"),
     )
     notes = [note for note in busy["note"].unique(maintain_order=True) if note]
     caption = f"Over all steps after warm-up ({', '.join(notes)})." if notes else "Over all steps after warm-up."
@@ -120,7 +118,7 @@ def _table(run: Run) -> Table | None:
         rows.append(
             (
                 Cell(row["scope"].replace(":", " "), row["scope"]),
-                Cell(quantity(row["value"], "1"), row["value"], row["value"]),
+                Cell(amount(row["value"], "1"), row["value"], row["value"]),
                 Cell(interval(row["low"], row["high"], "1"), row["low"]),
                 Cell(percent(rest), rest),
             )

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stepscope.analysis.step_glance import step_glances
+from stepscope.analysis.time.steps import quick_stats
 from stepscope.report.live.folder import planned_steps, status_of
 
 _DEEPEST = 4  # a sweep keeps its runs two folders further down
@@ -30,11 +30,11 @@ _METRICS = {
     "peak_memory": "peak_bytes",
 }
 _WARMUP = 3  # steps, of a run that does not say
-_WHOLE = ("run", "process", "total", "device")
+_WHOLE = ("run", "process", "processes", "total", "device")
 
 
 @dataclass(frozen=True)
-class Listed:
+class ListedRun:
     """One run: its path below the folder, where it lies, and what the list says of it (null is not known)."""
 
     key: str
@@ -47,13 +47,13 @@ class Listing:
 
     def __init__(self, root: Path) -> None:
         self.root = root.resolve()
-        self._seen: dict[str, tuple[tuple[int, ...], Listed]] = {}
+        self._seen: dict[str, tuple[tuple[int, ...], ListedRun]] = {}
         self._lock = threading.Lock()
 
-    def look(self) -> list[Listed]:
+    def look(self) -> list[ListedRun]:
         """Every run that can be listed, the newest first."""
         with self._lock:
-            found: dict[str, tuple[tuple[int, ...], Listed]] = {}
+            found: dict[str, tuple[tuple[int, ...], ListedRun]] = {}
             for folder in _folders(self.root):
                 key = folder.relative_to(self.root).as_posix()
                 state = _state(folder)
@@ -61,15 +61,15 @@ class Listing:
                 if kept is not None and kept[0] == state and kept[1].facts["status"] != "running":
                     found[key] = kept
                 elif (facts := _facts(folder, self.root)) is not None:
-                    found[key] = (state, Listed(key, folder, facts))
+                    found[key] = (state, ListedRun(key, folder, facts))
                 if len(found) >= _MOST_RUNS:
                     break
-            _glance([one for state, one in found.values() if self._seen.get(one.key) != (state, one)], self.root)
+            _fill_steps([one for state, one in found.values() if self._seen.get(one.key) != (state, one)], self.root)
             self._seen = found
         rows = [listed for _, listed in found.values()]
         return sorted(rows, key=lambda row: (row.facts["started_s"] or 0.0, row.key), reverse=True)
 
-    def find(self, key: str) -> Listed | None:
+    def find(self, key: str) -> ListedRun | None:
         """The run with this path below the folder; None where none is listed under it."""
         kept = self._seen.get(key)
         if kept is None:
@@ -79,7 +79,7 @@ class Listing:
 
 
 def leads_out(folder: Path, root: Path) -> bool:
-    """Whether a link in a run folder leads out of the root: such a run is not drawn."""
+    """Return whether a link in a run folder leads out of the root: such a run is not drawn."""
     for place, names, files in os.walk(folder):
         for name in (*names, *files):
             path = Path(place, name)
@@ -88,16 +88,16 @@ def leads_out(folder: Path, root: Path) -> bool:
     return False
 
 
-def _glance(rows: list[Listed], root: Path) -> None:
+def _fill_steps(rows: list[ListedRun], root: Path) -> None:
     """Fill in what only a report would tell of runs that have none yet, as far as their steps say it."""
     without = {one.path: one for one in rows if one.facts["step_ns"] is None and _own_steps(one.path, root)}
-    for folder, glance in step_glances({folder: one.facts["warmup"] for folder, one in without.items()}).items():
+    for folder, glance in quick_stats({folder: one.facts["warmup"] for folder, one in without.items()}).items():
         facts = without[folder].facts
         facts.update(steps=glance.steps, step_ns=glance.step_ns, samples_per_s=glance.samples_per_s)
 
 
 def _own_steps(folder: Path, root: Path) -> bool:
-    """Whether there is a file of steps, and none that a link leads out to."""
+    """Return whether there is a file of steps, and none that a link leads out to."""
     files = [folder / name for name in ("steps.parquet", "steps.rows") if _is_file(folder / name)]
     return bool(files) and all(file.resolve().is_relative_to(root) for file in files)
 
@@ -135,7 +135,7 @@ def _is_file(path: Path) -> bool:
 
 
 def _state(folder: Path) -> tuple[int, ...]:
-    """What changes when run.json or summary.json does."""
+    """Return what changes when run.json or summary.json does."""
     state: list[int] = []
     for name in ("run.json", "summary.json"):
         try:
@@ -158,7 +158,7 @@ def _json(path: Path, root: Path) -> dict[str, Any]:
 
 
 def _facts(folder: Path, root: Path) -> dict[str, Any] | None:
-    """What the list says of a run; None for what is no run of ours."""
+    """Return the row of a run in the list; None for what is no run of ours."""
     header = _json(folder / "run.json", root)
     if not isinstance(header.get("schema"), int):
         return None

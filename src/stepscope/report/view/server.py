@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from stepscope.errors import RunNotFound, UsageError
-from stepscope.report.view.access import Access, is_loopback
-from stepscope.report.view.site import Answer, Site
+from stepscope.report.view.site import Access, Answer, Site, is_loopback
 
 DEFAULT_PORT = 8321
 _TOKEN = re.compile(r"[A-Za-z0-9._~-]+")  # what an address and a cookie carry as it is

@@ -1,21 +1,35 @@
-"""What the view answers to a request: a function of the address and the headers, without a socket."""
+"""Answers of the view to requests, without a socket: who may look, which page, and what a running run says."""
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import hmac
+import ipaddress
 import json
-from collections.abc import Mapping
+import re
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from http.cookies import CookieError, SimpleCookie
+from importlib.resources import files
 from pathlib import Path
+from typing import Any
 from urllib.parse import parse_qs, quote, unquote, urlencode, urlsplit
 
+import jinja2
+
+from stepscope import __version__
 from stepscope.analysis.compare import compare
 from stepscope.analysis.run import Run
 from stepscope.errors import StepscopeError
+from stepscope.quantities import simulated_badge
 from stepscope.report import compare_page, html
-from stepscope.report.view.access import COOKIE, Access
-from stepscope.report.view.drawing import Kept, list_page, live_page, state_of
-from stepscope.report.view.listing import Listed, Listing, leads_out
-from stepscope.report.view.live_facts import Watches
+from stepscope.report.charts.style import DARK, LIGHT
+from stepscope.report.live.now import Now, Watch
+from stepscope.report.view.listing import ListedRun, Listing, leads_out
+from stepscope.units import amount, bytes_, duration, number, percent, plural, si
 
 _HTML, _JSON, _TEXT = "text/html; charset=utf-8", "application/json", "text/plain; charset=utf-8"
 _LONGEST = 8_000  # characters of an address
@@ -51,7 +65,7 @@ class Site:
     def __init__(self, root: Path, access: Access) -> None:
         self.listing = Listing(root)
         self._access, self.token = access, access.token
-        self._kept, self._watches = Kept(), Watches()
+        self._kept, self._watches = PageCache(), Watches()
 
     def close(self) -> None:
         """Let go of the files of running runs."""
@@ -93,18 +107,18 @@ class Site:
     def _rows(self) -> list[dict[str, object]]:
         return [{"key": row.key, **row.facts} for row in self.listing.look()]
 
-    def _run(self, listed: Listed) -> Answer:
+    def _run(self, listed: ListedRun) -> Answer:
         page = self._kept.get((listed.key,), state_of(listed.path), lambda: html.render(Run(listed.path)))
         return Answer(200, page, _HTML)
 
-    def _live(self, listed: Listed) -> Answer:
+    def _live(self, listed: ListedRun) -> Answer:
         now = self._watches.look(listed.path)
         if now["ended"]:  # its rows are closed, so there is nothing to follow
             return Answer(303, "", headers={"Location": "/run/" + quote(listed.key, safe="/")})
         page, script = live_page(str(listed.facts["workload"]), listed.key, now)
         return Answer(200, page, _HTML, _own_page(script))
 
-    def _now(self, listed: Listed) -> Answer:
+    def _now(self, listed: ListedRun) -> Answer:
         return Answer(200, json.dumps(self._watches.look(listed.path), allow_nan=False), _JSON)
 
     def _compared(self, keys: list[str]) -> Answer:
@@ -138,3 +152,178 @@ def _without_token(path: str, query: Mapping[str, list[str]], token: str | None)
     place = "/" + quote(unquote(path).lstrip("/\\"), safe="/")  # "//host" would lead to another site
     cookie = {} if token is None else {"Set-Cookie": f"{COOKIE}={token}; HttpOnly; SameSite=Strict; Path=/"}
     return Answer(303, "", headers={"Location": f"{place}?{rest}" if rest else place, **cookie})
+
+
+COOKIE = "stepscope_view"
+_OWN_NAME = re.compile(r"(localhost|127\.0\.0\.1|\[::1\])(:\d{1,5})?", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Access:
+    """token: None where the server listens on the loopback interface alone, and none was asked for."""
+
+    token: str | None = None
+
+    def refusal(self, headers: Mapping[str, str], given: str | None) -> str | None:
+        """Return why a request is refused; None where it is let in. given: the token of its address, if any.
+
+        Without a token the Host header must name this machine: a page elsewhere whose name is made to lead to
+        127.0.0.1 (DNS rebinding) still sends that name. A token is nothing that such a page could know.
+        """
+        if self.token is None:
+            return None if own_name(headers.get("Host", "")) else "this address is not one of this server's own names"
+        offered = (given, _bearer(headers.get("Authorization", "")), _cookie(headers.get("Cookie", "")))
+        if any(one is not None and _same(one, self.token) for one in offered):
+            return None
+        return "the token is missing or wrong: open the address that `stepscope view` printed"
+
+    def knows(self, given: str) -> bool:
+        """Return whether this is the token; never where there is none."""
+        return self.token is not None and _same(given, self.token)
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether an address that a server listens at is reached from this machine alone."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def own_name(host: str) -> bool:
+    """Return whether a Host header names this machine; any port, since a tunnel may have another."""
+    return _OWN_NAME.fullmatch(host) is not None
+
+
+def _bearer(header: str) -> str | None:
+    kind, _, token = header.partition(" ")
+    return token.strip() if kind.lower() == "bearer" else None
+
+
+def _cookie(header: str) -> str | None:
+    try:
+        found = SimpleCookie(header).get(COOKIE)
+    except CookieError:
+        return None
+    return None if found is None else found.value
+
+
+def _same(one: str, other: str) -> bool:
+    return hmac.compare_digest(one.encode(), other.encode())
+
+
+_MOST_PAGES = 24  # pages
+
+
+class PageCache:
+    """Pages that were drawn, until the files that they show have changed; one is drawn at a time."""
+
+    def __init__(self) -> None:
+        self._pages: OrderedDict[tuple[str, ...], tuple[object, str]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, key: tuple[str, ...], state: object, draw: Callable[[], str]) -> str:
+        """The page under a key: as it was drawn for this state of its files, else drawn now."""
+        with self._lock:
+            found = self._pages.get(key)
+            page = found[1] if found is not None and found[0] == state else draw()
+            self._pages[key] = (state, page)
+            self._pages.move_to_end(key)
+            while len(self._pages) > _MOST_PAGES:
+                self._pages.popitem(last=False)
+            return page
+
+
+def state_of(folder: Path) -> tuple[tuple[str, int, int], ...]:
+    """Name, time and size of every file of a run that its page is made of."""
+    found = []
+    for path in sorted(folder.rglob("*")):
+        if path.suffix != ".html" and path.is_file():
+            about = path.stat()
+            found.append((path.relative_to(folder).as_posix(), about.st_mtime_ns, about.st_size))
+    return tuple(found)
+
+
+def list_page(name: str, rows: list[dict[str, Any]]) -> tuple[str, str]:
+    """The list of runs as HTML text, and the hash of its script."""
+    return _page("list", title=name, about=plural(len(rows), "run"), data={"rows": rows})
+
+
+def live_page(title: str, key: str, now: dict[str, Any]) -> tuple[str, str]:
+    """A running run as HTML text, and the hash of its script."""
+    return _page("live", title=title, about=key, data={"key": key, **now})
+
+
+def _page(kind: str, **content: Any) -> tuple[str, str]:
+    here, page = files("stepscope.report.view"), files("stepscope.report.page")
+    environment = jinja2.Environment(
+        loader=jinja2.FunctionLoader(lambda name: (here / name).read_text(encoding="utf-8")),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    script = (here / f"{kind}.js").read_text(encoding="utf-8")
+    text = environment.get_template(f"{kind}.html.j2").render(
+        **content,
+        css=(page / "page.css").read_text(encoding="utf-8") + (here / "view.css").read_text(encoding="utf-8"),
+        light=" ".join(f"--{name}: {value};" for name, value in LIGHT.items()),
+        dark=" ".join(f"--{name}: {value};" for name, value in DARK.items()),
+        script=script,
+        version=__version__,
+    )
+    return text, "sha256-" + base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+
+
+class Watches:
+    """The runs that are being looked at; each is followed, not read anew."""
+
+    def __init__(self, most: int = 16) -> None:
+        self._most = most
+        self._of: dict[Path, Watch] = {}
+        self._lock = threading.Lock()
+
+    def look(self, run: Path) -> dict[str, Any]:
+        """Status, facts and warnings of a run at this moment, ready for JSON."""
+        with self._lock:
+            if run not in self._of:
+                while len(self._of) >= self._most:
+                    self._of.pop(next(iter(self._of))).close()
+                self._of[run] = Watch(run)
+            now = self._of[run].look()
+            if now.ended:
+                self._of.pop(run).close()
+        return {"status": now.status, "ended": now.ended, "rows": _fact_rows(now), "warnings": list(now.warnings)}
+
+    def close(self) -> None:
+        """Let go of all files."""
+        with self._lock:
+            for watch in self._of.values():
+                watch.close()
+            self._of.clear()
+
+
+def _fact_rows(now: Now) -> list[tuple[str, str]]:
+    pace, planned = now.pace, f" of {now.planned:,}" if now.planned is not None else ""
+    rows = [
+        ("Status", f"{now.status}: {now.reason}" if now.reason else now.status),
+        ("Steps", f"{pace.done:,}{planned}"),
+        ("Step time, of the last steps", duration(pace.step_ns)),
+        ("Throughput", "-" if pace.samples_per_s is None else f"{number(pace.samples_per_s)} samples/s"),
+        ("Loss", number(pace.loss, 4)),
+        ("Time left", "-" if now.left_s is None else duration(now.left_s * 1e9)),
+        ("Cores", " · ".join(percent(share, 0) for _, share in now.cores) or "-"),
+        *((f"Accelerator {name}", percent(share, 0)) for name, share in now.accelerators),
+        ("Memory of the process", bytes_(now.resident_bytes)),
+        ("Memory available", bytes_(now.available_bytes)),
+        *((f"Memory of {name}", bytes_(used)) for name, used, _ in now.accelerator_memory),
+        ("Power, whole device", si(now.total_w, "W")),
+        *((f"Power of {name}", si(watts, "W")) for name, watts in now.rails),
+        *((f"Temperature of {name}", f"{amount(value, 'degC')}") for name, value in now.temperatures),
+        *((name.capitalize(), amount(value, unit)) for name, value, unit in now.others),
+    ]
+    if now.left_j is not None:
+        rows.append(("Energy left", si(now.left_j, "J")))
+    if now.simulated is not None:
+        rows.insert(0, (simulated_badge(now.simulated), "not of this machine"))
+    return rows

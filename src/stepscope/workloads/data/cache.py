@@ -46,12 +46,12 @@ def folder() -> Path:
 
 
 def path(dataset: DataSet, file: RemoteFile) -> Path:
-    """Where a file of a data set lies, or would lie."""
+    """Return the path of a file of a data set, there or not."""
     return folder() / dataset.name / file.name
 
 
 def present(dataset: DataSet) -> bool:
-    """Whether all files are there, by name: their content is checked when fetched and by `verify`."""
+    """Return whether all files are there, by name: their content is checked when fetched and by `verify`."""
     return all(path(dataset, file).is_file() for file in dataset.files)
 
 

@@ -168,7 +168,7 @@ class Packaged:
 
 
 def installed(module: str) -> bool:
-    """Whether a module can be found, without importing it."""
+    """Return whether a module can be found, without importing it."""
     try:
         return importlib.util.find_spec(module) is not None
     except ModuleNotFoundError:  # of the package that it would be in

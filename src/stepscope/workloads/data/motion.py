@@ -25,7 +25,7 @@ FILES = ("BasicMotions_TRAIN.ts", "BasicMotions_TEST.ts")
 
 
 def folder() -> Path | None:
-    """Where aeon keeps the recordings; None where it is not installed."""
+    """Return where aeon keeps the recordings; None where it is not installed."""
     found = importlib.util.find_spec("aeon")
     places = [] if found is None else list(found.submodule_search_locations or [])
     return Path(places[0]) / "datasets" / "data" / "BasicMotions" if places else None
@@ -46,7 +46,7 @@ def parse(content: str) -> tuple[Tensor, Tensor]:
 
 
 def present() -> bool:
-    """Whether both files are installed."""
+    """Return whether both files are installed."""
     where = folder()
     return where is not None and all((where / name).is_file() for name in FILES)
 

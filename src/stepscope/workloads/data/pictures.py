@@ -92,7 +92,7 @@ def splits(pictures: Pictures, shape: Shape, two_classes: bool = False) -> Split
 
 
 def sources(sets: Sequence[PictureSet], shape: Shape, classes: int) -> tuple[Source, ...]:
-    """What a network of this input and so many outputs can be trained on: sets with no more classes than that."""
+    """Return the data that a network of this input and so many outputs can be trained on: no more classes than that."""
     two = classes == 2
     fit = [each for each in sets if each.classes <= classes or two]
     return tuple(

@@ -47,5 +47,5 @@ def _row(each: Any, present: bool, get: str) -> dict[str, Any]:
 
 
 def _begun(dataset: cache.DataSet) -> bool:
-    """Whether any file of it is here."""
+    """Return whether any file of it is here."""
     return any(cache.path(dataset, file).is_file() for file in dataset.files)

@@ -1,4 +1,4 @@
-"""Where samples come from, apart from the workload that trains on them, and what is said of them in every result."""
+"""Sources of samples, apart from the workload that trains on them, and what is said of them in every result."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _RANK: dict[DataKind, int] = {"real-full": 0, "real-subset": 1, "synthetic": 2}
 
 @dataclass(frozen=True)
 class DataFacts:
-    """What a data set is; only "real-*" data may report accuracy. An emulator has no sizes: they are 0."""
+    """Facts of a data set; only "real-*" data may report accuracy. An emulator has no sizes: they are 0."""
 
     name: str
     kind: DataKind
@@ -39,7 +39,7 @@ class Splits:
 
 
 def always() -> bool:
-    """What ships with the package, or is made on the spot, is always there."""
+    """Return True: what ships with the package, or is made on the spot, is always there."""
     return True
 
 

@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from stepscope.errors import DataUnavailable
+from stepscope.files import replaced
 from stepscope.workloads.data import cache, catalogue, synthetic
 from stepscope.workloads.data.source import Batch, DataFacts, Source, Splits
 
@@ -128,14 +129,13 @@ def _compute(archive: Path, kept: Path) -> None:
         raise _damaged(str(error)) from error
     features = torch.stack([values for _, _, values in rows]).unsqueeze(1)  # [N, 1, 49, 10]
     features = (features - features.mean(dim=0)) / (features.std(dim=0) + 1e-6)
-    partial = kept.with_name("partial-" + kept.name)
-    np.savez(
-        partial,
-        features=features.numpy(),
-        labels=np.array([label for _, label, _ in rows], dtype=np.int64),
-        test=np.array([test for test, _, _ in rows]),
-    )
-    partial.replace(kept)
+    with replaced(kept) as part, part.open("wb") as file:
+        np.savez(
+            file,
+            features=features.numpy(),
+            labels=np.array([label for _, label, _ in rows], dtype=np.int64),
+            test=np.array([test for test, _, _ in rows]),
+        )
 
 
 def _name_of_list(archive: tarfile.TarFile) -> str:

@@ -1,7 +1,7 @@
 """SQuAD v1.1 as BERT takes it: [CLS] question [SEP] paragraph [SEP], and where the answer starts and ends.
 
 Tokens are whole words and signs, numbered by how often they occur; BERT's own word pieces need a file that is not part
-of the data set. Questions whose answer lies past the length are left out, in training and in testing, and counted.
+of the data set. Questions whose answer lies past the length are excluded, in training and in testing, and counted.
 """
 
 from __future__ import annotations

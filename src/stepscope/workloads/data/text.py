@@ -31,7 +31,9 @@ _WORD = re.compile(r"\w+|[^\w\s]")
 
 @dataclass(frozen=True)
 class Windows:
-    """How a model reads: unit, size of its vocabulary, tokens a window, and whether it predicts the last token only."""
+    """Form of a model's text: unit, size of its vocabulary, tokens a window, and whether it predicts the last token
+    only.
+    """
 
     unit: Unit
     vocabulary: int

@@ -1,0 +1,284 @@
+"""Logs of tools that read sensors: how each is recognised, and its readings as channels of a run."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime, tzinfo
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from stepscope.arrays import Ints
+from stepscope.errors import UsageError
+from stepscope.files import replace_json
+from stepscope.importers import jetson_stats, nvidia_smi
+from stepscope.record.access.probes import channel_id
+from stepscope.record.sensors import powermetrics, tegrastats
+from stepscope.record.sensors.contract import Channel
+from stepscope.record.sensors.powermetrics import SCOPES, channels_of
+from stepscope.record.sensors.tegrastats import rail_places, rail_watts
+
+MOST_BYTES = 1 << 30
+_STAMPS = {"t0_ns": pl.Int64, "t1_ns": pl.Int64}
+
+
+@dataclass(frozen=True)
+class Clock:
+    """Reading of a log's stamps: the zone of stamps that state none, and what only the user can know."""
+
+    zone: tzinfo | None = None  # None: of the machine that imports
+    interval_ns: int | None = None  # of a log without stamps
+    started: datetime | None = None  # likewise
+    shift_ns: int = 0  # added to every time
+
+
+@dataclass(frozen=True)
+class SensorLog:
+    """Readings of one sensor: earliest and latest Unix time of each, ns, and a column a channel (NaN: not read)."""
+
+    sensor: str
+    channels: tuple[Channel, ...]
+    t0_ns: Ints
+    t1_ns: Ints
+    columns: tuple[Sequence[float], ...]
+    notes: tuple[str, ...] = ()
+
+
+def unix_ns(stamp: datetime, clock: Clock) -> int:
+    """A stamp as Unix ns; one without a zone is local time of the clock's zone."""
+    known = (
+        stamp if stamp.tzinfo is not None else stamp.replace(tzinfo=clock.zone) if clock.zone else stamp.astimezone()
+    )
+    return round(known.timestamp() * 1e6) * 1000
+
+
+def log_text(path: Path) -> str:
+    """The text of a log; UsageError where it cannot be read or is larger than 1 GiB."""
+    try:
+        if path.stat().st_size > MOST_BYTES:
+            raise UsageError(f"'{path}' is larger than 1 GiB", "cut the log to the time of the training")
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise UsageError(f"cannot read '{path}': {error.strerror or error}", "check the path of the log") from error
+
+
+def in_order(log: SensorLog) -> SensorLog:
+    """The readings in order of time, with how many had to be moved."""
+    order = np.argsort(log.t0_ns, kind="stable")
+    moved = int((np.diff(log.t0_ns) < 0).sum())
+    if not moved:
+        return log
+    columns = tuple(np.asarray(column)[order].tolist() for column in log.columns)
+    note = f"{log.sensor}: the clock went back {moved} times; readings are in order of their stamps"
+    return replace(log, t0_ns=log.t0_ns[order], t1_ns=log.t1_ns[order], columns=columns, notes=(*log.notes, note))
+
+
+def write_logs(run: Path, logs: Sequence[SensorLog], missing: Sequence[dict[str, Any]], origin_ns: int) -> None:
+    """Write channels.json and samples/ of a run whose clock begins at `origin_ns` (Unix)."""
+    names = [log.sensor for log in logs]
+    for number, log in enumerate(logs):
+        sensor = log.sensor if names.index(log.sensor) == number else f"{log.sensor}-{number}"
+        if sensor != log.sensor:
+            raise UsageError(f"two logs of {log.sensor} were given", "join them into one file")
+        frame = pl.DataFrame(
+            {"t0_ns": log.t0_ns - origin_ns, "t1_ns": log.t1_ns - origin_ns}, schema_overrides=_STAMPS
+        ).with_columns(
+            pl.Series(channel.id, column, dtype=pl.Float64).fill_nan(None)
+            for channel, column in zip(log.channels, log.columns, strict=True)
+        )
+        frame.write_parquet(run / "samples" / f"{sensor}.parquet", compression="zstd")
+    channels = [asdict(channel) for log in logs for channel in log.channels]
+    periods = [int(np.median(np.diff(log.t0_ns))) for log in logs if len(log.t0_ns) > 1]
+    period_ns = min(periods) if periods else None
+    replace_json(run / "channels.json", {"period_ns": period_ns, "channels": channels, "missing": list(missing)})
+
+
+SECOND_NS = 1_000_000_000
+_MONTH = "%a %b %d %H:%M:%S %Y %z"
+_WHOLE_SECONDS = "its stamps are whole seconds: each reading is placed to within its share of that second"
+_LOCAL = "its stamps state no zone: they are read as local time {zone}"
+
+
+@dataclass(frozen=True)
+class LogKind:
+    """One kind of log: whether the first lines are of it, and how a text becomes sensor logs."""
+
+    name: str
+    fits: Callable[[Sequence[str]], bool]
+    read: Callable[[str, str, Clock], list[SensorLog]]
+
+
+def tegrastats_logs(text: str, source: str, clock: Clock) -> list[SensorLog]:
+    """Rails, cores, GPU, memory controller, memory and thermal zones of a tegrastats log."""
+    lines = [line for line in map(tegrastats.parse, text.splitlines()) if line.memory]
+    if not lines:
+        raise UsageError(f"'{source}': no line of tegrastats", "give the output of tegrastats, or --kind")
+    t0_ns, t1_ns, note = _tegrastats_times([line.stamp for line in lines], source, clock)
+    channels, columns = _tegrastats_channels(lines, source)
+    return [in_order(SensorLog("tegrastats", tuple(channels), t0_ns, t1_ns, tuple(columns), (note,)))]
+
+
+def _tegrastats_times(stamps: Sequence[datetime | None], source: str, clock: Clock) -> tuple[Ints, Ints, str]:
+    if all(stamp is not None for stamp in stamps):
+        whole = [unix_ns(stamp, clock) for stamp in stamps if stamp is not None]
+        t0_ns, t1_ns = within_their_second(whole)
+        return t0_ns, t1_ns, f"{source}: {_WHOLE_SECONDS}; {_zone_note(clock)}"
+    if clock.started is None or clock.interval_ns is None:
+        raise UsageError(
+            f"'{source}': its lines have no time stamps (JetPack 5 and later write them)",
+            "say when it was started, and its interval: --started 2026-01-31T12:00:00 --interval 1000ms",
+        )
+    t1_ns = unix_ns(clock.started, clock) + (np.arange(len(stamps)) + 1) * clock.interval_ns
+    return t1_ns - clock.interval_ns, t1_ns, f"{source}: no stamps; times are --started and --interval, as given"
+
+
+def within_their_second(stamps_ns: Sequence[int]) -> tuple[Ints, Ints]:
+    """Readings with the same whole second, in order, share it out: the earliest and latest time of each, ns."""
+    starts, ends = [], []
+    for second, group in groupby(stamps_ns):
+        count = len(list(group))
+        starts += [second + SECOND_NS * place // count for place in range(count)]
+        ends += [second + SECOND_NS * (place + 1) // count for place in range(count)]
+    return np.array(starts, dtype=np.int64), np.array(ends, dtype=np.int64)
+
+
+def _tegrastats_channels(
+    lines: Sequence[tegrastats.TegrastatsLine], source: str
+) -> tuple[list[Channel], list[list[float]]]:
+    """Channels of everything that any line names."""
+    first = max(lines, key=lambda line: len(line.rails))
+    places = rail_places(first.rails)
+    watts = [rail_watts(line, places) for line in lines]
+    found: dict[str, tuple[Channel, list[float]]] = {}
+    for place, name in enumerate(places):
+        channel = _channel("tegrastats", "power", f"rail:{name}", "W", source, name.partition("#")[0])
+        found[channel.id] = (channel, [row[place] for row in watts])
+    for row, line in enumerate(lines):
+        for quantity, scope, unit, value in _tegrastats_values(line):
+            key = channel_id(scope, quantity)
+            if key not in found:
+                found[key] = (_channel("tegrastats", quantity, scope, unit, source), [math.nan] * len(lines))
+            found[key][1][row] = value
+    return [channel for channel, _ in found.values()], [column for _, column in found.values()]
+
+
+def _tegrastats_values(line: tegrastats.TegrastatsLine) -> list[tuple[str, str, str, float]]:
+    values: list[tuple[str, str, str, float | None]] = []
+    for number, core in enumerate(line.cpus):
+        values.append(("utilisation", f"core:{number}", "1", core.utilisation))
+        values.append(("core_frequency", f"core:{number}", "Hz", core.frequency_hz))
+    for engine in line.engines:
+        scope = {"GR3D_FREQ": "gpu:0", "GR3D": "gpu:0", "EMC_FREQ": "emc", "EMC": "emc"}.get(engine.name)
+        if scope is not None:
+            values.append(("utilisation", scope, "1", engine.utilisation))
+            values.append(("frequency", scope, "Hz", max(engine.frequencies_hz, default=None)))
+    values += [("memory_used", "system", "B", float(pool.used_bytes)) for pool in line.memory if pool.name == "RAM"]
+    values += [("temperature", f"zone:{zone.name}", "degC", zone.celsius[0]) for zone in line.temperatures]
+    return [(quantity, scope, unit, value) for quantity, scope, unit, value in values if value is not None]
+
+
+def jetson_stats_logs(text: str, source: str, clock: Clock) -> list[SensorLog]:
+    """Every column of a jetson-stats CSV that is understood and was ever read."""
+    log = jetson_stats.parse(text.splitlines())
+    if not log.stamps:
+        raise UsageError(f"'{source}': no line with a time", "give a CSV of jetson-stats that holds readings")
+    stamps = np.array([unix_ns(stamp, clock) for stamp in log.stamps], dtype=np.int64)
+    columns = [[row[place] for row in log.rows] for place in range(len(log.columns))]
+    read = [place for place, column in enumerate(columns) if not all(math.isnan(value) for value in column)]
+    made = (log.columns[place] for place in read)
+    channels = [_channel("jetson_stats", c.quantity, c.scope, c.unit, source, _rail(c.quantity, c.name)) for c in made]
+    notes = _notes(source, clock, log.skipped)
+    return [
+        in_order(SensorLog("jetson_stats", tuple(channels), stamps, stamps, tuple(columns[p] for p in read), notes))
+    ]
+
+
+def nvidia_smi_logs(text: str, source: str, clock: Clock) -> list[SensorLog]:
+    """A sensor a GPU, since each is read at its own times."""
+    log = nvidia_smi.parse(text.splitlines())
+    gpus = list(dict.fromkeys(reading.gpu for reading in log.readings))
+    if not gpus:
+        raise UsageError(f"'{source}': no line with a time", "give a log of nvidia-smi that holds readings")
+    logs = []
+    for place, gpu in enumerate(gpus):
+        readings = [reading for reading in log.readings if reading.gpu == gpu]
+        stamps = np.array([unix_ns(reading.stamp, clock) for reading in readings], dtype=np.int64)
+        scope = f"gpu:{gpu if gpu.isdecimal() else place}"
+        units = {"power": "W", "temperature": "degC", "memory_used": "B", "frequency": "Hz", "memory_frequency": "Hz"}
+        names = [name for name in log.columns if not all(math.isnan(r.values.get(name, math.nan)) for r in readings)]
+        sensor = "nvidia_smi" if len(gpus) == 1 else f"nvidia_smi-{place}"
+        channels = [_channel(sensor, name, scope, units.get(name, "1"), source, _rail(name, scope)) for name in names]
+        columns = tuple([reading.values.get(name, math.nan) for reading in readings] for name in names)
+        notes = _notes(source, clock, log.skipped) if place == 0 else ()
+        logs.append(in_order(SensorLog(sensor, tuple(channels), stamps, stamps, columns, notes)))
+    return logs
+
+
+def powermetrics_logs(text: str, source: str, clock: Clock) -> list[SensorLog]:
+    """Power of the chip's parts, each a mean over its block; a block's end is counted from the first one's stamp."""
+    blocks = [block for block in powermetrics.parse(text).blocks if block.power_w and block.elapsed_ns > 0]
+    names = [name for name in SCOPES if any(name in block.power_w for block in blocks)]
+    if not names:
+        raise UsageError(f"'{source}': no power of powermetrics", "run it with --samplers cpu_power (and gpu_power)")
+    try:
+        stamps = [unix_ns(datetime.strptime(block.when, _MONTH), clock) for block in blocks]
+    except ValueError as error:
+        raise UsageError(f"'{source}': {error}", "give the text output of powermetrics, not -f plist") from error
+    elapsed = np.array([block.elapsed_ns for block in blocks], dtype=np.int64)
+    since = np.cumsum(elapsed)
+    begin = int(np.median(np.array(stamps) + SECOND_NS // 2 - since))  # stamps are whole seconds
+    ends = begin + since
+    window_ns = int(np.median(elapsed))
+    channels, columns = [], []
+    for name in names:
+        watts = np.array([block.power_w.get(name, math.nan) for block in blocks])
+        watts[watts < 0] = math.nan
+        power, energy = channels_of(name, names)
+        joules = np.where(np.isnan(watts), math.nan, np.cumsum(np.nan_to_num(watts) * elapsed / 1e9))
+        channels += [replace(power, refresh_ns=window_ns, window_ns=window_ns), replace(energy, refresh_ns=window_ns)]
+        columns += [watts.tolist(), joules.tolist()]
+    note = f"{source}: its stamps are whole seconds; times are counted from their median, to half a second"
+    return [in_order(SensorLog("powermetrics", tuple(channels), ends, ends, tuple(columns), (note,)))]
+
+
+KINDS = (
+    LogKind("tegrastats", lambda lines: any(_is_tegrastats(line) for line in lines), tegrastats_logs),
+    LogKind("jetson-stats", lambda lines: bool(lines) and jetson_stats.is_header(lines[0]), jetson_stats_logs),
+    LogKind("nvidia-smi", lambda lines: any(nvidia_smi.is_header(line) for line in lines[:3]), nvidia_smi_logs),
+    LogKind("powermetrics", lambda lines: any(powermetrics.begin(line) for line in lines), powermetrics_logs),
+)
+
+
+def _is_tegrastats(line: str) -> bool:
+    read = tegrastats.parse(line)
+    return bool(read.memory and (read.cpus or read.rails))
+
+
+def _channel(sensor: str, quantity: str, scope: str, unit: str, source: str, rail: str | None = None) -> Channel:
+    parent = "board" if rail is not None else "system"
+    return Channel(channel_id(scope, quantity), sensor, quantity, unit, "gauge", scope, source, rail, parent)
+
+
+def _rail(quantity: str, name: str) -> str | None:
+    return name if quantity == "power" else None
+
+
+def _notes(source: str, clock: Clock, skipped: int) -> tuple[str, ...]:
+    lines = f"; {skipped} lines could not be read" if skipped else ""
+    return (f"{source}: {_zone_note(clock)}{lines}",)
+
+
+def _zone_note(clock: Clock) -> str:
+    zone = "of the machine that imported it" if clock.zone is None else f"at {clock.zone}"
+    return _LOCAL.format(zone=zone)
+
+
+def duplicate_sensors(logs: Sequence[SensorLog]) -> list[str]:
+    """Names of sensors that are there more than once."""
+    return [name for name, count in Counter(log.sensor for log in logs).items() if count > 1]

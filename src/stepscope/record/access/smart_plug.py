@@ -1,0 +1,215 @@
+"""Smart plugs as a sensor: one exchange of HTTP with a hard deadline, and the channels of the named plugs."""
+
+from __future__ import annotations
+
+import http.client
+import io
+import socket
+import ssl
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import astuple, dataclass, replace
+from pathlib import Path
+
+from stepscope.record.access.probes import channel_id
+from stepscope.record.meters import NAN, Address, PlugReading, parse_address
+from stepscope.record.sensors.contract import Channel, Found, Meter, Missing, Target
+
+EVERY_NS = 1_000_000_000  # plugs refresh about once a second
+TIMEOUT_S = 0.8
+_LARGEST_ANSWER = 65536
+_QUANTITIES = (("power", "W"), ("energy", "J"), ("voltage", "V"), ("current", "A"))  # in the order of PlugReading
+_NOTHING = PlugReading(NAN, NAN, NAN, NAN)
+
+
+class Refused(OSError):
+    """A plug wants a password (HTTP 401 or 403)."""
+
+
+class NotThere(ValueError):
+    """A plug has no such page (HTTP 404)."""
+
+
+@dataclass(frozen=True)
+class Maker:
+    """Traits of the plugs of one maker: pages to try in order, and their grammar."""
+
+    name: str  # of the sensor, and of the kind of meter
+    title: str
+    pages: tuple[str, ...]
+    parse: Callable[[str], PlugReading]
+
+
+@dataclass(frozen=True)
+class _Plug:
+    """A plug that was named, the page of it that answers, and its first reading."""
+
+    meter: Meter
+    address: Address
+    page: str
+    first: PlugReading
+    failure: Missing | None = None
+
+
+def discover_plugs(maker: Maker, root: Path, target: Target) -> Found | Missing:
+    """Channels of every plug of this maker that was named; one that does not answer yet keeps its power channel."""
+    meters = [meter for meter in target.meters if meter.kind == maker.name]
+    if root != Path("/"):
+        return Missing("absent", f"{root}: a saved tree has no plugs on the network")
+    if not meters:
+        return Missing("absent", f"{root}: no {maker.title} plug was named", f"--plug {maker.name}=ADDRESS")
+    pool = ThreadPoolExecutor(len(meters), f"{maker.name}-plug")
+    plugs = list(pool.map(lambda meter: _first(maker, meter), meters))
+    failures = [plug.failure for plug in plugs if plug.failure is not None]
+    if len(failures) == len(plugs):
+        pool.shutdown(wait=False)
+        return replace(failures[0], detail="; ".join(failure.detail for failure in failures))
+    kept = [_stated(plug) for plug in plugs]
+    channels = [_channel(maker, plug, place) for plug, places in zip(plugs, kept, strict=True) for place in places]
+
+    def read() -> list[float]:
+        readings = list(pool.map(lambda plug: _read(maker, plug), plugs))
+        if all(isinstance(reading, str) for reading in readings):
+            raise OSError("; ".join(str(reading) for reading in readings))
+        values = [astuple(_NOTHING if isinstance(reading, str) else reading) for reading in readings]
+        return [reading[place] for reading, places in zip(values, kept, strict=True) for place in places]
+
+    return Found(tuple(channels), read, lambda: pool.shutdown(wait=False), every_ns=EVERY_NS, blocking=True)
+
+
+def fetch(address: Address, page: str, timeout_s: float = TIMEOUT_S) -> str:
+    """The text of a page; raises OSError (no answer in time, refused) or ValueError (no or half an HTTP answer)."""
+    deadline = time.monotonic() + timeout_s
+    place = address.url.partition("//")[2]
+    request = f"GET {page} HTTP/1.1\r\nHost: {place}\r\nAccept: application/json\r\nConnection: close\r\n\r\n"
+    with socket.create_connection((address.host, address.port), timeout_s) as plain:
+        plain.settimeout(_left(deadline))
+        link = _encrypted(plain, address.host) if address.scheme == "https" else plain
+        with link:
+            link.sendall(request.encode("ascii"))
+            received = _until_end(link, deadline)
+    return _body(received, address.url)
+
+
+def _until_end(link: socket.socket, deadline: float) -> bytes:
+    """All that is sent until the other side closes or the answer is whole; raises TimeoutError at the deadline."""
+    received = b""
+    while len(received) < _LARGEST_ANSWER:
+        link.settimeout(_left(deadline))
+        chunk = link.recv(8192)
+        received += chunk
+        if not chunk or _whole(received):
+            break
+    return received
+
+
+def _whole(received: bytes) -> bool:
+    """Return whether a body of stated length is here, for plugs that keep the connection open."""
+    head, found, body = received.partition(b"\r\n\r\n")
+    lower = head.lower()
+    if not found:
+        return False
+    if b"\r\ncontent-length:" in lower:
+        length = lower.split(b"\r\ncontent-length:", 1)[1].split(b"\r\n", 1)[0].strip()
+        return length.isdigit() and len(length) < 10 and len(body) >= int(length)
+    return b"transfer-encoding: chunked" in lower and body.endswith(b"0\r\n\r\n")
+
+
+def _body(received: bytes, url: str) -> str:
+    response = http.client.HTTPResponse(_Received(received), method="GET")  # type: ignore[arg-type]
+    try:
+        response.begin()
+        body = response.read()
+    except (http.client.HTTPException, ValueError, OverflowError) as error:
+        raise ValueError(f"{url}: half an answer or no HTTP ({type(error).__name__})") from error
+    finally:
+        response.close()
+    if response.status in (401, 403):
+        raise Refused(f"{url}: HTTP {response.status}")
+    if response.status == 404:
+        raise NotThere(f"{url}: HTTP 404")
+    if response.status != 200:
+        raise ValueError(f"{url}: HTTP {response.status}")
+    return body.decode("utf-8", errors="replace")
+
+
+@dataclass(frozen=True)
+class _Received:
+    """Bytes that were received, as the socket that http.client wants to read."""
+
+    data: bytes
+
+    def makefile(self, mode: str) -> io.BytesIO:
+        """The bytes as a file."""
+        return io.BytesIO(self.data)
+
+
+def _encrypted(plain: socket.socket, host: str) -> socket.socket:
+    return ssl.create_default_context().wrap_socket(plain, server_hostname=host)
+
+
+def _left(deadline: float) -> float:
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise TimeoutError("no whole answer in time")
+    return left
+
+
+def _first(maker: Maker, meter: Meter) -> _Plug:
+    """The page of a plug that answers, or why none does."""
+    try:
+        address = parse_address(meter.address)
+    except ValueError as error:
+        missing = Missing("failed", str(error), f"--plug {maker.name}=HOST or HOST:PORT")
+        return _Plug(meter, Address("http", "", 80), "", _NOTHING, missing)
+    why = ""
+    for page in maker.pages:
+        try:
+            return _Plug(meter, address, page, maker.parse(fetch(address, page)))
+        except NotThere as error:
+            why = why or str(error)
+        except Refused as error:
+            missing = Missing("denied", f"{error}", f"turn off the password of {address.url} while you measure")
+            return _Plug(meter, address, page, _NOTHING, missing)
+        except ValueError as error:
+            why = str(error) if str(address.url) in str(error) else f"{address.url}: {error}"
+        except OSError as error:
+            missing = Missing("failed", f"{address.url}: {error.strerror or error}", f"try: curl '{address.url}{page}'")
+            return _Plug(meter, address, page, _NOTHING, missing)
+    missing = Missing("unsupported", f"{why}: no {maker.title} plug that measures", f"try: curl '{address.url}'")
+    return _Plug(meter, address, maker.pages[0], _NOTHING, missing)
+
+
+def _read(maker: Maker, plug: _Plug) -> PlugReading | str:
+    """A reading, or why there is none; a plug that has never answered is asked for each of its pages again."""
+    if plug.failure is not None:
+        plug = _first(maker, plug.meter)
+        return plug.first if plug.failure is None else plug.failure.detail
+    try:
+        return maker.parse(fetch(plug.address, plug.page))
+    except OSError as error:
+        return f"{plug.address.url}: {error.strerror or error}"
+    except ValueError as error:
+        return str(error)
+
+
+def _stated(plug: _Plug) -> Sequence[int]:
+    """Return the quantities that become channels: those that it states, and its power in any case."""
+    return [place for place, value in enumerate(astuple(plug.first)) if place == 0 or value == value]
+
+
+def _channel(maker: Maker, plug: _Plug, place: int) -> Channel:
+    quantity, unit = _QUANTITIES[place]
+    scope = f"wall:{plug.meter.name}"
+    return Channel(
+        id=channel_id(scope, quantity),
+        sensor=maker.name,
+        quantity=quantity,
+        unit=unit,
+        kind="counter" if quantity == "energy" else "gauge",
+        scope=scope,
+        parent_scope="system",
+        source=f"{plug.address.url}{plug.page}",
+        refresh_ns=EVERY_NS if quantity != "energy" else None,
+    )

@@ -1,0 +1,235 @@
+"""The one door between the training's code and ours: what fails on our side stays there, and profiling ends.
+
+Whatever the training calls of us goes through a `Boundary`. Our own errors, of any type, are caught there, told once,
+and the door stays shut for the rest of the training. Exceptions of the training pass through untouched, also those
+that a signal handler or a timeout raises while our code happens to run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import os
+import signal
+import sys
+import sysconfig
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import CodeType, FrameType, TracebackType
+from typing import Any, ParamSpec, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
+_OURS = str(Path(__file__).parents[1]) + os.sep
+_LIBRARIES = tuple({sysconfig.get_paths()[name] + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+_SIGACTION_BYTES = 512  # more than any libc's
+_libc: ctypes.CDLL | None = None
+with contextlib.suppress(OSError, TypeError):
+    _libc = ctypes.CDLL(None)
+_PANIC = "PanicException"  # of a library written in Rust: a BaseException, and never meant for the training
+
+
+class Boundary:
+    """Guards the calls of one session; `shut` is told of the first error of ours."""
+
+    def __init__(self, shut: Callable[[BaseException], None], disturbed: Callable[[], None] = lambda: None) -> None:
+        self.open = True
+        self._shut = shut
+        self._disturbed = disturbed  # an exception of the training's passed through us and may have cut us short
+        self._lock = threading.Lock()
+        self._inside: int | None = None  # the thread that runs our code
+
+    def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
+        """Call a function of ours; None where it failed, where the door is shut, and from within another such call."""
+        if not self.open or self._inside == threading.get_ident():
+            return None
+        with self._lock:
+            self._inside = threading.get_ident()
+            try:
+                return function(*args, **kwargs) if self.open else None
+            except BaseException as error:
+                if not is_ours(error):
+                    self._tell_disturbed()
+                    raise
+                self.close(error)
+                return None
+            finally:
+                self._inside = None
+
+    def close(self, error: BaseException) -> None:
+        """Our side failed: tell it, and let nothing more through."""
+        if self.open:
+            self.open = False
+            try:
+                self._shut(error)
+            except BaseException as second:
+                if not is_ours(second):
+                    raise
+
+    def guarded(self, function: Callable[P, T]) -> Callable[P, T | None]:
+        """The same function, called through this boundary."""
+
+        @functools.wraps(function)
+        def call(*args: P.args, **kwargs: P.kwargs) -> T | None:
+            return self.call(function, *args, **kwargs)
+
+        return call
+
+    def forked(self) -> None:
+        """This process is a forked child: it is not the training that is profiled, and no lock is to be trusted."""
+        self.open = False
+        self._lock = threading.Lock()
+        self._inside = None
+
+    def _tell_disturbed(self) -> None:
+        try:
+            self._disturbed()
+        except BaseException as second:
+            if not is_ours(second):
+                raise
+
+
+class Undisturbed:
+    """While it is entered no signal handler runs in the main thread: it waits, and runs, and may raise, at the end.
+
+    A profile that is started or stopped cannot be left halfway: torch would crash. Other threads run no handlers.
+    What C has installed for a signal, with its flags (`siginterrupt`, `faulthandler.register`), is put back as it was.
+    """
+
+    _now: Undisturbed | None = None
+
+    def __enter__(self) -> None:
+        self._handlers: dict[int, Any] = {}
+        self._actions: dict[int, Any] = {}
+        self._waiting: list[tuple[int, FrameType | None]] = []
+        self._outermost = Undisturbed._now is None and threading.current_thread() is threading.main_thread()
+        if not self._outermost:
+            return
+        Undisturbed._now = self
+        try:
+            for number in signal.valid_signals():
+                handler = signal.getsignal(number)
+                if callable(handler):
+                    self._actions[number] = _action_of(number)
+                    self._handlers[number] = handler
+                    signal.signal(number, self._wait)
+        except BaseException:
+            self.__exit__()
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        if not self._outermost:
+            return
+        raised = self._restore()
+        for number, frame in self._waiting:
+            try:
+                self._handlers[number](number, frame)
+            except BaseException as error:
+                raised = raised or error
+        if raised is not None:
+            raise raised
+
+    def _restore(self) -> BaseException | None:
+        """Put every handler back, whatever one that is back already raises; return that."""
+        raised: BaseException | None = None
+        left = dict(self._handlers)
+        while left:
+            try:
+                for number in list(left):
+                    signal.signal(number, left[number])
+                    _put_back(number, self._actions[number])
+                    del left[number]
+            except BaseException as error:
+                raised = raised or error
+        Undisturbed._now = None
+        return raised
+
+    def _wait(self, number: int, frame: FrameType | None) -> None:
+        self._waiting.append((number, frame))
+
+    @staticmethod
+    def forked() -> None:
+        """A thread forked while the main one was undisturbed: the child has no one else to put its handlers back."""
+        if Undisturbed._now is not None:
+            Undisturbed._now._restore()
+
+
+os.register_at_fork(after_in_child=Undisturbed.forked)
+
+
+def _action_of(number: int) -> ctypes.Array[ctypes.c_char] | None:
+    """Return what C does at a signal (struct sigaction); None where libc cannot be asked."""
+    action = ctypes.create_string_buffer(_SIGACTION_BYTES)
+    return action if _libc is not None and _libc.sigaction(number, None, action) == 0 else None
+
+
+def _put_back(number: int, action: ctypes.Array[ctypes.c_char] | None) -> None:
+    if action is not None and _libc is not None:
+        _libc.sigaction(number, action, None)
+
+
+def is_ours(error: BaseException) -> bool:
+    """Return whether an exception that arose while our code ran is a failure of ours, not one of the training's.
+
+    Code of the training's runs within ours where we look at its objects, and where a signal or a trace function comes
+    in between. Only the latter may raise what is meant for the training: they are known by the frame that they are
+    given. A timeout that is thrown into this thread has a type of the training's.
+    """
+    kind = type(error)
+    if not isinstance(error, Exception):
+        return kind.__name__ == _PANIC
+    frames = list(_frames(error.__traceback__))
+    handlers = _signal_handlers()
+    if any(frame.f_code in handlers or _comes_in_between(frame) for frame in frames):
+        return False
+    return any(_is_foreign(frame.f_code.co_filename) for frame in frames) or not _is_foreign(_file_of(kind))
+
+
+def _comes_in_between(frame: FrameType) -> bool:
+    """Return whether a function of somebody else's was given a frame: as handlers of signals and trace functions
+    are.
+    """
+    code = frame.f_code
+    if code.co_filename.startswith(_OURS):
+        return False
+    names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount + 2]
+    values = [frame.f_locals.get(name) for name in names]
+    given = [item for value in values for item in (value if type(value) is tuple else (value,))]  # *args
+    return any(isinstance(item, FrameType) for item in given)
+
+
+def _frames(trace: TracebackType | None) -> Iterator[FrameType]:
+    while trace is not None:
+        yield trace.tb_frame
+        trace = trace.tb_next
+
+
+def _signal_handlers() -> set[CodeType]:
+    found: set[CodeType] = set()
+    for number in signal.valid_signals():
+        handler: Any = signal.getsignal(number)
+        while isinstance(handler, functools.partial):
+            handler = handler.func
+        of_its_type = next((vars(kind)["__call__"] for kind in type(handler).__mro__ if "__call__" in vars(kind)), None)
+        for function in (handler, getattr(handler, "__func__", None), of_its_type):
+            code = getattr(function, "__code__", None)
+            if isinstance(code, CodeType):
+                found.add(code)
+    return found
+
+
+def _is_foreign(file: str | None) -> bool:
+    """Return whether a file is neither ours nor a library's: code of the training."""
+    if file is None or file.startswith(("<frozen", _OURS)):
+        return False
+    return not file.startswith(_LIBRARIES)
+
+
+def _file_of(kind: type) -> str | None:
+    """The file in which a type was defined; None for built-in ones."""
+    module = sys.modules.get(kind.__module__)
+    if kind.__module__ in ("__main__", "__mp_main__"):
+        return getattr(module, "__file__", None) or "__main__"
+    return getattr(module, "__file__", None)

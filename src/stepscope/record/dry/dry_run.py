@@ -1,0 +1,217 @@
+"""Run a training step on fake tensors: everything runs but the kernels, and every storage is logged."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import polars as pl
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._pytree import tree_map
+from torch.utils.flop_counter import flop_registry
+
+from stepscope.record.dry.job import Job, Optimizers
+from stepscope.record.dry.storage_log import Hidden, Rule, StorageLog, nothing_hidden, peak_of
+from stepscope.record.ops.costs import convolution_backward_flops
+
+STEPS = 2
+Change = Callable[[nn.Module, Optimizers], Optimizers]  # changes the model in place; the optimizers to train it with
+_BACKWARD_OF_CONVOLUTION = torch.ops.aten.convolution_backward
+
+
+class DryRunStopped(Exception):
+    """Fake tensors could not run the step; `op` and `module` are where."""
+
+    def __init__(self, op: str, module: str | None, reason: str) -> None:
+        self.op, self.module, self.reason = op, module, reason
+        place = f"in layer '{module}'" if module else "in the model itself" if module == "" else "outside any layer"
+        super().__init__(f"{op or 'the first op'} {place}: {reason}")
+
+
+@dataclass(frozen=True)
+class DryRun:
+    """Result of a dry run; sizes in B, `flops` of one step without those of elementwise ops."""
+
+    batch: int
+    log: StorageLog
+    flops: int
+    wall_s: float
+    segments: tuple[Segment, ...] = field(default=())
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most bytes live at once."""
+        return peak_of(self.log)
+
+    @property
+    def peak_interval(self) -> tuple[int, int]:
+        """The same with the smallest and the largest workspaces that a kernel could take."""
+        return peak_of(self.log, "low"), peak_of(self.log, "high")
+
+    def events(self) -> pl.DataFrame:
+        """Allocations and frees, columns as `runfolder.MEMORY`."""
+        return self.log.frame()
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A child of the model as a candidate for recomputation: what it saves for backward, and its forward FLOPs."""
+
+    module: str
+    saved_bytes: int
+    flops: int
+
+
+def dry_run(
+    job: Job, batch: int, hidden: Rule = nothing_hidden, change: Change | None = None, steps: int = STEPS
+) -> DryRun:
+    """So many steps of a job on fake tensors; raises DryRunStopped where they cannot run it."""
+    began = time.perf_counter()
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    tally = FlopTally(hidden)
+    log = StorageLog(tally, told=number_for)
+    with quiet(), _explained(log):
+        model, optimizers = _built(job, mode)
+        with mode:
+            optimizers = optimizers if change is None else change(model, optimizers)
+            inputs = _faked(job.batch(batch), mode)
+            log.adopt_model(model)
+            for optimizer in optimizers:
+                log.adopt_optimizer(optimizer)
+            log.adopt_all(inputs, "input")
+            tally.log = log
+            with log:
+                for log.step in range(steps):
+                    job.step(model, optimizers, inputs)
+    return DryRun(batch, log, tally.total // steps, time.perf_counter() - began, _segments(log, tally, steps))
+
+
+class FlopTally:
+    """Counts the FLOPs of products and convolutions beside the rule that it passes on."""
+
+    def __init__(self, hidden: Rule) -> None:
+        self.total = 0
+        self.forward_by_module: dict[str, int] = {}
+        self.log: StorageLog | None = None
+        self._hidden = hidden
+
+    def __call__(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Hidden:
+        counts = flop_registry.get(func.overloadpacket)
+        if counts is not None:
+            count = _counted(counts, func, args, kwargs, out)
+            self.total += count
+            log = self.log
+            if log is not None and log.last_module is not None and torch._C._current_graph_task_id() == -1:
+                self.forward_by_module[log.last_module] = self.forward_by_module.get(log.last_module, 0) + count
+        return self._hidden(func, args, kwargs, out)
+
+
+def number_for(tensor: Tensor) -> Any:
+    """A number for a loop that prints its loss: no branch of a model ever sees it."""
+    return (tensor.dtype.is_floating_point and 1.0) or (False if tensor.dtype == torch.bool else 0)
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """The user's random numbers stay as they were, and nobody is warned about a step that is none."""
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def on_fake(model: nn.Module, optimizers: Optimizers, mode: FakeTensorMode) -> tuple[nn.Module, Optimizers]:
+    """A copy of both whose parameters, buffers and state have no numbers and need no memory; on the CPU's rules."""
+    memo: dict[int, Any] = {}
+    for parameter in [*model.parameters(), *_trained(optimizers)]:
+        if id(parameter) not in memo:
+            memo[id(parameter)] = nn.Parameter(_fake(parameter, mode), requires_grad=parameter.requires_grad)
+    for buffer in model.buffers():
+        memo[id(buffer)] = _fake(buffer, mode)
+    for optimizer in optimizers:
+        for state in optimizer.state.values():
+            memo.update({id(v): _fake(v, mode) for v in state.values() if isinstance(v, Tensor) and v.dim()})
+    return copy.deepcopy((model, optimizers), memo)
+
+
+def _built(job: Job, mode: FakeTensorMode) -> tuple[nn.Module, Optimizers]:
+    """Model and optimizers on fake tensors: made so, or where making looks at numbers, made really and then copied."""
+    try:
+        with mode:
+            model, optimizers = job.build()
+    except Exception:  # a user's constructor may raise anything here that it would not raise with numbers
+        model, optimizers = job.build()
+    if all(isinstance(p.data, FakeTensor) or isinstance(p, FakeTensor) for p in model.parameters()):
+        return model, optimizers
+    return on_fake(model, optimizers, mode)
+
+
+def _fake(tensor: Tensor, mode: FakeTensorMode) -> Tensor:
+    with mode:
+        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
+
+
+def _faked(nest: Any, mode: FakeTensorMode) -> Any:
+    """Tensors of a batch without their numbers; objects with attributes keep their type."""
+
+    def leaf(value: Any) -> Any:
+        if isinstance(value, Tensor) and not isinstance(value, FakeTensor):
+            return _fake(value, mode).requires_grad_(value.requires_grad)
+        if isinstance(value, Tensor) or not hasattr(value, "__dict__"):
+            return value
+        held = copy.copy(value)
+        for name, inner in vars(value).items():
+            setattr(held, name, tree_map(leaf, inner))
+        return held
+
+    return tree_map(leaf, nest)
+
+
+def _trained(optimizers: Optimizers) -> list[Any]:
+    return [p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
+
+
+@contextlib.contextmanager
+def _explained(log: StorageLog) -> Iterator[None]:
+    try:
+        yield
+    except DryRunStopped:
+        raise
+    except Exception as error:
+        reason = (str(error).splitlines() or [""])[0]
+        raise DryRunStopped(log.last_op, log.last_module, f"{type(error).__name__}: {reason}") from error
+
+
+def _counted(counts: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> int:
+    if func.overloadpacket is _BACKWARD_OF_CONVOLUTION:
+        # torch's own formula is up to 14 times too high where channels are in groups
+        return convolution_backward_flops(args[0].shape, args[1].shape, args[2].shape, args[7], args[10])
+    return int(counts(*args, **kwargs, out_val=out))
+
+
+def _segments(log: StorageLog, tally: FlopTally, steps: int) -> tuple[Segment, ...]:
+    """Every module with what it and those below it save and compute in forward, a step."""
+    saved: dict[str, int] = {}
+    for storage in log.storages:
+        if storage.category == "saved" and storage.module is not None and storage.phase == "forward":
+            saved[storage.module] = saved.get(storage.module, 0) + storage.bytes
+    names = {name for module in {*saved, *tally.forward_by_module} for name in _with_parents(module)}
+    return tuple(
+        Segment(name, _below(saved, name) // steps, _below(tally.forward_by_module, name) // steps)
+        for name in sorted(names)
+    )
+
+
+def _with_parents(module: str) -> list[str]:
+    parts = module.split(".")
+    return [".".join(parts[:end]) for end in range(1, len(parts) + 1)]
+
+
+def _below(amounts: dict[str, int], name: str) -> int:
+    return sum(amount for module, amount in amounts.items() if module == name or module.startswith(f"{name}."))

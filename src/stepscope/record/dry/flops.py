@@ -1,0 +1,224 @@
+"""Count FLOPs of a training step, forward and backward, per module, on the meta device: shapes without numbers."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import math
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from stepscope.record.ops.costs import convolution_backward_flops, product_flops
+
+LossOf = Callable[[nn.Module, Any], Tensor]
+_META = torch.device("meta")
+
+
+class ModuleFlops(NamedTuple):
+    """FLOPs per sample of a module and everything below it."""
+
+    forward: int
+    backward: int
+
+
+@dataclass(frozen=True)
+class FlopCount:
+    """FLOPs per sample of one step without the optimizer; all null, with a reason, where it could not be counted.
+
+    `by_module` covers the subtree of each module ("" is the model); the totals also hold what lies outside modules.
+    """
+
+    total_forward: int | None = None
+    total_backward: int | None = None
+    by_module: Mapping[str, ModuleFlops] = field(default_factory=dict)
+    reason: str | None = None
+
+
+def count_flops(model: nn.Module, loss: LossOf, batch: Any, samples: int | None = None) -> FlopCount:
+    """Count one step of `loss(model, batch)` on a copy of the model without numbers; the model is not touched.
+
+    `batch` is a tensor or a nest of tuples, lists and dicts of them; `samples` is the length of its first tensor,
+    by default. Hooks of the model run too, on the copy. A model that looks at numbers cannot be counted.
+    """
+    try:
+        size = samples or _first_length(batch)
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(torch.random.fork_rng(devices=[]))
+            stack.enter_context(_eager())
+            stack.enter_context(warnings.catch_warnings())
+            warnings.simplefilter("ignore")  # they would be about our copy, not about the user's model
+            counter = _Counter(on_meta(model))
+            counter.run(loss, _batch_on_meta(batch))
+        return counter.result(size)
+    except Exception as error:  # a user's model may raise anything; the run goes on without its FLOPs
+        return FlopCount(reason=f"not counted: {type(error).__name__}: {_first_line(error)}")
+
+
+def sum_of_outputs(model: nn.Module, inputs: tuple[tuple[Any, ...], dict[str, Any]]) -> Tensor:
+    """A loss where only the inputs of a model are known, `(args, kwargs)`: the sum of its outputs."""
+    args, kwargs = inputs
+    outputs = [out.sum() for out in _tensors(model(*args, **kwargs)) if out.requires_grad]
+    if not outputs:
+        raise ValueError("no output of the model depends on a parameter")
+    return torch.stack(outputs).sum()
+
+
+def on_meta(model: nn.Module) -> nn.Module:
+    """A copy of the model whose parameters and buffers have shapes and no numbers; needs no memory for them."""
+    memo: dict[int, Any] = {}
+    for parameter in model.parameters():
+        empty = torch.empty_like(parameter, device=_META)
+        memo[id(parameter)] = nn.Parameter(empty, requires_grad=parameter.requires_grad)
+    for buffer in model.buffers():
+        memo[id(buffer)] = torch.empty_like(buffer, device=_META)
+    return copy.deepcopy(model, memo)
+
+
+class _Counter:
+    """One step of a model on the meta device: what is counted between two changes of place goes to the old place."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._names = {module: name for name, module in model.named_modules()}
+        self._mode = FlopCounterMode(display=False, custom_mapping=_CORRECTED)
+        self._forward = dict.fromkeys(self._names.values(), 0)
+        self._backward = dict.fromkeys(self._names.values(), 0)
+        self._own = self._forward
+        self._stack: list[str] = []  # modules whose forward is running
+        self._place: str | None = None
+        self._node_place: str | None = None  # of the node that runs in backward; null in forward
+        self._counted = 0
+        self._claimed: set[Any] = set()  # nodes of the graph that have a module; kept, so that they stay the same
+        self._totals = (0, 0)
+
+    def run(self, loss: LossOf, batch: Any) -> None:
+        for module in self._names:
+            module.register_forward_pre_hook(self._entered, with_kwargs=True)
+            module.register_forward_hook(self._left, always_call=True)
+        with _META, self._mode:
+            value = loss(self._model, batch)
+            self._move(None)
+            forward = self._mode.get_total_flops()
+            self._own = self._backward
+            value.backward()  # type: ignore[no-untyped-call]
+            self._move(None)
+            self._totals = (forward, self._mode.get_total_flops() - forward)
+
+    def result(self, samples: int) -> FlopCount:
+        forward, backward = (_with_children(own) for own in (self._forward, self._backward))
+        per_sample = {
+            name: ModuleFlops(_share(forward[name], samples), _share(backward[name], samples)) for name in forward
+        }
+        return FlopCount(_share(self._totals[0], samples), _share(self._totals[1], samples), per_sample)
+
+    def _entered(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._claim((args, kwargs), self._stack[-1] if self._stack else None)
+        self._stack.append(self._names[module])
+        self._move(self._stack[-1])
+
+    def _left(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        self._claim(output, self._stack.pop())
+        self._move(self._stack[-1] if self._stack else self._node_place)
+
+    def _move(self, place: str | None) -> None:
+        """From here on, what is counted belongs to `place`; null is outside every module."""
+        counted = self._mode.get_total_flops()
+        if self._place is not None:
+            self._own[self._place] += counted - self._counted
+        self._counted, self._place = counted, place
+
+    def _backward_reached(self, place: str | None) -> None:
+        if not self._stack:  # a forward that is computed again inside a node keeps its place, and gives it back
+            self._node_place = place
+            self._move(place)
+
+    def _claim(self, values: Any, place: str | None) -> None:
+        """Give the nodes below these tensors that have no module yet to `place`, to be told when they run."""
+        waiting = [tensor.grad_fn for tensor in _tensors(values) if tensor.grad_fn is not None]
+        while waiting:
+            node = waiting.pop()
+            if node in self._claimed:
+                continue
+            self._claimed.add(node)
+            node.register_prehook(lambda _: self._backward_reached(place))
+            waiting += [below for below, _ in node.next_functions if below is not None]
+
+
+def _convolution_backward(
+    grad_out: Any, x: Any, weight: Any, bias: Any, stride: Any, padding: Any, dilation: Any, transposed: bool,
+    output_padding: Any, groups: int, output_mask: list[bool], out_shape: Any = None,
+) -> int:  # fmt: skip
+    return convolution_backward_flops(grad_out, x, weight, transposed, output_mask)
+
+
+def _matrix_vector(matrix: Any, vector: Any, out_shape: Any = None) -> int:
+    return product_flops(matrix[0], matrix[1], 1)
+
+
+def _vector_vector(left: Any, right: Any, out_shape: Any = None) -> int:
+    return product_flops(1, left[0], 1)
+
+
+_CORRECTED = {
+    torch.ops.aten.convolution_backward: _convolution_backward,
+    torch.ops.aten.mv: _matrix_vector,
+    torch.ops.aten.dot: _vector_vector,
+}
+
+
+def _with_children(own: dict[str, int]) -> dict[str, int]:
+    """FLOPs of each module together with those below it, by name."""
+    total = dict(own)
+    for name in sorted(own, key=lambda name: name.count(".") + bool(name), reverse=True):
+        if name:
+            total[name.rpartition(".")[0]] += total[name]
+    return total
+
+
+def _share(flops: int, samples: int) -> int:
+    return round(flops / samples) if flops % samples else flops // samples
+
+
+def _eager() -> contextlib.AbstractContextManager[Any]:
+    """A compiled model is counted as written; torch before 2.6 has no way to ask for that."""
+    stance: Callable[..., contextlib.AbstractContextManager[Any]] | None = getattr(torch.compiler, "set_stance", None)
+    return contextlib.nullcontext() if stance is None else stance("force_eager")
+
+
+def _batch_on_meta(value: Any) -> Any:
+    """The same nest with tensors that have shapes and no numbers."""
+    if isinstance(value, Tensor):
+        return torch.empty_like(value, device=_META).requires_grad_(value.requires_grad)
+    if isinstance(value, dict):
+        return type(value)({key: _batch_on_meta(item) for key, item in value.items()})
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(_batch_on_meta(item) for item in value))
+    if isinstance(value, (list, tuple)):
+        return type(value)(_batch_on_meta(item) for item in value)
+    return value
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    """The tensors in a nest of tuples, lists and dicts."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (list, tuple, dict)):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _tensors(item)
+
+
+def _first_length(batch: Any) -> int:
+    first = next(_tensors(batch), None)
+    if first is None or first.dim() == 0 or math.prod(first.shape) == 0:
+        raise ValueError("the batch holds no tensor whose first dimension is samples")
+    return int(first.shape[0])
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [""])[0]

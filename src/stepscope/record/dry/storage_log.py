@@ -1,0 +1,399 @@
+"""Log every storage of a step from its birth to its end: bytes, op, module, phase and category.
+
+One tracker with two uses. Over fake tensors it predicts a step that never runs; over real tensors it says who holds
+what. A storage ends when its last tensor does (a weak reference to it), exactly where the allocator would free it.
+What a storage was for is often known only later (a gradient once it is accumulated, a state once the optimizer has
+stepped), so categories are fixed as they become known. Of kernels' workspaces no dispatcher sees anything: they come
+from `hidden`, a rule a kernel.
+
+ModulePlaces says which module an op belongs to, forward and backward, op by op as they are dispatched.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import polars as pl
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from stepscope.runfolder import MEMORY
+
+_FREED = -1
+_ADD = torch.ops.aten.add.Tensor
+_LOOK = torch.ops.aten._local_scalar_dense.default  # .item(), float(), if
+_SHAPED_LIKE = "x"
+
+
+class Hidden(NamedTuple):
+    """Allocations of a kernel that no dispatcher sees, B: beyond its outputs while it runs, and within its outputs.
+
+    `low` and `high` bound what of the first becomes resident: a kernel may be chosen at run time, or not touch all it
+    asks for. `kept` is (number of the output, bytes, bytes of them that become resident).
+    """
+
+    expected: int = 0
+    low: int = 0
+    high: int = 0
+    kept: tuple[tuple[int, int, int], ...] = ()
+
+
+NOTHING = Hidden()
+Rule = Callable[[Any, tuple[Any, ...], dict[str, Any], Any], Hidden]  # (op, args, kwargs, its output)
+
+
+def nothing_hidden(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Hidden:
+    """Of real tensors: what kernels allocate is not looked at."""
+    return NOTHING
+
+
+@dataclass
+class Storage:
+    """One storage; `low` and `high` bound what of its bytes becomes resident."""
+
+    bytes: int
+    op: str
+    module: str | None
+    phase: str
+    device: str
+    shape: str | None
+    category: str | None = None
+    low: int = 0
+    high: int = 0
+
+
+class StorageLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Logs births and ends of storages while it is entered; `step` and `phase` are the caller's to set."""
+
+    def __init__(self, hidden: Rule = nothing_hidden, told: Callable[[Tensor], Any] | None = None) -> None:
+        """`told`: what a program gets that looks at a number outside any module, where tensors have none."""
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.looks = 0  # how often a number was asked for outside any module
+        self.in_bf16 = False  # whether any tensor was
+        self._told = told
+        self.storages: list[Storage] = []
+        self.events: list[tuple[int, int, int, int]] = []  # (step, op number, storage, +1 or -1)
+        self.step = 0
+        self.ops = 0
+        self.phase: str | None = None  # None: forward, backward or optimizer, as it comes
+        self.last_op = ""
+        self.last_module: str | None = None
+        self._hidden = hidden
+        self._places = ModulePlaces()
+        self._alive: dict[int, int] = {}
+        self._told_size: set[int] = set()  # storages whose size a rule knows better than their fake tensor
+        self._ends: dict[int, weakref.ref[Any]] = {}
+        self._summed: tuple[int, int, int] | None = None  # (op number, storage, events so far) of a sum of gradients
+        self._optimizing = False
+        self._hooks: list[Any] = []
+        self._saving: Any = None
+
+    @property
+    def recomputes(self) -> bool:
+        """Return whether modules ran forward again within backward."""
+        return self._places.called_in_backward
+
+    def adopt_model(self, model: nn.Module) -> None:
+        """Count a model that is there already; its modules have names from now on."""
+        self._places.name(model)
+        for name, module in model.named_modules():
+            for parameter in module._parameters.values():
+                if parameter is not None:
+                    self.adopt(parameter, "parameter", name)
+                    if parameter.grad is not None:
+                        self.adopt(parameter.grad, "gradient", name)
+            for buffer in module._buffers.values():
+                if buffer is not None:
+                    self.adopt(buffer, "buffer", name)
+
+    def adopt_optimizer(self, optimizer: Optimizer) -> None:
+        """Count the parameters and the state of an optimizer; what is known already gets its category."""
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                self.adopt(parameter, "parameter")
+                if parameter.grad is not None:
+                    self.adopt(parameter.grad, "gradient")
+        for parameter, state in optimizer.state.items():
+            self.adopt_all(state, "optimizer", self.storages[self._seen(parameter)].module)
+
+    def adopt_all(self, nest: Any, category: str, module: str | None = None) -> None:
+        """Count every tensor of a nest of containers and of objects that hold some."""
+        for leaf in tree_leaves(nest):
+            if isinstance(leaf, Tensor):
+                self.adopt(leaf, category, module)
+            elif hasattr(leaf, "__dict__"):
+                self.adopt_all([value for value in vars(leaf).values() if value is not leaf], category, module)
+
+    def adopt(self, tensor: Tensor, category: str, module: str | None = None) -> None:
+        """Count a tensor that is there already, or say what a known one is for."""
+        storage = self.storages[self._seen(tensor, category)]
+        if storage.category in (None, "saved"):
+            storage.category = category
+        if module is not None and storage.module is None:
+            storage.module = module
+
+    def frame(self) -> pl.DataFrame:
+        """The log as allocations and frees, columns as `runfolder.MEMORY`; `t_ns` is the number of the op."""
+        step, time, number, sign = (list(column) for column in zip(*self.events, strict=True)) if self.events else _NONE
+        of = [self.storages[each] for each in number]
+        columns = {
+            "step": step,
+            "t_ns": time,
+            "tensor": number,
+            "bytes": [storage.bytes * s for storage, s in zip(of, sign, strict=True)],
+            "category": [storage.category or "temporary" for storage in of],
+            **{
+                name: [getattr(storage, name) for storage in of]
+                for name in ("module", "op", "phase", "device", "shape")
+            },
+        }
+        return pl.DataFrame({name: pl.Series(columns[name], dtype=_plain(dtype)) for name, dtype in MEMORY.items()})
+
+    def __enter__(self) -> StorageLog:
+        self._places.open(self._called_from_outside)
+        self._hooks = [
+            register_optimizer_step_pre_hook(self._optimizer_starts),
+            register_optimizer_step_post_hook(self._optimizer_ends),
+        ]
+        self._saving = torch.autograd.graph.saved_tensors_hooks(self._saved, lambda tensor: tensor)
+        self._saving.__enter__()
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        self._saving.__exit__(*error)
+        for hook in self._hooks:
+            hook.remove()
+        self._places.close()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.ops += 1
+        self.last_op = str(func)
+        self.last_module = self._places.current()
+        kwargs = kwargs or {}
+        if func is _LOOK and self._told is not None and self._outside():
+            self.looks += 1
+            return self._told(args[0])
+        if func is _ADD and not kwargs and self._places.may_be_autograds_own():
+            self._note_sum(args[0])
+        out = func(*args, **kwargs)
+        self._places.made_node()
+        if isinstance(out, Tensor):
+            self._seen(out)
+        elif isinstance(out, (tuple, list)):
+            for leaf in tree_leaves(out):
+                if isinstance(leaf, Tensor):
+                    self._seen(leaf)
+        hidden = self._hidden(func, args, kwargs, out)
+        if hidden is not NOTHING:
+            self._kernel_held(hidden, out)
+        return out
+
+    def _kernel_held(self, hidden: Hidden, out: Any) -> None:
+        for place, size, resident in hidden.kept:
+            number = self._seen(out[place])
+            storage = self.storages[number]
+            storage.bytes, storage.low, storage.high = size, resident, resident
+            self._told_size.add(number)
+        if hidden.high > 0 or hidden.expected > 0:
+            number = len(self.storages)
+            self.storages.append(
+                Storage(
+                    hidden.expected, self.last_op, self.last_module, self._phase(), "cpu", None, "workspace",
+                    hidden.low, hidden.high,
+                )
+            )  # fmt: skip
+            self.events += [(self.step, self.ops, number, +1), (self.step, self.ops, number, _FREED)]
+
+    def _seen(self, tensor: Tensor, category: str | None = None) -> int:
+        """The number of a tensor's storage, logged if it is new or has another size than before."""
+        held = tensor.untyped_storage()
+        key, size = held._cdata, held.nbytes()
+        number = self._alive.get(key)
+        if number is not None:
+            known = self.storages[number]
+            if known.bytes == size or size == 0 or number in self._told_size:
+                return number
+            self._ended(key, number)
+        number = len(self.storages)
+        self.in_bf16 |= tensor.dtype == torch.bfloat16
+        shape = _SHAPED_LIKE.join(map(str, tensor.shape))
+        op, module = (self.last_op, self.last_module) if category is None else (category, None)
+        kept = Storage(size, op, module, self._phase(), str(tensor.device), shape, category, size, size)
+        self.storages.append(kept)
+        self._alive[key] = number
+        self._ends[number] = weakref.ref(held, functools.partial(self._end_seen, key, number))
+        self.events.append((self.step, self.ops, number, +1))
+        return number
+
+    def _end_seen(self, key: int, number: int, _reference: Any) -> None:
+        self._ended(key, number)
+
+    def _ended(self, key: int, number: int) -> None:
+        if self._ends.pop(number, None) is None:
+            return
+        if self._alive.get(key) == number:
+            del self._alive[key]
+        end = (self.step, self.ops, number, _FREED)
+        if self._summed is not None and self._summed[:2] == (self.ops, number):
+            self.events.insert(self._summed[2], end)
+        else:
+            self.events.append(end)
+
+    def _note_sum(self, gradient: Tensor) -> None:
+        """Note a gradient that autograd adds another one into, unless somebody else holds it or looks on.
+
+        So a first gradient that ends with this very op ends before the sum is born: they are one. A view holds its
+        base, and is not added into: the gradient of a linear layer's weight, for example.
+        """
+        number = None if gradient._is_view() else self._alive.get(gradient.untyped_storage()._cdata)
+        self._summed = None if number is None else (self.ops, number, len(self.events))
+
+    def _outside(self) -> bool:
+        return self.last_module is None and not in_backward() and not self._optimizing
+
+    def _phase(self) -> str:
+        if self.phase is not None:
+            return self.phase
+        return "optimizer" if self._optimizing else "backward" if in_backward() else "forward"
+
+    def _saved(self, tensor: Tensor) -> Tensor:
+        number = self._alive.get(tensor.untyped_storage()._cdata)
+        if number is not None and self.storages[number].category is None:
+            self.storages[number].category = "saved"
+        return tensor
+
+    def _called_from_outside(self, module: nn.Module, args: Any) -> None:
+        if not self._places.knows(module) and any(True for _ in module.parameters()):
+            self.adopt_model(module)  # a model of a script, seen for the first time
+        if not self._places.knows(module) or in_backward():
+            return
+        for leaf in tree_leaves(args):
+            number = self._alive.get(leaf.untyped_storage()._cdata) if isinstance(leaf, Tensor) else None
+            if number is not None and self.storages[number].module is None and self.storages[number].category is None:
+                self.storages[number].category = "input"
+
+    def _optimizer_starts(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+        self._optimizing = True
+        self.adopt_optimizer(optimizer)
+
+    def _optimizer_ends(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+        self._optimizing = False
+        self.adopt_optimizer(optimizer)
+
+
+_NONE: tuple[list[int], ...] = ([], [], [], [])
+
+
+def _plain(dtype: Any) -> Any:
+    """Categories go through strings: a Python list becomes no categorical column by itself."""
+    return pl.String if dtype == pl.Categorical else dtype
+
+
+def peak_of(log: StorageLog, bound: str | Callable[[Storage], int] = "bytes") -> int:
+    """The most bytes live at once, by `bytes`, by the bounds of what is resident (`low`, `high`) or by a function."""
+    sizes = [bound(storage) if callable(bound) else getattr(storage, bound) for storage in log.storages]
+    alive = most = 0
+    for _, _, number, sign in log.events:
+        alive += sign * sizes[number]
+        most = max(most, alive)
+    return most
+
+
+# In forward it is the innermost module that runs. In backward it is the module whose forward made the autograd node:
+# node and forward op share a sequence number. `torch._C._current_autograd_node` and `torch.autograd._get_sequence_nr`
+# are private (both since 2.1); without them ops of the backward pass have no module.
+
+_current_node: Callable[[], Any] = getattr(torch._C, "_current_autograd_node", lambda: None)
+_next_sequence: Callable[[], int] | None = getattr(torch.autograd, "_get_sequence_nr", None)
+_graph_task: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", lambda: -1)
+
+
+def in_backward() -> bool:
+    """Return whether autograd is running a node on this thread."""
+    return _graph_task() != -1
+
+
+class ModulePlaces:
+    """Follows module calls while it is `open`; a module that nobody named has no place of its own: null."""
+
+    def __init__(self) -> None:
+        self.called_in_backward = False  # a module ran forward again: activation checkpointing does that
+        self._names: dict[nn.Module, str] = {}
+        self._stack: list[str | None] = []
+        self._by_sequence: dict[int, str | None] = {}
+        self._last: str | None = None  # AccumulateGrad has no number: it belongs to the node before it
+        self._hooks: list[Any] = []
+
+    def name(self, model: nn.Module) -> None:
+        """Know the modules of a model by their qualified names; "" is the model itself."""
+        for name, module in model.named_modules():
+            self._names.setdefault(module, name)
+
+    def knows(self, module: nn.Module) -> bool:
+        """Return whether this module has a name already."""
+        return module in self._names
+
+    def open(self, outermost: Callable[[nn.Module, Any], None] = lambda module, args: None) -> None:
+        """Follow calls from now on; `outermost` hears of each module that is called from outside, and with what."""
+
+        def before(module: nn.Module, args: Any) -> None:
+            self.called_in_backward = self.called_in_backward or in_backward()
+            if not self._stack:
+                outermost(module, args)
+            self._stack.append(self._names.get(module))
+
+        def after(_module: nn.Module, _args: Any, _output: Any) -> None:
+            if self._stack:
+                self._stack.pop()
+
+        # always_call: a checkpoint that stops its second forward early leaves its modules by an exception
+        self._hooks = [
+            register_module_forward_pre_hook(before),
+            register_module_forward_hook(after, always_call=True),
+        ]
+
+    def close(self) -> None:
+        """Follow no more calls."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+        self._stack.clear()
+
+    def made_node(self) -> None:
+        """An op of the forward pass has run: the node that it may have made belongs to the present module.
+
+        The first op that sees a number keeps it: what a module does without a gradient afterwards has the same one.
+        """
+        if self._stack and _next_sequence is not None and not in_backward():
+            self._by_sequence.setdefault(_next_sequence() - 1, self._stack[-1])
+
+    def may_be_autograds_own(self) -> bool:
+        """Return whether an addition can be autograd's sum of what several nodes give to one: no code of a user's
+        runs.
+        """
+        return not self._stack and in_backward() and not hasattr(_current_node(), "_forward_cls")
+
+    def current(self) -> str | None:
+        """The module that the op which runs now belongs to; None outside any."""
+        if self._stack:
+            return self._stack[-1]
+        node = _current_node()
+        if node is None:
+            return None
+        number = node._sequence_nr()
+        if number in self._by_sequence:
+            self._last = self._by_sequence[number]
+        elif "AccumulateGrad" not in node.name():
+            self._last = None
+        return self._last

@@ -1,0 +1,515 @@
+"""Workspaces that kernels allocate and no dispatcher sees: a rule a kernel, by the library that runs it.
+
+`Workspaces` is called with each op of a dry run. An op that is known to call a library, and for which there is no
+rule, counts 0 and is named in `not_modelled`.
+
+Convolutions on x86 go through oneDNN: copies in blocked layouts, channels rounded up to a block. So do products in
+bf16: buffers of one tile; float32 goes to MKL, which allocates nothing through torch. So does an LSTM: what forward
+leaves for backward, and copies of the weights in padded rows. cuDNN decides at run time which kernel runs, so its
+workspace is an interval.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stepscope.record.dry.storage_log import NOTHING, Hidden, Rule
+
+_LIBRARY_CALLS = ("conv", "rnn", "lstm", "gru", "attention", "ctc", "fft", "linalg", "mkldnn", "cudnn", "grid_sampler")
+_NO_WORKSPACE = (
+    "_scaled_dot_product_flash_attention_for_cpu",
+    "constant",
+    "_thnn_fused",
+    "_scaled_dot_product_fused",
+    "vector_norm",
+)
+_OWN = ("aten", "prims", "prim")
+
+
+@dataclass
+class Workspaces:
+    """The rules of one platform; `probed` are measurements of single ops on this device, which go before any rule."""
+
+    platform: Platform
+    probed: Mapping[str, Probed] = field(default_factory=dict)
+    not_modelled: dict[str, int] = field(default_factory=dict)  # name of an op, how often it ran
+
+    def __post_init__(self) -> None:
+        rules = CUDNN_RULES if self.platform.kind == "cuda" else {**CONVOLUTION_RULES, **LSTM_RULES, **PRODUCT_RULES}
+        self._rules = {name: rule(self.platform) for name, rule in rules.items()}
+        self._of: dict[Any, Rule | None] = {}
+
+    def __call__(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Hidden:
+        if func not in self._of:
+            self._of[func] = self._rules.get(func.__name__)
+            if self._of[func] is None and _calls_a_library(func):
+                self.not_modelled[str(func)] = 0
+        rule = self._of[func]
+        if rule is None:
+            if self.not_modelled and str(func) in self.not_modelled:
+                self.not_modelled[str(func)] += 1
+            return NOTHING
+        hidden = rule(func, args, kwargs, out)
+        if self.probed and not hidden.kept:
+            found = self.probed.get(signature(func, args))
+            if found is not None:
+                size = found.bytes(_samples(args))
+                return Hidden(size, size, size)
+        return hidden
+
+
+def _calls_a_library(func: Any) -> bool:
+    namespace, name = func.namespace, func.__name__
+    if namespace not in _OWN:
+        return bool(namespace not in ("stepscope", "profiler", "c10d"))
+    return any(word in name for word in _LIBRARY_CALLS) and not any(word in name for word in _NO_WORKSPACE)
+
+
+def _samples(args: tuple[Any, ...]) -> int:
+    first = args[0]
+    return int(first.shape[0]) if isinstance(first, torch.Tensor) and first.dim() else 1
+
+
+@dataclass(frozen=True)
+class Platform:
+    """`kind` is cpu or cuda; `block`: channels that oneDNN keeps together, 16 with AVX-512, 8 with AVX2, else 0."""
+
+    kind: str = "cpu"
+    block: int = 16
+    native_bf16: bool = False
+    threads: int = 1
+
+    @property
+    def name(self) -> str:
+        """In words, for the user."""
+        if self.kind == "cuda":
+            return "CUDA with cuDNN"
+        return f"CPU with oneDNN, blocks of {self.block}" if self.block else "CPU without oneDNN's blocked layouts"
+
+
+def this_platform(kind: str = "cpu") -> Platform:
+    """Return what torch says of this process."""
+    capability = torch.backends.cpu.get_cpu_capability()
+    known = {"AVX512": 16, "AVX2": 8} if _has_onednn() else {}
+    return Platform(kind, known.get(capability, 0), native_bf16(), torch.get_num_threads())
+
+
+def native_bf16() -> bool:
+    """Return whether convolutions and products in bf16 run as such here: without, each is expanded and takes
+    minutes.
+    """
+    asked = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", None)
+    return bool(asked()) if asked is not None and _has_onednn() else False
+
+
+def _has_onednn() -> bool:
+    return bool(torch.backends.mkldnn.is_available())  # type: ignore[no-untyped-call]
+
+
+@dataclass(frozen=True)
+class Probed:
+    """A measured workspace, B: one share that does not depend on the batch and one a sample."""
+
+    fixed: float
+    per_sample: float
+
+    def bytes(self, samples: int) -> int:
+        """At a batch of so many samples."""
+        return max(0, round(self.fixed + self.per_sample * samples))
+
+
+def signature(func: Any, args: tuple[Any, ...]) -> str:
+    """Name, types, shapes and numbers; of activations (more than two dimensions) the first one is excluded."""
+    weights = 2 if "backward" in func.__name__ else 1
+    return f"{func.__name__}({', '.join(_text(arg, place == weights) for place, arg in enumerate(args))})"
+
+
+def _text(arg: Any, is_weight: bool) -> str:
+    if isinstance(arg, Tensor):
+        shape = tuple(arg.shape) if is_weight else tuple(arg.shape[1:])
+        return f"{str(arg.dtype).removeprefix('torch.')}{list(shape)}{'' if arg.is_contiguous() else 'strided'}"
+    return str(arg)
+
+
+# Found by watching c10's allocations of single ops (torch 2.13, oneDNN 3.12). Forward: input and weights are copied
+# into blocks (a first layer of fewer channels than a block is read as it is), the result is made in blocks, then copied
+# out. Backward: the same for the gradient of the input, then again for that of the weights (which reads three channels
+# as they are, and copies four and more into eights). In channels-last nothing but the weights is copied. Without bf16
+# in hardware an expansion of every patch takes its place (im2col).
+
+_SMALL = 20_480  # elements: below this a single sample is not worth oneDNN (torch's ConvUtils)
+_FEW = 3  # channels, of a picture: the gradient of the weights reads no more of them without a copy
+_TILES_FIXED = 8_500  # B beyond the sample itself, of input and of gradient each
+
+
+def convolution_forward(platform: Platform) -> Rule:
+    """aten::convolution(input, weight, bias, stride, padding, dilation, transposed, output_padding, groups)."""
+
+    def rule(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Hidden:
+        x, weight, groups = args[0], args[1], args[8]
+        if not _through_onednn(platform, x, weight, args[3], args[5], args[6], groups):
+            return _exactly(_patches(x, weight, out, args[6], args[3], args[4]))
+        first, last = _is_first(platform, x, groups), _channels_last(x)
+        inputs = 0 if first or last else _blocked(platform, x)
+        weights = _blocked_weight(platform, weight, groups, not first)
+        result = 0 if last else _blocked(platform, out)
+        return _exactly(max(inputs + weights + result - (0 if last else out.nbytes), result))
+
+    return rule
+
+
+def convolution_backward(platform: Platform) -> Rule:
+    """aten::convolution_backward(gradient, input, weight, bias sizes, stride, padding, dilation, transposed, ...)."""
+
+    def rule(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Hidden:
+        gradient, x, weight, groups, mask = args[0], args[1], args[2], args[9], args[10]
+        if not _through_onednn(platform, x, weight, args[4], args[6], args[7], groups):
+            return _exactly(_patches(x, weight, gradient, args[7], args[4], args[5]))
+        first, last = _is_first(platform, x, groups), _channels_last(x)
+        blocked_gradient = 0 if last else _blocked(platform, gradient)
+        blocked_input = 0 if last else _blocked(platform, x)
+        to_input = x.nbytes if mask[0] else 0
+        moments = [0]
+        if mask[0]:
+            weights = _blocked_weight(platform, weight, groups, True)
+            direct = to_input if last else 0  # the result is written where it belongs, without a copy in blocks
+            moments += [blocked_gradient + weights + blocked_input + direct, blocked_input + to_input]
+            if groups == 1 and not last and any(s != 1 for s in args[4]):
+                moments.append(3 * to_input)  # made with channels innermost, then copied twice
+        if mask[1]:
+            weights = _blocked_weight(platform, weight, groups, not first)
+            reduced = _sums_in_float(platform, weight, weights, groups, [gradient] if first else [gradient, x])
+            inputs = 0 if first else blocked_input
+            if first and x.shape[1] > _FEW and not last:
+                eights = replace(platform, block=8)
+                inputs, weights = _blocked(eights, x), _blocked_weight(eights, weight, groups, True)
+            moments += [to_input + inputs + blocked_gradient + weights + reduced, to_input + weights + weight.nbytes]
+        outputs = sum(t.nbytes for t in out if isinstance(t, Tensor))
+        return _exactly(max(moments) - outputs)
+
+    return rule
+
+
+def batch_norm_backward(platform: Platform) -> Rule:
+    """aten::native_batch_norm_backward(gradient, input, ...): in bf16 a copy of the gradient."""
+
+    def rule(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Hidden:
+        return _exactly(args[0].nbytes if args[0].dtype == torch.bfloat16 else 0)
+
+    return rule
+
+
+def reduction(platform: Platform) -> Rule:
+    """aten::mean(input, ...): in bf16 input and result are also there in float32."""
+
+    def rule(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Hidden:
+        return _exactly(2 * (args[0].nbytes + out.nbytes) if args[0].dtype == torch.bfloat16 else 0)
+
+    return rule
+
+
+CONVOLUTION_RULES: dict[str, Callable[[Platform], Rule]] = {
+    "convolution.default": convolution_forward,
+    "convolution_backward.default": convolution_backward,
+    "native_batch_norm_backward.default": batch_norm_backward,
+    "mean.dim": reduction,
+}
+
+
+def _exactly(size: int) -> Hidden:
+    return Hidden(size, size, size) if size > 0 else NOTHING
+
+
+def _through_onednn(
+    platform: Platform, x: Tensor, weight: Tensor, stride: Any, dilation: Any, transposed: bool, groups: int
+) -> bool:
+    """Return whether torch hands this convolution to oneDNN, or to its own loop over samples (ConvUtils.h,
+    use_mkldnn).
+    """
+    if platform.block == 0 or x.dtype not in (torch.float32, torch.bfloat16):
+        return False
+    if x.dtype == torch.bfloat16:
+        return platform.native_bf16
+    strided, dilated = any(s != 1 for s in stride), any(d != 1 for d in dilation)
+    pointwise = all(k == 1 for k in weight.shape[2:])
+    if not (strided or dilated or x.shape[0] >= 16 or not pointwise or platform.threads > 1):
+        return False
+    large_kernel = all(k > 3 for k in weight.shape[2:])
+    return bool(groups > 1 or large_kernel or x.shape[0] > 1 or x.numel() > _SMALL)
+
+
+def _sums_in_float(platform: Platform, weight: Tensor, blocked: int, groups: int, transposed: list[Tensor]) -> int:
+    """Of a bf16 gradient of weights: its sums in float32; where a kernel is more than a pixel, tiles of a sample."""
+    if weight.dtype != torch.bfloat16 or groups > 1:
+        return 0
+    tiles = sum(_blocked(platform, each[:1]) + _TILES_FIXED for each in transposed)
+    return 2 * blocked + (0 if all(k == 1 for k in weight.shape[2:]) else tiles)
+
+
+def _is_first(platform: Platform, x: Tensor, groups: int) -> bool:
+    return bool(groups == 1 and x.shape[1] < platform.block)
+
+
+def _channels_last(x: Tensor) -> bool:
+    return (
+        x.dim() == 4
+        and x.is_contiguous(memory_format=torch.channels_last)
+        and not x.is_contiguous()
+    )  # fmt: skip
+
+
+def _blocked(platform: Platform, x: Tensor) -> int:
+    """Bytes of an activation [N, C, ...] whose channels are rounded up to a block."""
+    return int(x.shape[0] * _whole_blocks(x.shape[1], platform.block) * math.prod(x.shape[2:]) * x.element_size())
+
+
+def _blocked_weight(platform: Platform, weight: Tensor, groups: int, inputs_too: bool) -> int:
+    """Bytes of a weight [O, I, ...] in blocks; of a depthwise one only its channels."""
+    outputs, inputs = weight.shape[0], weight.shape[1]
+    if groups > 1:
+        padded = (
+            _whole_blocks(outputs // groups, platform.block) * groups
+            if outputs != groups
+            else _whole_blocks(outputs, platform.block)
+        )
+        inner = _whole_blocks(inputs, platform.block) if outputs != groups else inputs
+    else:
+        padded, inner = (
+            _whole_blocks(outputs, platform.block),
+            _whole_blocks(inputs, platform.block) if inputs_too else inputs,
+        )
+    return int(padded * inner * math.prod(weight.shape[2:]) * weight.element_size())
+
+
+def _whole_blocks(channels: int, block: int) -> int:
+    return -(-channels // block) * block
+
+
+def _patches(x: Tensor, weight: Tensor, result: Tensor, transposed: bool, stride: Any, padding: Any) -> int:
+    """Every patch of the input as a column (im2col); a kernel of one pixel needs none."""
+    if all(k == 1 for k in weight.shape[2:]) and all(s == 1 for s in stride) and not any(padding):
+        return 0
+    pixels = math.prod((x if transposed else result).shape[2:])
+    return int(x.shape[0] * math.prod(weight.shape[1:]) * pixels * x.element_size())
+
+
+# Found by watching c10's allocations of single products (torch 2.13, oneDNN 3.12, AVX-512 with bf16): exact for
+# gradients of weights (the first factor is transposed) of 64 rows and more over more than 512 samples, to 40 KB else.
+
+_PRODUCT_FIXED = 66_688  # B
+_TILE_ROWS, _TILE_COLUMNS, _TILE_DEPTH = (
+    256,
+    1024,
+    512,
+)  # of a tile of the result, and of the sums that are made at once
+_PAST_A_ROW = 64  # B
+_PAST_A_ROW_AT_ONCE = 320  # B, where one tile has all the sums
+_FLOAT = 4  # B
+
+
+def product(platform: Platform) -> Rule:
+    """aten::mm(a, b) and aten::addmm(bias, a, b)."""
+
+    def rule(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Hidden:
+        a, b = args[-2:]
+        if a.dtype != torch.bfloat16 or not platform.native_bf16 or not platform.block:
+            return NOTHING
+        size = _PRODUCT_FIXED + (_transposed_product if a.stride(1) != 1 else _plain_product)(
+            a.shape[0], a.shape[1], b.shape[1]
+        )
+        return Hidden(size, size, size)
+
+    return rule
+
+
+PRODUCT_RULES: dict[str, Callable[[Platform], Rule]] = {"mm.default": product, "addmm.default": product}
+
+
+def _transposed_product(rows: int, depth: int, columns: int) -> int:
+    """A tile of the first factor the right way round, and its sums in float32 where they are made in parts."""
+    high = min(rows, _TILE_ROWS)
+    if depth <= _TILE_DEPTH:
+        return high * (2 * depth + _PAST_A_ROW_AT_ONCE)
+    return high * (2 * _TILE_DEPTH + _PAST_A_ROW) + _FLOAT * high * min(columns, _TILE_COLUMNS)
+
+
+def _plain_product(rows: int, depth: int, columns: int) -> int:
+    return min(rows, _TILE_ROWS) // 2 * min(depth, 2 * _TILE_DEPTH)
+
+
+# torch's shape function gives the workspace that forward keeps 0 bytes, so without a rule a dry run of an LSTM is up to
+# 80 % low. Fitted on c10's allocations of single layers (torch 2.13, oneDNN 3.12, AVX-512; 8 to 1024 inputs, 64 to 670
+# units, float32 and bf16): exact to 1 % for the kept part, 2 % for the scratch. On AVX2 61.6 B a unit were seen.
+
+# B a unit that forward keeps: a step, in rows of gates and without padding; a state, in rows of states or of inputs,
+# whichever are more, and in rows of states
+_WORKSPACE_IN_FLOAT = (22.0, 8.3, 24.0, 5.8)
+_WORKSPACE_IN_BF16 = (9.5, 7.5, 20.2, 5.2)  # states of cells and their gradients stay in float32
+_TOUCHED = 0.326  # of what is kept: pages that forward writes to; the rest is asked for and never resident
+_TOUCHED_BACKWARD = 16.5  # B a unit of state and step that backward touches of it besides
+_SCRATCH, _SCRATCH_FIXED = 16.6, 17_000
+_SCRATCH_IN_BF16 = 19.0  # B a unit of state and sample: one step at a time
+_LINE = 16  # floats in a cache line
+_ALIASING = 256  # a row of a multiple of this many floats gets another line, against aliasing of 4 KB
+_INPUT, _INPUT_WEIGHT, _STATE_WEIGHT, _HIDDEN_SIZE, _TRAINED = 0, 1, 2, 10, 15
+_WORKSPACE_OUTPUT = 3
+
+
+def lstm_forward(platform: Platform) -> Rule:
+    """aten::mkldnn_rnn_layer(input [T, N, I], weights [4H, I] and [4H, H], biases, hx, cx, ...)."""
+
+    def rule(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Hidden:
+        if not platform.block:
+            return NOTHING
+        x, units = args[_INPUT], args[_HIDDEN_SIZE]
+        steps, weights = x.shape[0] * x.shape[1], (args[_INPUT_WEIGHT], args[_STATE_WEIGHT])
+        size = _lstm_workspace(x, units)
+        if x.element_size() == _FLOAT:
+            scratch = _lstm_copies(*weights) + _lstm_scratch(steps, units)
+        else:
+            scratch = sum(_lstm_gates(units) * w.shape[1] * w.element_size() for w in weights) + _lstm_tile(
+                x.shape[1], units
+            )
+        kept = ((_WORKSPACE_OUTPUT, size, round(_TOUCHED * size)),) if args[_TRAINED] else ()
+        return Hidden(scratch, scratch, scratch, kept)
+
+    return rule
+
+
+def lstm_backward(platform: Platform) -> Rule:
+    """aten::mkldnn_rnn_layer_backward(input, four weights, hx, cx, output, ...)."""
+
+    def rule(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Hidden:
+        if not platform.block:
+            return NOTHING
+        x, weights = args[0], args[1:3]
+        units = weights[1].shape[1]
+        size = sum(t.nbytes for t in args if isinstance(t, Tensor) and not t.is_contiguous())
+        size += (_lstm_in_float if x.element_size() == _FLOAT else _lstm_in_bf16)(x, *weights)
+        touched = size + round(_TOUCHED_BACKWARD * x.shape[0] * x.shape[1] * units)
+        return Hidden(size, touched, touched)
+
+    return rule
+
+
+LSTM_RULES: dict[str, Callable[[Platform], Rule]] = {
+    "mkldnn_rnn_layer.default": lstm_forward,
+    "mkldnn_rnn_layer_backward.default": lstm_backward,
+}
+
+
+def _lstm_workspace(x: Tensor, units: int) -> int:
+    """Of an input [T, N, I]; states are there once more than there are steps."""
+    steps, samples, inputs = x.shape
+    gates, plain, wider, states = _WORKSPACE_IN_FLOAT if x.element_size() == _FLOAT else _WORKSPACE_IN_BF16
+    of_step = gates * _lstm_row(4 * units) / 4 + plain * _whole_lines(units)
+    of_states = wider * _lstm_row(max(inputs, units)) + states * _lstm_row(units)
+    return round(samples * (steps * of_step + (steps + 1) * of_states))
+
+
+def _lstm_scratch(steps: int, units: int) -> int:
+    return round(_SCRATCH * steps * _whole_lines(units) + _SCRATCH_FIXED)
+
+
+def _lstm_in_float(x: Tensor, input_weight: Tensor, state_weight: Tensor) -> int:
+    units = state_weight.shape[1]
+    copies = _lstm_copies(input_weight, state_weight) + _padded_gradients(input_weight, state_weight)
+    return copies + _lstm_scratch(x.shape[0] * x.shape[1], units)
+
+
+def _lstm_in_bf16(x: Tensor, input_weight: Tensor, state_weight: Tensor) -> int:
+    """Weights once more, their gradients in rows of float32, and the gradients of the output as float32."""
+    (steps, samples, _), units = x.shape, state_weight.shape[1]
+    weights = sum(
+        _whole_lines(w.shape[1], 2 * _LINE) * w.shape[0] * w.element_size() for w in (input_weight, state_weight)
+    )
+    rows = sum(w.shape[1] * _lstm_row(w.shape[0]) for w in (input_weight, state_weight))
+    incoming = samples * units * (steps + 2)
+    return weights + _FLOAT * (rows + incoming) + _lstm_tile(samples, units)
+
+
+def _lstm_gates(units: int) -> int:
+    """Gates of so many units as oneDNN packs them in bf16."""
+    return 4 * _whole_lines(units, 2 * _LINE)
+
+
+def _lstm_tile(samples: int, units: int) -> int:
+    return round(_SCRATCH_IN_BF16 * samples * units) + _SCRATCH_FIXED
+
+
+def _lstm_copies(*weights: Tensor) -> int:
+    """Weights [4H, I] as I padded rows of 4H."""
+    return sum(w.shape[1] * _lstm_row(w.shape[0]) * w.element_size() for w in weights)
+
+
+def _padded_gradients(*weights: Tensor) -> int:
+    """Gradients of weights [4H, I] once more in rows of whole lines, where I fills none or would alias."""
+    padded = [w for w in weights if w.shape[1] % _ALIASING == 0 or w.shape[1] % _LINE]
+    return sum(_whole_lines(w.shape[1] + 1) * w.shape[0] * w.element_size() for w in padded)
+
+
+def _whole_lines(size: int, line: int = _LINE) -> int:
+    return -(-size // line) * line
+
+
+def _lstm_row(size: int) -> int:
+    padded = _whole_lines(size)
+    return padded + _LINE if padded % _ALIASING == 0 else padded
+
+
+# No less than nothing (implicit products) and no more than every patch of the input written out, capped by what cuDNN
+# may take at most. Allocations of an LSTM's reserve follow NVIDIA's guide: gates and states of every step. Not yet
+# compared with a GPU: the interval is wide on purpose.
+
+_CUDNN_MOST = 1 << 30  # B, cuDNN's limit in torch for a search of kernels
+_CUDNN_EXPECTED = 0.25  # of the widest: most layers run without, a few with transformed tiles
+_CUDNN_RESERVED = 24  # B a unit of state and step: four gates, cell and output in float32
+
+
+def cudnn_forward(platform: Platform) -> Rule:
+    """aten::convolution."""
+
+    def rule(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Hidden:
+        return _cudnn_interval(args[0].shape[0] * math.prod(args[1].shape[1:]) * math.prod(out.shape[2:]), args[0])
+
+    return rule
+
+
+def cudnn_backward(platform: Platform) -> Rule:
+    """aten::convolution_backward."""
+
+    def rule(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Hidden:
+        gradient, x, weight = args[:3]
+        return _cudnn_interval(x.shape[0] * math.prod(weight.shape[1:]) * math.prod(gradient.shape[2:]), x)
+
+    return rule
+
+
+def cudnn_lstm(platform: Platform) -> Rule:
+    """A layer of an LSTM, which the CPU's dispatch shows as oneDNN's."""
+
+    def rule(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Hidden:
+        if "backward" in func.__name__:
+            return NOTHING
+        reserve = _CUDNN_RESERVED * args[0].shape[0] * args[0].shape[1] * args[10]
+        return Hidden(0, 0, reserve, ((3, reserve, reserve),))
+
+    return rule
+
+
+CUDNN_RULES: dict[str, Callable[[Platform], Rule]] = {
+    "convolution.default": cudnn_forward,
+    "convolution_backward.default": cudnn_backward,
+    **dict.fromkeys(LSTM_RULES, cudnn_lstm),
+}
+
+
+def _cudnn_interval(elements: int, x: Any) -> Hidden:
+    most = min(_CUDNN_MOST, elements * x.element_size())
+    return Hidden(round(_CUDNN_EXPECTED * most), 0, most)

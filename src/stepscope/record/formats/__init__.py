@@ -1,1 +1,0 @@
-"""Grammars of what tools and devices print, as pure functions of text; standard library only."""

@@ -1,0 +1,1 @@
+"""Memory of a profiled window: from tensors and allocator events to rows of memory/."""

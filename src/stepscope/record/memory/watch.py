@@ -1,0 +1,202 @@
+"""Watch the tensors of a profiled step from outside: what is there before it, and which address belongs to what."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from stepscope.clock import monotonic_ns
+from stepscope.record.allocators import reserved_reader
+from stepscope.record.ops.events import NO_MODULE
+from stepscope.record.ops.modules import ModuleBook, parameters_of
+
+HELD = "held"  # the op of tensors that somebody kept from before, whoever that is
+
+
+@dataclass
+class Mark:
+    """At this time the storage at this address was this; `module` is an index of the module book."""
+
+    t_ns: int
+    pointer: int
+    bytes: int
+    device: str
+    category: str
+    module: int
+    shape: tuple[int, ...]
+    ended: defaultdict[Any, int] = field(default_factory=lambda: defaultdict(monotonic_ns))
+    end: Any = None  # keeps the weak reference that finds it out
+
+    @property
+    def end_ns(self) -> int | None:
+        """Return when a storage from before the window was freed."""
+        return next(iter(self.ended.values()), None)
+
+
+@dataclass
+class Watched:
+    """State of the watch in a window: storages from before it, and marks set while it went on."""
+
+    before: list[Mark] = field(default_factory=list)
+    marks: list[Mark] = field(default_factory=list)
+    reserved: int = 0  # the most that malloc held at the few times when it was asked, B
+
+
+class MemoryWatch:
+    """Follows a window's tensors between `open` and `close`; optimizers are known from any time before."""
+
+    def __init__(self, book: ModuleBook) -> None:
+        self._book = book
+        self._reserved = reserved_reader()
+        self._optimizers: dict[int, weakref.ref[Any]] = {}
+        self._held: list[weakref.ref[Tensor]] | None = None
+        self._watched: Watched | None = None
+        self._owners: dict[int, int] = {}
+
+    def saw(self, optimizer: Any) -> None:
+        """An optimizer steps, now or in any earlier step."""
+        known = self._optimizers.get(id(optimizer))
+        if (known is None or known() is not optimizer) and isinstance(optimizer, torch.optim.Optimizer):
+            self._optimizers[id(optimizer)] = weakref.ref(optimizer)
+
+    def open(self) -> None:
+        """A window opens between two steps: note all that is alive."""
+        self._owners = self._book.parameter_modules()
+        self._watched = Watched()
+        known: dict[tuple[str, int], Mark] = {}
+        for mark, tensor in self._owned():
+            known.setdefault((mark.device, mark.pointer), _followed(mark, tensor))
+        for tensor in self._kept_by_somebody():
+            found = _mark(tensor, "other", NO_MODULE)
+            if found is not None:
+                known.setdefault((found.device, found.pointer), _followed(found, tensor))
+        self._watched.before = list(known.values())
+
+    def before_optimizer(self) -> None:
+        """An optimizer is about to step: now every gradient that it uses has its address."""
+        if self._watched is not None:
+            self._watched.marks += [mark for mark, _ in self._gradients()]
+            self._ask_malloc(self._watched)
+
+    def after_step(self) -> None:
+        """A step has ended: what is new of models and optimizers has its address."""
+        if self._watched is not None:
+            if len(self._book.modules()) and not self._owners:
+                self._owners = self._book.parameter_modules()
+            self._watched.marks += [mark for mark, _ in self._owned()]
+            self._ask_malloc(self._watched)
+
+    def close(self) -> Watched:
+        """The window has closed; what was watched, and nothing is held any longer."""
+        watched, self._watched, self._owners = self._watched or Watched(), None, {}
+        return watched
+
+    def _ask_malloc(self, watched: Watched) -> None:
+        if self._reserved is not None:
+            watched.reserved = max(watched.reserved, self._reserved())
+
+    def called(self, args: Any, kwargs: Any) -> None:
+        """An outermost module is called with these: tensors without gradients are inputs."""
+        if self._watched is None:
+            return
+        for tensor in tensors_in((args, kwargs)):
+            if not tensor.requires_grad:
+                mark = _mark(tensor, "input", NO_MODULE)
+                if mark is not None:
+                    self._watched.marks.append(_followed(mark, tensor))
+
+    def _owned(self) -> Iterator[tuple[Mark, Tensor]]:
+        for index, module in enumerate(self._book.modules()):
+            for category, name in (("parameter", "_parameters"), ("buffer", "_buffers")):
+                for tensor in (vars(module).get(name) or {}).values():
+                    mark = None if tensor is None else _mark(tensor, category, index)
+                    if mark is not None and tensor is not None:
+                        yield mark, tensor
+        yield from self._gradients()
+        for optimizer in self._stepped():
+            yield from self._state(optimizer)
+
+    def _gradients(self) -> Iterator[tuple[Mark, Tensor]]:
+        seen: set[int] = set()
+        for parameter in self._parameters():
+            gradient = parameter.grad
+            if gradient is not None and id(parameter) not in seen:
+                seen.add(id(parameter))
+                mark = _mark(gradient, "gradient", self._owners.get(id(parameter), NO_MODULE))
+                if mark is not None:
+                    yield mark, gradient
+
+    def _parameters(self) -> Iterator[Tensor]:
+        for module in self._book.modules():
+            yield from parameters_of(module)
+        for optimizer in self._stepped():
+            yield from (parameter for group in optimizer.param_groups for parameter in group["params"])
+
+    def _state(self, optimizer: Any) -> Iterator[tuple[Mark, Tensor]]:
+        for parameter, state in optimizer.state.items():
+            module = self._owners.get(id(parameter), NO_MODULE)
+            for tensor in tensors_in(state):
+                mark = _mark(tensor, "optimizer", module)
+                if mark is not None:
+                    yield mark, tensor
+        for group in optimizer.param_groups:  # parameters that no module has
+            for parameter in group["params"]:
+                mark = None if id(parameter) in self._owners else _mark(parameter, "parameter", NO_MODULE)
+                if mark is not None:
+                    yield mark, parameter
+
+    def _stepped(self) -> Iterator[Any]:
+        for reference in list(self._optimizers.values()):
+            optimizer = reference()
+            if optimizer is not None:
+                yield optimizer
+
+    def _kept_by_somebody(self) -> Iterator[Tensor]:
+        """Tensors that Python holds; the search over all objects is dear, so it is made once a run."""
+        if self._held is None:
+            kinds = (Tensor, nn.Parameter)
+            self._held = [weakref.ref(each) for each in gc.get_objects() if type(each) in kinds]
+        alive = [tensor for tensor in (each() for each in self._held) if tensor is not None]
+        self._held = [weakref.ref(tensor) for tensor in alive]
+        yield from alive
+
+
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """Every tensor in nested dictionaries, lists and tuples."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, dict):
+        for each in value.values():
+            yield from tensors_in(each)
+    elif isinstance(value, (list, tuple)):
+        for each in value:
+            yield from tensors_in(each)
+
+
+def _mark(tensor: Tensor, category: str, module: int) -> Mark | None:
+    """None where the tensor has no storage of its own: sparse, on the meta device, a wrapper, or empty."""
+    try:
+        storage = tensor.untyped_storage()
+        pointer, size = storage.data_ptr(), storage.nbytes()
+    except (RuntimeError, NotImplementedError, TypeError):
+        return None
+    if size == 0 or pointer == 0:
+        return None
+    return Mark(monotonic_ns(), pointer, size, str(storage.device), category, module, tuple(tensor.shape))
+
+
+def _followed(mark: Mark, tensor: Tensor) -> Mark:
+    """The mark learns when its storage ends: of what is older than a profile the CPU allocator reports no frees."""
+
+    # The default of a key that is looked up is the time. There is no function of Python's in it: a signal handler could
+    # run within that, and what it raises would be lost.
+    mark.end = weakref.ref(tensor.untyped_storage(), mark.ended.__getitem__)
+    hash(mark.end)  # known while the storage is there
+    return mark

@@ -1,0 +1,314 @@
+"""Import the log of a meter beside the device into a finished run, with stamps on the run's clock.
+
+The earliest and latest time that each reading can have, by the alignment's interval, are its two stamps.
+
+The CSV may be in whatever dialect the meter's software writes: a time and a power column.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from statistics import median
+from typing import Any, Literal, Protocol
+
+import polars as pl
+
+from stepscope.errors import RunDamaged, UsageError
+from stepscope.files import replace_json, replaced
+from stepscope.record.access.probes import channel_id
+from stepscope.record.sensors.contract import Channel
+from stepscope.runfolder import RunReader, RunWriter
+
+_LARGEST_LOG = 1 << 30
+
+
+class Aligned(Protocol):
+    """A meter's clock laid on the run's."""
+
+    def monotonic_ns(self, t_s: Sequence[float]) -> tuple[list[int], list[int]]:
+        """Earliest and latest time of each reading on the run's clock, ns."""
+
+    def facts(self) -> dict[str, Any]:
+        """Offset, drift and their intervals."""
+
+    def words(self) -> str:
+        """The same in a sentence."""
+
+
+# run, seconds on the meter's clock, W, whether that clock counts from 1970; raises UsageError where it cannot.
+Align = Callable[[RunReader, Sequence[float], Sequence[float], bool], Aligned]
+
+
+def import_csv(run_path: str | Path, csv_path: str | Path, align: Align) -> Channel:
+    """Write a meter's log as a channel of a run that has ended, and note the alignment in its events.
+
+    `align` is analysis.meter_clock.align: recording does not import analysis. Importing a log of the same name again
+    replaces it. Raises UsageError for a log that cannot be read or aligned, RunError for a run that cannot.
+    """
+    run, source = RunReader(run_path), Path(csv_path)
+    if run.status == "running":
+        raise UsageError(f"the run {run.id} is still being written", "import the meter's log when it has ended")
+    table, log = _table(run.path / "channels.json"), _read(source)
+    aligned = align(run, log.t_s, log.power_w, log.clock == "unix")
+    channel = _channel(source, log)
+    t0_ns, t1_ns = aligned.monotonic_ns(log.t_s)
+    values = pl.Series(channel.id, log.power_w, dtype=pl.Float64).fill_nan(None)
+    frame = pl.DataFrame({"t0_ns": t0_ns, "t1_ns": t1_ns, channel.id: values}, schema_overrides=_STAMPS)
+    samples = run.path / "samples"
+    samples.mkdir(exist_ok=True)
+    with replaced(samples / f"{channel.sensor}.parquet") as part:
+        frame.write_parquet(part, compression="zstd")
+    others = [each for each in table["channels"] if each["sensor"] != channel.sensor]
+    replace_json(run.path / "channels.json", {**table, "channels": [*others, asdict(channel)]})
+    message = f"{source.name}: {len(log.t_s)} readings of '{log.power_column}', {aligned.words()}"
+    RunWriter(run.path, run.meta).event(
+        "meter-imported",
+        message,
+        source="import",
+        sensor=channel.sensor,
+        skipped=log.skipped,
+        alignment=aligned.facts(),
+    )
+    return channel
+
+
+_STAMPS = {"t0_ns": pl.Int64, "t1_ns": pl.Int64}
+
+
+def _read(source: Path) -> MeterLog:
+    try:
+        if source.stat().st_size > _LARGEST_LOG:
+            raise UsageError(f"'{source}' is larger than 1 GiB", "cut the log to the time of the run")
+        return parse_meter_csv(source.read_text(encoding="utf-8", errors="replace"))
+    except OSError as error:
+        raise UsageError(f"cannot read '{source}': {error.strerror or error}", "check the path of the log") from error
+    except ValueError as error:
+        raise UsageError(f"'{source}': {error}", "a log needs a time and a power column") from error
+
+
+def _channel(source: Path, log: MeterLog) -> Channel:
+    name = "".join(c if c.isalnum() or c in "._-" else "-" for c in source.name)
+    steps = [later - earlier for earlier, later in zip(log.t_s, log.t_s[1:], strict=False) if later > earlier]
+    return Channel(
+        id=channel_id(f"meter:{name}", "power"),
+        sensor=f"meter_csv-{name}",
+        quantity="power",
+        unit="W",
+        kind="gauge",
+        scope=f"meter:{name}",
+        parent_scope="system",
+        rail=log.power_column,
+        source=str(source),
+        refresh_ns=round(median(steps) * 1e9) if steps else None,
+    )
+
+
+def _table(path: Path) -> dict[str, Any]:
+    """The content of channels.json; raises RunDamaged where it is no table of channels."""
+    try:
+        table = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"channels": []}
+        if all("sensor" in each for each in table["channels"]):
+            return dict(table)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RunDamaged(f"'{path}' cannot be read: {error}") from error
+    raise RunDamaged(f"'{path}' holds a channel without a sensor")
+
+
+# Separators comma, semicolon or tab; decimal point or comma; names and units recognised, a header not needed for two
+# columns. Times: ISO 8601, unix seconds (ms, us, ns), seconds since the start, or a time of day.
+
+MeterClock = Literal["unix", "own"]  # seconds since 1970 UTC, or since some start of the meter's own
+_SEPARATORS = (";", "\t", ",")
+_TIME_NAMES = ("time", "timestamp", "datetime", "date time", "t", "ts", "unix", "elapsed", "seconds", "zeit", "temps")
+_POWER_NAMES = ("power", "active power", "apower", "p", "watt", "watts", "leistung", "puissance", "power avg", "pwr")
+_VOLTAGE_NAMES, _CURRENT_NAMES = ("voltage", "volts", "u", "v", "spannung"), ("current", "amps", "i", "a", "strom")
+_TIME_UNITS = {"s": 1.0, "sec": 1.0, "seconds": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9, "min": 60.0}
+_UNITS = {"w": 1.0, "mw": 1e-3, "uw": 1e-6, "kw": 1e3, "v": 1.0, "mv": 1e-3, "a": 1.0, "ma": 1e-3, "ua": 1e-6}
+_UNIX = ((1e17, 1e-9), (1e14, 1e-6), (1e11, 1e-3), (1e8, 1.0))  # from such a number on, and its unit in s
+_HEAD = re.compile(r"(?P<name>[^(\[]*?)[\s_]*(?:[(\[]\s*(?P<unit>[^)\]]*)\s*[)\]])?")
+_DAY_S = 86400.0
+_MOST_W = 1e6
+
+
+@dataclass(frozen=True)
+class MeterLog:
+    """Readings in order of time: s on the meter's clock, W; NaN is a reading that could not be understood."""
+
+    t_s: tuple[float, ...]
+    power_w: tuple[float, ...]
+    clock: MeterClock
+    power_column: str
+    skipped: int  # rows without a time, or that go back in time
+
+
+@dataclass(frozen=True)
+class _Columns:
+    """Places of time and power; without a power column, voltage and current; factors to SI."""
+
+    time: tuple[int, ...]  # one, or a date and a time of day
+    time_factor: float | None
+    power: tuple[int, ...]
+    factor: float
+    name: str
+
+
+def parse_meter_csv(text: str) -> MeterLog:
+    """Read a log; raises ValueError, in words for the user, where it holds no time and power that can be told apart."""
+    lines = [line for line in text.lstrip("\ufeff").splitlines() if line.strip() and not line.lstrip().startswith("#")]
+    separator = _separator(lines)
+    rows = [[cell.strip().strip('"').strip() for cell in line.split(separator)] for line in lines]
+    width = Counter(len(row) for row in rows if len(row) > 1).most_common(1)
+    if not width:
+        raise ValueError("no line has two columns; expected a time and a power, separated by comma, semicolon or tab")
+    rows = [row for row in rows if len(row) == width[0][0]]
+    comma = separator != "," and _decimal_comma(rows)
+    head = None if any(_number(cell, comma) is not None for cell in rows[0]) else rows[0]
+    columns = _columns(head, width[0][0])
+    return _log(rows if head is None else rows[1:], columns, comma, len(lines) - len(rows))
+
+
+def _log(rows: Sequence[Sequence[str]], columns: _Columns, comma: bool, skipped: int) -> MeterLog:
+    times = _times([" ".join(row[place] for place in columns.time) for row in rows], columns.time_factor, comma)
+    seconds, watts, last = [], [], -math.inf
+    for row, t_s in zip(rows, times[0], strict=True):
+        if t_s is None or t_s < last:
+            skipped += 1
+            continue
+        last = t_s
+        seconds.append(t_s)
+        watts.append(_watts([_number(row[place], comma) for place in columns.power], columns.factor))
+    if sum(value == value for value in watts) < 2:
+        raise ValueError(f"fewer than two readings with a time and a number in column '{columns.name}'")
+    return MeterLog(tuple(seconds), tuple(watts), times[1], columns.name, skipped)
+
+
+def _watts(values: Sequence[float | None], factor: float) -> float:
+    product = factor
+    for value in values:
+        product *= math.nan if value is None else value
+    return product if abs(product) <= _MOST_W else math.nan
+
+
+def _separator(lines: Sequence[str]) -> str:
+    """The first of the separators that most lines have."""
+    for separator in _SEPARATORS:
+        if sum(separator in line for line in lines) > len(lines) / 2:
+            return separator
+    return ","
+
+
+def _decimal_comma(rows: Sequence[Sequence[str]]) -> bool:
+    """Return whether numbers are written 1,5 or 1.234,5; a comma before a point separates thousands."""
+    cells = [cell for row in rows[:200] for cell in row if re.fullmatch(r"[+-]?[\d.,]+", cell)]
+    return any("," in cell and cell.rfind(",") > cell.rfind(".") and cell.count(",") == 1 for cell in cells)
+
+
+def _number(cell: str, comma: bool) -> float | None:
+    """A number in the decimal style of the file; None where the cell is none."""
+    text = cell.replace(".", "").replace(",", ".") if comma else cell.replace(",", "")
+    if not re.fullmatch(r"[+-]?([0-9]{1,20}(\.[0-9]{0,20})?|\.[0-9]{1,20})([eE][+-]?[0-9]{1,2})?", text):
+        return None
+    return float(text)
+
+
+def _columns(head: Sequence[str] | None, width: int) -> _Columns:
+    if head is None:
+        if width != 2:
+            raise ValueError(f"{width} columns and no header: name them, for example: time,power")
+        return _Columns((0,), None, (1,), 1.0, "column 2")
+    named = [_named(cell) for cell in head]
+    time = _find(named, _TIME_NAMES, _TIME_UNITS)
+    date = _find(named, ("date", "datum", "day"), {})
+    if time is None and date is None:
+        raise ValueError(f"no time column among: {', '.join(head)}; name one of them 'time'")
+    places = tuple(place for place in (date, time) if place is not None)
+    factor = _TIME_UNITS.get(named[places[-1]][1]) if date is None else None
+    power = _find(named, _POWER_NAMES, ("w", "mw", "uw", "kw"))
+    if power is not None:
+        return _Columns(places, factor, (power,), _UNITS.get(named[power][1], 1.0), head[power])
+    voltage, current = _find(named, _VOLTAGE_NAMES, ("v", "mv")), _find(named, _CURRENT_NAMES, ("a", "ma", "ua"))
+    if voltage is None or current is None:
+        raise ValueError(f"no power column among: {', '.join(head)}; name one of them 'power' (W)")
+    scale = _UNITS.get(named[voltage][1], 1.0) * _UNITS.get(named[current][1], 1.0)
+    return _Columns(places, factor, (voltage, current), scale, f"{head[voltage]} x {head[current]}")
+
+
+def _named(cell: str) -> tuple[str, str]:
+    """Name and unit of a column in lower case: "Power (mW)", "power_mw", "P [W]", "mW"."""
+    matched = _HEAD.fullmatch(cell)
+    name = (matched["name"] if matched else cell).strip().lower().replace("_", " ")
+    unit = ((matched["unit"] if matched else None) or "").strip().lower()
+    stem, _, last = name.rpartition(" ")
+    if not unit and stem and (last in _UNITS or last in _TIME_UNITS):
+        name, unit = stem, last
+    return name, unit or (name if name in _UNITS or name in _TIME_UNITS else "")
+
+
+def _find(
+    named: Sequence[tuple[str, str]], names: Sequence[str], units: Sequence[str] | dict[str, float]
+) -> int | None:
+    """The first column of one of these names, else the only one in one of these units."""
+    for wanted in names:
+        for place, (name, _) in enumerate(named):
+            if name == wanted:
+                return place
+    fitting = [place for place, (_, unit) in enumerate(named) if unit in units]
+    return fitting[0] if len(fitting) == 1 else None
+
+
+def _times(cells: Sequence[str], factor: float | None, comma: bool) -> tuple[list[float | None], MeterClock]:
+    """Seconds of every cell, None where it is no time, and the clock that they are of."""
+    numbers = [_number(cell, comma) for cell in cells]
+    first = next((number for number in numbers if number is not None), None)
+    if first is not None:
+        scale = factor if factor is not None and first * factor < 1e10 else None
+        unix = next((unit for least, unit in _UNIX if abs(first) >= least), None)
+        scale = scale or unix or 1.0
+        clock: MeterClock = "unix" if first * scale >= 1e8 else "own"
+        return [None if number is None else number * scale for number in numbers], clock
+    stamps = [_stamp(cell) for cell in cells]
+    if any(isinstance(stamp, datetime) for stamp in stamps):
+        dated = [stamp for stamp in stamps if isinstance(stamp, datetime)]
+        clock = "unix" if all(stamp.tzinfo is not None for stamp in dated) else "own"
+        return [_seconds(stamp) if isinstance(stamp, datetime) else None for stamp in stamps], clock
+    return _days([stamp if isinstance(stamp, float) else None for stamp in stamps]), "own"
+
+
+def _seconds(stamp: datetime) -> float:
+    """Seconds since 1970; a stamp without a zone is counted as UTC, on a clock that is then the meter's own."""
+    known = stamp if stamp.tzinfo is not None else stamp.replace(tzinfo=timezone.utc)
+    return (known - datetime(1970, 1, 1, tzinfo=timezone.utc)) / timedelta(seconds=1)
+
+
+def _stamp(cell: str) -> datetime | float | None:
+    """A date and time, or the seconds of a time of day or of an elapsed h:m:s."""
+    day = re.fullmatch(r"(\d{1,3}):(\d{2})(?::(\d{2}(?:[.,]\d{1,9})?))?", cell, re.ASCII)
+    if day is not None:
+        return int(day[1]) * 3600.0 + int(day[2]) * 60.0 + float((day[3] or "0").replace(",", "."))
+    text = re.sub(r"^(\d{1,2})\.(\d{1,2})\.(\d{4})", lambda m: f"{m[3]}-{int(m[2]):02d}-{int(m[1]):02d}", cell)
+    text = re.sub(r"Z$", "+00:00", text.replace("/", "-"))
+    text = re.sub(r"[.,](\d{1,9})", lambda m: f".{m[1][:6]:0<6}", text, count=1)  # Python 3.10 wants six digits
+    try:
+        return datetime.fromisoformat(text)
+    except ValueError:
+        return None
+
+
+def _days(seconds: Sequence[float | None]) -> list[float | None]:
+    """Times of day that pass midnight go on beyond 24 h."""
+    shift, last = 0.0, -math.inf
+    known: list[float | None] = []
+    for value in seconds:
+        if value is not None:
+            if value + shift < last - _DAY_S / 2:
+                shift += _DAY_S
+            last = value + shift
+        known.append(None if value is None else value + shift)
+    return known

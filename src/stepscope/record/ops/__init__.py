@@ -1,0 +1,1 @@
+"""Operators of a profiled window: from raw Kineto events to rows of ops/."""

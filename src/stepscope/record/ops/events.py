@@ -1,0 +1,401 @@
+"""Raw Kineto events as columns, with the parent, phase and module of every event."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from stepscope.arrays import Flags, Ints
+from stepscope.runfolder import COLLECTIVE, PHASES
+
+if TYPE_CHECKING:
+    from stepscope.record.ops.modules import CallPlaces
+
+
+BACKWARD_NODE = 1  # RecordScope::BACKWARD_FUNCTION
+_ROW_KINDS = {"cpu_op", "user_annotation", "kernel", "gpu_memcpy", "gpu_memset", ""}
+
+
+@dataclass
+class Names:
+    """Names as small integers, the same over all windows of a run."""
+
+    ids: dict[str, int] = field(default_factory=dict)
+
+    def intern(self, name: str) -> int:
+        return self.ids.setdefault(name, len(self.ids))
+
+    def texts(self) -> list[str]:
+        return list(self.ids)
+
+
+@dataclass
+class Events:
+    """The events of one window as columns; times in Unix ns, `link` joins a kernel to the op that launched it."""
+
+    name: Ints
+    t0: Ints
+    t1: Ints
+    thread: Ints
+    scope: Ints
+    sequence: Ints
+    forward_thread: Ints
+    gpu: Ints  # -1 on the CPU, else the device's index
+    correlation: Ints
+    link: Ints
+    raw: list[Any]
+
+    def take(self, rows: Ints) -> Events:
+        """The same columns with other rows."""
+        picked = {name: column[rows] for name, column in vars(self).items() if name != "raw"}
+        return Events(**picked, raw=[self.raw[row] for row in rows] if self.raw else [])
+
+
+def columns(raw: list[Any], names: Names, cuda: bool, keep_raw: bool = False) -> Events:
+    """Read the attributes that rows need; `keep_raw` keeps the events for their shapes."""
+    if cuda:
+        raw = [event for event in raw if _is_row(event)]
+    kind = type(raw[0]) if raw else object
+    ids = names.ids
+    name = np.fromiter((ids.setdefault(n, len(ids)) for n in map(_method(kind, "name"), raw)), np.int64, len(raw))
+    t0 = _column(raw, _method(kind, "start_ns"))
+    scope = _column(raw, _method(kind, "scope"))
+    sequence = _column(raw, _method(kind, "sequence_nr"))
+    forward_thread = np.zeros(len(raw), dtype=np.int64)
+    nodes = np.flatnonzero(scope == BACKWARD_NODE)
+    forward_thread[nodes] = [raw[row].fwd_thread_id() for row in nodes]
+    none = np.full(len(raw), -1, dtype=np.int64)
+    return Events(
+        name=name,
+        t0=t0,
+        t1=t0 + _column(raw, _method(kind, "duration_ns")),
+        thread=_column(raw, _method(kind, "start_thread_id")),
+        scope=scope,
+        sequence=sequence,
+        forward_thread=forward_thread,
+        gpu=_column(raw, _gpu_index) if cuda else none,
+        correlation=_column(raw, _method(kind, "correlation_id")) if cuda else none,
+        link=_column(raw, _method(kind, "linked_correlation_id")) if cuda else none,
+        raw=raw if keep_raw else [],
+    )
+
+
+def _method(kind: type, name: str) -> Callable[[Any], Any]:
+    """The unbound method: mapping it over events spares a Python frame an event."""
+    return getattr(kind, name, lambda _: 0)
+
+
+def _column(raw: list[Any], read: Callable[[Any], Any]) -> Ints:
+    return np.fromiter(map(read, raw), np.int64, len(raw))
+
+
+def _gpu_index(event: Any) -> int:
+    on_gpu = getattr(event.device_type(), "name", str(event.device_type())).endswith("CUDA")
+    return int(event.device_index()) if on_gpu else -1
+
+
+def _is_row(event: Any) -> bool:
+    """Ops, scopes, kernels and copies; not CUDA runtime calls, nor the GPU's copies of our scopes."""
+    kind = event.activity_type() if hasattr(event, "activity_type") else ""
+    if kind == "user_annotation" and _gpu_index(event) >= 0:
+        return False
+    return kind in _ROW_KINDS
+
+
+NO_PARENT = -1
+
+
+def by_thread_and_time(thread: Ints, t0: Ints, t1: Ints) -> Ints:
+    """The order in which a parent comes before its children: by thread, then start, then the longer first."""
+    return np.lexsort((-t1, t0, thread))
+
+
+def depths(thread: Ints, t0: Ints, t1: Ints) -> Ints:
+    """Return how many intervals of the same thread enclose each one; input in the order of `by_thread_and_time`.
+
+    Intervals of a thread are nested or apart, so what encloses one is what began before it less what has ended.
+    """
+    depth = np.zeros(len(t0), dtype=np.int64)
+    for first, last in _runs(thread):
+        starts, ends = t0[first:last], np.maximum(t1[first:last], t0[first:last] + 1)
+        begun = np.arange(last - first)
+        depth[first:last] = begun - np.searchsorted(np.sort(ends), starts, side="right")
+    return depth.clip(min=0)
+
+
+def parents(thread: Ints, depth: Ints) -> Ints:
+    """Row of each interval's parent, NO_PARENT at the top: the last row of the same thread that is one level up."""
+    parent = np.full(len(depth), NO_PARENT, dtype=np.int64)
+    for first, last in _runs(thread):
+        levels = depth[first:last]
+        above = np.flatnonzero(levels == 0)
+        for level in range(1, int(levels.max(initial=0)) + 1):
+            here = np.flatnonzero(levels == level)
+            if len(above) == 0:
+                break
+            place = np.searchsorted(above, here) - 1
+            parent[first + here] = np.where(place >= 0, first + above[np.maximum(place, 0)], NO_PARENT)
+            above = here
+    return parent
+
+
+def self_times(t0: Ints, t1: Ints, parent: Ints) -> Ints:
+    """Time of each interval outside its children, ns; never below 0."""
+    spans = t1 - t0
+    inside = np.zeros(len(t0), dtype=np.int64)
+    nested = parent != NO_PARENT
+    np.add.at(inside, parent[nested], spans[nested])
+    return (spans - inside).clip(min=0)
+
+
+def _runs(thread: Ints) -> list[tuple[int, int]]:
+    """First and past-the-last row of each thread's stretch."""
+    edges = np.flatnonzero(np.diff(thread)) + 1
+    bounds = [0, *edges.tolist(), len(thread)]
+    return [(a, b) for a, b in pairwise(bounds) if b > a]
+
+
+# A forward op and the backward node that it makes carry the same sequence number on the same forward thread; ops that
+# ran before it without making a node carry that number too, so the op that made the node is the last to start with it.
+# `AccumulateGrad` has none: it belongs to the backward node before it.
+#
+# Collectives are a phase wherever they are called, and end no other: the loss after one is still forward. One that
+# `AccumulateGrad` starts belongs to no module, since its bucket holds the gradients of several.
+
+DATA, FORWARD, BACKWARD, OPTIMIZER, COMMUNICATION, OTHER = range(len(PHASES))
+UNMARKED = -1
+NO_MODULE = -1
+MODULE_SCOPE = "#stepscope.module:"
+DATA_SCOPE = "#stepscope.data"
+OPTIMIZER_STEP = "Optimizer.step#"
+CLOSING = "#stepscope.closing"  # the range in which a window ends what is open
+_ENGINE = "autograd::engine::evaluate_function"
+_ACCUMULATE = "AccumulateGrad"
+_COLLECTIVE = re.compile(COLLECTIVE)
+_CALLS = ("c10d::", "_c10d_functional::", "c10d_functional::", "record_param_comms", "torch.distributed.ddp.reducer::")
+
+
+@dataclass(frozen=True)
+class Labels:
+    """Phase (index into PHASES) and module (index, or NO_MODULE) of every event."""
+
+    phase: Ints
+    module: Ints
+
+
+def phase_marked_by(name: str) -> int:
+    """The phase that an event of this name opens, or UNMARKED."""
+    if name.startswith((_ENGINE, "torch::autograd::")):
+        return BACKWARD
+    if name.startswith(("Optimizer.step#", "Optimizer.zero_grad#")):
+        return OPTIMIZER
+    if name.startswith(("enumerate(DataLoader)#", DATA_SCOPE)):
+        return DATA
+    if name.startswith(_CALLS) or _COLLECTIVE.match(name) or name.startswith("nccl"):
+        return COMMUNICATION
+    return FORWARD if name.startswith(MODULE_SCOPE) else UNMARKED
+
+
+def module_marked_by(name: str) -> int:
+    """The module whose call an event of this name is, or NO_MODULE."""
+    return int(name[len(MODULE_SCOPE) :]) if name.startswith(MODULE_SCOPE) else NO_MODULE
+
+
+def label(
+    events: Events,
+    parent: Ints,
+    depth: Ints,
+    texts: list[str],
+    thread: int | None = None,
+    places: CallPlaces | None = None,
+) -> Labels:
+    """Phase and module of every event; events in the order of `by_thread_and_time`.
+
+    places: tells the modules of backward nodes whose forward ops, in this thread, are not among the events.
+    """
+    marks = np.array([phase_marked_by(text) for text in texts], dtype=np.int64)
+    scopes = np.array([module_marked_by(text) for text in texts], dtype=np.int64)
+    accumulates = np.array([_ACCUMULATE in text for text in texts], dtype=bool)
+    marked = marks[events.name]
+    marked[events.scope == BACKWARD_NODE] = BACKWARD
+    phase = _inherited_phase(_top_phases(events, marked, depth), marked, parent, depth)
+    by_backend = (events.gpu < 0) & np.array([_COLLECTIVE.match(text) is not None for text in texts])[events.name]
+    phase[_on_backend_threads(events, marked, by_backend)] = COMMUNICATION
+    module = _inherited_module(scopes[events.name], parent, depth)
+    made_by = _makers(events, marked)
+    backward_module = _backward_modules(
+        events, module, made_by, _modules_noted(events, made_by, thread, places), accumulates[events.name], parent
+    )
+    module = np.where(
+        (phase == BACKWARD) | (phase == COMMUNICATION),
+        _inherited_module(_combined(backward_module, scopes[events.name]), parent, depth),
+        module,
+    )
+    inside = np.flatnonzero((marked == COMMUNICATION) & (parent != NO_PARENT))
+    _without_module(module, inside[accumulates[events.name[parent[inside]]]], parent)
+    made_nodes = made_by[made_by >= 0]
+    _phase_of_unscoped_forward(phase, made_nodes, marked, parent)
+    return Labels(phase, module)
+
+
+def _top_phases(events: Events, marked: Ints, depth: Ints) -> Ints:
+    """Phases of events at the top: after a module call, up to the next mark, it is still forward (the loss)."""
+    phase = np.full(len(marked), UNMARKED, dtype=np.int64)
+    top = np.flatnonzero(depth == 0)
+    if len(top) == 0:
+        return phase
+    begins = (marked[top] != UNMARKED) & (marked[top] != COMMUNICATION)  # a collective interrupts, and ends nothing
+    marks = np.where(begins, np.arange(len(top)), -1)
+    last = np.maximum.accumulate(marks)
+    before = np.where(last >= 0, marked[top][np.maximum(last, 0)], OTHER)
+    same_thread = events.thread[top] == events.thread[top][np.maximum(last, 0)]
+    phase[top] = np.where((before == FORWARD) & same_thread, FORWARD, OTHER)
+    own = marked[top] != UNMARKED
+    phase[top[own]] = marked[top[own]]
+    return phase
+
+
+def _on_backend_threads(events: Events, marked: Ints, by_backend: Flags) -> Flags:
+    """Rows of threads on which a backend runs collectives and nothing is trained: what a hook does there is theirs."""
+    rows: Flags = np.zeros(len(marked), dtype=bool)
+    trains = (marked != UNMARKED) & ~by_backend
+    for thread in set(events.thread[by_backend].tolist()) - set(events.thread[trains].tolist()):
+        rows |= (events.thread == thread) & (events.gpu < 0)
+    return rows
+
+
+def _without_module(module: Ints, rows: Ints, parent: Ints) -> None:
+    """Take the module from these rows and from all that they call."""
+    while len(rows):
+        module[rows] = NO_MODULE
+        rows = np.flatnonzero(np.isin(parent, rows))
+
+
+def _inherited_phase(phase: Ints, marked: Ints, parent: Ints, depth: Ints) -> Ints:
+    """Downwards: a mark overrules what encloses it, but recomputed forward inside backward stays backward."""
+    for level in range(1, int(depth.max(initial=0)) + 1):
+        rows = np.flatnonzero(depth == level)
+        above = phase[parent[rows]]
+        own = marked[rows]
+        keep = (own == UNMARKED) | ((own == FORWARD) & ((above == BACKWARD) | (above == DATA)))
+        phase[rows] = np.where(keep, above, own)
+    phase[phase == UNMARKED] = OTHER
+    return phase
+
+
+def _inherited_module(own: Ints, parent: Ints, depth: Ints) -> Ints:
+    """Downwards: the innermost module."""
+    module: Ints = own.copy()
+    for level in range(1, int(depth.max(initial=0)) + 1):
+        rows = np.flatnonzero((depth == level) & (module == NO_MODULE))
+        module[rows] = module[parent[rows]]
+    return module
+
+
+def _makers(events: Events, marked: Ints) -> Ints:
+    """Row of the forward op that made each backward node, -1 where it is not in this window."""
+    made_by = np.full(len(events.name), -1, dtype=np.int64)
+    nodes = np.flatnonzero((events.scope == BACKWARD_NODE) & (events.sequence >= 0))
+    ops = np.flatnonzero((marked != BACKWARD) & (events.sequence >= 0))
+    if len(nodes) == 0 or len(ops) == 0:
+        return made_by
+    width = int(max(events.sequence[ops].max(), events.sequence[nodes].max())) + 1
+    keys = events.thread[ops] * width + events.sequence[ops]
+    order = np.lexsort((events.t0[ops], keys))
+    wanted = events.forward_thread[nodes] * width + events.sequence[nodes]
+    place = np.searchsorted(keys[order], wanted, side="right") - 1
+    found = (place >= 0) & (keys[order][np.maximum(place, 0)] == wanted)
+    made_by[nodes[found]] = ops[order[place[found]]]
+    return made_by
+
+
+def _modules_noted(events: Events, made_by: Ints, thread: int | None, places: CallPlaces | None) -> Ints:
+    """Module of each backward node whose forward op is not in this window, from the calls that were noted."""
+    noted = np.full(len(events.name), NO_MODULE, dtype=np.int64)
+    if places is not None and thread is not None:
+        alone = (events.scope == BACKWARD_NODE) & (events.sequence >= 0) & (made_by < 0)
+        rows = np.flatnonzero(alone & (events.forward_thread == thread))
+        noted[rows] = places.modules_of(events.sequence[rows])
+    return noted
+
+
+def _backward_modules(
+    events: Events, module: Ints, made_by: Ints, noted: Ints, accumulates: Flags, parent: Ints
+) -> Ints:
+    """Module of each backward node, of the engine's call around it, and of the AccumulateGrad after it."""
+    own = np.full(len(module), NO_MODULE, dtype=np.int64)
+    nodes = np.flatnonzero(events.scope == BACKWARD_NODE)
+    own[nodes] = np.where(made_by[nodes] >= 0, module[made_by[nodes]], noted[nodes])
+    known = nodes[(made_by[nodes] >= 0) | (noted[nodes] != NO_MODULE)]
+    gradients = nodes[accumulates[nodes]]
+    if len(known) and len(gradients):
+        place = np.searchsorted(known, gradients) - 1
+        before = known[np.maximum(place, 0)]
+        found = (place >= 0) & (events.thread[before] == events.thread[gradients])
+        own[gradients[found]] = own[before[found]]
+    around = parent[nodes]
+    inside = around != NO_PARENT
+    own[around[inside]] = own[nodes[inside]]
+    return own
+
+
+def _combined(backward: Ints, scoped: Ints) -> Ints:
+    """A recomputed module's own scope is nearer than the node that asked for the recomputation."""
+    nearest: Ints = np.where(scoped != NO_MODULE, scoped, backward)
+    return nearest
+
+
+def _phase_of_unscoped_forward(phase: Ints, makers: Ints, marked: Ints, parent: Ints) -> None:
+    """An op that backward came back to is forward, also where no module was called (functional code)."""
+    while len(makers):
+        makers = makers[(phase[makers] == OTHER) & (marked[makers] == UNMARKED)]
+        phase[makers] = FORWARD
+        above = parent[makers]
+        makers = above[above != NO_PARENT]  # np.unique would import numpy.ma, 6 ms of somebody's first window
+
+
+@dataclass
+class OptimizerCalls:
+    """Every `optimizer.step()` of a window in order: the module index of each parameter that it updated."""
+
+    parameter_modules: list[list[int]] = field(default_factory=list)
+
+
+def modules_of_updates(events: Events, parent: Ints, module: Ints, texts: list[str], calls: OptimizerCalls) -> Ints:
+    """Modules of the rows below each `Optimizer.step`; rows of fused or foreach updates keep no module.
+
+    A loop over parameters issues the same ops for each, in the order of the parameter groups: where the ops divide
+    into as many equal sequences as there are parameters, the k-th sequence is the k-th parameter's.
+    """
+    is_step = np.array([text.startswith(OPTIMIZER_STEP) for text in texts], dtype=bool)
+    scopes = np.flatnonzero(is_step[events.name])
+    scopes = scopes[np.argsort(events.t0[scopes], kind="stable")]
+    if len(scopes) != len(calls.parameter_modules):
+        return module
+    found = module.copy()
+    for scope, parameters in zip(scopes, calls.parameter_modules, strict=True):
+        ops = np.flatnonzero(parent == scope)
+        if not parameters or len(ops) == 0 or len(ops) % len(parameters):
+            continue
+        pattern = events.name[ops].reshape(len(parameters), -1)
+        if (pattern == pattern[0]).all():
+            found[ops] = np.repeat(parameters, pattern.shape[1])
+    return _passed_down(found, parent, scopes)
+
+
+def _passed_down(module: Ints, parent: Ints, scopes: Ints) -> Ints:
+    """Rows below an update belong to the same module; parents come before children within a thread."""
+    below = np.zeros(len(parent), dtype=bool)
+    below[scopes] = True
+    while True:
+        children = (parent != NO_PARENT) & below[parent] & ~below
+        if not children.any():
+            return module
+        inherits = children & (module < 0)
+        module[inherits] = module[parent[inherits]]
+        below |= children

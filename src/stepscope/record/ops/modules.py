@@ -1,0 +1,292 @@
+"""The book of modules: which module an op runs in, and the names of all modules.
+
+A module's name is its qualified name below the outermost module that was called ("layer1.0.conv1"; "" is the model
+itself). Where a run trains several models each has its type in front ("Discriminator.conv1"), and so have losses.
+The book knows modules by weak identity and keeps none alive; what it states of one that is gone was noted before.
+Modules are read through their `__dict__`, so that no code of the training's own runs.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from array import array
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from stepscope.arrays import Ints
+from stepscope.record.ops.events import NO_MODULE
+
+_COMPILED = "_orig_mod"  # the attribute under which torch.compile keeps the model
+_GONE = nn.Module()  # stands for one that has died: it owns nothing
+Reference = Callable[[], nn.Module | None]
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Parameters of a module and everything below it; None where one of them has no shape yet."""
+
+    parameters: int | None
+    bytes: int | None
+    trainable: bool | None
+
+
+@dataclass
+class Root:
+    """An outermost module; `name` is None until names are settled, unless the user gave one."""
+
+    held: Reference
+    name: str | None
+    kind: str
+    learns: bool  # it has parameters
+    first: int  # index of the module itself; what is below follows
+    within: int | None = None  # the root that it turned out to be a part of
+
+    @property
+    def module(self) -> nn.Module:
+        """The module, or an empty one where it is gone."""
+        return _alive(self.held)
+
+
+@dataclass
+class _Known:
+    held: Reference
+    root: int
+    below: str
+    kind: str
+    sizes: Sizes | None = None
+
+
+class ModuleBook:
+    """Knows every module by index, and its name."""
+
+    def __init__(self, found_root: Callable[[nn.Module], None] = lambda _: None) -> None:
+        self.roots: list[Root] = []
+        self._found_root = found_root
+        self._index: dict[int, int] = {}
+        self._modules: list[_Known] = []
+        self._alike: defaultdict[tuple[Any, ...], list[int]] = defaultdict(list)  # roots by what is below them
+        self._root_names: list[str | None] = []  # None for one that is within another
+
+    def index(self, module: nn.Module) -> int:
+        """Index of a module; an unknown one becomes a root with everything below it."""
+        known = self._index.get(id(module))
+        if known is not None and self._modules[known].held() is module:
+            return known
+        return self.add_root(module)
+
+    def knows(self, module: nn.Module) -> bool:
+        """Return whether this module has an index."""
+        known = self._index.get(id(module))
+        return known is not None and self._modules[known].held() is module
+
+    def learns(self, module: nn.Module) -> bool:
+        """Return whether a known module belongs to a model that has parameters."""
+        return self.roots[self._modules[self._index[id(module)]].root].learns
+
+    def add_root(self, module: nn.Module, name: str | None = None) -> int:
+        """Register a model and everything below it; names settle when they are first asked for."""
+        if self.knows(module):
+            return self._index[id(module)]
+        whole = list(_named_modules(module))
+        known = [(below, part) for below, part in whole if self.knows(part)]
+        parts = [(below, part) for below, part in whole if not self.knows(part)]
+        signature = (name, *((below, type(part).__name__) for below, part in parts))
+        alike = [self.roots[root] for root in self._alike[signature]]
+        vacant = next((root for root in alike if root.held() is None and root.within is None), None)
+        if vacant is None:
+            first = len(self._modules)
+            learns = any(parameters_of(part) for _, part in whole)
+            self._alike[signature].append(len(self.roots))
+            self.roots.append(Root(weakref.ref(module), name, _type(module), learns, first))
+            root = len(self.roots) - 1
+            self._modules += [_Known(weakref.ref(part), root, below, type(part).__name__) for below, part in parts]
+            for below, part in known:
+                self._adopt(part, root, below)
+        else:  # a loss of each batch, a model of each fold: made anew, it takes the place of one that is gone
+            first = vacant.first
+            vacant.held = weakref.ref(module)
+            for place, (_, part) in enumerate(parts, first):
+                self._modules[place].held = weakref.ref(part)
+        self._index.update((id(part), place) for place, (_, part) in enumerate(parts, first))
+        self._found_root(module)
+        return first
+
+    def names(self) -> list[tuple[str, str]]:
+        """(qualified name, type) by index. From the first call on, names stay as they are."""
+        self._settle_root_names()
+        return [(_joined(self._root_names[known.root] or "", known.below), known.kind) for known in self._modules]
+
+    def root_names(self) -> set[str]:
+        """The names of the outermost modules."""
+        self._settle_root_names()
+        return {name for name in self._root_names if name is not None}
+
+    def modules(self) -> list[nn.Module]:
+        """Every module by index; an empty one where it is gone."""
+        return [_alive(known.held) for known in self._modules]
+
+    def sizes(self) -> list[Sizes]:
+        """Parameters by index; of modules that are gone as they were when they were last looked at."""
+        for known in self._modules:
+            module = known.held()
+            if module is not None:
+                known.sizes = _sizes(module)
+        return [known.sizes or Sizes(None, None, None) for known in self._modules]
+
+    def parameter_modules(self) -> dict[int, int]:
+        """Index of the module that owns each parameter, by the parameter's id; a shared one counts for the first."""
+        owners: dict[int, int] = {}
+        for index, module in enumerate(self.modules()):
+            for parameter in parameters_of(module):
+                owners.setdefault(id(parameter), index)
+        return owners
+
+    def _adopt(self, part: nn.Module, root: int, below: str) -> None:
+        """A module that was called by itself, before the model whose part it is: it has its name there."""
+        former = self._modules[self._index[id(part)]].root
+        held = self.roots[former]
+        if (
+            former < len(self._root_names)
+            or held.name is not None
+            or held.within is not None
+            or held.held() is not part
+        ):
+            return
+        held.within = root
+        for known in self._modules:
+            if known.root == former:
+                known.root, known.below = root, f"{below}.{known.below}" if known.below else below
+
+    def _settle_root_names(self) -> None:
+        models = sum(root.learns and root.within is None for root in self.roots)
+        for root in self.roots[len(self._root_names) :]:
+            if root.within is not None:
+                self._root_names.append(None)
+                continue
+            alone = "" not in self._root_names and models == 1 and root.learns
+            said = "" if alone else root.kind
+            self._root_names.append(self._free(root.name if root.name is not None else said))
+
+    def _free(self, name: str) -> str:
+        free, number = name, 2
+        while free in self._root_names:
+            free, number = f"{name}#{number}", number + 1
+        return free
+
+
+def _alive(held: Reference) -> nn.Module:
+    module = held()  # never asked whether it is true: that may be the training's own code
+    return _GONE if module is None else module
+
+
+def _named_modules(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """As `Module.named_modules`: each once, parents first; cycles, any depth, and no method of the module's."""
+    seen: set[int] = set()
+    waiting: list[tuple[str, nn.Module]] = [("", module)]
+    while waiting:
+        name, part = waiting.pop()
+        if id(part) in seen:
+            continue
+        seen.add(id(part))
+        yield name, part
+        below = vars(part).get("_modules") or {}
+        children = [
+            (f"{name}.{key}" if name else str(key), child)
+            for key, child in below.items()
+            if isinstance(child, nn.Module)
+        ]
+        waiting += reversed(children)
+
+
+def parameters_of(module: nn.Module) -> list[Any]:
+    """The parameters of this very module; those of a Keras layer are the values of its variables."""
+    own = vars(module)
+    parameters = [parameter for parameter in (own.get("_parameters") or {}).values() if parameter is not None]
+    variables = own.get("_trainable_variables")
+    if isinstance(variables, list):
+        values = [getattr(variable, "__dict__", {}).get("_value") for variable in list.__iter__(variables)]
+        parameters += [value for value in values if isinstance(value, nn.Parameter)]
+    return parameters
+
+
+def _sizes(module: nn.Module) -> Sizes:
+    """Return what `parameters()` would give, counted without it: shared ones once."""
+    with torch._C.DisableTorchFunction():
+        everything = {id(p): p for _, part in _named_modules(module) for p in parameters_of(part)}.values()
+        if not all(isinstance(p, torch.Tensor) for p in everything):
+            return Sizes(None, None, None)
+        trainable = any(torch.Tensor.requires_grad.__get__(p) for p in everything)  # type: ignore[attr-defined]
+        if any(is_lazy(p) for p in everything):
+            return Sizes(None, None, trainable)
+        sizes = [(torch.Tensor.numel(p), torch.Tensor.element_size(p)) for p in everything]  # not a subclass's own
+        return Sizes(sum(count for count, _ in sizes), sum(count * size for count, size in sizes), trainable)
+
+
+def parts_of(module: nn.Module) -> list[nn.Module]:
+    """A module and everything below it."""
+    return [part for _, part in _named_modules(module)]
+
+
+def _joined(root: str, below: str) -> str:
+    parts = [part for part in (root, *below.split(".")) if part and part != _COMPILED]
+    return ".".join(parts)
+
+
+def _type(module: nn.Module) -> str:
+    below = vars(module).get("_modules") or {}
+    compiled = below[_COMPILED] if _COMPILED in below else module  # noqa: SIM401 - a scripted module's has no `get`
+    return type(compiled).__name__
+
+
+# Autograd numbers the nodes of a thread as it makes them, so that those made between two calls lie between two
+# numbers.
+
+_MOST = 200_000  # changes of the innermost module that are remembered, 16 B each: the last ones
+
+
+class CallPlaces:
+    """Hears of the calls of one thread; `sequence` tells the number that its next node gets."""
+
+    def __init__(self, index: Callable[[Any], int], sequence: Callable[[], int]) -> None:
+        self._index, self._sequence = index, sequence
+        self._thread = threading.get_ident()
+        self._calls: list[int] = []
+        self._from = array("q", [sequence()])
+        self._module = array("q", [NO_MODULE])  # calls that are under way by now are not known
+
+    def enter(self, module: Any, _args: Any = (), _kwargs: Any = None) -> None:
+        """A module is called."""
+        if threading.get_ident() == self._thread:
+            self._calls.append(self._index(module))
+            self._note(self._calls[-1])
+
+    def leave(self) -> None:
+        """The last one that was called returns."""
+        if threading.get_ident() == self._thread and self._calls:
+            self._calls.pop()
+            self._note(self._calls[-1] if self._calls else NO_MODULE)
+
+    def modules_of(self, sequence: Ints) -> Ints:
+        """Index of the module that made each of these nodes, NO_MODULE where none or an unknown one did."""
+        begins, module = np.array(self._from, dtype=np.int64), np.array(self._module, dtype=np.int64)
+        place = np.searchsorted(begins, sequence, side="right") - 1
+        found: Ints = np.where(place >= 0, module[np.maximum(place, 0)], NO_MODULE)
+        return found
+
+    def _note(self, module: int) -> None:
+        sequence = self._sequence()
+        if sequence == self._from[-1]:  # nothing was made in between
+            self._module[-1] = module
+            return
+        self._from.append(sequence)
+        self._module.append(module)
+        if len(self._from) > _MOST:
+            del self._from[: _MOST // 2], self._module[: _MOST // 2]

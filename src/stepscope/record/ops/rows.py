@@ -1,0 +1,307 @@
+"""Turn one window of raw events into the rows of a part of ops/.
+
+Rows of a step are ordered by time with parents before children; `parent` counts rows within the step.
+
+FLOPs and bytes of op calls are learnt in the few steps that record shapes and looked up in all others.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from stepscope.arrays import Ints
+from stepscope.record.ops.costs import count_op_bytes, count_op_flops, has_formula
+from stepscope.record.ops.events import (
+    CLOSING,
+    MODULE_SCOPE,
+    NO_MODULE,
+    NO_PARENT,
+    Events,
+    Names,
+    OptimizerCalls,
+    by_thread_and_time,
+    columns,
+    depths,
+    label,
+    modules_of_updates,
+    parents,
+    self_times,
+)
+from stepscope.runfolder import PHASES, Part
+
+if TYPE_CHECKING:
+    from stepscope.record.ops.modules import CallPlaces  # importers have no torch
+
+# Recording shapes makes a overhead bound step a quarter slower, so it is done in warm-up steps only. A later step takes
+# the numbers over when it ran the same ops in the same places on as many samples; otherwise they stay null.
+
+NOT_KNOWN = -1
+
+
+class Costs(Protocol):
+    """Costs of ops: per step its profile; per row FLOPs and bytes, NOT_KNOWN where nothing tells."""
+
+    def look_up(
+        self,
+        window: Window,
+        events: Events,
+        order: Ints,
+        place: Ints,
+        name: Ints,
+        module: Ints,
+        self_ns: Ints,
+        texts: list[str],
+    ) -> tuple[list[StepProfile], Ints, Ints]:
+        """Rows in `order`, each in the step of `place`."""
+
+
+class ShapeBook:
+    """Costs of the ops of a step, by the step's signature."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[int, int | None], tuple[Ints, Ints]] = {}
+        self.missed = False  # a step came by whose shapes were never seen: worth another look
+
+    def look_up(
+        self,
+        window: Window,
+        events: Events,
+        order: Ints,
+        place: Ints,
+        name: Ints,
+        module: Ints,
+        self_ns: Ints,
+        texts: list[str],
+    ) -> tuple[list[StepProfile], Ints, Ints]:
+        """Per step its profile; per row FLOPs and bytes, NOT_KNOWN where shapes do not tell."""
+        flops = np.full(len(order), NOT_KNOWN, dtype=np.int64)
+        read = np.full(len(order), NOT_KNOWN, dtype=np.int64)
+        profiles = []
+        on_cpu = events.gpu[order] < 0
+        edges = np.searchsorted(place, np.arange(len(window.steps) + 1))
+        for span, first, last in zip(window.steps, edges[:-1], edges[1:], strict=True):
+            rows = first + np.flatnonzero(on_cpu[first:last])
+            signature = hash((name[rows].tobytes(), module[rows].tobytes()))
+            profiles.append(StepProfile(span.step, signature, self_ns[first:last]))
+            key = (signature, span.samples)
+            if window.shapes and key not in self._known:
+                self._known[key] = _costs([events.raw[row] for row in order[rows]], name[rows], texts)
+            if key in self._known:
+                flops[rows], read[rows] = self._known[key]
+            else:
+                self.missed = True
+        return profiles, flops, read
+
+
+def _costs(raw: list[Any], name: Ints, texts: list[str]) -> tuple[Ints, Ints]:
+    flops, read = [], []
+    counted = [has_formula(text) for text in texts]
+    for event, index in zip(raw, name.tolist(), strict=True):
+        shapes = event.shapes()
+        values = event.concrete_inputs() if counted[index] else ()
+        flops.append(_or_unknown(count_op_flops(texts[index], shapes, values)) if counted[index] else NOT_KNOWN)
+        read.append(_or_unknown(count_op_bytes(shapes, event.dtypes())) if shapes else 0)
+    return np.array(flops, dtype=np.int64), np.array(read, dtype=np.int64)
+
+
+def _or_unknown(value: int | None) -> int:
+    return NOT_KNOWN if value is None else value
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The rows of a window, and per step what the recording plan learns from.
+
+    left_open: names of what was open when the window stopped, though it should have ended before (`follow_ranges`).
+    """
+
+    part: Part
+    profiles: list[StepProfile]
+    labelled: Labelled | None = None
+    left_open: tuple[str, ...] = ()
+
+
+def rows_of(window: Window, names: Names, modules: list[tuple[str, str]], book: Costs) -> Rows:
+    """Convert a window; `modules` gives (qualified name, type) by module index."""
+    events = columns(window.raw, names, window.cuda, keep_raw=window.shapes)
+    closing = np.flatnonzero(events.name == names.ids.get(CLOSING, -1))
+    thread = int(events.thread[closing[-1]]) if len(closing) else None
+    events, left_open = until_the_close(events, names)
+    return replace(rows_of_events(events, window, names, modules, book, thread), left_open=left_open)
+
+
+def rows_of_events(
+    events: Events,
+    window: Window,
+    names: Names,
+    modules: list[tuple[str, str]],
+    book: Costs,
+    thread: int | None = None,
+) -> Rows:
+    """The same for events that are columns already, whatever they were read from; thread: the one that trains."""
+    events = events.take(by_thread_and_time(_lane(events), events.t0, events.t1))
+    lane = _lane(events)
+    depth = depths(lane, events.t0, events.t1)
+    parent = parents(lane, depth)
+    own = self_times(events.t0, events.t1, parent)
+    labels = label(events, parent, depth, names.texts(), thread, window.places)
+    phase, module = labels.phase.copy(), labels.module.copy()
+    parent, phase, module = _kernels_join_their_ops(events, parent, phase, module)
+    module = modules_of_updates(events, parent, module, names.texts(), window.optimizer_calls)
+    table = Labelled(events, parent, own, phase, module, events.t0 - window.unix_offset_ns)
+    return replace(_assemble(table, window, names, modules, book), labelled=table)
+
+
+def until_the_close(events: Events, names: Names) -> tuple[Events, tuple[str, ...]]:
+    """The events without the closing of their window, which ended what was open, and what was open even after it."""
+    closing = np.flatnonzero(events.name == names.ids.get(CLOSING, -1))
+    if len(closing) == 0:
+        return events, ()
+    begin, end = events.t0[closing[-1]], events.t1[closing[-1]]
+    before = (events.t0 < begin) & (events.gpu < 0)
+    unended = before & (events.thread == events.thread[closing[-1]]) & ((events.t1 > end) | (events.t1 < events.t0))
+    texts = names.texts()
+    left_open = tuple(texts[number] for number in events.name[unended])
+    kept = events.take(np.flatnonzero(before | (events.gpu >= 0)))
+    ended = np.where(kept.gpu < 0, np.minimum(kept.t1, begin), kept.t1)
+    return replace(kept, t1=np.maximum(ended, kept.t0)), left_open
+
+
+def _lane(events: Events) -> Ints:
+    """Threads and GPU streams apart: an interval nests only within its own."""
+    return np.where(events.gpu >= 0, (events.gpu + 1) * 1_000_000 + events.thread, events.thread)
+
+
+def _kernels_join_their_ops(events: Events, parent: Ints, phase: Ints, module: Ints) -> tuple[Ints, Ints, Ints]:
+    """A GPU row takes parent, phase and module from the op that launched it."""
+    kernels = np.flatnonzero(events.gpu >= 0)
+    if len(kernels) == 0:
+        return parent, phase, module
+    ops = np.flatnonzero(events.gpu < 0)
+    ops = ops[np.argsort(events.correlation[ops], kind="stable")]
+    place = np.searchsorted(events.correlation[ops], events.link[kernels])
+    place = np.minimum(place, len(ops) - 1)
+    found = (events.correlation[ops[place]] == events.link[kernels]) & (events.link[kernels] > 0)
+    launched, by = kernels[found], ops[place[found]]
+    parent[launched], phase[launched], module[launched] = by, phase[by], module[by]
+    return parent, phase, module
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """Every event of a window in the order of `by_thread_and_time`, with its parent, self time, phase and module."""
+
+    events: Events
+    parent: Ints
+    own: Ints
+    phase: Ints
+    module: Ints
+    t0_ns: Ints
+
+
+def _assemble(table: Labelled, window: Window, names: Names, modules: list[tuple[str, str]], book: Costs) -> Rows:
+    """Give each row its step, sort by step and time, and number parents within the step."""
+    if not window.steps or len(table.t0_ns) == 0:
+        return Rows(Part(), [])
+    starts = np.array([span.t0_ns for span in window.steps])
+    ends = np.array([span.t1_ns for span in window.steps])
+    begins = table.t0_ns.copy()
+    launched = (table.events.gpu >= 0) & (table.parent != NO_PARENT)
+    begins[launched] = table.t0_ns[table.parent[launched]]  # a kernel belongs to the step that launched it
+    place = np.searchsorted(starts, begins, side="right") - 1
+    inside = (place >= 0) & (begins < ends[np.maximum(place, 0)])
+    kept = np.flatnonzero(inside)
+    order = kept[np.lexsort((-table.events.t1[kept], table.t0_ns[kept], place[kept]))]
+    place = place[order]
+    first = np.searchsorted(place, np.arange(len(starts)))
+    number = np.full(len(inside), NO_PARENT, dtype=np.int64)
+    number[order] = np.arange(len(order)) - first[place] + window.rows_before
+    parent = np.where(table.parent[order] == NO_PARENT, NO_PARENT, number[table.parent[order]])
+    return _finished(table, window, order, place, parent, ends, names, modules, book)
+
+
+def _finished(
+    table: Labelled,
+    window: Window,
+    order: Ints,
+    place: Ints,
+    parent: Ints,
+    ends: Ints,
+    names: Names,
+    modules: list[tuple[str, str]],
+    book: Costs,
+) -> Rows:
+    events = table.events
+    t0_ns = table.t0_ns[order]
+    t1_ns = t0_ns + (events.t1 - events.t0)[order]
+    on_cpu = events.gpu[order] < 0
+    # The optimizer's own scope is still open when its hook ends the step: no row outlasts its step on the CPU.
+    overhang = np.where(on_cpu, np.maximum(t1_ns - ends[place], 0), 0)
+    t1_ns, self_ns = t1_ns - overhang, np.maximum(table.own[order] - overhang, 0)
+    name, module = events.name[order], table.module[order]
+    profiles, flops, read = book.look_up(window, events, order, place, name, module, self_ns, names.texts())
+    texts = [row_name(text, modules) for text in names.texts()]
+    step = np.array([span.step for span in window.steps])[place]
+    gpus = ["cpu", *(f"cuda:{index}" for index in range(int(events.gpu.max(initial=-1)) + 1))]
+    columns = {
+        "step": step,
+        "t0_ns": t0_ns,
+        "t1_ns": t1_ns,
+        "self_ns": self_ns,
+        "parent": parent,
+        "name": name,
+        "module": module,
+        "phase": table.phase[order],
+        "thread": events.thread[order],
+        "device": events.gpu[order] + 1,
+        "flops": flops,
+        "bytes": read,
+    }
+    fqns = [fqn for fqn, _ in modules]
+    return Rows(Part(columns, {"name": texts, "module": fqns, "phase": PHASES, "device": gpus}), profiles)
+
+
+def row_name(text: str, modules: list[tuple[str, str]]) -> str:
+    """A module's scope is shown as a call of its type; everything else keeps its own name."""
+    if not text.startswith(MODULE_SCOPE):
+        return text
+    return f"nn.{modules[int(text[len(MODULE_SCOPE) :])][1]}"
+
+
+assert max(NO_MODULE, NO_PARENT, NOT_KNOWN) < 0  # which a part has for null
+
+
+@dataclass(frozen=True)
+class StepSpan:
+    """A profiled step; times in ns of the monotonic clock."""
+
+    step: int
+    t0_ns: int
+    t1_ns: int
+    samples: int | None
+
+
+@dataclass(frozen=True)
+class Window:
+    """Content of a profiled window: raw events, the steps in it, and who called which optimizer."""
+
+    raw: list[Any]
+    steps: list[StepSpan]
+    unix_offset_ns: int
+    optimizer_calls: OptimizerCalls
+    shapes: bool
+    cuda: bool
+    places: CallPlaces | None = None  # whose calls were noted, where a window holds no forward pass
+    rows_before: int = 0  # of the same step, in other windows
+
+
+@dataclass(frozen=True)
+class StepProfile:
+    """Self times of one step's rows in order, ns; `signature` is equal where the same ops ran in the same places."""
+
+    step: int
+    signature: int
+    self_ns: Ints

@@ -1,0 +1,169 @@
+"""Python processes that a training starts join its run: launchers, ranks, spawned ones. Standard library only.
+
+The training's own environment stays as it is. A child that is a Python process gets one more folder on PYTHONPATH,
+whose sitecustomize takes both back before any other code runs, and waits for torch as the script's own process does.
+Children that never train are not touched further. Forked children are never joined.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from stepscope.record.boundary import is_ours
+
+ORDERS = "STEPSCOPE_TRAINING"
+PYTHONPATH = "STEPSCOPE_PYTHONPATH"  # what PYTHONPATH was
+STARTUP = Path(__file__).parent / "startup"
+_PYTHONS = ("python", "pypy")
+_LAUNCHERS = ("torchrun", "accelerate", "deepspeed", "fabric", "lightning")
+_ENV_PLACE = 10  # of `env` among the positional arguments of Popen, behind args
+
+
+def join_children(orders: str) -> None:
+    """Let every Python process that is started from now on join, by `subprocess` and by `multiprocessing`'s spawn."""
+    when_imported("subprocess", lambda module: _wrap(module.Popen, "__init__", _joining_popen, orders))
+    when_imported("multiprocessing.util", lambda module: _wrap(module, "spawnv_passfds", _joining_spawn, orders))
+
+
+def environment(orders: str, inherited: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a child that joins."""
+    before = inherited.get("PYTHONPATH")
+    joined = {**inherited, ORDERS: orders, "PYTHONPATH": os.pathsep.join(filter(None, [str(STARTUP), before]))}
+    return joined if before is None else {**joined, PYTHONPATH: before}
+
+
+def take_orders(environ: Any) -> str | None:
+    """The orders that a parent left, taken out of the environment with all that came with them; None without."""
+    orders: str | None = environ.pop(ORDERS, None)
+    if orders is None:
+        return None
+    before = environ.pop(PYTHONPATH, None)
+    if before is None:
+        environ.pop("PYTHONPATH", None)
+    else:
+        environ["PYTHONPATH"] = before
+    sys.path[:] = [entry for entry in sys.path if entry != str(STARTUP)]
+    return orders
+
+
+def is_python(command: Any) -> bool:
+    """Return whether a command of `subprocess` starts Python, as far as its first word shows."""
+    if isinstance(command, (str, bytes, os.PathLike)):
+        words: Sequence[Any] = os.fsdecode(command).split()
+    else:
+        words = list(command)
+    if not words:
+        return False
+    first = os.path.basename(os.fsdecode(words[0]))  # noqa: PTH119 - may be bytes of any kind
+    return first.startswith(_PYTHONS) or first in _LAUNCHERS
+
+
+def _joining_popen(plain: Callable[..., Any], orders: str) -> Callable[..., Any]:
+    def start(self: Any, args: Any, *rest: Any, **options: Any) -> Any:
+        try:
+            if len(rest) <= _ENV_PLACE - 1 and is_python(options.get("executable") or args):
+                given = options.get("env")
+                options["env"] = environment(orders, os.environ if given is None else given)
+        except Exception as error:
+            if not is_ours(error):
+                raise
+        return plain(self, args, *rest, **options)
+
+    return start
+
+
+def _joining_spawn(plain: Callable[..., Any], orders: str) -> Callable[..., Any]:
+    def spawn(*args: Any) -> Any:
+        """The child inherits this environment: it is changed for as long as the call takes."""
+        kept = {name: os.environ.get(name) for name in (ORDERS, PYTHONPATH, "PYTHONPATH")}
+        os.environ.update(environment(orders, os.environ))
+        try:
+            return plain(*args)
+        finally:
+            for name, value in kept.items():
+                if value is None:
+                    os.environ.pop(name, None)
+                else:
+                    os.environ[name] = value
+
+    return spawn
+
+
+def _wrap(owner: Any, name: str, around: Callable[[Callable[..., Any], str], Callable[..., Any]], orders: str) -> None:
+    plain = vars(owner)[name]
+    setattr(owner, name, functools.wraps(plain)(around(plain, orders)))
+
+
+Action = Callable[[ModuleType], object]
+
+
+def when_imported(name: str, action: Action) -> None:
+    """Call `action` with the module once it is imported, or now where it is there; what fails in it stays there."""
+    known = sys.modules.get(name)
+    if known is not None:
+        _act(action, known)
+    else:
+        sys.meta_path.insert(0, _Finder(name, action))
+
+
+def _act(action: Action, module: ModuleType) -> None:
+    try:
+        action(module)
+    except BaseException as error:
+        if not is_ours(error):
+            raise
+
+
+class _Finder:
+    """Finds one module by whatever stands behind it, until the module is loaded: asking for it alone loads nothing."""
+
+    def __init__(self, name: str, action: Action) -> None:
+        self._name, self._action = name, action
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        finders = list(sys.meta_path)
+        if name != self._name or self not in finders:
+            return None
+        for finder in finders[finders.index(self) + 1 :]:
+            find: Any = getattr(finder, "find_spec", None)
+            spec: ModuleSpec | None = find(name, path, target) if find is not None else None
+            if spec is not None:
+                if spec.loader is not None:
+                    loader: Any = _Loader(spec.loader, self)
+                    spec.loader = loader
+                return spec
+        return None
+
+    def loaded(self, module: ModuleType) -> None:
+        """The module is there: nothing is left to find."""
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+            _act(self._action, module)
+
+
+class _Loader:
+    """Loads as the module's own loader does, which is in its place again afterwards."""
+
+    def __init__(self, own: Any, finder: _Finder) -> None:
+        self._own, self._finder = own, finder
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._own, name)
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        created: ModuleType | None = self._own.create_module(spec)
+        return created
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__loader__ = self._own
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._own
+        self._own.exec_module(module)
+        self._finder.loaded(module)

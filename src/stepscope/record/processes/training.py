@@ -1,0 +1,283 @@
+"""In the process of a script: wait for torch, record from the first sign of a training, run the script as is.
+
+Nothing of torch is imported before the script imports it, so that what a script sets before (threads, devices) holds.
+The script's own process reports nothing: whoever started it does, once it has ended.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import json
+import os
+import runpy
+import signal
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from types import ModuleType, TracebackType
+from typing import TYPE_CHECKING, Any
+
+from stepscope.record.boundary import is_ours
+from stepscope.record.processes.children import join_children, when_imported
+
+if TYPE_CHECKING:
+    from stepscope.record.session import Session
+    from stepscope.runfolder import RunWriter
+
+
+CLAIM = ".training"  # made by the process that writes the run folder itself
+SIGNS = ".signs"  # why the script's own process saw no step
+_PR_SET_PDEATHSIG = 1  # prctl(2)
+_OURS = str(Path(__file__).parents[2])
+_MOST_RANKS = 4096
+
+
+class Recording:
+    """The session of this process, if it ever trains."""
+
+    def __init__(self, orders: Orders, first: bool = False) -> None:
+        self.orders = orders
+        self._first = first  # the script's own process
+        self.session: Session | None = None
+
+    def wait_for_torch(self) -> None:
+        """Record from the first sign of a training on."""
+        when_imported("torch", self._torch_is_here)
+
+    def ended(self, error: BaseException | None) -> None:
+        """The script has ended with this; the session closes when the interpreter ends."""
+        if self.session is not None:
+            from stepscope.record.session import status_of
+
+            self.session.status = status_of(error)
+
+    def _torch_is_here(self, torch: Any) -> None:
+        before = _resident_bytes()
+        from stepscope.record.session import Session
+        from stepscope.record.settings import Metering, Settings
+
+        orders = self.orders
+        if orders.threads is not None:
+            torch.set_num_threads(orders.threads)
+        root, simulated = orders.root, orders.simulate
+        if simulated is not None:
+            root = _simulated(simulated, orders)
+        settings = Settings(
+            out=Path(orders.run).parent,
+            name=orders.name,
+            record=orders.record,
+            memory=orders.memory,
+            period_ns=orders.period_ns,
+            steps_from="optimizer",
+            optimizer_steps_per_step=orders.optimizer_steps_per_step,
+            samples_per_step=orders.samples_per_step,
+            root=root,
+            sampler=simulated is not None,
+            metering=Metering(simulated=simulated),
+        )
+        self.session = Session(settings, lambda: claim_writer(Path(orders.run)))
+        self.session.status = ("ok", None)
+        if self._first:
+            atexit.register(_guarded, self._say_why_not)
+        self.session.start()
+        after = _resident_bytes()
+        if before is not None and after is not None:
+            self.session.modules_bytes = max(after - before, 0)
+
+    def _say_why_not(self) -> None:
+        """The script's own process saw no training: what it did see is the reason, unless another process trained."""
+        session = self.session
+        if session is not None and not session.begun and os.getpid() == session.pid:
+            (Path(self.orders.run) / SIGNS).write_text(session.why_no_steps(), encoding="utf-8")
+
+
+def run_target(orders_text: str, target: str, arguments: Sequence[str]) -> None:
+    """Run a script, or a module, as `python` would; leaves by the script's own exception or SystemExit."""
+    orders = Orders.from_json(orders_text)
+    _end_with_parent()
+    _wait_for_go(orders.go)
+    orders = replace(orders, go=None)
+    recording = Recording(orders, first=True)
+    recording.wait_for_torch()
+    join_children(replace(orders, simulate=None).to_json())
+    sys.argv = [target, *arguments]
+    sys.orig_argv = [sys.orig_argv[0], *(["-m"] if orders.module else []), target, *arguments]
+    try:
+        if orders.module:
+            sys.path.insert(0, str(Path.cwd()))
+            _empty(sys.modules["__main__"], None)
+            runpy._run_module_as_main(target, alter_argv=True)  # type: ignore[attr-defined]
+        else:
+            _run_script(Path(target))
+    except BaseException as error:
+        _guarded(recording.ended, error)
+        if not isinstance(error, SystemExit):
+            _show_without_us()
+        raise
+    _guarded(recording.ended, None)
+
+
+def join(orders_text: str) -> None:
+    """This Python process was started by a training: record it too, should it train."""
+    orders = Orders.from_json(orders_text)
+    Recording(orders).wait_for_torch()
+    join_children(orders_text)
+
+
+def claim_writer(run: Path) -> RunWriter:
+    """The writer of this process: of the run folder itself for rank 0, or the first that trains; else of `ranks/`."""
+    from stepscope.runfolder import RunWriter
+
+    rank = _own_rank()
+    if rank in (0, None):
+        with contextlib.suppress(FileExistsError):
+            os.close(os.open(run / CLAIM, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+            return RunWriter.attach(run)
+    for number in range(rank or 1, _MOST_RANKS):
+        with contextlib.suppress(FileExistsError):
+            writer = RunWriter.rank(run, number)
+            writer.update(**({} if rank is not None else {"process": number}))
+            return writer
+    raise FileExistsError(f"no folder is free below '{run}/ranks'")
+
+
+def _own_rank() -> int | None:
+    from stepscope.record.facts import rank_of_process
+
+    known = rank_of_process()
+    rank: int | None = known.get("rank")
+    return rank
+
+
+def _run_script(path: Path) -> None:
+    """In `__main__` itself, which stays there as long as the interpreter does."""
+    import io
+
+    absolute = os.path.abspath(path)  # noqa: PTH100 - a link stays a link, as with python itself
+    with io.open_code(absolute) as file:
+        source = file.read()
+    if not getattr(sys.flags, "safe_path", False):
+        sys.path.insert(0, str(path.resolve().parent))
+    main = sys.modules["__main__"]
+    _empty(main, absolute)
+    exec(compile(source, absolute, "exec", dont_inherit=True), vars(main))
+
+
+def _empty(main: ModuleType, file: str | None) -> None:
+    """Make `__main__` what Python gives a script, or a module that it has yet to find."""
+    from importlib.machinery import SourceFileLoader
+
+    builtins = vars(main)["__builtins__"]
+    vars(main).clear()
+    vars(main).update(
+        __name__="__main__", __builtins__=builtins, __doc__=None, __package__=None, __spec__=None, __annotations__={}
+    )
+    if file is not None:
+        vars(main).update(__loader__=SourceFileLoader("__main__", file), __file__=file, __cached__=None)
+
+
+def _resident_bytes() -> int | None:
+    """Resident memory of this process (proc(5), statm); None where there is no /proc."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    except (OSError, ValueError, IndexError):
+        return None
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def _end_with_parent() -> None:
+    """Should `stepscope run` be killed, so is the training, as if it had been killed itself (Linux)."""
+    with contextlib.suppress(OSError, AttributeError, TypeError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+def _wait_for_go(descriptor: int | None) -> None:
+    if descriptor is None:
+        return
+    try:
+        os.read(descriptor, 1)
+    finally:
+        os.close(descriptor)
+
+
+def _show_without_us() -> None:
+    """Show an exception of the script as the interpreter does: beginning with the script."""
+    shown = sys.excepthook
+
+    def show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> Any:
+        own = _without_us(trace)
+        return shown(kind, error.with_traceback(own), own)
+
+    sys.excepthook = show
+
+
+def _without_us(trace: TracebackType | None) -> TracebackType | None:
+    """The traceback without our frames, nor those of runpy at its beginning."""
+    entries = []
+    while trace is not None:
+        entries.append(trace)
+        trace = trace.tb_next
+    files = [entry.tb_frame.f_code.co_filename for entry in entries]
+    first = next((n for n, file in enumerate(files) if not _is_start(file)), len(files))
+    kept = [entry for entry, file in zip(entries[first:], files[first:], strict=True) if not file.startswith(_OURS)]
+    shown: TracebackType | None = None
+    for entry in reversed(kept):
+        shown = TracebackType(shown, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
+    return shown
+
+
+def _is_start(file: str) -> bool:
+    return file.startswith(_OURS) or file == runpy.__file__ or file == "<frozen runpy>"
+
+
+def _guarded(action: Any, *arguments: Any) -> None:
+    try:
+        action(*arguments)
+    except BaseException as error:
+        if not is_ours(error):
+            raise
+
+
+def _simulated(board: str, orders: Orders) -> str:
+    """Start a board beside this process; its truth is kept with the run when the interpreter ends."""
+    from stepscope.simulate.simulation import start
+
+    simulation = start(board)
+
+    def end() -> None:
+        simulation.stop()
+        _guarded(lambda: simulation.truth().save(Path(orders.run)))
+
+    atexit.register(lambda: _guarded(end))
+    return str(simulation.root)
+
+
+@dataclass(frozen=True)
+class Orders:
+    """Handed on to every Python process of a script, as JSON."""
+
+    run: str  # absolute path of the run folder
+    name: str
+    record: str = "adaptive"
+    memory: str = "auto"
+    period_ns: int = 10_000_000
+    optimizer_steps_per_step: int | None = None
+    samples_per_step: int | None = None
+    threads: int | None = None
+    root: str | None = None
+    simulate: str | None = None  # a board that is simulated beside the script's own process
+    module: bool = False  # the target is a module, as with `python -m`
+    go: int | None = None  # the descriptor that says when the sampler is ready
+
+    def to_json(self) -> str:
+        """One line."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Orders:
+        """Read what `to_json` wrote."""
+        fields: dict[str, Any] = json.loads(text)
+        return cls(**fields)

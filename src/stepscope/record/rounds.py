@@ -1,0 +1,142 @@
+"""Tell where a round of updates ends, and with it a step: of several optimizers, or of parameters updated by hand."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Hashable
+
+from stepscope.clock import Clock, monotonic_ns
+
+Ended = Callable[[int, bool], None]  # (when, in ns; known only later)
+_LONGEST_RHYTHM = 64  # updates of a round in which some optimizer comes more than once
+
+
+class OptimizerRounds:
+    """Calls `ended(t_ns, late)` when a round has ended; late is one that is known only by the next round's first.
+
+    Where one optimizer updates more often than another (critics of a GAN, a delayed policy), a round is what came
+    between two updates of the rarer one, from the second time on that this was the same.
+    """
+
+    def __init__(self, ended: Ended, steps_per_round: int | None = None, clock: Clock = monotonic_ns) -> None:
+        self._ended = ended
+        self._fixed = steps_per_round
+        self._clock = clock
+        self._seen: list[Hashable] = []
+        self._last_ns = 0
+        self.ahead = 0  # updates of the next round that were made by the time a round is known to have ended
+        self._closer: Hashable = None
+        self._known: set[Hashable] = set()  # optimizers of rounds that have ended
+        self._history: deque[Hashable] = deque(maxlen=2 * _LONGEST_RHYTHM)
+        self._rhythm: tuple[Hashable, ...] = ()
+
+    def stepped(self, key: Hashable) -> None:
+        """An optimizer has just stepped."""
+        now = self._clock()
+        last_ns, self._last_ns = self._last_ns, now
+        if self._fixed is not None:
+            self._seen.append(key)
+            if len(self._seen) >= self._fixed:
+                self._close(now)
+            return
+        if self._rhythm and key == self._rhythm[len(self._seen)]:
+            self._seen.append(key)
+            if len(self._seen) == len(self._rhythm):
+                self._close(now)
+            return
+        if self._rhythm:
+            self._rhythm = ()
+            self._history.clear()
+        self._history.append(key)
+        self._rhythm = _repeated(list(self._history))
+        if self._rhythm:
+            self._seen.append(key)
+            self._close(now)
+            return
+        if key in self._seen:  # the last one before it closed the round, if none that is known to do so came
+            self._closer, self.ahead = self._seen[-1], 1
+            self._close(last_ns, late=True)
+            self.ahead = 0
+        self._seen.append(key)
+        if key == self._closer:
+            self._close(now)
+
+    @property
+    def undecided(self) -> bool:
+        """Return whether an update was made that may have been the last of its step."""
+        return bool(self._seen) and self._fixed is None and not self._rhythm and not self._known.issuperset(self._seen)
+
+    def finish(self) -> None:
+        """The training is over, or evaluation began: an undecided round has ended with its last optimizer step."""
+        if self.undecided:
+            self._closer = self._seen[-1]
+            self._close(self._last_ns, late=True)
+
+    def _close(self, t_ns: int, late: bool = False) -> None:
+        self._known.update(self._seen)
+        self._seen.clear()
+        self._ended(t_ns, late)
+
+
+def _repeated(updates: list[Hashable]) -> tuple[Hashable, ...]:
+    """Return what came twice, with the last update at its end, some optimizer more than once in it; else nothing."""
+    length = next((back for back in range(1, len(updates)) if updates[-1 - back] == updates[-1]), 0)
+    last = updates[-length:]
+    uneven = 1 < len(set(last)) < length
+    return tuple(last) if uneven and updates[-2 * length : -length] == last else ()
+
+
+class ManualRounds:
+    """Steps of a training without an optimizer: gradients are computed, and parameters updated by hand.
+
+    A fingerprint tells the state of some parameters and of their gradients. When something else begins after a
+    backward pass (a batch is fetched, a model called) and finds another one than the pass left, the step has ended.
+    Some updates do not show in it until gradients are reset: those are seen when the next pass begins, and the step
+    ended, late, when that something else began. Without parameters to look at (None) every pass is a step.
+    """
+
+    def __init__(self, ended: Ended, clock: Clock = monotonic_ns) -> None:
+        self._ended = ended
+        self._clock = clock
+        self._left: Hashable = None  # what the last pass left
+        self._boundary_ns: int | None = None
+        self._open = False  # a pass was made whose step has not ended
+        self.passes = 0
+
+    @property
+    def undecided(self) -> bool:
+        """Return whether a pass was made, and nothing else began since."""
+        return self._open and self._boundary_ns is None
+
+    def something_else(self, fingerprint: Hashable) -> None:
+        """A batch is fetched, a model is called."""
+        if not self.undecided:
+            return
+        now = self._clock()
+        if self._changed(fingerprint):
+            self._open = False
+            self._ended(now, False)
+        else:
+            self._boundary_ns = now
+
+    def begins(self, fingerprint: Hashable) -> None:
+        """A backward pass is about to begin."""
+        self._end_late(fingerprint)
+
+    def passed(self, fingerprint: Hashable) -> None:
+        """It is done."""
+        self.passes += 1
+        self._left, self._open, self._boundary_ns = fingerprint, True, None
+
+    def finish(self, fingerprint: Hashable) -> None:
+        """The training is over."""
+        self._end_late(fingerprint)
+        self._open = False
+
+    def _end_late(self, fingerprint: Hashable) -> None:
+        if self._open and self._changed(fingerprint):
+            self._open = False
+            self._ended(self._boundary_ns or self._clock(), True)
+
+    def _changed(self, fingerprint: Hashable) -> bool:
+        return fingerprint is None or fingerprint != self._left

@@ -1,0 +1,392 @@
+"""Routes of the training's calls past us: at class level and torch's global hooks, never on the user's objects.
+
+Nothing is put on a module, an optimizer, a tensor or a data loader, so that whatever copies, pickles, scripts, traces
+or exports them finds them as they are. Every route is taken back by `remove`, and is a plain pass-through where
+somebody else has wrapped it meanwhile.
+
+| what is routed | where | since torch |
+| --- | --- | --- |
+| calls of modules | `nn.Module.__call__`, in its place, so that calls nest no deeper | 2.1 |
+| tracebacks | `traceback.walk_tb`, which leaves our frames out of what a training prints | Python 3.10 |
+| steps of torch optimizers | `register_optimizer_step_pre_hook` and `..._post_hook` | 2.0 |
+| backward passes | `torch.autograd._engine_run_backward`, which `backward` and `grad` call | 2.1 |
+| batches of data loaders | `_BaseDataLoaderIter.__next__` | 1.2 |
+| skipped updates | `GradScaler.step` | 2.3 |
+| models that are compiled in place | `nn.Module.compile` | 2.1 |
+| optimizers of Keras | `keras.optimizers.Optimizer.apply`, once Keras is imported | Keras 3 |
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from stepscope.record.boundary import Boundary
+
+Scope = AbstractContextManager[Any]
+_is_compiling: Callable[[], bool] = getattr(torch.compiler, "is_dynamo_compiling", torch.compiler.is_compiling)
+_tracing: Callable[[], Any] = getattr(torch._C, "_get_tracing_state", lambda: None)
+
+
+class Listener(Protocol):
+    """Listeners to what the training does; every call comes through a boundary."""
+
+    def called(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """A module is called that no other module calls."""
+
+    def returned(self, module: nn.Module, output: Any) -> None:
+        """It has returned."""
+
+    def compiled(self, module: nn.Module) -> None:
+        """A module was compiled in place: its calls pass us by from now on."""
+
+    def before_optimizer(self, optimizer: Any) -> None:
+        """An optimizer is about to update."""
+
+    def after_optimizer(self, optimizer: Any) -> None:
+        """An optimizer has updated."""
+
+    def skipped_update(self) -> None:
+        """A gradient scaler has left an update out."""
+
+    def before_backward(self, roots: Any, inputs: Any) -> None:
+        """Gradients are about to be computed, of these roots; of all leaves, unless inputs are given."""
+
+    def after_backward(self) -> None:
+        """They are computed."""
+
+    def batch(self, iterator: Any, batch: Any) -> None:
+        """A data loader gave a batch."""
+
+    def many_calls(self) -> None:
+        """So many modules were called in a window that its size is worth a look."""
+
+    def makes_scope(self, module: nn.Module) -> Scope | None:
+        """The range of a call in the window that records now; None where none can be made."""
+
+    def optimizer_scope(self, optimizer: Any) -> Scope | None:
+        """The same for the update of an optimizer that does not announce itself."""
+
+
+class CallListener(Protocol):
+    """Listener, for a while, to every call of a module."""
+
+    def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """A module is called."""
+
+    def leave(self) -> None:
+        """The last one that was called returns."""
+
+
+_HERE = str(Path(__file__).parent)
+_LOOK_EVERY = 500  # calls of modules in a window
+
+
+class Routes:
+    """The routes of one session, from `install` to `remove`; `profiled` says whether each module call gets a scope."""
+
+    def __init__(self, boundary: Boundary, listener: Listener) -> None:
+        self._boundary, self._listener = boundary, listener
+        self._undo: list[Callable[[], None]] = []
+        self._keras = False
+        self._loading = False
+        self._installed = False
+        self._modules = _ModuleRoute(boundary, listener, self)
+
+    @property
+    def calls(self) -> int:
+        """Calls of modules in windows so far."""
+        return self._modules.calls
+
+    @property
+    def loading(self) -> bool:
+        """Return whether a data loader makes a batch: modules that it calls are transforms."""
+        return self._loading
+
+    def install(self) -> None:
+        """Listen from now on."""
+        self._installed = True
+        self._modules.install()
+        self._undo += [
+            self._modules.remove,
+            *(hook.remove for hook in self._optimizer_hooks()),
+            self._route(torch.autograd, "_engine_run_backward", self._backward),
+            self._route(nn.Module, "compile", self._compile),
+        ]
+        iterators = getattr(torch.utils.data.dataloader, "_BaseDataLoaderIter", None)
+        if iterators is not None:
+            self._undo.append(self._route(iterators, "__next__", self._next))
+        scaler = getattr(torch.amp, "GradScaler", None)
+        if scaler is not None:
+            self._undo.append(self._route(scaler, "step", self._scaler_step))
+        for name in ("walk_tb", "_walk_tb_with_full_positions"):
+            self._undo.append(self._route(traceback, name, _without_our_frames))
+
+    def profile_calls(self, profiled: bool) -> None:
+        """Open a scope around every module call from now on, or around none; open ones end."""
+        self._modules.profile(profiled)
+
+    @property
+    def calls_noted_by(self) -> CallListener | None:
+        """Return the listener to every call."""
+        return self._modules.noted_by
+
+    def note_calls(self, noted: CallListener | None) -> None:
+        """Tell each module call to `noted` from now on, or to nobody."""
+        self._modules.note(noted)
+
+    def remove(self) -> None:
+        """Take every route back; calls that are under way end as plain ones."""
+        self._installed = False
+        undo, self._undo = self._undo, []
+        for back in undo:
+            back()
+
+    def _route(self, owner: Any, name: str, around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Any:
+        plain = vars(owner).get(name)
+        if not callable(plain):
+            return lambda: None
+        routed = functools.wraps(plain)(around(plain))
+        setattr(owner, name, routed)
+
+        def undo() -> None:
+            if vars(owner).get(name) is routed:  # else somebody has wrapped it: it passes through
+                setattr(owner, name, plain)
+
+        return undo
+
+    def _optimizer_hooks(self) -> list[Any]:
+        call, listener = self._boundary.call, self._listener
+
+        def before(optimizer: Any, _args: Any, _kwargs: Any) -> None:
+            if not _is_compiling():
+                call(listener.before_optimizer, optimizer)
+
+        def after(optimizer: Any, _args: Any, _kwargs: Any) -> None:
+            if not _is_compiling():
+                call(listener.after_optimizer, optimizer)
+
+        return [register_optimizer_step_pre_hook(before), register_optimizer_step_post_hook(after)]
+
+    def _backward(self, plain: Callable[..., Any]) -> Callable[..., Any]:
+        def run(t_outputs: Any, *args: Any, **kwargs: Any) -> Any:
+            if not self._installed or _is_compiling():
+                return plain(t_outputs, *args, **kwargs)
+            if not self._keras and "keras" in sys.modules:
+                self._boundary.call(self._route_keras)
+            self._boundary.call(self._listener.before_backward, t_outputs, args[3] if len(args) > 3 else None)
+            result = plain(t_outputs, *args, **kwargs)
+            self._boundary.call(self._listener.after_backward)
+            return result
+
+        return run
+
+    def _compile(self, plain: Callable[..., Any]) -> Callable[..., Any]:
+        def compile_in_place(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            result = plain(module, *args, **kwargs)
+            if self._installed:
+                self._boundary.call(self._listener.compiled, module)
+            return result
+
+        return compile_in_place
+
+    def _next(self, plain: Callable[..., Any]) -> Callable[..., Any]:
+        def take(iterator: Any) -> Any:
+            if not self._installed or _is_compiling():
+                return plain(iterator)
+            self._loading = True
+            try:
+                batch = plain(iterator)
+            finally:
+                self._loading = False
+            self._boundary.call(self._listener.batch, iterator, batch)
+            return batch
+
+        return take
+
+    def _scaler_step(self, plain: Callable[..., Any]) -> Callable[..., Any]:
+        def step(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+            if _is_compiling():
+                return plain(scaler, optimizer, *args, **kwargs)
+            before = self._modules.updates
+            result = plain(scaler, optimizer, *args, **kwargs)
+            if self._installed and self._modules.updates == before and scaler.is_enabled():
+                self._boundary.call(self._listener.skipped_update)
+            return result
+
+        return step
+
+    def updated(self) -> None:
+        """Count an update, so that a gradient scaler's step without one is seen."""
+        self._modules.updates += 1
+
+    def _route_keras(self) -> None:
+        optimizers = getattr(sys.modules.get("keras"), "optimizers", None)
+        kind = getattr(optimizers, "Optimizer", None)
+        owner = next((base for base in getattr(kind, "__mro__", ()) if "apply" in vars(base)), None)
+        if owner is None:  # it is being imported just now
+            return
+        self._keras = True
+        self._undo.append(self._route(owner, "apply", self._keras_apply))
+
+    def _keras_apply(self, plain: Callable[..., Any]) -> Callable[..., Any]:
+        def apply(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+            if not self._installed or _is_compiling():
+                return plain(optimizer, *args, **kwargs)
+            self._boundary.call(self._listener.before_optimizer, optimizer)
+            with self._boundary.call(self._listener.optimizer_scope, optimizer) or nullcontext():
+                result = plain(optimizer, *args, **kwargs)
+            self._boundary.call(self._listener.after_optimizer, optimizer)
+            return result
+
+        return apply
+
+
+def _without_our_frames(walk: Callable[[Any], Iterator[tuple[Any, Any]]]) -> Callable[[Any], Iterator[tuple[Any, Any]]]:
+    def frames(trace: Any) -> Iterator[tuple[Any, Any]]:
+        return (item for item in walk(trace) if not item[0].f_code.co_filename.startswith(_HERE))
+
+    return frames
+
+
+class _ModuleRoute:
+    """Calls of modules: the outermost ones are told, and each gets a scope while a window records.
+
+    It runs for every module of every step, so that a frame less is a percent of a overhead bound one.
+    """
+
+    def __init__(self, boundary: Boundary, listener: Listener, routes: Routes) -> None:
+        self._boundary, self._listener, self._routes = boundary, listener, routes
+        self._profiled = False
+        self._inside = False  # a module's call is under way: what it calls is not an outermost one
+        self._plainly = False  # and nothing is to be done for these: one look tells, in a step that is not profiled
+        self._noted_by: CallListener | None = None
+        self._watched = False  # profiled, or noted
+        self._window = 0
+        self._free: dict[int, Scope] = {}  # an open scope cannot be entered again: it is taken out meanwhile
+        self._open: list[Scope] = []
+        self._call: Callable[..., Any] = nn.Module.__call__
+        self._undo: list[Callable[[], None]] = []
+        self._plain: Callable[..., Any] | None = None  # what somebody put in the place of torch's own, before us
+        self._installed = False
+        self.updates = 0
+        self.calls = 0
+
+    def install(self) -> None:
+        plain = vars(nn.Module)["__call__"]
+        self._plain = plain if plain is not getattr(nn.Module, "_wrapped_call_impl", None) else None
+        self._installed = True
+        self._follow()
+        self._call = call = functools.wraps(plain)(self._routed_call(plain))
+        nn.Module.__call__ = call  # type: ignore[method-assign]
+
+        def undo() -> None:
+            self._installed = False
+            self._follow()
+            if vars(nn.Module)["__call__"] is call:  # else somebody has wrapped it: it passes through
+                nn.Module.__call__ = plain  # type: ignore[method-assign]
+
+        self._undo = [undo]
+
+    @property
+    def noted_by(self) -> CallListener | None:
+        return self._noted_by
+
+    def remove(self) -> None:
+        self.profile(False)
+        self.note(None)
+        for undo in self._undo:
+            undo()
+        self._undo = []
+
+    def profile(self, profiled: bool) -> None:
+        """Scopes are made anew for each window: none may outlive the window in which it was entered."""
+        self._profiled = profiled
+        self._watched = profiled or self._noted_by is not None
+        self._follow()
+        self._window += 1
+        opened, self._open, self._free = self._open, [], {}
+        for scope in reversed(opened):
+            try:
+                scope.__exit__(None, None, None)
+            except RuntimeError:  # entered in a thread that is not recorded: nothing began
+                continue
+
+    def note(self, noted: CallListener | None) -> None:
+        """Calls that are under way are not told: those who hear of a call hear of its end."""
+        self._noted_by = noted
+        self._watched = self._profiled or noted is not None
+        self._follow()
+
+    def _follow(self) -> None:
+        self._plainly = self._installed and self._inside and not self._watched and self._plain is None
+
+    def _routed_call(self, plain: Callable[..., Any]) -> Callable[..., Any]:
+        """Replacement of `Module.__call__`; as torch's own it calls `_call_impl`, with nothing in between."""
+        compiling, route, alone = _is_compiling, self, self._plain is None
+
+        def call(module: Any, *args: Any, **kwargs: Any) -> Any:
+            if compiling():
+                return plain(module, *args, **kwargs)
+            if route._plainly and module._compiled_call_impl is None:
+                return module._call_impl(*args, **kwargs)
+            if not route._installed or module._compiled_call_impl is not None:
+                return plain(module, *args, **kwargs)
+            if not route._inside:
+                return route._outermost_call(module, args, kwargs)
+            run = module._call_impl if alone else functools.partial(plain, module)
+            if not route._watched:
+                return run(*args, **kwargs)
+            window, key, noted = route._window, id(module), route._noted_by
+            if noted is not None:
+                route._boundary.call(noted.enter, module, args, kwargs)
+            scope = None
+            if route._profiled:
+                scope = route._free.pop(key, None) or route._boundary.call(route._listener.makes_scope, module)
+            if scope is not None:
+                scope.__enter__()
+                route._open.append(scope)
+                route.calls += 1
+                if route.calls % _LOOK_EVERY == 0:
+                    route._boundary.call(route._listener.many_calls)
+            try:
+                return run(*args, **kwargs)
+            finally:
+                if noted is not None and route._noted_by is noted:
+                    route._boundary.call(noted.leave)
+                if scope is not None and route._window == window:  # else it was ended with its window, inside this call
+                    scope.__exit__(None, None, None)
+                    route._close(scope)
+                    route._free[key] = scope
+
+        return call
+
+    def _outermost_call(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        told = not self._routes.loading and _tracing() is None
+        try:
+            self._inside = True
+            self._follow()
+            if told:
+                self._boundary.call(self._listener.called, module, args, kwargs)
+            output = self._call(module, *args, **kwargs)
+        finally:
+            self._inside = self._plainly = False
+        if told:
+            self._boundary.call(self._listener.returned, module, output)
+        return output
+
+    def _close(self, scope: Scope) -> None:
+        opened = self._open
+        if opened and opened[-1] is scope:
+            opened.pop()
+        elif scope in opened:  # another thread's call ended in between
+            opened.remove(scope)

@@ -1,0 +1,371 @@
+"""Characterise power sensors: poll each fast while a load steps up and down, and keep a profile of each channel.
+
+Takes `seconds` and a little; standard library only. The estimators are pure functions in files of their own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import math
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+from stepscope.clock import Clock
+from stepscope.files import replace_json
+from stepscope.record.device import describe_device
+from stepscope.record.sampler.rows import EventLog
+from stepscope.record.sampler.sensor_response import (
+    Load,
+    conversions,
+    filter_of,
+    load_schedule,
+    loaders,
+    polled_every_ns,
+    refresh_period_ns,
+    step_size,
+)
+from stepscope.record.sensors import survey
+from stepscope.record.sensors.contract import Channel, Found, Target
+from stepscope.units import plural
+
+SECONDS = 4.0
+_POLL_NS = 250_000  # finer than any refresh that is known (RAPL: 1 ms)
+_POLL_WAITING_NS = 2_000_000  # of a sensor whose reads wait: a network or a driver's lock is not to be stormed
+_PARTS_OF_OWN_PERIOD = 20
+_LEAST_READS = 5
+_MOST_DRAWN = 1500
+_MOST_GAINS = 400  # of a counter: over a shorter time than 10 ms its refreshes show, not the power
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Trace:
+    """All readings of one sensor during the load: middle of each read and its duration, ns; values by channel."""
+
+    channels: tuple[Channel, ...]
+    times_ns: list[int] = field(default_factory=list)
+    costs_ns: list[int] = field(default_factory=list)
+    values: list[Sequence[float]] = field(default_factory=list)
+
+    def of(self, place: int) -> tuple[list[int], list[float]]:
+        """Times and values of one channel, without what was not read."""
+        pairs = [(t, row[place]) for t, row in zip(self.times_ns, self.values, strict=False)]
+        read = [(t, value) for t, value in pairs if not math.isnan(value)]
+        return [t for t, _ in read], [value for _, value in read]
+
+
+@dataclass(frozen=True)
+class Observation:
+    """Result of a characterisation: a trace a sensor, when the load was on, and on how many cores."""
+
+    traces: dict[str, Trace]
+    load: Load
+    processes: int
+
+
+def characterise(
+    root: Path, target: Target, seconds: float = SECONDS, progress: Progress | None = None
+) -> dict[str, SensorProfile]:
+    """Profiles of all channels of the sensors that measure power, by channel id; empty where there is none."""
+    found = survey(root, target).found
+    try:
+        return build_profiles(observe(found, target.clock, seconds, progress))
+    finally:
+        for sensor in found.values():
+            sensor.close()
+
+
+def may_characterise(root: Path, asked_for: bool) -> bool:
+    """Return whether a run may characterise: on the machine itself.
+
+    STEPSCOPE_CHARACTERISE=0 forbids it, 1 adds any root.
+    """
+    said = os.environ.get("STEPSCOPE_CHARACTERISE", "")
+    return asked_for and said != "0" and (root == Path("/") or said == "1")
+
+
+def recall_or_measure(
+    root: Path, found: Mapping[str, Found], clock: Clock, announce: Callable[[float], None], events: EventLog
+) -> Mapping[str, SensorProfile]:
+    """The profiles kept for this device, or those measured now and kept; `announce(seconds)` is called before that.
+
+    A machine without a power sensor loses no time; whatever fails here becomes an event, and the run goes on.
+    """
+    if not any(measures_power(sensor) for sensor in found.values()):
+        return {}
+    try:
+        device = device_identity(root, found)
+        kept = load_profiles(device)
+        if kept is not None:
+            return kept
+        announce(SECONDS)
+        measured = build_profiles(observe(found, clock))
+        if measured and not save_profiles(device, measured):
+            events.write("not-kept", "the cache folder cannot be written: sensors are characterised in each run")
+        return measured
+    except Exception as error:
+        events.write("not-characterised", f"the power sensors were not characterised: {type(error).__name__}: {error}")
+        return {}
+
+
+def observe(
+    found: Mapping[str, Found], clock: Clock, seconds: float = SECONDS, progress: Progress | None = None
+) -> Observation:
+    """Poll the power sensors, each in a thread of its own, through a load step that this makes itself.
+
+    A read that never returns costs its own sensor's trace and nothing else.
+    """
+    meters = {name: sensor for name, sensor in found.items() if measures_power(sensor)}
+    if not meters:
+        return Observation({}, [], 0)
+    traces = {name: Trace(sensor.channels) for name, sensor in meters.items()}
+    with loaders() as ready:
+        start_ns = clock()
+        end_ns = start_ns + int(seconds * 1e9)
+        load = load_schedule(start_ns, seconds)
+        pollers = [
+            threading.Thread(target=_poll, args=(sensor, traces[name], clock, end_ns), daemon=True)
+            for name, sensor in meters.items()
+        ]
+        ready.follow(load)
+        for poller in pollers:
+            poller.start()
+        _report(
+            clock,
+            start_ns,
+            end_ns,
+            progress,
+            f"{plural(len(meters), 'power sensor')}, load on {plural(len(ready), 'core')}",
+        )
+        for poller in pollers:
+            poller.join(max(0.0, (end_ns - clock()) / 1e9) + 0.2)
+        return Observation(traces, load, len(ready))
+
+
+def build_profiles(seen: Observation) -> dict[str, SensorProfile]:
+    """A profile for every channel with enough readings."""
+    found = {}
+    for trace in seen.traces.values():
+        if len(trace.values) < _LEAST_READS:
+            continue
+        costs = sorted(trace.costs_ns)
+        median, p99 = costs[len(costs) // 2], costs[len(costs) * 99 // 100]
+        for place, channel in enumerate(trace.channels):
+            times_ns, values = trace.of(place)
+            if len(values) >= _LEAST_READS:
+                found[channel.id] = _profile(
+                    channel, times_ns, values, seen.load if seen.processes else [], median, p99
+                )
+    return found
+
+
+def responses(seen: Observation) -> list[tuple[Channel, list[tuple[float, float]]]]:
+    """Each power and energy channel with its readings for a picture, (time s, W); of a counter what it gained."""
+    start_ns = min((trace.times_ns[0] for trace in seen.traces.values() if trace.times_ns), default=0)
+    found = []
+    for trace in seen.traces.values():
+        for place, channel in enumerate(trace.channels):
+            if channel.quantity not in ("power", "energy"):
+                continue
+            times_ns, values = trace.of(place)
+            counter = channel.kind == "counter"
+            every = max(1, len(values) // (_MOST_GAINS if counter else _MOST_DRAWN))
+            thinned = list(zip(times_ns, values, strict=True))[::every]
+            if counter:
+                thinned = _gains(thinned)
+            found.append((channel, [((t_ns - start_ns) / 1e9, value) for t_ns, value in thinned]))
+    return found
+
+
+def _gains(readings: list[tuple[int, float]]) -> list[tuple[int, float]]:
+    """Growth per second of a counter between two of its changes; a counter that starts anew leaves a hole."""
+    kept: list[tuple[int, float]] = []
+    for reading in readings:
+        if not kept or kept[-1][1] != reading[1]:
+            kept.append(reading)
+    return [
+        (t, (value - last) / (t - then) * 1e9) for (then, last), (t, value) in itertools.pairwise(kept) if value > last
+    ]
+
+
+def _profile(
+    channel: Channel, times_ns: list[int], values: list[float], load: Load, cost_ns: int, cost_p99_ns: int
+) -> SensorProfile:
+    counter = channel.kind == "counter"
+    refresh_ns = refresh_period_ns(times_ns, values, counter)
+    averaged = None
+    if not counter and channel.quantity == "power":  # a counter adds up: nothing is averaged away
+        averaged = filter_of(conversions(times_ns, values, refresh_ns), load, refresh_ns)
+    return SensorProfile(
+        read_cost_ns=cost_ns,
+        read_cost_p99_ns=cost_p99_ns,
+        polled_ns=polled_every_ns(times_ns) or 0,
+        refresh_ns=refresh_ns,
+        step_size=step_size(values, counter_of_joules=counter and channel.unit == "J"),
+        filter=averaged.kind if averaged else None,
+        window_ns=averaged.window_ns if averaged else None,
+    )
+
+
+def _poll(sensor: Found, trace: Trace, clock: Clock, end_ns: int) -> None:
+    """Read until the end; half of the time at most goes into reading. A read that fails leaves a gap."""
+    slowest_ns = sensor.every_ns // _PARTS_OF_OWN_PERIOD
+    gap_ns = max(_POLL_WAITING_NS, slowest_ns) if sensor.blocking else _POLL_NS
+    while (before := clock()) < end_ns:
+        try:
+            values = sensor.read()
+        except Exception:
+            values = [math.nan] * len(trace.channels)
+        after = clock()
+        trace.values.append(values)
+        trace.times_ns.append((before + after) // 2)
+        trace.costs_ns.append(after - before)
+        time.sleep(max(gap_ns - (after - before), after - before if sensor.blocking else 50_000) / 1e9)
+
+
+def _report(clock: Clock, start_ns: int, end_ns: int, progress: Progress | None, what: str) -> None:
+    """Wait for the end, and say five times a second how far it is."""
+    while (now := clock()) < end_ns:
+        if progress is not None:
+            progress(f"{what}: {(now - start_ns) / 1e9:.1f} of {(end_ns - start_ns) / 1e9:.1f} s")
+        time.sleep(min(0.2, (end_ns - now) / 1e9))
+
+
+FORMAT = 1  # of the cache file: another number is measured anew
+A_LITTLE_FASTER = 0.8  # polling period over refresh period: no refresh is passed over
+_POWER = ("power", "energy")
+
+
+@dataclass(frozen=True)
+class SensorProfile:
+    """Measured facts of one channel; None is "not known": nothing changed, or finer than the polling could see."""
+
+    read_cost_ns: int  # of a read of the whole sensor, median
+    read_cost_p99_ns: int
+    polled_ns: int  # median time between reads: a refresh finer than this cannot be seen
+    refresh_ns: int | None = None
+    step_size: float | None = None
+    filter: str | None = None  # none, block average, running average
+    window_ns: int | None = None  # width of the block, or time constant
+
+
+def measures_power(found: Found) -> bool:
+    """Return whether a sensor measures power or energy in some channel; estimates do not count."""
+    return any(channel.quantity in _POWER and channel.kind != "estimate" for channel in found.channels)
+
+
+def device_identity(root: Path, found: Mapping[str, Found]) -> dict[str, Any]:
+    """Return what a profile depends on: board, kernel, driver, and where the channels come from."""
+    facts = describe_device(root)
+    driver = root / "proc/driver/nvidia/version"
+    prefix = str(root).rstrip("/")
+    return {
+        **{key: facts[key] for key in ("board", "compatible", "cpu", "machine", "kernel", "l4t")},
+        "driver": driver.read_text(errors="replace").split("\n")[0] if driver.is_file() else None,
+        "sources": sorted(
+            f"{channel.id} {channel.source.removeprefix(prefix)}"
+            for sensor in found.values()
+            if measures_power(sensor)
+            for channel in sensor.channels
+        ),
+    }
+
+
+def load_profiles(device: Mapping[str, Any]) -> dict[str, SensorProfile] | None:
+    """The profiles that were kept for this device, by channel id; None where there are none, or none that is sound."""
+    try:
+        kept = json.loads(_cache_file(device).read_text(encoding="utf-8"))
+        if kept["format"] != FORMAT or kept["device"] != json.loads(json.dumps(device)):
+            return None
+        return {name: _profile_of(facts) for name, facts in kept["channels"].items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError):
+        return None
+
+
+def save_profiles(device: Mapping[str, Any], profiles: Mapping[str, SensorProfile]) -> bool:
+    """Keep the profiles for the next run on this device; False where the cache cannot be written, which is no error."""
+    content = {
+        "format": FORMAT,
+        "device": dict(device),
+        "channels": {name: asdict(profile) for name, profile in profiles.items()},
+    }
+    try:
+        path = _cache_file(device)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_json(path, content)
+    except (OSError, RuntimeError):  # RuntimeError: no home folder
+        return False
+    return True
+
+
+def with_profiles(found: Found, profiles: Mapping[str, SensorProfile], period_ns: int) -> Found:
+    """The sensor with what was measured of its channels, read a little faster than the quickest of them refreshes.
+
+    Its author's own period is kept to within a factor of two, since reading may have a cost that time does not show.
+    What the driver states stands; `measured` names the fields that it left open and that were filled here.
+    """
+    channels = tuple(
+        _filled(channel, profiles[channel.id]) if channel.id in profiles else channel for channel in found.channels
+    )
+    known = [channel.refresh_ns for channel in channels if channel.refresh_ns]
+    characterised = any(channel.id in profiles for channel in channels)
+    every_ns = found.every_ns
+    if measures_power(found) and known and (characterised or not every_ns):
+        every_ns = max(int(A_LITTLE_FASTER * min(known)), period_ns, found.every_ns // 2)
+    return replace(found, channels=channels, every_ns=every_ns)
+
+
+def too_fine(found: Found, period_ns: int) -> str | None:
+    """Return what to tell who chose a period finer than this sensor; None where it keeps up."""
+    if not measures_power(found):
+        return None
+    refresh_ns = min((channel.refresh_ns for channel in found.channels if channel.refresh_ns), default=0)
+    window_ns = max((channel.window_ns for channel in found.channels if channel.window_ns), default=0)
+    said = []
+    if refresh_ns > period_ns:
+        said.append(f"refreshes every {refresh_ns / 1e6:.3g} ms")
+    if window_ns > period_ns:
+        said.append(f"averages over {window_ns / 1e6:.3g} ms")
+    if found.every_ns > period_ns:
+        said.append(f"is read every {found.every_ns / 1e6:.3g} ms")
+    return " and ".join(said) or None
+
+
+def _filled(channel: Channel, profile: SensorProfile) -> Channel:
+    known = {name: getattr(profile, name) for name in ("refresh_ns", "step_size", "filter", "window_ns")}
+    if channel.filter is not None or channel.window_ns is not None:  # the two describe one thing: never mixed
+        known = {name: value for name, value in known.items() if name not in ("filter", "window_ns")}
+    fresh = {name: value for name, value in known.items() if value is not None and getattr(channel, name) is None}
+    return replace(
+        channel,
+        **fresh,
+        read_cost_ns=profile.read_cost_ns,
+        read_cost_p99_ns=profile.read_cost_p99_ns,
+        measured=(*fresh, "read_cost_ns", "read_cost_p99_ns"),
+    )
+
+
+def _profile_of(facts: Mapping[str, Any]) -> SensorProfile:
+    """A profile from the cache; raises TypeError or ValueError where a field is missing or of the wrong type."""
+    words = {"filter"}
+    for entry in fields(SensorProfile):
+        value = facts.get(entry.name)
+        sound = value is None or (isinstance(value, str) if entry.name in words else isinstance(value, (int, float)))
+        if not sound:
+            raise ValueError(f"{entry.name}: {value!r}")
+    return SensorProfile(**facts)
+
+
+def _cache_file(device: Mapping[str, Any]) -> Path:
+    """Below XDG_CACHE_HOME (freedesktop.org base directories), one file a device. RuntimeError without a home."""
+    stated = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    folder = stated if stated.is_absolute() else Path.home() / ".cache"
+    key = hashlib.sha256(json.dumps(device, sort_keys=True).encode()).hexdigest()[:16]
+    return folder / "stepscope/sensors" / f"{key}.json"

@@ -1,0 +1,233 @@
+"""The training processes of a run, as its parts name them: CPU time and memory of each, from when it trains to its end.
+
+The watched process may only launch: `torchrun`, `mp.spawn`. A process that trains writes its pid into the run.json of
+its part; the sampler looks there between two ticks. What such a process starts itself (data loader workers) is in the
+`children` sensor.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from stepscope.liveness import start_time
+from stepscope.record.access.files import count
+from stepscope.record.sensors.contract import (
+    NAN,
+    Channel,
+    Found,
+    Kind,
+    Missing,
+    ProcessEnded,
+    Sensor,
+    Target,
+    close_files,
+    content,
+    measure_read_cost,
+    missing_because,
+    open_files,
+)
+from stepscope.record.sensors.number_files import PEAK, PSS, kilobytes
+from stepscope.record.sensors.process_cpu import process_ticks
+
+EVERY_NS = 50_000_000
+PSS_EVERY_NS = 500_000_000  # at most: the kernel walks page tables, so that the sampler stretches it
+MOST = 64  # training processes with streams of their own; the sum over all processes has the others too
+_PARTS = "ranks"
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+Begun = dict[str, tuple[Sensor, Found | Missing]]
+Read = Callable[[], Sequence[float]]
+
+
+@dataclass
+class _Process:
+    """One process that trains: the number of its part, its pid, and when it began, in ticks since the boot."""
+
+    part: str
+    pid: int
+    began: int
+    ended: bool = False
+
+
+@dataclass
+class _OfProcess:
+    """A sensor of one process, which nothing but the process itself brings back."""
+
+    NAME: str
+
+    def discover(self, root: Path, target: Target) -> Missing:
+        """Nothing: a process that has ended stays so."""
+        return Missing("absent", "the process has ended")
+
+
+class TrainingProcesses:
+    """Finds the processes that train, each once; a look at what has not changed is two file states."""
+
+    def __init__(self, run: Path, root: Path, target: Target) -> None:
+        self._run, self._proc, self._target = run, root / "proc", target
+        self._states: dict[str, tuple[int, int] | None] = {}  # of each run.json that was read
+        self._seen: dict[str, int] = {}  # pid by part
+        self._alive: list[_Process] = []
+
+    def collect(self) -> Begun:
+        """Sensors of the processes that have begun to train since the last call, by name."""
+        for process in self._alive:
+            process.ended = start_time(process.pid, self._proc) != process.began
+            if process.ended:
+                self._target.training.discard(process.pid)
+        self._alive = [process for process in self._alive if not process.ended]
+        begun: Begun = {}
+        for part, header in self._changed():
+            found = self._training(part, header)
+            if found is not None and len(self._alive) < MOST:
+                self._alive.append(found)
+                self._target.training.add(found.pid)
+                begun |= self._sensors(found)
+        return begun
+
+    def _changed(self) -> Iterator[tuple[str, dict[str, object]]]:
+        """Number and content of every run.json that is new, or was written again before it had a pid."""
+        headers = [("0", self._run / "run.json")]
+        with contextlib.suppress(OSError):
+            names = sorted(os.listdir(self._run / _PARTS))  # noqa: PTH208 - the cheapest look
+            headers += [(name, self._run / _PARTS / name / "run.json") for name in names if name.isdigit()]
+        for part, path in headers:
+            if part in self._seen:
+                continue
+            try:
+                status = path.stat()
+                state = (status.st_mtime_ns, status.st_size)
+                if self._states.get(part) == state:
+                    continue
+                header = json.loads(content(path))
+            except (OSError, ValueError, RecursionError):
+                continue  # not there yet, or damaged: another look follows
+            self._states[part] = state
+            if isinstance(header, dict):
+                yield part, header
+
+    def _training(self, part: str, header: dict[str, object]) -> _Process | None:
+        """The process of a part; None where it is the watched one, has ended, or its number is another's by now."""
+        pid = header.get("pid")
+        if not isinstance(pid, int) or isinstance(pid, bool) or pid <= 0:
+            return None
+        self._seen[part] = pid
+        if pid == self._target.pid or pid in self._target.training:
+            return None
+        began = start_time(pid, self._proc)
+        clock = header.get("clock")
+        said_ns = clock.get("boottime_ns") if isinstance(clock, dict) else None
+        if began is None or (isinstance(said_ns, int) and (began - 1) * 1_000_000_000 > said_ns * _TICKS_PER_S):
+            return None
+        return _Process(part, pid, began)
+
+    def _sensors(self, process: _Process) -> Begun:
+        begun: Begun = {}
+        for name, discover in (("training", _cpu_and_resident), ("training_pss", _proportional)):
+            answer = discover(self._proc, process, f"{name}-{process.part}")
+            if isinstance(answer, Found):
+                answer = _with_cost(answer, self._target)
+            if isinstance(answer, Missing) and answer.reason == "absent":
+                continue  # it has ended meanwhile
+            sensor = _OfProcess(f"{name}-{process.part}")
+            begun[sensor.NAME] = (sensor, answer)
+        return begun
+
+
+def _with_cost(found: Found, target: Target) -> Found | Missing:
+    try:
+        cost = measure_read_cost(found, target.clock, rounds=1)
+    except ProcessEnded:
+        found.close()
+        return Missing("absent", "the process has ended")
+    return replace(found, channels=tuple(replace(channel, read_cost_ns=cost) for channel in found.channels))
+
+
+def _cpu_and_resident(proc: Path, process: _Process, sensor: str) -> Found | Missing:
+    """CPU time since the process began, resident memory, and the kernel's high-water mark of it."""
+    folder = proc / str(process.pid)
+    try:
+        files = open_files([folder / name for name in ("stat", "statm", "status")])
+    except OSError as error:
+        return missing_because(error, error.filename or folder)
+    stat, statm, status = files
+    page_bytes, tick_ns = os.sysconf("SC_PAGE_SIZE"), 1_000_000_000 // _TICKS_PER_S
+    cpu_time, cpu_source, refresh_ns = _cpu_time(proc, process.pid, stat)
+
+    def read() -> list[float]:
+        resident = count(os.pread(statm, 64, 0).split(b" ", 2)[1]) * page_bytes or NAN  # 0 pages: it has ended
+        return [cpu_time(), resident, *kilobytes(PEAK, os.pread(status, 4096, 0))]
+
+    def channel(quantity: str, unit: str, kind: Kind, source: str, step: float, refresh: int | None) -> Channel:
+        name = "cpu_time" if quantity == "process_cpu_time" else quantity
+        scope = f"rank:{process.part}"
+        return Channel(
+            f"rank-{process.part}.{name}", sensor, quantity, unit, kind, scope, source, None, "system", refresh, step
+        )
+
+    step = 1.0 if refresh_ns < tick_ns else float(tick_ns)
+    channels = (
+        channel("process_cpu_time", "ns", "counter", cpu_source, step, refresh_ns),
+        channel("rss", "B", "gauge", f"{folder}/statm", float(page_bytes), None),
+        channel("peak_rss", "B", "gauge", f"{folder}/status", 1024.0, None),
+    )
+    return Found(channels, _until_it_ends(read, process, proc, 3), lambda: close_files(files), every_ns=EVERY_NS)
+
+
+def _proportional(proc: Path, process: _Process, sensor: str) -> Found | Missing:
+    """Proportional memory: pages that processes share are divided by their users."""
+    path = proc / f"{process.pid}/smaps_rollup"
+    try:
+        files = open_files([path])
+    except OSError as error:
+        return missing_because(error, path)
+    channel = Channel(
+        id=f"rank-{process.part}.pss",
+        sensor=sensor,
+        quantity="pss",
+        unit="B",
+        kind="gauge",
+        scope=f"rank:{process.part}",
+        source=str(path),
+        parent_scope="system",
+        step_size=1024.0,
+    )
+    read = _until_it_ends(lambda: kilobytes(PSS, os.pread(files[0], 4096, 0)), process, proc, 1)
+    return Found((channel,), read, lambda: close_files(files), every_ns=PSS_EVERY_NS)
+
+
+def _cpu_time(proc: Path, pid: int, stat: int) -> tuple[Callable[[], float], str, int]:
+    """The process's CPU time in ns, its source, and how often it moves: a POSIX CPU clock, else ticks."""
+    tick_ns = 1_000_000_000 // _TICKS_PER_S
+    if proc == Path("/proc"):
+        clock_id = (~pid << 3) | 2  # MAKE_PROCESS_CPUCLOCK(pid, CPUCLOCK_SCHED) of the kernel's posix-timers
+        with contextlib.suppress(OSError, AttributeError, OverflowError):
+            time.clock_gettime_ns(clock_id)
+            coarse = getattr(time, "CLOCK_MONOTONIC_COARSE", 6)
+            refresh_ns = int(time.clock_getres(coarse) * 1e9)
+            return lambda: time.clock_gettime_ns(clock_id), f"CPU clock of process {pid}", refresh_ns
+    return lambda: process_ticks(os.pread(stat, 1024, 0)) * tick_ns, f"{proc}/{pid}/stat", tick_ns
+
+
+def _until_it_ends(read: Read, process: _Process, proc: Path, channels: int) -> Read:
+    """The read; NaN where it fails, and ProcessEnded where that is because the process has ended."""
+
+    def guarded() -> Sequence[float]:
+        if process.ended:
+            raise ProcessEnded
+        values: Sequence[float] = [NAN] * channels
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            values = read()
+        if any(math.isnan(value) for value in values) and start_time(process.pid, proc) != process.began:
+            process.ended = True
+            raise ProcessEnded
+        return values
+
+    return guarded

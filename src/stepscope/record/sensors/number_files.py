@@ -1,0 +1,242 @@
+"""Sensors that are files holding numbers, a row each: memory, clocks, temperatures, the GPU of a Jetson."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+from stepscope.record.access.files import FileSensor, NumberFile, count, is_jetson, natural, signed
+from stepscope.record.sensors.contract import (
+    NAN,
+    Channel,
+    Missing,
+    Target,
+    attribute,
+    content,
+    missing_because,
+    numbered,
+)
+
+_OFTEN_NS, _SELDOM_NS = 100_000_000, 1_000_000_000
+_MOST_KHZ = 1e8  # 100 GHz
+_PLAUSIBLE_MILLIDEGREES = (-60_000, 200_000)  # a Jetson zone that is off states -256000
+
+
+def _cores(root: Path, target: Target) -> Iterator[NumberFile | Missing]:
+    """One gauge a core, Hz; the cores of a cluster share a policy, which is read once."""
+    for policy in numbered(list((root / "sys/devices/system/cpu/cpufreq").glob("policy*"))):
+        path = policy / "scaling_cur_freq"
+        try:
+            cores = [count(core) for core in content(policy / "related_cpus").split()]
+        except OSError as error:
+            yield missing_because(error, error.filename)
+            continue
+        except ValueError as error:
+            yield Missing("failed", f"{policy}: {error}")
+            continue
+        channels = (
+            Channel(
+                f"core{core}.frequency", "cpu_frequency", "core_frequency", "Hz", "gauge", f"core:{core}", str(path),
+                parent_scope="system", step_size=1000.0,
+            )
+            for core in cores
+        )  # fmt: skip
+        yield NumberFile(path, tuple(channels), partial(_clocks, len(cores)))
+
+
+def _clocks(cores: int, text: bytes) -> list[float]:
+    return [hertz(text)] * cores
+
+
+def hertz(text: bytes) -> float:
+    """The clock that the file states in kHz; NaN where it does not (b"<unknown>", offline, 0)."""
+    return natural(text, _MOST_KHZ) * 1000.0 or NAN
+
+
+def _zones(root: Path, target: Target) -> Iterator[NumberFile]:
+    """One gauge a zone, degrees Celsius; one that does not answer now (EAGAIN, powered off) may answer later."""
+    seen: Counter[str] = Counter()
+    for zone in numbered(list((root / "sys/class/thermal").glob("thermal_zone*"))):
+        kind = attribute(zone / "type") or zone.name
+        seen[kind] += 1
+        name = kind if seen[kind] == 1 else f"{kind}#{seen[kind]}"  # acpitz, acpitz#2
+        channel = Channel(
+            f"zone.{name}.temperature", "temperature", "temperature", "degC", "gauge", f"zone:{name}",
+            str(zone / "temp"), parent_scope="system",
+        )  # fmt: skip
+        yield NumberFile(zone / "temp", (channel,), lambda text: [celsius(text)])
+
+
+def celsius(text: bytes) -> float:
+    """The temperature that the file states in millidegrees; NaN where it is garbage or cannot be true."""
+    return signed(text, *_PLAUSIBLE_MILLIDEGREES) / 1000
+
+
+def _resident(root: Path, target: Target) -> Iterator[NumberFile]:
+    """Resident memory of the watched process, B; the kernel counts whole pages."""
+    page_bytes = os.sysconf("SC_PAGE_SIZE")
+
+    def resident(statm: bytes) -> list[float]:
+        return [count(statm.partition(b" ")[2].partition(b" ")[0]) * page_bytes or NAN]  # 0 pages: it has ended
+
+    path = root / f"proc/{target.pid}/statm"
+    channel = _memory("process_memory", "rss", "process", path, float(page_bytes))
+    yield NumberFile(path, (channel,), resident, tried=True)
+
+
+PSS = re.compile(rb"^Pss:\s+(\d{1,15}) kB", re.MULTILINE)
+PEAK = re.compile(rb"^VmHWM:\s+(\d{1,15}) kB", re.MULTILINE)
+IN_USE = re.compile(rb"^NvMapMemUsed:\s+([0-9]{1,12}) kB$", re.MULTILINE)
+
+
+def kilobytes(pattern: re.Pattern[bytes], text: bytes) -> list[float]:
+    """The first number that the pattern finds, in B; NaN where it finds none."""
+    match = pattern.search(text)
+    return [int(match[1]) * 1024.0 if match else NAN]
+
+
+def _memory_map(root: Path, target: Target) -> Iterator[NumberFile]:
+    """Up to two gauges, B: `pss` (shared pages divided by their users; the kernel walks page tables) and `peak_rss`."""
+    for quantity, name, pattern in (("pss", "smaps_rollup", PSS), ("peak_rss", "status", PEAK)):
+        path = root / f"proc/{target.pid}/{name}"
+        channel = _memory("process_memory_map", quantity, "process", path)
+        yield NumberFile(path, (channel,), partial(kilobytes, pattern), 4096, tried=True)
+
+
+_AVAILABLE_AND_SWAP = re.compile(
+    rb"MemAvailable:\s+(\d{1,15}) kB.*?SwapTotal:\s+(\d{1,15}) kB.*?SwapFree:\s+(\d{1,15}) kB", re.DOTALL
+)
+
+
+def _system_memory(root: Path, target: Target) -> Iterator[NumberFile]:
+    """Two gauges, B; MemAvailable is the limit that ends a training run on a board with shared memory."""
+    path = root / "proc/meminfo"
+    channels = (_memory("system_memory", name, "system", path) for name in ("memory_available", "swap_used"))
+    yield NumberFile(path, tuple(channels), available_and_swap, 2048, tried=True)
+
+
+def available_and_swap(meminfo: bytes) -> list[float]:
+    """MemAvailable and SwapTotal - SwapFree, B; NaN where more is free than there is. Raises ValueError."""
+    match = _AVAILABLE_AND_SWAP.search(meminfo)
+    if match is None:
+        raise ValueError("no MemAvailable, SwapTotal and SwapFree")
+    available, total, free = (int(number) * 1024.0 for number in match.groups())
+    return [available, total - free if free <= total else NAN]
+
+
+_CLIENT = re.compile(rb"^\S+\s.*?([0-9]{1,9})\s+([0-9]{1,12})K\s*$", re.MULTILINE)  # CLIENT PROCESS PID SIZE
+_TOTAL = re.compile(rb"^total\s+([0-9]{1,12})K\s*$", re.MULTILINE)
+_DEBUG_REMEDY = "sudo mount -o remount,mode=755 /sys/kernel/debug   (or run the profiler as root)"
+
+
+def _jetson_memory(root: Path, target: Target) -> Iterator[NumberFile | Missing]:
+    """The GPU's part of the memory that it shares with the CPU, B: of all, and of the training by nvmap's list.
+
+    The list is for root alone; without it PyTorch's own allocator says what the training holds.
+    """
+    if not is_jetson(root):
+        yield Missing("absent", f"{root}: not a Jetson, so no memory that a GPU shares")
+        return
+    meminfo, clients = root / "proc/meminfo", root / "sys/kernel/debug/nvmap/iovmm/clients"
+    used = _memory("jetson_memory", "nvmap_used", "system", meminfo)
+    yield NumberFile(meminfo, (used,), partial(kilobytes, IN_USE), 16384, tried=True)
+    own = _memory("jetson_memory", "gpu_memory", "process", clients)
+    yield NumberFile(clients, (own,), lambda text: [of_process(text, target.pid)], 65536, remedy=_DEBUG_REMEDY)
+
+
+def of_process(clients: bytes, pid: int) -> float:
+    """Return the memory of a process, B.
+
+    NaN where the list is cut, or does not name it (perhaps another pid namespace).
+    """
+    if _TOTAL.search(clients) is None:
+        return NAN
+    sizes = [int(size) for number, size in _CLIENT.findall(clients) if int(number) == pid]
+    return sum(sizes) * 1024.0 if sizes else NAN
+
+
+def _memory(sensor: str, quantity: str, scope: str, path: Path, step_size: float = 1024.0) -> Channel:
+    parent = None if scope == "system" else "system"
+    return Channel(
+        f"{scope}.{quantity}", sensor, quantity, "B", "gauge", scope, str(path), parent_scope=parent,
+        step_size=step_size,
+    )  # fmt: skip
+
+
+_NODES = ("gv11b", "gp10b", "ga10b", "gb10b", "gm20b", "gpu")  # what the device trees call the GPU
+_DEVICES = (
+    "sys/devices/gpu.0",
+    "sys/devices/platform/gpu.0",
+    "sys/devices/platform/bus@0/17000000.gpu",
+    "sys/devices/platform/17000000.ga10b",
+    "sys/devices/17000000.ga10b",
+    "sys/devices/17000000.gv11b",
+    "sys/devices/17000000.gp10b",
+    "sys/devices/57000000.gpu",
+)
+_STATED = {  # unit, the most that can be, steps in one of the unit, step
+    "utilisation": ("1", 1000.0, 1000.0, 0.001),
+    "frequency": ("Hz", 1e10, 1.0, None),
+}
+
+
+def _jetson_gpu(root: Path, target: Target) -> Iterator[NumberFile | Missing]:
+    """Two gauges of gpu:0; over what time the load is averaged NVIDIA does not say."""
+    paths = _gpu_files(root)
+    if paths and "utilisation" not in paths:
+        why = "this GPU states no load here (a Jetson Thor answers through NVML)"
+        yield Missing("unsupported", f"{paths['frequency']}: {why}")
+        return
+    remedy = f"sudo chmod a+r {' '.join(map(str, paths.values()))}"
+    for quantity, path in paths.items():
+        unit, most, scale, step = _STATED[quantity]
+        channel = Channel(
+            f"gpu.0.{quantity}", "jetson_gpu", quantity, unit, "gauge", "gpu:0", str(path), parent_scope="system",
+            step_size=step,
+        )  # fmt: skip
+        values = partial(_scaled, most, scale)
+        yield NumberFile(path, (channel,), values, remedy=remedy)
+
+
+def _scaled(most: float, scale: float, text: bytes) -> list[float]:
+    return [natural(text, most) / scale]
+
+
+def _gpu_files(root: Path) -> dict[str, Path]:
+    """Return where load and clock are: by the name of the device tree's node, else at the places that are known."""
+    nodes = [path for path in sorted(root.glob("sys/class/devfreq/*")) if _is_gpu(path)]
+    found = [_present(path / "device/load", path / "cur_freq") for path in nodes]
+    for place in _DEVICES:
+        clocks = sorted((root / place).glob("devfreq/*/cur_freq"))
+        found.append(_present(root / place / "load", *clocks[:1]))
+    return next((files for files in found if "utilisation" in files), next(filter(None, found), {}))
+
+
+def _is_gpu(devfreq: Path) -> bool:
+    return attribute(devfreq / "device/of_node/name").rstrip("\0") in _NODES
+
+
+def _present(load: Path, clock: Path | None = None) -> dict[str, Path]:
+    paths = {"utilisation": load, "frequency": clock}
+    return {quantity: path for quantity, path in paths.items() if path is not None and path.exists()}
+
+
+SENSORS = (
+    FileSensor(
+        "cpu_frequency",
+        _cores,
+        "sys/devices/system/cpu/cpufreq: no cpufreq policy (usual in virtual machines)",
+        _OFTEN_NS,
+    ),
+    FileSensor("temperature", _zones, "sys/class/thermal: no thermal zone (usual in virtual machines)", _OFTEN_NS),
+    FileSensor("process_memory", _resident, "proc"),
+    FileSensor("process_memory_map", _memory_map, "proc", every_ns=500_000_000),
+    FileSensor("system_memory", _system_memory, "proc", _OFTEN_NS),
+    FileSensor("jetson_memory", _jetson_memory, "proc", _SELDOM_NS),
+    # A read of the load takes 0.3 ms on an AGX Orin.
+    FileSensor("jetson_gpu", _jetson_gpu, "sys/class/devfreq: no GPU of a Jetson", _OFTEN_NS, whole=True),
+)

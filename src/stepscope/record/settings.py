@@ -1,0 +1,140 @@
+"""Settings of a recording, as data that needs no torch: the schedule of profiled steps, metering and settings."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from stepscope.errors import UsageError
+from stepscope.record.sensors.contract import Meter
+from stepscope.request import parse_amount
+
+
+@dataclass(frozen=True)
+class Metering:
+    """Sources of power: meters that the user names, and what is made of the sensors that answer."""
+
+    meters: tuple[Meter, ...] = ()
+    power_model: str | None = None  # "cpu=2W..15W": estimated, by the user's choice alone
+    characterise: bool = True  # measure refresh, step and filter of each power sensor, once a device
+    dither: bool = True
+    simulated: str | None = None  # the board that `root` pretends to be
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Settings of a recording; `steps_from` is "calls" (of `Scope.step`) or "optimizer"."""
+
+    out: str | Path = "runs"
+    name: str = "loop"
+    record: str | Schedule = "adaptive"
+    memory: str = "auto"  # steps whose allocations are recorded, see `schedule.MEMORY_CHOICES`
+    period_ns: int = 10_000_000
+    steps_from: str = "calls"
+    optimizer_steps_per_step: int | None = None
+    samples_per_step: int | None = None
+    root: str | None = None
+    sampler: bool = True  # False: another process samples this one
+    metering: Metering = field(default_factory=Metering)
+    facts: dict[str, Any] = field(default_factory=dict)  # what run.json says of the workload
+    flops: Mapping[str, tuple[int, int]] = field(default_factory=dict)  # forward and backward per sample, by module
+
+
+def check_settings(settings: Settings) -> Settings:
+    """The same settings; UsageError where one of them cannot be meant."""
+    parse_schedule(settings.record)
+    parse_memory(settings.memory)
+    if settings.period_ns < 1_000_000:
+        raise UsageError("the sampling period must be 1 ms or more", "for example --period 5ms")
+    return settings
+
+
+# "adaptive" (default)   the steps that are needed to know every op's median, then now and then
+# "all"                  every step
+# "first:50"             the first 50 steps
+# "every:10"             every tenth step
+# "none"                 no step: step times and samples only
+
+MEMORY_CHOICES = ("auto", "all", "off")  # a step or two of the recorded ones, all of them, none
+_FORMS = "adaptive, all, none, first:N or every:N"
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The cycle of torch.profiler: skip `wait` steps, warm up, record `active`, `repeat` times (0: forever)."""
+
+    wait: int
+    warmup: int
+    active: int
+    repeat: int = 0
+    skip_first: int = 0
+
+    def records(self, step: int) -> bool:
+        """Is this step of the run recorded?"""
+        place = step - self.skip_first
+        length = self.wait + self.warmup + self.active
+        if place < 0 or (self.repeat and place >= self.repeat * length):
+            return False
+        return place % length >= self.wait + self.warmup
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A fixed choice of steps, or the adaptive one."""
+
+    name: str
+    first: int | None = None
+    every: int | None = None
+    schedule: Schedule | None = None
+
+    @property
+    def adaptive(self) -> bool:
+        return self.name == "adaptive"
+
+    def records(self, step: int) -> bool:
+        """Is this step recorded? Of the fixed choices; the adaptive one decides as it goes."""
+        if self.schedule is not None:
+            return self.schedule.records(step)
+        if self.first is not None:
+            return step < self.first
+        if self.every is not None:
+            return step % self.every == 0
+        return self.name == "all"
+
+
+def schedule(*, wait: int, warmup: int, active: int, repeat: int = 0, skip_first: int = 0) -> Schedule:
+    """As torch.profiler.schedule; UsageError where a number makes no sense."""
+    if min(wait, warmup, repeat, skip_first) < 0 or active < 1:
+        raise UsageError("a schedule needs wait, warmup, repeat and skip_first of 0 or more and active of 1 or more")
+    return Schedule(wait, warmup, active, repeat, skip_first)
+
+
+def parse_schedule(record: str | Schedule) -> Choice:
+    """The choice behind `--record` and `record=`; UsageError names the forms."""
+    if isinstance(record, Schedule):
+        return Choice("schedule", schedule=record)
+    if record in ("adaptive", "all", "none"):
+        return Choice(record)
+    form, _, number = record.partition(":")
+    if form in ("first", "every") and number.isdecimal() and int(number) > 0:
+        steps = int(number)
+        return Choice(record, first=steps) if form == "first" else Choice(record, every=steps)
+    raise UsageError(f"cannot record '{record}'", f"choose one of {_FORMS}")
+
+
+def parse_memory(memory: str) -> str:
+    """One of MEMORY_CHOICES, as `--record-memory` and `memory=` have it; UsageError names them."""
+    if memory not in MEMORY_CHOICES:
+        raise UsageError(f"cannot record memory '{memory}'", f"choose one of {', '.join(MEMORY_CHOICES)}")
+    return memory
+
+
+def sampling_period_ns(period: float | str, period_ms: float | None = None) -> int:
+    """Return the period of the sampler in ns, given in s or as a text such as "5ms"; the old name `period_ms` warns."""
+    if period_ms is not None:
+        warnings.warn('period_ms=5 is period="5ms" or 0.005 now', DeprecationWarning, stacklevel=3)
+        period = period_ms / 1e3
+    return round((parse_amount("period", period, "s") if isinstance(period, str) else period) * 1e9)

@@ -1,0 +1,192 @@
+"""The figures of `study observations`: 3 to 10 of the 2019 paper from own data, and use folded by step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import altair as alt
+import polars as pl
+
+from stepscope.report.charts import sensors as power_chart
+from stepscope.report.charts import sensors as use_chart
+from stepscope.report.charts.style import CATEGORY, LIGHT, axis, plot_width
+
+_HEIGHT, _BESIDE = 200, 24  # px
+_SERIES = ("forward", "backward", "optimizer", "data", "held-saved", "held-workspace", "held-parameter", "other")
+_COLOURS = [LIGHT[name] for name in _SERIES]
+_PARTS = {
+    "parameters": CATEGORY["parameter"],
+    "gradients": CATEGORY["gradient"],
+    "input data": CATEGORY["input"],
+    "intermediate data": CATEGORY["saved"],
+    "optimizer and buffers": CATEGORY["optimizer"],
+}
+_COMPONENTS = {
+    "gpu": LIGHT["forward"],
+    "cpu": LIGHT["backward"],
+    "memory": LIGHT["optimizer"],
+    "soc": LIGHT["data"],
+    "rest": LIGHT["residual"],
+}
+_BUSY = ("percent", alt.Scale(domain=[0, 100]), "busy, % of the time")
+Chart = Callable[[int], Any]
+
+
+def observation_charts(frames: Mapping[str, pl.DataFrame]) -> dict[str, tuple[Chart, str]]:
+    """The chart and caption of every figure that has numbers."""
+    return {name: (_bound(_DRAW[name], frames), _caption(name, frames)) for name in _DRAW if name in frames}
+
+
+def _bound(draw: Callable[[Mapping[str, pl.DataFrame], int], Any], frames: Mapping[str, pl.DataFrame]) -> Chart:
+    return lambda width: draw(frames, width)
+
+
+def _caption(name: str, frames: Mapping[str, pl.DataFrame]) -> str:
+    said = _CAPTIONS[name]
+    return said.format(workload=frames[name]["workload"][0]) if "{workload}" in said else said
+
+
+def _use_over_steps(frames: Mapping[str, pl.DataFrame], width: int) -> Any:
+    rows = frames["figure-3-use-over-steps"]
+    return use_chart.build_utilisation(
+        rows.with_columns(hover=_hover("label", "percent", "%")), frames["figure-3-steps"], width
+    )
+
+
+def _power_over_steps(frames: Mapping[str, pl.DataFrame], width: int) -> Any:
+    rows = frames["figure-7-power-over-steps"]
+    return power_chart.build_power(rows.with_columns(hover=_hover("rail", "watts", "W")), width)
+
+
+def _use_by_batch(frames: Mapping[str, pl.DataFrame], width: int) -> Any:
+    rows = frames["figure-4-use-by-batch"]
+    kinds = rows["what"].unique(maintain_order=True).to_list()
+    panels = [_by_batch(rows.filter(what=kind), _BUSY, "workload", place == 0).properties(
+        width=plot_width(width) // len(kinds) - _BESIDE, height=_HEIGHT, title=_title(kind))
+        for place, kind in enumerate(kinds)]  # fmt: skip
+    return alt.hconcat(*panels).resolve_scale(color="shared")
+
+
+def _cores_by_batch(frames: Mapping[str, pl.DataFrame], width: int) -> Any:
+    rows = frames["figure-5-cores-by-batch"]
+    name = pl.col("core").str.replace(":", " ")
+    several = rows["cluster"].n_unique() > 1
+    rows = rows.with_columns(core=pl.format("{} ({})", name, "cluster") if several else name)
+    return _panels(rows, width, lambda part, first: _by_batch(part, _BUSY, "core", first))
+
+
+def _throughput(frames: Mapping[str, pl.DataFrame], width: int) -> Any:
+    rows = frames["figure-8-throughput-by-batch"]
+    value = ("samples_per_s", alt.Scale(type="log"), "samples a second")
+    return _by_batch(rows, value, "workload", True).properties(width=plot_width(width), height=_HEIGHT + 60)
+
+
+def _memory_by_batch(frames: Mapping[str, pl.DataFrame], width: int) -> Any:
+    rows = frames["figure-9-memory-by-batch"].rename({"part": "holder"})
+    return _panels(rows, width, lambda part, first: _stacked(part, "mb", "holder", "MB", _PARTS), own_axis=True)
+
+
+def _energy_by_batch(frames: Mapping[str, pl.DataFrame], width: int) -> Any:
+    rows = frames["figure-6-energy-by-batch"]
+    return _panels(
+        rows, width, lambda part, first: _stacked(part, "joules", "component", "J a step", _COMPONENTS), own_axis=True
+    )
+
+
+def _accuracy(frames: Mapping[str, pl.DataFrame], width: int) -> Any:
+    rows = frames["figure-10-accuracy-by-day"].with_columns(series=pl.format("batch {}", "batch"))
+    low, high = float(rows["low"].to_numpy().min()), float(rows["high"].to_numpy().max())
+    scale = alt.Scale(domain=[max(low - 2, 0), min(high + 2, 100)], nice=False)
+    colour = alt.Color("series:N", scale=alt.Scale(range=_COLOURS))
+    x = alt.X("day:Q", axis=axis("day", grid=False, tickMinStep=1))
+    y = alt.Y("percent:Q", scale=scale, axis=axis("accuracy on the test data, %"))
+    band = alt.Chart(rows).mark_area(opacity=0.16).encode(x=x, y=alt.Y("low:Q", scale=scale), y2="high:Q", color=colour)
+    line = alt.Chart(rows).mark_line(point=True, strokeWidth=2).encode(x=x, y=y, color=colour)
+    return alt.layer(band, line).properties(width=plot_width(width), height=_HEIGHT + 60)
+
+
+def _folded(frames: Mapping[str, pl.DataFrame], width: int) -> Any:
+    rows = frames["rhythm-use"]
+
+    def panel(part: pl.DataFrame, first: bool) -> Any:
+        scale = alt.Scale(domain=[0, max(100.0, float(part["high"].to_numpy().max()))])
+        x = alt.X("phase:Q", scale=alt.Scale(domain=[0, 100]), axis=axis("part of the step, %", grid=False))
+        title = "busy, %" if first else ""
+        band = alt.Chart(part).mark_area(color=LIGHT["forward"], opacity=0.2)
+        line = alt.Chart(part).mark_line(color=LIGHT["forward"], strokeWidth=2)
+        y = alt.Y("percent:Q", scale=scale, axis=axis(title))
+        return alt.layer(band.encode(x=x, y=alt.Y("low:Q", scale=scale), y2="high:Q"), line.encode(x=x, y=y))
+
+    return _panels(rows, width, panel)
+
+
+def _by_batch(rows: pl.DataFrame, value: tuple[str, alt.Scale, str], series: str, first: bool) -> Any:
+    """Lines of a value (column, scale, title) over the batch; with the range over the repeats where it is known."""
+    batches = rows["batch"].unique().sort().to_list()
+    ticks = axis("batch size", values=batches, grid=False, format="d")
+    x = alt.X("batch:Q", scale=alt.Scale(type="log", base=2, nice=False), axis=ticks)
+    colour = alt.Color(f"{series}:N", scale=alt.Scale(range=_COLOURS), legend=alt.Legend(columns=4))
+    column, scale, title = value
+    y = alt.Y(f"{column}:Q", scale=scale, axis=axis(title if first else "", labels=first, format="~s"))
+    layers = [alt.Chart(rows).mark_line(point=True, strokeWidth=2).encode(x=x, y=y, color=colour)]
+    if "low" in rows.columns:
+        ranges = alt.Chart(rows).mark_rule(strokeWidth=1.4, opacity=0.6)
+        layers.append(ranges.encode(x=x, y=alt.Y("low:Q", scale=scale), y2="high:Q", color=colour))
+    return alt.layer(*layers)
+
+
+def _stacked(rows: pl.DataFrame, value: str, part: str, title: str, colours: Mapping[str, str]) -> Any:
+    names = [name for name in colours if name in set(rows[part])]
+    names += [name for name in rows[part].unique(maintain_order=True) if name not in colours]
+    order = {name: place for place, name in enumerate(names)}
+    drawn = rows.with_columns(place=pl.col(part).replace_strict(order, return_dtype=pl.Int64))
+    palette = [*colours.items(), *((name, LIGHT["other"]) for name in names if name not in colours)]
+    scale = alt.Scale(domain=[name for name, _ in palette], range=[colour for _, colour in palette])
+    batches = [str(batch) for batch in rows["batch"].unique().sort()]
+    x = alt.X("batch:O", sort=batches, axis=axis("batch size", labelAngle=0))
+    y = alt.Y(f"{value}:Q", stack="zero", axis=axis(title, format="~s"))
+    return alt.Chart(drawn).mark_bar().encode(x=x, y=y, color=alt.Color(f"{part}:N", scale=scale), order="place:Q")
+
+
+def _panels(rows: pl.DataFrame, width: int, panel: Callable[[pl.DataFrame, bool], Any], own_axis: bool = False) -> Any:
+    """A panel a model, four in a line; `own_axis` where models are of different size."""
+    models = rows["workload"].unique(maintain_order=True).to_list()
+    columns = min(len(models), 4)
+    each = plot_width(width) // columns - (2 * _BESIDE + 10 if own_axis else _BESIDE)
+    drawn = [panel(rows.filter(workload=name), place % columns == 0).properties(
+        width=each, height=_HEIGHT, title=_title(name)) for place, name in enumerate(models)]  # fmt: skip
+    return alt.concat(*drawn, columns=columns).resolve_scale(color="shared")
+
+
+def _title(text: str) -> alt.TitleParams:
+    return alt.TitleParams(text, fontSize=12, fontWeight="normal", color=LIGHT["ink"])
+
+
+def _hover(name: str, value: str, unit: str) -> pl.Expr:
+    return pl.when(pl.col(value).is_null()).then(pl.lit("not read")).otherwise(
+        pl.format("{}: {} {}", name, pl.col(value).round(1), pl.lit(unit)))  # fmt: skip
+
+
+_DRAW: dict[str, Callable[[Mapping[str, pl.DataFrame], int], Any]] = {
+    "figure-3-use-over-steps": _use_over_steps,
+    "figure-4-use-by-batch": _use_by_batch,
+    "figure-5-cores-by-batch": _cores_by_batch,
+    "figure-6-energy-by-batch": _energy_by_batch,
+    "figure-7-power-over-steps": _power_over_steps,
+    "figure-8-throughput-by-batch": _throughput,
+    "figure-9-memory-by-batch": _memory_by_batch,
+    "figure-10-accuracy-by-day": _accuracy,
+    "rhythm-use": _folded,
+}
+_CAPTIONS = {
+    "figure-3-use-over-steps": "Figure 3: use of accelerator or training process, and of each core, in {workload}.",
+    "figure-4-use-by-batch": "Figure 4: use against batch size; bars are the range over the repeats.",
+    "figure-5-cores-by-batch": "Figure 5: use of each core against batch size.",
+    "figure-6-energy-by-batch": "Figure 6: energy of one step by component against batch size.",
+    "figure-7-power-over-steps": "Figure 7: power of each rail over some steps of {workload}.",
+    "figure-8-throughput-by-batch": "Figure 8: throughput against batch size; bars are the range over the repeats.",
+    "figure-9-memory-by-batch": "Figure 9: the most of each in a step, at its own time, against batch size.",
+    "figure-10-accuracy-by-day": "Figure 10: accuracy after each day of new images; band: the range over the seeds.",
+    "rhythm-use": "Use folded by step: median and the middle 80 % of the readings at each part of the step.",
+}

@@ -1,0 +1,196 @@
+"""Charts of operators: the roofline, and the figures of `study kernels` and `study breakdown`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import altair as alt
+import polars as pl
+
+from stepscope.report.charts import memory
+from stepscope.report.charts.style import LIGHT, NARROW, axis, plot_width
+from stepscope.units import number, percent
+
+_ROOFLINE_HEIGHT, _NAMED = 300, 6
+_GROUPS = [
+    LIGHT[name]
+    for name in ("forward", "backward", "optimizer", "data", "held-saved", "held-workspace", "held-parameter", "other")
+]
+
+
+def build_roofline(points: pl.DataFrame, roofs: pl.DataFrame, width: int) -> Any:
+    """Marks of `points` (label, flop_per_byte, flops_per_s, share, hover) below `roofs` (roof, value) of one device.
+
+    A column `group` of the points, where there is one, gives them their colours.
+    """
+    left, right = (10 ** f(points["flop_per_byte"].log10().to_numpy()) for f in (_floor, _ceiling))
+    low, high = (10 ** f(points["flops_per_s"].log10().to_numpy()) for f in (_floor, _ceiling))
+    x = alt.X(
+        "flop_per_byte:Q",
+        scale=alt.Scale(type="log", domain=[left, right], nice=False),
+        axis=axis("floating-point operations with a byte, FLOP/B", values=_decades(left, right), format="~g"),
+    )
+    y = alt.Y(
+        "flops_per_s:Q",
+        scale=alt.Scale(type="log", domain=[low, high * 1.5], nice=False),
+        axis=axis("FLOP/s", values=_decades(low, high), format=".0s"),
+    )
+    layers = [_roofs(roofs, left, right, x, y)] if not roofs.is_empty() else []
+    size = alt.Size("share:Q", scale=alt.Scale(type="sqrt", domain=[0, 1], range=[20, 1400]), legend=None)
+    marks = alt.Chart(points).mark_circle(color=LIGHT["forward"], opacity=0.75, clip=False)
+    groups = alt.Color("group:N", scale=alt.Scale(range=_GROUPS), legend=alt.Legend(columns=4))
+    coloured = {"color": groups} if "group" in points.columns else {}
+    layers.append(marks.encode(x=x, y=y, size=size, description="hover:N", **coloured))
+    named = points.sort("share", descending=True).head(3 if width <= NARROW else _NAMED).sort("flop_per_byte")
+    for turn, dy in enumerate((-18, 20)):  # neighbours say their names above and below
+        texts = alt.Chart(named.gather_every(2, turn)).mark_text(dy=dy, fontSize=11, color=LIGHT["ink"])
+        layers.append(texts.encode(x=x, y=y, text="label:N"))
+    return alt.layer(*layers).properties(width=plot_width(width, 76), height=_ROOFLINE_HEIGHT)
+
+
+def _roofs(roofs: pl.DataFrame, left: float, right: float, x: alt.X, y: alt.Y) -> Any:
+    """The slope of the highest byte rate, up to the level of the highest FLOP rate."""
+    known = dict(roofs.select("roof", "value").iter_rows())
+    ridge = min(max(known["compute"] / known["memory"], left), right)
+    corners = [(left, left * known["memory"]), (ridge, min(ridge * known["memory"], known["compute"]))]
+    corners.append((right, min(right * known["memory"], known["compute"])))
+    frame = pl.DataFrame(corners, schema=["flop_per_byte", "flops_per_s"], orient="row")
+    line = alt.Chart(frame).mark_line(color=LIGHT["muted"], strokeDash=[5, 3], strokeWidth=1.3, clip=True)
+    return line.encode(x=x, y=y)
+
+
+def _decades(low: float, high: float) -> list[float]:
+    return [10.0**power for power in range(round(math.log10(low)), round(math.log10(high)) + 1)]
+
+
+def _floor(exponents: Any) -> int:
+    return int((exponents.min() - 0.2) // 1)
+
+
+def _ceiling(exponents: Any) -> int:
+    return int(-(-(exponents.max() + 0.2) // 1))
+
+
+_PANEL_HEIGHT, _PANEL_MARGIN, _PANEL_COLUMNS = 190, 44, 3
+_LINE_COLOURS = [
+    LIGHT[name]
+    for name in (
+        "forward", "backward", "optimizer", "data", "held-saved", "held-workspace", "held-parameter", "held-gradient",
+        "held-temporary", "other",
+    )
+]  # fmt: skip
+_ACROSS = {
+    "kernel": "side of the kernel", "batch": "batch size", "channels": "channels or features",
+    "size": "side of the image, or length", "parameters": "parameters",
+}  # fmt: skip
+Chart = Callable[[int], Any]
+
+
+def kernel_charts(frames: Mapping[str, pl.DataFrame]) -> dict[str, tuple[Chart, str]]:
+    """The chart and caption of every figure that has numbers."""
+    drawn: dict[str, tuple[Chart, str]] = {}
+    if "roofline" in frames:
+        points = _with_hover(frames["roofline"])
+        caption = "What each kernel reaches below the ceilings of this run; area: its part of the time."
+        drawn["roofline"] = (lambda width: build_roofline(points, frames["roofs"], width), caption)
+    if "axes" in frames:
+        axes = frames["axes"]
+        for op in axes["op"].unique(maintain_order=True):
+            rows = axes.filter(pl.col("op") == op)
+            caption = f"{op}: time for one useful FLOP along each axis, the others at their centre."
+            drawn[f"time-per-flop-{op}"] = (_axes_chart(rows), caption)
+    return drawn
+
+
+def _axes_chart(rows: pl.DataFrame) -> Chart:
+    return lambda width: _lines(rows, width)
+
+
+def _with_hover(points: pl.DataFrame) -> pl.DataFrame:
+    hover = [
+        f"{row['name']}: {number(row['flops_per_s'] / 1e9)} GFLOP/s, {number(row['bytes_per_s'] / 1e9)} GB/s, "
+        f"{percent(row['share'])} of the time"
+        for row in points.iter_rows(named=True)
+    ]
+    return points.with_columns(label=pl.lit(""), group=pl.col("op"), hover=pl.Series(hover))
+
+
+def _lines(rows: pl.DataFrame, width: int) -> Any:
+    """A panel an axis; on each axis the line with the most points."""
+    axes = rows["axis"].unique(maintain_order=True).to_list()
+    columns = min(len(axes), _PANEL_COLUMNS)
+    each = plot_width(width) // columns - _PANEL_MARGIN
+    panels = [_panel(_longest(rows.filter(pl.col("axis") == name)), name, each) for name in axes]
+    return alt.concat(*panels, columns=columns).resolve_scale(color="shared")
+
+
+def _longest(rows: pl.DataFrame) -> pl.DataFrame:
+    """One line for each part of each source; an optimizer has one for each rule, which is its part here."""
+    if rows["op"][0] == "optimizer":
+        return rows.with_columns(series=pl.col("beside").str.replace("rule ", ""))
+    counts = rows.group_by("source", "beside", maintain_order=True).agg(pl.col("at").n_unique().alias("points"))
+    kept = counts.sort("points", descending=True, maintain_order=True).unique(
+        "source", keep="first", maintain_order=True
+    )
+    shown = rows.join(kept.select("source", "beside"), on=["source", "beside"], maintain_order="left")
+    several = shown["source"].n_unique() > 1
+    series = pl.format("{}, {}", "source", "part") if several else pl.col("part")
+    return shown.with_columns(series=series)
+
+
+def _panel(rows: pl.DataFrame, name: str, width: int) -> Any:
+    ticks = rows["at"].unique().sort().to_list()
+    shown = axis(_ACROSS.get(name, name), values=ticks, grid=False, format="~s")
+    x = alt.X("at:Q", scale=alt.Scale(type="log", nice=False), axis=shown)
+    scale = alt.Scale(type="log")
+    y = alt.Y("ps_per_flop:Q", scale=scale, axis=axis("ps for a useful FLOP", format="~s"))
+    colour = alt.Color("series:N", scale=alt.Scale(range=_LINE_COLOURS), legend=alt.Legend(columns=4))
+    line = alt.Chart(rows).mark_line(point=True, strokeWidth=1.8).encode(x=x, y=y, color=colour)
+    return line.properties(width=width, height=_PANEL_HEIGHT)
+
+
+_ROW, _NAME_WIDTH = 34, 210  # px: a bar, and room for the name of a model
+_FAMILY_COLOURS = {
+    "convolution": "forward", "batch norm": "backward", "other norms": "held-buffer", "attention": "held-parameter",
+    "recurrent": "held-gradient", "matrix product": "held-workspace", "activation": "data", "pooling": "held-saved",
+    "loss": "warn", "dropout": "accent", "data": "gap", "code of the layers": "rule",
+    "embedding": "ink", "sums and products": "held-temporary",
+    "moving and filling": "muted", "optimizer": "optimizer", "other": "held-other", "framework overhead": "residual",
+}  # fmt: skip
+_BARS = {
+    "time-by-family": ("ms a step", "Time of a step by operator, training and inference."),
+    "energy-by-family": ("mJ a step", "Energy of a step by operator, training and inference."),
+    "saved-by-family": ("MB", "Activations live at peak, by the operator that made them."),
+}
+
+
+def breakdown_charts(frames: Mapping[str, pl.DataFrame]) -> dict[str, tuple[Chart, str]]:
+    """The chart and caption of every figure that has numbers."""
+    drawn: dict[str, tuple[Chart, str]] = {}
+    if "memory-over-step" in frames:
+        series = frames["memory-over-step"]
+        caption = "Live tensors over the operators of a step, training and inference, from a dry run."
+        drawn["memory-over-step"] = (lambda width: memory.build_side_by_side(series, width), caption)
+    for name, (title, caption) in _BARS.items():
+        if name in frames:
+            drawn[name] = (_bar_chart(frames[name], title), caption)
+    return drawn
+
+
+def _bar_chart(rows: pl.DataFrame, title: str) -> Chart:
+    return lambda width: _bars(rows, title, width)
+
+
+def _bars(rows: pl.DataFrame, title: str, width: int) -> Any:
+    """A stacked bar for each model and kind; the same family has the same colour in all of them."""
+    shown = rows.with_columns(bar=pl.format("{}, {}", "model", "kind"))
+    names = shown.sort("place")["family"].unique(maintain_order=True).to_list()
+    bars = shown["bar"].unique(maintain_order=True).to_list()
+    scale = alt.Scale(domain=names, range=[LIGHT[_FAMILY_COLOURS.get(name, "other")] for name in names])
+    y = alt.Y("bar:N", sort=bars, axis=axis("", grid=False, labelLimit=_NAME_WIDTH))
+    x = alt.X("value:Q", stack="zero", axis=axis(title, format="~s"))
+    colour = alt.Color("family:N", scale=scale, legend=alt.Legend(columns=4))
+    chart = alt.Chart(shown).mark_bar(height={"band": 0.7}).encode(x=x, y=y, color=colour, order="place:Q")
+    return chart.properties(width=plot_width(width, _NAME_WIDTH + 20), height=_ROW * len(bars))

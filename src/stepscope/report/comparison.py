@@ -1,0 +1,224 @@
+"""A comparison as text: letters, values, ratios and differences as they read everywhere, and the terminal's tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import polars as pl
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from stepscope.analysis.compare import WHAT, Comparison
+from stepscope.analysis.compare.explanation import UNATTRIBUTED_PARTS, Explanation
+from stepscope.analysis.compare.sides import setting_of
+from stepscope.quantities import HIGHER, LOWER, find
+from stepscope.report.text_tables import add_row, new_table
+from stepscope.units import NOT_MEASURED, amount, bracketed, interval, number, percent, plural, row_label
+
+TITLES = {
+    "time": "time of a step",
+    "kernels": "kernel time of a step",
+    "memory": "peak of live memory",
+    "energy": "energy of a step",
+}
+
+
+@dataclass(frozen=True)
+class QuantityRow:
+    """One number of one operand as text; `outcome` is better, worse, none seen, no interval, or ""."""
+
+    label: str
+    letter: str
+    value: str
+    interval: str
+    ratio: str
+    ratio_interval: str
+    outcome: str
+    numbers: dict[str, Any]
+
+
+def letter(side: int) -> str:
+    """A, B, C ... of an operand."""
+    return chr(ord("A") + side)
+
+
+def legend(comparison: Comparison) -> list[tuple[str, str, str]]:
+    """Letter, name and what it is, of each operand."""
+    rows = []
+    for side, one in enumerate(comparison.operands):
+        about = setting_of(comparison.settings[0].sides[side][0])
+        single = len(comparison.settings) == 1
+        batch = f"batch {about['batch']}" if about["batch"] is not None else None
+        facts = [about[name] for name in ("optimizer", "precision", "device")]
+        told = [about["workload"], batch, *facts] if single else [plural(len(comparison.settings), "shared setting")]
+        told.append(_board(comparison, side))
+        told.append(plural(len(one.runs), "run") if len(one.runs) > 1 else None)
+        rows.append((letter(side), one.name, " · ".join(str(fact) for fact in told if fact)))
+    return rows
+
+
+def _board(comparison: Comparison, side: int) -> str | None:
+    device = comparison.settings[0].sides[side][0].device
+    board = device.get("board") or device.get("cpu")
+    name = board.get("name") if isinstance(board, dict) else board
+    return None if name is None else str(name)
+
+
+def quantity_rows(comparison: Comparison, setting: int = 0) -> Iterator[QuantityRow]:
+    """The numbers of a setting, those of one metric together."""
+    label = comparison.settings[setting].label
+    for row in comparison.quantities.filter(pl.col("setting") == label).iter_rows(named=True):
+        known = find(row["metric"], row["unit"])
+        unit = known.shown_unit
+        scope = f" of {row['scope']}" if "energy" in row["metric"] or "power" in row["metric"] else ""
+        yield QuantityRow(
+            f"{known.title}{scope}",
+            letter(row["side"]),
+            amount(row["value"], unit),
+            "exact" if row["interval_of"] == "exact" else interval(row["low"], row["high"], unit) or NOT_MEASURED,
+            "" if row["side"] == 0 else _ratio(row["ratio"]),
+            "" if row["ratio_low"] is None else f"[{_ratio(row['ratio_low'])}, {_ratio(row['ratio_high'])}]",
+            outcome(row["difference"], known.better),
+            row,
+        )
+
+
+def outcome(difference: str | None, better: str | None) -> str:
+    """Return what a difference means for a quantity of which less, or more, is better."""
+    if difference in ("larger", "smaller") and better is not None:
+        good = (better == LOWER) == (difference == "smaller")
+        assert better in (LOWER, HIGHER)
+        return "better" if good else "worse"
+    return difference or ""
+
+
+def _ratio(value: float | None) -> str:
+    return NOT_MEASURED if value is None else number(value, 4 if value < 10 else 3)
+
+
+def change(value: float | None, unit: str) -> str:
+    """A difference with its sign."""
+    return amount(value, unit) if value is None or value <= 0 else f"+{amount(value, unit)}"
+
+
+def between(low: float | None, high: float | None, unit: str) -> str:
+    """Ends of the interval of a difference."""
+    return NOT_MEASURED if low is None or high is None else bracketed(change(low, unit), change(high, unit))
+
+
+def part_name(row: dict[str, Any], by: str) -> str:
+    """A part as it is called; the model itself is a module without a name."""
+    return "the model itself" if row["name"] == "" and by == "module" else row_label(str(row["name"]))
+
+
+def whole(why: Explanation) -> str:
+    """The difference that the parts add up to."""
+    said = f"{amount(why.first, why.unit)} to {amount(why.other, why.unit)}: {change(why.difference, why.unit)}"
+    return said if why.low is None else f"{said} {between(why.low, why.high, why.unit)}"
+
+
+def share(value: float | None) -> str:
+    """Part of the whole difference; beyond 100 % where others go the other way."""
+    return percent(value, 0)
+
+
+_STYLES = {"better": "green", "worse": "red", "none seen": "dim", "no interval": "dim"}
+
+
+def render(
+    comparison: Comparison, by: Sequence[str] = ("module", "kind"), top: int = 8, whats: Sequence[str] = tuple(TITLES)
+) -> RenderableType:
+    """Operands, numbers, what explains them, and what to know when reading; `top` parts of each difference."""
+    parts: list[RenderableType] = [_sides(comparison)]
+    for index, setting in enumerate(comparison.settings):
+        if setting.label:
+            parts += [Text(""), Text(setting.label, style="bold")]
+        parts += [Text(""), _quantities(comparison, index)]
+        parts += [Text(line, overflow="fold") for line in comparison.sentences(index)]
+        if len(comparison.settings) == 1:
+            parts += _explained(comparison, by, top, whats)
+    parts += _over_settings(comparison)
+    parts += [Text(f"- {note}", style="dim", overflow="fold") for note in comparison.notes]
+    return Group(*parts)
+
+
+def _sides(comparison: Comparison) -> RenderableType:
+    table = Table.grid(padding=(0, 2, 0, 0))
+    for mark, name, about in legend(comparison):
+        reference = "  (the others are compared with it)" if mark == letter(0) else ""
+        table.add_row(Text(mark, style="bold"), Text(name, overflow="fold"), Text(about + reference, style="dim"))
+    return table
+
+
+def _quantities(comparison: Comparison, setting: int) -> RenderableType:
+    table = new_table("side by side", "", "value", "95 % CI", f"/ {letter(0)}", "95 % CI")
+    table.add_column("", no_wrap=True)
+    last = ""
+    for row in quantity_rows(comparison, setting):
+        mark = Text(row.outcome, style=_STYLES.get(row.outcome, ""))
+        label = row.label if row.label != last else ""
+        cells = (label, row.letter, row.value, row.interval, row.ratio, row.ratio_interval)
+        table.add_row(*(Text(cell) for cell in cells), mark)
+        last = row.label
+    return table
+
+
+def _explained(comparison: Comparison, by: Sequence[str], top: int, whats: Sequence[str]) -> Iterator[RenderableType]:
+    for other in range(1, len(comparison.operands)):
+        for what in whats:
+            shown = [comparison.explain(what, way, other) for way in by if way in WHAT[what]]
+            reasons = {why.reason for why in shown if why.reason}
+            if reasons and what != "kernels":
+                yield Text(
+                    f"\n{TITLES[what]}, {letter(other)} - {letter(0)}: {'; '.join(sorted(reasons))}", style="dim"
+                )
+            for why in shown:
+                if not why.reason:
+                    yield from _part_table(why, other, top)
+            if shown and not shown[0].reason:
+                yield Text(shown[0].note, style="dim", overflow="fold")
+
+
+def _part_table(why: Explanation, other: int, top: int) -> Iterator[RenderableType]:
+    """The largest parts, the others in one row, what is unattributed, and the sum."""
+    yield Text(f"\n{TITLES[why.what]} by {why.by}, {letter(0)} to {letter(other)}: {whole(why)}", style="bold")
+    table = new_table(f"part ({len(why.parts)})", letter(0), letter(other), "difference", "95 % CI", "share")
+    rows = why.parts.to_dicts()
+    plain = [row for row in rows if row["name"] not in UNATTRIBUTED_PARTS]
+    for row in plain[:top]:
+        add_row(table, part_name(row, why.by), *_part_cells(row, why.unit))
+    rest = plain[top:]
+    if rest:
+        left = sum(row["difference"] for row in rest)
+        said = share(left / why.difference) if why.difference else share(None)
+        add_row(table, f"({plural(len(rest), 'other')})", "", "", change(left, why.unit), "", said)
+    for row in rows:
+        if row["name"] in UNATTRIBUTED_PARTS:
+            add_row(table, row_label(str(row["name"])), *_part_cells(row, why.unit))
+    yield table
+
+
+def _part_cells(row: dict[str, object], unit: str) -> list[str]:
+    values = {name: value if isinstance(value, float) else None for name, value in row.items()}
+    sides = ["absent" if values[name] is None else amount(values[name], unit) for name in ("first", "other")]
+    return [
+        *sides,
+        change(values["difference"], unit),
+        between(values["low"], values["high"], unit),
+        share(values["share"]),
+    ]
+
+
+def _over_settings(comparison: Comparison) -> Iterator[RenderableType]:
+    """Geometric means over the settings, where there are several."""
+    if len(comparison.settings) < 2:
+        return
+    table = new_table(f"over {len(comparison.settings)} settings", "", f"/ {letter(0)}", "95 % CI")
+    for title, other, found in comparison.overall_ratios():
+        ends = "" if found.low is None or found.high is None else f"[{number(found.low)}, {number(found.high)}]"
+        add_row(table, title, letter(other), number(found.value, 4), ends)
+    yield Text("")
+    yield table

@@ -1,0 +1,100 @@
+"""Draws the results of a study: tables for the terminal, figures as files, and a page in the style of a run's page."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stepscope.analysis.results import Findings, ResultTable, Value
+from stepscope.quantities import simulated_badge
+from stepscope.units import NOT_MEASURED, number
+
+if TYPE_CHECKING:
+    from rich.table import Table as TextTable
+
+Charts = Mapping[str, tuple[Callable[[int], Any], str]]  # by name: the chart for a width in px, and its caption
+
+
+def text(findings: Findings) -> Iterator[Any]:
+    """Return what the terminal shows, from top to bottom: rich renderables."""
+    from rich.markup import escape
+
+    badge = f"[bold]{escape(simulated_badge(findings.simulated))}[/bold]. " if findings.simulated else ""
+    yield f"[bold]{escape(findings.title)}[/bold]   {escape(findings.device)}"
+    yield f"{badge}{escape(findings.answer)}\n"
+    for table in findings.tables:
+        yield _text_table(table)
+        if table.note:
+            yield f"[dim]{escape(table.note)}[/dim]"
+        yield ""
+    for note in findings.notes:
+        yield f"[dim]- {escape(note)}[/dim]"
+
+
+def render(findings: Findings, charts: Charts) -> str:
+    """The page of a study as HTML text; `charts` are drawn below the answer in their order."""
+    from stepscope.report.html import Entry, page_of
+    from stepscope.report.page.parts import Command, Facts, Figure, Items, Note, Section
+
+    figures = tuple(Figure(chart, caption, name) for name, (chart, caption) in charts.items())
+    facts = Facts(tuple((name, str(value)) for name, value in {**findings.versions, **findings.settings}.items()))
+    entries = [Entry("answer", "Answer", Section(findings.answer, figures))]
+    entries += [
+        Entry(table.name, table.title, Section("", (_page_table(table), *([Note(table.note)] if table.note else []))))
+        for table in findings.tables
+    ]
+    if findings.notes:
+        rows = tuple((note, "") for note in findings.notes)
+        entries.append(Entry("limits", "What limits this", Section("", (Items(rows),))))
+    entries.append(Entry("repeat", "How to repeat it", Section("", (Command(findings.command), facts))))
+    alert = f"{simulated_badge(findings.simulated)}, not of this machine." if findings.simulated else None
+    return page_of(findings.title, [findings.study, findings.device], alert, entries)
+
+
+def save_figures(charts: Charts, folder: Path, title: str, forms: tuple[str, ...]) -> list[Path]:
+    """Write every chart in every form (png, svg, pdf, vega) into a folder, which is made; the paths."""
+    from stepscope.report.figures import write_chart
+
+    return [
+        write_chart(chart, f"{title}: {caption}", folder, name, form)
+        for name, (chart, caption) in charts.items()
+        for form in forms
+    ]
+
+
+def value_text(value: Value) -> str:
+    """One value as tables say it: four digits, a word for yes and no, and a dash for what was not measured."""
+    if value is None:
+        return NOT_MEASURED
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return value if isinstance(value, str) else number(value)
+
+
+def _numeric(table: ResultTable, place: int) -> bool:
+    values = [row[place] for row in table.rows if row[place] is not None]
+    return bool(values) and all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in values)
+
+
+def _text_table(table: ResultTable) -> TextTable:
+    from rich.box import SIMPLE_HEAD
+    from rich.markup import escape
+    from rich.table import Table as TextTable
+
+    drawn = TextTable(title=escape(table.title), title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    for place, column in enumerate(table.columns):
+        drawn.add_column(escape(column), justify="right" if _numeric(table, place) else "left")
+    for row in table.rows:
+        drawn.add_row(*(escape(value_text(value)) for value in row))
+    return drawn
+
+
+def _page_table(table: ResultTable) -> Any:
+    from stepscope.report.page.parts import Cell, Column, Table
+
+    columns = tuple(
+        Column(name, _numeric(table, place), table.meanings.get(name, "")) for place, name in enumerate(table.columns)
+    )
+    rows = [tuple(Cell(value_text(value), value) for value in row) for row in table.rows]
+    return Table(table.name, columns, rows, lively=len(rows) > 6)

@@ -1,0 +1,258 @@
+"""Files of each board, and the sensor models that drive them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from stepscope.arrays import Floats
+from stepscope.simulate.boards import SAMPLES, Board, Options
+from stepscope.simulate.sensors import (
+    CONVERSION_NS,
+    RAPL_UNIT_J,
+    UEVENT_BYTES,
+    BatteryFiles,
+    BatteryGauge,
+    CounterKind,
+    EnergyCounters,
+    Ina3221,
+    Publish,
+    SensorModel,
+    ThermalZones,
+    Wiring,
+)
+from stepscope.simulate.tree import ProcFolder, Tree
+
+
+@dataclass(frozen=True)
+class Site:
+    """The board that is built, its tree, and the moment it starts."""
+
+    board: Board
+    tree: Tree
+    options: Options
+    idle_w: Floats  # by rail
+    rng: np.random.Generator
+    t0_ns: int
+
+    def column(self, rail: str) -> int:
+        """Column of a rail in the power table."""
+        return list(self.board.rails).index(rail)
+
+
+@dataclass(frozen=True)
+class Built:
+    """The sensors of a board, and its /proc where that is not simply the real one."""
+
+    sensors: Sequence[SensorModel]
+    proc: ProcFolder | None = None
+
+
+Build = Callable[[Site], Built]
+
+
+def link_real_machine(tree: Tree) -> None:
+    """CPU, memory and operating system are those of the machine that really trains."""
+    for path in ("sys/devices/system/cpu", "sys/devices/system/node", "sys/fs/cgroup", "etc/os-release"):
+        tree.link_real(path)
+
+
+_CHANNELS = 3
+# Address on bus 0: rail, shunt mOhm and supply V by channel. Steps: VDD_IN 38 mW, DDR and WIFI 19 mW, the others 76.
+_TX2_CHIPS = {
+    "0-0040": (("VDD_SYS_GPU", 10, 19.1), ("VDD_SYS_SOC", 10, 19.1), ("VDD_4V0_WIFI", 10, 4.8)),
+    "0-0041": (("VDD_IN", 20, 19.1), ("VDD_SYS_CPU", 10, 19.1), ("VDD_SYS_DDR", 10, 4.8)),
+}
+_TX2_COMPATIBLE = ("nvidia,p2597-0000+p3310-1000", "nvidia,quill", "nvidia,tegra186")
+_ORIN_COMPATIBLE = ("nvidia,p3768-0000+p3767-0005", "nvidia,p3767-0005", "nvidia,tegra234")
+_TX2_SAMPLES = 64  # 0x7727, the default of NVIDIA's driver
+_ORIN_CHIP = (("VDD_IN", 5, 5.1), ("VDD_CPU_GPU_CV", 5, 5.1), ("VDD_SOC", 5, 5.1))
+_ORIN_SAMPLES = 1  # 0x7127, the chip's own
+
+
+def build_tx2(site: Site) -> Built:
+    """/sys/bus/i2c/drivers/ina3221x/0-004{0,1}/iio:device{0,1}, with the device tree nodes of the channels."""
+    tree = site.tree
+    tree.static("etc", {"nv_tegra_release": "# R32 (release), REVISION: 7.1, BOARD: t186ref, EABI: aarch64"})
+    sensors = []
+    for number, (address, rails) in enumerate(_TX2_CHIPS.items()):
+        device = f"sys/devices/3160000.i2c/i2c-0/{address}"
+        _iio_static(tree, device, f"{device}/iio:device{number}", rails, site.options.samples or _TX2_SAMPLES)
+        tree.link(f"sys/bus/i2c/drivers/ina3221x/{address}", device)
+        tree.link(f"sys/bus/iio/devices/iio:device{number}", f"{device}/iio:device{number}")
+        publish = [_iio_files(tree, f"{device}/iio:device{number}", channel) for channel in range(_CHANNELS)]
+        sensors.append(_chip(site, rails, publish, site.options.samples or _TX2_SAMPLES))
+    zones = _zones(site, ("BCPU-therm", "MCPU-therm", "GPU-therm"))
+    return Built([*sensors, zones], _board(site, "quill", _TX2_COMPATIBLE))
+
+
+def build_orin_nano(site: Site) -> Built:
+    """/sys/bus/i2c/drivers/ina3221/1-0040/hwmon/hwmon1, as the kernel's own driver lays it out."""
+    tree, device = site.tree, "sys/devices/platform/bus@0/c240000.i2c/i2c-1/1-0040"
+    samples = site.options.samples or _ORIN_SAMPLES
+    tree.static("etc", {"nv_tegra_release": "# R35 (release), REVISION: 4.1, BOARD: t186ref, EABI: aarch64"})
+    _hwmon_static(tree, f"{device}/hwmon/hwmon1", samples)
+    tree.link("sys/bus/i2c/drivers/ina3221/1-0040", device)
+    tree.link("sys/class/hwmon/hwmon1", f"{device}/hwmon/hwmon1")
+    publish = [_hwmon_files(tree, f"{device}/hwmon/hwmon1", channel + 1) for channel in range(_CHANNELS)]
+    zones = _zones(site, ("cpu-thermal", "gpu-thermal", "tj-thermal"))
+    sensors: list[SensorModel] = [_chip(site, _ORIN_CHIP, publish, samples), zones]
+    return Built(sensors, _board(site, "NVIDIA Orin Nano Developer Kit", _ORIN_COMPATIBLE))
+
+
+def _chip(site: Site, rails: Sequence[tuple[str, int, float]], publish: Sequence[Publish], samples: int) -> Ina3221:
+    wiring = [Wiring(site.column(rail), shunt_mohm, supply_v) for rail, shunt_mohm, supply_v in rails]
+    return Ina3221(wiring, publish, samples, site.options, site.rng, site.t0_ns)
+
+
+def _iio_static(tree: Tree, device: str, folder: str, rails: Sequence[tuple[str, int, float]], samples: int) -> None:
+    tree.static(folder, {"name": "ina3221x", "running_mode": 1})
+    config = 0x7000 | SAMPLES.index(samples) << 9 | 4 << 6 | 4 << 3 | 7  # three channels, 1.1 ms and 1.1 ms
+    tree.cells(f"{device}/of_node", {"ti,continuous-config": config})
+    for channel, (rail, shunt_mohm, _) in enumerate(rails):
+        limits = {f"{kind}_{channel}": "32760 ma" for kind in ("crit_current_limit", "warn_current_limit")}
+        tree.static(folder, {f"rail_name_{channel}": rail, f"polling_delay_{channel}": "0 ms", **limits})
+        tree.static(folder, {f"crit_power_limit_{channel}": "622440 mw"})
+        tree.cells(f"{device}/of_node/channel@{channel}", {"reg": channel, "ti,shunt-resistor-mohm": shunt_mohm})
+
+
+def _iio_files(tree: Tree, folder: str, channel: int) -> Publish:
+    """The driver computes power from both registers, as integers."""
+    both, power = tree.put_live(f"{folder}/ui_input_{channel}"), tree.put_live(f"{folder}/in_power{channel}_input")
+    current = tree.put_live(f"{folder}/in_current{channel}_input")
+    voltage = tree.put_live(f"{folder}/in_voltage{channel}_input")
+
+    def publish(current_ma: int, voltage_mv: int) -> None:
+        both.write(f"{voltage_mv} {current_ma}")
+        power.write(str(current_ma * voltage_mv // 1000))
+        current.write(str(current_ma))
+        voltage.write(str(voltage_mv))
+
+    return publish
+
+
+def _hwmon_static(tree: Tree, folder: str, samples: int) -> None:
+    round_ms = round(2 * _CHANNELS * CONVERSION_NS * samples / 1e6)
+    tree.static(folder, {"name": "ina3221", "samples": samples, "update_interval": round_ms})
+    tree.static(folder, {"in7_label": "sum of shunt voltages", "in7_input": 0, "curr4_input": 0})
+    for number, (rail, shunt_mohm, _) in enumerate(_ORIN_CHIP, 1):
+        tree.static(folder, {f"in{number}_label": rail, f"in{number}_enable": 1})
+        tree.static(folder, {f"shunt{number}_resistor": shunt_mohm * 1000, f"curr{number}_max": 32760})
+
+
+def _hwmon_files(tree: Tree, folder: str, number: int) -> Publish:
+    current, voltage = tree.put_live(f"{folder}/curr{number}_input"), tree.put_live(f"{folder}/in{number}_input")
+    shunt = tree.put_live(f"{folder}/in{number + _CHANNELS}_input")
+    shunt_mohm = _ORIN_CHIP[number - 1][1]
+
+    def publish(current_ma: int, voltage_mv: int) -> None:
+        current.write(str(current_ma))
+        voltage.write(str(voltage_mv))
+        shunt.write(str(current_ma * shunt_mohm))
+
+    return publish
+
+
+def _zones(site: Site, names: Sequence[str]) -> ThermalZones:
+    folders = [f"sys/class/thermal/thermal_zone{number}" for number in range(len(names))]
+    for folder, name in zip(folders, names, strict=True):
+        site.tree.static(folder, {"type": name})
+    files = [site.tree.put_live(f"{folder}/temp") for folder in folders]
+    return ThermalZones(site.column("VDD_IN"), files, site.t0_ns)
+
+
+def _board(site: Site, model: str, compatible: tuple[str, ...]) -> ProcFolder:
+    link_real_machine(site.tree)
+    return ProcFolder(site.tree.root, model, compatible)
+
+
+_JETSON_BUILDS = {"jetson-tx2": build_tx2, "jetson-orin-nano": build_orin_nano}
+
+
+_ZONES = {
+    "intel-rapl:0": "package-0",
+    "intel-rapl:0:0": "core",
+    "intel-rapl:0:1": "uncore",
+    "intel-rapl:0:2": "dram",
+    "intel-rapl:1": "psys",
+}
+_RAPL_RANGE_UJ = 262_143_328_850  # of Core processors: 2^32 - 1 units of 61 uJ
+_LIMIT_UW = 65_000_000
+
+
+def build_rapl(site: Site) -> Built:
+    """/sys/class/powercap/intel-rapl:N[:M] as links into /sys/devices/virtual/powercap, subzones inside their zone."""
+    tree, options = site.tree, site.options
+    range_uj = options.counter_range_uj or _RAPL_RANGE_UJ
+    files = []
+    for zone, name in _ZONES.items():
+        outer = zone.rpartition(":")[0] if zone.count(":") == 2 else ""
+        folder = "/".join(["sys/devices/virtual/powercap/intel-rapl", *([outer] if outer else []), zone])
+        tree.static(folder, {"name": name, "max_energy_range_uj": range_uj, "enabled": int(not outer)})
+        if not outer:
+            limits = {"constraint_0_name": "long_term", "constraint_0_power_limit_uw": _LIMIT_UW}
+            tree.static(folder, {**limits, "constraint_0_time_window_us": 27_983_872})
+        files.append(tree.put_live(f"{folder}/energy_uj"))
+        tree.link(f"sys/class/powercap/{zone}", folder)
+    tree.static("sys/devices/virtual/powercap/intel-rapl", {"enabled": 1})
+    tree.link("sys/class/powercap/intel-rapl", "sys/devices/virtual/powercap/intel-rapl")
+    kind = CounterKind(options.refresh_ns or 1_000_000, RAPL_UNIT_J, range_uj)
+    rails = [site.column(name) for name in _ZONES.values()]
+    counters = EnergyCounters(kind, rails, files, options, site.rng, site.t0_ns)
+    tree.link_real("proc")
+    link_real_machine(tree)
+    return Built([counters])
+
+
+def build_battery(site: Site) -> Built:
+    """/sys/class/power_supply/BAT0 and the mains adapter AC."""
+    tree = site.tree
+    battery, mains = (
+        "sys/devices/LNXSYSTM:00/PNP0C0A:00/power_supply/BAT0",
+        "sys/devices/LNXSYSTM:00/ACPI0003:00/power_supply/AC",
+    )
+    tree.static(battery, {"type": "Battery", "present": 1})
+    tree.static(mains, {"type": "Mains", "uevent": "POWER_SUPPLY_NAME=AC\nPOWER_SUPPLY_TYPE=Mains"})
+    for folder in (battery, mains):
+        tree.link(f"sys/class/power_supply/{folder.rpartition('/')[2]}", folder)
+    files = BatteryFiles(
+        tree.put_live(f"{battery}/uevent", UEVENT_BYTES),
+        tree.put_live(f"{battery}/status"),
+        tree.put_live(f"{mains}/online"),
+    )
+    rail = site.column("BAT0")
+    gauge = BatteryGauge(rail, files, float(site.idle_w[rail]), site.options, site.rng, site.t0_ns)
+    tree.link_real("proc")
+    link_real_machine(tree)
+    return Built([gauge])
+
+
+_LAPTOP_BUILDS = {"laptop-rapl": build_rapl, "laptop-battery": build_battery}
+
+
+_REFRESH_NS = 100_000_000
+_UNIT_J = 1e-3  # NVML counts millijoules
+_CARD_RANGE_UJ = 2**63
+
+
+def build_card(site: Site) -> Built:
+    """/sys/class/hwmon/hwmon2 with energy1_input, uJ."""
+    tree, options = site.tree, site.options
+    device = "sys/devices/pci0000:00/0000:00:01.0/0000:03:00.0"
+    tree.static(f"{device}/hwmon/hwmon2", {"name": "xe", "energy1_label": "card", "power1_max": 190_000_000})
+    tree.link("sys/class/hwmon/hwmon2", f"{device}/hwmon/hwmon2")
+    tree.link(f"{device}/hwmon/hwmon2/device", device)
+    file = tree.put_live(f"{device}/hwmon/hwmon2/energy1_input")
+    kind = CounterKind(options.refresh_ns or _REFRESH_NS, _UNIT_J, options.counter_range_uj or _CARD_RANGE_UJ)
+    counter = EnergyCounters(kind, [site.column("card")], [file], options, site.rng, site.t0_ns)
+    tree.link_real("proc")
+    link_real_machine(tree)
+    return Built([counter])
+
+
+_GPU_BUILDS = {"gpu-counter": build_card}
+
+
+BUILDS: dict[str, Build] = {**_JETSON_BUILDS, **_LAPTOP_BUILDS, **_GPU_BUILDS}

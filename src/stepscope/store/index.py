@@ -1,0 +1,278 @@
+"""Runs of a store, as one frame: facts of each, from the index or the manifests, and the choice of some.
+
+Facts come from run.json, summary.json, and where that is not yet written the steps; null where they do not say.
+Measured, simulated and estimated energy have columns of their own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from stepscope.analysis.time.steps import quick_stats
+from stepscope.errors import RunError, RunNotFound, UsageError
+from stepscope.runfolder import RunReader
+from stepscope.store import manifest as manifests
+from stepscope.store.manifest import MOST_MANIFEST_BYTES, Fact, Manifest
+from stepscope.store.place import Place
+
+FACTS: dict[str, Any] = {
+    **{"status": pl.String, "workload": pl.String, "batch_size": pl.Int64, "optimizer": pl.String},
+    **{"precision": pl.String, "board": pl.String, "simulated": pl.String, "imported": pl.String},
+    **{"stepscope": pl.String, "torch": pl.String, "started_s": pl.Float64, "steps": pl.Int64},
+    **{"step_time_ns": pl.Float64, "throughput_per_s": pl.Float64, "energy_per_step_j": pl.Float64},
+    **{"simulated_energy_per_step_j": pl.Float64, "estimated_energy_per_step_j": pl.Float64},
+    **{"peak_memory_bytes": pl.Float64, "verdict": pl.String},
+}
+_METRICS = {
+    "step_time": "step_time_ns",
+    "throughput": "throughput_per_s",
+    "energy_per_step": "energy_per_step_j",
+    "simulated_energy_per_step": "simulated_energy_per_step_j",
+    "estimated_energy_per_step": "estimated_energy_per_step_j",
+    "peak_memory": "peak_memory_bytes",
+}
+_NO_BOARD = "other_machine"  # of a machine that no board file describes
+_WHOLE = ("run", "process", "processes", "total", "device")
+_MOST_BYTES = 64 << 20
+
+
+def run_facts(run: RunReader) -> dict[str, Fact]:
+    """A fact a column of `FACTS`."""
+    return facts_of_runs([run])[0]
+
+
+def facts_of_runs(runs: Sequence[RunReader]) -> list[dict[str, Fact]]:
+    """The same of many runs, their steps read together."""
+    facts = [_file_facts(run) for run in runs]
+    without = {run.path: run.warmup_steps for run, known in zip(runs, facts, strict=True) if known["steps"] is None}
+    glances = quick_stats(without)
+    for run, known in zip(runs, facts, strict=True):
+        if (glance := glances.get(run.path)) is not None:
+            known.update(steps=glance.steps, step_time_ns=glance.step_ns, throughput_per_s=glance.samples_per_s)
+    return facts
+
+
+def _file_facts(run: RunReader) -> dict[str, Fact]:
+    """Return the content of the JSON files."""
+    meta, summary = run.meta, _json(run.path / "summary.json")
+    workload, versions = _dict(meta.get("workload")), _dict(meta.get("versions"))
+    verdict, board, clock = _dict(summary.get("verdict")), _dict(summary.get("board")), _dict(meta.get("clock"))
+    started_ns = _number(clock.get("unix_ns"))
+    return {
+        "status": run.status,
+        **{name: _text(workload.get(stated)) for name, stated in (("workload", "name"), ("optimizer", "optimizer"))},
+        "precision": _text(workload.get("precision")),
+        "batch_size": _whole(workload.get("batch_size")),
+        "board": None if board.get("name") == _NO_BOARD else _text(board.get("title")),
+        "simulated": _text(meta.get("simulated")),
+        "imported": _text(_dict(meta.get("imported")).get("kind")),
+        **{name: _text(versions.get(name)) for name in ("stepscope", "torch")},
+        "started_s": None if started_ns is None else started_ns / 1e9,
+        "steps": _whole(summary.get("steps")),
+        "verdict": _text(verdict.get("sentence")),
+        **_metrics(summary),
+    }
+
+
+def _metrics(summary: dict[str, Any]) -> dict[str, Fact]:
+    values: dict[str, Fact] = dict.fromkeys(_METRICS.values())
+    rows = summary.get("metrics")
+    for row in rows if isinstance(rows, list) else ():
+        about = _dict(row)
+        name = _METRICS.get(str(about.get("metric")))
+        if name is not None and about.get("scope") in _WHOLE and values[name] is None:
+            values[name] = _number(about.get("value"))
+    return values
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        return _dict(json.loads(path.read_bytes())) if path.stat().st_size <= _MOST_BYTES else {}
+    except (OSError, ValueError, RecursionError):
+        return {}
+
+
+def _dict(value: object) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _text(value: object) -> str | None:
+    return None if value is None else str(value)[:500]
+
+
+def _number(value: object) -> float | None:
+    known = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    return float(value) if known and isinstance(value, (int, float)) else None
+
+
+def _whole(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 62 else None
+
+
+INDEX = "index.parquet"
+FOLDER = "manifests"
+COLUMNS: dict[str, Any] = {
+    **{"id": pl.String, "tags": pl.List(pl.String), **FACTS},
+    **{"bytes": pl.Int64, "files": pl.Int64, "pushed_s": pl.Float64, "digest": pl.String},
+    **{"revision": pl.Int64, "folder": pl.String, "manifest": pl.String},
+}
+_MOST_INDEX_BYTES = 1 << 30
+
+
+def listed(place: Place, choice: Choice | None = None) -> pl.DataFrame:
+    """The runs of a store that are meant, the newest first, columns as `COLUMNS`."""
+    return choose(runs(place), choice or Choice()).sort("started_s", "id", descending=True, nulls_last=True)
+
+
+def runs(place: Place) -> pl.DataFrame:
+    """Every run, columns as `COLUMNS`; of a folder of runs that is no store, its runs, without a manifest."""
+    names = [name for name in place.names(FOLDER) if manifests.id_in(name) is not None]
+    if not names and place.is_local:
+        return _plain_folder(Path(place.root), place.address)
+    known = _index(place)
+    current = known.filter(pl.col("manifest").is_in(names))
+    unread = sorted(set(names) - set(current["manifest"]))
+    frame = pl.concat([current, rows_of(read_all(place, unread))]) if unread else current
+    return (
+        frame.sort("revision", descending=True).unique("id", keep="first")
+        if frame["id"].is_duplicated().any()
+        else frame
+    )
+
+
+def find(place: Place, run_id: str) -> tuple[str, Manifest]:
+    """The latest manifest of a run and the name of its file; RunNotFound where the store holds none."""
+    manifests.check_id(run_id)
+    names = [name for name in place.names(FOLDER) if manifests.id_in(name) == run_id]
+    found = read_all(place, names)
+    if not found:
+        hint = "stepscope runs list --store ... shows what is there"
+        raise RunNotFound(f"the store {place.address} holds no run '{run_id}'", hint)
+    return max(found.items(), key=lambda item: item[1].revision)
+
+
+def read_all(place: Place, names: Iterable[str]) -> dict[str, Manifest]:
+    """The manifests in these files; one that is cut off or was just removed is excluded."""
+    found = {}
+    for name in names:
+        try:
+            manifest = manifests.read(name, place.read(f"{FOLDER}/{name}", MOST_MANIFEST_BYTES))
+        except FileNotFoundError:
+            continue
+        if manifest is not None:
+            found[name] = manifest
+    return found
+
+
+def rows_of(found: Mapping[str, Manifest]) -> pl.DataFrame:
+    """Rows of the index, columns as `COLUMNS`."""
+    rows = [_row(name, manifest) for name, manifest in found.items()]
+    return pl.DataFrame(rows, schema=COLUMNS, orient="row", strict=False)
+
+
+def write_index(place: Place) -> int:
+    """Bring the index up to date; returns its number of rows. Harmless where two do it at once: see the package."""
+    frame = runs(place)
+    if place.is_local and not frame.is_empty() and frame["manifest"].null_count():
+        return 0
+    buffer = io.BytesIO()
+    frame.sort("id").write_parquet(buffer, compression="zstd")
+    place.write(INDEX, buffer.getvalue())
+    return len(frame)
+
+
+def _index(place: Place) -> pl.DataFrame:
+    """The index as it lies there; empty where it is missing, damaged or of other columns."""
+    try:
+        frame = pl.read_parquet(io.BytesIO(place.read(INDEX, _MOST_INDEX_BYTES)))
+        return frame.select(pl.col(name).cast(dtype) for name, dtype in COLUMNS.items())
+    except (FileNotFoundError, OSError, pl.exceptions.PolarsError):
+        return pl.DataFrame(schema=COLUMNS)
+
+
+def _row(name: str, manifest: Manifest) -> dict[str, Any]:
+    return {
+        "id": manifest.id,
+        "tags": list(manifest.tags),
+        **{fact: _of_type(manifest.facts.get(fact), dtype) for fact, dtype in FACTS.items()},
+        **{"bytes": manifest.bytes, "files": len(manifest.files), "pushed_s": manifest.pushed_s},
+        **{"digest": manifest.digest, "revision": manifest.revision, "folder": manifest.folder, "manifest": name},
+    }
+
+
+def _of_type(value: Fact, dtype: Any) -> Fact:
+    """A fact as its column has it; null for what does not fit (a manifest can say anything)."""
+    wanted: dict[Any, tuple[type, ...]] = {pl.String: (str,), pl.Int64: (int,), pl.Float64: (int, float)}
+    return value if isinstance(value, wanted[dtype]) and not isinstance(value, bool) else None
+
+
+def _plain_folder(root: Path, address: str) -> pl.DataFrame:
+    if not root.is_dir():
+        raise RunNotFound(f"there is no store at '{address}'", "stepscope runs push RUN --store ... makes one")
+    found: list[RunReader] = []
+    for header in sorted(root.glob("*/run.json")):
+        with contextlib.suppress(RunError):  # whatever else lies there is no run
+            found.append(RunReader(header.parent))
+    nothing = dict.fromkeys(COLUMNS)
+    rows = [{**nothing, "id": run.id, "tags": list[str](), **facts, "folder": run.path.name}
+            for run, facts in zip(found, facts_of_runs(found), strict=True)]  # fmt: skip
+    return pl.DataFrame(rows, schema=COLUMNS, orient="row", strict=False)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Runs that fulfil all that is given; in a text, * stands for any characters, and case does not count.
+
+    where: a condition of SQL on the columns, such as "batch_size >= 32 AND step_time_ns < 1e7".
+    """
+
+    workload: str | None = None
+    board: str | None = None
+    status: str | None = None
+    tags: tuple[str, ...] = ()
+    since: str | None = None  # a date, UTC where it states no zone
+    where: str | None = None
+
+
+def choose(frame: pl.DataFrame, choice: Choice) -> pl.DataFrame:
+    """The rows that are meant; UsageError for a date or a condition that cannot be understood."""
+    for column in ("workload", "board", "status"):
+        pattern = getattr(choice, column)
+        if pattern is not None:
+            parts = (pl.escape_regex(part) for part in pattern.split("*"))
+            frame = frame.filter(pl.col(column).str.contains(f"(?is)^{'.*'.join(parts)}$"))
+    for tag in choice.tags:
+        frame = frame.filter(pl.col("tags").list.contains(tag))
+    if choice.since is not None:
+        frame = frame.filter(pl.col("started_s") >= _seconds(choice.since))
+    return frame if choice.where is None else _where(frame, choice.where)
+
+
+def _seconds(date: str) -> float:
+    try:
+        stated = datetime.fromisoformat(date)
+    except ValueError as error:
+        raise UsageError(f"'{date}' is no date: {error}", "for example 2026-01-31 or 2026-01-31T12:00") from error
+    return (stated if stated.tzinfo else stated.replace(tzinfo=timezone.utc)).timestamp()
+
+
+def _where(frame: pl.DataFrame, where: str) -> pl.DataFrame:
+    try:
+        with pl.SQLContext({"runs": frame}) as context:
+            answer = context.execute(f"SELECT * FROM runs WHERE {where}", eager=True)
+    except pl.exceptions.PolarsError as error:
+        said = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise UsageError(f"--where {json.dumps(where)}: {said}", f"columns: {', '.join(frame.columns)}") from error
+    if answer.columns != frame.columns:
+        raise UsageError(f"--where {json.dumps(where)} is more than a condition", "for example 'batch_size >= 32'")
+    return answer

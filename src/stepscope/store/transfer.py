@@ -1,0 +1,314 @@
+"""Runs into a store and out of it, their tags, and what is removed; the manifest is written last and removed first."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import re
+import secrets
+import shutil
+import stat
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from stepscope.errors import OutputNotWritable, RunDamaged, RunError, StoreError, UsageError
+from stepscope.runfolder import RunReader
+from stepscope.store import manifest as manifests
+from stepscope.store.index import FOLDER, find, read_all, run_facts, write_index
+from stepscope.store.manifest import SHORT, FileEntry, Manifest, digest_of
+from stepscope.store.place import CHUNK_BYTES, Place
+
+Outcome = Literal["pushed", "replaced", "already there"]
+
+
+@dataclass(frozen=True)
+class Pushed:
+    """Outcome of one run."""
+
+    id: str
+    outcome: Outcome
+    bytes: int
+
+
+def push(
+    place: Place, paths: Iterable[Path], tags: Iterable[str] = (), done: Callable[[Pushed], None] | None = None
+) -> list[Pushed]:
+    """Push run folders; a run that is there with the same content is left as it is. `done` is told of each.
+
+    Raises UsageError for a run that is still being written, StoreError where the store fails or holds another run of
+    the same name; what was pushed before stays and is listed.
+    """
+    pushed: list[Pushed] = []
+    try:
+        for path in paths:
+            pushed.append(_push_one(place, RunReader(path), tuple(tags)))
+            if done is not None:
+                done(pushed[-1])
+    finally:
+        if any(each.outcome != "already there" for each in pushed):
+            write_index(place)
+    return pushed
+
+
+def entries_of(folder: Path) -> tuple[FileEntry, ...]:
+    """Every file of a run folder with its checksum; hidden ones are parts of a write and excluded.
+
+    Raises RunDamaged for a link or a special file: a run folder holds plain files alone.
+    """
+    return tuple(FileEntry(path.relative_to(folder).as_posix(), *_checked(path)) for path in _files(folder))
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    for place, folders, names in os.walk(folder):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        for name in sorted(names):
+            path = Path(place, name)
+            if name.startswith("."):
+                continue
+            if not stat.S_ISREG(path.lstat().st_mode):
+                raise RunDamaged(f"'{path}' is no plain file", "remove it: a run folder holds neither links nor pipes")
+            yield path
+        for name in folders:
+            if Path(place, name).is_symlink():
+                raise RunDamaged(f"'{Path(place, name)}' is a link", "remove it: a run folder holds no links")
+
+
+def _checked(path: Path) -> tuple[int, str]:
+    digest, size = hashlib.sha256(), 0
+    for piece in _pieces(path):
+        digest.update(piece)
+        size += len(piece)
+    return size, digest.hexdigest()
+
+
+def _pieces(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        while piece := file.read(CHUNK_BYTES):
+            yield piece
+
+
+def _push_one(place: Place, run: RunReader, tags: tuple[str, ...]) -> Pushed:
+    if run.status == "running":
+        raise UsageError(f"the run {run.id} is still being written", "push it when it has ended")
+    names = [name for name in place.names(FOLDER) if manifests.id_in(name) == run.id]
+    known = max(read_all(place, names).values(), key=lambda each: each.revision, default=None)
+    revision = 0 if known is None else known.revision
+    kept = () if known is None else known.tags
+    new = Manifest(run.id, entries_of(run.path), run_facts(run), (), time.time(), revision)
+    new = manifests.with_tags(new, (*kept, *tags), ())
+    manifests.check(new)
+    if known is not None:
+        _refuse_another_run(place, known, new)
+        if known.digest == new.digest and known.tags == new.tags and _is_whole(place, known):
+            return Pushed(run.id, "already there", known.bytes)
+    _send_files(place, run.path, new)
+    save(place, new, names)
+    return Pushed(run.id, "pushed" if known is None else "replaced", new.bytes)
+
+
+def save(place: Place, manifest: Manifest, older: Iterable[str]) -> None:
+    """Write a manifest, and then remove those that it replaces."""
+    name, content = manifests.to_file(manifest)
+    place.write(f"{FOLDER}/{name}", content)
+    for other in older:
+        if other != name:
+            place.remove(f"{FOLDER}/{other}")
+
+
+def _refuse_another_run(place: Place, known: Manifest, new: Manifest) -> None:
+    if known.facts.get("started_s") != new.facts.get("started_s"):
+        raise StoreError(
+            f"{place.address} holds another run named '{new.id}': it began at another time",
+            "rename the folder and the id in its run.json, or remove the other: stepscope runs rm",
+        )
+
+
+def _is_whole(place: Place, manifest: Manifest) -> bool:
+    sizes = place.sizes(manifest.folder)
+    return all(sizes.get(file.path) == file.bytes for file in manifest.files)
+
+
+def _send_files(place: Place, folder: Path, manifest: Manifest) -> None:
+    there = place.sizes(manifest.folder)
+    for file in manifest.files:
+        if there.get(file.path) == file.bytes:  # of a push that was broken off: the folder's name is the content's
+            continue
+        digest = hashlib.sha256()
+        place.send(f"{manifest.folder}/{file.path}", _hashed(folder / file.path, digest))
+        if digest.hexdigest() != file.sha256:
+            place.remove(f"{manifest.folder}/{file.path}")
+            raise UsageError(f"'{folder / file.path}' has changed while it was pushed", "push it again")
+
+
+def _hashed(path: Path, digest: hashlib._Hash) -> Iterator[bytes]:
+    for piece in _pieces(path):
+        digest.update(piece)
+        yield piece
+
+
+MOST_BYTES = 16 << 30
+
+
+def pull(place: Place, run_ids: Iterable[str], out: Path, most_bytes: int = MOST_BYTES) -> list[Path]:
+    """Fetch runs into `out`; one that is there with the same content is left as it is. Returns their folders.
+
+    Raises StoreError for a run whose files are not what its manifest says, that could write elsewhere or is larger than
+    `most_bytes`; OutputNotWritable where `out` has no space or holds another run of the name.
+    """
+    return [_pull_one(place, run_id, out, most_bytes) for run_id in run_ids]
+
+
+def _pull_one(place: Place, run_id: str, out: Path, most_bytes: int) -> Path:
+    _, manifest = find(place, run_id)
+    target = out / manifest.id
+    if target.exists():
+        return _same(target, manifest)
+    if manifest.bytes > most_bytes:
+        raise StoreError(
+            f"the run '{run_id}' is {manifest.bytes:,} bytes, more than {most_bytes:,}", "allow it: --max-size 100GB"
+        )
+    part = out / f".pull-{manifest.id}-{secrets.token_hex(4)}"
+    try:
+        part.mkdir(parents=True)
+        _refuse_a_full_disk(out, manifest)
+        for file in manifest.files:
+            _fetch(place, manifest, file, part / file.path)
+        _refuse_no_run(part, manifest)
+        part.rename(target)
+    except OSError as error:
+        raise _not_writable(out, error) from error
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+    return target
+
+
+def _fetch(place: Place, manifest: Manifest, file: FileEntry, target: Path) -> None:
+    digest, size = hashlib.sha256(), 0
+    target.parent.mkdir(parents=True, exist_ok=True)
+    path = f"{manifest.folder}/{file.path}"
+    try:
+        with target.open("xb") as written:
+            for piece in place.chunks(path, file.bytes):
+                digest.update(piece)
+                size += len(piece)
+                if size <= file.bytes:
+                    written.write(piece)
+    except FileNotFoundError as error:
+        raise StoreError(f"'{path}' is missing in {place.address}", "push the run again") from error
+    if (size, digest.hexdigest()) != (file.bytes, file.sha256):
+        raise StoreError(
+            f"'{path}' in {place.address} is not what was pushed: its checksum differs",
+            "push the run again from where it was recorded",
+        )
+
+
+def _same(target: Path, manifest: Manifest) -> Path:
+    try:
+        if digest_of(entries_of(target)) == manifest.digest:
+            return target
+    except (OSError, RunError) as error:
+        raise OutputNotWritable(
+            f"'{target}' is there and cannot be compared: {error}", "choose another --out"
+        ) from error
+    raise OutputNotWritable(
+        f"'{target}' is there with other content than in the store", "move it away, or choose another --out"
+    )
+
+
+def _refuse_a_full_disk(out: Path, manifest: Manifest) -> None:
+    free = shutil.disk_usage(out).free
+    if free < manifest.bytes:
+        raise OSError(errno.ENOSPC, f"{manifest.bytes:,} bytes are needed and {free:,} are free")
+
+
+def _refuse_no_run(part: Path, manifest: Manifest) -> None:
+    try:
+        run = RunReader(part)
+    except RunError as error:
+        raise StoreError(f"what the store holds as '{manifest.id}' is no run: {error}", error.hint) from error
+    if run.id != manifest.id:
+        raise StoreError(f"the store holds the run '{run.id}' under the name '{manifest.id}'")
+
+
+def _not_writable(out: Path, error: OSError) -> OutputNotWritable:
+    full = error.errno == errno.ENOSPC
+    hint = "free some space, or choose another folder with --out" if full else "choose a folder that you can write"
+    return OutputNotWritable(f"cannot write below '{out}': {error.strerror or error}", hint)
+
+
+def tag(
+    place: Place, run_ids: Iterable[str], add: Iterable[str] = (), drop: Iterable[str] = ()
+) -> dict[str, tuple[str, ...]]:
+    """Add and drop tags of runs; returns the tags of each. RunNotFound where one is not there."""
+    add, drop = tuple(add), tuple(drop)
+    tags = {}
+    try:
+        for run_id in run_ids:
+            name, manifest = find(place, run_id)
+            new = manifests.with_tags(manifest, add, drop)
+            if new.tags != manifest.tags:
+                save(place, new, [name])
+            tags[run_id] = new.tags
+    finally:
+        write_index(place)
+    return tags
+
+
+def remove(place: Place, run_ids: Iterable[str]) -> list[str]:
+    """Take runs out of a store: the manifest first, so that no run is listed whose files are going."""
+    removed = []
+    try:
+        for run_id in run_ids:
+            find(place, run_id)
+            for name in place.names(FOLDER):
+                if manifests.id_in(name) == run_id:
+                    place.remove(f"{FOLDER}/{name}")
+            place.remove(f"runs/{run_id}", recursive=True)
+            removed.append(run_id)
+    finally:
+        write_index(place)
+    return removed
+
+
+DAY_S = 86400.0
+_OURS = re.compile(f"[0-9a-f]{{{SHORT}}}")  # a folder of runs that is no store has others, and keeps them
+
+
+@dataclass(frozen=True)
+class Collected:
+    """Removed files (or those to remove): folders and manifests, bytes, and what is too young to be judged."""
+
+    removed: tuple[str, ...]
+    bytes: int
+    too_young: tuple[str, ...]
+    runs: int  # that the index has afterwards
+
+
+def collect(place: Place, older_than_s: float = DAY_S, dry_run: bool = False) -> Collected:
+    """Remove what no manifest names and nobody has written to for `older_than_s`: a push may still be going on."""
+    names = [name for name in place.names(FOLDER) if manifests.id_in(name) is not None]
+    found = read_all(place, names)
+    latest = {each.id: each.revision for each in sorted(found.values(), key=lambda each: each.revision)}
+    stale = [name for name in names if name not in found or found[name].revision < latest[found[name].id]]
+    named = {each.folder for each in found.values() if each.revision == latest[each.id]}
+    removed, young, freed = [f"{FOLDER}/{name}" for name in stale], [], 0
+    for run_id in place.names("runs"):
+        for content in place.names(f"runs/{run_id}"):
+            folder = f"runs/{run_id}/{content}"
+            if folder in named or _OURS.fullmatch(content) is None:
+                continue
+            age_s = place.age_s(folder)
+            if older_than_s > 0 and (age_s is None or age_s < older_than_s):
+                young.append(folder)
+                continue
+            removed.append(folder)
+            freed += sum(place.sizes(folder).values())
+    if dry_run:
+        return Collected(tuple(removed), freed, tuple(young), len(latest))
+    for path in removed:
+        place.remove(path, recursive=not path.startswith(FOLDER))
+    return Collected(tuple(removed), freed, tuple(young), write_index(place))
