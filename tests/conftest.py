@@ -1,4 +1,4 @@
-"""What several tests share: a fresh run to write, and the command line in a process of its own."""
+"""What several tests share: a fresh run to write, and Python and the command line in processes of their own."""
 
 from __future__ import annotations
 
@@ -11,13 +11,28 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tests.cpu_times import function_of, slow_functions
+from tests.patience import HANG_S
+from tests.warm_python import WarmPython
 
 from stepscope.runfolder import RunWriter
 
-# What a user's earlier runs have left in the cache must not change a test, nor a test what the user finds there.
-os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="stepscope-tests-")
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # Workers share the cores among them: threads of their own would only wait for each other.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+else:
+    # What a user's earlier runs have left in the cache must not change a test, nor a test what the user finds there.
+    os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="stepscope-tests-")  # workers inherit it
 
 CommandLine = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what the table of slow tests names."""
+    slow = slow_functions()
+    for item in items:
+        if function_of(item) in slow:
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture
@@ -29,12 +44,30 @@ def writer(tmp_path: Path) -> Iterator[RunWriter]:
         writer.close("ok")
 
 
-@pytest.fixture
-def stepscope_cli(tmp_path: Path) -> CommandLine:
-    """`stepscope ...` as a user runs it, in an empty folder."""
+@pytest.fixture(scope="session")
+def warm_python() -> Iterator[WarmPython]:
+    """Python processes that need not import torch first; `run(["-c", program], folder)`."""
+    warm = WarmPython()
+    yield warm
+    warm.close()
 
-    def call(*arguments: str, python: tuple[str, ...] = ("-m", "stepscope")) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, *python, *arguments]
-        return subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=120, check=False)
+
+@pytest.fixture
+def stepscope_cli(tmp_path: Path, warm_python: WarmPython) -> CommandLine:
+    """`stepscope ...` as a user runs it, in an empty folder and a process of its own, with torch imported already."""
+
+    def call(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return warm_python.run(["-m", "stepscope", *arguments], tmp_path)
+
+    return call
+
+
+@pytest.fixture
+def cold_python(tmp_path: Path) -> CommandLine:
+    """`python ...` as it is started from a shell, in an empty folder: for what is about imports."""
+
+    def call(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, *arguments]
+        return subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=HANG_S, check=False)
 
     return call

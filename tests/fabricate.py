@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from stepscope.runfolder import RunWriter, sample_dtype
+from stepscope.runfolder import RunWriter, part_of, sample_dtype
+from stepscope.runfolder.pack import pack
 
 START_NS = 1_000_000_000_000
 EVALUATE = "autograd::engine::evaluate_function: "
@@ -23,7 +24,7 @@ EVALUATE = "autograd::engine::evaluate_function: "
 
 @dataclass(frozen=True)
 class Op:
-    """One op instance of a step: its own time on the CPU, us, and what it calls."""
+    """One op call of a step: its own time on the CPU, us, and what it calls."""
 
     name: str
     module: str | None
@@ -41,7 +42,7 @@ def _backward(node: str, module: str, self_us: int, kernel: str, flops: int | No
     return Op(f"{EVALUATE}{node}", module, "backward", 10, (Op(node, module, "backward", 10, (run,)),))
 
 
-# Own time: data 1000, forward 5000, backward 8200, optimizer 800 us = 15.0 ms an operation.
+# Self time: data 1000, forward 5000, backward 8200, optimizer 800 us = 15.0 ms an operator.
 STEP: tuple[Op, ...] = (
     Op("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", None, "data", 1000),
     Op(
@@ -115,7 +116,7 @@ def every_step(_: int) -> bool:
 
 
 def four_of_five(step: int) -> bool:
-    """Record four steps, leave the fifth unrecorded, and so on."""
+    """Record four steps, leave the fifth unprofiled, and so on."""
     return step % 5 != 4
 
 
@@ -173,14 +174,13 @@ def fabricate_run(
     chosen = number[was_recorded]
     for first in range(0, len(chosen), steps_per_part) if ops else ():
         part = chosen[first : first + steps_per_part]
-        writer.ops(template.frame(part, t0_ns[part], scale[part]))
+        writer.ops(part_of(template.frame(part, t0_ns[part], scale[part]), "ops"))
     if samples:
         _sample(writer.path, int(length_ns.sum()), cores, idle_counters, period_ns, refresh_ns, gap, power_w)
         _sample_besides(writer.path, sampled, missing)
     if status is not None:
         writer.close(status)
-    elif writer._steps_file is not None:
-        writer._steps_file.close()  # the kernel does so when a process is killed; rows stay rows
+        pack(writer.path)
     return writer.path
 
 
@@ -232,7 +232,7 @@ class _Template:
         return cls(pl.DataFrame(rows, schema={**schema, **rest}), now + residual_us * 1000)
 
     def frame(self, steps: np.ndarray, t0_ns: np.ndarray, scale: np.ndarray) -> pl.DataFrame:
-        """These steps' op instances, columns as `runfolder.OPS`."""
+        """These steps' op calls, columns as `runfolder.OPS`."""
         count, size = len(steps), len(self.columns)
         start, end = (
             np.rint(self.columns[name].to_numpy()[None, :] * scale[:, None]).astype(np.int64)

@@ -16,16 +16,17 @@ import typer
 
 import stepscope
 from stepscope import __main__ as cli
-from stepscope import commands
-from stepscope.commands import Command, load_commands
+from stepscope.cli import Command, __file__, _command, load_commands
 from stepscope.errors import OutputNotWritable, StepscopeError, UsageError
 
 CommandLine = Callable[..., "subprocess.CompletedProcess[str]"]
-FOLDER = Path(commands.__file__).parent
+FOLDER = Path(__file__).parent
 
 
 def _with_command(monkeypatch: pytest.MonkeyPatch, function: Callable[..., Any], **context: Any) -> None:
-    monkeypatch.setattr(cli, "load_commands", lambda: [Command("fall", function, context), Command("rise", _rise)])
+    commands = [Command("fall", function, context), Command("rise", _rise)]
+    monkeypatch.setattr(cli, "command_names", lambda: [command.name for command in commands])
+    monkeypatch.setattr(cli, "load_commands", lambda name=None: [c for c in commands if name in (None, c.name)])
 
 
 def _rise() -> None:
@@ -56,7 +57,7 @@ def _exit_code(*argv: str) -> int:
 
 
 def test_every_file_of_the_folder_is_a_command() -> None:
-    files = {path.stem for path in FOLDER.glob("*.py") if not path.stem.startswith("_")}
+    files = {path.stem for path in FOLDER.iterdir() if path.suffix in ("", ".py") and not path.stem.startswith("_")}
     assert {command.function.__name__ for command in load_commands()} == files
     assert files
 
@@ -77,7 +78,7 @@ def test_every_command_shows_its_help(command: Command, capsys: pytest.CaptureFi
 def test_a_trailing_underscore_keeps_a_file_clear_of_a_keyword(monkeypatch: pytest.MonkeyPatch) -> None:
     module = SimpleNamespace(import_old_=_rise, CONTEXT={"ignore_unknown_options": True})
     monkeypatch.setattr(importlib, "import_module", lambda name: module)
-    assert commands._command("import_old_") == Command("import-old", _rise, {"ignore_unknown_options": True})
+    assert _command("import_old_") == Command("import-old", _rise, {"ignore_unknown_options": True})
 
 
 def test_the_version_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
@@ -174,8 +175,8 @@ def test_typer_does_not_replace_the_hook_that_shows_a_users_own_exception(monkey
     assert sys.excepthook is hook
 
 
-def test_the_module_can_be_run_by_name(stepscope_cli: CommandLine) -> None:
-    shown = stepscope_cli("--version")
+def test_the_module_can_be_run_by_name(cold_python: CommandLine) -> None:
+    shown = cold_python("-m", "stepscope", "--version")
     assert (shown.returncode, shown.stdout) == (0, f"stepscope {stepscope.__version__}\n")
 
 

@@ -5,18 +5,17 @@ from __future__ import annotations
 import importlib.util
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import polars as pl
 import pytest
+from tests.warm_python import WarmPython
 
 import stepscope
 from stepscope import runfolder
-from stepscope.commands import load_commands
+from stepscope.cli import load_commands
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -84,23 +83,23 @@ def test_the_changelog_has_the_present_version() -> None:
     assert f"\n## {stepscope.__version__}" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
 
 
-def _run(command: list[str], folder: Path) -> None:
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, f"{shlex.join(command)}\n{done.stdout}\n{done.stderr}"
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("page", [ROOT / "README.md", DOCS / "guide.md"], ids=lambda page: page.name)
-def test_every_documented_command_and_program_runs(page: Path, tmp_path: Path) -> None:
+def test_every_documented_command_and_program_runs(page: Path, tmp_path: Path, warm_python: WarmPython) -> None:
     """In order, in one empty folder; a program that begins with `# name.py` is saved under that name instead."""
+
+    def run(*arguments: str) -> None:
+        done = warm_python.run(arguments, tmp_path)
+        assert done.returncode == 0, f"{shlex.join(arguments)}\n{done.stdout}\n{done.stderr}"
+
     for language, text in BLOCK.findall(page.read_text(encoding="utf-8")):
         name = re.match(r"# (\w+\.py)\n", text)
         if name:
             (tmp_path / name[1]).write_text(text, encoding="utf-8")
         elif language == "python":
-            _run([sys.executable, "-c", text], tmp_path)
+            run("-c", text)
         else:
             for line in text.splitlines():
                 words = shlex.split(re.sub(r"--steps \d+", f"--steps {FEW_STEPS}", line))
                 assert words[0] == "stepscope", f"{page.name}: not a stepscope command: {line}"
-                _run([sys.executable, "-m", *words], tmp_path)
+                run("-m", *words)

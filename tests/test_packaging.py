@@ -15,7 +15,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from stepscope import __version__
-from stepscope.commands import load_commands
+from stepscope.cli import load_commands
 
 ROOT = Path(__file__).parents[1]
 MAN = ROOT / "docs" / "man" / "stepscope.1"

@@ -18,12 +18,13 @@ import polars as pl
 import pytest
 import torch
 from tests.fabricate import fabricate_run
+from tests.patience import HANG_S
 from typer.main import get_command
 
 import stepscope
 from stepscope.__main__ import build_app, main
 from stepscope.errors import RunNotFound, UnknownName, UsageError
-from stepscope.public._asked import command, words
+from stepscope.record.settings import sampling_period_ns
 
 GUIDE = (Path(__file__).parents[1] / "docs" / "guide-python.md").read_text(encoding="utf-8")
 ROWS = re.findall(r"^\| `stepscope ([^`]+)` \| (.+) \|$", GUIDE, re.MULTILINE)
@@ -110,7 +111,7 @@ def test_the_names_are_listed_once_and_each_says_what_it_does() -> None:
 
 def test_importing_resolves_no_name() -> None:
     script = "import sys, stepscope; dir(stepscope); print([m for m in sys.modules if m.startswith('stepscope.')])"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=HANG_S, check=True)
     assert done.stdout.strip() == "[]"
 
 
@@ -130,7 +131,7 @@ for name in stepscope.__all__:
     except ImportError:
         print(name)
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=HANG_S, check=True)
     assert done.stdout.split() == ["fit", "fit_script", "fit_workload", "measure", "profile", "workload_facts"]
 
 
@@ -191,17 +192,25 @@ def test_an_export_is_that_of_the_command(here: Path, typed: Typed) -> None:
 
 def test_a_forecast_is_that_of_the_command(here: Path, typed: Typed) -> None:
     shown = typed("forecast", "last", "--steps", "5000", "--battery", "50Wh", "--carbon", "400g/kWh", "--json")
-    said = stepscope.forecast(steps=5000, battery_wh=50, carbon_g_per_kwh=400)
+    said = stepscope.forecast(steps=5000, battery="50Wh", carbon="400g/kWh")
     assert {total.metric for total in said.totals} >= {"time", "energy", "battery", "carbon"}
     assert _as_json(asdict(said)) == json.loads(shown)
 
 
 @pytest.mark.parametrize(
-    "wrong", [{}, {"steps": 5, "epochs": 1}, {"steps": 0}, {"epochs": -1.0}, {"steps": 9, "battery_wh": 0.0}]
+    "wrong", [{}, {"steps": 5, "epochs": 1}, {"steps": 0}, {"epochs": -1.0}, {"steps": 9, "battery": 0.0}]
 )
 def test_a_forecast_of_no_length_or_of_nothing_is_refused(here: Path, wrong: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
         stepscope.forecast("last", **wrong)
+
+
+def test_the_old_names_of_amounts_still_hold_and_say_the_new_ones(here: Path) -> None:
+    with pytest.warns(DeprecationWarning, match="battery="):
+        said = stepscope.forecast(steps=500, battery_wh=50)
+    assert said == stepscope.forecast(steps=500, battery=180_000)
+    with pytest.warns(DeprecationWarning, match="period="):
+        assert sampling_period_ns(0.01, 5) == sampling_period_ns("5ms") == sampling_period_ns(0.005)
 
 
 def test_epochs_are_steps_of_the_data(tmp_path: Path) -> None:
@@ -402,22 +411,6 @@ def test_what_cannot_be_measured_is_refused_and_leaves_no_folder(wrong: dict[str
 
 
 @pytest.mark.parametrize(
-    ("study", "settings", "line"),
-    [
-        ("kernels", {"batch": [1, 2], "quick": True, "seconds": 0.1}, "--batch 1,2 --quick --seconds 0.1"),
-        ("kernels", {"import_": Path("tables"), "quick": False}, "--import tables"),
-        ("breakdown", {"models": ["lenet", "vgg16-c32"], "memory_only": True}, "--memory-only lenet vgg16-c32"),
-        ("breakdown", {"models": "lenet"}, "lenet"),
-        ("optimizers", {"workload": "lenet", "lr": {"adam": 0.01, "sgd": 1}}, "--lr adam=0.01 --lr sgd=1 lenet"),
-        ("observations", {"from_": ["a", "b"], "repeats": None}, "--from a --from b"),
-        ("batch", {"batch": range(1, 4), "workload": "lenet"}, "--batch 1,2,3 lenet"),
-    ],
-)
-def test_settings_become_the_words_that_would_be_typed(study: str, settings: dict[str, Any], line: str) -> None:
-    assert " ".join(words(command("study", study), settings)) == line
-
-
-@pytest.mark.parametrize(
     ("asked", "said"),
     [
         ({"name": "kernel"}, "unknown study 'kernel'"),
@@ -433,7 +426,7 @@ def test_a_study_that_cannot_be_is_refused_and_leaves_no_folder(
     asked: dict[str, Any], said: str, tmp_path: Path
 ) -> None:
     with pytest.raises(UsageError, match=said):
-        stepscope.study(**asked, out=tmp_path / "study")
+        stepscope.study(asked.pop("name"), **asked, out=tmp_path / "study")
     assert not (tmp_path / "study").exists()
 
 

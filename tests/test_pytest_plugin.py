@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.patience import HANG_S
 
 TESTS = """
 import pytest
@@ -23,7 +24,7 @@ def train(scope=None):
         if scope is not None:
             scope.step(samples=3)
 
-@pytest.mark.stepscope(period_ms=20)
+@pytest.mark.stepscope(period="20ms")
 def test_marked(): train()
 
 def test_with_the_fixture(stepscope_scope): train(stepscope_scope)
@@ -52,7 +53,7 @@ def _pytest(folder: Path, content: str, *arguments: str) -> subprocess.Completed
     environment = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PATH": "/usr/bin:/bin", "XDG_CACHE_HOME": str(folder)}
     command = [sys.executable, "-m", "pytest", "-q", *options, *arguments, "test_it.py"]
     return subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120, check=False
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=HANG_S, check=False
     )
 
 

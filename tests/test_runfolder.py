@@ -12,16 +12,17 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepscope.errors import OutputNotWritable, RunDamaged, RunNotFound, SchemaTooNew, UnknownName
-from stepscope.runfolder import MEMORY, MODEL, OPS, SCHEMA, STEPS, RunReader, RunWriter, sample_dtype
+from stepscope.runfolder import MEMORY, MODEL, OPS, SCHEMA, STEPS, Part, RunReader, RunWriter, part_of, sample_dtype
+from stepscope.runfolder.pack import pack
 
 STEP = (1_000, 2_000, 16, 0.5, True)
 
 
-def _ops(step: int, names: list[str]) -> pl.DataFrame:
+def _frame(step: int, names: list[str]) -> pl.DataFrame:
     count = len(names)
     return pl.DataFrame(
         {
@@ -39,6 +40,10 @@ def _ops(step: int, names: list[str]) -> pl.DataFrame:
             "bytes": [64] * count,
         }
     )
+
+
+def _ops(step: int, names: list[str]) -> Part:
+    return part_of(_frame(step, names), "ops")
 
 
 def _channel(sensor: str, channel: str, quantity: str = "memory.rss", scope: str = "process") -> dict[str, Any]:
@@ -102,9 +107,12 @@ def test_running_and_closed_steps_read_as_the_same_frame(writer: RunWriter) -> N
     running = RunReader(writer.path).steps
     writer.close("ok")
     assert running.equals(RunReader(writer.path).steps)
+    assert pack(writer.path) == []
+    assert running.equals(RunReader(writer.path).steps)
     assert not list(writer.path.rglob("*.rows"))
 
 
+@settings(deadline=None, max_examples=50)  # a full machine takes its time with files
 @given(
     st.lists(st.tuples(st.integers(0, 2**62), st.integers(0, 2**31) | st.none(), st.floats(-1e30, 1e30) | st.none()))
 )
@@ -125,7 +133,7 @@ def test_op_parts_read_as_one_frame_in_order(writer: RunWriter) -> None:
     assert ops["step"].to_list() == [0, 0, 1, 1]
     assert ops["name"].cast(pl.String).to_list() == ["nn.Conv2d", "aten::convolution", "nn.Conv2d", "aten::a_new_name"]
     assert ops["parent"].to_list() == [None, 0, None, 0]
-    assert size == (writer.path / "ops" / "000001.parquet").stat().st_size
+    assert size == (writer.path / "ops" / "000001.part").stat().st_size
 
 
 def test_a_lazy_scan_takes_only_the_columns_that_are_asked_for(writer: RunWriter) -> None:
@@ -134,7 +142,7 @@ def test_a_lazy_scan_takes_only_the_columns_that_are_asked_for(writer: RunWriter
 
 
 def test_an_unknown_op_column_is_not_written(writer: RunWriter) -> None:
-    writer.ops(_ops(0, ["nn.Conv2d"]).with_columns(extra=pl.lit(1)))
+    writer.ops(part_of(_frame(0, ["nn.Conv2d"]).with_columns(extra=pl.lit(1)), "ops"))
     assert RunReader(writer.path).ops.columns == list(OPS)
 
 
@@ -178,6 +186,7 @@ def test_samples_of_a_running_and_a_closed_run_are_the_same(writer: RunWriter) -
     _sampled(writer.path, "proc", [_channel("proc", "rss")], [(1, 2, float("nan")), (3, 4, 5.0)])
     running = RunReader(writer.path).sensor("proc")
     writer.close("ok")
+    pack(writer.path)
     assert (writer.path / "samples" / "proc.parquet").exists()
     assert RunReader(writer.path).sensor("proc").equals(running)
 
@@ -252,10 +261,10 @@ def test_a_folder_with_nothing_but_its_header_reads_as_empty_frames(writer: RunW
 def test_a_damaged_part_is_listed_and_the_others_are_read(writer: RunWriter) -> None:
     for step in range(3):
         writer.ops(_ops(step, ["nn.Conv2d"]))
-    (writer.path / "ops" / "000001.parquet").write_bytes(b"PAR1 this is no parquet")
+    (writer.path / "ops" / "000001.part").write_bytes(b"PAR1 this is no parquet")
     run = RunReader(writer.path)
     assert run.ops["step"].to_list() == [0, 2]
-    assert run.damaged == ["ops/000001.parquet"]
+    assert run.damaged == ["ops/000001.part"]
 
 
 def test_damaged_files_of_one_run_are_not_listed_for_another(writer: RunWriter, tmp_path: Path) -> None:
@@ -363,10 +372,12 @@ def test_a_damaged_list_of_channels_does_not_keep_a_run_from_closing(tmp_path: P
     (writer.path / "channels.json").write_text("{")
     (writer.path / "samples" / "cpu.rows").write_bytes(b"rows")
     writer.close("ok")
+    for _ in range(2):
+        assert pack(writer.path) == ["samples/cpu.rows"]
     run = RunReader(writer.path)
     assert run.status == "ok"
     assert (writer.path / "samples" / "cpu.rows").exists()
-    assert [event["kind"] for event in run.events] == ["samples-kept-as-rows"]
+    assert [event["kind"] for event in run.events] == ["kept-as-rows"]
 
 
 def test_a_quantity_that_no_run_has_is_named_with_its_neighbours(tmp_path: Path) -> None:
@@ -381,7 +392,7 @@ def test_a_quantity_that_no_run_has_is_named_with_its_neighbours(tmp_path: Path)
 def test_memory_events_come_back_in_order_of_time(tmp_path: Path) -> None:
     writer = RunWriter.create(tmp_path, "x")
     columns = {name: [None, None] for name in MEMORY} | {"step": [3, 3], "tensor": [0, 0], "category": ["saved"] * 2}
-    writer.memory(pl.DataFrame(columns | {"t_ns": [20, 10], "bytes": [-64, 64]}))
+    writer.memory(part_of(pl.DataFrame(columns | {"t_ns": [20, 10], "bytes": [-64, 64]}), "memory"))
     events = RunReader(writer.path).memory_events
     assert events["bytes"].to_list() == [64, -64]
     assert events.columns == list(MEMORY)

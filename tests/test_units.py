@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.report.page.reading import interval, quantity
-from stepscope.units import NOT_MEASURED, bytes_, duration, number, percent, plural, si, si_within
+from stepscope.units import NOT_MEASURED, amount, bytes_, duration, estimate, interval, number, percent, plural, si
 
 FINITE = st.floats(min_value=1e-3, max_value=1e15)
 SCALES = {"T": 1e12, "G": 1e9, "M": 1e6, "k": 1e3, "": 1.0}
@@ -63,8 +62,27 @@ def test_small_energies_and_powers_take_a_prefix_and_bytes_do_not(value: float, 
 
 
 def test_the_ends_of_an_interval_share_the_prefix_of_their_value() -> None:
-    assert si_within(0.195, 0.0943, 1.2, "W") == "195 mW (94.3 to 1,200)"
-    assert si_within(2.0, None, 3.0, "W") == "2 W"
+    assert estimate(0.195, 0.0943, 1.2, "W") == "195 mW [94.3, 1,200]"
+    assert estimate(2.0, None, 3.0, "W") == "2 W"
+
+
+@pytest.mark.parametrize(
+    ("value", "low", "high", "unit", "text"),
+    [
+        (12_100_000, 11_900_000, 12_400_000, "ns", "12.1 ms [11.9, 12.4]"),
+        (0.0121, 0.009, 0.0124, "s", "12.1 ms [9, 12.4]"),
+        (0.125, 0.12, 0.131, "1", "12.5 % [12.0, 13.1]"),
+        (1, 0.98, 1.02, "cores", "1 core [0.98, 1.02]"),
+        (42, 41, 43.5, "%", "42 % [41, 43.5]"),
+        (51.5, 50, 53, "degC", "51.5 °C [50, 53]"),
+        (340, 335, 345, "samples/s", "340 samples/s [335, 345]"),
+        (None, None, None, "J", "-"),
+    ],
+)
+def test_an_estimate_is_its_value_and_its_interval_in_one_unit(
+    value: float | None, low: float | None, high: float | None, unit: str, text: str
+) -> None:
+    assert estimate(value, low, high, unit) == text
 
 
 @pytest.mark.parametrize(("count", "said"), [(0, "0 cores"), (1, "1 core"), (2, "2 cores"), (1000, "1,000 cores")])
@@ -73,6 +91,6 @@ def test_a_count_of_one_has_no_plural(count: int, said: str) -> None:
 
 
 def test_one_core_is_one_core_on_the_page() -> None:
-    assert [quantity(cores, "cores") for cores in (1.0, 1.0001, 0.5, 2)] == ["1 core", "1 core", "0.5 cores", "2 cores"]
-    assert interval(1.0, 1.004, "cores") == "1 to 1 core"
-    assert interval(1.0, 1.5, "cores") == "1 to 1.5 cores"
+    assert [amount(cores, "cores") for cores in (1.0, 1.0001, 0.5, 2)] == ["1 core", "1 core", "0.5 cores", "2 cores"]
+    assert interval(1.0, 1.004, "cores") == "[1, 1] core"
+    assert interval(1.0, 1.5, "cores") == "[1, 1.5] cores"

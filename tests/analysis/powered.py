@@ -16,7 +16,7 @@ TX2 = {"compatible": "nvidia,p2597-0000+p3310-1000 nvidia,tegra186", "board": "q
 
 
 def seconds(steps: int) -> float:
-    """How long the steady steps of a run take, s."""
+    """How long the steps after warm-up of a run take, s."""
     return (steps - WARM_UP) * STEP_S
 
 

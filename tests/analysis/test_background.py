@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stepscope.analysis.background import background_cpu_use, warning
-from stepscope.analysis.measured import Measured
+from stepscope.analysis.metrics import Measured, background_cpu_load, background_warning
 
 
 def core(number: int, value: float) -> Measured:
@@ -17,18 +16,18 @@ def process(value: float, scope: str = "process") -> Measured:
 
 
 def test_what_neither_the_trainer_nor_its_children_used_is_others() -> None:
-    use = background_cpu_use([core(0, 1.0), core(1, 0.9), process(1.1), process(0.2, "children")])
+    use = background_cpu_load([core(0, 1.0), core(1, 0.9), process(1.1), process(0.2, "children")])
     assert use[0].value == pytest.approx(0.6)
     assert use[0].low == pytest.approx(0.52)
-    assert "0.6 cores" in warning(use)
+    assert "0.6 cores" in background_warning(use)
 
 
 def test_a_machine_of_ones_own_gives_no_warning() -> None:
-    use = background_cpu_use([core(0, 1.0), core(1, 0.05), process(1.0)])
+    use = background_cpu_load([core(0, 1.0), core(1, 0.05), process(1.0)])
     assert use[0].value == pytest.approx(0.05)
-    assert warning(use) == ""
+    assert background_warning(use) == ""
 
 
 def test_without_the_trainers_own_time_nothing_is_said() -> None:
-    assert background_cpu_use([core(0, 1.0), process(0.5, "children")]) == []
-    assert background_cpu_use([process(1.0)]) == []
+    assert background_cpu_load([core(0, 1.0), process(0.5, "children")]) == []
+    assert background_cpu_load([process(1.0)]) == []

@@ -6,11 +6,18 @@ from typing import Any
 
 import pytest
 
-from stepscope.analysis import boards
-from stepscope.analysis.boards import canonical, core_clusters, every, identify, matches, rail_of
-from stepscope.analysis.boards.contract import COMPONENTS, Board
+from stepscope.analysis.device import (
+    all_boards,
+    canonical,
+    core_clusters,
+    discover_boards,
+    identify,
+    matches_pattern,
+    rail_of,
+)
+from stepscope.analysis.device.contract import COMPONENTS, Board
 
-BOARDS = {board.name: board for board in every()}
+BOARDS = {board.name: board for board in all_boards()}
 
 
 @pytest.fixture(params=list(BOARDS.values()), ids=list(BOARDS))
@@ -20,8 +27,8 @@ def board(request: pytest.FixtureRequest) -> Board:
 
 
 def test_every_file_of_the_folder_holds_a_board_of_its_own_name() -> None:
-    assert not boards.discovered().warnings
-    files = {module.__name__.rpartition(".")[2] for module in boards.discovered().modules}
+    assert not discover_boards().warnings
+    files = {module.__name__.rpartition(".")[2] for module in discover_boards().modules}
     assert files == set(BOARDS)
     assert len({board.title for board in BOARDS.values()}) == len(BOARDS)
 
@@ -172,5 +179,5 @@ def test_clusters_without_a_name_are_big_and_little_by_capacity() -> None:
 
 
 def test_patterns_do_not_care_for_case() -> None:
-    assert matches("package-*", "Package-1")
-    assert not matches("core", "core-1")
+    assert matches_pattern("package-*", "Package-1")
+    assert not matches_pattern("core", "core-1")

@@ -17,13 +17,12 @@ from tests.report.test_memory_report import events
 
 import stepscope
 from stepscope.analysis.compare import WHAT, compare
-from stepscope.analysis.compare_quantities import overall, ratio
-from stepscope.analysis.compare_timed import TIMED
-from stepscope.analysis.measured import Measured
-from stepscope.analysis.own_time import RESIDUAL
+from stepscope.analysis.compare.sides import TIMED, overall_ratio, ratio
+from stepscope.analysis.metrics import Measured
 from stepscope.analysis.run import Run
+from stepscope.analysis.time.operators import FRAMEWORK_OVERHEAD
 from stepscope.errors import RunDamaged, RunNotFound, UnknownName, UsageError
-from stepscope.runfolder import RunWriter
+from stepscope.runfolder import RunWriter, part_of
 
 
 def slower(ops: tuple[Op, ...], name: str, more_us: int) -> tuple[Op, ...]:
@@ -78,7 +77,7 @@ def test_parts_and_residual_add_up_to_the_difference(by: str, tmp_path: Path) ->
     why = compare([first, other]).explain("time", by)
     assert why.difference == pytest.approx(why.parts["difference"].sum())
     assert why.parts["share"].sum() == pytest.approx(1)
-    assert why.parts["name"][-2:].to_list() == [RESIDUAL, TIMED]
+    assert why.parts["name"][-2:].to_list() == [FRAMEWORK_OVERHEAD, TIMED]
     assert why.parts["difference"][-2] == pytest.approx(2e6, rel=0.2)
     assert why.low is not None
     assert why.high is not None
@@ -105,7 +104,7 @@ def test_too_few_recorded_steps_give_parts_without_an_interval(tmp_path: Path) -
     paths = [fabricate_run(tmp_path, steps=12, recorded=lambda step: step in (5, 6)) for _ in range(2)]
     why = compare(paths).explain()
     assert why.parts["low"].is_null().all()
-    assert why.low is not None  # of the unrecorded steps there are enough
+    assert why.low is not None  # of the unprofiled steps there are enough
     few = [fabricate_run(tmp_path, steps=8, recorded=lambda step: step in (5, 6)) for _ in range(2)]
     assert compare(few).explain().low is None
 
@@ -138,7 +137,7 @@ def test_a_run_without_operations_gives_the_reason(tmp_path: Path) -> None:
     paths = [fabricate_run(tmp_path, ops=()), fabricate_run(tmp_path)]
     why = compare(paths).explain()
     assert why.parts.is_empty()
-    assert why.reason == "no operation was recorded after the warm-up in the first"
+    assert why.reason == "no operator was recorded after the warm-up in the first"
     assert compare(paths).explain("kernels").reason.startswith("no kernel ran")
 
 
@@ -208,7 +207,8 @@ def test_the_live_peak_is_explained_exactly_and_adds_up(tmp_path: Path) -> None:
         path = fabricate_run(tmp_path / name, steps=12)
         frame = events(Run(path).steps["t0_ns"][4])
         factor = np.array([sizes.get(tensor, 1.0) for tensor in frame["tensor"]])
-        RunWriter(path, {}).memory(frame.with_columns(bytes=(frame["bytes"] * factor).cast(frame["bytes"].dtype)))
+        scaled = frame.with_columns(bytes=(frame["bytes"] * factor).cast(frame["bytes"].dtype))
+        RunWriter(path, {}).memory(part_of(scaled, "memory"))
         runs.append(path)
     comparison = compare(runs)
     for by, name in (("category", "saved"), ("module", "features.0"), ("type", "Conv2d")):
@@ -245,10 +245,10 @@ def test_simulated_energy_is_not_compared_with_measured(tmp_path: Path) -> None:
 
 
 def test_a_run_that_shared_its_machine_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stepscope.analysis.compare.warning", lambda use: "busy" if use else "")
+    monkeypatch.setattr("stepscope.analysis.compare.background_warning", lambda use: "busy" if use else "")
     unread = fabricate_run(tmp_path / "a", steps=60, cores=())  # what others took is not known there
     shared = fabricate_run(tmp_path / "b", steps=60)
-    said = [note for note in compare([unread, shared]).notes if "Other programs" in note]
+    said = [note for note in compare([unread, shared]).notes if "Background CPU load" in note]
     assert len(said) == 1
     assert shared.name in said[0]
     assert unread.name not in said[0]
@@ -295,7 +295,7 @@ def test_a_ratio_lies_in_its_interval_and_turns_round(a: float, b: float, below:
     assert there.low <= there.value <= there.high
     assert back.low == pytest.approx(1 / there.high)
     assert back.high == pytest.approx(1 / there.low)
-    mean = overall([there, there])
+    mean = overall_ratio([there, there])
     assert mean is not None
     assert mean.value == pytest.approx(there.value)
 

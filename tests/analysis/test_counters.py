@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepscope.analysis.counters import CounterLimits, counted
-from stepscope.analysis.growth import Growth, cut, still_spans
+from stepscope.analysis.channels import CounterLimits, Growth, counter_growth, cut_spans, still_spans
 
 RANGE_J = 262_143.328850  # a Core processor's package
 RAPL = CounterLimits(RANGE_J, most_per_s=1000.0, refresh_ns=1e6, step_size=6.1e-5)
@@ -21,7 +20,7 @@ NAN = float("nan")
 
 
 def of(values: Any, limits: CounterLimits = RAPL, t_ns: Any = T_NS) -> Growth:
-    return counted(t_ns, np.asarray(values, dtype=np.float64), limits)
+    return counter_growth(t_ns, np.asarray(values, dtype=np.float64), limits)
 
 
 @pytest.mark.parametrize("before_wrap_j", [0.0, 1e-6, 0.07, 300.0, 899.99])
@@ -124,17 +123,17 @@ def test_a_counter_that_stands_still_is_seen() -> None:
 
 
 def test_a_cut_makes_all_that_it_touches_a_gap() -> None:
-    growth = cut(of(TRUTH_J + 1.0), np.array([[10.005e9, 10.015e9], [59.0e9, 70.0e9]]))
+    growth = cut_spans(of(TRUTH_J + 1.0), np.array([[10.005e9, 10.015e9], [59.0e9, 70.0e9]]))
     assert growth.gaps_ns.tolist() == [[10.00e9, 10.02e9], [59.0e9, 60.0e9]]
     assert growth.grown[-1] == pytest.approx(900.0 - 15.0 * 1.02)
     assert growth.skipped[-1] == 0
-    assert cut(growth, np.empty((0, 2))) is growth
+    assert cut_spans(growth, np.empty((0, 2))) is growth
 
 
 @pytest.mark.parametrize("values", [[], [5.0], [NAN, NAN], [NAN, 3.0], [0.0, 0.0, 0.0]])
 def test_few_or_no_readings_are_no_growth(values: list[float]) -> None:
     t_ns = np.arange(len(values), dtype=np.float64) * 1e7
-    growth = counted(t_ns, np.array(values, dtype=np.float64), RAPL)
+    growth = counter_growth(t_ns, np.array(values, dtype=np.float64), RAPL)
     assert growth.grown[-1] == 0
     assert growth.at(growth.grown, np.array([0.0])).tolist() == [0.0]
 
@@ -162,7 +161,7 @@ garbage = st.one_of(
 @given(st.lists(garbage, max_size=40), st.sampled_from([RAPL, NVML, CounterLimits(), CounterLimits(RANGE_J)]))
 def test_no_garbage_makes_growth_that_the_source_cannot_deliver(values: list[float], limits: CounterLimits) -> None:
     t_ns = np.arange(len(values), dtype=np.float64) * 1e7
-    growth = counted(t_ns, np.array(values, dtype=np.float64), limits)
+    growth = counter_growth(t_ns, np.array(values, dtype=np.float64), limits)
     lasted_s = (len(values) * 1e7 + limits.refresh_ns) / 1e9
     assert np.all(np.diff(growth.grown) >= 0)
     assert np.isfinite(growth.grown).all()
@@ -187,5 +186,5 @@ def test_failed_reads_anywhere_and_a_wrap_anywhere_invent_nothing(
 
 def test_a_million_readings_of_pure_noise_are_gone_through_whole() -> None:
     noise = np.random.default_rng(0).random(1_000_000) * RANGE_J
-    growth = counted(np.arange(1e6) * 1e7, noise, RAPL)
+    growth = counter_growth(np.arange(1e6) * 1e7, noise, RAPL)
     assert growth.grown[-1] < 1000.0

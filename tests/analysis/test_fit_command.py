@@ -1,4 +1,4 @@
-"""The command that foretells the memory of what was run, with the options that it was run with."""
+"""The command that predicts the memory of what was run, with the options that it was run with."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from stepscope.analysis.fit_command import fit_command
+from stepscope.analysis.memory.limits import fit_command
 
 
 def meta(*argv: str, **about: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Foretelling a whole training from a few steps, on series whose truth is known."""
+"""Predicting a whole training from a few steps, on series whose truth is known."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ import pytest
 from tests.analysis.powered import TX2, powered, rail
 from tests.fabricate import fabricate_run
 
-from stepscope.analysis.change_points import change_points
-from stepscope.analysis.forecast import Mask, forecast, watched_steps
-from stepscope.analysis.intervals import Floats
-from stepscope.analysis.projection import project
+from stepscope.analysis.estimate import change_points
+from stepscope.analysis.forecast import forecast, project, watched_steps
 from stepscope.analysis.run import Run
-from stepscope.commands.forecast import amount
+from stepscope.api.questions import ForecastRequest
+from stepscope.arrays import Flags, Floats
 from stepscope.errors import UsageError
 
 
@@ -106,15 +105,16 @@ def test_watching_takes_20_of_every_500_steps() -> None:
     assert watched_steps(np.arange(1000.0)).sum() == 40
 
 
-@pytest.mark.parametrize(("text", "unit", "value"), [("50Wh", "Wh", 180_000.0), ("3.6", "g/kWh", 1e-6)])
-def test_amounts_have_units(text: str, unit: str, value: float) -> None:
-    assert amount(text, unit, "--x") == pytest.approx(value)
+def test_amounts_have_units() -> None:
+    asked = ForecastRequest("last", steps=9, battery="50", carbon="3.6")  # type: ignore[arg-type]
+    assert (asked.battery, asked.carbon) == pytest.approx((180_000.0, 1e-6))
+    assert ForecastRequest("last", steps=9, battery=180_000.0, carbon=1e-6) == asked
 
 
-@pytest.mark.parametrize("text", ["", "much", "-3Wh", "0Wh", "50 J"])
+@pytest.mark.parametrize("text", ["", "much", "-3Wh", "0Wh", "50 C"])
 def test_an_amount_that_is_none_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="--battery"):
-        amount(text, "Wh", "--battery")
+        ForecastRequest("last", steps=9, battery=text)  # type: ignore[arg-type]
 
 
 def test_a_battery_that_cannot_be_foretold_is_null_and_a_note_says_what_to_do(tmp_path: Path) -> None:
@@ -142,7 +142,7 @@ def test_the_energy_of_the_whole_is_foretold_within_one_and_a_half_percent_and_i
         begin, end = float(made["t0_ns"][0]), float(made["t1_ns"][-1])
         true = run.rails.lines[0].best.growth.between(np.array([begin]), np.array([end]))[0]
 
-        def seen(numbers: Floats) -> Mask:
+        def seen(numbers: Floats) -> Flags:
             return np.asarray((numbers - numbers[0]) % 250 < first // 4)
 
         said = forecast(run, len(made), chosen=seen).value("energy")

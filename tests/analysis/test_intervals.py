@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.analysis.intervals import mean_interval, median_interval, share_interval
+from stepscope.analysis.estimate import mean_interval, median_interval, share_interval
 
 
 @pytest.mark.parametrize("count", [6, 17, 50])

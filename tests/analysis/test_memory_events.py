@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepscope.analysis.memory_events import (
+from stepscope.analysis.memory.events import (
     allocated_by_op,
-    held_by_module,
+    live_by_module,
     memory_over_time,
-    most_by_module,
     on_one_device,
     over_step,
     peak,
+    peak_by_module,
 )
 from stepscope.runfolder import CATEGORIES, MEMORY
 
@@ -58,7 +58,7 @@ def test_the_peak_has_its_instant_its_op_and_parts_that_add_up() -> None:
 def test_the_parts_by_module_add_up_to_the_peak() -> None:
     found = peak(small_step())
     assert found is not None
-    by_module = held_by_module(found.tensors)
+    by_module = live_by_module(found.tensors)
     assert by_module.rows() == [("a", "parameter", 100), ("b", "workspace", 50), ("a", "saved", 30)]
 
 
@@ -73,7 +73,7 @@ def test_no_events_have_no_peak_and_an_empty_step() -> None:
     assert memory_over_time(frame()).is_empty()
     assert over_step(frame()).is_empty()
     assert allocated_by_op(frame()).is_empty()
-    assert most_by_module(frame()).is_empty()
+    assert peak_by_module(frame()).is_empty()
 
 
 def test_devices_have_memories_of_their_own_and_the_fullest_is_shown() -> None:
@@ -122,7 +122,7 @@ def test_operations_allocate_so_much_a_step() -> None:
 
 def test_modules_have_the_most_that_they_held_at_once() -> None:
     later = row(60, 7, 400, "temporary", module="c"), row(61, 7, -400, "temporary", module="c")
-    table = most_by_module(pl.concat([small_step(), frame(*later)]))
+    table = peak_by_module(pl.concat([small_step(), frame(*later)]))
     assert dict(table.select("module", "bytes").iter_rows()) == {"a": 130, "b": 50, "c": 400}
     assert table["at_peak"].sum() == 400
 

@@ -5,18 +5,17 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import polars as pl
 import pytest
 
-from stepscope.analysis.meter_clock import align
+from stepscope.analysis.energy.clocks import align
+from stepscope.arrays import Floats
 from stepscope.errors import RunDamaged, UsageError
-from stepscope.record.meter_import import import_csv
+from stepscope.record.meter_log import import_csv
 from stepscope.runfolder import RunReader, RunWriter
 
-Floats = np.ndarray[Any, np.dtype[np.float64]]
 START_S, IDLE_S = 1000.0, 6.0
 
 

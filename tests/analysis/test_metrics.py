@@ -72,7 +72,7 @@ def test_throughput_is_samples_by_time_and_comes_with_the_step_time(tmp_path: Pa
     step, rate = measured(run, "step_time", "run"), measured(run, "throughput", "run")
     assert step["low"] <= 16e6 <= step["high"]
     assert rate["low"] <= 1000 <= rate["high"]
-    assert step["note"] == "median of unrecorded steps"
+    assert step["note"] == "median of unprofiled steps"
 
 
 def test_the_cost_of_recording_stays_out_of_the_step_time(tmp_path: Path) -> None:

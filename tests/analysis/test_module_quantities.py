@@ -9,8 +9,8 @@ import pytest
 from tests.analysis.powered import powered, rail, times
 from tests.fabricate import STEP, every_step, fabricate_run
 
-from stepscope.analysis.module_quantities import module_quantities
 from stepscope.analysis.run import Run
+from stepscope.analysis.summary import module_quantities
 
 
 def _of(frame: pl.DataFrame, quantity: str) -> dict[str, dict[str, float | None]]:
@@ -24,7 +24,7 @@ def test_flops_of_a_module_are_its_own_and_those_inside_it(tmp_path: Path) -> No
     assert found["features"]["own"] == 0
     assert found["features"]["total"] == 18_000_000
     assert found[""]["total"] == 21_000_000
-    assert found[""]["optimizer"] is None, "no optimizer's operation states what it does"
+    assert found[""]["optimizer"] is None, "no optimizer's operator states what it does"
 
 
 def test_time_is_that_of_the_modules(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The instrument's own cost: found where it is known, not faked by drift, null with a reason where unknown."""
+"""The profiling overhead: found where it is known, not faked by drift, null with a reason where unknown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Modules, kinds of op and phases: the right medians, and parts that add up to the step."""
+"""Modules, operators and phases: the right medians, and parts that add up to the step."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.fabricate import Op, fabricate_run, walk
 
-from stepscope.analysis.own_time import OUTSIDE, RESIDUAL
 from stepscope.analysis.run import Run
+from stepscope.analysis.time.operators import FRAMEWORK_OVERHEAD, OUTSIDE
 
 US = 1000
 
@@ -53,7 +53,7 @@ def test_a_module_has_its_forward_and_backward_time_and_its_subtree_theirs(tmp_p
 
 def test_rows_follow_the_tree_and_end_with_the_rest(tmp_path: Path) -> None:
     modules = Run(fabricate_run(tmp_path)).modules()
-    assert modules["module"].to_list() == ["", "features", "features.0", "features.1", "fc", None, RESIDUAL]
+    assert modules["module"].to_list() == ["", "features", "features.0", "features.1", "fc", None, FRAMEWORK_OVERHEAD]
     assert modules["depth"].to_list()[:5] == [0, 1, 2, 2, 1]
     assert modules["type"][5] == OUTSIDE
     assert modules["total_ns"][-1] == 1000 * US

@@ -15,7 +15,7 @@ from rich.console import Console
 from tests.analysis.powered import TX2, channel, powered, rail, seconds, times, total
 from tests.fabricate import Core, Sampled
 
-from stepscope.analysis.power_model import ComponentPower, parse_power_model
+from stepscope.analysis.energy.sources import ComponentPower, parse_power_model
 from stepscope.errors import UnknownName, UsageError
 from stepscope.report import html
 from stepscope.report.text_tables import energy_table
@@ -106,13 +106,13 @@ def test_an_estimate_has_no_interval_and_says_so(tmp_path: Path) -> None:
     assert None not in {measured[name] for name in bounds}
     metrics = run.metrics().filter(pl.col("metric").str.starts_with("estimated_"))
     assert metrics["low"].is_null().all()
-    assert metrics["note"].str.contains("no interval: estimated").all()
-    assert any("no interval: estimated" in note for note in run.energy_tables.notes)
-    assert "no interval: estimated" in html.render(run)
+    assert metrics["note"].str.contains("no CI: estimated").all()
+    assert any("no CI: estimated" in note for note in run.energy_tables.notes)
+    assert "no CI: estimated" in html.render(run)
     console = Console(width=120, file=io.StringIO())
     with console.capture() as screen:
         console.print(*energy_table(run.energy_totals()))
-    assert "(no interval: estimated)" in screen.get()
+    assert "(no CI: estimated)" in screen.get()
 
 
 def _span(run: Any) -> tuple[int, int]:

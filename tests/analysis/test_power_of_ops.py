@@ -1,4 +1,4 @@
-"""Power from operation to operation of a step, on a run whose power follows its ops."""
+"""Power from op to op of a step, on a run whose power follows its ops."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import pytest
 from tests.analysis.attribution.powered_run import GAP_W, OTHER_W, WATTS, powered_run
 from tests.fabricate import fabricate_run
 
-from stepscope.analysis.power_of_ops import SCHEMA, _fewer, power_of_ops
+from stepscope.analysis.energy.tables import POWER_SCHEMA, _thinned, operator_power
 from stepscope.analysis.run import Run
-from stepscope.analysis.step_tracks import OF_OPS, step_tracks
+from stepscope.analysis.time.tracks import OPERATOR_POWER, step_tracks
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +24,7 @@ def test_the_pieces_follow_one_another_and_make_up_the_step(run: Run) -> None:
     frame = run.power_of_ops()
     (step,) = frame["step"].unique()
     length = run.steps.filter(pl.col("step") == step).select(pl.col("t1_ns") - pl.col("t0_ns")).item()
-    assert frame.schema == pl.Schema(SCHEMA)
+    assert frame.schema == pl.Schema(POWER_SCHEMA)
     assert frame["start_ns"][0] == 0
     assert frame["end_ns"][-1] == length
     assert frame["end_ns"][:-1].to_list() == frame["start_ns"][1:].to_list()
@@ -47,28 +47,28 @@ def test_its_mean_is_the_energy_of_a_step(run: Run) -> None:
 
 def test_a_second_reader_does_not_fit_again(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     before = run.power_of_ops()
-    monkeypatch.setattr("stepscope.analysis.attributed.attribute", lambda *_: pytest.fail("fitted again"))
+    monkeypatch.setattr("stepscope.analysis.energy.rail_fits.attribute", lambda *_: pytest.fail("fitted again"))
     assert Run(run.path).power_of_ops().equals(before)
 
 
 def test_the_tracks_of_the_step_have_it_beside_what_was_read(run: Run) -> None:
     step = int(run.anatomy()["step"][0])
-    tracks = step_tracks(run, step).filter(pl.col("track") == OF_OPS)
+    tracks = step_tracks(run, step).filter(pl.col("track") == OPERATOR_POWER)
     assert tracks["value"].to_list() == run.power_of_ops()["power_w"].to_list()
     other = next(number for number in run.steps["step"] if number not in (step, 0))
-    assert step_tracks(run, other).filter(pl.col("track") == OF_OPS).is_empty()
+    assert step_tracks(run, other).filter(pl.col("track") == OPERATOR_POWER).is_empty()
 
 
 def test_without_power_there_is_none(tmp_path: Path) -> None:
     bare = Run(fabricate_run(tmp_path, steps=10))
     assert bare.power_of_ops().is_empty()
-    assert power_of_ops(bare, [], 5).schema == pl.Schema(SCHEMA)
+    assert operator_power(bare, [], 5).schema == pl.Schema(POWER_SCHEMA)
 
 
 def test_too_many_pieces_become_windows_of_the_same_energy() -> None:
     edges = np.cumsum(np.append(0.0, np.random.default_rng(0).uniform(1e-6, 5e-5, 20_000)))
     watts = np.random.default_rng(1).uniform(1, 9, 20_000)
-    at, means, sure = _fewer(edges, watts, np.ones(20_000, dtype=bool))
+    at, means, sure = _thinned(edges, watts, np.ones(20_000, dtype=bool))
     assert len(means) < 2_000
     assert float(means @ np.diff(at)) == pytest.approx(float(watts @ np.diff(edges)))
     assert sure.all()

@@ -8,7 +8,7 @@ import pytest
 from tests.analysis.test_compare import SLOW, slower, workload
 from tests.fabricate import STEP, fabricate_run
 
-from stepscope.analysis.regression_check import NONE, REGRESSION, UNSURE, check
+from stepscope.analysis.compare import NONE, REGRESSION, UNSURE, check
 from stepscope.errors import RunError, UsageError
 
 

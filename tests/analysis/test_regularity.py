@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from tests.fabricate import fabricate_run
 
-from stepscope.analysis.regularity import _first_peak, period_of, regularity
+from stepscope.analysis.channels import Series
+from stepscope.analysis.metrics import _first_peak, period_of, regularity
 from stepscope.analysis.run import Run
-from stepscope.analysis.windows import Series
 
 
 def _samples(period_ns: float, seed: int = 0) -> Series:

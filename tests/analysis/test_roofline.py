@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from tests.fabricate import STEP, Op, every_step, fabricate_run
 
-from stepscope.analysis.roofline import roofline, roofs
 from stepscope.analysis.run import Run
+from stepscope.analysis.verdict import roofline, roofs
 
 
 def _run(folder: Path) -> Run:

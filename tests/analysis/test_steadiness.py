@@ -10,7 +10,7 @@ import pytest
 from tests.fabricate import Sampled, fabricate_run
 
 from stepscope.analysis.run import Run
-from stepscope.analysis.steadiness import clocks_and_heat, drift, levels, throttled
+from stepscope.analysis.time.tracks import clocks_and_heat, drift, levels, throttled
 
 
 def _unrecorded(_: int) -> bool:

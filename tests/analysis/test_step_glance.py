@@ -9,12 +9,12 @@ import pytest
 from tests.fabricate import fabricate_run
 
 from stepscope.analysis.run import Run
-from stepscope.analysis.step_glance import step_glances
+from stepscope.analysis.time.steps import quick_stats
 from stepscope.runfolder.schema import STEP_ROW
 
 
 def glances_of(*folders: Path) -> list[object]:
-    found = step_glances({folder: Run(folder).warmup_steps for folder in folders})
+    found = quick_stats({folder: Run(folder).warmup_steps for folder in folders})
     return [found.get(folder) for folder in folders]
 
 
@@ -26,7 +26,7 @@ def value(run: Run, metric: str) -> float | None:
 def test_a_glance_says_what_the_metrics_say(tmp_path: Path) -> None:
     folders = [
         fabricate_run(tmp_path / "[odd] *", steps=61, noise=0.2),
-        fabricate_run(tmp_path, steps=12, noise=0.2, recorded=lambda step: step < 9),  # unrecorded steps too few
+        fabricate_run(tmp_path, steps=12, noise=0.2, recorded=lambda step: step < 9),  # unprofiled steps too few
         fabricate_run(tmp_path, steps=30, noise=0.2, samples=False),
         fabricate_run(tmp_path, steps=2),  # all of it warm-up
     ]

@@ -10,8 +10,7 @@ from tests.analysis.powered import powered, rail, times
 from tests.fabricate import STEP, Core, Op, every_step, fabricate_run
 
 from stepscope.analysis.run import Run
-from stepscope.analysis.step_lanes import step_lanes
-from stepscope.analysis.step_tracks import step_tracks
+from stepscope.analysis.time.tracks import step_lanes, step_tracks
 
 KERNEL = Op("sgemm_kernel", "fc", "forward", 300, device="cuda:0", thread=7)
 

@@ -12,13 +12,13 @@ from rich.console import Console
 from tests.fabricate import fabricate_run
 
 from stepscope.analysis.run import Run
-from stepscope.analysis.uneven import most_uneven, uneven
+from stepscope.analysis.time.tables import largest_difference, mean_differs_from_median
 from stepscope.report.text import render
 
 
 @pytest.fixture
 def stalled(tmp_path: Path) -> Run:
-    """A run in which the convolution of one recorded step took 30 ms more."""
+    """A run in which the convolution of one profiled step took 30 ms more."""
     path = fabricate_run(tmp_path, steps=20)
     parts = sorted((path / "ops").glob("*.parquet"))
     frame = pl.read_parquet(parts[-2])
@@ -45,7 +45,7 @@ def test_means_are_what_shares_are_of(stalled: Run) -> None:
 
 
 def test_the_row_of_the_stalled_step_is_marked_and_the_numbers_are_told(stalled: Run) -> None:
-    marked = {row["name"] for row in stalled.op_kinds().iter_rows(named=True) if uneven(row)}
+    marked = {row["name"] for row in stalled.op_kinds().iter_rows(named=True) if mean_differs_from_median(row)}
     assert marked == {"aten::mkldnn_convolution", "(between operations)"}
     said = " ".join(screen(stalled).split())
     assert "shares are of their summed time" in said
@@ -54,7 +54,7 @@ def test_the_row_of_the_stalled_step_is_marked_and_the_numbers_are_told(stalled:
 
 def test_without_a_stalled_step_no_row_is_marked(tmp_path: Path) -> None:
     run = Run(fabricate_run(tmp_path, steps=20))
-    assert most_uneven(run.op_kinds().iter_rows(named=True)) is None
+    assert largest_difference(run.op_kinds().iter_rows(named=True)) is None
     assert "* " not in screen(run)
 
 

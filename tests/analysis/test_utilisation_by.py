@@ -1,4 +1,4 @@
-"""Use of CPU and memory controller by kind of op, from counters and gauges whose truth is known."""
+"""Use of CPU and memory controller by op, from counters and gauges whose truth is known."""
 
 from __future__ import annotations
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from tests.fabricate import Op, fabricate_run
 
-from stepscope.analysis.bound import bound_of
 from stepscope.analysis.run import Run
+from stepscope.analysis.verdict import bound_of
 
 _LINEAR = Op("nn.Linear", "fc", "forward", 20, (Op("aten::addmm", "fc", "forward", 1000),))
 _MANY = tuple(Op("aten::addmm", "fc", "forward", 5) for _ in range(100))
@@ -20,7 +20,10 @@ def _kernel(name: str, us: int) -> tuple[Op, ...]:
     return (Op("nn.Linear", "fc", "forward", 100, (Op("aten::addmm", "fc", "forward", 100, (kernel,)),)),)
 
 
-@pytest.mark.parametrize(
+_SHOWN = {"data": "input", "dispatch": "overhead", "mixed": "no single bottleneck", "waiting": "idle"}
+
+
+@pytest.mark.parametrize(  # by bound
     ("ops", "residual_us", "bound"),
     [
         ((Op("enumerate(DataLoader)#x.__next__", None, "data", 900), _LINEAR), 0, "data"),
@@ -40,7 +43,7 @@ def test_the_limit_that_was_built_in_is_named(
 ) -> None:
     verdict = Run(fabricate_run(tmp_path, ops=ops, residual_us=residual_us)).verdict()
     assert verdict.bound == bound
-    assert verdict.sentence.lower().startswith(bound)
+    assert verdict.sentence.lower().startswith(_SHOWN.get(bound, bound))
     assert verdict.next
 
 
@@ -70,7 +73,7 @@ def test_a_damaged_part_is_left_out_and_said(tmp_path: Path) -> None:
     assert run.modules()["share"].drop_nulls().sum() == pytest.approx(1)
     said = {entry.what: entry.why for entry in run.not_measured()}
     assert "ops/000001.parquet" in said
-    assert "operations of 8 recorded steps" in said
+    assert "operators of 8 profiled steps" in said
 
 
 def test_a_truncated_file_of_samples_is_said(tmp_path: Path) -> None:
@@ -100,9 +103,9 @@ def test_absent_sensors_are_told_with_their_reason(tmp_path: Path) -> None:
 
 def test_a_verdict_on_few_recorded_steps_says_so(tmp_path: Path) -> None:
     run = Run(fabricate_run(tmp_path, steps=40, recorded=lambda step: step in (5, 6)))
-    assert run.verdict().sentence.endswith("(From 2 recorded steps only.)")
+    assert run.verdict().sentence.endswith("(From 2 profiled steps only.)")
     assert "--record all" in run.verdict().next[0]
-    assert "intervals of modules and operations" in {entry.what for entry in run.not_measured()}
+    assert "intervals of modules and operators" in {entry.what for entry in run.not_measured()}
 
 
 def test_a_loop_that_sleeps_between_operations_waits_and_is_not_told_to_merge_them(tmp_path: Path) -> None:
@@ -110,12 +113,12 @@ def test_a_loop_that_sleeps_between_operations_waits_and_is_not_told_to_merge_th
     run = Run(path)
     shares = run.verdict().evidence
     assert shares is not None
-    assert bound_of(replace(shares, trainer_cores=0.2)) == "waiting"
-    assert bound_of(replace(shares, trainer_cores=1.0)) == "dispatch"
+    assert bound_of(replace(shares, process_cores=0.2)) == "waiting"
+    assert bound_of(replace(shares, process_cores=1.0)) == "dispatch"
 
 
 def test_slow_recorded_steps_are_said_where_they_bend_the_shares(tmp_path: Path) -> None:
     bent = Run(fabricate_run(tmp_path / "bent", steps=40, overhead=0.9)).verdict().sentence
     straight = Run(fabricate_run(tmp_path / "straight", steps=40, overhead=0.01)).verdict().sentence
-    assert "Recorded steps take 1.9 times as long" in bent
-    assert "times as long" not in straight
+    assert "Profiled steps are 1.9x slower" in bent
+    assert "x slower" not in straight

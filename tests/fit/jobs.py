@@ -11,7 +11,7 @@ from torch.nn import functional
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._pytree import tree_leaves
 
-from stepscope.record.job import Job, plain_step
+from stepscope.record.dry.job import Job, plain_step
 
 CLASSES = 10
 

@@ -7,16 +7,14 @@ from collections.abc import Callable
 from tests.fit import jobs
 from torch import nn
 
-from stepscope.analysis.memory_model import ALLOCATORS, PAGED_IN
-from stepscope.record.dry_run import Change, dry_run
-from stepscope.record.workspaces import Platform, Workspaces
-from stepscope.studies.fit import transforms
-from stepscope.studies.fit.answer import Question, answer
-from stepscope.studies.fit.code import code_bytes
-from stepscope.studies.fit.kept import Kept
-from stepscope.studies.fit.live_peak import live_peak
-from stepscope.studies.fit.result import LivePeak
-from stepscope.studies.fit.simulator import Simulator
+from stepscope.analysis.memory.limits import ALLOCATORS, PAGED_IN
+from stepscope.footprint import transforms
+from stepscope.footprint.calibration import DeviceCalibration
+from stepscope.footprint.prediction import FitRequest, predict_fit
+from stepscope.footprint.result import LivePeak, code_bytes
+from stepscope.footprint.simulator import Simulator, live_peak
+from stepscope.record.dry.dry_run import Change, dry_run
+from stepscope.record.dry.workspaces import Platform, Workspaces
 
 X86 = Platform()
 
@@ -65,15 +63,15 @@ def test_another_platform_gets_an_interval_that_does_not_know_the_model() -> Non
 
 def test_the_empty_process_of_a_platform_that_nobody_measured_is_a_wide_interval() -> None:
     live = _live()
-    known, other = (Simulator(of, Kept(), "pinned").process(live) for of in (X86, Platform(block=0)))
+    known, other = (Simulator(of, DeviceCalibration(), "pinned").process(live) for of in (X86, Platform(block=0)))
     assert other.empty_process[0] < known.empty_process[0] - 50_000_000
     assert other.empty_process[1] > known.empty_process[1]
-    calibrated = Simulator(Platform(block=0), Kept(empty_process=(1, 2)), "pinned").process(live)
+    calibrated = Simulator(Platform(block=0), DeviceCalibration(empty_process=(1, 2)), "pinned").process(live)
     assert calibrated.empty_process == (1, 2)
 
 
 def test_the_heap_of_glibc_is_less_certain_where_forward_runs_again_but_not_above_what_it_was() -> None:
-    simulator = Simulator(X86, Kept(), "default")
+    simulator = Simulator(X86, DeviceCalibration(), "default")
     plain, again = _live(), _live(change=transforms.checkpointed_blocks)
     alone, beside = simulator.process(again), simulator.process(again, plain=plain)
     assert alone.allocator[1] / again.high > simulator.process(plain).allocator[1] / plain.high
@@ -83,6 +81,6 @@ def test_the_heap_of_glibc_is_less_certain_where_forward_runs_again_but_not_abov
 
 
 def test_the_breakdown_with_its_code_adds_up_to_the_middle_of_the_peak() -> None:
-    found = answer(Question(jobs.job(), 16, options=False, largest=False, platform=X86))
+    found = predict_fit(FitRequest(jobs.job(), 16, options=False, largest=False, platform=X86))
     assert found.breakdown["kernels' code"] > 10_000_000
     assert sum(found.breakdown.values()) == found.process.middle

@@ -11,12 +11,12 @@ import torch
 from tests.fit import jobs
 from torch import Tensor, nn
 
-from stepscope.record.dry_run import DryRunStopped, dry_run
-from stepscope.record.job import Job, accumulated_step, plain_step
-from stepscope.record.workspaces import Platform, Workspaces, this_platform
-from stepscope.runfolder import CATEGORIES, MEMORY, RunReader, RunWriter
-from stepscope.studies.fit import transforms
-from stepscope.studies.fit.live_peak import live_peak
+from stepscope.footprint import transforms
+from stepscope.footprint.simulator import live_peak
+from stepscope.record.dry.dry_run import DryRunStopped, dry_run
+from stepscope.record.dry.job import Job, accumulated_step, plain_step
+from stepscope.record.dry.workspaces import Platform, Workspaces, this_platform
+from stepscope.runfolder import CATEGORIES, MEMORY, RunReader, RunWriter, part_of
 
 OPTIMIZERS = [torch.optim.SGD, torch.optim.Adam, torch.optim.RMSprop]
 
@@ -103,7 +103,7 @@ def test_every_event_has_a_known_category_and_forward_and_backward_know_their_la
 
 def test_the_events_go_into_a_run_folder_and_come_back(writer: RunWriter) -> None:
     frame = dry_run(jobs.job(), 16, workspaces()).events()
-    writer.memory(frame)
+    writer.memory(part_of(frame, "memory"))
     assert RunReader(writer.path).memory_events["bytes"].to_list() == frame["bytes"].to_list()
 
 

@@ -15,19 +15,17 @@ from tests.fit import jobs
 from torch import Tensor, nn
 from torch.nn import functional
 
-from stepscope.analysis.memory_model import MARGIN, ProcessPeak, limit_of_memory
+from stepscope.analysis.memory.limits import MARGIN, ProcessPeak, limit_of_memory
 from stepscope.errors import StepscopeError, UnknownName, UsageError
-from stepscope.record.dry_run import dry_run
-from stepscope.record.workspaces import Workspaces, this_platform
-from stepscope.record.workspaces.probes import CallBook, probe_all
-from stepscope.record.workspaces.signature import Probed
-from stepscope.studies.fit import kept as kept_file
-from stepscope.studies.fit import transforms
-from stepscope.studies.fit.answer import Question, answer
-from stepscope.studies.fit.kept import Kept
-from stepscope.studies.fit.largest import largest_batch
-from stepscope.studies.fit.options import chosen_segments
-from stepscope.studies.fit.python_api import fit
+from stepscope.footprint import calibration as kept_file
+from stepscope.footprint import transforms
+from stepscope.footprint.calibration import DeviceCalibration
+from stepscope.footprint.options import chosen_segments
+from stepscope.footprint.prediction import FitRequest, fit, predict_fit
+from stepscope.footprint.simulator import largest_batch
+from stepscope.record.dry.dry_run import dry_run
+from stepscope.record.dry.probes import CallBook, probe_all
+from stepscope.record.dry.workspaces import Probed, Workspaces, this_platform
 
 
 @pytest.fixture(autouse=True)
@@ -36,7 +34,7 @@ def _cache_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def asked(memory: str = "400MB", samples: int = 16, **more: Any) -> Any:
-    return answer(Question(jobs.job(), samples, limit_of_memory(memory), **more))
+    return predict_fit(FitRequest(jobs.job(), samples, limit_of_memory(memory), **more))
 
 
 def test_the_answer_holds_peak_interval_breakdown_and_verdict() -> None:
@@ -141,7 +139,7 @@ class Decides(nn.Module):
 
 
 def test_a_model_that_looks_at_numbers_is_measured_at_small_batches_and_says_so() -> None:
-    found = answer(Question(jobs.job(Decides), 64, limit_of_memory("8GB")))
+    found = predict_fit(FitRequest(jobs.job(Decides), 64, limit_of_memory("8GB")))
     assert found.method == "measured at small batches and extrapolated"
     assert "local_scalar" in str(found.stopped)
     assert found.live.low < found.live.bytes < found.live.high
@@ -153,7 +151,7 @@ def test_a_model_that_looks_at_numbers_is_measured_at_small_batches_and_says_so(
 def test_an_error_of_the_model_itself_comes_through_as_its_cause() -> None:
     of = jobs.job(lambda: nn.Sequential(nn.Linear(63, jobs.CLASSES)))
     with pytest.raises(StepscopeError, match=r"fails on real tensors too: RuntimeError: .*shapes") as raised:
-        answer(Question(of, 4, limit_of_memory("8GB")))
+        predict_fit(FitRequest(of, 4, limit_of_memory("8GB")))
     assert isinstance(raised.value.__cause__, RuntimeError)
 
 
@@ -207,7 +205,7 @@ def test_a_model_with_its_own_loss_needs_no_other() -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [({"model": 3}, "not an nn.Module"), ({"optimizer": ()}, "optimizer"), ({"make_batch": 3}, "make_batch"),
-     ({"batch": 0}, "batch of 0"), ({"loss": 3}, "cannot be called"), ({"memory": "much"}, "no amount")],
+     ({"batch": 0}, "batch of 0"), ({"loss": 3}, "cannot be called"), ({"memory": "much"}, "not an amount")],
 )  # fmt: skip
 def test_what_cannot_be_asked_is_refused_in_words(change: dict[str, Any], words: str) -> None:
     model = jobs.blocks_model()
@@ -236,15 +234,17 @@ def test_batch_norm_that_needs_two_samples_is_no_obstacle_to_the_largest_batch()
         def forward(self, x: Tensor) -> Tensor:
             return torch.as_tensor(self.head(self.norm(x)))
 
-    found = answer(Question(jobs.job(Pooled), 16, limit_of_memory("400MB"), options=False))
+    found = predict_fit(FitRequest(jobs.job(Pooled), 16, limit_of_memory("400MB"), options=False))
     assert found.largest_batch is not None
     assert found.largest_batch > 1000
 
 
 def test_what_probes_of_a_device_showed_is_kept_and_widens_the_interval(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "kept.json"
-    kept_file.save(Kept({"convolution": Probed(1.0, 2.5)}, (300_000_000, 310_000_000), (1.1, 0.95)), path)
-    kept = kept_file.load(path)
+    kept_file.save_calibration(
+        DeviceCalibration({"convolution": Probed(1.0, 2.5)}, (300_000_000, 310_000_000), (1.1, 0.95)), path
+    )
+    kept = kept_file.load_calibration(path)
     assert kept.probed["convolution"].bytes(4) == 11
     assert kept.corrected(1000, 2000) == (950, 2200)
     assert asked(kept=kept, options=False).process.high > asked(options=False).process.high - 40_000_000
@@ -253,7 +253,7 @@ def test_what_probes_of_a_device_showed_is_kept_and_widens_the_interval(tmp_path
 @pytest.mark.parametrize("content", ["", "{}", "[1]", '{"version": 99}', '{"version": 1, "probed": 3}'])
 def test_a_damaged_file_of_what_was_learnt_is_as_none(content: str, tmp_path: Path) -> None:
     (tmp_path / "kept.json").write_text(content)
-    assert kept_file.load(tmp_path / "kept.json") == Kept()
+    assert kept_file.load_calibration(tmp_path / "kept.json") == DeviceCalibration()
 
 
 def test_single_ops_measured_here_give_the_workspace_of_a_convolution() -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from stepscope.__main__ import main
-from stepscope.analysis.memory_model import ProcessPeak
-from stepscope.studies.fit.probe import Tried, probe
+from stepscope.analysis.memory.limits import ProcessPeak
+from stepscope.footprint.measurements import Trial, probe_batches
 
 SCRIPT = """
 import sys
@@ -105,7 +105,7 @@ def test_a_script_that_fake_tensors_cannot_run_is_measured(capsys: pytest.Captur
     [
         (["lennet"], "did you mean lenet"),
         (["lenet", "--device", "tx3"], "did you mean"),
-        (["lenet", "--memory", "many"], "no amount of memory"),
+        (["lenet", "--memory", "many"], "not an amount of memory"),
         (["lenet", "--here", "--device", "tx2"], "two devices"),
         (["lenet", "--batch", "0"], "batch of 0"),
         (["lenet", "--optimizer", "adamm"], "did you mean adam"),
@@ -143,22 +143,22 @@ def child(batch: int) -> list[str]:
 
 
 def test_a_probe_doubles_the_batch_until_it_fails_and_then_halves_the_way() -> None:
-    tried = list(probe(child, peak_of, 4, None))
+    tried = list(probe_batches(child, peak_of, 4, None))
     assert [each.batch for each in tried] == [4, 8, 16, 12, 10, 11]
     assert "killed" in str(tried[2].failure)
     assert [each.peak_bytes is None for each in tried] == [False, False, True, True, False, True]
 
 
 def test_a_probe_takes_a_peak_above_the_limit_for_a_failure() -> None:
-    assert [each.batch for each in probe(child, peak_of, 4, 6e6)] == [4, 8, 6, 5]
+    assert [each.batch for each in probe_batches(child, peak_of, 4, 6e6)] == [4, 8, 6, 5]
 
 
 def test_how_far_a_peak_lies_outside_the_prediction_is_a_ratio_to_its_nearer_end() -> None:
     predicted = ProcessPeak((100, 200), (0, 0), (50, 50), (0, 0))
-    assert Tried(1, 200, None, predicted).off == 1.0
-    assert Tried(1, 290, None, predicted).off == pytest.approx(240 / 200)
-    assert Tried(1, 100, None, predicted).off == pytest.approx(0.5)
-    assert Tried(1, None, "killed", predicted).off == 1.0
+    assert Trial(1, 200, None, predicted).off == 1.0
+    assert Trial(1, 290, None, predicted).off == pytest.approx(240 / 200)
+    assert Trial(1, 100, None, predicted).off == pytest.approx(0.5)
+    assert Trial(1, None, "killed", predicted).off == 1.0
 
 
 @pytest.mark.slow

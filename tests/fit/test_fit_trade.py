@@ -15,18 +15,18 @@ from tests.fit import jobs
 from torch import nn
 
 from stepscope.__main__ import main
-from stepscope.analysis.memory_model import limit_of_memory
+from stepscope.analysis.memory.limits import limit_of_memory
 from stepscope.errors import StepscopeError, UsageError
-from stepscope.record.allocator_trade import StepCost, report
-from stepscope.record.job import Job, plain_step
-from stepscope.record.workspaces import this_platform
+from stepscope.footprint import chart_data
+from stepscope.footprint.calibration import DeviceCalibration
+from stepscope.footprint.measurements import trade_allocators, trade_dicts, trade_frame
+from stepscope.footprint.prediction import FitRequest, predict_fit
+from stepscope.footprint.real_steps import script_steps
+from stepscope.footprint.simulator import Simulator
+from stepscope.record.dry.allocator_costs import StepCost, report
+from stepscope.record.dry.job import Job, plain_step
+from stepscope.record.dry.workspaces import this_platform
 from stepscope.runfolder import CATEGORIES
-from stepscope.studies.fit import drawn
-from stepscope.studies.fit.allocators import as_dicts, as_frame, trade
-from stepscope.studies.fit.answer import Question, answer
-from stepscope.studies.fit.kept import Kept
-from stepscope.studies.fit.real_steps import script_steps
-from stepscope.studies.fit.simulator import Simulator
 
 LOOP = """
 import sys, torch
@@ -39,11 +39,11 @@ for step in range(int(sys.argv[1])):
 
 
 def simulator() -> Simulator:
-    return Simulator(this_platform(), Kept(), "default")
+    return Simulator(this_platform(), DeviceCalibration(), "default")
 
 
-def asked(**more: Any) -> Question:
-    return Question(jobs.job(), 16, limit_of_memory("360MB"), **more)
+def asked(**more: Any) -> FitRequest:
+    return FitRequest(jobs.job(), 16, limit_of_memory("360MB"), **more)
 
 
 def says(cost: StepCost) -> list[str]:
@@ -51,19 +51,19 @@ def says(cost: StepCost) -> list[str]:
 
 
 def test_the_trade_states_what_was_measured_beside_what_was_predicted() -> None:
-    found = answer(asked(options=False))
-    traded = trade(says(StepCost(1, 350_000_000, 0.25)), found, simulator(), rounds=1)
+    found = predict_fit(asked(options=False))
+    traded = trade_allocators(says(StepCost(1, 350_000_000, 0.25)), found, simulator(), rounds=1)
     default = traded[0]
     assert (default.cost.peak_bytes, default.cost.step_s, default.within_limit) == (350_000_000, 0.25, True)
     assert default.predicted == found.interval
     assert traded[1].predicted[1] < default.predicted[1]
-    assert as_frame(traded)["peak_mb"][0] == 350.0
-    assert json.loads(json.dumps(as_dicts(traded)))[0]["step_s"] == 0.25
+    assert trade_frame(traded)["peak_mb"][0] == 350.0
+    assert json.loads(json.dumps(trade_dicts(traded)))[0]["step_s"] == 0.25
 
 
 def test_a_peak_above_the_limit_is_told_as_such() -> None:
-    found = answer(asked(options=False))
-    assert trade(says(StepCost(1, 361_000_000, 0.25)), found, simulator(), rounds=1)[0].within_limit is False
+    found = predict_fit(asked(options=False))
+    assert trade_allocators(says(StepCost(1, 361_000_000, 0.25)), found, simulator(), rounds=1)[0].within_limit is False
 
 
 def test_a_script_is_ended_once_its_steps_are_measured(tmp_path: Path) -> None:
@@ -81,31 +81,31 @@ def test_a_script_with_too_few_steps_is_refused(tmp_path: Path) -> None:
 
 def test_the_child_that_is_measured_does_not_load_the_libraries_of_the_answer() -> None:
     """Polars alone would add 24 MB to every peak."""
-    code = "import sys, stepscope.studies.fit.real_steps, stepscope.studies.fit.objects; print('polars' in sys.modules)"
+    code = "import sys, stepscope.footprint.real_steps, stepscope.footprint.jobs; print('polars' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env={**os.environ})
     assert done.stdout.strip() == "False"
 
 
 def test_the_series_of_a_step_adds_up_to_its_peak() -> None:
-    found = answer(asked(options=False))
-    series = drawn.step_series(found.events)
+    found = predict_fit(asked(options=False))
+    series = chart_data.step_series(found.events)
     assert set(series["category"]) <= set(CATEGORIES)
     assert series.group_by("op").agg(pl.col("mb").sum())["mb"].max() == pytest.approx(found.peak_bytes / 1e6)
 
 
 def test_inference_holds_less_than_training_and_nothing_for_backward() -> None:
-    rows = drawn.training_and_inference(simulator(), [(jobs.job(), 512)])
+    rows = chart_data.training_and_inference(simulator(), [(jobs.job(), 512)])
     most = {
         kind: part.group_by("op").agg(pl.col("mb").sum())["mb"].to_numpy().max()
         for (kind,), part in rows.group_by("kind")
     }
-    assert most[drawn.INFERENCE] < 0.7 * most[drawn.TRAINING]
-    held = set(rows.filter(pl.col("kind") == drawn.INFERENCE)["category"])
+    assert most[chart_data.INFERENCE] < 0.7 * most[chart_data.TRAINING]
+    held = set(rows.filter(pl.col("kind") == chart_data.INFERENCE)["category"])
     assert not held & {"saved", "gradient", "optimizer"}
 
 
 def test_feature_maps_grow_with_the_batch_and_parameters_do_not() -> None:
-    rows = drawn.categories_by_batch(simulator(), [jobs.job()], [512, 4096])
+    rows = chart_data.categories_by_batch(simulator(), [jobs.job()], [512, 4096])
     of = {(row["batch"], row["category"]): row["mb"] for row in rows.iter_rows(named=True)}
     assert of[(4096, "saved")] > 4 * of[(512, "saved")]
     assert of[(4096, "parameter")] == of[(512, "parameter")]
@@ -115,28 +115,28 @@ def test_a_batch_that_cannot_be_run_is_left_out_of_the_drawing_and_unknown_in_th
     def normed() -> nn.Module:
         return nn.Sequential(nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, jobs.CLASSES))
 
-    question = Question(jobs.job(normed), 4, limit_of_memory("360MB"))
-    rows = drawn.categories_by_batch(simulator(), [question.job], [1, 4])
+    question = FitRequest(jobs.job(normed), 4, limit_of_memory("360MB"))
+    rows = chart_data.categories_by_batch(simulator(), [question.job], [1, 4])
     assert rows["batch"].unique().to_list() == [4]
     assert question.limit is not None
-    table = drawn.options_by_batch(question, question.limit, ["allocator: pinned"], [1, 4])
+    table = chart_data.options_by_batch(question, question.limit, ["allocator: pinned"], [1, 4])
     unknown = table.filter(pl.col("batch") == 1)
     assert unknown["peak_bytes"].null_count() == len(unknown) == 2
 
 
 def test_the_table_of_options_holds_the_answers_own_figures() -> None:
     question = asked()
-    found = answer(question)
+    found = predict_fit(question)
     assert question.limit is not None
     names = [option.name for option in found.options if "accumulated" not in option.name]
-    rows = drawn.options_by_batch(question, question.limit, names, [16, 32])
+    rows = chart_data.options_by_batch(question, question.limit, names, [16, 32])
     at = {row["option"]: row["peak_bytes"] for row in rows.filter(pl.col("batch") == 16).iter_rows(named=True)}
-    assert at[drawn.AS_IT_IS] == found.process.middle
+    assert at[chart_data.AS_IT_IS] == found.process.middle
     assert {name: at[name] for name in names} == {o.name: o.process.middle for o in found.options if o.name in names}
 
 
 def test_state_of_the_optimizer_belongs_to_the_layer_of_its_parameter() -> None:
-    found = answer(asked(options=False))
+    found = predict_fit(asked(options=False))
     held = found.events.filter((pl.col("category") == "optimizer") & (pl.col("bytes") > 1000))
     assert held["module"].null_count() == 0
     assert "3.up" in held["module"].to_list()
@@ -182,7 +182,7 @@ def test_pictures_asked_for_wrongly_are_refused(
 
 
 def test_what_was_never_simulated_is_not_drawn() -> None:
-    from stepscope.commands._fit_figures import draw
+    from stepscope.cli._fit_figures import draw_figures
 
     pytest.importorskip("altair")
     job = jobs.job()
@@ -192,6 +192,6 @@ def test_what_was_never_simulated_is_not_drawn() -> None:
         return jobs.loss(model, batch)
 
     of = Job("looking", job.build, job.batch, plain_step(looks), 16, looks)
-    found = answer(Question(of, 4, limit_of_memory("1GB"), options=False))
+    found = predict_fit(FitRequest(of, 4, limit_of_memory("1GB"), options=False))
     with pytest.raises(StepscopeError, match="no dry run"):
-        draw(Path("nowhere"), ["svg"], found, None, [], [])
+        draw_figures(Path("nowhere"), ["svg"], found, None, [], [])

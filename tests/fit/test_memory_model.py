@@ -8,23 +8,33 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepscope.analysis import memory_model
-from stepscope.analysis.memory_model import ALLOCATORS, Limit, ProcessPeak, process_peak, verdict
+from stepscope.analysis.memory import limits
+from stepscope.analysis.memory.limits import ALLOCATORS, Limit, ProcessPeak, fit_verdict, process_peak
 from stepscope.errors import UnknownName, UsageError
 
 
 @pytest.mark.parametrize(
     ("text", "size"),
-    [("8GB", 8e9), ("8 gb", 8e9), ("7.5GiB", 7.5 * 2**30), ("512M", 512e6), ("100", 100), ("2Ki", 2048), ("1b", 1)],
+    [
+        ("8GB", 8e9),
+        ("8 gb", 8e9),
+        ("7.5GiB", 7.5 * 2**30),
+        ("512M", 512e6),
+        ("100", 100),
+        ("2Ki", 2048),
+        ("1b", 1),
+        ("8e9", 8e9),
+        (8e9, 8e9),
+    ],
 )
-def test_an_amount_of_memory_is_read_as_people_write_it(text: str, size: float) -> None:
-    assert memory_model.size_of(text) == size
+def test_an_amount_of_memory_is_read_as_people_write_it(text: float | str, size: float) -> None:
+    assert limits.parse_size(text) == size
 
 
-@pytest.mark.parametrize("text", ["", "GB", "-3GB", "8 apples", "0GB", "8GBB", "1e9"])
+@pytest.mark.parametrize("text", ["", "GB", "-3GB", "8 apples", "0GB", "8GBB", "1e999"])
 def test_what_is_no_amount_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(UsageError) as caught:
-        memory_model.size_of(text)
+        limits.parse_size(text)
     assert "8GB" in str(caught.value.hint)
 
 
@@ -32,7 +42,7 @@ def test_what_is_no_amount_is_refused_with_an_example(text: str) -> None:
 @settings(max_examples=50)
 def test_any_text_is_an_amount_or_a_refusal(text: str) -> None:
     try:
-        size = memory_model.size_of(text)
+        size = limits.parse_size(text)
     except UsageError:
         return
     assert size >= 0
@@ -44,17 +54,17 @@ def test_any_text_is_an_amount_or_a_refusal(text: str) -> None:
      ("Pi 4", "raspberry_pi_4"), ("agx_orin", "jetson_agx_orin")],
 )  # fmt: skip
 def test_a_board_is_known_by_the_names_that_people_use(name: str, board: str) -> None:
-    assert memory_model.board_named(name).name == board
+    assert limits.board_named(name).name == board
 
 
 def test_a_slip_of_the_pen_gets_the_nearest_board() -> None:
     with pytest.raises(UnknownName) as caught:
-        memory_model.board_named("tx3")
+        limits.board_named("tx3")
     assert "did you mean tx2" in str(caught.value.hint)
 
 
 def test_a_board_keeps_a_part_for_its_system_and_its_size_may_be_said() -> None:
-    whole, half = memory_model.limit_of_board("tx2"), memory_model.limit_of_board("tx2", "4GiB")
+    whole, half = limits.limit_of_board("tx2"), limits.limit_of_board("tx2", "4GiB")
     assert whole.device_bytes == 8 << 30
     assert whole.bytes == (8 << 30) - 1_400_000_000
     assert half.bytes == (4 << 30) - 1_400_000_000
@@ -62,35 +72,35 @@ def test_a_board_keeps_a_part_for_its_system_and_its_size_may_be_said() -> None:
 
 def test_a_board_smaller_than_its_own_system_is_refused() -> None:
     with pytest.raises(UsageError, match="system"):
-        memory_model.limit_of_board("tx2", "1GB")
+        limits.limit_of_board("tx2", "1GB")
 
 
 def test_this_machine_leaves_what_is_available_or_what_its_control_group_leaves(tmp_path: Path) -> None:
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc/meminfo").write_text("MemTotal: 8000000 kB\nMemAvailable: 6000000 kB\n")
-    assert memory_model.limit_of_this_machine(tmp_path).bytes == 6_000_000 * 1024
+    assert limits.limit_of_this_machine(tmp_path).bytes == 6_000_000 * 1024
     group = tmp_path / "sys/fs/cgroup"
     group.mkdir(parents=True)
     (group / "memory.max").write_text("max\n")
     (group / "memory.current").write_text("1000\n")
-    assert memory_model.limit_of_this_machine(tmp_path).bytes == 6_000_000 * 1024
+    assert limits.limit_of_this_machine(tmp_path).bytes == 6_000_000 * 1024
     (group / "memory.max").write_text("2000000000\n")
-    limit = memory_model.limit_of_this_machine(tmp_path)
+    limit = limits.limit_of_this_machine(tmp_path)
     assert (limit.bytes, limit.source) == (1_999_999_000, "this process's control group, now")
 
 
 def test_a_machine_that_does_not_say_is_not_guessed_at(tmp_path: Path) -> None:
     with pytest.raises(UsageError) as caught:
-        memory_model.limit_of_this_machine(tmp_path)
+        limits.limit_of_this_machine(tmp_path)
     assert "--memory" in str(caught.value.hint)
 
 
 def test_a_yes_keeps_a_margin_and_between_yes_and_no_it_is_too_close() -> None:
     peak = ProcessPeak((900, 1000), (0, 0), (0, 0), (0, 0))
-    assert verdict(peak, Limit(1011, "")) == "fits"
-    assert verdict(peak, Limit(1005, "")) == "too close"
-    assert verdict(peak, Limit(950, "")) == "too close"
-    assert verdict(peak, Limit(899, "")) == "does not fit"
+    assert fit_verdict(peak, Limit(1011, "")) == "fits"
+    assert fit_verdict(peak, Limit(1005, "")) == "too close"
+    assert fit_verdict(peak, Limit(950, "")) == "too close"
+    assert fit_verdict(peak, Limit(899, "")) == "does not fit"
 
 
 @pytest.mark.parametrize(
@@ -118,5 +128,5 @@ def test_large_blocks_are_mapped_one_by_one_and_waste_little() -> None:
 
 def test_an_unknown_allocator_gets_the_nearest() -> None:
     with pytest.raises(UnknownName) as caught:
-        memory_model.allocator_of("tcmaloc")
+        limits.allocator_of("tcmaloc")
     assert "tcmalloc" in str(caught.value.hint)

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import socket
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from tests.patience import HANG_S
 from tests.suite.small_sweeps import entry
 
-from stepscope.studies.fleet.address import Reach, of_hosts
-from stepscope.studies.fleet.folder import FleetFolder
-from stepscope.studies.fleet.hosts import Hosts, read_hosts
-from stepscope.studies.fleet.sweep import FleetWatch, fleet_sweep
-from stepscope.studies.fleet.up import down, up
-from stepscope.studies.suite.grid import Grid
-from stepscope.studies.suite.rules import Rules
+from stepscope.experiments.engine.points import Grid
+from stepscope.experiments.fleet.connection import Hosts, SchedulerAddress, read_hosts, scheduler_of_hosts
+from stepscope.experiments.fleet.devices import down, up
+from stepscope.experiments.fleet.sweep import FleetFolder, FleetWatch, fleet_sweep
+from stepscope.experiments.suite.rules import Rules
 
 CHILD = (str(Path(__file__).with_name("fleet_child.py")),)
 
@@ -57,19 +55,19 @@ def fleet_folder(path: Path, boards: list[str], *names: str, **axes: Any) -> Fle
     entries = [entry(name) for name in names]
     plan = {
         "name": path.name, "created": "now", "tier": None, "argv": [], "limits": {"memory": None},
-        "rules": Rules(steps=6, time_limit_s=30.0).to_dict(),
+        "rules": Rules(steps=6, time_limit_s=HANG_S).to_dict(),
         "order": [point.to_dict() for point in Grid(**{"repeats": 1, **axes}).points(entries, seed=0)],
     }  # fmt: skip
     return FleetFolder.create(path, boards, plan, entries)
 
 
 def swept(
-    folder: FleetFolder, hosts: Hosts | Reach, wait_s: float = 20.0, watch: FleetWatch | None = None
+    folder: FleetFolder, hosts: Hosts | SchedulerAddress, wait_s: float = 20.0, watch: FleetWatch | None = None
 ) -> list[str]:
     """Make the runs; what was said meanwhile."""
     lines: list[str] = []
     given = watch or FleetWatch()
-    where = of_hosts(hosts) if isinstance(hosts, Hosts) else hosts
+    where = scheduler_of_hosts(hosts) if isinstance(hosts, Hosts) else hosts
     fleet_sweep(folder, where, CHILD, FleetWatch(given.begins, given.ends, lines.append), wait_s)
     return lines
 
@@ -83,11 +81,3 @@ def started(hosts: Hosts) -> list[str]:
 def statuses(folder: FleetFolder) -> dict[str, list[str]]:
     """How the runs of each board ended, sorted."""
     return {board: sorted(r["status"] for r in sweep.ended().values()) for board, sweep in folder.boards.items()}
-
-
-def until(true: Callable[[], object], within_s: float = 20.0) -> None:
-    """Wait for something to become true."""
-    end = time.monotonic() + within_s
-    while not true():
-        assert time.monotonic() < end, "it did not become true in time"
-        time.sleep(0.02)

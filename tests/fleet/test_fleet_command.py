@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 from tests.conftest import CommandLine
 from tests.fleet.small_fleets import fleet_folder, written_hosts
+from tests.patience import HANG_S
 
-from stepscope.commands._fleet_watch import watching_fleet
+from stepscope.api.progress import fleet_progress
 from stepscope.errors import UsageError
-from stepscope.studies.fleet.device import Device
-from stepscope.studies.fleet.folder import FleetFolder
-from stepscope.studies.fleet.hosts import read_hosts
-from stepscope.studies.fleet.processes import running
-from stepscope.studies.fleet.up import down, up
+from stepscope.experiments.fleet.connection import read_hosts
+from stepscope.experiments.fleet.devices import Device, down, up
+from stepscope.experiments.fleet.processes import running_pid
+from stepscope.experiments.fleet.sweep import FleetFolder
 
 asyncssh = pytest.importorskip("asyncssh")
 
@@ -87,7 +87,7 @@ def test_progress_names_each_board_and_what_its_devices_are_at(
     monkeypatch.setenv("COLUMNS", "200")
     folder = fleet_folder(tmp_path / "s", ["pi", "nano"], "ok", batches=(1, 2))
     device, point = Device("pi-1", "pi", "tcp://x"), folder.boards["pi"].order[0]
-    with watching_fleet(folder, quiet=False) as watch:
+    with fleet_progress(folder, wanted=True) as watch:
         watch.begins(device, point)
         watch.ends("pi", device, point, {"status": "oom", "reason": "can't allocate memory"})
         watch.says("nano-1 went away")
@@ -116,7 +116,7 @@ class _SshServer:
 
     def __enter__(self) -> _SshServer:
         self._thread.start()
-        assert self._ready.wait(10)
+        assert self._ready.wait(HANG_S)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -162,12 +162,12 @@ def test_a_host_over_ssh_is_started_and_ended_and_its_key_is_in_no_command(tmp_p
             (state,) = up(hosts)
             assert state.refused is None
             assert state.about is not None
-            assert running(tmp_path / "on device") == state.about["pid"]
+            assert running_pid(tmp_path / "on device") == state.about["pid"]
         finally:
             (ended,) = down(hosts)
     assert ended.about == {"stopped": True}
-    assert running(tmp_path / "on device") is None
-    assert all(command.endswith(" -m stepscope.commands._fleet_device") for command in server.commands)
+    assert running_pid(tmp_path / "on device") is None
+    assert all(command.endswith(" -m stepscope.experiments.fleet.agent") for command in server.commands)
 
 
 def test_hosts_that_fail_say_why_and_what_to_do(tmp_path: Path) -> None:

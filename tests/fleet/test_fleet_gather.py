@@ -16,11 +16,18 @@ from hypothesis import strategies as st
 from tests.suite.small_sweeps import small_sweep
 
 from stepscope.errors import OutputNotWritable, RunDamaged
-from stepscope.studies.fleet.board import LOST, TRIES, Board
-from stepscope.studies.fleet.device import offset
-from stepscope.studies.fleet.gather import PIECE_BYTES, Piece, gather
-from stepscope.studies.fleet.manifest import MOST_BYTES, MOST_FILES, checked, listed
-from stepscope.studies.suite.state import SweepFolder
+from stepscope.experiments.engine.folder import SweepFolder
+from stepscope.experiments.fleet.devices import clock_offset
+from stepscope.experiments.fleet.sweep import LOST, TRIES, Board
+from stepscope.experiments.fleet.worker import (
+    MOST_BYTES,
+    MOST_FILES,
+    PIECE_BYTES,
+    Piece,
+    check_files,
+    gather_run,
+    list_files,
+)
 
 SHA256 = hashlib.sha256(b"").hexdigest()
 
@@ -59,35 +66,35 @@ def sweep(tmp_path: Path) -> SweepFolder:
 
 def _gathered(sweep: SweepFolder, offered: Sequence[object], device: _Device) -> Path:
     where = sweep.run_folder(sweep.order[0])
-    asyncio.run(gather(sweep, where, [asdict(each) for each in offered], device.fetch))  # type: ignore[call-overload]
+    asyncio.run(gather_run(sweep, where, [asdict(each) for each in offered], device.fetch))  # type: ignore[call-overload]
     return where
 
 
 def test_a_gathered_folder_is_the_one_on_the_device(source: Path, sweep: SweepFolder) -> None:
-    where = _gathered(sweep, listed(source), _Device(source))
-    assert listed(where) == listed(source)
+    where = _gathered(sweep, list_files(source), _Device(source))
+    assert list_files(where) == list_files(source)
     assert not list(where.parent.glob(".coming*"))
 
 
 def test_what_broke_off_goes_on_where_it_was(source: Path, sweep: SweepFolder) -> None:
     broken, again = _Device(source, most=2), _Device(source)
     with pytest.raises(ConnectionResetError):
-        _gathered(sweep, listed(source), broken)
+        _gathered(sweep, list_files(source), broken)
     assert not sweep.run_folder(sweep.order[0]).exists()
-    where = _gathered(sweep, listed(source), again)
-    assert listed(where) == listed(source)
+    where = _gathered(sweep, list_files(source), again)
+    assert list_files(where) == list_files(source)
     assert not set(broken.sent) & set(again.sent), "nothing is fetched twice"
 
 
 def test_what_another_run_has_left_is_not_gone_on_with(source: Path, sweep: SweepFolder) -> None:
     with pytest.raises(ConnectionResetError):
-        _gathered(sweep, listed(source), _Device(source, most=2))
+        _gathered(sweep, list_files(source), _Device(source, most=2))
     (source / "ops" / "0.parquet").write_bytes(b"y" * (2 * PIECE_BYTES + 7))
-    assert listed(_gathered(sweep, listed(source), _Device(source))) == listed(source)
+    assert list_files(_gathered(sweep, list_files(source), _Device(source))) == list_files(source)
 
 
 def test_a_file_that_changes_on_the_way_is_refused_and_nothing_of_it_stays(source: Path, sweep: SweepFolder) -> None:
-    offered = listed(source)
+    offered = list_files(source)
     (source / "run.json").write_text("[]", encoding="utf-8")
     with pytest.raises(RunDamaged, match="another SHA-256"):
         _gathered(sweep, offered, _Device(source))
@@ -95,7 +102,7 @@ def test_a_file_that_changes_on_the_way_is_refused_and_nothing_of_it_stays(sourc
 
 
 def test_a_device_that_sends_more_or_less_than_it_offered_is_refused(source: Path, sweep: SweepFolder) -> None:
-    offered = listed(source)
+    offered = list_files(source)
     (source / "run.json").write_text("", encoding="utf-8")
     with pytest.raises(RunDamaged, match="sent 0 bytes"):
         _gathered(sweep, offered, _Device(source))
@@ -109,7 +116,7 @@ def test_no_room_for_a_run_stops_the_sweep_before_anything_is_fetched(
     with monkeypatch.context() as patched:
         patched.setattr(shutil, "disk_usage", lambda path: usage(10, 9, PIECE_BYTES))
         with pytest.raises(OutputNotWritable, match="is full"):
-            _gathered(sweep, listed(source), device)
+            _gathered(sweep, list_files(source), device)
     assert device.sent == []
 
 
@@ -135,7 +142,7 @@ def test_no_room_for_a_run_stops_the_sweep_before_anything_is_fetched(
 )
 def test_a_name_that_leads_out_of_the_folder_is_refused(name: object) -> None:
     with pytest.raises(RunDamaged, match="the device offers"):
-        checked([_offered(name)])
+        check_files([_offered(name)])
 
 
 @pytest.mark.parametrize(
@@ -157,13 +164,13 @@ def test_a_name_that_leads_out_of_the_folder_is_refused(name: object) -> None:
 )
 def test_a_list_that_cannot_be_true_is_refused(offered: list[dict[str, object]]) -> None:
     with pytest.raises(RunDamaged, match="the device offers"):
-        checked(offered)
+        check_files(offered)
 
 
 @given(st.lists(st.text(max_size=12), max_size=4))
 def test_whatever_name_is_taken_stays_below_the_folder(names: list[str]) -> None:
     try:
-        files = checked([_offered(name) for name in names])
+        files = check_files([_offered(name) for name in names])
     except RunDamaged:
         return
     below = Path("/somewhere/below")
@@ -182,4 +189,4 @@ def test_a_run_that_loses_its_device_each_time_is_lost_and_made_anew_by_a_later_
 
 
 def test_the_clock_of_a_device_is_known_to_half_of_how_long_it_took_to_ask() -> None:
-    assert offset(here_ns=0, there_ns=10_000_000_000, took_ns=2_000_000_000) == (9.0, 1.0)
+    assert clock_offset(here_ns=0, there_ns=10_000_000_000, took_ns=2_000_000_000) == (9.0, 1.0)

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from stepscope.errors import RunNotFound, UsageError
-from stepscope.studies.fleet.address import of_hosts, reach
-from stepscope.studies.fleet.hosts import read_hosts
+from stepscope.experiments.fleet.connection import read_hosts, scheduler_address, scheduler_of_hosts
 
 LOCAL = '[[host]]\nname = "a"\nlocal = true\n'
 REMOTE = '[[host]]\nname = "pi-1"\naddress = "pi@192.168.0.7"\n'
@@ -31,10 +30,10 @@ def test_a_host_is_its_own_board_unless_it_says_otherwise(tmp_path: Path) -> Non
 
 
 def test_tls_is_on_outside_loopback_unless_it_is_turned_off(tmp_path: Path) -> None:
-    assert of_hosts(read_hosts(_written(tmp_path, LOCAL))).url == "tcp://127.0.0.1:8786"
-    protected = of_hosts(read_hosts(_written(tmp_path, LAN + REMOTE)))
+    assert scheduler_of_hosts(read_hosts(_written(tmp_path, LOCAL))).url == "tcp://127.0.0.1:8786"
+    protected = scheduler_of_hosts(read_hosts(_written(tmp_path, LAN + REMOTE)))
     assert (protected.url, protected.unprotected) == ("tls://192.168.0.2:8786", False)
-    assert of_hosts(read_hosts(_written(tmp_path, LAN + "tls = false\n" + REMOTE))).unprotected
+    assert scheduler_of_hosts(read_hosts(_written(tmp_path, LAN + "tls = false\n" + REMOTE))).unprotected
 
 
 @pytest.mark.parametrize(
@@ -69,10 +68,10 @@ def test_what_cannot_be_is_refused_with_the_place(text: str, said: str, tmp_path
 
 def test_a_file_that_is_not_there_is_said(tmp_path: Path) -> None:
     with pytest.raises(RunNotFound, match="there is no"):
-        reach(str(tmp_path / "hosts.toml"))
+        scheduler_address(str(tmp_path / "hosts.toml"))
 
 
 @pytest.mark.parametrize("text", ["tcp://", "tcp://h", "tcp://h:x", "http://h:1", "tcp://h:99999", "tls://h:1"])
 def test_an_address_that_is_none_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match=r"--fleet"):
-        reach(text)
+        scheduler_address(text)

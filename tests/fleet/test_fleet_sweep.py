@@ -11,21 +11,24 @@ from pathlib import Path
 
 import pytest
 from tests.fleet.fleet_child import BIG_BYTES
-from tests.fleet.small_fleets import fleet_folder, fleet_of, started, statuses, swept, until, written_hosts
+from tests.fleet.small_fleets import fleet_folder, fleet_of, started, statuses, swept, written_hosts
+from tests.patience import HANG_S, until
 
 from stepscope.errors import FleetError, UsageError
+from stepscope.experiments.engine.points import Point
+from stepscope.experiments.fleet import devices as device_module
+from stepscope.experiments.fleet.connection import (
+    Hosts,
+    SchedulerAddress,
+    make_certificates,
+    read_hosts,
+    scheduler_address,
+    scheduler_of_hosts,
+)
+from stepscope.experiments.fleet.devices import Device, devices, up
+from stepscope.experiments.fleet.processes import running_pid, stop_process
+from stepscope.experiments.fleet.sweep import FleetFolder, FleetIncomplete, FleetWatch, fleet_results
 from stepscope.runfolder import RunReader
-from stepscope.studies.fleet import device as device_module
-from stepscope.studies.fleet.address import Reach, of_hosts, reach
-from stepscope.studies.fleet.certificates import make
-from stepscope.studies.fleet.device import Device
-from stepscope.studies.fleet.folder import FleetFolder
-from stepscope.studies.fleet.hosts import Hosts, read_hosts
-from stepscope.studies.fleet.processes import running, stop
-from stepscope.studies.fleet.results import fleet_results
-from stepscope.studies.fleet.sweep import FleetIncomplete, FleetWatch
-from stepscope.studies.fleet.up import devices, up
-from stepscope.studies.suite.grid import Point
 
 DEVICES = {"x": "pair", "y": "pair", "z": "solo"}
 
@@ -41,13 +44,13 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
 def fleet(hosts: Hosts) -> Hosts:
     """All three there, and nothing started yet."""
     (hosts.path.parent / "started.txt").unlink(missing_ok=True)
-    if not all(running(hosts.state / "devices" / name) for name in DEVICES):
+    if not all(running_pid(hosts.state / "devices" / name) for name in DEVICES):
         assert not [state.refused for state in up(hosts) if state.refused]
     return hosts
 
 
 def _worker(fleet: Hosts, name: str) -> int:
-    number = running(fleet.state / "devices" / name)
+    number = running_pid(fleet.state / "devices" / name)
     assert number is not None
     return number
 
@@ -97,9 +100,9 @@ def test_a_scheduler_that_is_restarted_costs_no_second_run(fleet: Hosts, tmp_pat
     begun = threading.Event()
 
     def restart() -> None:
-        begun.wait(20)
+        begun.wait(HANG_S)
         until(lambda: started(fleet))
-        stop(fleet.state / "scheduler")
+        stop_process(fleet.state / "scheduler")
         up(fleet)
 
     thread = threading.Thread(target=restart)
@@ -128,7 +131,7 @@ def test_a_device_that_sleeps_is_waited_for(fleet: Hosts, tmp_path: Path) -> Non
 
 def test_a_board_that_stays_away_is_said_and_its_runs_are_made_when_it_is_back(fleet: Hosts, tmp_path: Path) -> None:
     folder = fleet_folder(tmp_path / "s", ["pair", "solo"], "ok")
-    stop(fleet.state / "devices" / "z")
+    stop_process(fleet.state / "devices" / "z")
     with pytest.raises(FleetIncomplete, match=r"solo \(1 run not made\)"):
         swept(folder, fleet, wait_s=1.0)
     assert statuses(folder) == {"pair": ["ok"], "solo": []}
@@ -145,25 +148,25 @@ def test_a_device_of_another_version_is_not_used_and_both_versions_are_said(
     folder = fleet_folder(tmp_path / "s", ["solo"], "ok")
     with pytest.raises(FleetIncomplete):
         swept(folder, fleet, wait_s=1.0)
-    states = {state.device.name: state.refused for state in devices(of_hosts(fleet))}
+    states = {state.device.name: state.refused for state in devices(scheduler_of_hosts(fleet))}
     assert "has Stepscope 0.1.0, and this machine 9.9.9" in (states["z"] or "")
     assert started(fleet) == []
 
 
 def test_wrong_tls_material_is_an_error_that_says_so(fleet: Hosts, tmp_path: Path) -> None:
-    make(tmp_path / "other", [])
-    good, url = of_hosts(fleet), of_hosts(fleet).url
+    make_certificates(tmp_path / "other", [])
+    good, url = scheduler_of_hosts(fleet), scheduler_of_hosts(fleet).url
     with pytest.raises(FleetError, match="does not take this TLS material"):
-        devices(Reach(url, tmp_path / "other" / "gatherer"))
+        devices(SchedulerAddress(url, tmp_path / "other" / "gatherer"))
     with pytest.raises(FleetError, match=r"no scheduler answers|does not take"):
-        devices(Reach(url.replace("tls://", "tcp://"), None))
+        devices(SchedulerAddress(url.replace("tls://", "tcp://"), None))
     assert good.tls is not None
     shutil.copytree(good.tls, tmp_path / "broken")
     (tmp_path / "broken" / "key.pem").write_text("no key", encoding="utf-8")
     with pytest.raises(UsageError, match="cannot be used"):
-        devices(Reach(url, tmp_path / "broken"))
+        devices(SchedulerAddress(url, tmp_path / "broken"))
     with pytest.raises(UsageError, match="no TLS material"):
-        devices(reach(url, tmp_path / "nowhere"))
+        devices(scheduler_address(url, tmp_path / "nowhere"))
 
 
 def test_keys_can_be_read_by_their_owner_alone(fleet: Hosts) -> None:
@@ -182,7 +185,7 @@ def test_hosts_that_run_already_are_left_alone_and_no_second_fleet_takes_them(fl
     try:
         (state,) = up(read_hosts(other))
     finally:
-        stop(other.with_suffix(".fleet") / "scheduler")
+        stop_process(other.with_suffix(".fleet") / "scheduler")
     assert "a worker runs in" in str(state.refused)
     assert "name z" in str(state.refused)
     assert _worker(fleet, "z") == before

@@ -12,9 +12,8 @@ from tests.store.test_store_of_runs import fill
 
 from stepscope import store
 from stepscope.importers import import_file
-from stepscope.importers.chrome_events import read_events
-from stepscope.importers.event_columns import Caught
-from stepscope.store import listing, open_place
+from stepscope.importers.chrome_events import EventColumns, read_events
+from stepscope.store import index, open_place
 
 
 def cpu_s(call: Callable[[], object]) -> float:
@@ -28,7 +27,7 @@ def cpu_s(call: Callable[[], object]) -> float:
 
 
 def large(path: Path, steps: int = 100, ops: int = 100) -> Path:
-    """A file of so many operations, with the shapes that real ones have."""
+    """A file of so many op calls, with the shapes that real ones have."""
     shapes = {"Input Dims": [[8, 32], [32, 32], []], "Input type": ["float", "float", "Scalar"], "Sequence number": 5}
     events = []
     for number in range(steps):
@@ -44,7 +43,7 @@ def test_importing_costs_a_small_multiple_of_decoding_the_json(tmp_path: Path) -
 
 
 def test_what_is_kept_of_an_event_is_a_hundred_bytes(tmp_path: Path) -> None:
-    caught = Caught()
+    caught = EventColumns()
     read_events(large(tmp_path / "large.json", 10), caught.take)
     kept = sum(len(column) * column.itemsize for column in caught.columns.values())
     assert len(caught.columns["t0"]) == 10 * 101
@@ -54,7 +53,7 @@ def test_what_is_kept_of_an_event_is_a_hundred_bytes(tmp_path: Path) -> None:
 def test_listing_by_the_index_costs_a_small_part_of_reading_the_manifests(tmp_path: Path) -> None:
     place = open_place(tmp_path / "store")
     fill(place, 300)
-    names = place.names(listing.FOLDER)
+    names = place.names(index.FOLDER)
     begin = time.process_time()
-    assert len(listing.read_all(place, names)) == 300
+    assert len(index.read_all(place, names)) == 300
     assert cpu_s(lambda: store.listed(place)) < 0.5 * (time.process_time() - begin)

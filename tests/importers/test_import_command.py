@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from tests.importers.test_import_of_sensor_logs import profile, tegrastats_log
+from tests.patience import HANG_S
 from tests.store.command_line import exit_code
 
 from stepscope.analysis.run import Run
@@ -32,8 +33,8 @@ def test_a_profile_and_a_log_become_one_run_that_says_what_it_lacks(capsys: pyte
     ("options", "said"),
     [
         (["--utc-offset", "Berlin"], "no offset"),
-        (["--interval", "soon"], "no interval"),
-        (["--interval", "0ms"], "no interval"),
+        (["--interval", "soon"], "not a length of time"),
+        (["--interval", "0ms"], "must be above 0"),
         (["--started", "noon"], "--started noon"),
         (["--kind", "tegrastat"], "unknown kind"),
         (["--with", "none.log"], "cannot read"),
@@ -55,5 +56,5 @@ def test_importing_needs_no_torch() -> None:
     import sys
 
     script = "import sys, stepscope.importers; print('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=HANG_S, check=True)
     assert done.stdout.strip() == "False"

@@ -95,7 +95,7 @@ def test_a_file_read_in_small_pieces_gives_the_same_run(
 def test_operations_are_written_in_windows_that_join_to_the_same(
     real: Path, real_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stepscope.importers.op_parts.WINDOW_ROWS", 10)
+    monkeypatch.setattr("stepscope.importers.torch_profiler.WINDOW_ROWS", 10)
     again = Run(import_file(real, out=tmp_path))
     assert len(list((again.path / "ops").iterdir())) == 4
     assert again.ops.equals(real_run.ops)
@@ -158,15 +158,15 @@ def test_warm_up_counts_what_the_profiler_skipped_and_leaves_enough(
     [
         ("", "no kind"),
         ("hello", "no kind"),
-        ("{", "holds no operation"),
-        ("{}", "holds no operation"),
-        ("[]", "holds no operation"),
-        ('{"traceEvents": 5}', "holds no operation"),
+        ("{", "holds no op"),
+        ("{}", "holds no op"),
+        ("[]", "holds no op"),
+        ('{"traceEvents": 5}', "holds no op"),
         ('{"traceEvents": [}', "no Chrome trace"),
-        ('{"traceEvents": [1, "x", null, {}]}', "holds no operation"),
+        ('{"traceEvents": [1, "x", null, {}]}', "holds no op"),
         ('{"a" 5}', "no Chrome trace"),
-        ('{"traceEvents": [{"ph": "X", "name": "a", "ts": NaN}]}', "holds no operation"),
-        ('{"traceEvents": [{"ph": "X", "name": "a", "ts": 1e300}]}', "holds no operation"),
+        ('{"traceEvents": [{"ph": "X", "name": "a", "ts": NaN}]}', "holds no op"),
+        ('{"traceEvents": [{"ph": "X", "name": "a", "ts": 1e300}]}', "holds no op"),
         ("[" * 100_000, "nested too deep"),
     ],
 )

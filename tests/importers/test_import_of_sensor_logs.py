@@ -14,10 +14,8 @@ from tests.importers.profiler_json import op, step, write
 
 from stepscope.analysis.run import Run
 from stepscope.errors import UsageError
-from stepscope.importers import Options, import_file
-from stepscope.importers.log_kinds import KINDS, within_their_second
-from stepscope.importers.sensor_log import Clock
-from stepscope.record.formats import jetson_stats, nvidia_smi
+from stepscope.importers import Options, import_file, jetson_stats, nvidia_smi
+from stepscope.importers.sensor_logs import KINDS, Clock, within_their_second
 
 UTC = Clock(zone=timezone.utc)
 BEGIN = datetime(2026, 11, 21, 11, 49, 45)

@@ -34,7 +34,7 @@ def _callback(**options: Any) -> Any:
     return ours.StepscopeCallback(**options)
 
 
-def _trainer(tmp_path: Path, batches: int = 8, **options: Any) -> Any:
+def _trainer(tmp_path: Path, batches: int = 8, *, kind: Any = None, **options: Any) -> Any:
     library("accelerate")
     transformers = library("transformers")
     callbacks = options.pop("callbacks", None)
@@ -42,7 +42,7 @@ def _trainer(tmp_path: Path, batches: int = 8, **options: Any) -> Any:
     told = {"num_train_epochs": 1, "per_device_train_batch_size": BATCH, "save_strategy": "no", "report_to": []}
     told |= {"use_cpu": True, "disable_tqdm": True, "logging_strategy": "no", "dataloader_pin_memory": False}
     arguments = transformers.TrainingArguments(str(tmp_path / "out"), **{**told, **options})
-    return transformers.Trainer(
+    return (kind or transformers.Trainer)(
         Classifier(), arguments, train_dataset=rows, eval_dataset=rows[:BATCH], callbacks=callbacks
     )
 
@@ -109,6 +109,62 @@ def test_an_exception_between_the_steps_is_seen_too(tmp_path: Path) -> None:
     with pytest.raises(RefusedError):
         trainer.train()
     assert callback.recording.run.status == "failed"
+
+
+def test_a_training_step_of_the_users_own_is_reached_where_it_calls_the_librarys(tmp_path: Path) -> None:
+    class Doubling(library("transformers").Trainer):  # type: ignore[misc]
+        def training_step(self, *args: Any, **kwargs: Any) -> Any:
+            return 2 * super().training_step(*args, **kwargs)
+
+    callback = _callback(out=tmp_path / "runs", record="none")
+    trained = _trainer(tmp_path, callbacks=[callback], kind=Doubling).train()
+    losses = callback.recording.run.steps["loss"]
+    assert 2 * losses.mean() == pytest.approx(trained.training_loss, rel=1e-4)
+
+
+def test_losses_that_cannot_be_had_are_null(tmp_path: Path) -> None:
+    class Own(library("transformers").Trainer):  # type: ignore[misc]
+        def training_step(self, model: Any, inputs: Any, *_: Any) -> Any:
+            loss = model(**inputs)["loss"]
+            loss.backward()
+            return loss.detach()
+
+    callback = _callback(out=tmp_path / "runs", record="none")
+    _trainer(tmp_path, callbacks=[callback], kind=Own).train()
+    run = callback.recording.run
+    assert (run.status, len(run.steps), run.steps["loss"].null_count()) == ("ok", 8, 8)
+
+
+def test_an_exception_that_the_users_trainer_catches_ends_nothing(tmp_path: Path) -> None:
+    class Skipping(library("transformers").Trainer):  # type: ignore[misc]
+        def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+            if self.state.global_step == 3:
+                raise RefusedError
+            return super().compute_loss(*args, **kwargs)
+
+        def training_step(self, *args: Any, **kwargs: Any) -> Any:
+            try:
+                return super().training_step(*args, **kwargs)
+            except RefusedError:
+                return torch.tensor(0.0)
+
+    callback = _callback(out=tmp_path / "runs", record="none")
+    _trainer(tmp_path, callbacks=[callback], kind=Skipping).train()
+    run = callback.recording.run
+    assert (run.status, len(run.steps)) == ("ok", 8)
+
+
+def test_another_trainer_that_trains_meanwhile_is_not_heard(tmp_path: Path) -> None:
+    callback, second = _callback(out=tmp_path / "runs", record="none"), _trainer(tmp_path, 2)
+
+    class Distilling(library("transformers").TrainerCallback):  # type: ignore[misc]
+        def on_epoch_begin(self, *_: Any, **__: Any) -> None:
+            second.train()
+
+    trained = _trainer(tmp_path, 4, callbacks=[callback, Distilling()]).train()
+    steps = callback.recording.run.steps
+    assert len(steps) == 4
+    assert steps["loss"].mean() == pytest.approx(trained.training_loss, rel=1e-4)
 
 
 def _refuse(*_: Any, **__: Any) -> None:

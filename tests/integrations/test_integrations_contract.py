@@ -9,6 +9,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from tests.patience import HANG_S
 
 from stepscope.errors import MissingDependency, UnknownName
 from stepscope.integrations import discovered, logger, loggers
@@ -46,7 +47,7 @@ def test_a_logger_takes_a_run_and_a_place(module: ModuleType) -> None:
 def test_no_library_is_imported_before_it_is_used() -> None:
     refused = LIBRARIES | {"torch", "altair", "prometheus_client"}
     script = f"import sys, stepscope.integrations as i; i.loggers(); print(*sorted({refused!r} & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=HANG_S, check=True)
     assert done.stdout.strip() == ""
 
 

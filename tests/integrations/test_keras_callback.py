@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +70,23 @@ def test_an_exception_of_the_training_passes_untouched_and_the_run_says_failed(t
     run = callback.recording.run
     assert caught.value is error
     assert (run.status, run.meta["reason"]) == ("failed", "RefusedError: no more")
-    assert "apply" not in vars(model.optimizer)
+
+
+def test_an_exception_outside_the_batches_is_seen_too_and_one_that_is_caught_is_none(tmp_path: Path) -> None:
+    keras = library("keras")
+
+    class Refusing(keras.callbacks.Callback):  # type: ignore[misc, name-defined]
+        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+            with contextlib.suppress(ValueError, TypeError):
+                self.model(np.zeros((2, 5), np.float32))  # passes Keras' own handler of tracebacks
+            if epoch == 1:
+                raise RefusedError("in between")
+
+    callback = ours.StepscopeCallback(out=tmp_path, record="none")
+    with pytest.raises(RefusedError):
+        _model(keras).fit(*_data(3), batch_size=BATCH, epochs=2, verbose=0, callbacks=[callback, Refusing()])
+    run = callback.recording.run
+    assert (run.status, run.meta["reason"], len(run.steps)) == ("failed", "RefusedError: in between", 3)
 
 
 def test_a_second_fit_is_a_run_of_its_own_that_says_where_it_begins(tmp_path: Path) -> None:

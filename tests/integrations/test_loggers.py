@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import time
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 import pytest
 from tests.fabricate import fabricate_run
 from tests.integrations.trainings import a_file, library
+from tests.patience import HANG_S, until
 
 from stepscope.analysis.run import Run
 from stepscope.errors import OutputNotWritable, UsageError
@@ -106,12 +106,13 @@ def test_weights_and_biases_offline_keeps_series_and_figures(
     monkeypatch.delenv("WANDB_MODE", raising=False)
     folder = Path(wandb.log_run(run, tmp_path, page=False))
     assert folder.name.startswith("offline-run-")
-    records = list(_wandb_records(next(folder.glob("*.wandb"))))
-    for _ in range(200):  # wandb's own process writes the file to its end after it has said that it is done
-        if any(record.WhichOneof("record_type") == "exit" for record in records):
-            break
-        time.sleep(0.05)
-        records = list(_wandb_records(next(folder.glob("*.wandb"))))
+    records: list[Any] = []
+
+    def ended() -> bool:  # wandb's own process writes the file to its end after it has said that it is done
+        records[:] = _wandb_records(next(folder.glob("*.wandb")))
+        return any(record.WhichOneof("record_type") == "exit" for record in records)
+
+    until(ended)
     history = [{i.key or "/".join(i.nested_key): json.loads(i.value_json) for i in r.history.item} for r in records]
     logged = [row for row in history if "step_seconds" in row]
     summary = {
@@ -159,21 +160,21 @@ def test_a_prometheus_file_that_cannot_be_written_is_an_error_with_advice(run: R
 
 def test_live_gauges_are_served_on_loopback_while_the_run_is_watched(run: Run) -> None:
     library("prometheus_client")
-    with prometheus.served(run.path, 0) as port:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
+    with prometheus.live_server(run.path, 0) as port:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=HANG_S) as answer:
             read = _samples(answer.read().decode())
-        with pytest.raises(UsageError, match="cannot be used"), prometheus.served(run.path, port):
+        with pytest.raises(UsageError, match="cannot be used"), prometheus.live_server(run.path, port):
             pass
     about = dict(next(labels for name, *labels in read if name == "stepscope_live_info"))
     assert about == {"name": "fabricated", "run": run.id, "status": "ok"}
     with pytest.raises(urllib.error.URLError):
-        urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5)
+        urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=HANG_S)
 
 
 def test_live_gauges_of_a_running_run_follow_it_in_a_file(tmp_path: Path) -> None:
     library("prometheus_client")
     folder, target = fabricate_run(tmp_path / "runs", status=None, steps=7, power_w=5.0), tmp_path / "live.prom"
-    with prometheus.kept_in_file(folder, target, every_s=0.01):
+    with prometheus.live_file(folder, target, every_s=0.01):
         assert target.exists()
     run_label = ("run", folder.name)
     read = _samples(target.read_text(encoding="utf-8"))

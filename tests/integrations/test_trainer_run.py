@@ -2,35 +2,42 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
+from tests.patience import HANG_S
 from torch import nn
 
 import stepscope
 from stepscope.errors import UsageError
-from stepscope.integrations._training import TrainerRun, guarded
+from stepscope.integrations._library import guarded
+from stepscope.integrations._training import TrainingRun
 
 LIBRARY = {"library": "test"}
 
 
-def _begun(tmp_path: Path) -> TrainerRun:
-    recording = TrainerRun(out=tmp_path, record="none")
+def _begun(tmp_path: Path) -> TrainingRun:
+    recording = TrainingRun(out=tmp_path, record="none")
     recording.begin(nn.Linear(2, 2), trainer=LIBRARY)
     return recording
 
 
 def test_an_option_that_cannot_be_meant_is_refused_when_the_callback_is_made() -> None:
     with pytest.raises(UsageError):
-        TrainerRun(record="sometimes")
+        TrainingRun(record="sometimes")
     with pytest.raises(TypeError):
-        TrainerRun(recrod="all")
+        TrainingRun(recrod="all")
 
 
 def test_what_comes_before_the_beginning_or_after_the_end_does_nothing(tmp_path: Path) -> None:
-    recording = TrainerRun(out=tmp_path)
+    recording = TrainingRun(out=tmp_path)
     for call in (recording.batch, recording.step, recording.pause, recording.resume, recording.end, recording.end):
         call()
     assert list(tmp_path.iterdir()) == []
@@ -52,17 +59,46 @@ def test_a_training_that_never_ended_is_interrupted_when_the_next_begins(tmp_pat
 
 
 def test_what_fails_in_a_hook_ends_the_recording_and_not_the_training(tmp_path: Path) -> None:
-    class Callback:
-        recording = _begun(tmp_path)
-
-        def on_batch(self) -> None:
-            raise AttributeError("the trainer has changed")
-
+    hook = Mock(side_effect=AttributeError("the trainer has changed"))
+    hook.__name__ = "on_batch"
+    callback = SimpleNamespace(recording=_begun(tmp_path))
     with pytest.warns(RuntimeWarning, match="the training goes on"):
-        guarded(Callback.on_batch)(Callback())
-    run = Callback.recording.run
+        guarded(hook)(callback)
+    guarded(hook)(callback)
+    run = callback.recording.run
+    assert hook.call_count == 1
     assert run.status == "interrupted"
     assert run.events[0]["kind"] == "recording-lost"
+
+
+def test_an_exception_that_a_signal_handler_raises_in_a_hook_is_the_trainings_own(tmp_path: Path) -> None:
+    def alarm(*_: Any) -> None:
+        raise TimeoutError("too long")
+
+    def hook(_self: Any) -> None:
+        signal.raise_signal(signal.SIGUSR1)
+
+    callback, before = SimpleNamespace(recording=_begun(tmp_path)), signal.signal(signal.SIGUSR1, alarm)
+    try:
+        with pytest.raises(TimeoutError):
+            guarded(hook)(callback)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert callback.recording.open
+    callback.recording.end()
+
+
+def test_a_forked_child_hears_of_nothing(tmp_path: Path) -> None:
+    recording, hook = _begun(tmp_path), Mock()
+    hook.__name__ = "on_batch"
+    child = os.fork()
+    if child == 0:
+        guarded(hook)(SimpleNamespace(recording=recording))
+        os._exit(hook.call_count)
+    assert os.waitpid(child, 0)[1] == 0
+    recording.step()
+    recording.end()
+    assert len(recording.run.steps) == 1
 
 
 def test_a_process_that_ends_inside_a_training_interrupts_the_run(tmp_path: Path) -> None:
@@ -75,13 +111,13 @@ def test_a_process_that_ends_inside_a_training_interrupts_the_run(tmp_path: Path
 def test_an_exception_that_nobody_catches_is_found_when_the_process_ends(tmp_path: Path) -> None:
     script = f"""
 from torch import nn
-from stepscope.integrations._training import TrainerRun
-recording = TrainerRun(out={str(tmp_path)!r}, record="none")
+from stepscope.integrations._training import TrainingRun
+recording = TrainingRun(out={str(tmp_path)!r}, record="none")
 recording.begin(nn.Linear(2, 2), trainer={LIBRARY!r})
 recording.step()
 raise ValueError("wrong")
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=HANG_S, check=False)
     run = stepscope.Run(next(path.parent for path in tmp_path.glob("*/run.json")))
     assert (run.status, run.meta["reason"], len(run.steps)) == ("failed", "ValueError: wrong", 1)
     assert done.returncode == 1

@@ -39,7 +39,7 @@ def simple_loop(model: nn.Module, steps: int, batch: int = 4, width: int = 8) ->
 
 
 def last_step(run: RunReader) -> pl.DataFrame:
-    """Rows of the last recorded step, text columns as text."""
+    """Rows of the last profiled step, text columns as text."""
     ops = run.ops.with_columns(pl.col("name", "module", "phase", "device").cast(pl.String))
     return ops.filter(pl.col("step") == ops["step"].max())
 

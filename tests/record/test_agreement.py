@@ -11,12 +11,27 @@ import torch
 from torch import nn
 
 from stepscope.clock import unix_minus_monotonic_ns
-from stepscope.record.recorders.events import Names
-from stepscope.record.recorders.modules import ModuleBook, ModuleScopes
-from stepscope.record.recorders.ops import rows_of
-from stepscope.record.recorders.optimizers import OptimizerCalls
-from stepscope.record.recorders.shapes import ShapeBook
-from stepscope.record.recorders.window import StepSpan, Window
+from stepscope.record import torch_private
+from stepscope.record.boundary import Boundary
+from stepscope.record.ops.events import MODULE_SCOPE, Names, OptimizerCalls
+from stepscope.record.ops.modules import ModuleBook
+from stepscope.record.ops.rows import ShapeBook, StepSpan, Window, rows_of
+from stepscope.record.routes import Routes
+from stepscope.runfolder.reader import frame_of
+
+
+class ScopesAlone:
+    """A listener that only names the ranges of module calls."""
+
+    def __init__(self, book: ModuleBook) -> None:
+        self._book = book
+
+    def makes_scope(self, module: nn.Module) -> torch_private.Scope:
+        return torch_private.make_call_scope(f"{MODULE_SCOPE}{self._book.index(module)}")
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *_: None
+
 
 LAYERS = {"0": "ConvolutionBackward0", "1": "NativeBatchNormBackward0", "2": "ReluBackward0", "4": "AddmmBackward0"}
 
@@ -28,20 +43,21 @@ def both() -> tuple[pl.DataFrame, Any, ModuleBook]:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     book = ModuleBook()
     book.add_root(model)
-    scopes, spans = ModuleScopes(book), []
+    routes, spans = Routes(Boundary(lambda _: None), ScopesAlone(book)), []
     offset = unix_minus_monotonic_ns()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
-        scopes.open_scopes()
+        routes.install()
+        routes.profile_calls(True)
         for step in range(3):
             began = time.monotonic_ns()
             optimizer.zero_grad()
             model(torch.randn(8, 3, 16, 16)).sum().backward()
             optimizer.step()
             spans.append(StepSpan(step, began, time.monotonic_ns(), 8))
-        scopes.remove()
+        routes.remove()
     raw = profiler.profiler.kineto_results.events()
     window = Window(raw, spans, offset, OptimizerCalls(), shapes=False, cuda=False)
-    rows = rows_of(window, Names(), book.names(), ShapeBook()).frame
+    rows = frame_of(rows_of(window, Names(), book.names(), ShapeBook()).part, "ops")
     return rows.with_columns(pl.col("name", "module", "phase").cast(pl.String)), profiler.events(), book
 
 

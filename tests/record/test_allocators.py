@@ -12,7 +12,7 @@ import pytest
 
 from stepscope.errors import MissingDependency, StepscopeError, UnknownName, UsageError
 from stepscope.record import allocators, empty_process
-from stepscope.record.allocator_trade import allocator_trade, measured_steps, report
+from stepscope.record.dry.allocator_costs import compare_allocators, measured_steps, report
 
 glibc = pytest.mark.skipif(allocators.in_force()["library"] is None, reason="needs glibc")
 _SAYS = "import json; from stepscope.record import allocators as a; {}; print(json.dumps(a.in_force()))"
@@ -145,14 +145,14 @@ def test_the_trade_has_the_median_and_the_spread_of_each_allocator() -> None:
         f"import os; pinned = {pinned}\n"
         'print(\'{"before_bytes": 1, "peak_bytes": %d, "step_s": %f}\' % (80 if pinned else 100, 1.5 if pinned else 1))'
     )
-    default, pin = allocator_trade(child(code), ("default", "pinned"), rounds=2)
+    default, pin = compare_allocators(child(code), ("default", "pinned"), rounds=2)
     assert (default.allocator, default.peak_bytes, default.step_s, default.missing) == ("default", 100, 1.0, None)
     assert (pin.peak_bytes, pin.peak_low, pin.peak_high, pin.step_s) == (80, 80, 80, 1.5)
 
 
 def test_an_allocator_that_is_missing_is_a_result_with_a_reason(tmp_path: Path) -> None:
     code = 'print(\'{"before_bytes": 1, "peak_bytes": 5, "step_s": 0.1}\')'
-    default, missing = allocator_trade(child(code), ("default", "tcmalloc"), rounds=1, root=tmp_path)
+    default, missing = compare_allocators(child(code), ("default", "tcmalloc"), rounds=1, root=tmp_path)
     assert default.peak_bytes == 5
     assert missing.peak_bytes is None
     assert "not installed" in (missing.missing or "")
@@ -169,17 +169,17 @@ def test_an_allocator_that_is_missing_is_a_result_with_a_reason(tmp_path: Path) 
 )
 def test_a_step_that_fails_by_default_fails_the_trade_with_its_own_words(code: str, message: str) -> None:
     with pytest.raises(StepscopeError, match=message):
-        allocator_trade(child(code), ("default",), rounds=1)
+        compare_allocators(child(code), ("default",), rounds=1)
 
 
 def test_a_command_that_cannot_be_started_says_so() -> None:
     with pytest.raises(MissingDependency, match="cannot be started"):
-        allocator_trade(["/nowhere/python"], ("default",), rounds=1)
+        compare_allocators(["/nowhere/python"], ("default",), rounds=1)
 
 
 def test_an_empty_process_is_measured_once_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(empty_process, "_PROGRAM", "print('{\"peak_bytes\": 321000000}')")
-    assert empty_process.kept_empty_process_bytes("default", tmp_path) is None
+    assert empty_process.cached_empty_process_bytes("default", tmp_path) is None
     assert empty_process.empty_process_bytes("default", tmp_path) == 321_000_000
     monkeypatch.setattr(empty_process, "_PROGRAM", "raise SystemExit('measured twice')")
     assert empty_process.empty_process_bytes("default", tmp_path) == 321_000_000

@@ -7,12 +7,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tests.patience import HANG_S, until
 from tests.record.loops import record, simple_loop
 from torch import nn
 
@@ -52,15 +52,6 @@ def start(out: Path, steps: int, limit: int = 0) -> tuple[subprocess.Popen[str],
     return process, path
 
 
-def eventually(true: Callable[[], bool], seconds: float = 5.0) -> bool:
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if true():
-            return True
-        time.sleep(0.02)
-    return False
-
-
 def samplers_of(run: Path) -> list[int]:
     """Processes that sample for this run."""
     found = []
@@ -80,7 +71,7 @@ def test_a_killed_trainer_leaves_a_readable_run_and_no_orphan(tmp_path: Path) ->
     time.sleep(0.05)
     process.send_signal(signal.SIGKILL)
     process.communicate()
-    assert eventually(lambda: not samplers_of(path))
+    until(lambda: not samplers_of(path), "the end of the sampler")
     run = RunReader(path)
     assert run.status == "interrupted"
     assert run.steps.height > 0
@@ -91,21 +82,21 @@ def test_a_killed_trainer_leaves_a_readable_run_and_no_orphan(tmp_path: Path) ->
 
 @pytest.mark.skipif(not Path("/proc").exists(), reason="finds processes through /proc")
 def test_a_killed_sampler_is_noted_and_the_training_goes_on(tmp_path: Path) -> None:
-    process, path = start(tmp_path, 2_000)
+    process, path = start(tmp_path, 300)
     for sampler in samplers_of(path):
         os.kill(sampler, signal.SIGKILL)
-    out, error = process.communicate(timeout=60)
-    assert (process.returncode, "trained 2000" in out) == (0, True), error
+    out, error = process.communicate(timeout=HANG_S)
+    assert (process.returncode, "trained 300" in out) == (0, True), error
     run = RunReader(path)
     assert run.status == "ok"
-    assert run.steps.height == 2_000
+    assert run.steps.height == 300
     assert "sampler-lost" in [event["kind"] for event in run.events]
 
 
 def test_a_full_disk_costs_rows_and_not_the_training(tmp_path: Path) -> None:
-    process, path = start(tmp_path, 3_000, limit=30_000)
-    out, error = process.communicate(timeout=60)
-    assert (process.returncode, "trained 3000" in out) == (0, True), error
+    process, path = start(tmp_path, 700, limit=30_000)
+    out, error = process.communicate(timeout=HANG_S)
+    assert (process.returncode, "trained 700" in out) == (0, True), error
     assert error == ""
     run = RunReader(path)
     assert run.steps.height > 0
@@ -115,7 +106,7 @@ def test_a_full_disk_costs_rows_and_not_the_training(tmp_path: Path) -> None:
 def test_a_signal_from_the_keyboard_closes_the_run_as_interrupted(tmp_path: Path) -> None:
     process, path = start(tmp_path, 1_000_000)
     process.send_signal(signal.SIGINT)
-    _, error = process.communicate(timeout=30)
+    _, error = process.communicate(timeout=HANG_S)
     assert "KeyboardInterrupt" in error
     assert (RunReader(path).status, RunReader(path).meta["reason"]) == ("interrupted", "Ctrl-C")
 
@@ -150,7 +141,7 @@ def test_a_place_that_cannot_be_written_is_refused_before_the_training(tmp_path:
 
 def test_a_period_below_a_millisecond_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="1 ms"):
-        stepscope.profile(out=tmp_path, period_ms=0.1).__enter__()
+        stepscope.profile(out=tmp_path, period=0.0001).__enter__()
 
 
 def test_a_profiler_of_the_users_own_takes_over_and_still_works(tmp_path: Path) -> None:
@@ -195,6 +186,9 @@ def test_a_torch_that_has_lost_the_private_parts_records_steps_without_ops(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def gone(shapes: bool, cuda: bool) -> Any:
+        _raises()
+
+    def _raises() -> None:
         raise AttributeError("module 'torch._C._profiler' has no attribute 'ProfilerConfig'")
 
     monkeypatch.setattr(torch_private, "start_window", gone)
@@ -205,16 +199,12 @@ def test_a_torch_that_has_lost_the_private_parts_records_steps_without_ops(
     assert [event["kind"] for event in run.events].count("ops-lost") == 1
 
 
-def test_module_calls_fall_back_to_global_hooks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch_private, "can_route_calls", lambda: False)
-    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
-    run = record(simple_loop(model, 4), tmp_path, model)
-    assert {"", "0", "1"} <= set(run.ops["module"].drop_nulls().cast(str))
-    assert run.meta["recorder"]["module_calls"] == "hooks"
-
-
 def test_this_torch_still_has_every_private_name_that_is_used() -> None:
-    assert torch_private.can_route_calls(), "nn.Module._compiled_call_impl has changed: global hooks are used instead"
+    assert vars(nn.Module)["__call__"] is nn.Module._wrapped_call_impl, "Module.__call__ does more: see routes.py"
+    assert callable(torch.autograd._engine_run_backward)  # type: ignore[attr-defined]
+    assert "__next__" in vars(torch.utils.data.dataloader._BaseDataLoaderIter)
+    assert torch_private.autograd_sequence() >= 0
+    assert callable(torch._C._autograd._clear_callbacks)  # type: ignore[attr-defined]
     assert hasattr(torch._C._profiler, "_RecordFunctionFast")
     assert hasattr(torch.autograd.profiler.profile, "_prepare_trace")
     window = torch_private.start_window(shapes=True, cuda=False)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from stepscope import workloads
-from stepscope.record.flops import FlopCount, ModuleFlops, count_flops, on_meta, sum_of_outputs
+from stepscope.record.dry.flops import FlopCount, ModuleFlops, count_flops, on_meta, sum_of_outputs
 
 
 def summed(model: nn.Module, batch: Any) -> Tensor:

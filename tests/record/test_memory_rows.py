@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import Any
 
 import numpy as np
 import polars as pl
 import pytest
 
-from stepscope.analysis.memory_events import memory_over_time, peak
-from stepscope.record.recorders.allocation_events import AllocationEvents, Use, read_tree
-from stepscope.record.recorders.events import Events
-from stepscope.record.recorders.memory import Mark, Watched
-from stepscope.record.recorders.memory_rows import MemoryBook, memory_rows
-from stepscope.record.recorders.ops import Labelled
-from stepscope.record.recorders.optimizers import OptimizerCalls
-from stepscope.record.recorders.phases import BACKWARD, FORWARD
-from stepscope.record.recorders.window import StepSpan, Window
+from stepscope.analysis.memory.events import memory_over_time, peak
+from stepscope.record.memory.rows import AllocationEvents, MemoryBook, Use, memory_rows, read_tree
+from stepscope.record.memory.watch import Mark, Watched
+from stepscope.record.ops.events import BACKWARD, FORWARD, Events, OptimizerCalls
+from stepscope.record.ops.rows import Labelled, StepSpan, Window
+from stepscope.runfolder.parts import from_bytes, to_bytes
+from stepscope.runfolder.reader import frame_of
 
 START, END = 1_000, 2_000
 NAMES = ["aten::conv", "aten::empty", "Backward0"]
@@ -44,11 +43,14 @@ OPS = labelled((0, 1_100, 1_200, -1, FORWARD), (1, 1_110, 1_120, 0, FORWARD), (2
 
 def rows(events: AllocationEvents, watched: Watched | None = None, book: MemoryBook | None = None) -> pl.DataFrame:
     window = Window([], [StepSpan(7, START, END, 4)], 0, OptimizerCalls(), False, False)
-    return memory_rows(window, events, watched or Watched(), OPS, NAMES, MODULES, book or MemoryBook())
+    part = memory_rows(window, events, watched or Watched(), OPS, NAMES, MODULES, book or MemoryBook())
+    return frame_of(from_bytes(to_bytes(part, "memory"), "memory"), "memory")
 
 
 def mark(t: int, pointer: int, size: int, category: str, **more: Any) -> Mark:
-    return Mark(t, pointer, size, more.pop("device", "cpu"), category, more.pop("module", 1), (size // 4,), **more)
+    ended = defaultdict(int, {None: more.pop("end_ns")} if "end_ns" in more else {})
+    device, module = more.pop("device", "cpu"), more.pop("module", 1)
+    return Mark(t, pointer, size, device, category, module, (size // 4,), ended, **more)
 
 
 def test_scratch_of_a_kernel_is_workspace_and_what_leaves_it_is_not() -> None:

@@ -1,4 +1,4 @@
-"""FLOPs and bytes of op instances, on what Kineto really says of ops that really ran."""
+"""FLOPs and bytes of op calls, on what Kineto really says of ops that really ran."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from torch.nn import functional
 from torch.profiler import ProfilerActivity, profile
 
 from stepscope import workloads
-from stepscope.record.flops import count_flops
-from stepscope.record.op_cost import count_op_bytes, count_op_flops
+from stepscope.record.dry.flops import count_flops
+from stepscope.record.ops.costs import count_op_bytes, count_op_flops
 
 
 @contextlib.contextmanager

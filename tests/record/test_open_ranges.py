@@ -14,14 +14,15 @@ from typing import Any
 import polars as pl
 import pytest
 import torch
+from tests.patience import HANG_S
 from tests.record.loops import last_step, record, simple_loop
 from torch import nn
 
 import stepscope
 from stepscope.record import torch_private
-from stepscope.record.recorders.events import Names, columns
-from stepscope.record.recorders.ops import until_the_close
-from stepscope.record.recorders.phases import CLOSING
+from stepscope.record.ops.events import CLOSING, Names, columns
+from stepscope.record.ops.rows import until_the_close
+from stepscope.record.routes import _ModuleRoute
 from stepscope.runfolder import RunReader
 
 NESTED = """
@@ -65,7 +66,7 @@ def test_a_training_survives_windows_that_close_inside_a_hundred_open_ranges(
 ) -> None:
     command = [sys.executable, "-X", "faulthandler", "-c", NESTED, kind, str(tmp_path), steps, memory]
     ended = subprocess.run(
-        command, capture_output=True, text=True, timeout=120, env={**os.environ, "MALLOC_PERTURB_": "165"}
+        command, capture_output=True, text=True, timeout=HANG_S, env={**os.environ, "MALLOC_PERTURB_": "165"}
     )
     assert (ended.returncode, ended.stderr) == (0, "")
     assert int(ended.stdout.split()[1]) >= 9  # every second of 20 steps: windows open again after each close
@@ -177,24 +178,30 @@ def test_a_profiler_that_runs_already_is_left_alone(tmp_path: Path) -> None:
     assert [event["kind"] for event in run.events].count("ops-lost") == 1
 
 
-@pytest.mark.parametrize("broken", ["open_scopes", "remove"])
+@pytest.mark.parametrize("broken", [True, False])
 def test_a_recorder_that_fails_leaves_no_profile_behind(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: bool
 ) -> None:
-    from stepscope.record.recorders.modules import ModuleScopes
+    plain = _ModuleRoute.profile
 
-    def fails(_scopes: ModuleScopes) -> None:
-        monkeypatch.undo()
-        raise RuntimeError("broken")
+    def fails(route: _ModuleRoute, profiled: bool) -> None:
+        if profiled == broken:
+            monkeypatch.undo()
+            _raises()
+        plain(route, profiled)
 
     model = nn.Linear(8, 1)
     with stepscope.profile(model, out=tmp_path, record="every:2") as scope:
-        monkeypatch.setattr(ModuleScopes, broken, fails)
+        monkeypatch.setattr(_ModuleRoute, "profile", fails)
         simple_loop(model, 6)(scope.step)
         assert not torch._C._autograd._profiler_enabled()
     run = RunReader(scope.path)
     assert run.steps.height == 6
     assert "RuntimeError: broken" in [event["message"] for event in run.events]
+
+
+def _raises() -> None:
+    raise RuntimeError("broken")
 
 
 def test_a_window_opens_and_closes_without_room_for_temporary_files(monkeypatch: pytest.MonkeyPatch) -> None:

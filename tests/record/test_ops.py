@@ -1,4 +1,4 @@
-"""Rows of recorded steps, against what the model is known to do and against independent counts."""
+"""Rows of profiled steps, against what the model is known to do and against independent counts."""
 
 from __future__ import annotations
 

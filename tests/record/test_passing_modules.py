@@ -5,12 +5,15 @@ from __future__ import annotations
 import gc
 import weakref
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import torch
 from torch import nn
 
 import stepscope
-from stepscope.record.recorders.modules import ModuleBook
+from stepscope.record.facts import of_modules
+from stepscope.record.ops.modules import ModuleBook
 
 _Held = weakref.ReferenceType[nn.Module]
 
@@ -57,8 +60,76 @@ def test_the_place_of_a_loss_that_is_gone_is_not_given_to_another_kind() -> None
     assert book.index(nn.MSELoss()) == first
 
 
-def test_a_model_is_kept_alive_though_nobody_else_holds_it() -> None:
+def test_a_model_that_is_gone_leaves_its_name_and_its_parameters() -> None:
+    book, model = ModuleBook(), nn.Linear(2, 3)
+    book.add_root(model)
+    assert book.sizes()[0].parameters == 9
+    gone = weakref.ref(model)
+    del model
+    assert gone() is None
+    assert book.names() == [("", "Linear")]
+    assert book.sizes()[0].parameters == 9
+
+
+def test_a_model_of_each_fold_takes_the_place_of_the_last() -> None:
     book = ModuleBook()
-    book.add_root(nn.Linear(2, 2))
-    gc.collect()
-    assert isinstance(book.modules()[0], nn.Linear)
+    for _ in range(5):
+        book.add_root(nn.Sequential(nn.Linear(2, 2), nn.ReLU()))
+    assert [name for name, _ in book.names()] == ["", "0", "1"]
+
+
+def test_modules_are_read_without_a_word_from_their_own_methods() -> None:
+    class Hostile(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.lazy = nn.Linear(2, 2), nn.LazyLinear(3)
+
+        def named_modules(self, *_: object, **__: object) -> Any:
+            raise ValueError("named_modules")
+
+        parameters = __repr__ = __len__ = __bool__ = named_modules
+
+    book, model = ModuleBook(), Hostile()
+    model.layer.register_module("back", model)  # a cycle
+    book.add_root(model)
+    assert [name for name, _ in book.names()] == ["", "layer", "lazy"]
+    assert [sizes.parameters for sizes in book.sizes()] == [None, None, None]
+
+
+def test_the_variables_of_a_keras_layer_are_its_parameters() -> None:
+    class Layer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self._trainable_variables = [SimpleNamespace(_value=nn.Parameter(torch.zeros(3, 2)), path="kernel")]
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.dense = Layer()
+            self.torch_params = nn.ParameterDict({"kernel": self.dense._trainable_variables[0]._value})
+
+    book, model = ModuleBook(), Model()
+    book.add_root(model)
+    assert [sizes.parameters for sizes in book.sizes()] == [6, 6, 6]
+
+
+def test_a_part_that_is_called_before_its_model_has_its_name_there() -> None:
+    """To learn the size of its output, as many scripts do."""
+    book = ModuleBook()
+    model = nn.Sequential(nn.Sequential(nn.Linear(2, 3), nn.ReLU()), nn.Linear(3, 1))
+    first = book.index(model[0])
+    book.index(model)
+    assert book.index(model[0]) == first
+    assert sorted(name for name, _ in book.names()) == ["", "0", "0.0", "0.1", "1"]
+    assert book.root_names() == {""}
+    rows = of_modules(book, {})
+    assert [row["module"] for row in rows] == ["", "0", "0.0", "0.1", "1"]
+    assert [row["parent"] for row in rows] == [None, "", "0", "0", ""]
+
+
+def test_a_part_that_was_told_of_keeps_its_name() -> None:
+    book, model = ModuleBook(), nn.Sequential(nn.Linear(2, 3))
+    book.index(model[0])
+    assert book.names() == [("", "Linear")]
+    book.index(model)
+    assert book.names() == [("", "Linear"), ("Sequential", "Sequential")]

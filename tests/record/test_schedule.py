@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 
 from stepscope.errors import UsageError
+from stepscope.record.ops.rows import StepProfile
 from stepscope.record.plan import WARMUP_STEPS, Plan
-from stepscope.record.recorders.window import StepProfile
-from stepscope.record.schedule import parse, schedule
+from stepscope.record.settings import parse_schedule, schedule
 
 MS = 1_000_000
 
 
 def chosen(record: str, steps: int = 12) -> list[int]:
-    choice = parse(record)
+    choice = parse_schedule(record)
     return [step for step in range(steps) if choice.records(step)]
 
 
@@ -28,7 +28,7 @@ def test_fixed_choices_record_the_steps_that_they_name() -> None:
 @pytest.mark.parametrize("wrong", ["", "first", "first:0", "first:-1", "every:x", "sometimes", "all:3"])
 def test_a_choice_that_is_none_is_refused_with_the_forms(wrong: str) -> None:
     with pytest.raises(UsageError, match="cannot record") as refused:
-        parse(wrong)
+        parse_schedule(wrong)
     assert "every:N" in (refused.value.hint or "")
 
 
@@ -51,7 +51,7 @@ class Machine:
         self.random = np.random.default_rng(0)
 
     def train(self, plan: Plan, steps: int) -> list[int]:
-        """The recorded steps."""
+        """The profiled steps."""
         now, block = 0, 0
         recorded: list[int] = []
         for step in range(steps):
@@ -75,7 +75,7 @@ class Machine:
 
 
 def test_adaptive_recording_stops_when_the_medians_are_known() -> None:
-    plan = Plan(parse("adaptive"))
+    plan = Plan(parse_schedule("adaptive"))
     recorded = Machine(step_ms=100, recording_ms=1, window_ms=1, noise=0.01).train(plan, 1000)
     assert plan.known is not None
     assert plan.known >= 0.99
@@ -83,32 +83,32 @@ def test_adaptive_recording_stops_when_the_medians_are_known() -> None:
 
 
 def test_adaptive_recording_comes_back_now_and_then_to_notice_drift() -> None:
-    recorded = Machine(100, 1, 1, noise=0.01).train(Plan(parse("adaptive")), 2000)
+    recorded = Machine(100, 1, 1, noise=0.01).train(Plan(parse_schedule("adaptive")), 2000)
     late = [step for step in recorded if step > 300]
     assert 8 <= len(late) <= 40
     assert max(late) > 1700
 
 
 def test_noisy_ops_are_recorded_for_longer_than_steady_ones() -> None:
-    steady = Machine(100, 1, 1, noise=0.01).train(Plan(parse("adaptive")), 400)
-    noisy = Machine(100, 1, 1, noise=0.15).train(Plan(parse("adaptive")), 400)
+    steady = Machine(100, 1, 1, noise=0.01).train(Plan(parse_schedule("adaptive")), 400)
+    noisy = Machine(100, 1, 1, noise=0.15).train(Plan(parse_schedule("adaptive")), 400)
     assert len(noisy) > 2 * len(steady)
 
 
 def test_recording_that_costs_much_stays_within_its_share_of_the_run() -> None:
     machine = Machine(step_ms=3, recording_ms=2, window_ms=40, noise=0.3)
-    recorded = machine.train(Plan(parse("adaptive")), 20_000)
+    recorded = machine.train(Plan(parse_schedule("adaptive")), 20_000)
     spent_ns = machine.elapsed_ns - 20_000 * machine.step_ns
     assert spent_ns < 0.05 * machine.elapsed_ns
     assert len(recorded) > 40
 
 
 def test_even_a_short_and_dear_run_has_some_recorded_steps_after_warm_up() -> None:
-    recorded = Machine(step_ms=1, recording_ms=1, window_ms=80, noise=0.1).train(Plan(parse("adaptive")), 40)
+    recorded = Machine(step_ms=1, recording_ms=1, window_ms=80, noise=0.1).train(Plan(parse_schedule("adaptive")), 40)
     assert len([step for step in recorded if step >= WARMUP_STEPS]) >= 1
 
 
 def test_recorded_and_unrecorded_steps_alternate_in_blocks() -> None:
-    recorded = Machine(100, 1, 1, noise=0.2).train(Plan(parse("adaptive")), 40)
+    recorded = Machine(100, 1, 1, noise=0.2).train(Plan(parse_schedule("adaptive")), 40)
     later = [step for step in recorded if step >= WARMUP_STEPS]
     assert later[:6] == [7, 8, 13, 14, 19, 20]

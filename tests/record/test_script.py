@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from tests.conftest import CommandLine
+from tests.warm_python import WarmPython
 
 import stepscope
 from stepscope.errors import UsageError
 from stepscope.record.script import run_script
-from stepscope.record.session import Settings
+from stepscope.record.settings import Settings
 from stepscope.runfolder import RunReader
 
 TRAIN = """
@@ -35,6 +36,14 @@ if __name__ == "__main__":
         raise ValueError("the script's own")
     if options.end:
         sys.exit(int(options.end) if options.end.isdigit() else options.end)
+"""
+TWICE = """
+import os, runpy
+other = os.fork()
+try:
+    runpy.run_module("stepscope", run_name="__main__", alter_sys=True)
+finally:
+    assert other == 0 or os.waitpid(other, 0)[1] == 0
 """
 
 
@@ -73,10 +82,10 @@ def test_the_exit_code_of_the_script_is_passed_on(script: Path, tmp_path: Path) 
 
 
 def test_a_script_that_raises_shows_its_own_traceback_and_none_of_ours(
-    script: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    script: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     path, code = run_script(str(script), ["--end", "raise"], Settings(out=tmp_path / "runs"))
-    error = capsys.readouterr().err
+    error = capfd.readouterr().err
     assert code == 1
     assert "ValueError: the script's own" in error
     assert "stepscope" not in error
@@ -104,29 +113,28 @@ def test_a_script_that_is_not_there_is_refused_and_leaves_no_run(tmp_path: Path)
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_script_that_leaves_through_os_exit_leaves_a_readable_run(script: Path, tmp_path: Path) -> None:
+def test_a_script_that_leaves_through_os_exit_leaves_a_readable_run(
+    script: Path, tmp_path: Path, stepscope_cli: CommandLine
+) -> None:
     script.write_text(TRAIN + "    import os\n    os._exit(5)\n")
-    command = [sys.executable, "-m", "stepscope", "run", str(script), "--out", str(tmp_path / "runs")]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    ended = stepscope_cli("run", str(script), "--out", "runs")
     assert ended.returncode == 5, ended.stderr
     run = RunReader(next((tmp_path / "runs").iterdir()))
     assert run.status == "interrupted"
 
 
-def test_two_runs_at_once_keep_apart(script: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "stepscope", "run", str(script), "-q", "--out", str(tmp_path / "runs")]
-    both = [subprocess.Popen(command, stderr=subprocess.PIPE) for _ in range(2)]
-    for process in both:
-        _, error = process.communicate(timeout=120)
-        assert process.returncode == 0, error
+def test_two_runs_at_once_keep_apart(script: Path, tmp_path: Path, warm_python: WarmPython) -> None:
+    ended = warm_python.run(["-c", TWICE, "run", str(script), "-q", "--out", "runs"], tmp_path)
+    assert ended.returncode == 0, ended.stderr
     runs = [RunReader(path) for path in (tmp_path / "runs").iterdir()]
     assert [run.steps.height for run in runs] == [4, 4]
     assert [run.status for run in runs] == ["ok", "ok"]
 
 
-def test_options_of_a_workload_are_refused_for_a_script(script: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "stepscope", "run", str(script), "--steps", "5", "--out", str(tmp_path / "runs")]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+def test_options_of_a_workload_are_refused_for_a_script(
+    script: Path, tmp_path: Path, stepscope_cli: CommandLine
+) -> None:
+    ended = stepscope_cli("run", str(script), "--steps", "5", "--out", "runs")
     assert ended.returncode == 2
     assert "--steps" in ended.stderr
     assert "--" in ended.stderr

@@ -8,10 +8,13 @@ from typing import Any
 import polars as pl
 import pytest
 import torch
-from tests.record.loops import record, simple_loop
+from tests.record.loops import last_step, record, simple_loop
 from torch import nn
 
-from stepscope.record.steps import OptimizerRounds, first_tensor
+from stepscope import Run
+from stepscope.record.rounds import ManualRounds, OptimizerRounds
+from stepscope.record.steps import Gaps, Identities, SampleCount, first_tensor
+from stepscope.record.torch_private import first_bytes
 
 
 def rounds(calls: str, per_round: int | None = None) -> list[int]:
@@ -40,6 +43,314 @@ def test_a_script_that_updates_once_has_one_step() -> None:
 
 def test_the_number_of_updates_in_a_step_can_be_given() -> None:
     assert rounds("DDGDDG", per_round=3) == [3, 6]
+
+
+def test_an_optimizer_that_takes_over_is_counted_from_its_first_step() -> None:
+    assert rounds("AAABBBC") == [1, 2, 3, 4, 5, 6, 7]
+
+
+@pytest.mark.parametrize(
+    ("calls", "ends"),
+    [
+        ("ddgddgddgddg", [9, 12]),  # two critics and a generator: a step of each iteration from the third on
+        ("dgddddgddddgddddg", [12, 17]),
+        ("ccaccaccacacacac", [9]),  # a rhythm that changes is left
+    ],
+)
+def test_an_optimizer_that_updates_more_often_than_another_makes_no_step_of_its_own(
+    calls: str, ends: list[int]
+) -> None:
+    found = rounds(calls)
+    assert [t for t in found if t in ends] == ends
+    if calls.startswith("d"):
+        assert found[found.index(ends[0]) :] == ends
+
+
+def test_optimizers_that_take_turns_for_whole_epochs_have_a_step_for_each_update() -> None:
+    assert len(rounds("a" * 50 + "b" * 50 + "a" * 50)) >= 147
+
+
+def test_optimizers_that_step_within_one_backward_pass_are_one_round() -> None:
+    assert rounds("XYZXYZ") == [3, 6]
+
+
+def test_an_object_at_the_address_of_one_that_is_gone_has_a_number_of_its_own() -> None:
+    identities = Identities()
+    numbers = {identities.number(nn.Identity()) for _ in range(50)}
+    assert len(numbers) == 50
+
+
+def by_hand(*happenings: Any) -> list[tuple[int, bool]]:
+    """(when, late) of each step that ends: what is found when something else begins, before and after each pass."""
+    ended: list[tuple[int, bool]] = []
+    now = iter(range(1, 1000))
+    manual = ManualRounds(lambda t, late: ended.append((t, late)), clock=lambda: next(now))
+    for before, at_pass, after in happenings:
+        manual.something_else(before)
+        manual.begins(at_pass)
+        manual.passed(after)
+    manual.something_else("updated")
+    manual.finish("updated")
+    return ended
+
+
+def test_a_model_that_is_called_with_changed_parameters_has_a_step_before_it() -> None:
+    assert by_hand(("a", "a", "b"), ("c", "c", "d"), ("e", "e", "f")) == [(1, False), (2, False), (3, False)]
+
+
+def test_an_update_that_shows_only_when_gradients_are_reset_ended_before_the_model_was_called() -> None:
+    assert by_hand(("a", "a", "b"), ("b", "c", "d"), ("d", "e", "f")) == [(1, True), (2, True), (3, False)]
+
+
+def test_passes_that_find_what_the_last_one_left_are_one_step() -> None:
+    assert len(by_hand(("a", "a", "b"), ("b", "b", "c"), ("d", "d", "e"))) == 2
+
+
+def test_passes_of_a_training_without_parameters_to_look_at_are_steps() -> None:
+    assert len(by_hand((None, None, None), (None, None, None))) == 2
+
+
+def test_a_closure_that_is_called_often_makes_one_step_from_the_first_on(tmp_path: Path) -> None:
+    model = nn.Linear(8, 1)
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=5)
+    inputs = torch.randn(6, 8)
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss: torch.Tensor = model(inputs).pow(2).mean()
+        loss.backward()  # type: ignore[no-untyped-call]
+        return loss
+
+    def loop(_: Any) -> None:
+        for _ in range(4):
+            optimizer.step(closure)  # type: ignore[no-untyped-call]
+
+    run = record(loop, tmp_path, steps="optimizer")
+    assert run.steps.height == 4
+    assert run.steps["samples"].to_list() == [6] * 4
+
+
+def test_the_layers_of_a_training_without_an_optimizer_are_profiled(tmp_path: Path) -> None:
+    model = nn.Linear(8, 1)
+
+    def loop(_: Any) -> None:
+        for _ in range(9):
+            model(torch.randn(4, 8)).sum().backward()
+            for parameter in model.parameters():
+                assert parameter.grad is not None
+                parameter.data.add_(parameter.grad, alpha=-0.1)
+            model.zero_grad()
+
+    run = record(loop, tmp_path, steps="optimizer")
+    assert run.steps.height == 9
+    assert run.steps["samples"].to_list() == [4] * 9
+    assert {"forward", "backward"} <= set(last_step(run)["phase"])
+
+
+@pytest.mark.parametrize("steps", [1, 2, 7])
+def test_the_last_update_through_data_is_a_step_though_no_gradient_is_reset_after_it(
+    tmp_path: Path, steps: int
+) -> None:
+    model = nn.Linear(4, 1)
+
+    def loop(_: Any) -> None:
+        for _ in range(steps):
+            model.zero_grad()
+            model(torch.randn(32, 4)).sum().backward()
+            for parameter in model.parameters():
+                assert parameter.grad is not None
+                parameter.data.add_(parameter.grad, alpha=-0.1)
+
+    assert record(loop, tmp_path, steps="optimizer").steps.height == steps
+
+
+def test_a_last_pass_that_nothing_was_updated_after_is_no_step(tmp_path: Path) -> None:
+    model = nn.Linear(4, 1)
+
+    def loop(_: Any) -> None:
+        for step in range(4):
+            model.zero_grad()
+            model(torch.randn(32, 4)).sum().backward()
+            for parameter in model.parameters() if step < 3 else ():
+                assert parameter.grad is not None
+                parameter.data.add_(parameter.grad, alpha=-0.1)
+
+    assert record(loop, tmp_path, steps="optimizer").steps.height == 3
+
+
+def test_weights_whose_storage_was_given_back_are_not_read() -> None:
+    weight = nn.Parameter(torch.ones(32))
+    assert first_bytes(weight) == b"\x00\x00\x80?" * 16
+    weight.untyped_storage().resize_(0)
+    assert first_bytes(weight) is None
+    assert first_bytes(nn.Parameter(torch.ones(32, device="meta"))) is None
+    assert first_bytes(nn.Parameter(torch.ones(0))) is None
+
+
+def samples(*happenings: Any) -> int | None:
+    """The samples of a step in which these happen: ("batch", n), ("call", model, n), "backward", "update"."""
+    count = SampleCount()
+    for what in happenings:
+        if what == "backward":
+            count.backward()
+        elif what == "update":
+            count.updated()
+        elif what == "updating":
+            count.updating()
+        elif what == "shown":
+            count.shown()
+        elif what[0] == "batch":
+            count.batch(what[2] if len(what) > 2 else 0, what[1])
+        else:
+            count.called(what[1], what[2], what[3] if len(what) > 3 else True)
+    return count.take()
+
+
+def test_the_samples_of_a_step_are_those_of_its_loader() -> None:
+    assert samples(("batch", 16), ("call", 0, 16), ("call", 0, 16), "backward", "update") == 16
+
+
+def test_a_batch_that_is_fetched_ahead_belongs_to_the_next_step() -> None:
+    count, taken = SampleCount(), []
+    for fetched in ([8, 8], [8], [5], []):
+        for size in fetched:
+            count.batch(0, size)
+        count.backward()
+        count.updated()
+        taken.append(count.take())
+    assert taken == [8, 8, 8, 5]
+
+
+def test_a_batch_that_a_teacher_sees_first_is_trained_on() -> None:
+    """Pairs, of which the model is called with both halves: the loader tells, the calls do not."""
+    assert samples(("batch", 4), ("batch", 4), "shown", ("call", 0, 8), "backward", "update") == 4
+
+
+def test_batches_that_an_average_of_the_model_is_evaluated_on_are_not_trained_on() -> None:
+    evaluation = [("batch", 100, 1), "shown"]
+    assert samples(*evaluation * 3, ("batch", 4), ("call", 0, 4), "backward", "update") == 4
+    assert samples(("batch", 4), *evaluation * 3, ("call", 0, 4), "backward", "update") == 4
+
+
+def test_accumulated_batches_add_up() -> None:
+    assert samples(*[("batch", 4), ("call", 0, 4), "backward"] * 3, "update") == 12
+
+
+def test_acting_in_an_environment_counts_no_samples_beside_the_batch_that_is_trained_on() -> None:
+    assert samples(*[("call", 0, 1)] * 10, ("call", 0, 128), "backward", "update") == 128
+
+
+def test_unbatched_calls_are_a_sample_each() -> None:
+    assert samples(*[("call", 0, 1, False)] * 7, "backward", "update") == 7
+
+
+def test_a_discriminator_that_sees_real_and_made_ones_does_not_double_the_batch() -> None:
+    discriminator = [("call", 1, 64), "backward", ("call", 1, 64), "backward", "update"]
+    assert samples(*discriminator, ("call", 0, 64), ("call", 1, 64), "backward", "update") == 64
+
+
+def test_a_closure_that_is_called_often_counts_its_samples_once() -> None:
+    assert samples("updating", *[("call", 0, 100), "backward"] * 20, "update") == 100
+
+
+def test_a_pass_of_unknown_size_leaves_the_samples_of_its_update_unknown() -> None:
+    assert samples(("call", 0, None), "backward", ("call", 0, 20), "backward", "update") is None
+    assert samples(("call", 0, None), ("call", 1, 700), "backward", "update") is None
+
+
+class Tagger(nn.Module):
+    """Time first: (words, sentences) of numbers, as nn.LSTM has it unless it is told otherwise."""
+
+    def __init__(self, inner: nn.Module, flips: bool = False) -> None:
+        super().__init__()
+        self.embedding, self.inner, self.flips = nn.Embedding(30, 8), inner, flips
+
+    def forward(self, words: torch.Tensor) -> torch.Tensor:
+        embedded = self.embedding(words.t() if self.flips else words)
+        output = self.inner(embedded)
+        final: torch.Tensor = output[0] if isinstance(output, tuple) else output
+        return final.exp()
+
+
+def samples_of(model: nn.Module, folder: Path, *shapes: tuple[int, ...]) -> list[int | None]:
+    """Samples that are counted in steps with words of these shapes."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def loop(_: Any) -> None:
+        for shape in shapes:
+            nn.NLLLoss()(model(torch.randint(30, shape)).flatten(0, -2), torch.zeros(shape, dtype=torch.long).flatten())
+            model(torch.randint(30, shape)).sum().backward()
+            optimizer.step()
+
+    return record(loop, folder, steps="optimizer").steps["samples"].to_list()
+
+
+@pytest.mark.parametrize(
+    "inner",
+    [
+        nn.LSTM(8, 8),
+        nn.GRU(8, 8, bidirectional=True),
+        nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16), 2, enable_nested_tensor=False),
+    ],
+    ids=["LSTM", "GRU", "Transformer"],
+)
+def test_samples_of_batches_with_time_first_are_counted_across(tmp_path: Path, inner: nn.Module) -> None:
+    assert samples_of(Tagger(inner), tmp_path, (35, 20), (7, 20), (20, 20), (35, 6)) == [20, 20, 20, 6]
+
+
+def test_a_model_that_turns_its_batch_round_for_a_layer_has_it_first(tmp_path: Path) -> None:
+    assert samples_of(Tagger(nn.LSTM(8, 8), flips=True), tmp_path, (20, 35), (20, 7)) == [20, 20]
+    assert samples_of(Tagger(nn.LSTM(8, 8, batch_first=True)), tmp_path, (20, 35), (20, 7)) == [20, 20]
+
+
+def test_a_square_batch_tells_nothing_of_the_next_one(tmp_path: Path) -> None:
+    assert samples_of(Tagger(nn.LSTM(8, 8)), tmp_path, (20, 20), (35, 20)) == [20, 20]
+
+
+class Windows(Tagger):
+    """Each sentence is cut in two: the layer's batch is no side of the input."""
+
+    def forward(self, words: torch.Tensor) -> torch.Tensor:
+        embedded = self.embedding(words)
+        output = self.inner(embedded.reshape(len(words) // 2, -1, 8))[0]
+        return torch.exp(output)
+
+
+def test_samples_that_nothing_tells_are_not_measured(tmp_path: Path) -> None:
+    assert samples_of(Windows(nn.LSTM(8, 8)), tmp_path, (36, 20), (36, 20)) == [None, None]
+
+
+def test_a_model_whose_call_fails_is_asked_again(tmp_path: Path) -> None:
+    model = Tagger(nn.LSTM(8, 8))
+
+    def loop(_: Any) -> None:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for numbers in (99, 30, 30):
+            try:
+                model(torch.full((35, 20), numbers - 1)).sum().backward()
+            except IndexError:
+                continue
+            optimizer.step()
+
+    assert record(loop, tmp_path, steps="optimizer").steps["samples"].to_list() == [20, 20]
+
+
+def gap(gaps: Gaps, *models: int) -> int | None:
+    """When evaluation ended that is excluded from the step after this gap."""
+    gaps.begins()
+    for t_ns, model in enumerate(models, 1):
+        gaps.evaluated(model, t_ns)
+    return gaps.ends()
+
+
+def test_what_is_called_without_gradients_now_and_then_is_evaluation() -> None:
+    gaps = Gaps()
+    assert [gap(gaps, *([7] if step % 5 == 4 else [])) for step in range(10)] == [*[None] * 4, 1, *[None] * 4, 1]
+
+
+def test_what_is_called_without_gradients_before_every_step_is_part_of_it() -> None:
+    gaps = Gaps()
+    assert [gap(gaps, 7) for _ in range(5)] == [None] * 5
 
 
 def test_the_first_tensor_is_found_in_nested_arguments() -> None:
@@ -114,7 +425,8 @@ def test_evaluation_between_steps_is_not_in_any_step(tmp_path: Path, choice: str
     assert run.steps.height == 8
     assert set(run.steps["samples"].to_list()) == {4}
     linears = run.ops.filter(pl.col("name").cast(pl.String) == "nn.Linear").group_by("step").len()
-    assert set(linears["len"].to_list()) <= {1}
+    assert set(linears["len"].to_list()) == {1}
+    assert run.steps.filter("recorded")["step"].to_list()[-1] >= 4
 
 
 def test_target_networks_and_acting_without_gradients_stay_in_the_step(tmp_path: Path) -> None:
@@ -143,3 +455,19 @@ def test_every_step_has_a_time_whether_its_ops_are_recorded_or_not(tmp_path: Pat
     assert run.ops["step"].unique().sort().to_list() == [0, 10, 20]
     assert (steps["t1_ns"] > steps["t0_ns"]).all()
     assert (steps["t0_ns"][1:] >= steps["t1_ns"][:-1]).all()
+
+
+@pytest.mark.parametrize("direct", [True, False])
+def test_layers_that_are_called_past_their_call_are_said_to_be_unknown_and_why(tmp_path: Path, direct: bool) -> None:
+    model = nn.Linear(8, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def loop(_: Any) -> None:
+        for _ in range(6):
+            (model.forward if direct else model)(torch.randn(4, 8)).sum().backward()
+            optimizer.step()
+        model(torch.randn(4, 8))  # in the end it is asked what it has learnt
+
+    run = Run(record(loop, tmp_path, steps="optimizer").path)
+    said = [item.why for item in run.not_measured() if item.what == "layers"]
+    assert ["'forward' of its modules itself" in why for why in said] == ([True] if direct else [])

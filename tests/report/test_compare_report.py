@@ -5,19 +5,21 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 from tests.analysis.test_compare import SLOW, workload
 from tests.fabricate import Op, fabricate_run
+from tests.patience import HANG_S
 
 import stepscope
 from stepscope.__main__ import main
-from stepscope.analysis.compare import compare
-from stepscope.analysis.regression_check import check
+from stepscope.analysis.compare import check, compare
 from stepscope.report.check_text import markdown
-from stepscope.report.compare_text import render
+from stepscope.report.comparison import render
 
 needs_report = pytest.mark.skipif(importlib.util.find_spec("altair") is None, reason="needs the extra 'report'")
 HOSTILE = "</script><img src=x onerror=alert(1)>[red]"
@@ -164,6 +166,15 @@ def test_a_notebook_shows_a_run_that_lacks_things(how: dict[str, object], tmp_pa
 def test_without_what_draws_it_a_notebook_shows_the_plain_text(
     pair: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = stepscope.Run(pair[0])
-    monkeypatch.setattr(type(run), "shown_as_html", None)
-    assert run._repr_html_() is None
+    monkeypatch.setattr("stepscope.report.html._can_draw", lambda: False)
+    assert stepscope.Run(pair[0])._repr_html_() is None
+    assert stepscope.compare(pair)._repr_html_() is None
+
+
+@needs_report
+def test_a_run_shows_as_html_whatever_was_touched_before(pair: list[Path]) -> None:
+    script = "from stepscope.analysis.run import Run\nprint((Run({!r})._repr_html_() or '').startswith('<div'))"
+    done = subprocess.run(
+        [sys.executable, "-c", script.format(str(pair[0]))], capture_output=True, text=True, timeout=HANG_S, check=True
+    )
+    assert done.stdout == "True\n"

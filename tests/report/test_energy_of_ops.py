@@ -1,4 +1,4 @@
-"""Energy of operations and modules on the screen, on the page and in summary.json."""
+"""Energy of operators and modules on the screen, on the page and in summary.json."""
 
 from __future__ import annotations
 
@@ -15,13 +15,12 @@ from tests.fabricate import fabricate_run
 from typer import Typer
 from typer.testing import CliRunner
 
-from stepscope.analysis.energy_shown import energy_facts, main_rail, module_rows, resolution_sentences
 from stepscope.analysis.run import Run
-from stepscope.analysis.summary import write_summary
-from stepscope.commands.report import report
+from stepscope.analysis.summary import energy_facts, main_rail, module_rows, resolution_sentences, write_summary
+from stepscope.cli.report import report
 from stepscope.errors import UnknownName
 from stepscope.report.sections import energy as section
-from stepscope.report.text_energy import energy_of_ops, use_of_kinds
+from stepscope.report.text import operator_energy, operator_utilisation
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +31,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def screen(run: Run) -> str:
     console = Console(width=100, file=io.StringIO(), highlight=False)
     with console.capture() as captured:
-        console.print(*energy_of_ops(run))
+        console.print(*operator_energy(run))
     return captured.get()
 
 
@@ -41,25 +40,25 @@ def test_the_screen_shows_joules_interval_and_verdict_of_kinds_and_modules(path:
     for said in (
         "energy by op (VDD_IN)",
         "aten::convolution_backward",
-        "resolved",
+        "within 10 %",
         "± ",
         "backward",
         "regression",
     ):
         assert said in text
-    assert "% of the energy is resolved within 10 %, operations from" in text
+    assert "% of the energy is within 10 %, operators from" in text
 
 
 @pytest.mark.parametrize("method", ["nearest", "overlap"])
 def test_another_method_is_named_and_has_no_interval(path: Path, method: str) -> None:
     text = screen(Run(path, method))
     assert f"energy by op (VDD_IN, {method})" in text
-    assert "no interval" in text
+    assert "no CI" in text
     assert "±" not in text
 
 
 def test_a_run_without_a_sensor_says_nothing_of_energy_per_operation(tmp_path: Path) -> None:
-    assert energy_of_ops(Run(fabricate_run(tmp_path, steps=20))) == []
+    assert operator_energy(Run(fabricate_run(tmp_path, steps=20))) == []
 
 
 def test_a_method_without_anything_to_hand_out_says_so(path: Path) -> None:
@@ -75,9 +74,9 @@ def test_a_rail_that_stands_still_says_why_it_has_no_numbers(tmp_path: Path) -> 
 def test_simulated_sensors_are_stamped(path: Path) -> None:
     run = Run(path)
     run.meta["simulated"] = "jetson-tx2"
-    assert "SIMULATED sensors (jetson-tx2)" in screen(run)
+    assert "SIMULATED sensors: jetson-tx2" in screen(run)
     assert section.build(run).lede.startswith("SIMULATED")
-    assert energy_facts(run)["stamp"] == "SIMULATED sensors (jetson-tx2)"
+    assert energy_facts(run)["stamp"] == "SIMULATED sensors: jetson-tx2"
 
 
 def test_the_page_has_a_picture_and_tables_of_kinds_and_modules(path: Path) -> None:
@@ -124,14 +123,14 @@ def test_a_lock_of_sampler_and_step_is_said() -> None:
     }
     (said,) = resolution_sentences(pl.DataFrame([row]))
     assert "PHASE LOCK" in said
-    assert "nothing is resolved" in said
+    assert "everything is below sensor resolution" in said
 
 
 def test_more_steps_are_asked_for_where_they_would_help() -> None:
     row = {"component": "total", "rail": "R", "resolved_share": 0.5, "shortest_op_s": 0.002, "locked": False}
     said = [resolution_sentences(pl.DataFrame([{**row, "note": None, "more_steps": n}]))[0] for n in (120, None)]
-    assert "50 % of the energy is resolved within 10 %, operations from 2 ms; about 120 more steps" in said[0]
-    assert "would not resolve" in said[1]
+    assert "50 % of the energy is within 10 %, operators from 2 ms; about 120 more steps" in said[0]
+    assert "would not bring" in said[1]
 
 
 def test_the_device_rail_stands_for_the_run_and_the_largest_where_there_is_none() -> None:
@@ -171,6 +170,6 @@ def test_use_of_kinds_is_shown_where_it_is_resolved(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(Run, "utilisation", lambda *_, **__: found)
     console = Console(width=100, file=io.StringIO(), highlight=False)
     with console.capture() as captured:
-        console.print(*use_of_kinds(Run(path)))
-    assert "cores of the process: aten::mm 2 (1.9 to 2.1)" in captured.get()
+        console.print(*operator_utilisation(Run(path)))
+    assert "CPU of the process: aten::mm 2 cores [1.9, 2.1]" in captured.get()
     assert "aten::add" not in captured.get()

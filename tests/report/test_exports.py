@@ -20,16 +20,15 @@ from tests.fabricate import MODEL, START_NS, STEP, Op, Sampled, every_step, fabr
 from tests.report import perfetto_reader
 from tests.report.perfetto_reader import Track
 
-from stepscope.analysis.channel_timeline import channel_timeline
+from stepscope.analysis.channels import channel_timeline
 from stepscope.analysis.run import Run
-from stepscope.commands.export import export as export_command
+from stepscope.cli.export import export as export_command
 from stepscope.errors import OutputNotWritable, UnknownName, UsageError
 from stepscope.report import exports
 from stepscope.report.exports import _protobuf as protobuf
 from stepscope.report.exports import perfetto, speedscope
-from stepscope.report.exports._excerpt import Excerpt, excerpt
-from stepscope.report.exports._lanes import lanes
-from stepscope.report.exports._tables import raw_tables, small_tables
+from stepscope.report.exports._excerpt import Excerpt, excerpt, raw_tables, small_tables
+from stepscope.report.exports._tracks import lanes
 from stepscope.runfolder import RunWriter
 
 NAMES = sorted(module.__name__.rpartition(".")[2] for module in exports.discovered().modules)
@@ -354,8 +353,8 @@ def test_the_command_says_the_size_first_and_what_is_lacking(
     shown = capsys.readouterr()
     written = tmp_path / "export-perfetto-first-4.pftrace.gz"
     assert shown.out == f"{written}\n"
-    assert "0 op instances, 0 readings, 4 steps, about " in shown.err
-    assert "no operation was recorded in these steps" in shown.err
+    assert "0 op calls, 0 readings, 4 steps, about " in shown.err
+    assert "no operator was recorded in these steps" in shown.err
     assert "nothing was sampled in these steps" in shown.err
     assert perfetto_reader.read(gzip.decompress(written.read_bytes()))
 

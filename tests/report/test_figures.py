@@ -13,10 +13,10 @@ import pytest
 from tests.fabricate import Op, fabricate_run
 
 from stepscope.analysis.run import Run
-from stepscope.commands.figure import figure as figure_command
+from stepscope.cli.figure import figure as figure_command
 from stepscope.errors import OutputNotWritable, StepscopeError, UnknownName, UsageError
 from stepscope.report import figures, sections
-from stepscope.report.charts import icicle
+from stepscope.report.charts import steps
 from stepscope.report.page.parts import Anatomy, Figure, Icicle, Layer
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("altair") is None, reason="needs the extra 'report'")
@@ -96,7 +96,7 @@ def test_a_picture_has_the_width_that_was_asked_for(width_mm: float, run: Run, t
     [
         ("power", "No power was measured"),
         ("memory", "Memory was not sampled"),
-        ("modules", "No operation was recorded"),
+        ("modules", "No operator was recorded"),
     ],
 )
 def test_a_figure_that_the_run_has_no_data_for_is_refused_with_the_reason(name: str, said: str, tmp_path: Path) -> None:
@@ -151,7 +151,7 @@ def test_the_icicle_stacks_children_within_their_parent() -> None:
         [6e6, 0, 6e6, 0, 6e6],
     ]
     layers = (Layer("time", "Time", "ns", "", times),)
-    cells = icicle.cells_of(Icicle(("name", "parent"), rows, layers, ""))
+    cells = steps.icicle_cells(Icicle(("name", "parent"), rows, layers, ""))
     found = cells.select("label", "depth", "t0_ms", "t1_ms").rows()
     assert found == [("the model", 0, 0.0, 10.0), ("a", 1, 0.0, 3.0), ("b", 2, 0.0, 1.0), ("c", 1, 3.0, 9.0)]
 

@@ -80,7 +80,7 @@ def test_a_script_that_is_not_ours_does_not_run(chromium: Browser, page: Path, t
 
 def test_a_table_sorts_both_ways_by_mouse_and_by_keyboard(opened: Browser) -> None:
     opened.run("document.querySelector('[data-name=operations] th button').click()")
-    assert _first(opened, "operations") == "(between operations)"
+    assert _first(opened, "operations") == "(framework overhead)"
     opened.run("document.querySelector('[data-name=operations] th button').focus()")
     opened.press("Enter")
     assert _first(opened, "operations") == "ReluBackward0"
@@ -105,7 +105,7 @@ def test_a_table_filters_and_copies_what_is_left(opened: Browser) -> None:
     )
     lines = str(opened.run("window.copied")).split("\n")
     assert len(lines) == 4  # the heading; aten::addmm, AddmmBackward0 and what evaluates it
-    assert lines[0].split("\t")[0] == "Operation"
+    assert lines[0].split("\t")[0] == "Operator"
     assert {re.sub(r".*[: ]", "", line.split("\t")[0]) for line in lines[1:]} == {"addmm", "AddmmBackward0"}
 
 

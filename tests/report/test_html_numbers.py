@@ -14,17 +14,13 @@ import pytest
 from tests.analysis.powered import powered, rail, times
 from tests.fabricate import STEP, Core, fabricate_run
 
-from stepscope.analysis.energy_shown import resolution_sentences
-from stepscope.analysis.module_quantities import module_quantities
-from stepscope.analysis.roofline import roofline, roofs
 from stepscope.analysis.run import Run
-from stepscope.analysis.steadiness import drift
-from stepscope.analysis.step_lanes import step_lanes
-from stepscope.analysis.step_tracks import step_tracks
-from stepscope.analysis.summary import summary
+from stepscope.analysis.summary import module_quantities, resolution_sentences, summary
+from stepscope.analysis.time.tracks import drift, step_lanes, step_tracks
+from stepscope.analysis.verdict import roofline, roofs
 from stepscope.report import html
-from stepscope.report.page.reading import count, milliseconds, quantity
-from stepscope.units import number, percent, si
+from stepscope.report.page.reading import count, milliseconds
+from stepscope.units import amount, number, percent, si
 
 _NUMBER = re.compile(r"(?<![\w.])(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?")
 # Said by the page itself: intervals of 95 and 90 %, within 10 %, the year of the paper, CUSUM over 5 steps, warm-up 3,
@@ -101,7 +97,7 @@ def _ways(value: object) -> Iterator[str]:
     if isinstance(value, str):
         yield value
     elif isinstance(value, int | float) and not isinstance(value, bool):
-        yield from (quantity(value, unit) for unit in _UNITS)
+        yield from (amount(value, unit) for unit in _UNITS)
         yield from (percent(value, digits) for digits in (0, 1, 2))
         yield from (number(value, digits) for digits in (2, 3, 6))
         yield from (milliseconds(value), count(value), si(value, ""), str(value))

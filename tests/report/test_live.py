@@ -10,29 +10,22 @@ import signal
 import struct
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 from rich.console import Console
 from tests.fabricate import fabricate_run
+from tests.patience import HANG_S, until
 
+from stepscope.cli import live as live_command
 from stepscope.clock import anchors
-from stepscope.commands import live as live_command
 from stepscope.errors import RunNotFound
-from stepscope.report.live import waiting
-from stepscope.report.live.beside import live_beside
-from stepscope.report.live.folder import planned_steps, status_of
-from stepscope.report.live.line import ending_of, line_of
-from stepscope.report.live.now import Now, Watch
-from stepscope.report.live.pace import STEP_ROW
-from stepscope.report.live.readings import Channel
-from stepscope.report.live.screen import Screen
-from stepscope.report.live.tail import LineTail, RowTail
-from stepscope.report.live.total import total_scopes
-from stepscope.report.live.watching import watch
+from stepscope.report.live import folder, live_view
+from stepscope.report.live.folder import STEP_ROW, Channel, LineTail, RowTail, planned_steps, status_of
+from stepscope.report.live.now import Now, Watch, total_scopes
+from stepscope.report.live.screen import Screen, ending_of, line_of, watch
 from stepscope.runfolder import RunWriter, schema
 
 MS = 1_000_000
@@ -418,7 +411,7 @@ def test_waiting_finds_the_newest_run_that_goes_on(tmp_path: Path) -> None:
         else:
             Growing(runs)
 
-    found = waiting.wait_for(lambda: waiting.newest_running(runs), lambda: False, nap)
+    found = folder.wait_for(lambda: folder.newest_running(runs), lambda: False, nap)
     assert found is not None
     assert found.name.endswith(found.name.split("-")[-1])
     assert "lenet" in found.name
@@ -426,28 +419,21 @@ def test_waiting_finds_the_newest_run_that_goes_on(tmp_path: Path) -> None:
 
 
 def test_waiting_ends_when_it_is_given_up(tmp_path: Path) -> None:
-    assert waiting.wait_for(lambda: waiting.newest_running(tmp_path), lambda: True) is None
+    assert folder.wait_for(lambda: folder.newest_running(tmp_path), lambda: True) is None
 
 
 def test_the_run_of_a_process_is_the_one_it_began_since_then(tmp_path: Path) -> None:
     earlier = Growing(tmp_path)
     since = anchors()["monotonic_ns"]
-    assert waiting.run_of(tmp_path, os.getpid(), since) is None
-    assert waiting.run_of(tmp_path, os.getpid(), 0) == earlier.path
-    assert waiting.run_of(tmp_path, 1, 0) is None
-
-
-def _until(true: Callable[[], bool]) -> None:
-    until = time.monotonic() + 20
-    while not true():
-        assert time.monotonic() < until, "it never came"
-        time.sleep(0.02)
+    assert folder.run_of(tmp_path, os.getpid(), since) is None
+    assert folder.run_of(tmp_path, os.getpid(), 0) == earlier.path
+    assert folder.run_of(tmp_path, 1, 0) is None
 
 
 def test_the_view_beside_a_training_shows_its_run_and_ends_with_it(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    with live_beside(tmp_path / "runs", lines=True):
+    with live_view(tmp_path / "runs", lines=True):
         growing = Growing(tmp_path / "runs")
         growing.go(30)
         said = ""
@@ -457,7 +443,7 @@ def test_the_view_beside_a_training_shows_its_run_and_ends_with_it(
             said += capfd.readouterr().err
             return "step 30/200" in said
 
-        _until(shown)
+        until(shown)
         growing.writer.close("ok")
     assert f"{growing.path.name}: ok" in said + capfd.readouterr().err or "step 30/200" in said
 
@@ -479,15 +465,15 @@ def test_ctrl_c_reaches_the_training_and_not_its_view(tmp_path: Path) -> None:
     view.send_signal(signal.SIGINT)
     growing.writer.close("interrupted", "KeyboardInterrupt")
     rest = view.stderr.read()
-    assert view.wait(20) == 0
+    assert view.wait(HANG_S) == 0
     view.stderr.close()
     assert b"interrupted (KeyboardInterrupt)" in rest
 
 
 def test_a_view_imports_nothing_heavy() -> None:
     heavy = {"polars", "numpy", "scipy", "torch", "altair"}
-    script = f"import sys\nimport stepscope.report.live.watching\nprint({heavy} & set(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    script = f"import sys\nimport stepscope.report.live.screen\nprint({heavy} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=HANG_S, check=True)
     assert done.stdout.strip() == "set()"
 
 

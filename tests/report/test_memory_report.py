@@ -12,13 +12,12 @@ import pytest
 from rich.console import Console
 from tests.fabricate import fabricate_run
 
-from stepscope.analysis.memory_events import held_by_module, over_step
-from stepscope.analysis.process_memory import PEAK, REST, process_parts
+from stepscope.analysis.memory.events import live_by_module, over_step
 from stepscope.analysis.run import Run
-from stepscope.analysis.summary import summary
+from stepscope.analysis.summary import ALLOCATOR, PEAK, process_parts, summary
 from stepscope.report.page.parts import Figure, Table
 from stepscope.report.text import render
-from stepscope.runfolder import MEMORY, RunWriter
+from stepscope.runfolder import MEMORY, RunWriter, part_of
 
 needs_altair = pytest.mark.skipif(importlib.util.find_spec("altair") is None, reason="needs the extra 'report'")
 MB = 1_000_000
@@ -53,7 +52,7 @@ def run(tmp_path: Path) -> Run:
         "malloc": {"name": "default", "library": "glibc 2.36", "empty_process_bytes": 320 * MB},
     }
     path = fabricate_run(tmp_path, steps=12, header=header)
-    RunWriter(path, {}).memory(events(Run(path).steps["t0_ns"][4]))
+    RunWriter(path, {}).memory(part_of(events(Run(path).steps["t0_ns"][4]), "memory"))
     return Run(path)
 
 
@@ -69,12 +68,10 @@ def test_the_terminal_says_how_much_where_of_what_and_what_is_largest(run: Run) 
     assert (
         "121 MB of live tensors at the peak, in backward: aten::convolution_backward of features.0 reached it" in text
     )
-    assert (
-        "feature maps saved for backward 60 MB (50 %), parameters 40 MB (33 %), kernel workspace 20 MB (17 %)" in text
-    )
-    assert "largest: saved 16x64x32x32 of features.0 60 MB" in text
-    assert "malloc held at least 300 MB" in text
-    assert "0.83 % of it could not be attributed" in text
+    assert "activations 60 MB (50 %), parameters 40 MB (33 %), kernel workspace 20 MB (17 %)" in text
+    assert "largest: activations 16x64x32x32 of features.0 60 MB" in text
+    assert "reserved by malloc: at least 300 MB" in text
+    assert "0.83 % of it is unattributed" in text
 
 
 def test_the_summary_has_the_three_numbers_and_the_parts_of_the_process(run: Run) -> None:
@@ -85,17 +82,17 @@ def test_the_summary_has_the_three_numbers_and_the_parts_of_the_process(run: Run
     parts = {row["part"]: row["bytes"] for row in memory["process"]}
     whole = parts.pop(PEAK)
     assert sum(parts.values()) == whole > 0
-    assert parts[REST] == whole - 320 * MB - 121 * MB
+    assert parts[ALLOCATOR] == whole - 320 * MB - 121 * MB
 
 
 def test_a_process_without_a_measured_empty_one_is_not_taken_apart(tmp_path: Path) -> None:
     path = fabricate_run(tmp_path, steps=12)
-    RunWriter(path, {}).memory(events(Run(path).steps["t0_ns"][4]))
+    RunWriter(path, {}).memory(part_of(events(Run(path).steps["t0_ns"][4]), "memory"))
     assert process_parts(Run(path)).is_empty()
 
 
 @pytest.mark.parametrize(
-    ("mode", "why"), [("off", "switched off"), ("auto", "too short"), ("all", "no step was recorded")]
+    ("mode", "why"), [("off", "switched off"), ("auto", "too short"), ("all", "no step was profiled")]
 )
 def test_memory_that_was_not_recorded_says_why_and_what_to_do(mode: str, why: str, tmp_path: Path) -> None:
     bare = Run(fabricate_run(tmp_path, steps=12, header={"recorder": {"mode": "all", "memory": mode}}))
@@ -132,36 +129,36 @@ def test_a_run_without_memory_has_a_section_that_says_so(tmp_path: Path) -> None
 
 @needs_altair
 def test_several_steps_are_drawn_below_each_other_on_one_scale(run: Run) -> None:
-    from stepscope.report.charts import memory_step
-    from stepscope.report.charts.svg import draw
+    from stepscope.report.charts.memory import build_step_memory, build_steps_memory
+    from stepscope.report.charts.style import draw_svg
 
     series = over_step(run.memory_events).select("category", t_ms=pl.col("t") / 1e6, mb=pl.col("bytes") / 1e6)
     both = pl.concat([series.with_columns(label=pl.lit(label)) for label in ("training", "inference")])
-    svg = draw(memory_step.build_several(both, 900))
+    svg = draw_svg(build_steps_memory(both, 900))
     assert "training" in svg
     assert "inference" in svg
-    assert "var(--warn)" in draw(memory_step.build(series, 900, limit_mb=100))
+    assert "var(--warn)" in draw_svg(build_step_memory(series, 900, limit_mb=100))
 
 
 @needs_altair
 def test_categories_against_batch_mark_what_does_not_fit() -> None:
-    from stepscope.report.charts import memory_by_batch
-    from stepscope.report.charts.svg import draw
+    from stepscope.report.charts import fit
+    from stepscope.report.charts.style import draw_svg
 
     rows = pl.DataFrame(
         [("lenet", 4, "saved", 10.0), ("lenet", 16, "saved", 40.0), ("lenet", 64, "saved", None)],
         schema={"model": pl.String, "batch": pl.Int64, "category": pl.String, "mb": pl.Float64},
         orient="row",
     )
-    svg = draw(memory_by_batch.build(rows, 900, limit_mb=100))
+    svg = draw_svg(fit.build_batches(rows, 900, limit_mb=100))
     assert "does not fit" in svg
     assert "lenet" in svg
 
 
 @needs_altair
 def test_the_fit_table_has_an_edge_where_fitting_ends() -> None:
-    from stepscope.report.charts import memory_fit
-    from stepscope.report.charts.svg import draw
+    from stepscope.report.charts import fit
+    from stepscope.report.charts.style import draw_svg
 
     cells = [
         (4, "as it is", 50, "fits"),
@@ -171,26 +168,26 @@ def test_the_fit_table_has_an_edge_where_fitting_ends() -> None:
     ]
     names = ("batch", "option", "peak_bytes", "verdict")
     rows = pl.DataFrame(cells, schema=list(names), orient="row").with_columns(limit_bytes=pl.lit(100))
-    placed = memory_fit._edges(memory_fit._cells(rows, ["as it is", "bf16 \"x\" 'y'"], [4, 8]))
+    placed = fit._edges(fit._cells(rows, ["as it is", "bf16 \"x\" 'y'"], [4, 8]))
     assert placed.select("column", "row").rows() == [(1, 0), (1, 1)]  # right of batch 4, in both rows
-    assert "as it is" in draw(memory_fit.build(rows, 900))
+    assert "as it is" in draw_svg(fit.build_options(rows, 900))
 
 
 @needs_altair
 def test_the_trade_names_every_allocator() -> None:
-    from stepscope.report.charts import allocator_trade
-    from stepscope.report.charts.svg import draw
+    from stepscope.report.charts import fit
+    from stepscope.report.charts.style import draw_svg
 
     names = ("peak_mb", "peak_low", "peak_high", "step_ms", "step_low", "step_high")
     rows = pl.DataFrame({"allocator": ["default", "pinned"], **{name: [100.0, 90.0] for name in names}})
-    svg = draw(allocator_trade.build(rows, 900))
+    svg = draw_svg(fit.build_allocators(rows, 900))
     assert "default" in svg
     assert "pinned" in svg
 
 
 @needs_altair
 def test_a_treemap_fills_its_box_with_areas_in_proportion() -> None:
-    from stepscope.report.charts.memory_treemap import squarified
+    from stepscope.report.charts.memory import squarified
 
     sizes = [6.0, 6.0, 4.0, 3.0, 2.0, 2.0, 1.0]
     boxes = squarified(sizes, (0.0, 0.0, 600.0, 400.0))
@@ -201,8 +198,8 @@ def test_a_treemap_fills_its_box_with_areas_in_proportion() -> None:
 
 @needs_altair
 def test_a_treemap_of_many_modules_joins_the_smallest(run: Run) -> None:
-    from stepscope.report.charts import memory_treemap
-    from stepscope.report.charts.svg import draw
+    from stepscope.report.charts.memory import build_treemap
+    from stepscope.report.charts.style import draw_svg
 
     many = pl.DataFrame(
         {
@@ -211,8 +208,8 @@ def test_a_treemap_of_many_modules_joins_the_smallest(run: Run) -> None:
             "bytes": [1000 + i for i in range(300)],
         }
     )
-    svg = draw(memory_treemap.build(many, 900))
+    svg = draw_svg(build_treemap(many, 900))
     assert "smaller parts" in svg
     peak = run.peak()
     assert peak is not None
-    assert "outside any module" in draw(memory_treemap.build(held_by_module(peak.tensors), 900))
+    assert "outside any module" in draw_svg(build_treemap(live_by_module(peak.tensors), 900))

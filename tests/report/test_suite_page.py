@@ -8,7 +8,7 @@ import polars as pl
 import pytest
 
 from stepscope.__main__ import main
-from stepscope.studies.suite.results import KIND, Results, save, table
+from stepscope.experiments.suite.results import KIND, Results, save_results, settings_table
 
 pytest.importorskip("altair")
 from stepscope.report import suite_page
@@ -37,7 +37,7 @@ def results(*names: str, batches: tuple[int, ...] = (4, 8)) -> Results:
 
 
 def test_every_setting_is_a_row_and_names_stay_text() -> None:
-    frame = table(results("lenet", HOSTILE))
+    frame = settings_table(results("lenet", HOSTILE))
     page = suite_page.render("my board", [("Sweep", "on a board")], frame, [f"{HOSTILE}: slow"])
     assert "<img src=x" not in page
     assert page.count("40 ±10%") == 2  # batch 4 of both
@@ -45,7 +45,7 @@ def test_every_setting_is_a_row_and_names_stay_text() -> None:
 
 
 def test_a_single_batch_draws_no_curve() -> None:
-    page = suite_page.render("b", [], table(results("lenet", batches=(4,))))
+    page = suite_page.render("b", [], settings_table(results("lenet", batches=(4,))))
     assert 'id="batches"' not in page
     assert "lenet" in page
 
@@ -53,7 +53,7 @@ def test_a_single_batch_draws_no_curve() -> None:
 def test_scores_have_their_parts() -> None:
     part = {"workload": "lenet", "optimizer": "sgd", "precision": "fp32", "batch": 4, "reference": 10.0, "here": 5.0}
     parts = pl.DataFrame([{**part, "ratio": 2.0, "low": 1.9, "high": 2.1, "why_not": None}])
-    page = suite_page.render("b", [], table(results("lenet")), scores=[("speed score 2", parts)])
+    page = suite_page.render("b", [], settings_table(results("lenet")), scores=[("speed score 2", parts)])
     assert 'id="scores"' in page
     assert "speed score 2" in page
 
@@ -67,7 +67,7 @@ def exit_code(*arguments: str) -> int:
 
 def test_the_command_writes_the_page_of_a_result_file(tmp_path: Path) -> None:
     file = tmp_path / "board.json"
-    save(results("lenet"), file)
+    save_results(results("lenet"), file)
     assert exit_code("suite", "show", str(file), "--html") == 0
     assert (tmp_path / "board.html").read_text(encoding="utf-8").startswith("<!doctype html>")
     assert exit_code("suite", "show", str(file), "--html", "--json") == 2

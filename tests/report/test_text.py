@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import pytest
 from rich.console import Console
 from tests.fabricate import Op, fabricate_run
@@ -15,11 +16,11 @@ from typer import Typer
 from typer.testing import CliRunner
 
 from stepscope.analysis.run import Run
-from stepscope.commands.report import report
+from stepscope.cli.report import report
 from stepscope.errors import RunNotFound, StepscopeError
 from stepscope.report.text import render
+from stepscope.run_paths import find_run
 from stepscope.runfolder import RunWriter
-from stepscope.which_run import find_run
 
 
 def screen(path: Path, width: int = 100) -> str:
@@ -29,14 +30,15 @@ def screen(path: Path, width: int = 100) -> str:
     return captured.get()
 
 
-def test_a_whole_run_fits_one_screen_and_says_what_matters(tmp_path: Path) -> None:
+def test_a_whole_run_fits_one_screen_and_says_what_matters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     text = screen(fabricate_run(tmp_path, steps=60, noise=0.02, overhead=0.05))
     lines = text.splitlines()
     assert len(lines) <= 48
     assert max(map(len, lines)) <= 100
-    for said in ("Compute-bound", "samples/s", "backward", "features.0", "aten::convolution_backward", "(between"):
+    for said in ("Compute bound", "samples/s", "backward", "features.0", "aten::convolution_backward", "(framework"):
         assert said in text
-    for said in ("75.0 %", "510 MB (peak_rss)", "a recorded step", "energy: no sensor", "91.2 % on mnist real-subset"):
+    for said in ("75.0 %", "510 MB (peak_rss)", "a profiled step", "energy: no sensor", "91.2 % on mnist real-subset"):
         assert said in text
 
 
@@ -46,12 +48,12 @@ def test_a_whole_run_fits_one_screen_and_says_what_matters(tmp_path: Path) -> No
         ({"steps": 0, "status": None, "ops": (), "samples": False}, "No training step was recorded"),
         ({"steps": 1, "status": None}, "1 step, which was warm-up"),
         ({"steps": 3}, "3 steps, all of them warm-up"),
-        ({"steps": 20, "recorded": lambda step: False}, "no operation was recorded"),
+        ({"steps": 20, "recorded": lambda step: False}, "no operator was recorded"),
         ({"steps": 20, "samples": False}, "nothing was sampled"),
         ({"steps": 20, "model": ()}, "features.0"),
         ({"steps": 20, "status": None}, "interrupted"),
         ({"steps": 4}, "too few for an interval"),
-        ({"steps": 20, "power_w": 5.0}, " J ("),
+        ({"steps": 20, "power_w": 5.0}, " J ["),
     ],
 )
 def test_a_run_that_lacks_something_is_drawn_and_says_so(tmp_path: Path, kind: dict[str, Any], expected: str) -> None:
@@ -77,7 +79,7 @@ def test_on_a_narrow_terminal_operations_and_phases_keep_names_that_tell_them_ap
     ops = tuple(Op(name, "pool", phase, 500) for name, phase in zip(names, ("forward", "backward"), strict=True))
     text = screen(fabricate_run(tmp_path, steps=40, ops=ops), width=80)
     assert max(map(len, text.splitlines())) <= 80
-    for whole in (*(f"{name} " for name in names), "(between operations)", "where the step goes"):
+    for whole in (*(f"{name} " for name in names), "(framework overhead)", "where the step goes"):
         assert whole in text
 
 
@@ -105,7 +107,7 @@ def run_command(*arguments: str) -> Any:
 def test_the_command_prints_the_screen(tmp_path: Path) -> None:
     result = run_command(str(fabricate_run(tmp_path)))
     assert result.exit_code == 0
-    assert "Compute-bound" in result.output
+    assert "Compute bound" in result.output
 
 
 def test_the_first_report_of_a_run_keeps_its_headline_for_lists_of_runs(tmp_path: Path) -> None:
@@ -113,6 +115,19 @@ def test_the_first_report_of_a_run_keeps_its_headline_for_lists_of_runs(tmp_path
     (path / "summary.json").unlink(missing_ok=True)
     assert run_command(str(path)).exit_code == 0
     assert json.loads((path / "summary.json").read_text(encoding="utf-8"))["steps"] == 20
+
+
+def test_a_headline_of_other_files_is_made_anew_and_one_of_these_is_left(tmp_path: Path) -> None:
+    path = fabricate_run(tmp_path, steps=20)
+    (path / "summary.json").write_text('{"steps": 7}', encoding="utf-8")  # as versions wrote it that stated no key
+    assert run_command(str(path)).exit_code == 0
+    first = (path / "summary.json").stat()
+    assert json.loads((path / "summary.json").read_text(encoding="utf-8"))["steps"] == 20
+    assert run_command(str(path)).exit_code == 0
+    assert (path / "summary.json").stat().st_mtime_ns == first.st_mtime_ns
+    pl.read_parquet(path / "steps.parquet").head(15).write_parquet(path / "steps.parquet")
+    assert run_command(str(path)).exit_code == 0
+    assert json.loads((path / "summary.json").read_text(encoding="utf-8"))["steps"] == 15
 
 
 def test_a_run_that_is_going_on_has_no_headline_yet(tmp_path: Path) -> None:
@@ -138,7 +153,7 @@ def test_the_newest_run_is_found_by_its_stamp(tmp_path: Path, monkeypatch: pytes
     newer.mkdir()
     (newer / "run.json").write_text('{"schema": 1}', encoding="utf-8")
     assert find_run(Path("last")).name == newer.name
-    assert find_run(Path(older.name)) == older
+    assert find_run(Path(older.name)).resolve() == older
 
 
 def test_without_a_run_the_error_says_how_to_make_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

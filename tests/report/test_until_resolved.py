@@ -12,8 +12,9 @@ import pytest
 from tests.analysis.attribution.powered_run import powered_run
 from tests.fabricate import fabricate_run
 
+from stepscope.api.questions import RunRequest
 from stepscope.errors import UsageError
-from stepscope.studies.until_resolved import FIRST, UntilResolved, resolved_so_far, run_of, wanted_share
+from stepscope.experiments.single_run import FIRST, UntilResolved, resolved_so_far, run_of_process
 
 
 class Answering:
@@ -45,13 +46,13 @@ def trained(monkeypatch: pytest.MonkeyPatch, answers: list[str], steps: int) -> 
 
 @pytest.mark.parametrize(("text", "share"), [("90%", 0.9), ("0.8", 0.8), ("100 %", 1.0), ("1", 1.0), ("12.5%", 0.125)])
 def test_a_share_is_read(text: str, share: float) -> None:
-    assert wanted_share(text) == pytest.approx(share)
+    assert RunRequest("lenet", until_resolved=text).until_resolved == pytest.approx(share)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("text", ["", "0", "0%", "101%", "90", "-5%", "nan", "most"])
 def test_what_is_no_share_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="until-resolved"):
-        wanted_share(text)
+        RunRequest("lenet", until_resolved=text)  # type: ignore[arg-type]
 
 
 def test_training_ends_when_the_share_is_resolved(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,15 +60,15 @@ def test_training_ends_when_the_share_is_resolved(monkeypatch: pytest.MonkeyPatc
     resolved, steps = trained(monkeypatch, answers, 500)
     assert FIRST < steps < 2 * FIRST
     assert resolved.reached
-    assert "93% of the energy was resolved after" in resolved.sentence
+    assert "93% of the energy was within 10 % after" in resolved.sentence
 
 
 def test_the_bound_is_said_when_it_was_hit(monkeypatch: pytest.MonkeyPatch) -> None:
     answers = [json.dumps({"share": 0.4, "more_steps": 4_000, "why": None})] * 9
     resolved, steps = trained(monkeypatch, answers, 200)
     assert steps == 200
-    assert "bound of 200 steps (--steps): 40% of the energy is resolved; about 4,000 more steps" in resolved.sentence
-    assert resolved.progress == "40% of 90% resolved"
+    assert "bound of 200 steps (--steps): 40% of the energy is within 10 %; about 4,000 more steps" in resolved.sentence
+    assert resolved.progress == "40% of 90% within 10 %"
 
 
 @pytest.mark.parametrize("answer", ["", "no json", "[1]", json.dumps({"why": "no power is measured"})])
@@ -113,7 +114,7 @@ def test_a_run_without_power_says_so(tmp_path: Path) -> None:
 def test_the_folder_that_a_process_is_writing_is_found(tmp_path: Path) -> None:
     path = fabricate_run(tmp_path, steps=5)
     header = json.loads((path / "run.json").read_text(encoding="utf-8"))
-    assert run_of(tmp_path, os.getpid()) is None
+    assert run_of_process(tmp_path, os.getpid()) is None
     (path / "run.json").write_text(json.dumps({**header, "status": "running", "pid": os.getpid()}), encoding="utf-8")
-    assert run_of(tmp_path, os.getpid()) == path
-    assert run_of(tmp_path / "nowhere", os.getpid()) is None
+    assert run_of_process(tmp_path, os.getpid()) == path
+    assert run_of_process(tmp_path / "nowhere", os.getpid()) is None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 
-from stepscope.record.sampler.deadlines import Deadlines
+from stepscope.record.sampler.stream import Deadlines
 
 PERIOD_NS = 10_000_000
 

@@ -13,8 +13,8 @@ from typer.testing import CliRunner, Result
 from stepscope.__main__ import build_app
 from stepscope.clock import Clock
 from stepscope.errors import MissingDependency, StepscopeError
-from stepscope.record.characterisation.characterise import Observation, Progress, observe
 from stepscope.record.device import changing_facts, describe_device
+from stepscope.record.sampler.characterise import Observation, Progress, observe
 from stepscope.record.sensors.contract import Found
 
 CPU = "sys/devices/system/cpu"
@@ -119,7 +119,7 @@ def test_doctor_characterises_shows_a_table_draws_a_picture_and_keeps_the_result
     tx2: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr("stepscope.record.characterisation.characterise.observe", briefly)
+    monkeypatch.setattr("stepscope.record.sampler.characterise.observe", briefly)
     picture = tmp_path / "answers.svg"
     said = doctor("--root", str(with_rapl(tx2)), "--characterise", "--picture", str(picture))
     assert said.exit_code == 0, said.exception

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.patience import HANG_S
 
-from stepscope.record.characterisation.profiles import SensorProfile, device_identity, save_profiles
-from stepscope.record.sampling import Sampler, start_sampler
+from stepscope.record.sampler.characterise import SensorProfile, device_identity, save_profiles
+from stepscope.record.sampler.process import Sampler, start_sampler
 from stepscope.record.sensors import load
 from stepscope.record.sensors.contract import Found, Target
 from stepscope.runfolder import RunReader
@@ -197,7 +198,7 @@ def test_a_new_device_is_characterised_before_it_is_ready(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("STEPSCOPE_CHARACTERISE", "1")
     rapl(root)
-    start(timeout_s=3.0)
+    start(timeout_s=HANG_S)
     (channel,) = (c for c in RunReader(run).channels if c["sensor"] == "rapl")
     assert channel["read_cost_p99_ns"] > 0
     assert list((tmp_path / "cache/stepscope/sensors").iterdir())

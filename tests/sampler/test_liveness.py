@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from stepscope.record.sampler.liveness import MOST_EVENTS, Liveness
 from stepscope.record.sampler.rows import EventLog
+from stepscope.record.sampler.stream import MOST_EVENTS, Liveness
 from stepscope.record.sensors.contract import NAN, Channel
 from stepscope.runfolder import RunReader
 
@@ -81,4 +81,4 @@ def test_a_channel_that_comes_and_goes_for_hours_does_not_fill_the_disk(run: Pat
         liveness.look(2 * turn * S, [1.0])
         liveness.look(2 * turn * S + S, [NAN])
     assert len(told(run)) == MOST_EVENTS
-    assert "not told" in told(run)[-1]["message"]
+    assert "further ones are not reported" in told(run)[-1]["message"]

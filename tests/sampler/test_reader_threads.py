@@ -9,14 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.patience import HANG_S, until
 
 from stepscope.clock import monotonic_ns
-from stepscope.record.sampler import reader_thread
-from stepscope.record.sampler.crew import Crew
-from stepscope.record.sampler.loop import Sampling
-from stepscope.record.sampler.reader_thread import ReaderThread, needs_thread, stop_all
+from stepscope.record.sampler import stream
+from stepscope.record.sampler.loop import Sampling, StreamOpener
 from stepscope.record.sampler.rows import EventLog
-from stepscope.record.sampler.stream import Stream
+from stepscope.record.sampler.stream import ReaderThread, Stream, needs_thread, stop_all
 from stepscope.record.sensors import NO_ANSWER, Survey, load, survey
 from stepscope.record.sensors.contract import Channel, Found, Missing, Target
 from stepscope.runfolder import RunReader
@@ -33,7 +32,7 @@ def sensor_of(name: str, read: Callable[[], Sequence[float]], blocking: bool, co
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "run.json").write_text('{"schema": 1}')
     monkeypatch.setattr(
-        "stepscope.record.sampler.crew.load", lambda: {name: Named(name) for name in ("quick", "stuck")}
+        "stepscope.record.sampler.loop.load", lambda: {name: Named(name) for name in ("quick", "stuck")}
     )
     return tmp_path
 
@@ -51,7 +50,7 @@ class Named:
 def crew_of(run: Path, found: dict[str, Found]) -> tuple[list[Stream], list[ReaderThread], EventLog, Target]:
     target = Target(1)
     events = EventLog(run / "events.jsonl")
-    streams, readers = Crew(run, run, target, events, PERIOD_NS).hire(Survey(found, {}), {})
+    streams, readers = StreamOpener(run, run, target, events, PERIOD_NS).hire(Survey(found, {}), {})
     return streams, readers, events, target
 
 
@@ -71,13 +70,13 @@ def test_what_may_wait_or_takes_a_tenth_of_the_period_gets_a_thread() -> None:
 def test_a_read_that_never_returns_delays_no_other_sensor_and_not_the_end(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reader_thread, "JOIN_S", 0.02)
+    monkeypatch.setattr(stream, "JOIN_S", 0.02)
     let_go, reads = threading.Event(), [0]
 
     def stuck() -> list[float]:
         reads[0] += 1
         if reads[0] > 2:
-            let_go.wait(20)
+            let_go.wait(HANG_S)
         return [5.0]
 
     found = {
@@ -99,23 +98,23 @@ def test_a_read_that_never_returns_delays_no_other_sensor_and_not_the_end(
     assert reader.sensor("stuck")["stuck.x"].to_list() == [5.0, 5.0]  # what it had said is on the disk
     assert kinds(run) == ["sensor-hung"]
     let_go.set()
-    readers[0]._thread.join(5)
+    readers[0]._thread.join(HANG_S)
 
 
 def test_a_read_that_returns_after_long_is_told_with_the_seconds_that_are_missing(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reader_thread, "HUNG_NS", 0)
+    monkeypatch.setattr(stream, "HUNG_NS", 0)
     let_go, began = threading.Event(), threading.Event()
 
     def slow() -> list[float]:
         began.set()
-        let_go.wait(20)
+        let_go.wait(HANG_S)
         return [5.0]
 
     _, readers, events, _ = crew_of(run, {"stuck": sensor_of("stuck", slow, blocking=True)})
     readers[0].start()
-    assert began.wait(5)
+    assert began.wait(HANG_S)
     while not kinds(run):
         threading.Event().wait(0.002)
         readers[0].look()
@@ -148,7 +147,7 @@ def test_a_sensor_that_hangs_when_it_is_asked_holds_up_none_of_the_others(
 
     class Stuck(Named):
         def discover(self, root: Path, target: Target) -> Found | Missing:
-            let_go.wait(20)
+            let_go.wait(HANG_S)
             found = sensor_of("stuck", lambda: [math.nan], blocking=True)
             return replace(found, close=lambda: closed.append(True))
 
@@ -159,7 +158,5 @@ def test_a_sensor_that_hangs_when_it_is_asked_holds_up_none_of_the_others(
     assert set(seen.found) == {"sampler"}
     assert seen.missing == {"stuck": Missing("failed", NO_ANSWER)}
     let_go.set()
-    for thread in threading.enumerate():
-        if thread is not threading.current_thread() and thread.daemon:
-            thread.join(5)
+    until(lambda: closed)
     assert closed == [True]  # what it found too late holds no file open

@@ -5,22 +5,25 @@ from __future__ import annotations
 import json
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import polars as pl
 import pytest
+from tests.patience import HANG_S, until
 
 from stepscope.errors import SamplerFailed
-from stepscope.record.sampling import Sampler, pin_away, start_sampler
+from stepscope.record.sampler.process import STDERR, Sampler, SamplerEnd, pin_away, start_sampler
 from stepscope.runfolder import RunReader
 
 TRAINER = """
 import os, sys
-from stepscope.record.sampling import start_sampler
+from stepscope.record.sampler.process import start_sampler
 sampler = start_sampler(sys.argv[1], 5_000_000)
 print(sampler.pid, flush=True)
 child = os.fork() if sys.argv[2] == "fork" else 1
@@ -28,16 +31,16 @@ sys.stdin.readline()
 os._exit(0)
 """
 DUTY = """
-import resource, sys, time
+import json, resource, sys, time
 sys.stdin.readline()
-first, began = sum(resource.getrusage(resource.RUSAGE_SELF)[:2]), time.monotonic_ns()
+began, marks = time.monotonic_ns(), []
 for tick in range(100):
+    marks.append((time.monotonic_ns(), sum(resource.getrusage(resource.RUSAGE_SELF)[:2])))
     until = time.thread_time_ns() + 4_000_000
     while time.thread_time_ns() < until:
         pass
     time.sleep(max(0.0, (began + (tick + 1) * 10_000_000 - time.monotonic_ns()) / 1e9))
-ended = time.monotonic_ns()
-print(began, ended, sum(resource.getrusage(resource.RUSAGE_SELF)[:2]) - first, flush=True)
+print(json.dumps(marks), flush=True)
 sys.stdin.readline()
 """
 linux = pytest.mark.skipif(not Path("/proc/stat").exists(), reason="needs /proc")
@@ -58,18 +61,17 @@ def sampler(run: Path) -> Iterator[Sampler]:
 
 def wait_for_rows(run: Path, sensor: str, rows: int) -> None:
     """Until so many rows are on disk."""
-    for _ in range(200):
-        if RunReader(run).sensor(sensor).height >= rows:
-            return
-        select.select([], [], [], 0.02)
-    pytest.fail(f"{sensor} gave no {rows} rows")
+    until(lambda: RunReader(run).sensor(sensor).height >= rows, f"{rows} rows of {sensor}")
 
 
-def gone(pid: int) -> bool:
+def gone(pid: int, seconds: float = HANG_S) -> bool:
     """Wait until a process that is not our child has ended."""
-    watch = os.pidfd_open(pid)
     try:
-        return bool(select.select([watch], [], [], 5.0)[0])
+        watch = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        return bool(select.select([watch], [], [], seconds)[0])
     finally:
         os.close(watch)
 
@@ -125,23 +127,13 @@ def test_a_killed_trainer_takes_the_sampler_with_it_and_leaves_a_readable_run(ru
 
 
 @linux
-def test_stop_ends_the_sampler_while_a_forked_worker_holds_its_pipe(run: Path, sampler: Sampler) -> None:
-    worker = subprocess.Popen(["sleep", "20"], pass_fds=[sampler._process.stdin.fileno()])  # type: ignore[union-attr]
-    try:
-        assert sampler.stop().exit_code == 0
-    finally:
-        worker.kill()
-        worker.wait()
-
-
-@linux
 def test_a_sampler_that_was_killed_is_reported_as_died_early(run: Path, sampler: Sampler) -> None:
     wait_for_rows(run, "process_memory", 5)
     os.kill(sampler.pid, signal.SIGKILL)
-    sampler._process.wait()
+    assert gone(sampler.pid)
     assert not sampler.alive()
     end = sampler.stop()
-    assert (end.exit_code, end.died_early) == (-signal.SIGKILL, True)
+    assert (end.exit_code, end.died_early) == (None, True)
     assert RunReader(run).sensor("process_memory").height >= 5
 
 
@@ -150,8 +142,126 @@ def test_sigterm_flushes_and_ctrl_c_is_left_to_the_trainer(run: Path, sampler: S
     os.kill(sampler.pid, signal.SIGINT)
     wait_for_rows(run, "process_memory", 10)
     os.kill(sampler.pid, signal.SIGTERM)
-    assert sampler._process.wait(5) == 0
-    assert sampler.stop().exit_code == 0
+    assert gone(sampler.pid)
+    assert sampler.stop() == SamplerEnd(0, died_early=True)
+    assert [path.name for path in (run / "samples").iterdir() if path.name.startswith(".")] == []
+
+
+LAUNCHER = """
+import subprocess, sys
+from stepscope.record.sampler.process import start_sampler
+watched = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+sampler = start_sampler(sys.argv[1], 5_000_000, pid=watched.pid)
+print(sampler.pid, flush=True)
+sys.stdin.readline()
+if sys.argv[2] == "watched":
+    watched.kill(); watched.wait()
+    sys.stdin.readline()
+"""
+HOSTILE = """
+import os, signal, sys, time, warnings
+from pathlib import Path
+from stepscope.record.sampler.process import start_sampler
+warnings.simplefilter("error")
+def threads_and_files():
+    return sorted(os.listdir("/proc/self/task")), sorted(os.listdir("/proc/self/fd"))
+before = threads_and_files()
+if sys.argv[2] == "ignored":
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+if sys.argv[2] == "blocked":
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+if sys.argv[2] == "stdio":
+    os.closerange(0, 2)
+sampler = start_sampler(sys.argv[1], 2_000_000_000 if sys.argv[2] == "slow" else 5_000_000)
+if sys.argv[2] == "threads":
+    assert threads_and_files() == before, threads_and_files()
+if sys.argv[2] == "waits":
+    child = os.fork()
+    if child == 0:
+        assert not sampler.alive()
+        sampler.stop()
+        os._exit(7)
+    assert os.wait() == (child, 7 << 8)
+    try:
+        os.wait()
+        sys.exit("our process is the user's child")
+    except ChildProcessError:
+        pass
+if sys.argv[2] == "closes":
+    os.closerange(3, 256)
+assert sampler.alive()
+began = time.monotonic()
+end = sampler.stop()
+assert (end.exit_code, end.died_early, end.message) == (0, False, None), end
+assert time.monotonic() - began < 1.5
+assert not sampler.alive()
+assert sampler.stop() is end
+sys.stderr.write("as it should")
+"""
+
+
+@linux
+@pytest.mark.parametrize("way", ["threads", "ignored", "blocked", "waits", "closes", "slow", "stdio"])
+def test_the_process_that_starts_it_may_do_what_it_likes(run: Path, way: str) -> None:
+    command = [sys.executable, "-X", "dev", "-c", HOSTILE, str(run), way]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "as it should")
+    assert [path.name for path in (run / "samples").iterdir() if path.name.startswith(".")] == []
+
+
+@linux
+@pytest.mark.parametrize("gone_first", ["watched", "launcher"])
+def test_a_sampler_that_a_launcher_started_ends_with_either_of_the_two(run: Path, gone_first: str) -> None:
+    command = [sys.executable, "-c", LAUNCHER, str(run), gone_first]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as launcher:
+        assert launcher.stdout is not None
+        assert launcher.stdin is not None
+        sampling_pid = int(launcher.stdout.readline())
+        wait_for_rows(run, "process_memory", 5)
+        assert not gone(sampling_pid, 0.0)
+        if gone_first == "watched":
+            launcher.stdin.write(b"go on\n")
+            launcher.stdin.flush()
+        else:
+            launcher.kill()
+        assert gone(sampling_pid)
+    assert RunReader(run).sensor("process_memory").height >= 5
+
+
+@linux
+def test_a_sampler_that_does_not_answer_is_killed(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stepscope.record.sampler.process.STOP_TIMEOUT_S", 0.2)
+    sampler = start_sampler(run, 5_000_000)
+    os.kill(sampler.pid, signal.SIGSTOP)
+    end = sampler.stop()
+    assert (end.exit_code, end.died_early) == (None, False)
+    assert gone(sampler.pid)
+
+
+@linux
+def test_what_it_wrote_to_stderr_last_is_its_message(run: Path, sampler: Sampler) -> None:
+    with (run / "samples" / STDERR).open("a") as stderr:
+        stderr.write("Traceback\nValueError: it broke\n")
+    assert sampler.stop() == SamplerEnd(0, died_early=False, message="ValueError: it broke")
+    assert (run / "samples" / STDERR).exists()
+
+
+@linux
+def test_a_run_folder_that_is_removed_does_not_keep_it_from_stopping(run: Path) -> None:
+    folder = run / "inner"
+    folder.mkdir()
+    sampler = start_sampler(folder, 5_000_000)
+    shutil.rmtree(folder)
+    assert not sampler.stop().died_early
+    assert gone(sampler.pid)
+
+
+@linux
+def test_another_process_of_its_number_is_not_told_to_end(run: Path, sampler: Sampler) -> None:
+    other = Sampler(os.getpid(), run)
+    other._started = 1  # this process took the number of one that began when the machine did
+    assert not other.alive()
+    assert other.stop().died_early
 
 
 def test_a_run_folder_that_is_not_there_is_a_refusal_with_the_cause(tmp_path: Path) -> None:
@@ -182,21 +292,26 @@ def test_cpu_time_of_a_process_that_is_busy_forty_percent_is_right_within_two_po
         assert trainer.stdin is not None
         assert trainer.stdout is not None
         command = [sys.executable, "-m", "stepscope.record.sampler", "--run", str(run), "--pid", str(trainer.pid)]
-        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as sampling:
+        with subprocess.Popen(command, stdout=subprocess.PIPE) as sampling:
             assert sampling.stdout is not None
-            assert sampling.stdin is not None
             assert sampling.stdout.readline() == b"ready\n"
             trainer.stdin.write(b"go\n")
             trainer.stdin.flush()
-            began, ended, used_s = (float(word) for word in trainer.stdout.readline().split())
-            sampling.stdin.close()
-            assert sampling.wait(5) == 0
+            at_ns, used_s = np.array(json.loads(trainer.stdout.readline())).T  # what the process says of itself
+            sampling.terminate()
+            assert sampling.wait(HANG_S) == 0
         trainer.stdin.close()
+    began, ended = int(at_ns[0]), int(at_ns[-1])
     frame = RunReader(run).sensor("process_cpu").filter((began < pl.col("t0_ns")) & (pl.col("t1_ns") < ended))
-    span_ns = frame["t0_ns"][-1] - frame["t0_ns"][0]
-    measured = (frame["process.cpu_time"][-1] - frame["process.cpu_time"][0]) / span_ns
-    assert measured == pytest.approx(used_s * 1e9 / (ended - began), abs=0.02)
-    assert 0.1 < measured < 0.5  # a crowded machine stretches the 10 ms of a round
+    first, last = frame.row(0, named=True), frame.row(-1, named=True)
+    after_first, after_last = (int(np.searchsorted(at_ns, row["t1_ns"])) for row in (first, last))
+    before_first, before_last = (int(np.searchsorted(at_ns, row["t0_ns"])) - 1 for row in (first, last))
+    measured_s = (last["process.cpu_time"] - first["process.cpu_time"]) / 1e9
+    two_points_s = 0.02 * (last["t0_ns"] - first["t0_ns"]) / 1e9
+    # However a crowded machine stretches a round: what was read lies between what was so before and after the read.
+    assert used_s[before_last] - used_s[after_first] - two_points_s < measured_s
+    assert measured_s < used_s[after_last] - used_s[before_first] + two_points_s
+    assert 0 < measured_s < 0.5 * (last["t0_ns"] - first["t0_ns"]) / 1e9
 
 
 def test_two_cores_leave_no_core_for_the_sampler_and_more_give_the_last_or_a_little_one(tmp_path: Path) -> None:

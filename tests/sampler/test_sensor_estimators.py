@@ -8,12 +8,20 @@ from collections.abc import Callable
 
 import pytest
 
-from stepscope.record.characterisation.estimators import refresh_period_ns, step_size
-from stepscope.record.characterisation.load_response import BLOCK, NONE, RUNNING, Load, conversions, filter_of
-from stepscope.record.characterisation.load_step import schedule
+from stepscope.record.sampler.sensor_response import (
+    BLOCK,
+    NONE,
+    RUNNING,
+    Load,
+    conversions,
+    filter_of,
+    load_schedule,
+    refresh_period_ns,
+    step_size,
+)
 
 MS = 1_000_000
-LOAD = schedule(0, 4.0)
+LOAD = load_schedule(0, 4.0)
 Power = Callable[[int], float]
 
 

@@ -12,18 +12,22 @@ from statistics import median
 import pytest
 
 from stepscope.clock import monotonic_ns
-from stepscope.record.characterisation import characterise
-from stepscope.record.characterisation.characterise import observe, profiles, recall_or_measure, responses, wanted
-from stepscope.record.characterisation.load_step import loaders, schedule
-from stepscope.record.characterisation.profiles import (
+from stepscope.record.sampler import characterise
+from stepscope.record.sampler.characterise import (
     SensorProfile,
+    build_profiles,
     device_identity,
     load_profiles,
+    may_characterise,
+    observe,
+    recall_or_measure,
+    responses,
     save_profiles,
     too_fine,
     with_profiles,
 )
 from stepscope.record.sampler.rows import EventLog
+from stepscope.record.sampler.sensor_response import load_schedule, loaders
 from stepscope.record.sensors.contract import Channel, Found
 
 MS = 1_000_000
@@ -43,7 +47,7 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_load_is_one_long_step_and_then_pulses_that_end_before_the_whole() -> None:
-    load = schedule(1000, 4.0)
+    load = load_schedule(1000, 4.0)
     assert load[0][1] - load[0][0] > 1_000 * MS
     assert len(load) > 15
     assert all(14 * MS <= off - on <= 76 * MS for on, off in load[1:])
@@ -85,7 +89,7 @@ def test_a_counter_is_polled_through_a_real_load_and_its_refresh_and_cost_are_me
     seen = observe(found, monotonic_ns, seconds=0.3, progress=said.append)
     assert set(seen.traces) == {"m"}
     assert seen.processes > 0
-    measured = profiles(seen)
+    measured = build_profiles(seen)
     assert set(measured) == {"zone.energy"}  # a channel that gave nothing has no profile
     profile = measured["zone.energy"]
     assert profile.refresh_ns == pytest.approx(10 * MS, rel=0.1)
@@ -105,7 +109,7 @@ def test_a_sensor_that_fails_while_it_is_characterised_costs_itself_alone() -> N
 
     good = replace(GAUGE, id="good", scope="rail:B")
     seen = observe({"bad": sensor(broken, GAUGE), "good": sensor(lambda: [2.0], good)}, monotonic_ns, seconds=0.05)
-    measured = profiles(seen)
+    measured = build_profiles(seen)
     assert set(measured) == {"good"}
     assert (measured["good"].refresh_ns, measured["good"].step_size, measured["good"].filter) == (None, None, None)
 
@@ -194,10 +198,10 @@ def test_who_asks_for_a_finer_period_than_the_sensor_is_told_why_it_is_not_kept(
 def test_a_run_characterises_this_machine_alone_unless_told_otherwise(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert wanted(Path("/"), True)
-    assert not wanted(Path("/"), False)
-    assert not wanted(tmp_path, True)
+    assert may_characterise(Path("/"), True)
+    assert not may_characterise(Path("/"), False)
+    assert not may_characterise(tmp_path, True)
     monkeypatch.setenv("STEPSCOPE_CHARACTERISE", "1")
-    assert wanted(tmp_path, True)
+    assert may_characterise(tmp_path, True)
     monkeypatch.setenv("STEPSCOPE_CHARACTERISE", "0")
-    assert not wanted(Path("/"), True)
+    assert not may_characterise(Path("/"), True)

@@ -13,8 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.record.sampler.crew import Crew
-from stepscope.record.sampler.loop import Sampling
+from stepscope.record.sampler.loop import Sampling, StreamOpener
 from stepscope.record.sampler.rows import EventLog, RowFile
 from stepscope.record.sampler.stream import RETRY_NS, Stream
 from stepscope.record.sensors import Survey, distinct, load
@@ -258,7 +257,7 @@ def test_a_slow_sensor_is_read_at_its_own_period(tmp_path: Path) -> None:
     found = load()["sampler"].discover(tmp_path, target)
     assert isinstance(found, Found)
     events = EventLog(tmp_path / "events.jsonl")
-    streams, _ = Crew(tmp_path, tmp_path, target, events, 10_000_000).hire(Survey({"sampler": found}, {}), {})
+    streams, _ = StreamOpener(tmp_path, tmp_path, target, events, 10_000_000).hire(Survey({"sampler": found}, {}), {})
     sampling = Sampling(streams, events, target.pace, 10_000_000)
     for tick in range(30):
         sampling.tick(tick * 10_000_000)

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepscope.record.formats.android import parse
 from stepscope.record.sensors import android
+from stepscope.record.sensors.android import parse_battery
 from stepscope.record.sensors.contract import Found, Meter, Missing, Target
 
 ROOT = Path("/")
@@ -50,7 +50,7 @@ def missing(answer: Found | Missing) -> Missing:
 
 
 def test_a_phone_on_usb_shows_voltage_and_charge_and_no_power() -> None:
-    phone = parse(ON_USB)
+    phone = parse_battery(ON_USB)
     assert phone.discharging is False
     assert phone.power_w is None
     assert phone.voltage_v == pytest.approx(4.352)
@@ -59,18 +59,18 @@ def test_a_phone_on_usb_shows_voltage_and_charge_and_no_power() -> None:
 
 
 def test_dumpsys_has_no_current_and_the_uevent_beside_it_gives_the_power() -> None:
-    assert parse(DISCHARGING).discharging is True
-    assert parse(DISCHARGING).power_w is None
-    assert parse(DISCHARGING + UEVENT).power_w == pytest.approx(3.964 * 0.5)
+    assert parse_battery(DISCHARGING).discharging is True
+    assert parse_battery(DISCHARGING).power_w is None
+    assert parse_battery(DISCHARGING + UEVENT).power_w == pytest.approx(3.964 * 0.5)
 
 
 def test_the_cable_counts_more_than_a_status_that_lags_behind() -> None:
     plugged_now = DISCHARGING.replace("USB powered: false", "USB powered: true")
-    assert parse(plugged_now + UEVENT).power_w is None
+    assert parse_battery(plugged_now + UEVENT).power_w is None
 
 
 def test_termux_is_read_in_its_units() -> None:
-    phone = parse(json.dumps(TERMUX))
+    phone = parse_battery(json.dumps(TERMUX))
     assert phone.power_w == pytest.approx(4.0 * 0.82)
     assert phone.charge_c == pytest.approx(3.194654 * 3600)
     assert phone.temperature_c == 22.3
@@ -93,18 +93,18 @@ def test_termux_is_read_in_its_units() -> None:
     ],
 )
 def test_traps_of_units_sign_and_cable(change: dict[str, object], power_w: float | None) -> None:
-    power = parse(json.dumps({**TERMUX, **change})).power_w
+    power = parse_battery(json.dumps({**TERMUX, **change})).power_w
     assert power == (None if power_w is None else pytest.approx(power_w))
 
 
 def test_a_charge_counter_in_milliampere_hours_is_told_by_its_size() -> None:
-    assert parse(json.dumps({**TERMUX, "charge_counter": 3194})).charge_c == pytest.approx(3.194 * 3600)
+    assert parse_battery(json.dumps({**TERMUX, "charge_counter": 3194})).charge_c == pytest.approx(3.194 * 3600)
 
 
 @pytest.mark.parametrize("text", ["", "error: closed", '{"percentage": 8', "{}", '{"API": "error"}', "{" * 50_000])
 def test_what_is_no_battery_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="battery"):
-        parse(text)
+        parse_battery(text)
 
 
 WORDS = st.sampled_from([*DISCHARGING.splitlines(), *UEVENT.splitlines(), *ON_USB.splitlines()])
@@ -114,7 +114,7 @@ WORDS = st.sampled_from([*DISCHARGING.splitlines(), *UEVENT.splitlines(), *ON_US
 @given(st.lists(WORDS | st.text(max_size=30), max_size=20).map("\n".join))
 def test_no_text_breaks_the_parser_or_makes_it_invent_a_number(text: str) -> None:
     with contextlib.suppress(ValueError):
-        for value in astuple(parse(text)):
+        for value in astuple(parse_battery(text)):
             assert value is None or math.isfinite(value)
 
 
@@ -122,7 +122,7 @@ def test_no_text_breaks_the_parser_or_makes_it_invent_a_number(text: str) -> Non
 @given(st.dictionaries(st.sampled_from(sorted(TERMUX)), st.none() | st.integers() | st.floats() | st.text(max_size=9)))
 def test_no_json_breaks_the_parser_or_makes_it_invent_a_number(stated: dict[str, object]) -> None:
     with contextlib.suppress(ValueError):
-        for value in astuple(parse(json.dumps(stated))):
+        for value in astuple(parse_battery(json.dumps(stated))):
             assert value is None or math.isfinite(value)
 
 
@@ -191,5 +191,5 @@ def test_a_phone_that_is_charged_says_how_to_measure_it(tmp_path: Path, monkeypa
 
 @pytest.mark.parametrize("number", ["1_000_000", "\u0663\u0669\u0666\u0664", "0x10", "1e6", "nan", "4182 mV", ""])
 def test_a_quoted_number_is_one_only_in_plain_digits(number: str) -> None:
-    phone = parse(json.dumps({"percentage": 50, "voltage": number, "current": number, "plugged": "UNPLUGGED"}))
+    phone = parse_battery(json.dumps({"percentage": 50, "voltage": number, "current": number, "plugged": "UNPLUGGED"}))
     assert (phone.voltage_v, phone.current_a, phone.power_w) == (None, None, None)

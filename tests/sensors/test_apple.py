@@ -6,7 +6,6 @@ import math
 import os
 import platform
 import sys
-import time
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -14,10 +13,11 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.patience import until
 
-from stepscope.record.formats.powermetrics import parse
 from stepscope.record.sensors import apple, powermetrics
 from stepscope.record.sensors.contract import Found, Missing, Target
+from stepscope.record.sensors.powermetrics import parse
 
 ROOT = Path("/")
 LINES = Path(__file__).parent / "lines"
@@ -156,11 +156,13 @@ def test_a_streaming_powermetrics_gives_power_and_adds_up_energy(
     sensor = powermetrics.discover(ROOT, Target(1))
     assert isinstance(sensor, Found), sensor
     ids = [channel.id for channel in sensor.channels]
-    for _ in range(100):
-        read = dict(zip(ids, sensor.read(), strict=True))
-        if read["apple.cpu.power"] == pytest.approx(0.420):
-            break
-        time.sleep(0.01)
+    read: dict[str, float] = {}
+
+    def last() -> bool:
+        read.update(zip(ids, sensor.read(), strict=True))
+        return read["apple.cpu.power"] == pytest.approx(0.420)
+
+    until(last)
     sensor.close()
     assert read["apple.package.power"] == pytest.approx(0.773)
     assert read["apple.cpu.energy"] == pytest.approx(0.947 * 0.10451 + 0.420 * 0.10481)
@@ -180,15 +182,16 @@ def test_a_child_that_ends_is_a_loss(tmp_path: Path, monkeypatch: pytest.MonkeyP
         "apple:ane",
         "apple:cpu+gpu+ane",
     ]
-    for _ in range(100):
+
+    def lost() -> bool:
         try:
             sensor.read()
         except OSError as error:
             assert "killed" in str(error)  # noqa: PT017 - whichever read comes after its end
-            break
-        time.sleep(0.01)
-    else:
-        pytest.fail("the end of the child was not noticed")
+            return True
+        return False
+
+    until(lost, "the end of the child")
     sensor.close()
 
 

@@ -23,9 +23,8 @@ from tests.sensors.pc_trees import (
     write,
 )
 
-from stepscope.record.formats import power_supply
-from stepscope.record.formats.power_supply import Supply, amount, discharge_w, parse
 from stepscope.record.sensors import battery
+from stepscope.record.sensors.battery import Supply, amount, discharge_w, parse
 
 LAPTOP = uevent(POWER_NOW=19195000, ENERGY_NOW=32940000, ENERGY_FULL=42650000)
 SECOND = "sys/class/power_supply/BAT1"
@@ -112,7 +111,7 @@ def test_milliunits_against_the_abi_are_recognised_and_noted(tmp_path: Path) -> 
 
 def test_a_phone_with_a_counter_in_milliampere_hours_has_its_charge_alone_converted() -> None:
     supply = parse(uevent(VOLTAGE_NOW=3_900_000, CURRENT_NOW=-400_000, CHARGE_FULL_DESIGN=3_350_000, CHARGE_COUNTER=1))
-    assert power_supply.broken_units(supply) == ()
+    assert battery.broken_units(supply) == ()
     assert discharge_w(supply) == pytest.approx(1.56)
 
 
@@ -224,17 +223,17 @@ def test_the_uevents_of_real_machines_are_read_whole() -> None:
         pytest.approx(0.812 * 4.186),
         pytest.approx(14.888),
     ]
-    assert [power_supply.charge_c(supply) for supply in supplies] == [
+    assert [battery.charge_c(supply) for supply in supplies] == [
         None,
         pytest.approx(2.167 * 3600),
         pytest.approx(7.326 * 3600),
         pytest.approx(0.317457 * 3600),
         *[None] * 5,  # a counter that starts anywhere, or whose unit is not that of the capacity, is no charge
     ]
-    assert power_supply.stored_j(supplies[8]) == pytest.approx(9.43 * 3600)
-    assert [power_supply.volts(supply) for supply in supplies[:4]] == pytest.approx([11.206, 16.636, 12.575, 4.13744])
-    assert [power_supply.discharging(supply) for supply in supplies[:4]] == [True, False, True, None]
-    broken = [bool(power_supply.broken_units(supply)) for supply in supplies]
+    assert battery.stored_j(supplies[8]) == pytest.approx(9.43 * 3600)
+    assert [battery.volts(supply) for supply in supplies[:4]] == pytest.approx([11.206, 16.636, 12.575, 4.13744])
+    assert [battery.discharging(supply) for supply in supplies[:4]] == [True, False, True, None]
+    broken = [bool(battery.broken_units(supply)) for supply in supplies]
     assert broken == [False, False, True, False, True, False, False, False, False]
     assert supplies[0].fields["SERIAL_NUMBER"] == "3502"
     assert [round(value, 3) for value in battery.powers_w(supplies[:1])] == [19.195]

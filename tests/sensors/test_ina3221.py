@@ -30,12 +30,12 @@ from tests.sensors.jetson_trees import (
     xavier_nx,
 )
 
-from stepscope.record.formats.ina3221 import configured_timing, most_milliampere, stated_timing
-from stepscope.record.formats.sysfs import natural
+from stepscope.record.access.files import natural
 from stepscope.record.sampler.rows import EventLog, RowFile
 from stepscope.record.sampler.stream import Stream
 from stepscope.record.sensors import ina3221
 from stepscope.record.sensors.contract import Found, Missing, Target
+from stepscope.record.sensors.ina3221 import configured_timing, most_milliampere, stated_timing
 
 MS, SECOND = 1_000_000, 1_000_000_000
 WATTS = {

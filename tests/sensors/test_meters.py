@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.patience import until
 
 from stepscope.errors import UsageError
-from stepscope.record.formats import meter_csv, meter_lines
+from stepscope.record import meter_log
 from stepscope.record.meters import parse_meters
 from stepscope.record.sensors import meter_command
 from stepscope.record.sensors.contract import Found, Meter, Missing, Target
@@ -73,7 +74,7 @@ def test_what_names_no_meter_is_refused_with_what_to_do(plugs: list[str], comman
     ],
 )
 def test_a_line_of_a_meter_command_is_read_in_si_units(line: str, read: dict[str, float]) -> None:
-    assert meter_lines.parse(line) == pytest.approx(read)
+    assert meter_command.parse_reading(line) == pytest.approx(read)
 
 
 @pytest.mark.parametrize(
@@ -81,14 +82,14 @@ def test_a_line_of_a_meter_command_is_read_in_si_units(line: str, read: dict[str
 )
 def test_a_line_that_is_no_reading_is_refused(line: str) -> None:
     with pytest.raises(ValueError, match=r"\w"):
-        meter_lines.parse(line)
+        meter_command.parse_reading(line)
 
 
 @settings(max_examples=100)
 @given(st.text(max_size=50) | st.text("0123456789.eE+-= wpowermvVAk,;:t", max_size=30))
 def test_no_line_breaks_the_parser_or_makes_it_invent_a_number(line: str) -> None:
     with contextlib.suppress(ValueError):
-        read = meter_lines.parse(line)
+        read = meter_command.parse_reading(line)
         assert set(read) - {"meter_clock"}
         assert all(math.isfinite(value) for value in read.values())
 
@@ -118,12 +119,14 @@ def start(*texts: str, clock: Callable[[], int] = time.monotonic_ns) -> Found:
 
 
 def read_until(sensor: Found, wanted: Callable[[list[float]], bool]) -> list[float]:
-    for _ in range(200):
-        values = list(sensor.read())
-        if wanted(values):
-            return values
-        time.sleep(0.01)
-    pytest.fail(f"never came: last {values}")
+    rows: list[list[float]] = []
+
+    def read() -> bool:
+        rows.append(list(sensor.read()))
+        return wanted(rows[-1])
+
+    until(read)
+    return rows[-1]
 
 
 def test_a_command_that_streams_is_read_as_it_prints() -> None:
@@ -230,14 +233,14 @@ LOGS: dict[str, tuple[str, list[float], list[float], str]] = {
 @pytest.mark.parametrize("name", LOGS)
 def test_a_log_is_read_in_the_dialect_of_its_meter(name: str) -> None:
     text, t_s, power_w, clock = LOGS[name]
-    log = meter_csv.parse(text)
+    log = meter_log.parse_meter_csv(text)
     assert list(log.t_s) == pytest.approx(t_s)
     assert list(log.power_w) == pytest.approx(power_w)
     assert log.clock == clock
 
 
 def test_a_reading_that_is_no_number_is_empty_and_a_row_back_in_time_is_counted() -> None:
-    log = meter_csv.parse("time,power\n0,5\n1,overload\n0.5,9\n2,6\nx,7\n")
+    log = meter_log.parse_meter_csv("time,power\n0,5\n1,overload\n0.5,9\n2,6\nx,7\n")
     assert list(log.t_s) == [0, 1, 2]
     assert math.isnan(log.power_w[1])
     assert log.skipped == 2
@@ -257,7 +260,7 @@ def test_a_reading_that_is_no_number_is_empty_and_a_row_back_in_time_is_counted(
 )
 def test_a_log_that_holds_no_time_and_power_is_refused_in_words(text: str) -> None:
     with pytest.raises(ValueError, match=r"[a-z]{4}"):
-        meter_csv.parse(text)
+        meter_log.parse_meter_csv(text)
 
 
 ROWS = st.lists(
@@ -269,7 +272,7 @@ ROWS = st.lists(
 @given(ROWS.map("\n".join) | st.text(max_size=80))
 def test_no_log_breaks_the_parser_or_makes_it_invent_a_reading(text: str) -> None:
     with contextlib.suppress(ValueError):
-        log = meter_csv.parse(text)
+        log = meter_log.parse_meter_csv(text)
         assert len(log.t_s) == len(log.power_w) <= len(text.splitlines())
         assert all(math.isfinite(t_s) for t_s in log.t_s)
         assert list(log.t_s) == sorted(log.t_s)
@@ -279,7 +282,7 @@ def test_no_log_breaks_the_parser_or_makes_it_invent_a_reading(text: str) -> Non
 @pytest.mark.parametrize("text", ["\u0661\u0662", "1_000", "0x10", "\uff15.\uff10 W", "power=\u0661\u0662"])
 def test_digits_of_another_script_and_of_python_are_no_reading(text: str) -> None:
     with pytest.raises(ValueError, match="no "):
-        meter_lines.parse(text)
-    log = meter_csv.parse(f"time,power\n0,5\n1,{text}\n2,6\n")
+        meter_command.parse_reading(text)
+    log = meter_log.parse_meter_csv(f"time,power\n0,5\n1,{text}\n2,6\n")
     assert log.power_w[0] == 5.0
     assert math.isnan(log.power_w[1])

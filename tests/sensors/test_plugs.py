@@ -17,8 +17,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepscope.record.access import plug
-from stepscope.record.formats.plugs import parse_address, parse_shelly, parse_tasmota
+from stepscope.record.access import smart_plug
+from stepscope.record.meters import parse_address, parse_shelly, parse_tasmota
 from stepscope.record.sensors import shelly, tasmota
 from stepscope.record.sensors.contract import Found, Meter, Missing, Target
 
@@ -32,7 +32,7 @@ GEN2_PAGE, GEN1_PAGE, TASMOTA_PAGE = "/rpc/Switch.GetStatus?id=0", "/status", "/
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plug.fetch, "__defaults__", (0.3,))
+    monkeypatch.setattr(smart_plug.fetch, "__defaults__", (0.3,))
 
 
 class Device:

@@ -23,7 +23,7 @@ from tests.sensors.pc_trees import (
 )
 
 from stepscope.record.access import videocore
-from stepscope.record.formats.pmic import THROTTLE_BITS, parse_adc, parse_throttled, rail_powers_w
+from stepscope.record.access.videocore import THROTTLE_BITS, parse_adc, parse_throttled, rail_powers_w
 from stepscope.record.sensors import rpi5_pmic, rpi_throttled
 
 LOADED, BUSY = sample_blocks("rpi5-pmic-read-adc.txt")

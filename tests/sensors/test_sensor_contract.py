@@ -6,6 +6,7 @@ import math
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -95,13 +96,13 @@ def test_a_sensor_file_that_raises_is_missing_and_not_a_crash(tmp_path: Path) ->
 def test_a_sensor_file_that_cannot_be_imported_costs_itself_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "stepscope.record.sensors.temperature", None)  # what import then raises
+    monkeypatch.setitem(sys.modules, "stepscope.record.sensors.battery", None)  # what import then raises
     sensors = load()
     assert set(sensors) == set(SENSORS)
-    answer = sensors["temperature"].discover(tmp_path, Target(1))
+    answer = sensors["battery"].discover(tmp_path, Target(1))
     assert isinstance(answer, Missing)
     assert answer.reason == "failed"
-    assert "temperature.py cannot be imported" in answer.detail
+    assert "battery.py cannot be imported" in answer.detail
 
 
 def test_a_sensor_that_is_found_but_cannot_be_read_is_missing() -> None:
@@ -124,3 +125,32 @@ def test_an_error_number_becomes_a_typed_reason(number: int, reason: str) -> Non
     answer = missing_because(OSError(number, os.strerror(number)), "/sys/x")
     assert answer.reason == reason
     assert (answer.remedy == "sudo chmod a+r /sys/x") == (reason == "denied")
+
+
+def test_the_sensor_of_the_guide_reads_as_the_guide_says(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "add-a-sensor.md").read_text(encoding="utf-8")
+    module: dict[str, Any] = {}
+    exec(page.split("```python\n")[1].split("```")[0], module)
+    (sensor,) = module["SENSORS"]
+    empty = ask(sensor, tmp_path, Target(1))
+    assert isinstance(empty, Missing)
+    assert empty.reason == "absent"
+    for number, level in enumerate(("255\n", "fast\n")):
+        folder = tmp_path / f"sys/class/hwmon/hwmon{number}"
+        folder.mkdir(parents=True)
+        (folder / "pwm1").write_text(level)
+    fans = ask(sensor, tmp_path, Target(1))
+    assert isinstance(fans, Found)
+    assert [(channel.scope, channel.quantity) for channel in fans.channels] == [
+        ("fan:0", "fan_load"),
+        ("fan:1", "fan_load"),
+    ]
+    full, garbage = fans.read()
+    fans.close()
+    assert full == 100
+    assert math.isnan(garbage)
+
+
+def test_a_file_may_have_several_sensors_and_all_are_in_the_order_of_their_names() -> None:
+    assert {"temperature", "cpu_frequency", "process_memory"} <= set(SENSORS)
+    assert list(SENSORS) == sorted(SENSORS)

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.patience import HANG_S
 from tests.sensors import jetson_trees
 from tests.sensors.pc_trees import BATTERY, hwmon, powercap, uevent, write, zone
 
@@ -107,7 +108,7 @@ def test_a_pipe_or_a_folder_in_place_of_a_file_holds_nobody_up(tree: str, tmp_pa
         done.set()
 
     threading.Thread(target=replace_each, daemon=True).start()
-    assert done.wait(60), hung_at
+    assert done.wait(HANG_S), hung_at
 
 
 @trees

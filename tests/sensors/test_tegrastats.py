@@ -6,7 +6,6 @@ import math
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from functools import partial
@@ -15,11 +14,12 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.patience import HANG_S, until
 from tests.sensors.jetson_trees import orin_nano
 
-from stepscope.record.formats.tegrastats import Core, Engine, Memory, Rail, TegrastatsLine, Zone, parse
 from stepscope.record.sensors import tegrastats
 from stepscope.record.sensors.contract import Found, Missing, Target
+from stepscope.record.sensors.tegrastats import Core, Engine, Memory, Rail, TegrastatsLine, Zone, parse
 
 MEBI = 1024**2
 FOLDER = Path(__file__).parent / "lines"
@@ -215,24 +215,15 @@ def ended(process: int) -> bool:
         return True
 
 
-def until(condition: Callable[[], bool]) -> bool:
-    """Whether it comes true within a few seconds."""
-    for _ in range(500):
-        if condition():
-            return True
-        time.sleep(0.01)
-    return False
-
-
 def read_until(sensor: Found, enough: Callable[[list[float]], bool]) -> list[list[float]]:
-    """Rows until one is enough; fails where none is within a few seconds."""
+    """Rows until one is enough; fails where none ever is."""
     rows: list[list[float]] = []
 
     def read() -> bool:
         rows.append(list(sensor.read()))
         return enough(rows[-1])
 
-    assert until(read), rows[-1]
+    until(read)
     return rows
 
 
@@ -272,7 +263,7 @@ def test_of_several_new_lines_the_newest_counts(tmp_path: Path, opened: list[Fou
     program(tmp_path, "RAM 1/2MB VDD_IN $i/1", before=f"{hold}; [ $i -ne 4 ] || {{ touch {printed_all}; sleep 100; }}")
     sensor = discover(tmp_path, opened)
     go.touch()
-    assert until(printed_all.exists)
+    until(printed_all.exists)
     assert sensor.read()[0] == 0.003
 
 
@@ -298,7 +289,7 @@ def test_a_child_that_has_ended_is_a_lost_sensor(tmp_path: Path, opened: list[Fo
             return "ended" in str(error)
         return False
 
-    assert until(lost)
+    until(lost)
 
 
 def test_rails_that_can_be_read_directly_are_not_reported_twice(tmp_path: Path) -> None:
@@ -365,7 +356,7 @@ def test_the_child_ends_with_close_and_with_the_sampler(tmp_path: Path) -> None:
     )
     for ending in ("close", "killed"):
         done = subprocess.run(
-            [sys.executable, "-c", code, ending], capture_output=True, text=True, timeout=30, check=False
+            [sys.executable, "-c", code, ending], capture_output=True, text=True, timeout=HANG_S, check=False
         )
         child = int(done.stdout)
-        assert until(partial(ended, child))
+        until(partial(ended, child))

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.simulate.board_run import RING_FILE, STATES_FILE, BoardRun
-from stepscope.simulate.options import options_of
-from stepscope.simulate.ring import create_ring, open_writer
-from stepscope.simulate.states import State, StateLog
+from stepscope.simulate.boards import parse_options
+from stepscope.simulate.marks import State, StateLog, create_ring, open_writer
 
 MS = 1_000_000
 S = 1_000_000_000
@@ -27,7 +26,7 @@ class Hand:
         self.log = StateLog(home / STATES_FILE)
         self._segments = (home / "segments").open("w+b")
         self._mark = open_writer(home / RING_FILE, lambda: self.now_ns)
-        self.run = BoardRun(board, home, options_of(options), seed, self._segments, lambda: self.now_ns)
+        self.run = BoardRun(board, home, parse_options(options), seed, self._segments, lambda: self.now_ns)
 
     def state(self, kind: str, phase: str = "forward", place: str = "", signature: str = "") -> int:
         """A new state."""

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from stepscope.simulate.beacon import Beacon, Models
-from stepscope.simulate.ring import RingReader, create_ring, open_writer
-from stepscope.simulate.states import State, StateLog, StateReader
+from stepscope.simulate.marks import RingReader, State, StateLog, StateReader, create_ring, open_writer
 
 Attach = Callable[[Models], Beacon]
 

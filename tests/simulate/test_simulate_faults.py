@@ -9,7 +9,7 @@ import pytest
 from tests.simulate.boards_in_hand import MS, QUIET, Hand, S, board_in_hand
 
 from stepscope.errors import UnknownName, UsageError
-from stepscope.simulate.options import Fault, options_of
+from stepscope.simulate.boards import Fault, parse_options
 
 ENERGY = "sys/class/powercap/intel-rapl:0/energy_uj"
 Look = Callable[[Hand], bytes | None]
@@ -106,13 +106,13 @@ def test_a_plugged_battery_charges_and_says_so(tmp_path: Path) -> None:
 )
 def test_options_that_cannot_be_simulated_are_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(UsageError):
-        options_of(wrong)
+        parse_options(wrong)
 
 
 def test_unknown_names_are_answered_with_the_nearest() -> None:
     with pytest.raises(UnknownName) as option:
-        options_of({"throttel": 0.5})
+        parse_options({"throttel": 0.5})
     assert "throttle" in str(option.value.hint)
     with pytest.raises(UnknownName) as fault:
-        options_of({"faults": [{"kind": "stuk", "at_s": 1.0}]})
+        parse_options({"faults": [{"kind": "stuk", "at_s": 1.0}]})
     assert "stuck" in str(fault.value.hint)

@@ -5,11 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from stepscope.simulate.boards import BOARDS
-from stepscope.simulate.options import Options
-from stepscope.simulate.plant import Plant, PowerTable, Segments
-from stepscope.simulate.ring import Ints
-from stepscope.simulate.states import FIXED, IDLE, State
+from stepscope.arrays import Ints
+from stepscope.simulate.boards import BOARDS, Options
+from stepscope.simulate.marks import FIXED, IDLE, State
+from stepscope.simulate.power import Plant, PowerTable, Segments
 
 TX2 = BOARDS["jetson-tx2"]
 KINDS = [State(f"Kind{number}", "forward", "place", "shape") for number in range(200)]

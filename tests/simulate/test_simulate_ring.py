@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.simulate.ring import SLOTS, RingReader, create_ring, open_writer
+from stepscope.simulate.marks import SLOTS, RingReader, create_ring, open_writer
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The truth: exact integrals, own times without children, and the file that keeps it."""
+"""The truth: exact integrals, self times without children, and the file that keeps it."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from stepscope.simulate.plant import SEGMENT
-from stepscope.simulate.states import State
-from stepscope.simulate.truth import Truth, load, sums
+from stepscope.simulate.marks import State
+from stepscope.simulate.power import SEGMENT, Truth, energy_by_label, load_truth
 
 S = 1_000_000_000
 
@@ -52,13 +51,13 @@ def test_parents_count_within_their_step_and_other_lanes_run_beside(truth: Truth
 
 
 def test_labels_gather_their_energy() -> None:
-    assert sums(["a", None, "a"], np.array([1.0, 2.0, 3.0])) == {"a": 4.0, None: 2.0}
+    assert energy_by_label(["a", None, "a"], np.array([1.0, 2.0, 3.0])) == {"a": 4.0, None: 2.0}
 
 
 def test_what_was_saved_is_read_again_from_file_or_folder(truth: Truth, tmp_path: Path) -> None:
     path = truth.save(tmp_path)
     for place in (path, tmp_path):
-        again = load(place)
+        again = load_truth(place)
         assert (again.board, again.rails, again.states, again.end_ns) == ("board", truth.rails, truth.states, 14 * S)
         assert float(again.energy_between("all", 10 * S, 14 * S)) == pytest.approx(27)
 

@@ -48,7 +48,7 @@ def test_push_list_show_tag_pull_rm_and_gc_work_one_after_the_other(capsys: pyte
         (["list", "--since", "yesterday"], 2, "no date"),
         (["list", "--where", "nonsense("], 2, "--where"),
         (["list", "--timeout", "0"], 2, "above 0 s"),
-        (["pull", "x", "--max-size", "much"], 2, "no size"),
+        (["pull", "x", "--max-size", "much"], 2, "not an amount of memory"),
         (["list", "--store", "nosuchthing://x"], 2, "no address"),
     ],
 )

@@ -15,12 +15,13 @@ from typing import Any
 
 import polars as pl
 import pytest
+from tests.patience import HANG_S
 
 from stepscope import store
 from stepscope.errors import MissingDependency, OutputNotWritable, RunDamaged, RunNotFound, StoreError, UsageError
 from stepscope.runfolder import RunReader, RunWriter
 from stepscope.store import Choice, Place, open_place
-from stepscope.store import listing as store_listing
+from stepscope.store import index as store_listing
 from stepscope.store import manifest as manifests
 from stepscope.store.place import within
 
@@ -200,7 +201,7 @@ def fill(place: Place, count: int) -> None:
     """So many runs by their manifests alone."""
     file = manifests.FileEntry("run.json", 2, hashlib.sha256(b"{}").hexdigest())
     for number in range(count):
-        name, content = manifests.written(manifests.Manifest(f"run-{number}", (file,), {"started_s": float(number)}))
+        name, content = manifests.to_file(manifests.Manifest(f"run-{number}", (file,), {"started_s": float(number)}))
         place.write(f"manifests/{name}", content)
     store_listing.write_index(place)
 
@@ -271,7 +272,7 @@ def test_collecting_in_a_folder_that_is_no_store_touches_no_run(tmp_path: Path) 
 
 
 def test_a_file_that_stops_in_the_midst_is_given_up_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    place, release = open_place(f"memory://{uuid.uuid4().hex}", timeout_s=5.0), threading.Event()
+    place, release = open_place(f"memory://{uuid.uuid4().hex}", timeout_s=HANG_S), threading.Event()
     run = make_run(tmp_path / "runs")
     store.push(place, [run])
 
@@ -308,7 +309,7 @@ def test_a_changed_file_is_found_out_and_nothing_of_the_run_is_left(local: Place
     run = make_run(tmp_path / "runs")
     store.push(local, [run])
     _, manifest = store_listing.find(local, run.name)
-    path = Path(local.root) / manifest.folder / "steps.parquet"
+    path = Path(local.root) / manifest.folder / "steps.rows"
     path.write_bytes(path.read_bytes()[:-1] + b"X")
     with pytest.raises(StoreError, match="checksum"):
         store.pull(local, [run.name], tmp_path / "pulled")
@@ -319,7 +320,7 @@ def test_a_file_that_is_missing_in_the_store_is_said(local: Place, tmp_path: Pat
     run = make_run(tmp_path / "runs")
     store.push(local, [run])
     _, manifest = store_listing.find(local, run.name)
-    (Path(local.root) / manifest.folder / "steps.parquet").unlink()
+    (Path(local.root) / manifest.folder / "steps.rows").unlink()
     with pytest.raises(StoreError, match="missing"):
         store.pull(local, [run.name], tmp_path / "pulled")
     assert store.push(local, [run])[0].outcome == "replaced"  # pushing again mends it
@@ -330,9 +331,9 @@ def test_a_link_in_a_store_is_not_followed(local: Place, tmp_path: Path) -> None
     run = make_run(tmp_path / "runs")
     store.push(local, [run])
     _, manifest = store_listing.find(local, run.name)
-    path = Path(local.root) / manifest.folder / "steps.parquet"
+    path = Path(local.root) / manifest.folder / "steps.rows"
     path.unlink()
-    path.symlink_to(run / "steps.parquet")
+    path.symlink_to(run / "steps.rows")
     with pytest.raises(StoreError, match="a link"):
         store.pull(local, [run.name], tmp_path / "pulled")
 

@@ -10,19 +10,17 @@ import pytest
 import torch
 
 from stepscope import workloads
-from stepscope.commands._study_daily import _charging
-from stepscope.commands._study_daily import daily as command
 from stepscope.errors import UnknownName, UsageError
-from stepscope.report.charts.study_daily import charts
-from stepscope.report.findings import render, save_figures
-from stepscope.studies.daily.routine import Asked, Routine
-from stepscope.studies.daily.study import daily
-from stepscope.studies.daily.train_days import _chunks, _lessons, live
-from stepscope.studies.measured_training import Place
-from stepscope.studies.watch import Watch
+from stepscope.experiments.daily.request import DailyTraining
+from stepscope.experiments.daily.study import Routine, daily
+from stepscope.experiments.daily.training import _chunks, _lessons, train_life
+from stepscope.experiments.engine.process import JobWatch
+from stepscope.experiments.engine.training import Place
+from stepscope.report.charts.trainings import daily_charts
+from stepscope.report.study_results import render, save_figures
 
 CHILD = (sys.executable, str(Path(__file__).parent / "training_child.py"))
-SMALL = Asked(days=3, seeds=3, batches=(16,))
+SMALL = DailyTraining(days=3, seeds=3, batch=(16,))
 ROUTINE = Routine(2, 20, 0.15, 8, "none", 10, 1, "shuffled", None, None, "mnist-5k", "cpu")
 
 
@@ -49,18 +47,18 @@ def test_a_life_has_its_evenings_and_the_next_setting_begins_with_the_same_model
     torch.set_num_threads(1)
     place = Place(tmp_path / "runs", tmp_path / "pretrained")
     lenet = workloads.find("lenet")
-    one = live(lenet, ROUTINE, 0, place)
-    other = live(lenet, replace(ROUTINE, batch=16, replay="all"), 0, place)
+    one = train_life(lenet, ROUTINE, 0, place)
+    other = train_life(lenet, replace(ROUTINE, batch=16, replay="all"), 0, place)
     assert [day["day"] for day in one["days"]] == [0, 1, 2]
     assert one["days"][0]["accuracy"] == other["days"][0]["accuracy"]
     assert all(day["time_s"] > 0 for day in one["days"][1:])
     assert [day["trained_on"] for day in other["days"]] == [0, 20, 40]
     with pytest.raises(UsageError, match="too few for 200 days"):
-        live(lenet, replace(ROUTINE, days=200), 0, place)
+        train_life(lenet, replace(ROUTINE, days=200), 0, place)
 
 
 def test_the_findings_say_how_accuracy_moves_and_whether_a_day_fits(tmp_path: Path) -> None:
-    asked = replace(SMALL, charging_s=60.0)
+    asked = replace(SMALL, charging=60.0)
     findings = daily(tmp_path / "s", asked, child=CHILD)
     accuracy, cost = findings.tables
     slopes = {row[1]: row[10:13] for row in accuracy.rows}
@@ -70,25 +68,25 @@ def test_the_findings_say_how_accuracy_moves_and_whether_a_day_fits(tmp_path: Pa
     assert cost.rows[0][3] == pytest.approx(31)
     assert "3 of 3 settings fit" in findings.answer
     assert any(note.startswith("energy was not measured") for note in findings.notes)
-    drawn = charts(findings.frames)
+    drawn = daily_charts(findings.frames)
     assert set(drawn) == {"accuracy-by-day", "time-by-day"}
     assert all(path.stat().st_size > 1000 for path in save_figures(drawn, tmp_path, findings.title, ("svg",)))
     assert "What a day takes" in render(findings, drawn)
 
 
 def test_a_charging_time_that_the_interval_spans_is_not_judged(tmp_path: Path) -> None:
-    findings = daily(tmp_path / "s", replace(SMALL, charging_s=31.5), child=CHILD)
+    findings = daily(tmp_path / "s", replace(SMALL, charging=31.5), child=CHILD)
     assert str(findings.tables[1].rows[0][-1]).startswith("cannot be judged")
-    short = daily(tmp_path / "t", replace(SMALL, charging_s=5.0), child=CHILD)
+    short = daily(tmp_path / "t", replace(SMALL, charging=5.0), child=CHILD)
     assert short.tables[1].rows[0][-1] == "no"
 
 
 def test_energy_is_a_share_of_the_battery_and_simulated_energy_says_so(tmp_path: Path) -> None:
-    findings = daily(tmp_path / "s", replace(SMALL, simulate="jetson-tx2", battery_j=36_000.0), child=CHILD)
+    findings = daily(tmp_path / "s", replace(SMALL, simulate="jetson-tx2", battery=36_000.0), child=CHILD)
     assert "simulated J a day" in findings.tables[1].columns
     assert findings.tables[1].rows[0][-1] == pytest.approx(100 * 300 / 36_000)
-    assert "energy-by-day" in charts(findings.frames)
-    assert any("left out up to 5 %" in note for note in findings.notes)
+    assert "energy-by-day" in daily_charts(findings.frames)
+    assert any("missed up to 5 %" in note for note in findings.notes)
 
 
 def test_an_interrupted_study_of_days_goes_on(tmp_path: Path) -> None:
@@ -97,29 +95,29 @@ def test_an_interrupted_study_of_days_goes_on(tmp_path: Path) -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        daily(tmp_path / "s", SMALL, child=CHILD, watch=Watch(begins=stop))
+        daily(tmp_path / "s", SMALL, child=CHILD, watch=JobWatch(begins=stop))
     begun: list[str] = []
-    daily(tmp_path / "s", SMALL, child=CHILD, watch=Watch(begins=lambda called, place, count: begun.append(called)))
+    daily(tmp_path / "s", SMALL, child=CHILD, watch=JobWatch(begins=lambda called, place, count: begun.append(called)))
     assert len(begun) == 2
 
 
 def test_everything_that_a_day_depends_on_is_told_to_the_process() -> None:
-    assert {each.name for each in fields(Routine)} - {"batch", "replay"} <= {each.name for each in fields(Asked)}
+    assert {each.name for each in fields(Routine)} - {"batch", "replay"} <= {
+        each.name for each in fields(DailyTraining)
+    }
 
 
 def test_bad_scenarios_are_refused_before_anything_runs() -> None:
-    for bad in ({"days": 0}, {"images": 0}, {"start": 100.0}, {"keep": 0}, {"passes": 0}, {"charging": "0h"}):
+    for bad in ({"days": 0}, {"images": 0}, {"start": 1.0}, {"keep": 0}, {"passes": 0}, {"charging": "0h"}):
         with pytest.raises(UsageError):
-            command(**bad)
+            DailyTraining(**bad)
     with pytest.raises(UnknownName, match="replay 'some'"):
-        command(replay="some")
+        DailyTraining(replay="some")  # type: ignore[arg-type]
     with pytest.raises(UnknownName, match="order"):
-        command(order="random")
+        DailyTraining(order="random")
     with pytest.raises(UsageError, match="not a length of time"):
-        command(charging="soon")
+        DailyTraining(charging="soon")  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="--battery"):
-        command(battery="0")
+        DailyTraining(battery="0")  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="no accuracy"):
-        command("dcgan-32")
-    assert _charging("1h") == 3600
-    assert _charging("1.5 min") == 90
+        DailyTraining("dcgan-32").checked()

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from stepscope.studies.measured_training import Trained
+from stepscope.experiments.engine.training import TrainingRecord
 
 
-def _trained(joules: list[float] | None) -> Trained:
+def _trained(joules: list[float] | None) -> TrainingRecord:
     values = None if joules is None else np.array(joules)
-    return Trained((), np.array([1.0, 1.0, 2.0, 1.0, 1.0]), values, "measured", "board", "run")
+    return TrainingRecord((), np.array([1.0, 1.0, 2.0, 1.0, 1.0]), values, "measured", "board", "run")
 
 
 def test_time_and_energy_are_those_of_the_steps_asked_for() -> None:

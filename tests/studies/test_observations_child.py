@@ -7,17 +7,18 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.patience import HANG_S
 
 from stepscope import workloads
 from stepscope.analysis.run import Run
-from stepscope.commands._jobs import workload_job
 from stepscope.errors import UsageError
-from stepscope.studies.observations._days import Daily, daily
-from stepscope.studies.observations._evidence import gathered
-from stepscope.studies.observations._memory import memory_by_batch
-from stepscope.studies.suite.run_one import run_one
+from stepscope.experiments.engine.process import run_child
+from stepscope.experiments.observations._evidence import gather_evidence, memory_by_batch
+from stepscope.experiments.observations._measurements import daily_rows
+from stepscope.experiments.observations.request import DailyScenario
+from stepscope.footprint.jobs import workload_job
 
-SHORT = Daily(days=2, start=0.2, seeds=(3,), batches=(64,))
+SHORT = DailyScenario(days=2, start=0.2, seeds=(3,), batches=(64,))
 
 
 def test_parameters_stay_input_grows_as_the_batch_and_feature_maps_are_the_most() -> None:
@@ -30,27 +31,28 @@ def test_parameters_stay_input_grows_as_the_batch_and_feature_maps_are_the_most(
 
 
 def test_days_begin_where_the_model_was_trained_to_and_a_seed_repeats_itself() -> None:
-    rows = list(daily(workloads.find("lenet"), SHORT))
+    rows = list(daily_rows(workloads.find("lenet"), SHORT))
     assert [(row["seed"], row["batch"], row["day"]) for row in rows] == [(3, 64, 0), (3, 64, 1), (3, 64, 2)]
     assert all(0 <= row["accuracy"] <= 1 for row in rows)
-    assert rows == list(daily(workloads.find("lenet"), SHORT))
+    assert rows == list(daily_rows(workloads.find("lenet"), SHORT))
 
 
 def test_more_days_than_there_are_images_are_refused_with_the_most_that_can_be() -> None:
     with pytest.raises(UsageError, match="too few for 9999 days"):
-        list(daily(workloads.find("lenet"), replace(SHORT, days=9999)))
+        list(daily_rows(workloads.find("lenet"), replace(SHORT, days=9999)))
 
 
 @pytest.mark.slow
 def test_a_run_on_a_simulated_board_brings_power_that_says_so(tmp_path: Path) -> None:
-    child = (sys.executable, "-m", "stepscope.commands._observations_child")
+    child = (sys.executable, "-m", "stepscope.experiments.observations._child")
     orders = {"what": "run", "workload": "lenet", "batch": 64, "device": "cpu", "threads": 1, "seed": 0}
-    outcome = run_one(child, {**orders, "simulate": "jetson-tx2", "steps": 12, "seconds": 1.0}, tmp_path / "run", 120)
+    on_a_board = {**orders, "simulate": "jetson-tx2", "steps": 12, "seconds": 1.0}
+    outcome = run_child(child, on_a_board, tmp_path / "run", HANG_S)
     assert outcome.status == "ok", outcome.reason
     assert outcome.run is not None
-    evidence = gathered([Run(outcome.run)], {}, {})
+    evidence = gather_evidence([Run(outcome.run)], {}, {})
     assert evidence.runs["energy_kind"].to_list() == ["simulated"]
     assert {"total", "cpu", "gpu", "memory"} <= set(evidence.power["component"])
-    refused = run_one(child, {**orders, "workload": "lenot", "simulate": None}, tmp_path / "refused", 120)
+    refused = run_child(child, {**orders, "workload": "lenot", "simulate": None}, tmp_path / "refused", HANG_S)
     assert refused.status == "refused"
     assert "lenet" in str(refused.reason)

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from tests.studies.tx2_board import Behaviour, board_evidence, days, memory
 
-from stepscope.studies.observations import discovered, every
-from stepscope.studies.observations._contract import AS_THE_PAPER, FAILS, HOLDS, UNKNOWN, Outcome, Verdict
-from stepscope.studies.observations._evidence import Evidence
+from stepscope.experiments.observations import discovered, every
+from stepscope.experiments.observations._contract import AS_THE_PAPER, FAILS, HOLDS, UNKNOWN, Outcome, Verdict
+from stepscope.experiments.observations._evidence import Evidence
 
 # All that the paper saw turned round at once: each of the observations 1 to 11 has its own reason to fail.
 CONTRARY = Behaviour(
@@ -180,7 +180,7 @@ def test_the_cores_stand_for_the_accelerator_in_power(cpu: Evidence, tmp_path: P
 def test_runs_beside_other_programs_do_not_judge_the_cores(known: Evidence) -> None:
     import polars as pl
 
-    crowded = known.runs.with_columns(background=pl.lit("other programs kept 1.7 cores busy"))
+    crowded = known.runs.with_columns(background=pl.lit("background CPU load of 1.7 cores"))
     found = judged(4, Evidence(runs=crowded, cores=known.cores, rhythm=known.rhythm))
     assert found.outcome == UNKNOWN
     assert "1.7 cores" in found.why

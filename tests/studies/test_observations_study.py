@@ -11,17 +11,21 @@ import pytest
 from tests.conftest import CommandLine
 from tests.fabricate import STEP, fabricate_run
 
-from stepscope.commands._study_observations import observations as command
 from stepscope.errors import RunNotFound, UnknownName, UsageError
-from stepscope.report.charts.study_observations import charts
-from stepscope.report.findings import render, save_figures
-from stepscope.studies.observations._days import Daily
-from stepscope.studies.observations._measuring import Watch, runs_in
-from stepscope.studies.observations._plan import PAPER_WORKLOADS, QUICK_WORKLOADS, Asked, Cell, cells, quick
-from stepscope.studies.observations.study import observations
+from stepscope.experiments.engine.process import JobWatch
+from stepscope.experiments.observations._measurements import (
+    planned_measurements,
+    runs_in,
+)
+from stepscope.experiments.observations.request import PAPER_WORKLOADS, QUICK_WORKLOADS, Observations
+from stepscope.experiments.observations.study import observations
+from stepscope.report.charts.observations import observation_charts
+from stepscope.report.study_results import render, save_figures
 
 CHILD = (sys.executable, str(Path(__file__).parent / "observations_child.py"))
-SMALL = Asked(workloads=("net",), batches=(4, 64), repeats=1, threads=1, daily=Daily(days=3, seeds=(0, 1, 2)))
+SMALL = Observations(
+    workloads=("net",), batch=(4, 64), repeats=1, device="cpu", threads=1, days=3, day_batches=(16,), day_seeds=3
+)
 
 
 @pytest.fixture(scope="module")
@@ -36,16 +40,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def _interrupted_at(which: int) -> Watch:
-    def begins(cell: Cell, place: int, count: int) -> None:
+def _interrupted_at(which: int) -> JobWatch:
+    def begins(called: str, place: int, count: int) -> None:
         if place == which:
             raise KeyboardInterrupt
 
-    return Watch(begins=begins)
+    return JobWatch(begins=begins)
 
 
-def _counting(begun: list[str]) -> Watch:
-    return Watch(begins=lambda cell, place, count: begun.append(cell.id))
+def _counting(begun: list[str]) -> JobWatch:
+    return JobWatch(begins=lambda called, place, count: begun.append(called))
 
 
 def test_an_interrupted_study_goes_on_and_nothing_is_measured_twice(folder: Path) -> None:
@@ -61,7 +65,7 @@ def test_what_was_lost_is_measured_again(folder: Path) -> None:
     lost.write_text("{ broken")
     begun: list[str] = []
     observations(folder, SMALL, child=CHILD, watch=_counting(begun))
-    assert begun == ["days-1"]
+    assert begun == ["3 days of 64 images, seed 1"]
 
 
 def test_other_settings_in_the_same_folder_are_refused(folder: Path) -> None:
@@ -86,7 +90,7 @@ def test_every_figure_that_has_numbers_is_written_in_every_form_and_is_on_the_pa
     folder: Path, tmp_path: Path
 ) -> None:
     findings = observations(folder, SMALL, child=CHILD)
-    drawn = charts(findings.frames)
+    drawn = observation_charts(findings.frames)
     assert {"figure-3-use-over-steps", "figure-8-throughput-by-batch", "figure-10-accuracy-by-day"} <= set(drawn)
     assert not {"figure-6-energy-by-batch", "figure-7-power-over-steps"} & set(drawn)
     paths = save_figures(drawn, tmp_path, findings.title, ("svg",))
@@ -108,7 +112,7 @@ def test_a_study_of_which_nothing_came_out_says_so_and_judges_nothing(tmp_path: 
     findings = observations(tmp_path / "study", replace(SMALL, workloads=("large",), only=(1, 9, 11)), child=CHILD)
     assert {row[2] for row in findings.tables[0].rows} == {"cannot be judged"}
     assert len(findings.notes) == 3
-    assert not charts(findings.frames)
+    assert not observation_charts(findings.frames)
 
 
 def test_runs_of_a_sweep_are_taken_instead_of_made(tmp_path: Path) -> None:
@@ -117,7 +121,7 @@ def test_runs_of_a_sweep_are_taken_instead_of_made(tmp_path: Path) -> None:
         fabricate_run(tmp_path / "runs", steps=12, ops=STEP[:1], residual_us=30_000, batch=batch, header=header)
     fabricate_run(tmp_path / "runs", steps=3, status="failed")
     begun: list[str] = []
-    asked = replace(SMALL, sweeps=(str(tmp_path / "runs"),), only=(10,))
+    asked = replace(SMALL, from_=(tmp_path / "runs",), only=(10,))
     findings = observations(tmp_path / "study", asked, child=CHILD, watch=_counting(begun))
     assert begun == []
     assert findings.tables[0].rows[0][2] == "holds"
@@ -128,7 +132,7 @@ def test_runs_with_another_optimizer_are_left_out_and_counted(tmp_path: Path) ->
     for batch, optimizer in ((4, "SGD"), (64, "SGD"), (64, "Adam")):
         workload = {"name": "net", "batch_size": batch, "device": "cpu", "optimizer": optimizer}
         fabricate_run(tmp_path / "runs", steps=12, ops=STEP[:1], header={"workload": workload, "threads": 1})
-    asked = replace(SMALL, sweeps=(str(tmp_path / "runs"),), only=(10,))
+    asked = replace(SMALL, from_=(tmp_path / "runs",), only=(10,))
     findings = observations(tmp_path / "study", asked, child=CHILD)
     assert any(note.startswith("1 runs with other optimizers") for note in findings.notes)
 
@@ -139,15 +143,17 @@ def test_a_folder_without_a_good_run_is_refused(tmp_path: Path) -> None:
 
 
 def test_quick_is_small_and_the_paper_s_plan_is_whole() -> None:
-    assert len(cells(quick(Asked()))) == len(QUICK_WORKLOADS) * 3 * 2 + len(QUICK_WORKLOADS) + 4
-    assert len(cells(Asked())) == len(PAPER_WORKLOADS) * 5 * 3 + len(PAPER_WORKLOADS) + 5
-    assert len({cell.id for cell in cells(Asked())}) == len(cells(Asked()))
+    assert (
+        len(planned_measurements(Observations(quick=True))) == len(QUICK_WORKLOADS) * 3 * 2 + len(QUICK_WORKLOADS) + 4
+    )
+    assert len(planned_measurements(Observations())) == len(PAPER_WORKLOADS) * 5 * 3 + len(PAPER_WORKLOADS) + 5
+    assert len({cell.id for cell in planned_measurements(Observations())}) == len(planned_measurements(Observations()))
 
 
 def test_repeats_lie_in_rounds() -> None:
     runs = [
         cell.orders
-        for cell in cells(Asked(workloads=("a", "b"), batches=(1, 2), repeats=2))
+        for cell in planned_measurements(Observations(workloads=("a", "b"), batch=(1, 2), repeats=2))
         if cell.orders["what"] == "run"
     ]
     assert {(each["workload"], each["batch"]) for each in runs[:4]} == {("a", 1), ("a", 2), ("b", 1), ("b", 2)}
@@ -156,24 +162,24 @@ def test_repeats_lie_in_rounds() -> None:
 
 def test_bad_settings_are_refused_before_anything_runs() -> None:
     with pytest.raises(UnknownName, match="observation '13'"):
-        Asked(only=(13,))
+        Observations(only=(13,))
     with pytest.raises(UsageError, match="--seconds"):
-        Asked(seconds=0)
+        Observations(seconds=0)
     with pytest.raises(UsageError, match="--repeats"):
-        Asked(repeats=0)
+        Observations(repeats=0)
 
 
 def test_the_command_refuses_what_it_cannot_do() -> None:
     with pytest.raises(UnknownName, match="simulated board 'jetson-tx9'"):
-        command(simulate="jetson-tx9", device="cpu")
+        Observations(simulate="jetson-tx9", device="cpu").checked()
     with pytest.raises(UsageError, match="must be 1 or more"):
-        command(batch="4,0", device="cpu")
+        Observations(batch="4,0", device="cpu").checked()  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="--days"):
-        command(days=0, device="cpu")
+        Observations(days=0, device="cpu").checked()
     with pytest.raises(UnknownName, match="device"):
-        command(device="gpu")
+        Observations(device="gpu").checked()
     with pytest.raises(RunNotFound, match="no run that ended well"):
-        command(from_=[Path("nowhere")], device="cpu")
+        Observations(from_=[Path("nowhere")], device="cpu").checked()  # type: ignore[arg-type]
 
 
 def test_the_command_judges_the_runs_of_a_folder_and_writes_page_and_figures(

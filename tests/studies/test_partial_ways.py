@@ -14,15 +14,22 @@ from torch import nn
 
 from stepscope import workloads
 from stepscope.errors import UsageError
-from stepscope.studies.measured_training import Place
-from stepscope.studies.partial import lora, plan
-from stepscope.studies.partial.checkpoint import put_weights, read_weights
-from stepscope.studies.partial.choice import Choice, freeze, holding
-from stepscope.studies.partial.classes import halves, of_classes
-from stepscope.studies.partial.layers import biases, layers
-from stepscope.studies.partial.savings import Cost, Rule, cost_of, probed
-from stepscope.studies.partial.train_part import Absent, Lesson, learn
-from stepscope.studies.partial.ways import WAYS, Plan, Terms
+from stepscope.experiments.engine.training import Place
+from stepscope.experiments.partial import plan, request, ways
+from stepscope.experiments.partial.training import (
+    Absent,
+    Lesson,
+    OptimizerRule,
+    StepCost,
+    probe_steps,
+    put_weights,
+    read_weights,
+    split_classes,
+    splits_of_classes,
+    step_cost,
+    train_lesson,
+)
+from stepscope.experiments.partial.ways import WAYS, Choice, Plan, Terms, biases, freeze, hold_filters, layers
 from stepscope.workloads.contract import Training
 
 TERMS = Terms(fraction=0.6, steps=40, draw_every=1, seed=0, gradients=dict)
@@ -48,7 +55,7 @@ def _plan(training: Training, way: str, **terms: object) -> Plan:
 
 def _step(training: Training, choice: Choice) -> None:
     freeze(training.model, choice)
-    with holding(training.model, training.optimizers, choice):
+    with hold_filters(training.model, training.optimizers, choice):
         training.step(next(iter(training.batches())))
 
 
@@ -57,7 +64,7 @@ def _weights(training: Training) -> dict[str, torch.Tensor]:
 
 
 def test_the_command_knows_every_way_without_torch() -> None:
-    assert tuple(WAYS) == plan.WAYS
+    assert tuple(WAYS) == request.WAYS
     assert tuple(name for name, way in WAYS.items() if way.fractional) == plan.FRACTIONAL
 
 
@@ -116,7 +123,7 @@ def test_an_adapter_changes_nothing_at_first_and_is_what_is_trained(training: Tr
     x, model = torch.randn(2, 1, 28, 28), training.model.eval()
     with torch.no_grad():
         expected = model(x)
-        lora.adapt(model)
+        ways.add_adapters(model)
         assert torch.allclose(model(x), expected, atol=1e-6)
     trained = _plan(training, "lora")(0).trained
     assert {"conv1.down.weight", "conv1.up.weight", "fc2.weight"} <= trained
@@ -134,9 +141,9 @@ def test_the_shift_of_a_normalisation_is_no_bias() -> None:
     assert WAYS["lora"].missing(nn.Linear(2, 2)) is not None
 
 
-def _cost(training: Training, way: str, *steps: int) -> Cost:
+def _cost(training: Training, way: str, *steps: int) -> StepCost:
     chosen = _plan(training, way)
-    return cost_of(training, WAYS[way], [chosen(step) for step in steps or (0,)], Rule("sgd", {"lr": 0.01}))
+    return step_cost(training, WAYS[way], [chosen(step) for step in steps or (0,)], OptimizerRule("sgd", {"lr": 0.01}))
 
 
 def test_freezing_saves_backward_work_and_memory_and_a_mask_saves_none(training: Training) -> None:
@@ -158,10 +165,10 @@ def test_freezing_saves_backward_work_and_memory_and_a_mask_saves_none(training:
 
 
 def test_probed_steps_span_the_training_without_repeats() -> None:
-    assert probed(1) == [0]
-    assert probed(3) == [0, 1, 2]
-    assert len(probed(1000)) == 8
-    assert probed(1000)[-1] == 999
+    assert probe_steps(1) == [0]
+    assert probe_steps(3) == [0, 1, 2]
+    assert len(probe_steps(1000)) == 8
+    assert probe_steps(1000)[-1] == 999
 
 
 def test_a_checkpoint_that_is_not_plain_weights_is_refused_and_not_run(tmp_path: Path) -> None:
@@ -196,20 +203,20 @@ def test_a_checkpoint_fits_with_another_last_layer_and_with_nothing_else(tmp_pat
 
 
 def test_classes_are_divided_and_an_absent_one_is_named(training: Training) -> None:
-    assert halves((3, 1, 2, 0)) == ((0, 1), (2, 3))
-    part = of_classes(training.splits, (3, 4))
+    assert split_classes((3, 1, 2, 0)) == ((0, 1), (2, 3))
+    part = splits_of_classes(training.splits, (3, 4))
     assert (part.facts.train_size, part.facts.test_size) == (800, 200)
     with pytest.raises(UsageError, match="no class 11"):
-        of_classes(training.splits, (11,))
+        splits_of_classes(training.splits, (11,))
     with pytest.raises(UsageError, match="one class"):
-        halves((1,))
+        split_classes((1,))
 
 
 def test_a_transfer_begins_with_the_same_weights_whatever_the_way(tmp_path: Path) -> None:
     place = Place(tmp_path / "runs", tmp_path / "pretrained")
     lenet = workloads.find("lenet")
-    first = learn(lenet, replace(LESSON, transfer=True), 0, place)
-    second = learn(lenet, replace(LESSON, transfer=True, way="last"), 0, place)
+    first = train_lesson(lenet, replace(LESSON, transfer=True), 0, place)
+    second = train_lesson(lenet, replace(LESSON, transfer=True, way="last"), 0, place)
     assert first["data"]["train_size"] == 2000
     assert [row["step"] for row in first["curve"]] == [0, 1, 2, 3]
     assert first["curve"][0]["before"] == second["curve"][0]["before"]
@@ -217,4 +224,4 @@ def test_a_transfer_begins_with_the_same_weights_whatever_the_way(tmp_path: Path
     assert first["curve"][3]["time_s"] > first["curve"][1]["time_s"] > 0
     assert (tmp_path / first["run"] / "steps.parquet").exists()
     with pytest.raises(Absent, match="no batch normalisation"):
-        learn(lenet, replace(LESSON, way="batch-norm"), 0, place)
+        train_lesson(lenet, replace(LESSON, way="batch-norm"), 0, place)

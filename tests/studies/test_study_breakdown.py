@@ -10,15 +10,13 @@ from tests.fabricate import STEP, fabricate_run
 
 from stepscope import workloads
 from stepscope.analysis.run import Run
-from stepscope.commands._jobs import workload_job
-from stepscope.record.job import Job
-from stepscope.report.charts.study_breakdown import charts
-from stepscope.report.findings import render
-from stepscope.studies.breakdown.families import NAMES, family
-from stepscope.studies.breakdown.parts import milliseconds
-from stepscope.studies.breakdown.study import Asked, breakdown
-from stepscope.studies.trainings.measuring import Means
-from stepscope.studies.trainings.setting import Rules
+from stepscope.experiments.breakdown.request import Breakdown
+from stepscope.experiments.breakdown.study import FAMILY_NAMES, breakdown, family, family_milliseconds
+from stepscope.experiments.sweeps.trainings import TrainingContext
+from stepscope.footprint.jobs import workload_job
+from stepscope.record.dry.job import Job
+from stepscope.report.charts.operators import breakdown_charts
+from stepscope.report.study_results import render
 
 CHILD = (sys.executable, str(Path(__file__).parent / "setting_child.py"))
 
@@ -32,7 +30,7 @@ CHILD = (sys.executable, str(Path(__file__).parent / "setting_child.py"))
         ("aten::max_pool2d_with_indices", "pooling"), ("aten::_log_softmax", "loss"),
         ("aten::add_", "sums and products"),
         ("aten::mkldnn_rnn_layer", "recurrent"), ("aten::_scaled_dot_product_flash_attention_for_cpu", "attention"),
-        ("aten::copy_", "moving and filling"), ("(residual)", "between operations"), ("aten::sort", "other"),
+        ("aten::copy_", "moving and filling"), ("(residual)", "framework overhead"), ("aten::sort", "other"),
         ("nn.BatchNorm2d", "code of the layers"), ("Optimizer.step#SGD.step", "optimizer"), ("#stepscope.data", "data"),
         ("autograd::engine::evaluate_function: NativeBatchNormBackward0", "batch norm"),
         (None, "other"), ("aten::hardtanh_", "activation"), ("aten::linear", "matrix product"),
@@ -40,15 +38,15 @@ CHILD = (sys.executable, str(Path(__file__).parent / "setting_child.py"))
 )  # fmt: skip
 def test_an_op_belongs_to_the_family_that_people_name(op: str | None, name: str) -> None:
     assert family(op) == name
-    assert name in NAMES
+    assert name in FAMILY_NAMES
 
 
 def test_the_parts_of_a_step_add_up_to_the_step(tmp_path: Path) -> None:
     run = Run(fabricate_run(tmp_path, steps=20, ops=STEP, residual_us=2000))
-    found = milliseconds(run)
+    found = family_milliseconds(run)
     assert sum(found.values()) == pytest.approx(17.0)
     assert found["optimizer"] == pytest.approx(0.8)
-    assert found["between operations"] == pytest.approx(2.0)
+    assert found["framework overhead"] == pytest.approx(2.0)
     assert found["convolution"] > 8.9
 
 
@@ -57,8 +55,8 @@ def _job(name: str) -> Job:
 
 
 def test_two_models_are_broken_down_side_by_side(tmp_path: Path) -> None:
-    asked = Asked(("lenet", "resnet8-c32"), batch=4, rules=Rules(repeats=1, steps=20, seconds=None))
-    findings = breakdown(tmp_path / "study", asked, _job, means=Means(CHILD))
+    asked = Breakdown(("lenet", "resnet8-c32"), batch=4, repeats=1, steps=20)
+    findings = breakdown(tmp_path / "study", asked, _job, means=TrainingContext(CHILD))
     names = {table.name: table for table in findings.tables}
     assert set(names) == {"memory", "time"}
     for model in asked.models:
@@ -68,14 +66,16 @@ def test_two_models_are_broken_down_side_by_side(tmp_path: Path) -> None:
     assert "resnet8-c32 holds" in findings.answer
     assert "most of the difference was made by" in findings.answer
     assert sum("cannot be judged" in note for note in findings.notes) == 4
-    drawn = charts(findings.frames)
+    drawn = breakdown_charts(findings.frames)
     assert set(drawn) == {"memory-over-step", "time-by-family", "saved-by-family"}
     assert "Memory at the peak" in render(findings, drawn)
 
 
 def test_the_mobile_network_keeps_twice_as_much_for_backward_as_resnet18_and_nothing_is_trained(tmp_path: Path) -> None:
     models = ("mobilenet-v1-224", "resnet18-224")
-    findings = breakdown(tmp_path, Asked(models, batch=8, memory_only=True), _job, means=Means(("false",)))
+    findings = breakdown(
+        tmp_path, Breakdown(models, batch=8, memory_only=True), _job, means=TrainingContext(("false",))
+    )
     assert findings.answer.startswith("mobilenet-v1-224 holds")
     rows = findings.tables[0].rows
     saved = [sum(float(r[4] or 0) for r in rows if r[:3] == (name, "training", "saved")) for name in models]
@@ -83,8 +83,8 @@ def test_the_mobile_network_keeps_twice_as_much_for_backward_as_resnet18_and_not
 
 
 def test_inference_holds_less_than_training_and_saves_nothing(tmp_path: Path) -> None:
-    asked = Asked(("lenet",), batch=8, rules=Rules(repeats=1, steps=20, seconds=None))
-    findings = breakdown(tmp_path, asked, _job, means=Means(CHILD))
+    asked = Breakdown(("lenet",), batch=8, repeats=1, steps=20)
+    findings = breakdown(tmp_path, asked, _job, means=TrainingContext(CHILD))
     rows = findings.tables[0].rows
     whole = {str(row[1]): float(row[4] or 0) for row in rows if row[2] == "whole peak"}
     assert whole["inference"] < whole["training"]

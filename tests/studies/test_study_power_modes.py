@@ -8,17 +8,25 @@ import os
 import signal
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from tests.conftest import CommandLine
 
-from stepscope.commands._study_power_modes import _ask
+from stepscope.cli.study import _confirm
 from stepscope.errors import UsageError
-from stepscope.studies.power_modes.nvpmodel import BEFORE, Board, ModeRefused, board, kept, refuse_without_permission
-from stepscope.studies.power_modes.study import Asked, power_modes
-from stepscope.studies.trainings.measuring import Means
-from stepscope.studies.trainings.setting import Rules, Setting
+from stepscope.experiments.sweeps.power_modes import (
+    SAVED_MODE_FILE,
+    Jetson,
+    ModeRefused,
+    find_jetson,
+    power_modes,
+    refuse_without_permission,
+    restore_mode_after,
+)
+from stepscope.experiments.sweeps.request import PowerModes
+from stepscope.experiments.sweeps.trainings import TrainingContext
 
 CHILD = (sys.executable, str(Path(__file__).parent / "setting_child.py"))
 CONF = """
@@ -36,7 +44,7 @@ case "$1" in
 -m) if [ "$2" = 2 ]; then echo "NVPM WARN: Reboot required for this power mode: 2"; else echo "$2" > {mode}; fi ;;
 esac
 """
-ASKED = Asked(Setting("net", batch=4), (0, 1), Rules(repeats=1, steps=20, seconds=None))
+ASKED = PowerModes("net", modes=("0", "1"), batch=4, repeats=1, steps=20)
 
 
 @pytest.fixture
@@ -58,7 +66,7 @@ def _mode(root: Path) -> str:
     return (root / "mode").read_text(encoding="utf-8").strip()
 
 
-def _end_in_mode_1(jetson: Board) -> None:
+def _end_in_mode_1(jetson: Jetson) -> None:
     jetson.set(1)
     signal.raise_signal(signal.SIGTERM)
     threading.Event().wait(0.05)
@@ -71,16 +79,16 @@ def _was_set(root: Path) -> list[str]:
 
 
 def test_each_mode_is_set_for_its_trainings_and_the_first_again_at_the_end(root: Path, tmp_path: Path) -> None:
-    findings = power_modes(tmp_path / "study", board(root), ASKED, means=Means(CHILD))
+    findings = power_modes(tmp_path / "study", find_jetson(root), ASKED, means=TrainingContext(CHILD))
     assert _was_set(root) == ["-m 1", "-m 0"]
     assert _mode(root) == "0"
     assert {row[0] for row in findings.tables[1].rows} == {"0 MAXN", "1 MODE_15W"}
-    assert not (tmp_path / "study" / BEFORE).exists()
+    assert not (tmp_path / "study" / SAVED_MODE_FILE).exists()
 
 
 def test_a_mode_that_needs_a_reboot_is_said_and_the_others_are_trained(root: Path, tmp_path: Path) -> None:
-    asked = Asked(ASKED.base, (2, 1), ASKED.rules)
-    findings = power_modes(tmp_path / "study", board(root), asked, means=Means(CHILD))
+    asked = replace(ASKED, modes=("2", "1"))
+    findings = power_modes(tmp_path / "study", find_jetson(root), asked, means=TrainingContext(CHILD))
     assert any("MODE_REBOOT was not set" in note and "Reboot required" in note for note in findings.notes)
     assert {row[0] for row in findings.tables[1].rows} == {"1 MODE_15W"}
     assert _mode(root) == "0"
@@ -96,38 +104,38 @@ def test_the_mode_of_before_is_set_again_after_an_error_or_an_interruption(
         assert _mode(root) == "1"
         raise error
 
-    asked = Asked(ASKED.base, (1, 0), ASKED.rules)
+    asked = replace(ASKED, modes=("1", "0"))
     with pytest.raises(error):
-        power_modes(tmp_path / "study", board(root), asked, means=Means(CHILD, stop))
+        power_modes(tmp_path / "study", find_jetson(root), asked, means=TrainingContext(CHILD, stop))
     assert _mode(root) == "0"
 
 
 def test_the_mode_of_before_is_set_again_when_it_is_told_to_end(root: Path, tmp_path: Path) -> None:
-    jetson = board(root)
-    with pytest.raises(SystemExit), kept(jetson, tmp_path):
+    jetson = find_jetson(root)
+    with pytest.raises(SystemExit), restore_mode_after(jetson, tmp_path):
         _end_in_mode_1(jetson)
     assert _mode(root) == "0"
 
 
 def test_after_a_power_cut_the_next_call_sets_the_mode_of_before(root: Path, tmp_path: Path) -> None:
     (root / "mode").write_text("1\n", encoding="utf-8")
-    (tmp_path / BEFORE).write_text(json.dumps({"mode": 0}), encoding="utf-8")
-    with kept(board(root), tmp_path) as before:
+    (tmp_path / SAVED_MODE_FILE).write_text(json.dumps({"mode": 0}), encoding="utf-8")
+    with restore_mode_after(find_jetson(root), tmp_path) as before:
         assert before == 0
     assert _mode(root) == "0"
 
 
 def test_a_mode_that_was_not_set_is_an_error_with_the_words_of_nvpmodel(root: Path) -> None:
     with pytest.raises(ModeRefused, match="Reboot required"):
-        board(root).set(2)
+        find_jetson(root).set(2)
 
 
 def test_another_board_is_refused(tmp_path: Path, root: Path) -> None:
     with pytest.raises(UsageError, match="no power modes"):
-        board(tmp_path / "nothing")
+        find_jetson(tmp_path / "nothing")
     (root / "bin/nvpmodel").unlink()
     with pytest.raises(UsageError, match="no nvpmodel on the PATH"):
-        board(root)
+        find_jetson(root)
 
 
 def test_only_root_may_set_a_mode() -> None:
@@ -148,6 +156,6 @@ def test_without_apply_nothing_is_changed_and_it_is_said_what_would_be(root: Pat
 def test_where_nobody_can_be_asked_no_mode_is_set(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO())
     with pytest.raises(UsageError, match="nobody is here to be asked"):
-        _ask(board(root), ASKED, False)
-    _ask(board(root), ASKED, True)
+        _confirm(find_jetson(root), ASKED)
+    _confirm(find_jetson(root), replace(ASKED, yes=True))
     assert _was_set(root) == []

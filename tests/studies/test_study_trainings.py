@@ -14,25 +14,34 @@ from hypothesis import strategies as st
 from tests.conftest import CommandLine
 
 from stepscope import workloads
-from stepscope.commands._trainings_asked import rules, setting
 from stepscope.errors import UnknownName, UsageError
-from stepscope.report.charts.study_trainings import charts
-from stepscope.report.findings import render
-from stepscope.studies.optimizers.kinds import KINDS, Kind, chosen, state_bytes, with_every_optimizer
-from stepscope.studies.optimizers.study import Asked as OptimizersAsked
-from stepscope.studies.optimizers.study import optimizers
-from stepscope.studies.sweet_spots.study import Asked, sweet_spot
-from stepscope.studies.trainings.learning import WINDOW, smoothed, steps_to
-from stepscope.studies.trainings.measuring import Means
-from stepscope.studies.trainings.setting import Rules, Setting, points
+from stepscope.experiments.sweeps.axes import axis_study
+from stepscope.experiments.sweeps.optimizers import (
+    KINDS,
+    OptimizerKind,
+    kinds_named,
+    optimizers,
+    state_bytes,
+    with_every_optimizer,
+)
+from stepscope.experiments.sweeps.request import (
+    BatchSweep,
+    OptimizerSweep,
+    PrecisionSweep,
+    ThreadSweep,
+    TrainingSetting,
+)
+from stepscope.experiments.sweeps.results import WINDOW, smoothed, steps_to
+from stepscope.experiments.sweeps.trainings import TrainingContext, training_points
+from stepscope.report.charts.trainings import setting_charts
+from stepscope.report.study_results import render
 
 CHILD = (sys.executable, str(Path(__file__).parent / "setting_child.py"))
-NET = Setting("net")
-RULES = Rules(repeats=2, steps=20, seconds=None)
+BATCHES = BatchSweep("net", batch=(4, 64), repeats=2, steps=20)
 
 
 def test_the_largest_batch_has_the_highest_throughput_and_resources_are_told_apart(tmp_path: Path) -> None:
-    findings = sweet_spot(tmp_path, Asked("batch", (4, 64), NET, RULES), means=Means(CHILD))
+    findings = axis_study(tmp_path, BATCHES, means=TrainingContext(CHILD))
     best = {row[0]: row[1] for row in findings.tables[0].rows}
     assert best["throughput, samples/s"] == "batch 64"
     assert "From batch 64 on" in findings.answer
@@ -46,52 +55,51 @@ def test_an_interrupted_study_of_trainings_goes_on_where_it_stopped(tmp_path: Pa
         if place == 2:
             raise KeyboardInterrupt
 
-    asked, told = Asked("threads", (1, 2), NET, RULES), list[str]()
+    asked, told = ThreadSweep("net", threads=(1, 2), repeats=2, steps=20), list[str]()
     with pytest.raises(KeyboardInterrupt):
-        sweet_spot(tmp_path, asked, means=Means(CHILD, stop))
-    findings = sweet_spot(tmp_path, asked, means=Means(CHILD, lambda place, count, what: told.append(what)))
+        axis_study(tmp_path, asked, means=TrainingContext(CHILD, stop))
+    findings = axis_study(tmp_path, asked, means=TrainingContext(CHILD, lambda place, count, what: told.append(what)))
     assert len(told) == 2
     assert {row[0] for row in findings.tables[1].rows} == {"threads 1", "threads 2"}
 
 
 def test_what_finds_no_memory_is_said_and_the_others_are_compared(tmp_path: Path) -> None:
-    findings = sweet_spot(tmp_path, Asked("batch", (4, 8, 666), NET, replace(RULES, repeats=1)), means=Means(CHILD))
+    findings = axis_study(tmp_path, replace(BATCHES, batch=(4, 8, 666), repeats=1), means=TrainingContext(CHILD))
     assert any("batch 666: oom 1: 7 GB were asked for" in note for note in findings.notes)
     assert {row[0] for row in findings.tables[1].rows} == {"batch 4", "batch 8"}
     assert any("single repeat" in note for note in findings.notes)
 
 
 def test_time_and_steps_to_a_target_are_of_those_that_reach_it(tmp_path: Path) -> None:
-    reached = replace(RULES, repeats=1, target_loss=0.5)  # the loss of step n is 2 / n
-    asked = Asked("precision", ("fp32", "bf16"), NET, reached)
-    findings = sweet_spot(tmp_path / "near", asked, means=Means(CHILD))
+    asked = PrecisionSweep("net", repeats=1, steps=20, target=0.5)  # the loss of step n is 2 / n
+    findings = axis_study(tmp_path / "near", asked, means=TrainingContext(CHILD))
     steps = {row[0]: row[2] for row in findings.tables[1].rows if row[1] == "way to the target, steps"}
     expected = steps_to([2 / (n + 1) for n in range(20)], 0.5)
     assert steps == pytest.approx({"fp32": expected, "bf16": expected})
     assert {row[0]: row[1] for row in findings.tables[0].rows}["time to the target, s"] == "bf16"
-    never = sweet_spot(
+    never = axis_study(
         tmp_path / "far",
-        Asked("precision", ("fp32",), NET, replace(RULES, repeats=1, target_loss=0.01)),
-        means=Means(CHILD),
+        replace(asked, precisions=("fp32",), target=0.01),
+        means=TrainingContext(CHILD),
     )
     assert any("0 of 1 trainings reached the target" in note for note in never.notes)
 
 
 def test_figures_and_page_of_trainings_are_drawn(tmp_path: Path) -> None:
-    findings = sweet_spot(tmp_path, Asked("batch", (4, 64), NET, replace(RULES, repeats=1)), means=Means(CHILD))
-    drawn = charts(findings.frames)
+    findings = axis_study(tmp_path, replace(BATCHES, repeats=1), means=TrainingContext(CHILD))
+    drawn = setting_charts(findings.frames)
     assert set(drawn) == {"by-setting", "loss-by-step"}
     assert "Sweet spots" in render(findings, drawn)
 
 
 def test_optimizers_have_a_target_that_all_reach_and_the_missing_are_named(tmp_path: Path) -> None:
-    kinds = [KINDS["sgd"], KINDS["adam"], Kind("far", "no_such_library.optim:Far", "adam", library="far")]
-    asked = OptimizersAsked(NET, tuple(kind.name for kind in kinds), rules=RULES)
-    findings = optimizers(tmp_path, asked, kinds, means=Means(CHILD))
+    kinds = [KINDS["sgd"], KINDS["adam"], OptimizerKind("far", "no_such_library.optim:Far", "adam", library="far")]
+    asked = OptimizerSweep("net", optimizers=tuple(kind.name for kind in kinds), repeats=2, steps=20)
+    findings = optimizers(tmp_path, asked, kinds, means=TrainingContext(CHILD))
     state = {row[0]: row[2] for row in findings.tables[1].rows if row[1] == "optimizer state, MB"}
     assert state == {"sgd": 0.0, "adam": pytest.approx(0.001)}
     assert {row[0]: row[1] for row in findings.tables[0].rows}["optimizer state, MB"] == "sgd"
-    assert any("far was left out: far is not installed" in note for note in findings.notes)
+    assert any("far was excluded: far is not installed" in note for note in findings.notes)
     assert any("the lowest that all of them reached" in note for note in findings.notes)
     steps = {row[0] for row in findings.tables[1].rows if row[1] == "way to the target, steps"}
     assert steps == {"sgd", "adam"}
@@ -113,7 +121,7 @@ def test_every_optimizer_that_is_here_trains_and_its_state_is_counted(name: str)
 
 def test_an_unknown_optimizer_is_refused_with_those_that_are_known() -> None:
     with pytest.raises(UnknownName, match="adamm"):
-        chosen(("adamm",))
+        kinds_named(("adamm",))
 
 
 @given(st.lists(st.floats(0, 10), min_size=0, max_size=60), st.floats(0, 10))
@@ -126,8 +134,8 @@ def test_a_target_is_reached_at_the_first_step_whose_mean_of_ten_is_there(losses
 
 
 def test_every_round_has_every_setting_once() -> None:
-    settings = [Setting("net", batch=batch) for batch in (1, 2, 3)]
-    order = points(settings, replace(RULES, repeats=3))
+    settings = [TrainingSetting("net", batch=batch) for batch in (1, 2, 3)]
+    order = training_points(settings, replace(BATCHES.rules, repeats=3))
     assert [point.repeat for point in order] == [0] * 3 + [1] * 3 + [2] * 3
     assert {point.setting for point in order[:3]} == set(settings)
     assert len({point.id for point in order}) == 9
@@ -141,9 +149,8 @@ def test_every_round_has_every_setting_once() -> None:
     ],
 )  # fmt: skip
 def test_rules_that_cannot_be_kept_are_refused(options: dict[str, object], said: str) -> None:
-    plain = {"repeats": None, "steps": None, "seconds": None, "target": None, "quick": False, "simulate": None}
     with pytest.raises(UsageError, match=said):
-        rules(**{**plain, **options}, seed=0)  # type: ignore[arg-type]
+        BatchSweep("lenet", **options)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -151,7 +158,7 @@ def test_rules_that_cannot_be_kept_are_refused(options: dict[str, object], said:
 )
 def test_settings_that_do_not_exist_are_refused(options: dict[str, object]) -> None:
     with pytest.raises(UsageError):
-        setting("lenet", **options)  # type: ignore[arg-type]
+        BatchSweep("lenet", **options).checked()  # type: ignore[arg-type]
 
 
 @pytest.mark.slow

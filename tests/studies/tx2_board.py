@@ -15,7 +15,7 @@ import polars as pl
 from tests.fabricate import STEP, Core, Sampled, fabricate_run
 
 from stepscope.analysis.run import Run
-from stepscope.studies.observations._evidence import Evidence, gathered
+from stepscope.experiments.observations._evidence import Evidence, gather_evidence
 
 STEPS, PERIOD_NS = 14, 10_000_000
 BATCHES = (4, 16, 64)
@@ -75,7 +75,7 @@ def board_runs(out: Path, board: Behaviour, repeats: int = 2) -> list[Run]:
 
 def board_evidence(out: Path, board: Behaviour, repeats: int = 2, **more: pl.DataFrame) -> Evidence:
     """What is gathered from them."""
-    return gathered(board_runs(out, board, repeats), more, {})
+    return gather_evidence(board_runs(out, board, repeats), more, {})
 
 
 def days(rise: float, seeds: int = 5, count: int = 12) -> pl.DataFrame:
@@ -90,7 +90,7 @@ def days(rise: float, seeds: int = 5, count: int = 12) -> pl.DataFrame:
 
 
 def memory(**growth: float) -> pl.DataFrame:
-    """Bytes of each holder with batches of 4 and 64, by how much it grows; unless said only intermediate data do."""
+    """Bytes of each holder with batches of 4 and 64, by how much it grows; by default only intermediate data do."""
     grows = {"parameters": 1.0, "gradients": 1.0, "input data": 1.0, "intermediate data": 16.0, **growth}
     rows = [
         {"workload": "convnet", "batch": batch, "part": part, "bytes": round(1e6 * (factor if batch == 64 else 1.0))}

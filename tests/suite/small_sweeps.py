@@ -6,10 +6,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from stepscope.studies.suite.grid import Entry, Grid
-from stepscope.studies.suite.rules import Rules
-from stepscope.studies.suite.state import SweepFolder
-from stepscope.studies.suite.sweep import sweep
+from tests.patience import HANG_S
+
+from stepscope.experiments.engine.folder import SweepFolder
+from stepscope.experiments.engine.points import Entry, Grid
+from stepscope.experiments.suite.rules import Rules
+from stepscope.experiments.suite.sweep import sweep
 
 CHILD = (sys.executable, "-S", "-E", str(Path(__file__).with_name("child.py")))
 
@@ -19,8 +21,8 @@ def entry(name: str = "ok", **definition: Any) -> Entry:
     return Entry(name, ("smoke",), 2, "sgd", ("sgd", "adam"), {"parameters": 7, **definition}, {}, "line 1\n")
 
 
-def small_sweep(path: Path, *names: str, time_limit_s: float = 30.0, **axes: Any) -> SweepFolder:
-    """A sweep that has not begun: these workloads, batch 2, one repeat, unless said."""
+def small_sweep(path: Path, *names: str, time_limit_s: float = HANG_S, **axes: Any) -> SweepFolder:
+    """A sweep that has not begun: these workloads, batch 2, one repeat, by default."""
     entries = [entry(name) for name in names or ("ok",)]
     grid = Grid(**{"repeats": 1, **axes})
     plan = {

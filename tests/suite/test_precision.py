@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from stepscope.errors import UnknownName
-from stepscope.record.precision import in_precision, stated
+from stepscope.record.precision import describe_precision, in_precision
 
 
 @dataclass(frozen=True)
@@ -48,4 +48,4 @@ def test_a_step_of_the_workloads_own_runs_in_bf16_as_a_whole() -> None:
 def test_a_precision_that_does_not_exist_is_refused_and_a_known_one_is_stated() -> None:
     with pytest.raises(UnknownName, match="unknown precision 'bf1'"):
         in_precision(Work(_product), "bf1", "cpu")
-    assert stated("bf16") == "bfloat16 (autocast)"
+    assert describe_precision("bf16") == "bfloat16 (autocast)"

@@ -61,9 +61,9 @@ def _run(*arguments: str) -> int:
         (["run", "--device", "tpu"], "unknown device 'tpu'"),
         (["run", "--steps", "0"], "--steps 0"),
         (["run", "--seconds", "-1"], "--seconds -1"),
-        (["run", "--interval", "2"], "not a share"),
+        (["run", "--interval", "2"], "must be 1 or less"),
         (["run", "--time-limit", "0s"], "must be above 0"),
-        (["run", "--cooldown", "cold"], "not a time"),
+        (["run", "--cooldown", "cold"], "not a length of time"),
         (["run", "--memory", "10MB"], "less than torch alone"),
         (["run", "--resume"], "no sweep"),
         (["shwo"], "did you mean show?"),
@@ -141,10 +141,10 @@ def test_a_training_that_exceeds_the_memory_limit_is_out_of_memory(tmp_path: Pat
     assert "numbers" not in result
 
 
-def test_a_sweep_is_shown_without_torch(tmp_path: Path, stepscope_cli: CommandLine) -> None:
+def test_a_sweep_is_shown_without_torch(tmp_path: Path, cold_python: CommandLine) -> None:
     small_sweep(tmp_path / "s")
     script = "import sys; sys.modules['torch'] = None\nfrom stepscope.__main__ import main\nsys.exit(main())"
-    listed = stepscope_cli("suite", "list", ".", python=("-c", script))
+    listed = cold_python("-c", script, "suite", "list", ".")
     assert (listed.returncode, "s: 0 of 1 runs" in listed.stdout) == (0, True), listed.stderr
-    shown = stepscope_cli("suite", "show", "s", python=("-c", script))
+    shown = cold_python("-c", script, "suite", "show", "s")
     assert (shown.returncode, "not run yet" in shown.stdout) == (0, True), shown.stderr

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from tests.suite.small_sweeps import entry
 
 from stepscope.errors import UnknownName, UsageError
-from stepscope.studies.suite.grid import Grid, Point, numbers, of_tier, words
+from stepscope.experiments.engine.points import Grid, Point, names_of_tier
+from stepscope.experiments.suite.request import SuiteRun
 
 TIERS = {"lenet": ("smoke",), "resnet18-c32": ("smoke", "edge"), "vgg16-224": ("paper-2019",)}
 
@@ -36,6 +37,10 @@ def test_an_optimizer_that_a_workload_does_not_have_is_refused() -> None:
         Grid(optimizers=("adm",)).settings([entry()])
 
 
+def _batches(text: str) -> tuple[int, ...] | None:
+    return SuiteRun(batch=text).batch  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
@@ -46,7 +51,7 @@ def test_an_optimizer_that_a_workload_does_not_have_is_refused() -> None:
     ],
 )
 def test_dots_go_on_by_the_same_factor_or_difference(text: str, expected: tuple[int, ...]) -> None:
-    assert numbers("--batch", text) == expected
+    assert _batches(text) == expected
 
 
 @pytest.mark.parametrize(
@@ -54,35 +59,35 @@ def test_dots_go_on_by_the_same_factor_or_difference(text: str, expected: tuple[
 )
 def test_numbers_that_cannot_be_are_refused_with_an_example(text: str) -> None:
     with pytest.raises(UsageError) as refused:
-        numbers("--batch", text)
+        _batches(text)
     assert refused.value.hint
 
 
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.integers(1, 512), min_size=1, max_size=6))
 def test_plain_numbers_are_read_back(values: list[int]) -> None:
-    assert numbers("--batch", ",".join(map(str, values))) == tuple(values)
+    assert _batches(",".join(map(str, values))) == tuple(values)
 
 
 def test_a_tier_is_narrowed_by_names_and_a_wrong_name_gets_the_nearest() -> None:
-    assert of_tier(TIERS, "smoke", ()) == ["lenet", "resnet18-c32"]
-    assert of_tier(TIERS, "all", ()) == list(TIERS)
-    assert of_tier(TIERS, None, ("vgg16-224", "mine.py:net", "vgg16-224")) == ["vgg16-224", "mine.py:net"]
+    assert names_of_tier(TIERS, "smoke", ()) == ["lenet", "resnet18-c32"]
+    assert names_of_tier(TIERS, "all", ()) == list(TIERS)
+    assert names_of_tier(TIERS, None, ("vgg16-224", "mine.py:net", "vgg16-224")) == ["vgg16-224", "mine.py:net"]
     with pytest.raises(UnknownName, match="tier 'smok'") as tier:
-        of_tier(TIERS, "smok", ())
+        names_of_tier(TIERS, "smok", ())
     with pytest.raises(UnknownName, match="workload 'lenett'") as name:
-        of_tier(TIERS, None, ("lenett",))
+        names_of_tier(TIERS, None, ("lenett",))
     with pytest.raises(UnknownName, match="of the tier 'edge' 'lenet'"):
-        of_tier(TIERS, "edge", ("lenet",))
+        names_of_tier(TIERS, "edge", ("lenet",))
     assert (tier.value.hint, name.value.hint) == ("did you mean smoke?", "did you mean lenet?")
 
 
 def test_words_are_checked_where_the_known_ones_are_given() -> None:
-    assert words("--precisions", "fp32,bf16", ("fp32", "bf16")) == ("fp32", "bf16")
+    assert SuiteRun(precisions="fp32,bf16").precisions == ("fp32", "bf16")  # type: ignore[arg-type]
     with pytest.raises(UnknownName, match="precision 'fp16'"):
-        words("--precisions", "fp16", ("fp32", "bf16"))
+        SuiteRun(precisions="fp16")  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="empty"):
-        words("--workloads", " , ")
+        SuiteRun(workloads=" , ")  # type: ignore[arg-type]
 
 
 def test_the_name_of_a_point_is_a_file_name_and_its_own() -> None:

@@ -15,13 +15,21 @@ from rich.console import Console
 
 from stepscope.analysis.run import Run
 from stepscope.errors import RunDamaged, RunNotFound, SchemaTooNew, UnknownName
-from stepscope.report.suite_exports import markdown, mlperf
-from stepscope.report.suite_tables import model_table, notes, results_table, score_table
+from stepscope.experiments.suite.results import (
+    KIND,
+    Results,
+    corrected_models,
+    read_results,
+    reference,
+    reference_names,
+    runs_table,
+    save_results,
+    score,
+    settings_table,
+)
+from stepscope.experiments.suite.sweep import read_run, run_flags
+from stepscope.report.suite_tables import markdown, mlperf, model_table, notes, results_table, score_table
 from stepscope.runfolder import RunWriter
-from stepscope.studies.suite.measured import flags, measured
-from stepscope.studies.suite.models import corrected
-from stepscope.studies.suite.results import KIND, Results, read, runs_table, save, table
-from stepscope.studies.suite.score import reference, reference_names, score
 
 MS = 1_000_000
 
@@ -57,7 +65,9 @@ def _drawn(part: Any) -> str:
 
 
 def test_repeats_become_one_row_with_the_interval_of_their_mean() -> None:
-    row = table(_results(*(_run("a", repeat, ms) for repeat, ms in enumerate([10.0, 12.0, 11.0])))).row(0, named=True)
+    row = settings_table(_results(*(_run("a", repeat, ms) for repeat, ms in enumerate([10.0, 12.0, 11.0])))).row(
+        0, named=True
+    )
     assert row["step_time_ms"] == pytest.approx((10 * 12 * 11) ** (1 / 3))
     half = 4.303 * np.log([10, 12, 11]).std(ddof=1) / math.sqrt(3)
     assert math.log(row["step_time_ms_high"] / row["step_time_ms"]) == pytest.approx(half, rel=1e-3)
@@ -66,23 +76,23 @@ def test_repeats_become_one_row_with_the_interval_of_their_mean() -> None:
 
 
 def test_a_single_repeat_has_the_interval_within_its_run() -> None:
-    row = table(_results(_run("a", 0, 10.0))).row(0, named=True)
+    row = settings_table(_results(_run("a", 0, 10.0))).row(0, named=True)
     assert (row["step_time_ms_low"], row["step_time_ms_high"], row["interval_of"]) == (9.0, 11.0, "steps")
 
 
 def test_what_went_wrong_is_counted_and_never_a_number() -> None:
     failed = _run("a", 1, None, "oom", reason="no memory")
-    frame = table(_results(_run("a", 0, 10.0), failed, _run("b", 0, None, "timeout", reason="slow")))
+    frame = settings_table(_results(_run("a", 0, 10.0), failed, _run("b", 0, None, "timeout", reason="slow")))
     assert frame["status"].to_list() == ["ok 1 of 2, oom 1 of 2", "timeout"]
     assert frame["step_time_ms"].to_list() == [10.0, None]
     assert "a batch 8: ok 1 of 2, oom 1 of 2: no memory" in notes(frame)
 
 
 def test_flags_of_one_kind_are_one_note_that_names_all_settings_that_have_it() -> None:
-    busy = [f"background load: other programs kept {cores} cores busy" for cores in (1.5, 1.7, 0.9)]
+    busy = [f"background CPU load: {cores} cores" for cores in (1.5, 1.7, 0.9)]
     few = [[], ["only 3 steps after the warm-up"], ["only 5 steps after the warm-up"]]
     runs = [_run(name, 0, 10.0, flags=[*few[n], busy[n]]) for n, name in enumerate("abc")]
-    assert notes(table(_results(*runs))) == [
+    assert notes(settings_table(_results(*runs))) == [
         f"a batch 8: {busy[0]}; of the same kind: all 3 settings",
         "b batch 8: only 3 steps after the warm-up; of the same kind: c batch 8",
     ]
@@ -92,25 +102,28 @@ def test_a_share_stays_between_0_and_1() -> None:
     runs = [_run("a", place, 10.0) for place in (0, 1)]
     for run, share in zip(runs, (0.9, 1.0), strict=True):
         run["numbers"]["cpu_utilisation"] = {"value": share, "low": None, "high": None}
-    row = table(_results(*runs)).row(0, named=True)
+    row = settings_table(_results(*runs)).row(0, named=True)
     assert 0 <= row["cpu_utilisation_low"] < row["cpu_utilisation"] < row["cpu_utilisation_high"] <= 1
 
 
 def test_flags_of_repeats_are_said_once_with_how_many_have_them() -> None:
-    busy = [_run("a", place, 10.0, flags=[f"background load: {place} cores"]) for place in (0, 1)]
-    assert table(_results(*busy, _run("a", 2, 10.0)))["flags"][0] == "background load: 0 cores (2 of 3 repeats)"
+    busy = [_run("a", place, 10.0, flags=[f"background CPU load: {place} cores"]) for place in (0, 1)]
+    assert (
+        settings_table(_results(*busy, _run("a", 2, 10.0)))["flags"][0]
+        == "background CPU load: 0 cores (2 of 3 repeats)"
+    )
 
 
 def test_the_file_that_travels_is_read_back_and_a_changed_one_is_refused(tmp_path: Path) -> None:
     results, path = _results(_run("a", 0, 10.0)), tmp_path / "board.json"
-    digest = save(results, path)
-    assert table(read(path)).equals(table(results))
+    digest = save_results(results, path)
+    assert settings_table(read_results(path)).equals(settings_table(results))
     content = json.loads(path.read_text())
     assert content["sha256"] == digest
     content["runs"][0]["numbers"]["step_time_ms"]["value"] = 1.0
     path.write_text(json.dumps(content))
     with pytest.raises(RunDamaged, match="another hash"):
-        read(path)
+        read_results(path)
 
 
 @pytest.mark.parametrize(
@@ -120,7 +133,7 @@ def test_the_file_that_travels_is_read_back_and_a_changed_one_is_refused(tmp_pat
 def test_what_is_no_result_file_is_refused(text: str, error: type[Exception], tmp_path: Path) -> None:
     (tmp_path / "x.json").write_text(text)
     with pytest.raises(error):
-        read(tmp_path / "x.json")
+        read_results(tmp_path / "x.json")
 
 
 def test_the_score_is_the_geometric_mean_of_the_parts_that_both_measured() -> None:
@@ -155,7 +168,7 @@ def test_every_stored_device_has_its_hash_and_scores_1_against_itself() -> None:
 
 
 def test_the_corrected_table_has_what_is_printed_what_it_means_and_what_is_true() -> None:
-    rows = corrected(_results(_run("resnet50-224", 0, 5.0, flops_forward=100, flops_backward=200, parameters=1)))
+    rows = corrected_models(_results(_run("resnet50-224", 0, 5.0, flops_forward=100, flops_backward=200, parameters=1)))
     assert rows == [
         {
             "workload": "resnet50-224", "quantity": "parameters", "printed": "98M (a paper)",
@@ -167,16 +180,16 @@ def test_the_corrected_table_has_what_is_printed_what_it_means_and_what_is_true(
 
 def test_the_tables_show_only_columns_that_somebody_measured() -> None:
     results = _results(_run("a", 0, 10.0), _run("a", 0, 20.0, batch=16))
-    shown = _drawn(results_table(table(results)))
+    shown = _drawn(results_table(settings_table(results)))
     assert "ms a step" in shown
     assert " J a step" not in shown
     assert "setting" not in shown
-    assert "times as good" in _drawn(score_table(score(results, results).parts))
+    assert "times better" in _drawn(score_table(score(results, results).parts))
 
 
 def test_markdown_has_a_row_for_each_setting() -> None:
-    page = markdown(table(_results(_run("a", 0, 10.0), _run("b", 0, None, "oom"))), "board", ["a line"])
-    assert "| a | 8 | sgd | fp32 | - | cpu | 10 (9 to 11) | ok | synthetic | - |" in page
+    page = markdown(settings_table(_results(_run("a", 0, 10.0), _run("b", 0, None, "oom"))), "board", ["a line"])
+    assert "| a | 8 | sgd | fp32 | - | cpu | 10 [9, 11] | ok | synthetic | - |" in page
     assert "| b | 8 | sgd | fp32 | - | cpu | - | oom | synthetic | - |" in page
 
 
@@ -212,25 +225,23 @@ def _with_steps(writer: RunWriter, lengths_ms: list[float], clocks: tuple[float,
 
 def test_steps_that_become_slower_with_a_falling_clock_are_flagged_as_throttling(writer: RunWriter) -> None:
     lengths = [10.0 + 0.05 * (step % 3) for step in range(200)] + [15.0 + 0.05 * (step % 3) for step in range(200)]
-    found = list(flags(_with_steps(writer, lengths, (2e9, 1.2e9))))
+    found = list(run_flags(_with_steps(writer, lengths, (2e9, 1.2e9))))
     assert len(found) == 1
-    assert re.fullmatch(
-        r"throttled: steps took 1.50 times as long from step (19\d|20\d) on, and the clock fell", found[0]
-    )
+    assert re.fullmatch(r"throttled: steps took 1.50x the time from step (19\d|20\d) on, and the clock fell", found[0])
 
 
 def test_steps_that_become_slower_without_that_are_flagged_without_the_word(writer: RunWriter) -> None:
     lengths = [10.0 + 0.05 * (step % 3) for step in range(200)] + [15.0 + 0.05 * (step % 3) for step in range(200)]
-    assert [each.partition(":")[0] for each in flags(_with_steps(writer, lengths, (2e9, 2e9)))] == ["slowed down"]
+    assert [each.partition(":")[0] for each in run_flags(_with_steps(writer, lengths, (2e9, 2e9)))] == ["slowed down"]
 
 
 def test_quiet_steps_raise_no_flag_and_few_steps_do(writer: RunWriter) -> None:
-    assert list(flags(_with_steps(writer, [10.0 + 0.05 * (s % 3) for s in range(300)], (2e9, 2e9)))) == []
+    assert list(run_flags(_with_steps(writer, [10.0 + 0.05 * (s % 3) for s in range(300)], (2e9, 2e9)))) == []
 
 
 def test_a_run_that_failed_has_no_numbers(writer: RunWriter) -> None:
     path = _with_steps(writer, [10.0] * 7, (2e9, 2e9)).path
-    assert "numbers" not in measured(path, ended_well=False)
-    well = measured(path, ended_well=True)
+    assert "numbers" not in read_run(path, ended_well=False)
+    well = read_run(path, ended_well=True)
     assert well["numbers"]["step_time_ms"]["value"] == 10.0
     assert well["flags"] == ["only 4 steps after the warm-up"]

@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 
 from stepscope.errors import UsageError
-from stepscope.studies.suite.limits import LEAST_BYTES, refuse_memory_limit
-from stepscope.studies.suite.rules import (
+from stepscope.experiments.engine.limits import LEAST_BYTES, refuse_memory_limit
+from stepscope.experiments.suite.plan import sweep_rules
+from stepscope.experiments.suite.request import SuiteRun
+from stepscope.experiments.suite.rules import (
     FEWEST,
-    Enough,
     Rules,
+    StopCondition,
     cool_down,
     parse_cooldown,
-    seconds_of,
-    share_of,
     steady_start,
 )
 
@@ -29,7 +29,7 @@ def _clock(lengths_ms: list[float]) -> Callable[[], int]:
 
 
 def _steps_until_enough(rules: Rules, lengths_ms: list[float]) -> int:
-    enough = Enough(rules, _clock(lengths_ms))
+    enough = StopCondition(rules, _clock(lengths_ms))
     return next(step for step in range(1, len(lengths_ms) + 1) if enough())
 
 
@@ -99,14 +99,16 @@ def test_a_temperature_to_cool_to_needs_a_sensor(tmp_path: Path) -> None:
 
 
 def test_times_and_shares_are_read_or_refused() -> None:
-    assert (seconds_of("--x", "500ms"), seconds_of("--x", "1.5h"), seconds_of("--x", "3")) == (0.5, 5400.0, 3.0)
-    assert (share_of("--x", "2%"), share_of("--x", "0.05")) == (0.02, 0.05)
+    asked = SuiteRun(time_limit="1.5h", wait="500ms", seconds="3", interval="2%")  # type: ignore[arg-type]
+    assert (asked.time_limit, asked.wait, asked.seconds, asked.interval) == (5400.0, 0.5, 3.0, 0.02)
     for wrong in ("soon", "-3s", ""):
-        with pytest.raises(UsageError, match="not a time"):
-            seconds_of("--x", wrong)
-    for wrong in ("0", "100%", "half"):
-        with pytest.raises(UsageError, match="not a share"):
-            share_of("--x", wrong)
+        with pytest.raises(UsageError, match="--time-limit"):
+            SuiteRun(time_limit=wrong)  # type: ignore[arg-type]
+    for wrong in ("0", "120%", "half"):
+        with pytest.raises(UsageError, match="--interval"):
+            SuiteRun(interval=wrong)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="not a share between 0 and 1"):
+        sweep_rules(SuiteRun(interval=1.0))
 
 
 def test_a_memory_limit_that_torch_alone_exceeds_is_refused() -> None:

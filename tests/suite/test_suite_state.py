@@ -11,7 +11,8 @@ import pytest
 from tests.suite.small_sweeps import entry, small_sweep
 
 from stepscope.errors import OutputNotWritable, RunDamaged, RunNotFound, SchemaTooNew, UsageError
-from stepscope.studies.suite.state import SweepFolder, write_durably
+from stepscope.experiments.engine.folder import SweepFolder
+from stepscope.files import replace_json
 
 
 def test_a_second_sweep_in_the_same_folder_is_refused(tmp_path: Path) -> None:
@@ -79,8 +80,8 @@ def test_a_sweep_that_cannot_begin_for_a_full_disk_does_not_speak_of_resuming(
 
 def test_a_file_is_replaced_as_a_whole(tmp_path: Path) -> None:
     path = tmp_path / "x.json"
-    write_durably(path, {"a": 1})
-    write_durably(path, {"a": 2})
+    replace_json(path, {"a": 1}, durable=True)
+    replace_json(path, {"a": 2}, durable=True)
     assert json.loads(path.read_text()) == {"a": 2}
     assert [each.name for each in tmp_path.iterdir()] == ["x.json"]
 

@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 from tests.suite.small_sweeps import CHILD, small_sweep, started, statuses
 
-from stepscope.commands._suite_watch import watching
+from stepscope.api.progress import sweep_progress
 from stepscope.errors import OutputNotWritable
+from stepscope.experiments.engine.folder import SweepFolder
+from stepscope.experiments.engine.points import Point
+from stepscope.experiments.suite.sweep import SweepWatch, sweep, time_left_s
 from stepscope.runfolder import RunWriter
-from stepscope.studies.suite.grid import Point
-from stepscope.studies.suite.state import SweepFolder
-from stepscope.studies.suite.sweep import Watch, sweep, time_left_s
 
 
 def _only(folder: SweepFolder) -> Mapping[str, Any]:
@@ -79,7 +79,7 @@ def test_an_interrupted_sweep_goes_on_where_it_was(tmp_path: Path) -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        sweep(folder, CHILD, Watch(ends=interrupted))
+        sweep(folder, CHILD, SweepWatch(ends=interrupted))
     before = started(folder)
     sweep(SweepFolder(folder.path), CHILD)
     sweep(whole, CHILD)
@@ -145,7 +145,7 @@ def test_each_run_is_told_in_a_line_where_nobody_watches_live(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = small_sweep(tmp_path / "s", "ok", "missing")
-    with watching(folder, quiet=False) as watch:
+    with sweep_progress(folder, wanted=True) as watch:
         sweep(folder, CHILD, watch)
     lines = sorted(line.partition(" ")[2] for line in capsys.readouterr().err.splitlines())
     assert lines[0].startswith("missing batch 2 sgd, repeat 1: not installed: needs x")

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import http.client
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from tests.fabricate import fabricate_run
+from tests.patience import HANG_S, until
 from tests.report.browser import PATH, Browser
 
 pytest.importorskip("altair")
@@ -33,7 +33,7 @@ def server(tmp_path: Path) -> Iterator[ViewServer]:
 
 
 def asked(server: ViewServer, method: str, target: str, **headers: str) -> http.client.HTTPResponse:
-    connection = http.client.HTTPConnection("127.0.0.1", server.server_address[1], timeout=20)
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_address[1], timeout=HANG_S)
     connection.request(method, target, headers=headers)
     answer = connection.getresponse()
     answer.body = answer.read()  # type: ignore[attr-defined]
@@ -74,12 +74,13 @@ def test_a_fault_of_ours_answers_500_and_the_server_goes_on(
     monkeypatch.undo()
     assert asked(server, "GET", "/runs.json").status == 200
     said = ""
-    for _ in range(100):  # the thread that answered says it after its answer
+
+    def told() -> bool:  # the thread that answered says it after its answer
+        nonlocal said
         said += capsys.readouterr().err
-        if "ZeroDivisionError" in said:
-            break
-        time.sleep(0.02)
-    assert "ZeroDivisionError" in said
+        return "ZeroDivisionError" in said
+
+    until(told)
 
 
 def test_a_port_in_use_a_missing_folder_and_a_missing_token_are_refused(server: ViewServer, tmp_path: Path) -> None:

@@ -13,9 +13,8 @@ from tests.fabricate import fabricate_run
 
 pytest.importorskip("altair")
 from stepscope.analysis.run import Run
-from stepscope.report.view.access import COOKIE, Access, is_loopback, own_name
 from stepscope.report.view.listing import Listing
-from stepscope.report.view.site import Answer, Site
+from stepscope.report.view.site import COOKIE, Access, Answer, Site, is_loopback, own_name
 
 HERE = {"Host": "localhost:8321"}
 HOSTILE = "</script><img src=x onerror=alert(1)>"

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.fabricate import fabricate_run
+from tests.patience import HANG_S
 
 PROGRAM = """
 import sys
@@ -19,7 +20,7 @@ sys.exit(main(sys.argv[1:]))
 
 def _stepscope(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", PROGRAM, *arguments]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=HANG_S, check=False)
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tests.workloads.web import Site, site
 
-from stepscope.commands.data import data
+from stepscope.cli.data import data
 from stepscope.errors import DataUnavailable, MissingDependency, UnknownName, UsageError
 from stepscope.workloads.data import cache, catalogue, fetching
 from stepscope.workloads.data.cache import DataSet, RemoteFile

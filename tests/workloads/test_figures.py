@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from stepscope import workloads
-from stepscope.record.flops import FlopCount, count_flops
-from stepscope.studies.counted_workloads import counting_digest
+from stepscope.experiments.workload_counts import counting_digest
+from stepscope.record.dry.flops import FlopCount, count_flops
 from stepscope.workloads._counted import FILE, files_digest
 
 # name: parameters, forward and training multiply-adds of a sample in millions.

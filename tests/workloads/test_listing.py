@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from tests.patience import HANG_S
 
 from stepscope import workloads as suite
-from stepscope.commands.workloads import workloads
+from stepscope.cli.workloads import workloads
 from stepscope.errors import UnknownName
-from stepscope.studies.counted_workloads import counted
+from stepscope.experiments.workload_counts import workload_rows
 from stepscope.workloads.contract import Workload
 
 
@@ -63,17 +64,17 @@ def test_what_the_package_brings_is_not_counted_again() -> None:
         assert not new
         return new
 
-    assert [row["parameters"] for row in counted([suite.find("lenet")], refuse)] == [21_840]
+    assert [row["parameters"] for row in workload_rows([suite.find("lenet")], refuse)] == [21_840]
 
 
 def test_after_a_change_of_a_file_everything_is_counted_anew_and_kept(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr("stepscope.studies.counted_workloads.shipped", dict)
+    monkeypatch.setattr("stepscope.experiments.workload_counts.shipped", dict)
     asked: list[int] = []
     for _ in range(2):
-        counted([suite.find("lenet")], lambda new: asked.append(len(new)) or new)  # type: ignore[func-returns-value]
+        workload_rows([suite.find("lenet")], lambda new: asked.append(len(new)) or new)  # type: ignore[func-returns-value]
     assert asked == [1, 0]
 
 
@@ -83,7 +84,7 @@ def test_an_unknown_name_is_refused_without_torch() -> None:
         "for words in (['run', 'lenett'], ['workloads', 'lenett'], ['fit', 'lenett']): assert main(words) == 2\n"
         "assert 'torch' not in sys.modules"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=HANG_S)
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("did you mean lenet") == 3
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from stepscope import workloads
-from stepscope.commands.workloads import workloads as command
+from stepscope.cli.workloads import workloads as command
 from stepscope.errors import StepscopeError
 from stepscope.workloads._bands import BANDS, NO_BAND, Band
 
@@ -59,7 +59,7 @@ def test_the_command_judges_those_that_it_can_and_says_why_not(capsys: pytest.Ca
     command(["lenet", "bert-tiny-128"], check=True)
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("lenet: loss 2.3")
-    assert lines[0].endswith("band 1.9 to 2.27: holds")
+    assert lines[0].endswith("band [1.9, 2.27]: holds")
     assert lines[1].startswith("bert-tiny-128: not judged: its real data")
     assert lines[2] == "1 of 1 bands hold; 1 not judged"
 

@@ -11,9 +11,9 @@ import numpy as np
 import polars as pl
 from tests.fabricate import fabricate_run
 
-from stepscope.analysis.op_pieces import op_pieces
 from stepscope.analysis.run import Run
-from stepscope.analysis.steady import steady_steps
+from stepscope.analysis.time.operators import op_pieces
+from stepscope.analysis.time.steps import steps_after_warmup
 
 WATTS = {
     "aten::mkldnn_convolution": 9.0,
@@ -113,9 +113,9 @@ def _forget(path: Path, keep_every: int) -> None:
 
 
 def true_joules(path: Path) -> dict[str, float]:
-    """Energy of each name over the recorded steady steps, J; the gap is not in it."""
+    """Energy of each name over the profiled steps after warm-up, J; the gap is not in it."""
     run = Run(path)
-    pieces = op_pieces(run, int(steady_steps(run)["t0_ns"][0]))
+    pieces = op_pieces(run, int(steps_after_warmup(run)["t0_ns"][0]))
     names = pieces.ops["name"].to_list()
     spent: dict[str, float] = {}
     for track in pieces.tracks:

@@ -7,11 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 from tests.analysis.attribution.simulated import Execution
 
-from stepscope.analysis.attribution.attribute import Attribution
-from stepscope.analysis.attribution.parts import Parts, grouping, parts
-from stepscope.analysis.attribution.timeline import Flags, Ints
-from stepscope.analysis.attribution.verdicts import judge
-from stepscope.analysis.intervals import Floats
+from stepscope.analysis.energy.attribution import Attribution
+from stepscope.analysis.energy.rail_fits import Parts, grouping, judge, parts
+from stepscope.arrays import Flags, Floats, Ints
 
 _COUNTED = 0.003  # of the energy: parts below it do not enter the coverage
 

@@ -1,6 +1,6 @@
 """A training run and power sensors with known truth: one lane of a ResNet-like step, seconds and watts.
 
-A step has 493 op instances of 25 kinds and 136 (kind, shape) signatures, 20 us to 20 ms long, and host gaps between.
+A step has 493 op calls of 25 kinds and 136 (kind, shape) signatures, 20 us to 20 ms long, and host gaps between.
 Power differs by kind, by signature within a kind, by place, by execution and by step, and grows while the chip warms.
 """
 
@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy.signal import lfilter  # type: ignore[import-untyped]
 
-from stepscope.analysis.attribution.readings import Readings, from_counter
-from stepscope.analysis.attribution.timeline import Ints, Keys, Lane, Timeline
-from stepscope.analysis.intervals import Floats
+from stepscope.analysis.energy.readings import Readings, from_counter
+from stepscope.analysis.energy.timeline import Keys, Lane, Timeline
+from stepscope.arrays import Floats, Ints
 
 # kind: power W, median duration ms
 KINDS = {

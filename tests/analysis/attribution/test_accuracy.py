@@ -19,11 +19,10 @@ from tests.analysis.attribution.simulated import (
     thinned,
 )
 
-from stepscope.analysis.attribution.attribute import Attribution, Options, attribute
-from stepscope.analysis.attribution.baselines import nearest, overlap
-from stepscope.analysis.attribution.readings import Readings
-from stepscope.analysis.attribution.register import taken_apart
-from stepscope.analysis.attribution.unrecorded import filled
+from stepscope.analysis.energy.attribution import Attribution, Options, attribute
+from stepscope.analysis.energy.rail_fits import nearest, overlap
+from stepscope.analysis.energy.readings import Readings, taken_apart
+from stepscope.analysis.energy.timeline import fill_unprofiled
 
 QUIET = {"op_jitter": 0.0, "step_jitter": 0.0, "stalls": 0.0}
 INA3221 = Device(0.0066, 0.0011, 0.038, 0.002, 0.001, 0.0003, 0.0, register=1 / 64)
@@ -133,7 +132,7 @@ def test_a_sampler_that_is_locked_to_the_step_is_caught_and_dither_cures_it() ->
 
 def test_ops_recorded_in_every_fifth_step_still_tell_all_kinds(run: Execution) -> None:
     part, _ = thinned(run, 5)
-    lane, scatter = filled(part.lanes[0], part.step_t0, part.step_t1, part.recorded)
+    lane, scatter = fill_unprofiled(part.lanes[0], part.step_t0, part.step_t1, part.recorded)
     found = attribute(replace(part, lanes=(lane,), scatter=scatter), sampled(run, 1, Device(width=0.0011)), PERIODIC)
     assert found is not None
     reached = score(run, found, kinds(run))

@@ -9,9 +9,8 @@ import pytest
 from tests.analysis.attribution.scores import kinds, modules, score
 from tests.analysis.attribution.simulated import Execution, execute, resnet_step, sampled
 
-from stepscope.analysis.attribution.attribute import Options, attribute
-from stepscope.analysis.attribution.timeline import Keys, Lane, Timeline
-from stepscope.analysis.attribution.unrecorded import filled
+from stepscope.analysis.energy.attribution import Options, attribute
+from stepscope.analysis.energy.timeline import Keys, Lane, Timeline, fill_unprofiled
 
 STEP_MS = (40.0, 120.0, 400.0)
 
@@ -77,7 +76,7 @@ def test_an_unrecorded_step_is_filled_in_from_steps_of_its_own_length(run: Execu
     (lane,) = timeline.lanes
     seen = recorded[timeline.step_of(lane.t0)]
     few = Lane(lane.t0[seen], lane.t1[seen], lane.key[seen])
-    whole, scatter = filled(few, timeline.step_t0, timeline.step_t1, recorded)
+    whole, scatter = fill_unprofiled(few, timeline.step_t0, timeline.step_t1, recorded)
     thinned = replace(timeline, lanes=(whole,), recorded=recorded, scatter=scatter)
     off = np.abs(thinned.seconds - timeline.seconds)[:-1].sum() / timeline.seconds.sum()
     assert off < 0.02

@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from stepscope.analysis.attribution.condensed import condensed
-from stepscope.analysis.attribution.filtered_energy import energy_held, energy_until
-from stepscope.analysis.attribution.timeline import Keys, Lane, Timeline
+from stepscope.analysis.energy.sensor_model import energy_held, energy_until
+from stepscope.analysis.energy.timeline import Keys, Lane, Timeline, condense
 
 
 def _timeline() -> Timeline:
@@ -22,7 +21,7 @@ def _timeline() -> Timeline:
 
 def test_the_longest_kinds_and_signatures_stay_and_the_rest_is_put_together() -> None:
     whole = _timeline()
-    few = condensed(whole, kinds=3, signatures=2)
+    few = condense(whole, kinds=3, signatures=2)
     assert few.keys.count == 2 + 2 + 1 + 1  # two signatures, the rest of two kinds, all else, the gap
     assert few.seconds.sum() == pytest.approx(whole.seconds.sum())
     assert few.seconds[few.keys.gap] == pytest.approx(1.0)
@@ -31,7 +30,7 @@ def test_the_longest_kinds_and_signatures_stay_and_the_rest_is_put_together() ->
 
 def test_a_timeline_that_has_few_keys_is_left_as_it_is() -> None:
     whole = _timeline()
-    assert condensed(whole, kinds=100, signatures=100) is whole
+    assert condense(whole, kinds=100, signatures=100) is whole
 
 
 @pytest.mark.parametrize("rc", [0.003, 0.05, 2.0])

@@ -9,11 +9,10 @@ import pytest
 from tests.analysis.attribution.scores import kinds, modules, score
 from tests.analysis.attribution.simulated import Device, Execution, execute, polled, resnet_step, sampled
 
-from stepscope.analysis.attribution.attribute import Options, attribute
-from stepscope.analysis.attribution.conversion_clock import clock_of_conversions
-from stepscope.analysis.attribution.readings import Readings, converted
-from stepscope.analysis.attribution.sensor_model import SensorModel
-from stepscope.analysis.attribution.update_clock import UpdateClock
+from stepscope.analysis.energy.attribution import Options, attribute, clock_of_conversions
+from stepscope.analysis.energy.clocks import UpdateClock
+from stepscope.analysis.energy.readings import Readings, at_conversions
+from stepscope.analysis.energy.sensor_model import SensorModel
 
 STATED, TRUE = 0.007, 0.0066
 SPOT = Device(TRUE, 0.0011, 0.04, 0.012, 0.0015, 0.0, 0.0)
@@ -54,6 +53,6 @@ def test_readings_without_a_clock_give_none(run: Execution, read: Readings) -> N
 
 def test_a_conversion_that_was_read_twice_counts_once() -> None:
     clock = UpdateClock.even(0.0, 1.0)
-    told = converted(Readings(np.array([0.5, 0.6, 1.5, 2.01, 2.5]), np.arange(5.0)), clock)
+    told = at_conversions(Readings(np.array([0.5, 0.6, 1.5, 2.01, 2.5]), np.arange(5.0)), clock)
     assert told.stamp.tolist() == [0.0, 1.0, 2.0]
     assert told.watts.tolist() == [0.0, 2.0, 4.0]

@@ -7,10 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepscope.analysis.attribution.design import covered, design, gram, predicted
-from stepscope.analysis.attribution.readings import Readings
-from stepscope.analysis.attribution.sensor_model import SensorModel
-from stepscope.analysis.attribution.timeline import Keys, Lane, Timeline
+from stepscope.analysis.energy.readings import Readings
+from stepscope.analysis.energy.sensor_model import SensorModel, covered, design, gram, predicted
+from stepscope.analysis.energy.timeline import Keys, Lane, Timeline
 
 
 def _timeline(*lanes: Lane, end: float = 10.0, keys: int = 4) -> Timeline:

@@ -9,26 +9,26 @@ import pytest
 from tests.analysis.attribution.powered_run import GAP_W, OTHER_W, WATTS, powered_run
 from tests.fabricate import fabricate_run
 
-from stepscope.analysis.attributed import AttributedRail, attributed
-from stepscope.analysis.energy_by import RESOLUTION, SCHEMA, energy_by, resolution
-from stepscope.analysis.energy_shown import between_sentences, resolution_sentences
-from stepscope.analysis.own_time import RESIDUAL
+from stepscope.analysis.energy.operators import ENERGY_SCHEMA, RESOLUTION_SCHEMA, energy_by, resolution
+from stepscope.analysis.energy.rail_fits import RailFit, fit_rails
 from stepscope.analysis.run import Run
+from stepscope.analysis.summary import between_sentences, resolution_sentences
+from stepscope.analysis.time.operators import FRAMEWORK_OVERHEAD
 from stepscope.errors import UnknownName
 
 
 @pytest.fixture(scope="module")
-def rails(tmp_path_factory: pytest.TempPathFactory) -> list[AttributedRail]:
+def rails(tmp_path_factory: pytest.TempPathFactory) -> list[RailFit]:
     run = Run(powered_run(tmp_path_factory.mktemp("powered")))
-    return attributed(run, run.rails)
+    return fit_rails(run, run.rails)
 
 
 @pytest.mark.parametrize("keep_every", [1, 5])
 def test_each_kind_has_the_power_that_it_drew(tmp_path: Path, keep_every: int) -> None:
     run = Run(powered_run(tmp_path, keep_every=keep_every))
-    frame = energy_by(attributed(run, run.rails), "kind")
+    frame = energy_by(fit_rails(run, run.rails), "kind")
     for row in frame.head(8).iter_rows(named=True):
-        true = GAP_W if row["name"] == RESIDUAL else WATTS.get(row["name"], OTHER_W)
+        true = GAP_W if row["name"] == FRAMEWORK_OVERHEAD else WATTS.get(row["name"], OTHER_W)
         assert row["watts"] == pytest.approx(true, rel=0.03)
         assert row["low"] <= row["joules_per_step"] <= row["high"]
         assert row["verdict"] == "resolved"
@@ -36,9 +36,9 @@ def test_each_kind_has_the_power_that_it_drew(tmp_path: Path, keep_every: int) -
 
 @pytest.mark.parametrize("by", ["module", "op", "kind", "phase"])
 @pytest.mark.parametrize("method", ["fit", "nearest", "overlap"])
-def test_parts_add_up_to_the_rail(rails: list[AttributedRail], by: str, method: str) -> None:
+def test_parts_add_up_to_the_rail(rails: list[RailFit], by: str, method: str) -> None:
     frame, whole = energy_by(rails, by, method), energy_by(rails, "component", method)
-    assert frame.schema == pl.Schema(SCHEMA)
+    assert frame.schema == pl.Schema(ENERGY_SCHEMA)
     assert frame["joules_per_step"].sum() == pytest.approx(whole["joules_per_step"][0], rel=1e-2)
     assert frame["share"].sum() == pytest.approx(1, abs=1e-6)
     if method == "fit":
@@ -48,13 +48,13 @@ def test_parts_add_up_to_the_rail(rails: list[AttributedRail], by: str, method: 
         assert set(frame["verdict"]) == {"no interval"}
 
 
-def test_a_module_is_split_by_phase(rails: list[AttributedRail]) -> None:
+def test_a_module_is_split_by_phase(rails: list[RailFit]) -> None:
     frame = energy_by(rails, "module")
     conv = frame.filter(pl.col("name") == "features.0")
     assert sorted(conv["phase"]) == ["backward", "forward"]
 
 
-def test_what_a_rail_can_resolve_is_reported(rails: list[AttributedRail]) -> None:
+def test_what_a_rail_can_resolve_is_reported(rails: list[RailFit]) -> None:
     (row,) = resolution(rails).iter_rows(named=True)
     assert row["resolved_share"] > 0.9
     assert row["more_steps"] == 0
@@ -65,15 +65,15 @@ def test_what_a_rail_can_resolve_is_reported(rails: list[AttributedRail]) -> Non
 
 def test_a_short_run_asks_for_more_steps(tmp_path: Path) -> None:
     run = Run(powered_run(tmp_path, steps=60, noise=0.1))
-    found = attributed(run, run.rails)
+    found = fit_rails(run, run.rails)
     report = resolution(found)
-    assert report.schema == pl.Schema(RESOLUTION)
+    assert report.schema == pl.Schema(RESOLUTION_SCHEMA)
     assert report["resolved_share"][0] is None or report["resolved_share"][0] <= 1
 
 
 def test_hardly_sampled_rails_say_why_they_have_no_numbers(tmp_path: Path) -> None:
     run = Run(powered_run(tmp_path, steps=10))
-    (row,) = energy_by(attributed(run, run.rails), "kind").iter_rows(named=True)
+    (row,) = energy_by(fit_rails(run, run.rails), "kind").iter_rows(named=True)
     assert row["joules_per_step"] is None
     assert row["verdict"] == "not identifiable"
     assert "train" in row["reason"]
@@ -81,24 +81,24 @@ def test_hardly_sampled_rails_say_why_they_have_no_numbers(tmp_path: Path) -> No
 
 def test_a_rail_that_stands_still_is_said_to(tmp_path: Path) -> None:
     run = Run(fabricate_run(tmp_path, steps=100, power_w=5.0))
-    (row,) = energy_by(attributed(run, run.rails), "kind").iter_rows(named=True)
+    (row,) = energy_by(fit_rails(run, run.rails), "kind").iter_rows(named=True)
     assert "5 W throughout" in row["reason"]
-    assert energy_by(attributed(run, run.rails), "kind", "nearest")["watts"].drop_nulls()[0] == pytest.approx(5)
+    assert energy_by(fit_rails(run, run.rails), "kind", "nearest")["watts"].drop_nulls()[0] == pytest.approx(5)
 
 
 def test_without_power_or_without_ops_there_is_nothing(tmp_path: Path) -> None:
     silent = Run(fabricate_run(tmp_path / "silent"))
-    assert energy_by(attributed(silent, silent.rails)).is_empty()
+    assert energy_by(fit_rails(silent, silent.rails)).is_empty()
     bare = Run(fabricate_run(tmp_path / "bare", power_w=5.0, recorded=lambda _: False))
-    assert energy_by(attributed(bare, bare.rails)).is_empty()
+    assert energy_by(fit_rails(bare, bare.rails)).is_empty()
     assert resolution([]).is_empty()
 
 
-def test_estimates_are_handed_out_by_the_model_method_alone(rails: list[AttributedRail]) -> None:
+def test_estimates_are_handed_out_by_the_model_method_alone(rails: list[RailFit]) -> None:
     assert energy_by(rails, "kind", "model").is_empty()
 
 
-def test_unknown_words_are_refused_with_the_known_ones(rails: list[AttributedRail]) -> None:
+def test_unknown_words_are_refused_with_the_known_ones(rails: list[RailFit]) -> None:
     with pytest.raises(UnknownName, match="modul"):
         energy_by(rails, "modul")
     with pytest.raises(UnknownName, match="nearst"):

@@ -12,11 +12,13 @@ import pytest
 from polars.testing import assert_frame_equal
 from tests.analysis.attribution.powered_run import powered_run
 
-from stepscope.analysis import attributed
-from stepscope.analysis.attribution.calibrate import calibrate
-from stepscope.analysis.kept_calibrations import kept_calibrations
+from stepscope.analysis.energy import rail_fits
+from stepscope.analysis.energy.calibration import calibrate
+from stepscope.analysis.energy.inputs import stored_calibrations
 from stepscope.analysis.run import Run
 from stepscope.errors import UnknownName
+
+RAILS = "calibration-rails"
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +36,7 @@ def test_a_second_report_says_the_same_without_looking_again(
     def refuse(*_: object) -> None:
         raise AssertionError("calibrated again")
 
-    monkeypatch.setattr("stepscope.analysis.attribution.attribute.calibrate", refuse)
+    monkeypatch.setattr("stepscope.analysis.energy.attribution.calibrate", refuse)
     assert_frame_equal(Run(path).energy(by="kind"), first)
 
 
@@ -48,8 +50,8 @@ def test_a_second_reader_fits_nothing(
     def refuse(*_: object) -> None:
         raise AssertionError("fitted again")
 
-    monkeypatch.setattr("stepscope.analysis.attributed.attribute", refuse)
-    monkeypatch.setattr("stepscope.analysis.utilisation_by.attribute", refuse)
+    monkeypatch.setattr("stepscope.analysis.energy.rail_fits.attribute", refuse)
+    monkeypatch.setattr("stepscope.analysis.energy.operators.attribute", refuse)
     again = Run(copy)
     for before, now in zip(first, [again.energy(), again.energy_resolution(), again.utilisation()], strict=True):
         assert_frame_equal(before, now)
@@ -62,7 +64,7 @@ def test_a_table_of_other_readings_or_a_damaged_one_is_made_anew(
     copy = tmp_path / "copy"
     shutil.copytree(reported[0], copy)
     before = Run(copy).energy(by="kind")
-    (table,) = (copy / "attribution").glob("energy-kind.*.parquet")
+    (table,) = (copy / ".cache").glob("energy-kind.*.parquet")
     if damage == "table":
         table.write_bytes(b"PAR1")
         assert_frame_equal(Run(copy).energy(by="kind"), before)
@@ -71,7 +73,7 @@ def test_a_table_of_other_readings_or_a_damaged_one_is_made_anew(
     pl.read_parquet(samples).with_columns(pl.col("vdd_in") * 2).write_parquet(samples)
     after = Run(copy).energy(by="kind")
     assert after["joules_per_step"].sum() == pytest.approx(2 * before["joules_per_step"].sum(), rel=1e-6)
-    assert len(list((copy / "attribution").glob("energy-kind.*.parquet"))) == 1
+    assert len(list((copy / ".cache").glob("energy-kind.*.parquet"))) == 1
 
 
 def test_a_way_that_does_not_exist_is_refused_before_anything_is_kept(tmp_path: Path) -> None:
@@ -79,25 +81,45 @@ def test_a_way_that_does_not_exist_is_refused_before_anything_is_kept(tmp_path: 
     for ask in (run.energy, run.utilisation):
         with pytest.raises(UnknownName):
             ask(by="colour")
-    assert not (run.path / "attribution").exists()
+    assert not (run.path / ".cache").exists()
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", '{"version": 0}', '{"version": 1, "of": null, "channels": {}}'])
+@pytest.mark.parametrize("content", ["", "{", "[]", "null", '{"vdd_in": null}', '{"vdd_in": {"first": {}}}'])
 def test_what_cannot_be_read_is_not_used(reported: tuple[Path, pl.DataFrame], tmp_path: Path, content: str) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(reported[0], copy)
-    (copy / "calibration.json").write_text(content, encoding="utf-8")
-    assert kept_calibrations(Run(copy)) == {}
+    (stored,) = (copy / ".cache").glob(f"{RAILS}.*.json")
+    stored.write_text(content, encoding="utf-8")
+    assert stored_calibrations(Run(copy).results, RAILS) == {}
 
 
 def test_numbers_of_other_steps_are_not_used(reported: tuple[Path, pl.DataFrame], tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(reported[0], copy)
-    stored = json.loads((copy / "calibration.json").read_text(encoding="utf-8"))
-    assert kept_calibrations(Run(copy))
-    stored["of"]["steps"] += 1
-    (copy / "calibration.json").write_text(json.dumps(stored), encoding="utf-8")
-    assert kept_calibrations(Run(copy)) == {}
+    assert stored_calibrations(Run(copy).results, RAILS)
+    pl.read_parquet(copy / "steps.parquet").head(-1).write_parquet(copy / "steps.parquet")
+    assert stored_calibrations(Run(copy).results, RAILS) == {}
+
+
+def test_numbers_of_another_version_of_the_program_are_not_used(
+    reported: tuple[Path, pl.DataFrame], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert stored_calibrations(Run(reported[0]).results, RAILS)
+    monkeypatch.setattr("stepscope.analysis.result_cache.VERSION", 0)
+    assert stored_calibrations(Run(reported[0]).results, RAILS) == {}
+
+
+def test_a_folder_with_the_results_of_an_older_version_opens_and_they_are_left_alone(
+    reported: tuple[Path, pl.DataFrame], tmp_path: Path
+) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(reported[0], copy, ignore=shutil.ignore_patterns(".cache"))
+    older = [copy / "attribution" / "energy-kind.0123456789abcdef.parquet", copy / "calibration.json"]
+    older[0].parent.mkdir()
+    for path in older:
+        path.write_text('{"version": 2}', encoding="utf-8")
+    assert_frame_equal(Run(copy).energy(by="kind"), reported[1])
+    assert [path.read_text(encoding="utf-8") for path in older] == ['{"version": 2}'] * 2
 
 
 def test_a_folder_that_cannot_be_written_is_reported_all_the_same(
@@ -108,10 +130,9 @@ def test_a_folder_that_cannot_be_written_is_reported_all_the_same(
     def full(*_: object, **__: object) -> int:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_text", full)
-    monkeypatch.setattr(pl.DataFrame, "write_parquet", full)
+    monkeypatch.setattr(Path, "write_bytes", full)
     assert len(Run(path).energy(by="kind")) > 1
-    assert not (path / "calibration.json").exists()
+    assert not list((path / ".cache").iterdir())
 
 
 def _two_channels(path: Path) -> None:
@@ -137,9 +158,9 @@ def test_another_channel_of_a_chip_starts_from_the_stronger_one(
         searched.append(given)
         return calibrate(*given)
 
-    monkeypatch.setattr("stepscope.analysis.attribution.attribute.calibrate", counted)
+    monkeypatch.setattr("stepscope.analysis.energy.attribution.calibrate", counted)
     run = Run(path)
-    whole, half = attributed.attributed(run, run.rails)
+    whole, half = rail_fits.fit_rails(run, run.rails)
     assert len(searched) == 1
     assert whole.fit is not None
     assert half.fit is not None

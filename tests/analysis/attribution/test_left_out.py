@@ -9,15 +9,13 @@ import pytest
 from scipy import sparse  # type: ignore[import-untyped]
 from tests.analysis.attribution.simulated import Device, Execution, execute, resnet_step, sampled
 
-from stepscope.analysis.attribution import posterior
-from stepscope.analysis.attribution.attribute import Options, attribute
-from stepscope.analysis.attribution.hierarchy import KIND, Hierarchy
-from stepscope.analysis.attribution.left_out import left_out
-from stepscope.analysis.attribution.parts import grouping, parts
-from stepscope.analysis.attribution.regression import Fit
-from stepscope.analysis.attribution.timeline import Lane
-from stepscope.analysis.attribution.whitening import whitened
-from stepscope.analysis.intervals import Floats
+from stepscope.analysis.energy import regression
+from stepscope.analysis.energy.attribution import Options, attribute
+from stepscope.analysis.energy.rail_fits import grouping, parts
+from stepscope.analysis.energy.regression import Fit, leave_block_out
+from stepscope.analysis.energy.sensor_model import whitened
+from stepscope.analysis.energy.timeline import KIND, Hierarchy, Lane
+from stepscope.arrays import Floats
 
 NOISE, SPREAD = 0.3, 2.0
 PLACE = 140  # of the op that stalls
@@ -38,7 +36,7 @@ def test_it_is_what_a_fit_without_the_block_misses(theta: float) -> None:
     plain[:, 2] = np.where(cluster == 1, plain[:, 2], 0.0)  # a key that only the second cluster saw
     rows = np.concatenate([whitened(plain[cluster == one], theta) for one in range(3)])
     fit = _ridge(rows, watts)
-    found = left_out(fit, sparse.csr_matrix(plain), watts - rows @ fit.mean, theta, cluster)
+    found = leave_block_out(fit, sparse.csr_matrix(plain), watts - rows @ fit.mean, theta, cluster)
     everything = np.linalg.inv(fit.covariance) - np.eye(3) / SPREAD**2  # sum over readings
     pulled = np.linalg.solve(fit.covariance, fit.mean)
     for one in np.unique(cluster):
@@ -87,5 +85,5 @@ def test_an_op_that_stalled_in_two_steps_is_as_unsure_as_two_steps_make_it(monke
     run = _stalled(0)
     half, found, true = _half_width(run, 0)
     assert abs(found - true) <= half
-    monkeypatch.setattr(posterior, "left_out", lambda fit, rows, left, theta, cluster: left)
+    monkeypatch.setattr(regression, "leave_block_out", lambda fit, rows, left, theta, cluster: left)
     assert half > 1.15 * _half_width(run, 0)[0]

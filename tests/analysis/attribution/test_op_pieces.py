@@ -1,4 +1,4 @@
-"""Ops of a run as pieces of own time, thread by thread, and lanes that run beside one another."""
+"""Ops of a run as pieces of self time, thread by thread, and lanes that run beside one another."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ import pytest
 from tests.analysis.attribution.simulated import Device, execute, resnet_step, sampled
 from tests.fabricate import STEP, Op, fabricate_run, walk
 
-from stepscope.analysis.attribution.attribute import Options, attribute
-from stepscope.analysis.attribution.from_run import run_pieces, run_timeline
-from stepscope.analysis.attribution.parts import grouping, parts
-from stepscope.analysis.attribution.timeline import Keys, Lane
-from stepscope.analysis.op_pieces import Track, joined
-from stepscope.analysis.own_time import RESIDUAL
+from stepscope.analysis.energy.attribution import Options, attribute
+from stepscope.analysis.energy.inputs import run_pieces, run_timeline
+from stepscope.analysis.energy.rail_fits import grouping, parts
+from stepscope.analysis.energy.timeline import Keys, Lane
 from stepscope.analysis.run import Run
+from stepscope.analysis.time.operators import FRAMEWORK_OVERHEAD, Track, join_tracks
 
 
 def test_each_op_has_its_own_time_and_its_children_theirs(tmp_path: Path) -> None:
@@ -53,7 +52,7 @@ def test_a_thread_that_works_while_the_other_waits_joins_its_lane() -> None:
     main = Track("cpu", np.array([0.0, 3.0]), np.array([1.0, 4.0]), np.array([0, 1]), np.zeros(2, int))
     backward = Track("cpu", np.array([1.0]), np.array([2.9]), np.array([2]), np.zeros(1, int))
     loader = Track("cpu", np.array([0.5]), np.array([3.5]), np.array([3]), np.zeros(1, int))
-    lanes = joined([main, backward, loader])
+    lanes = join_tracks([main, backward, loader])
     assert [lane.op.tolist() for lane in lanes] == [[0, 2, 1], [3]]
     assert lanes[0].seconds == pytest.approx(3.9)
 
@@ -89,7 +88,7 @@ def test_time_after_an_op_is_told_apart_from_time_after_another_and_named_alike(
     pieces, origin = run_pieces(run)
     whole = run_timeline(run, pieces, origin, "total")
     assert whole is not None
-    rest = whole.ops.filter(pl.col("name") == RESIDUAL)
+    rest = whole.ops.filter(pl.col("name") == FRAMEWORK_OVERHEAD)
     assert len(rest) > 1
     assert rest["key"].n_unique() == len(rest)
     assert rest["phase"].is_null().all()

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tests.analysis.attribution.powered_run import GAP_W, PAUSE_W, Apart, pauses_of, powered_run, true_joules
 
-from stepscope.analysis.attribution.from_run import BETWEEN, PAUSES
+from stepscope.analysis.energy.inputs import BETWEEN, PAUSES
 from stepscope.analysis.run import Run
 
 APART = Apart(gap_s=0.004, pause_s=0.35, every=15)
@@ -20,7 +20,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 def _joules(run: Run, name: str) -> tuple[float, float, float]:
-    """Energy of a row over all steady steps, J, and its interval."""
+    """Energy of a row over all steps after warm-up, J, and its interval."""
     rows = run.energy(by="kind").filter(name=name)
     steps = len(run.steps) - run.warmup_steps
     return tuple(rows[column][0] * steps for column in ("joules_per_step", "low", "high"))

@@ -6,11 +6,9 @@ import numpy as np
 import pytest
 from tests.analysis.attribution.simulated import Device, counted, execute, polled, resnet_step, sampled
 
-from stepscope.analysis.attribution.clock_fit import fitted_clock, is_periodic
-from stepscope.analysis.attribution.readings import from_counter, from_gauge, relatched
-from stepscope.analysis.attribution.register import by_clock, surprises, taken_apart
-from stepscope.analysis.attribution.update_clock import UpdateClock, clock_of_residuals
-from stepscope.record.sampler.deadlines import Deadlines
+from stepscope.analysis.energy.clocks import UpdateClock, clock_of_residuals, fit_clock, is_periodic
+from stepscope.analysis.energy.readings import at_updates, by_clock, from_counter, from_gauge, surprises, taken_apart
+from stepscope.record.sampler.stream import Deadlines
 
 RUN = execute(resnet_step(0), 40, 1)
 
@@ -106,7 +104,7 @@ def test_the_conversions_behind_a_slowly_read_average_show_in_what_the_fit_leave
 def test_windows_moved_to_the_updates_keep_their_energy() -> None:
     stamp = np.arange(1.0, 10.0) + 0.37
     readings = from_counter(stamp, stamp, np.arange(9.0) * 4)
-    moved = relatched(readings, UpdateClock.even(0.0, 0.5))
+    moved = at_updates(readings, UpdateClock.even(0.0, 0.5))
     assert moved.width is not None
     assert moved.stamp == pytest.approx(np.arange(3, 10))
     assert moved.watts * moved.width == pytest.approx(np.full(7, 4.0))
@@ -115,7 +113,7 @@ def test_windows_moved_to_the_updates_keep_their_energy() -> None:
 def test_a_read_beside_an_update_joins_two_windows_and_no_energy_is_lost() -> None:
     t = np.array([0.25, 1.01, 1.76, 2.26, 3.24, 3.77, 4.51, 5.27])  # 1.01 and 4.51 fall on updates every 0.5 s
     readings = from_counter(t, t, 3.0 * np.floor(2 * t + 1e-9) / 2)
-    moved = relatched(readings, UpdateClock.even(0.0, 0.5))
+    moved = at_updates(readings, UpdateClock.even(0.0, 0.5))
     assert moved.width is not None
     begin, end = float((moved.stamp - moved.width)[0]), float(moved.stamp[-1])
     assert moved.watts == pytest.approx(3.0)
@@ -126,7 +124,7 @@ def test_a_read_beside_an_update_joins_two_windows_and_no_energy_is_lost() -> No
 def test_a_gap_stays_open_when_windows_are_moved_to_the_updates() -> None:
     t = np.array([0.25, 0.8, 1.3, 4.2, 4.8, 5.3])
     readings = from_counter(t, t, 3.0 * np.floor(2 * t) / 2, gaps=np.array([[1.35, 4.1]]))
-    moved = relatched(readings, UpdateClock.even(0.0, 0.5))
+    moved = at_updates(readings, UpdateClock.even(0.0, 0.5))
     assert moved.width is not None
     assert not ((moved.stamp > 1.5) & (moved.stamp - moved.width < 4.0)).any()
 
@@ -136,7 +134,7 @@ def test_late_stamps_are_moved_onto_the_clock_even_where_readings_are_lost() -> 
     true = 0.0101 * np.arange(1500.0)
     kept = np.delete(np.arange(1500), [300, 301, 302, 900])
     late = true[kept] + np.abs(random.normal(0, 0.003, len(kept)))
-    fitted = fitted_clock(late)
+    fitted = fit_clock(late)
     assert np.std(fitted - true[kept]) < 2e-4
     assert is_periodic(late)
 

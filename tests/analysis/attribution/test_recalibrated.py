@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tests.analysis.attribution.simulated import execute, resnet_step, sampled
 
-from stepscope.analysis.attribution.calibrate import calibrate, recalibrate
+from stepscope.analysis.energy.calibration import calibrate, recalibrate
 
 
 def test_a_rail_that_draws_nothing_takes_the_model_of_its_neighbour() -> None:

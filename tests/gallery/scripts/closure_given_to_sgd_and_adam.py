@@ -1,0 +1,48 @@
+"""SGD and Adam take closures too and return their loss; the closure is the only place with a forward pass."""
+import hashlib
+
+import torch
+from torch import nn
+
+torch.set_num_threads(1)
+torch.manual_seed(0)
+
+
+def sha(tensors):
+    digest = hashlib.sha256()
+    for tensor in tensors:
+        digest.update(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def net():
+    return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
+
+
+def batch(size=16):
+    inputs = torch.randn(size, 8)
+    return inputs, inputs[:, :3].argmax(1)
+
+
+def step(model, optimizer, size=16):
+    inputs, targets = batch(size)
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(inputs), targets)
+    loss.backward()
+    optimizer.step()
+    return loss.item().hex()
+
+model = net()
+optimizers = [torch.optim.SGD(model.parameters(), lr=0.1), torch.optim.Adam(model.parameters(), lr=1e-3)]
+for number in range(10):
+    optimizer = optimizers[number // 5]
+    inputs, targets = batch()
+
+    def closure():
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(inputs), targets)
+        loss.backward()
+        return loss
+
+    print(number, optimizer.step(closure=closure).item().hex())
+print(sha(model.parameters()))

@@ -1,0 +1,50 @@
+"""The model is trained eagerly for five steps, then compiled by an own backend that counts graphs and nodes."""
+import hashlib
+
+import torch
+from torch import nn
+
+torch.set_num_threads(1)
+torch.manual_seed(0)
+
+
+def sha(tensors):
+    digest = hashlib.sha256()
+    for tensor in tensors:
+        digest.update(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def net():
+    return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
+
+
+def batch(size=16):
+    inputs = torch.randn(size, 8)
+    return inputs, inputs[:, :3].argmax(1)
+
+
+def step(model, optimizer, size=16):
+    inputs, targets = batch(size)
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(inputs), targets)
+    loss.backward()
+    optimizer.step()
+    return loss.item().hex()
+
+graphs = []
+
+
+def backend(graph, inputs):
+    graphs.append(len(graph.graph.nodes))
+    return graph.forward
+
+
+model = net()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+called = model
+for number in range(12):
+    if number == 5:
+        called = torch.compile(model, backend=backend)
+    print(number, step(called, optimizer))
+print(graphs, sha(model.parameters()))

@@ -1,0 +1,49 @@
+"""The current directory is deleted in mid-run, so that getcwd and every relative path fail."""
+import os
+import hashlib
+
+import torch
+from torch import nn
+
+torch.set_num_threads(1)
+torch.manual_seed(0)
+
+
+def sha(tensors):
+    digest = hashlib.sha256()
+    for tensor in tensors:
+        digest.update(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def net():
+    return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
+
+
+def batch(size=16):
+    inputs = torch.randn(size, 8)
+    return inputs, inputs[:, :3].argmax(1)
+
+
+def step(model, optimizer, size=16):
+    inputs, targets = batch(size)
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(inputs), targets)
+    loss.backward()
+    optimizer.step()
+    return loss.item().hex()
+
+model = net()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+home = os.getcwd()
+os.mkdir("gone")
+os.chdir("gone")
+for number in range(12):
+    if number == 4:
+        os.rmdir(os.path.join(home, "gone"))
+    print(number, step(model, optimizer))
+try:
+    os.getcwd()
+except FileNotFoundError:
+    print("no current folder")
+print(sha(model.parameters()))

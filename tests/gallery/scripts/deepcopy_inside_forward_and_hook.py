@@ -1,0 +1,53 @@
+"""The model copies itself in its own forward and in a hook while calls are being watched."""
+import copy
+import hashlib
+
+import torch
+from torch import nn
+
+torch.set_num_threads(1)
+torch.manual_seed(0)
+
+
+def sha(tensors):
+    digest = hashlib.sha256()
+    for tensor in tensors:
+        digest.update(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def net():
+    return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
+
+
+def batch(size=16):
+    inputs = torch.randn(size, 8)
+    return inputs, inputs[:, :3].argmax(1)
+
+
+def step(model, optimizer, size=16):
+    inputs, targets = batch(size)
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(inputs), targets)
+    loss.backward()
+    optimizer.step()
+    return loss.item().hex()
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = net()
+
+    def forward(self, inputs):
+        self_copy = copy.deepcopy(self)
+        assert sha(self_copy.parameters()) == sha(self.parameters())
+        return self.body(inputs)
+
+
+model = Net()
+seen = []
+model.register_forward_hook(lambda module, args, output: seen.append(len(vars(copy.deepcopy(module)))))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for number in range(8):
+    print(number, step(model, optimizer))
+print(seen, sha(model.parameters()))

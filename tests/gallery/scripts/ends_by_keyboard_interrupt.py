@@ -1,0 +1,47 @@
+"""A KeyboardInterrupt by SIGINT to itself is not caught; finally blocks run first."""
+# runner: ends=signal 2
+import os
+import signal
+import hashlib
+
+import torch
+from torch import nn
+
+torch.set_num_threads(1)
+torch.manual_seed(0)
+
+
+def sha(tensors):
+    digest = hashlib.sha256()
+    for tensor in tensors:
+        digest.update(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def net():
+    return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
+
+
+def batch(size=16):
+    inputs = torch.randn(size, 8)
+    return inputs, inputs[:, :3].argmax(1)
+
+
+def step(model, optimizer, size=16):
+    inputs, targets = batch(size)
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(inputs), targets)
+    loss.backward()
+    optimizer.step()
+    return loss.item().hex()
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+model = net()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+try:
+    for number in range(20):
+        print(number, step(model, optimizer), flush=True)
+        if number == 6:
+            os.kill(os.getpid(), signal.SIGINT)
+finally:
+    print("saved", sha(model.parameters()), flush=True)

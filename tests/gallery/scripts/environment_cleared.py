@@ -1,0 +1,48 @@
+"""os.environ is cleared and HOME, PATH and PYTHONPATH are gone while training goes on and a child is started."""
+import os
+import subprocess
+import sys
+import hashlib
+
+import torch
+from torch import nn
+
+torch.set_num_threads(1)
+torch.manual_seed(0)
+
+
+def sha(tensors):
+    digest = hashlib.sha256()
+    for tensor in tensors:
+        digest.update(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def net():
+    return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
+
+
+def batch(size=16):
+    inputs = torch.randn(size, 8)
+    return inputs, inputs[:, :3].argmax(1)
+
+
+def step(model, optimizer, size=16):
+    inputs, targets = batch(size)
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(inputs), targets)
+    loss.backward()
+    optimizer.step()
+    return loss.item().hex()
+
+model = net()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for number in range(8):
+    print(number, step(model, optimizer))
+    if number == 2:
+        os.environ.clear()
+        os.environ["MINE"] = "1"
+    if number == 5:
+        code = "import os; print(sorted(name for name in os.environ if name != 'LC_CTYPE'))"
+        print(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip())
+print(sorted(os.environ), sha(model.parameters()))

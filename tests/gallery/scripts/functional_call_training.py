@@ -1,0 +1,45 @@
+"""The model is called through torch.func.functional_call with a dict of parameters that are leaves of their own."""
+import hashlib
+
+import torch
+from torch import nn
+
+torch.set_num_threads(1)
+torch.manual_seed(0)
+
+
+def sha(tensors):
+    digest = hashlib.sha256()
+    for tensor in tensors:
+        digest.update(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def net():
+    return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
+
+
+def batch(size=16):
+    inputs = torch.randn(size, 8)
+    return inputs, inputs[:, :3].argmax(1)
+
+
+def step(model, optimizer, size=16):
+    inputs, targets = batch(size)
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(inputs), targets)
+    loss.backward()
+    optimizer.step()
+    return loss.item().hex()
+
+model = net()
+weights = {name: value.detach().clone().requires_grad_() for name, value in model.named_parameters()}
+optimizer = torch.optim.SGD(weights.values(), lr=0.1)
+for number in range(10):
+    inputs, targets = batch()
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(torch.func.functional_call(model, weights, (inputs,)), targets)
+    loss.backward()
+    optimizer.step()
+    print(number, loss.item().hex())
+print(sha(weights.values()), sha(model.parameters()))

@@ -1,0 +1,46 @@
+"""With the garbage collector off, plain reference counting must free the model as soon as its name goes."""
+import gc
+import weakref
+import hashlib
+
+import torch
+from torch import nn
+
+torch.set_num_threads(1)
+torch.manual_seed(0)
+
+
+def sha(tensors):
+    digest = hashlib.sha256()
+    for tensor in tensors:
+        digest.update(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def net():
+    return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
+
+
+def batch(size=16):
+    inputs = torch.randn(size, 8)
+    return inputs, inputs[:, :3].argmax(1)
+
+
+def step(model, optimizer, size=16):
+    inputs, targets = batch(size)
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(inputs), targets)
+    loss.backward()
+    optimizer.step()
+    return loss.item().hex()
+
+gc.disable()
+for turn in range(4):
+    model = nn.Linear(8, 3)
+    weights = model.weight
+    optimizer = torch.optim.SGD([weights, model.bias], lr=0.1)
+    for number in range(3):
+        print(turn, number, step(model, optimizer))
+    reference, kept = weakref.ref(model), sha([weights])
+    del model
+    print(reference() is None, gc.isenabled(), kept)

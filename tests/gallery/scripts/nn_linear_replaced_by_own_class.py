@@ -1,0 +1,53 @@
+"""torch.nn.Linear and nn.Module.__init__ are replaced by the user before the model is built."""
+import hashlib
+
+import torch
+from torch import nn
+
+torch.set_num_threads(1)
+torch.manual_seed(0)
+
+
+def sha(tensors):
+    digest = hashlib.sha256()
+    for tensor in tensors:
+        digest.update(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def net():
+    return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
+
+
+def batch(size=16):
+    inputs = torch.randn(size, 8)
+    return inputs, inputs[:, :3].argmax(1)
+
+
+def step(model, optimizer, size=16):
+    inputs, targets = batch(size)
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(inputs), targets)
+    loss.backward()
+    optimizer.step()
+    return loss.item().hex()
+
+made = []
+original_init, original_linear = nn.Module.__init__, nn.Linear
+
+
+def counting(self, *args, **kwargs):
+    original_init(self, *args, **kwargs)
+    made.append(type(self).__name__)
+
+
+class Linear(original_linear):
+    pass
+
+
+nn.Module.__init__, nn.Linear = counting, Linear
+model = net()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for number in range(8):
+    print(number, step(model, optimizer))
+print(made, [type(m).__qualname__ for m in model], sha(model.parameters()))

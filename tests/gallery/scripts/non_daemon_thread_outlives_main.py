@@ -1,0 +1,52 @@
+"""The main thread ends after a few steps and a non-daemon thread trains further past it."""
+import threading
+import hashlib
+
+import torch
+from torch import nn
+
+torch.set_num_threads(1)
+torch.manual_seed(0)
+
+
+def sha(tensors):
+    digest = hashlib.sha256()
+    for tensor in tensors:
+        digest.update(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def net():
+    return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
+
+
+def batch(size=16):
+    inputs = torch.randn(size, 8)
+    return inputs, inputs[:, :3].argmax(1)
+
+
+def step(model, optimizer, size=16):
+    inputs, targets = batch(size)
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(inputs), targets)
+    loss.backward()
+    optimizer.step()
+    return loss.item().hex()
+
+model = net()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+main_done = threading.Event()
+
+
+def further():
+    main_done.wait()
+    threading.main_thread().join()
+    for number in range(8):
+        print("thread", number, step(model, optimizer), flush=True)
+    print(sha(model.parameters()), flush=True)
+
+
+threading.Thread(target=further).start()
+for number in range(4):
+    print(number, step(model, optimizer), flush=True)
+main_done.set()

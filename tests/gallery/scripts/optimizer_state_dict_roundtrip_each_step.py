@@ -1,0 +1,42 @@
+"""The state dict of the optimizer is loaded back each step, param groups are added in mid-run."""
+import hashlib
+
+import torch
+from torch import nn
+
+torch.set_num_threads(1)
+torch.manual_seed(0)
+
+
+def sha(tensors):
+    digest = hashlib.sha256()
+    for tensor in tensors:
+        digest.update(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def net():
+    return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
+
+
+def batch(size=16):
+    inputs = torch.randn(size, 8)
+    return inputs, inputs[:, :3].argmax(1)
+
+
+def step(model, optimizer, size=16):
+    inputs, targets = batch(size)
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(inputs), targets)
+    loss.backward()
+    optimizer.step()
+    return loss.item().hex()
+
+model = net()
+optimizer = torch.optim.Adam(model[0].parameters(), lr=1e-2)
+for number in range(10):
+    if number == 5:
+        optimizer.add_param_group({"params": model[2].parameters(), "lr": 1e-3})
+    print(number, step(model, optimizer))
+    optimizer.load_state_dict(optimizer.state_dict())
+print([sorted(group) for group in optimizer.param_groups], sha(model.parameters()))

@@ -1,0 +1,48 @@
+"""The script reads its piped stdin by input() and by sys.stdin in mid-training, up to the end of file."""
+# runner: stdin=lines
+import sys
+import hashlib
+
+import torch
+from torch import nn
+
+torch.set_num_threads(1)
+torch.manual_seed(0)
+
+
+def sha(tensors):
+    digest = hashlib.sha256()
+    for tensor in tensors:
+        digest.update(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def net():
+    return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
+
+
+def batch(size=16):
+    inputs = torch.randn(size, 8)
+    return inputs, inputs[:, :3].argmax(1)
+
+
+def step(model, optimizer, size=16):
+    inputs, targets = batch(size)
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(inputs), targets)
+    loss.backward()
+    optimizer.step()
+    return loss.item().hex()
+
+model = net()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+print(repr(input()))
+for number in range(6):
+    print(number, step(model, optimizer))
+    if number == 4:
+        print(repr(sys.stdin.readline()), repr(sys.stdin.read()))
+try:
+    input("more? ")
+except EOFError:
+    print("end of file")
+print(sha(model.parameters()))

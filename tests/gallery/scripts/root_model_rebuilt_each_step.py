@@ -1,0 +1,44 @@
+"""The outermost model is a new object each step around the same layers, and must be freed at once."""
+import weakref
+import hashlib
+
+import torch
+from torch import nn
+
+torch.set_num_threads(1)
+torch.manual_seed(0)
+
+
+def sha(tensors):
+    digest = hashlib.sha256()
+    for tensor in tensors:
+        digest.update(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def net():
+    return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
+
+
+def batch(size=16):
+    inputs = torch.randn(size, 8)
+    return inputs, inputs[:, :3].argmax(1)
+
+
+def step(model, optimizer, size=16):
+    inputs, targets = batch(size)
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(inputs), targets)
+    loss.backward()
+    optimizer.step()
+    return loss.item().hex()
+
+layers = net()
+optimizer = torch.optim.SGD(layers.parameters(), lr=0.1)
+gone = []
+for number in range(12):
+    model = nn.Sequential(*layers)
+    gone.append(weakref.ref(model))
+    print(number, step(model, optimizer))
+    del model
+print([reference() is None for reference in gone], sha(layers.parameters()))

@@ -1,0 +1,42 @@
+"""Binary writes, surrogates, no end of line, carriage returns and a changed encoding on stdout."""
+import sys
+import hashlib
+
+import torch
+from torch import nn
+
+torch.set_num_threads(1)
+torch.manual_seed(0)
+
+
+def sha(tensors):
+    digest = hashlib.sha256()
+    for tensor in tensors:
+        digest.update(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def net():
+    return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
+
+
+def batch(size=16):
+    inputs = torch.randn(size, 8)
+    return inputs, inputs[:, :3].argmax(1)
+
+
+def step(model, optimizer, size=16):
+    inputs, targets = batch(size)
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(inputs), targets)
+    loss.backward()
+    optimizer.step()
+    return loss.item().hex()
+
+model = net()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+sys.stdout.reconfigure(encoding="utf-16-le", errors="surrogatepass", newline="\r\n")
+for number in range(6):
+    print("\r", number, step(model, optimizer), "\u2603\ud800\x1b[0m", end="")
+sys.stdout.flush()
+sys.stdout.buffer.write(b"\x00\xff\xfe" + sha(model.parameters()).encode())

@@ -1,0 +1,51 @@
+"""torch.save(model) of the whole object before the first call, at steps 1, 4, 5, 8 and after the end, then loads it back."""
+import os
+import hashlib
+
+import torch
+from torch import nn
+
+torch.set_num_threads(1)
+torch.manual_seed(0)
+
+
+def sha(tensors):
+    digest = hashlib.sha256()
+    for tensor in tensors:
+        digest.update(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def net():
+    return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
+
+
+def batch(size=16):
+    inputs = torch.randn(size, 8)
+    return inputs, inputs[:, :3].argmax(1)
+
+
+def step(model, optimizer, size=16):
+    inputs, targets = batch(size)
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(inputs), targets)
+    loss.backward()
+    optimizer.step()
+    return loss.item().hex()
+
+model = net()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def keep(when):
+    torch.save(model, f"model_{when}.pt")
+    loaded = torch.load(f"model_{when}.pt", weights_only=False)
+    print(when, sha(loaded.parameters()), sorted(vars(loaded)) == sorted(vars(model)), os.path.getsize(f"model_{when}.pt"))
+
+
+keep("new")
+for number in range(12):
+    print(step(model, optimizer))
+    if number in (1, 4, 5, 8):
+        keep(number)
+keep("end")

@@ -1,0 +1,230 @@
+"""Whose an exception is that arises while our code runs, and what becomes of the training then."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import stepscope
+from stepscope.record.boundary import Boundary, Undisturbed, _action_of, is_ours
+
+_OURS = str(Path(stepscope.__file__).parent / "record" / "a_part.py")
+
+
+class Timeout(Exception):
+    pass
+
+
+def ours(source: str, **names: Any) -> Callable[[], Any]:
+    """A function that lies in a file of ours."""
+    scope: dict[str, Any] = dict(names)
+    exec(compile(f"def run():\n    {source}", _OURS, "exec"), scope)
+    made: Callable[[], Any] = scope["run"]
+    return made
+
+
+def raised(function: Callable[[], Any]) -> BaseException:
+    try:
+        function()
+    except BaseException as error:
+        trace = error.__traceback__
+        return error.with_traceback(None if trace is None else trace.tb_next)  # from our frame on, as it is caught
+    raise AssertionError("nothing was raised")
+
+
+def test_an_error_of_our_own_code_is_ours() -> None:
+    assert is_ours(raised(ours("1 / 0")))
+    assert is_ours(raised(ours("raise RuntimeError('x')")))
+
+
+def test_what_an_object_of_the_trainings_raises_when_we_look_at_it_is_ours_to_bear() -> None:
+    class Odd:
+        def __bool__(self) -> bool:
+            raise Timeout
+
+    assert is_ours(raised(ours("return bool(odd)", odd=Odd())))
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, GeneratorExit])
+def test_what_ends_a_program_is_never_ours(error: type[BaseException]) -> None:
+    assert not is_ours(raised(ours("raise error", error=error)))
+
+
+def test_a_panic_of_a_library_is_ours() -> None:
+    assert is_ours(raised(ours("raise error", error=type("PanicException", (BaseException,), {}))))
+
+
+def test_a_timeout_that_is_thrown_into_the_thread_is_the_trainings() -> None:
+    assert not is_ours(raised(ours("raise error", error=Timeout)))
+
+
+@pytest.fixture
+def alarm() -> Iterator[Callable[[Any], None]]:
+    before = signal.getsignal(signal.SIGUSR1)
+
+    def set_to(handler: Any) -> None:
+        signal.signal(signal.SIGUSR1, handler)
+
+    yield set_to
+    signal.signal(signal.SIGUSR1, before)
+
+
+def _handlers() -> dict[str, Any]:
+    def plain(_number: int, _frame: Any) -> None:
+        raise ValueError
+
+    def of_anything(*_given: Any) -> None:
+        raise ValueError
+
+    def that_resets_itself(number: int, _frame: Any) -> None:
+        signal.signal(number, signal.SIG_DFL)
+        raise ValueError
+
+    class Handler:
+        def __call__(self, number: int, frame: Any) -> None:
+            raise ValueError
+
+    return {"plain": plain, "args": of_anything, "resets": that_resets_itself, "object": Handler()}
+
+
+@pytest.mark.parametrize("kind", ["plain", "args", "resets", "object"])
+def test_what_a_signal_handler_raises_is_the_trainings(alarm: Callable[[Any], None], kind: str) -> None:
+    alarm(_handlers()[kind])
+    assert not is_ours(raised(ours("send(number)", send=signal.raise_signal, number=signal.SIGUSR1)))
+
+
+def test_a_boundary_catches_what_is_ours_once_and_lets_nothing_more_through() -> None:
+    failures: list[BaseException] = []
+    boundary = Boundary(failures.append)
+    assert boundary.call(ours("return 7")) == 7
+    assert boundary.call(ours("1 / 0")) is None
+    assert boundary.call(ours("return 7")) is None
+    assert [type(error) for error in failures] == [ZeroDivisionError]
+    assert not boundary.open
+
+
+def test_a_boundary_lets_the_trainings_exceptions_pass_and_stays_open() -> None:
+    disturbed: list[bool] = []
+    boundary = Boundary(lambda _: None, lambda: disturbed.append(True))
+    with pytest.raises(Timeout):
+        boundary.call(ours("raise error", error=Timeout))
+    assert disturbed == [True]
+    assert boundary.call(ours("return 7")) == 7
+
+
+def test_a_failure_to_tell_of_a_failure_stays_on_our_side() -> None:
+    boundary = Boundary(lambda _: ours("raise OSError('full')")())
+    assert boundary.call(ours("1 / 0")) is None
+
+
+def test_a_call_from_within_our_own_code_is_none_of_the_trainings() -> None:
+    boundary = Boundary(lambda _: None)
+    assert boundary.call(lambda: boundary.call(lambda: 7)) is None
+
+
+def test_threads_wait_for_each_other_and_none_is_lost() -> None:
+    boundary, counted = Boundary(lambda _: None), [0]
+
+    def count() -> None:
+        counted[0] += 1
+
+    threads = [threading.Thread(target=lambda: [boundary.call(count) for _ in range(500)]) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert counted == [2000]
+
+
+def test_in_a_forked_child_nothing_comes_through() -> None:
+    boundary = Boundary(lambda _: None)
+    boundary.forked()
+    assert boundary.call(lambda: 7) is None
+
+
+def test_a_signal_that_comes_while_undisturbed_is_handled_at_the_end() -> None:
+    def ring(_number: int, _frame: object) -> None:
+        raise Timeout
+
+    done = []
+    before = signal.signal(signal.SIGUSR1, ring)
+    try:
+        with pytest.raises(Timeout), Undisturbed():  # noqa: PT012 - it is raised by the end of the block
+            with Undisturbed():
+                signal.raise_signal(signal.SIGUSR1)
+            done.append("inner")
+            signal.raise_signal(signal.SIGUSR1)
+            done.append("outer")
+        assert done == ["inner", "outer"]
+        assert signal.getsignal(signal.SIGUSR1) is ring
+        with pytest.raises(Timeout):
+            signal.raise_signal(signal.SIGUSR1)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+def test_another_thread_needs_no_shield_and_changes_no_handler() -> None:
+    before = signal.getsignal(signal.SIGINT)
+
+    def enter() -> None:
+        with Undisturbed():
+            seen.append(signal.getsignal(signal.SIGINT))
+
+    seen: list[object] = []
+    thread = threading.Thread(target=enter)
+    thread.start()
+    thread.join()
+    assert seen == [before]
+
+
+def _handler_and_flags() -> tuple[bytes, bytes]:
+    """What Linux' libc keeps of a signal; between the two lies a mask, of which it fills 8 bytes."""
+    action = bytes(_action_of(signal.SIGUSR1) or b"")
+    return action[:16], action[136:140]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the layout of struct sigaction")
+def test_what_c_has_installed_for_a_signal_is_put_back() -> None:
+    before = signal.signal(signal.SIGUSR1, lambda *_: None)
+    try:
+        signal.siginterrupt(signal.SIGUSR1, False)
+        faulthandler.register(signal.SIGUSR1, file=2, chain=True)
+        installed = _handler_and_flags()
+        with Undisturbed():
+            assert _handler_and_flags() != installed
+        assert _handler_and_flags() == installed
+    finally:
+        faulthandler.unregister(signal.SIGUSR1)
+        signal.signal(signal.SIGUSR1, before)
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_child_that_another_thread_forks_meanwhile_has_the_handlers_of_the_training() -> None:
+    codes: list[int] = []
+
+    def fork() -> None:
+        pid = os.fork()
+        if pid == 0:
+            os._exit(7 if signal.getsignal(signal.SIGUSR1) is ring else 1)
+        codes.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+
+    def ring(*_: object) -> None:
+        pass
+
+    before = signal.signal(signal.SIGUSR1, ring)
+    try:
+        with Undisturbed():
+            thread = threading.Thread(target=fork)
+            thread.start()
+            thread.join()
+        assert codes == [7]
+    finally:
+        signal.signal(signal.SIGUSR1, before)

@@ -1,0 +1,169 @@
+"""A script's own process, and the Python processes that it starts: what they see, and how they join the run."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+
+from stepscope import Run
+from stepscope.record.processes import children
+from stepscope.record.processes.children import when_imported
+from stepscope.record.processes.training import Orders
+from stepscope.record.script import run_script
+from stepscope.record.settings import Settings
+from stepscope.runfolder import RunReader
+
+SEEN = """
+import os, subprocess, sys
+code = "import os, sys; print(sorted(k for k in os.environ if 'STEPSCOPE' in k), os.environ.get('PYTHONPATH'), [p for p in sys.path if 'startup' in p])"
+out = [subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env).stdout for env in (None, {**os.environ, "PYTHONPATH": "/somewhere"})]
+with open("seen.txt", "w") as file:
+    file.write("".join(out) + str(sorted(k for k in os.environ if "STEPSCOPE" in k)) + str("torch" in sys.modules))
+"""  # noqa: E501
+SPAWN = """
+import torch
+import torch.multiprocessing as mp
+
+def train(rank):
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(6 + rank):
+        model(torch.ones(3, 4)).sum().backward()
+        optimizer.step()
+
+if __name__ == "__main__":
+    mp.spawn(train, nprocs=2)
+"""
+
+UNEQUAL = """
+import time, torch
+import torch.multiprocessing as mp
+
+def train(rank):
+    held = torch.ones(rank * 20_000_000)  # 80 MB in the second
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(60):
+        model(torch.ones(3, 4)).sum().backward()
+        time.sleep(0.03)
+        optimizer.step()
+
+if __name__ == "__main__":
+    mp.spawn(train, nprocs=2)
+"""
+
+
+def test_a_script_and_its_children_see_nothing_of_us(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    Path("seen.py").write_text(SEEN)
+    _, code = run_script("seen.py", [], Settings(out=tmp_path / "runs"))
+    assert code == 0
+    assert Path("seen.txt").read_text() == "[] None []\n[] /somewhere []\n[]False"
+
+
+@pytest.mark.slow
+def test_processes_that_a_script_spawns_are_parts_of_its_run(tmp_path: Path) -> None:
+    script = tmp_path / "spawn.py"
+    script.write_text(SPAWN)
+    path, code = run_script(str(script), [], Settings(out=tmp_path / "runs"))
+    assert code == 0
+    parts = [RunReader(path), RunReader(path / "ranks" / "1")]
+    assert sorted(part.steps.height for part in parts) == [6, 7]
+    assert [part.status for part in parts] == ["ok", "ok"]
+    assert [part.steps["samples"].to_list()[0] for part in parts] == [3, 3]
+
+
+@pytest.mark.slow
+def test_memory_and_cpu_time_of_a_run_are_those_of_its_training_processes(tmp_path: Path) -> None:
+    script = tmp_path / "unequal.py"
+    script.write_text(UNEQUAL)
+    path, _ = run_script(str(script), [], Settings(out=tmp_path / "runs"))
+    run = Run(path)
+    peaks = sorted(run.rank_table()["peak_memory_bytes"].to_list())
+    assert peaks[1] - peaks[0] == pytest.approx(80e6, rel=0.2)
+    both = run.metrics().filter(metric="peak_memory", scope="processes", source="rss")["value"][0]
+    launcher = run.metrics().filter(metric="peak_memory", scope="launcher", source="rss")["value"][0]
+    assert launcher + sum(peaks) * 0.9 < both < (launcher + sum(peaks)) * 1.1, "Python adds a resource tracker"
+    once = run.metrics().filter(metric="peak_memory", scope="processes", source="pss")["value"]
+    assert once.is_empty() or once[0] < both
+    assert run.rank_table()["cpu_cores"].null_count() == 0
+    assert not [entry for entry in run.not_measured() if entry.what.startswith(("memory of", "CPU utilisation of"))]
+
+
+def test_orders_travel_as_text() -> None:
+    orders = Orders(run="/a b/c", name="x", optimizer_steps_per_step=2, module=True)
+    assert Orders.from_json(orders.to_json()) == orders
+
+
+def test_only_commands_that_start_python_are_joined() -> None:
+    assert children.is_python([sys.executable, "-c", "pass"])
+    assert children.is_python("/usr/bin/python3.11 train.py")
+    assert children.is_python(["torchrun", "train.py"])
+    assert not children.is_python(["ls", "python"])
+    assert not children.is_python([])
+
+
+def test_a_child_takes_back_what_its_parent_left() -> None:
+    environ = children.environment("orders", {"A": "1", "PYTHONPATH": "/x"})
+    assert children.take_orders(environ) == "orders"
+    assert environ == {"A": "1", "PYTHONPATH": "/x"}
+    environ = children.environment("orders", {"A": "1"})
+    assert children.take_orders(environ) == "orders"
+    assert environ == {"A": "1"}
+
+
+def test_an_import_is_acted_on_once_and_leaves_no_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "imported_late.py").write_text("value = 3\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    before, seen = list(sys.meta_path), []
+    when_imported("imported_late", lambda module: seen.append(vars(module)["value"]))
+    module = __import__("imported_late")
+    assert seen == [3]
+    assert sys.meta_path == before
+    assert module.__spec__ is not None
+    assert type(module.__loader__) is type(module.__spec__.loader)
+    assert "stepscope" not in type(module.__loader__).__module__
+    when_imported("imported_late", lambda module: seen.append(4))
+    assert seen == [3, 4]
+
+
+def test_an_action_that_fails_does_not_fail_the_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "imported_badly.py").write_text("value = 3\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def fails(_module: object) -> None:
+        raise RuntimeError("ours")
+
+    when_imported("imported_badly", fails)
+    assert __import__("imported_badly").value == 3
+
+
+def test_a_module_that_is_not_there_is_looked_for_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+    when_imported("imported_later", lambda module: seen.append(vars(module)["value"]))
+    with pytest.raises(ModuleNotFoundError):
+        __import__("imported_later")
+    (tmp_path / "imported_later.py").write_text("value = 5\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    __import__("imported_later")
+    assert seen == [5]
+
+
+def test_a_module_that_is_only_asked_for_is_acted_on_when_it_comes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Libraries ask with find_spec whether torch is there, long before they import it."""
+    (tmp_path / "asked_for.py").write_text("value = 3\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    before, seen = list(sys.meta_path), []
+    when_imported("asked_for", lambda module: seen.append(vars(module)["value"]))
+    for _ in range(2):
+        assert importlib.util.find_spec("asked_for") is not None
+    assert seen == []
+    __import__("asked_for")
+    assert seen == [3]
+    assert sys.meta_path == before

@@ -1,0 +1,28 @@
+"""Every channel that a packaged sensor makes in these tests is of a quantity that the vocabulary has, in its unit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from stepscope.quantities import SAMPLED, find
+from stepscope.record.sensors import contract, load
+
+SENSORS = frozenset(load())
+IN_BETWEEN = ""  # of a channel that a sensor finishes before it hands it out
+
+
+@pytest.fixture(autouse=True)
+def known_quantities(monkeypatch: pytest.MonkeyPatch) -> None:
+    make = contract.Channel.__init__
+
+    def checked(channel: contract.Channel, *args: Any, **stated: Any) -> None:
+        make(channel, *args, **stated)
+        if channel.sensor in SENSORS and channel.quantity != IN_BETWEEN:
+            assert channel.quantity in SAMPLED, f"{channel.sensor}: '{channel.quantity}' has no row in quantities.py"
+            assert channel.unit == find(channel.quantity).unit, (
+                f"{channel.sensor}: {channel.quantity} in {channel.unit}"
+            )
+
+    monkeypatch.setattr(contract.Channel, "__init__", checked)

@@ -1,0 +1,58 @@
+"""Files replaced as a whole: the old content or the new, whatever happens in between."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from stepscope.files import clear_parts, replace_json, replaced
+
+NO_PROCESS = 2**22 + 1  # above the largest pid_max of Linux
+
+
+def test_a_reader_sees_the_old_content_until_the_new_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    replace_json(path, {"status": "running", "where": tmp_path})
+    with replaced(path) as part:
+        part.write_text("half")
+        assert json.loads(path.read_text()) == {"status": "running", "where": str(tmp_path)}
+    assert path.read_text() == "half"
+
+
+@pytest.mark.parametrize("raised", [OSError(errno.ENOSPC, "No space left"), KeyboardInterrupt(), ValueError("no")])
+def test_what_could_not_be_written_leaves_the_old_content_and_nothing_beside_it(
+    tmp_path: Path, raised: BaseException
+) -> None:
+    path = tmp_path / "run.json"
+    replace_json(path, {}, durable=True)
+    with contextlib.suppress(type(raised)), replaced(path, durable=True) as part:
+        part.write_text("half")
+        raise raised
+    assert [file.name for file in tmp_path.iterdir()] == ["run.json"]
+    assert path.read_text() == "{}\n"
+
+
+def test_the_error_names_the_file_that_was_meant(tmp_path: Path) -> None:
+    path = tmp_path / "missing" / "plan.json"
+    with pytest.raises(FileNotFoundError) as raised:
+        replace_json(path, {})
+    assert raised.value.filename == str(path)
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(OSError, match=r"folder'$"):
+        replace_json(tmp_path / "folder", {})
+
+
+def test_what_a_killed_writer_had_begun_is_cleared_and_what_a_living_one_writes_is_not(tmp_path: Path) -> None:
+    (tmp_path / "ops").mkdir()
+    (tmp_path / "ops" / f".000000.part.1f.{NO_PROCESS}.part").touch()
+    (tmp_path / f".run.json.1f.{NO_PROCESS}.part").touch()
+    (tmp_path / f".run.json.1f.{os.getpid()}.part").touch()
+    (tmp_path / "ops" / "000000.part").touch()
+    clear_parts(tmp_path)
+    left = sorted(file.name for file in tmp_path.rglob("*") if file.is_file())
+    assert left == [f".run.json.1f.{os.getpid()}.part", "000000.part"]
