@@ -10,6 +10,7 @@ import argparse
 import json
 import os
 import platform
+import resource
 import statistics
 import subprocess
 import sys
@@ -20,10 +21,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import polars as pl
+from tests.fabricate import fabricate_run
 
 from benchmarks.models import worst_case
 from benchmarks.sampling_tick import board, tick_us
-from stepscope.record.sampling import start_sampler
+from stepscope.record.sampler.process import start_sampler
 from stepscope.runfolder import RunReader
 
 
@@ -76,21 +78,21 @@ def recorded_steps(rounds: int) -> list[Row]:
     note = "torch.profiler {:.3f}"
     return [
         Row(
-            "recorded step, ResNet18-c32 batch 16",
+            "profiled step, ResNet18-c32 batch 16",
             ratio(resnet, "ours", "bare", "step_s"),
             "x bare",
             1.03,
             note.format(ratio(resnet, "torch", "bare", "step_s")),
         ),
         Row(
-            "recorded step with its memory, ResNet18-c32 batch 16",
+            "profiled step with its memory, ResNet18-c32 batch 16",
             ratio(resnet, "memory", "bare", "step_s"),
             "x bare",
             1.08,
             "allocations with category, layer and op",
         ),
         Row(
-            "recorded step, worst case",
+            "profiled step, worst case",
             ratio(worst, "ours", "bare", "step_s"),
             "x bare",
             1 + 1.1 * (torch_worst - 1),
@@ -119,7 +121,7 @@ def tables(rounds: int) -> list[Row]:
         Row(
             "stop to op and module tables, an event", share, "x torch", 1 / 8, f"{ours:.1f} us against {theirs:.1f} us"
         ),
-        Row("disk, an op instance", size, "B", 16, "torch's JSON: 277 B"),
+        Row("disk, an op call", size, "B", 16, "torch's JSON: 277 B"),
     ]
 
 
@@ -147,7 +149,7 @@ def sampling_tick(seconds: float) -> list[Row]:
 
 
 def sampler_share(period_ms: int, seconds: float, root: Path | None = None) -> float:
-    """CPU time of the sampling process over wall time, from its own counter, its start left out."""
+    """CPU time of the sampling process over wall time, from its own counter, its start excluded."""
     with tempfile.TemporaryDirectory() as out:
         run = Path(out) / "run"
         (run / "samples").mkdir(parents=True)
@@ -179,6 +181,30 @@ def start_up(rounds: int) -> list[Row]:
         Row("import stepscope, over bare Python", (imported - bare) * 1e3, "ms", 50),
         Row("stepscope --help", helped, "s", 0.4),
     ]
+
+
+def text_report(rounds: int) -> list[Row]:
+    """CPU time of a whole `stepscope report` of a run with many steps, and how it grows with them."""
+    with tempfile.TemporaryDirectory() as folder:
+        long, short = (
+            fabricate_run(Path(folder), steps=steps, noise=0.02, recorded=lambda step: 8 <= step < 40)
+            for steps in (400_000, 4_000)
+        )
+        command = ["-m", "stepscope", "report"]
+        for run in (long, short):
+            cpu([*command, str(run)])  # the first report fits the readings, and keeps what it found
+        turns = [[cpu([*command, str(run)]) for run in (long, short)] for _ in range(rounds)]
+    times = statistics.median(a / b for a, b in turns)
+    more_s = statistics.median(a - b for a, b in turns)
+    return [Row("text report of 400,000 steps, over one of 4,000", more_s, "s of CPU", 1.5, f"{times:.2f} x")]
+
+
+def cpu(arguments: list[str]) -> float:
+    """CPU time of a Python command, s."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run([sys.executable, *arguments], capture_output=True, check=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
 def wall(arguments: list[str], rounds: int) -> float:
@@ -220,6 +246,7 @@ def main() -> None:
         lambda: sampler(3 if options.quick else 10),
         lambda: sampling_tick(3 if options.quick else 10),
         lambda: start_up(rounds),
+        lambda: text_report(rounds),
         lambda: memory(2_000 if options.quick else 20_000),
     ]
     rows: list[Row] = []

@@ -23,7 +23,7 @@ COUNTED = 0.003  # of a rail's energy: smaller parts do not enter the coverage
 
 @dataclass(frozen=True)
 class Cell:
-    """One board, network and length; `bar` is the error per op kind that ours must not exceed."""
+    """One board, network and length; `bar` is the error per operator that ours must not exceed."""
 
     title: str
     board: str
@@ -123,8 +123,8 @@ def line(cell: Cell, found: dict[str, Any]) -> str:
 
 
 HEAD = (
-    "| sensor | network | steps | error per op kind | bar | nearest sample (2019) | overlap | kinds: 90 % intervals "
-    "that hold | modules: the same | energy called resolved | and truly within 10 % | parts + residual off |\n"
+    "| sensor | network | steps | error per operator | bar | nearest sample (2019) | overlap | kinds: 90 % CIs "
+    "that hold | modules: the same | energy within 10 % | and truly within 10 % | parts + unattributed off |\n"
     "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |"
 )
 

@@ -1,7 +1,7 @@
 """How right the energy attribution is on simulated sensors of known truth: `python -m benchmarks.accuracy_offline`.
 
 Each row is a sensor and a number of steps, over several programs: energy-weighted error of the kinds by our method and
-by the two simpler ways, share of the 90 % intervals that hold for kinds and for modules, share of the energy that is
+by the two simpler ways, share of the 90 % CIs that hold for kinds and for modules, share of the energy that is
 called resolved within 10 % and how much of that is. `--write FILE` keeps the table as Markdown; `--cost` measures time
 and memory instead.
 """
@@ -19,10 +19,9 @@ import numpy as np
 from tests.analysis.attribution.scores import Score, error_of, kinds, modules, score, truth
 from tests.analysis.attribution.simulated import Device, Execution, Program, counted, execute, resnet_step, sampled
 
-from stepscope.analysis.attribution.attribute import Options, attribute
-from stepscope.analysis.attribution.baselines import nearest, overlap
-from stepscope.analysis.attribution.readings import Readings
-from stepscope.analysis.attribution.register import taken_apart
+from stepscope.analysis.energy.attribution import Options, attribute
+from stepscope.analysis.energy.rail_fits import nearest, overlap
+from stepscope.analysis.energy.readings import Readings, taken_apart
 
 INA3221 = Device(0.0066, 0.0011, 0.038, 0.002, 0.001, 0.0003, 0.0, register=1 / 64)
 Source = Callable[[Execution, int], Readings]

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from stepscope.analysis.attribution.from_run import BETWEEN, PAUSES, pauses
+from stepscope.analysis.energy.inputs import BETWEEN, PAUSES, pauses
 
 COUNTED = 0.003
 
@@ -88,7 +88,7 @@ def _score(found: pl.DataFrame, true: pl.DataFrame, keys: list[str]) -> dict[str
 
 
 def picture(results: list[tuple[Any, dict[str, Any]]], path: Path) -> None:
-    """Error per op kind of the three methods, by sensor and network."""
+    """Error per operator of the three methods, by sensor and network."""
     import altair as alt
 
     rows = [
@@ -105,7 +105,7 @@ def picture(results: list[tuple[Any, dict[str, Any]]], path: Path) -> None:
         alt.Chart(pl.DataFrame(rows))
         .mark_bar()
         .encode(
-            x=alt.X("error:Q", axis=alt.Axis(format="%"), title="energy-weighted error per op kind"),
+            x=alt.X("error:Q", axis=alt.Axis(format="%"), title="energy-weighted error per operator"),
             y=alt.Y("method:N", title=None),
             color=alt.Color("method:N", legend=None, scale=alt.Scale(range=["#0072B2", "#BBBBBB", "#E69F00"])),
             row=alt.Row("network:N", title=None, header=alt.Header(labelAngle=0, labelAlign="left")),

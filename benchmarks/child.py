@@ -76,7 +76,7 @@ def tables(mode: str, model: Any, step: Step, steps: int) -> dict[str, float]:
         run.modules()
         paused += (time.process_time() - before) * steps / (steps + _WARMUP)
         rows = run.ops.height
-        size = sum(part.stat().st_size for part in (Path(scope.path) / "ops").glob("*.parquet"))
+        size = sum(part.stat().st_size for part in (Path(scope.path) / "ops").glob("*.part*"))
     return {"event_us": paused / (rows * steps / (steps + _WARMUP)) * 1e6, "event_bytes": size / rows}
 
 

@@ -19,11 +19,11 @@ import torch
 from torch import nn
 
 from stepscope import simulate
-from stepscope.analysis.power_sources import PowerSource, power_sources
-from stepscope.record.sampling import start_sampler
+from stepscope.analysis.energy.sources import PowerSource, power_sources
+from stepscope.record.sampler.process import start_sampler
 from stepscope.runfolder import RunReader, RunWriter
-from stepscope.simulate.options import Fault
-from stepscope.simulate.truth import Truth
+from stepscope.simulate.boards import Fault
+from stepscope.simulate.power import Truth
 
 BAR = 0.01
 SETTLE_S = 3.0  # two refreshes of a battery's gauge

@@ -1,6 +1,6 @@
 """What exports and the live view cost: python -m benchmarks.exports.
 
-A synthetic run of 1 M op instances and 100,000 readings is exported to Perfetto and parsed back; a growing run of six
+A synthetic run of 1 M op calls and 100,000 readings is exported to Perfetto and parsed back; a growing run of six
 cores and five rails is watched at 2 Hz on a terminal of 80 columns.
 """
 
@@ -48,7 +48,7 @@ def perfetto() -> None:
         began = time.perf_counter()
         exports.find("perfetto").write(part, target)
         took_s, size_mb = time.perf_counter() - began, target.stat().st_size / 1e6
-        print(f"Perfetto: {part.op_count:,} op instances, {part.sample_count:,} readings")
+        print(f"Perfetto: {part.op_count:,} op calls, {part.sample_count:,} readings")
         print(f"  {took_s:.1f} s (bar 15), {size_mb:.1f} MB (bar 40)")
         tracks = perfetto_reader.read(gzip.decompress(target.read_bytes()))
         found = [one for track in tracks.values() if track.thread for one in track.slices]

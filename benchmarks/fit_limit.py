@@ -22,12 +22,12 @@ import torch
 
 from benchmarks.memory_truth import status_bytes
 from stepscope import workloads
-from stepscope.analysis.memory_model import Limit
-from stepscope.commands._jobs import workload_job
+from stepscope.analysis.memory.limits import Limit
+from stepscope.footprint.calibration import DeviceCalibration
+from stepscope.footprint.jobs import workload_job
+from stepscope.footprint.prediction import FitRequest, predict_fit
 from stepscope.record.allocators import child_environment
-from stepscope.record.workspaces import this_platform
-from stepscope.studies.fit.answer import Question, answer
-from stepscope.studies.fit.kept import Kept
+from stepscope.record.dry.workspaces import this_platform
 
 # workload, optimizer, and the batch that the limit is chosen for: each step takes a second or so
 CASES = (
@@ -64,7 +64,7 @@ def empty_bytes(workload: str, optimizer: str, batch: int) -> int:
     job = workload_job(workloads.find(workload), optimizer)
     children = [_child(workload, optimizer, batch, resource.RLIM_INFINITY) for _ in range(_EMPTY_TIMES)]
     whole = statistics.median_low(int(child.stdout.splitlines()[-1]) for child in children)
-    said = answer(Question(job, batch, None, _MALLOC, this_platform(), options=False))
+    said = predict_fit(FitRequest(job, batch, None, _MALLOC, this_platform(), options=False))
     return whole - said.peak_bytes - sum(said.process.code) // 2
 
 
@@ -72,10 +72,10 @@ def compare(workload: str, optimizer: str, batch: int) -> Row:
     """The limit is what this batch is predicted to take; then the answer, and the truth from around it."""
     job = workload_job(workloads.find(workload), optimizer)
     empty = empty_bytes(workload, optimizer, batch // 3)
-    kept = Kept(empty_process=(empty, empty))
-    asked = Question(job, batch, None, _MALLOC, this_platform(), kept, options=False)
-    limit = Limit(answer(asked).process.middle, "RLIMIT_AS")
-    found = answer(Question(job, batch, limit, _MALLOC, this_platform(), kept, options=False))
+    kept = DeviceCalibration(empty_process=(empty, empty))
+    asked = FitRequest(job, batch, None, _MALLOC, this_platform(), kept, options=False)
+    limit = Limit(predict_fit(asked).process.middle, "RLIMIT_AS")
+    found = predict_fit(FitRequest(job, batch, limit, _MALLOC, this_platform(), kept, options=False))
     surely, likely = found.largest_batch or 0, found.likely_batch or 0
     return Row(workload, optimizer, limit.bytes, surely, likely, _true(workload, optimizer, likely, limit.bytes))
 

@@ -19,15 +19,12 @@ import threading
 import time
 from pathlib import Path
 
-from stepscope.studies.fleet.address import of_hosts
-from stepscope.studies.fleet.device import Device
-from stepscope.studies.fleet.folder import FleetFolder
-from stepscope.studies.fleet.hosts import Hosts, read_hosts
-from stepscope.studies.fleet.processes import running
-from stepscope.studies.fleet.sweep import FleetWatch, fleet_sweep
-from stepscope.studies.fleet.up import down, up
-from stepscope.studies.suite.grid import Entry, Grid, Point
-from stepscope.studies.suite.rules import Rules
+from stepscope.experiments.engine.points import Entry, Grid, Point
+from stepscope.experiments.fleet.connection import Hosts, read_hosts, scheduler_of_hosts
+from stepscope.experiments.fleet.devices import Device, down, up
+from stepscope.experiments.fleet.processes import running_pid
+from stepscope.experiments.fleet.sweep import FleetFolder, FleetWatch, fleet_sweep
+from stepscope.experiments.suite.rules import Rules
 
 BOARD = "bench"
 CHILD = (
@@ -81,7 +78,7 @@ class Watcher:
         self.held_s.append(time.monotonic() - self._began[device.name])
 
     def _kill(self, name: str) -> None:
-        number = running(self.hosts.state / "devices" / name)
+        number = running_pid(self.hosts.state / "devices" / name)
         if number is not None:
             self.killed.append(name)
             os.kill(number, signal.SIGKILL)
@@ -103,7 +100,7 @@ def measure(workers: int, runs: int, kills: int, seconds: float, size: int, seed
             )
             began = time.monotonic()
             child = ("-S", "-E", "-c", CHILD.format(seconds=seconds, size=size))
-            fleet_sweep(folder, of_hosts(hosts), child, FleetWatch(watcher.begins, watcher.ends, print), 60.0)
+            fleet_sweep(folder, scheduler_of_hosts(hosts), child, FleetWatch(watcher.begins, watcher.ends, print), 60.0)
             lasted = time.monotonic() - began
         finally:
             down(hosts)

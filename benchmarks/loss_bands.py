@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from stepscope import workloads
-from stepscope.record.flops import count_flops
+from stepscope.record.dry.flops import count_flops
 from stepscope.workloads._bands import Band
 from stepscope.workloads._quality import losses
 from stepscope.workloads.contract import Workload

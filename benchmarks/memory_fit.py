@@ -21,11 +21,11 @@ from typing import Any
 import torch
 
 from stepscope import workloads
-from stepscope.commands._jobs import workload_job
 from stepscope.errors import StepscopeError
-from stepscope.record.dry_run import DryRunStopped, dry_run
-from stepscope.record.workspaces import Workspaces, this_platform
-from stepscope.studies.fit.transforms import VARIANTS
+from stepscope.footprint.jobs import workload_job
+from stepscope.footprint.transforms import VARIANTS
+from stepscope.record.dry.dry_run import DryRunStopped, dry_run
+from stepscope.record.dry.workspaces import Workspaces, this_platform
 
 _OPTIMIZERS = ("sgd", "momentum", "adam")
 _BATCHES = (4, 16, 64)
@@ -176,7 +176,7 @@ def main() -> None:
     arguments.add_argument("--write", type=Path)
     arguments.add_argument("--only", help="workloads, with commas")
     arguments.add_argument("--batches", default=",".join(map(str, _BATCHES)))
-    arguments.add_argument("--most-flops", type=float, default=_MOST_FLOPS, help="of three steps; larger are left out")
+    arguments.add_argument("--most-flops", type=float, default=_MOST_FLOPS, help="of three steps; larger are excluded")
     arguments.add_argument("--seconds", type=float, default=float("inf"), help="no workload is begun after so long")
     options = arguments.parse_args()
     torch.set_num_threads(1)

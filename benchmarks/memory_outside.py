@@ -17,8 +17,8 @@ import torch
 
 from benchmarks.memory_truth import live_peak
 from benchmarks.outside_models import JOBS
-from stepscope.record.dry_run import DryRunStopped, dry_run
-from stepscope.record.workspaces import Workspaces, this_platform
+from stepscope.record.dry.dry_run import DryRunStopped, dry_run
+from stepscope.record.dry.workspaces import Workspaces, this_platform
 
 
 @dataclass(frozen=True)

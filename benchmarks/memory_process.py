@@ -18,15 +18,13 @@ import torch
 
 from benchmarks.memory_fit import Cell, measured
 from stepscope import workloads
-from stepscope.analysis.memory_model import MARGIN, ProcessPeak
-from stepscope.commands._jobs import workload_job
-from stepscope.record.empty_process import measured_empty_process_bytes
-from stepscope.record.workspaces import this_platform
-from stepscope.studies.fit.calibrate import SPREAD
-from stepscope.studies.fit.kept import Kept
-from stepscope.studies.fit.live_peak import live_peak
-from stepscope.studies.fit.simulator import Simulator
-from stepscope.studies.fit.transforms import VARIANTS
+from stepscope.analysis.memory.limits import MARGIN, ProcessPeak
+from stepscope.footprint.calibration import SPREAD, DeviceCalibration
+from stepscope.footprint.jobs import workload_job
+from stepscope.footprint.simulator import Simulator, live_peak
+from stepscope.footprint.transforms import VARIANTS
+from stepscope.record.dry.workspaces import this_platform
+from stepscope.record.empty_process import measure_empty_process_bytes
 
 WORKLOADS = ("lenet", "mobilenet-v1-c32", "squeezenet-c32", "resnet18-c32", "bert-mini-128", "char-lstm-80")
 CELLS = (
@@ -74,7 +72,7 @@ class Row:
 
 def predicted(cell: Cell, empty: int, allocator: str) -> tuple[int, ProcessPeak]:
     """Live bytes and the peak of the process, as `stepscope fit` says them."""
-    kept = Kept(empty_process=(round(empty * (1 - SPREAD)), round(empty * (1 + SPREAD))))
+    kept = DeviceCalibration(empty_process=(round(empty * (1 - SPREAD)), round(empty * (1 + SPREAD))))
     simulator = Simulator(this_platform(), kept, allocator)
     job = workload_job(workloads.find(str(cell["workload"])), str(cell["optimizer"]))
     plain = live_peak(simulator.run(job, int(cell["batch"])).log)
@@ -83,7 +81,7 @@ def predicted(cell: Cell, empty: int, allocator: str) -> tuple[int, ProcessPeak]
 
 
 def rows_of(workload: str, empty: int, cache: Path) -> list[Row]:
-    """Every cell of a workload on both allocators; what fails is left out and said."""
+    """Every cell of a workload on both allocators; what fails is excluded and said."""
     rows = []
     for batch, optimizer, variant in CELLS:
         cell = {"workload": workload, "batch": batch, "optimizer": optimizer, "variant": variant}
@@ -151,7 +149,7 @@ def main() -> None:
     arguments.add_argument("--write", type=Path)
     options = arguments.parse_args()
     torch.set_num_threads(1)
-    empty = measured_empty_process_bytes()
+    empty = measure_empty_process_bytes()
     if empty is None:
         raise SystemExit("the empty training process could not be measured")
     until = time.monotonic() + options.seconds

@@ -22,9 +22,9 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils._pytree import tree_leaves
 
 from stepscope import workloads
-from stepscope.commands._jobs import workload_job
-from stepscope.record.job import Job
-from stepscope.studies.fit.transforms import VARIANTS
+from stepscope.footprint.jobs import workload_job
+from stepscope.footprint.transforms import VARIANTS
+from stepscope.record.dry.job import Job
 
 _MMAP_THRESHOLD, _PINNED = -3, 65_536  # mallopt(3)
 _STEPS = 3

@@ -1,4 +1,4 @@
-"""The two steps that are measured: a real network, and the worst case for anything that costs time per operation."""
+"""The two steps that are measured: a real network, and the worst case for anything that costs time per operator."""
 
 from __future__ import annotations
 

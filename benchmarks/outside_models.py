@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim import SGD, Adam, AdamW
 
-from stepscope.record.job import Job
-from stepscope.studies.fit.objects import job_of
+from stepscope.footprint.jobs import job_of
+from stepscope.record.dry.job import Job
 
 _WORDS, _LENGTH, _CLASSES = 8000, 128, 10
 

@@ -1,6 +1,6 @@
 """What the page of a large run costs: python -m benchmarks.page.
 
-A synthetic run of 1,000 steps, 1 M op instances and 100,000 readings of each sensor is written as a page in a process
+A synthetic run of 1,000 steps, 1 M op calls and 100,000 readings of each sensor is written as a page in a process
 of its own; the page is then opened, zoomed and sorted in a headless Chromium, where there is one.
 """
 
@@ -43,7 +43,7 @@ def page(folder: Path) -> Path:
     wall_s, peak_kib = map(float, subprocess.run(command, capture_output=True, text=True, check=True).stdout.split())
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     count = _STEPS * sum(1 for op in ops for _ in _all(op))
-    print(f"page: {count:,} op instances, {_READINGS:,} readings a sensor")
+    print(f"page: {count:,} op calls, {_READINGS:,} readings a sensor")
     print(f"  written in {wall_s:.1f} s ({used.ru_utime + used.ru_stime:.1f} s of CPU; bar 10)")
     print(f"  {peak_kib * 1024 / 1e9:.2f} GB (bar 1), {target.stat().st_size / 1e6:.2f} MB (bar 5)")
     return target

@@ -10,8 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from stepscope.record.sampler.crew import Crew
-from stepscope.record.sampler.loop import Sampling
+from stepscope.record.sampler.loop import Sampling, StreamOpener
 from stepscope.record.sampler.rows import EventLog
 from stepscope.record.sensors import survey
 from stepscope.record.sensors.contract import Target
@@ -39,7 +38,7 @@ def tick_us(period_ns: int = 10_000_000, ticks: int = 2000) -> float:
         run = Path(out)
         events = EventLog(run / "events.jsonl")
         seen = survey(root, target, _IN_THE_TICK)
-        streams, readers = Crew(run, root, target, events, period_ns).hire(seen, {})
+        streams, readers = StreamOpener(run, root, target, events, period_ns).hire(seen, {})
         if readers or set(seen.found) != _IN_THE_TICK:
             raise SystemExit(f"the board is not read as meant: {sorted(seen.found)}, {len(readers)} threads")
         sampling = Sampling(streams, events, target.pace, period_ns)

@@ -23,10 +23,10 @@ import tempfile
 import time
 from pathlib import Path
 
-from stepscope.analysis.steady import timed_steps
+from stepscope.analysis.time.steps import timed_steps
+from stepscope.experiments.engine.folder import SweepFolder
+from stepscope.experiments.suite.results import SETTING, results_of_folder, settings_table
 from stepscope.runfolder import RunReader
-from stepscope.studies.suite.results import SETTING, of_folder, table
-from stepscope.studies.suite.state import SweepFolder
 
 BARE = """
 import json, statistics, sys, time
@@ -87,7 +87,7 @@ def kills(count: int, seed: int) -> tuple[bool, int]:
 
 
 def _fast_ms(header: Path) -> float:
-    """The fastest twentieth of the unrecorded steps after the warm-up, ms."""
+    """The fastest twentieth of the unprofiled steps after the warm-up, ms."""
     lengths = timed_steps(RunReader(header.parent))[0]["length_ns"]
     return float(statistics.quantiles(lengths.to_list(), n=20)[0]) / 1e6
 
@@ -101,7 +101,10 @@ def _say_steps(found: dict[str, list[float]], at_one: dict[str, list[float]]) ->
 
 
 def _alike(whole: Path, broken: Path) -> bool:
-    one, other = (table(of_folder(SweepFolder(path))).select(*SETTING, "repeats", "status") for path in (whole, broken))
+    one, other = (
+        settings_table(results_of_folder(SweepFolder(path))).select(*SETTING, "repeats", "status")
+        for path in (whole, broken)
+    )
     return one.equals(other)
 
 

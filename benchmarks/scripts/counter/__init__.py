@@ -1,0 +1,1 @@
+"""What is put in front of a bare run to count its true steps; it knows nothing of Stepscope."""
