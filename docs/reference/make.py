@@ -17,20 +17,18 @@ from typer.main import get_command
 
 import stepscope
 from stepscope.__main__ import build_app
-from stepscope.analysis.compare import Comparison
-from stepscope.analysis.findings import Findings, FoundTable
+from stepscope.analysis.compare import Check, Comparison, Judged
 from stepscope.analysis.forecast import Forecast
-from stepscope.analysis.measured import Measured
-from stepscope.analysis.regression_check import Check, Judged
+from stepscope.analysis.metrics import Measured
+from stepscope.analysis.results import Findings, ResultTable
 from stepscope.errors import StepscopeError
+from stepscope.experiments.suite.results import Results, Score
+from stepscope.footprint.result import FitResult
 from stepscope.record.profile import Scope
+from stepscope.report.live.folder import Pace
 from stepscope.report.live.now import Now
-from stepscope.report.live.pace import Pace
-from stepscope.studies.fit.result import FitResult
-from stepscope.studies.suite.results import Results
-from stepscope.studies.suite.score import Score
 
-RETURNED = (Check, Comparison, FitResult, Findings, FoundTable, Forecast, Judged, Measured, Now, Pace, Results, Score)
+RETURNED = (Check, Comparison, FitResult, Findings, ResultTable, Forecast, Judged, Measured, Now, Pace, Results, Score)
 HERE = Path(__file__).parent
 NOTICE = "<!-- made from the code: python docs/reference/make.py -->\n"
 
