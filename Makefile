@@ -1,17 +1,20 @@
 # make demo    set up, train LeNet on real digits for 300 steps, show what a step costs
-# make test    set up, run every test            make check   lint, format and types
+# make test    set up, run every test            make test-quick   those that take no second of CPU time: a minute
+# make check   lint, format and types
 # make bench   what measuring costs              make accuracy  energy per op against the truth of simulated boards
 # make package wheel and source archive, tried             make docs    the documentation site, into build/site
 # make clean   remove .venv and caches (runs/ stays)
-# Another Python:  make demo PYTHON=python3.12
+# Another Python:  make demo PYTHON=python3.12          More cores:  make test WORKERS=8
 
 PYTHON ?= python3
+WORKERS ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet
+PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
 
-.PHONY: demo test check bench accuracy package docs clean
+.PHONY: demo test test-quick check bench accuracy package docs clean
 .DEFAULT_GOAL := demo
 
 demo: $(READY)
@@ -19,7 +22,11 @@ demo: $(READY)
 	$(BIN)/stepscope report last --html
 
 test: $(READY)
-	$(BIN)/python -m pytest
+	$(PYTEST) --ignore tests/gallery
+	$(BIN)/python -m pytest tests/gallery  # forks for both cores by itself
+
+test-quick: $(READY)
+	$(PYTEST) --ignore tests/gallery -m 'not slow'
 
 check: $(READY)
 	$(BIN)/ruff check .
