@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -24,6 +25,13 @@ from stepscope.runfolder.schema import STEP_ROW, TABLES, channel_names, sample_d
 from stepscope.runfolder.writer import RunWriter
 
 CHUNK_BYTES = 4_000_000  # of rows that are in memory at a time
+# What is freed goes back to the system at once, and no thread keeps a row group of its own: else the peak grows with the run.
+ALLOCATION = {
+    "POLARS_MAX_THREADS": "1",
+    "_RJEM_MALLOC_CONF": "dirty_decay_ms:0,muzzy_decay_ms:0",
+    "MALLOC_ARENA_MAX": "1",
+    "MALLOC_MMAP_THRESHOLD_": "100000",
+}
 _Rows = np.ndarray[Any, np.dtype[Any]]
 
 
@@ -57,6 +65,7 @@ def pack_apart(path: str | Path, timeout_s: float = 600.0) -> bool:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             cwd=Path(stepscope.__file__).parent.parent,  # a polars.py of the user's must not become ours
+            env={**os.environ, **ALLOCATION},
             start_new_session=True,
         )
     except OSError:
