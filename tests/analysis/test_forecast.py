@@ -6,11 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from benchmarks import forecast as plants
 from tests.analysis.powered import TX2, powered, rail
 from tests.fabricate import fabricate_run
 
 from stepscope.analysis.estimate import change_points
-from stepscope.analysis.forecast import forecast, project, watched_steps
+from stepscope.analysis.forecast import forecast, watch_starts, watched_steps
+from stepscope.analysis.projection import project, project_level
 from stepscope.analysis.run import Run
 from stepscope.api.questions import ForecastRequest
 from stepscope.arrays import Flags, Floats
@@ -58,7 +60,7 @@ def test_20_of_every_1000_steps_foretell_the_whole_within_a_percent_and_the_inte
     for seed in range(40):
         values = _quiet(5000, seed) * (1 + warming * (1 - np.exp(-np.arange(5000) / 450)))
         at = np.concatenate([np.arange(start, start + 20) for start in range(0, 5000, 1000)]).astype(np.float64)
-        said = project(at, values[at.astype(int)], 5000, unseen=0.02)
+        said = project(at, values[at.astype(int)], 5000)
         errors.append(abs(said.total / values.sum() - 1))
         held += said.low <= values.sum() <= said.high
     assert np.percentile(errors, 95) < 0.01
@@ -67,13 +69,13 @@ def test_20_of_every_1000_steps_foretell_the_whole_within_a_percent_and_the_inte
 
 def test_what_nobody_has_seen_widens_the_interval() -> None:
     values = _quiet(100, 3)
-    near, far = (project(np.arange(100.0), values, steps, unseen=0.02) for steps in (200, 20_000))
+    near, far = (project(np.arange(100.0), values, steps) for steps in (200, 20_000))
     assert (far.high - far.low) / far.total > 2 * (near.high - near.low) / near.total
 
 
 def test_all_steps_measured_leave_nothing_to_foretell() -> None:
     values = _quiet(200, 4)
-    said = project(np.arange(200.0), values, 200, unseen=0.02)
+    said = project(np.arange(200.0), values, 200)
     assert said.total == pytest.approx(values.sum())
     assert said.high - said.low < 1e-9
 
@@ -81,7 +83,7 @@ def test_all_steps_measured_leave_nothing_to_foretell() -> None:
 def test_after_a_throttle_the_new_level_goes_on() -> None:
     values = _quiet(800, 5)
     values[500:] *= 1.5
-    said = project(np.arange(800.0), values, 2000, unseen=0.0)
+    said = project(np.arange(800.0), values, 2000)
     assert said.total == pytest.approx(500 + 1500 * 1.5, rel=0.01)
     assert "after the last change" in said.method
 
@@ -103,6 +105,46 @@ def test_a_run_too_short_is_refused_with_what_to_do(tmp_path: Path) -> None:
 
 def test_watching_takes_20_of_every_500_steps() -> None:
     assert watched_steps(np.arange(1000.0)).sum() == 40
+
+
+def test_watched_blocks_meet_what_repeats_every_500_steps_at_many_phases() -> None:
+    phases = watch_starts(40, seed=3) % 500
+    assert phases[0] == 0
+    assert {int(phase) // 125 for phase in phases} == {0, 1, 2, 3}
+    chosen = watched_steps(np.arange(20_000.0) + 7, seed=3)
+    assert np.flatnonzero(chosen)[::20].tolist() == watch_starts(40, seed=3).tolist()
+
+
+@pytest.mark.parametrize("plant", plants.PLANTS)
+def test_cis_hold_where_what_a_training_does_has_been_seen(plant: str) -> None:
+    cells = [cell for seed in range(3) for cell in plants.cells(plant, seed, ("watched to 2500", "watched to the end"))]
+    assert sum(cell.held for cell in cells) >= 0.7 * len(cells)
+    assert all(abs(cell.error) < 3 * cell.half for cell in cells)
+
+
+def test_100_quiet_steps_forecast_the_whole_within_5_percent() -> None:
+    cells = [cell for seed in range(8) for cell in plants.cells("stationary", seed, ("first 100",))]
+    assert all(cell.held and abs(cell.error) < 0.02 for cell in cells)
+    assert float(np.median([cell.half for cell in cells])) < 0.05
+
+
+def test_a_throttle_that_has_not_come_is_a_condition_and_not_in_the_interval(tmp_path: Path) -> None:
+    run = Run(fabricate_run(tmp_path, steps=60))
+    said, whole = forecast(run, 1000), forecast(run, 40)
+    assert said.condition is not None
+    assert "two thirds" in said.condition
+    assert whole.condition is None
+
+
+def test_the_level_that_a_zone_approaches_is_predicted_with_an_interval_that_holds() -> None:
+    at = np.arange(600.0)
+    held = 0
+    for seed in range(10):
+        noise = np.random.default_rng(seed).normal(0, 0.2, len(at))
+        said = project_level(at, 70 - 30 * np.exp(-at / 200) + noise, 3000.0)
+        assert said.total == pytest.approx(70, abs=2.5)
+        held += said.low <= 70 <= said.high
+    assert held >= 9
 
 
 def test_amounts_have_units() -> None:

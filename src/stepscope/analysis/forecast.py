@@ -7,22 +7,22 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import polars as pl
-from scipy import special  # type: ignore[import-untyped]
 
 from stepscope.analysis.channels import series_of
 from stepscope.analysis.energy.rails import rail_tree
-from stepscope.analysis.estimate import CONFIDENCE, Change, change_points, null_if_nan
+from stepscope.analysis.estimate import Change, change_points
 from stepscope.analysis.metrics import Measured
+from stepscope.analysis.projection import project, project_level
 from stepscope.analysis.time.steps import steps_after_warmup
-from stepscope.arrays import Flags, Floats
+from stepscope.arrays import Flags, Floats, Ints
 from stepscope.errors import UsageError
 from stepscope.runfolder import RunReader
+from stepscope.units import duration
 
 J_PER_WH, KWH_PER_J = 3600.0, 1 / 3_600_000
 WATCHED, WATCH_EVERY = 20, 500  # steps measured of every so many: 4 % of the run holds the forecast to 0.3 %
 _FEWEST_STEPS = 10
-_UNSEEN_TIME, _UNSEEN_ENERGY = 0.02, 0.05  # drift by heat and clocks that steps not yet run may bring
-_UNSEEN_CELSIUS = 5.0
+_THROTTLED = 2 / 3  # of the clock: what a condition names as an example
 _ENABLE = (
     "`stepscope doctor` shows which sensor can be opened; `stepscope run` takes a plug or a meter (--plug, "
     "--meter-command, --meter-csv) or estimates (--power-model cpu=2W..15W), and the forecast of that run has energy"
@@ -32,13 +32,17 @@ StepFilter = Callable[[Floats], Flags]  # of the numbers of all steps, those tha
 
 @dataclass(frozen=True)
 class Forecast:
-    """Totals over `steps` steps; `changes` are changes of the step time among those already made."""
+    """Totals over `steps` steps; `changes` are changes of the step time among those already made.
+
+    `condition` is what the intervals take for granted and no measurement can tell; None where all steps were made.
+    """
 
     steps: int
     measured_steps: int
     totals: tuple[Measured, ...]
     changes: tuple[Change, ...]
     notes: tuple[str, ...] = field(default=())
+    condition: str | None = None
 
     def value(self, metric: str) -> Measured | None:
         """A total by its name: time, energy, battery, carbon, temperature."""
@@ -50,9 +54,21 @@ def all_steps(numbers: Floats) -> Flags:
     return np.ones(len(numbers), dtype=bool)
 
 
-def watched_steps(numbers: Floats) -> Flags:
-    """20 steps of every 500, as `--watch` measures."""
-    chosen: Flags = (numbers - numbers[0]) % WATCH_EVERY < WATCHED
+def watch_starts(count: int, seed: int = 0) -> Ints:
+    """First steps of `count` watched blocks, one in every 500 steps: at the start, then at random places (count,).
+
+    What repeats every 500 steps, or a part of them, is so seen at all its phases and not at one.
+    """
+    places = np.random.default_rng(seed).integers(0, WATCH_EVERY - WATCHED + 1, max(count, 1))
+    places[0] = 0
+    return np.asarray(np.arange(max(count, 1)) * WATCH_EVERY + places, dtype=np.int64)[:count]
+
+
+def watched_steps(numbers: Floats, seed: int = 0) -> Flags:
+    """20 steps of every 500, at the places of `watch_starts`; numbers: (n,) of steps, counted from the first."""
+    since = numbers - numbers[0]
+    place = since - watch_starts(int(since[-1]) // WATCH_EVERY + 1, seed)[(since // WATCH_EVERY).astype(int)]
+    chosen: Flags = (place >= 0) & (place < WATCHED)
     return chosen
 
 
@@ -66,9 +82,10 @@ def forecast(
 ) -> Forecast:
     """Extrapolate a run to `steps` training steps. Raises UsageError where too few steps were measured.
 
-    Intervals are of 95 %; they hold what the measured steps show and an allowance for heat and clocks in the steps
-    that nobody has seen yet. Energy is absent where no sensor measured it, and a note says what to do; battery and
-    carbon, if asked for, are null then. `upto`: as if only so many steps after the warm-up had been made.
+    Intervals are of 95 %; they hold what the measured steps show: their spread, stalls, drift, one lasting change and
+    what comes and goes. A throttle that has not come yet is in no interval: `condition` says so. Energy is absent where
+    no sensor measured it, and a note says what to do; battery and carbon, if asked for, are null then. `upto`: as if
+    only so many steps after the warm-up had been made.
     """
     made = steps_after_warmup(run).head(upto if upto is not None else run.steps.height)
     if len(made) < _FEWEST_STEPS:
@@ -80,7 +97,7 @@ def forecast(
     lengths = made["length_ns"].to_numpy() / 1e9
     kept = chosen(numbers) & _unprofiled(made["recorded"].to_numpy())
     changes = tuple(change_points(lengths))
-    time = _total("time", "s", "training", numbers[kept], lengths[kept], steps, _UNSEEN_TIME)
+    time = _total("time", "s", "training", numbers[kept], lengths[kept], steps)
     totals, notes = [time], _change_notes(changes)
     joules = step_energy(run, made)
     energies: list[Measured] = []
@@ -93,7 +110,8 @@ def forecast(
                     if asked[-1]]  # fmt: skip
     totals += energies
     warm = _temperature(run, float(made["t0_ns"][0]), (time.value or 0.0))
-    return Forecast(steps, int(kept.sum()), (*totals, *warm), changes, tuple(notes))
+    condition = _condition(steps, int(numbers[kept][-1]) + 1, time)
+    return Forecast(steps, int(kept.sum()), (*totals, *warm), changes, tuple(notes), condition)
 
 
 def steps_of(run: RunReader, epochs: float) -> int:
@@ -111,8 +129,20 @@ def _unprofiled(recorded: Flags) -> Flags:
     return plain if plain.sum() >= _FEWEST_STEPS else np.ones(len(recorded), dtype=bool)
 
 
-def _total(metric: str, unit: str, scope: str, at: Floats, values: Floats, steps: int, unseen: float) -> Measured:
-    seen = project(at, values, steps, unseen)
+def _condition(steps: int, made: int, time: Measured) -> str | None:
+    """What a forecast takes for granted of the steps after the first `made`, with what it would cost if it failed."""
+    ahead = steps - made
+    if ahead <= 0:
+        return None
+    later = (time.value or 0.0) * ahead / steps * (1 / _THROTTLED - 1)
+    return (
+        "a throttle that has not come yet is in no interval: if the clock fell to two thirds now, for the "
+        f"{ahead} steps to come, the training would take {duration(later * 1e9)} longer"
+    )
+
+
+def _total(metric: str, unit: str, scope: str, at: Floats, values: Floats, steps: int) -> Measured:
+    seen = project(at, values, steps)
     return Measured(metric, scope, seen.total, unit, seen.low, seen.high, seen.measured, "forecast", seen.method)
 
 
@@ -128,7 +158,7 @@ def _energies(
     kept = chosen & ~np.isnan(joules)
     if kept.sum() < _FEWEST_STEPS:
         return []
-    energy = _total("energy", "J", scope, numbers[kept], joules[kept], steps, _UNSEEN_ENERGY)
+    energy = _total("energy", "J", scope, numbers[kept], joules[kept], steps)
     derived = []
     if battery_j:
         derived.append(_scaled(energy, "battery", 1 / battery_j, "1", f"of {battery_j / 3600:g} Wh"))
@@ -156,30 +186,16 @@ def _scaled(energy: Measured, metric: str, factor: float, unit: str, note: str) 
 
 
 def _temperature(run: RunReader, t0_ns: float, seconds: float) -> list[Measured]:
-    """The hottest zone at the end: its approach to a settled level, as far as the samples show one."""
+    """The hottest zone at the end of the training, which lasts `seconds` from `t0_ns` on."""
     zones = [series for series in series_of(run, "temperature") if len(series.values) >= 8]
     if not zones:
         return []
     zone = max(zones, key=lambda series: float(series.values[-1]))
-    at = (zone.t_ns - t0_ns) / 1e9
-    settled, spread = _approach(at, zone.values, seconds)
-    beyond = max(0.0, 1 - float(at[-1]) / seconds) if seconds else 0.0
-    half = 2 * spread + _UNSEEN_CELSIUS * beyond
-    low, high = null_if_nan(settled - half), null_if_nan(settled + half)
-    return [Measured("temperature", zone.scope, settled, "degC", low, high, len(at), "forecast", "of the hottest zone")]
-
-
-def _approach(at: Floats, values: Floats, end: float) -> tuple[float, float]:
-    """(value at the end, spread of the residuals) of the best a + b exp(-t / tau), b within what has been seen."""
-    best = (float(values[-max(1, len(values) // 4) :].mean()), float(values.std()), float("inf"))
-    span = float(at[-1] - at[0])
-    for tau in np.geomspace(max(span / 10, 1e-3), max(span * 2, 1e-2), 12):
-        design = np.stack([np.ones_like(at), np.exp(-(at - at[0]) / tau)], axis=1)
-        (level, rise), *_ = np.linalg.lstsq(design, values, rcond=None)
-        left = values - design @ np.array([level, rise])
-        if left.std() < best[2] and abs(rise) <= 3 * max(float(np.ptp(values)), 1e-9):
-            best = (float(level + rise * np.exp(-(end - at[0]) / tau)), float(left.std()), float(left.std()))
-    return best[0], best[1]
+    apart = float(np.median(np.diff(zone.t_ns))) or 1.0
+    end = (t0_ns + seconds * 1e9 - zone.t_ns[0]) / apart
+    said = project_level((zone.t_ns - zone.t_ns[0]) / apart, zone.values, end)
+    return [Measured("temperature", zone.scope, said.total, "degC", said.low, said.high, said.measured, "forecast",
+                     f"of the hottest zone at the end: {said.method}")]  # fmt: skip
 
 
 def _change_notes(changes: tuple[Change, ...]) -> list[str]:
@@ -187,135 +203,6 @@ def _change_notes(changes: tuple[Change, ...]) -> list[str]:
         f"the step time changed by {change.ratio - 1:+.0%} at step {change.step} (noticed at step {change.noticed})"
         for change in changes
     ]
-
-
-BLOCK_STEPS = 20  # steps whose mean is one observation
-_TAUS = np.geomspace(50, 20_000, 24)  # steps: time constants of warming up that are tried
-_Z = float(special.ndtri((1 + CONFIDENCE) / 2))
-
-
-@dataclass(frozen=True)
-class Projection:
-    """The sum over `steps` steps, its 95 % CI, and how it was reached."""
-
-    steps: int
-    measured: int
-    total: float
-    low: float
-    high: float
-    method: str
-    changes: tuple[Change, ...]
-
-
-@dataclass(frozen=True)
-class _Blocks:
-    centre: Floats  # step numbers
-    mean: Floats
-    error: Floats  # standard errors of the means
-    count: Floats
-
-
-def project(at: Floats, values: Floats, steps: int, unseen: float) -> Projection:
-    """Sum over steps 0 .. steps - 1 from the values measured at the steps `at` (n,), in order; without NaN.
-
-    Between measured blocks the level is interpolated, after the last it stays (or goes on warming up, where that is
-    what the blocks show). `unseen` is the drift that may come where nobody measured, as a share of the level: it
-    widens the interval in proportion to the steps that lie after the last measured one.
-    """
-    blocks = _blocks(at, values)
-    measured = float(values.sum())
-    changes = tuple(change_points(values)) if len(values) >= 2 * BLOCK_STEPS else ()
-    curve, method = _level(blocks, at, steps, changes)
-    rest = np.ones(steps, dtype=bool)
-    rest[at[at < steps].astype(int)] = False
-    total = float(values[at < steps].sum() + curve[rest].sum())
-    half = _Z * np.sqrt(_variance(blocks, steps, int(rest.sum()))) + _unseen_share(at, steps, unseen) * abs(total)
-    return Projection(steps, len(values), total, max(total - half, min(measured, total)), total + half, method, changes)
-
-
-def _blocks(at: Floats, values: Floats) -> _Blocks:
-    """Means of up to BLOCK neighbouring steps; a hole in the numbers ends a block."""
-    cuts = np.flatnonzero(np.diff(at) > BLOCK_STEPS) + 1
-    parts = [
-        piece
-        for run in np.split(np.arange(len(at)), cuts)
-        for piece in np.array_split(run, max(1, len(run) // BLOCK_STEPS))
-        if len(piece)
-    ]
-    spread = float(np.median([values[p].std(ddof=1) for p in parts if len(p) > 1] or [0.0]))
-    return _Blocks(
-        np.array([at[p].mean() for p in parts]),
-        np.array([values[p].mean() for p in parts]),
-        np.array([max(_standard_error(values[p]), spread / np.sqrt(len(p))) for p in parts]),
-        np.array([float(len(p)) for p in parts]),
-    )
-
-
-def _standard_error(values: Floats) -> float:
-    """Standard error of a mean of steps that resemble their neighbours."""
-    if len(values) < 3:
-        return 0.0
-    away = values - values.mean()
-    power = float((away**2).sum())
-    likeness = float((away[1:] * away[:-1]).sum() / power) if power else 0.0
-    inflated = (1 + max(likeness, 0.0)) / (1 - min(max(likeness, 0.0), 0.9))
-    return float(np.sqrt(power / (len(values) - 1) / len(values) * inflated))
-
-
-def _level(blocks: _Blocks, at: Floats, steps: int, changes: tuple[Change, ...]) -> tuple[Floats, str]:
-    """The expected value at every step, and in words how."""
-    grid = np.arange(steps, dtype=np.float64)
-    last_change = float(at[min(changes[-1].step, len(at) - 1)]) if changes else -1.0
-    recent = blocks.centre >= last_change
-    if not recent.any():
-        recent = blocks.centre >= blocks.centre[-1]
-    curve = np.interp(grid, blocks.centre, blocks.mean)
-    beyond = grid > blocks.centre[-1]
-    warming = _warming(blocks) if not changes else None
-    if warming is not None:
-        settled, rise, tau = warming
-        curve[beyond] = settled + rise * np.exp(-grid[beyond] / tau)
-        return curve, "level of the measured blocks, warming up as they show"
-    spread_out = bool((np.diff(blocks.centre) > 2 * BLOCK_STEPS).any())
-    near = recent & (blocks.centre >= blocks.centre[-1] - (steps - blocks.centre[-1])) if spread_out else recent
-    weights = blocks.count[near]
-    curve[beyond] = float((blocks.mean[near] * weights).sum() / weights.sum())
-    return curve, "level of the measured blocks" + (" after the last change" if changes else "")
-
-
-def _warming(blocks: _Blocks) -> tuple[float, float, float] | None:
-    """(settled level, rise, time constant in steps) where an exponential explains the blocks far better."""
-    if len(blocks.mean) < 5:
-        return None
-    weights = 1 / np.maximum(blocks.error, 1e-12)
-    flat = np.average(blocks.mean, weights=weights**2)
-    best = float((((blocks.mean - flat) * weights) ** 2).sum()) - 12.0  # two parameters more must earn their keep
-    found = None
-    for tau in _TAUS[2 * (blocks.centre[-1] - blocks.centre[0]) + 50 > _TAUS]:
-        design = np.stack([np.ones_like(blocks.centre), np.exp(-blocks.centre / tau)], axis=1)
-        solved = np.linalg.lstsq(design * weights[:, None], blocks.mean * weights, rcond=None)[0]
-        left = float((((blocks.mean - design @ solved) * weights) ** 2).sum())
-        if left < best and abs(solved[1]) < abs(solved[0]):
-            best, found = left, (float(solved[0]), float(solved[1]), float(tau))
-    return found
-
-
-def _variance(blocks: _Blocks, steps: int, unmeasured: int) -> float:
-    """Of the sum over the unmeasured steps: errors of the block means, and wandering between and after them."""
-    shares = blocks.count / blocks.count.sum()
-    sampling = unmeasured**2 * float(((shares * blocks.error) ** 2).sum())
-    apart = np.diff(blocks.centre)
-    wander = 0.0
-    if len(apart):
-        excess = np.diff(blocks.mean) ** 2 - blocks.error[1:] ** 2 - blocks.error[:-1] ** 2
-        wander = max(0.0, float((excess / apart).mean()))
-    after = max(0.0, steps - float(blocks.centre[-1]))
-    return sampling + wander * (float((apart**3).sum()) / 12 + after**3 / 3)
-
-
-def _unseen_share(at: Floats, steps: int, unseen: float) -> float:
-    """The share of the total that unseen drift may move."""
-    return unseen * max(0.0, steps - 1 - float(at[-1])) / max(steps, 1)
 
 
 # A single value may lie below what the sensor resolves (`Run.step_energy` leaves such out); sums of them do not.

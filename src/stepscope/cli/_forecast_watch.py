@@ -1,4 +1,4 @@
-"""A forecast that follows a training: 20 measured steps of every 500, and the measured totals at the end."""
+"""A forecast that follows a training: 20 measured steps of every 500, at random places; the totals at the end."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from zlib import crc32
 
-from stepscope.analysis.forecast import WATCH_EVERY, WATCHED, Forecast, forecast, watched_steps
+from stepscope.analysis.forecast import WATCHED, Forecast, forecast, watch_starts, watched_steps
 from stepscope.analysis.metrics import Measured
 from stepscope.analysis.run import Run
 from stepscope.analysis.time.steps import steps_after_warmup
@@ -30,14 +32,14 @@ def follow_forecasts(
     path: Path, steps: int, battery_j: float | None, carbon_g_per_j: float | None
 ) -> Iterator[ForecastUpdate]:
     """A forecast after each block of measured steps, until the run has ended; of an ended run, all of them."""
-    block = 0
+    block, seed = 0, crc32(path.name.encode())  # places of its own in each run
+    chosen = partial(watched_steps, seed=seed)
     while True:
         run = Run(path)
         running = run.status == "running"
         made = len(steps_after_warmup(run))
-        while block * WATCH_EVERY + WATCHED <= made:
-            upto = block * WATCH_EVERY + WATCHED
-            yield ForecastUpdate(upto, forecast(run, steps, battery_j, carbon_g_per_j, watched_steps, upto))
+        while (upto := int(watch_starts(block + 1, seed)[-1]) + WATCHED) <= made:
+            yield ForecastUpdate(upto, forecast(run, steps, battery_j, carbon_g_per_j, chosen, upto))
             block += 1
         if not running:
             return

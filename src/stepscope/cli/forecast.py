@@ -138,7 +138,7 @@ def _show(console: Console, said: Forecast) -> None:
         expected, _, interval = _amounts(total).partition(" (")
         table.add_row(total.metric, expected, interval.removesuffix(")"), total.note or "")
     console.print(table)
-    for note in said.notes:
+    for note in (*said.notes, *([said.condition] if said.condition else [])):
         console.print(f"  {note}")
 
 

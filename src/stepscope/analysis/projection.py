@@ -1,0 +1,337 @@
+"""The trend of a series, and from it a sum or a level that was not measured, with its 95 % CI.
+
+A series is a level, and on it: a drift with a time constant (warm-up, leakage, a linear slow-down), one lasting change
+(a throttle), and a wandering (a clock that toggles, an evaluation every so often). None of their sizes and time
+constants is known; each combination is a Gaussian model, and the readings say how likely it is. The result is the
+mixture of what all models expect, so that a drift which the readings cannot yet tell from none widens the CI.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import numpy as np
+from scipy import special  # type: ignore[import-untyped]
+
+from stepscope.analysis.estimate import CONFIDENCE
+from stepscope.arrays import Floats, Ints
+
+BLOCK_STEPS = 20  # steps whose mean is one observation
+_MOST_BLOCKS = 64
+_LEVEL_SD = 3.0  # of the level, in units of the typical value: it is for the readings to say
+_DRIFTS = ((0.02, 0.35), (0.1, 0.35), (0.4, 0.3))  # sd of the drift over the whole series, and how likely each is
+_DRIFT_CHANCE, _TIME_CONSTANTS, _LINEAR, _LINEAR_CHANCE = 0.15, 12, 3, 0.4  # the longest constants: all but linear
+_CHANGE_CHANCE, _TOGGLE_CHANCE, _CHANGE_SD = 0.1, 0.2, 0.3
+_OUTLIER, _MOST_OUTLIERS = 5.0, 0.25  # robust standard deviations; of a block, above which they are no outliers
+_STALL, _STALLS = 0.5, 0.5  # of a step, and how many such stalls are added to those seen: few steps may show none
+_WANDERS = ((0.0, 0.58), (0.003, 0.2), (0.01, 0.1), (0.03, 0.05), (0.1, 0.04), (0.3, 0.03))  # sd, and its chance
+_WANDER_STEPS = (20.0, 80.0, 320.0, 1280.0)  # over which the wandering forgets
+_NEGLIGIBLE = 1e-4  # of the posterior
+
+
+@dataclass(frozen=True)
+class Projection:
+    """A sum over `steps` steps or a level at its end, the 95 % CI, and in words what the readings show."""
+
+    steps: int
+    measured: int
+    total: float
+    low: float
+    high: float
+    method: str
+
+
+@dataclass(frozen=True)
+class _Blocks:
+    spans: Floats  # (n, 2) first step and end of each
+    mean: Floats  # (n,)
+    noise: float  # variance of one step around its neighbours, with what their likeness adds
+    count: Floats  # (n,) steps measured in each
+
+
+@dataclass(frozen=True)
+class _Targets:
+    """What is to be predicted: a weighted sum of the mean level within spans of steps, and its own noise."""
+
+    spans: Floats  # (m, 2)
+    weights: Floats  # (m,)
+    noise: float  # variance
+
+
+def project(at: Floats, values: Floats, steps: int) -> Projection:
+    """Predict the sum over the steps 0 .. steps - 1 from the values measured at the steps `at` (n,), ascending.
+
+    values: (n,) without NaN, of any unit. What was measured enters as it is.
+    """
+    measured = float(values[at < steps].sum())
+    parts = _parts(at)
+    stalls = _stalls(values, parts)
+    blocks = _blocks(at, values - stalls, parts)
+    targets = _unmeasured(blocks, at, steps)
+    rest = float(targets.weights.sum())
+    if rest == 0 or not values.any():
+        return Projection(steps, len(values), measured, measured, measured, "measured")
+    spread = (float(((stalls - stalls.mean()) ** 2).sum()) + _STALLS * (_STALL * np.median(values)) ** 2) / len(values)
+    targets = replace(targets, noise=targets.noise + spread * (rest + rest**2 / len(values)))
+    measured += rest * float(stalls.mean())
+    expected, low, high, method = _predict(blocks, targets, float(max(steps, at[-1] + 1)))
+    floor = min(0.0, float(values.min())) * rest
+    return Projection(
+        steps, len(values), measured + expected, measured + max(low, floor), measured + high, method
+    )  # fmt: skip
+
+
+def project_level(at: Floats, values: Floats, end: float) -> Projection:
+    """Predict the level that a series has at `end`, on the scale of `at` (n,): ascending, a reading about every 1."""
+    blocks = _blocks(at, values, _parts(at))
+    last = max(end, float(at[-1]) + 1.0)
+    targets = _Targets(np.array([[last - 1.0, last]]), np.ones(1), 0.0)
+    expected, low, high, method = _predict(blocks, targets, last)
+    return Projection(round(last), len(values), expected, low, high, method)
+
+
+def _parts(at: Floats) -> list[Ints]:
+    """Places of neighbouring steps that make a block each; a hole in the numbers ends one."""
+    size = max(BLOCK_STEPS, -(-len(at) // _MOST_BLOCKS))
+    cuts = np.flatnonzero(np.diff(at) > BLOCK_STEPS) + 1
+    return [
+        piece
+        for run in np.split(np.arange(len(at)), cuts)
+        for piece in np.array_split(run, max(1, round(len(run) / size)))
+    ]
+
+
+def _stalls(values: Floats, parts: Sequence[Ints]) -> Floats:
+    """Return by how much single steps stick out of their blocks (n,), 0 for most: they say nothing of the trend."""
+    away = np.concatenate([values[part] - np.median(values[part]) for part in parts])
+    edge = _OUTLIER * 1.4826 * float(np.median(np.abs(away)))
+    beyond = away - np.clip(away, -edge, edge)
+    for part in parts:
+        if np.count_nonzero(beyond[part]) > _MOST_OUTLIERS * len(part):
+            beyond[part] = 0.0
+    return np.asarray(beyond)
+
+
+def _blocks(at: Floats, values: Floats, parts: Sequence[Ints]) -> _Blocks:
+    return _Blocks(
+        np.array([[at[part[0]], at[part[-1]] + 1] for part in parts], dtype=np.float64),
+        np.array([values[part].mean() for part in parts]),
+        _noise([values[part] for part in parts]),
+        np.array([float(len(part)) for part in parts]),
+    )
+
+
+def _noise(parts: Sequence[Floats]) -> float:
+    """Variance of a step around its block, inflated by how much a step resembles the one before it."""
+    away = [part - part.mean() for part in parts if len(part) > 2]
+    free = sum(len(part) - 1 for part in away)
+    power = sum(float((part**2).sum()) for part in away)
+    if not power:
+        return 0.0
+    alike = sum(float((part[1:] * part[:-1]).sum()) for part in away)
+    likeness = min(max(alike / power + 1 / BLOCK_STEPS, 0.0), 0.9)  # the block's own mean hides some of it
+    return power / free * (1 + likeness) / (1 - likeness)
+
+
+def _unmeasured(blocks: _Blocks, at: Floats, steps: int) -> _Targets:
+    """The steps that nobody measured: those within a block, and the stretches between and after the blocks."""
+    begin, end = blocks.spans[:, 0], np.minimum(blocks.spans[:, 1], steps)
+    within = np.maximum(end - begin, 0) - [((at >= b) & (at < e)).sum() for b, e in zip(begin, end, strict=True)]
+    edges = np.concatenate([[0.0], np.column_stack([begin, blocks.spans[:, 1]]).ravel(), [float(steps)]])
+    between = np.minimum(edges.reshape(-1, 2), steps)
+    spans = np.concatenate([blocks.spans, between])
+    weights = np.concatenate([within, between[:, 1] - between[:, 0]])
+    kept = weights > 0
+    return _Targets(spans[kept], weights[kept], float(weights.sum()) * blocks.noise)
+
+
+@dataclass(frozen=True)
+class _Terms:
+    """Regressors of a series: at the blocks and, summed with their weights, at the target; sd and chance of each."""
+
+    at_blocks: Floats  # (k, n)
+    at_target: Floats  # (k,)
+    sd: Floats  # (k,)
+    chance: Floats  # (k,)
+    unsure: Floats  # (k,) variance of the target's regressor: between which steps a change lies, not at which
+
+
+def _predict(blocks: _Blocks, targets: _Targets, horizon: float) -> tuple[float, float, float, str]:
+    """(median, low, high) of the target, and in words what the readings show."""
+    scale = float(np.median(np.abs(blocks.mean))) or 1.0
+    observed = blocks.mean / scale - 1.0
+    noise = blocks.noise / scale**2
+    drifts, changes = _drifts(blocks, targets, horizon), _changes(blocks, targets)
+    parts = []
+    for spread, forgets, chance in _wanderings():
+        parts.append(_mixture(blocks, targets, observed, noise, (spread, forgets, chance), drifts, changes))
+    evidence, mean, variance = (np.stack([part[k] for part in parts]) for k in range(3))
+    weight = np.exp(evidence - evidence.max())
+    weight /= weight.sum()
+    variance = variance + targets.noise / scale**2
+    kept = weight > _NEGLIGIBLE * weight.max()
+    share = float(targets.weights.sum())
+    median, low, high = (
+        scale * (share + _quantile(weight[kept], mean[kept], np.sqrt(variance[kept]), p))
+        for p in (0.5, (1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2)
+    )
+    return median, low, high, _in_words(weight)
+
+
+def _wanderings() -> list[tuple[float, float, float]]:
+    """(sd, steps over which it forgets, log of the chance) of each wandering that is tried."""
+    (none, chance), *others = _WANDERS
+    share = 1 / len(_WANDER_STEPS)
+    tried = [(sd, steps, float(np.log(p * share))) for sd, p in others for steps in _WANDER_STEPS]
+    return [(none, 1.0, float(np.log(chance))), *tried]
+
+
+def _drifts(blocks: _Blocks, targets: _Targets, horizon: float) -> _Terms:
+    """No drift, and approaches to a settled level with each time constant; the longest are as good as linear."""
+    constants = np.geomspace(30.0, 4 * max(horizon, 30.0), _TIME_CONSTANTS)
+
+    def shape(spans: Floats) -> Floats:  # (k, m): mean of 1 - exp(-t / tau) within each span, 1 at the end
+        left, right = spans[:, 0] / constants[:, None], spans[:, 1] / constants[:, None]
+        gone = 1 - (np.exp(-left) - np.exp(-right)) / np.maximum(right - left, 1e-12)
+        return np.asarray(gone / (1 - np.exp(-horizon / constants[:, None])))
+
+    seen, asked = shape(blocks.spans), shape(targets.spans) @ targets.weights
+    sds = np.array([sd for sd, _ in _DRIFTS])
+    settles = _TIME_CONSTANTS - _LINEAR
+    shares = np.repeat([(1 - _LINEAR_CHANCE) / settles, _LINEAR_CHANCE / _LINEAR], [settles, _LINEAR])
+    chances = _DRIFT_CHANCE * np.outer([chance for _, chance in _DRIFTS], shares).ravel()
+    return _Terms(
+        np.concatenate([np.zeros((1, seen.shape[1])), np.tile(seen, (len(sds), 1))]),
+        np.concatenate([[0.0], np.tile(asked, len(sds))]),
+        np.concatenate([[0.0], np.repeat(sds, _TIME_CONSTANTS)]),
+        np.concatenate([[1 - _DRIFT_CHANCE], chances]),
+        np.zeros(1 + len(sds) * _TIME_CONSTANTS),
+    )
+
+
+def _changes(blocks: _Blocks, targets: _Targets) -> _Terms:
+    """No change, a lasting change between each two blocks, and two levels that take turns for ever."""
+    places = [(before[1], after[0]) for before, after in pairwise(blocks.spans)]
+    seen, asked, unsure = [np.zeros(len(blocks.mean))], [0.0], [0.0]
+    for before, after in places:
+        seen.append((blocks.spans[:, 0] >= after).astype(np.float64))
+        where = (before + after) / 2
+        left, right = targets.spans[:, 0], targets.spans[:, 1]
+        share = np.clip((right - where) / np.maximum(right - left, 1e-12), 0, 1)
+        asked.append(float(share @ targets.weights))
+        unsure.append((after - before) ** 2 / 12)
+    chance = [1.0] + [_CHANGE_CHANCE / max(len(places), 1)] * len(places)
+    if len(places) > 1:
+        high = _upper_level(blocks.mean)
+        switches, count = int(np.abs(np.diff(high)).sum()), float(len(high))
+        told = min(2.0 * (switches + 1), count)  # blocks that say something of their own
+        a, b = told * high.mean() + 1, told * (1 - high.mean()) + 1
+        rest = float(targets.weights.sum())
+        seen.append(high)
+        asked.append(rest * a / (a + b))
+        unsure.append(rest**2 * a * b / ((a + b) ** 2 * (a + b + 1)))
+        chance.append(_TOGGLE_CHANCE / 2 * float(special.beta(switches + 1, count - switches)))
+    sd = np.full(len(seen), _CHANGE_SD)
+    sd[0] = 0.0
+    return _Terms(np.array(seen), np.array(asked), sd, np.array(chance), np.array(unsure))
+
+
+def _upper_level(means: Floats) -> Floats:
+    """1 for the blocks of the upper of two levels, 0 for the others: the split that leaves least within them."""
+    order = np.sort(means)
+    count = np.arange(1, len(order))
+    below = np.cumsum(order)[:-1]
+    between = below**2 / count + (order.sum() - below) ** 2 / (len(order) - count)
+    return np.asarray(means >= order[int(np.argmax(between)) + 1], dtype=np.float64)
+
+
+def _mixture(
+    blocks: _Blocks,
+    targets: _Targets,
+    observed: Floats,
+    noise: float,
+    wandering: tuple[float, float, float],
+    drifts: _Terms,
+    changes: _Terms,
+) -> tuple[Floats, Floats, Floats]:
+    """(log evidence, mean, variance) of the target under each pair of a drift and a change, (drifts, changes) each."""
+    sd, forgets, log_chance = wandering
+    kernel = np.diag(noise / blocks.count + 1e-10)
+    toward, own = np.zeros(len(observed)), 0.0
+    if sd:
+        kernel += sd**2 * _alike(blocks.spans, blocks.spans, forgets)
+        toward = sd**2 * _alike(blocks.spans, targets.spans, forgets) @ targets.weights
+        own = sd**2 * float(targets.weights @ _alike(targets.spans, targets.spans, forgets) @ targets.weights)
+    root = np.linalg.cholesky(kernel)
+    k, c = len(drifts.sd), len(changes.sd)
+    columns = np.vstack([observed, toward, np.ones(len(observed)), drifts.at_blocks, changes.at_blocks])
+    white = np.linalg.solve(root, columns.T)
+    gram = white.T @ white
+    level, drift, change = 2, np.arange(3, 3 + k), np.arange(3 + k, 3 + k + c)
+    # Regressors of every pair, scaled by their sd, so that the prior of each coefficient is N(0, 1): (k, c, 3, 3).
+    a, b = drifts.sd[:, None], changes.sd[None, :]
+    inner = np.zeros((k, c, 3, 3))
+    inner[..., 0, 0] = _LEVEL_SD**2 * gram[level, level]
+    inner[..., 1, 1] = a**2 * gram[drift, drift][:, None]
+    inner[..., 2, 2] = b**2 * gram[change, change][None, :]
+    inner[..., 0, 1] = inner[..., 1, 0] = _LEVEL_SD * a * gram[level, drift][:, None]
+    inner[..., 0, 2] = inner[..., 2, 0] = _LEVEL_SD * b * gram[level, change][None, :]
+    inner[..., 1, 2] = inner[..., 2, 1] = a * b * gram[np.ix_(drift, change)]
+    inner += np.eye(3)
+    onto_y, onto_t, asked = (np.zeros((k, c, 3)) for _ in range(3))
+    for into, row in ((onto_y, 0), (onto_t, 1)):
+        into[..., 0] = _LEVEL_SD * gram[row, level]
+        into[..., 1] = a * gram[row, drift][:, None]
+        into[..., 2] = b * gram[row, change][None, :]
+    asked[..., 0] = _LEVEL_SD * targets.weights.sum()
+    asked[..., 1] = a * drifts.at_target[:, None]
+    asked[..., 2] = b * changes.at_target[None, :]
+    inverse = np.linalg.inv(inner)
+    coefficients = np.einsum("kcij,kcj->kci", inverse, onto_y)
+    beyond = asked - onto_t  # what the regressors add to the target beside what the wandering passes on
+    mean = gram[0, 1] + np.einsum("kci,kci->kc", beyond, coefficients)
+    variance = own - gram[1, 1] + np.einsum("kci,kcij,kcj->kc", beyond, inverse, beyond)
+    size = coefficients[..., 2] ** 2 + inverse[..., 2, 2]
+    variance = np.maximum(variance, 0.0) + b**2 * size * changes.unsure[None, :]
+    misfit = gram[0, 0] - np.einsum("kci,kci->kc", onto_y, coefficients)
+    volume = 2 * np.log(np.diag(root)).sum() + np.linalg.slogdet(inner)[1]
+    prior = np.log(drifts.chance)[:, None] + np.log(changes.chance)[None, :] + log_chance
+    return prior - 0.5 * (misfit + volume), mean, variance
+
+
+def _alike(left: Floats, right: Floats, forgets: float) -> Floats:
+    """Mean of exp(-|x - y| / forgets) over x in each span of `left` (n, 2) and y in each of `right` (m, 2): (n, m)."""
+
+    def twice_integrated(away: Floats) -> Floats:
+        distance = np.abs(away) / forgets
+        return np.asarray(forgets**2 * (np.exp(-distance) + distance))
+
+    a, b, c, d = left[:, :1], left[:, 1:], right[:, 0], right[:, 1]
+    whole = twice_integrated(b - c) - twice_integrated(b - d) - twice_integrated(a - c) + twice_integrated(a - d)
+    return np.asarray(whole / ((b - a) * (d - c)))
+
+
+def _quantile(weight: Floats, mean: Floats, sd: Floats, share: float) -> float:
+    """The value below which so large a share of a mixture of normals lies."""
+    reach = 10 * sd + 1e-15
+    low, high = float((mean - reach).min()), float((mean + reach).max())
+    for _ in range(80):
+        middle = (low + high) / 2
+        below = float(weight @ special.ndtr((middle - mean) / np.maximum(sd, 1e-15))) / float(weight.sum())
+        low, high = (middle, high) if below < share else (low, middle)
+    return (low + high) / 2
+
+
+def _in_words(weight: Floats) -> str:
+    """Return what the readings show, of the posterior (wanderings, drifts, changes)."""
+    shown = ["level of the measured blocks"]
+    if weight[:, :, 1:].sum() > 0.5:
+        shown.append("after the last change")
+    if weight[:, 1:, :].sum() > 0.5:
+        shown.append("drifting on as they show")
+    large = np.array([spread >= 0.03 for spread, _, _ in _wanderings()])
+    if weight[large].sum() > 0.5:
+        shown.append("wandering as they do")
+    return shown[0] + (" " + ", ".join(shown[1:]) if shown[1:] else "")
