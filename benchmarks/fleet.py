@@ -19,7 +19,7 @@ import threading
 import time
 from pathlib import Path
 
-from stepscope.experiments.engine.points import Entry, Grid, Point
+from stepscope.experiments.engine.points import Entry, Grid, SweepPoint
 from stepscope.experiments.fleet.connection import Hosts, read_hosts, scheduler_of_hosts
 from stepscope.experiments.fleet.devices import Device, down, up
 from stepscope.experiments.fleet.processes import running_pid
@@ -67,13 +67,13 @@ class Watcher:
         self.held_s: list[float] = []
         self._began: dict[str, float] = {}
 
-    def begins(self, device: Device, point: Point) -> None:
+    def begins(self, device: Device, point: SweepPoint) -> None:
         self._began[device.name] = time.monotonic()
         if self.kill_at and len(self.ended) >= self.kill_at[0]:
             self.kill_at.pop(0)
             threading.Timer(self.chance.uniform(0, 0.3), self._kill, (device.name,)).start()
 
-    def ends(self, board: str, device: Device, point: Point, result: object) -> None:
+    def ends(self, board: str, device: Device, point: SweepPoint, result: object) -> None:
         self.ended.append(point.id)
         self.held_s.append(time.monotonic() - self._began[device.name])
 
@@ -109,7 +109,7 @@ def measure(workers: int, runs: int, kills: int, seconds: float, size: int, seed
 
 def _told(folder: FleetFolder, watcher: Watcher, lasted: float, runs: int, workers: int) -> bool:
     sweep = folder.boards[BOARD]
-    ended = sweep.ended()
+    ended = sweep.results()
     whole = [point for point in sweep.order if (sweep.run_folder(point) / "data.bin").exists()]
     once = len(watcher.ended) == len(set(watcher.ended)) == runs == len(ended) == len(whole)
     well = sum(result["status"] == "ok" for result in ended.values())

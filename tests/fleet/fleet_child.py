@@ -29,7 +29,7 @@ def main() -> None:
 
         writer = RunWriter.create(out, "run")
         writer.close("ok")
-    Path(orders["said"]).write_text(json.dumps({"status": "ok", "reason": None}), encoding="utf-8")
+    Path(orders["ended"]).write_text(json.dumps({"status": "ok", "reason": None}), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -80,4 +80,4 @@ def started(hosts: Hosts) -> list[str]:
 
 def statuses(folder: FleetFolder) -> dict[str, list[str]]:
     """How the runs of each board ended, sorted."""
-    return {board: sorted(r["status"] for r in sweep.ended().values()) for board, sweep in folder.boards.items()}
+    return {board: sorted(r["status"] for r in sweep.results().values()) for board, sweep in folder.boards.items()}

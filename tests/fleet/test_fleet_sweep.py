@@ -15,7 +15,7 @@ from tests.fleet.small_fleets import fleet_folder, fleet_of, started, statuses, 
 from tests.patience import HANG_S, until
 
 from stepscope.errors import FleetError, UsageError
-from stepscope.experiments.engine.points import Point
+from stepscope.experiments.engine.points import SweepPoint
 from stepscope.experiments.fleet import devices as device_module
 from stepscope.experiments.fleet.connection import (
     Hosts,
@@ -63,7 +63,7 @@ def test_each_board_makes_each_run_once_and_one_table_shows_them(fleet: Hosts, t
     table = fleet_results(FleetFolder(folder.path))
     assert set(table["board"]) == {"pair", "solo"}
     sweep = folder.boards["solo"]
-    result = next(each for each in sweep.ended().values() if each["point"]["workload"] == "run")
+    result = next(each for each in sweep.results().values() if each["point"]["workload"] == "run")
     assert RunReader(sweep.path / result["run"]).status == "ok"
     assert (result["made_by"], abs(result["clock"]["offset_s"]) < 1) == ("z", True)
     assert sweep.plan["device"]["machine"] == os.uname().machine
@@ -92,7 +92,7 @@ def test_a_worker_killed_in_mid_run_costs_no_run(fleet: Hosts, tmp_path: Path) -
     swept(folder, fleet, watch=FleetWatch(begins=kill))
     assert killed
     assert statuses(folder) == {"pair": ["ok"] * 3}
-    assert {result["made_by"] for result in folder.boards["pair"].ended().values()} <= {"x", "y"}
+    assert {result["made_by"] for result in folder.boards["pair"].results().values()} <= {"x", "y"}
 
 
 def test_a_scheduler_that_is_restarted_costs_no_second_run(fleet: Hosts, tmp_path: Path) -> None:
@@ -195,7 +195,7 @@ def test_a_run_that_takes_its_device_with_it_each_time_is_marked_lost(fleet: Hos
     folder = fleet_folder(tmp_path / "s", ["solo"], "wait-5", "ok")
     killed: list[int] = []
 
-    def kill(device: Device, point: Point) -> None:
+    def kill(device: Device, point: SweepPoint) -> None:
         if point.workload == "wait-5":
             killed.append(_worker(fleet, "z"))
             os.kill(killed[-1], signal.SIGKILL)
@@ -204,7 +204,7 @@ def test_a_run_that_takes_its_device_with_it_each_time_is_marked_lost(fleet: Hos
     said = swept(folder, fleet, watch=FleetWatch(begins=kill))
     assert statuses(folder) == {"solo": ["lost", "ok"]}
     assert len(set(killed)) == 3
-    lost = next(result for result in folder.boards["solo"].ended().values() if result["status"] == "lost")
+    lost = next(result for result in folder.boards["solo"].results().values() if result["status"] == "lost")
     assert lost["reason"] == "tried 3 times: z went away"
     assert said == [] or all("z" in line for line in said)
 
@@ -220,4 +220,4 @@ def test_a_device_that_cannot_make_runs_is_not_used_and_costs_no_try(fleet: Host
         runs.unlink()
     assert statuses(folder) == {"pair": ["ok", "ok"]}
     assert [line for line in said if line.startswith("not used any more: x: NotADirectoryError")]
-    assert {result["made_by"] for result in folder.boards["pair"].ended().values()} == {"y"}
+    assert {result["made_by"] for result in folder.boards["pair"].results().values()} == {"y"}

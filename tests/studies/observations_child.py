@@ -14,19 +14,20 @@ from tests.fabricate import STEP, fabricate_run
 
 def main(orders: dict[str, Any]) -> None:
     """A run folder, bytes that grow, or days that get better; a model called "large" finds no memory."""
-    out = Path(orders["out"])
-    status: tuple[str, str | None] = ("ok", None)
+    ended: dict[str, Any] = {"status": "ok", "reason": None}
     if orders.get("workload") == "large":
-        status = ("oom", "7 GB were asked for")
-    elif orders["what"] == "run":
+        ended = {"status": "oom", "reason": "7 GB were asked for"}
+    elif orders["task"].endswith(":train_run"):
         workload = {"name": orders["workload"], "batch_size": orders["batch"], "device": "cpu"}
         header = {"workload": workload, "threads": orders["threads"]}
         length_us = 20_000 + 500 * orders["batch"] + orders["seed"]
+        out = Path(orders["out"])
         fabricate_run(out, steps=12, ops=STEP[:1], residual_us=length_us, batch=orders["batch"], header=header)
+    elif orders["task"].endswith(":count_memory"):
+        ended["result"] = {"rows": _memory(orders)}
     else:
-        rows = _memory(orders) if orders["what"] == "memory" else _days(orders["daily"])
-        (out / "found.json").write_text(json.dumps({"rows": list(rows)}), encoding="utf-8")
-    Path(orders["said"]).write_text(json.dumps({"status": status[0], "reason": status[1]}), encoding="utf-8")
+        ended["result"] = _days(orders["routine"], orders["seed"])
+    Path(orders["ended"]).write_text(json.dumps(ended), encoding="utf-8")
 
 
 def _memory(orders: dict[str, Any]) -> list[dict[str, Any]]:
@@ -38,12 +39,9 @@ def _memory(orders: dict[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
-def _days(asked: dict[str, Any]) -> list[dict[str, Any]]:
-    return [
-        {"seed": seed, "batch": 16, "day": day, "accuracy": 0.6 + day * (0.001 + 0.0001 * seed)}
-        for seed in asked["seeds"]
-        for day in range(asked["days"] + 1)
-    ]
+def _days(routine: dict[str, Any], seed: int) -> dict[str, Any]:
+    days = [{"day": day, "accuracy": 0.6 + day * (0.001 + 0.0001 * seed)} for day in range(routine["days"] + 1)]
+    return {"seed": seed, "batch": routine["batch"], "days": days}
 
 
 if __name__ == "__main__":

@@ -18,18 +18,17 @@ from tests.fabricate import STEP, fabricate_run
 def main(orders: dict[str, Any]) -> None:
     """A run folder with 20 steps, and what the optimizer keeps: nothing for SGD."""
     out, batch = Path(orders["out"]), orders["batch"] or 16
-    status: tuple[str, str | None] = ("ok", None)
+    ended: dict[str, Any] = {"status": "ok", "reason": None}
     if batch == 666:
-        status = ("oom", "7 GB were asked for")
+        ended = {"status": "oom", "reason": "7 GB were asked for"}
     else:
         length_us = (20_000 + 500 * batch + 10 * orders["seed"]) // (2 if orders["precision"] == "bf16" else 1)
         ops = STEP if orders["kind"] == "training" else STEP[1:3]
         header = {"workload": {"name": orders["workload"], "batch_size": batch, "device": "cpu"}}
         power = None if orders["mode"] is None else 5.0 + orders["mode"]
         fabricate_run(out, steps=20, ops=ops, residual_us=length_us, batch=batch, header=header, power_w=power)
-        kept = 0 if orders["optimizer"] == "sgd" else 1000
-        (out / "found.json").write_text(json.dumps({"state_bytes": kept}), encoding="utf-8")
-    Path(orders["said"]).write_text(json.dumps({"status": status[0], "reason": status[1]}), encoding="utf-8")
+        ended["result"] = {"state_bytes": 0 if orders["optimizer"] == "sgd" else 1000}
+    Path(orders["ended"]).write_text(json.dumps(ended), encoding="utf-8")
 
 
 if __name__ == "__main__":

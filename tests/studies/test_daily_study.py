@@ -12,9 +12,9 @@ import torch
 from stepscope import workloads
 from stepscope.errors import UnknownName, UsageError
 from stepscope.experiments.daily.request import DailyTraining
-from stepscope.experiments.daily.study import Routine, daily
+from stepscope.experiments.daily.study import Routine
 from stepscope.experiments.daily.training import _chunks, _lessons, train_life
-from stepscope.experiments.engine.process import JobWatch
+from stepscope.experiments.engine.engine import Point, Watch, answer_study
 from stepscope.experiments.engine.training import Place
 from stepscope.report.charts.trainings import daily_charts
 from stepscope.report.study_results import render, save_figures
@@ -22,6 +22,10 @@ from stepscope.report.study_results import render, save_figures
 CHILD = (sys.executable, str(Path(__file__).parent / "training_child.py"))
 SMALL = DailyTraining(days=3, seeds=3, batch=(16,))
 ROUTINE = Routine(2, 20, 0.15, 8, "none", 10, 1, "shuffled", None, None, "mnist-5k", "cpu")
+
+
+def _counting(begun: list[str]) -> Watch:
+    return Watch(begins=lambda point, place, count: begun.append(point.title))
 
 
 def test_replay_brings_back_older_images_and_a_reservoir_keeps_its_size() -> None:
@@ -59,7 +63,7 @@ def test_a_life_has_its_evenings_and_the_next_setting_begins_with_the_same_model
 
 def test_the_findings_say_how_accuracy_moves_and_whether_a_day_fits(tmp_path: Path) -> None:
     asked = replace(SMALL, charging=60.0)
-    findings = daily(tmp_path / "s", asked, child=CHILD)
+    findings = answer_study(asked, tmp_path / "s", child=CHILD)
     accuracy, cost = findings.tables
     slopes = {row[1]: row[10:13] for row in accuracy.rows}
     assert slopes["none"][0] == pytest.approx(-0.9)
@@ -75,14 +79,14 @@ def test_the_findings_say_how_accuracy_moves_and_whether_a_day_fits(tmp_path: Pa
 
 
 def test_a_charging_time_that_the_interval_spans_is_not_judged(tmp_path: Path) -> None:
-    findings = daily(tmp_path / "s", replace(SMALL, charging=31.5), child=CHILD)
+    findings = answer_study(replace(SMALL, charging=31.5), tmp_path / "s", child=CHILD)
     assert str(findings.tables[1].rows[0][-1]).startswith("cannot be judged")
-    short = daily(tmp_path / "t", replace(SMALL, charging=5.0), child=CHILD)
+    short = answer_study(replace(SMALL, charging=5.0), tmp_path / "t", child=CHILD)
     assert short.tables[1].rows[0][-1] == "no"
 
 
 def test_energy_is_a_share_of_the_battery_and_simulated_energy_says_so(tmp_path: Path) -> None:
-    findings = daily(tmp_path / "s", replace(SMALL, simulate="jetson-tx2", battery=36_000.0), child=CHILD)
+    findings = answer_study(replace(SMALL, simulate="jetson-tx2", battery=36_000.0), tmp_path / "s", child=CHILD)
     assert "simulated J a day" in findings.tables[1].columns
     assert findings.tables[1].rows[0][-1] == pytest.approx(100 * 300 / 36_000)
     assert "energy-by-day" in daily_charts(findings.frames)
@@ -90,15 +94,15 @@ def test_energy_is_a_share_of_the_battery_and_simulated_energy_says_so(tmp_path:
 
 
 def test_an_interrupted_study_of_days_goes_on(tmp_path: Path) -> None:
-    def stop(called: str, place: int, count: int) -> None:
+    def stop(point: Point, place: int, count: int) -> None:
         if place == 1:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        daily(tmp_path / "s", SMALL, child=CHILD, watch=JobWatch(begins=stop))
+        answer_study(SMALL, tmp_path / "s", child=CHILD, watch=Watch(begins=stop))
     begun: list[str] = []
-    daily(tmp_path / "s", SMALL, child=CHILD, watch=JobWatch(begins=lambda called, place, count: begun.append(called)))
-    assert len(begun) == 2
+    answer_study(SMALL, tmp_path / "s", child=CHILD, watch=_counting(begun))
+    assert len(begun) == 8
 
 
 def test_everything_that_a_day_depends_on_is_told_to_the_process() -> None:

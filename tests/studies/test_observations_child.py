@@ -1,9 +1,7 @@
-"""What the child of the study does with torch: memory on a dry run, daily training, a run on a simulated board."""
+"""What the child of the study does with torch: memory on a dry run, a run on a simulated board."""
 
 from __future__ import annotations
 
-import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,14 +9,10 @@ from tests.patience import HANG_S
 
 from stepscope import workloads
 from stepscope.analysis.run import Run
-from stepscope.errors import UsageError
+from stepscope.experiments.engine.engine import CHILD
 from stepscope.experiments.engine.process import run_child
 from stepscope.experiments.observations._evidence import gather_evidence, memory_by_batch
-from stepscope.experiments.observations._measurements import daily_rows
-from stepscope.experiments.observations.request import DailyScenario
 from stepscope.footprint.jobs import workload_job
-
-SHORT = DailyScenario(days=2, start=0.2, seeds=(3,), batches=(64,))
 
 
 def test_parameters_stay_input_grows_as_the_batch_and_feature_maps_are_the_most() -> None:
@@ -30,29 +24,23 @@ def test_parameters_stay_input_grows_as_the_batch_and_feature_maps_are_the_most(
     assert held[16, "intermediate data"] > 4 * held[16, "input data"]
 
 
-def test_days_begin_where_the_model_was_trained_to_and_a_seed_repeats_itself() -> None:
-    rows = list(daily_rows(workloads.find("lenet"), SHORT))
-    assert [(row["seed"], row["batch"], row["day"]) for row in rows] == [(3, 64, 0), (3, 64, 1), (3, 64, 2)]
-    assert all(0 <= row["accuracy"] <= 1 for row in rows)
-    assert rows == list(daily_rows(workloads.find("lenet"), SHORT))
-
-
-def test_more_days_than_there_are_images_are_refused_with_the_most_that_can_be() -> None:
-    with pytest.raises(UsageError, match="too few for 9999 days"):
-        list(daily_rows(workloads.find("lenet"), replace(SHORT, days=9999)))
-
-
 @pytest.mark.slow
 def test_a_run_on_a_simulated_board_brings_power_that_says_so(tmp_path: Path) -> None:
-    child = (sys.executable, "-m", "stepscope.experiments.observations._child")
-    orders = {"what": "run", "workload": "lenet", "batch": 64, "device": "cpu", "threads": 1, "seed": 0}
+    orders = {
+        "task": "stepscope.experiments.observations._tasks:train_run",
+        "workload": "lenet",
+        "batch": 64,
+        "device": "cpu",
+        "threads": 1,
+        "seed": 0,
+    }
     on_a_board = {**orders, "simulate": "jetson-tx2", "steps": 12, "seconds": 1.0}
-    outcome = run_child(child, on_a_board, tmp_path / "run", HANG_S)
+    outcome = run_child(CHILD, on_a_board, tmp_path / "run", HANG_S)
     assert outcome.status == "ok", outcome.reason
     assert outcome.run is not None
     evidence = gather_evidence([Run(outcome.run)], {}, {})
     assert evidence.runs["energy_kind"].to_list() == ["simulated"]
     assert {"total", "cpu", "gpu", "memory"} <= set(evidence.power["component"])
-    refused = run_child(child, {**orders, "workload": "lenot", "simulate": None}, tmp_path / "refused", HANG_S)
+    refused = run_child(CHILD, {**orders, "workload": "lenot", "simulate": None}, tmp_path / "refused", HANG_S)
     assert refused.status == "refused"
     assert "lenet" in str(refused.reason)

@@ -12,13 +12,12 @@ from tests.conftest import CommandLine
 from tests.fabricate import STEP, fabricate_run
 
 from stepscope.errors import RunNotFound, UnknownName, UsageError
-from stepscope.experiments.engine.process import JobWatch
+from stepscope.experiments.engine.engine import Point, Watch, answer_study
 from stepscope.experiments.observations._measurements import (
     planned_measurements,
     runs_in,
 )
 from stepscope.experiments.observations.request import PAPER_WORKLOADS, QUICK_WORKLOADS, Observations
-from stepscope.experiments.observations.study import observations
 from stepscope.report.charts.observations import observation_charts
 from stepscope.report.study_results import render, save_figures
 
@@ -34,47 +33,47 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("study") / "small"
     stopped = _interrupted_at(2)
     with pytest.raises(KeyboardInterrupt):
-        observations(out, SMALL, child=CHILD, watch=stopped)
+        answer_study(SMALL, out, child=CHILD, watch=stopped)
     assert len(list((out / "cells").glob("*.json"))) == 2
-    observations(out, SMALL, child=CHILD)
+    answer_study(SMALL, out, child=CHILD)
     return out
 
 
-def _interrupted_at(which: int) -> JobWatch:
-    def begins(called: str, place: int, count: int) -> None:
+def _interrupted_at(which: int) -> Watch:
+    def begins(point: Point, place: int, count: int) -> None:
         if place == which:
             raise KeyboardInterrupt
 
-    return JobWatch(begins=begins)
+    return Watch(begins=begins)
 
 
-def _counting(begun: list[str]) -> JobWatch:
-    return JobWatch(begins=lambda called, place, count: begun.append(called))
+def _counting(begun: list[str]) -> Watch:
+    return Watch(begins=lambda point, place, count: begun.append(point.title))
 
 
 def test_an_interrupted_study_goes_on_and_nothing_is_measured_twice(folder: Path) -> None:
     begun: list[str] = []
-    findings = observations(folder, SMALL, child=CHILD, watch=_counting(begun))
+    findings = answer_study(SMALL, folder, child=CHILD, watch=_counting(begun))
     assert begun == []
     assert [row[0] for row in findings.tables[0].rows] == list(range(1, 13))
     assert "hold here" in findings.answer
 
 
 def test_what_was_lost_is_measured_again(folder: Path) -> None:
-    lost = folder / "cells" / "days-1.json"
+    lost = folder / "cells" / "days-b16-s1.json"
     lost.write_text("{ broken")
     begun: list[str] = []
-    observations(folder, SMALL, child=CHILD, watch=_counting(begun))
-    assert begun == ["3 days of 64 images, seed 1"]
+    answer_study(SMALL, folder, child=CHILD, watch=_counting(begun))
+    assert begun == ["3 days of 64 images, batch 16, seed 1"]
 
 
 def test_other_settings_in_the_same_folder_are_refused(folder: Path) -> None:
     with pytest.raises(UsageError, match="repeats: 1 -> 2"):
-        observations(folder, replace(SMALL, repeats=2), child=CHILD)
+        answer_study(replace(SMALL, repeats=2), folder, child=CHILD)
 
 
 def test_the_findings_state_tests_and_limits_and_why_not(folder: Path) -> None:
-    findings = observations(folder, SMALL, child=CHILD)
+    findings = answer_study(SMALL, folder, child=CHILD)
     verdicts = {row[0]: row[2] for row in findings.tables[0].rows}
     assert verdicts[9] == "holds"
     assert verdicts[12] == "holds"
@@ -89,7 +88,7 @@ def test_the_findings_state_tests_and_limits_and_why_not(folder: Path) -> None:
 def test_every_figure_that_has_numbers_is_written_in_every_form_and_is_on_the_page(
     folder: Path, tmp_path: Path
 ) -> None:
-    findings = observations(folder, SMALL, child=CHILD)
+    findings = answer_study(SMALL, folder, child=CHILD)
     drawn = observation_charts(findings.frames)
     assert {"figure-3-use-over-steps", "figure-8-throughput-by-batch", "figure-10-accuracy-by-day"} <= set(drawn)
     assert not {"figure-6-energy-by-batch", "figure-7-power-over-steps"} & set(drawn)
@@ -102,14 +101,14 @@ def test_every_figure_that_has_numbers_is_written_in_every_form_and_is_on_the_pa
 
 def test_a_run_that_finds_no_memory_is_said_and_the_rest_is_judged(tmp_path: Path) -> None:
     asked = replace(SMALL, workloads=("net", "large"), only=(9, 10))
-    findings = observations(tmp_path / "study", asked, child=CHILD)
+    findings = answer_study(asked, tmp_path / "study", child=CHILD)
     assert any("large batch 64" in note and "7 GB were asked for" in note for note in findings.notes)
     assert [row[0] for row in findings.tables[0].rows] == [9, 10]
     assert findings.tables[0].rows[0][2] == "holds"
 
 
 def test_a_study_of_which_nothing_came_out_says_so_and_judges_nothing(tmp_path: Path) -> None:
-    findings = observations(tmp_path / "study", replace(SMALL, workloads=("large",), only=(1, 9, 11)), child=CHILD)
+    findings = answer_study(replace(SMALL, workloads=("large",), only=(1, 9, 11)), tmp_path / "study", child=CHILD)
     assert {row[2] for row in findings.tables[0].rows} == {"cannot be judged"}
     assert len(findings.notes) == 3
     assert not observation_charts(findings.frames)
@@ -122,7 +121,7 @@ def test_runs_of_a_sweep_are_taken_instead_of_made(tmp_path: Path) -> None:
     fabricate_run(tmp_path / "runs", steps=3, status="failed")
     begun: list[str] = []
     asked = replace(SMALL, from_=(tmp_path / "runs",), only=(10,))
-    findings = observations(tmp_path / "study", asked, child=CHILD, watch=_counting(begun))
+    findings = answer_study(asked, tmp_path / "study", child=CHILD, watch=_counting(begun))
     assert begun == []
     assert findings.tables[0].rows[0][2] == "holds"
     assert {row[1] for row in findings.tables[-1].rows} == {4, 16, 64}
@@ -133,7 +132,7 @@ def test_runs_with_another_optimizer_are_left_out_and_counted(tmp_path: Path) ->
         workload = {"name": "net", "batch_size": batch, "device": "cpu", "optimizer": optimizer}
         fabricate_run(tmp_path / "runs", steps=12, ops=STEP[:1], header={"workload": workload, "threads": 1})
     asked = replace(SMALL, from_=(tmp_path / "runs",), only=(10,))
-    findings = observations(tmp_path / "study", asked, child=CHILD)
+    findings = answer_study(asked, tmp_path / "study", child=CHILD)
     assert any(note.startswith("1 runs with other optimizers") for note in findings.notes)
 
 
@@ -146,7 +145,7 @@ def test_quick_is_small_and_the_paper_s_plan_is_whole() -> None:
     assert (
         len(planned_measurements(Observations(quick=True))) == len(QUICK_WORKLOADS) * 3 * 2 + len(QUICK_WORKLOADS) + 4
     )
-    assert len(planned_measurements(Observations())) == len(PAPER_WORKLOADS) * 5 * 3 + len(PAPER_WORKLOADS) + 5
+    assert len(planned_measurements(Observations())) == len(PAPER_WORKLOADS) * 5 * 3 + len(PAPER_WORKLOADS) + 15
     assert len({cell.id for cell in planned_measurements(Observations())}) == len(planned_measurements(Observations()))
 
 
@@ -154,7 +153,7 @@ def test_repeats_lie_in_rounds() -> None:
     runs = [
         cell.orders
         for cell in planned_measurements(Observations(workloads=("a", "b"), batch=(1, 2), repeats=2))
-        if cell.orders["what"] == "run"
+        if cell.task.endswith(":train_run")
     ]
     assert {(each["workload"], each["batch"]) for each in runs[:4]} == {("a", 1), ("a", 2), ("b", 1), ("b", 2)}
     assert {each["seed"] for each in runs[:4]} == {0}

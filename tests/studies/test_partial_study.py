@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from stepscope.errors import UnknownName, UsageError
+from stepscope.experiments.engine.child import perform
+from stepscope.experiments.engine.engine import Point, Watch, answer_study
 from stepscope.experiments.engine.facts import SHARE, mean_of
-from stepscope.experiments.engine.process import JobWatch, Outcome
-from stepscope.experiments.partial.plan import partial_jobs, partial_settings
+from stepscope.experiments.partial.plan import partial_points, partial_settings
 from stepscope.experiments.partial.request import PartialTraining as Partial
-from stepscope.experiments.partial.study import partial, unbeaten
-from stepscope.experiments.training_child import _run_orders
+from stepscope.experiments.partial.study import unbeaten
 from stepscope.report.charts.trainings import partial_charts
 from stepscope.report.study_results import render, save_figures
 
@@ -24,35 +25,36 @@ CHILD = (sys.executable, str(Path(__file__).parent / "training_child.py"))
 SMALL = Partial(ways=("all", "filters", "last"), fractions=(0.6, 1.0), seeds=2, steps=2)
 
 
-def _counting(begun: list[str]) -> JobWatch:
-    return JobWatch(begins=lambda called, place, count: begun.append(called))
+def _counting(begun: list[str]) -> Watch:
+    return Watch(begins=lambda point, place, count: begun.append(point.title))
 
 
 def _column(rows: tuple[tuple[object, ...], ...], place: int) -> dict[object, object]:
     return {row[0]: row[place] for row in rows}
 
 
-def test_an_interrupted_study_goes_on_with_the_seeds_that_are_left(tmp_path: Path) -> None:
-    def stop(called: str, place: int, count: int, outcome: Outcome) -> None:
+def test_an_interrupted_study_goes_on_with_the_trainings_that_are_left(tmp_path: Path) -> None:
+    def stop(point: Point, place: int, count: int, result: Mapping[str, Any]) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        partial(tmp_path / "s", SMALL, child=CHILD, watch=JobWatch(ends=stop))
-    assert {path.stem for path in (tmp_path / "s/cells").glob("*.json")} == {"all-s0", "all-s1"}
-    (tmp_path / "s/cells/all-s1.json").write_text("{ broken", encoding="utf-8")
+        answer_study(SMALL, tmp_path / "s", child=CHILD, watch=Watch(ends=stop))
+    ended = [path.stem for path in (tmp_path / "s/cells").glob("*.json")]
+    assert ended == [partial_points(SMALL)[0].id]
     begun: list[str] = []
-    partial(tmp_path / "s", SMALL, child=CHILD, watch=_counting(begun))
-    assert begun == ["lenet: all", "lenet: filters 60 %", "lenet: last"]
+    answer_study(SMALL, tmp_path / "s", child=CHILD, watch=_counting(begun))
+    assert begun == [point.title for point in partial_points(SMALL)[1:]]
+    (tmp_path / "s/cells/all-s1.json").write_text("{ broken", encoding="utf-8")
     begun.clear()
-    findings = partial(tmp_path / "s", SMALL, child=CHILD, watch=_counting(begun))
-    assert begun == []
+    findings = answer_study(SMALL, tmp_path / "s", child=CHILD, watch=_counting(begun))
+    assert begun == ["lenet: all, seed 1"]
     assert [row[0] for row in findings.tables[0].rows] == ["all", "filters 60 %", "last"]
     with pytest.raises(UsageError, match="seeds: 2 -> 3"):
-        partial(tmp_path / "s", replace(SMALL, seeds=3), child=CHILD)
+        answer_study(replace(SMALL, seeds=3), tmp_path / "s", child=CHILD)
 
 
 def test_the_findings_say_what_each_way_gives_costs_and_saves(tmp_path: Path) -> None:
-    findings = partial(tmp_path / "s", SMALL, child=CHILD)
+    findings = answer_study(SMALL, tmp_path / "s", child=CHILD)
     ways, savings = findings.tables[0], findings.tables[1]
     assert _column(ways.rows, 3)["all"] == pytest.approx(90.5)
     assert _column(ways.rows, -1) == {"all": "time, peak", "filters 60 %": "time, peak", "last": "time, peak"}
@@ -67,7 +69,7 @@ def test_the_findings_say_what_each_way_gives_costs_and_saves(tmp_path: Path) ->
 
 
 def test_energy_of_a_simulated_board_has_a_column_of_its_own_and_a_figure(tmp_path: Path) -> None:
-    findings = partial(tmp_path / "s", replace(SMALL, simulate="jetson-tx2"), child=CHILD)
+    findings = answer_study(replace(SMALL, simulate="jetson-tx2"), tmp_path / "s", child=CHILD)
     assert "simulated energy J" in findings.tables[0].columns
     assert "energy J" not in findings.tables[0].columns
     assert findings.simulated == "jetson-tx2"
@@ -76,30 +78,30 @@ def test_energy_of_a_simulated_board_has_a_column_of_its_own_and_a_figure(tmp_pa
 
 def test_a_way_that_the_model_has_no_layers_for_is_said_and_a_failed_one_is_tried_again(tmp_path: Path) -> None:
     asked = replace(SMALL, ways=("all", "batch-norm", "layers"), fractions=(0.2,))
-    findings = partial(tmp_path / "s", asked, child=CHILD)
+    findings = answer_study(asked, tmp_path / "s", child=CHILD)
     unmade = next(table for table in findings.tables if table.name == "unmade")
     assert unmade.rows[0] == ("batch-norm", "refused", "it has no batch normalisation")
     assert unmade.rows[1][:2] == ("layers 20 %", "oom")
     assert _column(findings.tables[0].rows, 1) == {"all": 2, "layers 20 %": 1}
     begun: list[str] = []
-    partial(tmp_path / "s", asked, child=CHILD, watch=_counting(begun))
-    assert begun == ["lenet: layers 20 %"]
+    answer_study(asked, tmp_path / "s", child=CHILD, watch=_counting(begun))
+    assert begun == ["lenet: layers 20 %, seed 1"]
 
 
 def test_where_nothing_could_be_trained_the_reason_is_the_error(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no batch normalisation"):
-        partial(tmp_path / "s", replace(SMALL, ways=("batch-norm",)), child=CHILD)
+        answer_study(replace(SMALL, ways=("batch-norm",)), tmp_path / "s", child=CHILD)
 
 
 def test_a_transfer_shows_what_is_forgotten(tmp_path: Path) -> None:
-    findings = partial(tmp_path / "s", replace(SMALL, transfer=True), child=CHILD)
+    findings = answer_study(replace(SMALL, transfer=True), tmp_path / "s", child=CHILD)
     before = next(table for table in findings.tables if table.name == "before")
     assert before.rows[0][4] == pytest.approx(90)
     assert before.rows[0][7] == pytest.approx(70)
 
 
 def test_the_preset_is_compared_with_the_known_points(tmp_path: Path) -> None:
-    findings = partial(tmp_path / "s", Partial(preset="second-paper", seeds=2), child=CHILD)
+    findings = answer_study(Partial(preset="second-paper", seeds=2), tmp_path / "s", child=CHILD)
     known = next(table for table in findings.tables if table.name == "reference")
     assert set(_column(known.rows, -1)) == {"all", "filters 20 %", "filters 60 %", "cumulative 20 %", "cumulative 60 %"}
     assert _column(known.rows, -1)["cumulative 60 %"] == "differ"
@@ -109,7 +111,7 @@ def test_the_preset_is_compared_with_the_known_points(tmp_path: Path) -> None:
 def test_all_of_the_filters_is_the_same_training_as_all() -> None:
     asked = Partial(ways=("all", "filters", "bias"), fractions=(0.2, 1.0))
     assert [setting.id for setting in partial_settings(asked)] == ["all", "filters-20", "bias"]
-    assert partial_jobs(asked)[1].cells[4] == "filters-20-s4"
+    assert {"all-s4", "filters-20-s4", "bias-s4"} < {point.id for point in partial_points(asked)}
 
 
 def test_a_point_is_unbeaten_where_nothing_is_better_at_both() -> None:
@@ -154,15 +156,13 @@ def test_bad_settings_are_refused_before_anything_runs(tmp_path: Path) -> None:
         Partial(checkpoint=tmp_path / "list.pt", transfer=True)
 
 
-def test_the_process_of_a_job_writes_a_cell_a_seed_and_says_why_not(tmp_path: Path) -> None:
-    job = partial_jobs(Partial(ways=("all",), seeds=1, steps=2))[0]
-    places = {"out": str(tmp_path / "runs"), "study": str(tmp_path), "seeds": [0], "cells": {"0": str(tmp_path / "c")}}
-    orders = {**job.orders, **places, "threads": 1}
-    assert _run_orders(orders) == ("ok", None)
-    cell = json.loads((tmp_path / "c").read_text(encoding="utf-8"))
-    assert [row["step"] for row in cell["curve"]] == [0, 1, 2]
-    assert cell["cost"]["flops_backward"] > 0
-    status, reason = _run_orders({**orders, "lesson": {**job.orders["lesson"], "way": "batch-norm"}})
-    assert status == "refused"
-    assert "no batch normalisation" in str(reason)
-    assert _run_orders({**orders, "workload": "dcgan-32"})[0] == "refused"
+def test_the_task_of_a_point_returns_its_curve_and_cost_or_says_why_not(tmp_path: Path) -> None:
+    point = partial_points(Partial(ways=("all",), seeds=1, steps=2))[0]
+    orders = {**point.orders, "task": point.task, "out": str(tmp_path / "runs"), "study": str(tmp_path), "threads": 1}
+    result = perform(orders)
+    assert [row["step"] for row in result["curve"]] == [0, 1, 2]
+    assert result["cost"]["flops_backward"] > 0
+    refused = perform({**orders, "lesson": {**point.orders["lesson"], "way": "batch-norm"}})
+    assert refused["status"] == "refused"
+    assert "no batch normalisation" in refused["reason"]
+    assert perform({**orders, "workload": "dcgan-32"})["status"] == "refused"

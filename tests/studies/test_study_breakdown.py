@@ -8,13 +8,10 @@ from pathlib import Path
 import pytest
 from tests.fabricate import STEP, fabricate_run
 
-from stepscope import workloads
 from stepscope.analysis.run import Run
 from stepscope.experiments.breakdown.request import Breakdown
-from stepscope.experiments.breakdown.study import FAMILY_NAMES, breakdown, family, family_milliseconds
-from stepscope.experiments.sweeps.trainings import TrainingContext
-from stepscope.footprint.jobs import workload_job
-from stepscope.record.dry.job import Job
+from stepscope.experiments.breakdown.study import FAMILY_NAMES, family, family_milliseconds
+from stepscope.experiments.engine.engine import answer_study
 from stepscope.report.charts.operators import breakdown_charts
 from stepscope.report.study_results import render
 
@@ -50,13 +47,9 @@ def test_the_parts_of_a_step_add_up_to_the_step(tmp_path: Path) -> None:
     assert found["convolution"] > 8.9
 
 
-def _job(name: str) -> Job:
-    return workload_job(workloads.find(name))
-
-
 def test_two_models_are_broken_down_side_by_side(tmp_path: Path) -> None:
     asked = Breakdown(("lenet", "resnet8-c32"), batch=4, repeats=1, steps=20)
-    findings = breakdown(tmp_path / "study", asked, _job, means=TrainingContext(CHILD))
+    findings = answer_study(asked, tmp_path / "study", child=CHILD)
     names = {table.name: table for table in findings.tables}
     assert set(names) == {"memory", "time"}
     for model in asked.models:
@@ -73,9 +66,7 @@ def test_two_models_are_broken_down_side_by_side(tmp_path: Path) -> None:
 
 def test_the_mobile_network_keeps_twice_as_much_for_backward_as_resnet18_and_nothing_is_trained(tmp_path: Path) -> None:
     models = ("mobilenet-v1-224", "resnet18-224")
-    findings = breakdown(
-        tmp_path, Breakdown(models, batch=8, memory_only=True), _job, means=TrainingContext(("false",))
-    )
+    findings = answer_study(Breakdown(models, batch=8, memory_only=True), tmp_path, child=("false",))
     assert findings.answer.startswith("mobilenet-v1-224 holds")
     rows = findings.tables[0].rows
     saved = [sum(float(r[4] or 0) for r in rows if r[:3] == (name, "training", "saved")) for name in models]
@@ -84,7 +75,7 @@ def test_the_mobile_network_keeps_twice_as_much_for_backward_as_resnet18_and_not
 
 def test_inference_holds_less_than_training_and_saves_nothing(tmp_path: Path) -> None:
     asked = Breakdown(("lenet",), batch=8, repeats=1, steps=20)
-    findings = breakdown(tmp_path, asked, _job, means=TrainingContext(CHILD))
+    findings = answer_study(asked, tmp_path, child=CHILD)
     rows = findings.tables[0].rows
     whole = {str(row[1]): float(row[4] or 0) for row in rows if row[2] == "whole peak"}
     assert whole["inference"] < whole["training"]

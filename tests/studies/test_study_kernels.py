@@ -17,6 +17,7 @@ from torch.nn import functional
 
 from stepscope import workloads
 from stepscope.errors import UsageError
+from stepscope.experiments.engine.engine import Watch, answer_study
 from stepscope.experiments.kernels.rates import (
     HERE,
     Row,
@@ -29,7 +30,6 @@ from stepscope.experiments.kernels.rates import (
 )
 from stepscope.experiments.kernels.request import OPS, Kernels
 from stepscope.experiments.kernels.shapes import AXES, Kernel, kernels_of, square
-from stepscope.experiments.kernels.study import kernels
 from stepscope.experiments.kernels.timing import (
     BOTH,
     FEWEST,
@@ -92,6 +92,10 @@ def test_every_op_has_parts_that_run_and_a_sweep_over_each_of_its_axes(op: str) 
     if WHOLE in real:
         rest = BOTH if BOTH in real else INPUT
         assert real[WHOLE].flops == real[FORWARD].flops + real[rest].flops
+
+
+def _counting(begun: list[str]) -> Watch:
+    return Watch(begins=lambda point, place, count: begun.append(point.title))
 
 
 def test_the_gradients_of_a_convolution_are_those_of_autograd() -> None:
@@ -228,11 +232,13 @@ def test_a_model_without_the_asked_layers_is_refused_with_what_it_has() -> None:
 
 def test_a_study_times_judges_draws_and_is_gone_on_with(tables: Path, tmp_path: Path) -> None:
     asked, told = replace(SMALL, import_=tables), list[str]()
-    findings = kernels(tmp_path / "study", asked, tell=lambda place, count, what: told.append(what))
+    findings = answer_study(asked, tmp_path / "study", watch=_counting(told))
     names = {table.name: table for table in findings.tables}
     assert {"sweet-spots", "cliffs", "five-three", "ceilings", "bare-loop", "kernels"} <= set(names)
     assert {row[0] for row in names["five-three"].rows} == {HERE, "imported"}
-    again = kernels(tmp_path / "study", asked)
+    told_before = list(told)
+    again = answer_study(asked, tmp_path / "study", watch=_counting(told))
+    assert told == told_before, "nothing is timed twice"
     assert again.tables == findings.tables
     drawn = kernel_charts(findings.frames)
     assert {"roofline", "time-per-flop-conv", "time-per-flop-optimizer"} <= set(drawn)
@@ -241,7 +247,7 @@ def test_a_study_times_judges_draws_and_is_gone_on_with(tables: Path, tmp_path: 
 
 def test_a_kernel_that_does_not_fit_is_not_timed_and_said(tmp_path: Path) -> None:
     huge = replace(SMALL, ops=("conv",), kernel=(3,), batch=(1,), channels=(4096,), sizes=(8192,))
-    findings = kernels(tmp_path, huge)
+    findings = answer_study(huge, tmp_path)
     assert any("not timed" in note and "MB are free" in note for note in findings.notes)
     assert {table.name for table in findings.tables} == {"ceilings"}
 

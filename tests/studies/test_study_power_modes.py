@@ -14,19 +14,20 @@ from pathlib import Path
 import pytest
 from tests.conftest import CommandLine
 
+from stepscope.analysis.results import Findings
 from stepscope.cli.study import _confirm
 from stepscope.errors import UsageError
+from stepscope.experiments.engine.engine import Point, Watch, answer_study
 from stepscope.experiments.sweeps.power_modes import (
     SAVED_MODE_FILE,
     Jetson,
     ModeRefused,
     find_jetson,
-    power_modes,
+    power_mode_plan,
     refuse_without_permission,
     restore_mode_after,
 )
 from stepscope.experiments.sweeps.request import PowerModes
-from stepscope.experiments.sweeps.trainings import TrainingContext
 
 CHILD = (sys.executable, str(Path(__file__).parent / "setting_child.py"))
 CONF = """
@@ -72,6 +73,11 @@ def _end_in_mode_1(jetson: Jetson) -> None:
     threading.Event().wait(0.05)
 
 
+def _answer(root: Path, asked: PowerModes, folder: Path, watch: Watch | None = None) -> Findings:
+    plan = power_mode_plan(find_jetson(root), asked)
+    return answer_study(asked, folder / "study", child=CHILD, watch=watch, plan=plan)
+
+
 def _was_set(root: Path) -> list[str]:
     log = root / "log"
     lines = log.read_text(encoding="utf-8").splitlines() if log.exists() else []
@@ -79,7 +85,7 @@ def _was_set(root: Path) -> list[str]:
 
 
 def test_each_mode_is_set_for_its_trainings_and_the_first_again_at_the_end(root: Path, tmp_path: Path) -> None:
-    findings = power_modes(tmp_path / "study", find_jetson(root), ASKED, means=TrainingContext(CHILD))
+    findings = _answer(root, ASKED, tmp_path)
     assert _was_set(root) == ["-m 1", "-m 0"]
     assert _mode(root) == "0"
     assert {row[0] for row in findings.tables[1].rows} == {"0 MAXN", "1 MODE_15W"}
@@ -88,7 +94,7 @@ def test_each_mode_is_set_for_its_trainings_and_the_first_again_at_the_end(root:
 
 def test_a_mode_that_needs_a_reboot_is_said_and_the_others_are_trained(root: Path, tmp_path: Path) -> None:
     asked = replace(ASKED, modes=("2", "1"))
-    findings = power_modes(tmp_path / "study", find_jetson(root), asked, means=TrainingContext(CHILD))
+    findings = _answer(root, asked, tmp_path)
     assert any("MODE_REBOOT was not set" in note and "Reboot required" in note for note in findings.notes)
     assert {row[0] for row in findings.tables[1].rows} == {"1 MODE_15W"}
     assert _mode(root) == "0"
@@ -98,15 +104,15 @@ def test_a_mode_that_needs_a_reboot_is_said_and_the_others_are_trained(root: Pat
 def test_the_mode_of_before_is_set_again_after_an_error_or_an_interruption(
     root: Path, tmp_path: Path, error: type[BaseException]
 ) -> None:
-    def stop(place: int, count: int, what: str) -> None:
-        if "MODE_15W" in what:
+    def stop(point: Point, place: int, count: int) -> None:
+        if "MODE_15W" in point.title:
             return
         assert _mode(root) == "1"
         raise error
 
     asked = replace(ASKED, modes=("1", "0"))
     with pytest.raises(error):
-        power_modes(tmp_path / "study", find_jetson(root), asked, means=TrainingContext(CHILD, stop))
+        _answer(root, asked, tmp_path, Watch(begins=stop))
     assert _mode(root) == "0"
 
 

@@ -15,12 +15,12 @@ from tests.conftest import CommandLine
 
 from stepscope import workloads
 from stepscope.errors import UnknownName, UsageError
-from stepscope.experiments.sweeps.axes import axis_study
+from stepscope.experiments.engine.engine import Point, Watch, answer_study
+from stepscope.experiments.engine.points import in_rounds
 from stepscope.experiments.sweeps.optimizers import (
     KINDS,
     OptimizerKind,
     kinds_named,
-    optimizers,
     state_bytes,
     with_every_optimizer,
 )
@@ -32,7 +32,6 @@ from stepscope.experiments.sweeps.request import (
     TrainingSetting,
 )
 from stepscope.experiments.sweeps.results import WINDOW, smoothed, steps_to
-from stepscope.experiments.sweeps.trainings import TrainingContext, training_points
 from stepscope.report.charts.trainings import setting_charts
 from stepscope.report.study_results import render
 
@@ -40,8 +39,12 @@ CHILD = (sys.executable, str(Path(__file__).parent / "setting_child.py"))
 BATCHES = BatchSweep("net", batch=(4, 64), repeats=2, steps=20)
 
 
+def _counting(begun: list[str]) -> Watch:
+    return Watch(begins=lambda point, place, count: begun.append(point.title))
+
+
 def test_the_largest_batch_has_the_highest_throughput_and_resources_are_told_apart(tmp_path: Path) -> None:
-    findings = axis_study(tmp_path, BATCHES, means=TrainingContext(CHILD))
+    findings = answer_study(BATCHES, tmp_path, child=CHILD)
     best = {row[0]: row[1] for row in findings.tables[0].rows}
     assert best["throughput, samples/s"] == "batch 64"
     assert "From batch 64 on" in findings.answer
@@ -51,20 +54,20 @@ def test_the_largest_batch_has_the_highest_throughput_and_resources_are_told_apa
 
 
 def test_an_interrupted_study_of_trainings_goes_on_where_it_stopped(tmp_path: Path) -> None:
-    def stop(place: int, count: int, what: str) -> None:
+    def stop(point: Point, place: int, count: int) -> None:
         if place == 2:
             raise KeyboardInterrupt
 
     asked, told = ThreadSweep("net", threads=(1, 2), repeats=2, steps=20), list[str]()
     with pytest.raises(KeyboardInterrupt):
-        axis_study(tmp_path, asked, means=TrainingContext(CHILD, stop))
-    findings = axis_study(tmp_path, asked, means=TrainingContext(CHILD, lambda place, count, what: told.append(what)))
+        answer_study(asked, tmp_path, child=CHILD, watch=Watch(begins=stop))
+    findings = answer_study(asked, tmp_path, child=CHILD, watch=_counting(told))
     assert len(told) == 2
     assert {row[0] for row in findings.tables[1].rows} == {"threads 1", "threads 2"}
 
 
 def test_what_finds_no_memory_is_said_and_the_others_are_compared(tmp_path: Path) -> None:
-    findings = axis_study(tmp_path, replace(BATCHES, batch=(4, 8, 666), repeats=1), means=TrainingContext(CHILD))
+    findings = answer_study(replace(BATCHES, batch=(4, 8, 666), repeats=1), tmp_path, child=CHILD)
     assert any("batch 666: oom 1: 7 GB were asked for" in note for note in findings.notes)
     assert {row[0] for row in findings.tables[1].rows} == {"batch 4", "batch 8"}
     assert any("single repeat" in note for note in findings.notes)
@@ -72,30 +75,29 @@ def test_what_finds_no_memory_is_said_and_the_others_are_compared(tmp_path: Path
 
 def test_time_and_steps_to_a_target_are_of_those_that_reach_it(tmp_path: Path) -> None:
     asked = PrecisionSweep("net", repeats=1, steps=20, target=0.5)  # the loss of step n is 2 / n
-    findings = axis_study(tmp_path / "near", asked, means=TrainingContext(CHILD))
+    findings = answer_study(asked, tmp_path / "near", child=CHILD)
     steps = {row[0]: row[2] for row in findings.tables[1].rows if row[1] == "way to the target, steps"}
     expected = steps_to([2 / (n + 1) for n in range(20)], 0.5)
     assert steps == pytest.approx({"fp32": expected, "bf16": expected})
     assert {row[0]: row[1] for row in findings.tables[0].rows}["time to the target, s"] == "bf16"
-    never = axis_study(
-        tmp_path / "far",
-        replace(asked, precisions=("fp32",), target=0.01),
-        means=TrainingContext(CHILD),
-    )
+    never = answer_study(replace(asked, precisions=("fp32",), target=0.01), tmp_path / "far", child=CHILD)
     assert any("0 of 1 trainings reached the target" in note for note in never.notes)
 
 
 def test_figures_and_page_of_trainings_are_drawn(tmp_path: Path) -> None:
-    findings = axis_study(tmp_path, replace(BATCHES, repeats=1), means=TrainingContext(CHILD))
+    findings = answer_study(replace(BATCHES, repeats=1), tmp_path, child=CHILD)
     drawn = setting_charts(findings.frames)
     assert set(drawn) == {"by-setting", "loss-by-step"}
     assert "Sweet spots" in render(findings, drawn)
 
 
-def test_optimizers_have_a_target_that_all_reach_and_the_missing_are_named(tmp_path: Path) -> None:
-    kinds = [KINDS["sgd"], KINDS["adam"], OptimizerKind("far", "no_such_library.optim:Far", "adam", library="far")]
-    asked = OptimizerSweep("net", optimizers=tuple(kind.name for kind in kinds), repeats=2, steps=20)
-    findings = optimizers(tmp_path, asked, kinds, means=TrainingContext(CHILD))
+def test_optimizers_have_a_target_that_all_reach_and_the_missing_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    far = OptimizerKind("far", "no_such_library.optim:Far", "adam", library="far")
+    monkeypatch.setitem(KINDS, "far", far)
+    asked = OptimizerSweep("net", optimizers=("sgd", "adam", "far"), repeats=2, steps=20)
+    findings = answer_study(asked, tmp_path, child=CHILD)
     state = {row[0]: row[2] for row in findings.tables[1].rows if row[1] == "optimizer state, MB"}
     assert state == {"sgd": 0.0, "adam": pytest.approx(0.001)}
     assert {row[0]: row[1] for row in findings.tables[0].rows}["optimizer state, MB"] == "sgd"
@@ -135,10 +137,10 @@ def test_a_target_is_reached_at_the_first_step_whose_mean_of_ten_is_there(losses
 
 def test_every_round_has_every_setting_once() -> None:
     settings = [TrainingSetting("net", batch=batch) for batch in (1, 2, 3)]
-    order = training_points(settings, replace(BATCHES.rules, repeats=3))
-    assert [point.repeat for point in order] == [0] * 3 + [1] * 3 + [2] * 3
-    assert {point.setting for point in order[:3]} == set(settings)
-    assert len({point.id for point in order}) == 9
+    order = in_rounds(settings, 3, seed=0)
+    assert [repeat for _, repeat in order] == [0] * 3 + [1] * 3 + [2] * 3
+    assert {setting for setting, _ in order[:3]} == set(settings)
+    assert len(set(order)) == 9
 
 
 @pytest.mark.parametrize(

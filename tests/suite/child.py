@@ -34,7 +34,7 @@ def main() -> None:
     if name not in ends:
         raise RuntimeError(f"nothing is known of {name}")
     status, reason = ends[name]
-    Path(orders["said"]).write_text(json.dumps({"status": status, "reason": reason}), encoding="utf-8")
+    Path(orders["ended"]).write_text(json.dumps({"status": status, "reason": reason}), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -41,7 +41,7 @@ def started(folder: SweepFolder) -> list[str]:
 
 def statuses(folder: SweepFolder) -> dict[str, str]:
     """How each run ended."""
-    return {name: str(result["status"]) for name, result in folder.ended().items()}
+    return {name: str(result["status"]) for name, result in folder.results().items()}
 
 
 if __name__ == "__main__":

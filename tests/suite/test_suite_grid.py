@@ -8,14 +8,14 @@ from hypothesis import strategies as st
 from tests.suite.small_sweeps import entry
 
 from stepscope.errors import UnknownName, UsageError
-from stepscope.experiments.engine.points import Grid, Point, names_of_tier
+from stepscope.experiments.engine.points import Grid, SweepPoint, names_of_tier
 from stepscope.experiments.suite.request import SuiteRun
 
 TIERS = {"lenet": ("smoke",), "resnet18-c32": ("smoke", "edge"), "vgg16-224": ("paper-2019",)}
 
 
 def test_an_axis_that_is_not_given_is_the_workloads_own_default() -> None:
-    assert Grid(repeats=1).points([entry("a")], 0) == [Point("a", 2, "sgd", "fp32", None, "cpu", 0)]
+    assert Grid(repeats=1).points([entry("a")], 0) == [SweepPoint("a", 2, "sgd", "fp32", None, "cpu", 0)]
 
 
 def test_points_that_are_asked_for_twice_are_run_once() -> None:
@@ -91,14 +91,14 @@ def test_words_are_checked_where_the_known_ones_are_given() -> None:
 
 
 def test_the_name_of_a_point_is_a_file_name_and_its_own() -> None:
-    own = [Point(name, 2, "sgd", "fp32", None, "cpu", 0).id for name in ("a/b.py:net", "a_b.py:net", "net")]
+    own = [SweepPoint(name, 2, "sgd", "fp32", None, "cpu", 0).id for name in ("a/b.py:net", "a_b.py:net", "net")]
     assert len(set(own)) == 3
     assert not any("/" in name or ":" in name for name in own)
 
 
 def test_only_the_same_training_with_as_large_a_batch_needs_more() -> None:
-    small, large = (Point("a", batch, "sgd", "fp32", 1, "cpu", 0) for batch in (4, 8))
-    other = Point("a", 8, "adam", "fp32", 1, "cpu", 0)
+    small, large = (SweepPoint("a", batch, "sgd", "fp32", 1, "cpu", 0) for batch in (4, 8))
+    other = SweepPoint("a", 8, "adam", "fp32", 1, "cpu", 0)
     assert large.would_need_more_than(small)
     assert not small.would_need_more_than(large)
     assert not other.would_need_more_than(small)

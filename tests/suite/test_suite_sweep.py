@@ -18,9 +18,10 @@ from tests.suite.small_sweeps import CHILD, small_sweep, started, statuses
 
 from stepscope.api.progress import sweep_progress
 from stepscope.errors import OutputNotWritable
+from stepscope.experiments.engine.engine import Watch
 from stepscope.experiments.engine.folder import SweepFolder
-from stepscope.experiments.engine.points import Point
-from stepscope.experiments.suite.sweep import SweepWatch, sweep, time_left_s
+from stepscope.experiments.engine.points import SweepPoint
+from stepscope.experiments.suite.sweep import sweep, time_left_s
 from stepscope.runfolder import RunWriter
 
 
@@ -74,12 +75,12 @@ def test_a_crash_says_nothing_about_larger_batches(tmp_path: Path) -> None:
 def test_an_interrupted_sweep_goes_on_where_it_was(tmp_path: Path) -> None:
     folder, whole = (small_sweep(tmp_path / name, "ok", "oom", batches=(1, 2), repeats=2) for name in ("a", "b"))
 
-    def interrupted(point: Point, place: int, result: Mapping[str, Any]) -> None:
+    def interrupted(point: SweepPoint, place: int, count: int, result: Mapping[str, Any]) -> None:
         if place == 2:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        sweep(folder, CHILD, SweepWatch(ends=interrupted))
+        sweep(folder, CHILD, Watch(ends=interrupted))
     before = started(folder)
     sweep(SweepFolder(folder.path), CHILD)
     sweep(whole, CHILD)
@@ -118,7 +119,7 @@ def test_killed_at_several_points_and_resumed_the_table_is_that_of_an_undisturbe
 def _sweep_until_killed(folder: SweepFolder, wanted: int) -> None:
     """Run it in a process of its own and kill that once so many runs have ended."""
     process = subprocess.Popen([sys.executable, "-m", "tests.suite.small_sweeps", str(folder.path)])
-    while len(folder.ended()) < wanted and process.poll() is None:
+    while len(folder.results()) < wanted and process.poll() is None:
         time.sleep(0.005)
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
@@ -128,7 +129,7 @@ def test_a_child_that_met_a_full_disk_stops_the_sweep_and_is_run_again(tmp_path:
     folder = small_sweep(tmp_path / "s", "disk")
     with pytest.raises(OutputNotWritable, match="is full"):
         sweep(folder, CHILD)
-    assert folder.ended() == {}
+    assert folder.results() == {}
 
 
 def test_a_sweep_does_not_begin_a_run_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,9 +155,9 @@ def test_each_run_is_told_in_a_line_where_nobody_watches_live(
 
 def test_the_time_left_comes_from_the_runs_that_are_alike() -> None:
     small, large, other = (
-        Point(name, batch, "sgd", "fp32", 1, "cpu", 0) for name, batch in (("a", 1), ("a", 8), ("b", 1))
+        SweepPoint(name, batch, "sgd", "fp32", 1, "cpu", 0) for name, batch in (("a", 1), ("a", 8), ("b", 1))
     )
-    again = Point("a", 1, "sgd", "fp32", 1, "cpu", 1)
+    again = SweepPoint("a", 1, "sgd", "fp32", 1, "cpu", 1)
     ended = {small.id: {"total_s": 2.0}, other.id: {"total_s": 10.0}}
     assert time_left_s([small, again, other], ended) == 2.0
     assert time_left_s([small, other, large], ended) == 2.0

@@ -33,24 +33,36 @@ class Findings:
     """The result of one study on one device.
 
     answer: one or two sentences, the first thing that anybody reads. notes: what limits it, and what could not be
-    judged and why. settings: all that a repetition needs; command: the line that repeats it. frames: the numbers that
-    the figures are drawn from, by the figure's name. simulated: the board whose sensors were simulated, if any.
+    judged and why. frames: the numbers that the figures are drawn from, by the figure's name. simulated: the board
+    whose sensors were simulated, if any. The engine fills in the rest: settings is all that a repetition needs, and
+    command the line that repeats it.
     """
 
-    study: str
     title: str
     answer: str
     tables: tuple[ResultTable, ...]
-    settings: Mapping[str, Any]
-    device: str
-    versions: Mapping[str, str]
-    command: str
     notes: tuple[str, ...] = ()
     simulated: str | None = None
     frames: Mapping[str, pl.DataFrame] = field(default_factory=dict)
+    study: str = ""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    device: str = ""
+    versions: Mapping[str, str] = field(default_factory=dict)
+    command: str = ""
 
     def to_json(self) -> str:
         """All but the frames, which are kept beside it as Parquet."""
-        content = {name: value for name, value in self.__dict__.items() if name != "frames"}
-        plain = {**content, "tables": [asdict(table) for table in self.tables]}
+        order = (
+            "study",
+            "title",
+            "answer",
+            "tables",
+            "settings",
+            "device",
+            "versions",
+            "command",
+            "notes",
+            "simulated",
+        )
+        plain = {name: getattr(self, name) for name in order} | {"tables": [asdict(table) for table in self.tables]}
         return json.dumps(plain, indent=1, default=str) + "\n"

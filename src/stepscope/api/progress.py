@@ -11,24 +11,25 @@ from typing import TYPE_CHECKING, Any
 from stepscope.units import duration, number
 
 if TYPE_CHECKING:
+    from rich.progress import Progress
+
+    from stepscope.experiments.engine.engine import Point, Watch
     from stepscope.experiments.engine.folder import SweepFolder
-    from stepscope.experiments.engine.points import Point
-    from stepscope.experiments.engine.process import JobWatch, Outcome
+    from stepscope.experiments.engine.points import SweepPoint
     from stepscope.experiments.fleet.devices import Device
     from stepscope.experiments.fleet.sweep import FleetFolder, FleetWatch
-    from stepscope.experiments.suite.sweep import SweepWatch
 
 
 @contextmanager
-def job_progress(wanted: bool) -> Iterator[JobWatch]:
-    """The words of a study; drawn at most once a second, since drawing takes time from what is measured."""
+def study_progress(wanted: bool) -> Iterator[Watch]:
+    """Yield the progress of a study; drawn at most once a second, since drawing takes time from what is measured."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    from stepscope.experiments.engine.process import JobWatch
+    from stepscope.experiments.engine.engine import Watch
 
     if not wanted:
-        yield JobWatch()
+        yield Watch()
         return
     console = Console(stderr=True, highlight=False)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -36,40 +37,35 @@ def job_progress(wanted: bool) -> Iterator[JobWatch]:
     with Progress(*columns, console=console, auto_refresh=False, transient=True, disable=not live) as progress:
         task = progress.add_task("", total=None)
 
-        def begins(called: str, place: int, count: int) -> None:
-            progress.update(task, description=called, completed=place, total=count, refresh=True)
+        def begins(point: Point, place: int, count: int) -> None:
+            progress.update(task, description=point.title, completed=place, total=count, refresh=True)
 
-        def ends(called: str, place: int, count: int, outcome: Outcome) -> None:
-            became = "ok" if outcome.status == "ok" else f"{outcome.status}: {outcome.reason}"
-            ended = f"{place + 1}/{count} {called}: {became}, {outcome.wall_s or 0:.0f} s"
-            if live:
-                progress.console.print(ended, markup=False)
-            else:
-                sys.stderr.write(f"{ended}\n")
+        def ends(point: Point, place: int, count: int, result: Mapping[str, Any]) -> None:
+            ended_well, wall_s = result["status"] == "ok", result["wall_s"] or 0
+            if live and ended_well and wall_s < 1:  # hundreds of kernels
+                return
+            status = "ok" if ended_well else f"{result['status']}: {result['reason']}"
+            _print_line(progress, live, f"{place + 1}/{count} {point.title}: {status}, {wall_s:.0f} s")
 
-        def tell(place: int, count: int, what: str) -> None:
-            begins(what, place, count)
-            if not live:
-                sys.stderr.write(f"{place + 1}/{count} {what}\n")
-
-        yield JobWatch(begins, progress.refresh, ends, tell)
+        yield Watch(begins, progress.refresh, ends)
 
 
 @contextmanager
-def sweep_progress(folder: SweepFolder, wanted: bool) -> Iterator[SweepWatch]:
-    """Yield the progress lines of a sweep.
+def sweep_progress(folder: SweepFolder, wanted: bool) -> Iterator[Watch]:
+    """Yield the progress of a sweep.
 
     Drawn at most once a second, since drawing takes CPU time from what is measured.
     """
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-    from stepscope.experiments.suite.sweep import SweepWatch, time_left_s
+    from stepscope.experiments.engine.engine import Watch
+    from stepscope.experiments.suite.sweep import time_left_s
 
-    order, ended = folder.order, folder.ended()
+    order, ended = folder.order, folder.results()
     console = Console(stderr=True, highlight=False)
     if not wanted:
-        yield SweepWatch()
+        yield Watch()
         return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[left]}"))
     live = console.is_terminal
@@ -82,21 +78,25 @@ def sweep_progress(folder: SweepFolder, wanted: bool) -> Iterator[SweepWatch]:
             left = "" if left_s is None else f"{duration(max(0.0, left_s - now.seconds()) * 1e9, 2)} left"
             progress.update(task, description=f"{now.name} {now.seconds():.0f} s", left=left, refresh=True)
 
-        def begins(point: Point, place: int) -> None:
-            now.begin(run_label(point))
+        def begins(point: SweepPoint, place: int, count: int) -> None:
+            now.begin(point.title)
             draw()
 
-        def ends(point: Point, place: int, result: Mapping[str, Any]) -> None:
+        def ends(point: SweepPoint, place: int, count: int, result: Mapping[str, Any]) -> None:
             ended[point.id] = dict(result)
-            line = f"{place + 1}/{len(order)} {run_label(point)}: {outcome_label(result)}"
-            if live:
-                progress.update(task, advance=1)
-                progress.console.print(line, markup=False)
-            else:
-                sys.stderr.write(f"{line}\n")
+            progress.update(task, advance=1)
+            _print_line(progress, live, f"{place + 1}/{count} {point.title}: {outcome_label(result)}")
             now.begin("")
 
-        yield SweepWatch(begins, draw, ends)
+        yield Watch(begins, draw, ends)
+
+
+def _print_line(progress: Progress, live: bool, line: str) -> None:
+    """Print above the bar of a terminal; elsewhere there is no bar."""
+    if live:
+        progress.console.print(line, markup=False)
+    else:
+        sys.stderr.write(f"{line}\n")
 
 
 class _CurrentRun:
@@ -110,13 +110,6 @@ class _CurrentRun:
 
     def seconds(self) -> float:
         return monotonic() - self._began
-
-
-def run_label(point: Point) -> str:
-    """A run in few words."""
-    threads = "" if point.threads is None else f" {point.threads} threads"
-    precision = "" if point.precision == "fp32" else f" {point.precision}"
-    return f"{point.workload} batch {point.batch} {point.optimizer}{precision}{threads}, repeat {point.repeat + 1}"
 
 
 def outcome_label(result: Mapping[str, Any]) -> str:
@@ -143,7 +136,7 @@ def fleet_progress(folder: FleetFolder, wanted: bool) -> Iterator[FleetWatch]:
     live = console.is_terminal
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[now]}"))
     with Progress(*columns, console=console, refresh_per_second=1, transient=True, disable=not live) as progress:
-        ended = {board: len(sweep.ended()) for board, sweep in folder.boards.items()}
+        ended = {board: len(sweep.results()) for board, sweep in folder.boards.items()}
         bars = {
             board: progress.add_task(board, total=len(sweep.order), completed=ended[board], now="")
             for board, sweep in folder.boards.items()
@@ -154,21 +147,18 @@ def fleet_progress(folder: FleetFolder, wanted: bool) -> Iterator[FleetWatch]:
             now = [f"{name}: {what} ({monotonic() - since:.0f} s)" for name, (what, since) in under_way[board].items()]
             progress.update(bars[board], completed=ended[board], now="; ".join(now))
 
-        def begins(device: Device, point: Point) -> None:
-            under_way[device.board][device.name] = (run_label(point), monotonic())
+        def begins(device: Device, point: SweepPoint) -> None:
+            under_way[device.board][device.name] = (point.title, monotonic())
             draw(device.board)
 
-        def ends(board: str, device: Device, point: Point, result: Mapping[str, Any]) -> None:
+        def ends(board: str, device: Device, point: SweepPoint, result: Mapping[str, Any]) -> None:
             under_way[board].pop(device.name, None)
             ended[board] += 1
             of = f"{ended[board]}/{len(folder.boards[board].order)}"
-            says(f"{board} {of} on {device.name}: {run_label(point)}: {outcome_label(result)}")
+            says(f"{board} {of} on {device.name}: {point.title}: {outcome_label(result)}")
             draw(board)
 
         def says(line: str) -> None:
-            if live:
-                progress.console.print(line, markup=False)
-            else:
-                sys.stderr.write(f"{line}\n")
+            _print_line(progress, live, line)
 
         yield FleetWatch(begins, ends, says)

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stepscope.api.progress import job_progress
+from stepscope.api.progress import study_progress
 from stepscope.api.requests import STUDIES
 from stepscope.errors import UnknownName, UsageError
 
@@ -45,12 +45,13 @@ def study(
 
 def answer(request: StudyRequest, checked: StudyRequest, folder: Path, progress: bool) -> Findings:
     """Answer a request in a folder, with findings.json, figures and page.html; `checked` is what it stores."""
+    from stepscope.experiments.engine.engine import answer_study
     from stepscope.experiments.engine.folder import StudyFolder
     from stepscope.report.html import write_text
     from stepscope.report.study_results import render, save_figures
 
-    with job_progress(progress) as watch:
-        findings = checked.answer(folder, watch, study_command(request, folder))
+    with study_progress(progress) as watch:
+        findings = answer_study(checked, folder, watch=watch, command=study_command(request, folder))
     StudyFolder(folder, request.study, checked.to_dict()).conclude(findings)
     charts = _charts(request.study, findings)
     save_figures(charts, folder / "figures", findings.title, FIGURE_FORMATS)

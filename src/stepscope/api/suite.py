@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
 __all__ = ["export", "listed", "page", "results", "run", "scores", "table"]
 
-_CHILD = ("-m", "stepscope.experiments.suite.child")
-
 
 def run(tier: str | SuiteRun | None = None, *, progress: bool = False, **settings: Any) -> Path:
     """Run a sweep, every run in a fresh process, and return its folder: suites/<time>-<tier> unless `out` says.
@@ -76,7 +74,7 @@ def run_sweep(request: SuiteRun, out: Path, progress: bool, says: Callable[[str]
     if progress:
         _say(f"sweep of {len(folder.order)} runs in {folder.path}")
     with sweep_progress(folder, progress) as watch:
-        sweep(folder, (sys.executable, *_CHILD), watch)
+        sweep(folder, watch=watch)
 
 
 def results(path: str | Path) -> Results:
@@ -135,6 +133,7 @@ def listed(below: str | Path = "suites") -> dict[str, Any]:
 
 
 def _run_on_fleet(request: SuiteRun, out: Path, progress: bool, says: Callable[[str], None]) -> None:
+    from stepscope.experiments.engine.engine import CHILD
     from stepscope.experiments.fleet.connection import require_dask, scheduler_address
     from stepscope.experiments.fleet.plan import new_fleet, resume_fleet
     from stepscope.experiments.fleet.sweep import fleet_sweep
@@ -148,7 +147,7 @@ def _run_on_fleet(request: SuiteRun, out: Path, progress: bool, says: Callable[[
         runs = sum(len(sweep.order) for sweep in folder.boards.values())
         _say(f"sweep of {runs} runs on {len(folder.boards)} boards in {folder.path}")
     with fleet_progress(folder, progress) as watch:
-        fleet_sweep(folder, where, _CHILD, watch, request.wait)
+        fleet_sweep(folder, where, CHILD[1:], watch, request.wait)
 
 
 def _say(line: str) -> None:
@@ -283,6 +282,6 @@ def _sweeps(below: Path) -> Iterator[dict[str, Any]]:
         except StepscopeError as error:  # of a newer Stepscope, or damaged
             yield {"path": str(plan.parent), "unreadable": str(error)}
             continue
-        ended = folder.ended()
+        ended = folder.results()
         runs = folder.order
         yield {"path": str(folder.path), "runs": len(runs), "ended": sum(point.id in ended for point in runs)}

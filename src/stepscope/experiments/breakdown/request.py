@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from stepscope.errors import UsageError
@@ -20,8 +19,7 @@ from stepscope.experiments.sweeps.request import QUICK, REPEATS, SEED, STEPS, Tr
 from stepscope.request import option
 
 if TYPE_CHECKING:
-    from stepscope.analysis.results import Findings
-    from stepscope.experiments.engine.process import JobWatch
+    from stepscope.experiments.engine.engine import Plan
 
 
 @dataclass(frozen=True)
@@ -71,11 +69,10 @@ class Breakdown(StudyRequest):
         check_device(self.device)
         return self
 
-    def answer(self, folder: Path, watch: JobWatch, command: str) -> Findings:
-        from stepscope.experiments.breakdown.study import CHILD, breakdown
-        from stepscope.experiments.sweeps.trainings import TrainingContext
+    def plan(self) -> Plan:
+        from stepscope.experiments.breakdown.study import breakdown_plan
         from stepscope.footprint.jobs import workload_job
 
-        jobs = {model: workload_job(find_workload(model), self.optimizer) for model in self.models}
-        means = TrainingContext(CHILD, watch.tell)
-        return breakdown(folder, self, jobs.__getitem__, means=means, command=command)
+        return breakdown_plan(
+            self, {model: workload_job(find_workload(model), self.optimizer) for model in self.models}
+        )  # fmt: skip

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import polars as pl
@@ -19,10 +17,9 @@ from stepscope.analysis.run import Run
 from stepscope.analysis.time.steps import profiled_steps
 from stepscope.errors import StepscopeError
 from stepscope.experiments.breakdown.request import Breakdown
-from stepscope.experiments.engine.facts import device_name, versions
-from stepscope.experiments.engine.folder import StudyFolder
+from stepscope.experiments.engine.engine import Plan
 from stepscope.experiments.sweeps.request import INFERENCE, TRAINING, TrainingSetting
-from stepscope.experiments.sweeps.trainings import TrainingContext, TrainingRun, run_trainings
+from stepscope.experiments.sweeps.trainings import TrainingRun, training_plan
 from stepscope.footprint.chart_data import TRAINING as DRY_TRAINING
 from stepscope.footprint.chart_data import inference, step_series
 from stepscope.record.dry.dry_run import DryRunStopped, dry_run
@@ -30,8 +27,6 @@ from stepscope.record.dry.job import Job
 from stepscope.record.dry.workspaces import Workspaces, this_platform
 from stepscope.runfolder import PHASES
 
-NAME = "breakdown"
-CHILD = (sys.executable, "-m", "stepscope.experiments.sweeps.child")
 Key = tuple[str, str]  # model, and training or inference
 
 
@@ -47,43 +42,25 @@ class Evidence:
     notes: tuple[str, ...]
 
 
-def breakdown(
-    out: str | Path,
-    asked: Breakdown,
-    job_of: Callable[[str], Job],
-    *,
-    means: TrainingContext | None = None,
-    command: str = "",
-) -> Findings:
-    """Run and dry-run the models in a study's folder, begun or gone on with. `job_of`: a workload for a dry run."""
-    jobs = {model: job_of(model) for model in asked.models}
-    folder = StudyFolder(Path(out), NAME, asked.to_dict())
-    base = {"batch": asked.batch, "optimizer": asked.optimizer, "threads": asked.threads, "device": asked.device}
-    settings = [TrainingSetting(model, **base, kind=kind) for model in asked.models for kind in _kinds(jobs[model])]  # type: ignore[arg-type]
-    with folder.locked():
-        runs = (
-            []
-            if asked.memory_only
-            else run_trainings(folder, settings, asked.rules, means or TrainingContext(CHILD), _label)
-        )
-    said = command or f"stepscope study {NAME} {' '.join(asked.models)} --out {out}"
-    return build_findings(_evidence(runs, jobs, asked), asked, said)
+def breakdown_plan(request: Breakdown, jobs: Mapping[str, Job]) -> Plan:
+    """Train every model, let it infer, and count its memory on dry runs. jobs: each model for a dry run."""
+    base = {name: getattr(request, name) for name in ("batch", "optimizer", "threads", "device")}
+    settings = [TrainingSetting(model, **base, kind=kind) for model in request.models for kind in _kinds(jobs[model])]
+
+    def judge(runs: list[TrainingRun]) -> Findings:
+        return build_findings(_evidence(runs, jobs, request), request)
+
+    return training_plan([] if request.memory_only else settings, request.rules, _label, judge)
 
 
-def build_findings(evidence: Evidence, asked: Breakdown, command: str) -> Findings:
+def build_findings(evidence: Evidence, asked: Breakdown) -> Findings:
     """The findings from evidence that has been gathered."""
     tables = (_memory_table(evidence), _time_table(evidence), _energy_table(evidence))
     return Findings(
-        study=NAME,
         title=f"Where training goes: {' and '.join(asked.models)}",
         answer=" ".join(_answer(evidence, asked)),
         tables=tuple(table for table in tables if table.rows),
-        settings=asked.to_dict(),
-        device=device_name(),
-        versions=versions(),
-        command=command,
         notes=evidence.notes,
-        simulated=asked.simulate,
         frames=_frames(evidence),
     )
 
@@ -102,16 +79,16 @@ def _evidence(runs: Sequence[TrainingRun], jobs: Mapping[str, Job], asked: Break
     lacking: dict[Key, str] = {}
     notes = []
     for one in runs:
-        key = (one.point.setting.workload, one.point.setting.kind)
+        key = (one.setting.workload, one.setting.kind)
         if one.status != "ok" or one.run is None:
-            notes.append(f"{_label(one.point.setting)}: {one.status}: {one.reason}")
+            notes.append(f"{_label(one.setting)}: {one.status}: {one.reason}")
             continue
         run = Run(one.run)
         spent = family_milliseconds(run)
         if spent:
             times.setdefault(key, []).append(spent)
         else:  # nothing recorded is no step of 0 ms
-            notes.append(f"{_label(one.point.setting)}, repeat {one.point.repeat + 1}: no operators were recorded")
+            notes.append(f"{_label(one.setting)}, repeat {one.repeat + 1}: no operators were recorded")
         of_run, lacking[key] = (energy[key], "") if key in energy else _joules(run)
         if of_run is not None:
             energy[key] = of_run

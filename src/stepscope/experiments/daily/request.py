@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from stepscope.errors import UsageError
@@ -19,8 +18,7 @@ from stepscope.experiments.engine.request import (
 from stepscope.request import option
 
 if TYPE_CHECKING:
-    from stepscope.analysis.results import Findings
-    from stepscope.experiments.engine.process import JobWatch
+    from stepscope.experiments.engine.engine import Plan
 
 REPLAYS = ("none", "reservoir", "all")
 
@@ -65,9 +63,7 @@ class DailyTraining(StudyRequest):
     device: str = option("cpu", ANY_DEVICE)
     threads: int | None = option(None, "Threads. Default: torch's choice.", least=1, example="4")
     simulate: str | None = option(None, SIMULATE)
-    time_limit: float = option(
-        3600.0, "Seconds that the trainings of one setting may take.", above=0, unit="s", example="1h"
-    )
+    time_limit: float = option(3600.0, "Seconds that one training may take.", above=0, unit="s", example="1h")
     quick: bool = option(False, "Five days, three seeds, one batch size.", stored=False)
 
     def __post_init__(self) -> None:
@@ -81,7 +77,7 @@ class DailyTraining(StudyRequest):
         check_classifier(self.workload, self.optimizer)
         return self
 
-    def answer(self, folder: Path, watch: JobWatch, command: str) -> Findings:
-        from stepscope.experiments.daily.study import daily
+    def plan(self) -> Plan:
+        from stepscope.experiments.daily.study import daily_plan
 
-        return daily(folder, self, watch=watch, command=command)
+        return daily_plan(self)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,75 +12,57 @@ import polars as pl
 from stepscope.analysis.results import Findings, ResultTable, Value
 from stepscope.errors import UsageError
 from stepscope.experiments.daily.request import DailyTraining
+from stepscope.experiments.engine.engine import Plan, Point, Result
 from stepscope.experiments.engine.facts import (
     AMOUNT,
     ANY,
     SHARE,
     Mean,
-    device_name,
     energy_name,
     energy_notes,
+    failure_table,
+    first_failure,
     mean_of,
+    trained,
     value_and_bounds,
-    versions,
 )
-from stepscope.experiments.engine.folder import StudyFolder
-from stepscope.experiments.engine.process import JobWatch, StudyJob, ended_early, run_missing_jobs
+from stepscope.experiments.engine.points import in_rounds
 from stepscope.units import estimate
 
-NAME = "daily"
-CHILD = (sys.executable, "-m", "stepscope.experiments.training_child")
+TASK = "stepscope.experiments.daily.training:train_point"
 
 
-def daily(
-    out: str | Path,
-    asked: DailyTraining | None = None,
-    *,
-    child: Sequence[str] = CHILD,
-    watch: JobWatch | None = None,
-    command: str = "",
-) -> Findings:
-    """Train day by day in a study's folder, which is begun or gone on with.
+def daily_plan(request: DailyTraining) -> Plan:
+    """Train day by day, with every seed. UsageError where no training came about, with the reason."""
+    points = daily_points(request)
 
-    `child`: how the trainings of a setting are started in a process of their own; `command`: the line to repeat it.
-    UsageError where no training came about, with the reason of the first.
-    """
-    asked = asked or DailyTraining()
-    folder = StudyFolder(Path(out), NAME, asked.to_dict())
-    todo = daily_jobs(asked)
-    with folder.locked():
-        run_missing_jobs(folder, todo, child, asked.time_limit, watch or JobWatch())
-    return build_findings(folder, asked, todo, command or f"stepscope study daily {asked.workload} --out {out}")
+    def judge(results: Mapping[str, Result]) -> Findings:
+        of_setting = {
+            setting: [results[point.id] for point in points if point.setting == setting.id]
+            for setting in daily_settings(request)
+        }
+        return build_findings(of_setting, request)
+
+    return Plan(points, judge, time_limit_s=request.time_limit)
 
 
-def build_findings(folder: StudyFolder, asked: DailyTraining, todo: Sequence[StudyJob], command: str) -> Findings:
-    """The findings from the cells that are there."""
-    made, unmade = list[SettingOutcome](), list[tuple[DailySetting, Mapping[str, Any]]]()
-    for setting, job in zip(daily_settings(asked), todo, strict=True):
-        cells = [cell for cell in map(folder.cell, job.cells.values()) if cell is not None]
-        if cells:
-            made.append(setting_outcome(setting, cells, asked.days))
-        ended = ended_early(folder, job)
-        if ended is not None:
-            unmade.append((setting, ended))
+def build_findings(of_setting: Mapping[DailySetting, Sequence[Result]], asked: DailyTraining) -> Findings:
+    """The findings from the results of the seeds of each setting."""
+    made = [
+        setting_outcome(setting, cells, asked.days)
+        for setting, results in of_setting.items()
+        if (cells := trained(results))
+    ]
+    unmade = [(setting.name, failed) for setting, results in of_setting.items() for failed in first_failure(results)]
     if not made:
         raise UsageError(f"no day could be trained: {unmade[0][1]['reason'] if unmade else 'nothing was made'}")
     tables = [accuracy_table(made), cost_table(made, asked)]
-    if unmade:
-        rows = tuple((setting.name, str(ended["status"]), str(ended["reason"])) for setting, ended in unmade)
-        note = "What was not refused but failed is tried again by the same command."
-        tables.append(ResultTable("unmade", "Not trained", ("setting", "status", "why"), rows, note))
+    tables += [failure_table("setting", unmade)] if unmade else []
     return Findings(
-        study=NAME,
         title=f"{asked.workload} through {asked.days} days of {asked.images} new images",
         answer=_answer(made, asked),
         tables=tuple(tables),
-        settings=asked.to_dict(),
-        device=device_name(),
-        versions=versions(),
-        command=command,
         notes=tuple(_notes(made, asked)),
-        simulated=asked.simulate,
         frames=frames(made, asked),
     )
 
@@ -116,20 +96,20 @@ def _notes(made: Sequence[SettingOutcome], asked: DailyTraining) -> Iterator[str
 
 @dataclass(frozen=True)
 class Routine:
-    """Orders of one process for its trainings: the fields of the request that a training depends on."""
+    """Orders of one training: the fields of the request that it depends on."""
 
     days: int
     images: int
     start: float
-    batch: int
-    replay: str
-    keep: int
-    passes: int
-    order: str
-    optimizer: str | None
-    lr: float | None
-    data: str | None
-    device: str
+    batch: int = 16
+    replay: str = "none"
+    keep: int = 256
+    passes: int = 1
+    order: str = "shuffled"
+    optimizer: str | None = None
+    lr: float | None = None
+    data: str | None = None
+    device: str = "cpu"
 
 
 @dataclass(frozen=True)
@@ -155,24 +135,19 @@ def daily_settings(asked: DailyTraining) -> list[DailySetting]:
     ]
 
 
-def daily_jobs(asked: DailyTraining) -> list[StudyJob]:
-    """A process for each setting, which makes its seeds one after the other."""
-    told = {each.name for each in fields(Routine)} - {"batch", "replay"}
-    shared = {name: getattr(asked, name) for name in sorted(told)}
+def daily_points(asked: DailyTraining) -> list[Point]:
+    """A training for each setting and seed, in shuffled rounds."""
+    shared = {field.name: getattr(asked, field.name) for field in fields(Routine) if hasattr(asked, field.name)}
+    orders = {"workload": asked.workload, "threads": asked.threads, "simulate": asked.simulate}
     return [
-        StudyJob(
-            setting.id,
-            f"{asked.workload}: {asked.days} days, {setting.name}",
-            {seed: f"{setting.id}-s{seed}" for seed in range(asked.seeds)},
-            {
-                "what": "daily",
-                "workload": asked.workload,
-                "threads": asked.threads,
-                "simulate": asked.simulate,
-                "routine": {**shared, "batch": setting.batch, "replay": setting.replay},
-            },
+        Point(
+            f"{setting.id}-s{seed}",
+            f"{asked.workload}: {asked.days} days, {setting.name}, seed {seed}",
+            TASK,
+            {**orders, "seed": seed, "routine": {**shared, "batch": setting.batch, "replay": setting.replay}},
+            setting=setting.id,
         )
-        for setting in daily_settings(asked)
+        for setting, seed in in_rounds(daily_settings(asked), asked.seeds, 0)
     ]
 
 

@@ -5,20 +5,22 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch.utils.data import Dataset, Subset, default_collate
 
+from stepscope import workloads
 from stepscope.errors import UsageError
 from stepscope.experiments.daily.study import Routine
+from stepscope.experiments.engine.child import Orders
 from stepscope.experiments.engine.training import (
     Place,
     TrainingRecord,
     accuracy_of,
     refuse_without_accuracy,
     train_in_session,
+    training_place,
 )
 from stepscope.experiments.partial.training import labels_of
 from stepscope.files import replaced
@@ -28,6 +30,12 @@ _EVERY = 2  # steps of the pre-training between two looks at its accuracy
 _EVALUATION_IMAGES = 1000  # test images for that; the days are judged on all of them
 _MOST_STEPS = 2000
 _SHARE_BEFORE = 0.5  # of the training images: the days have the rest to themselves
+
+
+def train_point(orders: Orders) -> dict[str, Any]:
+    """Train one setting with one seed, as a task of the engine."""
+    with training_place(orders) as place:
+        return train_life(workloads.find(orders["workload"]), Routine(**orders["routine"]), orders["seed"], place)
 
 
 def train_life(workload: Workload, routine: Routine, seed: int, place: Place) -> dict[str, Any]:
@@ -44,7 +52,6 @@ def train_life(workload: Workload, routine: Routine, seed: int, place: Place) ->
         "seed": seed, "batch": routine.batch, "replay": routine.replay, "data": asdict(training.data),
         "pretrained_on": len(before), "days": list(_evenings(done, ends, lessons)),
         "energy_kind": done.energy_kind, "energy_note": done.energy_note, "energy_gap": done.gap,
-        "run": str(Path(done.run).relative_to(place.weights.parent)),
     }  # fmt: skip
 
 

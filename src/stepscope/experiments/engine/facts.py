@@ -6,7 +6,7 @@ import contextlib
 import importlib.metadata
 import math
 import platform
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -15,6 +15,7 @@ import numpy as np
 
 from stepscope import __version__
 from stepscope.analysis.estimate import mean_interval
+from stepscope.analysis.results import ResultTable
 from stepscope.record.device import describe_device
 
 
@@ -98,3 +99,20 @@ def energy_notes(cells: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     if gap > 0:
         said = "it is counted at the mean power of the other readings; above 20 % energy is not known"
         yield f"the sensor missed up to {100 * gap:.2g} % of the time of a training: {said}"
+
+
+def trained(results: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return the results that ended well."""
+    return [result for result in results if result["status"] == "ok"]
+
+
+def first_failure(results: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return the first result that did not end well, or nothing."""
+    return [result for result in results if result["status"] != "ok"][:1]
+
+
+def failure_table(setting: str, failures: Sequence[tuple[str, Mapping[str, Any]]]) -> ResultTable:
+    """Return the settings of which a training failed, with status and reason. setting: title of the first column."""
+    rows = tuple((name, str(result["status"]), str(result["reason"])) for name, result in failures)
+    note = "What was not refused but failed is tried again by the same command."
+    return ResultTable("unmade", "Not trained", (setting, "status", "why"), rows, note)

@@ -1,9 +1,16 @@
-"""The folders of studies and sweeps on disk: the request or plan, and one file for each finished point.
+"""The folders of experiments on disk: the request or plan, and one file for each finished point.
 
+Of a study:
 study.json           which study, with which settings, begun when, on what
-cells/<id>.json      one measured point of the study: there or not there, never in part
-runs/                run folders of the study's own runs, where it makes any
-findings.json        what was found, written at the end, with data/<figure>.parquet, figures/ and page.html
+cells/<id>.json      the result of one point: there or not there, never in part
+runs/<id>/           what its process left: a run folder, and what it printed
+findings.json        the findings, written at the end, with data/<figure>.parquet, figures/ and page.html
+
+Of a sweep:
+sweep.json           what is run, in which order, by which rules, with which definitions of the workloads
+sources/<n>.py       the workloads' own files as they were, to show what has changed since
+points/<id>.json     the result of one run: there or not there, never in part
+runs/<id>/           its run folder, and what it printed
 """
 
 from __future__ import annotations
@@ -15,78 +22,92 @@ import fcntl
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from stepscope.analysis.results import Findings
 from stepscope.errors import OutputNotWritable, RunDamaged, RunNotFound, SchemaTooNew, UsageError
-from stepscope.experiments.engine.points import Entry, Point
+from stepscope.experiments.engine.points import Entry, SweepPoint
 from stepscope.files import replace_json
 
-STUDY_SCHEMA = 1
-_REQUEST_FILE = "study.json"
+STUDY_SCHEMA, SWEEP_SCHEMA = 1, 1
+_REQUEST_FILE, _PLAN_FILE = "study.json", "sweep.json"
+_MOST_LINES = 20
 
 
-class StudyFolder:
-    """The folder of one study. Begun anew, or gone on with where the same was asked before."""
+class ResultFolder:
+    """A folder with a result for each point that has ended."""
 
-    def __init__(self, path: Path, study: str, settings: Mapping[str, Any]) -> None:
-        """Begin, or go on: what has been answered is kept. UsageError where the folder holds another question."""
+    noun: ClassVar[str]
+    results_folder: ClassVar[str]
+
+    def __init__(self, path: Path) -> None:
         self.path = path
-        asked = {
-            "schema": STUDY_SCHEMA,
-            "study": study,
-            "settings": json.loads(json.dumps(dict(settings), default=str)),
-        }
-        kept = _stored_request(path)
-        if kept is None:
-            with writing_study(path):
-                for name in ("cells", "runs"):
-                    (path / name).mkdir(parents=True, exist_ok=True)
-                replace_json(
-                    path / _REQUEST_FILE, {**asked, "began_unix_ms": time.time_ns() // 1_000_000}, durable=True
-                )
-        else:
-            _refuse_other_request(path, kept, asked)
 
-    def cell(self, name: str) -> dict[str, Any] | None:
-        """Return the outcome of a point; null where it has not been measured, or where its file is damaged."""
+    def result(self, name: str) -> dict[str, Any] | None:
+        """Return the result of a point; null where it has not ended, or where its file is damaged."""
         with contextlib.suppress(OSError, ValueError):
-            found = json.loads((self.path / "cells" / f"{name}.json").read_text(encoding="utf-8"))
-            return found if isinstance(found, dict) else None
+            result = json.loads((self.path / self.results_folder / f"{name}.json").read_text(encoding="utf-8"))
+            return result if isinstance(result, dict) else None
         return None
 
-    def keep(self, name: str, found: Mapping[str, Any]) -> None:
-        """Write a point down; once this returns, no power loss takes it away."""
-        with writing_study(self.path):
-            replace_json(self.path / "cells" / f"{name}.json", dict(found), durable=True)
+    def results(self) -> dict[str, dict[str, Any]]:
+        """Return the results of the points that have ended, by their id; a damaged file counts as none."""
+        names = [path.stem for path in (self.path / self.results_folder).glob("*.json")]
+        return {name: result for name in names if (result := self.result(name)) is not None}
 
-    def answered(self, name: str, measure: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
-        """The point as it was measured before, or measured now and kept."""
-        found = self.cell(name)
-        if found is None:
-            found = dict(measure())
-            self.keep(name, found)
-        return found
+    def keep(self, name: str, result: Mapping[str, Any]) -> None:
+        """Write a result down; once this returns, no power loss takes it away."""
+        with self.writing():
+            replace_json(self.path / self.results_folder / f"{name}.json", dict(result), durable=True)
 
-    def conclude(self, findings: Findings) -> None:
-        """Write the findings and the numbers behind the figures."""
-        with writing_study(self.path):
-            (self.path / "data").mkdir(exist_ok=True)
-            for name, frame in findings.frames.items():
-                frame.write_parquet(self.path / "data" / f"{name}.parquet")
-            (self.path / "findings.json").write_text(findings.to_json(), encoding="utf-8")
+    def writing(self) -> AbstractContextManager[None]:
+        """Return a context in which a disk that takes nothing is a refusal that says how to go on."""
+        raise NotImplementedError
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Nobody else works on this study meanwhile; the kernel lets go of the lock however this process ends."""
+        """Nobody else works in this folder meanwhile; the kernel lets go of the lock however this process ends."""
         with (self.path / ".lock").open("a") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
                 hint = "wait for it to end, or choose another folder: --out DIR"
-                raise UsageError(f"another process is at work on the study in '{self.path}'", hint) from None
+                raise UsageError(f"another process is at work on the {self.noun} in '{self.path}'", hint) from None
             yield
+
+
+class StudyFolder(ResultFolder):
+    """The folder of one study. Begun anew, or gone on with where it holds the same request."""
+
+    noun, results_folder = "study", "cells"
+
+    def __init__(self, path: Path, study: str, settings: Mapping[str, Any]) -> None:
+        """Begin, or go on: what has ended is kept. UsageError where the folder holds another request."""
+        super().__init__(path)
+        plain = json.loads(json.dumps(dict(settings), default=str))
+        request = {"schema": STUDY_SCHEMA, "study": study, "settings": plain}
+        stored = _stored_request(path)
+        if stored is not None:
+            _refuse_other_request(path, stored, request)
+            return
+        with self.writing():
+            for name in (self.results_folder, "runs"):
+                (path / name).mkdir(parents=True, exist_ok=True)
+            began = {"began_unix_ms": time.time_ns() // 1_000_000}
+            replace_json(path / _REQUEST_FILE, {**request, **began}, durable=True)
+
+    def conclude(self, findings: Findings) -> None:
+        """Write the findings and the numbers behind the figures."""
+        with self.writing():
+            (self.path / "data").mkdir(exist_ok=True)
+            for name, frame in findings.frames.items():
+                frame.write_parquet(self.path / "data" / f"{name}.parquet")
+            (self.path / "findings.json").write_text(findings.to_json(), encoding="utf-8")
+
+    def writing(self) -> AbstractContextManager[None]:
+        return writing_study(self.path)
 
 
 @contextlib.contextmanager
@@ -103,27 +124,27 @@ def writing_study(path: Path) -> Iterator[None]:
 
 def _stored_request(path: Path) -> dict[str, Any] | None:
     try:
-        kept = json.loads((path / _REQUEST_FILE).read_text(encoding="utf-8"))
+        stored = json.loads((path / _REQUEST_FILE).read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
         raise RunDamaged(
             f"'{path / _REQUEST_FILE}' cannot be read: {error}", "choose another folder: --out DIR"
         ) from error
-    if not isinstance(kept, dict) or not isinstance(kept.get("schema"), int):
-        raise RunDamaged(f"'{path / _REQUEST_FILE}' does not say what was asked", "choose another folder: --out DIR")
-    if kept["schema"] > STUDY_SCHEMA:
+    if not isinstance(stored, dict) or not isinstance(stored.get("schema"), int):
+        raise RunDamaged(f"'{path / _REQUEST_FILE}' does not hold a request", "choose another folder: --out DIR")
+    if stored["schema"] > STUDY_SCHEMA:
         raise SchemaTooNew(
-            f"'{path}' has schema {kept['schema']}; this Stepscope reads up to {STUDY_SCHEMA}", "update it"
+            f"'{path}' has schema {stored['schema']}; this Stepscope reads up to {STUDY_SCHEMA}", "update it"
         )
-    return kept
+    return stored
 
 
-def _refuse_other_request(path: Path, kept: Mapping[str, Any], asked: Mapping[str, Any]) -> None:
-    if kept.get("study") != asked["study"]:
-        said = f"'{path}' holds the study '{kept.get('study')}', not '{asked['study']}'"
+def _refuse_other_request(path: Path, stored: Mapping[str, Any], request: Mapping[str, Any]) -> None:
+    if stored.get("study") != request["study"]:
+        said = f"'{path}' holds the study '{stored.get('study')}', not '{request['study']}'"
         raise UsageError(said, "choose another folder: --out DIR")
-    before, now = kept.get("settings", {}), asked["settings"]
+    before, now = stored.get("settings", {}), request["settings"]
     other = [name for name in sorted({*before, *now}) if before.get(name) != now.get(name)]
     if other:
         lines = "\n".join(f"  {name}: {before.get(name)} -> {now.get(name)}" for name in other)
@@ -131,21 +152,13 @@ def _refuse_other_request(path: Path, kept: Mapping[str, Any], asked: Mapping[st
         raise UsageError(said, "give the same options to go on with it, or another folder: --out DIR")
 
 
-# sweep.json           what is run, in which order, by which rules, with which definitions of the workloads
-# sources/<n>.py       the workloads' own files as they were, to show what has changed since
-# points/<id>.json     what became of a run: there or not there, never in part
-# runs/<id>/           its run folder, and what it printed
-
-SWEEP_SCHEMA = 1
-_PLAN_FILE = "sweep.json"
-_MOST_LINES = 20
-
-
-class SweepFolder:
+class SweepFolder(ResultFolder):
     """The folder of one sweep."""
 
+    noun, results_folder = "sweep", "points"
+
     def __init__(self, path: Path) -> None:
-        self.path = path
+        super().__init__(path)
         self.plan = _read_plan(path)
 
     @classmethod
@@ -168,25 +181,12 @@ class SweepFolder:
         return cls(path)
 
     @property
-    def order(self) -> list[Point]:
-        return [Point(**point) for point in self.plan["order"]]
+    def order(self) -> list[SweepPoint]:
+        return [SweepPoint(**point) for point in self.plan["order"]]
 
-    def run_folder(self, point: Point) -> Path:
+    def run_folder(self, point: SweepPoint) -> Path:
         """Return the folder that the child of this run writes to."""
         return self.path / "runs" / point.id
-
-    def ended(self) -> dict[str, dict[str, Any]]:
-        """Return the outcomes of the runs that have ended, by the id of their point; a damaged file counts as none."""
-        found = {}
-        for path in (self.path / "points").glob("*.json"):
-            with contextlib.suppress(OSError, ValueError):
-                found[path.stem] = json.loads(path.read_text(encoding="utf-8"))
-        return found
-
-    def end(self, point: Point, result: dict[str, Any]) -> None:
-        """Write down what became of a run; once this returns, no power loss takes it away."""
-        with writing_sweep(self.path):
-            replace_json(self.path / "points" / f"{point.id}.json", result, durable=True)
 
     def refuse_changes(self, entries: Sequence[Entry]) -> None:
         """UsageError with the difference where a workload is no longer the one that this sweep began with."""
@@ -204,17 +204,8 @@ class SweepFolder:
                 "bring back the version that it began with, or begin a new sweep with another --out",
             )
 
-    @contextlib.contextmanager
-    def locked(self) -> Iterator[None]:
-        """Nobody else runs this sweep meanwhile; the kernel lets go of the lock however this process ends."""
-        with (self.path / ".lock").open("a") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                raise UsageError(
-                    f"another process is running the sweep in '{self.path}'", "wait for it to end"
-                ) from None
-            yield
+    def writing(self) -> AbstractContextManager[None]:
+        return writing_sweep(self.path)
 
     def _difference(self, name: str, kept: dict[str, Any], entry: Entry) -> Iterator[str]:
         before, after = kept["definition"], dict(entry.definition)

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from stepscope.errors import UnknownName
 
@@ -18,6 +18,17 @@ if TYPE_CHECKING:
 
 
 ALL = "all"
+Setting = TypeVar("Setting")
+
+
+def in_rounds(settings: Iterable[Setting], repeats: int, seed: int) -> list[tuple[Setting, int]]:
+    """Return every setting with every repeat: in rounds, each shuffled, so that what drifts hits all settings alike."""
+    shuffle, every, order = random.Random(seed), list(settings), list[tuple[Setting, int]]()
+    for repeat in range(repeats):
+        round_ = list(every)
+        shuffle.shuffle(round_)
+        order += [(setting, repeat) for setting in round_]
+    return order
 
 
 @dataclass(frozen=True)
@@ -38,7 +49,7 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Point:
+class SweepPoint:
     """One run of a sweep; `threads` null is torch's own choice. Repeats count from 0."""
 
     workload: str
@@ -55,6 +66,13 @@ class Point:
         return (self.workload, self.batch, self.optimizer, self.precision, self.threads, self.device)
 
     @property
+    def title(self) -> str:
+        """The run in few words, for people."""
+        threads = "" if self.threads is None else f" {self.threads} threads"
+        precision = "" if self.precision == "fp32" else f" {self.precision}"
+        return f"{self.workload} batch {self.batch} {self.optimizer}{precision}{threads}, repeat {self.repeat + 1}"
+
+    @property
     def id(self) -> str:
         """A name for files: readable, and unique also where a workload is named by a path."""
         name = re.sub(r"[^A-Za-z0-9._-]+", "_", self.workload).strip("._") or "workload"
@@ -63,7 +81,7 @@ class Point:
         threads = "auto" if self.threads is None else self.threads
         return f"{name}-b{self.batch}-{self.optimizer}-{self.precision}-t{threads}-{self.device}-r{self.repeat}"
 
-    def would_need_more_than(self, other: Point) -> bool:
+    def would_need_more_than(self, other: SweepPoint) -> bool:
         """The same training with a batch at least as large: what did not fit for the other does not fit for it."""
         alike = self.setting[:1] + self.setting[2:] == other.setting[:1] + other.setting[2:]
         return alike and self.batch >= other.batch
@@ -83,7 +101,7 @@ class Grid:
     device: str = "cpu"
     repeats: int = 3
 
-    def settings(self, entries: Sequence[Entry]) -> list[Point]:
+    def settings(self, entries: Sequence[Entry]) -> list[SweepPoint]:
         """The first repeat of every combination in order, each once."""
         found = [point for entry in entries for point in self._of(entry)]
         return list(dict.fromkeys(found))
@@ -92,24 +110,21 @@ class Grid:
         """Return how many combinations were given more than once."""
         return sum(1 for entry in entries for _ in self._of(entry)) - len(self.settings(entries))
 
-    def points(self, entries: Sequence[Entry], seed: int) -> list[Point]:
+    def points(self, entries: Sequence[Entry], seed: int) -> list[SweepPoint]:
         """Every run, shuffled within each round of repeats, so that repeats lie far apart in time."""
-        settings, shuffle = self.settings(entries), random.Random(seed)
-        order: list[Point] = []
-        for repeat in range(self.repeats):
-            round_ = [Point(*point.setting, repeat) for point in settings]
-            shuffle.shuffle(round_)
-            order += round_
-        return order
+        return [
+            SweepPoint(*point.setting, repeat)
+            for point, repeat in in_rounds(self.settings(entries), self.repeats, seed)
+        ]
 
-    def _of(self, entry: Entry) -> Iterator[Point]:
+    def _of(self, entry: Entry) -> Iterator[SweepPoint]:
         for batch in self.batches or (entry.default_batch,):
             for optimizer in self.optimizers or (entry.default_optimizer,):
                 if optimizer not in entry.optimizers:
                     raise UnknownName(f"optimizer of '{entry.name}'", optimizer, entry.optimizers)
                 for precision in self.precisions:
                     for threads in self.threads or (None,):
-                        yield Point(entry.name, batch, optimizer, precision, threads, self.device, 0)
+                        yield SweepPoint(entry.name, batch, optimizer, precision, threads, self.device, 0)
 
 
 def names_of_tier(names: Mapping[str, Iterable[str]], tier: str | None, wanted: Sequence[str]) -> list[str]:

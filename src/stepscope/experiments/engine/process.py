@@ -1,4 +1,4 @@
-"""Measurements in child processes: the outcome of one, and the jobs of a study that are still missing."""
+"""A measurement in a child process: its start, its end, and the outcome."""
 
 from __future__ import annotations
 
@@ -10,16 +10,15 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from stepscope.clock import monotonic_ns
 from stepscope.errors import RunError
-from stepscope.experiments.engine.folder import StudyFolder
 from stepscope.runfolder import RunReader
 
-STATUS_FILE = "said.json"  # the child's last word
+STATUS_FILE = "ended.json"  # the child's last act: status, reason and result
 LOG_FILE = "log.txt"  # what it printed
 NO_FIT = {"oom": "ran out of memory", "killed": "was killed", "timeout": "did not end within the time limit"}
 _TICK_S = 1.0
@@ -30,7 +29,7 @@ _FINISHED = ("ok", "oom", "failed")
 
 @dataclass(frozen=True)
 class Outcome:
-    """Outcome of a run; `run` is its run folder, null where none was begun.
+    """Outcome of a run; `run` is its run folder, null where none was begun; `result` is what its task returned.
 
     status: ok, oom, killed (by a SIGKILL that was not ours), crashed, timeout, failed (an exception), not installed,
     no data, refused.
@@ -40,6 +39,7 @@ class Outcome:
     reason: str | None
     run: Path | None
     wall_s: float | None
+    result: Mapping[str, Any] = field(default_factory=dict)
 
 
 def run_child(
@@ -52,7 +52,7 @@ def run_child(
     """Start the child with its orders as JSON, wait, and say what became of it. What an earlier try left is removed."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    orders = {**spec, "out": str(folder), "said": str(folder / STATUS_FILE), "parent": os.getpid()}
+    orders = {**spec, "out": str(folder), "ended": str(folder / STATUS_FILE), "parent": os.getpid()}
     began_ns = monotonic_ns()
     with (folder / LOG_FILE).open("wb") as log:
         child = subprocess.Popen(
@@ -69,17 +69,19 @@ def run_child(
     wall_s = (monotonic_ns() - began_ns) / 1e9
     if not in_time:
         return Outcome(*_timeout_status(folder, time_limit_s), run_in(folder), wall_s)
-    status, reason = _reported_status(folder) or _status_from_exit(child.returncode, folder)
-    return Outcome(status, reason, run_in(folder), wall_s)
+    ended = _reported_end(folder)
+    if ended is None:
+        return Outcome(*_status_from_exit(child.returncode, folder), run_in(folder), wall_s)
+    return replace(ended, wall_s=wall_s)
 
 
 def finished_outcome(folder: Path) -> Outcome | None:
     """A run that ended although the sweep was no longer there to write it down; None where there is none."""
-    said, run = _reported_status(folder), run_in(folder)
-    if said is None and run is not None and RunReader(run).status in _FINISHED:
+    ended, run = _reported_end(folder), run_in(folder)
+    if ended is None and run is not None and RunReader(run).status in _FINISHED:
         meta = RunReader(run).meta
-        said = str(meta["status"]), meta.get("reason")
-    return None if said is None else Outcome(*said, run, None)
+        return Outcome(str(meta["status"]), meta.get("reason"), run, None)
+    return ended
 
 
 def run_in(folder: Path) -> Path | None:
@@ -126,10 +128,10 @@ def _end(child: subprocess.Popen[bytes]) -> None:
     child.wait()
 
 
-def _reported_status(folder: Path) -> tuple[str, str | None] | None:
+def _reported_end(folder: Path) -> Outcome | None:
     try:
-        said = json.loads((folder / STATUS_FILE).read_text(encoding="utf-8"))
-        return str(said["status"]), said["reason"]
+        ended = json.loads((folder / STATUS_FILE).read_text(encoding="utf-8"))
+        return Outcome(str(ended["status"]), ended["reason"], run_in(folder), None, dict(ended.get("result") or {}))
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
@@ -154,66 +156,3 @@ def _status_from_exit(code: int, folder: Path) -> tuple[str, str]:
     if code < 0:
         return "crashed", f"{signal.Signals(-code).name}: {last}"
     return "crashed", f"exit code {code}: {last}"
-
-
-@dataclass(frozen=True)
-class JobWatch:
-    """Told: about to begin (what, place, of how many), a second has passed, how it ended (and why, unless well).
-
-    tell: about to measure something (place, of how many, what), of which it is not said how it ended.
-    """
-
-    begins: Callable[[str, int, int], None] = lambda called, place, count: None
-    ticks: Callable[[], None] = lambda: None
-    ends: Callable[[str, int, int, Outcome], None] = lambda called, place, count, outcome: None
-    tell: Callable[[int, int, str], None] = lambda place, count, what: None
-
-
-@dataclass(frozen=True)
-class StudyJob:
-    """Points of a study that one process makes, one after the other, and writes down as each is done.
-
-    cells: the points by the seed that makes each. orders: what the process is told, but for the seeds that are left.
-    """
-
-    name: str
-    called: str
-    cells: Mapping[int, str]
-    orders: Mapping[str, Any]
-
-
-def ended_early(folder: StudyFolder, job: StudyJob) -> dict[str, Any] | None:
-    """Return how a job ended that did not make all its points: status and reason; null where nothing is missing."""
-    missing = [cell for cell in job.cells.values() if folder.cell(cell) is None]
-    if not missing:
-        return None
-    unsaid = {"status": "unfinished", "reason": f"{', '.join(missing)} cannot be read or was not made"}
-    return folder.cell(f"{job.name}-ended") or unsaid
-
-
-def run_missing_jobs(
-    folder: StudyFolder, jobs: Sequence[StudyJob], child: Sequence[str], time_limit_s: float, watch: JobWatch
-) -> None:
-    """Start a process for each job with points that are not there; one that cannot make them is kept with its reason.
-
-    Ctrl-C ends the process; the points that it had finished stay. What was refused would be refused again; a job that
-    ended for any other reason (memory, time, a crash) is tried again by the next call.
-    """
-    for place, job in enumerate(jobs):
-        left = [seed for seed, cell in job.cells.items() if folder.cell(cell) is None]
-        ended = ended_early(folder, job)
-        if not left or (ended is not None and ended["status"] == "refused"):
-            continue
-        watch.begins(job.called, place, len(jobs))
-        cells = {str(seed): str((folder.path / "cells" / f"{job.cells[seed]}.json").absolute()) for seed in left}
-        orders = {**job.orders, "seeds": left, "cells": cells, "study": str(folder.path.absolute())}
-        outcome = run_child(child, orders, _try_folder(folder, job), time_limit_s, watch.ticks)
-        if outcome.status != "ok":
-            folder.keep(f"{job.name}-ended", {"status": outcome.status, "reason": outcome.reason})
-        watch.ends(job.called, place, len(jobs), outcome)
-
-
-def _try_folder(folder: StudyFolder, job: StudyJob) -> Path:
-    """A place of its own for each try: the runs of seeds that were finished before stay where they are."""
-    tries = len(list((folder.path / "runs").glob(f"{job.name}.*")))
-    return (folder.path / "runs" / f"{job.name}.{tries}").absolute()

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from stepscope.errors import UnknownName, UsageError
 from stepscope.request import Option, Request
 
 if TYPE_CHECKING:
-    from stepscope.analysis.results import Findings
-    from stepscope.experiments.engine.process import JobWatch
+    from stepscope.experiments.engine.engine import Plan
     from stepscope.workloads.contract import Workload
 
 
@@ -30,8 +28,8 @@ class StudyRequest(Request):
         """Return the request as it is stored, with what this machine adds. Whatever cannot be is refused here."""
         return self
 
-    def answer(self, folder: Path, watch: JobWatch, command: str) -> Findings:
-        """Measure in a folder, begun or gone on with, and judge. command: the line that repeats it."""
+    def plan(self) -> Plan:
+        """Return what is measured and how it is judged."""
         raise NotImplementedError
 
 

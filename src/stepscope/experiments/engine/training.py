@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +14,7 @@ from stepscope.analysis.forecast import step_energy
 from stepscope.analysis.run import Run
 from stepscope.arrays import Floats
 from stepscope.errors import DataUnavailable, UsageError
+from stepscope.experiments.engine.child import Orders, session_settings
 from stepscope.record.session import Session, status_of
 from stepscope.record.settings import Metering, Settings
 
@@ -40,6 +42,14 @@ class Place:
         metering = Metering(simulated=self.simulated, characterise=self.simulated is None)
         out, name = str(self.runs), training.workload.name
         return Settings(out=out, name=name, record="none", memory="off", facts=facts, root=self.root, metering=metering)
+
+
+@contextlib.contextmanager
+def training_place(orders: Orders) -> Iterator[Place]:
+    """Yield the place of the training that a task is ordered to make."""
+    with session_settings(orders) as settings:
+        weights = Path(orders["study"]) / "pretrained"
+        yield Place(Path(settings.out), weights, settings.root, settings.metering.simulated)
 
 
 Evaluate = Callable[[], Mapping[str, float]]

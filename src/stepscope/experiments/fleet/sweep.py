@@ -22,7 +22,7 @@ import polars as pl
 
 from stepscope.errors import FleetError, RunDamaged, SchemaTooNew, UsageError
 from stepscope.experiments.engine.folder import SweepFolder, writing_sweep
-from stepscope.experiments.engine.points import Entry, Point
+from stepscope.experiments.engine.points import Entry, SweepPoint
 from stepscope.experiments.engine.process import Outcome
 from stepscope.experiments.fleet import worker
 from stepscope.experiments.fleet.connection import FleetUnreachable, SchedulerAddress, check_name, connect
@@ -39,7 +39,7 @@ from stepscope.experiments.fleet.devices import (
 )
 from stepscope.experiments.fleet.worker import Piece, gather_run, path_inside
 from stepscope.experiments.suite.results import results_of_folder, settings_table
-from stepscope.experiments.suite.sweep import adopt_finished, result_of, skip_result, with_cooling
+from stepscope.experiments.suite.sweep import adopt_finished, orders_of, result_of, skip_result, with_cooling
 from stepscope.files import replace_json
 from stepscope.units import plural
 
@@ -60,8 +60,8 @@ class FleetIncomplete(FleetError):
 class FleetWatch:
     """Events of a fleet: a device begins a run, a run of a board has ended, something happened."""
 
-    begins: Callable[[Device, Point], None] = lambda device, point: None
-    ends: Callable[[str, Device, Point, Mapping[str, Any]], None] = lambda board, device, point, result: None
+    begins: Callable[[Device, SweepPoint], None] = lambda device, point: None
+    ends: Callable[[str, Device, SweepPoint, Mapping[str, Any]], None] = lambda board, device, point, result: None
     says: Callable[[str], None] = lambda line: None
 
 
@@ -200,10 +200,12 @@ class _FleetRunner:
             return f"{device.name} went away" if device.address in self._gone else None
         return str(error) if isinstance(error, (DeviceLost, RunDamaged)) else None
 
-    async def _run(self, client: Client, device: Device, board: Board, point: Point, met: DeviceInfo) -> dict[str, Any]:
+    async def _run(
+        self, client: Client, device: Device, board: Board, point: SweepPoint, met: DeviceInfo
+    ) -> dict[str, Any]:
         """Have it made, and bring it home."""
         plan, name = board.sweep.plan, (self._folder.id, point.id)
-        spec = {**point.to_dict(), "rules": plan["rules"]}
+        spec = orders_of(point, plan["rules"])
         source = _own_source(board, point)
         ended = await ask_device(client, device, worker.make_run, *name, self._child, spec, source)
         if ended["disk_full"]:
@@ -224,7 +226,7 @@ class _FleetRunner:
         return {**result, "flags": [*result.get("flags", []), *slept], "made_by": device.name, "clock": clock}
 
 
-def _own_source(board: Board, point: Point) -> str | None:
+def _own_source(board: Board, point: SweepPoint) -> str | None:
     """The text of a workload that is a file of the user's own: the devices do not have it."""
     path = point.workload.rpartition(":")[0]
     if not path.endswith(".py"):
@@ -251,28 +253,28 @@ class Board:
 
     def __init__(self, name: str, sweep: SweepFolder) -> None:
         self.name, self.sweep, self.order = name, sweep, sweep.order
-        self.ended = {id_: result for id_, result in sweep.ended().items() if result.get("status") != LOST}
+        self.ended = {id_: result for id_, result in sweep.results().items() if result.get("status") != LOST}
         self.waiting = deque(point for point in self.order if point.id not in self.ended)
         self._tries: Counter[str] = Counter()
 
-    def left(self) -> list[Point]:
+    def left(self) -> list[SweepPoint]:
         """Return the runs that have not ended, waiting or under way."""
         return [point for point in self.order if point.id not in self.ended]
 
-    def before(self, point: Point) -> Sequence[Point]:
+    def before(self, point: SweepPoint) -> Sequence[SweepPoint]:
         """Return the runs that come before a run in the order of the sweep."""
         return self.order[: self.order.index(point)]
 
-    def give_back(self, point: Point) -> None:
+    def give_back(self, point: SweepPoint) -> None:
         """It waits again, first in the line."""
         self.waiting.appendleft(point)
 
-    def end(self, point: Point, result: Mapping[str, Any]) -> None:
+    def end(self, point: SweepPoint, result: Mapping[str, Any]) -> None:
         """Write down what became of it."""
-        self.sweep.end(point, dict(result))
+        self.sweep.keep(point.id, dict(result))
         self.ended[point.id] = dict(result)
 
-    def lost(self, point: Point, why: str) -> dict[str, Any] | None:
+    def lost(self, point: SweepPoint, why: str) -> dict[str, Any] | None:
         """Count a try that came to nothing; the result after the last one, None while there are more."""
         self._tries[point.id] += 1
         if self._tries[point.id] < TRIES:

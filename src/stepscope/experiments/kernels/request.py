@@ -11,8 +11,7 @@ from stepscope.experiments.engine.request import DEVICE, THREADS, StudyRequest, 
 from stepscope.request import option
 
 if TYPE_CHECKING:
-    from stepscope.analysis.results import Findings
-    from stepscope.experiments.engine.process import JobWatch
+    from stepscope.experiments.engine.engine import Plan
     from stepscope.experiments.kernels.shapes import Sweep
 
 OPS = ("conv", "depthwise", "linear", "lstm", "attention", "batch_norm", "optimizer")
@@ -93,7 +92,7 @@ class Kernels(StudyRequest):
         imported = None if self.import_ is None else self.import_.absolute()
         return replace(self, threads=self.threads or torch.get_num_threads(), import_=imported)
 
-    def answer(self, folder: Path, watch: JobWatch, command: str) -> Findings:
-        from stepscope.experiments.kernels.study import kernels
+    def plan(self) -> Plan:
+        from stepscope.experiments.kernels.study import kernel_plan
 
-        return kernels(folder, self, tell=watch.tell, command=command)
+        return kernel_plan(self)

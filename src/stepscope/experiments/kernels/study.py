@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import polars as pl
@@ -14,8 +15,8 @@ import torch
 
 from stepscope.analysis.memory.limits import limit_of_this_machine
 from stepscope.analysis.results import Findings, ResultTable, Value
-from stepscope.experiments.engine.facts import device_name, versions
-from stepscope.experiments.engine.folder import StudyFolder
+from stepscope.experiments.engine.engine import Plan, Point, Result
+from stepscope.experiments.engine.facts import device_name
 from stepscope.experiments.kernels import rates as tables
 from stepscope.experiments.kernels.rates import (
     FAILS,
@@ -38,26 +39,40 @@ from stepscope.experiments.kernels.shapes import Kernel, kernels_of, square, swe
 from stepscope.experiments.kernels.timing import FORWARD, against_bare_loop, ceilings, parts_of, time_call
 from stepscope.units import plural
 
-NAME = "kernels"
 _MOST = 0.5  # of the memory that is free: a kernel may want as much again for its own
-ProgressCallback = Callable[[int, int, str], None]  # about to measure: place, of how many, what
 
 
-def kernels(out: str | Path, asked: Kernels, *, tell: ProgressCallback | None = None, command: str = "") -> Findings:
-    """Time the kernels in a study's folder, which is begun or gone on with; what was timed is not timed again."""
-    brought = None if asked.import_ is None else tables.read_tables(asked.import_)
-    todo = _requested_kernels(asked)
-    folder = StudyFolder(Path(out), NAME, asked.to_dict())
-    before = torch.get_num_threads()
-    torch.set_num_threads(asked.threads)
-    try:
-        with folder.locked():
-            evidence = _measure_all(folder, asked, todo, tell or (lambda place, count, what: None))
-    finally:
-        torch.set_num_threads(before)
-    said = command or f"stepscope study kernels --out {out}"
-    facts = {"device": f"{device_name()}, {asked.device}", "versions": versions(), "command": said}
-    return build_findings(evidence, brought, asked.to_dict(), facts)
+def kernel_plan(request: Kernels) -> Plan:
+    """Time the kernels in this process, one after the other, shuffled: what drifts must not look like an axis."""
+    imported = None if request.import_ is None else tables.read_tables(request.import_)
+    todo = _requested_kernels(request)
+    places = {", ".join(f"{axis} {at}" for axis, at in where.items()): where for where in five_three_places(todo)}
+    order = list(todo)
+    random.Random(request.seed).shuffle(order)
+    tasks: dict[str, tuple[str, Callable[[], Mapping[str, Any]]]] = {
+        "ceilings": ("the ceilings of this device", lambda: ceilings(request.device, request.quick)),
+        **{kernel.id: (kernel.called, partial(_cell, kernel, request)) for kernel in order},
+        **{
+            _pair_id(where): (f"5x5 then 3x3 against 7x7, {name}", partial(_pair, where, request))
+            for name, where in places.items()
+        },
+        "bare-loop": ("the timer against a bare loop", lambda: _bare(todo, request)),
+    }
+
+    def judge(results: Mapping[str, Result]) -> Findings:
+        rows = [row for kernel in todo for row in _rows(kernel, results[kernel.id])]
+        skipped = {each.called: results[each.id]["skipped"] for each in todo if "skipped" in results[each.id]}
+        pairs = {name: results[_pair_id(where)] for name, where in places.items()}
+        bare = {op: timed for op, timed in results["bare-loop"].items() if isinstance(timed, dict)}
+        evidence = Evidence(rows, results["ceilings"], pairs, bare, skipped)
+        return build_findings(evidence, imported, f"{device_name()}, {request.device}")
+
+    return Plan(
+        [Point(name, title) for name, (title, _) in tasks.items()],
+        judge,
+        measure=lambda point: tasks[point.id][1](),
+        around=lambda folder: _threads(request.threads),
+    )
 
 
 def _requested_kernels(asked: Kernels) -> list[Kernel]:
@@ -68,28 +83,18 @@ def _requested_kernels(asked: Kernels) -> list[Kernel]:
     return kernels_of(workloads.find(asked.of), asked.batch[0] if asked.batch else None, asked.ops)
 
 
-def _measure_all(folder: StudyFolder, asked: Kernels, todo: Sequence[Kernel], tell: ProgressCallback) -> Evidence:
-    places = five_three_places(todo)
-    total, order = len(todo) + len(places) + 2, list(todo)
-    random.Random(asked.seed).shuffle(order)  # what drifts must not look like an axis
-    tell(0, total, "the ceilings of this device")
-    roofs = folder.answered("ceilings", lambda: ceilings(asked.device, asked.quick))
-    cells = {}
-    for place, kernel in enumerate(order, 1):
-        tell(place, total, kernel.called)
-        cells[kernel.id] = folder.answered(kernel.id, lambda kernel=kernel: _cell(kernel, asked))  # type: ignore[misc]
-    pairs = {}
-    for place, where in enumerate(places, len(order) + 1):
-        name = ", ".join(f"{axis} {at}" for axis, at in where.items())
-        tell(place, total, f"5x5 then 3x3 against 7x7, {name}")
-        cell_id = "five-three-" + "-".join(f"{axis}{at}" for axis, at in where.items())
-        pairs[name] = folder.answered(cell_id, lambda where=where: _pair(where, asked))  # type: ignore[misc]
-    tell(total - 1, total, "the timer against a bare loop")
-    timed_ones = [kernel for kernel in todo if "parts" in cells[kernel.id]]
-    bare = folder.answered("bare-loop", lambda: _bare(timed_ones, asked))
-    rows = [row for kernel in todo for row in _rows(kernel, cells[kernel.id])]
-    skipped = {kernel.called: cells[kernel.id]["skipped"] for kernel in todo if "skipped" in cells[kernel.id]}
-    return Evidence(rows, roofs, pairs, bare, skipped)
+def _pair_id(where: Mapping[str, Any]) -> str:
+    return "five-three-" + "-".join(f"{axis}{at}" for axis, at in where.items())
+
+
+@contextlib.contextmanager
+def _threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _cell(kernel: Kernel, asked: Kernels) -> dict[str, Any]:
@@ -134,12 +139,15 @@ def _pair(where: Mapping[str, Any], asked: Kernels) -> dict[str, Any]:
 
 def _bare(todo: Sequence[Kernel], asked: Kernels) -> dict[str, Any]:
     """For the first kernel of each op: the timer over a bare loop."""
-    first = {kernel.op: kernel for kernel in reversed(todo) if _does_not_fit(kernel, asked.device) is None}
-    result = {}
-    for op, kernel in first.items():
+    result: dict[str, Any] = {}
+    for kernel in todo:
+        if kernel.op in result or _does_not_fit(kernel, asked.device) is not None:
+            continue
         parts = parts_of(kernel, asked.device)
         name = FORWARD if FORWARD in parts else next(iter(parts))
-        result[op] = {"called": kernel.called, "part": name, **against_bare_loop(parts[name].call, asked.threads)}
+        with contextlib.suppress(RuntimeError, MemoryError):  # as in its cell: another of the op may run
+            timed = against_bare_loop(parts[name].call, asked.threads)
+            result[kernel.op] = {"called": kernel.called, "part": name, **timed}
     return result
 
 
@@ -164,10 +172,8 @@ class Evidence:
     skipped: Mapping[str, str]
 
 
-def build_findings(
-    evidence: Evidence, brought: ProfilerTables | None, settings: Mapping[str, Any], facts: Mapping[str, Any]
-) -> Findings:
-    """The findings; `facts` has device, versions and command."""
+def build_findings(evidence: Evidence, brought: ProfilerTables | None, device: str) -> Findings:
+    """The findings from evidence that has been gathered."""
     rows = [*evidence.rows, *(brought.rows() if brought else [])]
     pairs = _pairs(evidence, brought)
     tables = [
@@ -175,14 +181,12 @@ def build_findings(
         _bare_table(evidence.bare), *([_imported_table(rows)] if brought else []), _every(rows),
     ]  # fmt: skip
     return Findings(
-        study="kernels",
         title="The kernels of training on this device",
         answer=_answer(rows, pairs, evidence.roofs),
         tables=tuple(table for table in tables if table.rows),
-        settings=settings,
         notes=tuple(_notes(evidence, brought, pairs)),
         frames=_frames(rows, evidence.roofs),
-        **facts,
+        device=device,
     )
 
 

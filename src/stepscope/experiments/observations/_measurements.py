@@ -3,83 +3,58 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import random
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import polars as pl
 
 from stepscope.analysis.run import Run
-from stepscope.errors import DataUnavailable, RunError, RunNotFound, UsageError
-from stepscope.experiments.engine.folder import StudyFolder, SweepFolder
-from stepscope.experiments.engine.points import Point
-from stepscope.experiments.engine.process import JobWatch, Outcome, run_child
-from stepscope.experiments.engine.training import accuracy_of
-from stepscope.experiments.observations.request import DailyScenario, Observations
-
-if TYPE_CHECKING:
-    from torch.utils.data import Dataset
-
-    from stepscope.workloads.contract import Training, Workload
-    from stepscope.workloads.data.source import Batch
-
+from stepscope.errors import RunError, RunNotFound
+from stepscope.experiments.daily.study import TASK as DAYS
+from stepscope.experiments.daily.study import Routine
+from stepscope.experiments.engine.engine import Point, Result
+from stepscope.experiments.engine.folder import SweepFolder
+from stepscope.experiments.engine.points import SweepPoint, in_rounds
+from stepscope.experiments.observations.request import Observations
 
 LEAST_STEPS = 12  # three of them warm-up; nine are enough for the interval of a median
+_TASKS = "stepscope.experiments.observations._tasks"
+_RUN, _MEMORY = f"{_TASKS}:train_run", f"{_TASKS}:count_memory"
+_KINDS = {_RUN: "run", _MEMORY: "memory", DAYS: "days"}
 
 
-@dataclass(frozen=True)
-class Measurement:
-    """One measurement: its id in the study's folder, how it is called for people, and the orders for the child."""
-
-    id: str
-    called: str
-    orders: Mapping[str, Any]
-
-
-def planned_measurements(asked: Observations) -> list[Measurement]:
-    """Return what is measured, in order: runs shuffled within each round of repeats, so that repeats lie far apart."""
-    found = [] if asked.from_ or "runs" not in asked.needs else list(_runs(asked))
+def planned_measurements(asked: Observations) -> list[Point]:
+    """Return what is measured, in order: runs in shuffled rounds of repeats, memory by workload, and the days."""
+    points = [] if asked.from_ or "runs" not in asked.needs else list(_runs(asked))
     shared: dict[str, Any] = {"threads": asked.threads, "simulate": asked.simulate}
     if "memory" in asked.needs:
         for name in asked.workloads:
-            point = Point(name, 1, "own", "fp32", asked.threads, asked.device, 0)
-            orders = {"what": "memory", "workload": name, "batches": list(asked.batch), **shared}
-            found.append(Measurement(f"memory-{point.id}", f"memory of {name}, counted on a dry run", orders))
-    if "days" in asked.needs:
-        for seed in asked.daily.seeds:
-            scenario = replace(asked.daily, seeds=(seed,))
-            orders = {**shared, "what": "days", "daily": asdict(scenario)}
-            called = f"{scenario.days} days of {scenario.images} images, seed {seed}"
-            found.append(Measurement(f"days-{seed}", called, orders))
-    return found
+            place = SweepPoint(name, 1, "own", "fp32", asked.threads, asked.device, 0)
+            orders = {"workload": name, "batches": list(asked.batch), **shared}
+            points.append(Point(f"memory-{place.id}", f"memory of {name}, counted on a dry run", _MEMORY, orders))
+    return points + (list(_days(asked, shared)) if "days" in asked.needs else [])
 
 
-def _runs(asked: Observations) -> Iterator[Measurement]:
-    for point in _shuffled(asked):
-        orders = {"what": "run", "workload": point.workload, "batch": point.batch, "device": asked.device}
-        orders |= {"threads": asked.threads, "simulate": asked.simulate, "seed": asked.seed + point.repeat}
+def _runs(asked: Observations) -> Iterator[Point]:
+    settings = [(name, batch) for name in dict.fromkeys(asked.workloads) for batch in dict.fromkeys(asked.batch)]
+    for (name, batch), repeat in in_rounds(settings, asked.repeats, asked.seed):
+        place = SweepPoint(name, batch, "own", "fp32", asked.threads, asked.device, repeat)
+        orders = {"workload": name, "batch": batch, "device": asked.device, "seed": asked.seed + repeat}
+        orders |= {"threads": asked.threads, "simulate": asked.simulate}
         orders |= {"steps": LEAST_STEPS, "seconds": asked.seconds}
-        called = f"{point.workload} batch {point.batch}, repeat {point.repeat + 1} of {asked.repeats}"
-        yield Measurement(point.id, called, orders)
+        yield Point(place.id, f"{name} batch {batch}, repeat {repeat + 1} of {asked.repeats}", _RUN, orders)
 
 
-def _shuffled(asked: Observations) -> Sequence[Point]:
-    shuffle, order = random.Random(asked.seed), list[Point]()
-    for repeat in range(asked.repeats):
-        round_ = [
-            Point(name, batch, "own", "fp32", asked.threads, asked.device, repeat)
-            for name in dict.fromkeys(asked.workloads)
-            for batch in dict.fromkeys(asked.batch)
-        ]
-        shuffle.shuffle(round_)
-        order += round_
-    return order
-
-
-CellResult = dict[str, Any]
+def _days(asked: Observations, shared: Mapping[str, Any]) -> Iterator[Point]:
+    scenario = asked.daily
+    routine = Routine(scenario.days, scenario.images, scenario.start)
+    for seed in scenario.seeds:
+        for batch in scenario.batches:
+            title = f"{scenario.days} days of {scenario.images} images, batch {batch}, seed {seed}"
+            orders = {"workload": scenario.workload, "seed": seed, "routine": {**asdict(routine), "batch": batch}}
+            yield Point(f"days-b{batch}-s{seed}", title, DAYS, {**shared, **orders})
 
 
 @dataclass
@@ -92,36 +67,36 @@ class Measurements:
     notes: list[str] = field(default_factory=list)
 
 
-def measure_all(folder: StudyFolder, asked: Observations, child: Sequence[str], watch: JobWatch) -> Measurements:
-    """Every cell as it was answered before, or answered now; an interrupted one leaves nothing and is made again."""
-    todo, result = planned_measurements(asked), Measurements()
+def gather_measurements(asked: Observations, results: Mapping[str, Result]) -> Measurements:
+    """Return what the points gave, and the runs that were made elsewhere."""
+    gathered = Measurements()
     rows: dict[str, list[Any]] = {"memory": [], "days": []}
-    for place, cell in enumerate(todo):
-        known = folder.cell(cell.id)
-        if known is None:
-            watch.begins(cell.called, place, len(todo))
-            known = folder.answered(cell.id, lambda cell=cell: _measure_one(folder, asked, cell, child, watch))  # type: ignore[misc]
-            watch.ends(cell.called, place, len(todo), Outcome(known["status"], known["reason"], None, known["wall_s"]))
-        what = str(cell.orders["what"])
-        if known["status"] != "ok":
-            result.notes.append(f"{cell.called}: {known['status']}: {known['reason']}")
-            result.absent.setdefault(what, f"{cell.called}: {known['reason']}")
-        elif what == "run":
+    for point in planned_measurements(asked):
+        result, kind = results[point.id], _KINDS[point.task]
+        if result["status"] != "ok":
+            gathered.notes.append(f"{point.title}: {result['status']}: {result['reason']}")
+            gathered.absent.setdefault(kind, f"{point.title}: {result['reason']}")
+        elif kind == "run":
             try:
-                result.runs.append(Run(folder.path / known["run"]))
+                gathered.runs.append(Run(result["run"]))
             except RunError as error:  # removed by hand: the others still say something
-                result.notes.append(f"{cell.called}: excluded: {error}")
+                gathered.notes.append(f"{point.title}: excluded: {error}")
+        elif kind == "memory":
+            rows[kind] += result["rows"]
         else:
-            rows[what] += known["rows"]
-    result.frames = {name: pl.DataFrame(found) for name, found in rows.items() if found}
-    result.runs += [run for sweep in asked.from_ for run in runs_in(sweep)]
-    return result
+            rows[kind] += [
+                {"seed": result["seed"], "batch": result["batch"], "day": day["day"], "accuracy": day["accuracy"]}
+                for day in result["days"]
+            ]
+    gathered.frames = {name: pl.DataFrame(of_kind) for name, of_kind in rows.items() if of_kind}
+    gathered.runs += [run for sweep in asked.from_ for run in runs_in(sweep)]
+    return gathered
 
 
 def runs_in(path: Path) -> list[Run]:
     """The runs that ended well in a sweep, a study, or any folder of run folders; RunNotFound where there is none."""
     if (path / "sweep.json").exists():
-        ended = SweepFolder(path).ended().values()
+        ended = SweepFolder(path).results().values()
         places = [path / result["run"] for result in ended if result["status"] == "ok" and result.get("run")]
     else:
         places = [header.parent for header in sorted({*path.glob("*/run.json"), *path.glob("runs/*/*/run.json")})]
@@ -137,80 +112,3 @@ def _good_runs(places: Sequence[Path]) -> Iterator[Run]:
             run = Run(place)
             if run.status == "ok":
                 yield run
-
-
-def _measure_one(
-    folder: StudyFolder, asked: Observations, cell: Measurement, child: Sequence[str], watch: JobWatch
-) -> CellResult:
-    where = folder.path / "runs" / cell.id
-    outcome = run_child(child, cell.orders, where, asked.time_limit, watch.ticks)
-    found: CellResult = {"status": outcome.status, "reason": outcome.reason, "wall_s": outcome.wall_s}
-    if outcome.run is not None:
-        found["run"] = str(outcome.run.relative_to(folder.path))
-    if outcome.status == "ok" and cell.orders["what"] != "run":
-        found["rows"] = json.loads((where / "found.json").read_text(encoding="utf-8"))["rows"]
-    return found
-
-
-_EVERY = 2  # steps of the pre-training between two looks at its accuracy
-_EVALUATION_IMAGES = 1000  # test images for that; the days are judged on all of them
-_MOST_STEPS = 2000
-_SHARE_BEFORE = 0.5  # of the training images: the days have the rest to themselves
-
-
-def daily_rows(workload: Workload, scenario: DailyScenario) -> Iterator[dict[str, Any]]:
-    """A row a seed, batch and day: seed, batch, day, accuracy on the whole test data; day 0 is before the first day.
-
-    DataUnavailable where its data is not real, UsageError where there are too few images or it does not get so far.
-    """
-    for batch in scenario.batches:
-        for seed in scenario.seeds:
-            for day, accuracy in enumerate(_evenings(workload, scenario, batch, seed)):
-                yield {"seed": seed, "batch": batch, "day": day, "accuracy": accuracy}
-
-
-def _evenings(workload: Workload, scenario: DailyScenario, batch: int, seed: int) -> Iterator[float]:
-    import torch
-    from torch.utils.data import Subset
-
-    training = workload.prepare(batch=batch, seed=seed)
-    train = training.splits.train
-    if train is None or training.data.kind == "synthetic":
-        raise DataUnavailable(
-            f"'{workload.name}' has no real images here: accuracy would say nothing", "stepscope data"
-        )
-    order = torch.randperm(training.data.train_size, generator=torch.Generator().manual_seed(seed)).tolist()
-    before = int(_SHARE_BEFORE * len(order))
-    if before + scenario.days * scenario.images > len(order):
-        most = (len(order) - before) // scenario.images
-        raise UsageError(f"{len(order)} training images are too few for {scenario.days} days", f"--days {most} or less")
-    _pre_train(training, Subset(train, order[:before]), scenario.start)
-    yield accuracy_of(training)
-    for day in range(scenario.days):
-        begin = before + day * scenario.images
-        for images in _batches(Subset(train, order[begin : begin + scenario.images]), batch, seed + day):
-            training.step(images)
-        yield accuracy_of(training)
-
-
-def _pre_train(training: Training, images: Dataset[Batch], start: float) -> None:
-    steps, passes = 0, 0
-    while steps < _MOST_STEPS:
-        for batch in _batches(images, training.batch_size, training.seed + 1000 + passes):
-            training.step(batch)
-            steps += 1
-            if steps % _EVERY == 0 and accuracy_of(training, _EVALUATION_IMAGES) >= start:
-                return
-        passes += 1
-    raise UsageError(
-        f"{steps} steps did not bring '{training.workload.name}' to {start:.0%}", "ask for a lower --start"
-    )
-
-
-def _batches(images: Dataset[Batch], size: int, seed: int) -> Iterator[Batch]:
-    """Shuffled, the last one smaller where they do not divide."""
-    import torch
-    from torch.utils.data import DataLoader
-
-    shuffle = torch.Generator().manual_seed(seed)
-    yield from DataLoader(images, batch_size=size, shuffle=True, generator=shuffle, num_workers=0)

@@ -13,8 +13,7 @@ from stepscope.experiments.observations import every
 from stepscope.request import option
 
 if TYPE_CHECKING:
-    from stepscope.analysis.results import Findings
-    from stepscope.experiments.engine.process import JobWatch
+    from stepscope.experiments.engine.engine import Plan
 
 QUICK_WORKLOADS = ("lenet", "squeezenet-c32", "char-lstm-80", "dqn-2013-84")
 PAPER_WORKLOADS = (
@@ -113,10 +112,10 @@ class Observations(StudyRequest):
         sweeps = tuple(sweep.absolute() for sweep in self.from_)
         return replace(self, device=device, threads=threads, from_=sweeps, **axes)
 
-    def answer(self, folder: Path, watch: JobWatch, command: str) -> Findings:
-        from stepscope.experiments.observations.study import observations
+    def plan(self) -> Plan:
+        from stepscope.experiments.observations.study import observation_plan
 
-        return observations(folder, self, watch=watch, command=command)
+        return observation_plan(self)
 
 
 def _device(wanted: str | None) -> str:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,9 +15,8 @@ from stepscope.analysis.results import Findings, ResultTable, Value
 from stepscope.analysis.run import Run
 from stepscope.analysis.time.steps import steps_after_warmup
 from stepscope.arrays import Floats
-from stepscope.experiments.engine.facts import device_name, versions
-from stepscope.experiments.engine.folder import StudyFolder
-from stepscope.experiments.engine.process import JobWatch
+from stepscope.experiments.engine.engine import Plan, Result
+from stepscope.experiments.engine.facts import device_name
 from stepscope.experiments.observations import every
 from stepscope.experiments.observations._contract import AS_THE_PAPER, FAILS, HOLDS, UNKNOWN, Interval, Verdict
 from stepscope.experiments.observations._evidence import (
@@ -30,44 +27,34 @@ from stepscope.experiments.observations._evidence import (
     gather_evidence,
     use_of,
 )
-from stepscope.experiments.observations._measurements import Measurements, measure_all
+from stepscope.experiments.observations._measurements import (
+    Measurements,
+    gather_measurements,
+    planned_measurements,
+)
 from stepscope.experiments.observations.request import Observations
 
-NAME = "observations"
 TITLE = "The twelve observations of the 2019 paper on this device"
-_CHILD = (sys.executable, "-m", "stepscope.experiments.observations._child")
 
 
-def observations(
-    out: str | Path,
-    asked: Observations | None = None,
-    *,
-    child: Sequence[str] = _CHILD,
-    watch: JobWatch | None = None,
-    command: str = "",
-) -> Findings:
-    """Judge the observations in a study's folder, which is begun or gone on with; by default, the paper's plan.
+def observation_plan(request: Observations) -> Plan:
+    """Measure what the observations need, and judge them."""
 
-    `child`: how a measurement is started in a process of its own; `command`: the line that repeats this.
-    """
-    asked = asked or Observations()
-    folder = StudyFolder(Path(out), NAME, asked.to_dict())
-    with folder.locked():
-        result = measure_all(folder, asked, child, watch or JobWatch())
-    runs, notes = _comparable(result)
-    evidence = gather_evidence(runs, result.frames, {**_not_requested(asked), **result.absent})
-    return build_findings(evidence, runs, asked, command or f"stepscope study observations --out {out}", notes)
+    def judge(results: Mapping[str, Result]) -> Findings:
+        gathered = gather_measurements(request, results)
+        runs, notes = _comparable(gathered)
+        evidence = gather_evidence(runs, gathered.frames, {**_not_requested(request), **gathered.absent})
+        return build_findings(evidence, runs, request, notes)
+
+    return Plan(planned_measurements(request), judge, time_limit_s=request.time_limit)
 
 
-def build_findings(
-    evidence: Evidence, runs: Sequence[Run], asked: Observations, command: str, notes: Sequence[str]
-) -> Findings:
+def build_findings(evidence: Evidence, runs: Sequence[Run], asked: Observations, notes: Sequence[str]) -> Findings:
     """The findings from evidence that has been gathered."""
     verdicts = judge_all(evidence, asked.only)
     drawn = frames(evidence, runs)
     simulated = next((run.simulated for run in runs if run.simulated), None)
     return Findings(
-        study=NAME,
         title=TITLE,
         answer=_answer(verdicts),
         tables=(
@@ -77,10 +64,7 @@ def build_findings(
             _method_table(verdicts),
             _run_table(evidence),
         ),
-        settings=asked.to_dict(),
         device=_device(runs),
-        versions=versions(),
-        command=command,
         notes=(*notes, *_limits(evidence)),
         simulated=simulated,
         frames=drawn,

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from stepscope.experiments.engine.process import StudyJob
+from stepscope.experiments.engine.engine import Point
+from stepscope.experiments.engine.points import in_rounds
 from stepscope.experiments.partial.request import PartialTraining
 
+TASK = "stepscope.experiments.partial.training:train_point"
 FRACTIONAL = ("layers", "filters", "cumulative", "sparse")
 
 
@@ -42,24 +44,21 @@ def partial_settings(asked: PartialTraining) -> list[PartialSetting]:
     return list(dict.fromkeys(found))
 
 
-def partial_jobs(asked: PartialTraining) -> list[StudyJob]:
-    """A process for each setting, which makes its seeds one after the other."""
+def partial_points(asked: PartialTraining) -> list[Point]:
+    """A training for each setting and seed, in shuffled rounds."""
     settings = asked.to_dict()
     shared = {name: settings[name] for name in sorted(_LESSON_FIELDS)}
+    shared |= {"classes": tuple(settings["classes"])}
+    orders = {"workload": asked.workload, "threads": asked.threads, "simulate": asked.simulate}
     return [
-        StudyJob(
-            setting.id,
-            f"{asked.workload}: {setting.name}",
-            {seed: f"{setting.id}-s{seed}" for seed in range(asked.seeds)},
-            {
-                "what": "partial",
-                "workload": asked.workload,
-                "threads": asked.threads,
-                "simulate": asked.simulate,
-                "lesson": {**shared, "way": setting.way, "fraction": setting.fraction},
-            },
+        Point(
+            f"{setting.id}-s{seed}",
+            f"{asked.workload}: {setting.name}, seed {seed}",
+            TASK,
+            {**orders, "seed": seed, "lesson": {**shared, "way": setting.way, "fraction": setting.fraction}},
+            setting=setting.id,
         )
-        for setting in partial_settings(asked)
+        for setting, seed in in_rounds(partial_settings(asked), asked.seeds, 0)
     ]
 
 

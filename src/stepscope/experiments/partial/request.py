@@ -21,8 +21,7 @@ from stepscope.experiments.engine.request import (
 from stepscope.request import option, parameters
 
 if TYPE_CHECKING:
-    from stepscope.analysis.results import Findings
-    from stepscope.experiments.engine.process import JobWatch
+    from stepscope.experiments.engine.engine import Plan
 
 WAYS = ("all", "layers", "filters", "cumulative", "last", "bias", "batch-norm", "lora", "sparse", "gradual")
 SECOND_PAPER: Mapping[str, Any] = {
@@ -70,7 +69,7 @@ class PartialTraining(StudyRequest):
     threads: int | None = option(None, "Threads. Default: torch's choice.", least=1, example="4")
     simulate: str | None = option(None, SIMULATE)
     time_limit: float = option(
-        3600.0, "Seconds that the trainings of one way may take.", above=0, unit="s", example="1h"
+        3600.0, "Seconds that one training may take.", above=0, unit="s", example="1h"
     )  # fmt: skip
     quick: bool = option(False, "Two seeds, one epoch, 60 % alone.", stored=False)
     checkpoint_sha256: str | None = option(None, "SHA-256 of the checkpoint, once it has been read.", typed=False)
@@ -109,7 +108,7 @@ class PartialTraining(StudyRequest):
         digest = hashlib.sha256(self.checkpoint.read_bytes()).hexdigest()
         return replace(self, checkpoint=self.checkpoint.absolute(), checkpoint_sha256=digest)
 
-    def answer(self, folder: Path, watch: JobWatch, command: str) -> Findings:
-        from stepscope.experiments.partial.study import partial
+    def plan(self) -> Plan:
+        from stepscope.experiments.partial.study import partial_plan
 
-        return partial(folder, self, watch=watch, command=command)
+        return partial_plan(self)

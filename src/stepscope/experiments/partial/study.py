@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,66 +11,52 @@ import polars as pl
 
 from stepscope.analysis.results import Findings, ResultTable, Value
 from stepscope.errors import UsageError
+from stepscope.experiments.engine.engine import Plan, Result
 from stepscope.experiments.engine.facts import (
     AMOUNT,
     SHARE,
     Mean,
-    device_name,
     energy_name,
     energy_notes,
+    failure_table,
+    first_failure,
     mean_of,
+    trained,
     value_and_bounds,
-    versions,
 )
-from stepscope.experiments.engine.folder import StudyFolder
-from stepscope.experiments.engine.process import JobWatch, StudyJob, ended_early, run_missing_jobs
 from stepscope.experiments.partial.plan import (
     FRACTIONAL,
     POINTS,
     PartialSetting,
-    partial_jobs,
+    partial_points,
     partial_settings,
 )
 from stepscope.experiments.partial.request import PartialTraining
 from stepscope.units import estimate
 
-NAME = "partial"
-CHILD = (sys.executable, "-m", "stepscope.experiments.training_child")
+
+def partial_plan(request: PartialTraining) -> Plan:
+    """Train a workload in parts, with every seed. UsageError where no training came about, with the reason."""
+    points = partial_points(request)
+
+    def judge(results: Mapping[str, Result]) -> Findings:
+        of_setting = {
+            setting: [results[point.id] for point in points if point.setting == setting.id]
+            for setting in partial_settings(request)
+        }
+        return build_findings(of_setting, request)
+
+    return Plan(points, judge, time_limit_s=request.time_limit)
 
 
-def partial(
-    out: str | Path,
-    asked: PartialTraining | None = None,
-    *,
-    child: Sequence[str] = CHILD,
-    watch: JobWatch | None = None,
-    command: str = "",
-) -> Findings:
-    """Train a workload in parts in a study's folder, which is begun or gone on with.
-
-    `child`: how the trainings of a setting are started in a process of their own; `command`: the line to repeat it.
-    UsageError where no training came about, with the reason of the first.
-    """
-    asked = asked or PartialTraining()
-    folder = StudyFolder(Path(out), NAME, asked.to_dict())
-    todo = partial_jobs(asked)
-    with folder.locked():
-        run_missing_jobs(folder, todo, child, asked.time_limit, watch or JobWatch())
-    return build_findings(folder, asked, todo, command or f"stepscope study partial {asked.workload} --out {out}")
-
-
-def build_findings(folder: StudyFolder, asked: PartialTraining, todo: Sequence[StudyJob], command: str) -> Findings:
-    """The findings from the cells that are there."""
+def build_findings(of_setting: Mapping[PartialSetting, Sequence[Result]], asked: PartialTraining) -> Findings:
+    """The findings from the results of the seeds of each setting."""
     from stepscope.experiments.partial.ways import WAYS
 
-    outcomes, unmade = list[SettingOutcome](), list[tuple[PartialSetting, Mapping[str, Any]]]()
-    for setting, job in zip(partial_settings(asked), todo, strict=True):
-        cells = [cell for cell in map(folder.cell, job.cells.values()) if cell is not None]
-        if cells:
-            outcomes.append(setting_outcome(setting, cells))
-        ended = ended_early(folder, job)
-        if ended is not None:
-            unmade.append((setting, ended))
+    outcomes = [
+        setting_outcome(setting, cells) for setting, results in of_setting.items() if (cells := trained(results))
+    ]
+    unmade = [(setting.name, failed) for setting, results in of_setting.items() for failed in first_failure(results)]
     if not outcomes:
         raise UsageError(f"no way could be trained: {unmade[0][1]['reason'] if unmade else 'nothing was made'}")
     kinds = {cell["energy_kind"] for each in outcomes for cell in each.cells}
@@ -81,20 +65,14 @@ def build_findings(folder: StudyFolder, asked: PartialTraining, todo: Sequence[S
     before = before_table(outcomes)
     tables += [before] if before is not None else []
     tables += [reference_table(outcomes)] if asked.preset else []
-    tables += [_unmade_table(unmade)] if unmade else []
+    tables += [failure_table("way", unmade)] if unmade else []
     made = {setting.way for setting in partial_settings(asked)}
     meaning = tuple((name, way.trains, way.saves) for name, way in WAYS.items() if name in made)
     return Findings(
-        study=NAME,
         title=f"Training only a part of {asked.workload}",
         answer=_answer(outcomes),
         tables=(*tables, ResultTable("meaning", "What each way trains", ("way", "trains", "can save"), meaning)),
-        settings=asked.to_dict(),
-        device=device_name(),
-        versions=versions(),
-        command=command,
         notes=tuple(_notes(outcomes, asked)),
-        simulated=asked.simulate,
         frames=frames(outcomes),
     )
 
@@ -114,12 +92,6 @@ def _answer(outcomes: Sequence[SettingOutcome]) -> str:
 def _accuracy(found: SettingOutcome) -> str:
     mean = found.accuracy
     return estimate(mean.value, mean.low, mean.high, "%")
-
-
-def _unmade_table(unmade: Sequence[tuple[PartialSetting, Mapping[str, Any]]]) -> ResultTable:
-    rows = tuple((setting.name, str(ended["status"]), str(ended["reason"])) for setting, ended in unmade)
-    note = "What was not refused but failed is tried again by the same command."
-    return ResultTable("unmade", "Not trained", ("way", "status", "why"), rows, note)
 
 
 def _notes(outcomes: Sequence[SettingOutcome], asked: PartialTraining) -> Iterator[str]:

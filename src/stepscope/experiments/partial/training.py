@@ -16,14 +16,17 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Subset
 
+from stepscope import workloads
 from stepscope.analysis.memory.events import memory_over_time
 from stepscope.errors import UsageError
+from stepscope.experiments.engine.child import Orders
 from stepscope.experiments.engine.training import (
     Place,
     TrainingRecord,
     accuracy_of,
     refuse_without_accuracy,
     train_in_session,
+    training_place,
 )
 from stepscope.experiments.partial.ways import WAYS, Choice, Plan, Terms, Way, freeze, hold_filters, layers
 from stepscope.files import replaced
@@ -59,6 +62,14 @@ class Lesson:
     checkpoint: str | None
 
 
+def train_point(orders: Orders) -> dict[str, Any]:
+    """Train one way with one seed, as a task of the engine."""
+    content = dict(orders["lesson"])
+    lesson = Lesson(**{**content, "classes": tuple(content["classes"])})
+    with training_place(orders) as place:
+        return train_lesson(workloads.find(orders["workload"]), lesson, orders["seed"], place)
+
+
 def train_lesson(workload: Workload, lesson: Lesson, seed: int, place: Place) -> dict[str, Any]:
     """The cell of one seed: its curve, its cost, notes. Absent, UsageError or DataUnavailable where it cannot be."""
     training = workload.prepare(lesson.batch, lesson.optimizer, lesson.device, seed, lesson.lr, lesson.data)
@@ -81,8 +92,7 @@ def train_lesson(workload: Workload, lesson: Lesson, seed: int, place: Place) ->
         "way": lesson.way, "fraction": lesson.fraction, "seed": seed, "steps": steps,
         "batch": training.batch_size, "data": asdict(training.data), "optimizer": f"{rule.name} {dict(rule.values)}",
         "curve": list(_curve(done)), "step_s": float(_median(done)), "energy_kind": done.energy_kind,
-        "energy_note": done.energy_note, "energy_gap": done.gap,
-        "run": str(Path(done.run).relative_to(place.weights.parent)), "cost": asdict(cost), "notes": notes,
+        "energy_note": done.energy_note, "energy_gap": done.gap, "cost": asdict(cost), "notes": notes,
     }  # fmt: skip
 
 

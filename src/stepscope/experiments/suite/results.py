@@ -64,7 +64,7 @@ def read_results(path: Path) -> Results:
 
 def results_of_folder(folder: SweepFolder) -> Results:
     """Return what has ended so far, and what is still to come, in the order of the plan."""
-    ended, plan = folder.ended(), folder.plan
+    ended, plan = folder.results(), folder.plan
     runs = [ended.get(point.id) or {"point": point.to_dict(), "status": WAITING} for point in folder.order]
     workloads = {
         name: {key: about[key] for key in ("definition", "about")} for name, about in plan["workloads"].items()

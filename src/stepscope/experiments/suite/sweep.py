@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +16,9 @@ from stepscope.analysis.metrics import Measured, background_warning
 from stepscope.analysis.run import Run
 from stepscope.analysis.time.steps import timed_steps
 from stepscope.errors import StepscopeError
+from stepscope.experiments.engine.engine import CHILD, Result, Watch, measure_points
 from stepscope.experiments.engine.folder import SweepFolder, disk_full
-from stepscope.experiments.engine.points import Point
+from stepscope.experiments.engine.points import SweepPoint
 from stepscope.experiments.engine.process import NO_FIT, Outcome, disk_was_full, finished_outcome, run_child
 from stepscope.experiments.suite.rules import Rules, cool_down
 from stepscope.quantities import SUITE_COLUMNS
@@ -29,38 +29,31 @@ WOULD_NOT_FIT = "would not fit"
 EndedRuns = Mapping[str, Mapping[str, Any]]
 
 
-@dataclass(frozen=True)
-class SweepWatch:
-    """Progress events of a sweep: about to begin a run, a second has passed, a run has ended."""
-
-    begins: Callable[[Point, int], None] = lambda point, place: None
-    ticks: Callable[[], None] = lambda: None
-    ends: Callable[[Point, int, Mapping[str, Any]], None] = lambda point, place, result: None
+TASK = "stepscope.experiments.suite.training:train_point"
 
 
 def sweep(
-    folder: SweepFolder, child: Sequence[str], watch: SweepWatch | None = None, root: Path = Path("/")
+    folder: SweepFolder, child: Sequence[str] = CHILD, watch: Watch | None = None, root: Path = Path("/")
 ) -> EndedRuns:
     """Run what has not ended yet, in the order of the plan; what became of every run, by the id of its point."""
-    watch = watch or SweepWatch()
+    watch = watch or Watch()
     rules, order = Rules(**folder.plan["rules"]), folder.order
+
+    def measure(point: SweepPoint, ended: EndedRuns) -> Result:
+        _refuse_full_disk(folder.path)
+        result = skip_result(point, order, ended) or adopt_finished(folder, point)
+        return result or _run(folder, child, point, rules, watch, root)
+
     with folder.locked():
-        ended = folder.ended()
-        for place, point in enumerate(order):
-            if point.id in ended:
-                continue
-            _refuse_full_disk(folder.path)
-            watch.begins(point, place)
-            result = skip_result(point, order[:place], ended) or adopt_finished(folder, point)
-            if result is None:
-                result = _run(folder, child, point, rules, watch, root)
-            folder.end(point, result)
-            ended[point.id] = result
-            watch.ends(point, place, result)
-    return ended
+        return measure_points(folder, order, measure, watch, again=lambda result: False)
 
 
-def time_left_s(order: Sequence[Point], ended: EndedRuns) -> float | None:
+def orders_of(point: SweepPoint, rules: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the orders of a run for its process."""
+    return {**point.to_dict(), "task": TASK, "rules": dict(rules)}
+
+
+def time_left_s(order: Sequence[SweepPoint], ended: EndedRuns) -> float | None:
     """Return how long the runs to come take, s: the mean of those alike that have ended, by setting, then by
     workload.
     """
@@ -77,9 +70,9 @@ def time_left_s(order: Sequence[Point], ended: EndedRuns) -> float | None:
     return left
 
 
-def skip_result(point: Point, before: Sequence[Point], ended: EndedRuns) -> dict[str, Any] | None:
+def skip_result(point: SweepPoint, order: Sequence[SweepPoint], ended: EndedRuns) -> dict[str, Any] | None:
     """The result of a run that is not made, since one that needs no more did not fit; None where it is to be made."""
-    for other in before:
+    for other in order:
         status = str(ended.get(other.id, {}).get("status"))
         if status in NO_FIT and point.would_need_more_than(other):
             reason = f"batch {other.batch} {NO_FIT[status]}"
@@ -87,19 +80,18 @@ def skip_result(point: Point, before: Sequence[Point], ended: EndedRuns) -> dict
     return None
 
 
-def adopt_finished(folder: SweepFolder, point: Point) -> dict[str, Any] | None:
+def adopt_finished(folder: SweepFolder, point: SweepPoint) -> dict[str, Any] | None:
     """The result of a run that ended while the sweep was being killed; None where there is none."""
     outcome = finished_outcome(folder.run_folder(point))
     return None if outcome is None or disk_was_full(folder.run_folder(point)) else result_of(folder, point, outcome)
 
 
 def _run(
-    folder: SweepFolder, child: Sequence[str], point: Point, rules: Rules, watch: SweepWatch, root: Path
+    folder: SweepFolder, child: Sequence[str], point: SweepPoint, rules: Rules, watch: Watch, root: Path
 ) -> dict[str, Any]:
     cooled = cool_down(rules, root)
     where = folder.run_folder(point)
-    spec = {**point.to_dict(), "rules": rules.to_dict()}
-    outcome = run_child(child, spec, where, rules.time_limit_s, watch.ticks)
+    outcome = run_child(child, orders_of(point, rules.to_dict()), where, rules.time_limit_s, watch.ticks)
     if disk_was_full(where):
         shutil.rmtree(where, ignore_errors=True)
         raise disk_full(folder.path)
@@ -114,7 +106,7 @@ def with_cooling(result: Mapping[str, Any], cooled: Mapping[str, Any]) -> dict[s
     return {**result, **flags, "cooled": dict(cooled), "total_s": total_s}
 
 
-def result_of(folder: SweepFolder, point: Point, outcome: Outcome) -> dict[str, Any]:
+def result_of(folder: SweepFolder, point: SweepPoint, outcome: Outcome) -> dict[str, Any]:
     """Return the record of a run: how it ended, and the numbers of its run folder."""
     result: dict[str, Any] = {
         "point": point.to_dict(),

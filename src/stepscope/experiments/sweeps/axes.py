@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
-from pathlib import Path
+from typing import TYPE_CHECKING
 
-from stepscope.analysis.results import Findings
-from stepscope.experiments.engine.folder import StudyFolder
+from stepscope.experiments.engine.engine import Plan
 from stepscope.experiments.sweeps.request import TrainingSetting, TrainingSweep
 from stepscope.experiments.sweeps.results import (
     JOULES,
@@ -19,9 +17,11 @@ from stepscope.experiments.sweeps.results import (
     build_findings,
     setting_costs,
 )
-from stepscope.experiments.sweeps.trainings import TrainingContext, run_trainings
+from stepscope.experiments.sweeps.trainings import TrainingRun, training_plan
 
-CHILD = (sys.executable, "-m", "stepscope.experiments.sweeps.child")
+if TYPE_CHECKING:
+    from stepscope.analysis.results import Findings
+
 _TITLES = {
     "batch": "The batch size for {}",
     "threads": "The number of threads for {}",
@@ -30,23 +30,21 @@ _TITLES = {
 _ENOUGH = 0.95  # of the highest throughput: what more costs memory for little
 
 
-def axis_study(
-    out: str | Path, asked: TrainingSweep, *, means: TrainingContext | None = None, command: str = ""
-) -> Findings:
-    """Train in every setting, in a study's folder that is begun or gone on with, and say which is best for what."""
-    folder = StudyFolder(Path(out), asked.axis, asked.to_dict())
-    question = axis_sweep(asked.axis, asked.base.workload)
-    with folder.locked():
-        runs = run_trainings(folder, asked.settings, asked.rules, means or TrainingContext(CHILD), question.called)
-    said = command or f"stepscope study {asked.axis} {asked.base.workload} --out {out}"
-    answer = _knee(setting_costs(runs)) if asked.axis == "batch" else ""
-    return build_findings(question, runs, asked.rules, asked.to_dict(), said, answer=answer)
+def axis_plan(request: TrainingSweep) -> Plan:
+    """Train in every setting, and say which is best for what."""
+    sweep = axis_sweep(request.axis, request.base.workload)
+
+    def judge(trainings: list[TrainingRun]) -> Findings:
+        answer = _knee(setting_costs(trainings)) if request.axis == "batch" else ""
+        return build_findings(sweep, trainings, request.rules, answer=answer)
+
+    return training_plan(request.settings, request.rules, sweep.label, judge)
 
 
 def axis_sweep(axis: str, workload: str) -> Sweep:
     """Return the labels of the settings of an axis, and where they lie on it."""
 
-    def called(setting: TrainingSetting) -> str:
+    def label(setting: TrainingSetting) -> str:
         value = getattr(setting, axis)
         return str(value) if axis == "precision" else f"{axis} {value}"
 
@@ -54,7 +52,7 @@ def axis_sweep(axis: str, workload: str) -> Sweep:
         return None if axis == "precision" else float(getattr(setting, axis))
 
     judged = (SPEED, *JOULES.values(), MEMORY, *LEARNING)
-    return Sweep(axis, _TITLES[axis].format(workload), axis, called, judged, place)
+    return Sweep(axis, _TITLES[axis].format(workload), axis, label, judged, place)
 
 
 def _knee(every: Sequence[SettingCost]) -> str:

@@ -6,7 +6,6 @@ import importlib
 import importlib.util
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,48 +15,35 @@ from torch.optim import Optimizer
 
 from stepscope.analysis.results import Findings
 from stepscope.errors import MissingDependency, UnknownName
-from stepscope.experiments.engine.folder import StudyFolder
-from stepscope.experiments.sweeps.axes import CHILD
+from stepscope.experiments.engine.engine import Plan
 from stepscope.experiments.sweeps.request import OptimizerSweep, TrainingRules
 from stepscope.experiments.sweeps.results import JOULES, LEARNING, STATE, STEP, Sweep, build_findings, lowest_loss
-from stepscope.experiments.sweeps.trainings import TrainingContext, TrainingRun, run_trainings
+from stepscope.experiments.sweeps.trainings import TrainingRun, training_plan
 
 if TYPE_CHECKING:
     from stepscope.workloads.contract import Workload
 
 
-NAME = "optimizers"
+def optimizer_plan(request: OptimizerSweep) -> Plan:
+    """Train with each optimizer; those that cannot be had here are named with the reason.
 
-
-def optimizers(
-    out: str | Path,
-    asked: OptimizerSweep,
-    kinds: Sequence[OptimizerKind],
-    *,
-    means: TrainingContext | None = None,
-    command: str = "",
-) -> Findings:
-    """Train with each of `kinds` that can be had here; those that cannot are named with the reason.
-
-    Unless a target is asked for, every optimizer makes the same number of steps, and the target is the highest of the
-    lowest losses that they reach: the loss that all of them reach.
+    Unless the request has a target, every optimizer makes the same number of steps, and the target is the highest of
+    the lowest losses that they reach: the loss that all of them reach.
     """
-    folder = StudyFolder(Path(out), NAME, asked.to_dict())
     judged = (STATE, STEP, *JOULES.values(), *LEARNING)
-    question = Sweep(NAME, f"Optimizers for {asked.base.workload}", "optimizer", lambda s: str(s.optimizer), judged)
-    missing = {kind.name: kind.missing for kind in kinds}
-    settings = [
-        replace(asked.base, optimizer=kind.name, lr=(asked.lr or {}).get(kind.name))
-        for kind in kinds
-        if not missing[kind.name]
-    ]
-    with folder.locked():
-        runs = run_trainings(folder, settings, asked.rules, means or TrainingContext(CHILD), question.called)
-    rules, notes = _with_target(asked.rules, runs)
-    notes += [f"{name} was excluded: {why}" for name, why in missing.items() if why]
-    notes.append("learning rates are the workload's own or follow from them; another rate may change who is first")
-    said = command or f"stepscope study {NAME} {asked.base.workload} --out {out}"
-    return build_findings(question, runs, rules, asked.to_dict(), said, notes=notes)
+    title = f"Optimizers for {request.base.workload}"
+    sweep = Sweep(request.study, title, "optimizer", lambda setting: str(setting.optimizer), judged)
+    missing = {kind.name: kind.missing for kind in kinds_named(request.optimizers or ())}
+    rates = request.lr or {}
+    settings = [replace(request.base, optimizer=name, lr=rates.get(name)) for name, why in missing.items() if not why]
+
+    def judge(trainings: list[TrainingRun]) -> Findings:
+        rules, notes = _with_target(request.rules, trainings)
+        notes += [f"{name} was excluded: {why}" for name, why in missing.items() if why]
+        notes.append("learning rates are the workload's own or follow from them; another rate may change who is first")
+        return build_findings(sweep, trainings, rules, notes)
+
+    return training_plan(settings, request.rules, sweep.label, judge)
 
 
 def _with_target(rules: TrainingRules, runs: Sequence[TrainingRun]) -> tuple[TrainingRules, list[str]]:

@@ -14,64 +14,37 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 
-from stepscope.analysis.results import Findings
 from stepscope.errors import StepscopeError, UsageError
-from stepscope.experiments.engine.folder import StudyFolder
-from stepscope.experiments.sweeps.axes import CHILD
+from stepscope.experiments.engine.engine import Plan, PointRefused
 from stepscope.experiments.sweeps.request import PowerModes, TrainingSetting
 from stepscope.experiments.sweeps.results import JOULES, LEARNING, SPEED, Sweep, build_findings
-from stepscope.experiments.sweeps.trainings import (
-    SettingRefused,
-    TrainingContext,
-    TrainingPoint,
-    run_trainings,
-)
+from stepscope.experiments.sweeps.trainings import DeviceState, training_plan
 from stepscope.files import replace_json
 
-NAME = "power-modes"
 
+def power_mode_plan(jetson: Jetson, request: PowerModes) -> Plan:
+    """Train in every mode; the mode of before is set again at the end, however it comes.
 
-def power_modes(
-    out: str | Path,
-    jetson: Jetson,
-    asked: PowerModes,
-    *,
-    means: TrainingContext | None = None,
-    command: str = "",
-) -> Findings:
-    """Train in every mode; the mode of before is set again at the end, however it comes."""
-    folder = StudyFolder(Path(out), NAME, asked.to_dict())
-    title, judged = f"The power modes for {asked.base.workload}", (SPEED, *JOULES.values(), *LEARNING)
-    question = Sweep(NAME, title, "mode", lambda setting: mode_label(jetson, setting), judged)
-    settings = [replace(asked.base, mode=mode) for mode in asked.numbers]
-    inside = replace(
-        means or TrainingContext(CHILD),
-        around=lambda setting: _in_mode(jetson, setting),
-        order=lambda todo: _by_mode(todo, asked),
-    )
-    with folder.locked(), restore_mode_after(jetson, folder.path):
-        runs = run_trainings(folder, settings, asked.rules, inside, question.called)
+    Mode after mode within each round: setting one takes its time, and the board settles in it.
+    """
+    title, judged = f"The power modes for {request.base.workload}", (SPEED, *JOULES.values(), *LEARNING)
+    sweep = Sweep(request.study, title, "mode", lambda setting: mode_label(jetson, setting), judged)
+    place = {mode: place for place, mode in enumerate(request.numbers)}
     notes = ["the mode of before was set again at the end"]
-    said = command or f"stepscope study {NAME} {asked.base.workload} --apply --out {out}"
-    return build_findings(question, runs, asked.rules, asked.to_dict(), said, notes=notes)
+    state = DeviceState(
+        enter=lambda setting: None if setting.mode is None else jetson.set(setting.mode),
+        order=lambda setting: place[setting.mode or 0],
+        around=lambda folder: restore_mode_after(jetson, folder),
+    )
+    settings = [replace(request.base, mode=mode) for mode in request.numbers]
+    return training_plan(
+        settings, request.rules, sweep.label, lambda runs: build_findings(sweep, runs, request.rules, notes), state
+    )
 
 
 def mode_label(jetson: Jetson, setting: TrainingSetting) -> str:
     """A mode by its number and name."""
     return f"{setting.mode} {jetson.modes.get(setting.mode or 0, '')}".strip()
-
-
-def _by_mode(todo: list[TrainingPoint], asked: PowerModes) -> list[TrainingPoint]:
-    """Mode after mode within each round: setting one takes its time, and the board settles in it."""
-    order = {mode: place for place, mode in enumerate(asked.numbers)}
-    return sorted(todo, key=lambda point: (point.repeat, order[point.setting.mode or 0]))
-
-
-@contextlib.contextmanager
-def _in_mode(jetson: Jetson, setting: TrainingSetting) -> Iterator[None]:
-    if setting.mode is not None:
-        jetson.set(setting.mode)
-    yield
 
 
 # Modes are read from /etc/nvpmodel.conf, `< POWER_MODEL ID=0 NAME=MAXN >`; `nvpmodel -q` ends with the number of the
@@ -84,7 +57,7 @@ _LIMIT_S = 60.0
 SAVED_MODE_FILE = "mode-before.json"
 
 
-class ModeRefused(SettingRefused):
+class ModeRefused(PointRefused):
     """nvpmodel did not set the mode."""
 
 

@@ -25,8 +25,7 @@ from stepscope.experiments.engine.request import (
 from stepscope.request import REQUIRED, Option, option
 
 if TYPE_CHECKING:
-    from stepscope.analysis.results import Findings
-    from stepscope.experiments.engine.process import JobWatch
+    from stepscope.experiments.engine.engine import Plan
 
 TRAINING, INFERENCE = "training", "inference"
 PRECISIONS = ("fp32", "bf16")
@@ -116,11 +115,10 @@ class TrainingSweep(StudyRequest):
         check_device(self.base.device)
         return self
 
-    def answer(self, folder: Path, watch: JobWatch, command: str) -> Findings:
-        from stepscope.experiments.sweeps.axes import CHILD, axis_study
-        from stepscope.experiments.sweeps.trainings import TrainingContext
+    def plan(self) -> Plan:
+        from stepscope.experiments.sweeps.axes import axis_plan
 
-        return axis_study(folder, self, means=TrainingContext(CHILD, watch.tell), command=command)
+        return axis_plan(self)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -267,13 +265,10 @@ class OptimizerSweep(TrainingSweep):
                 raise UsageError(f"--lr {name}: not an optimizer and its rate", f"for example --lr {names[0]}=0.01")
         return super(OptimizerSweep, replace(self, optimizers=names)).checked()
 
-    def answer(self, folder: Path, watch: JobWatch, command: str) -> Findings:
-        from stepscope.experiments.sweeps.axes import CHILD
-        from stepscope.experiments.sweeps.optimizers import kinds_named, optimizers
-        from stepscope.experiments.sweeps.trainings import TrainingContext
+    def plan(self) -> Plan:
+        from stepscope.experiments.sweeps.optimizers import optimizer_plan
 
-        means = TrainingContext(CHILD, watch.tell)
-        return optimizers(folder, self, kinds_named(self.optimizers), means=means, command=command)
+        return optimizer_plan(self)
 
 
 @dataclass(frozen=True)
@@ -320,15 +315,12 @@ class PowerModes(TrainingSweep):
         wanted = tuple(dict.fromkeys(numbers[word] for word in self.modes or ())) or tuple(sorted(jetson.modes))
         return replace(self, modes=tuple(map(str, wanted)))
 
-    def answer(self, folder: Path, watch: JobWatch, command: str) -> Findings:
-        from stepscope.experiments.sweeps.axes import CHILD
-        from stepscope.experiments.sweeps.power_modes import find_jetson, power_modes, refuse_without_permission
-        from stepscope.experiments.sweeps.trainings import TrainingContext
+    def plan(self) -> Plan:
+        from stepscope.experiments.sweeps.power_modes import find_jetson, power_mode_plan, refuse_without_permission
 
         if not self.apply:
             raise UsageError("without apply, the study 'power-modes' measures nothing", "add --apply, or apply=True")
         refuse_without_permission()
         if not self.yes:
             raise UsageError("nobody is here to be asked whether the power modes may be set", "add --yes, or yes=True")
-        means = TrainingContext(CHILD, watch.tell)
-        return power_modes(folder, find_jetson(self.root), self, means=means, command=command)
+        return power_mode_plan(find_jetson(self.root), self)

@@ -6,7 +6,6 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import polars as pl
@@ -14,7 +13,6 @@ import polars as pl
 from stepscope.analysis.estimate import mean_interval, null_if_nan
 from stepscope.analysis.results import Findings, ResultTable
 from stepscope.arrays import Floats
-from stepscope.experiments.engine.facts import device_name, versions
 from stepscope.experiments.sweeps.request import TrainingRules, TrainingSetting
 from stepscope.experiments.sweeps.trainings import ENERGY, TrainingRun
 
@@ -33,30 +31,25 @@ class Sweep:
     study: str
     title: str
     axis: str
-    called: Label
+    label: Label
     judged: tuple[Quantity, ...]
     place: Callable[[TrainingSetting], float | None] = lambda setting: None
 
 
 def build_findings(
-    question: Sweep, trainings: Sequence[TrainingRun], rules: TrainingRules, settings: Mapping[str, Any], command: str,
+    question: Sweep, trainings: Sequence[TrainingRun], rules: TrainingRules,
     notes: Sequence[str] = (), tables: Sequence[ResultTable] = (), answer: str = "",
 ) -> Findings:  # fmt: skip
     """The findings; `answer`, `tables` and `notes` are what the study adds of its own."""
     every = setting_costs(trainings, rules.target_loss)
     sweets = best_settings(every, question.judged)
-    said = "; ".join(best_sentences(sweets, question.called))
+    best = "; ".join(best_sentences(sweets, question.label))
     return Findings(
-        study=question.study,
         title=question.title,
         answer=" ".join(
-            part for part in (answer, f"Best by {said}." if said else "Nothing could be compared.") if part
+            part for part in (answer, f"Best by {best}." if best else "Nothing could be compared.") if part
         ),
         tables=(_sweet_table(question, sweets), cost_table(question, every), *tables),
-        settings=settings,
-        device=device_name(),
-        versions=versions(),
-        command=command,
         notes=(*notes, *_limits(question, every, trainings, rules)),
         simulated=rules.simulate,
         frames=_frames(question, every, trainings),
@@ -67,7 +60,7 @@ def cost_table(question: Sweep, every: Sequence[SettingCost]) -> ResultTable:
     """A row for each quantity of each setting, with its interval."""
     quantities = measured_quantities(every)
     rows = tuple(
-        (question.called(cost.setting), quantity.column, value.value, value.low, value.high, cost.repeats)
+        (question.label(cost.setting), quantity.column, value.value, value.low, value.high, cost.repeats)
         for quantity in quantities
         for cost in every
         if (value := cost.values.get(quantity)) is not None
@@ -81,10 +74,10 @@ def _sweet_table(question: Sweep, sweets: Sequence[BestSetting]) -> ResultTable:
     rows = tuple(
         (
             sweet.quantity.column,
-            question.called(sweet.best.setting),
+            question.label(sweet.best.setting),
             sweet.best.values[sweet.quantity].value,
             "no intervals: not known" if sweet.alike is None
-            else ", ".join(question.called(cost.setting) for cost in sweet.alike) or "none",
+            else ", ".join(question.label(cost.setting) for cost in sweet.alike) or "none",
         )
         for sweet in sweets
     )  # fmt: skip
@@ -108,15 +101,15 @@ def _limits(
         yield f"{count} of {len(trainings)} runs: {flag}"
     for cost in every:
         if cost.status != OK:
-            yield f"{question.called(cost.setting)}: {cost.status}: {cost.reason}"
+            yield f"{question.label(cost.setting)}: {cost.status}: {cost.reason}"
         if cost.reached is not None and cost.reached < cost.repeats:
-            yield f"{question.called(cost.setting)}: {cost.reached} of {cost.repeats} trainings reached the target"
+            yield f"{question.label(cost.setting)}: {cost.reached} of {cost.repeats} trainings reached the target"
 
 
 def _frames(question: Sweep, every: Sequence[SettingCost], trainings: Sequence[TrainingRun]) -> dict[str, pl.DataFrame]:
     rows = [
         (
-            question.called(cost.setting),
+            question.label(cost.setting),
             question.place(cost.setting),
             quantity.column,
             value.value,
@@ -137,10 +130,10 @@ def _curves(question: Sweep, trainings: Sequence[TrainingRun]) -> pl.DataFrame:
 
     rows: list[tuple[str, int, float]] = []
     for one in trainings:
-        if one.point.repeat == 0:
+        if one.repeat == 0:
             losses = smoothed(one.losses)
             every = max(1, len(losses) // _MOST_POINTS)
-            label = question.called(one.point.setting)
+            label = question.label(one.setting)
             rows += [(label, WINDOW + place, float(losses[place])) for place in range(0, len(losses), every)]
     return pl.DataFrame(rows, schema={"label": pl.String, "step": pl.Int64, "loss": pl.Float64}, orient="row")
 
@@ -222,7 +215,7 @@ def setting_costs(trainings: Sequence[TrainingRun], target_loss: float | None = 
     """One for each setting, in their order."""
     groups: dict[TrainingSetting, list[TrainingRun]] = {}
     for one in trainings:
-        groups.setdefault(one.point.setting, []).append(one)
+        groups.setdefault(one.setting, []).append(one)
     return [_cost(setting, group, target_loss) for setting, group in groups.items()]
 
 

@@ -1,56 +1,25 @@
-"""The settings of a sweep of trainings, and each training made in a process of its own."""
+"""The trainings of a sweep: the points of its settings, and each training as it ended."""
 
 from __future__ import annotations
 
 import contextlib
-import json
-import random
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stepscope.analysis.run import Run
-from stepscope.errors import UsageError
-from stepscope.experiments.engine.folder import StudyFolder
-from stepscope.experiments.engine.process import run_child
+from stepscope.experiments.engine.engine import Plan, Point, Result
+from stepscope.experiments.engine.points import in_rounds
 from stepscope.experiments.suite.sweep import read_run
 from stepscope.experiments.sweeps.request import TrainingRules, TrainingSetting
 
+if TYPE_CHECKING:
+    from stepscope.analysis.results import Findings
 
-@dataclass(frozen=True)
-class TrainingPoint:
-    """One training: a setting and which repeat of it."""
-
-    setting: TrainingSetting
-    repeat: int
-
-    @property
-    def id(self) -> str:
-        return f"{self.setting.id}-r{self.repeat}"
-
-
-def training_points(settings: Sequence[TrainingSetting], rules: TrainingRules) -> list[TrainingPoint]:
-    """Rounds of all settings, each shuffled, so that what drifts hits all alike."""
-    shuffle, order = random.Random(rules.seed), list[TrainingPoint]()
-    for repeat in range(rules.repeats):
-        round_ = [TrainingPoint(setting, repeat) for setting in settings]
-        shuffle.shuffle(round_)
-        order += round_
-    return order
-
-
-STATE_FILE = "found.json"  # what the child says beside its run
+TASK = "stepscope.experiments.sweeps.training:train_setting"
 ENERGY = ("energy_per_sample_j", "estimated_energy_per_sample_j", "simulated_energy_per_sample_j")
-
-
-class SettingRefused(UsageError):
-    """The device cannot be brought into a setting."""
-
-
-ProgressCallback = Callable[[int, int, str], None]
-Around = Callable[[TrainingSetting], AbstractContextManager[Any]]
 
 
 @dataclass(frozen=True)
@@ -60,7 +29,8 @@ class TrainingRun:
     state_bytes: what the optimizer keeps beside the parameters, B. run: the run folder.
     """
 
-    point: TrainingPoint
+    setting: TrainingSetting
+    repeat: int
     status: str
     reason: str | None = None
     numbers: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict)
@@ -72,76 +42,63 @@ class TrainingRun:
 
 
 @dataclass(frozen=True)
-class TrainingContext:
-    """Means to make trainings: the child's command, the listener, what is done around each, and in which order.
+class DeviceState:
+    """The state that a setting needs of the device. `enter` may raise PointRefused: the training is not made then.
 
-    `around` may raise SettingRefused: the training is not made then.
+    order: settings in the order in which a round of repeats makes them; shuffled by default. around: holds meanwhile.
     """
 
-    child: Sequence[str]
-    tell: ProgressCallback = lambda place, count, what: None
-    around: Around = lambda setting: contextlib.nullcontext()
-    order: Callable[[list[TrainingPoint]], list[TrainingPoint]] = lambda points: points
+    enter: Callable[[TrainingSetting], None] = lambda setting: None
+    order: Callable[[TrainingSetting], int] | None = None
+    around: Callable[[Path], AbstractContextManager[Any]] = lambda folder: contextlib.nullcontext()
 
 
-def run_trainings(
-    folder: StudyFolder,
+def training_plan(
     settings: Sequence[TrainingSetting],
     rules: TrainingRules,
-    means: TrainingContext,
-    called: Callable[[TrainingSetting], str],
-) -> list[TrainingRun]:
-    """Every training as it was made before, or made now, in the order of the settings and their repeats.
+    title: Callable[[TrainingSetting], str],
+    judge: Callable[[list[TrainingRun]], Findings],
+    state: DeviceState | None = None,
+) -> Plan:
+    """Return the plan that trains in every setting, in shuffled rounds of repeats, and judges all trainings."""
+    state, rounds = state or DeviceState(), in_rounds(settings, rules.repeats, rules.seed)
+    if state.order is not None:
+        place = state.order
+        rounds.sort(key=lambda point: (point[1], place(point[0])))
+    points, setting_of = [], {}
+    for setting, repeat in rounds:
+        orders = {**asdict(setting), **rules.to_dict(), "seed": rules.seed + repeat}
+        name = f"{title(setting)}, repeat {repeat + 1}"
+        points.append(Point(_id(setting, repeat), name, TASK, orders, setting=setting.id))
+        setting_of[points[-1].id] = setting
 
-    An interrupted one leaves nothing and is made again; so is one whose setting was refused.
-    """
-    todo, result = means.order(training_points(settings, rules)), dict[TrainingPoint, TrainingRun]()
-    for place, point in enumerate(todo):
-        known = folder.cell(point.id)
-        try:
-            if known is None:
-                means.tell(place, len(todo), f"{called(point.setting)}, repeat {point.repeat + 1}")
-                with means.around(point.setting):
-                    known = folder.answered(point.id, lambda point=point: _run_training(folder, point, rules, means))  # type: ignore[misc]
-            result[point] = _result_of_cell(folder, point, known)
-        except SettingRefused as error:
-            result[point] = TrainingRun(point, "refused", str(error))
-    return [result[TrainingPoint(setting, repeat)] for setting in settings for repeat in range(rules.repeats)]
+    def judge_results(results: Mapping[str, Result]) -> Findings:
+        repeats = range(rules.repeats)
+        return judge([_training_run(each, n, results[_id(each, n)]) for each in settings for n in repeats])
 
-
-def _run_training(
-    folder: StudyFolder, point: TrainingPoint, rules: TrainingRules, means: TrainingContext
-) -> dict[str, Any]:
-    where = folder.path / "runs" / point.id
-    orders = {**asdict(point.setting), **rules.to_dict(), "seed": rules.seed + point.repeat}
-    outcome = run_child(means.child, orders, where, rules.time_limit_s)
-    found: dict[str, Any] = {"status": outcome.status, "reason": outcome.reason, "wall_s": outcome.wall_s}
-    if outcome.run is None:
-        return found
-    found |= {"run": str(outcome.run.relative_to(folder.path)), **_optimizer_state(where)}
-    if outcome.status == "ok":
-        of_run = read_run(outcome.run, True)
-        steps = Run(outcome.run).steps
-        began = steps["t0_ns"][0] if len(steps) else 0
-        found |= {name: of_run[name] for name in ("numbers", "flags")}
-        found |= {"losses": steps["loss"].to_list(), "times_s": ((steps["t1_ns"] - began) / 1e9).to_list()}
-    return found
-
-
-def _optimizer_state(where: Path) -> dict[str, Any]:
-    with contextlib.suppress(OSError, ValueError):
-        said = json.loads((where / STATE_FILE).read_text(encoding="utf-8"))
-        return {"state_bytes": said.get("state_bytes")} if isinstance(said, dict) else {}
-    return {}
-
-
-def _result_of_cell(folder: StudyFolder, point: TrainingPoint, known: Mapping[str, Any]) -> TrainingRun:
-    names = ("numbers", "losses", "times_s", "state_bytes", "flags")
-    run = folder.path / known["run"] if known.get("run") else None
-    return TrainingRun(
-        point,
-        known["status"],
-        known.get("reason"),
-        **{name: known[name] for name in names if known.get(name) is not None},
-        run=run,
+    return Plan(
+        points,
+        judge_results,
+        read=_read_training,
+        before=lambda point: state.enter(setting_of[point.id]),
+        around=state.around,
+        time_limit_s=rules.time_limit_s,
     )
+
+
+def _id(setting: TrainingSetting, repeat: int) -> str:
+    return f"{setting.id}-r{repeat}"
+
+
+def _read_training(path: Path) -> dict[str, Any]:
+    """Return the numbers and flags of a run folder, and the loss and the end of each step, s."""
+    content, steps = read_run(path, True), Run(path).steps
+    began = steps["t0_ns"][0] if len(steps) else 0
+    losses = {"losses": steps["loss"].to_list(), "times_s": ((steps["t1_ns"] - began) / 1e9).to_list()}
+    return {"numbers": content["numbers"], "flags": content["flags"], **losses}
+
+
+def _training_run(setting: TrainingSetting, repeat: int, result: Result) -> TrainingRun:
+    names = ("reason", "numbers", "losses", "times_s", "state_bytes", "flags", "run")
+    content = {name: result[name] for name in names if result.get(name) is not None}
+    return TrainingRun(setting, repeat, result["status"], **content)

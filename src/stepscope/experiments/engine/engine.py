@@ -1,0 +1,173 @@
+"""The engine of many runs: each point is measured once, in a process of its own, kept, and judged with the others."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from stepscope.clock import monotonic_ns
+from stepscope.errors import UsageError
+from stepscope.experiments.engine.folder import ResultFolder, StudyFolder
+from stepscope.experiments.engine.process import run_child
+
+if TYPE_CHECKING:
+    from stepscope.analysis.results import Findings
+    from stepscope.experiments.engine.request import StudyRequest
+
+CHILD = (sys.executable, "-m", "stepscope.experiments.engine.child")
+Result = dict[str, Any]  # status, reason, wall_s, run (its folder, relative to the study's), and what the task returned
+
+
+class PointRefused(UsageError):
+    """The device cannot be brought into the state that a point needs; this is not kept, and tried again."""
+
+
+class PointLike(Protocol):
+    """What the engine has to know of a point: `id` names its files, `title` is for people, `setting` has repeats."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def title(self) -> str: ...
+    @property
+    def setting(self) -> Any: ...
+
+
+AnyPoint = TypeVar("AnyPoint", bound=PointLike)
+
+
+@dataclass(frozen=True)
+class Point:
+    """One measurement of a study: a task ("module:function") with its orders, in a process of its own.
+
+    setting: the points of a setting differ by their repeat, and what refuses one refuses all of them.
+    """
+
+    id: str
+    title: str
+    task: str = ""
+    orders: Mapping[str, Any] = field(default_factory=dict)
+    setting: str = ""
+
+
+@dataclass(frozen=True)
+class Watch:
+    """Progress of an experiment: about to measure (point, place, count), a second has passed, how it ended."""
+
+    begins: Callable[[Any, int, int], None] = lambda point, place, count: None
+    ticks: Callable[[], None] = lambda: None
+    ends: Callable[[Any, int, int, Mapping[str, Any]], None] = lambda point, place, count, result: None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a study measures, and how it judges.
+
+    judge: the findings from the result of each point by its id, whose `run` is a path that can be opened; the engine
+    adds request, device and versions. measure: in this process, instead of the point's task in a process of its own.
+    read: what is taken of the run folder of a point that ended well. before: brings the device into the state of a
+    point; around: what holds while any is measured, in the study's folder.
+    """
+
+    points: Sequence[Point]
+    judge: Callable[[Mapping[str, Result]], Findings]
+    measure: Callable[[Point], Mapping[str, Any]] | None = None
+    read: Callable[[Path], Mapping[str, Any]] = lambda run: {}
+    before: Callable[[Point], None] = lambda point: None
+    around: Callable[[Path], AbstractContextManager[Any]] = lambda folder: contextlib.nullcontext()
+    time_limit_s: float = 900.0
+
+
+def answer_study(
+    request: StudyRequest,
+    out: str | Path,
+    *,
+    child: Sequence[str] = CHILD,
+    watch: Watch | None = None,
+    command: str = "",
+    plan: Plan | None = None,
+) -> Findings:
+    """Measure what is missing in a study's folder, which is begun or gone on with, and judge.
+
+    `child`: how a point is started in a process of its own; `command`: the line that repeats this; `plan`: the
+    request's own by default. Ctrl-C ends the process of the point; those that had ended stay. UsageError where the
+    folder holds another request.
+    """
+    from stepscope.experiments.engine.facts import device_name, versions
+
+    plan, watch = plan or request.plan(), watch or Watch()
+    folder = StudyFolder(Path(out), request.study, request.to_dict())
+
+    def measure(point: Point, _: Mapping[str, Result]) -> Result:
+        plan.before(point)
+        if plan.measure is None:
+            return _measure_apart(folder, point, plan, child, watch)
+        began_ns = monotonic_ns()
+        result = dict(plan.measure(point))
+        return {"status": "ok", "reason": None, "wall_s": (monotonic_ns() - began_ns) / 1e9, **result}
+
+    with folder.locked(), plan.around(folder.path):
+        results = measure_points(folder, plan.points, measure, watch)
+    findings = plan.judge({name: _with_path(folder, result) for name, result in results.items()})
+    return replace(
+        findings,
+        study=request.study,
+        settings=request.to_dict(),
+        device=findings.device or device_name(),
+        versions=versions(),
+        command=command or request.command_line("stepscope", "study", request.study, out=Path(out)),
+        simulated=findings.simulated or getattr(request, "simulate", None),
+    )
+
+
+def measure_points(
+    folder: ResultFolder,
+    points: Sequence[AnyPoint],
+    measure: Callable[[AnyPoint, Mapping[str, Result]], Result],
+    watch: Watch,
+    again: Callable[[Result], bool] | None = None,
+) -> dict[str, Result]:
+    """Return the result of every point by its id: as it was kept, or measured now; `measure` is given those so far.
+
+    again: whether a kept result is measured again. By default what failed is (memory, time, a crash), and what ended
+    well or was refused is not; what refuses a point refuses all of its setting.
+    """
+    again, results, refused = again or _failed, dict[str, Result](), dict[Any, Result]()
+    for place, point in enumerate(points):
+        result = folder.result(point.id) or refused.get(point.setting)
+        if result is None or again(result):
+            watch.begins(point, place, len(points))
+            try:
+                result = measure(point, results)
+                folder.keep(point.id, result)
+            except PointRefused as error:
+                result = {"status": "refused", "reason": str(error), "wall_s": None}
+            watch.ends(point, place, len(points), result)
+        if result.get("status") == "refused" and point.setting and again is _failed:
+            refused[point.setting] = result
+        results[point.id] = {"status": "ok", "reason": None, **result}
+    return results
+
+
+def _failed(result: Result) -> bool:
+    return result.get("status", "ok") not in ("ok", "refused")
+
+
+def _measure_apart(folder: StudyFolder, point: Point, plan: Plan, child: Sequence[str], watch: Watch) -> Result:
+    orders = {**point.orders, "task": point.task, "study": str(folder.path.absolute())}
+    where = (folder.path / "runs" / point.id).absolute()
+    outcome = run_child(child, orders, where, plan.time_limit_s, watch.ticks)
+    result: Result = {"status": outcome.status, "reason": outcome.reason, "wall_s": outcome.wall_s, **outcome.result}
+    if outcome.run is None:
+        return result
+    result["run"] = outcome.run.relative_to(folder.path.absolute()).as_posix()
+    return {**result, **plan.read(outcome.run)} if outcome.status == "ok" else result
+
+
+def _with_path(folder: StudyFolder, result: Result) -> Result:
+    return {**result, "run": folder.path / result["run"]} if result.get("run") else result
