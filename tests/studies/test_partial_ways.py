@@ -222,6 +222,6 @@ def test_a_transfer_begins_with_the_same_weights_whatever_the_way(tmp_path: Path
     assert first["curve"][0]["before"] == second["curve"][0]["before"]
     assert first["curve"][0]["accuracy"] == second["curve"][0]["accuracy"]
     assert first["curve"][3]["time_s"] > first["curve"][1]["time_s"] > 0
-    assert (tmp_path / first["run"] / "steps.parquet").exists()
+    assert len(list((tmp_path / "runs").glob("*/steps.parquet"))) == 2
     with pytest.raises(Absent, match="no batch normalisation"):
         train_lesson(lenet, replace(LESSON, way="batch-norm"), 0, place)
