@@ -28,7 +28,7 @@ class PointRefused(UsageError):
 
 
 class PointLike(Protocol):
-    """What the engine has to know of a point: `id` names its files, `title` is for people, `setting` has repeats."""
+    """A point as the engine sees it: `id` names its files, `title` is for people, `setting` has repeats."""
 
     @property
     def id(self) -> str: ...
@@ -66,7 +66,7 @@ class Watch:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a study measures, and how it judges.
+    """The points that a study measures, and its judge.
 
     judge: the findings from the result of each point by its id, whose `run` is a path that can be opened; the engine
     adds request, device and versions. measure: in this process, instead of the point's task in a process of its own.

@@ -1,4 +1,4 @@
-"""What the study of the observations measures in a process of its own: a run, and memory on a dry run."""
+"""The tasks of the study of the observations: a run, and memory on a dry run."""
 
 from __future__ import annotations
 
