@@ -105,7 +105,7 @@ def cells(plant: str, seed: int, views: tuple[str, ...] = VIEWS) -> Iterator[Cel
 
 
 def verdict(found: list[Cell]) -> dict[str, float]:
-    """Share of CIs that hold from 500 steps on, of events that have come; half-width and error, stationary, after 100."""
+    """Return the share of CIs that hold from 500 steps on; half-width and error, stationary, after 100."""
     later = [cell for cell in found if cell.view != "first 100" and cell.known]
     at_once = [cell for cell in found if cell.view == "first 100" and cell.plant == "stationary"]
     return {

@@ -206,7 +206,8 @@ def run_cells(count: int, jobs: int) -> str:
         f"Grid of {len(tasks)} cells, sensor x step length ({CELL_TEXT}): {sums.false_10} parts in error by more than "
         f"30 % are called within 10 %, {sums.false_30} within 30 % with an interval that misses, in {len(wrong)} "
         f"cells; {broken} break down: {verdict}. "
-        f"{calls} cells call something within 10 %, {_percent(sums.true, sums.called)} of that energy truly is, and of their energy {_percent(sums.inside, sums.stated)} lies inside its interval."
+        f"{calls} cells call something within 10 %, {_percent(sums.true, sums.called)} of that energy truly is, "
+        f"and of their energy {_percent(sums.inside, sums.stated)} lies inside its interval."
     )
 
 

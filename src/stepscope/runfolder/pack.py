@@ -25,7 +25,7 @@ from stepscope.runfolder.schema import STEP_ROW, TABLES, channel_names, sample_d
 from stepscope.runfolder.writer import RunWriter
 
 CHUNK_BYTES = 4_000_000  # of rows that are in memory at a time
-# What is freed goes back to the system at once, and no thread keeps a row group of its own: else the peak grows with the run.
+# What is freed goes back to the system at once, and no thread keeps a row group: else the peak grows with the run.
 ALLOCATION = {
     "POLARS_MAX_THREADS": "1",
     "_RJEM_MALLOC_CONF": "dirty_decay_ms:0,muzzy_decay_ms:0",
