@@ -1,8 +1,8 @@
 """`python -m benchmarks.hostile`: energy of plants that the estimator was not built for, against their truth.
 
 Each row is a plant behind a sensor, with several seeds; `--list` names them. `--rows TEXT` takes those whose title or
-group holds the text (several: all of them), `--cells N` a grid of sensor x step length, `--write FILE` puts the
-tables between the marks of a page.
+group holds the text (several: all of them), `--cells N` a grid of sensor x step length, `--real-path` whole trainings,
+`--write FILE` puts the tables between the marks of a page.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from benchmarks.hostile import folder, structures
 from benchmarks.hostile.folder import Score, Sums, together
 from benchmarks.hostile.plant import Plant, build
 from benchmarks.hostile.rows import ROWS, Row, cells
-from benchmarks.hostile.sensors import read
+from benchmarks.hostile.sensors import MISSTATED, read
 
 INSIDE, TRUE = 0.85, 0.95  # the least energy inside its interval, and truly within 10 % of what is called so
 
@@ -171,6 +171,18 @@ def run_rows(rows: Sequence[Row], seeds: int, jobs: int, verbose: bool) -> list[
     return found
 
 
+def run_real_path(steps: int) -> list[Result]:
+    """Train beside each board of the real path, and print its row."""
+    from benchmarks.hostile.real_path import BOARDS, run_board
+
+    found = []
+    for board in BOARDS:
+        row = Row(f"real path: {board.title}", MISSTATED, group="real path")
+        found.append(Result(row, [run_board(board, steps)]))
+        print(f"{' | '.join(found[-1].cells())}  {_of_one(found[-1].scores[0])}", flush=True)
+    return found
+
+
 def _of_one(score: Score) -> str:
     if score.kinds is None or score.modules is None:
         return f"{score.refused}"
@@ -206,8 +218,8 @@ def run_cells(count: int, jobs: int) -> str:
         f"Grid of {len(tasks)} cells, sensor x step length ({CELL_TEXT}): {sums.false_10} parts in error by more than "
         f"30 % are called within 10 %, {sums.false_30} within 30 % with an interval that misses, in {len(wrong)} "
         f"cells; {broken} break down: {verdict}. "
-        f"{calls} cells call something within 10 %, {_percent(sums.true, sums.called)} of that energy truly is, "
-        f"and of their energy {_percent(sums.inside, sums.stated)} lies inside its interval."
+        f"{calls} cells call something within 10 %, {_percent(sums.true, sums.called)} of that energy truly is; of "
+        f"their energy {_percent(sums.inside, sums.stated)} lies inside its interval."
     )
 
 
@@ -230,6 +242,8 @@ def main() -> None:
     arguments.add_argument("--rows", nargs="*", default=[], metavar="TEXT", help="titles, or groups, of rows")
     arguments.add_argument("--seeds", type=int, default=5)
     arguments.add_argument("--cells", type=int, default=0, help="cells of the grid; without --rows the grid alone")
+    arguments.add_argument("--real-path", action="store_true", help="whole trainings under `stepscope run`")
+    arguments.add_argument("--steps", type=int, default=200, help="of a training of the real path")
     arguments.add_argument("--jobs", type=int, default=1)
     arguments.add_argument("--write", type=Path, help="a page with the marks of this table")
     arguments.add_argument("--list", action="store_true")
@@ -240,9 +254,11 @@ def main() -> None:
         print("\n".join(f"{row.group:8s} {row.title}" for row in ROWS))
         return
     parts = []
-    if options.rows or not options.cells or options.write:
+    if options.rows or not (options.cells or options.real_path) or options.write:
         results = run_rows(rows_of(options.rows), options.seeds, options.jobs, options.verbose)
         parts.append(table(results))
+    if options.real_path:
+        parts.append(table(run_real_path(options.steps)))
     if options.cells:
         parts.append(run_cells(options.cells, options.jobs))
     print("\n\n".join(["", *parts]))

@@ -109,9 +109,9 @@ class Score:
 def score(run: stepscope.Run, plant: Plant) -> Score:
     """Compare `Run.energy` of the first rail with the truth of the plant."""
     rail = rail_of(run)
-    kinds = _parts(run.energy(by="kind"), rail, plant.truth["kind"], lambda row: row["name"])
-    modules = _parts(run.energy(by="module"), rail, plant.truth["module"], _module)
-    caused = _parts(run.energy(by="kind"), rail, plant.truth_caused["kind"], lambda row: row["name"])
+    kinds = parts_beside(run.energy(by="kind"), rail, plant.truth["kind"], lambda row: row["name"])
+    modules = parts_beside(run.energy(by="module"), rail, plant.truth["module"], _module)
+    caused = parts_beside(run.energy(by="kind"), rail, plant.truth_caused["kind"], lambda row: row["name"])
     whole = run.energy(by="component").filter(pl.col("rail") == rail)
     off, holds, note = float("nan"), None, ""
     true = plant.truth["whole"][""]
@@ -133,7 +133,7 @@ def _module(row: dict[str, Any]) -> tuple[Any, Any]:
     return name, row["phase"]
 
 
-def _parts(table: pl.DataFrame, rail: str, true: dict[Any, float], key: Any) -> Parts | None:
+def parts_beside(table: pl.DataFrame, rail: str, true: dict[Any, float], key: Any) -> Parts | None:
     """Rows of the rail that have a truth; what the product does not name was given 0 J by it."""
     rows = {key(row): row for row in table.filter(pl.col("rail") == rail).iter_rows(named=True)}
     known = {name: row for name, row in rows.items() if row["joules_per_step"] is not None}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 from tests.simulate.boards_in_hand import MS, QUIET, Hand, S, board_in_hand
 
 from stepscope.errors import UnknownName, UsageError
-from stepscope.simulate.boards import Fault, parse_options
+from stepscope.simulate.boards import Fault, parse_board, parse_options
 
 ENERGY = "sys/class/powercap/intel-rapl:0/energy_uj"
 Look = Callable[[Hand], bytes | None]
@@ -116,3 +117,67 @@ def test_unknown_names_are_answered_with_the_nearest() -> None:
     with pytest.raises(UnknownName) as fault:
         parse_options({"faults": [{"kind": "stuk", "at_s": 1.0}]})
     assert "stuck" in str(fault.value.hint)
+
+
+def test_a_board_is_named_with_what_is_wrong_with_it() -> None:
+    assert parse_board("jetson-tx2") == ("jetson-tx2", {})
+    name, options = parse_board("jetson-tx2, average=76, gain=-5%, offset=0.3W, conversion=1.5ms, stuck=5s+3s, lost=9s")
+    assert (name, options["average"], options["conversion_ns"]) == ("jetson-tx2", 76, 1_500_000)
+    assert (options["gain"], options["offset_w"]) == (pytest.approx(0.95), 0.3)
+    assert options["faults"] == (Fault("stuck", 5.0, 3.0), Fault("lost", 9.0))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("jetson-tx9,average=76", "jetson-tx2"),
+        ("jetson-tx2,avrage=76", "average"),
+        ("jetson-tx2,stuk=5s", "stuck"),
+        ("jetson-tx2,average", "states no value"),
+        ("jetson-tx2,average=many", "not a number"),
+        ("jetson-tx2,stuck=5s+long", "not a length of time"),
+        ("jetson-tx2,repeated=120%", "a share of 1 or more"),
+        ("jetson-tx2,", "average"),
+    ],
+)
+def test_a_setting_that_a_board_does_not_have_is_refused_with_what_it_has(text: str, said: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        parse_board(text)
+    assert said in f"{refused.value} {refused.value.hint}"
+
+
+def test_gain_and_offset_are_of_what_the_sensor_shows_and_not_of_the_truth(tmp_path: Path) -> None:
+    with board_in_hand("laptop-rapl", tmp_path, gain=0.9, offset_w=0.5, **QUIET) as laptop:
+        before = laptop.number(ENERGY)
+        laptop.go(2 * S)
+        spent = 2 * float(laptop.run.truth().energy_between("package-0", 1000 * S + 500 * MS, 1001 * S + 500 * MS))
+        assert laptop.number(ENERGY) - before == pytest.approx(1e6 * (0.9 * spent + 0.5 * 2), rel=0.02)
+
+
+def test_a_register_averages_over_more_conversions_than_its_driver_states(tmp_path: Path) -> None:
+    power = "sys/devices/3160000.i2c/i2c-0/0-0041/iio:device1/in_power0_input"
+    reached = []
+    for average in (64, 256):
+        home = tmp_path / str(average)
+        home.mkdir()
+        with board_in_hand("jetson-tx2", home, average=average, **QUIET) as board:
+            busy = board.state("Conv2d")
+            board.go(50 * MS)
+            idle = board.number(power)
+            board.mark(busy)
+            board.go(300 * MS)
+            reached.append(board.number(power) - idle)
+            assert (board.root / "sys/devices/3160000.i2c/i2c-0/0-0041/of_node").exists()
+    assert reached[1] < 0.5 * reached[0]
+
+
+def test_updates_that_do_not_arrive_leave_the_value_before_or_nothing(tmp_path: Path) -> None:
+    with board_in_hand("laptop-rapl", tmp_path, repeated=0.3, unread=0.3, **QUIET) as laptop:
+        seen = []
+        for _ in range(200):
+            laptop.go(1 * MS)
+            seen.append((content(laptop) or b"").strip())
+        empty = sum(not text for text in seen)
+        same = sum(a == b for a, b in itertools.pairwise(seen) if a)
+    assert 20 < empty < 150
+    assert same > 20

@@ -33,7 +33,10 @@ def doctor(
         typer.Option("--picture", help="With --characterise: draw the answers to the load (.png, .svg or .html)."),
     ] = None,
     simulate: Annotated[
-        str | None, typer.Option(help="Look at a simulated board instead (all output says so): jetson-tx2, ...")
+        str | None,
+        typer.Option(
+            help="Look at a simulated board instead (all output says so): jetson-tx2, or jetson-tx2,average=76"
+        ),
     ] = None,
 ) -> None:
     """Show what can be measured on this machine, what cannot, and the command that would enable it."""
@@ -60,8 +63,8 @@ def doctor(
     if json:
         console.print_json(data=found)
         return
-    if simulate is not None:
-        console.print(f"[bold]{simulated_badge(simulate)}[/bold], not of this machine")
+    if found["simulated"] is not None:
+        console.print(f"[bold]{simulated_badge(found['simulated'])}[/bold], not of this machine")
     _print_device(console, found)
     _print_channels(console, found["channels"])
     if characterise:

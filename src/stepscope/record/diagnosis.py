@@ -71,7 +71,7 @@ def diagnose(
         "proc": (root / "proc/stat").exists(),
         "perf": _perf(root),
         "torch": _torch(),
-        "simulated": simulated,
+        "simulated": simulated and simulated.partition(",")[0],
     }
     return facts, profiles
 

@@ -143,7 +143,10 @@ def _boot_id() -> str | None:
 
 def of_metering(metering: Metering) -> dict[str, Any]:
     """Return the part of run.json that the user chose."""
-    chosen = {"power_model": metering.power_model, "simulated": metering.simulated}
+    chosen = {
+        "power_model": metering.power_model,
+        "simulated": metering.simulated and metering.simulated.partition(",")[0],
+    }
     return {key: value for key, value in chosen.items() if value is not None}
 
 

@@ -21,7 +21,7 @@ class Metering:
     power_model: str | None = None  # "cpu=2W..15W": estimated, by the user's choice alone
     characterise: bool = True  # measure refresh, step and filter of each power sensor, once a device
     dither: bool = True
-    simulated: str | None = None  # the board that `root` pretends to be
+    simulated: str | None = None  # the board that `root` pretends to be, with its settings
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from stepscope.simulate.layouts import BUILDS, Site
 from stepscope.simulate.marks import RingReader, StateReader
 from stepscope.simulate.power import SEGMENT, Plant, PowerTable, Segments, Truth
 from stepscope.simulate.sensors import SensorModel
-from stepscope.simulate.tree import PROC_REFRESH_NS, LiveFile, Tree
+from stepscope.simulate.tree import PROC_REFRESH_NS, LiveFile, Losses, Tree
 
 _LONGEST_TICKS = 2
 _BEFORE_NS = 50_000_000  # the board was on before: every converter has shown something when the first reader comes
@@ -33,7 +33,7 @@ class BoardRun:
         self._ring, self._states = RingReader(home / RING_FILE), StateReader(home / STATES_FILE)
         self._table = PowerTable(self._board, options, seed)
         self._table.add(self._states.read())
-        self._tree = Tree(home / ROOT_FOLDER)
+        self._tree = Tree(home / ROOT_FOLDER, Losses(options.repeated, options.unread, seed))
         now_ns = clock()
         self._t0_ns = now_ns - _BEFORE_NS
         rng = np.random.default_rng([seed, 2])
@@ -56,8 +56,9 @@ class BoardRun:
             self._table.add(self._states.read())
         stretch = self._plant.advance(until_ns, t_ns, states)
         self._end_ns = until_ns
+        shown = stretch.shown(self._options.gain, self._options.offset_w, self._t0_ns)
         for sensor in self._sensors:
-            sensor.advance(stretch)
+            sensor.advance(shown)
         self._faults.step((until_ns - self._t0_ns) * 1e-9)
         if self._proc is not None and now_ns >= self._proc_due_ns:
             self._proc_due_ns = now_ns + PROC_REFRESH_NS

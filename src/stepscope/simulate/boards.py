@@ -5,12 +5,14 @@ Watts are those of a training on the CPU: idle power of the component, and its s
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, get_args
 
 from stepscope.errors import UnknownName, UsageError
+from stepscope.request import parse_amount
 
 
 @dataclass(frozen=True)
@@ -134,6 +136,12 @@ class Options:
     samples: int | None = None  # conversions in the running average of an INA3221; None: as the board comes
     counter_range_uj: int | None = None  # where the energy counter wraps; None: as the board comes
     refresh_ns: int | None = None  # of counters and gauges; None: as the board comes
+    average: int | None = None  # conversions that INA3221 registers really average; None: as the driver states
+    conversion_ns: int | None = None  # that a conversion of an INA3221 really takes; None: as the driver states
+    gain: float = 1.0  # of every power sensor
+    offset_w: float = 0.0  # of every rail as its sensor shows it
+    repeated: float = 0.0  # share of updates that do not arrive: the file shows the value before
+    unread: float = 0.0  # share of updates that leave a file empty until the next
     faults: tuple[Fault, ...] = ()
 
     def __post_init__(self) -> None:
@@ -146,6 +154,9 @@ class Options:
         _refuse(self.counter_range_uj is not None and self.counter_range_uj < 1_000_000, "a range below 1 J")
         _refuse(self.refresh_ns is not None and self.refresh_ns < 100_000, "a refresh below 0.1 ms")
         _refuse(self.drift_tau_s == 0, "a time constant of 0")
+        _refuse(self.average is not None and self.average < 1, "an average of less than one conversion")
+        _refuse(self.conversion_ns is not None and self.conversion_ns < 100_000, "a conversion below 0.1 ms")
+        _refuse(max(self.repeated, self.unread) >= 1, "a share of 1 or more")
         for fault in self.faults:
             _refuse(not isinstance(fault.at_s, (int, float)) or fault.at_s < 0, "at_s of a fault is seconds, 0 or more")
             if fault.kind not in get_args(FaultKind):
@@ -176,6 +187,64 @@ def _parse_fault(given: Fault | Mapping[str, Any]) -> Fault:
         return Fault(**given)
     except TypeError as error:
         raise UsageError(f"not a fault: {given!r}", "kind and at_s (s after the start), for_s, files") from error
+
+
+# What a text may say of a board after its name: the option, the unit of its amount, and the factor from that unit.
+_SAID = {
+    "average": ("average", "", 1),
+    "conversion": ("conversion_ns", "s", 1e9),
+    "refresh": ("refresh_ns", "s", 1e9),
+    "gain": ("gain", "share", 1),
+    "offset": ("offset_w", "W", 1),
+    "repeated": ("repeated", "share", 1),
+    "unread": ("unread", "share", 1),
+}
+_EXAMPLE = "for example jetson-tx2,average=76,gain=-5%,stuck=5s+3s"
+
+
+def board_name(text: str) -> str:
+    """The name in `jetson-tx2,average=76`."""
+    return text.partition(",")[0].strip()
+
+
+def parse_board(text: str) -> tuple[str, dict[str, Any]]:
+    """Name and options of `jetson-tx2,average=76,gain=-5%,stuck=5s+3s`: wrong constants, and faults that begin so long
+    after the board is ready and last so long. UnknownName and UsageError for what cannot be simulated.
+    """
+    name, *parts = text.split(",")
+    if board_name(name) not in BOARDS:
+        raise UnknownName("simulated board", board_name(name), BOARDS)
+    options: dict[str, Any] = {}
+    faults: list[Fault] = []
+    for part in parts:
+        said, equals, value = (word.strip() for word in part.partition("="))
+        if said not in _SAID and said not in get_args(FaultKind):
+            raise UnknownName("setting of a simulated board", said, (*_SAID, *get_args(FaultKind)))
+        _refuse_text(not equals or not value, f"'{part.strip()}' states no value")
+        if said in _SAID:
+            option, unit, factor = _SAID[said]
+            amount = _number(said, value, unit) * factor
+            options[option] = 1 + amount if said == "gain" else round(amount) if unit in ("", "s") else amount
+        else:
+            at, plus, length = value.partition("+")
+            faults.append(Fault(said, _number(said, at, "s"), _number(said, length, "s") if plus else None))  # type: ignore[arg-type]
+    if faults:
+        options["faults"] = tuple(faults)
+    parse_options(options)
+    return board_name(name), options
+
+
+def _number(said: str, text: str, unit: str) -> float:
+    if unit in ("", "W"):
+        with contextlib.suppress(ValueError):
+            return float(text.strip().removesuffix(unit))
+        raise UsageError(f"{said}={text} of a simulated board is not a number", _EXAMPLE)
+    return parse_amount(f"{said} of a simulated board:", text, unit)
+
+
+def _refuse_text(wrong: bool, what: str) -> None:
+    if wrong:
+        raise UsageError(f"this board cannot be simulated: {what}", _EXAMPLE)
 
 
 def _refuse(wrong: bool, what: str) -> None:

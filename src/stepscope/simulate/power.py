@@ -81,6 +81,13 @@ class Stretch:
     def end_ns(self) -> int:
         return int(self.t_ns[-1])
 
+    def shown(self, gain: float, offset_w: float, t0_ns: int) -> Stretch:
+        """The same stretch as sensors with this error see it; `t0_ns`: when the board was switched on."""
+        if gain == 1.0 and offset_w == 0.0:
+            return self
+        offset_j = offset_w * (self.t_ns - t0_ns) * 1e-9
+        return Stretch(self.t_ns, self.joules * gain + offset_j[:, None], self.watts * gain + offset_w)
+
 
 class Plant:
     """Follows the marks; `record` is given every segment of constant power that begins."""

@@ -63,9 +63,9 @@ class Ina3221:
         t0_ns: int,
     ) -> None:
         self._wiring, self._publish = wiring, publish
-        self._weight = 1.0 / samples
+        self._weight = 1.0 / (options.average or samples)
         self._noise, self._rng = options.adc_noise, rng
-        self._slot_ns = CONVERSION_NS * (1 + options.clock_error * rng.uniform(-1, 1))
+        self._slot_ns = (options.conversion_ns or CONVERSION_NS) * (1 + options.clock_error * rng.uniform(-1, 1))
         self._first_ns = t0_ns + rng.uniform(0, self._slot_ns)
         self._slot = 0  # the next that will end
         self._energy: Floats | None = None  # at the beginning of that slot, J

@@ -19,8 +19,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import stepscope
-from stepscope.errors import OutputNotWritable, StepscopeError, UnknownName
-from stepscope.simulate.boards import BOARDS, Options, parse_options
+from stepscope.errors import OutputNotWritable, StepscopeError
+from stepscope.simulate.boards import Options, parse_board, parse_options
 
 if TYPE_CHECKING:
     from stepscope.simulate.beacon import Beacon, Models
@@ -94,12 +94,12 @@ def start(
 ) -> Simulation:
     """Simulate a board beside this process while it trains `models`.
 
-    `folder`: where truth.npz is kept (None: only in memory); options as in `options.Options`. Raises UnknownName and
+    board: a name of `BOARDS`, and what is wrong with it (see `boards.parse_board`). `folder`: where truth.npz is kept
+    (None: only in memory); options as in `boards.Options`. Raises UnknownName and
     UsageError for what cannot be simulated, StepscopeError when the process does not start.
     """
-    if board not in BOARDS:
-        raise UnknownName("simulated board", board, BOARDS)
-    chosen = parse_options(options)
+    board, said = parse_board(board)
+    chosen = parse_options({**said, **options})
     from stepscope.simulate.beacon import Beacon
     from stepscope.simulate.marks import StateLog, create_ring, open_writer
 

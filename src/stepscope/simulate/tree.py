@@ -4,16 +4,32 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 from pathlib import Path
 
 LIVE_BYTES = 24  # room for any number of a sysfs file
 
 
+class Losses:
+    """Updates of files that do not arrive (the value before stays), and those that leave a file empty; shares."""
+
+    def __init__(self, repeated: float = 0.0, unread: float = 0.0, seed: int = 0) -> None:
+        self._repeated, self._unread, self._random = repeated, unread, random.Random(seed)
+
+    def of(self, content: bytes) -> bytes | None:
+        """Return what the file shows after this update; None where it does not arrive."""
+        if not self._repeated and not self._unread:
+            return content
+        drawn = self._random.random()
+        return None if drawn < self._repeated else b"" if drawn < self._repeated + self._unread else content
+
+
 class LiveFile:
     """A file whose content changes: one pwrite of fixed width, the rest newlines, so no reader sees half a number."""
 
-    def __init__(self, path: Path, width: int = LIVE_BYTES) -> None:
+    def __init__(self, path: Path, width: int = LIVE_BYTES, losses: Losses | None = None) -> None:
         self.path, self.width = path, width
+        self._losses = losses or Losses()
         self._content = b""
         self._held = False
         self._file = self._open()
@@ -22,9 +38,10 @@ class LiveFile:
         """Put a new value; while a fault holds the file it is only remembered."""
         content = text.encode()
         if content != self._content:
-            self._content = content
-            if not self._held:
-                self._put(content)
+            first, self._content = not self._content, content
+            shown = content if first else self._losses.of(content)
+            if not self._held and shown is not None:
+                self._put(shown)
 
     def hold(self, content: bytes | None) -> None:
         """From now on show this instead of the values; None: the last value stays."""
@@ -63,8 +80,9 @@ class LiveFile:
 class Tree:
     """The files below a root."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, losses: Losses | None = None) -> None:
         self.root = root
+        self._losses = losses
         self.live: list[LiveFile] = []
 
     def static(self, folder: str, files: dict[str, object]) -> None:
@@ -83,7 +101,7 @@ class Tree:
 
     def put_live(self, path: str, width: int = LIVE_BYTES) -> LiveFile:
         """A file that a sensor model writes."""
-        file = LiveFile(self.root / path, width)
+        file = LiveFile(self.root / path, width, self._losses)
         self.live.append(file)
         return file
 
