@@ -8,7 +8,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.units import NOT_MEASURED, amount, bytes_, duration, estimate, interval, number, percent, plural, si
+from stepscope.units import (
+    NOT_MEASURED,
+    amount,
+    bytes_,
+    cut_in_the_middle,
+    distinct_width,
+    duration,
+    estimate,
+    interval,
+    number,
+    percent,
+    plural,
+    si,
+)
 
 FINITE = st.floats(min_value=1e-3, max_value=1e15)
 SCALES = {"T": 1e12, "G": 1e9, "M": 1e6, "k": 1e3, "": 1.0}
@@ -94,3 +107,12 @@ def test_one_core_is_one_core_on_the_page() -> None:
     assert [amount(cores, "cores") for cores in (1.0, 1.0001, 0.5, 2)] == ["1 core", "1 core", "0.5 cores", "2 cores"]
     assert interval(1.0, 1.004, "cores") == "[1, 1] core"
     assert interval(1.0, 1.5, "cores") == "[1, 1.5] cores"
+
+
+def test_names_are_cut_where_they_still_differ() -> None:
+    names = [f"transformer.h.{block}.{part}" for block in range(12) for part in ("attn.c_attn", "mlp.c_fc")]
+    width = distinct_width(names)
+    assert width <= 16
+    assert len(set(cut_in_the_middle(names, width))) == len(names)
+    assert all(len(name) <= width for name in cut_in_the_middle(names, width))
+    assert cut_in_the_middle(["conv1", "layer1.0.conv1"], 8) == ["conv1", "la…conv1"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 NOT_MEASURED = "-"
 _PREFIXES = [(1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, "")]
 _SMALL_PREFIXES = [*_PREFIXES, (1e-3, "m"), (1e-6, "u")]
@@ -142,3 +144,23 @@ def percent(share: float | None, digits: int = 1) -> str:
 def plural(count: int, noun: str) -> str:
     """A count and its noun: plural(2, "step") is "2 steps"."""
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+def cut_in_the_middle(names: Sequence[str], width: int) -> list[str]:
+    """Return the names in at most so many characters, cut where they still differ: "tra…h.0.attn", "tra…h.1.attn"."""
+    for head in range(width // 3, -1, -1):
+        short = [_cut(name, head, width) for name in names]
+        if len(set(short)) == len(set(names)):
+            return short
+    return [_cut(name, width // 3, width) for name in names]
+
+
+def distinct_width(names: Sequence[str], least: int = 8) -> int:
+    """Return the characters with which `cut_in_the_middle` leaves different names different."""
+    longest = max(map(len, names), default=0)
+    enough = (width for width in range(least, longest) if len(set(cut_in_the_middle(names, width))) == len(set(names)))
+    return next(enough, longest)
+
+
+def _cut(name: str, head: int, width: int) -> str:
+    return name if len(name) <= width else f"{name[:head]}…{name[len(name) - max(width - 1 - head, 0) :]}"

@@ -13,9 +13,10 @@ from torch import nn
 from stepscope.clock import unix_minus_monotonic_ns
 from stepscope.record import torch_private
 from stepscope.record.boundary import Boundary
-from stepscope.record.ops.events import MODULE_SCOPE, Names, OptimizerCalls
+from stepscope.record.ops.events import MODULE_SCOPE, Names
 from stepscope.record.ops.modules import ModuleBook
 from stepscope.record.ops.rows import ShapeBook, StepSpan, Window, rows_of
+from stepscope.record.ops.updates import OptimizerCalls
 from stepscope.record.routes import Routes
 from stepscope.runfolder.reader import frame_of
 

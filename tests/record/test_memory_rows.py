@@ -12,8 +12,9 @@ import pytest
 from stepscope.analysis.memory.events import memory_over_time, peak
 from stepscope.record.memory.rows import AllocationEvents, MemoryBook, Use, memory_rows, read_tree
 from stepscope.record.memory.watch import Mark, Watched
-from stepscope.record.ops.events import BACKWARD, FORWARD, Events, OptimizerCalls
+from stepscope.record.ops.events import BACKWARD, FORWARD, Events
 from stepscope.record.ops.rows import Labelled, StepSpan, Window
+from stepscope.record.ops.updates import OptimizerCalls
 from stepscope.runfolder.parts import from_bytes, to_bytes
 from stepscope.runfolder.reader import frame_of
 

@@ -122,7 +122,7 @@ def test_a_part_that_is_called_before_its_model_has_its_name_there() -> None:
     assert book.index(model[0]) == first
     assert sorted(name for name, _ in book.names()) == ["", "0", "0.0", "0.1", "1"]
     assert book.root_names() == {""}
-    rows = of_modules(book, {})
+    rows = of_modules(book, {}, {})
     assert [row["module"] for row in rows] == ["", "0", "0.0", "0.1", "1"]
     assert [row["parent"] for row in rows] == [None, "", "0", "0", ""]
 

@@ -65,7 +65,7 @@ def test_a_profiled_loop_never_imports_polars_and_holds_no_file_of_the_run(tmp_p
 def modules_of(model: nn.Module) -> dict[str, dict[str, Any]]:
     book = ModuleBook()
     book.add_root(model, "")
-    return {row["module"]: row for row in facts.of_modules(book, {})}
+    return {row["module"]: row for row in facts.of_modules(book, {}, {})}
 
 
 def test_a_lazy_module_has_no_parameters_yet_and_its_neighbours_do() -> None:

@@ -146,6 +146,7 @@ def _operator_gaps(run: Run) -> Iterator[NotMeasured]:
     for event in run.events:
         if event.get("kind") == "no-module-calls":
             yield NotMeasured("layers", str(event.get("message", "")), "call layer(x) instead of layer.forward(x)")
+    yield from _closed_regions(run)
     if not whole_steps(run):
         yield NotMeasured("whole steps", _in_part(run))
     elif seen < FEW:
@@ -162,6 +163,18 @@ def _operator_gaps(run: Run) -> Iterator[NotMeasured]:
         yield NotMeasured("FLOPs", "no operator states how many it does")
     if bool((table["device"] == CPU).all()):
         yield NotMeasured("accelerator utilisation", "no kernel ran on an accelerator")
+
+
+def _closed_regions(run: Run) -> Iterator[NotMeasured]:
+    """Yield the modules whose calls are not seen since they lie in compiled or scripted code."""
+    spent = run.meta.get("compile_s")
+    for region, remedy in (("compiled", "run once without torch.compile"), ("scripted", "run once without scripting")):
+        inside = run.model.filter((pl.col("region") == region) & pl.col("module").is_not_null())["module"].n_unique()
+        if not inside:
+            continue
+        took = f"; compiling took {spent:.3g} s" if region == "compiled" and isinstance(spent, float) else ""
+        why = f"they run inside {region} code, whose time is that of the module that was {region}{took}"
+        yield NotMeasured(f"forward and backward of {plural(inside, 'module')}", why, f"{remedy} to see them")
 
 
 def _in_part(run: Run) -> str:

@@ -13,8 +13,9 @@ from stepscope.arrays import Ints
 from stepscope.errors import UsageError
 from stepscope.importers.chrome_events import EventColumns, read_events, to_events
 from stepscope.record.ops import events as tree
-from stepscope.record.ops.events import MODULE_SCOPE, NO_PARENT, OPTIMIZER_STEP, Events, Names, OptimizerCalls
+from stepscope.record.ops.events import MODULE_SCOPE, NO_PARENT, OPTIMIZER_STEP, Events, Names
 from stepscope.record.ops.rows import StepProfile, StepSpan, Window, rows_of_events
+from stepscope.record.ops.updates import OptimizerCalls
 from stepscope.runfolder import RunWriter
 
 Lack = tuple[str, str, str | None]  # what, why, what would change it

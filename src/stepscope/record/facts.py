@@ -59,14 +59,17 @@ def of_device(root: str | None, run: Path | None = None) -> dict[str, Any]:
     return {**known, "accelerators_torch": _gpus(), "at_end": changing_facts(where)}
 
 
-def of_modules(book: ModuleBook, flops: Mapping[str, tuple[int, int]]) -> list[dict[str, Any]]:
+def of_modules(
+    book: ModuleBook, flops: Mapping[str, tuple[int, int]], update_shares: Mapping[int, float]
+) -> list[dict[str, Any]]:
     """Rows of model.json, parents before children; FLOPs are per sample and cover everything below a module.
 
     Parameters are null where they have no size yet: a lazy module that was never called.
     """
     rows = []
     roots = book.root_names()
-    for sizes, (name, kind) in zip(book.sizes(), book.names(), strict=True):
+    regions = book.regions()
+    for index, (sizes, (name, kind)) in enumerate(zip(book.sizes(), book.names(), strict=True)):
         forward, backward = flops.get(name, (None, None))
         rows.append(
             {
@@ -78,6 +81,8 @@ def of_modules(book: ModuleBook, flops: Mapping[str, tuple[int, int]]) -> list[d
                 "trainable": sizes.trainable,
                 "flops_forward": forward,
                 "flops_backward": backward,
+                "update_share": update_shares.get(index),
+                "region": regions.get(index),
             }
         )
     return _parents_first(rows)

@@ -22,9 +22,10 @@ from stepscope.record import torch_private
 from stepscope.record.boundary import Undisturbed, is_ours
 from stepscope.record.memory.rows import MemoryBook, memory_rows, read_tree
 from stepscope.record.memory.watch import MemoryWatch, Watched
-from stepscope.record.ops.events import OPTIMIZER_STEP, Names, OptimizerCalls
+from stepscope.record.ops.events import OPTIMIZER_STEP, Names
 from stepscope.record.ops.modules import CallPlaces, ModuleBook
 from stepscope.record.ops.rows import Labelled, ShapeBook, StepSpan, Window, rows_of
+from stepscope.record.ops.updates import OptimizerCalls, Update, kind_of_group, shares_of
 from stepscope.record.parts import BACKWARD, BEGINNING, FORWARD, UPDATE, Parts
 from stepscope.record.plan import Plan
 from stepscope.record.routes import Routes
@@ -85,7 +86,8 @@ class OpRecorder:
         self._owners: dict[int, int] = {}
         self._memory = MemoryWatch(modules)
         self.memory_book = MemoryBook()
-        self._updated: dict[int, list[int]] = {}  # by optimizer, the modules of the parameters that it updates
+        self._updated: dict[int, Update] = {}  # by optimizer, the parameters that it updates
+        self._together: set[Update] = set()  # updates whose ops serve many parameters at once
         self._offset_ns = 0
         self._rows_per_step = MOST_EVENTS // 4
         self._stopped = False
@@ -323,13 +325,21 @@ class OpRecorder:
         self._watched(self._memory.before_optimizer)
         known = self._updated.get(id(optimizer))
         if known is None:  # once a window: it costs a percent of a overhead bound step
-            groups = getattr(optimizer, "param_groups", [])
             with torch._C.DisableTorchFunction():
-                parameters = [p for group in groups for p in group["params"] if p.grad is not None]
-            if any(id(p) not in self._owners for p in parameters):
+                stated = getattr(optimizer, "param_groups", [])
+                groups = [[(id(p), p.numel()) for p in group["params"] if p.grad is not None] for group in stated]
+            if any(key not in self._owners for group in groups for key, _ in group):
                 self._owners = self.modules.parameter_modules()
-            known = self._updated[id(optimizer)] = [self._owners.get(id(p), -1) for p in parameters]
-        self._calls.parameter_modules.append(known)
+            known = self._updated[id(optimizer)] = Update(
+                tuple(tuple(self._owners.get(key, -1) for key, _ in group) for group in groups),
+                tuple(tuple(elements for _, elements in group) for group in groups),
+                tuple(map(kind_of_group, stated)),
+            )
+        self._calls.updates.append(known)
+
+    def update_shares(self) -> dict[int, float]:
+        """Share of each module, by index, in the elements that an optimizer's kernels update for many at once."""
+        return shares_of(self._together)
 
     def close_window(self) -> None:
         """Stop recording and write what was caught; RAM is free again afterwards."""
@@ -454,6 +464,7 @@ class OpRecorder:
         self._book.missed = False
         rows = rows_of(caught, self._names, self.modules.names(), self._book)
         self.windows += 1
+        self._together = (self._together | self._calls.together) - self._calls.apart
         if rows.left_open and not torch_private.in_backward():  # there, no window opens before they have ended
             self._stop_for_good(f"{rows.left_open[0]} was still open at the end of a step, and torch could crash")
         if len(rows.part):

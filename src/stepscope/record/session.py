@@ -401,7 +401,8 @@ class Session:
             self.note("compiled", "a compiled model: ops below it carry the model's name, not their layer's")
 
     def _write_model(self) -> None:
-        self._safely(lambda: self.writer.model(facts.of_modules(self._book, self._settings.flops)))
+        shares = {} if self._recorder is None else self._recorder.update_shares()
+        self._safely(lambda: self.writer.model(facts.of_modules(self._book, self._settings.flops, shares)))
 
     def _other_profiler(self) -> None:
         if self._recorder is not None:
@@ -519,6 +520,7 @@ class Session:
                 "reserved_bytes": recorder.memory_book.reserved,  # by device, the most that an allocator held
             },
             "overhead": {"paused_ns": recorder.paused_ns, "span_ns": monotonic_ns() - self._began_ns},
+            "compile_s": torch_private.compile_seconds(),
             "input_shape": self._finder.input_shape,
             "steps_lost": self._steps_lost,
         }

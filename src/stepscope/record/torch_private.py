@@ -17,6 +17,7 @@ What is touched, since which torch it has had this form, and what happens withou
 | _ExperimentalConfig(profile_all_threads) | 2.7 | the same |
 | torch._C._current_graph_task_id | 2.1 | the same |
 | torch._C._is_cow_tensor | 2.3 | no tensor is a lazy copy |
+| torch._dynamo.utils.compilation_time_metrics | 2.0 | how long torch.compile took is not told |
 | torch._C._autograd._clear_callbacks | 1.5 | a child forked in a profiled step records into its own memory |
 | torch.autograd.profiler.profile._prepare_trace | 1.10 | a profiler of the user's may refuse to start |
 """
@@ -370,6 +371,17 @@ def _without_dispatch_modes() -> Scope:
 
     without: Callable[[], Scope] = getattr(_python_dispatch, "_disable_current_modes", contextlib.nullcontext)
     return without()
+
+
+def compile_seconds() -> float | None:
+    """Time that torch.compile has taken in this process, s: of forward with what it prepares, and of backward."""
+    spent = getattr(sys.modules.get("torch._dynamo.utils"), "compilation_time_metrics", None)
+    if not isinstance(spent, dict):
+        return None
+    whole = next((spent[key] for key in ("entire_frame_compile", "_compile.compile_inner") if spent.get(key)), None)
+    if whole is None:
+        return None
+    return float(sum(whole) + sum(sum(times) for key, times in spent.items() if str(key).endswith("bw_compiler")))
 
 
 def forget_callbacks() -> None:

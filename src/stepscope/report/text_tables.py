@@ -10,6 +10,7 @@ import polars as pl
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.constrain import Constrain
+from rich.measure import Measurement
 from rich.table import Column, Table
 from rich.text import Text
 
@@ -25,6 +26,8 @@ from stepscope.units import (
     bracketed,
     bytes_,
     component_label,
+    cut_in_the_middle,
+    distinct_width,
     duration,
     estimate,
     number,
@@ -39,6 +42,7 @@ _TOP = 6
 WIDTH = 100
 _NAMES = 18  # characters of a name that tell it apart
 _PADDING = 2
+SHARED = "~ "  # of a time that is a share, by elements, of updates that serve many layers
 _MARK = "* "  # of a share that its time contradicts
 OPERATOR_WIDTH = 40  # of an operator, with which aten::max_pool2d_with_indices is told from its backward
 _WIDTHS = {"forward": 8, "backward": 8, "share": 8, "rate": 12, "median": 8}
@@ -76,16 +80,43 @@ def module_table(modules: pl.DataFrame) -> list[RenderableType]:
     )
     if named.is_empty():
         return []
-    on_device = named["device_ns"].is_not_null().any()
-    table = new_table(
-        f"top modules of {len(named)}", "type", "forward", "backward", "optimizer", "share", *_device(on_device)
-    )
-    order = "device_ns" if on_device else "share"
-    for row in named.sort(order, "module", descending=[True, False], nulls_last=True).head(_TOP).iter_rows(named=True):
-        times = [duration(row[f"{phase}_ns"]) for phase in ("forward", "backward", "optimizer")]
+    order = "device_ns" if named["device_ns"].is_not_null().any() else "share"
+    shown = named.sort(order, "module", descending=[True, False], nulls_last=True).head(_TOP)
+    title = f"top modules of {len(named)}"
+    tables = tuple(_modules(shown, title, with_type=with_type) for with_type in (True, False))
+    return [Text(""), Constrain(Fitting(tables, distinct_width(shown["module"].to_list())), WIDTH)]
+
+
+def _modules(shown: pl.DataFrame, title: str, *, with_type: bool) -> Table:
+    on_device = shown["device_ns"].is_not_null().any()
+    table = new_table(title, *(["type"] if with_type else []), *_MODEL_PHASES, "share", *_device(on_device))
+    names = tuple(row or "(the model)" for row in shown["module"])
+    for name, row in zip(names, shown.iter_rows(named=True), strict=True):
+        times = [duration(row[f"{phase}_ns"]) for phase in _MODEL_PHASES]
+        if row["optimizer_shared"]:
+            times[-1] = f"{SHARED}{times[-1]}"
         device = [duration(row["device_ns"])] if on_device else []
-        add_row(table, row["module"] or "(the model)", row["type"] or "", *times, _share_cell(row), *device)
-    return [Text(""), Constrain(table, WIDTH)]
+        kind = [row["type"] or ""] if with_type else []
+        table.add_row(CutName(name, names), *map(Text, (*kind, *times, _share_cell(row), *device)))
+    return table
+
+
+@dataclass(frozen=True)
+class CutName:
+    """A name in a table that gives way in its middle, so that it stays different from the others there."""
+
+    name: str
+    among: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return self.name
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        return Measurement(min(_NAMES, cell_len(self.name)), cell_len(self.name))
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        cut = cut_in_the_middle(self.among, options.max_width)
+        yield Text(cut[self.among.index(self.name)], no_wrap=True, overflow="ellipsis")
 
 
 def operator_table(kinds: pl.DataFrame) -> list[RenderableType]:
@@ -146,15 +177,25 @@ def shares_note(phases: pl.DataFrame, modules: pl.DataFrame, kinds: pl.DataFrame
     named = modules.filter(pl.col("module").is_not_null()).iter_rows(named=True)
     worst = largest_difference(ops) or largest_difference(named)
     phase = largest_difference(phases.iter_rows(named=True), "ns")
+    shared: list[RenderableType] = []
+    if _any_shared(modules):
+        shared.append(Constrain(Text(f"{SHARED}{SHARED_UPDATES}", style="dim"), WIDTH))
     if phase is None and worst is None:
-        return []
+        return shared
     said = f"{_MARK}times are medians of the profiled steps, shares are of their summed time: single steps lay far off"
     if worst is not None:
         name = row_label(worst.get("name") or worst.get("module") or "the model")
         said += f" ({name}: median {duration(worst['total_ns'])}, mean {duration(worst['mean_ns'])})"
     elif phase is not None:
         said += f" ({row_label(phase['phase'])}: median {duration(phase['ns'])}, mean {duration(phase['mean_ns'])})"
-    return [Constrain(Text(said, style="dim"), WIDTH)]
+    return [*shared, Constrain(Text(said, style="dim"), WIDTH)]
+
+
+SHARED_UPDATES = "one kernel updates many layers: its time is shared out by their parameters"
+
+
+def _any_shared(modules: pl.DataFrame) -> bool:
+    return bool(modules.select((pl.col("optimizer_shared") & (pl.col("optimizer_ns") > 0)).any()).item())
 
 
 def _operator_name(row: dict[str, Any]) -> str:

@@ -78,6 +78,8 @@ MODEL_COLUMNS = {
     "flops_forward": "int64",
     "flops_backward": "int64",
     "trainable": "bool",
+    "update_share": "float64",  # of what an optimizer's kernels update for many modules at once; null: seen apart
+    "region": TEXT,  # compiled or scripted: code within which no call of a module is seen; null is neither
 }
 STEP_ROW = np.dtype(
     [("step", "<i8"), ("t0_ns", "<i8"), ("t1_ns", "<i8"), ("samples", "<i8"), ("loss", "<f8"), ("recorded", "<i8")]

@@ -58,7 +58,31 @@ def self_times(run: RunReader, collectives: CollectiveTime | None = None) -> pl.
         )
         .collect()
     )
-    return (table if collectives is None else _with_waits(table, collectives.moved)).sort("step", *_KEYS)
+    table = table if collectives is None else _with_waits(table, collectives.moved)
+    return _with_shared_updates(table, run.model).sort("step", *_KEYS)
+
+
+def _with_shared_updates(table: pl.DataFrame, model: pl.DataFrame) -> pl.DataFrame:
+    """The table with the time of updates that serve many layers at once shared out among them, by elements."""
+    shares = model.select("module", "update_share").drop_nulls().unique("module", maintain_order=True)
+    shared = (
+        (pl.col("phase") == "optimizer") & (pl.col("module") == OUTSIDE) & ~pl.col("name").str.starts_with("Optimizer.")
+    )
+    if shares.is_empty() or not table.select(shared.any()).item():
+        return table
+    times = ("self_ns", "tiny_ns")
+    parts = table.filter(shared).drop("module").join(shares, how="cross")
+    parts = parts.with_columns(
+        *((pl.col(time) * pl.col("update_share")).floor().cast(pl.Int64).alias(time) for time in times),
+        *(pl.lit(0, pl.Int64).alias(name) for name in ("count", "calls")),  # each stays one call, outside
+        *(pl.lit(None, table.schema[name]).alias(name) for name in ("flops", "bytes")),
+    ).select(table.columns)
+    given = parts.group_by("step", "phase", "name", "device").agg(
+        *(pl.col(time).sum().alias(f"_{time}") for time in times)
+    )
+    kept = table.join(given.with_columns(module=pl.lit(OUTSIDE)), on=["step", *_KEYS], how="left")
+    kept = kept.with_columns(*(pl.col(time) - pl.col(f"_{time}").fill_null(0) for time in times)).select(table.columns)
+    return pl.concat([kept, parts])
 
 
 def _with_waits(table: pl.DataFrame, moved: pl.DataFrame) -> pl.DataFrame:

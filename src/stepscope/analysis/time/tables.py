@@ -20,7 +20,7 @@ from stepscope.analysis.time.operators import (
     per_step,
 )
 from stepscope.analysis.time.steps import profiled_steps
-from stepscope.arrays import Floats, Ints
+from stepscope.arrays import Flags, Floats, Ints
 from stepscope.runfolder import MODULE_CALL, OPS, PHASES, RunReader
 
 if TYPE_CHECKING:
@@ -150,6 +150,7 @@ MODULE_SCHEMA = {
     "device_ns": pl.Float64,
     "tree_device_ns": pl.Float64,
     "flops": pl.Float64,
+    "optimizer_shared": pl.Boolean,
 }
 
 
@@ -159,8 +160,10 @@ def module_table(run: Run) -> pl.DataFrame:
     Columns are the module's own CPU time, with `tree_` that of its subtree; total_ns has a 95 % CI and covers
     all phases. `share` is of the summed step time, as `mean_ns` is: with the rows for time outside any module (module
     null) and for the residual (module RESIDUAL) it adds up to 1. `device_ns` is kernel time, null without an
-    accelerator; `optimizer_ns` of modules is null where no update could be led back to a module; `flops` is of own
-    ops, a step.
+    accelerator; `optimizer_ns` of modules is null where no update could be led back to a module, and
+    `optimizer_shared` where it is a share, by elements, of updates that serve many modules; `flops` is of own ops, a
+    step. Times of a module of which no call is seen (it lies in compiled or scripted code, or is never called) are
+    null.
     """
     steps, table = profiled_steps(run), run.own_times
     tree = module_tree(run, table)
@@ -168,16 +171,23 @@ def module_table(run: Run) -> pl.DataFrame:
         return _module_frame(_identity(tree)).head(len(tree))  # the tree is known, its times are not
     on_cpu, on_device = table.filter(pl.col("device") == CPU), table.filter(pl.col("device") != CPU)
     own = _ModuleTimes.of(on_cpu, steps["step"], tree)
+    calls = _step_matrix(table, steps["step"], tree, "calls")
     step_time = float(steps["length_ns"].sum())
     rest = framework_overhead_ns(table, steps)
     columns: dict[str, Any] = {
         **_identity(tree),
-        "calls": np.append(np.median(_step_matrix(table, steps["step"], tree, "calls"), axis=0), np.nan),
+        "calls": np.append(np.median(calls, axis=0), np.nan),
         **own.columns("", step_time, rest),
         **own.subtrees(tree).columns("tree_", step_time, rest),
         **_device_columns(on_device, steps["step"], tree),
         "flops": _module_flops(table, steps["step"], tree),
+        "optimizer_shared": [*(module.facts.get("update_share") is not None for module in tree), None, None],
     }
+    ran = np.append(calls[:, :-1].sum(axis=0) > 0, [True]) | own.ran()
+    below = _subtree_sums(ran[None, :].astype(np.float64), tree)[0] > 0
+    for prefix, known, times in (("", ran, own), ("tree_", below, own.subtrees(tree))):
+        times.hide(columns, prefix, ~known)
+    columns["calls"][:-1][~ran] = np.nan
     return _without_unknown_updates(_module_frame(columns))
 
 
@@ -206,6 +216,17 @@ class _ModuleTimes:
         return _ModuleTimes(
             {phase: _subtree_sums(times, tree) for phase, times in self.split.items()}, _subtree_sums(self.total, tree)
         )
+
+    def ran(self) -> Flags:
+        """Return of which modules anything was seen in forward or backward, (modules + 1,)."""
+        seen: Flags = sum(self.split[phase].sum(axis=0) for phase in ("forward", "backward")) > 0
+        return seen
+
+    def hide(self, columns: dict[str, Any], prefix: str, unseen: Flags) -> None:
+        """Make null what is not known of modules that were not seen: all but their updates."""
+        nothing = unseen & (self.total.sum(axis=0) == 0)
+        for name in ("forward_ns", "backward_ns", "optimizer_ns", "total_ns", "low_ns", "high_ns", "mean_ns", "share"):
+            columns[f"{prefix}{name}"][:-1][unseen if name in ("forward_ns", "backward_ns") else nothing] = np.nan
 
     def columns(self, prefix: str, step_time_ns: float, rest_ns: Floats) -> dict[str, Floats]:
         """Columns of the frame; the last entry of each is the residual, which has no phase."""

@@ -228,9 +228,9 @@ def label(
     phase[_on_backend_threads(events, marked, by_backend)] = COMMUNICATION
     module = _inherited_module(scopes[events.name], parent, depth)
     made_by = _makers(events, marked)
-    backward_module = _backward_modules(
-        events, module, made_by, _modules_noted(events, made_by, thread, places), accumulates[events.name], parent
-    )
+    noted = _modules_noted(events, made_by, thread, places)
+    _of_scripted_code(events, marked, module, made_by, noted)
+    backward_module = _backward_modules(events, module, made_by, noted, accumulates[events.name], parent)
     module = np.where(
         (phase == BACKWARD) | (phase == COMMUNICATION),
         _inherited_module(_combined(backward_module, scopes[events.name]), parent, depth),
@@ -324,6 +324,18 @@ def _modules_noted(events: Events, made_by: Ints, thread: int | None, places: Ca
     return noted
 
 
+def _of_scripted_code(events: Events, marked: Ints, module: Ints, made_by: Ints, noted: Ints) -> None:
+    """Note the module of nodes that no op made: scripted code makes one for all of it, before its first op."""
+    alone = np.flatnonzero((events.scope == BACKWARD_NODE) & (events.sequence >= 0) & (made_by < 0) & (noted < 0))
+    ops = np.flatnonzero((marked != BACKWARD) & (events.sequence >= 0))
+    for node in alone.tolist() if len(ops) else ():
+        later = ops[
+            (events.thread[ops] == events.forward_thread[node]) & (events.sequence[ops] > events.sequence[node])
+        ]
+        if len(later):
+            noted[node] = module[later[np.argmin(events.t0[later])]]
+
+
 def _backward_modules(
     events: Events, module: Ints, made_by: Ints, noted: Ints, accumulates: Flags, parent: Ints
 ) -> Ints:
@@ -357,45 +369,3 @@ def _phase_of_unscoped_forward(phase: Ints, makers: Ints, marked: Ints, parent: 
         phase[makers] = FORWARD
         above = parent[makers]
         makers = above[above != NO_PARENT]  # np.unique would import numpy.ma, 6 ms of somebody's first window
-
-
-@dataclass
-class OptimizerCalls:
-    """Every `optimizer.step()` of a window in order: the module index of each parameter that it updated."""
-
-    parameter_modules: list[list[int]] = field(default_factory=list)
-
-
-def modules_of_updates(events: Events, parent: Ints, module: Ints, texts: list[str], calls: OptimizerCalls) -> Ints:
-    """Modules of the rows below each `Optimizer.step`; rows of fused or foreach updates keep no module.
-
-    A loop over parameters issues the same ops for each, in the order of the parameter groups: where the ops divide
-    into as many equal sequences as there are parameters, the k-th sequence is the k-th parameter's.
-    """
-    is_step = np.array([text.startswith(OPTIMIZER_STEP) for text in texts], dtype=bool)
-    scopes = np.flatnonzero(is_step[events.name])
-    scopes = scopes[np.argsort(events.t0[scopes], kind="stable")]
-    if len(scopes) != len(calls.parameter_modules):
-        return module
-    found = module.copy()
-    for scope, parameters in zip(scopes, calls.parameter_modules, strict=True):
-        ops = np.flatnonzero(parent == scope)
-        if not parameters or len(ops) == 0 or len(ops) % len(parameters):
-            continue
-        pattern = events.name[ops].reshape(len(parameters), -1)
-        if (pattern == pattern[0]).all():
-            found[ops] = np.repeat(parameters, pattern.shape[1])
-    return _passed_down(found, parent, scopes)
-
-
-def _passed_down(module: Ints, parent: Ints, scopes: Ints) -> Ints:
-    """Rows below an update belong to the same module; parents come before children within a thread."""
-    below = np.zeros(len(parent), dtype=bool)
-    below[scopes] = True
-    while True:
-        children = (parent != NO_PARENT) & below[parent] & ~below
-        if not children.any():
-            return module
-        inherits = children & (module < 0)
-        module[inherits] = module[parent[inherits]]
-        below |= children

@@ -24,6 +24,7 @@ from torch.nn.parameter import is_lazy
 from stepscope.arrays import Ints
 from stepscope.record.ops.events import NO_MODULE
 
+COMPILED, SCRIPTED = "compiled", "scripted"
 _COMPILED = "_orig_mod"  # the attribute under which torch.compile keeps the model
 _GONE = nn.Module()  # stands for one that has died: it owns nothing
 Reference = Callable[[], nn.Module | None]
@@ -62,6 +63,8 @@ class _Known:
     below: str
     kind: str
     sizes: Sizes | None = None
+    box: str | None = None  # COMPILED or SCRIPTED, where calls of what is in it are not seen
+    closed: bool = False  # nor is its own
 
 
 class ModuleBook:
@@ -141,6 +144,28 @@ class ModuleBook:
                 known.sizes = _sizes(module)
         return [known.sizes or Sizes(None, None, None) for known in self._modules]
 
+    def regions(self) -> dict[int, str]:
+        """COMPILED or SCRIPTED, by index, for the modules whose calls are not seen since they lie in such a one."""
+        boxes: dict[tuple[int, str], _Known] = {}
+        for known in self._modules:
+            module = known.held()
+            if module is not None:
+                known.box, known.closed = _box(module)
+            if known.box is not None:
+                boxes[known.root, known.below] = known
+        found: dict[int, str] = {}
+        for index, known in enumerate(self._modules):
+            if known.closed and known.box is not None:
+                found[index] = known.box
+                continue
+            below = known.below.removesuffix(_COMPILED).removesuffix(".")  # the model itself is called by its box
+            while below and index not in found:
+                below = below.rpartition(".")[0]
+                box = boxes.get((known.root, below))
+                if box is not None and box.box is not None:
+                    found[index] = box.box
+        return found
+
     def parameter_modules(self) -> dict[int, int]:
         """Index of the module that owns each parameter, by the parameter's id; a shared one counts for the first."""
         owners: dict[int, int] = {}
@@ -204,6 +229,16 @@ def _named_modules(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
             if isinstance(child, nn.Module)
         ]
         waiting += reversed(children)
+
+
+def _box(module: nn.Module) -> tuple[str | None, bool]:
+    """Whether what is within this module runs as compiled or scripted code, and whether its own call is hidden too."""
+    own = vars(module)
+    if own.get("_compiled_call_impl") is not None:
+        return COMPILED, True
+    if torch.jit.ScriptModule in type(module).__mro__:
+        return SCRIPTED, False
+    return (COMPILED, False) if _COMPILED in (own.get("_modules") or {}) else (None, False)
 
 
 def parameters_of(module: nn.Module) -> list[Any]:

@@ -21,15 +21,14 @@ from stepscope.record.ops.events import (
     NO_PARENT,
     Events,
     Names,
-    OptimizerCalls,
     by_thread_and_time,
     columns,
     depths,
     label,
-    modules_of_updates,
     parents,
     self_times,
 )
+from stepscope.record.ops.updates import OptimizerCalls, modules_of_updates
 from stepscope.runfolder import PHASES, Part
 
 if TYPE_CHECKING:

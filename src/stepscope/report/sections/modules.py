@@ -21,6 +21,7 @@ from stepscope.report.page.parts import (
     shares_sentence,
 )
 from stepscope.report.page.reading import count, milliseconds, name
+from stepscope.report.text_tables import SHARED, SHARED_UPDATES
 from stepscope.units import plural, si
 
 if TYPE_CHECKING:
@@ -52,6 +53,8 @@ def build(run: Run) -> Section:
     lede = f"{plural(len(inside), 'module')}, forward and backward, in ms a step (medians of the profiled steps)."
     if inside["optimizer_ns"].null_count() == len(inside):
         lede += " The optimizer's updates could not be led back to single modules."
+    elif inside["optimizer_shared"].any():
+        lede += f" Of the optimizer, {SHARED_UPDATES}."
     return Section(lede, (_icicle(run, inside), _table(modules)) if len(inside) else (_table(modules),))
 
 
@@ -121,7 +124,8 @@ def _row(row: dict[str, Any]) -> tuple[Cell, ...]:
     said = {None: OUTSIDE, "": "the model itself"}.get(row["module"], row["module"])
     kind = row["type"] if row["module"] is not None else None
     between = "-" if row["low_ns"] is None else f"[{milliseconds(row['low_ns'])}, {milliseconds(row['high_ns'])}]"
-    times = ("forward_ns", "backward_ns", "optimizer_ns", "tree_total_ns")
+    times = ("forward_ns", "backward_ns")
+    optimizer = milliseconds(row["optimizer_ns"])
     return (
         Cell(name(said), name(row["module"] or "")),
         Cell(kind or "", kind),
@@ -129,6 +133,8 @@ def _row(row: dict[str, Any]) -> tuple[Cell, ...]:
         Cell(between, row["low_ns"]),
         share_cell(row),
         *(Cell(milliseconds(row[time]), row[time]) for time in times),
+        Cell(f"{SHARED}{optimizer}" if row["optimizer_shared"] else optimizer, row["optimizer_ns"]),
+        Cell(milliseconds(row["tree_total_ns"]), row["tree_total_ns"]),
         Cell(count(row["parameters"]), row["parameters"]),
         Cell(count(row["calls"]), row["calls"]),
         Cell(si(row["flops"], ""), row["flops"]),

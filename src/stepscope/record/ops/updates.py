@@ -1,0 +1,149 @@
+"""Which layer each op of an optimizer's update belongs to.
+
+A loop over parameters issues the same ops for each parameter of a group, in the order of the groups; those of another
+group may differ by a few (weight decay). Where the ops divide so, each has its parameter's module. Where one kernel
+serves many parameters (foreach, fused, LBFGS) the rows keep no module, and the time of the update is to be shared out
+by elements: what is noted here is whose elements those were.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from stepscope.arrays import Ints
+from stepscope.record.ops.events import NO_PARENT, OPTIMIZER_STEP, Events
+
+_TOGETHER = ("_foreach_", "_fused_")  # in the names of kernels that serve many parameters
+_MOST_TRIED = 5_000  # divisions of the ops of an update
+_MOST_FOUND = 32
+
+
+@dataclass(frozen=True)
+class Update:
+    """One `optimizer.step()`: module index (-1: none) and elements of each parameter that has a gradient, by group.
+
+    kinds: of the groups; those of one kind have the same options switched on, and so the same ops a parameter.
+    """
+
+    modules: tuple[tuple[int, ...], ...]
+    elements: tuple[tuple[int, ...], ...]
+    kinds: tuple[int, ...]
+
+    def by_module(self) -> dict[int, int]:
+        """Elements of the parameters of each module."""
+        found: dict[int, int] = {}
+        for modules, elements in zip(self.modules, self.elements, strict=True):
+            for module, count in zip(modules, elements, strict=True):
+                found[module] = found.get(module, 0) + count
+        return found
+
+
+def shares_of(updates: Iterable[Update]) -> dict[int, float]:
+    """Share of each module, by index, in the elements that these update; some of which may have no module."""
+    counted: dict[int, int] = {}
+    for update in updates:
+        for module, elements in update.by_module().items():
+            counted[module] = counted.get(module, 0) + elements
+    whole = sum(counted.values())
+    return {module: elements / whole for module, elements in counted.items() if module >= 0 and elements}
+
+
+@dataclass
+class OptimizerCalls:
+    """Every `optimizer.step()` of a window in order: those whose ops were told apart, and those where none could be."""
+
+    updates: list[Update] = field(default_factory=list)
+    apart: set[Update] = field(default_factory=set)
+    together: set[Update] = field(default_factory=set)
+
+
+def modules_of_updates(events: Events, parent: Ints, module: Ints, texts: list[str], calls: OptimizerCalls) -> Ints:
+    """Modules of the rows below each `Optimizer.step`; of updates of many parameters at once they stay as they are."""
+    is_step = np.array([text.startswith(OPTIMIZER_STEP) for text in texts], dtype=bool)
+    scopes = np.flatnonzero(is_step[events.name])
+    scopes = scopes[np.argsort(events.t0[scopes], kind="stable")]
+    if len(scopes) != len(calls.updates):
+        return module
+    many = np.array([any(part in text for part in _TOGETHER) for text in texts], dtype=bool)
+    found = module.copy()
+    for scope, update in zip(scopes, calls.updates, strict=True):
+        ops = np.flatnonzero(parent == scope)
+        names = events.name[ops]
+        filled = [modules for modules in update.modules if modules]
+        groups = tuple((len(of), kind) for of, kind in zip(update.modules, update.kinds, strict=True) if of)
+        widths = None if many[names].any() else ops_of_a_parameter(names.tobytes(), groups)
+        if widths is not None:
+            found[ops] = np.concatenate([np.repeat(of, width) for of, width in zip(filled, widths, strict=True)])
+            calls.apart.add(update)
+        elif len(ops):
+            calls.together.add(update)
+    return _passed_down(found, parent, scopes)
+
+
+def kind_of_group(group: Mapping[str, Any]) -> int:
+    """Return a number that is equal for groups with the same options switched on, whatever their values."""
+    plain = (bool, int, float, type(None))
+    return hash(tuple((key, bool(value)) for key, value in group.items() if type(value) in plain))
+
+
+@functools.lru_cache(maxsize=64)
+def ops_of_a_parameter(names: bytes, groups: tuple[tuple[int, int], ...]) -> tuple[int, ...] | None:
+    """Return how many ops a parameter of each group has, where groups of (parameters, kind) explain all ops.
+
+    names: of the ops in order, int64. Of several answers the one whose groups differ least; None where there is none.
+    """
+    ops = np.frombuffer(names, dtype=np.int64)
+    parameters = sum(count for count, _ in groups)
+    if not parameters or len(ops) == 0:
+        return None
+    alike = len(ops) // parameters
+    if alike * parameters == len(ops) and _repeats(ops, 0, alike, parameters):
+        return (alike,) * len(groups)
+    answers = [answer for _, answer in zip(range(_MOST_FOUND), _divisions(ops, groups), strict=False)]
+    return min(answers, key=lambda widths: max(widths) - min(widths), default=None)
+
+
+def _divisions(ops: Ints, groups: tuple[tuple[int, int], ...]) -> Iterator[tuple[int, ...]]:
+    """Widths by group with which every parameter of a kind has the same ops, and all end with the same one."""
+    tried = 0
+    waiting: list[tuple[int, tuple[int, ...], dict[int, Ints]]] = [(0, (), {})]
+    while waiting and tried < _MOST_TRIED:
+        first, widths, known = waiting.pop()
+        if len(widths) == len(groups):
+            if first == len(ops):
+                yield widths
+            continue
+        (count, kind), more = groups[len(widths)], sum(count for count, _ in groups[len(widths) + 1 :])
+        pattern = known.get(kind)
+        widest = (len(ops) - first - more) // count
+        for width in range(1, widest + 1) if pattern is None else (len(pattern),):
+            tried += 1
+            here = ops[first : first + width]
+            if pattern is not None and not np.array_equal(here, pattern):
+                continue
+            if len(here) and here[-1] == ops[-1] and _repeats(ops, first, width, count):
+                waiting.append((first + count * width, (*widths, width), {**known, kind: here}))
+
+
+def _repeats(ops: Ints, first: int, width: int, count: int) -> bool:
+    """Return whether the ops from `first` on are so many equal sequences of this width."""
+    until = first + width * count
+    return width > 0 and until <= len(ops) and bool((ops[first + width : until] == ops[first : until - width]).all())
+
+
+def _passed_down(module: Ints, parent: Ints, scopes: Ints) -> Ints:
+    """Rows below an update belong to the same module; parents come before children within a thread."""
+    below = np.zeros(len(parent), dtype=bool)
+    below[scopes] = True
+    while True:
+        children = (parent != NO_PARENT) & below[parent] & ~below
+        if not children.any():
+            return module
+        inherits = children & (module < 0)
+        module[inherits] = module[parent[inherits]]
+        below |= children

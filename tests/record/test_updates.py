@@ -1,0 +1,97 @@
+"""Whose parameter each op of an optimizer's update belongs to, with any number of parameter groups."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+import torch
+from tests.record.loops import last_step, record
+from torch import nn
+
+from stepscope.analysis.run import Run
+from stepscope.record.ops.updates import Update, ops_of_a_parameter, shares_of
+
+DECAYED, PLAIN = [3, 1, 2, 2], [1, 2, 2]  # ops of a parameter with weight decay, and of one without
+
+
+def divided(ops: list[int], *groups: tuple[int, int]) -> tuple[int, ...] | None:
+    return ops_of_a_parameter(np.array(ops, dtype=np.int64).tobytes(), groups)
+
+
+def test_groups_with_other_options_have_other_ops_a_parameter() -> None:
+    assert divided(DECAYED * 5 + PLAIN * 3, (5, 0), (3, 1)) == (4, 3)
+
+
+def test_a_group_for_each_parameter_is_told_by_the_options_that_groups_share() -> None:
+    assert divided(DECAYED + PLAIN + DECAYED + PLAIN, (1, 0), (1, 1), (1, 0), (1, 1)) == (4, 3, 4, 3)
+
+
+def test_ops_that_no_division_explains_are_nobodys() -> None:
+    assert divided([1, 2, 3, 4, 5], (2, 0), (2, 1)) is None
+
+
+def test_shares_are_by_elements_and_leave_out_what_has_no_module() -> None:
+    update = Update(((0, 0, 1), (-1,)), ((6, 2, 4), (4,)), (0, 1))
+    assert shares_of([update]) == {0: 0.5, 1: 0.25}
+
+
+@pytest.mark.parametrize("groups", [2, 4])
+def test_layers_have_their_updates_whatever_the_groups(groups: int, tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 1))
+    parameters = list(model.parameters())
+    splits: dict[int, list[dict[str, Any]]] = {
+        2: [{"params": parameters[::2], "weight_decay": 0.1}, {"params": parameters[1::2]}],
+        4: [{"params": [p], "weight_decay": 0.1 * (p.dim() > 1)} for p in parameters],
+    }
+    rows = last_step(record(loop_of(model, torch.optim.AdamW(splits[groups], weight_decay=0)), tmp_path, model))
+    updates = rows.filter((pl.col("phase") == "optimizer") & (pl.col("name") == "aten::addcdiv_"))
+    wanted = ["0", "2", "0", "2"] if groups == 2 else ["0", "0", "2", "2"]
+    assert updates["module"].to_list() == wanted
+
+
+def loop_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> Any:
+    def loop(step: Any) -> None:
+        for _ in range(4):
+            optimizer.zero_grad()
+            model(torch.randn(4, 8)).sum().backward()
+            optimizer.step()
+            step()
+
+    return loop
+
+
+@pytest.mark.parametrize("one_kernel", ["foreach", "fused"])
+def test_the_time_of_one_kernel_for_many_layers_is_shared_out_by_elements(one_kernel: str, tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(8, 24, bias=False), nn.Linear(24, 8, bias=False), nn.Linear(8, 3, bias=False))
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=one_kernel == "foreach", fused=one_kernel == "fused")
+    run = record(loop_of(model, optimizer), tmp_path, model)
+    shares = dict(run.model.select("module", "update_share").drop_nulls().iter_rows())
+    assert shares == pytest.approx({"0": 192 / 408, "1": 192 / 408, "2": 24 / 408})
+    updates = last_step(run).filter(pl.col("phase") == "optimizer", ~pl.col("name").str.starts_with("Optimizer."))
+    spent = float(updates["self_ns"].sum())
+    modules = Run(run.path).modules().filter(pl.col("module").is_in(list(shares)))
+    assert dict(modules.select("module", "optimizer_ns").iter_rows()) == pytest.approx(
+        {module: share * spent for module, share in shares.items()}, rel=0.01, abs=50
+    )
+    assert modules["optimizer_shared"].all()
+    assert float(Run(run.path).modules()["share"].sum()) == pytest.approx(1)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script`:DeprecationWarning")
+def test_layers_in_compiled_and_scripted_code_are_null_never_zero(tmp_path: Path) -> None:
+    inner: Any = torch.jit.script(nn.Sequential(nn.Linear(8, 8), nn.ReLU()))
+    compiled: Any = torch.compile(nn.Sequential(nn.Linear(8, 8)), backend="eager")
+    model = nn.Sequential(compiled, inner, nn.Linear(8, 1))
+    run = Run(record(loop_of(model, torch.optim.SGD(model.parameters(), lr=0.1)), tmp_path, model).path)
+    known = {row["module"]: row for row in run.modules().iter_rows(named=True)}
+    for hidden in ("0.0", "1.0", "1.1"):
+        assert known[hidden]["forward_ns"] is known[hidden]["backward_ns"] is known[hidden]["calls"] is None
+    assert known["1"]["backward_ns"] > 0
+    assert known["2"]["forward_ns"] > 0
+    said = {gap.what: gap.why for gap in run.not_measured()}
+    assert "compiling took" in said["forward and backward of 1 module"]
+    assert "scripted" in said["forward and backward of 2 modules"]
