@@ -24,6 +24,8 @@ else:
     # What a user's earlier runs have left in the cache must not change a test, nor a test what the user finds there.
     os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="stepscope-tests-")  # workers inherit it
 
+os.environ["STEPSCOPE_CEILINGS"] = "off"  # a probe of some seconds, which only its own tests ask for
+
 CommandLine = Callable[..., "subprocess.CompletedProcess[str]"]
 
 

@@ -18,6 +18,25 @@ import polars as pl
 from stepscope.runfolder import RunWriter, part_of, sample_dtype
 from stepscope.runfolder.pack import pack
 
+# Of a slow device: the template's convolutions reach 2 of its 2.2 GFLOP/s, its products 1.1 of 1.2.
+CEILINGS: dict[str, Any] = {
+    "format": 1,
+    "device": "cpu",
+    "precision": "float32",
+    "threads": 2,
+    "arithmetic": [
+        {"kind": kind, "what": "products", "flops": flops, "flops_per_s": rate}
+        for kind, rate in (("gemm", 1.2e9), ("convolution", 2.2e9))
+        for flops in (10_000, 1_000_000_000)
+    ],
+    "bandwidth": [
+        {"kind": kind, "bytes": size, "bytes_per_s": 8e9}
+        for kind in ("copy", "triad", "fresh")
+        for size in (16_384, 67_108_864)
+    ],
+    "dispatch": {"op_ns": 1_000.0, "module_ns": 1_000.0, "backward_node_ns": 2_000.0, "python_call_ns": 50.0},
+    "run_queue_share": 0.0,
+}
 START_NS = 1_000_000_000_000
 EVALUATE = "autograd::engine::evaluate_function: "
 
@@ -132,6 +151,7 @@ def fabricate_run(
     overhead: float = 0.0,
     drift: float = 0.0,
     cores: tuple[Core, ...] = (Core(0.75), Core(0.25)),
+    process_cores: float | None = None,
     idle_counters: bool = False,
     period_ns: int = 10_000_000,
     refresh_ns: int = 1_000,
@@ -150,6 +170,7 @@ def fabricate_run(
     """Write a run and return its folder.
 
     noise: relative standard deviation of a step's length; overhead: relative cost of recording a step;
+    process_cores: CPU utilisation of the process, cores; that of all cores where None;
     drift: relative growth of the step's length from the first to the last step; gap: part of the sampled time,
     as two shares, in which nothing could be read; status None leaves the run open, as after a kill -9;
     device: more of device.json; sampled: channels of any sensors besides, one sensor with the times of its first
@@ -157,7 +178,14 @@ def fabricate_run(
     """
     writer = RunWriter.create(out, "fabricated", unix_s=1_700_000_000)
     writer.update(**{**_header(batch, period_ns), **(header or {})})
-    writer.device({"board": {"name": "test board"}, "memory": {"total_bytes": 8_000_000_000}, **(device or {})})
+    writer.device(
+        {
+            "board": {"name": "test board"},
+            "memory": {"total_bytes": 8_000_000_000},
+            "ceilings": CEILINGS,
+            **(device or {}),
+        }
+    )
     writer.model([_module(*row) for row in model])
     template = _Template.of(ops, residual_us)
     random = np.random.default_rng(seed)
@@ -176,7 +204,9 @@ def fabricate_run(
         part = chosen[first : first + steps_per_part]
         writer.ops(part_of(template.frame(part, t0_ns[part], scale[part]), "ops"))
     if samples:
-        _sample(writer.path, int(length_ns.sum()), cores, idle_counters, period_ns, refresh_ns, gap, power_w)
+        _sample(
+            writer.path, int(length_ns.sum()), cores, idle_counters, period_ns, refresh_ns, gap, power_w, process_cores
+        )  # fmt: skip
         _sample_besides(writer.path, sampled, missing)
     if status is not None:
         writer.close(status)
@@ -282,6 +312,7 @@ def _sample(
     refresh_ns: int,
     gap: tuple[float, float] | None,
     power_w: float | None,
+    process_cores: float | None,
 ) -> None:
     """Sample a machine of known load from one period before the first step to one after the last."""
     t0_ns = np.arange(-period_ns, span_ns + period_ns + 1, period_ns, dtype=np.int64)
@@ -300,7 +331,8 @@ def _sample(
         what = "idle" if idle_counters else "busy"
         ticked = counter // refresh_ns * refresh_ns
         add("cpu", f"core{index}_{what}", f"core_{what}_time", "ns", "counter", f"core:{index}", ticked)
-    add("process", "cpu_time", "process_cpu_time", "ns", "counter", "process", np.sum(busy, axis=0))
+    own_ns = np.sum(busy, axis=0) if process_cores is None else (process_cores * elapsed).astype(np.int64)
+    add("process", "cpu_time", "process_cpu_time", "ns", "counter", "process", own_ns)
     rss = np.linspace(3e8, 5e8, len(t0_ns))
     add("process", "rss", "rss", "B", "gauge", "process", rss)
     add("process", "peak_rss", "peak_rss", "B", "gauge", "process", rss + 1e7)

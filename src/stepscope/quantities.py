@@ -10,7 +10,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 LOWER, HIGHER = "lower", "higher"
-GROUPS = ("Power", "Utilisation", "Memory", "Temperature", "Frequency", "Other")  # in the order in which they are drawn
+GROUPS = (
+    "Power",
+    "Utilisation",
+    "Memory",
+    "Temperature",
+    "Frequency",
+    "Waiting",
+    "Other",
+)  # in the order in which they are drawn
 KINDS = ("", "simulated_", "estimated_")  # what begins the name of a metric that was not measured
 _SIGNS = {"1": "share", "degC": "°C"}
 
@@ -93,6 +101,28 @@ CHANNELS = (
     _channel("frequency", "Hz", "Frequency", "Clock"),
     _channel("memory_frequency", "Hz", "Frequency", "Memory clock"),
     _channel("active_frequency", "Hz", "Frequency", "Memory traffic as a clock"),
+    _channel("thread_cpu_time", "ns", "Waiting", "CPU time of the training thread"),
+    _channel("run_delay", "ns", "Waiting", "Time in the run queue"),
+    _channel("thread_waiting", "1", "Waiting", "Training thread waits"),
+    _channel("stall_time", "ns", "Waiting", "Pressure stall"),
+    _channel("steal_time", "ns", "Waiting", "Time stolen by the hypervisor"),
+    _channel("throttled_time", "ns", "Waiting", "Time throttled by a CPU quota"),
+    _channel("throttled_periods", "1", "Waiting"),
+    _channel("quota_periods", "1", "Waiting"),
+    _channel("cpu_quota", "cores", "Waiting", "CPU quota"),
+    _channel("allowed_cores", "1", "Waiting"),
+    _channel("voluntary_switches", "1", "Waiting"),
+    _channel("involuntary_switches", "1", "Waiting"),
+    _channel("major_faults", "1", "Memory", "Page faults that read a disk"),
+    _channel("swap_in", "B", "Memory"),
+    _channel("swap_out", "B", "Memory"),
+    _channel("direct_reclaim", "B", "Memory"),
+    _channel("memory_limit_hits", "1", "Memory"),
+    _channel("storage_read", "B", "Waiting", "Read from storage"),
+    _channel("storage_written", "B", "Waiting", "Written to storage"),
+    _channel("core_frequency_limit", "Hz", "Frequency", "Limit of the core clock"),
+    _channel("throttle_events", "1", "Temperature"),
+    _channel("cooling_state", "1", "Temperature"),
     _channel("children", "1"),
     _channel("sampler_cpu_time", "ns"),
     _channel("sampler_lateness", "ns"),

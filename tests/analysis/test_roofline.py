@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from tests.fabricate import STEP, Op, every_step, fabricate_run
 
+from stepscope.analysis.device.ceilings import roofline, roofs
 from stepscope.analysis.run import Run
-from stepscope.analysis.verdict import roofline, roofs
 
 
 def _run(folder: Path) -> Run:
@@ -28,16 +28,25 @@ def test_kinds_that_state_no_bytes_are_left_out(tmp_path: Path) -> None:
     assert set(roofline(_run(tmp_path))["name"]) == {"aten::mkldnn_convolution", "aten::addmm", "aten::add"}
 
 
-def test_the_roofs_are_the_highest_rates_of_the_run_and_part_the_kinds(tmp_path: Path) -> None:
-    points = roofline(_run(tmp_path))
-    highest = {roof: (value, name) for _, roof, value, name in roofs(points).rows()}
-    assert highest["compute"] == (pytest.approx(2e9), "aten::mkldnn_convolution")
-    assert highest["memory"] == (pytest.approx(4e9), "aten::add")
+def test_the_roofs_are_those_of_the_device_and_no_point_lies_above_them(tmp_path: Path) -> None:
+    run = _run(tmp_path)
+    points = roofline(run)
+    highest = {roof: value for _, roof, value, _ in roofs(run).rows()}
+    assert highest == {"compute": 2.2e9, "memory": 8e9}
     waits = dict(points.select("name", "waits_for").rows())
     assert waits == {"aten::mkldnn_convolution": "arithmetic", "aten::addmm": "arithmetic", "aten::add": "memory"}
+    attained = dict(points.select("name", "attained").rows())
+    assert attained["aten::mkldnn_convolution"] == pytest.approx(2 / 2.2)
+    assert attained["aten::add"] == pytest.approx(0.5)
+
+
+def test_without_measured_ceilings_there_is_no_roof_and_no_side_of_it(tmp_path: Path) -> None:
+    run = Run(fabricate_run(tmp_path, steps=10, recorded=every_step, device={"ceilings": None}))
+    assert roofs(run).is_empty()
+    assert roofline(run)["waits_for"].to_list() == [None, None]
+    assert roofline(run)["attained"].to_list() == [None, None]
 
 
 def test_a_run_whose_ops_state_nothing_has_no_points(tmp_path: Path) -> None:
     run = Run(fabricate_run(tmp_path, steps=10, ops=(Op("aten::relu", None, "forward", 100),)))
     assert roofline(run).is_empty()
-    assert roofs(roofline(run)).is_empty()

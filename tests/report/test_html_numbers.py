@@ -14,10 +14,10 @@ import pytest
 from tests.analysis.powered import powered, rail, times
 from tests.fabricate import STEP, Core, fabricate_run
 
+from stepscope.analysis.device.ceilings import roofline, roofs
 from stepscope.analysis.run import Run
 from stepscope.analysis.summary import module_quantities, resolution_sentences, summary
 from stepscope.analysis.time.tracks import drift, step_lanes, step_tracks
-from stepscope.analysis.verdict import roofline, roofs
 from stepscope.report import html
 from stepscope.report.page.reading import count, milliseconds
 from stepscope.units import amount, number, percent, si
@@ -75,7 +75,7 @@ def _known(run: Run) -> list[object]:
     found, points = drift(run), roofline(run)
     frames = [summary(run), run.meta, run.device, run.channels, steps, run.modules(), run.op_kinds(), run.phases()]
     frames += [run.metrics(), run.overhead(), run.energy_totals(), run.rail_energy(), module_quantities(run), run.id]
-    frames += [points, roofs(points), run.model, *(() if found is None else (found.first, found.last, found.steps))]
+    frames += [points, roofs(run), run.model, *(() if found is None else (found.first, found.last, found.steps))]
     frames += [len(run.op_kinds()) - 1, len(run.anatomy()), found.ratio if found else None, len(run.modules()) - 2]
     frames += [run.energy(by) for by in ("kind", "module", "component")] if run.rails.lines else []
     frames += [run.energy_resolution(), resolution_sentences(run.energy_resolution())]

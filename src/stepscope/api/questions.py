@@ -61,6 +61,9 @@ class RunRequest(Request):
         True, "Measure refresh, step and filter of power sensors that are new on this device."
     )  # fmt: skip
     dither: bool = option(True, "Spread the sampler's reads, so that no step locks to them.")
+    ceilings: bool = option(
+        True, "Measure what this device can reach after the run, once for each device (seconds): bottleneck, roofline."
+    )  # fmt: skip
     module: bool = option(False, "TARGET is a module, as with `python -m`.", short="-m")
 
     @property

@@ -20,6 +20,7 @@ from stepscope.analysis.run import open_run
 from stepscope.api.questions import ForecastRequest
 from stepscope.errors import UnknownName, UsageError
 from stepscope.integrations import logger
+from stepscope.record.ceilings import ceilings as measured
 from stepscope.record.diagnosis import characterise_sensors, diagnose
 from stepscope.record.meter_log import import_csv
 from stepscope.report.exports._excerpt import plan_export, write_export
@@ -178,13 +179,21 @@ def meter(run: str | Path | Run, log: str | Path) -> Run:
 
 
 def doctor(
-    root: str | Path | None = None, *, simulate: str | None = None, characterise: bool = False
+    root: str | Path | None = None,
+    *,
+    simulate: str | None = None,
+    characterise: bool = False,
+    ceilings: bool = False,
+    threads: int | None = None,
+    precision: str = "fp32",
 ) -> dict[str, Any]:
     """Return what can be measured on this machine, what cannot, and the command that would enable it, as plain data.
 
     root: the top of a saved /proc and /sys ($STEPSCOPE_ROOT, else this machine). simulate: look at a simulated board
     instead. characterise: also measure refresh, step and filter of each power sensor, which loads all cores for some
-    seconds and is kept for the runs to come. Keys: device, now, channels (quantity, scope, unit, refresh_ns,
+    seconds and is kept for the runs to come. ceilings: also measure what this device can reach with so many threads and
+    in this precision (seconds, kept as well): arithmetic (FLOP/s), bandwidth (B/s), dispatch (ns); null where it cannot
+    be measured. Keys: ceilings where asked for, device, now, channels (quantity, scope, unit, refresh_ns,
     step_size, read_cost_ns, ...), missing (sensor, reason, detail, remedy), power, characterised, perf, torch, proc,
     root, simulated; null is "not known". Raises UsageError.
     """
@@ -193,4 +202,5 @@ def doctor(
     with sensor_root(simulate, str(root or os.environ.get("STEPSCOPE_ROOT") or "/")) as chosen:
         top = Path(chosen.root or "/")
         measure = (lambda seen, target: characterise_sensors(seen, target, top)[1]) if characterise else None
-        return diagnose(top, simulate, measure)[0]
+        found = diagnose(top, simulate, measure)[0]
+    return {**found, "ceilings": measured(threads=threads, precision=precision, again=True)} if ceilings else found

@@ -16,6 +16,7 @@ from stepscope import workloads
 from stepscope.analysis.summary import write_summary
 from stepscope.api.questions import RunRequest
 from stepscope.experiments.single_run import MOST, UntilResolved, parse_metering
+from stepscope.record.ceilings import write_ceilings
 from stepscope.record.empty_process import write_empty_process_bytes
 from stepscope.record.settings import Schedule, Settings, sampling_period_ns
 from stepscope.record.train import EXIT_CODES, train_workload
@@ -50,6 +51,7 @@ def measure(
     power_model: str | None = None,
     characterise: bool = True,
     dither: bool = True,
+    ceilings: bool = True,
     simulate: str | None = None,
     out: str | Path = "runs",
     progress: Callable[[int, float | None], None] | None = None,
@@ -58,7 +60,8 @@ def measure(
 
     workload: a name of `stepscope.workloads.names()`, "path/to/file.py:name", or a Workload. steps: 100 by default;
     with until_resolved, a share of the energy such as 0.9 after which it ends, they are the bound. threads: of torch,
-    for this training alone. simulate: a board of `stepscope.simulate.BOARDS` whose sensors are read instead of this
+    for this training alone. ceilings: measure what this device can reach after the run, once for each device
+    (seconds). simulate: a board of `stepscope.simulate.BOARDS` whose sensors are read instead of this
     machine's. progress: called after each step with the number of steps made and the loss. What is left are the
     settings of `stepscope.profile`; period is in s or a text such as "5ms", period_ms its old name.
 
@@ -96,6 +99,7 @@ def measure(
         raise KeyboardInterrupt
     if code == 0 and memory != "off":
         write_empty_process_bytes(path)
+    write_ceilings(path, measure=ceilings and code == 0)
     run = stepscope.Run(path)
     write_summary(run)
     return run

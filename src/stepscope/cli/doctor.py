@@ -32,6 +32,12 @@ def doctor(
         Path | None,
         typer.Option("--picture", help="With --characterise: draw the answers to the load (.png, .svg or .html)."),
     ] = None,
+    ceilings: Annotated[
+        bool,
+        typer.Option("--ceilings", help="Measure what this device can reach, for bottleneck and roofline (seconds)."),
+    ] = False,
+    threads: Annotated[int | None, typer.Option(help="With --ceilings: threads of torch (default: its own).")] = None,
+    precision: Annotated[str, typer.Option(help="With --ceilings: fp32 or bf16.")] = "fp32",
     simulate: Annotated[
         str | None,
         typer.Option(
@@ -59,6 +65,10 @@ def doctor(
 
     with sensor_root(simulate, str(root)) as chosen:
         found, profiles = diagnose(Path(chosen.root or "/"), simulate, measure if characterise else None)
+    if ceilings:
+        from stepscope.record.ceilings import ceilings as measured
+
+        found = {**found, "ceilings": measured(threads=threads, precision=precision, again=True)}
     console = Console()
     if json:
         console.print_json(data=found)
@@ -72,6 +82,8 @@ def doctor(
     _print_missing(console, found["missing"])
     _print_power(console, found)
     _print_software(console, found)
+    if ceilings:
+        _print_ceilings(console, found["ceilings"])
 
 
 def _print_device(console: Console, found: dict[str, Any]) -> None:
@@ -174,6 +186,36 @@ def _print_software(console: Console, found: dict[str, Any]) -> None:
     allowed = "allowed: CPU time of the training process is fresh at each read" if perf["allowed"] else "not allowed"
     console.print(f"  perf events: {allowed} (perf_event_paranoid {paranoid})", highlight=False)
     _print_remedy(console, perf["remedy"])
+
+
+def _print_ceilings(console: Console, found: dict[str, Any] | None) -> None:
+    """Rates by size, fastest of many blocks; how quiet the machine was meanwhile."""
+    from rich.table import Table
+
+    from stepscope.record.ceilings import QUIET
+    from stepscope.units import bytes_, duration, percent, plural, si
+
+    if found is None:
+        console.print("\nCeilings: they could not be measured (is torch installed?)")
+        return
+    title = f"Ceilings, {found['device']}, {found['precision']}, {plural(found['threads'], 'thread')}"
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
+    for heading in ("what", "size", "reached"):
+        table.add_column(heading, no_wrap=True)
+    for row in found["arithmetic"]:
+        table.add_row(row["kind"], row["what"], si(row["flops_per_s"], "FLOP/s"))
+    for row in found["bandwidth"]:
+        table.add_row(row["kind"], bytes_(row["bytes"]), f"{bytes_(row['bytes_per_s'])}/s")
+    for name, ns in found["dispatch"].items():
+        table.add_row(name.removesuffix("_ns").replace("_", " "), "one call", duration(ns))
+    console.print()
+    console.print(table)
+    waited = found.get("run_queue_share")
+    if waited is not None and waited > QUIET:
+        console.print(
+            f"Background processes took {percent(waited, 0)} of the time meanwhile: these are lower bounds, and the "
+            "next run measures again."
+        )
 
 
 def _print_remedy(console: Console, remedy: str | None) -> None:

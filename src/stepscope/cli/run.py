@@ -41,6 +41,7 @@ def _run(
 
     from stepscope.experiments.single_run import parse_metering
     from stepscope.record import allocators
+    from stepscope.record.ceilings import write_ceilings
     from stepscope.record.empty_process import write_empty_process_bytes
     from stepscope.record.settings import Settings
     from stepscope.simulate.simulation import sensor_root
@@ -74,6 +75,7 @@ def _run(
         place.runs.append(path)
     if code == 0 and request.record_memory != "off":
         write_empty_process_bytes(path, lambda said: sys.stderr.write(f"{said}\n"))
+    write_ceilings(path, lambda said: sys.stderr.write(f"{said}\n"), request.ceilings and code == 0)
     _pack(path)
     _report(path, request.meter_csv, quiet, html, of_a_script)
     raise typer.Exit(_exit_code(code, of_a_script))

@@ -30,7 +30,11 @@ def describe_device(root: Path = Path("/")) -> dict[str, Any]:
         "kernel": _text(root / "proc/sys/kernel/osrelease") or platform.release(),
         "l4t": _text(root / "etc/nv_tegra_release"),
         "governors": {path.parent.name: _text(path) for path in _policy_files(root, "scaling_governor")},
+        "frequency_limits_hz": {
+            path.parent.name: _scaled(_integer(path), 1000) for path in _policy_files(root, "scaling_max_freq")
+        },
         "power_mode": _power_mode(root),
+        "trip_points_celsius": _trip_points(root),
         "clock_ticks_per_second": os.sysconf("SC_CLK_TCK"),
         "accelerators": _accelerators(root),
         "container": _container(root),
@@ -139,6 +143,18 @@ def _power_mode(root: Path) -> str | None:
         return None
     names = re.findall(r"<\s*POWER_MODEL\s+ID=(\d+)\s+NAME=(\S+?)\s*>", _text(root / "etc/nvpmodel.conf") or "")
     return next((name for mode, name in names if int(mode) == int(number[1])), f"mode {int(number[1])}")
+
+
+def _trip_points(root: Path) -> dict[str, dict[str, float]]:
+    """Temperatures at which the kernel acts, by zone and type: passive ones take clocks away, critical ones stop."""
+    found: dict[str, dict[str, float]] = {}
+    for path in sorted((root / "sys/class/thermal").glob("thermal_zone*/trip_point_*_temp")):
+        zone, number = path.parent, path.name.removesuffix("_temp")
+        celsius, kind = _integer(path), _text(zone / f"{number}_type")
+        if celsius is not None and kind is not None and 0 < celsius <= 200_000:
+            trips = found.setdefault(f"{_text(zone / 'type') or 'unnamed'} ({zone.name})", {})
+            trips[kind] = min(celsius / 1000, trips.get(kind, float("inf")))
+    return found
 
 
 def _accelerators(root: Path) -> list[dict[str, Any]]:

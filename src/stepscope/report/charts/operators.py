@@ -26,7 +26,8 @@ def build_roofline(points: pl.DataFrame, roofs: pl.DataFrame, width: int) -> Any
     A column `group` of the points, where there is one, gives them their colours.
     """
     left, right = (10 ** f(points["flop_per_byte"].log10().to_numpy()) for f in (_floor, _ceiling))
-    low, high = (10 ** f(points["flops_per_s"].log10().to_numpy()) for f in (_floor, _ceiling))
+    reached = [*points["flops_per_s"], *roofs.filter(pl.col("roof") == "compute")["value"]]
+    low, high = (10 ** f(pl.Series(reached).log10().to_numpy()) for f in (_floor, _ceiling))
     x = alt.X(
         "flop_per_byte:Q",
         scale=alt.Scale(type="log", domain=[left, right], nice=False),

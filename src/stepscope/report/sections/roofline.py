@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from stepscope.analysis.verdict import roofline, roofs
+from stepscope.analysis.device.ceilings import WOULD_TELL, roofline, roofs
 from stepscope.report.charts import operators as chart
 from stepscope.report.page.parts import Cell, Column, Part, Section, Table, figure
 from stepscope.report.page.reading import milliseconds, name
@@ -21,8 +21,9 @@ FIGURES = ("roofline",)
 
 _MOST_ROWS = 200
 _CAPTION = (
-    "Each mark is an operator, its area the share of the step; the dashed roof is the highest rate of bytes "
-    "(slope) and of FLOPs (level) that any kind reached in this run. The device itself may do more."
+    "Each mark is an operator, its area the share of the step; the dashed roof is what this device was measured to "
+    "reach: bytes that no cache holds (slope) and FLOPs (level). Operators whose data a cache holds can lie above the "
+    "slope."
 )
 
 
@@ -32,7 +33,7 @@ def build(run: Run) -> Section:
     if points.is_empty():
         return Section("No operator states both its FLOPs and its bytes, so a roofline cannot be drawn.")
     device = str(points.group_by("device").agg(pl.col("total_ns").sum()).sort("total_ns")["device"][-1])
-    reached = roofs(points)
+    reached = roofs(run)
     drawn = points.filter(pl.col("device") == device).with_columns(
         hover=pl.struct(pl.all()).map_elements(_hover, return_dtype=pl.String),
         label=pl.col("name").str.replace("^aten::", "").str.slice(0, 28),
@@ -46,10 +47,10 @@ def build(run: Run) -> Section:
 def _lede(edges: pl.DataFrame, device: str) -> str:
     said = "Operators on the slope are memory-bandwidth bound, those under the level could compute faster."
     if edges.is_empty():
-        return f"{said} None on {device} takes long enough to set a roof."
+        return f"The ceilings of {device} were not measured, so no roof is drawn: {WOULD_TELL}."
     units = {"compute": "FLOP/s", "memory": "B/s"}
     highest = [f"{si(value, units[roof])} by {name(who)}" for _, roof, value, who in edges.iter_rows()]
-    return f"{said} Highest on {device}: {' and '.join(highest)}."
+    return f"{said} Measured on {device}: {' and '.join(highest)}."
 
 
 def _hover(row: dict[str, Any]) -> str:
@@ -68,6 +69,7 @@ def _table(points: pl.DataFrame) -> Table:
         Column("FLOP/B", meaning="Floating-point operations with each byte that goes in or comes out"),
         Column("FLOP/s"),
         Column("B/s"),
+        Column("Attained", meaning="Share of what the device was measured to reach at so many FLOP/B"),
         Column("Bound by", numeric=False, meaning="Left of the ridge of the roof: memory; right of it: arithmetic"),
     )
     rows = [
@@ -79,6 +81,7 @@ def _table(points: pl.DataFrame) -> Table:
             Cell(number(row["flop_per_byte"]), row["flop_per_byte"]),
             Cell(si(row["flops_per_s"], ""), row["flops_per_s"]),
             Cell(amount(row["bytes_per_s"], "B"), row["bytes_per_s"]),
+            Cell(percent(row["attained"], 0), row["attained"]),
             Cell(row["waits_for"] or NOT_MEASURED, row["waits_for"]),
         )
         for row in points.head(_MOST_ROWS).iter_rows(named=True)

@@ -1,0 +1,219 @@
+"""What this device can reach: the ceilings of device.json, what an op call could take under them, and the roofline.
+
+Roofline: Williams et al., 2009.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import polars as pl
+
+from stepscope.analysis.time.operators import CPU
+from stepscope.arrays import Floats
+from stepscope.runfolder import RunReader
+
+if TYPE_CHECKING:
+    from stepscope.analysis.run import Run
+
+WOULD_TELL = "stepscope doctor --ceilings measures what this device can reach (seconds, once), for the runs to come"
+_CONVOLUTION = ("convolution", "convolution backward")
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A rate, a second, by the size of a call, measured at `size` (n,), growing; between them on logarithmic scales."""
+
+    size: Floats
+    rate: Floats
+
+    def at(self, size: Floats) -> Floats:
+        """The rate of a call of this size; below the smallest one that was measured, its rate."""
+        known = np.interp(np.log(np.maximum(size, 1.0)), np.log(self.size), np.log(self.rate))
+        return np.asarray(np.exp(known))
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    """Ceilings of one device: FLOP/s of products and convolutions, B/s of what ops read, and ns of a call.
+
+    `given`: B/s of the bytes that an op is given (its inputs), where its result is allocated for it.
+    """
+
+    device: str
+    products: Curve
+    convolutions: Curve
+    given: Curve
+    peak_flops_per_s: float
+    peak_bytes_per_s: float  # of arrays that no cache holds, read and written
+    peak_by: str
+    op_ns: float
+    module_ns: float
+    node_ns: float
+    threads: int | None
+    run_queue_share: float | None
+
+    def arithmetic_ns(self, names: Iterable[str], flops: Floats) -> Floats:
+        """Time that the FLOPs of one call need at the rate that this device reached with calls of that size, ns."""
+        of_convolutions = np.array(["conv" in name for name in names], dtype=np.bool_)
+        rates = np.where(of_convolutions, self.convolutions.at(flops), self.products.at(flops))
+        return np.asarray(flops / rates * 1e9)
+
+    def memory_ns(self, given_bytes: Floats) -> Floats:
+        """Time that reading these inputs and writing a result as large takes one call, ns."""
+        return np.asarray(given_bytes / self.given.at(given_bytes) * 1e9)
+
+
+def ceilings_of(run: RunReader) -> Ceilings | None:
+    """The ceilings that were written into a run; None where none were, or of a run whose device was another's."""
+    stated = run.device.get("ceilings")
+    try:
+        return _ceilings(stated) if isinstance(stated, Mapping) else None
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def _ceilings(stated: Mapping[str, Any]) -> Ceilings:
+    rates, moved, costs = stated["arithmetic"], stated["bandwidth"], stated["dispatch"]
+    highest = max(rates, key=lambda row: float(row["flops_per_s"]))
+    large = max(float(row["bytes"]) for row in moved) / 3
+    streams = [row for row in moved if row["kind"] in ("copy", "triad") and float(row["bytes"]) >= large]
+    fresh = [row for row in moved if row["kind"] == "fresh"] or [row for row in moved if row["kind"] == "copy"]
+    return Ceilings(
+        device=str(stated.get("device") or CPU),
+        products=_curve((row["flops"], row["flops_per_s"]) for row in rates if row["kind"] == "gemm"),
+        convolutions=_curve((row["flops"], row["flops_per_s"]) for row in rates if row["kind"] in _CONVOLUTION),
+        given=_curve((row["bytes"] / 2, row["bytes_per_s"] / 2) for row in fresh),
+        peak_flops_per_s=float(highest["flops_per_s"]),
+        peak_bytes_per_s=max(float(row["bytes_per_s"]) for row in streams),
+        peak_by=str(highest["what"]),
+        op_ns=float(costs["op_ns"]),
+        module_ns=float(costs["module_ns"]),
+        node_ns=float(costs["backward_node_ns"]),
+        threads=stated.get("threads"),
+        run_queue_share=stated.get("run_queue_share"),
+    )
+
+
+def _curve(points: Iterable[tuple[float, float]]) -> Curve:
+    """The points in order of size; of equal sizes the highest rate. Raises ValueError without any."""
+    best: dict[float, float] = {}
+    for size, rate in points:
+        best[float(size)] = max(float(rate), best.get(float(size), 0.0))
+    sizes = sorted(best)
+    if not sizes or min(best.values()) <= 0 or sizes[0] <= 0:
+        raise ValueError("a ceiling needs sizes and rates above 0")
+    return Curve(np.array(sizes), np.array([best[size] for size in sizes]))
+
+
+ATTAINABLE_SCHEMA = {
+    **dict.fromkeys(("phase", "module", "name"), pl.String),
+    "calls": pl.Float64,  # a step
+    **dict.fromkeys(("self_ns", "arithmetic_ns", "memory_ns", "attainable_ns"), pl.Float64),  # a step
+    "limit": pl.String,  # "arithmetic", "memory", "dispatch", or null where neither FLOPs nor bytes are known
+}
+DISPATCH_CALLS = 10.0  # costs of an op call: what takes less time than so many, and computes less than one, is dispatch
+
+
+def attainable(run: Run, limits: Ceilings) -> pl.DataFrame:
+    """Time of each op of the CPU beside what this device could do it in, a row a phase, module and op; ns a step.
+
+    attainable_ns is the larger of what its FLOPs and its bytes need at the ceilings for calls of that size, and at
+    most what the op took; of calls that compute less than a call costs, the cost of the call. Null where neither
+    FLOPs nor bytes are known.
+    """
+    table = run.own_times.filter(pl.col("device") == CPU)
+    if table.is_empty():
+        return pl.DataFrame(schema=ATTAINABLE_SCHEMA)
+    steps = float(table["step"].n_unique())
+    sums = table.group_by("phase", "module", "name", maintain_order=True).agg(
+        pl.col("count").sum(), pl.col("self_ns").sum(), *(_mean_stated(name) for name in ("flops", "bytes"))
+    )
+    count, self_ns = (sums[name].cast(pl.Float64).to_numpy() for name in ("count", "self_ns"))
+    flops, moved = (sums[name].fill_null(0.0).fill_nan(0.0).to_numpy() for name in ("flops", "bytes"))
+    each_ns = self_ns / np.maximum(count, 1)
+    arithmetic = np.where(flops > 0, limits.arithmetic_ns(sums["name"], np.maximum(flops, 1)), 0.0)
+    memory = np.where(moved > 0, np.minimum(limits.memory_ns(np.maximum(moved, 1)), each_ns), 0.0)
+    own_ns = np.maximum(flops / limits.peak_flops_per_s, moved / limits.peak_bytes_per_s) * 1e9
+    known = (flops > 0) | (moved > 0)
+    is_call = np.array([_only_calls(name) for name in sums["name"]])
+    small = known & (own_ns < limits.op_ns) & (each_ns < DISPATCH_CALLS * limits.op_ns)
+    dispatch = is_call | small | (~known & (each_ns < DISPATCH_CALLS * limits.op_ns))
+    best = np.where(dispatch, limits.op_ns, np.maximum(arithmetic, memory))
+    limit = np.where(dispatch, "dispatch", np.where(arithmetic >= memory, "arithmetic", "memory"))
+    frame = sums.select("phase", "module", "name").with_columns(
+        calls=pl.Series(count / steps),
+        self_ns=pl.Series(self_ns / steps),
+        arithmetic_ns=pl.Series(np.where(dispatch, 0.0, np.minimum(arithmetic, each_ns)) * count / steps),
+        memory_ns=pl.Series(np.where(dispatch, 0.0, memory) * count / steps),
+        attainable_ns=pl.Series(np.where(known | dispatch, np.minimum(best, each_ns), np.nan) * count / steps),
+        limit=pl.Series(limit),
+    )
+    unknown = pl.Series(~(known | dispatch))
+    judged = frame.with_columns(limit=pl.when(~unknown).then("limit"))
+    return judged.select(pl.col(name).cast(kind) for name, kind in ATTAINABLE_SCHEMA.items()).fill_nan(None)
+
+
+def _only_calls(name: str) -> bool:
+    """Return whether an op computes nothing itself: a module, a node of autograd, a wrapper of the optimizer."""
+    return not name.startswith("aten::") and ("::" not in name or name.startswith(("autograd::", "torch::autograd")))
+
+
+def _mean_stated(name: str) -> pl.Expr:
+    """FLOPs or bytes of one call, of the rows that state them."""
+    known = pl.col(name).is_not_null()
+    return (pl.col(name).filter(known).sum() / pl.col("count").filter(known).sum()).cast(pl.Float64).alias(name)
+
+
+ROOFLINE_SCHEMA = {
+    "name": pl.String,
+    "device": pl.String,
+    "flop_per_byte": pl.Float64,
+    "flops_per_s": pl.Float64,
+    "bytes_per_s": pl.Float64,
+    "share": pl.Float64,  # of the step
+    "total_ns": pl.Float64,
+    "flops": pl.Float64,  # a step
+    "bytes": pl.Float64,  # a step: what goes in, each tensor once
+    "attained": pl.Float64,  # share of what this device reaches at that many FLOP/B; null without ceilings
+    "waits_for": pl.String,  # memory or arithmetic: the side of the ridge of the device's own roofs; null without
+}
+ROOF_SCHEMA = {"device": pl.String, "roof": pl.String, "value": pl.Float64, "name": pl.String}
+
+
+def roofline(run: Run) -> pl.DataFrame:
+    """Operators that state both FLOPs and bytes, dearest first, under the roofs of the device."""
+    kinds = run.op_kinds().filter((pl.col("flops") > 0) & (pl.col("bytes") > 0) & (pl.col("total_ns") > 0))
+    points = kinds.select(
+        "name", "device", (pl.col("flops") / pl.col("bytes")).alias("flop_per_byte"), "flops_per_s",
+        (pl.col("flops_per_s") / pl.col("flops") * pl.col("bytes")).alias("bytes_per_s"),
+        "share", "total_ns", "flops", "bytes",
+    )  # fmt: skip
+    limits = {device: {roof: value} for device, roof, value, _ in roofs(run).iter_rows() if roof == "compute"}
+    for device, roof, value, _ in roofs(run).iter_rows():
+        limits[device][roof] = value
+
+    def of(roof: str) -> pl.Expr:
+        known = {device: each[roof] for device, each in limits.items()}
+        return pl.col("device").replace_strict(known, default=None, return_dtype=pl.Float64)
+
+    slope = pl.col("flop_per_byte") * of("memory")
+    waits = pl.when(slope < of("compute")).then(pl.lit("memory")).when(slope.is_not_null()).then(pl.lit("arithmetic"))
+    attained = (pl.col("flops_per_s") / pl.min_horizontal(slope, of("compute"))).clip(0, 1)
+    judged = points.with_columns(attained=attained, waits_for=waits)
+    return judged.select(pl.col(name).cast(dtype) for name, dtype in ROOFLINE_SCHEMA.items())
+
+
+def roofs(run: RunReader) -> pl.DataFrame:
+    """The measured ceilings of the device, "compute" in FLOP/s, "memory" in B/s, and by what; empty where unknown."""
+    limits = ceilings_of(run)
+    if limits is None:
+        return pl.DataFrame(schema=ROOF_SCHEMA)
+    rows = [
+        (limits.device, "compute", limits.peak_flops_per_s, limits.peak_by),
+        (limits.device, "memory", limits.peak_bytes_per_s, "copy and triad of arrays that no cache holds"),
+    ]
+    return pl.DataFrame(rows, schema=ROOF_SCHEMA, orient="row")

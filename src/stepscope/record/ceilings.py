@@ -1,0 +1,152 @@
+"""Ceilings of this device: measured by a child process, kept by device, threads and precision, written into runs."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from stepscope.errors import StepscopeError
+from stepscope.files import replace_json
+from stepscope.record.device import changing_facts, describe_device
+
+FORMAT = 1  # of the probe: another number is measured anew
+SWITCH = "STEPSCOPE_CEILINGS"  # "off": nothing is measured after a run, as with --no-ceilings
+QUIET = 0.1  # share of the probe's time in run queues up to which its result is kept for good
+_TIMEOUT_S = 120
+_IDENTITY = ("board", "cpu", "machine", "kernel", "power_mode", "governors", "frequency_limits_hz")
+_PRECISIONS = {"bf16": "bfloat16", "bfloat16": "bfloat16", "fp16": "float16", "float16": "float16"}
+Says = Callable[[str], object]
+
+
+def ceilings(
+    device: str = "cpu", precision: str = "float32", threads: int | None = None, again: bool = False
+) -> dict[str, Any] | None:
+    """Return the ceilings of this device, measured now unless they are known (seconds); None where they cannot be.
+
+    `arithmetic`: FLOP/s by kind and size of the call; `bandwidth`: B/s by working set; `dispatch`: ns of a call;
+    `run_queue_share`: how much of the probe's time other programs took. A probe that was disturbed is made again the
+    next time, and of each rate the highest that was seen is kept. threads: those of torch where None, which are
+    measured in any case. again: measure in any case.
+    """
+    asked: dict[str, Any] = {"device": device, "precision": precision_of(precision), "threads": threads}
+    known = cached_ceilings(device, precision, threads)
+    if known is not None and not again and (known.get("run_queue_share") or 0.0) <= QUIET:
+        return known
+    found = _probed(asked)
+    if found is None:
+        return known
+    asked["threads"] = found["threads"]  # those of torch where none were asked for
+    known = cached_ceilings(device, precision, found["threads"]) if known is None else known
+    best = found if known is None else _highest(known, found)
+    _keep(asked, best)
+    return best
+
+
+def cached_ceilings(
+    device: str = "cpu", precision: str = "float32", threads: int | None = None
+) -> dict[str, Any] | None:
+    """Return the ceilings that an earlier probe has measured of this device as it is set up now."""
+    try:
+        known = json.loads(_file(device, precision_of(precision), threads).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RuntimeError):
+        return None
+    return known if isinstance(known, dict) and known.get("format") == FORMAT else None
+
+
+def precision_of(stated: object) -> str:
+    """The number format that a run computes in, by what its run.json states: float32 where nothing is known."""
+    words = str(stated or "").lower().split()
+    return _PRECISIONS.get(words[0], "float32") if words else "float32"
+
+
+def write_ceilings(run: Path, says: Says = lambda said: None, measure: bool = True) -> None:
+    """Write the ceilings of this device into the device.json of a run that has ended: never beside a training.
+
+    Nothing is written into a run of no step, of other sensors than this machine's, or that has them already.
+    measure: False, and the environment's STEPSCOPE_CEILINGS=off, take only what is known already.
+    """
+    from stepscope.runfolder import RunReader, RunWriter
+
+    try:
+        reader = RunReader(run)
+        meta, workload = reader.meta, reader.meta.get("workload") or {}
+        if reader.device.get("ceilings") or meta.get("simulated") or reader.steps.is_empty():
+            return
+        threads = meta.get("threads")
+        asked = (str(workload.get("device") or "cpu"), str(workload.get("precision") or ""), threads)
+        known = cached_ceilings(*asked)
+        if (
+            measure
+            and os.environ.get(SWITCH) != "off"
+            and (known is None or (known.get("run_queue_share") or 0.0) > QUIET)
+        ):
+            says("once for this device: what it can reach, as ceilings for the bottleneck and the roofline (seconds)")
+            known = ceilings(*asked)
+        if known is not None:
+            RunWriter(run, meta).device({**reader.device, "ceilings": known})
+    except (StepscopeError, OSError) as error:
+        says(f"the ceilings of this device could not be written: {error}")
+
+
+def _probed(asked: dict[str, Any]) -> dict[str, Any] | None:
+    command = [sys.executable, "-m", "stepscope.record.ceiling_probe", json.dumps(asked)]
+    try:
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=True)
+        found = json.loads(ended.stdout.splitlines()[-1])
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
+        return None
+    clocks = changing_facts()["frequencies_hz"]
+    return {"format": FORMAT, **asked, **found, "frequencies_hz": clocks} if isinstance(found, dict) else None
+
+
+def _highest(known: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
+    """Of each rate the higher one, of each cost the lower one; the quieter of the two probes says how quiet it was."""
+    rows = {}
+    for name, rate in (("arithmetic", "flops_per_s"), ("bandwidth", "bytes_per_s")):
+        best = {(row["kind"], row.get("flops", row.get("bytes"))): row for row in known.get(name, [])}
+        for row in found[name]:
+            key = row["kind"], row.get("flops", row.get("bytes"))
+            best[key] = max(best.get(key, row), row, key=lambda each: float(each[rate]))
+        rows[name] = list(best.values())
+    costs = {name: min(ns, known.get("dispatch", {}).get(name, ns)) for name, ns in found["dispatch"].items()}
+    quieter = min(known, found, key=lambda each: each.get("run_queue_share") or 0.0)
+    return {**found, **rows, "dispatch": costs, "run_queue_share": quieter.get("run_queue_share")}
+
+
+def _keep(asked: dict[str, Any], found: dict[str, Any]) -> None:
+    """A cache that cannot be written costs the next run some seconds, and nothing else."""
+    try:
+        path = _file(**asked)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_json(path, found)
+    except (OSError, RuntimeError):
+        return
+
+
+def _file(device: str, precision: str, threads: int | None) -> Path:
+    """Below XDG_CACHE_HOME, named after all that changes what is reached; RuntimeError without a home."""
+    stated = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    cache = stated if stated.is_absolute() else Path.home() / ".cache"
+    facts = describe_device()
+    identity = [FORMAT, device, precision, threads, _torch_version(), _allowed_cores()]
+    identity += [facts[name] for name in _IDENTITY] + [facts["accelerators"]]
+    digest = hashlib.sha256(json.dumps(identity, sort_keys=True, default=str).encode()).hexdigest()[:16]
+    return cache / "stepscope" / "ceilings" / f"{digest}.json"
+
+
+def _allowed_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _torch_version() -> str:
+    try:
+        return version("torch")
+    except PackageNotFoundError:
+        return "unknown"

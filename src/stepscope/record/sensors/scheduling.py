@@ -1,0 +1,365 @@
+"""Waits and limits of the training: its main thread, cgroup and affinity, the kernel's pressure, paging, throttling.
+
+Each tells a cause of slow steps that operators cannot tell: time in a run queue, in a lock, on a disk, under a quota.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from stepscope.record.access.files import FileSensor, NumberFile, count, natural
+from stepscope.record.sensors.contract import (
+    NAN,
+    Channel,
+    Found,
+    Kind,
+    Missing,
+    Target,
+    attribute,
+    close_files,
+    content,
+    missing_because,
+    numbered,
+    open_files,
+)
+from stepscope.record.sensors.cpu_cores import cores_online
+
+_OFTEN_NS, _SELDOM_NS = 100_000_000, 1_000_000_000
+_US, _KHZ = 1000.0, 1000.0
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+_TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
+# A sleep; Python's global lock (a futex with a time limit); other locks; a file, a page or swap; a pipe or a child.
+WAITS = ("timer", "interpreter", "lock", "disk", "process")
+
+
+def _channel(name: str, sensor: str, quantity: str, scope: str, source: Path | str, **more: object) -> Channel:
+    """A counter, unless `kind` says other; its unit is "1" unless given."""
+    facts: dict[str, object] = {"unit": "1", "kind": "counter", "parent_scope": "system", "step_size": 1.0, **more}
+    return Channel(name, sensor, quantity, scope=scope, source=str(source), **facts)  # type: ignore[arg-type]
+
+
+_SYSTEM_CALLS = {  # number of the call that a thread sleeps in: where the kernel names no function
+    "x86_64": {202: "lock", 449: "lock", 35: "timer", 230: "timer", 0: "process", 7: "process", 23: "process",
+               61: "process", 232: "process", 270: "process", 271: "process", 281: "process", 45: "process",
+               47: "process", 247: "process"},
+    "aarch64": {98: "lock", 449: "lock", 101: "timer", 115: "timer", 63: "process", 22: "process", 72: "process",
+                73: "process", 95: "process", 207: "process", 212: "process", 260: "process"},
+}  # fmt: skip
+_WAITING_IN = (
+    (re.compile(rb"futex"), "lock"),
+    (re.compile(rb"nanosleep"), "timer"),
+    (re.compile(rb"folio|page|io_schedule|blk_|bio_|swap|jbd2|ext4|xfs|btrfs|f2fs|nfs|fuse|writeback"), "disk"),
+    (re.compile(rb"poll|select|pipe|sock|unix_|skb|tcp_|do_wait|kernel_wait|eventfd"), "process"),
+)
+
+
+@dataclass
+class TrainingThread:
+    """The main thread of the watched process: CPU time, time in the run queue, and what it waits in at each read."""
+
+    NAME: str = "process_thread"
+
+    def discover(self, root: Path, target: Target) -> Found | Missing:
+        """Two counters, ns, and a gauge (0 or 1) for each of WAITS; what it waits in needs the rights of its user."""
+        folder = root / f"proc/{target.pid}/task/{target.pid}"
+        try:
+            schedstat, stat = open_files([folder / "schedstat", folder / "stat"])
+        except OSError as error:
+            return missing_because(error, error.filename or folder)
+        asked = []
+        for name in ("syscall", "wchan"):
+            with contextlib.suppress(OSError):
+                asked += open_files([folder / name])
+        calls = _SYSTEM_CALLS.get(platform.machine(), {})
+
+        def read() -> list[float]:
+            ran, delayed = os.pread(schedstat, 96, 0).split()[:2]
+            text = os.pread(stat, 512, 0)
+            state = text[text.rindex(b")") + 2 :][:1]
+            waits = "disk" if state == b"D" else _wait_of(asked, calls) if state == b"S" else None
+            return [count(ran), count(delayed), *(float(wait == waits) for wait in WAITS)]
+
+        try:
+            read()
+        except (OSError, ValueError, IndexError) as error:
+            close_files([schedstat, stat, *asked])
+            return Missing("unsupported", f"{folder}/schedstat: {error}")
+        return Found(tuple(self._channels(folder)), read, lambda: close_files([schedstat, stat, *asked]))
+
+    def _channels(self, folder: Path) -> Iterator[Channel]:
+        for quantity in ("thread_cpu_time", "run_delay"):
+            yield _channel(f"thread.{quantity}", self.NAME, quantity, "thread", folder / "schedstat", unit="ns")
+        for wait in WAITS:
+            name, scope = f"thread.waits_{wait}", f"wait:{wait}"
+            yield _channel(name, self.NAME, "thread_waiting", scope, folder / "wchan", kind="gauge")
+
+
+_TIMED_FUTEX = re.compile(rb"^\d+ 0x[0-9a-f]+ 0x(?:8|18)?9 0x[0-9a-f]+ 0x[1-9a-f]")  # FUTEX_WAIT_BITSET and a time
+
+
+def _wait_of(asked: Sequence[int], calls: dict[int, str]) -> str | None:
+    """Return what a sleeping thread waits in, by /proc/PID/syscall or wchan; None where neither may be read or tells.
+
+    A Python thread that wants the interpreter's lock sleeps in a futex with a time limit (its switch interval), one
+    that waits for the threads of an operator in one without.
+    """
+    found = None
+    for file in asked:
+        try:
+            text = os.pread(file, 192, 0)
+        except OSError:
+            continue
+        number, *arguments = text.split(b" ", 1)
+        if arguments and number.isdigit():
+            found = calls.get(int(number))
+            if found == "lock" and _TIMED_FUTEX.match(text):
+                return "interpreter"
+        else:
+            found = next((wait for pattern, wait in _WAITING_IN if pattern.search(text)), None)
+        if found is not None:
+            break
+    return found
+
+
+_TOTAL = re.compile(rb"^(some|full) .*?total=(\d{1,18})", re.MULTILINE)
+
+
+def _pressure(root: Path, target: Target) -> Iterator[NumberFile]:
+    """Counters, ns: time in which some task, or every one, waited for the CPU, for memory or for a disk (PSI)."""
+    for resource in ("cpu", "memory", "io"):
+        path = root / "proc/pressure" / resource
+        kinds = ("some",) if resource == "cpu" else ("some", "full")
+        channels = tuple(
+            _channel(f"pressure.{resource}.{kind}", "system_pressure", "stall_time", f"{resource}:{kind}", path,
+                     unit="ns", step_size=_US)
+            for kind in kinds
+        )  # fmt: skip
+        yield NumberFile(path, channels, partial(_totals, kinds), 256, tried=True)
+
+
+def _totals(kinds: Sequence[str], text: bytes) -> list[float]:
+    found = {kind.decode(): int(total) * _US for kind, total in _TOTAL.findall(text)}
+    return [found.get(kind, NAN) for kind in kinds]
+
+
+def _steal(root: Path, target: Target) -> Iterator[NumberFile]:
+    """One counter, ns over all cores: time that the hypervisor gave to others."""
+    path = root / "proc/stat"
+    channel = _channel(
+        "system.steal", "system_steal", "steal_time", "system", path,
+        unit="ns", parent_scope=None, refresh_ns=_TICK_NS, step_size=float(_TICK_NS),
+    )  # fmt: skip
+    yield NumberFile(path, (channel,), lambda text: [count(text.split(None, 9)[8]) * _TICK_NS], 256, tried=True)
+
+
+_PAGES = {  # quantity: counters of /proc/vmstat, pages
+    "swap_in": ("pswpin",),
+    "swap_out": ("pswpout",),
+    "direct_reclaim": ("pgsteal_direct",),
+}
+
+
+def _paging(root: Path, target: Target) -> Iterator[NumberFile]:
+    """Counters of the machine, B: swapped in and out, and taken back from others while a program waited for memory."""
+    path = root / "proc/vmstat"
+    channels = tuple(
+        _channel(f"paging.{quantity}", "system_paging", quantity, "system", path,
+                 unit="B", step_size=float(_PAGE_BYTES), parent_scope=None)
+        for quantity in _PAGES
+    )  # fmt: skip
+    yield NumberFile(path, channels, _pages, 16384, tried=True)
+
+
+def _pages(text: bytes) -> list[float]:
+    stated = dict(line.split(b" ", 1) for line in text.splitlines() if b" " in line)
+
+    def total(names: Sequence[str]) -> float:
+        known = [stated[name.encode()] for name in names if name.encode() in stated]
+        return float(sum(map(count, known))) * _PAGE_BYTES if known else NAN
+
+    return [total(names) for names in _PAGES.values()]
+
+
+def _own_paging(root: Path, target: Target) -> Iterator[NumberFile]:
+    """Counters of the watched process: page faults that waited for a disk, and bytes of its files from and to disks."""
+    stat, io = (root / f"proc/{target.pid}/{name}" for name in ("stat", "io"))
+    faults = _channel("process.major_faults", "process_paging", "major_faults", "process", stat)
+
+    def major_faults(text: bytes) -> list[float]:
+        return [float(count(text[text.rindex(b")") + 2 :].split(None, 10)[9]))]
+
+    yield NumberFile(stat, (faults,), major_faults, 1024, tried=True)
+    names = {"storage_read": b"read_bytes", "storage_written": b"write_bytes"}
+    moved = tuple(_channel(f"process.{name}", "process_paging", name, "process", io, unit="B") for name in names)
+
+    def bytes_moved(text: bytes) -> list[float]:
+        stated = dict(line.split(b": ", 1) for line in text.splitlines() if b": " in line)
+        return [float(count(stated[name])) if name in stated else NAN for name in names.values()]
+
+    yield NumberFile(io, moved, bytes_moved, 512, tried=True)
+
+
+_SWITCHES = {
+    "allowed_cores": re.compile(rb"^Cpus_allowed_list:\s*(\S+)", re.MULTILINE),
+    "voluntary_switches": re.compile(rb"^voluntary_ctxt_switches:\s*(\d+)", re.MULTILINE),
+    "involuntary_switches": re.compile(rb"^nonvoluntary_ctxt_switches:\s*(\d+)", re.MULTILINE),
+}
+
+
+def _affinity(root: Path, target: Target) -> Iterator[NumberFile]:
+    """Cores that the main thread may run on (affinity and cpuset), and how often it gave its core up, or lost it."""
+    path = root / f"proc/{target.pid}/task/{target.pid}/status"
+
+    def values(text: bytes) -> list[float]:
+        found = {name: pattern.search(text) for name, pattern in _SWITCHES.items()}
+        cores = found["allowed_cores"]
+        allowed = float(len(cores_online(cores[1]))) if cores else NAN
+        rest = (found[name] for name in ("voluntary_switches", "involuntary_switches"))
+        return [allowed, *(float(count(match[1])) if match else NAN for match in rest)]
+
+    def channel(quantity: str, kind: Kind) -> Channel:
+        return _channel(f"thread.{quantity}", "process_affinity", quantity, "thread", path, kind=kind)
+
+    channels = (
+        channel("allowed_cores", "gauge"), channel("voluntary_switches", "counter"),
+        channel("involuntary_switches", "counter"),
+    )  # fmt: skip
+    yield NumberFile(path, channels, values, 8192, tried=True)
+
+
+def _clock_limits(root: Path, target: Target) -> Iterator[NumberFile]:
+    """Gauges and counters that tell a throttled core: the limit of its clock, Hz, and throttling events (x86)."""
+    cpus = root / "sys/devices/system/cpu"
+    for policy in numbered(list((cpus / "cpufreq").glob("policy*"))):
+        name, path = policy.name, policy / "scaling_max_freq"
+        limit = _channel(
+            f"{name}.limit", "cpu_limits", "core_frequency_limit", name, path, unit="Hz", kind="gauge", step_size=_KHZ
+        )
+        yield NumberFile(path, (limit,), lambda text: [natural(text, 1e8) * _KHZ or NAN], tried=True)
+    for path in numbered(list(cpus.glob("cpu[0-9]*/thermal_throttle/core_throttle_count"))):
+        core = path.parent.parent.name
+        events = _channel(f"{core}.throttle_events", "cpu_limits", "throttle_events", f"core:{core[3:]}", path)
+        yield NumberFile(path, (events,), lambda text: [natural(text, 1e15)], tried=True)
+    for path in numbered(list((root / "sys/class/thermal").glob("cooling_device*/cur_state"))):
+        kind = attribute(path.parent / "type") or "unnamed"
+        name = f"{path.parent.name}.state"
+        state = _channel(name, "cpu_limits", "cooling_state", f"cooling:{kind}", path, kind="gauge")
+        if not re.search("fan", kind, re.IGNORECASE):  # a fan that turns takes no clock away
+            yield NumberFile(path, (state,), lambda text: [natural(text, 1e6)], tried=True)
+
+
+@dataclass
+class CgroupCpu:
+    """The CPU quota of the watched process's cgroup and of those above it, and how long they held it back."""
+
+    NAME: str = "process_cgroup"
+
+    def discover(self, root: Path, target: Target) -> Found | Missing:
+        """Counters (throttled ns over all cores, periods, throttled periods, hits of the memory limit), the quota."""
+        own = root / f"proc/{target.pid}/cgroup"
+        try:
+            held = _HeldBack(root, own)
+        except OSError as error:
+            return missing_because(error, own)
+        names = {"throttled_time": "ns", "throttled_periods": "1", "quota_periods": "1", "memory_limit_hits": "1"}
+        channels = [
+            _channel(f"cgroup.{name}", self.NAME, name, "cgroup", own, unit=unit) for name, unit in names.items()
+        ]
+        quota = _channel("cgroup.cpu_quota", self.NAME, "cpu_quota", "cgroup", own, unit="cores", kind="gauge")
+        return Found((*channels, quota), held.read, lambda: None, 2 * _OFTEN_NS)
+
+
+class _HeldBack:
+    """Sums over the groups that hold a process back; a process that moves into another group goes on counting."""
+
+    def __init__(self, root: Path, own: Path) -> None:
+        self._root, self._own = root, own
+        self._membership = b""
+        self._groups: list[tuple[Path, Path]] = []  # of the CPU controller and of memory, at one depth
+        self._last: dict[Path, list[float]] = {}
+        self._totals = [0.0, 0.0, 0.0, 0.0]
+        self.read()
+
+    def read(self) -> list[float]:
+        """Growth since the first read, and the least quota, cores; NaN where there is none."""
+        membership = content(self._own)
+        if membership != self._membership:
+            self._membership = membership
+            self._groups = list(_groups_of(self._root / "sys/fs/cgroup", membership))
+        quotas = []
+        for cpu, memory in self._groups:
+            counted = [*_throttled(cpu), _limit_hits(memory)]
+            before = self._last.setdefault(cpu, counted)
+            self._totals = [
+                total + max(0.0, now - then) for total, now, then in zip(self._totals, counted, before, strict=True)
+            ]
+            self._last[cpu] = counted
+            quotas += _quota(cpu)
+        return [*self._totals, min(quotas, default=NAN)]
+
+
+def _groups_of(top: Path, membership: bytes) -> Iterator[tuple[Path, Path]]:
+    """The process's own group and all above it, as folders of version 2, or of version 1's controllers."""
+    places = dict(line.split(":", 2)[1:] for line in membership.decode(errors="replace").splitlines() if ":" in line)
+    unified = Path(places.get("", "/").lstrip("/"))
+    if (top / "cgroup.controllers").exists():
+        for place in (unified, *unified.parents):
+            yield top / place, top / place
+        return
+    controllers = {name: Path(path.lstrip("/")) for names, path in places.items() for name in names.split(",")}
+    cpu, memory = controllers.get("cpu", Path()), controllers.get("memory", Path())
+    folders = [top / name for name in ("cpu", "cpu,cpuacct") if (top / name).is_dir()] or [top / "cpu"]
+    for place in (cpu, *cpu.parents):
+        yield folders[0] / place, top / "memory" / (memory if place == cpu else Path())
+
+
+def _stated(path: Path) -> dict[str, float]:
+    """Names and numbers of a file with one of each a line; empty where there is none."""
+    lines = [line.split() for line in attribute(path).splitlines()]
+    return {words[0]: float(words[1]) for words in lines if len(words) == 2 and words[1].isdigit()}
+
+
+def _throttled(group: Path) -> list[float]:
+    """Time held back, ns, periods in which it was, and periods that the quota counted."""
+    stat = _stated(group / "cpu.stat")
+    held_ns = stat.get("throttled_usec", 0.0) * _US + stat.get("throttled_time", 0.0)
+    return [held_ns, stat.get("nr_throttled", 0.0), stat.get("nr_periods", 0.0)]
+
+
+def _limit_hits(group: Path) -> float:
+    """How often memory was refused or taken back because the group had reached its limit."""
+    events = _stated(group / "memory.events")
+    failed = natural(attribute(group / "memory.failcnt").encode(), 1e15)
+    return events.get("max", 0.0) + events.get("high", 0.0) + (0.0 if failed != failed else failed)
+
+
+def _quota(group: Path) -> list[float]:
+    """Cores that a group may use; empty where nothing limits it."""
+    words = attribute(group / "cpu.max").split() or [
+        attribute(group / "cpu.cfs_quota_us"), attribute(group / "cpu.cfs_period_us")
+    ]  # fmt: skip
+    quota, period = (natural(word.encode(), 1e12) for word in (*words, "", "")[:2])
+    return [quota / period] if quota > 0 and period > 0 else []
+
+
+SENSORS = (
+    TrainingThread(),
+    CgroupCpu(),
+    FileSensor(
+        "system_pressure", _pressure, "proc/pressure: no pressure stall information (psi=1 boots it)", _OFTEN_NS
+    ),
+    FileSensor("system_steal", _steal, "proc/stat", _OFTEN_NS),
+    FileSensor("system_paging", _paging, "proc/vmstat", 5 * _OFTEN_NS),
+    FileSensor("process_paging", _own_paging, "proc", _OFTEN_NS),
+    FileSensor("process_affinity", _affinity, "proc", _SELDOM_NS),
+    FileSensor(
+        "cpu_limits", _clock_limits, "sys/class/thermal: no limits of clocks (usual in virtual machines)", _SELDOM_NS
+    ),
+)

@@ -1,0 +1,197 @@
+"""The cause that was built into a run is named first, each by two pieces of evidence, and none is made up."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.fabricate import STEP, Core, Op, Sampled, every_step, fabricate_run
+
+from stepscope.analysis.run import Run
+from stepscope.analysis.verdict import TITLES
+
+_STEPS, _STEP_NS = 60, 16_000_000
+_GROUPS = {"thread": "process_thread", "pressure": "system_pressure", "cgroup": "process_cgroup"}
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What the system does to a training: shares of its time and rates a second, as sampled every 10 ms."""
+
+    runs: float = 0.98
+    delayed: float = 0.01
+    waits: dict[str, float] = field(default_factory=dict)
+    pressure: dict[str, float] = field(default_factory=dict)  # "memory:some": 0.3
+    own_cores: float = 1.0
+    busy: tuple[float, float] = (0.97, 0.05)
+    throttled_periods: float | None = None
+    quota: float = float("nan")
+    allowed: float = 2.0
+    faults: float = 0.0
+    swapped: float = 0.0
+    read: float = 0.0
+    clocks: tuple[float, float] | None = None  # Hz, at the begin and at the end
+    limit: float | None = None
+
+    def sampled(self) -> tuple[Sampled, ...]:
+        """The channels that the sampler would have written, all under one sensor."""
+        seconds = np.arange(-2, _STEPS * _STEP_NS // 10_000_000 + 2) / 100
+        turn = np.random.default_rng(3).random(len(seconds))
+        found: list[Sampled] = []
+
+        def add(quantity: str, scope: str, values: Any, unit: str = "1", kind: str = "counter") -> None:
+            channel = {"id": f"{scope}.{quantity}", "quantity": quantity, "unit": unit, "kind": kind, "scope": scope}
+            shared = {"sensor": "fabricated", "refresh_ns": 1000, "source": "synthetic"}
+            found.append(Sampled({**channel, **shared}, (seconds * 1e9).astype(np.int64), values + 0 * seconds))
+
+        add("thread_cpu_time", "thread", 1e9 * (1 + self.runs * seconds), "ns")
+        add("run_delay", "thread", 1e9 * (1 + self.delayed * seconds), "ns")
+        edges = np.cumsum([0.0, *self.waits.values()])
+        for (wait, _), low, high in zip(self.waits.items(), edges, edges[1:], strict=False):
+            add("thread_waiting", f"wait:{wait}", ((turn >= low) & (turn < high)).astype(float), kind="gauge")
+        for scope, share in self.pressure.items():
+            add("stall_time", scope, 1e9 * (1 + share * seconds), "ns")
+        if self.throttled_periods is not None:
+            add("quota_periods", "cgroup", 10 * (1 + seconds))
+            add("throttled_periods", "cgroup", 10 * (1 + self.throttled_periods * seconds))
+        add("cpu_quota", "cgroup", self.quota, "cores", "gauge")
+        add("allowed_cores", "thread", self.allowed, kind="gauge")
+        add("major_faults", "process", 100 + self.faults * seconds)
+        add("swap_in", "system", 1e6 + self.swapped * seconds, "B")
+        add("storage_read", "process", 1e6 + self.read * seconds, "B")
+        if self.clocks is not None:
+            add("core_frequency", "core:0", np.linspace(*self.clocks, len(seconds)), "Hz", "gauge")
+        if self.limit is not None:
+            add("core_frequency_limit", "policy0", self.limit, "Hz", "gauge")
+        return tuple(found)
+
+
+def _run(
+    out: Path, machine: Machine, ops: tuple[Op, ...] = STEP, residual_us: int = 1000, threads: int = 1, **more: Any
+) -> Run:
+    cores = [{"core": core, "online": True, "max_frequency_hz": 2_000_000_000} for core in (0, 1)]
+    return Run(
+        fabricate_run(
+            out, steps=_STEPS, recorded=every_step, ops=ops, residual_us=residual_us, noise=0.02,
+            cores=tuple(Core(busy) for busy in machine.busy), process_cores=machine.own_cores,
+            sampled=machine.sampled(), header={"threads": threads}, device={"cores": cores, **more},
+        )
+    )  # fmt: skip
+
+
+_DATA = (Op("enumerate(DataLoader)#x.__next__", None, "data", 30_000), *STEP[1:])
+_TINY = tuple(Op("aten::add", "fc", "forward", 6, flops=None, bytes=64) for _ in range(800))
+_CHAIN = tuple(Op("aten::mul", "act", "forward", 2_000, bytes=8_000_000) for _ in range(6))
+_COLLECTIVE = (Op("gloo:all_reduce", None, "communication", 9_000), *STEP)
+_BUSY = (0.99, 0.99)
+
+CAUSES: dict[str, tuple[Machine, dict[str, Any], str, str]] = {
+    "slow loader": (Machine(0.34, 0.01, {"timer": 0.65}, own_cores=0.35), {"ops": _DATA}, "input", "data loader"),
+    "computing loader": (Machine(0.98), {"ops": _DATA}, "input", "data loader"),
+    "loader that reads a slow disk": (
+        Machine(0.4, 0.01, {"disk": 0.58}, {"io:some": 0.6}, own_cores=0.4, read=2e7), {"ops": _DATA}, "input", "disk",
+    ),
+    "sleep in the loop": (
+        Machine(0.34, 0.01, {"timer": 0.65}, own_cores=0.35), {"residual_us": 30_000}, "idle", "sleep",
+    ),
+    "background load": (
+        Machine(0.5, 0.5, pressure={"cpu:some": 0.9}, own_cores=0.5, busy=_BUSY), {}, "cpu-starved", "background load",
+    ),
+    "background load on operators with two threads": (
+        Machine(0.5, 0.2, {"lock": 0.3}, {"cpu:some": 0.9}, own_cores=0.9, busy=_BUSY), {"threads": 2},
+        "cpu-starved", "background load",
+    ),
+    "CPU quota": (
+        Machine(0.4, 0.05, own_cores=0.4, throttled_periods=0.9, quota=0.4), {}, "cpu-starved", "CPU quota",
+    ),
+    "one core of two": (
+        Machine(0.5, 0.5, own_cores=0.99, allowed=1.0, busy=(0.99, 0.02)), {"threads": 2}, "cpu-starved", "affinity",
+    ),
+    "swap": (
+        Machine(0.4, 0.01, {"disk": 0.58}, {"memory:some": 0.6, "io:some": 0.6}, 0.4, faults=900.0, swapped=4e7), {},
+        "memory-capacity", "swap and reclaim",
+    ),
+    "interpreter lock": (
+        Machine(0.1, 0.02, {"interpreter": 0.88}, own_cores=0.98), {"residual_us": 30_000}, "lock",
+        "interpreter lock (GIL)",
+    ),
+    "clock that falls": (Machine(clocks=(2e9, 0.8e9)), {}, "throttled", "clock"),
+    "clock under a limit": (Machine(clocks=(1e9, 1e9), limit=1e9), {}, "throttled", "clock"),
+    "tiny operators": (Machine(), {"ops": _TINY}, "overhead", "dispatch"),
+    "Python": (Machine(), {"residual_us": 30_000}, "overhead", "Python"),
+    "products": (Machine(), {}, "compute", "arithmetic"),
+    "elementwise chain": (Machine(), {"ops": _CHAIN}, "memory-bandwidth", "memory traffic"),
+    "collectives": (Machine(0.6, 0.01, {"process": 0.36}), {"ops": _COLLECTIVE}, "communication", "collectives"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("planted", CAUSES)
+def test_the_cause_that_was_planted_comes_first_with_two_pieces_of_evidence(tmp_path: Path, planted: str) -> None:
+    machine, training, bound, name = CAUSES[planted]
+    verdict = _run(tmp_path, machine, **training).verdict()
+    assert (verdict.bound, verdict.causes[0].name) == (bound, name), verdict.sentence
+    assert verdict.sentence.startswith(TITLES[verdict.bound])
+    assert verdict.next
+    for cause in verdict.causes:
+        assert len(cause.evidence) >= 2
+        assert 0 <= cause.share <= 1
+        assert (cause.low or 0) <= cause.share <= (1 if cause.high is None else cause.high) + 1e-9
+
+
+@pytest.mark.parametrize(
+    "quiet",
+    [
+        Machine(),
+        Machine(0.93, 0.05, {"lock": 0.01}, {"cpu:some": 0.3}),
+        Machine(0.95, 0.02, {"disk": 0.02}, {"io:some": 0.4}, faults=2.0, read=1e6),  # another program uses the disk
+        Machine(pressure={"memory:some": 0.3}, swapped=1e7),  # another program swaps
+        Machine(clocks=(2e9, 1.9e9)),
+        Machine(clocks=(1e9, 1e9)),  # low throughout, and nothing says why
+        Machine(allowed=1.0, own_cores=0.5, busy=(0.5, 0.05)),
+        Machine(busy=(0.97, 0.9)),  # the other core is another program's, and this one lacks none
+    ],
+)
+def test_a_machine_that_takes_nothing_from_the_training_is_no_cause(tmp_path: Path, quiet: Machine) -> None:
+    verdict = _run(tmp_path, quiet).verdict()
+    assert verdict.bound == "compute", verdict.sentence
+    assert [cause.bound for cause in verdict.causes] == ["compute"]
+
+
+def test_a_starved_training_is_given_no_advice_on_its_layers(tmp_path: Path) -> None:
+    machine, training, _, _ = CAUSES["background load"]
+    verdict = _run(tmp_path, machine, **training).verdict()
+    assert "Conv2d" not in verdict.sentence
+    assert all("compile" not in said and "layer" not in said for said in verdict.next)
+
+
+def test_without_ceilings_a_limit_of_the_device_is_not_named_and_what_would_tell_is_said(tmp_path: Path) -> None:
+    verdict = _run(tmp_path, Machine(), ceilings=None).verdict()
+    assert (verdict.bound, verdict.confidence) == ("unknown", "none")
+    assert "ceilings" in verdict.sentence
+    assert "stepscope doctor --ceilings" in verdict.next[-1]
+
+
+def test_operators_far_below_every_ceiling_are_not_called_bound_by_one(tmp_path: Path) -> None:
+    slow = (Op("aten::mm", "fc", "forward", 10_000, flops=1_000_000, bytes=9_000),)
+    verdict = _run(tmp_path, Machine(), ops=slow).verdict()
+    assert verdict.bound == "unknown"
+    assert "neither ceiling is near" in verdict.sentence
+
+
+def test_a_run_from_before_the_thread_was_sampled_is_starved_where_all_cores_are_busy_with_others(
+    tmp_path: Path,
+) -> None:
+    run = Run(fabricate_run(tmp_path, steps=40, cores=(Core(0.99), Core(0.99)), process_cores=0.2))
+    assert run.verdict().bound == "cpu-starved"
+
+
+def test_advice_that_is_followed_already_is_not_given(tmp_path: Path) -> None:
+    update = Op("Optimizer.step#SGD.step", None, "optimizer", 1500)
+    plain = _run(tmp_path / "plain", Machine(), ops=(*_TINY, update)).verdict().next
+    foreach = Op("aten::_foreach_add_", None, "optimizer", 300)
+    followed = _run(tmp_path / "foreach", Machine(), ops=(*_TINY, update, foreach)).verdict().next
+    assert any("foreach=True" in said for said in plain)
+    assert not any("foreach=True" in said for said in followed)
