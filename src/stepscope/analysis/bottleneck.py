@@ -1,6 +1,6 @@
 """The causes of a step's length, each from two pieces of evidence that could have gone against it.
 
-What the system takes (other programs, quotas, clocks, memory) comes before what the training does with the rest: where
+What the system takes (background load, quotas, clocks, memory) comes before what the training does with the rest: where
 the training thread does not run, no operator explains the time. A limit of the device is named only against a ceiling
 of this device that was measured (`analysis.device.ceilings`).
 """
@@ -58,7 +58,7 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Cause:
-    """What a share of the step goes to. `name` says which of the causes of a bound; confidence is "high" or "medium".
+    """A cause of a share of the step. `name` says which of the causes of a bound; confidence is "high" or "medium".
 
     share: of the time of the steps, within [low, high] (95 %) where there is an interval.
     """

@@ -145,9 +145,7 @@ def _proof(cause: Cause) -> str:
 
 
 def _cannot_tell(run: Run, found: Bottleneck) -> str:
-    if not profiled_steps(run).is_empty() or found.would_tell:
-        return f"{TITLES['unknown']}: {found.why}."
-    return _without_ops(run)
+    return _without_ops(run) if run.own_times.is_empty() else f"{TITLES['unknown']}: {found.why}."
 
 
 def _further(found: Bottleneck) -> list[str]:

@@ -1,4 +1,4 @@
-"""What this device can reach: the ceilings of device.json, what an op call could take under them, and the roofline.
+"""Ceilings of a device, as device.json has them: what an op call could take under them, and the roofline.
 
 Roofline: Williams et al., 2009.
 """
