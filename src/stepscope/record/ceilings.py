@@ -31,9 +31,9 @@ def ceilings(
     """Return the ceilings of this device, measured now unless they are known (seconds); None where they cannot be.
 
     `arithmetic`: FLOP/s by kind and size of the call; `bandwidth`: B/s by working set; `dispatch`: ns of a call;
-    `run_queue_share`: how much of the probe's time background processes took. A probe that was disturbed is made again the
-    next time, and of each rate the highest that was seen is kept. threads: those of torch where None, which are
-    measured in any case. again: measure in any case.
+    `run_queue_share`: how much of the probe's time background processes took. A probe that was disturbed
+    is made again the next time, and of each rate the highest that was seen is kept. threads: those of torch where
+    None, which are measured in any case. again: measure in any case.
     """
     asked: dict[str, Any] = {"device": device, "precision": precision_of(precision), "threads": threads}
     known = cached_ceilings(device, precision, threads)
