@@ -132,6 +132,7 @@ CHANNELS = (
 METRICS = (
     _metric("step_time", "ns", "Other", "Step time", LOWER),
     _metric("throughput", "1/s", "Other", "Throughput", HIGHER, sign="samples/s"),
+    _metric("step_rate", "1/s", "Other", "Steps per second", HIGHER, sign="steps/s", headline=False, compared=False),
     _metric("energy_per_step", "J", "Power", "Energy per step", LOWER),
     _metric("energy_per_sample", "J", "Power", "Energy per sample", LOWER),
     _metric("mean_power", "W", "Power", "Mean power"),

@@ -108,7 +108,46 @@ def test_even_a_short_and_dear_run_has_some_recorded_steps_after_warm_up() -> No
     assert len([step for step in recorded if step >= WARMUP_STEPS]) >= 1
 
 
-def test_recorded_and_unrecorded_steps_alternate_in_blocks() -> None:
-    recorded = Machine(100, 1, 1, noise=0.2).train(Plan(parse_schedule("adaptive")), 40)
-    later = [step for step in recorded if step >= WARMUP_STEPS]
-    assert later[:6] == [7, 8, 13, 14, 19, 20]
+def test_the_first_block_follows_the_warm_up_and_begins_with_its_last_step() -> None:
+    every = Machine(100, 1, 1, noise=0.2).train(Plan(parse_schedule("adaptive")), 40)
+    recorded = [step for step in every if step >= WARMUP_STEPS - 1]  # one before it for the shapes
+    assert recorded[:9] == list(range(WARMUP_STEPS - 1, WARMUP_STEPS + 8))
+    assert recorded[9] > WARMUP_STEPS + 9  # unprofiled steps follow, to compare with
+
+
+def test_a_run_of_six_steps_has_profiled_ones() -> None:
+    recorded = Machine(100, 1, 1, noise=0.2).train(Plan(parse_schedule("adaptive")), 6)
+    assert recorded[-4:] == [2, 3, 4, 5]
+
+
+def test_later_blocks_meet_every_phase_of_a_period_of_the_training() -> None:
+    recorded = Machine(100, 1, 1, noise=0.3).train(Plan(parse_schedule("adaptive")), 2000)
+    for period in (2, 5, 7, 10):
+        met = np.bincount([step % period for step in recorded if step > 20], minlength=period)
+        assert met.min() > 0.4 * met.mean()
+
+
+def test_a_step_with_so_many_events_that_one_is_all_that_is_affordable_is_profiled_once() -> None:
+    plan = Plan(parse_schedule("adaptive"), events_per_step=4200)
+    recorded = Machine(step_ms=2.7, recording_ms=1, window_ms=22, noise=0.1).train(plan, 500)
+    assert recorded == [WARMUP_STEPS]
+
+
+def test_cost_and_allowance_are_on_the_same_clock() -> None:
+    """On a machine that is five times as slow for its load, as many steps are profiled."""
+    quiet, busy = (
+        Machine(3 * load, 0.3 * load, 3 * load, noise=0.3).train(
+            Plan(parse_schedule("adaptive"), events_per_step=700, window_ns=2e6 * load, event_ns=6e3 * load), 4000
+        )
+        for load in (1, 5)
+    )
+    assert len(quiet) == pytest.approx(len(busy), rel=0.1)
+
+
+def test_ranks_of_one_training_profile_the_same_steps() -> None:
+    fast, slow = (
+        Machine(step, 1, window, noise=0.3).train(Plan(parse_schedule("adaptive"), together=True), 1500)
+        for step, window in ((1, 30), (100, 1))
+    )
+    assert fast == slow
+    assert max(fast) > 1000

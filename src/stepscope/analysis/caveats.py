@@ -25,7 +25,15 @@ from stepscope.analysis.processes import (
     watched_pid_stated,
 )
 from stepscope.analysis.time.operators import CPU
-from stepscope.analysis.time.steps import FEW, profiled_parts, profiled_steps, span_ns, steps_after_warmup, whole_steps
+from stepscope.analysis.time.steps import (
+    FEW,
+    only_warmup_profiled,
+    profiled_parts,
+    profiled_steps,
+    span_ns,
+    steps_after_warmup,
+    whole_steps,
+)
 from stepscope.arrays import Floats
 from stepscope.runfolder import RunReader
 from stepscope.units import percent, plural
@@ -147,7 +155,10 @@ def _operator_gaps(run: Run) -> Iterator[NotMeasured]:
         if event.get("kind") == "no-module-calls":
             yield NotMeasured("layers", str(event.get("message", "")), "call layer(x) instead of layer.forward(x)")
     yield from _closed_regions(run)
-    if not whole_steps(run):
+    if only_warmup_profiled(run):
+        why = "only a step of the warm-up was profiled: it is shown, and is slower than those after it, in other shares"
+        yield NotMeasured("layers and operators after the warm-up", why, "train for some steps more")
+    elif not whole_steps(run):
         yield NotMeasured("whole steps", _in_part(run))
     elif seen < FEW:
         steps = plural(seen, "profiled step")
@@ -301,10 +312,12 @@ def _losses_by_kind(run: RunReader) -> Iterator[NotMeasured]:
 # Compared are the few steps on either side of each change between the two, so that a machine that grows slower (heat)
 # does not pass for overhead; changes in both directions count alike, which cancels what drift is left.
 
-_NEAR = 5  # steps on either side of a change
+_NEAR = 10  # steps on either side of a change
 _MOST_CHANGES = 400
 _RESAMPLES = 1000
 _FEW_STEPS = 3  # on each side of all changes together
+_FEWEST = 20  # steps after the warm-up: of fewer, profiled ones are a large part, and no run is so short for long
+_MOST = 0.5  # of the run; a larger overhead is one of a run of a moment
 
 
 def overhead(run: Run) -> pl.DataFrame:
@@ -335,11 +348,13 @@ def _profiling_rows(run: RunReader) -> list[Measured]:
     note = f"{len(changes)} changes between profiled and unprofiled steps"
     if len({change.begins for change in changes}) == 1:
         note += ", all in one direction: drift of the step time is not cancelled"
-    step = Measured("recorded_step_overhead", "run", cost[0], "ns", cost[1], cost[2], count, "steps", note)
+    value, low, high = (None if bound is None else max(bound, 0.0) for bound in cost)
+    step = Measured("recorded_step_overhead", "run", value, "ns", low, high, count, "steps", note)
     share = Measured("recorded_step_overhead_share", "run", *_relative(base, step, "1"), count, "steps", note)
     return [step, share, _whole_run(run, step)]
 
 
+_TOO_FEW = "too few steps to tell"
 _RECORDING_UNITS = (
     ("recorded_step_overhead", "ns"),
     ("recorded_step_overhead_share", "1"),
@@ -356,7 +371,8 @@ def _whole_run(run: RunReader, step: Measured) -> Measured:
     """Profiled steps times their cost, and the pauses to write them, as a share of the run without both."""
     steps = run.steps
     recorded = int(steps["recorded"].sum())
-    paused_ns = float((run.meta.get("overhead") or {}).get("paused_ns") or 0)
+    stated = run.meta.get("overhead") or {}
+    paused_ns, once_ns = (float(stated.get(name) or 0) for name in ("paused_ns", "once_ns"))
     spent_ns = float(steps["t1_ns"][-1] - steps["t0_ns"][0])
 
     def share(cost_ns: float | None) -> float | None:
@@ -364,7 +380,11 @@ def _whole_run(run: RunReader, step: Measured) -> Measured:
         return None if total is None else total / max(spent_ns - total, 1)
 
     note = f"{recorded} profiled of {plural(len(steps), 'step')}, and {paused_ns / 1e6:.3g} ms to write them"
-    values = share(step.value), "1", share(step.low), share(step.high)
+    note += f"; besides, {once_ns / 1e6:.3g} ms once, before the first step" if once_ns else ""
+    value = share(step.value)
+    if value is None or value > _MOST:
+        return Measured("run_overhead_share", "run", None, "1", note=_TOO_FEW)
+    values = value, "1", share(step.low), share(step.high)
     return Measured("run_overhead_share", "run", *values, len(steps), "steps", note)
 
 
@@ -376,7 +396,7 @@ def _reason_not_comparable(steps: pl.DataFrame, changes: list[_Change]) -> str |
     if not steps["recorded"].any():
         return "no step was profiled"
     few = min(sum(len(change.recorded) for change in changes), sum(len(change.bare) for change in changes))
-    return f"only {plural(few, 'step')} to compare with" if few < _FEW_STEPS else None
+    return _TOO_FEW if few < _FEW_STEPS or len(steps) < _FEWEST else None
 
 
 def _changes(steps: pl.DataFrame) -> list[_Change]:

@@ -50,6 +50,17 @@ def mean_interval(values: Floats, confidence: float = CONFIDENCE) -> tuple[float
     return mean, mean - half, mean + half
 
 
+def mean_intervals(values: Floats, confidence: float = CONFIDENCE) -> tuple[Floats, Floats, Floats]:
+    """The same of each column of values (n, k) without NaN: (mean, low, high), (k,) each."""
+    mean = values.mean(axis=0) if len(values) else np.full(values.shape[1:], np.nan)
+    if len(values) < 2:
+        nothing = np.full(mean.shape, np.nan)
+        return mean, nothing, nothing
+    factor = float(special.stdtrit(len(values) - 1, (1 + confidence) / 2)) / np.sqrt(len(values))
+    half = factor * values.std(axis=0, ddof=1)
+    return mean, mean - half, mean + half
+
+
 def share_interval(hits: int, count: int, confidence: float = CONFIDENCE) -> tuple[float, float, float]:
     """A share of `count` trials and its Wilson interval: (share, low, high); NaN without trials."""
     if count == 0:

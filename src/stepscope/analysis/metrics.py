@@ -70,10 +70,30 @@ def step_time(run: RunReader) -> list[Measured]:
 
 
 def throughput(run: RunReader) -> list[Measured]:
-    """Training samples a second (III-A): median over the steps of samples / time of the step."""
+    """Training samples a second (III-A) and steps a second, as achieved: of all timed steps together, over their time.
+
+    With the energy of a step and of a sample, which are of the same steps, they give the mean power.
+    """
     steps, which = timed_steps(run)
-    rates = steps.select(pl.col("samples") / pl.col("length_ns") * 1e9).to_series().drop_nulls()
-    return _median_of_steps("throughput", rates, "1/s", which)
+    known = steps.drop_nulls("samples")
+    counts = [
+        ("throughput", known, known["samples"]),
+        ("step_rate", steps, pl.Series([1] * len(steps), dtype=pl.Int64)),
+    ]
+    return [row for name, timed, counted in counts for row in _achieved(name, timed, counted, which)]
+
+
+def _achieved(metric: str, steps: pl.DataFrame, counted: pl.Series, which: str) -> Iterator[Measured]:
+    """A count over the time that it took, 1/s, with the interval of a ratio of means."""
+    number_, seconds = (values.to_numpy().astype(np.float64) for values in (counted, steps["length_ns"] / 1e9))
+    if not len(seconds) or not number_.sum():
+        return
+    rate = float(number_.sum() / seconds.sum())
+    _, low, high = mean_interval((number_ - rate * seconds) / seconds.mean())
+    few = len(seconds) < FEW
+    note = f"achieved in {which}: count over time" + ("; too few for an interval" if few else "")
+    bounds = (None, None) if few else (max(rate + low, 0.0), rate + high)
+    yield Measured(metric, "run", rate, "1/s", bounds[0], bounds[1], len(seconds), "steps", note)
 
 
 def core_utilisation(run: RunReader) -> list[Measured]:

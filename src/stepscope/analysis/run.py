@@ -37,6 +37,7 @@ from stepscope.analysis.memory.events import Peak, memory_over_time, peak
 from stepscope.analysis.metrics import metrics, regularity
 from stepscope.analysis.result_cache import ResultCache
 from stepscope.analysis.time.collectives import COLLECTIVE_SCHEMA, CollectiveTime, collective_time
+from stepscope.analysis.time.correction import StepTimes, step_times
 from stepscope.analysis.time.operators import self_times
 from stepscope.analysis.time.ranks import Ranks, ranks
 from stepscope.analysis.time.tables import anatomy, module_table, operator_table, phase_table
@@ -77,8 +78,13 @@ class Run(RunReader):
 
     @cached_property
     def own_times(self) -> pl.DataFrame:
-        """Self times of the profiled steps after warm-up by step, phase, module, kind and device."""
+        """Recorded self times of the profiled steps by step, phase, module, operator and device."""
         return self_times(self, self.collective_time)
+
+    @cached_property
+    def step_times(self) -> StepTimes:
+        """The same as the step runs without the profiler: what phases, modules and operators are sums of."""
+        return step_times(self)
 
     @cached_property
     def collective_time(self) -> CollectiveTime | None:

@@ -286,7 +286,7 @@ def module_quantities(run: Run) -> pl.DataFrame:
 def _module_time(modules: pl.DataFrame) -> pl.DataFrame:
     known = modules.filter(pl.col("tree_total_ns").is_not_null())
     phases = {phase: pl.col(f"tree_{phase}_ns") for phase in PHASES}
-    texts = {"quantity": pl.lit("time"), "unit": pl.lit("ns"), "source": pl.lit("median of the profiled steps")}
+    texts = {"quantity": pl.lit("time"), "unit": pl.lit("ns"), "source": pl.lit("profiled steps, corrected")}
     return known.select("module", "parent", **texts, **phases, own="total_ns", total="tree_total_ns")
 
 

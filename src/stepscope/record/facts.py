@@ -8,7 +8,6 @@ import os
 import platform
 import sys
 from collections.abc import Mapping
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ import torch
 from stepscope import __version__
 from stepscope.record import allocators
 from stepscope.record.device import changing_facts, describe_device
-from stepscope.record.empty_process import cached_empty_process_bytes
+from stepscope.record.empty_process import cached_empty_process_bytes, installed_version
 from stepscope.record.ops.modules import ModuleBook
 from stepscope.record.settings import Metering
 
@@ -38,7 +37,7 @@ def of_process() -> dict[str, Any]:
             "stepscope": __version__,
             "python": platform.python_version(),
             "torch": str(torch.__version__),
-            "polars": _version("polars"),
+            "polars": installed_version("polars"),
         },
     }
 
@@ -114,14 +113,6 @@ def _gpus() -> list[dict[str, Any]]:
             properties = torch.cuda.get_device_properties(index)
             found.append({"index": index, "name": properties.name, "memory_bytes": properties.total_memory})
     return found
-
-
-def _version(package: str) -> str | None:
-    """The version of an installed package, without importing it."""
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def rank_of_process() -> dict[str, Any]:

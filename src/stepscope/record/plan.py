@@ -1,12 +1,16 @@
-"""The adaptive recording plan: which of a run's steps have their ops recorded.
+"""The adaptive plan of profiling: which of a run's steps have their ops recorded.
 
-Steps repeat, so a few recorded ones tell each op's median. Recorded blocks alternate with unprofiled ones (which is
-also how the run learns what recording costs) until every op's median is known to 2 % (95 % CI, order
-statistics) or the share of time that recording may take is used up; then a block now and then notices drift.
+Steps repeat, so a few profiled ones tell each op's time. A block of consecutive steps right after the warm-up gives
+also a short run its layers with their intervals. Small blocks follow at random distances, so that no period of the
+training (a logging step, an epoch) is met always or never: until every op's median is known to 2 % (95 % CI,
+order statistics) or the share of time that profiling may take is used up; then a block now and then notices drift.
+
+Cost and allowance are both wall time. What is paid once a process (the first start of the profiler) is apart.
 """
 
 from __future__ import annotations
 
+import random
 from collections import defaultdict
 from dataclasses import dataclass, field
 
@@ -18,20 +22,27 @@ from stepscope.record.settings import Choice
 
 WARMUP_STEPS = 3  # as the 2019 paper
 TARGET = 0.02  # half width of the 95 % CI of a median, as a share of it
-BUDGET = 0.04  # of the run's time
-_ALLOWANCE_NS = 75_000_000  # that a run may spend in any case: a short run is worth some profiled steps too
-_TOGETHER = (WARMUP_STEPS + 1, 6, 3)  # first step, steps in the first block, and in each later one, of ranks together
-_FIRST = 1  # the step whose recording tells what recording costs
+BUDGET = 0.02  # of the run's time, beside what is paid once
+_SHAPES = 1  # the step of the warm-up that is profiled with its shapes, where that is cheap
+_FIRST = WARMUP_STEPS - 1  # the first block begins with the last step of the warm-up: it runs on cold caches
+_FIRST_BLOCK = 9  # steps; fewer where they cost more than the allowance of a run of _PRESUMED_STEPS
+_PRESUMED_STEPS = 300
+_PRESUMED_AT_ONCE = 60  # of which only the first step was seen, which allocates and compiles
 _BLOCK = 2
-_SHORTEST_PAUSE = 20  # steps: asking the budget takes medians, which is not free either
-_BETWEEN = 4  # unprofiled steps between blocks: the first after a block only settles
-_FEWEST = 1  # profiled step after warm-up that is worth having in any case
+_BETWEEN = 6  # unprofiled steps between blocks, on average
+_DRIFT_EVERY = 200  # the same once the medians are known
+_APART = (0.5, 1.5)  # times the average, evenly distributed
+_SHORTEST_PAUSE = 20  # steps, where there is no allowance left
 _MOST = 200
-_DRIFT_EVERY = 200  # steps
+_FEW_TIMES = 5  # so few steps are judged by the shortest: the first ones of a training allocate and compile
+_MOST_MISSED = 5
 _NEGLIGIBLE = 0.01  # ops that together take less than this share of the step need no better median
 _CHECK_EVERY = 5
+_EVENT_WITHIN_NS = 400  # that an event adds to its step, until profiled steps tell
+_SHAPES_COST = 3  # times as much to profile a step with the shapes of its tensors
 _MEMORY_NS = 60_000_000  # to look for everything that is alive before a window
 _MEMORY_EVENT_NS = 25_000  # to write the allocations of a window, an op call
+_SEED = 20_190_606
 
 
 @dataclass
@@ -43,76 +54,90 @@ class Plan:
     together: bool = False  # ranks of one training: all of them record the same steps, since each waits for the others
     recorded: int = 0
     known: float | None = None  # share of op time whose median is known to TARGET
+    events_per_step: float = 0.0  # as far as it is known, or reckoned
+    window_ns: float = 2e6  # to open, close and write a window, beside its events
+    event_ns: float = 6e3  # to write an event
     _profiles: dict[int, list[Ints]] = field(default_factory=lambda: defaultdict(list))
     _spent_ns: int = 0
     _recorded_ns: list[int] = field(default_factory=list)
     _plain_ns: list[int] = field(default_factory=list)
-    _wait: int = 0  # unprofiled steps still to come in this block
-    _left: int = 0  # profiled steps that follow them
+    _wait: int = 0  # unprofiled steps still to come before the next block
+    _left: int = 0  # profiled steps still to come in this one
     _steady: int = 0  # profiled steps after warm-up
+    _asked: bool = False  # the step that is under way is to be recorded
+    _missed: int = 0  # steps in a row that were to be recorded, and were not: evaluation came between
+    _checked: int = 0  # of them, when the medians were last looked at
+    _first: bool = True  # the block right after the warm-up is not over
     _memory_seen: set[bool] = field(default_factory=set)  # of a warm-up step (False), of a later one (True)
+    _random: random.Random = field(default_factory=lambda: random.Random(_SEED))
 
     def records(self, step: int, elapsed_ns: int) -> bool:
         """Are the ops of this step recorded? Asked once, in order, before each step."""
         if not self.choice.adaptive:
             return self.choice.records(step)
-        if self.together:
-            return self._records_together(step)
-        if step < WARMUP_STEPS:
-            return step == _FIRST or (step > _FIRST and self.affords_shapes(elapsed_ns))
+        if step < _FIRST:
+            return step == _SHAPES and self.wants_shapes(step, elapsed_ns)
+        if step == _FIRST and self._affordable(elapsed_ns) <= 1 and not self.together:
+            return False  # where one step is all that there is for, it is not one of the warm-up
         if self._left == 0 and self._wait == 0:
-            self._next_block(elapsed_ns)
-        if self._wait > 0:  # first: steps right after the writing of a window run on cold caches
+            self._begin_block(elapsed_ns)
+        if self._left == 0:
             self._wait -= 1
             return False
-        if self._left == _BLOCK and not self._affords(_BLOCK, elapsed_ns):
-            self._left = _FEWEST  # only now is it known what the window before cost
         self._left -= 1
         self._steady += 1
+        self._asked = True
+        if self._left == 0:
+            self._wait = self._steps_apart(_DRIFT_EVERY if self.together or self._is_done() else _BETWEEN)
         return True
 
-    def _records_together(self, step: int) -> bool:
-        """Return whether every rank profiles this step: those of a block after the warm-up, and one now and then."""
-        first, most, later = _TOGETHER
-        since = step - first
-        return 0 <= since < most or (since >= _DRIFT_EVERY and since % _DRIFT_EVERY < later)
+    def wants_shapes(self, step: int, elapsed_ns: int) -> bool:
+        """Shapes are recorded while warming up, where time does not count."""
+        if not self.choice.adaptive:
+            return step < WARMUP_STEPS
+        return step == _SHAPES and not self.together and self._affordable(elapsed_ns) >= _SHAPES_COST + _FIRST_BLOCK
 
-    def reckons(self, step: int) -> bool:
-        """Before this step the window must be closed, so that its cost is known."""
-        return self.choice.adaptive and not self.together and step == _FIRST + 1
+    def affords_shapes_again(self, elapsed_ns: int) -> bool:
+        """Whether a later step, with other ops or other shapes, is worth another look."""
+        if not self.choice.adaptive:
+            return True
+        return not self._first and self._affordable(elapsed_ns, _SHAPES_COST) >= 1
 
-    def wants_shapes(self, step: int) -> bool:
-        """Shapes are recorded while warming up, where time does not count, once it is known what a step costs."""
-        return step < WARMUP_STEPS and not (self.choice.adaptive and step <= _FIRST)
+    def wants_memory(self, step: int, elapsed_ns: int) -> bool:
+        """Are allocations recorded in this profiled step? Asked once; "auto" is one step of warm-up and one later.
 
-    def affords_shapes(self, elapsed_ns: int) -> bool:
-        """With its shapes a step costs twice as much to record."""
-        return not self.choice.adaptive or self._affords(2, elapsed_ns)
-
-    def wants_memory(self, step: int, elapsed_ns: int, events_per_step: int) -> bool:
-        """Are allocations recorded in this profiled step? Asked once; "auto" is one step of warm-up and one later."""
+        The later one ends the first block, whose other steps are timed without it, or is of another block.
+        """
         if self.memory != "auto":
             return self.memory == "all"
         steady = step >= WARMUP_STEPS
-        if step < _FIRST or steady in self._memory_seen:
+        if step < _SHAPES or steady in self._memory_seen or (self.choice.adaptive and steady and self._left):
             return False
-        if self.choice.adaptive:
-            cost_ns = self._cost_ns() + _MEMORY_NS + _MEMORY_EVENT_NS * events_per_step
-            if cost_ns > max(_ALLOWANCE_NS, BUDGET * elapsed_ns):
-                return False
+        cost_ns = self._cost_ns() + _MEMORY_NS + _MEMORY_EVENT_NS * self.events_per_step
+        if self.choice.adaptive and cost_ns > self._allowance_ns(elapsed_ns):
+            return False
         self._memory_seen.add(steady)
         return True
 
     def took(self, recorded: bool, ns: int) -> None:
-        """The length of a step that has ended."""
+        """The length of a step that has ended; one that was to be recorded and was not is made up for."""
+        if self._asked and not recorded and self._missed < _MOST_MISSED:
+            self._left, self._steady, self._missed = self._left + 1, self._steady - 1, self._missed + 1
+        elif recorded:
+            self._missed = 0
+        self._asked = False
         times = self._recorded_ns if recorded else self._plain_ns
-        times.append(ns)
-        del times[:-50]
+        if not recorded or self._steady:  # a profiled step of the warm-up is slow for reasons of its own
+            times.append(ns)
+            del times[:-50]
         self.recorded += recorded
+        self._first = self._first and (self._steady == 0 or self._left > 0)
 
-    def spent(self, ns: int) -> None:
-        """Time spent between steps on starting, stopping and writing."""
+    def spent(self, ns: int, events: int = 0) -> None:
+        """Wall time spent between steps on starting, stopping and writing; events that were written in it."""
         self._spent_ns += ns
+        if events:
+            self.event_ns = max(ns - self.window_ns, 0.2 * ns) / events
 
     def learn(self, profiles: list[StepProfile]) -> None:
         """Add the times of the ops of a window; steps with other ops are counted apart."""
@@ -123,38 +148,62 @@ class Plan:
                 del kept[:-_MOST]
         if len(self._profiles) > 64:
             self._profiles.pop(next(iter(self._profiles)))
-
-    def _next_block(self, elapsed_ns: int) -> None:
-        after_warmup = self._steady
-        if after_warmup >= _FEWEST and after_warmup % _CHECK_EVERY in (0, 1):
+        if self.choice.adaptive and not self._is_done() and self._steady - self._checked >= _CHECK_EVERY:
+            self._checked = self._steady
             self.known = self._known_share()
-        done = self.known is not None and self.known >= 1 - _NEGLIGIBLE
-        if done or after_warmup >= _MOST:
-            self._wait, self._left = _DRIFT_EVERY, _BLOCK
-        elif after_warmup < _FEWEST or self._affords(_BLOCK, elapsed_ns):
-            self._wait, self._left = _BETWEEN, _BLOCK
-        else:
-            self._wait, self._left = self._pause(), 0
 
-    def _affords(self, more: int, elapsed_ns: int) -> bool:
-        return self._cost_ns() + more * self._cost_of_one_ns() <= max(_ALLOWANCE_NS, BUDGET * elapsed_ns)
+    def _is_done(self) -> bool:
+        return self._steady >= _MOST or (self.known is not None and self.known >= 1 - _NEGLIGIBLE)
 
-    def _pause(self) -> int:
-        """Unprofiled steps after which another look at the budget is worth it."""
-        step_ns = float(np.median(self._plain_ns)) if self._plain_ns else 1e6
-        needed = _BLOCK * self._cost_of_one_ns() / BUDGET
-        return int(np.clip(needed / max(step_ns, 1.0) / 4, _SHORTEST_PAUSE, _DRIFT_EVERY))
+    def _begin_block(self, elapsed_ns: int) -> None:
+        """Profile the next steps, or wait until the allowance pays for them."""
+        most = _FIRST_BLOCK if self._steady == 0 else _BLOCK
+        affordable = most if self.together else self._affordable(elapsed_ns)
+        if affordable >= most or self._steady == 0:
+            self._left = max(1, min(most, affordable))
+            return
+        missing_ns = self._cost_ns() + self._cost_of_block_ns(most) - self._allowance_ns(elapsed_ns)
+        needed = int(missing_ns / (BUDGET * max(self._step_ns(), 1.0)))
+        self._wait = self._steps_apart(min(max(needed, _SHORTEST_PAUSE), 10 * _DRIFT_EVERY))
+
+    def _steps_apart(self, average: int) -> int:
+        return max(2, round(average * self._random.uniform(*_APART)))  # the first after a window only settles
+
+    def _affordable(self, elapsed_ns: int, times: float = 1.0) -> int:
+        """Return how many steps in a window the allowance pays for, each at so many times the usual cost."""
+        left_ns = self._allowance_ns(elapsed_ns) - self._cost_ns() - self._window_cost_ns()
+        return int(left_ns / max(times * self._cost_of_step_ns(), 1.0)) if left_ns > 0 else 0
+
+    def _allowance_ns(self, elapsed_ns: int) -> float:
+        """A run is taken to have some hundred steps, until the first block is over."""
+        steps = _PRESUMED_STEPS if len(self._plain_ns) > 1 else _PRESUMED_AT_ONCE
+        return BUDGET * max(elapsed_ns, steps * self._step_ns() if self._first else 0.0)
 
     def _cost_ns(self) -> float:
         return self._spent_ns + self.recorded * self._slower_by_ns()
 
-    def _cost_of_one_ns(self) -> float:
-        return self._cost_ns() / max(self.recorded, 1)
+    def _cost_of_block_ns(self, steps: int) -> float:
+        return self._window_cost_ns() + steps * self._cost_of_step_ns()
+
+    def _window_cost_ns(self) -> float:
+        return self.window_ns if self.events_per_step else 0.0
+
+    def _cost_of_step_ns(self) -> float:
+        """Of a step in a window: what writing its events takes, or where they were not counted what it took so far."""
+        if not self.events_per_step:
+            return self._cost_ns() / max(self.recorded, 1)
+        return self.events_per_step * self.event_ns + self._slower_by_ns()
+
+    def _step_ns(self) -> float:
+        """An unprofiled step; of a few the shortest, since the first ones allocate and compile."""
+        if not self._plain_ns:
+            return 0.0
+        return float(min(self._plain_ns) if len(self._plain_ns) < _FEW_TIMES else np.median(self._plain_ns))
 
     def _slower_by_ns(self) -> float:
         if not self._recorded_ns or not self._plain_ns:
-            return 0.0
-        return max(0.0, float(np.median(self._recorded_ns) - np.median(self._plain_ns)))
+            return _EVENT_WITHIN_NS * self.events_per_step
+        return max(0.0, float(np.median(self._recorded_ns)) - self._step_ns())
 
     def _known_share(self) -> float:
         """Share of the op time whose median is known, over the kind of step seen most often."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -26,6 +25,7 @@ from stepscope.record.ops.events import OPTIMIZER_STEP, Names
 from stepscope.record.ops.modules import CallPlaces, ModuleBook
 from stepscope.record.ops.rows import Labelled, ShapeBook, StepSpan, Window, rows_of
 from stepscope.record.ops.updates import OptimizerCalls, Update, kind_of_group, shares_of
+from stepscope.record.own_cost import EventCost, measure_event_cost
 from stepscope.record.parts import BACKWARD, BEGINNING, FORWARD, UPDATE, Parts
 from stepscope.record.plan import Plan
 from stepscope.record.routes import Routes
@@ -69,6 +69,9 @@ class OpRecorder:
         self.plan = plan
         self.modules = modules
         self.paused_ns = 0
+        self.once_ns = 0  # before the first step
+        self.own_cost: EventCost | None = None
+        self.apart: set[int] = set()  # steps profiled with shapes or allocations, which take longer for it
         self.windows = 0
         self.rows = 0
         self.bytes_written = 0
@@ -89,8 +92,10 @@ class OpRecorder:
         self._updated: dict[int, Update] = {}  # by optimizer, the parameters that it updates
         self._together: set[Update] = set()  # updates whose ops serve many parameters at once
         self._offset_ns = 0
-        self._rows_per_step = MOST_EVENTS // 4
+        self._events_seen: float | None = None  # a step, in the last window
+        self._parameters: int | None = None
         self._stopped = False
+        self._written = 0  # events, in the window that is being written
         self._with_memory = False  # the step is to be recorded with its allocations
         self._cuda = False
         self._parts = Parts()
@@ -117,13 +122,12 @@ class OpRecorder:
 
         again: the step was to be recorded, and begins anew behind an evaluation.
         """
-        if self.plan.reckons(step):
-            self.close_window()
+        self.plan.events_per_step = self._expected_events()
         wanted = not self._stopped and (again or self.plan.records(step, elapsed_ns))
         if not again:
-            self._with_memory = wanted and self.plan.wants_memory(step, elapsed_ns, self._rows_per_step)
+            self._with_memory = wanted and self.plan.wants_memory(step, elapsed_ns)
         memory = wanted and self._with_memory
-        full = (len(self._spans) + 1) * self._rows_per_step > MOST_EVENTS
+        full = (len(self._spans) + 1) * self.plan.events_per_step > MOST_EVENTS
         open_now = self._window
         if open_now is not None and (
             not wanted or full or open_now.memory != memory or open_now.shapes != self._shapes(step, elapsed_ns)
@@ -142,6 +146,18 @@ class OpRecorder:
             self._timed(lambda: self._open(shapes, memory and not large))
         self._calls_before = self._routes.calls
         return self.recording
+
+    def rehearse(self) -> None:
+        """Measure once what recording costs on this device, before the first step."""
+        if self.plan.choice.name != "none" and not torch_private.in_backward():
+            self._timed(self._measure_own_cost, once=True)
+
+    def _measure_own_cost(self) -> None:
+        try:
+            self.own_cost = cost = measure_event_cost()
+        except (RuntimeError, AttributeError, TypeError, ValueError):  # a profiler of the training's, or another torch
+            return
+        self.plan.window_ns, self.plan.event_ns = cost.window_ns, cost.written_ns
 
     def look(self, step: int, t0_ns: int, before_pass: bool = False) -> bool:
         """Close the window within a step that is too large for one; True where that was so.
@@ -291,6 +307,14 @@ class OpRecorder:
     def _reckoned(self, nodes: int, calls: int) -> float:
         return self._events_per_reckoned * (sum(_EVENTS_PER_NODE) * max(nodes, 0) + _EVENTS_PER_CALL * max(calls, 0))
 
+    def _expected_events(self) -> float:
+        """Of a whole step: as many as one had, else reckoned from what the last two steps made."""
+        if self._events_seen is not None:
+            return self._events_seen
+        if self._parameters is None:
+            self._parameters = len(self.modules.parameter_modules())
+        return self._reckoned(sum(self._step_nodes) // 2, 0) + _EVENTS_PER_UPDATE * self._parameters
+
     def _to_come(self) -> float:
         """Events of a backward pass through what was made since the last one."""
         made = torch_private.autograd_sequence() - self._passed
@@ -302,7 +326,7 @@ class OpRecorder:
 
     def _shapes(self, step: int, elapsed_ns: int) -> bool:
         again = self._book.missed and not self.recording
-        return self.plan.wants_shapes(step) or (again and self.plan.affords_shapes(elapsed_ns))
+        return self.plan.wants_shapes(step, elapsed_ns) or (again and self.plan.affords_shapes_again(elapsed_ns))
 
     def after_step(self, span: StepSpan) -> None:
         """A profiled step has ended."""
@@ -397,8 +421,9 @@ class OpRecorder:
             self._stop_for_good("the training started a torch profiler of its own")
             self.close_window()
 
-    def _timed(self, action: Callable[[], None]) -> None:
-        began, began_cpu = monotonic_ns(), time.thread_time_ns()
+    def _timed(self, action: Callable[[], None], once: bool = False) -> None:
+        """Do it between steps, undisturbed; once: it is paid once a process, and apart from the plan's allowance."""
+        began = monotonic_ns()
         collecting = gc.isenabled()
         gc.disable()  # thousands of short-lived events would set off collections over all of torch's objects
         try:
@@ -411,9 +436,13 @@ class OpRecorder:
         finally:
             if collecting:
                 gc.enable()
-        self.paused_ns += monotonic_ns() - began
-        # Waiting for a busy machine is no reason to record less: the plan reckons in CPU time.
-        self.plan.spent(time.thread_time_ns() - began_cpu)
+        spent_ns = monotonic_ns() - began
+        if once:
+            self.once_ns += spent_ns
+        else:
+            self.paused_ns += spent_ns
+            self.plan.spent(spent_ns, self._written)
+        self._written = 0
 
     def _open(self, shapes: bool, memory: bool, in_pass: bool = False) -> None:
         # To ask whether there is a GPU would initialise it.
@@ -468,7 +497,7 @@ class OpRecorder:
         if rows.left_open and not torch_private.in_backward():  # there, no window opens before they have ended
             self._stop_for_good(f"{rows.left_open[0]} was still open at the end of a step, and torch could crash")
         if len(rows.part):
-            self._rows_per_step = max(1, len(raw) // max(len(self._spans), 1))
+            self._events_seen = max(1.0, len(raw) / max(len(self._spans), 1))
             self.bytes_written += self._writer.ops(rows.part)
             self.rows += len(rows.part)
         if parts.open is not None:
@@ -480,6 +509,10 @@ class OpRecorder:
                 )
                 self._learn(len(raw), self._reckoned(nodes, calls) - self._to_come())
             return
+        if window.shapes or window.memory:
+            self.apart.update(span.step for span in self._spans)
+        else:
+            self._written = len(raw)
         self.plan.learn(rows.profiles)
         if self._spans:
             self._learn(len(raw), self._reckoned_events)

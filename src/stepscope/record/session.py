@@ -75,6 +75,7 @@ class Session:
         self._said_samples: int | None = None
         self._steps_lost = 0
         self.modules_bytes: int | None = None
+        self._model_rows: list[dict[str, Any]] | None = None  # as they were last written
         self.closed = False
         self.status: tuple[str, str | None] = ("interrupted", "the process ended inside the run")
 
@@ -275,6 +276,7 @@ class Session:
         for kind, message, fields in self._notes:
             self.note(kind, message, **fields)
         self._notes.clear()
+        self._recorder.rehearse()
         if settings.sampler:
             self._start_sampler()
         self._began_ns = self._flushed_ns = monotonic_ns()
@@ -402,7 +404,14 @@ class Session:
 
     def _write_model(self) -> None:
         shares = {} if self._recorder is None else self._recorder.update_shares()
-        self._safely(lambda: self.writer.model(facts.of_modules(self._book, self._settings.flops, shares)))
+
+        def write() -> None:
+            rows = facts.of_modules(self._book, self._settings.flops, shares)
+            if rows != self._model_rows:  # at the end they are mostly the same as after the warm-up
+                self.writer.model(rows)
+                self._model_rows = rows
+
+        self._safely(write)
 
     def _other_profiler(self) -> None:
         if self._recorder is not None:
@@ -510,6 +519,7 @@ class Session:
                 "steps_found_by": self._finder.found_by,
                 "recorded_steps": plan.recorded,
                 "known_share": plan.known,
+                "steps_apart": sorted(recorder.apart),  # with shapes or allocations
                 "windows": recorder.windows,
                 "lost_windows": recorder.lost_windows,
                 "rows": recorder.rows,
@@ -519,7 +529,12 @@ class Session:
                 "modules_bytes": self.modules_bytes,  # of code, loaded for profiling alone
                 "reserved_bytes": recorder.memory_book.reserved,  # by device, the most that an allocator held
             },
-            "overhead": {"paused_ns": recorder.paused_ns, "span_ns": monotonic_ns() - self._began_ns},
+            "overhead": {
+                "paused_ns": recorder.paused_ns,
+                "once_ns": recorder.once_ns,
+                "span_ns": monotonic_ns() - self._began_ns,
+                "event": None if recorder.own_cost is None else recorder.own_cost.facts(),
+            },
             "compile_s": torch_private.compile_seconds(),
             "input_shape": self._finder.input_shape,
             "steps_lost": self._steps_lost,

@@ -27,7 +27,7 @@ from stepscope.analysis.summary import (
 from stepscope.analysis.time.collectives import shares_of_overlap
 from stepscope.analysis.time.operators import FRAMEWORK_OVERHEAD
 from stepscope.analysis.time.ranks import last_rank
-from stepscope.analysis.time.steps import whole_steps
+from stepscope.analysis.time.steps import profiled_sentence, whole_steps
 from stepscope.quantities import simulated_badge
 from stepscope.report.text_tables import (
     ENGINE,
@@ -77,7 +77,7 @@ def render(run: Run) -> RenderableType:
         *memory(metrics, run.meta),
         *memory_at_peak(run.peak(), reserved_bytes(run)),
         *energy_notes(run.energy_tables.notes),
-        *profiling_overhead(run.overhead()),
+        *profiling_overhead(run.overhead(), profiled_sentence(run)),
         *missing(run.not_measured()),
         Text(_run_path(run), style="dim", overflow="fold"),
     ]

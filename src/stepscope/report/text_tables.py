@@ -62,7 +62,7 @@ def phase_table(phases: pl.DataFrame, whole: bool = True) -> list[RenderableType
 def _phases(phases: pl.DataFrame, bar: int, whole: bool) -> Table:
     on_device = phases["device_ns"].is_not_null().any()
     table = new_table(
-        "where the step goes" if whole else "in the parts profiled", "median", "95 % CI", "share", *_device(on_device)
+        "where the step goes" if whole else "in the parts profiled", "time", "95 % CI", "share", *_device(on_device)
     )
     table.add_column(width=bar)
     for row in phases.iter_rows(named=True):
@@ -152,7 +152,7 @@ def _operators_by_phase(kinds: pl.DataFrame, title: str, *, with_rate: bool) -> 
     on_device = (kinds["device"] != CPU).any()
     rates = ["rate"] if with_rate else []
     calls = ["calls"] if with_rate else []
-    table = new_table(title, *calls, "median", "phase", "share", *rates, *(["device"] if on_device else []))
+    table = new_table(title, *calls, "time", "phase", "share", *rates, *(["device"] if on_device else []))
     for row in kinds.iter_rows(named=True):
         spent = {phase: row[f"{phase}_ns"] or 0.0 for phase in (*_MODEL_PHASES, *_LOOP_PHASES)}
         longest, *others = sorted((phase for phase in spent if spent[phase] > 0), key=lambda phase: -spent[phase]) or [
@@ -167,12 +167,12 @@ def _operators_by_phase(kinds: pl.DataFrame, title: str, *, with_rate: bool) -> 
 
 
 def _share_cell(row: dict[str, Any], median: str = "total_ns") -> str:
-    """The share of the summed time, marked where the median beside it tells something else."""
+    """The share of the step, marked where interruptions made the mean of what was recorded another."""
     return f"{_MARK}{percent(row['share'])}" if mean_differs_from_median(row, median) else percent(row["share"])
 
 
 def shares_note(phases: pl.DataFrame, modules: pl.DataFrame, kinds: pl.DataFrame) -> list[RenderableType]:
-    """Return what times and shares are of where a share is marked, and by how much the two differ."""
+    """Return what a mark says, where there is one: by how much interruptions changed the mean of what was recorded."""
     ops = kinds.filter(pl.col("name") != FRAMEWORK_OVERHEAD).head(_TOP).iter_rows(named=True)
     named = modules.filter(pl.col("module").is_not_null()).iter_rows(named=True)
     worst = largest_difference(ops) or largest_difference(named)
@@ -182,12 +182,12 @@ def shares_note(phases: pl.DataFrame, modules: pl.DataFrame, kinds: pl.DataFrame
         shared.append(Constrain(Text(f"{SHARED}{SHARED_UPDATES}", style="dim"), WIDTH))
     if phase is None and worst is None:
         return shared
-    said = f"{_MARK}times are medians of the profiled steps, shares are of their summed time: single steps lay far off"
+    said = f"{_MARK}single steps lay far off, and are not in the times and shares"
     if worst is not None:
         name = row_label(worst.get("name") or worst.get("module") or "the model")
-        said += f" ({name}: median {duration(worst['total_ns'])}, mean {duration(worst['mean_ns'])})"
+        said += f" ({name}: {duration(worst['total_ns'])}, with them {duration(worst['mean_ns'])})"
     elif phase is not None:
-        said += f" ({row_label(phase['phase'])}: median {duration(phase['ns'])}, mean {duration(phase['mean_ns'])})"
+        said += f" ({row_label(phase['phase'])}: {duration(phase['ns'])}, with them {duration(phase['mean_ns'])})"
     return [*shared, Constrain(Text(said, style="dim"), WIDTH)]
 
 
@@ -303,7 +303,9 @@ def labelled(label: str, *said: str | Text) -> RenderableType:
 def speed(metrics: pl.DataFrame, meta: dict[str, Any]) -> list[RenderableType]:
     """Time of a step, samples and an emulator's frames a second, and the accuracy that was reached."""
     said = [f"{_estimate(row)} a step, {row['note']} ({row['n']})" for row in _rows(metrics, "step_time")]
-    said += [_estimate(row, digits=4) for row in _rows(metrics, "throughput")]
+    rates = [_estimate(row, digits=4) for row in _rows(metrics, "throughput")]
+    rates += [f"{number(row['value'])} steps/s" for row in _rows(metrics, "step_rate")]
+    said += [f"{', '.join(rates)} achieved"] if rates else []
     result: dict[str, Any] = meta.get("result") or {}
     counters = result.get("counters") or {}
     if counters.get("frames_per_s") is not None:
@@ -382,15 +384,18 @@ def energy_notes(notes: Sequence[str]) -> list[RenderableType]:
     return [labelled("on energy", *notes[:_MOST_NOTES])] if notes else []
 
 
-def profiling_overhead(overhead: pl.DataFrame) -> list[RenderableType]:
-    """Return the profiling overhead, where it is known."""
+def profiling_overhead(overhead: pl.DataFrame, profiled: str) -> list[RenderableType]:
+    """Return how many steps were profiled, and the profiling overhead, where it is known."""
     values = {row["metric"]: row for row in overhead.iter_rows(named=True) if row["value"] is not None}
     said = []
     if "recorded_step_overhead" in values:
         step, share = values["recorded_step_overhead"], values["recorded_step_overhead_share"]
         small = "too small to tell: " if step["value"] <= 0 else ""  # a cost below 0 is the noise around a small one
         said.append(f"{small}{duration(step['value'])} a profiled step, {_estimate(share)}")
-        said.append(f"{_estimate(values['run_overhead_share'])} over the whole run")
+    if "run_overhead_share" in values:
+        said.append(f"{_estimate(values['run_overhead_share'])} over the whole run: {profiled}")
+    elif profiled:
+        said.append(profiled)
     if "sampler_cpu_share" in values:
         said.append(f"sampler {percent(values['sampler_cpu_share']['value'], 2)} of a core")
     return [labelled("overhead", *said)] if said else []

@@ -24,7 +24,7 @@ from stepscope.analysis.energy.rails import (
     training_stretches,
 )
 from stepscope.analysis.energy.timeline import Timeline
-from stepscope.analysis.time.steps import steps_after_warmup
+from stepscope.analysis.time.steps import steps_after_warmup, timed_steps
 from stepscope.arrays import Flags, Floats, Ints
 from stepscope.runfolder import RunReader
 from stepscope.units import number, percent
@@ -127,21 +127,21 @@ def step_energy_table(run: RunReader, tree: RailTree) -> pl.DataFrame:
 
 @dataclass(frozen=True)
 class _MeanStep:
-    """Mean length of a step after warm-up, s, and mean samples of one; None where they were not counted."""
+    """Mean length of a timed step, s, and mean samples of one; None where they were not counted."""
 
     length_s: float
     samples: float | None
 
     @classmethod
     def of(cls, run: RunReader) -> _MeanStep:
-        length = steps_after_warmup(run)["length_ns"].mean()
+        length = timed_steps(run)[0]["length_ns"].mean()
         assert isinstance(length, float)
         return cls(length / 1e9, samples_per_step(run))
 
 
 def samples_per_step(run: RunReader) -> float | None:
-    """Mean samples of a step after warm-up; None where they were not counted in all of them."""
-    samples = steps_after_warmup(run)["samples"]
+    """Mean samples of a timed step; None where they were not counted in all of them."""
+    samples = timed_steps(run)[0]["samples"]
     mean = samples.mean() if len(samples) and samples.null_count() == 0 else None
     return mean if isinstance(mean, float) and mean > 0 else None
 

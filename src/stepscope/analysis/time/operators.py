@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
-from stepscope.analysis.estimate import median_interval
-from stepscope.analysis.time.steps import profiled_steps
+from stepscope.analysis.time.steps import profiled_steps, shown_steps
 from stepscope.arrays import Flags, Floats, Ints
 from stepscope.runfolder import COLLECTIVE, COLLECTIVE_CALL, COMMUNICATION, MODULE_CALL, OPS, RunReader
 
@@ -27,6 +26,7 @@ FRAMEWORK_OVERHEAD = "(between operations)"
 CPU = "cpu"
 COLLECTIVES = f"{COLLECTIVE}|{COLLECTIVE_CALL}|^record_param_comms"  # names of their rows
 TINY_NS = 10_000  # an own time below this is the cost of asking for an op, not of the op
+PROFILING = ("profiling_ns", "outside_ns", "below_ns")
 _KEYS = ("phase", "module", "name", "device")
 
 
@@ -34,11 +34,13 @@ def self_times(run: RunReader, collectives: CollectiveTime | None = None) -> pl.
     """Self times of the profiled steps after warm-up; `collectives` as `collective_time` found them in the same steps.
 
     Columns: step, phase, module (OUTSIDE for null), name, device; count, calls (of modules), self_ns, tiny_ns
-    (part of self_ns below TINY_NS an instance), flops and bytes (null where no instance states them).
+    (part of self_ns below TINY_NS an instance), flops and bytes (null where no instance states them). And what the
+    recorder itself took, ns, 0 where that was not measured: profiling_ns within self_ns, of which below_ns is of what
+    the ops called; outside_ns in whatever called them.
     """
-    steps = profiled_steps(run)["step"]
-    wanted = ("step", "self_ns", *_KEYS, "flops", "bytes", "thread")
-    ops = run.scan_ops().select(wanted).join(pl.LazyFrame({"step": steps.cast(OPS["step"])}), on="step", how="semi")
+    steps = shown_steps(run)["step"]
+    wanted = ("step", "self_ns", *_KEYS, "flops", "bytes", "thread", "parent")
+    ops = _with_profiling(run.scan_ops().select(wanted).filter(pl.col("step").is_in(steps.to_list())), run)
     if collectives is not None:
         aside = pl.col("thread").is_in(list(collectives.threads)) & (pl.col("device").cast(pl.String) == CPU)
         ops = ops.with_columns(self_ns=pl.when(aside).then(0).otherwise("self_ns"))
@@ -47,6 +49,7 @@ def self_times(run: RunReader, collectives: CollectiveTime | None = None) -> pl.
         pl.len().cast(pl.Int64).alias("count"),
         pl.col("self_ns").sum(),
         tiny.sum().alias("tiny_ns"),
+        *(pl.col(name).sum() for name in PROFILING),
         *(_sum_or_null(name) for name in ("flops", "bytes")),
     )
     texts = [pl.col(name).cast(pl.String) for name in _KEYS]
@@ -85,13 +88,37 @@ def _with_shared_updates(table: pl.DataFrame, model: pl.DataFrame) -> pl.DataFra
     return pl.concat([kept, parts])
 
 
+def _with_profiling(ops: pl.LazyFrame, run: RunReader) -> pl.LazyFrame:
+    """Each row with the cost of its own event, and of the events of what it called, ns."""
+    cost = (run.meta.get("overhead") or {}).get("event") or {}
+    if not cost:
+        return ops.with_columns(pl.lit(0.0).alias(name) for name in PROFILING)
+
+    def of_event(where: str) -> pl.Expr:
+        call = pl.col("name").cast(pl.String).str.starts_with(MODULE_CALL)
+        own = pl.when(call).then(float(cost[f"call_{where}_ns"])).otherwise(float(cost[f"op_{where}_ns"]))
+        return pl.when(pl.col("device").cast(pl.String) == CPU).then(own).otherwise(0.0)
+
+    rows = ops.with_columns(
+        row=pl.int_range(pl.len(), dtype=OPS["parent"]).over("step"),
+        inside_ns=of_event("inside"),
+        outside_ns=of_event("outside"),
+    )
+    called = rows.filter(pl.col("parent").is_not_null()).group_by("step", "parent")
+    below = called.agg(below_ns=pl.col("outside_ns").sum())
+    joined = rows.join(below, left_on=["step", "row"], right_on=["step", "parent"], how="left")
+    return joined.with_columns(pl.col("below_ns").fill_null(0.0)).with_columns(
+        profiling_ns=pl.col("inside_ns") + pl.col("below_ns")
+    )
+
+
 def _with_waits(table: pl.DataFrame, moved: pl.DataFrame) -> pl.DataFrame:
     """The table with its waits, and collectives in their phase also where an older recorder had none for them."""
     shifts = moved.with_columns(pl.col("module").fill_null(OUTSIDE))
     whole = pl.concat([table, shifts], how="diagonal_relaxed")
     collective = pl.col("name").str.contains(COLLECTIVES)
     phase = pl.when(collective).then(pl.lit(COMMUNICATION)).otherwise("phase").alias("phase")
-    counted = [pl.col(name).sum() for name in ("count", "calls", "self_ns", "tiny_ns")]
+    counted = [pl.col(name).sum() for name in ("count", "calls", "self_ns", "tiny_ns", *PROFILING)]
     stated = [_sum_or_null(name) for name in ("flops", "bytes")]
     return whole.with_columns(phase).group_by("step", *_KEYS).agg(*counted, *stated).select(table.columns)
 
@@ -130,11 +157,6 @@ def framework_overhead_ns(table: pl.DataFrame, steps: pl.DataFrame) -> Floats:
     lengths: Floats = steps["length_ns"].to_numpy().astype(np.float64)
     rest: Floats = lengths - on_cpu.values.sum(axis=1)
     return rest
-
-
-def medians(values: Floats, name: str, low: str, high: str) -> dict[str, Floats]:
-    """Median and interval of each column, as columns of a frame."""
-    return dict(zip((name, low, high), median_interval(values), strict=True))
 
 
 _NONE = -1

@@ -12,22 +12,55 @@ import polars as pl
 from stepscope.analysis.result_cache import once_a_run
 from stepscope.runfolder import RunReader
 from stepscope.runfolder.reader import read_last_step_rows
+from stepscope.units import plural
 
 IN_PART = "step-profiled-in-part"  # the event of a step that was too large to be profiled whole
+ENOUGH = 3  # profiled steps, to leave others out
 FEW = 6  # below this many, a median has no 95 % CI
 
 
 @once_a_run
 def steps_after_warmup(run: RunReader) -> pl.DataFrame:
     """The steps after the warm-up, columns as `runfolder.STEPS` and `length_ns`."""
-    lasted = run.steps.with_columns(length_ns=pl.col("t1_ns") - pl.col("t0_ns"))
-    return lasted.slice(run.warmup_steps).filter(pl.col("length_ns") > 0)
+    return _lengths(run).slice(run.warmup_steps).filter(pl.col("length_ns") > 0)
+
+
+def _lengths(run: RunReader) -> pl.DataFrame:
+    return run.steps.with_columns(length_ns=pl.col("t1_ns") - pl.col("t0_ns"))
 
 
 def profiled_steps(run: RunReader) -> pl.DataFrame:
-    """The profiled steps after warm-up; where none was recorded whole, the parts of steps that were."""
+    """The profiled steps after warm-up; where none was recorded whole, the parts of steps that were.
+
+    Without those that took longer for being recorded with shapes or allocations, where enough are left.
+    """
     whole = steps_after_warmup(run).filter("recorded")
-    return partly_profiled_steps(run) if whole.is_empty() else whole
+    if whole.is_empty():
+        return partly_profiled_steps(run)
+    apart = (run.meta.get("recorder") or {}).get("steps_apart") or []
+    kept = whole.filter(~pl.col("step").is_in(apart))
+    return kept if len(kept) >= ENOUGH else whole
+
+
+def shown_steps(run: RunReader) -> pl.DataFrame:
+    """The profiled steps that times of layers and operators are of; those of the warm-up where there are no others."""
+    steps = profiled_steps(run)
+    return _lengths(run).filter("recorded", pl.col("length_ns") > 0) if steps.is_empty() else steps
+
+
+def only_warmup_profiled(run: RunReader) -> bool:
+    """Return whether the only profiled steps are of the warm-up: slower than later ones, in other proportions."""
+    return profiled_steps(run).is_empty() and not shown_steps(run).is_empty()
+
+
+def profiled_sentence(run: RunReader) -> str:
+    """Return how many steps were run and how many of them profiled; empty without a step."""
+    if run.steps.is_empty():
+        return ""
+    recorded = run.steps.filter("recorded")
+    warm = int((recorded["step"] < run.warmup_steps).sum())
+    while_warm = f" ({warm} while warming up)" if warm else ""
+    return f"{plural(len(run.steps), 'step')}, {len(recorded)} profiled{while_warm}"
 
 
 def partly_profiled_steps(run: RunReader) -> pl.DataFrame:
@@ -149,8 +182,9 @@ def _medians_by_run(steps: pl.DataFrame, leave: pl.DataFrame) -> Iterable[tuple[
     steady = placed.filter(place >= pl.col("leave"), pl.col("length_ns") > 0)
     bare = (~pl.col("recorded")).sum().over("run")
     timed = steady.filter((bare < FEW) | ~pl.col("recorded"))
+    counted = pl.col("length_ns").filter(pl.col("samples").is_not_null()).sum()
     medians = timed.group_by("run").agg(
-        pl.col("length_ns").median(), rate=(pl.col("samples") / pl.col("length_ns") * 1e9).median()
+        pl.col("length_ns").median(), rate=pl.when(counted > 0).then(pl.col("samples").sum() / counted * 1e9)
     )
     for run, total, length, rate in counts.join(medians, on="run", how="left").iter_rows():
         yield Path(run), StepStats(int(total), length, rate)

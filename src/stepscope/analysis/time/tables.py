@@ -9,17 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
-from stepscope.analysis.estimate import median_interval
-from stepscope.analysis.time.operators import (
-    CPU,
-    FRAMEWORK_OVERHEAD,
-    OUTSIDE,
-    PerStep,
-    framework_overhead_ns,
-    medians,
-    per_step,
-)
-from stepscope.analysis.time.steps import profiled_steps
+from stepscope.analysis.time.correction import StepTimes
+from stepscope.analysis.time.operators import CPU, FRAMEWORK_OVERHEAD, OUTSIDE, PerStep, per_step
+from stepscope.analysis.time.steps import shown_steps
 from stepscope.arrays import Flags, Floats, Ints
 from stepscope.runfolder import MODULE_CALL, OPS, PHASES, RunReader
 
@@ -46,42 +38,51 @@ OPERATOR_SCHEMA = {
 def operator_table(run: Run) -> pl.DataFrame:
     """Self time of each op, ns a step by phase and in total, longest first; framework overhead is the last row.
 
-    Medians of the profiled steps after warm-up. `share` is of the summed step time, as `mean_ns` is: on the CPU, with
-    framework overhead, it adds up to 1; kernels of an accelerator have rows of their own. `flops` and `bytes` are per
-    step, null where unknown.
+    Of a step as it runs unprofiled (`correction`): on the CPU, with framework overhead, total_ns adds up to the step
+    time, and `share` is of it; kernels of an accelerator have rows of their own. `mean_ns` is the plain mean of what
+    was recorded, interruptions included. `flops` and `bytes` are per step, null where unknown.
     """
-    steps, table = profiled_steps(run), run.own_times
-    if steps.is_empty() or table.is_empty():
+    times = run.step_times
+    if times.is_empty:
         return pl.DataFrame(schema=OPERATOR_SCHEMA)
-    number, keys = steps["step"], ("name", "device")
-    total = per_step(table, number, keys, "self_ns")
-    step_time = float(steps["length_ns"].sum())
-    flops, spent = _mean_stated(table, number, total, "flops"), total.values.sum(axis=0)
+    table, number, keys = times.table, times.steps, ("name", "device")
+    total, profiling, recorded = (per_step(table, number, keys, name) for name in ("self_ns", *_RECORDED))
+    spent, low, high = times.estimates(total.values, profiling.values)
+    flops = _mean_stated(table, number, total, "flops")
     kinds = total.keys.with_columns(
         pl.Series("count", np.median(per_step(table, number, keys, "count").values, axis=0)),
         *_phase_columns(table, number, total),
-        **{key: pl.Series(column) for key, column in medians(total.values, "total_ns", "low_ns", "high_ns").items()},
-        mean_ns=pl.Series(spent / len(steps)),
-        share=pl.Series(spent / step_time),
+        total_ns=pl.Series(spent),
+        low_ns=pl.Series(low),
+        high_ns=pl.Series(high),
+        mean_ns=pl.Series(recorded.values.mean(axis=0)),
+        share=pl.Series(spent / times.step_ns),
         flops=pl.Series(flops),
-        flops_per_s=pl.Series(flops * len(steps) / np.maximum(spent, 1) * 1e9),
+        flops_per_s=pl.Series(flops / np.maximum(spent, 1) * 1e9),
         bytes=pl.Series(_mean_stated(table, number, total, "bytes")),
     )
-    rest = framework_overhead_ns(table, steps)
-    row = {key: column.tolist() for key, column in medians(rest[:, None], "total_ns", "low_ns", "high_ns").items()}
-    of_all = {"mean_ns": [float(rest.mean())], "share": [rest.sum() / step_time]}
-    last = pl.DataFrame({"name": [FRAMEWORK_OVERHEAD], "device": [CPU], **row, **of_all})
-    ordered = kinds.sort("share", "name", descending=[True, False])
+    last = pl.DataFrame({"name": [FRAMEWORK_OVERHEAD], "device": [CPU], **_rest_columns(times, "total_ns")})
+    ordered = kinds.sort("total_ns", "name", descending=[True, False])
     whole = pl.concat([ordered, last], how="diagonal_relaxed")
     return whole.select(pl.col(name).cast(dtype) for name, dtype in OPERATOR_SCHEMA.items()).fill_nan(None)
 
 
+_RECORDED = ("profiling_ns", "recorded_ns")
+
+
+def _rest_columns(times: StepTimes, name: str) -> dict[str, list[float]]:
+    """Framework overhead as columns of one row."""
+    value, low, high = times.estimates(times.rest_ns[:, None], times.rest_profiling_ns[:, None])
+    recorded, share = [float(times.rest_recorded_ns.mean())], [float(value[0]) / times.step_ns]
+    return {name: value.tolist(), "low_ns": low.tolist(), "high_ns": high.tolist(), "mean_ns": recorded, "share": share}
+
+
 def _phase_columns(table: pl.DataFrame, steps: pl.Series, total: PerStep) -> list[pl.Series]:
-    """Median ns a step of each kind in each phase, in the order of `total`."""
+    """Mean ns a step of each kind in each phase, in the order of `total`."""
     split = per_step(table, steps, (*total.keys.columns, "phase"), "self_ns")
-    middle = dict(zip(split.keys.iter_rows(), np.median(split.values, axis=0).tolist(), strict=True))
+    means = dict(zip(split.keys.iter_rows(), split.values.mean(axis=0).tolist(), strict=True))
     kinds = list(total.keys.iter_rows())
-    return [pl.Series(f"{phase}_ns", [middle.get((*kind, phase), 0.0) for kind in kinds]) for phase in PHASES]
+    return [pl.Series(f"{phase}_ns", [means.get((*kind, phase), 0.0) for kind in kinds]) for phase in PHASES]
 
 
 def _mean_stated(table: pl.DataFrame, steps: pl.Series, total: PerStep, value: str) -> Floats:
@@ -103,35 +104,30 @@ PHASE_SCHEMA = {
 
 
 def phase_table(run: Run) -> pl.DataFrame:
-    """CPU time of each phase, ns a step (median of the profiled steps after warm-up), and framework overhead.
+    """CPU time of each phase, ns a step as it runs unprofiled (`correction`), and framework overhead.
 
-    `share` is of the summed step time, as `mean_ns` is, and adds up to 1; `device_ns` is kernel time, null without an
-    accelerator.
+    `ns` adds up to the step time, and `share` is of it; `mean_ns` is the plain mean of what was recorded; `device_ns`
+    is kernel time, null without an accelerator.
     """
-    steps, table = profiled_steps(run), run.own_times
-    if steps.is_empty() or table.is_empty():
+    times = run.step_times
+    if times.is_empty:
         return pl.DataFrame(schema=PHASE_SCHEMA)
-    on_cpu = per_step(table.filter(pl.col("device") == CPU), steps["step"], ("phase",), "self_ns")
-    kernels = per_step(table.filter(pl.col("device") != CPU), steps["step"], ("phase",), "self_ns")
-    place, device_place = on_cpu.column_of(), kernels.column_of()
-    columns = [on_cpu.values[:, place[(phase,)]] for phase in PHASES if (phase,) in place]
-    values = np.column_stack([*columns, framework_overhead_ns(table, steps)])
-    names = [phase for phase in PHASES if (phase,) in place]
-    device = [
-        float(np.median(kernels.values[:, device_place[(name,)]])) if (name,) in device_place else None
-        for name in names
-    ]
-    return pl.DataFrame(
-        {
-            "phase": [*names, FRAMEWORK_OVERHEAD],
-            **medians(values, "ns", "low_ns", "high_ns"),
-            "mean_ns": values.mean(axis=0),
-            "share": values.sum(axis=0) / float(steps["length_ns"].sum()),
-            "device_ns": [*device, None],
-        },
-        schema=PHASE_SCHEMA,
-        nan_to_null=True,
-    )
+    table, number = times.table, times.steps
+    on_cpu = table.filter(pl.col("device") == CPU)
+    spent, profiling, recorded = (per_step(on_cpu, number, ("phase",), name) for name in ("self_ns", *_RECORDED))
+    kernels = per_step(table.filter(pl.col("device") != CPU), number, ("phase",), "self_ns")
+    value, low, high = times.estimates(spent.values, profiling.values)
+    phases = spent.keys.with_columns(
+        ns=pl.Series(value),
+        low_ns=pl.Series(low),
+        high_ns=pl.Series(high),
+        mean_ns=pl.Series(recorded.values.mean(axis=0)),
+        share=pl.Series(value / times.step_ns),
+    ).join(kernels.keys.with_columns(device_ns=pl.Series(np.median(kernels.values, axis=0))), on="phase", how="left")
+    ordered = phases.sort(pl.col("phase").replace_strict(list(PHASES), range(len(PHASES)), default=len(PHASES)))
+    last = pl.DataFrame({"phase": [FRAMEWORK_OVERHEAD], **_rest_columns(times, "ns")})
+    whole = pl.concat([ordered, last], how="diagonal_relaxed")
+    return whole.select(pl.col(name).cast(dtype) for name, dtype in PHASE_SCHEMA.items()).fill_nan(None)
 
 
 _SPLIT = ("forward", "backward", "optimizer")
@@ -155,38 +151,37 @@ MODULE_SCHEMA = {
 
 
 def module_table(run: Run) -> pl.DataFrame:
-    """Time of each module, ns a step, in the order of the tree: medians of the profiled steps after warm-up.
+    """Time of each module, ns a step as it runs unprofiled (`correction`), in the order of the tree.
 
     Columns are the module's own CPU time, with `tree_` that of its subtree; total_ns has a 95 % CI and covers
-    all phases. `share` is of the summed step time, as `mean_ns` is: with the rows for time outside any module (module
-    null) and for the residual (module RESIDUAL) it adds up to 1. `device_ns` is kernel time, null without an
-    accelerator; `optimizer_ns` of modules is null where no update could be led back to a module, and
-    `optimizer_shared` where it is a share, by elements, of updates that serve many modules; `flops` is of own ops, a
-    step. Times of a module of which no call is seen (it lies in compiled or scripted code, or is never called) are
-    null.
+    all phases. With the rows for time outside any module (module null) and for framework overhead (module
+    FRAMEWORK_OVERHEAD) it adds up to the step time, and `share` is of it; `mean_ns` is the plain mean of what was
+    recorded. `device_ns` is kernel time, null without an accelerator; `optimizer_ns` of modules is null where no update
+    could be led back to a module, and `optimizer_shared` where it is a share, by elements, of updates that serve many
+    modules; `flops` is of own ops, a step. Times of a module of which no call is seen (it lies in compiled or scripted
+    code, or is never called) are null.
     """
-    steps, table = profiled_steps(run), run.own_times
-    tree = module_tree(run, table)
-    if steps.is_empty() or table.is_empty():
+    times = run.step_times
+    tree = module_tree(run, times.table)
+    if times.is_empty:
         return _module_frame(_identity(tree)).head(len(tree))  # the tree is known, its times are not
+    table, number = times.table, times.steps
     on_cpu, on_device = table.filter(pl.col("device") == CPU), table.filter(pl.col("device") != CPU)
-    own = _ModuleTimes.of(on_cpu, steps["step"], tree)
-    calls = _step_matrix(table, steps["step"], tree, "calls")
-    step_time = float(steps["length_ns"].sum())
-    rest = framework_overhead_ns(table, steps)
+    own = _ModuleTimes.of(on_cpu, number, tree)
+    calls = _step_matrix(table, number, tree, "calls")
     columns: dict[str, Any] = {
         **_identity(tree),
         "calls": np.append(np.median(calls, axis=0), np.nan),
-        **own.columns("", step_time, rest),
-        **own.subtrees(tree).columns("tree_", step_time, rest),
-        **_device_columns(on_device, steps["step"], tree),
-        "flops": _module_flops(table, steps["step"], tree),
+        **own.columns("", times),
+        **own.subtrees(tree).columns("tree_", times),
+        **_device_columns(on_device, number, tree),
+        "flops": _module_flops(table, number, tree),
         "optimizer_shared": [*(module.facts.get("update_share") is not None for module in tree), None, None],
     }
     ran = np.append(calls[:, :-1].sum(axis=0) > 0, [True]) | own.ran()
     below = _subtree_sums(ran[None, :].astype(np.float64), tree)[0] > 0
-    for prefix, known, times in (("", ran, own), ("tree_", below, own.subtrees(tree))):
-        times.hide(columns, prefix, ~known)
+    for prefix, known, module_times in (("", ran, own), ("tree_", below, own.subtrees(tree))):
+        module_times.hide(columns, prefix, ~known)
     columns["calls"][:-1][~ran] = np.nan
     return _without_unknown_updates(_module_frame(columns))
 
@@ -199,23 +194,25 @@ def _module_frame(columns: dict[str, Any]) -> pl.DataFrame:
     return frame.select(column.cast(dtype) for column, dtype in typed).fill_nan(None)
 
 
+@dataclass(frozen=True)
 class _ModuleTimes:
     """CPU time of each module and of what is outside (steps, modules + 1), by phase and in total, ns."""
 
-    def __init__(self, split: dict[str, Floats], total: Floats) -> None:
-        self.split, self.total = split, total
+    split: dict[str, Floats]
+    total: Floats
+    profiling: Floats  # the recorder's own cost in it
+    recorded: Floats
 
     @classmethod
     def of(cls, table: pl.DataFrame, steps: pl.Series, tree: list[Module]) -> _ModuleTimes:
         split = {
             phase: _step_matrix(table.filter(pl.col("phase") == phase), steps, tree, "self_ns") for phase in _SPLIT
         }
-        return cls(split, _step_matrix(table, steps, tree, "self_ns"))
+        return cls(split, *(_step_matrix(table, steps, tree, name) for name in ("self_ns", *_RECORDED)))
 
     def subtrees(self, tree: list[Module]) -> _ModuleTimes:
-        return _ModuleTimes(
-            {phase: _subtree_sums(times, tree) for phase, times in self.split.items()}, _subtree_sums(self.total, tree)
-        )
+        split = {phase: _subtree_sums(times, tree) for phase, times in self.split.items()}
+        return _ModuleTimes(split, *(_subtree_sums(each, tree) for each in (self.total, self.profiling, self.recorded)))
 
     def ran(self) -> Flags:
         """Return of which modules anything was seen in forward or backward, (modules + 1,)."""
@@ -228,15 +225,16 @@ class _ModuleTimes:
         for name in ("forward_ns", "backward_ns", "optimizer_ns", "total_ns", "low_ns", "high_ns", "mean_ns", "share"):
             columns[f"{prefix}{name}"][:-1][unseen if name in ("forward_ns", "backward_ns") else nothing] = np.nan
 
-    def columns(self, prefix: str, step_time_ns: float, rest_ns: Floats) -> dict[str, Floats]:
-        """Columns of the frame; the last entry of each is the residual, which has no phase."""
-        named = {
-            f"{prefix}{phase}_ns": np.append(np.median(times, axis=0), np.nan) for phase, times in self.split.items()
-        }
-        whole = np.column_stack([self.total, rest_ns])
-        totals = zip((f"{prefix}{name}" for name in _TIMES[-3:]), median_interval(whole), strict=True)
-        shares = {f"{prefix}mean_ns": whole.mean(axis=0), f"{prefix}share": whole.sum(axis=0) / step_time_ns}
-        return {**named, **dict(totals), **shares}
+    def columns(self, prefix: str, times: StepTimes) -> dict[str, Floats]:
+        """Columns of the frame; the last entry of each is the framework overhead, which has no phase."""
+        named = {f"{prefix}{phase}_ns": np.append(ns.mean(axis=0), np.nan) for phase, ns in self.split.items()}
+        whole, profiling = (
+            np.column_stack(pair) for pair in ((self.total, times.rest_ns), (self.profiling, times.rest_profiling_ns))
+        )
+        totals = dict(zip((f"{prefix}{name}" for name in _TIMES[-3:]), times.estimates(whole, profiling), strict=True))
+        recorded = np.append(self.recorded.mean(axis=0), times.rest_recorded_ns.mean())
+        shares = totals[f"{prefix}total_ns"] / times.step_ns
+        return {**named, **totals, f"{prefix}mean_ns": recorded, f"{prefix}share": shares}
 
 
 def _step_matrix(table: pl.DataFrame, steps: pl.Series, tree: list[Module], value: str) -> Floats:
@@ -349,14 +347,14 @@ _TOP = -1
 
 
 def anatomy(run: Run) -> pl.DataFrame:
-    """The op calls of the profiled step after warm-up nearest to the median step time, columns as `runfolder.OPS`.
+    """The op calls, as recorded, of the profiled step nearest to the step time, columns as `runfolder.OPS`.
 
     And: row (what `parent` counts), depth in the tree of calls, start_ns and end_ns from the start of the step.
     """
-    steps = profiled_steps(run)
+    steps = shown_steps(run)
     if steps.is_empty():
         return _placed(pl.DataFrame(schema=OPS), 0)
-    distance = (pl.col("length_ns") - steps["length_ns"].median()).abs()
+    distance = (pl.col("length_ns") - (run.step_times.step_ns or steps["length_ns"].median())).abs()
     chosen = steps.sort(distance, "step").row(0, named=True)
     ops = run.scan_ops().filter(pl.col("step") == chosen["step"]).collect()
     return _placed(ops, int(chosen["t0_ns"]))
@@ -381,12 +379,12 @@ def _call_depths(parent: np.ndarray[Any, np.dtype[Any]]) -> Ints:
     return depth
 
 
-MEAN_MEDIAN_GAP = 0.25  # of the larger of mean and median
+MEAN_MEDIAN_GAP = 0.25  # of the larger of the two
 _LEAST_SHARE = 0.005  # below, nobody reads the row for its share
 
 
 def mean_differs_from_median(row: Mapping[str, Any], median: str = "total_ns") -> bool:
-    """Return whether mean and median of a row of phases, modules or operators lie a quarter or more apart."""
+    """Return whether interruptions moved the mean of a row of phases, modules or operators by a quarter or more."""
     middle, mean, share = row[median], row["mean_ns"], row["share"]
     if middle is None or mean is None or share is None or abs(share) < _LEAST_SHARE:
         return False
@@ -394,6 +392,6 @@ def mean_differs_from_median(row: Mapping[str, Any], median: str = "total_ns") -
 
 
 def largest_difference(rows: Iterable[Mapping[str, Any]], median: str = "total_ns") -> Mapping[str, Any] | None:
-    """Of these rows the one whose mean and median lie furthest apart; None where none is uneven."""
+    """Of these rows the one whose mean interruptions moved furthest; None where none is uneven."""
     found = [row for row in rows if mean_differs_from_median(row, median)]
     return max(found, key=lambda row: abs(row["mean_ns"] - row[median]), default=None)

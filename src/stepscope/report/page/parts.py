@@ -194,7 +194,7 @@ def figure(chart: Callable[[int], Any], caption: str, name: str = "") -> Figure:
     return Figure(chart, caption, name)
 
 
-SHARE_MEANING = "Of the summed time of the profiled steps; the time beside it is the median of these steps"
+SHARE_MEANING = "Of the step time"
 
 
 def share_cell(row: Mapping[str, Any], median: str = "total_ns", bar: bool = True) -> Cell:
@@ -202,16 +202,13 @@ def share_cell(row: Mapping[str, Any], median: str = "total_ns", bar: bool = Tru
     share = row["share"]
     if not mean_differs_from_median(row, median):
         return Cell(percent(share), share, share if bar else None)
-    hint = f"mean {milliseconds(row['mean_ns'])} ms a step, median {milliseconds(row[median])} ms"
+    hint = f"mean of all profiled steps {milliseconds(row['mean_ns'])} ms, here {milliseconds(row[median])} ms"
     return Cell(f"* {percent(share)}", share, share if bar else None, hint)
 
 
 def shares_sentence(rows: Iterable[Mapping[str, Any]], median: str = "total_ns") -> str:
     """A sentence for the caption."""
-    said = " Times are medians of the profiled steps, shares are of their summed time."
+    said = " Times are of a step as it runs without the profiler, and add up to the step time."
     if any(mean_differs_from_median(row, median) for row in rows):
-        said += (
-            " * mean and median of the row lie a quarter or more apart, since single steps were far from the others: "
-            "pointing at it tells both."
-        )
+        said += " * single steps were far from the others, and are not in it: pointing at it tells the mean with them."
     return said

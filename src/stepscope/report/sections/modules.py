@@ -50,7 +50,7 @@ def build(run: Run) -> Section:
     if timed.is_empty():
         return Section("No operator was recorded after the warm-up, so time cannot be split by module.")
     inside = modules.filter(pl.col("module").is_not_null() & (pl.col("module") != FRAMEWORK_OVERHEAD))
-    lede = f"{plural(len(inside), 'module')}, forward and backward, in ms a step (medians of the profiled steps)."
+    lede = f"{plural(len(inside), 'module')}, forward and backward, in ms a step as it runs without the profiler."
     if inside["optimizer_ns"].null_count() == len(inside):
         lede += " The optimizer's updates could not be led back to single modules."
     elif inside["optimizer_shared"].any():

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from stepscope.analysis.processes import ALL, CHILDREN, LAUNCHER, RANK, WATCHED
+from stepscope.analysis.time.steps import profiled_sentence
 from stepscope.quantities import find, in_order
 from stepscope.report.charts import steps as chart
 from stepscope.report.page.parts import (
@@ -44,7 +45,7 @@ def build(run: Run) -> Section:
     """Verdict, key figures, phases."""
     verdict = run.verdict()
     parts: list[Part] = [KeyFigures(items)] if (items := tuple(_key_figures(run))) else []
-    parts += _by_phase(run.phases())
+    parts += _by_phase(run.phases(), profiled_sentence(run))
     if verdict.next:
         parts.append(Items(tuple((said[:1].upper() + said[1:], "") for said in verdict.next), heading="What to try"))
     return Section(without_long_words(verdict.sentence), tuple(parts))
@@ -73,7 +74,7 @@ def _data(run: Run) -> str:
     return f"{data.get('name')}, {data.get('kind')}" if isinstance(data, dict) else ""
 
 
-def _by_phase(phases: pl.DataFrame) -> Iterator[Part]:
+def _by_phase(phases: pl.DataFrame, profiled: str) -> Iterator[Part]:
     """The bar of phases and its numbers; a framework overhead below 0 (threads overlap) is in the table only."""
     if phases.is_empty():
         return
@@ -81,7 +82,7 @@ def _by_phase(phases: pl.DataFrame) -> Iterator[Part]:
         phase=pl.col("phase").replace(ROW_LABELS), t1_ms=pl.col("ns").cum_sum() / 1e6
     )
     drawn = drawn.with_columns(t0_ms=pl.col("t1_ms") - pl.col("ns") / 1e6, hover=_hover())
-    caption = "A step by phase: median CPU time of each phase in the profiled steps after warm-up."
+    caption = f"A step by phase, as it runs without the profiler: {profiled}."
     yield figure(
         lambda width: chart.build_phases(drawn.select("phase", "t0_ms", "t1_ms", "hover"), width), caption, FIGURES[0]
     )

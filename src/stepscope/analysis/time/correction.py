@@ -1,0 +1,189 @@
+"""Times of a step as it runs without us: the recorder's own cost taken out op by op, the rest calibrated away.
+
+1. An event costs the op that it stamps a little, and whatever called that op more: both were measured on the device in
+   the run (`overhead.event` of run.json), and are taken from the self times of the op and of its caller.
+2. What a profiled step then still takes longer than the unprofiled steps around it is divided between the events
+   (which cost more among many than in the measurement) and everything alike (caches, clocks), by how far each is off
+   what is likely.
+3. Each profiled step is scaled to the headline, the step time that the report states: so phases, layers and operators
+   sum to it, and agree with one another, since all of them are sums of the same cells.
+
+A cell is an operator of a layer in a phase. Of a cell that ran equally often in every profiled step, a time far above
+the others (the process was interrupted) counts as the median of the others. The run folder keeps what was recorded.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import polars as pl
+
+from stepscope.analysis.estimate import mean_intervals, median_interval
+from stepscope.analysis.time.operators import CPU, per_step
+from stepscope.analysis.time.steps import FEW, shown_steps, steps_after_warmup, timed_steps, whole_steps
+from stepscope.arrays import Flags, Floats
+
+if TYPE_CHECKING:
+    from stepscope.analysis.run import Run
+
+_CELL = ("phase", "module", "name", "device")
+_FEWEST_TO_JUDGE = 4  # values of a cell, from which on one of them can be far above the others
+_FAR = 6.0  # standard deviations, as the median deviation tells them
+_AND_A_TENTH = 0.1  # of the median
+_EVENT_DOUBT, _EVEN_DOUBT = 0.3, 0.05  # standard deviation of the events' cost, and of what slows everything, relative
+_UNEVEN = 0.5  # of what slows everything may be elsewhere than it is taken to be (95 %)
+_NEAR = 10  # unprofiled steps on either side of a profiled one tell how long it would have taken
+_NORMAL = 1.96
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """Self times of a step as it runs unprofiled: `table` as `Run.own_times`, with `profiling_ns` taken out.
+
+    rest_ns: framework overhead of each profiled step; step_ns: what a step's cells and its framework overhead sum to.
+    """
+
+    steps: pl.Series
+    table: pl.DataFrame
+    rest_ns: Floats
+    rest_profiling_ns: Floats
+    rest_recorded_ns: Floats
+    step_ns: float
+    step_doubt: float = 0.0  # half width of the 95 % CI of the headline, relative
+    event_doubt: float = 0.0  # half width of the 95 % CI of the events' cost, relative
+    cost_share: float = 0.0  # of the events' cost in a step
+    uneven: float = 0.0  # half width of the 95 % CI of a cell on account of what was calibrated away, relative
+
+    @property
+    def is_empty(self) -> bool:
+        """Return whether no op of a profiled step is known."""
+        return self.table.is_empty() or len(self.steps) == 0
+
+    def estimates(self, values: Floats, profiling: Floats) -> tuple[Floats, Floats, Floats]:
+        """Mean of each column with its 95 % CI, ns: (k,) each; NaN for the CI of fewer than 6 steps.
+
+        values, profiling: (steps, k), times and the recorder's cost in them. The CI holds the spread from step to step,
+        that of the headline, and what is not known of the correction.
+        """
+        mean, low, _ = mean_intervals(values)
+        if len(values) < FEW:
+            nothing = np.full(mean.shape, np.nan)
+            return mean, nothing, nothing
+        share = mean / max(self.step_ns, 1.0)
+        parts = [
+            mean - low,
+            self.step_doubt * mean,
+            self.event_doubt * (profiling.mean(axis=0) - self.cost_share * mean),
+            self.uneven * mean * (1 - share).clip(0),
+        ]
+        half = np.sqrt(np.sum(np.square(parts), axis=0))
+        return mean, np.maximum(mean - half, 0.0), mean + half
+
+
+def step_times(run: Run) -> StepTimes:
+    """Corrected self times of the profiled steps; of parts of steps, without a headline, as they were recorded."""
+    table, steps = run.own_times, shown_steps(run)
+    number = steps["step"]
+    if table.is_empty() or steps.is_empty():
+        nothing = np.zeros(len(steps))
+        return StepTimes(number, table, nothing, nothing, nothing, 0.0)
+    on_cpu = table.filter(pl.col("device") == CPU)
+    cells, count, profiling = (per_step(on_cpu, number, _CELL, name) for name in ("self_ns", "count", "profiling_ns"))
+    lengths = steps["length_ns"].to_numpy().astype(np.float64)
+    rest = lengths - cells.values.sum(axis=1)
+    rest = np.where(rest < 0, max(float(np.median(rest)), 0.0), rest)  # below 0 where threads overlap
+    outside = per_step(on_cpu, number, ("device",), "outside_ns").values.sum(axis=1)
+    rest_cost = np.maximum(outside - per_step(on_cpu, number, ("device",), "below_ns").values.sum(axis=1), 0.0)
+    regular = (count.values == count.values[0]).all(axis=0)
+    raw = np.column_stack([_without_interruptions(cells.values, regular), _without_interruptions(rest[:, None])])
+    cost = np.column_stack([profiling.values, rest_cost])
+    headline = _Headline.of(run, steps)
+    more, event_doubt, uneven = _divided(raw.sum(axis=1), cost.sum(axis=1), headline.near_ns)
+    bare = np.maximum(raw - (1 + more) * cost, 0.0)
+    bare *= (headline.step_ns / np.maximum(bare.sum(axis=1), 1.0))[:, None]
+    uncleaned = np.column_stack([cells.values, rest]) * (headline.step_ns / lengths.mean())
+    place = cells.column_of()
+    row = dict(zip(number.to_list(), range(len(number)), strict=True))
+    at = [(row[step], place[key]) for step, *key_ in on_cpu.select("step", *_CELL).iter_rows() for key in [tuple(key_)]]
+    rows, columns = (np.array(index, dtype=np.int64) for index in zip(*at, strict=True))
+    corrected = on_cpu.with_columns(
+        self_ns=pl.Series(bare[rows, columns]), recorded_ns=pl.Series(uncleaned[rows, columns])
+    )
+    device = table.filter(pl.col("device") != CPU).with_columns(
+        pl.col("self_ns").cast(pl.Float64), recorded_ns=pl.col("self_ns").cast(pl.Float64)
+    )
+    return StepTimes(
+        number,
+        pl.concat([corrected, device]),
+        bare[:, -1],
+        rest_cost,
+        uncleaned[:, -1],
+        headline.step_ns,
+        headline.doubt,
+        event_doubt,
+        float(cost.sum() / max(bare.sum(), 1.0)),
+        uneven,
+    )
+
+
+@dataclass(frozen=True)
+class _Headline:
+    """The step time that is stated, ns, the relative half width of its CI, and the unprofiled steps' near ours, ns."""
+
+    step_ns: float
+    doubt: float
+    near_ns: float | None
+
+    @classmethod
+    def of(cls, run: Run, steps: pl.DataFrame) -> _Headline:
+        timed, which = timed_steps(run)
+        if timed.is_empty() or not whole_steps(run):
+            return cls(float(steps["length_ns"].to_numpy().mean()), 0.0, None)
+        median, low, high = (float(x) for x in median_interval(timed["length_ns"].to_numpy().astype(np.float64)))
+        doubt = 0.0 if np.isnan(low) else max(high - median, median - low) / median
+        return cls(median, doubt, _near(run, steps) if which == "unprofiled steps" else None)
+
+
+def _near(run: Run, steps: pl.DataFrame) -> float | None:
+    """Median of the unprofiled steps around the profiled ones, without the first after each, on cold caches."""
+    every = steps_after_warmup(run)
+    recorded = every["recorded"].to_numpy()
+    after = np.append(False, recorded[:-1])
+    distance = np.abs(np.subtract.outer(np.flatnonzero(~recorded & ~after), np.flatnonzero(recorded)))
+    if distance.size == 0:
+        return None
+    near = np.flatnonzero(~recorded & ~after)[distance.min(axis=1) <= _NEAR]
+    lengths = every["length_ns"].to_numpy()[near]
+    return float(np.median(lengths)) if len(lengths) >= FEW else None
+
+
+def _divided(profiled_ns: Floats, cost_ns: Floats, bare_ns: float | None) -> tuple[float, float, float]:
+    """(How much more than measured the events cost, relative; 95 % half width of that; the same of what is left).
+
+    What a profiled step takes beyond the unprofiled one and the measured cost is more * cost + even * bare: the most
+    likely two, given how far each may be off.
+    """
+    cost, whole = float(cost_ns.mean()), float(np.median(profiled_ns))
+    if bare_ns is None or bare_ns <= 0:
+        return 0.0, _NORMAL * _EVENT_DOUBT, 0.0
+    excess = whole - cost - bare_ns
+    by_events, by_all = (cost * _EVENT_DOUBT) ** 2, (bare_ns * _EVEN_DOUBT) ** 2
+    more = excess / cost * by_events / (by_events + by_all) if cost else 0.0
+    more = float(np.clip(more, -1.0, 2.0))
+    even = (excess - more * cost) / bare_ns
+    doubt = _EVENT_DOUBT * np.sqrt(by_all / (by_events + by_all))
+    return more, float(_NORMAL * doubt), float(_UNEVEN * abs(even))
+
+
+def _without_interruptions(values: Floats, regular: Flags | None = None) -> Floats:
+    """Values (steps, k) in which what is far above the others of its column is their median."""
+    if len(values) < _FEWEST_TO_JUDGE:
+        return values
+    middle = np.median(values, axis=0)
+    spread = 1.4826 * np.median(np.abs(values - middle), axis=0)
+    far = values > middle + _FAR * spread + _AND_A_TENTH * middle
+    if regular is not None:
+        far &= regular
+    return np.where(far, middle, values)
