@@ -13,6 +13,7 @@ __version__ = "0.1.0"
 
 _PUBLIC = {
     "Run": "stepscope.analysis.run",
+    "calibrate": "stepscope.api.calibration",
     "check": "stepscope.analysis.compare",
     "compare": "stepscope.analysis.compare",
     "doctor": "stepscope.api.reading",
@@ -50,6 +51,7 @@ _MODULES = {
 __all__ = [
     "Run",
     "__version__",
+    "calibrate",
     "check",
     "compare",
     "data",
@@ -91,6 +93,7 @@ if TYPE_CHECKING:
     from stepscope.analysis.compare import compare as compare
     from stepscope.analysis.run import Run as Run
     from stepscope.api import fleet, requests, suite
+    from stepscope.api.calibration import calibrate as calibrate
     from stepscope.api.drawing import figure as figure
     from stepscope.api.drawing import figures as figures
     from stepscope.api.drawing import view as view

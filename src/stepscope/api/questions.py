@@ -100,3 +100,28 @@ class ForecastRequest(Request):
         super().__post_init__()
         if (self.steps is None) == (self.epochs is None):
             raise UsageError("how long is the training?", "give either --steps N or --epochs E")
+
+
+@dataclass(frozen=True)
+class CalibrateRequest(Request):
+    """Compare this device's power sensors with a meter for a minute of square load; keep gain, offset, delay, window.
+
+    `stepscope calibrate --plug shelly=192.168.1.20` loads all cores in plateaus of some seconds while the plug and all
+    sensors are read. From then on each run states what the meter would say beside what the sensor says. The result is
+    kept for this device below ~/.local/share/stepscope, outside of runs. With Ctrl-C nothing is kept.
+    """
+
+    plug: str | None = option(None, "The meter by address: shelly=192.168.1.20, tasmota=..., adb=SERIAL, termux.")
+    meter_command: str | None = option(None, "Or a command of yours that prints watts, a reading a line.")
+    meter_csv: Path | None = option(None, "Or the log that a meter writes meanwhile: times and watts.")
+    seconds: float = option("60s", "How long the load lasts in all.", least=20, unit="s", example="60s")
+    accuracy: float = option(
+        "1%", "What the meter's data sheet says of it, a share of its reading.", above=0, most=1, unit="share",
+        example="1%",
+    )  # fmt: skip
+    dry: bool = option(False, "Show the result and keep nothing.")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if sum(meter is not None for meter in (self.plug, self.meter_command, self.meter_csv)) != 1:
+            raise UsageError("calibrate against which meter?", "give one of --plug, --meter-command and --meter-csv")

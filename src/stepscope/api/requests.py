@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from stepscope.api.questions import ForecastRequest, RunRequest
+from stepscope.api.questions import CalibrateRequest, ForecastRequest, RunRequest
 from stepscope.experiments.breakdown.request import Breakdown
 from stepscope.experiments.daily.request import DailyTraining
 from stepscope.experiments.engine.request import StudyRequest
@@ -22,6 +22,7 @@ from stepscope.experiments.sweeps.request import BatchSweep, OptimizerSweep, Pow
 __all__ = [
     "BatchSweep",
     "Breakdown",
+    "CalibrateRequest",
     "DailyTraining",
     "ForecastRequest",
     "Kernels",

@@ -171,6 +171,22 @@ def _print_power(console: Console, found: dict[str, Any]) -> None:
         )
     elif not found["characterised"]:
         console.print("  Not characterised yet: the first run does it, and --characterise shows it.", highlight=False)
+    for name, kept in found["calibrated"].items():
+        console.print(f"  {calibration_line(name, kept)}", highlight=False, markup=False, soft_wrap=True)
+
+
+def calibration_line(name: str, kept: Mapping[str, Any]) -> str:
+    """Return what a meter showed of a channel, in a line."""
+    from stepscope.units import duration, estimate, si
+
+    gain, half = kept["gain"], kept["gain_half"]
+    offset = kept["shown_w"] - gain * kept["meter_w"]
+    late = "" if kept["delay_ns"] is None else f", {duration(kept['delay_ns'])} late"
+    window = f", {kept['filter']} {duration(kept['window_ns'])}" if kept["window_ns"] else ""
+    return (
+        f"{name}: shows {estimate(gain, gain - half, gain + half, '')} W of each W of {kept['meter']}, "
+        f"offset {si(offset, 'W')}{late}{window}; calibrated {kept['at'][:10]}"
+    )
 
 
 def _print_software(console: Console, found: dict[str, Any]) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from stepscope.errors import UsageError
 from stepscope.record.device import changing_facts, describe_device
+from stepscope.record.sampler.calibration import load_calibrations
 from stepscope.record.sampler.characterise import (
     SensorProfile,
     device_identity,
@@ -68,6 +69,7 @@ def diagnose(
             if measures_power(found)
         ],
         "characterised": {name: asdict(profile) for name, profile in known.items()},
+        "calibrated": {name: asdict(kept) for name, kept in load_calibrations(root).items()},
         "proc": (root / "proc/stat").exists(),
         "perf": _perf(root),
         "torch": _torch(),

@@ -55,7 +55,7 @@ def import_csv(run_path: str | Path, csv_path: str | Path, align: Align) -> Chan
     run, source = RunReader(run_path), Path(csv_path)
     if run.status == "running":
         raise UsageError(f"the run {run.id} is still being written", "import the meter's log when it has ended")
-    table, log = _table(run.path / "channels.json"), _read(source)
+    table, log = _table(run.path / "channels.json"), read_meter_csv(source)
     aligned = align(run, log.t_s, log.power_w, log.clock == "unix")
     channel = _channel(source, log)
     t0_ns, t1_ns = aligned.monotonic_ns(log.t_s)
@@ -82,7 +82,8 @@ def import_csv(run_path: str | Path, csv_path: str | Path, align: Align) -> Chan
 _STAMPS = {"t0_ns": pl.Int64, "t1_ns": pl.Int64}
 
 
-def _read(source: Path) -> MeterLog:
+def read_meter_csv(source: Path) -> MeterLog:
+    """Read the log of a meter; raises UsageError where it cannot be read."""
     try:
         if source.stat().st_size > _LARGEST_LOG:
             raise UsageError(f"'{source}' is larger than 1 GiB", "cut the log to the time of the run")

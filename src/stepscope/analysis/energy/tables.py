@@ -10,6 +10,7 @@ import numpy as np
 import polars as pl
 from scipy import sparse  # type: ignore[import-untyped]
 
+from stepscope.analysis.energy.accuracy import meter_energy
 from stepscope.analysis.energy.attribution import Attribution
 from stepscope.analysis.energy.rail_fits import COARSE, RailFit, parts, trouble
 from stepscope.analysis.energy.rails import (
@@ -27,7 +28,7 @@ from stepscope.analysis.energy.timeline import Timeline
 from stepscope.analysis.time.steps import steps_after_warmup, timed_steps
 from stepscope.arrays import Flags, Floats, Ints
 from stepscope.runfolder import RunReader
-from stepscope.units import number, percent
+from stepscope.units import estimate, number, percent
 
 ESTIMATED = "estimated"  # the kind of what comes of a power model
 NO_INTERVAL = "no CI: estimated"
@@ -52,6 +53,10 @@ TOTAL_SCHEMA = {
     "gap_s": pl.Float64,
     "windows": pl.Int64,
     "kind": pl.String,
+    "meter_joules": pl.Float64,  # what a meter in the supply line would say
+    "meter_low": pl.Float64,
+    "meter_high": pl.Float64,
+    "meter_source": pl.String,
 }
 RAIL_SCHEMA = {"scope": pl.String, "inside": pl.String, "meaning": pl.String, **TOTAL_SCHEMA}
 STEP_SCHEMA = {
@@ -84,7 +89,12 @@ def energy_tables(run: RunReader, tree: RailTree) -> EnergyTables:
     idle = _idle_power(run, tree)
     simulated = run.meta.get("simulated") is not None
     components = [
-        _energy_row(name, lines, sum_energies([of[line.key] for line in lines]), per, simulated, _idle_sum(idle, lines))
+        {
+            **_energy_row(
+                name, lines, sum_energies([of[line.key] for line in lines]), per, simulated, _idle_sum(idle, lines)
+            ),
+            **meter_energy(lines, [of[line.key] for line in lines], run.device),
+        }
         for name, lines in tree.components()
     ]
     rest = _unattributed(tree, of)
@@ -99,8 +109,9 @@ def energy_tables(run: RunReader, tree: RailTree) -> EnergyTables:
             "inside": names.get(line.parent or ""),
             "meaning": (line.entry.meaning if line.entry else "") or None,
         }
-        rails.append({**entry, **_energy_row(line.component, [line], of[line.key], per, simulated, idle.get(line.key))})
-    notes = (*tree.notes, *_table_notes(tree, of, spans))
+        row = _energy_row(line.component, [line], of[line.key], per, simulated, idle.get(line.key))
+        rails.append({**entry, **row, **meter_energy([line], [of[line.key]], run.device)})
+    notes = (*tree.notes, *_table_notes(tree, of, spans), *_meter_notes(components))
     return EnergyTables(pl.DataFrame(components, schema=TOTAL_SCHEMA), pl.DataFrame(rails, schema=RAIL_SCHEMA), notes)
 
 
@@ -221,6 +232,15 @@ def _table_notes(tree: RailTree, of: dict[str, Energy], spans: Any) -> Iterator[
     rest = _unattributed(tree, of)
     if rest is not None and rest.high_j is not None and rest.high_j < 0 and tree.total:
         yield f"the rails inside {tree.total[0].name} measured more than it: one of them is wrong"
+
+
+def _meter_notes(components: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """What a meter would say of the total, else of each component whose sensor's accuracy is known."""
+    known = [row for row in components if row.get("meter_joules") is not None]
+    for row in [row for row in known if row["component"] == "total"] or known:
+        said = estimate(row["meter_joules"], row["meter_low"], row["meter_high"], "J")
+        more = "" if "calibrated" in row["meter_source"] else "; `stepscope calibrate` narrows it"
+        yield f"a meter in the supply line of {row['rail']} would show {said} ({row['meter_source']}){more}"
 
 
 def _gap_notes(tree: RailTree, of: dict[str, Energy]) -> Iterator[str]:

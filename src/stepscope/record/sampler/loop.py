@@ -23,6 +23,7 @@ from typing import Any
 from stepscope.clock import Clock, anchors, monotonic_ns, unix_minus_monotonic_ns
 from stepscope.files import replace_json
 from stepscope.liveness import is_running, start_time
+from stepscope.record.sampler.calibration import with_calibrations
 from stepscope.record.sampler.characterise import (
     SensorProfile,
     may_characterise,
@@ -220,6 +221,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     profiles: Mapping[str, SensorProfile] = {}
     if may_characterise(options.root, options.characterise):
         profiles = recall_or_measure(options.root, seen.found, target.clock, _announce, events)
+    seen = with_calibrations(seen, options.root)
     streams, readers = crew.hire(seen, profiles)
     sampling = Sampling(streams, events, target.pace, options.period_ns, options.dither, readers)
     sampling.newcomers = crew.newcomers(seen, options.look_again_ns)

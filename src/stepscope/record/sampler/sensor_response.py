@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from decimal import Decimal
 
 # The times are agreed beforehand on the clock that all processes share, so that nothing is sent while it matters;
@@ -247,6 +247,7 @@ class Filter:
 
     kind: str
     window_ns: int | None
+    lag_ns: int | None = field(default=None, compare=False)  # of the readings behind the load, beside the window
 
 
 @dataclass(frozen=True)
@@ -278,8 +279,8 @@ def filter_of(taken: Conversions, load: Load, refresh_ns: int | None = None) -> 
     if len(taken) < 12 or not load or len({value for _, value in taken}) < 2:
         return None
     fits = {
-        NONE: min((_fit(taken, load, _block, 1e3, lag) for lag in _LAGS_NS), key=_error),
-        BLOCK: _best(taken, load, _block),
+        NONE: min((_fit(taken, load, load_share, 1e3, lag) for lag in _LAGS_NS), key=_error),
+        BLOCK: _best(taken, load, load_share),
         RUNNING: _best(taken, load, _running),
     }
     mean = sum(value for _, value in taken) / len(taken)
@@ -289,14 +290,14 @@ def filter_of(taken: Conversions, load: Load, refresh_ns: int | None = None) -> 
     if fits[kind].error > (1 - _EXPLAINED) * variance:
         return None
     if fits[NONE].error <= _WORTH * fits[kind].error + 1e-9 * variance:
-        return Filter(NONE, None)
-    return Filter(kind, round(fits[kind].width_ns))
+        return Filter(NONE, None, round(fits[NONE].lag_ns))
+    return Filter(kind, round(fits[kind].width_ns), round(fits[kind].lag_ns))
 
 
 Response = Callable[[Sequence[float], Load, float], list[float]]
 
 
-def _block(at_ns: Sequence[float], load: Load, width_ns: float) -> list[float]:
+def load_share(at_ns: Sequence[float], load: Load, width_ns: float) -> list[float]:
     """Share of the load in the block of this width that ends at each time."""
     starts = [on for on, _ in load]
     before = [0.0]

@@ -12,7 +12,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from stepscope.clock import Clock, monotonic_ns
 
@@ -43,6 +43,7 @@ class Channel:
     most_per_s: float | None = None  # a counter cannot grow faster: more is a reset, not a wrap
     read_cost_p99_ns: int | None = None  # 99th percentile, from self-characterisation
     measured: tuple[str, ...] = ()  # fields above that this device's self-characterisation filled, not the driver
+    calibration: dict[str, Any] | None = None  # what a meter showed of it on this device: `stepscope calibrate`
 
 
 class ProcessEnded(Exception):

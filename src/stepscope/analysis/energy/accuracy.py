@@ -1,0 +1,165 @@
+"""The joules that a meter in the supply line would show: accuracy of a sensor's kind, or its calibration.
+
+A sensor's own CI is of what that sensor shows. Its gain and offset are in no reading; they come from the data sheet of
+the chip, from published measurements beside a meter, or from `stepscope calibrate` on this very device.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from stepscope.analysis.energy.rails import Energy, Line
+from stepscope.analysis.energy.sources import PowerSource
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """meter W = meter_w + (shown W - shown_w) / gain; halves of 95 % CIs; `share` is the meter's own, of its W."""
+
+    gain: float
+    gain_half: float
+    source: str
+    shown_w: float = 0.0
+    meter_w: float = 0.0
+    meter_half_w: float = 0.0
+    share: float = 0.0
+
+    def at_meter(self, shown_w: float) -> tuple[float, float]:
+        """(W that a meter would show, half of its 95 % CI) where the sensor shows so much."""
+        away = (shown_w - self.shown_w) / self.gain
+        watts = self.meter_w + away
+        parts = (self.meter_half_w, away * self.gain_half / self.gain, self.share * watts)
+        return watts, math.hypot(*parts)
+
+
+@dataclass(frozen=True)
+class Chip:
+    """Accuracy of a chip by its data sheet: shares of shunt, bus and resistor, and steps of its offset."""
+
+    words: str
+    share: float
+    offset_steps: float  # of the channel's own step
+
+
+_SHUNT = 0.01  # tolerance of the resistor that a board carries; better ones are not stated by any driver
+# Data sheets of Texas Instruments, largest error at 25 degC: gain of shunt and bus voltage, shunt offset in LSB.
+_CHIPS = {
+    "ina3221": Chip("INA3221: 0.25 % a voltage, offset 80 uV (TI SBOS576); resistor 1 %", 0.0106, 2.0),
+    "ina226": Chip("INA226: 0.1 % a voltage, offset 10 uV (TI SBOS547); resistor 1 %", 0.0101, 4.0),
+}
+_CHIP_OF_SENSOR = {"ina3221": "ina3221", "tegrastats": "ina3221", "jetson_stats": "ina3221"}
+
+# Steady-state error of nvidia-smi's power against a meter on slot and cables, share: Yang, Adamek and Armour, "Accurate
+# and Convenient Energy Measurements for GPUs", SC24 (arXiv 2312.02741), mean over their drivers, one card of each kind.
+GPU_ERRORS = {
+    "A100": -0.055,
+    "RTX 3090": -0.043,
+    "RTX 3070 Ti": -0.023,
+    "RTX 2080 Ti": -0.062,
+    "RTX 2060 SUPER": 0.109,
+    "GTX 1080 Ti": -0.003,
+    "GTX 1080": 0.008,
+    "GTX TITAN X": 0.019,
+    "Tesla M40": -0.016,
+    "Quadro K620": -0.411,
+    "Tesla K40m": 0.034,
+    "Tesla K80": -0.089,
+    "P100": 0.005,
+    "RTX A5000": -0.055,
+    "RTX 4090": -0.042,
+    "TITAN X (Pascal)": -0.010,
+}
+_GPU_WORDS = "measured on one such card beside a meter (arXiv 2312.02741); cards of a kind: +-5 %, as NVIDIA states"
+_ANY_GPU, _ANY_GPU_HALF = -0.02, 0.1  # of 15 of those 16; one old card was 41 % off
+_GPU_SENSORS = ("nvml", "nvidia_smi")
+
+_RAPL_MEASURED, _RAPL_MODELLED = 0.05, 0.15
+_OLD_INTEL = re.compile(r"\bi[357]-[23]\d{3}\b|\bE[357]-\d{4}(?: v2)?(?! ?v)\b")
+
+
+def accuracy_of(source: PowerSource, device: Mapping[str, Any]) -> Accuracy | None:
+    """The accuracy of a sensor's channel; None where nothing is known of its kind, and of what is itself a meter."""
+    channel = source.channel or {}
+    kept = channel.get("calibration")
+    if isinstance(kept, dict):
+        return _calibrated(kept)
+    sensor = source.sensor.partition("-")[0]
+    chip = _CHIPS.get(_CHIP_OF_SENSOR.get(sensor) or _chip_named(channel))
+    if chip is not None:
+        step_w = source.step_size if source.kind == "gauge" else 0.0
+        return Accuracy(1.0, chip.share, chip.words, meter_half_w=chip.offset_steps * step_w)
+    if sensor in _GPU_SENSORS:
+        return _of_gpu(device)
+    if sensor in ("rapl", "rapl_perf"):
+        return _of_rapl(str(device.get("cpu") or ""), str(channel.get("rail") or ""))
+    return None
+
+
+def _calibrated(kept: Mapping[str, Any]) -> Accuracy | None:
+    try:
+        numbers = [
+            float(kept[name]) for name in ("gain", "gain_half", "shown_w", "meter_w", "meter_half_w", "accuracy")
+        ]
+    except (KeyError, TypeError, ValueError):
+        return None
+    gain, half, shown_w, meter_w, level, share = numbers
+    if not gain > 0:
+        return None
+    words = f"calibrated against {kept.get('meter')} on {str(kept.get('at'))[:10]}, itself within {share:.1%}"
+    return Accuracy(gain, half, words, shown_w, meter_w, level, share)
+
+
+def _chip_named(channel: Mapping[str, Any]) -> str:
+    """The chip that the path or the words of a channel name, in lower case."""
+    said = f"{channel.get('source')} {channel.get('sensor')} {channel.get('id')}".lower()
+    return next((name for name in _CHIPS if name in said), "")
+
+
+def _of_gpu(device: Mapping[str, Any]) -> Accuracy:
+    """By the name of the GPU; of several kinds or an unknown one, what all measured kinds span."""
+    names = {str(entry.get("name")) for entry in device.get("accelerators") or [] if isinstance(entry, dict)}
+    known = {family for name in names for family in GPU_ERRORS if family.lower() in name.lower()}
+    longest = max(known, key=len, default="")
+    if len(names) == 1 and longest:
+        return Accuracy(1 + GPU_ERRORS[longest], 0.05, f"{longest}: {_GPU_WORDS}")
+    return Accuracy(1 + _ANY_GPU, _ANY_GPU_HALF, "NVIDIA GPUs of other kinds beside a meter (arXiv 2312.02741)")
+
+
+def _of_rapl(cpu: str, rail: str) -> Accuracy:
+    """Intel measures since Haswell (doi 10.1109/IPDPSW.2015.70); before, and AMD, model: the shares are allowances."""
+    modelled = "AMD" in cpu or _OLD_INTEL.search(cpu) is not None
+    if "dram" in rail:
+        words = "RAPL of DRAM has an offset of its own on each system (doi 10.1145/2989081.2989088): allowance"
+        return Accuracy(1.0, _RAPL_MODELLED, f"{words} {_RAPL_MODELLED:.0%}")
+    share = _RAPL_MODELLED if modelled or not cpu else _RAPL_MEASURED
+    how = "models power on this processor" if modelled else "measures power on Intel since Haswell"
+    return Accuracy(1.0, share, f"RAPL {how} (doi 10.1109/IPDPSW.2015.70): allowance {share:.0%}")
+
+
+def meter_energy(lines: Sequence[Line], energies: Sequence[Energy], device: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a meter in the supply line of these lines would say, J, its 95 % CI, and from where that is known.
+
+    meter_joules, meter_low, meter_high, meter_source; null where nothing is known of one of the sensors. The errors of
+    several lines are taken to agree in sign.
+    """
+    nothing = dict.fromkeys(("meter_joules", "meter_low", "meter_high", "meter_source"))
+    joules = below = above = 0.0
+    sources = []
+    for line, energy in zip(lines, energies, strict=True):
+        known = None if line.estimated else accuracy_of(line.best, device)
+        if known is None or energy.joules is None or energy.watts is None or not energy.covered_s:
+            return nothing
+        low, high = (energy.joules if end is None else end for end in (energy.low_j, energy.high_j))
+        watts, half = known.at_meter(energy.watts)
+        at_meter, systematic = watts * energy.covered_s, half * energy.covered_s
+        joules += at_meter
+        below += math.hypot(systematic, (energy.joules - low) / known.gain)
+        above += math.hypot(systematic, (high - energy.joules) / known.gain)
+        sources.append(known.source)
+    said = "; ".join(dict.fromkeys(sources))
+    ends = {"meter_low": max(joules - below, 0.0), "meter_high": joules + above}
+    return {"meter_joules": joules, **ends, "meter_source": said}

@@ -1,0 +1,124 @@
+"""Calibrate this device's power sensors against a meter: the minute of load, the fit, and what is kept."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from stepscope.api.questions import CalibrateRequest
+from stepscope.errors import OutputNotWritable, UsageError
+from stepscope.record.meter_log import read_meter_csv
+from stepscope.record.meters import parse_meters
+from stepscope.record.sampler.calibration import (
+    Calibration,
+    Readings,
+    Recorded,
+    calibrate_channels,
+    lay_log,
+    record_square,
+    save_calibrations,
+)
+from stepscope.record.sensors import survey
+from stepscope.record.sensors.contract import Channel, Found, Meter, Target
+
+
+@dataclass(frozen=True)
+class Calibrated:
+    """Calibrations and why there is none, by channel id; where they are kept, None where they are not."""
+
+    calibrations: Mapping[str, Calibration]
+    refused: Mapping[str, str]
+    path: Path | None
+
+
+def calibrate(
+    *,
+    plug: str | None = None,
+    meter_command: str | None = None,
+    meter_csv: str | Path | None = None,
+    seconds: float | str = 60.0,
+    accuracy: float | str = 0.01,
+    dry: bool = False,
+    progress: Callable[[str], None] | None = None,
+) -> dict[str, dict[str, Any]]:
+    """Compare this device's power sensors with a meter under a square load; what was kept, by channel id.
+
+    Give one of plug ("shelly=192.168.1.20"), meter_command (prints watts) and meter_csv (the log that a meter writes
+    meanwhile). seconds: of the whole; accuracy: of the meter itself, as a share; dry: keep nothing; progress: called
+    with a sentence some times a second. Each calibration has gain, gain_half, shown_w, meter_w, meter_half_w (W),
+    delay_ns, filter, window_ns, meter and at. All cores are loaded meanwhile. Raises UsageError where there is no
+    meter or sensor, where the meter does not move or follow the load, and where no channel does.
+    """
+    given = {"plug": plug, "meter_command": meter_command, "meter_csv": meter_csv, "seconds": seconds,
+             "accuracy": accuracy, "dry": dry}  # fmt: skip
+    asked = CalibrateRequest.from_settings({name: value for name, value in given.items() if value is not None})
+    done = calibrate_device(asked, progress or (lambda said: None))
+    return {name: asdict(kept) for name, kept in done.calibrations.items()}
+
+
+def calibrate_device(request: CalibrateRequest, progress: Callable[[str], None]) -> Calibrated:
+    """Do what a request asks on this machine. Raises UsageError, OutputNotWritable."""
+    root = Path(os.environ.get("STEPSCOPE_ROOT") or "/")
+    meters = parse_meters(
+        [request.plug] if request.plug else [], [request.meter_command] if request.meter_command else []
+    )
+    if request.meter_csv is not None and not request.meter_csv.is_file():
+        raise UsageError(f"there is no meter log '{request.meter_csv}'", "start the meter's log, then calibrate")
+    target = Target(os.getpid(), meters=meters)
+    seen = survey(root, target)
+    try:
+        theirs, channels = _apart(seen.found, meters)
+        if meters and not theirs:
+            why = "; ".join(f"{name}: {missing.detail}" for name, missing in seen.missing.items() if name in _NAMES)
+            raise UsageError(f"the meter does not answer: {why or 'no power in what it says'}", "check its address")
+        if not channels:
+            raise UsageError(
+                "no sensor of power or energy answers here: there is nothing to calibrate",
+                "'stepscope doctor' says what would enable one",
+            )
+        recorded = record_square(seen.found, target, request.seconds, progress)
+    finally:
+        for found in seen.found.values():
+            found.close()
+    name = request.plug or request.meter_command or str(request.meter_csv)
+    readings = recorded.power[theirs[0].id] if theirs else _log(request.meter_csv, recorded)
+    found_, refused = calibrate_channels(recorded, channels, readings, name, request.accuracy)
+    if not found_:
+        raise UsageError(
+            "no channel follows the load: " + "; ".join(f"{channel}: {why}" for channel, why in refused.items()),
+            "close what else runs, or take longer: --seconds 120s",
+        )
+    return Calibrated(found_, refused, None if request.dry else _kept(root, found_))
+
+
+_NAMES = ("shelly", "tasmota", "android", "adb", "termux", "meter_command")
+
+
+def _apart(found: Mapping[str, Found], meters: tuple[Meter, ...]) -> tuple[list[Channel], list[Channel]]:
+    """The meter's channels of power, and the channels of power and energy of the device's own sensors."""
+    theirs, own, names = [], [], {meter.name for meter in meters}
+    for sensor in found.values():
+        for channel in sensor.channels:
+            if channel.quantity not in ("power", "energy") or channel.kind == "estimate":
+                continue
+            if channel.scope.partition(":")[2] in names:
+                theirs += [channel] if channel.quantity == "power" else []
+            else:
+                own.append(channel)
+    return theirs, own
+
+
+def _log(path: Path | None, recorded: Recorded) -> Readings:
+    assert path is not None
+    log = read_meter_csv(path)
+    return lay_log(log.t_s, log.power_w, log.clock == "unix", recorded.load, recorded.end_ns)
+
+
+def _kept(root: Path, calibrations: Mapping[str, Calibration]) -> Path:
+    try:
+        return save_calibrations(root, calibrations)
+    except (OSError, RuntimeError) as error:
+        raise OutputNotWritable(f"the calibration cannot be kept: {error}", "set XDG_DATA_HOME to a folder") from error

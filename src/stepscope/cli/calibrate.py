@@ -1,0 +1,39 @@
+"""`stepscope calibrate`: gain, offset, delay and window of this device's power sensors against a meter."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from stepscope.api.questions import CalibrateRequest
+from stepscope.cli._options import command_of
+
+
+def _calibrate(
+    request: CalibrateRequest,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+) -> None:
+    """Load the device for a minute, print what the meter showed of each channel."""
+    import json
+
+    from rich.console import Console
+
+    from stepscope.api.calibration import calibrate_device
+    from stepscope.cli.doctor import calibration_line
+
+    say = Console(stderr=True, highlight=False)
+    with say.status("") as status:
+        done = calibrate_device(request, status.update)
+    for name, why in done.refused.items():
+        say.print(f"not calibrated: {name}: {why}", markup=False)
+    if as_json:
+        typer.echo(json.dumps({name: asdict(kept) for name, kept in done.calibrations.items()}, indent=1))
+        return
+    for name, kept in done.calibrations.items():
+        typer.echo(calibration_line(name, asdict(kept)))
+    typer.echo("nothing was kept" if done.path is None else f"kept for this device: {done.path}")
+
+
+calibrate = command_of(CalibrateRequest, _calibrate, "calibrate")
