@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from tests.fabricate import STEP, Core, Op, Sampled, every_step, fabricate_run
 
+from stepscope.analysis.compare import compare
 from stepscope.analysis.run import Run
 from stepscope.analysis.verdict import TITLES
 
@@ -195,3 +196,37 @@ def test_advice_that_is_followed_already_is_not_given(tmp_path: Path) -> None:
     followed = _run(tmp_path / "foreach", Machine(), ops=(*_TINY, update, foreach)).verdict().next
     assert any("foreach=True" in said for said in plain)
     assert not any("foreach=True" in said for said in followed)
+
+
+def _twice(ops: tuple[Op, ...]) -> tuple[Op, ...]:
+    return tuple(replace(op, self_us=2 * op.self_us, calls=_twice(op.calls)) for op in ops)
+
+
+@pytest.mark.parametrize(
+    ("machine", "named"),
+    [
+        (Machine(0.5, 0.5, pressure={"cpu:some": 0.9}, own_cores=0.5, busy=_BUSY), "By load: "),
+        (Machine(0.5, 0.05, own_cores=0.5, throttled_periods=0.9, quota=0.5), "By CPU quota: "),
+        (Machine(clocks=(1e9, 1e9)), "By clock: "),
+        (Machine(0.5, 0.0, {"disk": 0.5}, {"memory:some": 0.5}, 0.5, faults=900.0, swapped=4e7), "By memory: "),
+    ],
+)
+def test_what_the_machine_did_explains_the_difference_of_two_like_runs_and_no_layer_does(
+    tmp_path: Path, machine: Machine, named: str
+) -> None:
+    alone = replace(Machine(clocks=(2e9, 2e9)), pressure=dict.fromkeys(machine.pressure, 0.0))
+    first = _run(tmp_path / "alone", alone)
+    other = _run(tmp_path / "slow", machine, ops=_twice(STEP), residual_us=2000)
+    (said,) = compare([first, other]).sentences()
+    assert named in said
+    assert "features" not in said
+    assert "aten" not in said
+    assert compare([first, other]).surroundings()[0].share > 0.5
+
+
+def test_a_slower_layer_on_a_machine_as_quiet_is_named_as_before(tmp_path: Path) -> None:
+    first = _run(tmp_path / "a", Machine())
+    other = _run(tmp_path / "b", Machine(), ops=(*STEP[:-2], *_twice(STEP[-2:-1]), STEP[-1]))
+    (said,) = compare([first, other]).sentences()
+    assert "'features.0'" in said
+    assert compare([first, other]).surroundings() == ()

@@ -171,7 +171,7 @@ def _memory_capacity(seen: Occupancy) -> Iterator[Cause]:
 
 def _starved(seen: Occupancy) -> Iterator[Cause]:
     """Time in which the training was ready and did not get a core: by a quota, its own affinity, or other programs."""
-    held = _held(seen)
+    held = starved_share(seen)
     if held is None:
         yield from _starved_by_utilisation(seen)
         return
@@ -195,8 +195,11 @@ def _starved(seen: Occupancy) -> Iterator[Cause]:
     yield from _cause("cpu-starved", "background load", held, queue, *_load_evidence(seen))
 
 
-def _held(seen: Occupancy) -> Share | None:
-    """The time without a core; where operators use several threads, also that in which one waits for another."""
+def starved_share(seen: Occupancy) -> Share | None:
+    """Return the share of the time without a core; of operators with threads, also that in which one waits for another.
+
+    None where the kernel's run-queue times were not sampled.
+    """
     held = seen.held
     if held is None or (seen.threads or 1) < 2 or not _load_evidence(seen):
         return held

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from stepscope.analysis.compare.sides import (
     run_group,
     setting_differences,
 )
+from stepscope.analysis.compare.surroundings import EXPLAINS, Surrounding, surroundings
 from stepscope.analysis.metrics import Measured, background_warning
 from stepscope.analysis.run import Run
 from stepscope.errors import RunError, UnknownName, UsageError
@@ -108,6 +109,11 @@ class Comparison:
             return explanation.explain_energy(first, second, by, per_sample)
         return explain_time(first, second, by, what == "kernels", per_sample)
 
+    def surroundings(self, other: int = 1, setting: int = 0) -> tuple[Surrounding, ...]:
+        """Return what of the difference in step time the machine explains: load, quota, clock, memory; ns a step."""
+        sides = self.settings[setting].sides
+        return surroundings(sides[0], sides[other])
+
     def differences(self, other: int = 1, setting: int = 0) -> dict[str, tuple[Any, Any]]:
         """Return the settings and devices that a side and the first do not have in common."""
         sides = self.settings[setting].sides
@@ -135,6 +141,7 @@ class Comparison:
             "setting": self.settings[index].label,
             "sentences": self.sentences(index),
             "differences": [self.differences(other, index) for other in others],
+            "surroundings": [[asdict(part) for part in self.surroundings(other, index)] for other in others],
             "explanations": [_explanation_dict(self.explain(what, way, other, index), other)
                              for other in others for what in whats for way in by if way in WHAT[what]],
         }  # fmt: skip
@@ -193,9 +200,20 @@ def _difference_sentence(comparison: Comparison, other: int, setting: int) -> st
         return f"{said[0]} Why is not known: {why.reason}."
     if not _differs(rows):
         return f"{said[0]} Such steps do not tell a difference apart from chance, so no part explains one."
+    around = comparison.surroundings(other, setting)
+    said += [_around_sentence(part) for part in around]
+    if sum(part.share for part in around) >= EXPLAINS or (around and not comparison.differences(other, setting)):
+        return " ".join([*said, "The model is not named: its parts took longer, or less long, with the machine."])
     kinds = comparison.explain("time", "kind", other, setting)
     named = [text for each in (why, kinds) if (text := _dominant_parts(each))]
     return " ".join([*said, *(named or ["No part of the profiled steps shows it."]), *_unexplained_note(why)])
+
+
+def _around_sentence(part: Surrounding) -> str:
+    """Return how much of the difference lies in the machine, with the evidence of both sides."""
+    between = f"[{_signed(part.low, 'ns')}, {_signed(part.high, 'ns')}]"
+    whole = f"{percent(min(part.share, 1.0), 0)} of the difference"
+    return f"By {part.name}: {_signed(part.difference, 'ns')} {between}, {whole}: {part.evidence}."
 
 
 def _step_time_sentence(rows: pl.DataFrame) -> str:
@@ -217,11 +235,11 @@ def _differs(rows: pl.DataFrame) -> bool:
 
 
 def _dominant_parts(why: Explanation) -> str:
-    """The parts that make most of the difference, by name; not those that chance can explain."""
+    """The parts that make most of the difference, by name; not those that chance can explain, or without a CI."""
     whole = why.difference or 0.0
     chance = (pl.col("low") <= 0) & (pl.col("high") >= 0)
     parts = why.parts.filter(pl.col("difference") * whole > 0, pl.col("share") >= _TELLING, pl.col("name") != TIMED)
-    parts = parts.filter(~chance.fill_null(False)).head(_NAMED)
+    parts = parts.filter(~chance.fill_null(True)).head(_NAMED)
     if parts.is_empty():
         return ""
     named = ", ".join(f"{_quoted(r['name'])} {_signed(r['difference'], why.unit)} ({percent(r['share'], 0)})"
