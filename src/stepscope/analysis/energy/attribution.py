@@ -9,8 +9,8 @@ import numpy as np
 from scipy import sparse  # type: ignore[import-untyped]
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
-from stepscope.analysis.energy.calibration import FEW_KEYS, Calibration, KnownSource, calibrate, recalibrate
-from stepscope.analysis.energy.clocks import UpdateClock, clock_of_residuals, fit_clock
+from stepscope.analysis.energy.calibration import FEW_KEYS, Calibration, KnownSource, Prior, Wobble, calibrate, recalibrate, wobble
+from stepscope.analysis.energy.clocks import NEAR_STATED, UpdateClock, clock_of_residuals, fit_clock, search_clock, stands_out
 from stepscope.analysis.energy.readings import Readings, at_conversions, at_updates, by_clock, surprises
 from stepscope.analysis.energy.regression import (
     ANY_SPREAD,
@@ -19,13 +19,11 @@ from stepscope.analysis.energy.regression import (
     Moments,
     PhaseCheck,
     Total,
-    Wobble,
     close_to_total,
     measured_total,
     phase_check,
     regress,
     sandwich,
-    wobble,
 )
 from stepscope.analysis.energy.sensor_model import (
     SensorModel,
@@ -38,11 +36,12 @@ from stepscope.analysis.energy.sensor_model import (
     whitened,
     whitened_gram,
 )
-from stepscope.analysis.energy.timeline import Level, Timeline, condense, hierarchy
+from stepscope.analysis.energy.timeline import Level, Timeline, condense, condensed_keys, hierarchy
 from stepscope.arrays import Floats
 
 _ENOUGH = 300  # readings in profiled steps
 _BLURRED = 0.5  # of its refresh: a gauge that sees so wide a window is one whose conversions come at unknown times
+_MOST_HOLD = 1.0  # s
 FEWEST = 20  # readings; with fewer there is nothing to fit
 
 
@@ -50,7 +49,7 @@ FEWEST = 20  # readings; with fewer there is nothing to fit
 class Options:
     """`periodic`: the source has a clock of its own and late stamps. `width`: its window where that is certain, s.
 
-    `refresh`: time between the updates of the source, s; `spot`: each of them shows a short conversion.
+    `refresh`: time between the updates of the source, s; `stated`: its averaging window as the channel has it.
     `floor`: what the source's coarse steps hide of every power, W. `known`: what was found before of the very same
     readings, used as it is; `near`: of another source of the same make, to start from; `same_chip`: it has this one's
     clock too. `stuck_s`: for how long the source stood still; its readings of that time are excluded.
@@ -59,13 +58,27 @@ class Options:
     periodic: bool = False
     width: float | None = None
     refresh: float | None = None
-    spot: bool = False
+    stated: float | None = None
     floor: float = 0.0
     known: KnownSource | None = None
     near: KnownSource | None = None
     same_chip: bool = False
     lowest: Level = "place"
     stuck_s: float = 0.0
+
+    def prior(self, hold: float) -> Prior:
+        """What a calibration starts from; hold: how old a value can be beyond its own delay, s."""
+        return Prior(self.width, self.refresh, self.stated, hold)
+
+
+@dataclass(frozen=True)
+class Other:
+    """Another sensor model: its probability, by how much it would move each power, W (P,), and the energy, as a share."""
+
+    model: SensorModel
+    probability: float
+    moved: Floats
+    disagrees: float
 
 
 @dataclass(frozen=True)
@@ -89,6 +102,7 @@ class Attribution:
     phase: PhaseCheck
     explained: float  # share of the readings' variance
     negative: float  # energy that came out below 0, as a share of the total; it was set to 0
+    others: tuple[Other, ...] = ()  # sensor models that the readings do not exclude, and what they would give
     floor: float = 0.0  # standard deviation of every power that no reading could show, W
 
     @property
@@ -149,8 +163,34 @@ def _attribute(timeline: Timeline, readings: Readings, options: Options) -> Attr
     left = rows.left(fit)
     spread = sandwich(fit, rows.matrix, left, rows.theta, timeline.step_of(readings.at - found.model.lag))
     errors = wobble(timeline, readings, fit, rows.matrix, rows.scale, rows.theta, found)
+    others = _other_models(timeline, readings, found)
+    errors = replace(errors, moved=np.vstack([errors.moved, *(np.sqrt(one.probability) * one.moved for one in others)]))
     whole = _assemble(timeline, readings, known, fit, coarse, spread, errors, left)
-    return replace(whole, floor=options.floor)
+    return replace(whole, floor=options.floor, others=others)
+
+
+_COMPARED = 4_000  # readings from which other sensor models' powers are taken
+
+
+def _other_models(timeline: Timeline, readings: Readings, found: Calibration) -> tuple[Other, ...]:
+    """The models that the readings do not exclude, with the powers that they would give."""
+    if not found.rivals:
+        return ()
+    few = readings.first(_COMPARED)
+    cut = timeline.until(float(few.stamp[-1]) + 0.3)
+    new, _ = condensed_keys(cut, *FEW_KEYS)
+    cut = condense(cut, *FEW_KEYS)
+    seen = np.all([covered(cut, few, model) for model in (found.model, *(one.model for one in found.rivals))], axis=0)
+    few = few.kept(seen) if seen.sum() >= FEWEST else few
+    weight = np.exp([0.0, *(one.log_odds for one in found.rivals)])
+    own = _scaled_rows(cut, few, found.model)[1].watts
+    others = []
+    for rival, probability in zip(found.rivals, (weight / weight.sum())[1:].tolist(), strict=True):
+        moved = (_scaled_rows(cut, few, rival.model)[1].watts - own)[new]
+        joules = np.abs(np.bincount(timeline.keys.kind, moved * timeline.seconds)).sum() / 2
+        share = float(joules) / max(float(readings.watts.mean()) * (timeline.end - timeline.begin), 1e-30)
+        others.append(Other(rival.model, probability, moved, share))
+    return tuple(others)
 
 
 def _near_steps(timeline: Timeline, readings: Readings) -> Readings:
@@ -168,24 +208,24 @@ def _calibrated(timeline: Timeline, readings: Readings, options: Options) -> tup
     if near is not None and near.clock is None:
         last = recalibrate(timeline, sharp, near.last)
         return readings, KnownSource(last, None, last)
-    blind = _blind_width(readings, options)
-    first = near.first if near is not None else calibrate(timeline, sharp, blind or options.width)
+    hold = _hold(readings, options)
+    first = near.first if near is not None else calibrate(timeline, sharp, options.prior(hold))
     shared = near.clock if near is not None and options.same_chip else None
     clock = _unseen_clock(timeline, readings, first.model, options.refresh, shared)
     if clock is None:
-        own = first if near is None and not blind else recalibrate(timeline, sharp, first)
+        own = first if near is None else recalibrate(timeline, sharp, first)
         return readings, KnownSource(own, None, own)
     readings = _read_by_clock(timeline, readings, clock)
     sharp = _profiled_readings(timeline, readings)
-    last = calibrate(timeline, sharp, options.width) if near is None else recalibrate(timeline, sharp, near.last)
+    last = calibrate(timeline, sharp, options.prior(0.0)) if near is None else recalibrate(timeline, sharp, near.last)
     return readings, KnownSource(first, clock, last)
 
 
-def _blind_width(readings: Readings, options: Options) -> float | None:
-    """Window, s, that short conversions read at unknown ages look like: a period and one of them; None for others."""
-    if not options.spot or options.refresh is None or readings.period < _BLURRED * options.refresh:
-        return None
-    return options.refresh * (1 + CONVERSION)
+def _hold(readings: Readings, options: Options) -> float:
+    """By how much older than its delay a value can be, s: of a gauge that is read on its updates, not at all."""
+    if readings.width is not None or readings.mix is not None or options.periodic or readings.ticked:
+        return 0.0
+    return min(options.refresh or readings.period, _MOST_HOLD)
 
 
 def _read_by_clock(timeline: Timeline, readings: Readings, clock: UpdateClock | None) -> Readings:
@@ -208,8 +248,11 @@ def _unseen_clock(
     inside = readings.kept(covered(timeline, readings, model))
     register = readings.register
     gauge = readings.width is None and readings.mix is None
-    slow = refresh is not None and (readings.carry > 0 or (gauge and _BLURRED * refresh < float(model.width or 0.0)))
-    if inside.count < FEWEST or (register is None and not slow):
+    if refresh is None and register is None:
+        return None
+    unclocked = gauge and not readings.ticked and _BLURRED * refresh < float(model.width or 0.0) + model.hold
+    slow = register is not None or (readings.carry > 0 or unclocked)
+    if inside.count < FEWEST or not slow:
         return None
     if shared is not None and not gauge:
         return shared
@@ -217,7 +260,7 @@ def _unseen_clock(
     rows, fit = _scaled_rows(timeline, inside, model, ANY_SPREAD)
     if gauge:
         assert refresh is not None, "a gauge that is read too slowly has a refresh"
-        known = (shared.period, 0.0) if shared is not None else (refresh, NEAR)
+        known = (shared.period, 0.0) if shared is not None else (refresh, NEAR_STATED)
         return clock_of_conversions(timeline, inside, model, fit.watts, *known)
     fitted = (rows.matrix @ fit.watts) / inside.weight
     if register is not None:
@@ -308,23 +351,16 @@ def _assemble(
     )
 
 
-# A register that averages nothing shows one conversion until the next: a reading is as old as the time since then, and
-# where that is not known it blurs like a window of a whole period. Under a right clock each reading is explained by the
-# power at its own conversion, under a wrong one by nothing: the period and phase that leave least are the clock.
+# A register shows one value until the next: a reading is as old as the time since then, and where that is not known it
+# blurs like a window of a whole period more. Under a right clock each reading is explained by the power at its own
+# conversion, under a wrong one by nothing: the period and phase that leave least are the clock.
 
-NEAR = 0.09  # drivers state the period in whole milliseconds, the chip's own clock is off by some percent more
 CONVERSION = 1 / 6  # of the period: about what one conversion of a chip with several channels looks at
-_AGES, _REACH, _PHASES = 45, 2.5, 24  # grid of ages, over so many periods, and of phases
+_AGES, _REACH = 45, 2.5  # grid of ages, over so many periods
 _YOUNGEST = 0.5  # periods from the begin of that grid to the youngest reading, as the first fit has it
-_FIRST, _SURVIVORS = 200, 16  # readings that the search begins with; candidates that go on to twice as many
-_FINE = 0.12  # of a period that a step of the search moves the last conversion
+_DELAYS = 24  # of a period
 _CLIP = 6.0  # times the median: a reading further off tells nothing (it came late, or the op did)
-_CLEAR = 6.0  # standard deviations that the best must stand out from clocks at random
-_AT_RANDOM = 300
 _FEWEST = 60
-
-
-Candidate = tuple[float, float, float]  # mean error W^2, period s, phase s
 
 
 @dataclass(frozen=True)
@@ -347,23 +383,22 @@ class _Misfits:
 
 
 def clock_of_conversions(
-    timeline: Timeline, readings: Readings, model: SensorModel, watts: Floats, nominal: float, near: float = NEAR
+    timeline: Timeline, readings: Readings, model: SensorModel, watts: Floats, nominal: float, near: float = NEAR_STATED
 ) -> UpdateClock | None:
     """The clock, if one stands out. watts: (P,) of a first fit; model: as then found, a blur of about a period;
     nominal: period, s, and `near` how far it may be off, as a share."""
     if readings.count < _FEWEST:
         return None
     misfits = _misfits(timeline, readings, model, watts, nominal)
-    period, phase, least = _search_clock(misfits, nominal, near)
-    random = np.random.default_rng(0)
-    count, usual = len(misfits.since), _YOUNGEST * nominal
-    others = [
-        float(misfits.of(nominal * (1 + NEAR * random.uniform(-1, 1)), random.uniform(0, nominal, 1), count, usual)[0])
-        for _ in range(_AT_RANDOM)
-    ]
-    phase += _extra_delay(misfits, period, phase, usual)
-    if least > np.mean(others) - _CLEAR * np.std(others):
+    usual = _YOUNGEST * nominal
+
+    def error(period: float, phase: Floats, count: int) -> Floats:
+        return misfits.of(period, phase, count, usual)
+
+    period, phase, least = search_clock(error, misfits.since, nominal, near)
+    if not stands_out(error, len(misfits.since), nominal, least):
         return None
+    phase += _extra_delay(misfits, period, phase, usual)
     return UpdateClock.even(float(readings.stamp[0]) + phase, period)
 
 
@@ -373,7 +408,7 @@ def _extra_delay(misfits: _Misfits, period: float, phase: float, usual: float) -
     The first fit knows the mean age only roughly: what came a little before or after a wrong instant would be taken
     for the conversion next to it.
     """
-    shifts = np.arange(-_PHASES // 2, _PHASES + 1) * period / _PHASES
+    shifts = np.arange(-_DELAYS // 2, _DELAYS + 1) * period / _DELAYS
     shifts = shifts[usual + shifts >= 0]
     count = len(misfits.since)
     errors = [float(misfits.of(period, np.array([phase + by]), count, usual + by)[0]) for by in shifts]
@@ -383,47 +418,11 @@ def _extra_delay(misfits: _Misfits, period: float, phase: float, usual: float) -
 def _misfits(timeline: Timeline, readings: Readings, model: SensorModel, watts: Floats, nominal: float) -> _Misfits:
     """Of ages about the mean one, which the first fit has found: a period to either side and some more."""
     assert model.width is not None, "a gauge has one width"
-    centre = model.lag + model.width / 2 + model.rc
+    centre = model.lag + (model.width + model.hold) / 2 + model.rc
     begin = centre - (0.5 + _YOUNGEST) * nominal
     step = _REACH * nominal / _AGES
-    window = CONVERSION * nominal
+    window = model.width if model.hold else CONVERSION * nominal
     sharp = [SensorModel(begin + (row + 0.5) * step - window / 2, window) for row in range(_AGES)]
     error = np.array([(readings.watts - predicted(timeline, readings, one, watts)) ** 2 for one in sharp])
     usual = float(np.median(error[round((0.5 + _YOUNGEST) / _REACH * _AGES)]))
     return _Misfits(readings.stamp - readings.stamp[0], np.minimum(error, _CLIP * usual), step)
-
-
-def _search_clock(misfits: _Misfits, nominal: float, near: float) -> tuple[float, float, float]:
-    """Period, phase and mean error of the best clock: few readings first, then twice as many about the best so far."""
-    since, count = misfits.since, min(_FIRST, len(misfits.since))
-    fine = _FINE * nominal**2 / max(float(since[count - 1]), nominal)
-    reach = np.arange(-near * nominal, near * nominal + fine, fine) if near else np.zeros(1)
-    phases = np.arange(_PHASES) / _PHASES * nominal
-    found = _best_clocks(misfits, [(nominal + more, phases) for more in reach], count, _YOUNGEST * nominal)
-    while count < len(since):
-        count = min(2 * count, len(since))
-        finer = _FINE * nominal**2 / float(since[count - 1])
-        steps = np.arange(-2, 3) * finer if near else np.zeros(1)
-        shifts = np.arange(-3, 4) * nominal / (2 * _PHASES)
-        tried = [(period + more, phase + shifts) for _, period, phase in found for more in steps]
-        found = _best_clocks(misfits, tried, count, _YOUNGEST * nominal)
-    least, period, phase = found[0]
-    return period, phase, least
-
-
-def _best_clocks(
-    misfits: _Misfits, tried: list[tuple[float, Floats]], count: int, usual: float
-) -> list[tuple[float, float, float]]:
-    """The best clocks among periods with phases each: mean error, period, phase; no two nearly the same."""
-    all_found = sorted(
-        (float(error), period, float(phase))
-        for period, phases in tried
-        for error, phase in zip(misfits.of(period, phases, count, usual), phases, strict=True)
-    )
-    kept: list[Candidate] = []
-    for one in all_found:
-        if all(abs(one[1] - other[1]) > 1e-12 or abs(one[2] - other[2]) > 1e-12 for other in kept):
-            kept.append(one)
-        if len(kept) == _SURVIVORS:
-            break
-    return kept

@@ -7,6 +7,7 @@ with powers by signature eliminated at each step (variable projection, Golub and
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -15,7 +16,9 @@ from scipy import sparse  # type: ignore[import-untyped]
 
 from stepscope.analysis.energy.clocks import UpdateClock
 from stepscope.analysis.energy.readings import Readings
+from stepscope.analysis.energy.regression import ANY_SPREAD, Fit, Moments, log_evidence, regress
 from stepscope.analysis.energy.sensor_model import (
+    SHORTEST_RC,
     SensorModel,
     covered,
     design,
@@ -23,6 +26,7 @@ from stepscope.analysis.energy.sensor_model import (
     predicted_each,
     shared_error,
     slow_gain,
+    unwhitened,
     whitened,
 )
 from stepscope.analysis.energy.timeline import GAP, KIND, SIGNATURE, Timeline, condense, hierarchy
@@ -33,55 +37,110 @@ _FIRST_PIECES, _POLISH_PIECES = 120_000, 600_000  # pieces in their windows: wid
 FEW_KEYS = 64, 256  # kinds and signatures that matter to how a source sees the past; fewer make it wrong
 _SEARCHED = 16  # kinds that the search for a start tells apart
 _STEPS_SEEN = 40  # the first readings are spread over so many steps, if there are
-_CANDIDATES, _STARTS, _TRIAL_ROUNDS, _ROUNDS, _POLISH_ROUNDS = 8, 3, 4, 14, 6
+_STARTS, _TRIAL_ROUNDS, _ROUNDS, _POLISH_ROUNDS = 6, 4, 14, 5
 _ROUNDS_NEAR = 6
 _APART = 0.010  # s: channels of a chip are converted one after another, and so read by so much later
 _CLEARLY = 5.0  # natural logarithm: by how much likelier a model of its own must be than that of a source like it
-SURE = 3.0  # natural logarithm: a calibration must be 20 times likelier than the next
-_OTHER = 0.2  # of the width: models that differ by more are not the same
-_SAME_ENERGIES = 0.02  # summed differences of the kinds, as a share of the energy
 _GUESSED_RC = 2e-3  # s: the descent does not find a filter from nothing
 _NOISE = 0.015  # of the mean power: what the ridge takes a reading's error to be
 _RIDGE = {SIGNATURE: 0.08, KIND: 0.30, GAP: 0.40}
 _MOST_WIDTH, _MOST_RC, _MOST_SMEAR = 0.6, 0.05, 0.05  # s
-_MOST_SD = 2e-3  # s: of what the curvature says about a parameter
+_MOST_SD = 2e-3  # s, and of the width: of what the curvature says about a parameter
+
+# Models are compared by their evidence. Errors of neighbouring readings are not independent, so that what the readings
+# tell of two models counts half; and where no reading decides, the prior does, within a few units.
+_TEMPER = 0.5
+_FINALISTS, _STANDS = 4, 12.0  # models that are compared on all readings; log odds below which a model is given up
+_HOPELESS = 40.0  # the same, from the first readings
+_DISTINCT = 0.05  # of the width: models that are nearer to one another are one
+_SAME_ENERGIES = 0.005  # summed differences of the kinds, as a share of the energy: rivals that agree are no rivals
+_STATED_SPREAD, _FAR_OFF = 0.5, 4.0  # of the logarithm of a stated window; the most that it weighs against the readings
+_LATE_COST, _EARLY_COST = 1.0, 6.0  # of a delay, per refresh beyond the first; of a value that is read before it is made
+_FILTER_COST = 1.0
+
+
+@dataclass(frozen=True)
+class Prior:
+    """What is said of a source before any reading, s: none of it is taken as a fact but `width`.
+
+    `width`: of its windows where that is certain; `refresh`: between its updates; `stated`: its averaging window;
+    `hold`: how much older than the last moment a value can be, where its clock is not known.
+    """
+
+    width: float | None = None
+    refresh: float | None = None
+    stated: float | None = None
+    hold: float = 0.0
+
+    def weight(self, model: SensorModel, period: float) -> float:
+        """Logarithm of how likely a model is before any reading, up to a constant."""
+        refresh = self.refresh or period
+        log = -_FILTER_COST if model.rc > SHORTEST_RC else 0.0
+        if self.stated and model.width:
+            log -= min(0.5 * (math.log(model.width / self.stated) / _STATED_SPREAD) ** 2, _FAR_OFF)
+        if model.lag < 0:
+            log -= min(-model.lag / (0.05 * refresh), 1.0) * _EARLY_COST
+        return log - _LATE_COST * min(max(model.lag / refresh - 1, 0.0), 3.0)
+
+
+@dataclass(frozen=True)
+class Rival:
+    """Another model, and the logarithm of its odds against the best."""
+
+    model: SensorModel
+    log_odds: float
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """The sensor model and how sure it is: standard deviations, s, of the kernel's centre, width and rc."""
+    """The sensor model and how sure it is: standard deviations, s, of the kernel's centre, width and rc.
+
+    `rivals` are the other models that the readings do not exclude and that give other energies.
+    """
 
     model: SensorModel
     sd_centre: float
     sd_width: float
     sd_rc: float
-    margin: float = np.inf  # logarithm of how much likelier it is than the next that is clearly another
+    rivals: tuple[Rival, ...] = ()
 
 
-def calibrate(timeline: Timeline, readings: Readings, width: float | None = None) -> Calibration:
-    """Fit the sensor model blindly; `width` is fixed where the source's window is known for sure (counters know)."""
-    known_width = readings.width is not None or width is not None
+def calibrate(timeline: Timeline, readings: Readings, prior: Prior | None = None) -> Calibration:
+    """Fit the sensor model blindly, and look on purpose for others that explain the readings as well."""
+    prior = prior or Prior()
+    known_width = readings.width is not None or prior.width is not None
     free = np.array([True, not known_width, True, True])
     timeline = condense(timeline, *FEW_KEYS)
     spread = _spread(timeline, readings)
     near = condense(timeline.until(float(spread.stamp[-1]) + 0.3), _SEARCHED, 0)
-    starts = coarse_search(near, spread, readings.period, width)
+    starts = _diverse(coarse_search(near, spread, readings.period, prior), prior)
     few = _Problem.of(timeline, spread.first(_affordable(timeline, starts[0].width, FIRST, _FIRST_PIECES)))
-    # With powers by signature another start may be the best: kinds alone explain little of some models.
-    better = sorted(_vectors(starts[:_CANDIDATES]), key=lambda vector: few.prepared(vector).solved(vector)[1])
-    tried = [_descend(few, vector, free, _TRIAL_ROUNDS) for vector in [*better[:_STARTS], _filtered(better[0])]]
-    cost, best = _descend(few, min(tried, key=lambda result: result[0])[1], free, _ROUNDS)
-    rival = _rival(few, free, cost, best, tried)
-    problem, most = few, _affordable(timeline, float(best[1]), POLISH, _POLISH_PIECES)
+    tried = [_descend(few.holding(start.hold), _vector_of(start), free, _TRIAL_ROUNDS) for start in starts]
+    least = min(tried, key=lambda one: one.cost)
+    if float(least.x[3]) < SHORTEST_RC**2:
+        tried.append(_descend(few.holding(least.hold), _filtered(least.x), free, _TRIAL_ROUNDS))
+    likely = _weighed(few, _distinct(tried), prior, readings.period)[:_FINALISTS]
+    likely = [(log, one) for log, one in likely if log > likely[0][0] - _HOPELESS]
+    better = _distinct([_descend(few.holding(one.hold), one.x, free, _ROUNDS) for _, one in likely])
+    problem, most = few, _affordable(timeline, float(likely[0][1].x[1]), POLISH, _POLISH_PIECES)
     if readings.count > 1.3 * few.readings.count and most > few.readings.count:
-        problem = _Problem.of(timeline, readings.first(most))
-        if problem.timeline.steps < few.timeline.steps:  # many readings a step: the spread ones saw more
-            problem = few
-    best, margin = (best, np.inf) if rival is None else _decided(few, problem, free, best, rival)
+        larger = _Problem.of(timeline, readings.first(most))
+        if larger.timeline.steps >= few.timeline.steps:  # else many readings a step: the spread ones saw more
+            problem = larger
+    weighed = _weighed(few, better, prior, readings.period)
     if problem is not few:
-        _, best = _descend(problem, best, free, _POLISH_ROUNDS)
-    sd = problem.uncertainty(best, free)
-    return Calibration(_model(best, problem.readings), *sd, margin=margin)
+        last = [one for log, one in weighed if log > weighed[0][0] - _HOPELESS]
+        last = _distinct([_descend(problem.holding(one.hold), one.x, free, _POLISH_ROUNDS) for one in last])
+        weighed = _weighed(problem, last, prior, readings.period)
+    (_, best), others = weighed[0], weighed[1:]
+    own = problem.holding(best.hold)
+    sd = own.uncertainty(best.x, free)
+    rivals = tuple(
+        Rival(problem.holding(one.hold).model(one.x), log - weighed[0][0])
+        for log, one in others
+        if log > weighed[0][0] - _STANDS and not _alike(problem, best, one)
+    )
+    return Calibration(own.model(best.x), *sd, rivals=rivals)
 
 
 def recalibrate(timeline: Timeline, readings: Readings, near: Calibration) -> Calibration:
@@ -93,59 +152,115 @@ def recalibrate(timeline: Timeline, readings: Readings, near: Calibration) -> Ca
     timeline = condense(timeline, *FEW_KEYS)
     spread = _spread(timeline, readings)
     known = _vector(near.model, readings)
-    problem = _Problem.of(timeline, spread.first(_affordable(timeline, float(known[1]), FIRST, _FIRST_PIECES)))
+    part = spread.first(_affordable(timeline, float(known[1]), FIRST, _FIRST_PIECES))
+    problem = _Problem.of(timeline, part).holding(near.model.hold)
     searched = condense(problem.timeline, _SEARCHED, 0)
-    starts = coarse_search(searched, problem.readings, readings.period, near.model.width)
+    prior = Prior(width=near.model.width, hold=near.model.hold)
+    starts = [start for start in coarse_search(searched, part, readings.period, prior) if start.hold == problem.hold]
     near_by = [start for start in starts if abs(start.centre - known[0]) < _APART]
-    moved = [np.append(start.centre, known[1:]) for start in near_by[:_STARTS]]
+    moved = [np.append(start.centre, known[1:]) for start in near_by[:_NEAR_STARTS]]
     cost = problem.prepared(known).solved(known)[1]
     best = min([known, *moved], key=lambda vector: problem.solved(vector)[1])
-    found, vector = _descend(problem, best, free, _ROUNDS_NEAR)
+    found = _descend(problem, best, free, _ROUNDS_NEAR)
     # Where nothing is left to explain, readings that never move fit whatever the sensor does: they tell nothing.
-    if found <= 0 or problem.readings.count / 2 * float(np.log(cost / found)) < _CLEARLY:
-        return replace(near, model=_model(known, readings))
-    sd = problem.uncertainty(vector, free)
-    return Calibration(_model(vector, problem.readings), *sd, margin=near.margin)
+    if found.cost <= 0 or problem.readings.count / 2 * float(np.log(cost / found.cost)) < _CLEARLY:
+        return near
+    return Calibration(problem.model(found.x), *problem.uncertainty(found.x, free), rivals=near.rivals)
+
+
+_NEAR_STARTS = 3
+
+
+@dataclass(frozen=True)
+class _Descent:
+    """Where a descent ended: the squared error that is left, W^2 a reading, the parameters, and the hold, s."""
+
+    cost: float
+    x: Floats
+    hold: float
+
+
+def _diverse(starts: list[Start], prior: Prior) -> list[Start]:
+    """The best start of each window that sensors are known to have, and the best others; none close to a better one."""
+    expected = [prior.stated, *(prior.refresh * share for share in _EXPECTED if prior.refresh)]
+    windows = [(width, hold) for width in expected if width for hold in {0.0, prior.hold}]
+    first = [next((start for start in starts if start.like(width, hold)), None) for width, hold in windows]
+    chosen: list[Start] = []
+    for start in [*(start for start in first if start is not None), *starts]:
+        if not any(
+            start.like(other.width, other.hold)
+            and abs(start.centre - other.centre) < 0.25 * max(start.width, other.width)
+            for other in chosen
+        ):
+            chosen.append(start)
+        if len(chosen) == _STARTS + len(windows) // 2:
+            break
+    return chosen
+
+
+_EXPECTED = (1.0, 0.5, 0.25)  # of the refresh: windows of gauges
+_A_THIRD = 0.3  # of the logarithm of a width
+
+
+def _distinct(found: list[_Descent]) -> list[_Descent]:
+    """Descents by cost, each end once."""
+    chosen: list[_Descent] = []
+    for one in sorted(found, key=lambda one: one.cost):
+        near = _DISTINCT * float(one.x[1])
+        if not any(
+            other.hold == one.hold
+            and np.abs(other.x[:2] - one.x[:2]).max() < near
+            and abs(np.sqrt(max(other.x[3], 0)) - np.sqrt(max(one.x[3], 0))) < near
+            for other in chosen
+        ):
+            chosen.append(one)
+    return chosen
+
+
+def _weighed(
+    problem: _Problem, found: list[_Descent], prior: Prior, period: float
+) -> list[tuple[float, _Descent]]:
+    """Logarithm of the weight of each model, best first, by readings that all of them cover."""
+    if len(found) == 1:
+        return [(0.0, found[0])]
+    models = [problem.holding(one.hold).model(one.x) for one in found]
+    seen = np.all([covered(problem.timeline, problem.readings, model) for model in models], axis=0)
+    same = _Problem.of(problem.timeline, problem.readings.kept(seen)) if seen.sum() >= _FEWEST_COMPARED else problem
+    weighed = [
+        (_TEMPER * same.holding(one.hold).evidence(one.x) + prior.weight(model, period), one)
+        for one, model in zip(found, models, strict=True)
+    ]
+    return sorted(weighed, key=lambda pair: -pair[0])
+
+
+_FEWEST_COMPARED = 20
+
+
+def _alike(problem: _Problem, one: _Descent, other: _Descent) -> bool:
+    """Do two models give the kinds nearly the same energies, so that it does not matter which is right?"""
+    seconds, kind = problem.timeline.seconds, problem.timeline.keys.kind
+    first, second = (
+        np.bincount(kind, seconds * problem.holding(way.hold).prepared(way.x).solved(way.x)[0]) for way in (one, other)
+    )
+    return bool(np.abs(first - second).sum() < _SAME_ENERGIES * np.abs(first).sum())
 
 
 def _vector(model: SensorModel, readings: Readings) -> Floats:
-    """The inverse of `_model`."""
+    """The inverse of `_Problem.model`."""
     width = 1.0 if readings.width is None else float(np.median(readings.width))
     width = width if model.width is None else model.width
-    centre = model.lag + model.rc + (width / 2 if readings.width is None else 0.0)
+    centre = model.lag + model.rc + ((width + model.hold) / 2 if readings.width is None else 0.0)
     return np.array([centre, width, model.smear**2, model.rc**2])
 
 
-def _rival(problem: _Problem, free: Any, cost: float, best: Floats, tried: list[tuple[float, Floats]]) -> Floats | None:
-    """The likeliest model that is clearly another than the best and gives other energies; None where there is none."""
-    others = [one for one in tried if np.abs(one[1][:2] - best[:2]).max() > _OTHER * best[1]]
-    close = [one for one in others if one[0] < 2 * cost]
-    if not close:
-        return None
-    _, rival = min(_descend(problem, one[1], free, _TRIAL_ROUNDS) for one in close[:1])
-    if np.abs(rival[:2] - best[:2]).max() <= _OTHER * best[1] or _alike(problem, best, rival):
-        return None
-    return rival
+def _vector_of(start: Start) -> Floats:
+    """Centre, width, and squares of smear and rc: the squares have a slope at 0, their roots have none."""
+    return np.array([start.centre, start.width, 1e-8, 1e-8])
 
 
-def _decided(few: _Problem, all_of_it: _Problem, free: Any, best: Floats, rival: Floats) -> tuple[Floats, float]:
-    """The likelier of two models, and by how much, natural logarithm: from all readings where the first do not tell."""
-    found, margin = best, 0.0
-    for problem in (few,) if all_of_it is few else (few, all_of_it):
-        cost, one = _descend(problem, best, free, _TRIAL_ROUNDS)
-        other_cost, other = _descend(problem, rival, free, _TRIAL_ROUNDS)
-        margin = problem.readings.count / 2 * float(np.log(other_cost / cost))
-        found = one if margin >= 0 else other
-        if abs(margin) >= SURE:
-            break
-    return (best if margin >= 0 else found), abs(margin)
-
-
-def _alike(problem: _Problem, one: Floats, other: Floats) -> bool:
-    """Do two models give the kinds nearly the same energies, so that it does not matter which is right?"""
-    seconds, kind = problem.timeline.seconds, problem.timeline.keys.kind
-    first, second = (np.bincount(kind, seconds * problem.prepared(x).solved(x)[0]) for x in (one, other))
-    return bool(np.abs(first - second).sum() < _SAME_ENERGIES * np.abs(first).sum())
+def _filtered(vector: Floats) -> Floats:
+    """The same start behind an analogue filter."""
+    return np.append(vector[:3], min(_GUESSED_RC, float(vector[1])) ** 2)
 
 
 def _spread(timeline: Timeline, readings: Readings) -> Readings:
@@ -162,23 +277,6 @@ def _affordable(timeline: Timeline, width: float, most: int, pieces: int) -> int
     return int(np.clip(pieces / max(a_second * width, 1), most // 5, most))
 
 
-def _vectors(starts: list[Start]) -> list[Floats]:
-    """Centre, width, and squares of smear and rc: the squares have a slope at 0, their roots have none."""
-    return [np.array([start.centre, start.width, 1e-8, 1e-8]) for start in starts]
-
-
-def _filtered(vector: Floats) -> Floats:
-    """The same start behind an analogue filter."""
-    return np.append(vector[:3], min(_GUESSED_RC, float(vector[1])) ** 2)
-
-
-def _model(x: Floats, readings: Readings) -> SensorModel:
-    rc, smear = float(np.sqrt(max(x[3], 0.0))), float(np.sqrt(max(x[2], 0.0)))
-    if readings.width is not None:
-        return SensorModel(float(x[0]) - rc, None, rc, smear)
-    return SensorModel(float(x[0] - x[1] / 2) - rc, float(x[1]), rc, smear)
-
-
 @dataclass(frozen=True)
 class _Problem:
     """The first readings of a run, and the penalties of the powers by signature."""
@@ -190,6 +288,18 @@ class _Problem:
     prior: Floats
     penalty: Floats
     theta: float = 0.0
+    hold: float = 0.0
+
+    def holding(self, hold: float) -> _Problem:
+        """The same for values that are held for so long, s."""
+        return replace(self, hold=hold)
+
+    def model(self, x: Floats) -> SensorModel:
+        """The sensor model of some parameters."""
+        rc, smear = float(np.sqrt(max(x[3], 0.0))), float(np.sqrt(max(x[2], 0.0)))
+        if self.readings.width is not None:
+            return SensorModel(float(x[0]) - rc, None, rc, smear)
+        return SensorModel(float(x[0] - (x[1] + self.hold) / 2) - rc, float(x[1]), rc, smear, self.hold)
 
     @classmethod
     def of(cls, timeline: Timeline, part: Readings) -> _Problem:
@@ -203,21 +313,21 @@ class _Problem:
     def prepared(self, x: Floats) -> _Problem:
         """The same with the slow gain, and with the shared error of neighbours, that show at these parameters."""
         watts = self.solved(x)[0]
-        fitted = predicted(self.timeline, self.readings, _model(x, self.readings), watts)
+        fitted = predicted(self.timeline, self.readings, self.model(x), watts)
         gain = slow_gain(self.readings.at, self.readings.watts, fitted, self.timeline.step_length)
         left = (self.readings.watts - gain * fitted) * self.readings.weight
         return replace(self, gain=gain, theta=shared_error(left) if self.readings.carry else 0.0)
 
     def scale(self, x: Floats) -> Floats:
         """Weight of each row (M,); 0 for readings that reach beyond the steps."""
-        inside = covered(self.timeline, self.readings, _model(x, self.readings))
+        inside = covered(self.timeline, self.readings, self.model(x))
         weight: Floats = self.readings.weight * inside
         return weight
 
     def solved(self, x: Floats) -> tuple[Floats, float, Floats, tuple[Floats, Floats]]:
         """Best powers (P,), cost, what is left of the readings (M,), and the rows and normal equations behind them."""
         scale = self.scale(x)
-        plain = (design(self.timeline, self.readings, _model(x, self.readings)) @ self.mixing).toarray()
+        plain = (design(self.timeline, self.readings, self.model(x)) @ self.mixing).toarray()
         rows = whitened(plain * (scale * self.gain)[:, None], self.theta)
         normal = rows.T @ rows
         normal[np.diag_indices_from(normal)] += self.penalty
@@ -230,7 +340,7 @@ class _Problem:
     def slopes(self, x: Floats, watts: Floats, free: Any) -> Floats:
         """Return the derivative of the fitted rows by each free parameter (M, free)."""
         steps = np.diag(_difference_steps(x))[free]
-        models = [_model(x + step, self.readings) for step in (np.zeros(4), *steps)]
+        models = [self.model(x + step) for step in (np.zeros(4), *steps)]
         base, *moved = predicted_each(self.timeline, self.readings, models, watts)
         columns = np.column_stack([(one - base) / step.sum() for one, step in zip(moved, steps, strict=True)])
         return whitened(columns * (self.gain * self.scale(x))[:, None], self.theta)
@@ -245,7 +355,20 @@ class _Problem:
         sd = np.zeros(4)
         sd[free] = np.sqrt(noise / np.maximum(np.diag(curvature), 1e-12))
         rc_sd = sd[3] / (2 * np.sqrt(x[3]))
-        return min(sd[0], _MOST_SD), min(sd[1], _MOST_SD), min(rc_sd, _MOST_SD)
+        most = max(_MOST_SD, 0.1 * float(x[1]))
+        return min(sd[0], most), min(sd[1], most), min(rc_sd, most)
+
+    def evidence(self, x: Floats) -> float:
+        """Logarithm of how likely the readings are under a model, whatever the powers (up to a constant)."""
+        problem, coarse = self.prepared(x), condense(self.timeline, *_COMPARED_KEYS)
+        readings, scale = self.readings, self.readings.weight * problem.gain
+        rows = whitened(design(coarse, readings, self.model(x)).toarray() * scale[:, None], problem.theta)
+        seen = whitened(readings.watts * readings.weight, problem.theta)
+        moments = Moments(rows.T @ rows, rows.T @ seen, float(seen @ seen), len(seen), float(readings.watts.mean()))
+        return log_evidence(moments, regress(moments, hierarchy(coarse.keys, "signature"), most=ANY_SPREAD))
+
+
+_COMPARED_KEYS = 24, 72  # kinds and signatures
 
 
 def _projected(slopes: Floats, rows: Floats, normal: Floats) -> Floats:
@@ -261,8 +384,8 @@ def _difference_steps(x: Floats) -> Floats:
     return np.array([fine, fine, 1e-8 + 0.02 * x[2], 1e-8 + 0.02 * x[3]])
 
 
-def _descend(problem: _Problem, x: Floats, free: Any, rounds: int) -> tuple[float, Floats]:
-    """Damped Gauss-Newton from a start, within bounds. Returns cost (W^2 a reading) and parameters."""
+def _descend(problem: _Problem, x: Floats, free: Any, rounds: int) -> _Descent:
+    """Damped Gauss-Newton from a start, within bounds."""
     problem = problem.prepared(x)
     watts, cost, left, parts = problem.solved(x)
     damping = 1e-3
@@ -282,7 +405,7 @@ def _descend(problem: _Problem, x: Floats, free: Any, rounds: int) -> tuple[floa
             damping = max(damping, 1e-3) * 30
             if damping > 1e4:
                 break
-    return cost, x
+    return _Descent(cost, x, problem.hold)
 
 
 def _bounded_step(curvature: Floats, pull: Floats, x: Floats, damping: float) -> Floats:
@@ -309,12 +432,14 @@ def _within(x: Floats) -> Floats:
 
 # Widths as multiples of the period: spot conversions, part-time, full-time, slow filters.
 WIDTHS = (0.014, 0.05, 0.11, 0.25, 0.5, 1.0, 1.6, 2.5, 5.0, 10.0, 40.0)
+HELD_WIDTHS = (0.11, 0.5, 1.0, 2.5)  # of the hold: of what is read at unknown ages
 SHORTEST, LONGEST = 2.5e-4, 0.5  # s; from a start at the shortest the descent goes on to what is shorter still
 _EARLIEST, _LATEST = -0.004, 0.05  # s, of the lag; slow sources are given more
 _AHEAD = 0.001  # s: by how much the stamp of a read can come before the end of what it shows
 _FINEST_GRID, _MOST_GRID = 2.5e-4, 60_000
 _INSIDE = 0.98  # of a window must lie within the steps
 _FINEST_LAG, _MOST_LAGS, _VALLEYS = 4e-4, 60, 3
+_FAR_LAGS, _FAR_READINGS, _FAR_WIDTHS = 90, 400, (0.2, 1.1)  # of the search beyond usual delays, by the refresh
 _SMOOTH, _LOW = 1.6e-3, 12  # s: windows over which errors change slowly with the lag; of them the lowest are looked at
 _COARSE_RIDGE = 2e-4  # per reading and kind: what shares of the time of a percent can still move
 
@@ -326,20 +451,55 @@ class Start:
     error: float
     centre: float
     width: float
+    hold: float = 0.0
+
+    def like(self, width: float, hold: float) -> bool:
+        """Is it of about this width, and of this hold?"""
+        return self.hold == hold and abs(math.log(self.width / width)) < _A_THIRD
 
 
-def coarse_search(timeline: Timeline, readings: Readings, period: float, width: float | None = None) -> list[Start]:
-    """The best lag of each width, best first; `period` is the source's, also where the readings are thinned."""
-    grid, spent = _spent_by_kind(timeline)
+@dataclass(frozen=True)
+class _Spent:
+    """Time of each kind since the begin, on a grid (T,): `by` (T, kinds), and its integral over time."""
+
+    grid: Floats
+    by: Floats
+    integral: Floats
+
+    def shares(self, end: Floats, width: Floats, hold: float) -> Floats:
+        """Share of each kind in windows that end so, or up to `hold` earlier at random (M, kinds)."""
+        if not hold:
+            return (_spent_at(self.grid, self.by, end) - _spent_at(self.grid, self.by, end - width)) / width[:, None]
+        late, early = (
+            _spent_at(self.grid, self.integral, end - old) - _spent_at(self.grid, self.integral, end - width - old)
+            for old in (0.0, hold)
+        )
+        return np.asarray((late - early) / (width[:, None] * hold))
+
+
+def coarse_search(timeline: Timeline, readings: Readings, period: float, prior: Prior) -> list[Start]:
+    """The best lags of each width and hold, best first; `period` is the source's, also where readings are thinned."""
+    spent = _spent_by_kind(timeline)
+    latest = (prior.refresh or period) + timeline.step_length
     if readings.width is not None:
-        return sorted(_best_lags(readings, grid, spent, None), key=lambda start: start.error)
-    widths = [width] if width is not None else [w for w in np.multiply(WIDTHS, period) if SHORTEST < w < LONGEST]
-    starts = [start for w in widths for start in _best_lags(readings, grid, spent, w)]
+        return sorted(_best_lags(readings, spent, None, 0.0, 0.0), key=lambda start: start.error)
+    tried = [(prior.width, hold) for hold in {0.0, prior.hold}]
+    if prior.width is None:
+        stated = [prior.stated] if prior.stated else []
+        refresh = [prior.refresh] if prior.refresh else []
+        own = np.unique(np.round([*np.multiply(WIDTHS, period), *stated, *refresh], 6))
+        tried = [(float(width), 0.0) for width in own if SHORTEST < width < LONGEST]
+        tried += [(factor * prior.hold, prior.hold) for factor in HELD_WIDTHS if prior.hold]
+    starts: list[Start] = []
+    for width, hold in tried:
+        assert width is not None, "a gauge is tried with widths"
+        alike = _FAR_WIDTHS[0] <= width / (prior.refresh or period) <= _FAR_WIDTHS[1]
+        starts += _best_lags(readings, spent, width, hold, latest if alike else 0.0)
     return sorted(starts, key=lambda start: start.error)
 
 
-def _spent_by_kind(timeline: Timeline) -> tuple[Floats, Floats]:
-    """Time of each kind since the begin, on a grid: (T,), (T, kinds); the last kind is the gap."""
+def _spent_by_kind(timeline: Timeline) -> _Spent:
+    """The last kind is the gap."""
     span = timeline.end - timeline.begin
     grid = timeline.begin + np.arange(0, span, max(_FINEST_GRID, span / _MOST_GRID))
     kinds = int(timeline.keys.kind.max()) + 1
@@ -353,37 +513,59 @@ def _spent_by_kind(timeline: Timeline) -> tuple[Floats, Floats]:
     first = timeline.keys.kind[np.unique(timeline.lanes[0].key)]
     gap = int(timeline.keys.kind[timeline.keys.gap])
     spent[:, gap] += grid - timeline.begin - spent[:, np.unique(first)].sum(axis=1)
-    return grid, spent
+    half = np.diff(grid)[:, None] * (spent[1:] + spent[:-1]) / 2
+    return _Spent(grid, spent, np.concatenate([np.zeros((1, kinds)), np.cumsum(half, axis=0)]))
 
 
-def _best_lags(readings: Readings, grid: Floats, spent: Floats, width: float | None) -> list[Start]:
-    """The best lags of one width, or of the readings' own widths: steps repeat, so several explain much."""
+def _best_lags(readings: Readings, spent: _Spent, width: float | None, hold: float, far: float) -> list[Start]:
+    """The best lags of one width, or of the readings' own widths: steps repeat, so several explain much.
+
+    far: the latest lag of the end that is thought possible, s.
+    """
     own = readings.width if width is None else np.full(len(readings.stamp), width)
     assert own is not None, "a counter has widths"
     middle = float(np.median(own))
-    latest = max(_LATEST, 1.5 * readings.period) + (middle / 2 if readings.width is None else 0.0)
-    coarse = float(np.clip(middle / 8, _FINEST_LAG, max(1e-3, latest / _MOST_LAGS)))
+    whole = middle + hold
+    latest = max(_LATEST, 1.5 * readings.period) + (whole / 2 if readings.width is None else 0.0)
+    coarse = float(np.clip(whole / 8, _FINEST_LAG, max(1e-3, latest / _MOST_LAGS)))
     # A gauge's window ends before it is read; what a counter grew by may be stamped a little early.
-    earliest = _EARLIEST if readings.width is not None else middle / 2 - _AHEAD
+    earliest = _EARLIEST if readings.width is not None else whole / 2 - _AHEAD
     lags = np.arange(earliest, max(latest, earliest + 8 * coarse), coarse)
+
+    def error(lag: float, of: Readings, own: Floats) -> float:
+        return _search_error(of, spent, lag, own, hold)
+
     if middle < _SMOOTH:
-        errors = np.array([_search_error(readings, grid, spent, lag, own) for lag in lags])
+        errors = np.array([error(lag, readings, own) for lag in lags])
     else:  # every second lag, then those beside the lowest
         errors = np.full(len(lags), np.inf)
-        errors[::2] = [_search_error(readings, grid, spent, lag, own) for lag in lags[::2]]
+        errors[::2] = [error(lag, readings, own) for lag in lags[::2]]
         low = np.argsort(errors)[:_LOW]
         for place in np.setdiff1d(np.clip(np.append(low - 1, low + 1), 0, len(lags) - 1), np.arange(0, len(lags), 2)):
-            errors[place] = _search_error(readings, grid, spent, float(lags[place]), own)
+            errors[place] = error(float(lags[place]), readings, own)
+    starts = _valleys(errors, lags, middle, hold)
+    last = far + whole / 2
+    if readings.mix is None and last > lags[-1] + coarse:
+        further = np.arange(lags[-1] + coarse, last, max(coarse, (last - lags[-1]) / _FAR_LAGS))
+        few = readings.first(_FAR_READINGS)
+        found = _valleys(
+            np.array([error(lag, few, own[: few.count]) for lag in further]), further, middle, hold
+        )
+        starts += [replace(start, error=error(start.centre, readings, own)) for start in found]
+    return starts
+
+
+def _valleys(errors: Floats, lags: Floats, width: float, hold: float) -> list[Start]:
     edged = np.concatenate([[np.inf], errors, [np.inf]])
     valleys = np.flatnonzero((errors <= edged[:-2]) & (errors <= edged[2:]))
     lowest = valleys[np.argsort(errors[valleys])[:_VALLEYS]]
-    return [Start(float(errors[place]), float(lags[place]), middle) for place in lowest]
+    return [Start(float(errors[place]), float(lags[place]), width, hold) for place in lowest]
 
 
-def _search_error(readings: Readings, grid: Floats, spent: Floats, centre: float, width: Floats) -> float:
+def _search_error(readings: Readings, spent: _Spent, centre: float, width: Floats, hold: float) -> float:
     """Mean squared error of the readings with one power a kind, W^2; of a counter, `centre` is the lag of the end."""
-    end = readings.stamp - centre + (width / 2 if readings.width is None else 0.0)
-    share = (_spent_at(grid, spent, end) - _spent_at(grid, spent, end - width)) / width[:, None]
+    end = readings.stamp - centre + ((width + hold) / 2 if readings.width is None else 0.0)
+    share = spent.shares(end, width, hold)
     if readings.mix is not None:
         share = readings.mix @ share
     inside = share.sum(axis=1) > _INSIDE
@@ -405,6 +587,47 @@ def _spent_at(grid: Floats, spent: Floats, t: Floats) -> Floats:
     part = (place - below)[:, None]
     rows: Floats = spent[below] * (1 - part) + spent[below + 1] * part
     return rows
+
+
+_MODEL_STEP = 1e-4  # s: finite difference in lag, width and rc
+
+
+@dataclass(frozen=True)
+class Wobble:
+    """Changes of the powers (P,) if the sensor model is off by one standard deviation.
+
+    A row each, the last without smear.
+    """
+
+    moved: Floats
+    without_smear: Floats
+
+
+def wobble(
+    timeline: Timeline, readings: Readings, fit: Fit, rows: Any, scale: Floats, theta: float, found: Calibration
+) -> Wobble:
+    """First-order effect of the calibration's error on the powers, W."""
+    model = found.model
+    plain = rows @ fit.watts  # scaled
+    pull = fit.hierarchy.mixing @ fit.covariance / fit.noise
+    near = [(other, sd / _MODEL_STEP) for other, sd in _neighbours(model, found) if sd > 0]
+    if model.smear:
+        near.append((replace(model, smear=0.0), 1.0))
+    moved = np.zeros((len(near), len(fit.watts)))
+    for row, seen in enumerate(predicted_each(timeline, readings, [other for other, _ in near], fit.watts)):
+        change = rows.T @ unwhitened(whitened(scale * seen - plain, theta), theta) * near[row][1]
+        moved[row] = -(pull @ (fit.hierarchy.mixing.T @ change))
+    return Wobble(moved[:-1], moved[-1]) if model.smear else Wobble(moved, np.zeros(len(fit.watts)))
+
+
+def _neighbours(model: SensorModel, found: Calibration) -> Sequence[tuple[SensorModel, float]]:
+    """The model moved by a step in its centre, in its width and in its filter, each about the same centre."""
+    lag, width = model.lag, model.width
+    near = [(replace(model, lag=lag + _MODEL_STEP), found.sd_centre)]
+    if width is not None:
+        near.append((replace(model, lag=lag - _MODEL_STEP / 2, width=width + _MODEL_STEP), found.sd_width))
+    near.append((replace(model, lag=lag - _MODEL_STEP, rc=model.rc + _MODEL_STEP), found.sd_rc))
+    return near
 
 
 @dataclass(frozen=True)
@@ -442,16 +665,22 @@ def known_from_json(stored: dict[str, Any]) -> KnownSource:
 def _calibration_json(found: Calibration) -> dict[str, Any]:
     return {
         **{name: float(getattr(found, name)) for name in ("sd_centre", "sd_width", "sd_rc")},
-        "margin": None if math.isinf(found.margin) else float(found.margin),
-        "model": {name: None if value is None else float(value) for name, value in asdict(found.model).items()},
+        "model": _model_json(found.model),
+        "rivals": [[_model_json(rival.model), float(rival.log_odds)] for rival in found.rivals],
     }
 
 
+def _model_json(model: SensorModel) -> dict[str, float | None]:
+    return {name: None if value is None else float(value) for name, value in asdict(model).items()}
+
+
 def _calibration_from_json(stored: dict[str, Any]) -> Calibration:
-    model, margin = stored["model"], stored["margin"]
-    width = model["width"]
-    seen = SensorModel(
-        float(model["lag"]), None if width is None else float(width), float(model["rc"]), float(model["smear"])
-    )
     sd_centre, sd_width, sd_rc = (float(stored[name]) for name in ("sd_centre", "sd_width", "sd_rc"))
-    return Calibration(seen, sd_centre, sd_width, sd_rc, math.inf if margin is None else float(margin))
+    rivals = tuple(Rival(_model_from_json(model), float(odds)) for model, odds in stored["rivals"])
+    return Calibration(_model_from_json(stored["model"]), sd_centre, sd_width, sd_rc, rivals)
+
+
+def _model_from_json(stored: dict[str, Any]) -> SensorModel:
+    width = stored["width"]
+    others = {name: float(stored[name]) for name in ("lag", "rc", "smear", "hold")}
+    return SensorModel(width=None if width is None else float(width), **others)

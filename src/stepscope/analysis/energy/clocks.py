@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -141,6 +141,136 @@ def comb(t: Floats, weight: Floats, nominal: float) -> tuple[float, complex]:
             break
         count, near = 2 * count, 2 * fine / period
     return period, complex(weight @ np.exp(2j * np.pi / period * since)) / len(since)
+
+
+# A clock is searched for on few readings first, then on twice as many about the best so far: the more, the finer.
+
+NEAR_STATED = 0.09  # drivers state a period in whole milliseconds, and a chip's own clock is off by some percent more
+_FIRST_SEEN, _SURVIVORS, _PHASES = 200, 16, 24  # readings that the search begins with; candidates that go on; phases
+_FINE_SHIFT = 0.12  # of a period that a step of the search moves the last update
+_CLEAR = 6.0  # standard deviations that the best must stand out from clocks at random
+_AT_RANDOM = 300
+ClockError = Callable[[float, Floats, int], Floats]  # of a period, s, phases (F,), s, and the first readings: (F,)
+
+
+def search_clock(error: ClockError, since: Floats, nominal: float, near: float) -> tuple[float, float, float]:
+    """Period, phase, s, and mean error of the best clock; since: (M,) stamps from the first on, s."""
+    count = min(_FIRST_SEEN, len(since))
+    fine = _FINE_SHIFT * nominal**2 / max(float(since[count - 1]), nominal)
+    reach = np.arange(-near * nominal, near * nominal + fine, fine) if near else np.zeros(1)
+    phases = np.arange(_PHASES) / _PHASES * nominal
+    found = _best_clocks(error, [(nominal + more, phases) for more in reach], count)
+    while count < len(since):
+        count = min(2 * count, len(since))
+        finer = _FINE_SHIFT * nominal**2 / float(since[count - 1])
+        steps = np.arange(-2, 3) * finer if near else np.zeros(1)
+        shifts = np.arange(-3, 4) * nominal / (2 * _PHASES)
+        found = _best_clocks(error, [(period + more, phase + shifts) for _, period, phase in found for more in steps], count)
+    least, period, phase = found[0]
+    return period, phase, least
+
+
+def stands_out(error: ClockError, count: int, nominal: float, least: float) -> bool:
+    """Is the best clock's error far below that of clocks at random?"""
+    random = np.random.default_rng(0)
+    others = [
+        float(error(nominal * (1 + NEAR_STATED * random.uniform(-1, 1)), random.uniform(0, nominal, 1), count)[0])
+        for _ in range(_AT_RANDOM)
+    ]
+    return bool(least <= np.mean(others) - _CLEAR * np.std(others))
+
+
+def _best_clocks(error: ClockError, tried: list[tuple[float, Floats]], count: int) -> list[tuple[float, float, float]]:
+    """The best clocks among periods with phases each: mean error, period, phase; no two nearly the same."""
+    ranked = sorted(
+        (float(off), period, float(phase))
+        for period, phases in tried
+        for off, phase in zip(error(period, phases, count), phases, strict=True)
+    )
+    kept: list[tuple[float, float, float]] = []
+    for one in ranked:
+        if all(abs(one[1] - other[1]) > 1e-12 or abs(one[2] - other[2]) > 1e-12 for other in kept):
+            kept.append(one)
+        if len(kept) == _SURVIVORS:
+            break
+    return kept
+
+
+# Two reads that give the same value saw no update between them, two that differ saw one: whatever the powers are, that
+# is what the clock of a register must explain. Values can be equal by chance where the resolution is coarse.
+
+_FEWEST_REPEATS, _WRONG = 8, 0.03  # equal neighbours; share of the pairs that a right clock may not explain
+_MOST_BY_CHANCE = 0.5
+_EVIDENT = 22.0  # natural logarithm: gain over no clock; the best of some 100,000 clocks at random gains 12
+
+
+def clock_of_repeats(stamp: Floats, value: Floats, nominal: float | None) -> UpdateClock | None:
+    """The clock that explains which neighbouring reads are equal; None where none stands out. nominal: s, if stated."""
+    apart, equal = np.diff(stamp), np.diff(value) == 0
+    if len(stamp) < _FIRST_SEEN // 2 or equal.sum() < _FEWEST_REPEATS:
+        return None
+    for guess in _likely_periods(apart, equal, nominal):
+        short = apart < guess
+        if equal[short].sum() < _FEWEST_REPEATS:
+            continue
+        chance = float(np.clip(equal[apart > 1.2 * guess].mean(), 0.01, _MOST_BY_CHANCE)) if (~short).any() else 0.02
+        since = stamp - stamp[0]
+        # Cost of a pair: of being equal or not, without an update between and with one.
+        still = np.where(equal, -math.log(1 - _WRONG), -math.log(_WRONG))
+        moved = np.where(equal, -math.log(chance), -math.log(1 - chance))
+
+        def error(period: float, phase: Floats, count: int) -> Floats:
+            number = np.floor((since[:count] - phase[:, None]) / period)  # noqa: B023 - used within this turn
+            same = np.diff(number, axis=1) == 0
+            cost: Floats = np.where(same, still[: count - 1], moved[: count - 1]).mean(axis=1)  # noqa: B023
+            return cost
+
+        period, phase, least = search_clock(error, since, guess, NEAR_STATED)
+        without = _surprise(equal[short]) + _surprise(equal[~short])
+        if without - least * len(equal) > _EVIDENT:
+            period, phase = _refined(error, since, period, phase)
+            return UpdateClock.even(float(stamp[0]) + phase, period)
+    return None
+
+
+def _surprise(equal: Flags) -> float:
+    """Negative logarithm of the likelihood of pairs that are equal at random, at their own rate."""
+    share = float(equal.mean()) if len(equal) else 0.0
+    return -len(equal) * (share * math.log(max(share, 1e-12)) + (1 - share) * math.log(max(1 - share, 1e-12)))
+
+
+def _likely_periods(apart: Floats, equal: Flags, nominal: float | None) -> list[float]:
+    """Periods, s: the stated one, and that at which short distances come out equal as often as they do."""
+    found = [nominal] if nominal else []
+    seen = nominal or float(apart.sum() / max((~equal).sum(), 1))
+    for _ in range(8):
+        short = apart < 0.9 * seen
+        if not short.any() or not (~equal[short]).any():
+            return found
+        seen = float(apart[short].sum() / (~equal[short]).sum())
+    if not found or abs(seen / found[0] - 1) > NEAR_STATED:
+        found.append(seen)
+    return found
+
+
+def _refined(error: ClockError, since: Floats, period: float, phase: float) -> tuple[float, float]:
+    """Period and phase, s, in the middle of those that explain the readings best, at ever finer steps."""
+    middle, count = float(since[-1]) / 2, len(since)
+    turns = round((middle - phase) / period)
+    centre = phase + turns * period  # an update amid the readings: its time and the period err apart
+    drift, shift = _FINE_SHIFT * period**2 / max(middle, period), period / (2 * _PHASES)
+    for _ in range(_ZOOMS):
+        offsets = np.arange(-_AROUND, _AROUND + 1) / _AROUND
+        tried = [period + drift * offset for offset in offsets]
+        cost = np.array([error(one, centre + shift * offsets - turns * one, count) for one in tried])
+        best = cost <= cost.min() + 0.3 / count
+        period = float(np.mean([np.mean(np.array(tried)[best.any(axis=1)])]))
+        centre = float(np.mean((centre + shift * offsets)[best.any(axis=0)]))
+        drift, shift = drift / _CLOSER, shift / _CLOSER
+    return period, centre - turns * period
+
+
+_ZOOMS, _AROUND, _CLOSER = 5, 4, 2.0
 
 
 def _smoothed(values: Floats, span: int = 21) -> Floats:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from stepscope.analysis.energy.attribution import Options
+from stepscope.analysis.energy.attribution import CONVERSION, Options
 from stepscope.analysis.energy.calibration import KnownSource, known_from_json, known_to_json
 from stepscope.analysis.energy.clocks import is_periodic
 from stepscope.analysis.energy.readings import Readings, from_counter, from_gauge, stuck_readings, taken_apart
@@ -240,11 +240,17 @@ def run_readings(run: RunReader, source: PowerSource, origin_ns: int) -> tuple[R
         gaps = (source.growth.gaps_ns - origin_ns) / 1e9
         return from_counter(t, t, source.growth.grown, gaps, refresh), Options(refresh=refresh)
     t0_ns, t1_ns, watts = channel_readings(run, channel)
-    t0, t1 = (t0_ns - origin_ns) / 1e9, (t1_ns - origin_ns) / 1e9
-    still = stuck_readings(
-        t0, watts, float(steps_after_warmup(run)["length_ns"].cast(pl.Float64).median() or 0.0) / 1e9
-    )
-    stuck_s = float(np.ptp(t0[still])) if still.any() else 0.0
+    step = float(steps_after_warmup(run)["length_ns"].cast(pl.Float64).median() or 0.0) / 1e9
+    return gauge_inputs((t0_ns - origin_ns) / 1e9, (t1_ns - origin_ns) / 1e9, watts, source, step)
+
+
+def gauge_inputs(
+    t0: Floats, t1: Floats, watts: Floats, source: PowerSource, step: float
+) -> tuple[Readings, Options]:
+    """Readings of a gauge, read between t0 and t1 (M,), s, and what is known of them; step: a typical one's length."""
+    channel, refresh = source.channel or {}, source.refresh_ns / 1e9 or None
+    still = stuck_readings(t0, watts, step)
+    stuck_s = float((np.diff(t0) * still[1:] * still[:-1]).sum())
     watts = np.where(still, np.nan, watts)
     floor = resolution_floor(watts, source.step_size)
     weight = register_weight(channel)
@@ -256,9 +262,11 @@ def run_readings(run: RunReader, source: PowerSource, origin_ns: int) -> tuple[R
     readings = from_gauge(t0, t1, watts, refresh)
     # Stamps of reads that are slower than the source are right as they are: what is late then is the value.
     own_pace = refresh is not None and readings.period >= _AS_READ * refresh
-    spot = str(channel.get("filter") or "").startswith("none")
-    periodic = not own_pace and is_periodic(readings.stamp)
-    return readings, Options(periodic=periodic, refresh=refresh, spot=spot, floor=floor, stuck_s=stuck_s)
+    periodic = not own_pace and not readings.ticked and is_periodic(readings.stamp)
+    window = float(channel.get("window_ns") or 0) / 1e9
+    spot = str(channel.get("filter") or "").startswith("none") and refresh is not None
+    stated = window or (CONVERSION * refresh if spot and refresh else None)
+    return readings, Options(periodic=periodic, refresh=refresh, stated=stated, floor=floor, stuck_s=stuck_s)
 
 
 def resolution_floor(watts: Floats, step: float) -> float:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from scipy import sparse  # type: ignore[import-untyped]
 
-from stepscope.analysis.energy.clocks import UpdateClock, clock_of_changes, fit_clock, is_periodic, number_readings
+from stepscope.analysis.energy.clocks import UpdateClock, clock_of_changes, clock_of_repeats, fit_clock, is_periodic, number_readings
 from stepscope.arrays import Flags, Floats
 
 _SAME = 1e-7  # s: two ends of a window that are not two
@@ -41,6 +41,7 @@ class Readings:
     width: Floats | None = None
     mix: Any = None
     carry: float = 0.0
+    ticked: bool = False  # a gauge's values, each once, at the update that brought it
     register: Register | None = None  # behind windows that could not be told conversion by conversion
 
     @property
@@ -86,14 +87,61 @@ class Readings:
         return replace(self, stamp=self.stamp[used], watts=watts, mix=mix[:, np.flatnonzero(used)])
 
 
+_PER_UPDATE = 1.5  # reads: below, it is not seen when the value changed
+_FEWEST_UPDATES = 20
+_BEYOND_CHANCE, _FEWEST_EQUAL = 2.0, 5  # equal neighbours against neighbours one step of resolution apart
+
+
 def from_gauge(t0: Floats, t1: Floats, watts: Floats, refresh: float | None = None) -> Readings:
-    """Samples of a power register, read between t0 and t1; NaN is excluded, and so is what was read twice."""
+    """Samples of a power register, read between t0 and t1; NaN is excluded, and so is what was read twice.
+
+    A register that is read faster than it moves tells its clock: readings are then placed at the updates.
+    """
     read = ~(np.isnan(watts) | np.isnan(t0) | np.isnan(t1))
     stamp, watts = (t0[read] + t1[read]) / 2, watts[read]
     order = np.argsort(stamp, kind="stable")
     stamp, watts = stamp[order], watts[order]
-    new = fresh(stamp, watts, refresh)
+    clock = _clock_of_gauge(stamp, watts, refresh)
+    if clock is not None:
+        return _at_ticks(stamp, watts, clock)
+    new = fresh(stamp, watts, refresh) & ~_repeated(watts)
     return Readings(stamp[new], watts[new])
+
+
+def _clock_of_gauge(stamp: Floats, watts: Floats, refresh: float | None) -> UpdateClock | None:
+    """The clock behind a gauge's changes; None where it is not read often enough to see them."""
+    moved = np.append(False, np.diff(watts) != 0)
+    if moved.sum() < _FEWEST_UPDATES:
+        return None
+    clock = clock_of_repeats(stamp, watts, refresh)
+    seen = float(np.median(np.diff(stamp[moved])))
+    if clock is not None or seen < _PER_UPDATE * float(stamp[-1] - stamp[0]) / (len(stamp) - 1):
+        return clock
+    return clock_of_changes(stamp, moved, refresh if refresh and abs(refresh / seen - 1) < 0.5 else seen)
+
+
+def _at_ticks(stamp: Floats, watts: Floats, clock: UpdateClock) -> Readings:
+    """Each value once, at the update before it was first read; a read beside an update may show either value."""
+    sure = ~clock.unsure(stamp)
+    number = clock.number(stamp)
+    place = np.flatnonzero(sure)
+    first = place[np.append(True, np.diff(number[place]) > 0)[: len(place)]]
+    return Readings(clock.made(number[first]), watts[first], ticked=True)
+
+
+def _repeated(watts: Floats) -> Flags:
+    """Readings that equal the one before, where that is commoner than chance: a value was given out twice."""
+    change = np.diff(watts)
+    equal = change == 0
+    nonzero = np.abs(change[~equal])
+    none = np.zeros(len(watts), dtype=bool)
+    if equal.sum() < _FEWEST_EQUAL or not len(nonzero):
+        return none
+    step = float(nonzero.min())
+    beside = float((np.abs(nonzero - step) < 0.25 * step).sum()) / 2  # as common as equal ones, by chance
+    if equal.sum() < _BEYOND_CHANCE * beside + _FEWEST_EQUAL:
+        return none
+    return np.append(False, equal)
 
 
 def fresh(stamp: Floats, value: Floats, refresh: float | None) -> Flags:
@@ -263,26 +311,28 @@ def _by_conversions(stamp: Floats, watts: Floats, number: Floats, weight: float,
 
 
 _STEPS = 3  # what only rests moves again in the next step
-_LEAST_S, _FEWEST_STILL = 1.0, 50  # of a stretch, and of readings beside it that tell how often the source moves
+_LEAST_S, _FEWEST_STILL = 0.5, 50  # of a stretch, and of readings beside it that tell how often the source moves
 _CHANCE = 1e-9  # that a source which moves as this one does rests so long by itself
 
 
 def stuck_readings(t: Floats, watts: Floats, step_s: float) -> Flags:
-    """Readings (M,) of the longest stretch of one value, where chance and a step's own pauses do not explain it."""
-    none = np.zeros(len(watts), dtype=bool)
+    """Readings (M,) of every stretch of one value that chance and a step's own pauses do not explain."""
+    stuck = np.zeros(len(watts), dtype=bool)
     known = np.flatnonzero(~np.isnan(watts))
     if len(known) < 2 * _FEWEST_STILL:
-        return none
+        return stuck
     moved = np.append(True, np.diff(watts[known]) != 0)
     begin = np.flatnonzero(moved)
     size = np.diff(np.append(begin, len(known)))
-    longest = int(np.argmax(size))
-    inside = known[begin[longest] : begin[longest] + size[longest]]
-    beside = len(known) - len(inside)
-    if beside < _FEWEST_STILL or t[inside[-1]] - t[inside[0]] < max(_LEAST_S, _STEPS * step_s):
-        return none
-    resting = 1 - (len(begin) - 1) / beside
-    if resting > 0 and len(inside) * np.log(resting) > np.log(_CHANCE / len(known)):
-        return none
-    none[inside] = True
-    return none
+    last = begin + size - 1
+    for number in np.argsort(-size, kind="stable").tolist():
+        inside = known[begin[number] : last[number] + 1]
+        beside = len(known) - int(stuck.sum()) - len(inside)
+        rests = size - 1
+        resting = float(rests.sum() - rests[number] - max(int(stuck.sum()) - 1, 0)) / max(beside, 1)
+        if beside < _FEWEST_STILL or t[inside[-1]] - t[inside[0]] < max(_LEAST_S, _STEPS * step_s):
+            break
+        if resting > 0 and len(inside) * np.log(min(resting, 1.0)) > np.log(_CHANCE / len(known)):
+            break
+        stuck[inside] = True
+    return stuck

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -11,16 +11,17 @@ import numpy as np
 from scipy import sparse  # type: ignore[import-untyped]
 from scipy.linalg import lapack  # type: ignore[import-untyped]
 
-from stepscope.analysis.energy.calibration import Calibration
 from stepscope.analysis.energy.readings import Readings
-from stepscope.analysis.energy.sensor_model import SensorModel, predicted_each, unwhitened, whitened
-from stepscope.analysis.energy.timeline import GAP, KIND, LEARNT, SPREAD, Hierarchy, Timeline
+from stepscope.analysis.energy.sensor_model import unwhitened, whitened
+from stepscope.analysis.energy.timeline import GAP, KIND, LEARNT, PLACE, SIGNATURE, SPREAD, Hierarchy, Timeline
 from stepscope.arrays import Floats, Ints
 
 _ROUNDS = 40
 _SETTLED = 1e-3
-_LEAST = 0.01  # of the mean power while something runs: what a spread can be
-MOST_OF_KINDS, ANY_SPREAD = 0.3, 1.0  # the most; the second where how the source sees the past is not known yet
+# Of the mean power while something runs: what a spread can be. Readings that say nothing of how kinds differ would let
+# it shrink to 0, and every kind would be given the mean with an interval that the prior alone had made.
+_LEAST = {KIND: 0.25, SIGNATURE: 0.05, PLACE: 0.02}
+MOST_OF_KINDS, ANY_SPREAD = 0.5, 1.0  # the most; the second where how the source sees the past is not known yet
 _LEAST_BUSY = 0.05
 _STILL = 3e-3  # change of a prior's standard deviation in a round, as a share: it no longer moves
 
@@ -114,6 +115,20 @@ def _posterior(normal: Floats, sd: Floats, noise: float) -> Floats:
     return covariance
 
 
+def log_evidence(moments: Moments, fit: Fit) -> float:
+    """Logarithm of how likely the readings are under a fit's variances, whatever the powers; up to a constant."""
+    shape = fit.hierarchy
+    mixing = sparse.csr_matrix(shape.mixing)
+    prior = shape.prior_mean(moments.mean_power)
+    normal = np.asarray(mixing.T @ np.asarray(mixing.T @ moments.gram).T)
+    cross = mixing.T @ moments.cross
+    moved = fit.mean - prior
+    left = moments.square - 2 * fit.mean @ cross + fit.mean @ normal @ fit.mean
+    factor = np.diag(_scaled(normal, fit.spread, fit.noise))
+    misfit = left / fit.noise + float((moved**2 / fit.spread**2).sum())
+    return float(-0.5 * (moments.count * np.log(fit.noise) + misfit) - np.log(np.abs(factor)).sum())
+
+
 def _share_of_gap(moments: Moments, shape: Hierarchy) -> float:
     """Of the readings, by how often each key was seen: 0 to 1."""
     seen = moments.gram.sum(axis=1)
@@ -132,13 +147,13 @@ def _learnt_spread(spread: Floats, level: Ints, moved: Floats, decided: Floats, 
         mine = level == which
         if mine.any():
             shown = np.sqrt(float((moved[mine] ** 2).sum()) / max(float(decided[mine].sum()), 1e-3))
-            new[which] = np.clip(shown, _LEAST * power, (most if which == KIND else ANY_SPREAD) * power)
+            least, top = _LEAST[which] * power, (most if which == KIND else ANY_SPREAD) * power
+            new[which] = np.clip(shown, least, max(top, least))
     return new
 
 
 MOST_CLUSTERS = 1_000  # longer runs join neighbouring steps
 FEWEST_CLUSTERS = 20
-_MODEL_STEP = 1e-4  # s: finite difference in lag, width and rc
 
 
 def sandwich(fit: Fit, rows: Any, left: Floats, theta: float, step: Ints) -> Floats:
@@ -166,44 +181,6 @@ def _clusters(step: Ints) -> Ints:
         return np.arange(len(step)) * FEWEST_CLUSTERS // max(len(step), 1)
     joined: Ints = place * min(len(names), MOST_CLUSTERS) // len(names)
     return joined
-
-
-@dataclass(frozen=True)
-class Wobble:
-    """Changes of the powers (P,) if the sensor model is off by one standard deviation.
-
-    A row each, the last without smear.
-    """
-
-    moved: Floats
-    without_smear: Floats
-
-
-def wobble(
-    timeline: Timeline, readings: Readings, fit: Fit, rows: Any, scale: Floats, theta: float, found: Calibration
-) -> Wobble:
-    """First-order effect of the calibration's error on the powers, W."""
-    model = found.model
-    plain = rows @ fit.watts  # scaled
-    pull = fit.hierarchy.mixing @ fit.covariance / fit.noise
-    near = [(other, sd / _MODEL_STEP) for other, sd in _neighbours(model, found) if sd > 0]
-    if model.smear:
-        near.append((SensorModel(model.lag, model.width, model.rc), 1.0))
-    moved = np.zeros((len(near), len(fit.watts)))
-    for row, seen in enumerate(predicted_each(timeline, readings, [other for other, _ in near], fit.watts)):
-        change = rows.T @ unwhitened(whitened(scale * seen - plain, theta), theta) * near[row][1]
-        moved[row] = -(pull @ (fit.hierarchy.mixing.T @ change))
-    return Wobble(moved[:-1], moved[-1]) if model.smear else Wobble(moved, np.zeros(len(fit.watts)))
-
-
-def _neighbours(model: SensorModel, found: Calibration) -> Sequence[tuple[SensorModel, float]]:
-    """The model moved by a step in its centre, in its width and in its filter, each about the same centre."""
-    lag, width, rc, smear = model.lag, model.width, model.rc, model.smear
-    near = [(SensorModel(lag + _MODEL_STEP, width, rc, smear), found.sd_centre)]
-    if width is not None:
-        near.append((SensorModel(lag - _MODEL_STEP / 2, width + _MODEL_STEP, rc, smear), found.sd_width))
-    near.append((SensorModel(lag - _MODEL_STEP, width, rc + _MODEL_STEP, smear), found.sd_rc))
-    return near
 
 
 # A key that ran long in a few steps alone (a stall, a bucket of long sequences) is decided by the few readings that saw

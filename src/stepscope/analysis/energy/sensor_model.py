@@ -30,12 +30,15 @@ _RISE = np.append(np.diff(_OVER), 0.0)
 @dataclass(frozen=True)
 class SensorModel:
     """Seconds: the box ends `lag` before the stamp and is `width` long (None: each reading has its own);
-    `rc` is the time constant of the supply or filter; `smear` the standard deviation of the stamps."""
+    `rc` is the time constant of the supply or filter; `smear` the standard deviation of the stamps. A register that is
+    read at times unknown to its clock shows a box that is up to `hold` older, at any age alike: together a trapezoid.
+    """
 
     lag: float
     width: float | None
     rc: float = 0.0
     smear: float = 0.0
+    hold: float = 0.0
 
     def windows(self, readings: Readings) -> tuple[Floats, Floats]:
         """End and width of each window of the readings."""
@@ -48,7 +51,7 @@ class SensorModel:
     @property
     def tail(self) -> float:
         """Return how far the kernel reaches back beyond its box, s."""
-        return _TAILS * self.rc if self.rc > SHORTEST_RC else 0.0
+        return self.hold + (_TAILS * self.rc if self.rc > SHORTEST_RC else 0.0)
 
     @property
     def reach(self) -> float:
@@ -61,7 +64,8 @@ class SensorModel:
         blur: standard deviation of the piece's own times, s, as long as `age`; the filter is then taken as normal too.
         """
         if blur is not None:
-            return self._blurred(age - self.rc, width, np.sqrt(blur**2 + self.smear**2 + self.rc**2 + _SHARPEST**2))
+            spread = blur**2 + self.smear**2 + self.rc**2 + self.hold**2 / 12 + _SHARPEST**2
+            return self._blurred(age - self.rc - self.hold / 2, width, np.sqrt(spread))
         if not self.smear:
             return self._sharp(age, width)
         total = np.zeros(len(age))
@@ -74,11 +78,23 @@ class SensorModel:
         return share
 
     def _sharp(self, age: Floats, width: Floats) -> Floats:
+        if self.hold:
+            older = self._held(age - self.hold) - self._held(age - width - self.hold)
+            trapezoid: Floats = (self._held(age) - self._held(age - width) - older) / (width * self.hold)
+            return trapezoid
         if self.rc <= SHORTEST_RC:
             box: Floats = np.clip(age / width, 0.0, 1.0)
             return box
         share: Floats = (self._filtered(age) - self._filtered(age - width)) / width
         return share
+
+    def _held(self, age: Floats) -> Floats:
+        """Integral of the filtered ramp."""
+        past = np.maximum(age, 0.0)
+        if self.rc <= SHORTEST_RC:
+            return past * past / 2
+        curve: Floats = past * past / 2 - self.rc * past - self.rc**2 * np.expm1(-past / self.rc)
+        return curve
 
     def _filtered(self, age: Floats) -> Floats:
         past = np.maximum(age, 0.0)
@@ -108,7 +124,8 @@ DENSE_FROM = 0.12  # share of non-zero weights from which a product of full bloc
 def covered(timeline: Timeline, readings: Readings, model: SensorModel) -> Flags:
     """Readings whose whole kernel lies within the steps (M,)."""
     end, width = model.windows(readings)
-    inside = (end + model.reach <= timeline.end) & (end - width - model.tail / 2 - model.reach >= timeline.begin)
+    back = width + (model.tail + model.hold) / 2 + model.reach
+    inside = (end + model.reach <= timeline.end) & (end - back >= timeline.begin)
     if readings.mix is None:
         return np.asarray(inside)
     outside = readings.mix @ (~inside).astype(np.float64)
@@ -152,7 +169,7 @@ def _added(
 ) -> list[Floats]:
     """Mean power that one lane adds in each window, W, a model each; extra: of each key (P,)."""
     blurs = [timeline.blur(end) for end, _ in windows]
-    if models and len(lane.t0) and all(blur is None for blur in blurs):
+    if models and len(lane.t0) and all(blur is None for blur in blurs) and not any(model.hold for model in models):
         return _passed(lane, extra[lane.key], windows, models)
     parts = []
     for (end, width), model, blur in zip(windows, models, blurs, strict=True):

@@ -198,6 +198,15 @@ def condense(timeline: Timeline, kinds: int, signatures: int) -> Timeline:
 
     Neighbours that are given the same key become one piece. The gap stays the last key, the other lanes' keys apart.
     """
+    new, numbered = condensed_keys(timeline, kinds, signatures)
+    if numbered.count == timeline.keys.count:
+        return timeline
+    lanes = tuple(_join_keys(lane, new) for lane in timeline.lanes)
+    return replace(timeline, lanes=lanes, keys=numbered)
+
+
+def condensed_keys(timeline: Timeline, kinds: int, signatures: int) -> tuple[Ints, Keys]:
+    """The condensed key of each key (P,), and what the condensed keys are; unchanged where none is saved."""
     keys, seconds = timeline.keys, timeline.seconds
     ops = np.arange(keys.count) != keys.gap
     kind = np.where(_longest_keys(keys.kind, seconds, ops, kinds), keys.kind, -1)
@@ -205,14 +214,13 @@ def condense(timeline: Timeline, kinds: int, signatures: int) -> Timeline:
     named = np.stack([~ops, keys.beside, kind, signature], 1).astype(np.int64)  # sorts the gap last
     distinct, new = np.unique(named, axis=0, return_inverse=True)
     if len(distinct) == keys.count:
-        return timeline
+        return np.arange(keys.count), keys
     new = new.reshape(-1)
     apart = np.arange(len(distinct))
     numbered = Keys(
         np.unique(distinct[:, [0, 2]], axis=0, return_inverse=True)[1].reshape(-1), apart, distinct[:, 1].astype(bool)
     )
-    lanes = tuple(_join_keys(lane, new) for lane in timeline.lanes)
-    return replace(timeline, lanes=lanes, keys=numbered)
+    return new, numbered
 
 
 def _longest_keys(group: Ints, seconds: Floats, ops: Flags, most: int) -> Flags:
