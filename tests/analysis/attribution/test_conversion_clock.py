@@ -16,7 +16,7 @@ from stepscope.analysis.energy.sensor_model import SensorModel
 
 STATED, TRUE = 0.007, 0.0066
 SPOT = Device(TRUE, 0.0011, 0.04, 0.012, 0.0015, 0.0, 0.0)
-SLOW = Options(refresh=STATED, spot=True)
+SLOW = Options(refresh=STATED, stated=STATED / 6)
 
 
 @pytest.fixture(scope="module")

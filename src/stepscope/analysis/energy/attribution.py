@@ -42,6 +42,7 @@ from stepscope.arrays import Floats
 _ENOUGH = 300  # readings in profiled steps
 _BLURRED = 0.5  # of its refresh: a gauge that sees so wide a window is one whose conversions come at unknown times
 _MOST_HOLD = 1.0  # s
+_CLOCKS_TRIED = 2  # other sensor models from which an unseen clock is looked for
 FEWEST = 20  # readings; with fewer there is nothing to fit
 
 
@@ -211,7 +212,9 @@ def _calibrated(timeline: Timeline, readings: Readings, options: Options) -> tup
     hold = _hold(readings, options)
     first = near.first if near is not None else calibrate(timeline, sharp, options.prior(hold))
     shared = near.clock if near is not None and options.same_chip else None
-    clock = _unseen_clock(timeline, readings, first.model, options.refresh, shared)
+    likely = [first.model, *(rival.model for rival in first.rivals[:_CLOCKS_TRIED])]
+    clocks = (_unseen_clock(timeline, readings, model, options, shared) for model in likely)
+    clock = next((clock for clock in clocks if clock is not None), None)
     if clock is None:
         own = first if near is None else recalibrate(timeline, sharp, first)
         return readings, KnownSource(own, None, own)
@@ -238,7 +241,7 @@ def _read_by_clock(timeline: Timeline, readings: Readings, clock: UpdateClock | 
 
 
 def _unseen_clock(
-    timeline: Timeline, readings: Readings, model: SensorModel, refresh: float | None, shared: UpdateClock | None
+    timeline: Timeline, readings: Readings, model: SensorModel, options: Options, shared: UpdateClock | None
 ) -> UpdateClock | None:
     """The updates of a source that is read more slowly than it moves, from what a first fit leaves.
 
@@ -246,7 +249,7 @@ def _unseen_clock(
     a register that shows each conversion is converted at a phase of its own.
     """
     inside = readings.kept(covered(timeline, readings, model))
-    register = readings.register
+    register, refresh = readings.register, options.refresh
     gauge = readings.width is None and readings.mix is None
     if refresh is None and register is None:
         return None
@@ -261,7 +264,8 @@ def _unseen_clock(
     if gauge:
         assert refresh is not None, "a gauge that is read too slowly has a refresh"
         known = (shared.period, 0.0) if shared is not None else (refresh, NEAR_STATED)
-        return clock_of_conversions(timeline, inside, model, fit.watts, *known)
+        window = options.stated or (model.width if model.hold and model.width else CONVERSION * refresh)
+        return clock_of_conversions(timeline, inside, replace(model, width=window, lag=_end_lag(model, window)), fit.watts, *known)
     fitted = (rows.matrix @ fit.watts) / inside.weight
     if register is not None:
         surprise, speed = surprises(register, inside.stamp, fitted)
@@ -270,6 +274,11 @@ def _unseen_clock(
     assert inside.width is not None, "a counter has widths"
     surprise = (inside.watts - fitted) * inside.width
     return clock_of_residuals(inside.stamp, surprise, np.full(inside.count, float(inside.watts.mean())), refresh)
+
+
+def _end_lag(model: SensorModel, window: float) -> float:
+    """Lag of a window of another width about the same centre, s; the hold stays."""
+    return model.lag + (float(model.width or 0.0) - window) / 2
 
 
 def _profiled_readings(timeline: Timeline, readings: Readings) -> Readings:
@@ -421,7 +430,7 @@ def _misfits(timeline: Timeline, readings: Readings, model: SensorModel, watts: 
     centre = model.lag + (model.width + model.hold) / 2 + model.rc
     begin = centre - (0.5 + _YOUNGEST) * nominal
     step = _REACH * nominal / _AGES
-    window = model.width if model.hold else CONVERSION * nominal
+    window = min(model.width, nominal)
     sharp = [SensorModel(begin + (row + 0.5) * step - window / 2, window) for row in range(_AGES)]
     error = np.array([(readings.watts - predicted(timeline, readings, one, watts)) ** 2 for one in sharp])
     usual = float(np.median(error[round((0.5 + _YOUNGEST) / _REACH * _AGES)]))

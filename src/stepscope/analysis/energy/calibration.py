@@ -41,7 +41,7 @@ _STARTS, _TRIAL_ROUNDS, _ROUNDS, _POLISH_ROUNDS = 6, 4, 14, 5
 _ROUNDS_NEAR = 6
 _APART = 0.010  # s: channels of a chip are converted one after another, and so read by so much later
 _CLEARLY = 5.0  # natural logarithm: by how much likelier a model of its own must be than that of a source like it
-_GUESSED_RC = 2e-3  # s: the descent does not find a filter from nothing
+_GUESSED_RC, _FILTERED = (0.7e-3, 2e-3, 5e-3, 15e-3), 3  # s; starts that are also tried behind a filter
 _NOISE = 0.015  # of the mean power: what the ridge takes a reading's error to be
 _RIDGE = {SIGNATURE: 0.08, KIND: 0.30, GAP: 0.40}
 _MOST_WIDTH, _MOST_RC, _MOST_SMEAR = 0.6, 0.05, 0.05  # s
@@ -116,9 +116,8 @@ def calibrate(timeline: Timeline, readings: Readings, prior: Prior | None = None
     starts = _diverse(coarse_search(near, spread, readings.period, prior), prior)
     few = _Problem.of(timeline, spread.first(_affordable(timeline, starts[0].width, FIRST, _FIRST_PIECES)))
     tried = [_descend(few.holding(start.hold), _vector_of(start), free, _TRIAL_ROUNDS) for start in starts]
-    least = min(tried, key=lambda one: one.cost)
-    if float(least.x[3]) < SHORTEST_RC**2:
-        tried.append(_descend(few.holding(least.hold), _filtered(least.x), free, _TRIAL_ROUNDS))
+    promising = sorted(zip(tried, starts, strict=True), key=lambda pair: pair[0].cost)[:_FILTERED]
+    tried += [_descend(few.holding(start.hold), _filtered(few, start), free, _TRIAL_ROUNDS) for _, start in promising]
     likely = _weighed(few, _distinct(tried), prior, readings.period)[:_FINALISTS]
     likely = [(log, one) for log, one in likely if log > likely[0][0] - _HOPELESS]
     better = _distinct([_descend(few.holding(one.hold), one.x, free, _ROUNDS) for _, one in likely])
@@ -258,9 +257,11 @@ def _vector_of(start: Start) -> Floats:
     return np.array([start.centre, start.width, 1e-8, 1e-8])
 
 
-def _filtered(vector: Floats) -> Floats:
-    """The same start behind an analogue filter."""
-    return np.append(vector[:3], min(_GUESSED_RC, float(vector[1])) ** 2)
+def _filtered(problem: _Problem, start: Start) -> Floats:
+    """The start behind the analogue filter that explains the readings best: the descent finds none from nothing."""
+    vectors = [np.append(_vector_of(start)[:3], rc**2) for rc in _GUESSED_RC]
+    held = problem.holding(start.hold)
+    return min(vectors, key=lambda vector: held.solved(vector)[1])
 
 
 def _spread(timeline: Timeline, readings: Readings) -> Readings:

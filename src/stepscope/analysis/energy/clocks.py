@@ -213,7 +213,8 @@ def clock_of_repeats(stamp: Floats, value: Floats, nominal: float | None) -> Upd
         short = apart < guess
         if equal[short].sum() < _FEWEST_REPEATS:
             continue
-        chance = float(np.clip(equal[apart > 1.2 * guess].mean(), 0.01, _MOST_BY_CHANCE)) if (~short).any() else 0.02
+        sure = apart > 1.2 * guess
+        chance = float(np.clip(equal[sure].mean() if sure.any() else 0.02, 0.01, _MOST_BY_CHANCE))
         since = stamp - stamp[0]
         # Cost of a pair: of being equal or not, without an update between and with one.
         still = np.where(equal, -math.log(1 - _WRONG), -math.log(_WRONG))

@@ -89,6 +89,7 @@ class Readings:
 
 _PER_UPDATE = 1.5  # reads: below, it is not seen when the value changed
 _FEWEST_UPDATES = 20
+_MOST_REPEATED = 4  # reads in a row
 _BEYOND_CHANCE, _FEWEST_EQUAL = 2.0, 5  # equal neighbours against neighbours one step of resolution apart
 
 
@@ -130,18 +131,22 @@ def _at_ticks(stamp: Floats, watts: Floats, clock: UpdateClock) -> Readings:
 
 
 def _repeated(watts: Floats) -> Flags:
-    """Readings that equal the one before, where that is commoner than chance: a value was given out twice."""
+    """Readings that equal the one before, where that is commoner than chance: a value was given out twice.
+
+    What stays equal for longer is power that does not move.
+    """
     change = np.diff(watts)
-    equal = change == 0
-    nonzero = np.abs(change[~equal])
-    none = np.zeros(len(watts), dtype=bool)
-    if equal.sum() < _FEWEST_EQUAL or not len(nonzero):
-        return none
-    step = float(nonzero.min())
-    beside = float((np.abs(nonzero - step) < 0.25 * step).sum()) / 2  # as common as equal ones, by chance
-    if equal.sum() < _BEYOND_CHANCE * beside + _FEWEST_EQUAL:
-        return none
-    return np.append(False, equal)
+    apart = np.abs(change[change != 0])
+    begin = np.flatnonzero(np.append(True, change != 0))
+    size = np.diff(np.append(begin, len(watts)))
+    again = np.ones(len(watts), dtype=bool)
+    again[begin] = False
+    again &= np.repeat(size, size) <= _MOST_REPEATED
+    if again.sum() < _FEWEST_EQUAL or not len(apart):
+        return np.zeros(len(watts), dtype=bool)
+    step = float(apart.min())
+    beside = float((np.abs(apart - step) < 0.25 * step).sum()) / 2  # as common as equal ones, by chance
+    return again if again.sum() >= _BEYOND_CHANCE * beside + _FEWEST_EQUAL else np.zeros(len(watts), dtype=bool)
 
 
 def fresh(stamp: Floats, value: Floats, refresh: float | None) -> Flags:
