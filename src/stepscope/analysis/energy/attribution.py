@@ -9,8 +9,24 @@ import numpy as np
 from scipy import sparse  # type: ignore[import-untyped]
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
-from stepscope.analysis.energy.calibration import FEW_KEYS, Calibration, KnownSource, Prior, Wobble, calibrate, recalibrate, wobble
-from stepscope.analysis.energy.clocks import NEAR_STATED, UpdateClock, clock_of_residuals, fit_clock, search_clock, stands_out
+from stepscope.analysis.energy.calibration import (
+    FEW_KEYS,
+    Calibration,
+    KnownSource,
+    Prior,
+    Wobble,
+    calibrate,
+    recalibrate,
+    wobble,
+)
+from stepscope.analysis.energy.clocks import (
+    NEAR_STATED,
+    UpdateClock,
+    clock_of_residuals,
+    fit_clock,
+    search_clock,
+    stands_out,
+)
 from stepscope.analysis.energy.readings import Readings, at_conversions, at_updates, by_clock, surprises
 from stepscope.analysis.energy.regression import (
     ANY_SPREAD,
@@ -74,7 +90,7 @@ class Options:
 
 @dataclass(frozen=True)
 class Other:
-    """Another sensor model: its probability, by how much it would move each power, W (P,), and the energy, as a share."""
+    """Another sensor model: its probability, and by how much it moves each power, W (P,), and all energy, a share."""
 
     model: SensorModel
     probability: float
@@ -251,11 +267,10 @@ def _unseen_clock(
     inside = readings.kept(covered(timeline, readings, model))
     register, refresh = readings.register, options.refresh
     gauge = readings.width is None and readings.mix is None
-    if refresh is None and register is None:
+    if inside.count < FEWEST or readings.ticked or (refresh is None and register is None):
         return None
-    unclocked = gauge and not readings.ticked and _BLURRED * refresh < float(model.width or 0.0) + model.hold
-    slow = register is not None or (readings.carry > 0 or unclocked)
-    if inside.count < FEWEST or not slow:
+    blurred = refresh is not None and _BLURRED * refresh < float(model.width or 0.0) + model.hold
+    if register is None and readings.carry == 0 and not (gauge and blurred):
         return None
     if shared is not None and not gauge:
         return shared
@@ -265,7 +280,9 @@ def _unseen_clock(
         assert refresh is not None, "a gauge that is read too slowly has a refresh"
         known = (shared.period, 0.0) if shared is not None else (refresh, NEAR_STATED)
         window = options.stated or (model.width if model.hold and model.width else CONVERSION * refresh)
-        return clock_of_conversions(timeline, inside, replace(model, width=window, lag=_end_lag(model, window)), fit.watts, *known)
+        return clock_of_conversions(
+            timeline, inside, replace(model, width=window, lag=_end_lag(model, window)), fit.watts, *known
+        )
     fitted = (rows.matrix @ fit.watts) / inside.weight
     if register is not None:
         surprise, speed = surprises(register, inside.stamp, fitted)

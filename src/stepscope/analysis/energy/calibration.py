@@ -55,7 +55,10 @@ _HOPELESS = 40.0  # the same, from the first readings
 _DISTINCT = 0.05  # of the width: models that are nearer to one another are one
 _SAME_ENERGIES = 0.005  # summed differences of the kinds, as a share of the energy: rivals that agree are no rivals
 _STATED_SPREAD, _FAR_OFF = 0.5, 4.0  # of the logarithm of a stated window; the most that it weighs against the readings
-_LATE_COST, _EARLY_COST = 1.0, 6.0  # of a delay, per refresh beyond the first; of a value that is read before it is made
+_LATE_COST, _EARLY_COST = (
+    1.0,
+    6.0,
+)  # of a delay, per refresh beyond the first; of a value that is read before it is made
 _FILTER_COST = 1.0
 
 
@@ -216,9 +219,7 @@ def _distinct(found: list[_Descent]) -> list[_Descent]:
     return chosen
 
 
-def _weighed(
-    problem: _Problem, found: list[_Descent], prior: Prior, period: float
-) -> list[tuple[float, _Descent]]:
+def _weighed(problem: _Problem, found: list[_Descent], prior: Prior, period: float) -> list[tuple[float, _Descent]]:
     """Logarithm of the weight of each model, best first, by readings that all of them cover."""
     if len(found) == 1:
         return [(0.0, found[0])]
@@ -549,9 +550,7 @@ def _best_lags(readings: Readings, spent: _Spent, width: float | None, hold: flo
     if readings.mix is None and last > lags[-1] + coarse:
         further = np.arange(lags[-1] + coarse, last, max(coarse, (last - lags[-1]) / _FAR_LAGS))
         few = readings.first(_FAR_READINGS)
-        found = _valleys(
-            np.array([error(lag, few, own[: few.count]) for lag in further]), further, middle, hold
-        )
+        found = _valleys(np.array([error(lag, few, own[: few.count]) for lag in further]), further, middle, hold)
         starts += [replace(start, error=error(start.centre, readings, own)) for start in found]
     return starts
 

@@ -165,7 +165,9 @@ def search_clock(error: ClockError, since: Floats, nominal: float, near: float) 
         finer = _FINE_SHIFT * nominal**2 / float(since[count - 1])
         steps = np.arange(-2, 3) * finer if near else np.zeros(1)
         shifts = np.arange(-3, 4) * nominal / (2 * _PHASES)
-        found = _best_clocks(error, [(period + more, phase + shifts) for _, period, phase in found for more in steps], count)
+        found = _best_clocks(
+            error, [(period + more, phase + shifts) for _, period, phase in found for more in steps], count
+        )
     least, period, phase = found[0]
     return period, phase, least
 

@@ -244,9 +244,7 @@ def run_readings(run: RunReader, source: PowerSource, origin_ns: int) -> tuple[R
     return gauge_inputs((t0_ns - origin_ns) / 1e9, (t1_ns - origin_ns) / 1e9, watts, source, step)
 
 
-def gauge_inputs(
-    t0: Floats, t1: Floats, watts: Floats, source: PowerSource, step: float
-) -> tuple[Readings, Options]:
+def gauge_inputs(t0: Floats, t1: Floats, watts: Floats, source: PowerSource, step: float) -> tuple[Readings, Options]:
     """Readings of a gauge, read between t0 and t1 (M,), s, and what is known of them; step: a typical one's length."""
     channel, refresh = source.channel or {}, source.refresh_ns / 1e9 or None
     still = stuck_readings(t0, watts, step)

@@ -8,7 +8,14 @@ from typing import Any
 import numpy as np
 from scipy import sparse  # type: ignore[import-untyped]
 
-from stepscope.analysis.energy.clocks import UpdateClock, clock_of_changes, clock_of_repeats, fit_clock, is_periodic, number_readings
+from stepscope.analysis.energy.clocks import (
+    UpdateClock,
+    clock_of_changes,
+    clock_of_repeats,
+    fit_clock,
+    is_periodic,
+    number_readings,
+)
 from stepscope.arrays import Flags, Floats
 
 _SAME = 1e-7  # s: two ends of a window that are not two
