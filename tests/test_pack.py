@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
+from tests.patience import HANG_S
 from tests.test_parts import window
 
 from stepscope.runfolder import RunReader, RunWriter, sample_dtype
@@ -189,7 +190,7 @@ def test_a_reader_that_looks_while_a_file_is_packed_finds_it(
 def test_packing_apart_does_it_and_says_so(writer: RunWriter) -> None:
     recorded(writer)
     before = content(writer.path)
-    assert pack_apart(writer.path, timeout_s=60.0)
+    assert pack_apart(writer.path, timeout_s=HANG_S)
     assert unpacked(writer.path) == []
     assert content(writer.path) == before
 
@@ -214,7 +215,7 @@ def test_packing_apart_does_not_depend_on_who_waits_for_the_child(writer: RunWri
     recorded(writer)
     held = signal.signal(signal.SIGCHLD, disposition)
     try:
-        assert pack_apart(writer.path, timeout_s=60.0)
+        assert pack_apart(writer.path, timeout_s=HANG_S)
     finally:
         signal.signal(signal.SIGCHLD, held)
 

@@ -51,7 +51,7 @@ def says(cost: StepCost) -> list[str]:
 
 
 def test_the_trade_states_what_was_measured_beside_what_was_predicted() -> None:
-    found = predict_fit(asked(options=False))
+    found = predict_fit(asked(options=False, largest=False))
     traded = trade_allocators(says(StepCost(1, 350_000_000, 0.25)), found, simulator(), rounds=1)
     default = traded[0]
     assert (default.cost.peak_bytes, default.cost.step_s, default.within_limit) == (350_000_000, 0.25, True)
@@ -62,7 +62,7 @@ def test_the_trade_states_what_was_measured_beside_what_was_predicted() -> None:
 
 
 def test_a_peak_above_the_limit_is_told_as_such() -> None:
-    found = predict_fit(asked(options=False))
+    found = predict_fit(asked(options=False, largest=False))
     assert trade_allocators(says(StepCost(1, 361_000_000, 0.25)), found, simulator(), rounds=1)[0].within_limit is False
 
 
@@ -87,7 +87,7 @@ def test_the_child_that_is_measured_does_not_load_the_libraries_of_the_answer() 
 
 
 def test_the_series_of_a_step_adds_up_to_its_peak() -> None:
-    found = predict_fit(asked(options=False))
+    found = predict_fit(asked(options=False, largest=False))
     series = chart_data.step_series(found.events)
     assert set(series["category"]) <= set(CATEGORIES)
     assert series.group_by("op").agg(pl.col("mb").sum())["mb"].max() == pytest.approx(found.peak_bytes / 1e6)
@@ -125,7 +125,7 @@ def test_a_batch_that_cannot_be_run_is_left_out_of_the_drawing_and_unknown_in_th
 
 
 def test_the_table_of_options_holds_the_answers_own_figures() -> None:
-    question = asked()
+    question = asked(largest=False)
     found = predict_fit(question)
     assert question.limit is not None
     names = [option.name for option in found.options if "accumulated" not in option.name]
@@ -136,7 +136,7 @@ def test_the_table_of_options_holds_the_answers_own_figures() -> None:
 
 
 def test_state_of_the_optimizer_belongs_to_the_layer_of_its_parameter() -> None:
-    found = predict_fit(asked(options=False))
+    found = predict_fit(asked(options=False, largest=False))
     held = found.events.filter((pl.col("category") == "optimizer") & (pl.col("bytes") > 1000))
     assert held["module"].null_count() == 0
     assert "3.up" in held["module"].to_list()

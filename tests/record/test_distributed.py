@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 import pytest
+from tests.patience import HANG_S
 from tests.record import two_ranks
 
 from stepscope import Run
@@ -32,7 +33,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     command = [sys.executable, two_ranks.__file__, str(path), str(port)]
-    done = subprocess.run(command, env=dict(os.environ), capture_output=True, text=True, timeout=600, check=False)
+    done = subprocess.run(command, env=dict(os.environ), capture_output=True, text=True, timeout=HANG_S, check=False)
     assert done.returncode == 0, done.stderr
     for mode in MODES:
         first, second = (next((path / mode / rank).iterdir()) for rank in "01")

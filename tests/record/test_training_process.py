@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.patience import HANG_S
 from torch import nn
 
 from stepscope.record import facts
@@ -45,7 +46,7 @@ print("polars" in sys.modules, within, [file for file in after if file not in be
 
 def printed(script: str, *arguments: str) -> str:
     command = [sys.executable, "-c", script, *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=HANG_S, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
