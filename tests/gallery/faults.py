@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
+import os
 import types
 from collections.abc import Iterator
 from pathlib import Path
@@ -56,13 +58,38 @@ def injectable() -> list[str]:
     return [function for function in functions() if function not in _BEFORE]
 
 
-def inject(place: str) -> None:
-    """Let this function raise from now on."""
+def _owner(place: str) -> tuple[Any, str]:
+    """The module or class that has a function, and the name of the function there."""
     name, _, qualified = place.partition(":")
     owner: Any = importlib.import_module(f"stepscope.{name}")
     *above, last = qualified.split(".")
     for part in above:
         owner = getattr(owner, part)
+    return owner, last
+
+
+def inject(place: str) -> None:
+    """Let this function raise from now on."""
     scope: dict[str, Any] = {}
     exec(compile(_SOURCE, _FILE, "exec"), scope)
-    setattr(owner, last, scope["broken"])
+    setattr(*_owner(place), scope["broken"])
+
+
+def note_calls(file: Path) -> None:
+    """Write into a file, a line each, which of the injectable functions are called from now on."""
+    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    for place in injectable():
+        owner, name = _owner(place)
+        setattr(owner, name, _noted(vars(owner)[name], f"{place}\n".encode(), descriptor))
+
+
+def _noted(function: Any, line: bytes, descriptor: int) -> Any:
+    waiting = [line]
+
+    @functools.wraps(function)
+    def noted(*arguments: Any, **options: Any) -> Any:
+        if waiting:
+            os.write(descriptor, waiting.pop())
+        return function(*arguments, **options)
+
+    return noted

@@ -1,12 +1,13 @@
 """Runs scripts of the gallery, each in a fork of a process that has imported torch: bare, under `run`, under `profile`.
 
-Usage: python server.py JOBS PARALLEL; JOBS is a JSON list of {script, mode, folder, record, memory, fault}. The child
-ends as the interpreter ends, with the exit code of the script; its stdout and stderr lie in `folder`, its files in
-`folder/work`.
+Usage: python server.py JOBS PARALLEL [MODULE ...]; JOBS is a JSON list of {script, mode, folder, record, memory, fault,
+calls}. The child ends as the interpreter ends, with the exit code of the script; its stdout and stderr lie in `folder`,
+its files in `folder/work`. The modules are imported beforehand, as torch is.
 """
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import importlib
 import json
@@ -123,6 +124,14 @@ def run_bare(script: str, arguments: list[str]) -> None:
     exec(code, vars(main_module))
 
 
+def end_without_destructors() -> None:
+    """Spare the bare script those of torch's C++, a tenth of a second: they would find nothing of ours there."""
+    libc = ctypes.CDLL(None)
+    libc.on_exit.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+    for name in ("_exit", "_IO_flush_all"):  # the one that is registered last comes first
+        libc.on_exit(ctypes.cast(getattr(libc, name), ctypes.c_void_p), None)
+
+
 def out_of(script: str) -> str:
     """Where the run lies: where it does by default for scripts about that folder, else where no script looks."""
     about = ("runs", "folder", "chdir", "umask", "few_file", "file_size")
@@ -136,10 +145,10 @@ def run_measured(script: str, arguments: list[str], job: dict[str, Any]) -> None
 
     name = Path(script).stem
     writer = RunWriter.create(out_of(script), name)
-    if job.get("fault"):
-        from faults import inject  # type: ignore[import-not-found]
+    if job.get("fault") or job.get("calls"):
+        from faults import inject, note_calls  # type: ignore[import-not-found]
 
-        inject(job["fault"])
+        note_calls(Path(job["calls"])) if job.get("calls") else inject(job["fault"])
     del sys.path[0]
     orders = Orders(run=str(writer.path), name=name, record=job["record"], memory=job["memory"])
     run_target(orders.to_json(), script, arguments)
@@ -155,7 +164,7 @@ def run_profiled(script: str, arguments: list[str], job: dict[str, Any]) -> None
 
 
 if __name__ == "__main__":
-    for name in ("numpy", "torch", "torch._dynamo"):  # once, for all of them
+    for name in ("numpy", "torch", "torch._dynamo", *sys.argv[3:]):  # once, for all of them
         importlib.import_module(name)
     gc.collect()
     gc.freeze()  # what forks share stays shared, and the end of one does not visit it
@@ -163,6 +172,7 @@ if __name__ == "__main__":
     if this is not None:
         target, words = begin(this)
         if this["mode"] == "bare":
+            end_without_destructors()
             run_bare(target, words)
         elif this["mode"] == "run":
             run_measured(target, words, this)

@@ -34,7 +34,7 @@ def step(model, optimizer, size=16):
 
 model = net()
 inputs, targets = batch(32)
-optimizer = torch.optim.LBFGS(model.parameters(), lr=0.5, max_iter=12)
+optimizer = torch.optim.LBFGS(model.parameters(), lr=0.5, max_iter=5)
 calls = []
 
 
