@@ -247,7 +247,8 @@ def test_what_probes_of_a_device_showed_is_kept_and_widens_the_interval(tmp_path
     kept = kept_file.load_calibration(path)
     assert kept.probed["convolution"].bytes(4) == 11
     assert kept.corrected(1000, 2000) == (950, 2200)
-    with_it, without = (asked(options=False, largest=False, **more) for more in ({"kept": kept}, {}))
+    with_it = asked(kept=kept, options=False, largest=False)
+    without = asked(options=False, largest=False)
     assert with_it.process.high > without.process.high - 40_000_000
 
 
