@@ -225,7 +225,7 @@ def unet(width: float) -> Sequence[nn.Module]:
             return (*stack[:-1], self.convolutions(stack[-1]))
 
     return [
-        Pack(), Down(twice(1, a)), Down(twice(a, 2 * a)), Bottom(), Up(4 * a, twice(4 * a, 2 * a)),
+        nn.Sequential(Pack(), Down(twice(1, a))), Down(twice(a, 2 * a)), Bottom(), Up(4 * a, twice(4 * a, 2 * a)),
         Up(2 * a, twice(2 * a, a)), Mask(a),
     ]  # fmt: skip
 
