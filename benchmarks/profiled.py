@@ -19,10 +19,18 @@ class RunFailedError(Exception):
     """A command did not do what it should; the text ends with the last lines of its stderr."""
 
 
-def start(script: Path, arguments: Sequence[str], runs: Path, prefix: Sequence[str] = (), **env: str) -> Any:
-    """Start `stepscope run` on a script, the run folder to be made in `runs`; its output goes to files there."""
+def start(
+    target: Path | str,
+    arguments: Sequence[str],
+    runs: Path,
+    prefix: Sequence[str] = (),
+    options: Sequence[str] = (),
+    **env: str,
+) -> Any:
+    """Start `stepscope run` on a script or workload, the run folder to be made in `runs`; its output goes there too."""
     runs.mkdir(parents=True, exist_ok=True)
-    command = [*prefix, *_stepscope("run", str(script), "--out", str(runs), "--", *arguments)]
+    own = ["--", *arguments] if arguments else []
+    command = [*prefix, *_stepscope("run", str(target), "--out", str(runs), *options, *own)]
     with (runs / "stdout").open("wb") as out, (runs / "stderr").open("wb") as err:
         return subprocess.Popen(command, stdout=out, stderr=err, env=environment(env), cwd=ROOT)
 

@@ -137,8 +137,10 @@ class Quota(Surrounding):
         assert self.of is not None
         quota = int(self.cores * self.period_us)
         if self.of.version == 2:
+            self.of.write("cpu.weight", 10_000)  # only the quota holds it back, not what else runs
             self.of.write("cpu.max", f"{quota} {self.period_us}")
         else:
+            self.of.write("cpu.shares", 100_000)
             self.of.write("cpu.cfs_period_us", self.period_us)
             self.of.write("cpu.cfs_quota_us", quota)
 

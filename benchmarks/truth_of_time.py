@@ -267,7 +267,7 @@ def table(results: list[dict[str, Any]]) -> str:
             cells = [
                 f"{of(result[phase][who]):.1%}" for who in ("ours", "torch", "truth") for of in (statistics.median, max)
             ]
-            row = [result["network"], result["steps"], f"{profiled:.0f}", phase, len(whose[0]), *cells]
+            row = [result["network"], result["steps"], f"{profiled:.0f}", phase, len(result[phase]["ours"]), *cells]
             lines.append(f"| {' | '.join(map(str, row))} |")
     lines.append("")
     for who, name in (("ours", "Ours"), ("torch", "torch.profiler"), ("truth", "The truth itself")):
