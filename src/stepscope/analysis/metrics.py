@@ -92,7 +92,7 @@ def _achieved(metric: str, steps: pl.DataFrame, counted: pl.Series, which: str) 
     _, low, high = mean_interval((number_ - rate * seconds) / seconds.mean())
     few = len(seconds) < FEW
     note = f"achieved in {which}: count over time" + ("; too few for an interval" if few else "")
-    bounds = (None, None) if few else (max(rate + low, 0.0), rate + high)
+    bounds = (None, None) if few else (max(min(rate + low, rate), 0.0), max(rate + high, rate))
     yield Measured(metric, "run", rate, "1/s", bounds[0], bounds[1], len(seconds), "steps", note)
 
 
@@ -128,22 +128,23 @@ def process_cpu_utilisation(run: RunReader) -> list[Measured]:
     if span is None:
         return []
     return [
-        _mean_utilisation("process_cpu_utilisation", series, span, "cores")
+        _mean_utilisation("process_cpu_utilisation", series, span, "cores", float(len(_cores(run)) or np.inf))
         for series in series_of(run, "process_cpu_time")
     ]
 
 
 def _cpu_of_several(run: RunReader, span: tuple[int, int] | None) -> Iterator[Measured]:
+    most = float(len(_cores(run)) or np.inf)
     metric, read = "process_cpu_utilisation", {series.scope: series for series in series_of(run, "process_cpu_time")}
     whole = cpu_of_all(run)
     if whole is not None and span is not None:
-        yield _mean_utilisation(metric, whole, span, "cores")
+        yield _mean_utilisation(metric, whole, span, "cores", most)
     for process in training_processes(run):
         if process.sampled_as in read and process.span_ns is not None:
             own = replace(read[process.sampled_as], scope=process.scope)
-            yield _mean_utilisation(metric, own, process.span_ns, "cores")
+            yield _mean_utilisation(metric, own, process.span_ns, "cores", most)
     if WATCHED in read and span is not None and scope_name(run, WATCHED) == LAUNCHER:
-        yield _mean_utilisation(metric, replace(read[WATCHED], scope=LAUNCHER), span, "cores")
+        yield _mean_utilisation(metric, replace(read[WATCHED], scope=LAUNCHER), span, "cores", most)
 
 
 def idle_residency(run: RunReader) -> list[Measured]:

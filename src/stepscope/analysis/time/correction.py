@@ -33,7 +33,7 @@ _FEWEST_TO_JUDGE = 4  # values of a cell, from which on one of them can be far a
 _FAR = 6.0  # standard deviations, as the median deviation tells them
 _AND_A_TENTH = 0.1  # of the median
 _EVENT_DOUBT, _EVEN_DOUBT = 0.3, 0.05  # standard deviation of the events' cost, and of what slows everything, relative
-_UNEVEN = 0.5  # of what slows everything may be elsewhere than it is taken to be (95 %)
+_UNEVEN = 0.5  # of what slows everything may be elsewhere than it is taken to be (95 %); all, where no cost is known
 _NEAR = 10  # unprofiled steps on either side of a profiled one tell how long it would have taken
 _NORMAL = 1.96
 
@@ -76,7 +76,7 @@ class StepTimes:
             mean - low,
             self.step_doubt * mean,
             self.event_doubt * (profiling.mean(axis=0) - self.cost_share * mean),
-            self.uneven * mean * (1 - share).clip(0),
+            self.uneven * mean * ((1 - share).clip(0) if self.cost_share else 1.0),
         ]
         half = np.sqrt(np.sum(np.square(parts), axis=0))
         return mean, np.maximum(mean - half, 0.0), mean + half
@@ -174,7 +174,7 @@ def _divided(profiled_ns: Floats, cost_ns: Floats, bare_ns: float | None) -> tup
     more = float(np.clip(more, -1.0, 2.0))
     even = (excess - more * cost) / bare_ns
     doubt = _EVENT_DOUBT * np.sqrt(by_all / (by_events + by_all))
-    return more, float(_NORMAL * doubt), float(_UNEVEN * abs(even))
+    return more, float(_NORMAL * doubt), float((_UNEVEN if cost else 1.0) * abs(even))
 
 
 def _without_interruptions(values: Floats, regular: Flags | None = None) -> Floats:
