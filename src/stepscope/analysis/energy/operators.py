@@ -10,7 +10,7 @@ import numpy as np
 import polars as pl
 from scipy import sparse  # type: ignore[import-untyped]
 
-from stepscope.analysis.channels import Series, series_of
+from stepscope.analysis.channels import Series, core_busy_time, series_of
 from stepscope.analysis.energy.attribution import Attribution, Options, attribute
 from stepscope.analysis.energy.calibration import Calibration, KnownSource
 from stepscope.analysis.energy.inputs import RunTimeline, RunTimelines, store_calibrations, stored_calibrations
@@ -285,6 +285,7 @@ class UtilisationFit:
     ops: RunTimeline
     fit: Attribution | None
     reason: str
+    most: float  # all cores of the machine, or a share of 1
 
 
 def fit_utilisation(
@@ -306,7 +307,8 @@ def fit_utilisation(
         told = _PROMPT if unit == "cores" else kept.get(place)
         fit = attribute(ops.timeline, readings, replace(options, known=told))
         reason = "" if fit is not None else f"{readings.count} readings are too few, or all the same: train more steps"
-        found.append(UtilisationFit(quantity, series.scope, unit, ops, fit, reason))
+        most = float(len(core_busy_time(run)) or np.inf) if unit == "cores" else 1.0
+        found.append(UtilisationFit(quantity, series.scope, unit, ops, fit, reason, most))
         if fit is not None and told is not _PROMPT:
             known[place] = fit.known
     if known.keys() - kept.keys():
@@ -367,7 +369,7 @@ def _utilisation_rows(use: UtilisationFit, columns: tuple[str, ...]) -> list[dic
         rows.append(
             empty
             | names[index]
-            | {name: value / seconds if seconds > 0 else None for name, value in ends.items()}
+            | {name: min(value / seconds, use.most) if seconds > 0 else None for name, value in ends.items()}
             | {"share": spent / total if total > 0 else None, "seconds_per_step": seconds / steps}
             | {"verdict": judged.verdict[index], "reason": judged.reason[index] or None}
         )
