@@ -44,7 +44,7 @@ def assert_rates_agree(run: Run) -> None:
     seconds = float((timed["t1_ns"] - timed["t0_ns"]).sum()) / 1e9
     assert rate["value"] == pytest.approx(len(timed) / seconds)
     if timed["samples"].null_count() == 0:
-        assert metric(run, "throughput")["value"] == pytest.approx(timed["samples"].sum() / seconds)
+        assert metric(run, "throughput")["value"] == pytest.approx(int(timed["samples"].sum()) / seconds)
     if "mean_power" in run.metrics()["metric"]:
         per_step, power = metric(run, "energy_per_step"), metric(run, "mean_power")
         assert per_step["value"] * rate["value"] == pytest.approx(power["value"], rel=1e-6)
