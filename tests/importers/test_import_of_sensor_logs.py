@@ -204,3 +204,67 @@ def test_whatever_follows_a_header_a_log_is_read_or_refused(text: str) -> None:
         except (UsageError, ValueError):
             continue
         assert all(len(column) == len(log.t0_ns) for log in logs for column in log.columns)
+
+
+def _total_w(run: Run) -> float:
+    (watts,) = {
+        row["id"]: run.sensor(row["sensor"])[row["id"]].mean()
+        for row in run.channels
+        if row["parent_scope"] == "system"
+    }.values()
+    assert isinstance(watts, float)
+    return watts
+
+
+def test_power_readings_of_mlperf_become_a_rail_a_node(tmp_path: Path) -> None:
+    begin_ms = round(BEGIN.replace(tzinfo=timezone.utc).timestamp() * 1000)
+    head = '{"namespace": "", "event_type": "POINT_IN_TIME", "key": "power_reading", '
+    lines = [
+        f':::MLLOG {head}"time_ms": {begin_ms + 500 * n}, "value": {800 + n}, "metadata": {{"node": "n{n % 2}"}}}}\n'
+        for n in range(8)
+    ]
+    other = f':::MLLOG {{"key": "run_start", "time_ms": {begin_ms}, "value": null, "metadata": {{}}}}\n'
+    log = tmp_path / "result_0.txt"
+    log.write_text("".join([other, *lines, ':::MLLOG {"key": "power_reading", broken\n']))
+    run = run_of(log)
+    assert {channel["scope"] for channel in run.channels} == {"meter:n0", "meter:n1"}
+    assert run.sensor("mllog-1")["meter.n1.power"].to_list() == [801.0, 803.0, 805.0, 807.0]
+    assert all(channel["refresh_ns"] == 10**9 for channel in run.channels)
+    assert any("1 lines could not be read" in str(event.get("message")) for event in run.events)
+
+
+def test_a_dump_of_a_powersensor_has_its_total_and_its_pairs(tmp_path: Path) -> None:
+    dump = tmp_path / "dump.txt"
+    rows = "".join(
+        f"S {n * 50e-6:.6f} 50 {n % 1024} 1.0 12.0 12.0 2.0 3.3 {6.6 + n % 2} {18.6 + n % 2}\n" for n in range(40)
+    )
+    head = "marker time dt_micro device_timestamp current0 voltage0 power0 current1 voltage1 power1 power_total\n"
+    dump.write_text(f"{head}{rows}M a\n{rows[:20]}")
+    with pytest.raises(UsageError, match="from its own start"):
+        run_of(dump)
+    run = run_of(dump, clock=Clock(zone=timezone.utc, started=BEGIN))
+    assert {channel["rail"] for channel in run.channels} == {"power0", "power1", "power_total"}
+    assert _total_w(run) == pytest.approx(19.1)
+    assert {channel["refresh_ns"] for channel in run.channels} == {50_000}
+
+
+def test_a_meter_s_table_is_a_rail_beside_a_profiler_file_and_its_columns_can_be_named(tmp_path: Path) -> None:
+    events = [step(n, n * 5e5, 5e5) for n in range(8)] + [op("aten::mm", n * 5e5, 4e5) for n in range(8)]
+    file = write(tmp_path / "trace.json", events)
+    table = tmp_path / "wt310.csv"
+    stamps = [(BEGIN + timedelta(milliseconds=50 * n)).isoformat() for n in range(80)]
+    table.write_text("when,P1 [W],P2 [mW]\n" + "".join(f"{t},99,{7000 + n % 2}\n" for n, t in enumerate(stamps)))
+    clock = Clock(zone=timezone.utc, columns=("when", "P2 [mW]"))
+    with pytest.raises(UsageError, match="no kind that is known"):
+        run_of(table)
+    run = Run(import_file(table, out=tmp_path / "runs", options=Options(kind="meter-csv", clock=clock)))
+    assert _total_w(run) == pytest.approx(7.0005)
+    with pytest.raises(UsageError, match="no column 'P3'"):
+        run_of(table, clock=Clock(columns=("when", "P3")), kind="meter-csv")
+    table.write_text("time,power (W)\n" + "".join(f"{t},{8 + n % 2}\n" for n, t in enumerate(stamps)))
+    joined = run_of(file, table)
+    (row,) = joined.energy_totals().to_dicts()
+    assert row["watts_mean"] == pytest.approx(8.5, abs=0.1)
+    table.write_text("t,power\n" + "".join(f"{n * 0.05},{8 + n % 2}\n" for n in range(80)))
+    with pytest.raises(UsageError, match="start of its own"):
+        run_of(table)

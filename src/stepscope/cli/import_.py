@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -24,7 +25,8 @@ def import_(
     kind: Annotated[
         str | None,
         typer.Option(
-            help="torch-profiler, stepscope-chrome, tegrastats, jetson-stats, nvidia-smi or powermetrics. [by content]"
+            help="torch-profiler, stepscope-chrome, tegrastats, jetson-stats, nvidia-smi, powermetrics, mllog, "
+            "powersensor3 or meter-csv. [by content]"
         ),
     ] = None,
     out: Annotated[Path, typer.Option("--out", help="The folder that the run is put into.")] = Path("runs"),
@@ -36,8 +38,12 @@ def import_(
         str | None, typer.Option(help="Zone of stamps without one: +02:00. [default: of this machine]")
     ] = None,
     shift: Annotated[float, typer.Option(help="Seconds that are added to the times of the logs.")] = 0.0,
-    started: Annotated[str | None, typer.Option(help="When a tegrastats log without stamps was started.")] = None,
+    started: Annotated[
+        str | None, typer.Option(help="When a log without dates was started (tegrastats, a meter).")
+    ] = None,
     interval: Annotated[str | None, typer.Option(help="Its interval: 100ms.")] = None,
+    time_column: Annotated[str | None, typer.Option(help="Column of the times in a meter's CSV. [by its name]")] = None,
+    power_column: Annotated[str | None, typer.Option(help="Column of the power in it. [by its name]")] = None,
 ) -> None:
     """Turn measurements of another tool into a run: a torch.profiler file, with the log of a sensor tool beside it.
 
@@ -47,7 +53,7 @@ def import_(
     """
     from stepscope.importers import Options, import_file
 
-    clock = _clock(utc_offset, shift, started, interval)
+    clock = replace(_clock(utc_offset, shift, started, interval), columns=(time_column, power_column))
     options = Options(kind=kind, name=name, batch_size=batch, warmup=warmup, board=board, clock=clock)
     path = import_file(file, beside or (), out, options)
     _print_summary(path)

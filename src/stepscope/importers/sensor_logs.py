@@ -18,6 +18,15 @@ from stepscope.arrays import Ints
 from stepscope.errors import UsageError
 from stepscope.files import replace_json
 from stepscope.importers import jetson_stats, nvidia_smi
+from stepscope.importers.meter_logs import (
+    MeterReadings,
+    is_meter_csv,
+    is_mllog,
+    is_powersensor,
+    read_meter_table,
+    read_mllog,
+    read_powersensor,
+)
 from stepscope.record.access.probes import channel_id
 from stepscope.record.sensors import powermetrics, tegrastats
 from stepscope.record.sensors.contract import Channel
@@ -36,6 +45,7 @@ class Clock:
     interval_ns: int | None = None  # of a log without stamps
     started: datetime | None = None  # likewise
     shift_ns: int = 0  # added to every time
+    columns: tuple[str | None, str | None] = (None, None)  # of a meter's CSV: names of its time and its power column
 
 
 @dataclass(frozen=True)
@@ -247,11 +257,40 @@ def powermetrics_logs(text: str, source: str, clock: Clock) -> list[SensorLog]:
     return [in_order(SensorLog("powermetrics", tuple(channels), ends, ends, tuple(columns), (note,)))]
 
 
+def _started_ns(clock: Clock) -> int | None:
+    return None if clock.started is None else unix_ns(clock.started, clock)
+
+
+def _meters(meters: Sequence[MeterReadings], source: str, clock: Clock) -> list[SensorLog]:
+    """Meters as logs of sensors, each with its refresh as the readings show it."""
+    logs = []
+    for meter in meters:
+        apart = np.diff(meter.t_ns)
+        refresh_ns = int(np.median(apart[apart > 0])) if (apart > 0).any() else None
+        channels = tuple(replace(channel, refresh_ns=refresh_ns) for channel in meter.channels)
+        notes = (f"{source}: {meter.skipped} lines could not be read",) if meter.skipped else ()
+        logs.append(in_order(SensorLog(meter.sensor, channels, meter.t_ns, meter.t_ns, meter.columns, notes)))
+    return logs
+
+
 KINDS = (
     LogKind("tegrastats", lambda lines: any(_is_tegrastats(line) for line in lines), tegrastats_logs),
     LogKind("jetson-stats", lambda lines: bool(lines) and jetson_stats.is_header(lines[0]), jetson_stats_logs),
     LogKind("nvidia-smi", lambda lines: any(nvidia_smi.is_header(line) for line in lines[:3]), nvidia_smi_logs),
     LogKind("powermetrics", lambda lines: any(powermetrics.begin(line) for line in lines), powermetrics_logs),
+    LogKind("mllog", is_mllog, lambda text, source, clock: _meters(read_mllog(text, source), source, clock)),
+    LogKind(
+        "powersensor3",
+        is_powersensor,
+        lambda text, source, clock: _meters([read_powersensor(text, source, _started_ns(clock))], source, clock),
+    ),
+    LogKind(
+        "meter-csv",
+        is_meter_csv,
+        lambda text, source, clock: _meters(
+            [read_meter_table(text, source, clock.columns, _started_ns(clock), clock.zone)], source, clock
+        ),
+    ),
 )
 
 

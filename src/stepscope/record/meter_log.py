@@ -160,8 +160,11 @@ class _Columns:
     name: str
 
 
-def parse_meter_csv(text: str) -> MeterLog:
-    """Read a log; raises ValueError, in words for the user, where it holds no time and power that can be told apart."""
+def parse_meter_csv(text: str, time_column: str | None = None, power_column: str | None = None) -> MeterLog:
+    """Read a log; raises ValueError, in words for the user, where it holds no time and power that can be told apart.
+
+    time_column, power_column: as the header names them, where they are not to be found by their names.
+    """
     lines = [line for line in text.lstrip("\ufeff").splitlines() if line.strip() and not line.lstrip().startswith("#")]
     separator = _separator(lines)
     rows = [[cell.strip().strip('"').strip() for cell in line.split(separator)] for line in lines]
@@ -171,7 +174,7 @@ def parse_meter_csv(text: str) -> MeterLog:
     rows = [row for row in rows if len(row) == width[0][0]]
     comma = separator != "," and _decimal_comma(rows)
     head = None if any(_number(cell, comma) is not None for cell in rows[0]) else rows[0]
-    columns = _columns(head, width[0][0])
+    columns = _columns(_renamed(head, time_column, power_column), width[0][0])
     return _log(rows if head is None else rows[1:], columns, comma, len(lines) - len(rows))
 
 
@@ -217,6 +220,26 @@ def _number(cell: str, comma: bool) -> float | None:
     if not re.fullmatch(r"[+-]?([0-9]{1,20}(\.[0-9]{0,20})?|\.[0-9]{1,20})([eE][+-]?[0-9]{1,2})?", text):
         return None
     return float(text)
+
+
+def _renamed(head: Sequence[str] | None, time_column: str | None, power_column: str | None) -> Sequence[str] | None:
+    """The header with the columns that were named called time and power, with their units, and no other so."""
+    asked = {name: as_ for name, as_ in ((time_column, "time"), (power_column, "power")) if name is not None}
+    if not asked:
+        return head
+    lower = [cell.lower() for cell in head or ()]
+    unknown = [name for name in asked if name.lower() not in lower]
+    if unknown:
+        raise ValueError(f"no column '{unknown[0]}'" + (f" among: {', '.join(head)}" if head else ": it has no header"))
+    places = {lower.index(name.lower()): as_ for name, as_ in asked.items()}
+    renamed = []
+    for place, cell in enumerate(head or ()):
+        name, unit = _named(cell)
+        if place in places:
+            renamed.append(f"{places[place]} ({unit})" if unit else places[place])
+        else:
+            renamed.append("" if name in (*_TIME_NAMES, *_POWER_NAMES) or unit in ("w", "mw", "uw", "kw") else cell)
+    return renamed
 
 
 def _columns(head: Sequence[str] | None, width: int) -> _Columns:
