@@ -36,7 +36,7 @@ def labelled(*ops: tuple[int, int, int, int, int]) -> Labelled:
     name, t0, t1, parent, phase = (np.array(column, dtype=np.int64) for column in zip(*ops, strict=True))
     ones, none = np.ones_like(t0), np.full_like(t0, -1)
     events = Events(name, t0, t1, ones, ones * 0, none, ones * 0, none, none, none, [])
-    return Labelled(events, parent, t1 - t0, phase, ones, t0)
+    return Labelled(events, parent, t1 - t0, phase, ones, t0, -ones)
 
 
 OPS = labelled((0, 1_100, 1_200, -1, FORWARD), (1, 1_110, 1_120, 0, FORWARD), (2, 1_300, 1_400, -1, BACKWARD))

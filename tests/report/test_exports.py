@@ -94,11 +94,17 @@ def test_an_unknown_export_is_answered_with_the_nearest() -> None:
     assert (refused.value.hint or "").startswith("did you mean perfetto")
 
 
+def _by_layer(ops: pl.DataFrame) -> list[str]:
+    """How viewers are to name each op: by its layer, where it has one with a name."""
+    named = ops.select(pl.col("module").cast(pl.String), pl.col("name").cast(pl.String)).iter_rows()
+    return [f"{module} \u00b7 {name}" if module else name for module, name in named]
+
+
 def test_perfetto_has_every_op_once_with_the_time_that_the_run_has(run: Run, trace: dict[int, Track]) -> None:
     slices = _op_slices(trace)
     ops = run.ops.with_columns(ns=pl.col("t1_ns") - pl.col("t0_ns"))
     by_name = [(found.name, found.t1_ns - found.t0_ns) for found in slices]
-    assert _sums(by_name) == _sums(ops.select(pl.col("name").cast(pl.String), "ns").rows())
+    assert _sums(by_name) == _sums(list(zip(_by_layer(ops), ops["ns"].to_list(), strict=True)))
     by_phase = [(found.category, found.t1_ns - found.t0_ns) for found in slices]
     assert _sums(by_phase) == _sums(ops.select(pl.col("phase").cast(pl.String), "ns").rows())
     modules = [(str(found.args.get("module")), found.t1_ns - found.t0_ns) for found in slices]
@@ -141,7 +147,7 @@ def test_perfetto_has_a_track_a_thread_and_stream_below_one_process(trace: dict[
     assert process.process == "training fabricated"
     assert _track(trace, "thread 1").thread == (2**22 + 1, 1)
     kernels = _track(trace, "cuda:0 stream 7")
-    assert {found.name for found in kernels.slices} == {"sgemm_kernel"}
+    assert {found.name.rpartition(" \u00b7 ")[2] for found in kernels.slices} == {"sgemm_kernel"}
 
 
 def test_perfetto_phases_follow_each_other_within_the_step(run: Run, trace: dict[int, Track]) -> None:
@@ -230,7 +236,8 @@ def test_chrome_has_every_op_once_with_the_time_that_the_run_has(run: Run, tmp_p
     stored = run.ops
     assert len(ops) == len(stored)
     assert round(sum(event["dur"] for event in ops) * 1000) == (stored["t1_ns"] - stored["t0_ns"]).sum()
-    assert Counter(event["name"] for event in ops) == Counter(stored["name"].cast(pl.String).to_list())
+    assert Counter(event["name"] for event in ops) == Counter(_by_layer(stored))
+    assert Counter(event["args"]["op"] for event in ops) == Counter(stored["name"].cast(pl.String).to_list())
     assert Counter(event["ph"] for event in events)["s"] == Counter(event["ph"] for event in events)["f"] > 0
     names = {event["args"]["name"] for event in events if event["name"] == "thread_name"}
     assert names >= {"steps", "phases", "thread 1", "cuda:0 stream 7", "power board: not read"}
@@ -436,9 +443,9 @@ def test_hostile_names_come_back_as_they_were(tmp_path: Path) -> None:
     hostile = (Op(HOSTILE, HOSTILE, "forward", 100),)
     part = excerpt(Run(fabricate_run(tmp_path, steps=6, ops=hostile, samples=False)))
     slices = _op_slices(perfetto_reader.read(b"".join(perfetto.content(part))))
-    assert {(found.name, found.args["module"]) for found in slices} == {(HOSTILE, HOSTILE)}
+    assert {(found.name, found.args["module"]) for found in slices} == {(f"{HOSTILE} \u00b7 {HOSTILE}", HOSTILE)}
     events = json.loads(_written("chrome", part, tmp_path).read_text())["traceEvents"]
-    assert HOSTILE in {event["name"] for event in events}
+    assert HOSTILE in {event.get("args", {}).get("op") for event in events}
 
 
 def _counter(values: list[float], **facts: Any) -> tuple[dict[str, Any], pl.DataFrame]:

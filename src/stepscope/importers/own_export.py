@@ -59,7 +59,7 @@ class _FileContent:
     def _op(self, event: dict[str, Any], args: dict[str, Any]) -> None:
         t0, t1 = _times(event)
         module = args["module"]
-        texts = (self._number(event["name"]), _NONE if module is None else self._number(module))
+        texts = (self._number(args.get("op", event["name"])), _NONE if module is None else self._number(module))
         whole = [_NONE if args[name] is None else int(args[name]) for name in _WHOLE]
         row = (*texts, self._number(event["cat"]), int(event["tid"]), t0, t1, *whole)
         for column, value in zip(self.columns.values(), row, strict=True):

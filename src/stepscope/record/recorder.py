@@ -24,6 +24,7 @@ from stepscope.record.memory.watch import MemoryWatch, Watched
 from stepscope.record.ops.events import OPTIMIZER_STEP, Names
 from stepscope.record.ops.modules import CallPlaces, ModuleBook
 from stepscope.record.ops.rows import Labelled, ShapeBook, StepSpan, Window, rows_of
+from stepscope.record.ops.sources import MOST_ROWS, CallSites, sources_of
 from stepscope.record.ops.updates import OptimizerCalls, Update, kind_of_group, shares_of
 from stepscope.record.own_cost import EventCost, measure_event_cost
 from stepscope.record.parts import BACKWARD, BEGINNING, FORWARD, UPDATE, Parts
@@ -91,6 +92,8 @@ class OpRecorder:
         self.memory_book = MemoryBook()
         self._updated: dict[int, Update] = {}  # by optimizer, the parameters that it updates
         self._together: set[Update] = set()  # updates whose ops serve many parameters at once
+        self._sites: CallSites | None = None  # of the first step that is profiled whole
+        self._sites_wanted = True
         self._offset_ns = 0
         self._events_seen: float | None = None  # a step, in the last window
         self._parameters: int | None = None
@@ -334,7 +337,35 @@ class OpRecorder:
             nodes = torch_private.autograd_sequence() - self._sequence
             self._reckoned_events += self._reckoned(nodes, self._routes.calls - self._calls_before)
             self._spans.append(span)
+            self._stop_noting_sites()
             self._watched(self._memory.after_step)
+
+    def mark(self, kind: str) -> None:
+        """A backward pass begins, an optimizer updates or a batch was fetched: note which line asked for it."""
+        if self._sites is not None and self.recording:
+            self._sites.mark(kind)
+
+    def _note_sites(self) -> None:
+        if self._sites_wanted and not self._parts and self._routes.calls_noted_by is None:
+            self._sites_wanted = False
+            self._sites = CallSites(self.modules.index)
+            self._routes.note_calls(self._sites)
+
+    def _stop_noting_sites(self) -> None:
+        sites = self._sites
+        if sites is not None and self._routes.calls_noted_by is sites:
+            self._routes.note_calls(sites.also)
+
+    def _write_sources(self, table: Labelled) -> None:
+        """Write the lines that call layers and operators; what fails here costs nothing else."""
+        sites, self._sites = self._sites, None
+        if sites is None or not self._spans or len(table.t0_ns) > MOST_ROWS:
+            return
+        try:
+            found = sources_of(sites, table, self._names.texts(), self.modules.names(), self._spans[0])
+            self._writer.sources(found)
+        except Exception as error:
+            self._note("sources-lost", f"{type(error).__name__}: {error}")
 
     def called(self, args: Any, kwargs: Any) -> None:
         """An outermost module is called with these."""
@@ -346,6 +377,7 @@ class OpRecorder:
         self._memory.saw(optimizer)
         if not self.recording:
             return
+        self.mark("optimizer")
         self._watched(self._memory.before_optimizer)
         known = self._updated.get(id(optimizer))
         if known is None:  # once a window: it costs a percent of a overhead bound step
@@ -458,6 +490,7 @@ class OpRecorder:
         if threading.current_thread() is not threading.main_thread():
             _of_this_thread.ends = _AtEndOfThread(self.thread_ends)
         self._routes.profile_calls(True)
+        self._note_sites()
 
     def _stop_for_good(self, why: str) -> None:
         self._stopped = True
@@ -476,6 +509,7 @@ class OpRecorder:
 
     def _end_scopes(self) -> None:
         self._parts.end_scope()
+        self._stop_noting_sites()
         self._routes.profile_calls(False)
 
     def _flush(self) -> None:
@@ -513,6 +547,8 @@ class OpRecorder:
             self.apart.update(span.step for span in self._spans)
         else:
             self._written = len(raw)
+        if rows.labelled is not None:
+            self._write_sources(rows.labelled)
         self.plan.learn(rows.profiles)
         if self._spans:
             self._learn(len(raw), self._reckoned_events)

@@ -26,6 +26,7 @@ from stepscope.record.boundary import Boundary, is_ours
 from stepscope.record.ops.events import MODULE_SCOPE, OPTIMIZER_STEP
 from stepscope.record.ops.modules import ModuleBook
 from stepscope.record.ops.rows import StepSpan
+from stepscope.record.ops.sources import CallSites
 from stepscope.record.plan import WARMUP_STEPS, Plan
 from stepscope.record.recorder import OpRecorder
 from stepscope.record.routes import Routes
@@ -233,6 +234,7 @@ class Session:
         self._open_step()
         self._look(before_pass=True)
         if self._recorder is not None:
+            self._recorder.mark("backward")
             self._recorder.before_pass(roots, inputs)
 
     def after_backward(self) -> None:
@@ -245,6 +247,8 @@ class Session:
     def batch(self, iterator: Any, batch: Any) -> None:
         """A data loader gave a batch."""
         self._finder.batch(iterator, batch)
+        if self._recorder is not None:
+            self._recorder.mark("data")
 
     def makes_scope(self, module: nn.Module) -> torch_private.Scope:
         """The range of a module's call in the window that records now."""
@@ -393,6 +397,9 @@ class Session:
     def _note_calls(self, witness: BatchWitness | None) -> bool:
         """Tell a witness of the calls that follow, unless somebody else hears of them; nobody, where it is None."""
         noted_by = self._routes.calls_noted_by
+        if isinstance(noted_by, CallSites):
+            noted_by.also = witness
+            return True
         if noted_by is not None and not isinstance(noted_by, BatchWitness):
             return False
         self._routes.note_calls(witness)

@@ -83,13 +83,17 @@ def module_table(modules: pl.DataFrame) -> list[RenderableType]:
     order = "device_ns" if named["device_ns"].is_not_null().any() else "share"
     shown = named.sort(order, "module", descending=[True, False], nulls_last=True).head(_TOP)
     title = f"top modules of {len(named)}"
-    tables = tuple(_modules(shown, title, with_type=with_type) for with_type in (True, False))
+    lines = shown["source"].is_not_null().any()
+    kinds = ((True, lines), (False, lines), (False, False))
+    tables = tuple(_modules(shown, title, with_type=kind, with_line=line) for kind, line in kinds)
     return [Text(""), Constrain(Fitting(tables, distinct_width(shown["module"].to_list())), WIDTH)]
 
 
-def _modules(shown: pl.DataFrame, title: str, *, with_type: bool) -> Table:
+def _modules(shown: pl.DataFrame, title: str, *, with_type: bool, with_line: bool) -> Table:
     on_device = shown["device_ns"].is_not_null().any()
     table = new_table(title, *(["type"] if with_type else []), *_MODEL_PHASES, "share", *_device(on_device))
+    if with_line:
+        table.add_column("called at", no_wrap=True)
     names = tuple(row or "(the model)" for row in shown["module"])
     for name, row in zip(names, shown.iter_rows(named=True), strict=True):
         times = [duration(row[f"{phase}_ns"]) for phase in _MODEL_PHASES]
@@ -97,8 +101,14 @@ def _modules(shown: pl.DataFrame, title: str, *, with_type: bool) -> Table:
             times[-1] = f"{SHARED}{times[-1]}"
         device = [duration(row["device_ns"])] if on_device else []
         kind = [row["type"] or ""] if with_type else []
-        table.add_row(CutName(name, names), *map(Text, (*kind, *times, _share_cell(row), *device)))
+        line = [short_source(row["source"])] if with_line else []
+        table.add_row(CutName(name, names), *map(Text, (*kind, *times, _share_cell(row), *device, *line)))
     return table
+
+
+def short_source(source: str | None) -> str:
+    """Return a line of code by the name of its file: "gpt2/model.py:12" is "model.py:12"."""
+    return NOT_MEASURED if source is None else source.rpartition("/")[2]
 
 
 @dataclass(frozen=True)
@@ -125,8 +135,11 @@ def operator_table(kinds: pl.DataFrame) -> list[RenderableType]:
     if named.is_empty():
         return []
     shown, title = named.head(_TOP), f"top ops of {len(named)}"
+    lines = [{"with_line": True}] if shown["source"].is_not_null().any() else []
     tables = (
         _operators(shown, title),
+        *(_operators_by_phase(shown, title, with_rate=True, **line) for line in lines),
+        *(_operators_by_phase(shown, title, with_rate=False, **line) for line in lines),
         _operators_by_phase(shown, title, with_rate=True),
         _operators_by_phase(shown, title, with_rate=False),
     )
@@ -139,20 +152,25 @@ def _operators(kinds: pl.DataFrame, title: str) -> Table:
     loop = [phase for phase in _LOOP_PHASES if (kinds[f"{phase}_ns"] > 0).any()]
     phases = [*_MODEL_PHASES, *loop]
     table = new_table(title, "calls", *phases, "share", "rate", *(["device"] if on_device else []))
+    if kinds["source"].is_not_null().any():
+        table.add_column("most at", no_wrap=True)
     for row in kinds.iter_rows(named=True):
         times = [duration(row[f"{phase}_ns"]) for phase in phases]
         rate = si(row["flops_per_s"], "FLOP/s")
         cells = [number(row["count"]), *times, _share_cell(row), rate, *([row["device"]] if on_device else [])]
-        add_row(table, _operator_name(row), *cells)
+        line = [short_source(row["source"])] if len(table.columns) > len(cells) + 1 else []
+        add_row(table, _operator_name(row), *cells, *line)
     return table
 
 
-def _operators_by_phase(kinds: pl.DataFrame, title: str, *, with_rate: bool) -> Table:
+def _operators_by_phase(kinds: pl.DataFrame, title: str, *, with_rate: bool, with_line: bool = False) -> Table:
     """The same in fewer columns: the whole time, and the phases that it lies in, longest first."""
     on_device = (kinds["device"] != CPU).any()
     rates = ["rate"] if with_rate else []
     calls = ["calls"] if with_rate else []
     table = new_table(title, *calls, "time", "phase", "share", *rates, *(["device"] if on_device else []))
+    if with_line:
+        table.add_column("most at", no_wrap=True)
     for row in kinds.iter_rows(named=True):
         spent = {phase: row[f"{phase}_ns"] or 0.0 for phase in (*_MODEL_PHASES, *_LOOP_PHASES)}
         longest, *others = sorted((phase for phase in spent if spent[phase] > 0), key=lambda phase: -spent[phase]) or [
@@ -162,7 +180,8 @@ def _operators_by_phase(kinds: pl.DataFrame, title: str, *, with_rate: bool) -> 
         cells = [duration(row["total_ns"]), phase, _share_cell(row)]
         if with_rate:
             cells = [number(row["count"]), *cells, si(row["flops_per_s"], "FLOP/s")]
-        add_row(table, _operator_name(row), *cells, *([row["device"]] if on_device else []))
+        line = [short_source(row["source"])] if with_line else []
+        add_row(table, _operator_name(row), *cells, *([row["device"]] if on_device else []), *line)
     return table
 
 

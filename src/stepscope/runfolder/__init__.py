@@ -29,7 +29,7 @@ from stepscope.runfolder.writer import RunWriter
 
 if TYPE_CHECKING:
     from stepscope.runfolder.parts import Part
-    from stepscope.runfolder.reader import MEMORY, MODEL, OPS, STEPS, RunReader, part_of
+    from stepscope.runfolder.reader import MEMORY, MODEL, OPS, SOURCES, STEPS, RunReader, part_of
 
 __all__ = [
     "CATEGORIES",
@@ -42,6 +42,7 @@ __all__ = [
     "OPS",
     "PHASES",
     "SCHEMA",
+    "SOURCES",
     "STATUSES",
     "STEPS",
     "Part",
@@ -53,7 +54,9 @@ __all__ = [
 
 _LAZY = {
     "Part": "stepscope.runfolder.parts",
-    **dict.fromkeys(("MEMORY", "MODEL", "OPS", "STEPS", "RunReader", "part_of"), "stepscope.runfolder.reader"),
+    **dict.fromkeys(
+        ("MEMORY", "MODEL", "OPS", "SOURCES", "STEPS", "RunReader", "part_of"), "stepscope.runfolder.reader"
+    ),
 }
 
 

@@ -120,6 +120,19 @@ class RunReader:
         return pl.DataFrame([{k: m.get(k) for k in MODEL} for m in modules], schema=MODEL)
 
     @cached_property
+    def sources(self) -> pl.DataFrame:
+        """The line that calls each op of a step, columns as `SOURCES`, in order of turn; empty where none was noted."""
+        content = self._json("sources.json")
+        texts, rows = content.get("sources", []), []
+        for phase, module, name, lines in content.get("rows", []):
+            alone = len(lines) == 1
+            rows += [
+                (phase, module, name, None if alone else turn, texts[line] if line >= 0 else None)
+                for turn, line in enumerate(lines)
+            ]
+        return pl.DataFrame(rows, schema=SOURCES, orient="row")
+
+    @cached_property
     def steps(self) -> pl.DataFrame:
         """Every step, columns as `STEPS`, in order."""
         frame = self._rows("steps", STEP_ROW, steps_of)
@@ -261,7 +274,7 @@ class RunReader:
         self.damaged = sorted({*self.damaged, name})
 
 
-_REPLACED = ("device.json", "channels.json", "model.json")  # as a whole, also while a run goes on
+_REPLACED = ("device.json", "channels.json", "model.json", "sources.json")  # as a whole, also while a run goes on
 _APPENDED = (".rows", ".jsonl")
 _FACTS = {*_REPLACED, "events.jsonl", "steps.rows", "steps.parquet"}
 _FOLDERS = ("ops", "memory", "samples")
@@ -335,6 +348,13 @@ _PLAIN: dict[str, Any] = {
 STEPS = {name: _PLAIN[kind] for name, kind in STEPS_COLUMNS.items()}
 OPS = {name: _PLAIN.get(kind, pl.Categorical) for name, kind in OPS_COLUMNS.items()}
 MEMORY = {name: _PLAIN.get(kind, pl.Categorical) for name, kind in MEMORY_COLUMNS.items()}
+SOURCES = {  # turn: which of the calls of this op in the step; null is all of them
+    "phase": pl.String,
+    "module": pl.String,
+    "name": pl.String,
+    "turn": pl.Int64,
+    "source": pl.String,
+}
 MODEL = {name: _PLAIN.get(kind, pl.String) for name, kind in MODEL_COLUMNS.items()}
 
 

@@ -118,6 +118,12 @@ class RunWriter:
         """Write model.json: one object a module, keys as `MODEL`, parents before children."""
         self._write_json("model.json", {"modules": modules})
 
+    def sources(self, content: dict[str, Any]) -> None:
+        """Write sources.json: the lines of the training's code that call layers and operators."""
+        if self._is_mine():
+            with replaced(self.path / "sources.json") as part:  # not indented: a step has thousands of op calls
+                part.write_text(json.dumps(content, separators=(",", ":")), encoding="utf-8")
+
     def step(self, step: int, t0_ns: int, t1_ns: int, samples: int | None, loss: float | None, recorded: bool) -> None:
         """Append one step in RAM; `flush_steps` brings it to the disk."""
         known = NO_SAMPLES if samples is None else samples

@@ -11,6 +11,7 @@ import polars as pl
 
 from stepscope.analysis.time.correction import StepTimes
 from stepscope.analysis.time.operators import CPU, FRAMEWORK_OVERHEAD, OUTSIDE, PerStep, per_step
+from stepscope.analysis.time.sources import sources_of_modules, sources_of_operators, with_sources
 from stepscope.analysis.time.steps import shown_steps
 from stepscope.arrays import Flags, Floats, Ints
 from stepscope.runfolder import MODULE_CALL, OPS, PHASES, RunReader
@@ -32,6 +33,7 @@ OPERATOR_SCHEMA = {
     "flops": pl.Float64,
     "flops_per_s": pl.Float64,
     "bytes": pl.Float64,
+    "source": pl.String,
 }
 
 
@@ -40,7 +42,8 @@ def operator_table(run: Run) -> pl.DataFrame:
 
     Of a step as it runs unprofiled (`correction`): on the CPU, with framework overhead, total_ns adds up to the step
     time, and `share` is of it; kernels of an accelerator have rows of their own. `mean_ns` is the plain mean of what
-    was recorded, interruptions included. `flops` and `bytes` are per step, null where unknown.
+    was recorded, interruptions included. `flops` and `bytes` are per step, null where unknown; `source` is the line of
+    code on which it spends the most time, as one step noted it.
     """
     times = run.step_times
     if times.is_empty:
@@ -64,6 +67,8 @@ def operator_table(run: Run) -> pl.DataFrame:
     last = pl.DataFrame({"name": [FRAMEWORK_OVERHEAD], "device": [CPU], **_rest_columns(times, "total_ns")})
     ordered = kinds.sort("total_ns", "name", descending=[True, False])
     whole = pl.concat([ordered, last], how="diagonal_relaxed")
+    sources = sources_of_operators(run, table)
+    whole = whole.with_columns(source=pl.Series([sources.get(name) for name in whole["name"]], dtype=pl.String))
     return whole.select(pl.col(name).cast(dtype) for name, dtype in OPERATOR_SCHEMA.items()).fill_nan(None)
 
 
@@ -147,6 +152,7 @@ MODULE_SCHEMA = {
     "tree_device_ns": pl.Float64,
     "flops": pl.Float64,
     "optimizer_shared": pl.Boolean,
+    "source": pl.String,
 }
 
 
@@ -158,19 +164,22 @@ def module_table(run: Run) -> pl.DataFrame:
     FRAMEWORK_OVERHEAD) it adds up to the step time, and `share` is of it; `mean_ns` is the plain mean of what was
     recorded. `device_ns` is kernel time, null without an accelerator; `optimizer_ns` of modules is null where no update
     could be led back to a module, and `optimizer_shared` where it is a share, by elements, of updates that serve many
-    modules; `flops` is of own ops, a step. Times of a module of which no call is seen (it lies in compiled or scripted
-    code, or is never called) are null.
+    modules; `flops` is of own ops, a step; `source` is the line of code that calls it. Times of a module of which no
+    call is seen (it lies in compiled or scripted code, or is never called) are null.
     """
     times = run.step_times
     tree = module_tree(run, times.table)
+    sources = sources_of_modules(run)
+    called = {"source": [*(sources.get(module.name) for module in tree), None, None]}
     if times.is_empty:
-        return _module_frame(_identity(tree)).head(len(tree))  # the tree is known, its times are not
+        return _module_frame({**_identity(tree), **called}).head(len(tree))  # the tree is known, its times are not
     table, number = times.table, times.steps
     on_cpu, on_device = table.filter(pl.col("device") == CPU), table.filter(pl.col("device") != CPU)
     own = _ModuleTimes.of(on_cpu, number, tree)
     calls = _step_matrix(table, number, tree, "calls")
     columns: dict[str, Any] = {
         **_identity(tree),
+        **called,
         "calls": np.append(np.median(calls, axis=0), np.nan),
         **own.columns("", times),
         **own.subtrees(tree).columns("tree_", times),
@@ -349,14 +358,15 @@ _TOP = -1
 def anatomy(run: Run) -> pl.DataFrame:
     """The op calls, as recorded, of the profiled step nearest to the step time, columns as `runfolder.OPS`.
 
-    And: row (what `parent` counts), depth in the tree of calls, start_ns and end_ns from the start of the step.
+    And: source (the line of code that calls it), row (what `parent` counts), depth in the tree of calls, start_ns and
+    end_ns from the start of the step.
     """
     steps = shown_steps(run)
     if steps.is_empty():
-        return _placed(pl.DataFrame(schema=OPS), 0)
+        return _placed(with_sources(pl.DataFrame(schema=OPS), run.sources), 0)
     distance = (pl.col("length_ns") - (run.step_times.step_ns or steps["length_ns"].median())).abs()
     chosen = steps.sort(distance, "step").row(0, named=True)
-    ops = run.scan_ops().filter(pl.col("step") == chosen["step"]).collect()
+    ops = with_sources(run.scan_ops().filter(pl.col("step") == chosen["step"]).collect(), run.sources)
     return _placed(ops, int(chosen["t0_ns"]))
 
 

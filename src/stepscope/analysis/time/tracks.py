@@ -34,6 +34,7 @@ LANE_SCHEMA = {
     "phase": pl.String,
     "flops": pl.Int64,
     "bytes": pl.Int64,
+    "source": pl.String,
 }
 
 

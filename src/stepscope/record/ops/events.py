@@ -186,6 +186,7 @@ class Labels:
 
     phase: Ints
     module: Ints
+    made_by: Ints  # row of the forward op that made a backward node; -1 where there is none
 
 
 def phase_marked_by(name: str) -> int:
@@ -240,7 +241,7 @@ def label(
     _without_module(module, inside[accumulates[events.name[parent[inside]]]], parent)
     made_nodes = made_by[made_by >= 0]
     _phase_of_unscoped_forward(phase, made_nodes, marked, parent)
-    return Labels(phase, module)
+    return Labels(phase, module, made_by)
 
 
 def _top_phases(events: Events, marked: Ints, depth: Ints) -> Ints:

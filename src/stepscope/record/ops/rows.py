@@ -150,7 +150,7 @@ def rows_of_events(
     phase, module = labels.phase.copy(), labels.module.copy()
     parent, phase, module = _kernels_join_their_ops(events, parent, phase, module)
     module = modules_of_updates(events, parent, module, names.texts(), window.optimizer_calls)
-    table = Labelled(events, parent, own, phase, module, events.t0 - window.unix_offset_ns)
+    table = Labelled(events, parent, own, phase, module, events.t0 - window.unix_offset_ns, labels.made_by)
     return replace(_assemble(table, window, names, modules, book), labelled=table)
 
 
@@ -199,6 +199,7 @@ class Labelled:
     phase: Ints
     module: Ints
     t0_ns: Ints
+    made_by: Ints  # as in Labels
 
 
 def _assemble(table: Labelled, window: Window, names: Names, modules: list[tuple[str, str]], book: Costs) -> Rows:

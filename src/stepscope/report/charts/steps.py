@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import altair as alt
 import polars as pl
 
+from stepscope.analysis.time.sources import slice_names
 from stepscope.analysis.time.tracks import OPERATOR_POWER
 from stepscope.report.charts.style import CATEGORY, LIGHT, NARROW, PHASE, axis, plot_width
 
@@ -133,8 +134,10 @@ def _lane(ops: pl.DataFrame, label: str, time: alt.Scale, length_ns: int, width:
         t1=pl.col("end_ns") / 1e6,
         y0=pl.col("level") + 0.06,
         y1=pl.col("level") + 0.94,
-        label=pl.when(pl.col("name").str.len_chars() <= room).then("name").otherwise(pl.lit("")),
-    ).select("t0", "t1", "y0", "y1", "label", "phase")
+        full=slice_names(shown),
+    )
+    fits = [pl.when(pl.col(text).str.len_chars() <= room).then(text) for text in ("full", "name")]
+    shown = shown.with_columns(label=pl.coalesce(*fits, pl.lit(""))).select("t0", "t1", "y0", "y1", "label", "phase")
     rows = alt.Chart(alt.InlineData(values=shown.to_dicts()))
     y = alt.Y("y0:Q", scale=alt.Scale(domain=[levels, 0], nice=False), axis=None)
     present = [phase for phase in PHASE if phase in set(shown["phase"])]

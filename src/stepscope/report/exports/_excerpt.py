@@ -13,6 +13,7 @@ from typing import Any
 import polars as pl
 
 from stepscope.analysis.run import Run, open_run
+from stepscope.analysis.time.sources import with_sources
 from stepscope.errors import OutputNotWritable, UsageError
 from stepscope.files import replaced
 from stepscope.report import exports
@@ -31,8 +32,8 @@ class Excerpt:
 
     @cached_property
     def ops(self) -> pl.DataFrame:
-        """The op calls of the chosen steps, columns as `runfolder.OPS`, and `row`: what `parent` counts."""
-        ops = self._of_steps(self.run.scan_ops()).collect()
+        """The op calls of the chosen steps, columns as `runfolder.OPS`, `source` and `row`: what `parent` counts."""
+        ops = with_sources(self._of_steps(self.run.scan_ops()).collect(), self.run.sources)
         return ops.with_columns(row=pl.int_range(pl.len(), dtype=pl.Int64).over("step")) if len(ops) else _no_rows(ops)
 
     @cached_property

@@ -11,6 +11,7 @@ import numpy as np
 import polars as pl
 
 from stepscope import __version__
+from stepscope.analysis.time.sources import slice_names
 from stepscope.arrays import Ints
 from stepscope.report.exports import _tracks
 from stepscope.report.exports._excerpt import Excerpt
@@ -106,11 +107,13 @@ class _Lines:
 
     def _complete_some(self, rows: pl.DataFrame) -> str:
         """Complete events of rows of one lane; texts are escaped once, not once an event."""
-        columns = [_escaped(rows["name"])]
+        columns = [_escaped(slice_names(rows) if "module" in rows.columns else rows["name"])]
         parts = [pl.lit('{"ph":"X","pid":1,"tid":' + f'{self._thread},"name":'), pl.col("name")]
         if "phase" in rows.columns:
-            columns += [_escaped(rows["phase"]), _escaped(rows["module"]), *(rows[name] for name in _OF_OPS)]
-            parts += [pl.lit(',"cat":'), pl.col("phase"), pl.lit(',"args":{"module":'), pl.col("module")]
+            columns += [_escaped(rows[name]) for name in ("phase", "module", "source")]
+            columns += [_escaped(rows["name"]).alias("op"), *(rows[name] for name in _OF_OPS)]
+            parts += [pl.lit(',"cat":'), pl.col("phase"), pl.lit(',"args":{"op":'), pl.col("op")]
+            parts += [pl.lit(',"module":'), pl.col("module"), pl.lit(',"source":'), pl.col("source")]
             parts += [*_fields(_OF_OPS), pl.lit("}")]
         elif "loss" in rows.columns:
             columns += [rows[name] for name in _OF_STEPS]

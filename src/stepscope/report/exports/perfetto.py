@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
+from stepscope.analysis.time.sources import slice_names
 from stepscope.arrays import Ints
 from stepscope.report.exports import _tracks
 from stepscope.report.exports._excerpt import Excerpt
@@ -64,7 +65,10 @@ def _threads(stream: Packets, ops: pl.DataFrame) -> Iterator[bytes]:
     numbers = np.arange(1, len(pairs) + 1, dtype=np.uint64)
     starts[pairs["forward"].to_numpy()] = numbers
     ends[pairs["backward"].to_numpy()] = numbers
-    texts = ops.select("name", "phase", "module", "t0_ns", "t1_ns", "flops")
+    texts = ops.select(
+        slice_names(ops).cast(pl.Categorical), "phase", "module", pl.col("source").cast(pl.Categorical),
+        "t0_ns", "t1_ns", "flops",
+    )  # fmt: skip
     for thread in _tracks.threads(ops):
         track = stream.thread(thread.name, thread.thread if thread.lane == 0 and thread.device == "cpu" else None)
         yield track.head
@@ -76,7 +80,13 @@ def _slices(stream: Packets, name: str, frame: pl.DataFrame) -> Iterator[bytes]:
     nothing = np.zeros(len(frame), dtype=np.uint64)
     text = pl.lit(None, dtype=pl.Categorical)
     columns = frame.select(
-        pl.col("name").cast(pl.Categorical), "t0_ns", "t1_ns", phase=text, module=text, flops=pl.lit(None, pl.Int64)
+        pl.col("name").cast(pl.Categorical),
+        "t0_ns",
+        "t1_ns",
+        phase=text,
+        module=text,
+        source=text,
+        flops=pl.lit(None, pl.Int64),
     )
     for lane in lanes(frame["t0_ns"].to_numpy(), frame["t1_ns"].to_numpy()):
         track = stream.track(name if lane.number == 0 else f"{name}, overlapping ({lane.number})")
@@ -113,7 +123,7 @@ _BEGIN, _END, _INSTANT, _COUNTER = 1, 2, 3, 4
 _STATE_CLEARED = 1
 _REALTIME, _MONOTONIC, _BOOTTIME, _OWN_CLOCK = 1, 3, 6, 64
 _CATEGORIES, _NAMES, _ANNOTATION_NAMES, _ANNOTATION_TEXTS = 1, 2, 3, 29  # of InternedData
-_MODULE, _FLOPS = 1, 2  # of the interned annotation names
+_MODULE, _FLOPS, _SOURCE = 1, 2, 3  # of the interned annotation names
 _AT_ONCE = 200_000  # packets encoded together
 _UNKNOWN_PID = 1  # the training process's pid in the trace, where the run does not say it
 
@@ -129,7 +139,10 @@ class Track:
 
 @dataclass(frozen=True)
 class Slices:
-    """Rows of `columns` (name, phase, module, t0_ns, t1_ns, flops) in order of `edges`; arrows by number, 0: none."""
+    """Rows of `columns` (name, phase, module, source, t0_ns, t1_ns, flops) in order of `edges`; arrows by number.
+
+    Arrow 0 is none.
+    """
 
     columns: pl.DataFrame
     edges: Ints
@@ -182,7 +195,7 @@ class Packets:
         if not len(slices.edges):
             return
         used = slices.columns[np.sort(slices.edges[slices.edges >= 0])]
-        texts = {column: _Texts.of(used[column]) for column in ("name", "phase", "module")}
+        texts = {column: _Texts.of(used[column]) for column in ("name", "phase", "module", "source")}
         before = _times(slices.columns, slices.edges[:1])
         yield self._start(track, int(before[0]), _interned(texts))
         for first in range(0, len(slices.edges), _AT_ONCE):
@@ -276,11 +289,14 @@ def _slice_event(slices: Slices, texts: dict[str, _Texts]) -> tuple[Any, ...]:
     rows = np.where(begins, slices.edges, ~slices.edges)
     columns = slices.columns[rows]
     name, phase, module = (texts[column].of_rows(columns[column]) for column in ("name", "phase", "module"))
+    source = texts["source"].of_rows(columns["source"])
+    source = np.where(source > 0, source + np.uint64(len(texts["module"].known)), source)  # one list of texts for both
     counted = begins & columns["flops"].is_not_null().to_numpy()
     flops = columns["flops"].fill_null(0).to_numpy().astype(np.int64).view(np.uint64)
     return (
         Varints(_CATEGORY, phase, begins & (phase > 0)),
         Messages(_ANNOTATION, (_constant(1, _MODULE, module), Varints(17, module)), begins & (module > 0)),
+        Messages(_ANNOTATION, (_constant(1, _SOURCE, source), Varints(17, source)), begins & (source > 0)),
         Messages(_ANNOTATION, (_constant(1, _FLOPS, module), Varints(4, flops)), counted),
         Varints(_TYPE, np.where(begins, _BEGIN, _END).astype(np.uint64)),
         Varints(_NAME, name, begins & (name > 0)),
@@ -298,7 +314,10 @@ def _times(columns: pl.DataFrame, edges: Ints) -> Ints:
 def _interned(texts: dict[str, _Texts]) -> bytes:
     fields = ((_NAMES, "name"), (_CATEGORIES, "phase"), (_ANNOTATION_TEXTS, "module"))
     entries = [(field, number, text) for field, column in fields for number, text in enumerate(texts[column].known, 1)]
-    entries += [(_ANNOTATION_NAMES, _MODULE, "module"), (_ANNOTATION_NAMES, _FLOPS, "flops")]
+    after = len(texts["module"].known) + 1
+    entries += [(_ANNOTATION_TEXTS, number, text) for number, text in enumerate(texts["source"].known, after)]
+    names = (_MODULE, "module"), (_FLOPS, "flops"), (_SOURCE, "source")
+    entries += [(_ANNOTATION_NAMES, number, name) for number, name in names]
     return message(*((field, message((1, number), (2, text))) for field, number, text in entries))
 
 

@@ -98,7 +98,7 @@ function drawAnatomy(figure) {
         last = right;
         if (width > 26) {
           brush.fillStyle = colours.paper;
-          brush.fillText(fitted(data.names[ops.name[at]], width - 8), x + 4, y + ROW / 2 - .5);
+          brush.fillText(fitted(called(at), width - 8), x + 4, y + ROW / 2 - .5);
         }
         if (at === chosen) {
           brush.strokeStyle = colours.ink;
@@ -141,10 +141,16 @@ function drawAnatomy(figure) {
     }
   }
 
+  function called(at) { // by its layer, as far as there is room
+    const module = ops.module[at] < 0 ? "" : data.modules[ops.module[at]], name = data.names[ops.name[at]];
+    return module ? module + " \u00b7 " + name : name;
+  }
+
   function describeOp(at) {
-    const lines = [data.names[ops.name[at]], preciseMs(ops.length[at]) + ", " + (100 * ops.length[at] / length).toFixed(1) + " % of the step, begins at " + preciseMs(ops.start[at])];
+    const lines = [called(at), preciseMs(ops.length[at]) + ", " + (100 * ops.length[at] / length).toFixed(1) + " % of the step, begins at " + preciseMs(ops.start[at])];
     const module = ops.module[at] < 0 ? "outside any module" : data.modules[ops.module[at]] || "the model itself";
     lines.push(data.phases[ops.phase[at]] + ", " + module);
+    if (ops.source[at] >= 0) lines.push("called at " + data.sources[ops.source[at]]);
     if (ops.flops[at]) lines.push(spoken(ops.flops[at], "FLOP") + (ops.bytes[at] ? ", " + spoken(ops.bytes[at], "B") + " in and out" : ""));
     return lines.join("\n");
   }

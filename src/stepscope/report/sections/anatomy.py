@@ -65,12 +65,15 @@ def _lanes(ops: pl.DataFrame) -> dict[str, Any]:
     names, modules = ops["name"].unique(maintain_order=True), ops["module"].drop_nulls().unique(maintain_order=True)
     place = {module: at for at, module in enumerate(modules)}
     called = {one: at for at, one in enumerate(names)}
+    lines = ops["source"].drop_nulls().unique(maintain_order=True)
+    line = {one: at for at, one in enumerate(lines)}
     lanes = ops.group_by("lane", "label", maintain_order=True).agg(levels=pl.col("level").max() + 1)
     phases = [phase for phase in PHASES if phase in set(ops["phase"])]
     return {
         "lanes": lanes.select("label", "levels").to_dicts(),
         "names": [name(one) for one in names],
         "modules": [name(one) for one in modules],
+        "sources": [name(one) for one in lines],
         "phases": phases,
         "ops": {
             "lane": ops["lane"].to_list(),
@@ -79,6 +82,7 @@ def _lanes(ops: pl.DataFrame) -> dict[str, Any]:
             "length": (ops["end_ns"] - ops["start_ns"]).to_list(),
             "name": [called[one] for one in ops["name"]],
             "module": [place.get(one, -1) for one in ops["module"]],
+            "source": [line.get(one, -1) for one in ops["source"]],
             "phase": [phases.index(one) for one in ops["phase"]],
             "flops": ops["flops"].to_list(),
             "bytes": ops["bytes"].to_list(),

@@ -97,6 +97,7 @@ def _table(modules: pl.DataFrame) -> Table:
     columns = (
         Column("Module", numeric=False),
         Column("Type", numeric=False),
+        Column("Called at", numeric=False, meaning="File and line of your code, as noted in one profiled step"),
         Column("Self", meaning="Time of the module itself, without the modules in it"),
         Column("95 % CI"),
         Column("Share", meaning=SHARE_MEANING),
@@ -129,6 +130,7 @@ def _row(row: dict[str, Any]) -> tuple[Cell, ...]:
     return (
         Cell(name(said), name(row["module"] or "")),
         Cell(kind or "", kind),
+        Cell(row["source"] or "-", row["source"]),
         Cell(milliseconds(row["total_ns"]), row["total_ns"]),
         Cell(between, row["low_ns"]),
         share_cell(row),

@@ -35,6 +35,7 @@ def _table(kinds: pl.DataFrame, phases: list[str]) -> Table:
     columns = [Column("Operator", numeric=False), *([Column("Device", numeric=False)] if several else [])]
     columns += [Column("Self"), Column("95 % CI"), Column("Share", meaning=SHARE_MEANING), Column("Calls")]
     columns += [Column(f"{phase.capitalize()}") for phase in phases]
+    columns.append(Column("Most at", numeric=False, meaning="Line of your code on which it spends the most time"))
     columns.append(Column("FLOP/s", meaning="Floating-point operations a second while it runs, where shapes tell them"))
     rows = [_row(row, phases, several) for row in kinds.head(_MOST_ROWS).iter_rows(named=True)]
     caption = "Times are ms a step, and counts are a step too. "
@@ -56,5 +57,6 @@ def _row(row: dict[str, Any], phases: list[str], several: bool) -> tuple[Cell, .
         share_cell(row),
         Cell(count(row["count"]), row["count"]),
         *(Cell(milliseconds(row[f"{phase}_ns"]), row[f"{phase}_ns"]) for phase in phases),
+        Cell(row["source"] or "-", row["source"]),
         Cell(si(row["flops_per_s"], ""), row["flops_per_s"]),
     )

@@ -1,0 +1,128 @@
+"""The line of the training's code that calls each layer and operator."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+import torch
+from tests.record.loops import record
+from torch import nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+from stepscope.analysis.run import Run
+from stepscope.analysis.time.sources import with_sources
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.shared = nn.Linear(8, 8)
+
+    def scaled(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2  # the helper
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.shared(self.scaled(x))  # the first call
+        x = functional.relu(x)  # a function
+        out: torch.Tensor = self.shared(x)  # the second call
+        return out
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Linear(8, 8), nn.Tanh())
+        self.blocks = nn.ModuleList(Block() for _ in range(2))
+        self.recomputed = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        x = self.stem(x)  # the stem
+        for block in self.blocks:
+            x = x + block(x)  # the loop
+        return checkpoint(self.recomputed, x, use_reentrant=False)  # the checkpoint
+
+
+def criterion(out: torch.Tensor) -> torch.Tensor:
+    return functional.mse_loss(out, torch.zeros_like(out))  # the loss
+
+
+def line(comment: str) -> str:
+    """The line of this file that ends with a comment, as reports name it."""
+    lines = inspect.getsource(sys.modules[__name__]).splitlines()
+    number = next(number for number, text in enumerate(lines, 1) if text.endswith(f"# {comment}"))
+    return f"test_sources.py:{number}"
+
+
+def recorded(folder: Path) -> Run:
+    torch.manual_seed(0)
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def loop(step: Any) -> None:
+        for _ in range(4):
+            optimizer.zero_grad()  # the reset
+            loss = criterion(model(torch.randn(4, 8)))  # the model
+            loss.backward()  # type: ignore[no-untyped-call]  # the pass
+            optimizer.step()  # the update
+            step()
+
+    return Run(record(loop, folder, model).path)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return recorded(tmp_path_factory.mktemp("runs"))
+
+
+def called_at(run: Run, phase: str, module: str | None, name: str) -> list[str | None]:
+    """Files without their folders."""
+    rows = run.sources.filter(pl.col("phase") == phase, pl.col("module").eq_missing(module), pl.col("name") == name)
+    return [None if source is None else source.rpartition("/")[2] for source in rows["source"]]
+
+
+@pytest.mark.parametrize(
+    ("phase", "module", "name", "wanted"),
+    [
+        ("forward", "", "nn.Net", ["the model"]),
+        ("forward", "stem.0", "nn.Linear", ["the stem"]),
+        ("forward", "blocks.1", "nn.Block", ["the loop"]),
+        ("forward", "blocks.0.shared", "aten::addmm", ["the first call", "the second call"]),
+        ("backward", "blocks.0.shared", "AddmmBackward0", ["the second call", "the first call"]),
+        ("forward", "blocks.0", "aten::mul", ["the helper"]),
+        ("forward", "blocks.0", "aten::relu", ["a function"]),
+        ("backward", "blocks.0", "ReluBackward0", ["a function"]),
+        ("forward", "", "aten::add", ["the loop"]),
+        ("forward", "recomputed", "aten::linear", ["the checkpoint"]),
+        ("forward", None, "aten::mse_loss", ["the loss"]),
+        ("backward", None, "MseLossBackward0", ["the loss"]),
+        ("optimizer", None, "Optimizer.zero_grad#SGD.zero_grad", ["the reset"]),
+        ("optimizer", None, "Optimizer.step#SGD.step", ["the update"]),
+        ("optimizer", "stem.0", "aten::add_", ["the update"]),
+    ],
+)
+def test_layers_and_operators_know_the_line_that_calls_them(
+    run: Run, phase: str, module: str | None, name: str, wanted: list[str]
+) -> None:
+    assert called_at(run, phase, module, name) == [line(comment) for comment in wanted]
+
+
+def test_tables_and_the_timeline_have_the_lines(run: Run) -> None:
+    modules = {row["module"]: row["source"] or "" for row in run.modules().iter_rows(named=True)}
+    assert modules["blocks.1"].endswith(line("the loop"))
+    assert modules["blocks.1.shared"].endswith(line("the first call") + ", +1")
+    operators = {row["name"]: row["source"] or "" for row in run.op_kinds().iter_rows(named=True)}
+    assert operators["aten::mse_loss"].endswith(line("the loss"))
+    relu = run.anatomy().filter(pl.col("name").cast(pl.String) == "aten::relu")
+    assert all(source.endswith(line("a function")) for source in relu["source"])
+
+
+def test_nothing_is_listened_to_after_the_step_and_runs_without_lines_open(run: Run) -> None:
+    assert vars(nn.Module)["__call__"] is nn.Module._wrapped_call_impl
+    none = with_sources(run.ops, run.sources.clear())
+    assert none["source"].null_count() == len(none)
