@@ -352,9 +352,9 @@ class OpRecorder:
             self._routes.note_calls(self._sites)
 
     def _stop_noting_sites(self) -> None:
-        sites = self._sites
-        if sites is not None and self._routes.calls_noted_by is sites:
-            self._routes.note_calls(sites.also)
+        noted_by = self._routes.calls_noted_by
+        if isinstance(noted_by, CallSites):
+            self._routes.note_calls(noted_by.also)
 
     def _write_sources(self, table: Labelled) -> None:
         """Write the lines that call layers and operators; what fails here costs nothing else."""
