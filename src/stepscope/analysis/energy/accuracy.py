@@ -53,28 +53,28 @@ _CHIPS = {
 }
 _CHIP_OF_SENSOR = {"ina3221": "ina3221", "tegrastats": "ina3221", "jetson_stats": "ina3221"}
 
-# Steady-state error of nvidia-smi's power against a meter on slot and cables, share: Yang, Adamek and Armour, "Accurate
-# and Convenient Energy Measurements for GPUs", SC24 (arXiv 2312.02741), mean over their drivers, one card of each kind.
-GPU_ERRORS = {
-    "A100": -0.055,
-    "RTX 3090": -0.043,
-    "RTX 3070 Ti": -0.023,
-    "RTX 2080 Ti": -0.062,
-    "RTX 2060 SUPER": 0.109,
-    "GTX 1080 Ti": -0.003,
-    "GTX 1080": 0.008,
-    "GTX TITAN X": 0.019,
-    "Tesla M40": -0.016,
-    "Quadro K620": -0.411,
-    "Tesla K40m": 0.034,
-    "Tesla K80": -0.089,
-    "P100": 0.005,
-    "RTX A5000": -0.055,
-    "RTX 4090": -0.042,
-    "TITAN X (Pascal)": -0.010,
+# nvidia-smi's power against a meter on slot and cables, (gain, offset W): Yang, Adamek and Armour, "Accurate and
+# Convenient Energy Measurements for GPUs", SC24 (arXiv 2312.02741), mean over their drivers, one card of most kinds.
+GPU_LINES = {
+    "RTX 3090": (0.945, 3.9),
+    "RTX 3070 Ti": (1.003, -4.6),
+    "RTX 2080 Ti": (0.967, -5.8),
+    "RTX 2060 SUPER": (0.982, 14.4),
+    "GTX 1080 Ti": (0.999, -0.3),
+    "GTX 1080": (1.064, -5.2),
+    "GTX TITAN X": (1.010, 1.3),
+    "Tesla M40": (0.971, 1.4),
+    "Quadro K620": (1.160, -9.6),
+    "Tesla K40m": (1.024, 0.8),
+    "Tesla K80": (0.964, -6.3),
+    "A100": (0.954, -1.2),
+    "P100": (0.993, 0.9),
+    "RTX A5000": (0.892, 11.5),
+    "RTX 4090": (1.046, -22.7),
+    "TITAN X (Pascal)": (1.002, -2.7),
 }
 _GPU_WORDS = "measured on one such card beside a meter (arXiv 2312.02741); cards of a kind: +-5 %, as NVIDIA states"
-_ANY_GPU, _ANY_GPU_HALF = -0.02, 0.1  # of 15 of those 16; one old card was 41 % off
+_ANY_GPU, _ANY_GPU_HALF, _ANY_OFFSET_W = 0.98, 0.1, 10.0  # what most of those 16 span
 _GPU_SENSORS = ("nvml", "nvidia_smi")
 
 _RAPL_MEASURED, _RAPL_MODELLED = 0.05, 0.15
@@ -122,11 +122,13 @@ def _chip_named(channel: Mapping[str, Any]) -> str:
 def _of_gpu(device: Mapping[str, Any]) -> Accuracy:
     """By the name of the GPU; of several kinds or an unknown one, what all measured kinds span."""
     names = {str(entry.get("name")) for entry in device.get("accelerators") or [] if isinstance(entry, dict)}
-    known = {family for name in names for family in GPU_ERRORS if family.lower() in name.lower()}
+    known = {family for name in names for family in GPU_LINES if family.lower() in name.lower()}
     longest = max(known, key=len, default="")
     if len(names) == 1 and longest:
-        return Accuracy(1 + GPU_ERRORS[longest], 0.05, f"{longest}: {_GPU_WORDS}")
-    return Accuracy(1 + _ANY_GPU, _ANY_GPU_HALF, "NVIDIA GPUs of other kinds beside a meter (arXiv 2312.02741)")
+        gain, offset_w = GPU_LINES[longest]
+        return Accuracy(gain, 0.05 * gain, f"{longest}: {_GPU_WORDS}", shown_w=offset_w)
+    words = "NVIDIA GPUs of other kinds beside a meter (arXiv 2312.02741)"
+    return Accuracy(_ANY_GPU, _ANY_GPU_HALF, words, meter_half_w=_ANY_OFFSET_W)
 
 
 def _of_rapl(cpu: str, rail: str) -> Accuracy:
