@@ -50,3 +50,12 @@ def test_without_measured_ceilings_there_is_no_roof_and_no_side_of_it(tmp_path: 
 def test_a_run_whose_ops_state_nothing_has_no_points(tmp_path: Path) -> None:
     run = Run(fabricate_run(tmp_path, steps=10, ops=(Op("aten::relu", None, "forward", 100),)))
     assert roofline(run).is_empty()
+
+
+def test_the_share_of_the_attainable_is_of_the_time_under_the_ceilings(tmp_path: Path) -> None:
+    rows = {row["name"]: row for row in _run(tmp_path).attained("operator").to_dicts()}
+    assert rows["aten::mkldnn_convolution"]["attained"] == pytest.approx(2 / 2.2, rel=0.01)
+    assert rows["aten::mkldnn_convolution"]["limit"] == "arithmetic"
+    assert rows["aten::mm"]["attained"] == pytest.approx(2e6 / 1.2e9 / 1.78e-3, rel=0.01)
+    assert rows["aten::clamp_min"]["attained"] is None
+    assert {row["name"] for row in _run(tmp_path / "m").attained().to_dicts()} >= {"features.0", "fc"}

@@ -75,7 +75,14 @@ def _known(run: Run) -> list[object]:
     found, points = drift(run), roofline(run)
     frames = [summary(run), run.meta, run.device, run.channels, steps, run.modules(), run.op_kinds(), run.phases()]
     frames += [run.metrics(), run.overhead(), run.energy_totals(), run.rail_energy(), module_quantities(run), run.id]
-    frames += [points, roofs(run), run.model, *(() if found is None else (found.first, found.last, found.steps))]
+    frames += [
+        run.attained("module"),
+        run.attained("operator"),
+        points,
+        roofs(run),
+        run.model,
+        *(() if found is None else (found.first, found.last, found.steps)),
+    ]
     frames += [len(run.op_kinds()) - 1, len(run.anatomy()), found.ratio if found else None, len(run.modules()) - 2]
     frames += [run.energy(by) for by in ("kind", "module", "component")] if run.rails.lines else []
     frames += [run.energy_resolution(), resolution_sentences(run.energy_resolution())]

@@ -392,7 +392,7 @@ def _work(
     run: Run, seen: Occupancy, phases: dict[str, Share], busiest: float | None
 ) -> tuple[list[Cause], str, tuple[str, ...]]:
     """What the time is spent on in which the training runs; else why that cannot be told, and what would tell."""
-    if profiled_steps(run).is_empty() or run.own_times.is_empty():
+    if run.step_times.is_empty:
         return [], "no operator was profiled", ("profile steps: --record adaptive or all, for at least 30 steps",)
     limits = ceilings_of(run)
     if busiest is not None:
@@ -418,8 +418,7 @@ def _work(
 
 def _sums(run: Run, limits: Ceilings, python: float) -> _Sums:
     rows = attainable(run, limits).filter(~pl.col("phase").is_in(["data", COMMUNICATION]))
-    steps = profiled_steps(run)
-    step_ns = float(steps["length_ns"].mean() or 0.0)  # type: ignore[arg-type]
+    step_ns = run.step_times.step_ns
     in_python = pl.col("name").str.starts_with(MODULE_CALL) | pl.col("name").str.starts_with("Optimizer.")
 
     def total(column: str, *where: pl.Expr) -> float:
@@ -442,13 +441,14 @@ def _sums(run: Run, limits: Ceilings, python: float) -> _Sums:
 
 def _shares(run: Run, rows: pl.DataFrame) -> dict[str, Share]:
     """Share of the profiled steps in operators of each limit, with Student's interval over the steps."""
-    lengths = profiled_steps(run).select(pl.col("step").cast(pl.Int64), "length_ns")
+    times = run.step_times
+    steps = pl.DataFrame({"step": times.steps.cast(pl.Int64)})
     limits = rows.select("phase", "module", "name", "limit").drop_nulls("limit")
-    table = run.own_times.filter(pl.col("device") == CPU).join(limits, on=["phase", "module", "name"])
+    table = times.table.filter(pl.col("device") == CPU).join(limits, on=["phase", "module", "name"])
     found = {}
     for (limit,), part in table.group_by("limit"):
-        summed = lengths.join(part.group_by("step").agg(pl.col("self_ns").sum()), on="step", how="left").fill_null(0)
-        each = (summed["self_ns"] / summed["length_ns"]).to_numpy()
+        summed = steps.join(part.group_by("step").agg(pl.col("self_ns").sum()), on="step", how="left").fill_null(0)
+        each = summed["self_ns"].to_numpy() / max(times.step_ns, 1.0)
         mean, low, high = mean_interval(each)
         found[str(limit)] = Share(mean) if np.isnan(low) else Share(mean, low, high).clipped()
     return found

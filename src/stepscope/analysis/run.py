@@ -11,6 +11,7 @@ import polars as pl
 from stepscope.analysis.caveats import NotMeasured, not_measured, overhead
 from stepscope.analysis.channels import core_timeline
 from stepscope.analysis.device import core_clusters
+from stepscope.analysis.device.ceilings import attained
 from stepscope.analysis.device.contract import Board
 from stepscope.analysis.energy.inputs import RunTimelines
 from stepscope.analysis.energy.operators import (
@@ -121,6 +122,10 @@ class Run(RunReader):
     def op_kinds(self) -> pl.DataFrame:
         """Self time of each op, ns a step by phase."""
         return self._op_kinds
+
+    def attained(self, by: str = "module") -> pl.DataFrame:
+        """Share of what this device could do, of each "module" or "operator": measured and attainable ns a step."""
+        return attained(self, by)
 
     def phases(self) -> pl.DataFrame:
         """Time of each phase, ns a step, and the residual."""

@@ -87,6 +87,7 @@ def _json(run: Run) -> None:
         "id": run.id,
         "status": run.status,
         "verdict": asdict(run.verdict()),
+        "attained": {by: run.attained(by).to_dicts() for by in ("module", "operator")},
         "metrics": run.metrics().to_dicts(),
         "overhead": run.overhead().to_dicts(),
         "communication": run.communication().to_dicts(),

@@ -14,6 +14,7 @@ import polars as pl
 
 from stepscope.analysis.time.operators import CPU
 from stepscope.arrays import Floats
+from stepscope.errors import UnknownName
 from stepscope.runfolder import RunReader
 
 if TYPE_CHECKING:
@@ -121,11 +122,12 @@ DISPATCH_CALLS = 10.0  # costs of an op call: what takes less time than so many,
 def attainable(run: Run, limits: Ceilings) -> pl.DataFrame:
     """Time of each op of the CPU beside what this device could do it in, a row a phase, module and op; ns a step.
 
+    Times are of a step as it runs unprofiled (`analysis.time.correction`).
     attainable_ns is the larger of what its FLOPs and its bytes need at the ceilings for calls of that size, and at
     most what the op took; of calls that compute less than a call costs, the cost of the call. Null where neither
     FLOPs nor bytes are known.
     """
-    table = run.own_times.filter(pl.col("device") == CPU)
+    table = run.step_times.table.filter(pl.col("device") == CPU)
     if table.is_empty():
         return pl.DataFrame(schema=ATTAINABLE_SCHEMA)
     steps = float(table["step"].n_unique())
@@ -155,6 +157,42 @@ def attainable(run: Run, limits: Ceilings) -> pl.DataFrame:
     unknown = pl.Series(~(known | dispatch))
     judged = frame.with_columns(limit=pl.when(~unknown).then("limit"))
     return judged.select(pl.col(name).cast(kind) for name, kind in ATTAINABLE_SCHEMA.items()).fill_nan(None)
+
+
+ATTAINED_BY = {"module": "module", "operator": "name"}
+ATTAINED_SCHEMA = {
+    "name": pl.String,
+    **dict.fromkeys(("self_ns", "attainable_ns", "attained", "known"), pl.Float64),
+    "limit": pl.String,
+}
+
+
+def attained(run: Run, by: str = "module") -> pl.DataFrame:
+    """Share of the attainable of each module or operator of the CPU, dearest first; empty without ceilings.
+
+    Columns: name, self_ns and attainable_ns a step (of the ops whose FLOPs or bytes are known, or that are calls
+    alone), attained (their ratio), known (share of the row's time that these take), limit (of most of it). Raises
+    UnknownName.
+    """
+    if by not in ATTAINED_BY:
+        raise UnknownName("grouping", by, ATTAINED_BY)
+    limits = ceilings_of(run)
+    if limits is None or run.step_times.is_empty:
+        return pl.DataFrame(schema=ATTAINED_SCHEMA)
+    rows = attainable(run, limits).rename({ATTAINED_BY[by]: "of"})
+    known = pl.col("attainable_ns").is_not_null()
+    self_ns, best_ns = (pl.col(name).filter(known).sum() for name in ("self_ns", "attainable_ns"))
+    table = rows.group_by(name="of").agg(
+        whole=pl.col("self_ns").sum(),
+        self_ns=self_ns,
+        attainable_ns=best_ns,
+        limit=pl.col("limit").sort_by("self_ns").drop_nulls().last(),
+    )
+    ratios = table.filter(pl.col("whole") > 0).with_columns(
+        attained=(pl.col("attainable_ns") / pl.col("self_ns")).clip(0, 1), known=pl.col("self_ns") / pl.col("whole")
+    )
+    ordered = ratios.sort("whole", "name", descending=[True, False])
+    return ordered.select(pl.col(name).cast(kind) for name, kind in ATTAINED_SCHEMA.items()).fill_nan(None)
 
 
 def _only_calls(name: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
@@ -40,7 +41,7 @@ def build(run: Run) -> Section:
     )
     edges = reached.filter(pl.col("device") == device)
     picture = figure(lambda width: chart.build_roofline(drawn, edges, width), _CAPTION, FIGURES[0])
-    parts: tuple[Part, ...] = (picture, _table(points))
+    parts: tuple[Part, ...] = (picture, _table(points), *_attained(run))
     return Section(_lede(edges, device), parts)
 
 
@@ -58,6 +59,34 @@ def _hover(row: dict[str, Any]) -> str:
         f"{name(row['name'])}: {si(row['flops_per_s'], 'FLOP/s')}, {si(row['bytes_per_s'], 'B/s')}, "
         f"{number(row['flop_per_byte'])} FLOP/B, {percent(row['share'])} of the step"
     )
+
+
+def _attained(run: Run) -> Iterator[Table]:
+    """Yield the share of the attainable by module and by operator, where ceilings were measured."""
+    for by, title in (("module", "Layer"), ("operator", "Operator")):
+        found = run.attained(by)
+        columns = (
+            Column(title, numeric=False),
+            Column("ms a step", meaning="Of operators with known FLOPs or bytes, and of mere calls"),
+            Column("Attainable, ms", meaning="What this device was measured to need for calls of their size"),
+            Column("Share of the attainable"),
+            Column("Known", meaning="Share of the row's time that these operators take"),
+            Column("Limit", numeric=False),
+        )
+        rows = [
+            (
+                Cell(row["name"] or "(the model)", row["name"]),
+                Cell(milliseconds(row["self_ns"]), row["self_ns"]),
+                Cell(milliseconds(row["attainable_ns"]), row["attainable_ns"]),
+                Cell(percent(row["attained"], 0), row["attained"], row["attained"]),
+                Cell(percent(row["known"], 0), row["known"]),
+                Cell(row["limit"] or NOT_MEASURED, row["limit"]),
+            )
+            for row in found.head(_MOST_ROWS).iter_rows(named=True)
+        ]
+        if rows:
+            caption = "The share of the attainable is low where an operator is far from every ceiling of the device."
+            yield Table(f"attained-{by}", columns, rows, caption, lively=len(rows) > 12)
 
 
 def _table(points: pl.DataFrame) -> Table:

@@ -1,0 +1,97 @@
+"""Ceilings are measured once a device, again where they were disturbed, and never beside a training."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.fabricate import CEILINGS, fabricate_run
+
+from stepscope.record import ceiling_probe, ceilings
+
+
+class Probe:
+    """In the place of the child process: counts its calls; `quiet` is what it says of the machine."""
+
+    def __init__(self) -> None:
+        self.calls, self.quiet, self.faster = 0, 0.0, 1.0
+
+    def __call__(self, asked: dict[str, Any]) -> dict[str, Any]:
+        self.calls += 1
+        found = copy.deepcopy(CEILINGS)
+        for row in found["arithmetic"]:
+            row["flops_per_s"] *= self.faster
+        return {**found, **asked, "threads": asked["threads"] or 2, "run_queue_share": self.quiet}
+
+
+@pytest.fixture
+def probe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Probe:
+    made = Probe()
+    monkeypatch.setattr(ceilings, "_probed", made)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv(ceilings.SWITCH, "on")
+    return made
+
+
+def test_they_are_measured_once_by_threads_and_precision(probe: Probe) -> None:
+    for _ in range(2):
+        ceilings.ceilings("cpu", "float32", 1)
+    assert probe.calls == 1
+    ceilings.ceilings("cpu", "bfloat16 (autocast)", 1)
+    ceilings.ceilings("cpu", "float32", 2)
+    assert probe.calls == 3
+    assert ceilings.cached_ceilings("cpu", "bf16", 1) is not None
+
+
+def test_a_disturbed_probe_is_made_again_and_the_highest_rate_is_kept(probe: Probe) -> None:
+    probe.quiet = 0.5
+    ceilings.ceilings(threads=1)
+    probe.quiet, probe.faster = 0.3, 0.5
+    found = ceilings.ceilings(threads=1)
+    assert probe.calls == 2
+    assert found is not None
+    assert max(row["flops_per_s"] for row in found["arithmetic"]) == 2.2e9
+    assert found["run_queue_share"] == 0.3
+
+
+def test_another_torch_or_clock_limit_is_measured_anew(probe: Probe, monkeypatch: pytest.MonkeyPatch) -> None:
+    ceilings.ceilings(threads=1)
+    monkeypatch.setattr(ceilings, "_torch_version", lambda: "9.9")
+    assert ceilings.cached_ceilings(threads=1) is None
+    monkeypatch.undo()
+
+
+def test_they_are_written_into_a_run_that_has_ended(tmp_path: Path, probe: Probe) -> None:
+    run = fabricate_run(tmp_path / "runs", steps=6, device={"ceilings": None})
+    ceilings.write_ceilings(run, measure=False)
+    assert json.loads((run / "device.json").read_text())["ceilings"] is None
+    ceilings.write_ceilings(run)
+    written = json.loads((run / "device.json").read_text())
+    assert written["ceilings"]["threads"] == 2
+    assert written["board"] == {"name": "test board"}
+    ceilings.write_ceilings(run)
+    assert probe.calls == 1
+
+
+def test_the_environment_turns_the_probe_off(tmp_path: Path, probe: Probe, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(ceilings.SWITCH, "off")
+    ceilings.write_ceilings(fabricate_run(tmp_path / "runs", steps=6, device={"ceilings": None}))
+    assert probe.calls == 0
+
+
+def test_a_run_without_steps_or_of_a_simulated_board_gets_none(tmp_path: Path, probe: Probe) -> None:
+    ceilings.write_ceilings(fabricate_run(tmp_path / "a", steps=0, ops=(), samples=False, device={"ceilings": None}))
+    simulated = {"header": {"simulated": "jetson-tx2"}, "device": {"ceilings": None}}
+    ceilings.write_ceilings(fabricate_run(tmp_path / "b", steps=6, **simulated))
+    assert probe.calls == 0
+
+
+def test_the_probe_states_rates_by_size_and_the_fastest_block() -> None:
+    rows = list(ceiling_probe.arithmetic("cpu", ceiling_probe.DTYPES["float32"], lambda: None, sides=(16, 32)))
+    products = [row for row in rows if row["kind"] == "gemm"]
+    assert [row["flops"] for row in products] == [2 * 16**3, 2 * 32**3]
+    assert all(row["flops_per_s"] > 0 for row in rows)
+    assert {row["kind"] for row in rows} == {"gemm", "convolution", "convolution backward"}

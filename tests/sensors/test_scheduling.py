@@ -1,0 +1,97 @@
+"""Waits, quotas and pressure of a training process, from trees that are written here."""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+
+import pytest
+
+from stepscope.record.sensors import scheduling
+from stepscope.record.sensors.contract import Found, Target
+
+_PID = 4711
+
+
+def _write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+
+
+def _quota(root: Path, throttled: int) -> None:
+    _write(root / "sys/fs/cgroup/job/cpu.stat", f"nr_throttled {throttled}\nthrottled_usec {throttled}000\n")
+
+
+def test_a_quota_of_a_group_above_is_counted_from_the_first_read(tmp_path: Path) -> None:
+    _write(tmp_path / "sys/fs/cgroup/cgroup.controllers", "cpu memory\n")
+    _write(tmp_path / f"proc/{_PID}/cgroup", "0::/job/step\n")
+    _write(tmp_path / "sys/fs/cgroup/job/cpu.max", "40000 100000\n")
+    _quota(tmp_path, 2)
+    found = scheduling.CgroupCpu().discover(tmp_path, Target(_PID))
+    assert isinstance(found, Found)
+    names = [channel.quantity for channel in found.channels]
+    assert dict(zip(names, found.read(), strict=True))["cpu_quota"] == 0.4
+    _quota(tmp_path, 7)
+    read = dict(zip(names, found.read(), strict=True))
+    assert (read["throttled_time"], read["throttled_periods"], read["quota_periods"]) == (5e6, 5, 0)
+
+
+def test_a_process_that_moves_into_a_group_of_version_1_is_followed(tmp_path: Path) -> None:
+    groups = tmp_path / "sys/fs/cgroup"
+    _write(tmp_path / f"proc/{_PID}/cgroup", "2:cpu,cpuacct:/\n1:memory:/\n")
+    (groups / "cpu").mkdir(parents=True)
+    found = scheduling.CgroupCpu().discover(tmp_path, Target(_PID))
+    assert isinstance(found, Found)
+    assert math.isnan(found.read()[-1])
+    _write(groups / "cpu/job/cpu.cfs_quota_us", "50000")
+    _write(groups / "cpu/job/cpu.cfs_period_us", "100000")
+    _write(groups / "cpu/job/cpu.stat", "nr_periods 4\nnr_throttled 1\nthrottled_time 3000\n")
+    _write(tmp_path / f"proc/{_PID}/cgroup", "2:cpu,cpuacct:/job\n1:memory:/\n")
+    assert found.read()[-1] == 0.5
+    _write(groups / "cpu/job/cpu.stat", "nr_periods 6\nnr_throttled 2\nthrottled_time 9000\n")
+    assert list(found.read()[:3]) == [6000, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("call", "kernel", "wait"),
+    [
+        ("202 0x5 0x89 0x0 0x7ffe3e17ade0 0x0 0xffffffff 0x7 0x7\n", "futex_do_wait", "interpreter"),
+        ("202 0x5 0x80 0x2 0x0 0x0 0x0 0x7 0x7\n", "futex_do_wait", "lock"),
+        ("202 0x5 0x189 0x0 0x0 0x0 0xffffffff 0x7 0x7\n", "futex_do_wait", "lock"),
+        ("230 0x0 0x0 0x7 0x7 0x0 0x0 0x7 0x7\n", "hrtimer_nanosleep", "timer"),
+        ("0 0x3 0x7 0x10 0x0 0x0 0x0 0x7 0x7\n", "anon_pipe_read", "process"),
+        ("999 0x0 0x0 0x0 0x0 0x0 0x0 0x7 0x7\n", "do_poll", "process"),
+        ("", "folio_wait_bit_common", "disk"),
+        ("running\n", "0", None),
+    ],
+)
+def test_what_a_thread_sleeps_in_is_told_by_its_system_call_or_the_kernel_function(
+    tmp_path: Path, call: str, kernel: str, wait: str | None
+) -> None:
+    files = []
+    for name, text in (("syscall", call), ("wchan", kernel)):
+        (tmp_path / name).write_text(text)
+        files.append(os.open(tmp_path / name, os.O_RDONLY))
+    try:
+        assert scheduling._wait_of(files, scheduling._SYSTEM_CALLS["x86_64"]) == wait
+    finally:
+        for file in files:
+            os.close(file)
+
+
+def test_the_main_thread_of_this_process_has_run_and_never_runs_back(tmp_path: Path) -> None:
+    found = scheduling.TrainingThread().discover(Path("/"), Target(os.getpid()))
+    if not isinstance(found, Found):
+        pytest.skip(found.detail)
+    before = found.read()
+    after = found.read()
+    found.close()
+    assert after[0] >= before[0] > 0
+    assert after[1] >= before[1]
+
+
+def test_pressure_is_the_total_of_some_and_of_all(tmp_path: Path) -> None:
+    text = b"some avg10=0.00 avg60=0.00 avg300=0.00 total=12\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=5\n"
+    assert scheduling._totals(("some", "full"), text) == [12_000, 5_000]
+    assert math.isnan(scheduling._totals(("full",), text.split(b"\n")[0])[0])
