@@ -84,7 +84,7 @@ def test_the_environment_turns_the_probe_off(tmp_path: Path, probe: Probe, monke
 
 def test_a_run_without_steps_or_of_a_simulated_board_gets_none(tmp_path: Path, probe: Probe) -> None:
     ceilings.write_ceilings(fabricate_run(tmp_path / "a", steps=0, ops=(), samples=False, device={"ceilings": None}))
-    simulated = {"header": {"simulated": "jetson-tx2"}, "device": {"ceilings": None}}
+    simulated: dict[str, Any] = {"header": {"simulated": "jetson-tx2"}, "device": {"ceilings": None}}
     ceilings.write_ceilings(fabricate_run(tmp_path / "b", steps=6, **simulated))
     assert probe.calls == 0
 
