@@ -22,7 +22,7 @@ from pathlib import Path
 import stepscope
 from benchmarks.hostile import folder, structures
 from benchmarks.hostile.folder import Score, Sums, together
-from benchmarks.hostile.plant import Plant, build
+from benchmarks.hostile.plant import Plant, as_shown, build
 from benchmarks.hostile.rows import ROWS, Row, cells
 from benchmarks.hostile.sensors import MISSTATED, read
 
@@ -38,16 +38,16 @@ def plant_of(row: Row, seed: int) -> Plant:
 
 def measure(row: Row, seed: int) -> Score:
     """Run one plant, let the product read it, and compare; a product that breaks down has a score too."""
-    plant = plant_of(row, seed)
+    plant, gain, offset_w = plant_of(row, seed), row.faults.gain, row.faults.offset_w
     with tempfile.TemporaryDirectory() as out, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         path = folder.write(plant, row.sensor, read(plant, row.sensor, row.faults, seed), Path(out))
         try:
-            return folder.score(stepscope.Run(path), plant)
+            return folder.score(stepscope.Run(path), as_shown(plant, gain, offset_w), plant.truth["whole"][""])
         except Exception as error:  # whatever it is: the row has failed
             place = traceback.extract_tb(error.__traceback__)[-1]
             said = f"broke down: {error!r} at {Path(place.filename).name}:{place.lineno}"
-            return Score(None, None, math.nan, None, math.nan, said, said)
+            return Score(None, None, math.nan, None, None, math.nan, said, said)
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,10 @@ class Result:
     def cells(self) -> list[str]:
         """The row of the table."""
         kinds, modules = self.kinds, self.modules
-        totals = [score.whole_holds for score in self.scores if score.whole_holds is not None]
+        totals, meters = (
+            [held for score in self.scores if (held := getattr(score, name)) is not None]
+            for name in ("whole_holds", "meter_holds")
+        )
         unscored = sum(score.kinds is None for score in self.scores)
         return [
             self.row.title,
@@ -101,7 +104,7 @@ class Result:
             _percent(kinds.called, kinds.energy) if kinds.energy else "nothing",
             f"{_percent(kinds.true, kinds.called)} / {_percent(modules.true, modules.called)}",
             _percent(kinds.worst, 1.0) if kinds.called else "-",
-            f"{sum(totals)}/{len(totals)}",
+            f"{sum(totals)}/{len(totals)}, {sum(meters)}/{len(meters)}",
             "reached" if not self.failures else "MISSED: " + "; ".join(self.failures),
         ]
 
@@ -114,7 +117,7 @@ HEAD = (
     "called within 10 %",
     "of that true, kinds / modules",
     "worst that is called so",
-    "totals in their CI",
+    "totals in their CI, in the meter's",
     "bars",
 )
 

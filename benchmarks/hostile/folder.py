@@ -101,13 +101,17 @@ class Score:
     modules: Parts | None
     whole_off: float
     whole_holds: bool | None
+    meter_holds: bool | None  # does the interval of a meter in the supply line hold the true total
     caused_error: float  # of kinds, against what each op causes
     note: str
     refused: str | None = None
 
 
-def score(run: stepscope.Run, plant: Plant) -> Score:
-    """Compare `Run.energy` of the first rail with the truth of the plant."""
+def score(run: stepscope.Run, plant: Plant, true_j: float | None = None) -> Score:
+    """Compare `Run.energy` of the first rail with the truth of the plant.
+
+    true_j: J a step as a meter would measure them, where the sensor shows something else.
+    """
     rail = rail_of(run)
     kinds = parts_beside(run.energy(by="kind"), rail, plant.truth["kind"], lambda row: row["name"])
     modules = parts_beside(run.energy(by="module"), rail, plant.truth["module"], _module)
@@ -120,12 +124,23 @@ def score(run: stepscope.Run, plant: Plant) -> Score:
         low, high = _at_90(found, low, high)
         off = found / true - 1
         holds = None if low is None or high is None else bool(low <= true <= high)
+    meter = _meter_holds(run, true if true_j is None else true_j)
     resolution = run.energy_resolution().filter(pl.col("rail") == rail)
     if len(resolution):
         note = str(resolution["note"][0] or "")
     if kinds is None:
-        return Score(None, None, off, holds, float("nan"), note, note or "no energy by kind")
-    return Score(kinds, modules, off, holds, caused.error() if caused else float("nan"), note)
+        return Score(None, None, off, holds, meter, float("nan"), note, note or "no energy by kind")
+    return Score(kinds, modules, off, holds, meter, caused.error() if caused else float("nan"), note)
+
+
+def _meter_holds(run: stepscope.Run, true_j: float) -> bool | None:
+    """Whether the interval of a meter holds the true total; None where none is stated."""
+    totals = run.energy_totals()
+    if "meter_low" not in totals.columns or not len(totals) or totals["meter_low"][0] is None:
+        return None
+    row = totals.row(0, named=True)
+    true = true_j * row["joules"] / row["joules_per_step"]
+    return bool(row["meter_low"] <= true <= row["meter_high"])
 
 
 def _module(row: dict[str, Any]) -> tuple[Any, Any]:

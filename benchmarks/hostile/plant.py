@@ -135,6 +135,16 @@ def build(step: Step, law: Law, pace: Pace, seed: int) -> Plant:
     return replace(plant, truth=_truth(plant, power), truth_caused=_truth(plant, caused))
 
 
+def as_shown(plant: Plant, gain: float, offset_w: float) -> Plant:
+    """The same plant whose truth is what a sensor with this error shows: its own error is no fault of the fit's."""
+
+    def seen(energy: Timeline) -> dict[str, dict[Any, float]]:
+        joules = energy.joules * gain + offset_w * (energy.t_s - energy.t_s[0])
+        return _truth(plant, Timeline(energy.t_s, joules))
+
+    return replace(plant, truth=seen(plant.power), truth_caused=seen(plant.caused))
+
+
 def _profiled(pace: Pace, rng: np.random.Generator) -> Any:
     chosen = np.ones(pace.steps, dtype=bool)
     if pace.profiled is not None:

@@ -306,7 +306,9 @@ def _compared(run: stepscope.Run, energy: Timeline) -> Score:
     )
     note = str(run.energy_resolution()["note"][0] or "")
     off = float("nan") if found is None else found / true - 1
-    return Score(by_kind, by_module, off, holds, float("nan"), note, None if by_kind else note or "no energy by kind")
+    return Score(
+        by_kind, by_module, off, holds, None, float("nan"), note, None if by_kind else note or "no energy by kind"
+    )
 
 
 def _watts(run: stepscope.Run, energy: Timeline) -> tuple[dict[Any, float], dict[Any, float]]:
