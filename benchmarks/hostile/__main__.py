@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import os
 import tempfile
 import time
 import traceback
@@ -252,7 +251,6 @@ def main() -> None:
     arguments.add_argument("--list", action="store_true")
     arguments.add_argument("-v", "--verbose", action="store_true", help="a line each seed")
     options = arguments.parse_args()
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
     if options.list:
         print("\n".join(f"{row.group:8s} {row.title}" for row in ROWS))
         return
