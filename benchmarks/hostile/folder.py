@@ -113,8 +113,11 @@ def score(run: stepscope.Run, plant: Plant, true_j: float | None = None) -> Scor
     true_j: J a step as a meter would measure them, where the sensor shows something else.
     """
     rail = rail_of(run)
-    kinds = parts_beside(run.energy(by="kind"), rail, plant.truth["kind"], lambda row: row["name"])
-    modules = parts_beside(run.energy(by="module"), rail, plant.truth["module"], _module)
+    # What an operator causes and what flows during its time are two things where the table tells them apart.
+    tells = "during_per_step" in run.energy(by="kind").columns
+    truth = plant.truth_caused if tells else plant.truth
+    kinds = parts_beside(run.energy(by="kind"), rail, truth["kind"], lambda row: row["name"])
+    modules = parts_beside(run.energy(by="module"), rail, truth["module"], _module)
     caused = parts_beside(run.energy(by="kind"), rail, plant.truth_caused["kind"], lambda row: row["name"])
     whole = run.energy(by="component").filter(pl.col("rail") == rail)
     off, holds, note = float("nan"), None, ""
