@@ -27,6 +27,7 @@ from stepscope.analysis.energy.clocks import (
     search_clock,
     stands_out,
 )
+from stepscope.analysis.energy.misfit import NOTHING_FAILED, Misfit, misfit, trust
 from stepscope.analysis.energy.readings import Readings, at_conversions, at_updates, by_clock, surprises
 from stepscope.analysis.energy.regression import (
     ANY_SPREAD,
@@ -44,6 +45,7 @@ from stepscope.analysis.energy.regression import (
 from stepscope.analysis.energy.sensor_model import (
     SensorModel,
     covered,
+    delivered,
     design,
     predicted,
     shared_error,
@@ -120,6 +122,8 @@ class Attribution:
     explained: float  # share of the readings' variance
     negative: float  # energy that came out below 0, as a share of the total; it was set to 0
     others: tuple[Other, ...] = ()  # sensor models that the readings do not exclude, and what they would give
+    misfit: Misfit = NOTHING_FAILED  # what tests of the residuals show
+    meanwhile: Floats | None = None  # energy that went through the rail while each key ran, J (P,), if it is the rail
     floor: float = 0.0  # standard deviation of every power that no reading could show, W
 
     @property
@@ -181,9 +185,46 @@ def _attribute(timeline: Timeline, readings: Readings, options: Options) -> Attr
     spread = sandwich(fit, rows.matrix, left, rows.theta, timeline.step_of(readings.at - found.model.lag))
     errors = wobble(timeline, readings, fit, rows.matrix, rows.scale, rows.theta, found)
     others = _other_models(timeline, readings, found)
-    errors = replace(errors, moved=np.vstack([errors.moved, *(np.sqrt(one.probability) * one.moved for one in others)]))
+    of_times = _errors_of_times(timeline, fit.watts)
+    rivals = (np.sqrt(one.probability) * one.moved for one in others)
+    errors = replace(errors, moved=np.vstack([errors.moved, *rivals, of_times]))
+    _, width = found.model.windows(readings)
+    middle = readings.at - found.model.lag - (float(np.median(width)) + found.model.hold) / 2
+    weight = np.where(readings.watts != 0, rows.watts / np.where(readings.watts != 0, readings.watts, 1.0), 1.0)
+    bare = left if rows.theta else (rows.watts - rows.matrix @ fit.watts) / weight * readings.weight
+    explained = 1 - fit.noise / max(float((readings.watts * readings.weight).var()), 1e-30)
+    tested = misfit(timeline, middle, left, bare, explained)
+    spread = spread * tested.factor**2
+    errors = replace(errors, moved=errors.moved * tested.factor)
     whole = _assemble(timeline, readings, known, fit, coarse, spread, errors, left)
-    return replace(whole, floor=options.floor, others=others)
+    meanwhile = delivered(timeline, np.nan_to_num(whole.watts), found.model.rc)
+    return replace(whole, floor=options.floor, others=others, misfit=tested, meanwhile=meanwhile)
+
+
+def _errors_of_times(timeline: Timeline, watts: Floats) -> Floats:
+    """Errors of the powers (E, P) that stand for those of the times: only some steps were profiled.
+
+    Times add up to the steps' lengths, which are known; a key's share of them is not.
+    """
+    recorded = np.flatnonzero(timeline.recorded)
+    if len(recorded) == timeline.steps or len(recorded) < 2:
+        return np.zeros((0, len(watts)))
+    count = timeline.keys.count
+    place = np.full(timeline.steps, -1)
+    place[recorded] = np.arange(len(recorded))
+    spent = np.zeros((len(recorded), count))
+    for lane in timeline.lanes:
+        row = place[timeline.step_of((lane.t0 + lane.t1) / 2)]
+        known = row >= 0
+        np.add.at(spent, (row[known], lane.key[known]), (lane.t1 - lane.t0)[known])
+    length = (timeline.step_t1 - timeline.step_t0)[recorded]
+    share = spent / length[:, None]
+    filled = float((timeline.step_t1 - timeline.step_t0)[~timeline.recorded].sum())
+    # Deviations of each profiled step, as rows whose products sum to the covariance of the mean.
+    deviation = (share - share.mean(axis=0)) / np.sqrt(len(recorded) * (len(recorded) - 1))
+    mean = float(watts @ timeline.seconds) / max(float(timeline.seconds.sum()), 1e-30)
+    seconds = np.maximum(timeline.seconds, 1e-12)
+    return np.asarray(deviation * filled * (watts - mean) / seconds)
 
 
 _COMPARED = 4_000  # readings from which other sensor models' powers are taken
@@ -323,10 +364,11 @@ def _scaled_rows(
 def _row_weights(timeline: Timeline, readings: Readings, model: SensorModel, left: Floats) -> Floats:
     """Weight of each reading (M,), mean 1: what was seen of filled-in steps agrees less well with them."""
     recorded = timeline.recorded[timeline.step_of(readings.at - model.lag)]
+    own = np.ones(readings.count) if readings.carry else trust(left, recorded)
     if recorded.all() or recorded.sum() < FEWEST or (~recorded).sum() < FEWEST:
-        return np.ones(readings.count)
+        return np.asarray(own / own.mean())
     ratio = float(np.sqrt(left[recorded].var() / max(float(left[~recorded].var()), 1e-30)))
-    weight = np.where(recorded, 1.0, min(ratio, 1.0))
+    weight = own * np.where(recorded, 1.0, min(ratio, 1.0))
     return np.asarray(weight / weight.mean())
 
 

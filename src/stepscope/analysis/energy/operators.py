@@ -14,7 +14,7 @@ from stepscope.analysis.channels import Series, core_busy_time, series_of
 from stepscope.analysis.energy.attribution import Attribution, Options, attribute
 from stepscope.analysis.energy.calibration import Calibration, KnownSource
 from stepscope.analysis.energy.inputs import RunTimeline, RunTimelines, store_calibrations, stored_calibrations
-from stepscope.analysis.energy.rail_fits import RESOLVED, Z_90, Parts, RailFit, identifiability, judge, parts
+from stepscope.analysis.energy.rail_fits import RESOLVED, Z_90, Parts, RailFit, identifiability, judge, parts, trouble
 from stepscope.analysis.energy.readings import Readings, from_counter, from_gauge
 from stepscope.analysis.energy.sensor_model import SensorModel
 from stepscope.analysis.processes import WATCHED, own_scope
@@ -46,6 +46,7 @@ ENERGY_SCHEMA = {
     "verdict": pl.String,
     "reason": pl.String,
     "method": pl.String,
+    "during_per_step": pl.Float64,
 }
 RESOLUTION_SCHEMA = {
     "component": pl.String,
@@ -142,11 +143,13 @@ def _fitted_rows(rail: RailFit, names: list[dict[str, Any]], gather: Any) -> pl.
     assert fit is not None, "only fitted rails come here"
     whole = parts(fit, gather)
     judged = judge(fit, whole, [" ".join(str(value) for value in name.values() if value) for name in names])
-    steps = rail.ops.timeline.steps
+    steps, against = rail.ops.timeline.steps, trouble(fit)
     rows = _plain_rows(rail, names, whole.joules, whole.seconds, fit.total.joules)
     for index, row in enumerate(rows):
         half = float(whole.half_width[index]) / steps
-        row |= {"low": max(row["joules_per_step"] - half, 0.0), "high": row["joules_per_step"] + half}
+        row |= {"during_per_step": float(whole.meanwhile[index]) / steps}
+        if not against:  # a number that is disowned has no interval
+            row |= {"low": max(row["joules_per_step"] - half, 0.0), "high": row["joules_per_step"] + half}
         row |= {"verdict": judged.verdict[index], "reason": judged.reason[index] or None}
     return _rail_frame(rail, "fit", [*rows, *_unattributed_row(rail, whole)])
 
@@ -197,6 +200,10 @@ def _whole_row(rail: RailFit, method: str) -> dict[str, Any]:
     if rail.fit is not None and method == "fit":
         hidden = rail.fit.floor * span
         joules, half = rail.fit.total.joules, Z_90 * float(np.hypot(rail.fit.total.sd, hidden))
+        if rail.measured is not None and rail.measured.low_w is not None and rail.measured.high_w is not None:
+            half = max(
+                half, (rail.measured.high_w - rail.measured.low_w) / 2 * span
+            )  # as the report's first lines have it
     else:
         joules, half = float(np.average(rail.readings.watts, weights=rail.readings.weight)) * span, None
     row = _plain_rows(rail, [{"name": MEASURED}], np.array([joules]), np.array([span]), joules)[0]
@@ -248,7 +255,7 @@ def _resolution_row(rail: RailFit) -> dict[str, Any]:
         "rc_s": model.rc,
         "smear_s": model.smear,
         "closure_gap": rail.fit.gap_before,
-        "note": known.trouble or None,
+        "note": known.trouble or "; ".join(rail.fit.misfit.failed) or None,
     }
 
 

@@ -18,7 +18,7 @@ from stepscope.analysis.energy.inputs import (
     store_calibrations,
     stored_calibrations,
 )
-from stepscope.analysis.energy.rails import Line, RailTree, energy_over, idle_stretch
+from stepscope.analysis.energy.rails import Energy, Line, RailTree, energy_over, idle_stretch, training_stretches
 from stepscope.analysis.energy.readings import Readings
 from stepscope.analysis.energy.sensor_model import SensorModel
 from stepscope.analysis.energy.timeline import Lane, Timeline
@@ -47,6 +47,7 @@ class RailFit:
     make: tuple[object, ...] = ()
     chip: str = ""
     stuck_s: float = 0.0
+    measured: Energy | None = None  # over the steps, as the totals have it
 
     @property
     def lag(self) -> float:
@@ -129,6 +130,8 @@ def _fit_rail(run: RunReader, rail: _RailInputs, options: Options) -> RailFit:
     inside = readings.kept(_within_steps(ops, readings))
     idle = idle_stretch(run, [line.best])
     idle_w = energy_over(line.best, idle).watts if len(idle) else None
+    spans = training_stretches(run)
+    measured = energy_over(line.best, spans) if len(spans) else None
     fit = None
     if line.estimated:
         reason = "an estimate is handed out, not fitted"
@@ -137,7 +140,7 @@ def _fit_rail(run: RunReader, rail: _RailInputs, options: Options) -> RailFit:
     else:
         fit = attribute(ops.timeline, readings, options)
         reason = "" if fit is not None else _reason_not_fitted(inside)
-    return RailFit(line, ops, inside, fit, reason, idle_w, rail.make, rail.chip, options.stuck_s)
+    return RailFit(line, ops, inside, fit, reason, idle_w, rail.make, rail.chip, options.stuck_s, measured)
 
 
 def _reason_not_fitted(readings: Readings) -> str:
@@ -166,6 +169,7 @@ class Parts:
     statistical: Floats
     seconds: Floats
     correlation: Floats
+    meanwhile: Floats  # J, that went through the rail while each ran
 
     @property
     def half_width(self) -> Floats:
@@ -201,10 +205,13 @@ def parts(found: Attribution, gather: Any) -> Parts:
     most = _AS_DECIDED * np.sqrt(variance)
     apart = np.clip(gather @ (found.coarser - found.joules), -most, most)
     blunt = gather @ (found.sharper - found.joules) / 2
-    sd = np.sqrt(variance + apart**2 + blunt**2 + (_ALWAYS * joules) ** 2 + (found.floor * seconds) ** 2)
+    # Readings do not tell whether a rise is the sensor's or the rail's own: what is caused and what flows then differ.
+    meanwhile = joules if found.meanwhile is None else gather @ found.meanwhile
+    risen = (meanwhile - joules) / Z_90
+    sd = np.sqrt(variance + risen**2 + apart**2 + blunt**2 + (_ALWAYS * joules) ** 2 + (found.floor * seconds) ** 2)
     scale = np.sqrt(np.maximum(variance, 1e-300))
     statistical = np.sqrt(np.minimum(np.maximum(np.diag(own), 0), variance))
-    return Parts(joules, sd, statistical, seconds, spread / scale[:, None] / scale)
+    return Parts(joules, sd, statistical, seconds, spread / scale[:, None] / scale, meanwhile)
 
 
 RESOLVED, COARSE = 0.10, 0.30  # half of the 90 % CI as a share of the energy
@@ -246,7 +253,9 @@ class Identifiability:
 def trouble(found: Attribution) -> str:
     """Return why nothing of this rail can be called resolved; empty where nothing stands against it."""
     if found.phase.wide:
-        return found.phase.sentence
+        return found.phase.locked_by_source if found.phase.locked and found.readings.ticked else found.phase.sentence
+    if found.misfit.fatal:
+        return found.misfit.fatal
     timeline = found.timeline
     length = timeline.piece_seconds
     known = ~np.isnan(length)

@@ -252,8 +252,8 @@ def measured_total(readings: Readings, width: Floats, weight: Floats, seconds: f
     mean = float(np.average(readings.watts, weights=weight))
     distance = np.diff(readings.at)
     period = float(np.median(distance)) if len(distance) else seconds
-    own = float(np.median(width))
-    seen = min(1.0, own / period) if period > 0 else 1.0
+    # Windows that repeat or leave some out at random see no more than all of them laid end to end.
+    seen = min(1.0, float(width.sum()) / seconds, float(np.median(width)) / period if period > 0 else 0.0)
     lost = float(np.maximum(distance - 3 * period, 0).sum()) / seconds if len(distance) else 0.0
     seen *= max(1.0 - lost, 0.0)
     spread = float(np.std(readings.watts)) / np.sqrt(max(readings.count, 1)) * seconds
@@ -295,6 +295,14 @@ class PhaseCheck:
         if self.locked:
             return f"the sampler is locked to the step: {stretch}; dither the period or change it by a few percent"
         return f"too few samples: {stretch}; train more steps"
+
+    @property
+    def locked_by_source(self) -> str:
+        """The same where it is the source's own clock that keeps step: other read times change nothing."""
+        return (
+            f"the sensor's updates keep step with the training: none falls into {self.unsampled * 1e3:.1f} ms of the "
+            "step; change the step's length (the batch size) by a few percent"
+        )
 
 
 def phase_check(timeline: Timeline, readings: Readings, lag: float) -> PhaseCheck:

@@ -323,6 +323,28 @@ def energy_held(lane: Lane, watts: Floats, t: Floats, rc: float) -> Floats:
     return whole
 
 
+def delivered(timeline: Timeline, watts: Floats, rc: float) -> Floats:
+    """Energy that goes through the rail while each key runs (P,), J, if power follows its cause with `rc`, s.
+
+    watts: (P,) that each key causes. What outlasts a piece counts by what runs then; lanes beside the first keep their
+    own.
+    """
+    caused: Floats = watts * timeline.seconds
+    lane, gap = timeline.lanes[0], timeline.keys.gap
+    if rc <= SHORTEST_RC or not len(lane.t0):
+        return caused
+    extra = watts[lane.key] - watts[gap]
+    edges = np.concatenate([lane.t0, lane.t1])
+    through = energy_until(lane, extra, edges) - energy_held(lane, extra, edges, rc)
+    count = len(lane.t0)
+    pieces = through[count:] - through[:count] + watts[gap] * (lane.t1 - lane.t0)
+    during = np.bincount(lane.key, pieces, timeline.keys.count)
+    first = np.isin(np.arange(timeline.keys.count), lane.key) & ~timeline.keys.beside
+    found = np.where(first, during, caused)
+    found[gap] = caused.sum() - np.delete(found, gap).sum()
+    return found
+
+
 # What a counter did not show at one reading it shows at the next; what a running average rounded away comes back. So
 # the error of reading j is v_j + q_j - q_(j-1): a moving average of order 1, whitened by w_j = x_j + theta w_(j-1).
 

@@ -15,6 +15,7 @@ import polars as pl
 
 from stepscope.analysis.time.steps import profiled_steps, shown_steps
 from stepscope.arrays import Flags, Floats, Ints
+from stepscope.errors import StepscopeError
 from stepscope.runfolder import COLLECTIVE, COLLECTIVE_CALL, COMMUNICATION, MODULE_CALL, OPS, RunReader
 
 if TYPE_CHECKING:
@@ -282,12 +283,16 @@ def callers(rows: pl.DataFrame) -> Ints:
 
 
 def _depths(parent: Ints) -> Ints:
-    """Return how many callers each row has in its own thread."""
-    depth, above = np.zeros(len(parent), dtype=np.int64), parent.copy()
-    while (inside := above != _NONE).any():
-        depth += inside
-        above = np.where(inside, parent[np.where(inside, above, 0)], _NONE)
-    return depth
+    """Return how many callers each row has in its own thread; StepscopeError where they form a circle."""
+    depth, above = (parent != _NONE).astype(np.int64), parent.copy()
+    for _ in range(len(parent).bit_length() + 1):  # each turn looks twice as far up
+        inside = above != _NONE
+        if not inside.any():
+            return depth
+        further = above[inside]
+        depth[inside] += depth[further]
+        above[inside] = above[further]
+    raise StepscopeError("the callers of this run's operators form a circle", "record the run again")
 
 
 def join_tracks(tracks: list[Track], least_apart: float = 0.95) -> list[Track]:

@@ -1,0 +1,131 @@
+"""Do the readings bear a fit out? Tests of what it leaves of them.
+
+A failing test widens every interval by what it shows, or takes all claims back.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from stepscope.analysis.energy.timeline import Timeline
+from stepscope.arrays import Flags, Floats, Ints
+
+_A_BIN, _BINS = 20, (4, 40)  # readings in a part of the step at the least; parts
+_SIGMAS = 3.5  # of chance, from which a test has failed
+_MOST = 5.0  # that a test widens intervals by
+_FEWEST_STEPS, _MOST_CORRELATION = 12, 0.8
+_FAR = 3.5  # robust standard deviations: a reading further off fits nothing that ran
+_STRAY, _ASTRAY = 0.01, 0.05  # share of such readings from which they are trusted less, and nothing is claimed
+_NEAR = 2.5  # robust standard deviations up to which a reading has its full weight
+_FOLLOWED = 0.2  # of the readings' variance, that operators must explain
+
+
+@dataclass(frozen=True)
+class Misfit:
+    """By how much every standard deviation grows (1 where nothing failed), what failed, and what forbids any claim."""
+
+    factor: float = 1.0
+    failed: tuple[str, ...] = ()
+    fatal: str = ""
+
+
+NOTHING_FAILED = Misfit()
+
+
+def misfit(timeline: Timeline, at: Floats, left: Floats, bare: Floats, explained: float) -> Misfit:
+    """Test residuals by phase of the step, by halves of the run, from step to step, and for strays.
+
+    at: (M,) middle of each reading's window, s; left: (M,) readings less the fit, whitened and weighted; bare: without
+    what strays are trusted less; explained: share of the readings' variance that is explained, each parameter counted.
+    """
+    step = timeline.step_of(at)
+    phase = (at - timeline.step_t0[step]) / np.maximum(timeline.step_t1[step] - timeline.step_t0[step], 1e-12)
+    tests = {
+        "what the fit leaves follows the phase of the step": _by_bin(phase, left, np.ones(len(left), dtype=bool)),
+        "the halves of the run disagree": _halves(phase, left, np.arange(len(left)) < len(left) // 2),
+        "what the fit leaves goes on from step to step": _from_step_to_step(step, left),
+    }
+    failed = {name: min(excess, _MOST) for name, excess in tests.items() if excess > 1}
+    fatal = ""
+    stray = float((_robust(bare, timeline.recorded[step]) > _FAR).mean())
+    if stray > _ASTRAY:
+        fatal = (
+            f"{stray:.0%} of the readings fit nothing that ran: values given out late or twice, or stamps that are off"
+        )
+    elif explained < _FOLLOWED:
+        fatal = f"the operators explain {max(explained, 0):.0%} of how the readings move: train steps of another length"
+    return Misfit(float(np.prod(list(failed.values()))), tuple(failed), fatal)
+
+
+def trust(left: Floats, group: Flags) -> Floats:
+    """Weight of each reading (M,): below 1 for strays, where there are more of them than noise makes.
+
+    group: of each reading; each of the two has a noise of its own.
+    """
+    off = _robust(left, group)
+    if len(left) < _BINS[1] or float((off > _FAR).mean()) < _STRAY:
+        return np.ones(len(left))
+    return np.asarray(np.minimum(1.0, _NEAR / np.maximum(off, 1e-12)))
+
+
+def _robust(left: Floats, group: Flags) -> Floats:
+    """Distance of each from its group's median, in standard deviations that strays do not move."""
+    off = np.zeros(len(left))
+    for chosen in (group, ~group):
+        if chosen.any():
+            away = np.abs(left[chosen] - np.median(left[chosen]))
+            scale = 1.4826 * float(np.median(away))
+            off[chosen] = away / scale if scale > 0 else 0.0
+    return off
+
+
+def _count(readings: int) -> int:
+    return int(np.clip(readings // _A_BIN, *_BINS))
+
+
+def _by_bin(phase: Floats, left: Floats, chosen: Flags) -> float:
+    """Root of the excess of the bins' means over chance; 1 where there is none."""
+    bins = _count(int(chosen.sum()))
+    place = np.clip((phase * bins).astype(np.int64), 0, bins - 1)[chosen]
+    size, total = np.bincount(place, minlength=bins), np.bincount(place, left[chosen] - left.mean(), bins)
+    return _excess(total[size > 0] ** 2 / size[size > 0], float(left.var()))
+
+
+def _halves(phase: Floats, left: Floats, first: Flags) -> float:
+    """The same of the difference between two halves."""
+    bins = _count(len(left) // 2)
+    place = np.clip((phase * bins).astype(np.int64), 0, bins - 1)
+    size = [np.bincount(place[half], minlength=bins) for half in (first, ~first)]
+    both = (size[0] > 0) & (size[1] > 0)
+    if not both.any():
+        return 1.0
+    means = [
+        np.bincount(place[half], left[half], bins)[both] / n[both]
+        for half, n in zip((first, ~first), size, strict=True)
+    ]
+    chance = 1 / size[0][both] + 1 / size[1][both]
+    return _excess((means[0] - means[1]) ** 2 / chance, float(left.var()))
+
+
+def _excess(squares: Floats, variance: float) -> float:
+    if variance <= 0 or not len(squares):
+        return 1.0
+    ratio = float(squares.mean()) / variance
+    return float(np.sqrt(ratio)) if ratio > 1 + _SIGMAS * np.sqrt(2 / len(squares)) else 1.0
+
+
+def _from_step_to_step(step: Ints, left: Floats) -> float:
+    """Growth of the error of means by errors of steps that go on in the next."""
+    names, place, size = np.unique(step, return_inverse=True, return_counts=True)
+    if len(names) < _FEWEST_STEPS:
+        return 1.0
+    mean = np.bincount(place.reshape(-1), left) / size
+    mean -= mean.mean()
+    varies = float(mean @ mean)
+    rho = float(mean[1:] @ mean[:-1]) / varies if varies > 0 else 0.0
+    if rho < _SIGMAS / np.sqrt(len(names)):
+        return 1.0
+    rho = min(rho, _MOST_CORRELATION)
+    return float(np.sqrt((1 + rho) / (1 - rho)))
