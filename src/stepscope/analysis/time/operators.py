@@ -284,7 +284,8 @@ def callers(rows: pl.DataFrame) -> Ints:
 
 def _depths(parent: Ints) -> Ints:
     """Return how many callers each row has in its own thread; StepscopeError where they form a circle."""
-    depth, above = (parent != _NONE).astype(np.int64), parent.copy()
+    depth: Ints = (parent != _NONE).astype(np.int64)
+    above = parent.copy()
     for _ in range(len(parent).bit_length() + 1):  # each turn looks twice as far up
         inside = above != _NONE
         if not inside.any():
