@@ -10,7 +10,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from stepscope.analysis.energy.clocks import align
+from stepscope.analysis.energy.alignment import align
 from stepscope.arrays import Floats
 from stepscope.errors import RunDamaged, UsageError
 from stepscope.record.meter_log import import_csv

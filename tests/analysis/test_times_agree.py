@@ -1,4 +1,4 @@
-"""Every number of time agrees with every other: by construction over random runs, and on real trainings."""
+"""Every number of time agrees with every other, by construction, over random runs."""
 
 from __future__ import annotations
 

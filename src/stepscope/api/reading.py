@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import stepscope
 from stepscope.analysis import forecast as extrapolated
 from stepscope.analysis.compare import Check, Comparison
-from stepscope.analysis.energy.clocks import align
+from stepscope.analysis.energy.alignment import align
 from stepscope.analysis.results import Findings
 from stepscope.analysis.run import open_run
 from stepscope.api.questions import ForecastRequest

@@ -27,7 +27,7 @@ def meter(
 
 def read_log(run: Path, log: Path) -> str:
     """Add the log to the run; what was read, in a sentence."""
-    from stepscope.analysis.energy.clocks import align
+    from stepscope.analysis.energy.alignment import align
     from stepscope.record.meter_log import import_csv
 
     if not log.is_file():

@@ -1,4 +1,4 @@
-"""What profiling costs on this device: measured once in a run, in a window of its own between two steps.
+"""The cost of profiling on this device: measured once in a run, in a window of its own between two steps.
 
 An event's cost has two parts. What lies between its two stamps is in the event's own time; what lies before the first
 and after the second is in the time of whatever called it. Analysis takes both out again (`analysis.time.correction`).

@@ -98,7 +98,7 @@ class Plan:
         return step == _SHAPES and not self.together and self._affordable(elapsed_ns) >= _SHAPES_COST + _FIRST_BLOCK
 
     def affords_shapes_again(self, elapsed_ns: int) -> bool:
-        """Whether a later step, with other ops or other shapes, is worth another look."""
+        """Return whether a later step, with other ops or other shapes, is worth another look."""
         if not self.choice.adaptive:
             return True
         return not self._first and self._affordable(elapsed_ns, _SHAPES_COST) >= 1

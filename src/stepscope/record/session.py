@@ -11,7 +11,7 @@ import atexit
 import contextlib
 import os
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from stepscope.record import facts, torch_private
 from stepscope.record.batch_axis import BatchWitness
 from stepscope.record.boundary import Boundary, is_ours
 from stepscope.record.ops.events import MODULE_SCOPE, OPTIMIZER_STEP
-from stepscope.record.ops.modules import ModuleBook
+from stepscope.record.ops.modules import Models, ModuleBook, named_models
 from stepscope.record.ops.rows import StepSpan
 from stepscope.record.ops.sources import CallSites
 from stepscope.record.plan import WARMUP_STEPS, Plan
@@ -36,7 +36,6 @@ from stepscope.record.steps import StepFinder, why_no_steps
 from stepscope.runfolder import RunWriter
 
 _FLUSH_EVERY_NS = 500_000_000
-Models = nn.Module | Sequence[nn.Module] | Mapping[str, nn.Module] | None
 
 
 class Session:
@@ -112,7 +111,7 @@ class Session:
         atexit.register(self._at_exit)
         if self._writer is not None:
             self._begin()
-        for name, model in _named(models):
+        for name, model in named_models(models):
             self._boundary.call(self._book.add_root, model, name)
         self._routes.install()
         self._ending.append(self._routes.remove)
@@ -598,13 +597,3 @@ def status_of(error: BaseException | None) -> tuple[str, str | None]:
         return "interrupted", "Ctrl-C"
     ran_out = isinstance(error, (MemoryError, torch.cuda.OutOfMemoryError)) or "can't allocate memory" in text
     return ("oom" if ran_out else "failed"), reason
-
-
-def _named(models: Models) -> list[tuple[str | None, nn.Module]]:
-    if models is None:
-        return []
-    if isinstance(models, nn.Module):
-        return [("", models)]
-    if isinstance(models, Mapping):
-        return list(models.items())
-    return [(None, model) for model in models]

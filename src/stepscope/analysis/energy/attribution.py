@@ -86,7 +86,7 @@ class Options:
     stuck_s: float = 0.0
 
     def prior(self, hold: float) -> Prior:
-        """What a calibration starts from; hold: how old a value can be beyond its own delay, s."""
+        """Return what a calibration starts from; hold: how old a value can be beyond its own delay, s."""
         return Prior(self.width, self.refresh, self.stated, hold)
 
 

@@ -1,4 +1,4 @@
-"""Times of a step as it runs without us: the recorder's own cost taken out op by op, the rest calibrated away.
+"""Times of a step as it runs without us: the profiling overhead taken out op by op, the rest calibrated away.
 
 1. An event costs the op that it stamps a little, and whatever called that op more: both were measured on the device in
    the run (`overhead.event` of run.json), and are taken from the self times of the op and of its caller.

@@ -12,7 +12,7 @@ import threading
 import weakref
 from array import array
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +28,18 @@ COMPILED, SCRIPTED = "compiled", "scripted"
 _COMPILED = "_orig_mod"  # the attribute under which torch.compile keeps the model
 _GONE = nn.Module()  # stands for one that has died: it owns nothing
 Reference = Callable[[], nn.Module | None]
+Models = nn.Module | Sequence[nn.Module] | Mapping[str, nn.Module] | None
+
+
+def named_models(models: Models) -> list[tuple[str | None, nn.Module]]:
+    """Return (name, model) for what the user gave; a name is None until names are settled."""
+    if models is None:
+        return []
+    if isinstance(models, nn.Module):
+        return [("", models)]
+    if isinstance(models, Mapping):
+        return list(models.items())
+    return [(None, model) for model in models]
 
 
 @dataclass(frozen=True)

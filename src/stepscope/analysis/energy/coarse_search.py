@@ -1,0 +1,200 @@
+"""Where a calibration starts: lags and widths on a grid, with powers by kind, and what is likely before any reading."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from stepscope.analysis.energy.readings import Readings
+from stepscope.analysis.energy.sensor_model import SHORTEST_RC, SensorModel
+from stepscope.analysis.energy.timeline import Timeline
+from stepscope.arrays import Floats
+
+_STATED_SPREAD, _FAR_OFF = 0.5, 4.0  # of the logarithm of a stated window; the most that it weighs against the readings
+_LATE_COST = 1.0  # of a delay, per refresh beyond the first
+_EARLY_COST = 6.0  # of a value that is read before it is made
+_FILTER_COST = 1.0
+A_THIRD = 0.3  # of the logarithm of a width
+
+
+@dataclass(frozen=True)
+class Prior:
+    """The facts that are stated of a source before any reading, s: none is certain but `width`.
+
+    `width`: of its windows where that is certain; `refresh`: between its updates; `stated`: its averaging window;
+    `hold`: how much older than the last moment a value can be, where its clock is not known.
+    """
+
+    width: float | None = None
+    refresh: float | None = None
+    stated: float | None = None
+    hold: float = 0.0
+
+    def weight(self, model: SensorModel, period: float) -> float:
+        """Logarithm of how likely a model is before any reading, up to a constant."""
+        refresh = self.refresh or period
+        log = -_FILTER_COST if model.rc > SHORTEST_RC else 0.0
+        if self.stated and model.width:
+            log -= min(0.5 * (math.log(model.width / self.stated) / _STATED_SPREAD) ** 2, _FAR_OFF)
+        if model.lag < 0:
+            log -= min(-model.lag / (0.05 * refresh), 1.0) * _EARLY_COST
+        return log - _LATE_COST * min(max(model.lag / refresh - 1, 0.0), 3.0)
+
+
+# Widths as multiples of the period: spot conversions, part-time, full-time, slow filters.
+WIDTHS = (0.014, 0.05, 0.11, 0.25, 0.5, 1.0, 1.6, 2.5, 5.0, 10.0, 40.0)
+HELD_WIDTHS = (0.11, 0.5, 1.0, 2.5)  # of the hold: of what is read at unknown ages
+SHORTEST, LONGEST = 2.5e-4, 0.5  # s; from a start at the shortest the descent goes on to what is shorter still
+_EARLIEST, _LATEST = -0.004, 0.05  # s, of the lag; slow sources are given more
+_AHEAD = 0.001  # s: by how much the stamp of a read can come before the end of what it shows
+_FINEST_GRID, _MOST_GRID = 2.5e-4, 60_000
+_INSIDE = 0.98  # of a window must lie within the steps
+_FINEST_LAG, _MOST_LAGS, _VALLEYS = 4e-4, 60, 3
+_FAR_LAGS, _FAR_READINGS, _FAR_WIDTHS = 90, 400, (0.2, 1.1)  # of the search beyond usual delays, by the refresh
+_SMOOTH, _LOW = 1.6e-3, 12  # s: windows over which errors change slowly with the lag; of them the lowest are looked at
+_COARSE_RIDGE = 2e-4  # per reading and kind: what shares of the time of a percent can still move
+
+
+@dataclass(frozen=True)
+class Start:
+    """A width and the lag of its centre (of a counter: of its end), s, and the squared error that they leave, W^2."""
+
+    error: float
+    centre: float
+    width: float
+    hold: float = 0.0
+
+    def like(self, width: float, hold: float) -> bool:
+        """Is it of about this width, and of this hold?"""
+        return self.hold == hold and abs(math.log(self.width / width)) < A_THIRD
+
+
+@dataclass(frozen=True)
+class _Spent:
+    """Time of each kind since the begin, on a grid (T,): `by` (T, kinds), and its integral over time."""
+
+    grid: Floats
+    by: Floats
+    integral: Floats
+
+    def shares(self, end: Floats, width: Floats, hold: float) -> Floats:
+        """Share of each kind in windows that end so, or up to `hold` earlier at random (M, kinds)."""
+        if not hold:
+            return (_spent_at(self.grid, self.by, end) - _spent_at(self.grid, self.by, end - width)) / width[:, None]
+        late, early = (
+            _spent_at(self.grid, self.integral, end - old) - _spent_at(self.grid, self.integral, end - width - old)
+            for old in (0.0, hold)
+        )
+        return np.asarray((late - early) / (width[:, None] * hold))
+
+
+def coarse_search(timeline: Timeline, readings: Readings, period: float, prior: Prior) -> list[Start]:
+    """The best lags of each width and hold, best first; `period` is the source's, also where readings are thinned."""
+    spent = _spent_by_kind(timeline)
+    latest = (prior.refresh or period) + timeline.step_length
+    if readings.width is not None:
+        return sorted(_best_lags(readings, spent, None, 0.0, 0.0), key=lambda start: start.error)
+    tried = [(prior.width, hold) for hold in {0.0, prior.hold}]
+    if prior.width is None:
+        stated = [prior.stated] if prior.stated else []
+        refresh = [prior.refresh] if prior.refresh else []
+        own = np.unique(np.round([*np.multiply(WIDTHS, period), *stated, *refresh], 6))
+        tried = [(float(width), 0.0) for width in own if SHORTEST < width < LONGEST]
+        tried += [(factor * prior.hold, prior.hold) for factor in HELD_WIDTHS if prior.hold]
+    starts: list[Start] = []
+    for width, hold in tried:
+        assert width is not None, "a gauge is tried with widths"
+        alike = _FAR_WIDTHS[0] <= width / (prior.refresh or period) <= _FAR_WIDTHS[1]
+        starts += _best_lags(readings, spent, width, hold, latest if alike else 0.0)
+    return sorted(starts, key=lambda start: start.error)
+
+
+def _spent_by_kind(timeline: Timeline) -> _Spent:
+    """The last kind is the gap."""
+    span = timeline.end - timeline.begin
+    grid = timeline.begin + np.arange(0, span, max(_FINEST_GRID, span / _MOST_GRID))
+    kinds = int(timeline.keys.kind.max()) + 1
+    spent = np.zeros((len(grid), kinds))
+    for lane in timeline.lanes:
+        edges = np.stack([lane.t0, np.maximum(lane.t1, lane.t0)], 1).ravel()
+        kind = timeline.keys.kind[lane.key]
+        for one in np.unique(kind):
+            inside = np.stack([np.zeros(len(kind)), (lane.t1 - lane.t0) * (kind == one)], 1).ravel()
+            spent[:, one] += np.interp(grid, edges, np.cumsum(inside))
+    first = timeline.keys.kind[np.unique(timeline.lanes[0].key)]
+    gap = int(timeline.keys.kind[timeline.keys.gap])
+    spent[:, gap] += grid - timeline.begin - spent[:, np.unique(first)].sum(axis=1)
+    half = np.diff(grid)[:, None] * (spent[1:] + spent[:-1]) / 2
+    return _Spent(grid, spent, np.concatenate([np.zeros((1, kinds)), np.cumsum(half, axis=0)]))
+
+
+def _best_lags(readings: Readings, spent: _Spent, width: float | None, hold: float, far: float) -> list[Start]:
+    """The best lags of one width, or of the readings' own widths: steps repeat, so several explain much.
+
+    far: the latest lag of the end that is thought possible, s.
+    """
+    own = readings.width if width is None else np.full(len(readings.stamp), width)
+    assert own is not None, "a counter has widths"
+    middle = float(np.median(own))
+    whole = middle + hold
+    latest = max(_LATEST, 1.5 * readings.period) + (whole / 2 if readings.width is None else 0.0)
+    coarse = float(np.clip(whole / 8, _FINEST_LAG, max(1e-3, latest / _MOST_LAGS)))
+    # A gauge's window ends before it is read; what a counter grew by may be stamped a little early.
+    earliest = _EARLIEST if readings.width is not None else whole / 2 - _AHEAD
+    lags = np.arange(earliest, max(latest, earliest + 8 * coarse), coarse)
+
+    def error(lag: float, of: Readings, own: Floats) -> float:
+        return _search_error(of, spent, lag, own, hold)
+
+    if middle < _SMOOTH:
+        errors = np.array([error(lag, readings, own) for lag in lags])
+    else:  # every second lag, then those beside the lowest
+        errors = np.full(len(lags), np.inf)
+        errors[::2] = [error(lag, readings, own) for lag in lags[::2]]
+        low = np.argsort(errors)[:_LOW]
+        for place in np.setdiff1d(np.clip(np.append(low - 1, low + 1), 0, len(lags) - 1), np.arange(0, len(lags), 2)):
+            errors[place] = error(float(lags[place]), readings, own)
+    starts = _valleys(errors, lags, middle, hold)
+    last = far + whole / 2
+    if readings.mix is None and last > lags[-1] + coarse:
+        further = np.arange(lags[-1] + coarse, last, max(coarse, (last - lags[-1]) / _FAR_LAGS))
+        few = readings.first(_FAR_READINGS)
+        found = _valleys(np.array([error(lag, few, own[: few.count]) for lag in further]), further, middle, hold)
+        starts += [replace(start, error=error(start.centre, readings, own)) for start in found]
+    return starts
+
+
+def _valleys(errors: Floats, lags: Floats, width: float, hold: float) -> list[Start]:
+    edged = np.concatenate([[np.inf], errors, [np.inf]])
+    valleys = np.flatnonzero((errors <= edged[:-2]) & (errors <= edged[2:]))
+    lowest = valleys[np.argsort(errors[valleys])[:_VALLEYS]]
+    return [Start(float(errors[place]), float(lags[place]), width, hold) for place in lowest]
+
+
+def _search_error(readings: Readings, spent: _Spent, centre: float, width: Floats, hold: float) -> float:
+    """Mean squared error of the readings with one power a kind, W^2; of a counter, `centre` is the lag of the end."""
+    end = readings.stamp - centre + ((width + hold) / 2 if readings.width is None else 0.0)
+    share = spent.shares(end, width, hold)
+    if readings.mix is not None:
+        share = readings.mix @ share
+    inside = share.sum(axis=1) > _INSIDE
+    if inside.sum() < share.shape[1]:
+        return np.inf
+    share = share[inside] * readings.weight[inside, None]
+    mean = readings.watts.mean()
+    normal = share.T @ share
+    normal[np.diag_indices_from(normal)] += _COARSE_RIDGE * len(share)
+    off = readings.watts[inside] * readings.weight[inside] - mean * share.sum(axis=1)
+    left = off - share @ np.linalg.solve(normal, share.T @ off)
+    return float(left @ left) / len(share)
+
+
+def _spent_at(grid: Floats, spent: Floats, t: Floats) -> Floats:
+    """Rows of `spent` at any instant, linear between grid points."""
+    place = np.clip((t - grid[0]) / (grid[1] - grid[0]), 0, len(grid) - 1.000001)
+    below = place.astype(np.int64)
+    part = (place - below)[:, None]
+    rows: Floats = spent[below] * (1 - part) + spent[below + 1] * part
+    return rows
