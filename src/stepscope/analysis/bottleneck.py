@@ -19,6 +19,7 @@ from stepscope.analysis.device.occupancy import NOTHING, Clock, Occupancy, Share
 from stepscope.analysis.estimate import mean_interval
 from stepscope.analysis.metrics import accelerator_utilisation
 from stepscope.analysis.time.operators import CPU, FRAMEWORK_OVERHEAD
+from stepscope.analysis.time.ranks import last_rank
 from stepscope.analysis.time.steps import profiled_steps
 from stepscope.runfolder import COMMUNICATION, MODULE_CALL
 from stepscope.units import bytes_, duration, number, percent, plural, si
@@ -87,7 +88,7 @@ def bottleneck(run: Run) -> Bottleneck:
     system = sorted(_system(seen), key=lambda cause: -cause.share)
     busiest = max((row.value or 0.0 for row in accelerator_utilisation(run)), default=None)
     loaders = bool(run.own_times["name"].str.contains("MultiProcessingDataLoader").any())
-    off_core = [*_off_core(seen, phases, busiest is not None, loaders)]
+    off_core = [*_off_core(seen, phases, busiest is not None, loaders, _late_rank(run))]
     work, why, would_tell = _work(run, seen, phases, busiest)
     waits = max((cause.share for cause in off_core), default=0.0)
     first = [cause for cause in system if cause.share >= waits]
@@ -263,11 +264,13 @@ def _fell(clock: Clock) -> Evidence | None:
     return Evidence(text, clock.last / clock.first, source="cpufreq")
 
 
-def _off_core(seen: Occupancy, phases: dict[str, Share], accelerated: bool, loaders: bool) -> Iterator[Cause]:
+def _off_core(
+    seen: Occupancy, phases: dict[str, Share], accelerated: bool, loaders: bool, late: Evidence | None
+) -> Iterator[Cause]:
     """What the training thread waits for by itself: data, other ranks, a lock, a disk, or nothing.
 
     With an accelerator it waits for that, and for the thread that backward runs in: neither is a lock or a sleep.
-    loaders: the data is loaded by processes of its own.
+    loaders: the data is loaded by processes of its own. late: the rank that the others wait for.
     """
     data, exposed = phases.get("data", NOTHING), phases.get(COMMUNICATION, NOTHING)
     if loaders:  # what the thread waits for outside operators is their next batch, in all steps, not the profiled alone
@@ -276,7 +279,7 @@ def _off_core(seen: Occupancy, phases: dict[str, Share], accelerated: bool, load
     in_data = _taken(waits, data.value if data.value >= NOTABLE else 0.0, ("disk", "process", "timer", "lock"))
     yield from _input(seen, data, in_data)
     _taken(waits, exposed.value, ("process", "lock", "interpreter"))
-    yield from _communication(seen, exposed)
+    yield from _communication(seen, exposed, late)
     left = {name: _rest(seen.waits[name], value) for name, value in waits.items()}
     if not accelerated:
         yield from _lock(seen, left)
@@ -333,12 +336,21 @@ def _disk_evidence(seen: Occupancy) -> list[Evidence]:
     return [each for each in found if each is not None]
 
 
-def _communication(seen: Occupancy, exposed: Share) -> Iterator[Cause]:
+def _late_rank(run: Run) -> Evidence | None:
+    """The rank that arrives last in most of the steps, from the times that the other processes recorded."""
+    late = last_rank(run.rank_table()) if len(run.ranks) > 1 else None
+    if late is None:
+        return None
+    text = f"rank {late.rank} arrives last in {percent(late.share, 0)} of the steps"
+    return Evidence(text, late.share, source="ranks")
+
+
+def _communication(seen: Occupancy, exposed: Share, late: Evidence | None) -> Iterator[Cause]:
     collectives = _said("collectives that nothing overlaps take {} of the profiled steps", exposed, "operators")
     waits = Share(sum(seen.waits.get(name, NOTHING).value for name in ("process", "lock")))
     slept = _said("the training thread waited for others in {} of the time", waits, "thread", _CLEAR)
     used = _rate("the training used {}", seen.process_cores, "cores", "CPU time", 0.0)
-    yield from _cause("communication", "collectives", exposed, collectives, slept or used)
+    yield from _cause("communication", "collectives", exposed, collectives, slept or used, late)
 
 
 def _lock(seen: Occupancy, left: dict[str, Share]) -> Iterator[Cause]:

@@ -222,13 +222,14 @@ def _resolution_sentence(row: dict[str, Any]) -> str:
     rail = row["rail"]
     if row["resolved_share"] is None:
         return f"{rail}: no energy per operator: {row['note']}"
-    if row["note"]:
+    if row["note"] and not row["resolved_share"]:
         locked = "PHASE LOCK: " if row["locked"] else ""
         return f"{rail}: everything is below sensor resolution: {locked}{row['note']}"
     shortest = row["shortest_op_s"]
     reach = f", operators from {duration(shortest * 1e9)}" if shortest is not None else ""
     said = f"{rail}: {percent(row['resolved_share'], 0)} of the energy is within 10 %{reach}"
-    return f"{said}; {_steps_note(row)}" if row["resolved_share"] < 0.9 else said
+    said = f"{said}; {_steps_note(row)}" if row["resolved_share"] < 0.9 else said
+    return f"{said}; CIs are wider since {row['note']}" if row["note"] else said
 
 
 def _stuck_note(row: dict[str, Any]) -> str:

@@ -55,7 +55,7 @@ class RunRequest(Request):
     )
     power_model: str | None = option(None, "Estimate power from utilisation, labelled so: cpu=2W..15W,gpu=1W..10W.")
     simulate: str | None = option(
-        None, "Read a simulated board's sensors (all output says so): jetson-tx2, or jetson-tx2,average=76,stuck=5s+3s"
+        None, "Read a simulated board's sensors (all output says so): jetson-tx2, jetson-tx2,average=76,stuck=5s+3s."
     )  # fmt: skip
     characterise: bool = option(
         True, "Measure refresh, step and filter of power sensors that are new on this device."

@@ -13,7 +13,6 @@ from stepscope.analysis.energy.calibration import (
     FEW_KEYS,
     Calibration,
     KnownSource,
-    Prior,
     Wobble,
     calibrate,
     recalibrate,
@@ -27,6 +26,7 @@ from stepscope.analysis.energy.clocks import (
     search_clock,
     stands_out,
 )
+from stepscope.analysis.energy.coarse_search import Prior
 from stepscope.analysis.energy.misfit import NOTHING_FAILED, Misfit, misfit, trust
 from stepscope.analysis.energy.readings import Readings, at_conversions, at_updates, by_clock, surprises
 from stepscope.analysis.energy.regression import (
@@ -192,8 +192,8 @@ def _attribute(timeline: Timeline, readings: Readings, options: Options) -> Attr
     middle = readings.at - found.model.lag - (float(np.median(width)) + found.model.hold) / 2
     weight = np.where(readings.watts != 0, rows.watts / np.where(readings.watts != 0, readings.watts, 1.0), 1.0)
     bare = left if rows.theta else (rows.watts - rows.matrix @ fit.watts) / weight * readings.weight
-    explained = 1 - fit.noise / max(float((readings.watts * readings.weight).var()), 1e-30)
-    tested = misfit(timeline, middle, left, bare, explained)
+    varies = max(float((readings.watts * readings.weight).var()), 1e-30)
+    tested = misfit(timeline, middle, left, bare, varies**0.5, 1 - fit.noise / varies)
     spread = spread * tested.factor**2
     errors = replace(errors, moved=errors.moved * tested.factor)
     whole = _assemble(timeline, readings, known, fit, coarse, spread, errors, left)
@@ -363,8 +363,10 @@ def _scaled_rows(
 
 def _row_weights(timeline: Timeline, readings: Readings, model: SensorModel, left: Floats) -> Floats:
     """Weight of each reading (M,), mean 1: what was seen of filled-in steps agrees less well with them."""
-    recorded = timeline.recorded[timeline.step_of(readings.at - model.lag)]
-    own = np.ones(readings.count) if readings.carry else trust(left, recorded)
+    at = readings.at - model.lag
+    recorded = timeline.recorded[timeline.step_of(at)]
+    moves = float((readings.watts * readings.weight).std())
+    own = np.ones(readings.count) if readings.carry else trust(left, timeline.kind_of(at), moves)
     if recorded.all() or recorded.sum() < FEWEST or (~recorded).sum() < FEWEST:
         return np.asarray(own / own.mean())
     ratio = float(np.sqrt(left[recorded].var() / max(float(left[~recorded].var()), 1e-30)))

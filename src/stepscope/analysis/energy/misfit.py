@@ -19,6 +19,8 @@ _FEWEST_STEPS, _MOST_CORRELATION = 12, 0.8
 _FAR = 3.5  # robust standard deviations: a reading further off fits nothing that ran
 _STRAY, _ASTRAY = 0.01, 0.05  # share of such readings from which they are trusted less, and nothing is claimed
 _NEAR = 2.5  # robust standard deviations up to which a reading has its full weight
+_FEWEST = 8  # readings of which a spread is taken
+_QUIET = 0.02  # of the standard deviation of the readings: a spread below it is taken as this
 _FOLLOWED = 0.2  # of the readings' variance, that operators must explain
 
 
@@ -34,11 +36,12 @@ class Misfit:
 NOTHING_FAILED = Misfit()
 
 
-def misfit(timeline: Timeline, at: Floats, left: Floats, bare: Floats, explained: float) -> Misfit:
+def misfit(timeline: Timeline, at: Floats, left: Floats, bare: Floats, moves: float, explained: float) -> Misfit:
     """Test residuals by phase of the step, by halves of the run, from step to step, and for strays.
 
     at: (M,) middle of each reading's window, s; left: (M,) readings less the fit, whitened and weighted; bare: without
-    what strays are trusted less; explained: share of the readings' variance that is explained, each parameter counted.
+    what strays are trusted less; moves: standard deviation of the readings; explained: share of the readings'
+    variance that is explained, each parameter counted.
     """
     step = timeline.step_of(at)
     phase = (at - timeline.step_t0[step]) / np.maximum(timeline.step_t1[step] - timeline.step_t0[step], 1e-12)
@@ -49,7 +52,7 @@ def misfit(timeline: Timeline, at: Floats, left: Floats, bare: Floats, explained
     }
     failed = {name: min(excess, _MOST) for name, excess in tests.items() if excess > 1}
     fatal = ""
-    stray = float((_robust(bare, timeline.recorded[step]) > _FAR).mean())
+    stray = float((_robust(bare, timeline.kind_of(at), moves) > _FAR).mean())
     if stray > _ASTRAY:
         fatal = (
             f"{stray:.0%} of the readings fit nothing that ran: values given out late or twice, or stamps that are off"
@@ -59,24 +62,29 @@ def misfit(timeline: Timeline, at: Floats, left: Floats, bare: Floats, explained
     return Misfit(float(np.prod(list(failed.values()))), tuple(failed), fatal)
 
 
-def trust(left: Floats, group: Flags) -> Floats:
+def trust(left: Floats, group: Ints, moves: float) -> Floats:
     """Weight of each reading (M,): below 1 for strays, where there are more of them than noise makes.
 
-    group: of each reading; each of the two has a noise of its own.
+    group: (M,) as `Timeline.kind_of`; each has a noise of its own, since a pause is quieter than what operators do.
+    moves: standard deviation of the readings, in the unit of `left`.
     """
-    off = _robust(left, group)
+    off = _robust(left, group, moves)
     if len(left) < _BINS[1] or float((off > _FAR).mean()) < _STRAY:
         return np.ones(len(left))
     return np.asarray(np.minimum(1.0, _NEAR / np.maximum(off, 1e-12)))
 
 
-def _robust(left: Floats, group: Flags) -> Floats:
-    """Distance of each from its group's median, in standard deviations that strays do not move."""
+def _robust(left: Floats, group: Ints, moves: float) -> Floats:
+    """Distance of each from its group's median, in standard deviations that strays do not move.
+
+    What is small beside `moves`, by how much the readings move at all, is never far: a quiet group has no strays.
+    """
     off = np.zeros(len(left))
-    for chosen in (group, ~group):
-        if chosen.any():
+    for number in np.unique(group):
+        chosen = group == number
+        if chosen.sum() >= _FEWEST:
             away = np.abs(left[chosen] - np.median(left[chosen]))
-            scale = 1.4826 * float(np.median(away))
+            scale = max(1.4826 * float(np.median(away)), _QUIET * moves)
             off[chosen] = away / scale if scale > 0 else 0.0
     return off
 

@@ -111,6 +111,12 @@ class Timeline:
         place: Ints = np.clip(np.searchsorted(self.step_t0, t, side="right") - 1, 0, self.steps - 1)
         return place
 
+    def kind_of(self, t: Floats) -> Ints:
+        """Return 0 for an instant outside all steps, 1 in a profiled step, 2 in one whose operators were filled in."""
+        step = self.step_of(t)
+        inside = (t >= self.step_t0[step]) & (t <= self.step_t1[step])
+        return np.where(inside, np.where(self.recorded[step], 1, 2), 0)
+
     def blur(self, t: Floats) -> Floats | None:
         """Return the uncertainty of the pieces around each instant, s; None where all of them were profiled."""
         if self.scatter is None:

@@ -74,10 +74,10 @@ def _with_shared_updates(table: pl.DataFrame, model: pl.DataFrame) -> pl.DataFra
     )
     if shares.is_empty() or not table.select(shared.any()).item():
         return table
-    times = ("self_ns", "tiny_ns")
+    times = ("self_ns", "tiny_ns", *PROFILING)
     parts = table.filter(shared).drop("module").join(shares, how="cross")
     parts = parts.with_columns(
-        *((pl.col(time) * pl.col("update_share")).floor().cast(pl.Int64).alias(time) for time in times),
+        *((pl.col(time) * pl.col("update_share")).floor().cast(table.schema[time]).alias(time) for time in times),
         *(pl.lit(0, pl.Int64).alias(name) for name in ("count", "calls")),  # each stays one call, outside
         *(pl.lit(None, table.schema[name]).alias(name) for name in ("flops", "bytes")),
     ).select(table.columns)

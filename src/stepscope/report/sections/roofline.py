@@ -75,7 +75,7 @@ def _attained(run: Run) -> Iterator[Table]:
         )
         rows = [
             (
-                Cell(row["name"] or "(the model)", row["name"]),
+                Cell(name(row["name"]) if row["name"] else "(the model)", name(row["name"])),
                 Cell(milliseconds(row["self_ns"]), row["self_ns"]),
                 Cell(milliseconds(row["attainable_ns"]), row["attainable_ns"]),
                 Cell(percent(row["attained"], 0), row["attained"], row["attained"]),
