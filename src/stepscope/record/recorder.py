@@ -19,6 +19,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from stepscope.clock import monotonic_ns, unix_minus_monotonic_ns
 from stepscope.record import torch_private
 from stepscope.record.boundary import Undisturbed, is_ours
+from stepscope.record.event_cost import EventCost, measure_event_cost
 from stepscope.record.memory.rows import MemoryBook, memory_rows, read_tree
 from stepscope.record.memory.watch import MemoryWatch, Watched
 from stepscope.record.ops.events import OPTIMIZER_STEP, Names
@@ -26,7 +27,6 @@ from stepscope.record.ops.modules import CallPlaces, ModuleBook
 from stepscope.record.ops.rows import Labelled, ShapeBook, StepSpan, Window, rows_of
 from stepscope.record.ops.sources import MOST_ROWS, CallSites, sources_of
 from stepscope.record.ops.updates import OptimizerCalls, Update, kind_of_group, shares_of
-from stepscope.record.own_cost import EventCost, measure_event_cost
 from stepscope.record.parts import BACKWARD, BEGINNING, FORWARD, UPDATE, Parts
 from stepscope.record.plan import Plan
 from stepscope.record.routes import Routes
@@ -71,7 +71,7 @@ class OpRecorder:
         self.modules = modules
         self.paused_ns = 0
         self.once_ns = 0  # before the first step
-        self.own_cost: EventCost | None = None
+        self.event_cost: EventCost | None = None
         self.apart: set[int] = set()  # steps profiled with shapes or allocations, which take longer for it
         self.windows = 0
         self.rows = 0
@@ -153,11 +153,11 @@ class OpRecorder:
     def rehearse(self) -> None:
         """Measure once what recording costs on this device, before the first step."""
         if self.plan.choice.name != "none" and not torch_private.in_backward():
-            self._timed(self._measure_own_cost, once=True)
+            self._timed(self._measure_event_cost, once=True)
 
-    def _measure_own_cost(self) -> None:
+    def _measure_event_cost(self) -> None:
         try:
-            self.own_cost = cost = measure_event_cost()
+            self.event_cost = cost = measure_event_cost()
         except (RuntimeError, AttributeError, TypeError, ValueError):  # a profiler of the training's, or another torch
             return
         self.plan.window_ns, self.plan.event_ns = cost.window_ns, cost.written_ns

@@ -539,7 +539,7 @@ class Session:
                 "paused_ns": recorder.paused_ns,
                 "once_ns": recorder.once_ns,
                 "span_ns": monotonic_ns() - self._began_ns,
-                "event": None if recorder.own_cost is None else recorder.own_cost.facts(),
+                "event": None if recorder.event_cost is None else recorder.event_cost.facts(),
             },
             "compile_s": torch_private.compile_seconds(),
             "input_shape": self._finder.input_shape,
