@@ -66,7 +66,8 @@ def test_a_run_is_ended_by_ctrl_c_after_its_words_and_accounted_with_its_orphans
     program.write_text(
         "import os, subprocess, sys, time\n"
         "subprocess.Popen([sys.executable, '-c', 'sum(range(10 ** 7))'], start_new_session=True)\n"
-        "print('ready', flush=True)\n"
+        "sys.stdout.write('ready\\n')\n"  # in one piece: the first word that is read ends it
+        "sys.stdout.flush()\n"
         "time.sleep(60)\n"
     )
     done = subprocess.run([sys.executable, "-c", ONE_RUN, str(program)], capture_output=True, text=True, check=True)
