@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import multiprocessing
 import tempfile
 import time
 import traceback
@@ -127,17 +128,21 @@ def _percent(part: float, whole: float) -> str:
     return f"{part / whole:.1%}" if part < 0.0995 * whole else f"{part / whole:.0%}"
 
 
-def _measured(task: tuple[Row, int]) -> Score:
-    return measure(*task)
+_TASKS: list[tuple[Row, int]] = []  # for forked workers, which find a row by its place: its functions cannot travel
+
+
+def _measured(place: int) -> Score:
+    return measure(*_TASKS[place])
 
 
 def in_parallel(tasks: Sequence[tuple[Row, int]], jobs: int) -> Iterator[Score]:
     """Scores in the order of the tasks."""
+    _TASKS[:] = tasks
     if jobs == 1:
-        yield from map(_measured, tasks)
+        yield from map(_measured, range(len(tasks)))
         return
-    with ProcessPoolExecutor(jobs) as pool:
-        yield from pool.map(_measured, tasks)
+    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("fork")) as pool:
+        yield from pool.map(_measured, range(len(tasks)))
 
 
 def rows_of(texts: Sequence[str]) -> list[Row]:
