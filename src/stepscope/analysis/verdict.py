@@ -184,7 +184,9 @@ def _profiling(run: Run) -> str:
     count = int(run.own_times["step"].n_unique())
     said = f" (From {plural(count, 'profiled step')} only.)" if count < FEW else ""
     slower = _profiled_slowdown(run)
-    return said + (f" (Profiled steps are {number(slower, 2)}x slower; times and shares are corrected for it.)" if slower else "")
+    if slower:
+        said += f" (Profiled steps are {number(slower, 2)}x slower; times and shares are corrected for it.)"
+    return said
 
 
 def _profiled_slowdown(run: Run) -> float | None:

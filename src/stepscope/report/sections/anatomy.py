@@ -39,7 +39,8 @@ def build(run: Run) -> Section:
     drawn = ops.sort(pl.col("end_ns") - pl.col("start_ns"), descending=True).head(_MOST_OPS)
     drawn = drawn.sort("lane", "start_ns", "level")
     data = {"step": step, "length": length, **_lanes(drawn), "tracks": [*_tracks(tracks, step)]}
-    lede = f"Step {step}, the profiled step nearest to the median, as recorded: {duration(length)}, {plural(len(ops), 'op call')}."
+    calls = plural(len(ops), "op call")
+    lede = f"Step {step}, the profiled step nearest to the median, as recorded: {duration(length)}, {calls}."
     caption = _caption(ops, len(ops) - len(drawn), tracks)
     return Section(
         lede, (Anatomy(data, lambda width: chart.build_anatomy(drawn, tracks, length, width), caption, FIGURES[0]),)
