@@ -9,7 +9,7 @@ from rich.progress import track
 
 from stepscope import workloads
 from stepscope.experiments.workload_counts import count_row, counting_digest
-from stepscope.workloads._counted import FILE, files_digest
+from stepscope.workloads import FILE, files_digest
 
 
 def main() -> None:

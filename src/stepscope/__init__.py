@@ -39,7 +39,7 @@ _PUBLIC = {
 }
 # Groups of functions, as the groups of commands.
 _MODULES = {
-    "data": "stepscope.workloads.data.sets",
+    "data": "stepscope.workloads.data.catalogue",
     "errors": "stepscope.errors",
     "fleet": "stepscope.api.fleet",
     "requests": "stepscope.api.requests",
@@ -114,7 +114,7 @@ if TYPE_CHECKING:
     from stepscope.importers import import_file as import_file
     from stepscope.record.profile import profile as profile
     from stepscope.record.settings import schedule as schedule
-    from stepscope.workloads.data import sets as data
+    from stepscope.workloads.data import catalogue as data
 
 
 def __getattr__(name: str) -> Any:

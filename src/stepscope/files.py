@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from stepscope.liveness import is_running
@@ -55,3 +56,11 @@ def _sync(path: Path, mode: int) -> None:
         os.fsync(file)
     finally:
         os.close(file)
+
+
+def digest_of(files: Iterable[Path]) -> str:
+    """Return 16 hexadecimal digits of the SHA-256 of the contents, in this order."""
+    digest = hashlib.sha256()
+    for file in files:
+        digest.update(file.read_bytes())
+    return digest.hexdigest()[:16]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from stepscope.workloads.data import idx
+from stepscope.workloads.data import pictures
 
 
 @pytest.fixture(autouse=True)
@@ -17,7 +17,7 @@ def data_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("STEPSCOPE_DATA", str(folder))
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     monkeypatch.setenv("no_proxy", "127.0.0.1")
-    monkeypatch.setattr(idx, "DEBIAN", tmp_path / "debian")
+    monkeypatch.setattr(pictures, "DEBIAN", tmp_path / "debian")
     return folder
 
 

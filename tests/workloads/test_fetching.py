@@ -11,7 +11,7 @@ from tests.workloads.web import Site, site
 
 from stepscope.cli.data import data
 from stepscope.errors import DataUnavailable, MissingDependency, UnknownName, UsageError
-from stepscope.workloads.data import cache, catalogue, fetching
+from stepscope.workloads.data import cache, catalogue
 from stepscope.workloads.data.cache import DataSet, RemoteFile
 
 __all__ = ["site"]
@@ -30,13 +30,13 @@ def test_a_file_is_fetched_once_and_kept_whole(site: Site, data_folder: Path) ->
     site.files["numbers.bin"] = CONTENT
     dataset = a_set(site.url("numbers.bin"))
     seen: list[tuple[str, int, int | None]] = []
-    paths = fetching.fetch(dataset, lambda *progress: seen.append(progress))
+    paths = cache.fetch(dataset, lambda *progress: seen.append(progress))
     assert paths == [data_folder / "numbers" / "numbers.bin"]
     assert paths[0].read_bytes() == CONTENT
     assert seen[-1] == ("numbers.bin", len(CONTENT), len(CONTENT))
     assert cache.present(dataset)
     assert cache.verify(dataset) == {"numbers.bin": "ok"}
-    fetching.fetch(dataset)
+    cache.fetch(dataset)
     assert len(site.asked) == 1
     assert [path.name for path in paths[0].parent.iterdir()] == ["numbers.bin"]
 
@@ -47,7 +47,7 @@ def test_a_file_is_fetched_once_and_kept_whole(site: Site, data_folder: Path) ->
 def test_older_checksums_are_known_too(site: Site, checksum: str) -> None:
     site.files["numbers.bin"] = CONTENT
     dataset = a_set(site.url("numbers.bin"), checksum=checksum)
-    assert fetching.fetch(dataset)[0].read_bytes() == CONTENT
+    assert cache.fetch(dataset)[0].read_bytes() == CONTENT
     assert cache.read(dataset, "numbers.bin") == CONTENT
 
 
@@ -56,9 +56,9 @@ def test_a_download_that_breaks_off_goes_on_where_it_was(site: Site, data_folder
     site.broken_after["numbers.bin"] = 100_000
     dataset = a_set(site.url("numbers.bin"))
     with pytest.raises(DataUnavailable, match="broke off"):
-        fetching.fetch(dataset)
+        cache.fetch(dataset)
     assert (data_folder / "numbers" / "numbers.bin.part").stat().st_size == 100_000
-    assert fetching.fetch(dataset)[0].read_bytes() == CONTENT
+    assert cache.fetch(dataset)[0].read_bytes() == CONTENT
     assert site.asked[-1] == ("numbers.bin", "bytes=100000-")
 
 
@@ -67,7 +67,7 @@ def test_a_server_without_ranges_starts_over(site: Site, data_folder: Path) -> N
     part = data_folder / "numbers" / "numbers.bin.part"
     part.parent.mkdir(parents=True)
     part.write_bytes(CONTENT[:5000])
-    assert fetching.fetch(a_set(site.url("numbers.bin")))[0].read_bytes() == CONTENT
+    assert cache.fetch(a_set(site.url("numbers.bin")))[0].read_bytes() == CONTENT
 
 
 def test_a_part_that_is_already_whole_is_taken(site: Site, data_folder: Path) -> None:
@@ -75,27 +75,27 @@ def test_a_part_that_is_already_whole_is_taken(site: Site, data_folder: Path) ->
     part = data_folder / "numbers" / "numbers.bin.part"
     part.parent.mkdir(parents=True)
     part.write_bytes(CONTENT)
-    assert fetching.fetch(a_set(site.url("numbers.bin")))[0].read_bytes() == CONTENT
+    assert cache.fetch(a_set(site.url("numbers.bin")))[0].read_bytes() == CONTENT
 
 
 def test_mirrors_are_tried_in_turn(site: Site) -> None:
     site.files["numbers.bin"] = CONTENT
     site.files["changed.bin"] = CONTENT[:-1] + b"?"
     dataset = a_set(DEAD, site.url("missing.bin"), site.url("changed.bin"), site.url("numbers.bin"))
-    assert fetching.fetch(dataset)[0].read_bytes() == CONTENT
+    assert cache.fetch(dataset)[0].read_bytes() == CONTENT
 
 
 def test_a_wrong_checksum_is_refused_and_nothing_is_kept(site: Site, data_folder: Path) -> None:
     site.files["numbers.bin"] = b"<html>this page has moved</html>"
     with pytest.raises(DataUnavailable, match="checksum is wrong") as caught:
-        fetching.fetch(a_set(site.url("numbers.bin")))
+        cache.fetch(a_set(site.url("numbers.bin")))
     assert "copy the file from another machine" in str(caught.value.hint)
     assert not list((data_folder / "numbers").iterdir())
 
 
 def test_dead_links_are_named_one_by_one_with_what_to_do(site: Site, data_folder: Path) -> None:
     with pytest.raises(DataUnavailable) as caught:
-        fetching.fetch(a_set(DEAD, site.url("missing.bin")))
+        cache.fetch(a_set(DEAD, site.url("missing.bin")))
     assert f"{DEAD}: no connection" in str(caught.value)
     assert "the server answers 404" in str(caught.value)
     assert str(data_folder / "numbers" / "numbers.bin") in str(caught.value.hint)
@@ -111,7 +111,7 @@ def test_a_damaged_file_in_the_cache_is_fetched_again(site: Site, data_folder: P
         cache.read(dataset, "numbers.bin")
     assert caught.value.hint == "stepscope data fetch numbers"
     assert "sha256 is" in cache.verify(dataset)["numbers.bin"]
-    fetching.fetch(dataset)
+    cache.fetch(dataset)
     assert cache.read(dataset, "numbers.bin") == CONTENT
 
 
@@ -123,16 +123,16 @@ def test_a_folder_that_cannot_be_written_is_said_so(
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(fetching, "_continue", full)
+    monkeypatch.setattr(cache, "_continue", full)
     with pytest.raises(DataUnavailable, match="No space left") as caught:
-        fetching.fetch(a_set(site.url("numbers.bin"), DEAD))
+        cache.fetch(a_set(site.url("numbers.bin"), DEAD))
     assert "STEPSCOPE_DATA" in str(caught.value.hint)
 
 
 def test_without_pooch_the_install_line_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(MissingDependency, match="pooch") as caught:
-        fetching.fetch(a_set(DEAD))
+        cache.fetch(a_set(DEAD))
     assert "stepscope[data]" in str(caught.value.hint)
 
 

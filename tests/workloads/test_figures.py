@@ -15,7 +15,7 @@ import torch
 from stepscope import workloads
 from stepscope.experiments.workload_counts import counting_digest
 from stepscope.record.dry.flops import FlopCount, count_flops
-from stepscope.workloads._counted import FILE, files_digest
+from stepscope.workloads import FILE, files_digest
 
 # name: parameters, forward and training multiply-adds of a sample in millions.
 FIGURES = {

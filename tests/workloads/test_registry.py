@@ -18,7 +18,7 @@ GROUP = workloads.ENTRY_POINTS
 def plug_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> EntryPoint:
     """A third-party package as pip would leave it: a module and the metadata that names it."""
     (tmp_path / "their_nets.py").write_text(
-        "import dataclasses\nfrom stepscope.workloads.lenet import WORKLOADS as ours\n"
+        "import dataclasses\nfrom stepscope.workloads.convolutional import WORKLOADS as ours\n"
         "WORKLOADS = (dataclasses.replace(ours[0], name='theirs'), dataclasses.replace(ours[0], summary='usurper'))\n"
     )
     facts = tmp_path / "their_package-1.0.dist-info"
@@ -52,7 +52,7 @@ def test_a_plug_in_that_raises_anything_is_left_out(tmp_path: Path, monkeypatch:
     monkeypatch.syspath_prepend(tmp_path)
     found = discover(stepscope.workloads, GROUP, skip={"contract"}, points=[EntryPoint("boom", "explosive", GROUP)])
     assert [warning for warning in found.warnings if "ZeroDivisionError" in warning]
-    assert {"stepscope.workloads.lenet", "stepscope.workloads.resnet"} <= {m.__name__ for m in found.modules}
+    assert {"stepscope.workloads.convolutional", "stepscope.workloads.resnet"} <= {m.__name__ for m in found.modules}
 
 
 def test_packages_skipped_files_and_shared_files_are_not_searched() -> None:
@@ -67,7 +67,7 @@ def test_without_torch_the_suite_says_how_to_get_it(monkeypatch: pytest.MonkeyPa
     assert "stepscope[torch]" in str(caught.value.hint)
 
 
-OURS = "import dataclasses\nfrom stepscope.workloads.lenet import WORKLOADS as ours\n"
+OURS = "import dataclasses\nfrom stepscope.workloads.convolutional import WORKLOADS as ours\n"
 
 
 def test_a_workload_of_a_file_is_found_by_path_and_name(tmp_path: Path) -> None:

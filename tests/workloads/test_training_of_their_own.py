@@ -13,9 +13,8 @@ import torch
 
 from stepscope import workloads
 from stepscope.errors import MissingDependency
-from stepscope.workloads import _atari
-from stepscope.workloads._atari import Emulator, Replay, Seen
-from stepscope.workloads.dqn import DQN, RENEWED_EVERY
+from stepscope.workloads import dqn
+from stepscope.workloads.dqn import DQN, RENEWED_EVERY, Emulator, Replay, Seen
 
 BLACK = np.zeros((210, 160), dtype=np.uint8)
 
@@ -123,7 +122,7 @@ def test_samples_follow_one_another_and_reach_no_overwritten_picture() -> None:
 def test_a_small_picture_keeps_the_brightness() -> None:
     screen = BLACK.copy()
     screen[:105] = 200
-    picture = _atari.small(screen)
+    picture = dqn.small(screen)
     assert set(picture[:42].flatten().tolist()) == {200}
     assert set(picture[42:].flatten().tolist()) == {0}
 

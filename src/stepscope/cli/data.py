@@ -40,9 +40,9 @@ def _list(json: bool) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from stepscope.workloads.data import cache, sets
+    from stepscope.workloads.data import cache, catalogue
 
-    rows = sets.listed()
+    rows = catalogue.listed()
     if json:
         typer.echo(json_format.dumps(rows, indent=1))
         return
@@ -60,7 +60,7 @@ def _fetch(names: list[str]) -> None:
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-    from stepscope.workloads.data import catalogue, fetching
+    from stepscope.workloads.data import cache, catalogue
 
     if not names:
         known = ", ".join(each.name for each in catalogue.DATA_SETS)
@@ -77,14 +77,14 @@ def _fetch(names: list[str]) -> None:
             progress.update(tasks[name], completed=done, total=size)
 
         for dataset in chosen:
-            paths = fetching.fetch(dataset, advance)
+            paths = cache.fetch(dataset, advance)
             typer.echo(f"{dataset.name}: {len(paths)} {'file' if len(paths) == 1 else 'files'} in {paths[0].parent}")
 
 
 def _verify(names: list[str], json: bool) -> None:
-    from stepscope.workloads.data import cache, sets
+    from stepscope.workloads.data import cache, catalogue
 
-    rows = sets.verify(names)
+    rows = catalogue.verify(names)
     if json:
         typer.echo(json_format.dumps(rows, indent=1))
     for row in () if json else rows:

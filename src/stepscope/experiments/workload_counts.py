@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 import stepscope
 from stepscope import workloads
 from stepscope.errors import UnknownName
-from stepscope.workloads._counted import digest_of, files_digest, shipped
+from stepscope.files import digest_of
+from stepscope.workloads import files_digest, shipped
 from stepscope.workloads.contract import TIERS
 
 if TYPE_CHECKING:

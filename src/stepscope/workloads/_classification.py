@@ -11,10 +11,7 @@ from torch.nn import functional
 
 from stepscope.workloads.contract import Batch, Published, Source, Workload, rates
 from stepscope.workloads.data import folder, pictures
-from stepscope.workloads.data.cifar import CIFAR10
-from stepscope.workloads.data.digits import DIGITS
-from stepscope.workloads.data.idx import FASHION_MNIST, MNIST
-from stepscope.workloads.data.pictures import Shape
+from stepscope.workloads.data.pictures import CIFAR10, DIGITS, FASHION_MNIST, MNIST, Shape
 from stepscope.workloads.data.synthetic import PICTURES as SYNTHETIC
 
 COLOUR = (CIFAR10, FASHION_MNIST, MNIST, DIGITS, SYNTHETIC)

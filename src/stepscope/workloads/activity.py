@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from stepscope.workloads import _classification
 from stepscope.workloads.contract import Workload
-from stepscope.workloads.data import motion
+from stepscope.workloads.data import signals
 
-AXES, STEPS = motion.SHAPE
-CLASSES = len(motion.CLASSES)
+AXES, STEPS = signals.MOTION_SHAPE
+CLASSES = len(signals.MOTION_CLASSES)
 
 
 class ActivityCNN(nn.Module):
@@ -56,13 +56,13 @@ def _workload(name: str, build: Callable[[], nn.Module], layer: str, summary: st
         domain="sensors",
         summary=summary,
         dominant_layer=layer,
-        input_shape=motion.SHAPE,
+        input_shape=signals.MOTION_SHAPE,
         default_batch=8,
         default_optimizer="adam",
         references=("Ordonez, Roggen, Deep convolutional and LSTM recurrent networks, Sensors 16(1), 2016",),
         build=build,
-        sources=motion.SOURCES,
-        example=_classification.example_of(motion.SHAPE),
+        sources=signals.MOTION_SOURCES,
+        example=_classification.example_of(signals.MOTION_SHAPE),
         loss=_classification.loss,
         correct=_classification.correct,
         **fields,  # type: ignore[arg-type]

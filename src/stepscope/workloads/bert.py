@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from stepscope.workloads.contract import Batch, Published, Workload, rates
-from stepscope.workloads.data import squad
+from stepscope.workloads.data import text
 
-VOCABULARY, POSITIONS = squad.VOCABULARY, 512
+VOCABULARY, POSITIONS = text.VOCABULARY, 512
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ def _workload(name: str, variant: Variant, length: int, summary: str, **more: ob
             "Devlin et al., BERT, NAACL 2019, arXiv:1810.04805",
             "Turc et al., Well-read students learn better, 2019, arXiv:1908.08962",
         ),
-        sources=squad.sources(length),
+        sources=text.squad_sources(length),
         build=functools.partial(BertQA, variant),
         example=functools.partial(example, length),
         loss=loss,

@@ -1,4 +1,8 @@
-"""Contract of a workload: a model, its data and its training step. It knows nothing of measuring.
+"""The devices of this machine that can train.
+
+A workload in training: what a loop needs, and nothing of the loop.
+
+Contract of a workload: a model, its data and its training step. It knows nothing of measuring.
 
 A file of this folder names its workloads in `WORKLOADS`; `Workload.prepare` makes one ready to train:
 
@@ -10,6 +14,7 @@ A file of this folder names its workloads in `WORKLOADS`; `Workload.prepare` mak
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -19,12 +24,107 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils.data import DataLoader, Dataset, Subset
 
 from stepscope.errors import MissingDependency, UnknownName, UsageError
-from stepscope.workloads._bands import BANDS, NO_BAND, Band
-from stepscope.workloads._devices import device_of
-from stepscope.workloads._training import Training
+from stepscope.workloads._quality import BANDS, NO_BAND, Band
 from stepscope.workloads.data.source import Batch, DataFacts, DataKind, Source, Splits, best, named
+
+
+def device_of(name: str) -> torch.device:
+    """The torch device of this name, or an error that lists those present."""
+    present = _present()
+    kind = name.partition(":")[0]
+    if kind not in present:
+        raise UnknownName("device", name, present, f"present on this machine: {', '.join(present)}")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise UnknownName("device", name, present, f"present on this machine: {', '.join(present)}") from error
+    if device.index is not None and device.index >= present[kind]:
+        raise UsageError(f"there is no device '{name}'", f"this machine has {present[kind]} of the kind '{kind}'")
+    return device
+
+
+def _present() -> dict[str, int]:
+    """Kinds of device that can train here, with how many there are."""
+    counts = {"cpu": 1, "cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}
+    return {kind: count for kind, count in counts.items() if count}
+
+
+@dataclass(frozen=True)
+class Training:
+    """Model, optimizers and data, ready to train.
+
+    `counters` is what the workload itself counts while it trains (emulator frames, episodes), cumulative.
+    """
+
+    workload: Workload
+    model: nn.Module
+    optimizers: tuple[Optimizer, ...]
+    batch_size: int
+    device: torch.device
+    seed: int
+    splits: Splits
+    counters: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """The first optimizer, for most workloads the only one."""
+        return self.optimizers[0]
+
+    @property
+    def data(self) -> DataFacts:
+        return self.splits.facts
+
+    def batches(self) -> Iterator[Batch]:
+        """Training batches without end: shuffled and on the host, or made by the training itself (an emulator)."""
+        if self.workload.stream is not None:
+            return self.workload.stream(self)
+        assert self.splits.train is not None, "a workload without a stream of its own has training data"
+        loader = self._loader(self.splits.train, shuffle=True, drop_last=True)
+        return itertools.chain.from_iterable(itertools.repeat(loader))
+
+    def loss(self, batch: Batch) -> Tensor:
+        """Forward and loss of one batch, moved to the device; never waits for the result."""
+        return self.workload.loss(self.model, self.moved(batch))
+
+    def step(self, batch: Batch) -> Tensor:
+        """One training step: the workload's own, or one update of the optimizer; returns the detached loss."""
+        if self.workload.step is not None:
+            return self.workload.step(self, self.moved(batch))
+        self.optimizer.zero_grad()
+        loss = self.loss(batch)
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.optimizer.step()
+        return loss.detach()
+
+    def evaluate(self, samples: int | None = None) -> float | None:
+        """Accuracy on the test data (or its first `samples`), 0 to 1; null without any, or where data is not real."""
+        correct, test = self.workload.correct, self.splits.test
+        if correct is None or test is None or self.data.kind == "synthetic":
+            return None
+        size = min(self.data.test_size, samples or self.data.test_size)
+        part = test if size == self.data.test_size else Subset(test, range(size))
+        was_training = self.model.training
+        self.model.eval()
+        try:
+            with torch.no_grad():
+                right = sum(float(correct(self.model, self.moved(batch))) for batch in self._loader(part))
+        finally:
+            self.model.train(was_training)
+        return right / size
+
+    def moved(self, batch: Batch) -> Batch:
+        """The batch on the device of the training."""
+        return tuple(tensor.to(self.device, non_blocking=True) for tensor in batch)
+
+    def _loader(self, data: Dataset[Batch], **options: Any) -> DataLoader[Batch]:
+        # Its own generator, so that reading data never moves the randomness of the model (dropout).
+        # No worker processes: on small boards their fork is what runs out of memory.
+        source = torch.Generator().manual_seed(self.seed)
+        return DataLoader(data, batch_size=self.batch_size, num_workers=0, generator=source, **options)
+
 
 __all__ = [
     "HYPERPARAMETERS", "OPTIMIZERS", "TIERS", "Band", "Batch", "DataFacts", "DataKind", "Extra", "Published", "Source",
@@ -106,7 +206,7 @@ class Workload:
     tiers: tuple[Tier, ...] = ()
     needs: tuple[Extra, ...] = ()
     published: tuple[Published, ...] = ()
-    own_band: Band | None = None  # of a workload from another package; ours are in _bands.py
+    own_band: Band | None = None  # of a workload from another package; ours are in _quality.py
 
     @property
     def data(self) -> Source:

@@ -16,8 +16,8 @@ from torch.nn import functional
 
 from stepscope.workloads._classification import published_2019
 from stepscope.workloads.contract import Batch, Workload, rates
-from stepscope.workloads.data import iwslt
-from stepscope.workloads.data.iwslt import LENGTH, PADDING
+from stepscope.workloads.data import text
+from stepscope.workloads.data.text import IWSLT_PADDING, LENGTH
 
 UNITS = 512
 
@@ -27,8 +27,8 @@ class Translator(nn.Module):
 
     def __init__(self, source_words: int, target_words: int) -> None:
         super().__init__()
-        self.source = nn.Embedding(source_words, UNITS, padding_idx=PADDING)
-        self.target = nn.Embedding(target_words, UNITS, padding_idx=PADDING)
+        self.source = nn.Embedding(source_words, UNITS, padding_idx=IWSLT_PADDING)
+        self.target = nn.Embedding(target_words, UNITS, padding_idx=IWSLT_PADDING)
         self.encoder = nn.LSTM(UNITS, UNITS, bidirectional=True, batch_first=True)
         self.memory = nn.Linear(2 * UNITS, UNITS, bias=False)
         self.cells = nn.ModuleList([nn.LSTMCell(2 * UNITS, UNITS), nn.LSTMCell(UNITS, UNITS)])
@@ -40,7 +40,7 @@ class Translator(nn.Module):
     def forward(self, source: Tensor, written: Tensor) -> Tensor:
         states, (h, c) = self.encoder(self.drop(self.source(source)))  # [B, S, 1024]; [2, B, 512]
         memory = self.memory(states)  # [B, S, 512]
-        padding = source == PADDING
+        padding = source == IWSLT_PADDING
         carried = [(h[0], c[0]), (h[1], c[1])]
         looked = torch.zeros_like(h[0])  # what was attended to, [B, 512]
         outputs = []
@@ -65,13 +65,13 @@ class Translator(nn.Module):
 def loss(model: nn.Module, batch: Batch) -> Tensor:
     """Mean cross entropy over the words that are no padding."""
     source, written, follows = batch
-    return functional.cross_entropy(model(source, written).flatten(0, 1), follows.flatten(), ignore_index=PADDING)
+    return functional.cross_entropy(model(source, written).flatten(0, 1), follows.flatten(), ignore_index=IWSLT_PADDING)
 
 
 def correct(model: nn.Module, batch: Batch) -> Tensor:
     """Right words after right words, each counted as its share of a sentence."""
     source, written, follows = batch
-    real = follows != PADDING
+    real = follows != IWSLT_PADDING
     right = (model(source, written).argmax(-1) == follows) & real
     total: Tensor = (right.sum(1) / real.sum(1).clamp(min=1)).sum()
     return total
@@ -96,8 +96,8 @@ WORKLOADS = (
             "Luong, Pham, Manning, Attention-based neural machine translation, EMNLP 2015, arXiv:1508.04025",
             "https://github.com/tensorflow/nmt",
         ),
-        sources=iwslt.SOURCES,
-        build=functools.partial(Translator, iwslt.SOURCE_WORDS, iwslt.TARGET_WORDS),
+        sources=text.TRANSLATION_SOURCES,
+        build=functools.partial(Translator, text.SOURCE_WORDS, text.TARGET_WORDS),
         example=example,
         loss=loss,
         correct=correct,

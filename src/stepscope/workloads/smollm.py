@@ -17,9 +17,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from stepscope.workloads._language import language_model
 from stepscope.workloads.contract import rates
 from stepscope.workloads.data.text import Windows
+from stepscope.workloads.language import language_model
 
 
 @dataclass(frozen=True)

