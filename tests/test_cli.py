@@ -232,7 +232,7 @@ def test_a_report_that_fails_does_not_become_the_end_of_a_training_that_went_wel
     def broken(run: object) -> object:
         raise ValueError("a fault of ours")
 
-    monkeypatch.setattr("stepscope.report.text.render", broken)
+    monkeypatch.setattr("stepscope.report.screen.render", broken)
     arguments = ["run", "lenet", "--steps", "5", "--batch", "4", "--record-memory", "off", "--out", str(tmp_path)]
     assert _exit_code(*arguments) == 0
     said = capsys.readouterr().err

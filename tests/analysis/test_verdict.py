@@ -71,7 +71,7 @@ def test_absent_sensors_are_told_with_their_reason(tmp_path: Path) -> None:
 
 def test_a_verdict_on_few_recorded_steps_says_so(tmp_path: Path) -> None:
     run = Run(fabricate_run(tmp_path, steps=40, recorded=lambda step: step in (5, 6)))
-    assert run.verdict().sentence.endswith("(From 2 profiled steps only.)")
+    assert run.verdict().sentence.endswith("From 2 profiled steps only.")
     assert "--record all" in run.verdict().next[0]
     assert "intervals of modules and operators" in {entry.what for entry in run.not_measured()}
 

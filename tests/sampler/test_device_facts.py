@@ -94,14 +94,14 @@ def with_rapl(root: Path) -> Path:
 
 
 def test_doctor_lists_power_sensors_by_their_own_answers_and_says_what_is_missing(tx2: Path) -> None:
-    without = doctor("--root", str(tx2))
+    without = doctor("-v", "--root", str(tx2))
     assert without.exit_code == 0
     assert "quill" in without.output
     assert "temperature" in without.output
     assert "cpu_cores: absent" in without.output
     assert "No sensor of power or energy answers here" in without.output
     assert "There is no /proc here" in without.output
-    said = doctor("--root", str(with_rapl(tx2)))
+    said = doctor("-v", "--root", str(with_rapl(tx2)))
     assert "rapl: rapl.package-0.energy" in said.output
     assert "Not characterised yet" in said.output
 
@@ -121,7 +121,7 @@ def test_doctor_characterises_shows_a_table_draws_a_picture_and_keeps_the_result
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr("stepscope.record.sampler.characterise.observe", briefly)
     picture = tmp_path / "answers.svg"
-    said = doctor("--root", str(with_rapl(tx2)), "--characterise", "--picture", str(picture))
+    said = doctor("-v", "--root", str(with_rapl(tx2)), "--characterise", "--picture", str(picture))
     assert said.exit_code == 0, said.exception
     assert "Characterised now" in said.output
     assert "(stated: 1 ms)" in said.output  # the file of this tree never moves

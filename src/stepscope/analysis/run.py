@@ -8,6 +8,7 @@ from pathlib import Path
 
 import polars as pl
 
+from stepscope.analysis.answer import layers
 from stepscope.analysis.caveats import NotMeasured, not_measured, overhead
 from stepscope.analysis.channels import core_timeline
 from stepscope.analysis.device import core_clusters
@@ -118,6 +119,10 @@ class Run(RunReader):
     def modules(self) -> pl.DataFrame:
         """Time of each module, own and of its subtree, forward, backward and optimizer, ns a step."""
         return self._modules
+
+    def layers(self) -> pl.DataFrame:
+        """Each layer with its time, energy, memory, FLOPs and share of the attainable, a step, longest first."""
+        return self._layers
 
     def op_kinds(self) -> pl.DataFrame:
         """Self time of each op, ns a step by phase."""
@@ -262,6 +267,10 @@ class Run(RunReader):
     @cached_property
     def _modules(self) -> pl.DataFrame:
         return module_table(self)
+
+    @cached_property
+    def _layers(self) -> pl.DataFrame:
+        return layers(self)
 
     @cached_property
     def _op_kinds(self) -> pl.DataFrame:

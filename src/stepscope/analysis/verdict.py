@@ -5,6 +5,7 @@ Advice follows from evidence alone: none about layers where the system took the 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,7 @@ from stepscope.analysis.metrics import (
     core_utilisation,
     process_cpu_utilisation,
     step_time,
+    throughput,
 )
 from stepscope.analysis.time.operators import CPU, FRAMEWORK_OVERHEAD
 from stepscope.analysis.time.ranks import last_rank
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 
 
 SLOWDOWN_LIMIT = 1.2  # times slower
+_EVEN = 0.8  # of the mean step, below which the median step stands for little of the run
 
 TITLES: dict[Bound, str] = {
     "cpu-starved": "CPU-starved",
@@ -92,7 +95,8 @@ _MOST_CAUSES = 3
 class Verdict:
     """Bottleneck of a run: `bound` and `confidence` ("high", "medium", "none") of the first of its `causes`.
 
-    Without a cause `bound` is "unknown", and `would_tell` says what would tell.
+    Without a cause `bound` is "unknown", and `would_tell` says what would tell. `sentence` says all of it at once, and
+    ends with the `cautions`: what to know before any number of the run is used.
     """
 
     bound: Bound
@@ -101,13 +105,16 @@ class Verdict:
     causes: tuple[Cause, ...]
     would_tell: tuple[str, ...]
     next: tuple[str, ...]
+    cautions: tuple[str, ...] = ()
+    why: str = ""  # it cannot be told
 
 
 def verdict(run: Run) -> Verdict:
     """Return what bounds the step, with its evidence; "unknown" where nothing was measured that tells."""
     if not len(run.steps) or steps_after_warmup(run).is_empty():
-        said = f"{_without_ops(run)}{_simulated(run)}"
-        return Verdict("unknown", said, "none", (), (), _NO_STEPS if not len(run.steps) else (_FEW_STEPS,))
+        why, cautions = _without_ops(run), tuple(_simulated(run))
+        following = _NO_STEPS if not len(run.steps) else (_FEW_STEPS,)
+        return Verdict("unknown", " ".join((why, *cautions)), "none", (), (), following, cautions, why)
     found = bottleneck(run)
     first = found.causes[0] if found.causes else None
     profiled = not run.own_times.is_empty()
@@ -120,20 +127,25 @@ def verdict(run: Run) -> Verdict:
         of_last.strip(),
         *_further(found),
         "" if starved or not profiled else _IN_PARTS if not whole_steps(run) else _dominant(run),
-        _profiling(run).strip() if profiled else "",
-        "" if starved else _background(run).strip(),
-        _simulated(run).strip(),
     ]
+    cautions = (
+        *(_profiling(run) if profiled else ()),
+        *_uneven(run),
+        *(() if starved else _background(run)),
+        *_simulated(run),
+    )
     unequal = _UNEQUAL_RANKS if last is not None and last.explains else ()
     advice = () if first is None else _advice(run, first)
     tell = () if first is not None else found.would_tell
     return Verdict(
         bound="unknown" if first is None else first.bound,
-        sentence=" ".join(part for part in parts if part),
+        sentence=" ".join(part for part in (*parts, *cautions) if part),
         confidence="none" if first is None else first.confidence,
         causes=found.causes,
         would_tell=found.would_tell,
         next=(*((_FEW_STEPS,) if few and not starved else ()), *unequal, *advice, *tell),
+        cautions=cautions,
+        why="" if first is not None else _cannot_tell(run, found),
     )
 
 
@@ -173,20 +185,29 @@ def _advice(run: Run, cause: Cause) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _simulated(run: Run) -> str:
-    """Return a note that sensors were simulated, where they were: no power or energy is then one of this machine."""
-    badge = simulated_badge(run.simulated)
-    return badge and f" {badge}. Power and energy are of a simulated board, not of this machine."
+def _simulated(run: Run) -> Iterator[str]:
+    """Yield that sensors were simulated, where they were: no power or energy is then one of this machine."""
+    if run.simulated is not None:
+        yield f"{simulated_badge(run.simulated)}. Power and energy are of a simulated board, not of this machine."
 
 
-def _profiling(run: Run) -> str:
-    """Return a note on what the sentence rests on, where that is little."""
+def _profiling(run: Run) -> Iterator[str]:
+    """Yield what the verdict rests on, where that is little."""
     count = int(run.own_times["step"].n_unique())
-    said = f" (From {plural(count, 'profiled step')} only.)" if count < FEW else ""
+    if count < FEW:
+        yield f"From {plural(count, 'profiled step')} only."
     slower = _profiled_slowdown(run)
     if slower:
-        said += f" (Profiled steps are {number(slower, 2)}x slower; times and shares are corrected for it.)"
-    return said
+        yield f"Profiled steps are {number(slower, 2)}x slower; times and shares are corrected for it."
+
+
+def _uneven(run: Run) -> Iterator[str]:
+    """Yield that the median step is not what the run is made of, where a few long steps take much of its time."""
+    rows = {row.metric: row.value for row in (*step_time(run), *throughput(run))}
+    median, rate = rows.get("step_time"), rows.get("step_rate")
+    if median and rate and median / 1e9 * rate < _EVEN:
+        said = f"a mean step takes {duration(1e9 / rate)}, the median step {duration(median)}"
+        yield f"Steps vary: {said}."
 
 
 def _profiled_slowdown(run: Run) -> float | None:
@@ -198,10 +219,10 @@ def _profiled_slowdown(run: Run) -> float | None:
     return recorded / bare
 
 
-def _background(run: Run) -> str:
-    if run.part_folders:
-        return ""  # what the other ranks use is no other program's
-    return background_warning(background_cpu_load([*core_utilisation(run), *process_cpu_utilisation(run)]))
+def _background(run: Run) -> Iterator[str]:
+    if not run.part_folders:  # what the other ranks use is no other program's
+        said = background_warning(background_cpu_load([*core_utilisation(run), *process_cpu_utilisation(run)])).strip()
+        yield from (said,) if said else ()
 
 
 def _without_ops(run: Run) -> str:

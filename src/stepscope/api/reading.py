@@ -34,17 +34,20 @@ if TYPE_CHECKING:
     from stepscope.analysis.forecast import Forecast
 
 
-def text(shown: str | Path | Run | Comparison | Check | Findings = "last", width: int = 100) -> str:
+def text(
+    shown: str | Path | Run | Comparison | Check | Findings = "last", width: int = 100, *, verbose: bool = False
+) -> str:
     """A report as text for a terminal of so many columns, as the commands print it.
 
     shown: a run (a Run, the path of its folder, its name in `runs`, or "last"), or what `compare`, `check` or `study`
-    gave. Raises RunError where a run cannot be read.
+    gave. verbose: of a run all tables, as `stepscope report -v`, in place of one screen. Raises RunError where a run
+    cannot be read.
     """
     from rich.console import Console
 
     console = Console(width=width, highlight=False, color_system=None, force_terminal=False)
     with console.capture() as captured:
-        console.print(*_renderables(shown), sep="\n")
+        console.print(*_renderables(shown, verbose), sep="\n")
     return captured.get()
 
 
@@ -67,7 +70,7 @@ def page(
     return html.write(run, run.path / "report.html" if path is None else path)
 
 
-def _renderables(shown: str | Path | Run | Comparison | Check | Findings) -> list[Any]:
+def _renderables(shown: str | Path | Run | Comparison | Check | Findings, verbose: bool) -> list[Any]:
     if isinstance(shown, Comparison):
         from stepscope.report.comparison import render as compared
 
@@ -80,9 +83,11 @@ def _renderables(shown: str | Path | Run | Comparison | Check | Findings) -> lis
         from stepscope.report.study_results import text as found
 
         return list(found(shown))
-    from stepscope.report.text import render
+    from stepscope.report import screen
+    from stepscope.report import text as details
 
-    return [render(open_run(shown))]
+    run = open_run(shown)
+    return [details.render(run) if verbose else screen.render(run)]
 
 
 def export(

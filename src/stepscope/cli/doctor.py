@@ -38,6 +38,9 @@ def doctor(
     ] = False,
     threads: Annotated[int | None, typer.Option(help="With --ceilings: threads of torch (default: its own).")] = None,
     precision: Annotated[str, typer.Option(help="With --ceilings: fp32 or bf16.")] = "fp32",
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="List every sensor with its cost, and every sensor that is missing.")
+    ] = False,
     simulate: Annotated[
         str | None,
         typer.Option(
@@ -75,15 +78,51 @@ def doctor(
         return
     if found["simulated"] is not None:
         console.print(f"[bold]{simulated_badge(found['simulated'])}[/bold], not of this machine")
-    _print_device(console, found)
-    _print_channels(console, found["channels"])
+    _print_answer(console, found)
+    if verbose:
+        _print_device(console, found)
+        _print_channels(console, found["channels"])
     if characterise:
         print_profiles(console, found["channels"], profiles)
-    _print_missing(console, found["missing"])
-    _print_power(console, found)
-    _print_software(console, found)
+    if verbose:
+        _print_missing(console, found["missing"])
+        _print_power(console, found)
+        _print_software(console, found)
+    elif not ceilings and not characterise:
+        console.print("Every sensor with its cost, and what is missing: stepscope doctor -v")
     if ceilings:
         _print_ceilings(console, found["ceilings"])
+
+
+def _print_answer(console: Console, found: dict[str, Any]) -> None:
+    """Three lines: what can be measured here, what would add energy, and the command to begin with."""
+    names = list(dict.fromkeys(_what(channel["quantity"]) for channel in found["channels"]))
+    torch = found["torch"]["version"] is not None
+    can = [*(["time by layer and operator"] if torch else []), *(name for name in names if name)]
+    can = can or ["nothing: there is no /proc and no torch"]
+    remedies = [why["remedy"] for why in found["missing"] if why["remedy"] and why["reason"] != "absent"]
+    if found["power"]:
+        later = "" if found["characterised"] else "; the first run characterises it"
+        energy = f"measured by {', '.join(meter['sensor'] for meter in found['power'])}{later}"
+    elif remedies:
+        energy = f"not measured; {remedies[0]}"
+    else:
+        energy = "no power sensor; add a plug or meter (--plug), or estimate (--power-model)"
+    start = "stepscope run lenet" if torch else f"{found['torch']['remedy'] or 'pip install torch'}"
+    for label, said in (("Measured here", ", ".join(can)), ("Energy", energy), ("Start with", start)):
+        console.print(f"[bold]{label}:[/] ", end="", highlight=False)
+        console.print(said, highlight=False, markup=False, soft_wrap=True)
+
+
+_OF_THE_ANSWER = {
+    "power": "power", "energy": "energy", "rss": "memory", "core_busy_time": "CPU utilisation",
+    "core_idle_time": "CPU utilisation", "temperature": "temperature", "core_frequency": "clocks",
+    "frequency": "clocks", "utilisation": "GPU utilisation", "stall_time": "waiting", "run_delay": "waiting",
+}  # fmt: skip
+
+
+def _what(quantity: str) -> str:
+    return _OF_THE_ANSWER.get(quantity, "")
 
 
 def _print_device(console: Console, found: dict[str, Any]) -> None:

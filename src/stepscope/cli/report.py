@@ -22,12 +22,15 @@ def report(
         Path | None, typer.Option("--out", help="Where the page goes. [default: report.html in the run folder]")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the metrics as JSON instead.")] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Print all tables: operators, energy, utilisation, what is missing.")
+    ] = False,
     attribution: Annotated[
         str, typer.Option(help="How energy is attributed to operators: fit (ours), overlap, nearest (2019) or model.")
     ] = "fit",
     open_page: Annotated[bool, typer.Option("--open/--no-open", help="Show the page in the browser.")] = False,
 ) -> None:
-    """Show what a run has measured: where the step goes, what bounds it, what was not measured and why."""
+    """Show a run on one screen: how fast, at what cost, what limits it, what to do next, and where the step goes."""
     if html and as_json:
         raise UsageError("--html and --json exclude each other", "run the command twice")
     if not html and (out is not None or open_page):
@@ -40,7 +43,7 @@ def report(
     elif as_json:
         _json(opened)
     else:
-        _screen(opened)
+        _screen(opened, verbose)
     if attribution == "fit":
         _write_missing_summary(opened)
 
@@ -55,12 +58,12 @@ def _write_missing_summary(run: Run) -> None:
         write_summary(run)
 
 
-def _screen(run: Run) -> None:
+def _screen(run: Run, verbose: bool) -> None:
     from rich.console import Console
 
-    from stepscope.report.text import render
+    from stepscope.report import screen, text
 
-    Console(highlight=False).print(render(run))
+    Console(highlight=False).print(text.render(run) if verbose else screen.render(run))
 
 
 def _page(run: Run, path: Path, open_page: bool) -> None:

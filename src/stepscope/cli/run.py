@@ -224,7 +224,7 @@ def _finish(path: Path, quiet: bool, of_a_script: bool) -> None:
 
     from stepscope.analysis.run import Run
     from stepscope.analysis.summary import write_summary
-    from stepscope.report.text import render
+    from stepscope.report.screen import render
 
     try:
         run = Run(path)

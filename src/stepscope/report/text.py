@@ -1,4 +1,4 @@
-"""A run on one screen of about 40 lines and 100 columns: the report, its energy, its memory at the peak, its ranks."""
+"""All tables of a run for a terminal: times, energy, utilisation, memory at the peak, ranks, what is not measured."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ _STATUS_STYLES = {"ok": "green", "running": "cyan"}
 
 
 def render(run: Run) -> RenderableType:
-    """The one-screen report of a run, whatever of it exists."""
+    """Everything that the terminal shows of a run, whatever of it exists; `screen` has the answer alone."""
     metrics = run.metrics()
     parts = [
         *_heading(run),

@@ -1,0 +1,191 @@
+"""The answer of a run, which the first screen of every medium gives: how fast, at what cost, what limits it, what next.
+
+Numbers in SI units with their 95 % CI; the terminal, the page and `brief` draw the same answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+
+from stepscope.analysis.channels import series_of
+from stepscope.analysis.device.occupancy import occupancy
+from stepscope.analysis.processes import ALL, OWN
+from stepscope.analysis.summary import main_rail, module_rows
+from stepscope.analysis.time.operators import FRAMEWORK_OVERHEAD
+from stepscope.analysis.time.steps import span_ns
+from stepscope.quantities import KINDS, find
+
+if TYPE_CHECKING:
+    from stepscope.analysis.run import Run
+
+
+@dataclass(frozen=True)
+class Headline:
+    """A headline number, SI unit, with its 95 % CI; `kind` is "", "simulated" or "estimated"; `note` what it is of.
+
+    whole: what there is of it on this machine.
+    """
+
+    metric: str
+    label: str
+    value: float
+    unit: str
+    low: float | None = None
+    high: float | None = None
+    kind: str = ""
+    note: str = ""
+    whole: float | None = None
+
+
+_WHOLE = ("run", "total", "device", ALL, *OWN)
+
+
+def setting(run: Run) -> list[str]:
+    """Return what was trained on what: workload, batch, optimizer, precision, device, threads, steps, day."""
+    workload = run.meta.get("workload")
+    about: dict[str, Any] = workload if isinstance(workload, dict) else {"name": workload}
+    batch, threads = about.get("batch_size"), run.meta.get("threads")
+    facts = [
+        about.get("name") or run.id,
+        f"batch {batch}" if batch else None,
+        *(about.get(key) for key in ("optimizer", "precision")),
+        machine_name(run),
+        f"{threads} thread{'' if threads == 1 else 's'}" if threads else None,
+        f"{len(run.steps):,} step{'' if len(run.steps) == 1 else 's'}",
+        _day(run.id),
+    ]
+    return [str(fact) for fact in facts if fact]
+
+
+def machine_name(run: Run) -> str | None:
+    """Return the name of the machine that trained; of a run with simulated sensors never that of the board."""
+    board, processor = run.device.get("board"), run.device.get("cpu")
+    stated = board.get("name") if isinstance(board, dict) else board
+    name = processor if run.simulated is not None else stated or processor
+    about = run.meta.get("workload")
+    used = str((about if isinstance(about, dict) else {}).get("device") or "cpu")
+    return f"{name or used} ({used})" if used != "cpu" else name and str(name)
+
+
+def _day(name: str) -> str | None:
+    stamp = name.partition("T")[0]
+    return f"{stamp[:4]}-{stamp[4:6]}-{stamp[6:]}" if len(stamp) == 8 and stamp.isdigit() else None
+
+
+def headline(run: Run) -> list[Headline]:
+    """Return step time, throughput, energy and power of the whole device, peak memory, temperature and accuracy."""
+    found = [_metric(run, name) for name in ("step_time", "throughput", "energy_per_step", "mean_power", "peak_memory")]
+    return [*(row for row in found if row is not None), *_hottest(run), *_accuracy(run)]
+
+
+def _metric(run: Run, name: str) -> Headline | None:
+    """The row of the whole: of all processes, of the process, or of the device; measured before estimated."""
+    rows = run.metrics().filter(pl.col("value").is_not_null() & pl.col("scope").is_in(_WHOLE))
+    of_process = pl.col("source").is_in(["peak_rss", "rss"])
+    for kind in KINDS:
+        known = rows.filter(pl.col("metric") == f"{kind}{name}")
+        if known.is_empty():
+            continue
+        row = known.sort(~of_process, ~pl.col("scope").is_in(["total", ALL]), maintain_order=True).row(0, named=True)
+        quantity, of_memory = find(name, row["unit"]), name == "peak_memory"
+        low, high = (None, None) if of_memory else (row["low"], row["high"])
+        whole = _memory_bytes(run) if of_memory else None
+        note = row["note"] or ""
+        shown = quantity.label, row["value"], quantity.shown_unit
+        return Headline(name, *shown, low, high, kind.rstrip("_"), note, whole)
+    return None
+
+
+def _memory_bytes(run: Run) -> float | None:
+    total = run.device.get("memory_bytes") or (run.device.get("memory") or {}).get("total_bytes")
+    return float(total) if isinstance(total, int | float) else None
+
+
+def _hottest(run: Run) -> Iterator[Headline]:
+    """The highest temperature while steps ran, and whether something was throttled, as far as that was looked at."""
+    span = span_ns(run)
+    if span is None:
+        return
+    read = [
+        (float(inside.max()), series.scope.removeprefix("zone:"))
+        for series in series_of(run, "temperature")
+        if len(inside := series.values[(series.t_ns >= span[0]) & (series.t_ns <= span[1])])
+    ]
+    if not read:
+        return
+    clock = occupancy(run).clock
+    value, zone = max(read)
+    held = "" if clock is None else "throttled" if clock.signs else "not throttled"
+    kind = "" if run.simulated is None else "simulated"
+    yield Headline("temperature", f"Hottest zone ({zone})", value, "°C", kind=kind, note=held)
+
+
+def _accuracy(run: Run) -> Iterator[Headline]:
+    accuracy = (run.meta.get("result") or {}).get("accuracy")
+    if isinstance(accuracy, int | float):
+        data = (run.meta.get("workload") or {}).get("data")
+        of = " ".join(str(data[key]) for key in ("name", "kind") if data.get(key)) if isinstance(data, dict) else ""
+        yield Headline("accuracy", "Accuracy on test data", float(accuracy), "1", note=of)
+
+
+LAYER_SCHEMA = {
+    **dict.fromkeys(("layer", "type", "parent", "source"), pl.String),
+    "parameters": pl.Int64,
+    **dict.fromkeys(
+        (
+            *("forward_ns", "backward_ns", "optimizer_ns", "total_ns", "low_ns", "high_ns", "share", "device_ns"),
+            *("joules", "joules_low", "joules_high", "joules_forward", "joules_backward", "joules_optimizer"),
+            *("live_bytes", "flops", "flops_per_s", "attained"),
+        ),
+        pl.Float64,
+    ),
+    **dict.fromkeys(("joules_verdict", "limit"), pl.String),
+}
+
+
+def layers(run: Run) -> pl.DataFrame:
+    """Return every layer with all that is known of it, longest first; times and energies are of one step.
+
+    Self quantities: what modules inside it do is theirs. `share` is of the step time, `joules` of the rail of the whole
+    device, `live_bytes` at the peak of live tensors, `flops_per_s` over its self time, `attained` the share of what
+    this device could do. Null is not measured; a layer that no call was seen of has no time.
+    """
+    frame = run.modules().filter(pl.col("module").is_not_null() & (pl.col("module") != FRAMEWORK_OVERHEAD))
+    if frame.is_empty():
+        return pl.DataFrame(schema=LAYER_SCHEMA)
+    frame = frame.rename({"module": "layer"})
+    for more in (_energy_of_layers(run), _memory_of_layers(run), _attained_by_layers(run)):
+        frame = frame.join(more, on="layer", how="left", maintain_order="left")
+    busy = pl.coalesce("device_ns", "total_ns")
+    rate = pl.when((busy > 0) & pl.col("flops").is_not_null()).then(pl.col("flops") / busy * 1e9)
+    frame = frame.with_columns(flops_per_s=rate)
+    order = "device_ns" if frame["device_ns"].is_not_null().any() else "total_ns"
+    ordered = frame.sort(order, "layer", descending=[True, False], nulls_last=True)
+    return ordered.select(pl.col(name).cast(kind) for name, kind in LAYER_SCHEMA.items())
+
+
+def _energy_of_layers(run: Run) -> pl.DataFrame:
+    energy = run.energy(by="module") if run.rails.lines else pl.DataFrame()
+    rail = main_rail(energy)
+    names = ("joules", "joules_low", "joules_high", "joules_forward", "joules_backward", "joules_optimizer")
+    schema = {"layer": pl.String, **dict.fromkeys(names, pl.Float64), "joules_verdict": pl.String}
+    rows = [] if rail is None else module_rows(energy.filter(pl.col("rail") == rail))
+    keys = ("joules_per_step", "low", "high", "forward", "backward", "optimizer", "verdict")
+    return pl.DataFrame([[row["name"], *(row[key] for key in keys)] for row in rows], schema=schema, orient="row")
+
+
+def _memory_of_layers(run: Run) -> pl.DataFrame:
+    """Bytes alive at the peak; 0 of a layer that holds none, null where no allocation was recorded."""
+    peak = run.peak()
+    if peak is None:
+        return pl.DataFrame(schema={"layer": pl.String, "live_bytes": pl.Float64})
+    held = peak.tensors.filter(pl.col("module").is_not_null()).group_by(layer="module")
+    return held.agg(live_bytes=pl.col("bytes").sum().cast(pl.Float64))
+
+
+def _attained_by_layers(run: Run) -> pl.DataFrame:
+    return run.attained("module").select(layer="name", attained="attained", limit="limit")

@@ -1,0 +1,296 @@
+"""The report on one screen of 24 lines: how fast, at what cost, what limits it, what next, and where the step goes.
+
+`report.text` has the rest, which `stepscope report -v` prints.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.constrain import Constrain
+from rich.table import Table
+from rich.text import Text
+
+from stepscope.analysis.answer import Headline, headline, setting
+from stepscope.analysis.run import Run
+from stepscope.analysis.time.operators import FRAMEWORK_OVERHEAD
+from stepscope.analysis.time.steps import whole_steps
+from stepscope.analysis.verdict import TITLES
+from stepscope.errors import StepscopeError
+from stepscope.quantities import simulated_badge
+from stepscope.report.text import rank_sentences
+from stepscope.report.text_tables import CutName, Fitting, new_table, short_source
+from stepscope.run_paths import NEWEST, RUNS, find_run
+from stepscope.units import (
+    NOT_MEASURED,
+    bytes_,
+    distinct_width,
+    duration,
+    estimate,
+    number,
+    percent,
+    si,
+)
+
+LINES, WIDTH = 24, 100
+_LABEL = 14
+_MOST_LAYERS, _LEAST_LAYERS = 8, 3
+_EVIDENCE = 2
+_ROOM = ((3, 2), (2, 2), (2, 1), (1, 1))  # cautions and what to do next, the more the better
+_NAME = 18  # characters of a name for which columns give way
+_SMALL = 0.005  # of the step: phases below it are no line of the answer
+_NOTABLE_OVERHEAD = 0.05  # of the run
+_STATUS_STYLES = {"ok": "green", "running": "cyan"}
+_PHASE_STYLES = {"data": "yellow", "forward": "blue", "backward": "red", "optimizer": "green"}
+_PER = {"step_time": "/step", "energy_per_step": "/step"}
+
+
+def render(run: Run) -> RenderableType:
+    """The answer of a run on one screen, whatever of it exists."""
+    return Constrain(_Screen(run), WIDTH)
+
+
+@dataclass(frozen=True)
+class _Screen:
+    """Everything but the layers as it comes, and as many layers as there is room for."""
+
+    run: Run
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        run = self.run
+        below = [*_not_measured(run), *_footer(run)]
+        for cautions, following in _ROOM:
+            above = [*_heading(run), *_headline(run), *_answer(run, cautions), *_next(run, following), *_phases(run)]
+            left = LINES - 1 - len(console.render_lines(Group(*above, *below), options, pad=False))
+            if left >= _LEAST_LAYERS:
+                break
+        yield from (*above, *_layers(run, min(max(left, _LEAST_LAYERS), _MOST_LAYERS)), *below)
+
+
+def _heading(run: Run) -> list[RenderableType]:
+    """Return the setting of the run, and on the right its name and how it ended; below it why, where it went wrong."""
+    right = Text.assemble(
+        (f"{run.id.rpartition('-')[2]}  ", "dim"), (run.status, _STATUS_STYLES.get(run.status, "bold red"))
+    )
+    line = Table.grid(expand=True, padding=(0, 1, 0, 0))
+    line.add_column(ratio=1)
+    line.add_column(justify="right", no_wrap=True)
+    line.add_row(_Setting(tuple(setting(run))), right)
+    reason = run.meta.get("reason")
+    return [line, *([Text(str(reason), style="red")] if reason else [])]
+
+
+@dataclass(frozen=True)
+class _Setting:
+    """The facts of a setting on one line; where it is narrow the last ones go, but not the first three."""
+
+    facts: tuple[str, ...]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        fits = (
+            count for count in range(len(self.facts), 3, -1)
+            if cell_len(" · ".join(self.facts[:count])) <= options.max_width
+        )  # fmt: skip
+        name, *facts = self.facts[: next(fits, 3)]
+        yield Text.assemble((name, "bold"), *(part for fact in facts for part in ((" · ", "dim"), fact)))
+
+
+def _headline(run: Run) -> list[RenderableType]:
+    """Return the headline numbers, as many on a line as fit; none is broken."""
+    said = tuple(Text(figure_text(row), style="bold") for row in headline(run))
+    return [_Flow(said)] if said else []
+
+
+def figure_text(row: Headline) -> str:
+    """Return a headline number as a phrase: "4.91 ms/step [4.81, 5.01]", "peak 374 MB of 8.2 GB"."""
+    if row.metric == "peak_memory":
+        return f"peak {bytes_(row.value)}{f' of {bytes_(row.whole)}' if row.whole else ''}"
+    if row.metric == "accuracy":
+        return f"accuracy {percent(row.value)}"
+    value, _, interval = estimate(row.value, row.low, row.high, row.unit).partition(" [")
+    said = f"{value}{_PER.get(row.metric, '')}{f' [{interval}' if interval else ''}"
+    held = f", {row.note}" if row.metric == "temperature" and row.note else ""
+    return f"{row.kind.upper()} {said}{held}".strip()
+
+
+@dataclass(frozen=True)
+class _Flow:
+    """Phrases on lines, some spaces apart; a phrase stays whole."""
+
+    phrases: tuple[Text, ...]
+    gap: str = "   "
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        lines: list[Text] = []
+        for phrase in self.phrases:
+            if lines and lines[-1].cell_len + len(self.gap) + phrase.cell_len <= options.max_width:
+                lines[-1] = Text.assemble(lines[-1], self.gap, phrase)
+            else:
+                lines.append(phrase)
+        yield Text("\n").join(lines)
+
+
+def _answer(run: Run, most: int) -> list[RenderableType]:
+    """Return what limits the step, with its evidence, and what to know before a number is used."""
+    verdict = run.verdict()
+    if verdict.causes:
+        first = verdict.causes[0]
+        named = f"{TITLES[first.bound]}: {first.name}", "bold"
+        evidence = "; ".join(each.text for each in first.evidence[:_EVIDENCE])
+        said = [Text.assemble(named, f" (confidence {first.confidence})"), Text(evidence)]
+    else:
+        said = [Text(verdict.why or verdict.sentence, style="bold")]
+    lines = [_labelled("BOTTLENECK", *said)]
+    last = rank_sentences(run.rank_table()) if len(run.ranks) > 1 else []
+    lines += [_labelled("RANKS", Text(f"{len(run.ranks)} ranks; {'; '.join(last)}".rstrip("; ")))] if last else []
+    cautions = [Text(caution) for caution in (*_simulated_first(run, verdict.cautions), *_overhead(run))][:most]
+    return [*lines, *([_labelled("CAUTION", *cautions, style="yellow")] if cautions else [])]
+
+
+def _simulated_first(run: Run, cautions: Sequence[str]) -> list[str]:
+    badge = simulated_badge(run.simulated)
+    return sorted(cautions, key=lambda said: not (badge and said.startswith(badge)))
+
+
+def _overhead(run: Run) -> list[str]:
+    known = run.overhead().filter((pl.col("metric") == "run_overhead_share") & pl.col("value").is_not_null())
+    share = float(known["value"][0]) if len(known) else 0.0
+    return [f"Profiling overhead: {percent(share)} of the run."] if share > _NOTABLE_OVERHEAD else []
+
+
+def _next(run: Run, most: int) -> list[RenderableType]:
+    """Return what to change."""
+    following = [Text(f"{said[:1].upper()}{said[1:]}") for said in run.verdict().next[:most]]
+    return [_labelled("NEXT", *following)] if following else []
+
+
+def _phases(run: Run) -> list[RenderableType]:
+    """Return where the step goes, as shares of the step time and as a bar."""
+    phases = run.phases()
+    if phases.is_empty():
+        return []
+    said = tuple(
+        Text.assemble(
+            ("■ ", _PHASE_STYLES.get(row["phase"], "dim")), f"{_phase(row['phase'])} {percent(row['share'], 0)}"
+        )
+        for row in phases.iter_rows(named=True)
+        if row["share"] >= _SMALL
+    )
+    parts = () if whole_steps(run) else (Text("of the parts profiled", style="dim"),)
+    return [Text(""), _labelled("WHERE IT GOES", _Flow((*said, *parts), "  "))]
+
+
+def _phase(name: str) -> str:
+    return "framework" if name == FRAMEWORK_OVERHEAD else name
+
+
+def _layers(run: Run, most: int) -> list[RenderableType]:
+    """The layers with the most self time, with what was measured of each, in the columns that fit."""
+    known = run.layers().filter((pl.col("total_ns") > 0) | (pl.col("device_ns") > 0))
+    if known.is_empty():
+        return []
+    rows = known.head(most)
+    simulated = run.simulated is not None
+    have = [name for name in _COLUMNS if rows[_COLUMNS[name][0]].is_not_null().any()]
+    # On a narrow terminal columns go, the least telling first.
+    keep = [tuple(name for name in have if name not in _FIRST_TO_GO[:gone]) for gone in range(len(_FIRST_TO_GO) + 1)]
+    title = f"layers ({len(known)})"
+    tables = tuple(_layer_table(rows, title, columns, simulated) for columns in dict.fromkeys(keep))
+    names = rows["layer"].to_list()
+    return [Fitting(tables, max(distinct_width(names), min(_NAME, max(map(len, names)))))]
+
+
+_COLUMNS: dict[str, tuple[str, Callable[[Any], str]]] = {  # heading: column, how it is written
+    "type": ("type", str),
+    "forward": ("forward_ns", duration),
+    "backward": ("backward_ns", duration),
+    "share": ("share", percent),
+    "kernels": ("device_ns", duration),
+    "J/step": ("joules", lambda joules: si(joules, "J")),
+    "live at peak": ("live_bytes", bytes_),
+    "FLOP/s": ("flops_per_s", lambda rate: si(rate, "FLOP/s")),
+    "attained": ("attained", lambda share: percent(share, 0)),
+    "line": ("source", short_source),
+}
+_FIRST_TO_GO = ("attained", "live at peak", "type", "FLOP/s", "line")
+
+
+def _layer_table(rows: pl.DataFrame, title: str, columns: Iterable[str], simulated: bool) -> Table:
+    named = {"J/step": "sim. J/step"} if simulated else {}
+    table = new_table(title, *(named.get(name, name) for name in columns if name != "line"))
+    if "line" in columns:
+        table.add_column("line", no_wrap=True)
+    names = tuple(name or "(the model)" for name in rows["layer"])
+    for name, row in zip(names, rows.iter_rows(named=True), strict=True):
+        table.add_row(CutName(name, names), *(Text(_cell(row, column)) for column in columns))
+    return table
+
+
+def _cell(row: dict[str, Any], column: str) -> str:
+    key, write = _COLUMNS[column]
+    return NOT_MEASURED if row[key] is None else write(row[key])
+
+
+def _not_measured(run: Run) -> list[RenderableType]:
+    entries = run.not_measured()
+    if not entries:
+        return []
+    names = list(dict.fromkeys(entry.what.replace("_", " ") for entry in entries))
+    return [_labelled("NOT MEASURED", _Names(tuple(names)), style="dim")]
+
+
+@dataclass(frozen=True)
+class _Names:
+    """As many names as a line holds, and how many more there are."""
+
+    names: tuple[str, ...]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        for count in range(len(self.names), 0, -1):
+            more = len(self.names) - count
+            said = ", ".join(self.names[:count]) + (f" and {number(more)} more" if more else "")
+            if cell_len(said) <= options.max_width or count == 1:
+                yield Text(said, no_wrap=True, overflow="ellipsis")
+                return
+
+
+def _footer(run: Run) -> list[RenderableType]:
+    """Return where the rest is."""
+    page, name = run.path / "report.html", _typed(run.path)
+    there = _inside(page) if page.exists() else f"stepscope report {name}--html"
+    return [_labelled("MORE", Text(f"stepscope report {name}-v   page: {there}", overflow="fold"), style="dim")]
+
+
+def _typed(path: Path) -> str:
+    """A run as an argument would name it here, with a space behind it; the newest run needs none."""
+    try:
+        newest = find_run(NEWEST).resolve()
+    except (StepscopeError, OSError):
+        newest = None
+    if newest == path.resolve():
+        return ""
+    inside = _inside(path)
+    return f"{inside.name if inside.parent == RUNS else inside} "
+
+
+def _inside(path: Path) -> Path:
+    """The path from here, where it lies below."""
+    try:
+        return path.relative_to(Path.cwd())
+    except (ValueError, OSError):  # elsewhere, or the working directory is gone
+        return path
+
+
+def _labelled(label: str, *said: RenderableType, style: str = "") -> RenderableType:
+    line = Table.grid(padding=(0, 0))
+    line.add_column(width=_LABEL, style=f"cyan {style}".strip(), no_wrap=True)
+    line.add_column(style=style, ratio=1)
+    for row, text in enumerate(said):
+        line.add_row(Text(label if row == 0 else ""), text)
+    return line

@@ -1,0 +1,87 @@
+"""The answer on one screen: 24 lines whatever a run has or lacks, and every line says what it stands for."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from tests.fabricate import Op, fabricate_run
+from tests.report.stored_runs import RUNS
+
+from stepscope.analysis.run import Run
+from stepscope.report.screen import LINES, render
+
+
+def screen(path: Path, width: int = 100, colour: bool = False) -> str:
+    console = Console(width=width, file=io.StringIO(), highlight=False, force_terminal=colour)
+    with console.capture() as captured:
+        console.print(render(Run(path)))
+    return captured.get()
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return {name: make(tmp_path_factory.mktemp("runs")) for name, make in RUNS.items()}
+
+
+@pytest.mark.parametrize("width", [80, 100])
+@pytest.mark.parametrize("name", RUNS)
+def test_any_run_is_answered_on_one_screen(runs: dict[str, Path], name: str, width: int) -> None:
+    lines = screen(runs[name], width).splitlines()
+    assert len(lines) <= LINES
+    assert max(map(len, lines)) <= min(width, 100)
+    assert any(line.startswith("BOTTLENECK") for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("without sensors", ("/step [", "samples/s [", "peak 510 MB of 8 GB", "NOT MEASURED", "energy")),
+        ("without sensors", ("Compute bound: arithmetic (confidence", "of the profiled steps", "backward")),
+        ("with power", ("80 mJ/step [", "5 W [", "features.0")),
+        ("of a simulated board", ("SIMULATED sensors: jetson-tx2", "AMD EPYC", "SIMULATED 60.9", "°C")),
+        ("failed", ("failed", "ValueError: boom")),
+        ("empty", ("No training step was recorded", "optimizer.step()")),
+        ("warm-up alone", ("3 steps, all of them warm-up",)),
+        ("without operators", ("no operator was recorded",)),
+        ("of two ranks", ("2 ranks",)),
+        ("of many layers", ("layers (45)",)),
+    ],
+)
+def test_the_screen_says_what_the_run_has(runs: dict[str, Path], name: str, said: tuple[str, ...]) -> None:
+    text = " ".join(screen(runs[name]).split())
+    assert [each for each in said if each not in text] == []
+
+
+def test_a_simulated_board_is_no_name_of_the_machine(runs: dict[str, Path]) -> None:
+    assert "quill" not in screen(runs["of a simulated board"])
+
+
+def test_a_number_that_was_simulated_is_marked_on_the_screen_itself(runs: dict[str, Path]) -> None:
+    first = " ".join(screen(runs["of a simulated board"]).split("BOTTLENECK")[0].split())
+    joules = first.split(" mJ/step")[0].rsplit("SIMULATED", 1)
+    assert len(joules) == 2
+    assert len(joules[1].split()) == 1  # the number alone lies between the mark and its unit
+
+
+def test_the_phases_add_up_to_the_step(runs: dict[str, Path]) -> None:
+    line = next(line for line in screen(runs["without sensors"]).splitlines() if line.startswith("WHERE IT GOES"))
+    shares = [float(part.split()[-1]) for part in line.split("%")[:-1]]
+    assert abs(sum(shares) - 100) <= 2
+
+
+def test_without_colour_there_is_no_escape_and_with_it_the_same_words(runs: dict[str, Path]) -> None:
+    plain, coloured = (screen(runs["without sensors"], colour=colour) for colour in (False, True))
+    assert "\x1b" not in plain
+    assert Console(file=io.StringIO()).render_str(plain).plain == plain
+    from rich.text import Text
+
+    assert Text.from_ansi(coloured).plain.split() == plain.split()
+
+
+def test_a_name_that_looks_like_markup_is_shown_as_it_is(tmp_path: Path) -> None:
+    ops: tuple[Any, ...] = (Op("aten::[red]x[/nope]", "layer[0]", "forward", 500),)
+    assert "layer[0]" in screen(fabricate_run(tmp_path, ops=ops))
