@@ -18,8 +18,8 @@ _PUBLIC = {
     "compare": "stepscope.analysis.compare",
     "doctor": "stepscope.api.reading",
     "export": "stepscope.api.reading",
-    "figure": "stepscope.api.drawing",
-    "figures": "stepscope.api.drawing",
+    "figure": "stepscope.api.reading",
+    "figures": "stepscope.api.reading",
     "fit": "stepscope.footprint.prediction",
     "fit_script": "stepscope.api.workloads",
     "fit_workload": "stepscope.api.workloads",
@@ -34,7 +34,7 @@ _PUBLIC = {
     "schedule": "stepscope.record.settings",
     "study": "stepscope.api.study",
     "text": "stepscope.api.reading",
-    "view": "stepscope.api.drawing",
+    "view": "stepscope.api.reading",
     "workload_facts": "stepscope.api.workloads",
 }
 # Groups of functions, as the groups of commands.
@@ -94,17 +94,17 @@ if TYPE_CHECKING:
     from stepscope.analysis.run import Run as Run
     from stepscope.api import fleet, requests, suite
     from stepscope.api.calibration import calibrate as calibrate
-    from stepscope.api.drawing import figure as figure
-    from stepscope.api.drawing import figures as figures
-    from stepscope.api.drawing import view as view
     from stepscope.api.reading import doctor as doctor
     from stepscope.api.reading import export as export
+    from stepscope.api.reading import figure as figure
+    from stepscope.api.reading import figures as figures
     from stepscope.api.reading import forecast as forecast
     from stepscope.api.reading import live as live
     from stepscope.api.reading import log as log
     from stepscope.api.reading import meter as meter
     from stepscope.api.reading import page as page
     from stepscope.api.reading import text as text
+    from stepscope.api.reading import view as view
     from stepscope.api.study import study as study
     from stepscope.api.training import measure as measure
     from stepscope.api.workloads import fit_script as fit_script

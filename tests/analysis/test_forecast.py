@@ -14,7 +14,7 @@ from stepscope.analysis.estimate import change_points
 from stepscope.analysis.forecast import forecast, watch_starts, watched_steps
 from stepscope.analysis.projection import project, project_level
 from stepscope.analysis.run import Run
-from stepscope.api.questions import ForecastRequest
+from stepscope.api.requests import ForecastRequest
 from stepscope.arrays import Flags, Floats
 from stepscope.errors import UsageError
 

@@ -14,7 +14,7 @@ from tests.importers.profiler_json import op, step, write
 
 from stepscope.analysis.run import Run
 from stepscope.errors import UsageError
-from stepscope.importers import Options, import_file, jetson_stats, nvidia_smi
+from stepscope.importers import Options, import_file, log_formats
 from stepscope.importers.sensor_logs import KINDS, Clock, within_their_second
 
 UTC = Clock(zone=timezone.utc)
@@ -142,7 +142,9 @@ def test_an_nvidia_smi_log_gives_a_sensor_a_gpu_and_null_where_nothing_was_read(
 
 
 def test_units_of_nvidia_smi_come_from_the_header_where_values_have_none() -> None:
-    log = nvidia_smi.parse(["timestamp, power.draw [W], clocks.sm [MHz]", "2026/11/21 11:49:45.100, 31.5, 1200"])
+    log = log_formats.parse_nvidia_smi(
+        ["timestamp, power.draw [W], clocks.sm [MHz]", "2026/11/21 11:49:45.100, 31.5, 1200"]
+    )
     assert log.readings[0].values == {"power": 31.5, "frequency": 1.2e9}
 
 
@@ -155,7 +157,7 @@ def test_a_jetson_stats_csv_is_read_and_what_is_off_is_absent(tmp_path: Path) ->
 
 
 def test_memory_of_old_jetson_stats_is_kilobytes() -> None:
-    log = jetson_stats.parse(["time,RAM,power cur", "2026-11-21 11:49:45,2000,4500"])
+    log = log_formats.parse_jetson_stats(["time,RAM,power cur", "2026-11-21 11:49:45,2000,4500"])
     assert [(c.scope, c.unit) for c in log.columns] == [("system", "B"), ("rail:TOT", "W")]
     assert log.rows == ((2000 * 1024, 4.5),)
 

@@ -25,8 +25,8 @@ from stepscope.analysis.run import Run
 from stepscope.cli.export import export as export_command
 from stepscope.errors import OutputNotWritable, UnknownName, UsageError
 from stepscope.report import exports
-from stepscope.report.exports import _protobuf as protobuf
 from stepscope.report.exports import perfetto, speedscope
+from stepscope.report.exports import perfetto as protobuf
 from stepscope.report.exports._excerpt import Excerpt, excerpt, raw_tables, small_tables
 from stepscope.report.exports._tracks import lanes
 from stepscope.runfolder import RunWriter

@@ -142,7 +142,7 @@ def test_several_steps_are_drawn_below_each_other_on_one_scale(run: Run) -> None
 
 @needs_altair
 def test_categories_against_batch_mark_what_does_not_fit() -> None:
-    from stepscope.report.charts import fit
+    from stepscope.report.charts import memory
     from stepscope.report.charts.style import draw_svg
 
     rows = pl.DataFrame(
@@ -150,14 +150,14 @@ def test_categories_against_batch_mark_what_does_not_fit() -> None:
         schema={"model": pl.String, "batch": pl.Int64, "category": pl.String, "mb": pl.Float64},
         orient="row",
     )
-    svg = draw_svg(fit.build_batches(rows, 900, limit_mb=100))
+    svg = draw_svg(memory.build_batches(rows, 900, limit_mb=100))
     assert "does not fit" in svg
     assert "lenet" in svg
 
 
 @needs_altair
 def test_the_fit_table_has_an_edge_where_fitting_ends() -> None:
-    from stepscope.report.charts import fit
+    from stepscope.report.charts import memory
     from stepscope.report.charts.style import draw_svg
 
     cells = [
@@ -168,19 +168,19 @@ def test_the_fit_table_has_an_edge_where_fitting_ends() -> None:
     ]
     names = ("batch", "option", "peak_bytes", "verdict")
     rows = pl.DataFrame(cells, schema=list(names), orient="row").with_columns(limit_bytes=pl.lit(100))
-    placed = fit._edges(fit._cells(rows, ["as it is", "bf16 \"x\" 'y'"], [4, 8]))
+    placed = memory._edges(memory._cells(rows, ["as it is", "bf16 \"x\" 'y'"], [4, 8]))
     assert placed.select("column", "row").rows() == [(1, 0), (1, 1)]  # right of batch 4, in both rows
-    assert "as it is" in draw_svg(fit.build_options(rows, 900))
+    assert "as it is" in draw_svg(memory.build_options(rows, 900))
 
 
 @needs_altair
 def test_the_trade_names_every_allocator() -> None:
-    from stepscope.report.charts import fit
+    from stepscope.report.charts import memory
     from stepscope.report.charts.style import draw_svg
 
     names = ("peak_mb", "peak_low", "peak_high", "step_ms", "step_low", "step_high")
     rows = pl.DataFrame({"allocator": ["default", "pinned"], **{name: [100.0, 90.0] for name in names}})
-    svg = draw_svg(fit.build_allocators(rows, 900))
+    svg = draw_svg(memory.build_allocators(rows, 900))
     assert "default" in svg
     assert "pinned" in svg
 

@@ -12,7 +12,7 @@ import pytest
 from tests.analysis.attribution.powered_run import powered_run
 from tests.fabricate import fabricate_run
 
-from stepscope.api.questions import RunRequest
+from stepscope.api.requests import RunRequest
 from stepscope.errors import UsageError
 from stepscope.experiments.single_run import FIRST, UntilResolved, resolved_so_far, run_of_process
 

@@ -19,7 +19,7 @@ from stepscope.record.sampler.process import start_sampler
 from stepscope.record.sampler.rows import EventLog, RowFile
 from stepscope.record.sampler.stream import ReaderThread, Stream
 from stepscope.record.sampler.training_processes import MOST, TrainingProcesses
-from stepscope.record.sensors import children, children_memory
+from stepscope.record.sensors import children
 from stepscope.record.sensors.contract import Found, Missing, Pace, ProcessEnded, Target
 from stepscope.runfolder import RunReader
 
@@ -261,12 +261,12 @@ def test_proportional_memory_of_children_leaves_out_those_with_streams_of_their_
     for pid in (50, 51):
         machine.process(pid)
     (tasks / "children").write_text("50 51 52")  # 52 has ended meanwhile
-    sensor = children_memory.discover(machine.root, machine.target)
+    sensor = children.discover_memory(machine.root, machine.target)
     assert isinstance(sensor, Found)
     assert list(sensor.read()) == [2 * 6_144_000]
     machine.target.training.add(50)
     assert list(sensor.read()) == [6_144_000]
-    (tasks / "children").write_text(" ".join(str(pid) for pid in range(50, 50 + 2 * children_memory.MOST)))
+    (tasks / "children").write_text(" ".join(str(pid) for pid in range(50, 50 + 2 * children.MOST)))
     assert math.isnan(sensor.read()[0]), "a sum of some of them would be no sum"
 
 

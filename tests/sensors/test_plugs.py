@@ -17,10 +17,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepscope.record.access import smart_plug
 from stepscope.record.meters import parse_address, parse_shelly, parse_tasmota
-from stepscope.record.sensors import shelly, tasmota
+from stepscope.record.sensors import smart_plugs
 from stepscope.record.sensors.contract import Found, Meter, Missing, Target
+from stepscope.record.sensors.smart_plugs import discover_plugs
 
 ROOT = Path("/")
 LINES = Path(__file__).parent / "lines"
@@ -32,7 +32,7 @@ GEN2_PAGE, GEN1_PAGE, TASMOTA_PAGE = "/rpc/Switch.GetStatus?id=0", "/status", "/
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(smart_plug.fetch, "__defaults__", (0.3,))
+    monkeypatch.setattr(smart_plugs.fetch, "__defaults__", (0.3,))
 
 
 class Device:
@@ -231,7 +231,7 @@ def test_no_text_breaks_the_address(text: str) -> None:
 
 def test_a_shelly_gives_power_energy_voltage_and_current(device: Device) -> None:
     device.pages[GEN2_PAGE] = (200, '{"apower":7.5,"voltage":230.0,"current":0.05,"aenergy":{"total":2.0}}')
-    sensor = shelly.discover(ROOT, named(device.address))
+    sensor = discover_plugs(smart_plugs.SHELLY, ROOT, named(device.address))
     assert values(sensor) == {
         "wall.shelly-0.power": 7.5,
         "wall.shelly-0.energy": 7200.0,
@@ -248,19 +248,19 @@ def test_a_shelly_gives_power_energy_voltage_and_current(device: Device) -> None
 
 def test_a_first_generation_shelly_is_found_behind_its_own_page(device: Device) -> None:
     device.pages[GEN1_PAGE] = (200, GEN1)
-    sensor = shelly.discover(ROOT, named(device.address))
+    sensor = discover_plugs(smart_plugs.SHELLY, ROOT, named(device.address))
     assert values(sensor) == {"wall.shelly-0.power": 12.5, "wall.shelly-0.energy": 36_000.0}
 
 
 def test_a_tasmota_that_answers_in_chunks_is_read(device: Device) -> None:
     device.pages[TASMOTA_PAGE], device.chunked = (200, TASMOTA), True
-    read = values(tasmota.discover(ROOT, named(device.address, kind="tasmota")))
+    read = values(discover_plugs(smart_plugs.TASMOTA, ROOT, named(device.address, kind="tasmota")))
     assert read["wall.tasmota-0.power"] == 20.0
 
 
 def test_a_plug_that_is_named_and_wants_a_password_is_denied(device: Device) -> None:
     device.pages[GEN2_PAGE] = (401, "")
-    answer = missing(shelly.discover(ROOT, named(device.address)))
+    answer = missing(discover_plugs(smart_plugs.SHELLY, ROOT, named(device.address)))
     assert answer.reason == "denied"
     assert "password" in str(answer.remedy)
 
@@ -268,8 +268,8 @@ def test_a_plug_that_is_named_and_wants_a_password_is_denied(device: Device) -> 
 @pytest.mark.parametrize("body", ["<html>router login</html>", '{"StatusSNS":{"Time":"x"}}', "{"])
 def test_another_device_at_the_address_is_unsupported(body: str, device: Device) -> None:
     device.pages = dict.fromkeys((GEN2_PAGE, GEN1_PAGE, TASMOTA_PAGE), (200, body))
-    for sensor, kind in ((shelly, "shelly"), (tasmota, "tasmota")):
-        answer = missing(sensor.discover(ROOT, named(device.address, kind=kind)))
+    for maker in (smart_plugs.SHELLY, smart_plugs.TASMOTA):
+        answer = missing(discover_plugs(maker, ROOT, named(device.address, kind=maker.name)))
         assert answer.reason == "unsupported"
         assert device.address in answer.detail
 
@@ -285,7 +285,7 @@ def test_another_device_at_the_address_is_unsupported(body: str, device: Device)
 def test_a_plug_that_goes_silent_costs_no_more_than_its_time_limit(answer: bytes, keep_open: bool) -> None:
     address, listening = raw_server(answer, keep_open)
     with listening:
-        reason = missing(shelly.discover(ROOT, named(address)))
+        reason = missing(discover_plugs(smart_plugs.SHELLY, ROOT, named(address)))
     assert reason.reason == "failed"
     assert "in time" in reason.detail or "timed out" in reason.detail
 
@@ -306,12 +306,12 @@ def test_a_plug_that_goes_silent_costs_no_more_than_its_time_limit(answer: bytes
 def test_half_an_answer_and_no_http_are_typed_reasons(answer: bytes) -> None:
     address, listening = raw_server(answer)
     with listening:
-        assert missing(shelly.discover(ROOT, named(address))).reason in ("failed", "unsupported")
+        assert missing(discover_plugs(smart_plugs.SHELLY, ROOT, named(address))).reason in ("failed", "unsupported")
 
 
 def test_a_plug_that_is_switched_off_is_failed_and_the_remedy_can_be_tried() -> None:
     address = nobody()
-    answer = missing(tasmota.discover(ROOT, named(address, kind="tasmota")))
+    answer = missing(discover_plugs(smart_plugs.TASMOTA, ROOT, named(address, kind="tasmota")))
     assert answer.reason == "failed"
     assert str(answer.remedy).startswith("try: curl")
 
@@ -319,7 +319,7 @@ def test_a_plug_that_is_switched_off_is_failed_and_the_remedy_can_be_tried() -> 
 def test_one_plug_that_does_not_answer_leaves_a_gap_and_the_other_is_read(device: Device) -> None:
     device.pages[GEN2_PAGE] = (200, '{"apower":7.5}')
     address = nobody()
-    sensor = shelly.discover(ROOT, named(address, device.address))
+    sensor = discover_plugs(smart_plugs.SHELLY, ROOT, named(address, device.address))
     read = values(sensor)
     assert math.isnan(read["wall.shelly-0.power"])
     assert read["wall.shelly-1.power"] == 7.5
@@ -329,7 +329,7 @@ def test_a_plug_that_starts_to_answer_later_is_read_then(device: Device) -> None
     other = Device()
     device.pages[GEN2_PAGE] = (200, '{"apower":7.5}')
     other.pages["/"] = (200, "")
-    sensor = shelly.discover(ROOT, named(device.address, other.address))
+    sensor = discover_plugs(smart_plugs.SHELLY, ROOT, named(device.address, other.address))
     assert math.isnan(values(sensor)["wall.shelly-1.power"])
     other.pages[GEN1_PAGE] = (200, GEN1)
     assert values(sensor)["wall.shelly-1.power"] == 12.5
@@ -339,7 +339,7 @@ def test_a_plug_that_starts_to_answer_later_is_read_then(device: Device) -> None
 
 def test_a_plug_that_fails_in_mid_run_ends_the_read_and_comes_back(device: Device) -> None:
     device.pages[GEN2_PAGE] = (200, '{"apower":7.5}')
-    sensor = shelly.discover(ROOT, named(device.address))
+    sensor = discover_plugs(smart_plugs.SHELLY, ROOT, named(device.address))
     assert isinstance(sensor, Found)
     device.pages[GEN2_PAGE] = (500, "")
     with pytest.raises(OSError, match="500"):
@@ -352,8 +352,8 @@ def test_a_plug_that_fails_in_mid_run_ends_the_read_and_comes_back(device: Devic
 
 
 def test_a_bad_address_and_no_plug_at_all_say_what_to_name() -> None:
-    assert missing(shelly.discover(ROOT, named("ftp://x"))).reason == "failed"
-    nothing = missing(shelly.discover(ROOT, Target(1)))
+    assert missing(discover_plugs(smart_plugs.SHELLY, ROOT, named("ftp://x"))).reason == "failed"
+    nothing = missing(discover_plugs(smart_plugs.SHELLY, ROOT, Target(1)))
     assert nothing.reason == "absent"
     assert "shelly=" in str(nothing.remedy)
 

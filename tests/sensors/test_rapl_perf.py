@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from tests.sensors.pc_trees import found, missing, powercap, refuse_opening, watching, write, zone
 
 from stepscope.record.access import perf_event
-from stepscope.record.sensors import rapl_perf
-from stepscope.record.sensors.rapl_perf import count_events, cpu_list, events
+from stepscope.record.sensors import rapl
+from stepscope.record.sensors.rapl import count_events, cpu_list, events
 
 PMU = "sys/bus/event_source/devices/power"
 SCALE = "2.3283064365386962890625e-10"
@@ -37,7 +37,7 @@ def topology(root: Path, packages: dict[int, tuple[int, int]]) -> None:
         write(root, {f"{folder}/physical_package_id": f"{package}\n", f"{folder}/die_id": f"{die}\n"})
 
 
-def counter(values: dict[int, int]) -> rapl_perf.Opener:
+def counter(values: dict[int, int]) -> rapl.Opener:
     """An opener whose descriptors read a count by event code."""
 
     def opener(event_type: int, config: int, cpu: int) -> int:
@@ -133,7 +133,7 @@ def test_events_that_no_longer_count_are_an_error(tmp_path: Path) -> None:
 
 def test_it_stays_out_where_powercap_answers(tmp_path: Path) -> None:
     powercap(pmu(tmp_path), {"intel-rapl:0": zone("package-0", 1)})
-    answer = missing(rapl_perf.discover(tmp_path, watching()))
+    answer = missing(rapl.discover_perf(tmp_path, watching()))
     assert answer.reason == "absent"
     assert "powercap answers" in answer.detail
 
@@ -141,7 +141,7 @@ def test_it_stays_out_where_powercap_answers(tmp_path: Path) -> None:
 def test_it_counts_the_running_machine_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     powercap(pmu(tmp_path), {"intel-rapl:0": zone("package-0", 1)})
     refuse_opening(monkeypatch, "energy_uj", errno.EACCES)
-    answer = missing(rapl_perf.discover(tmp_path, watching()))
+    answer = missing(rapl.discover_perf(tmp_path, watching()))
     assert answer.reason == "absent"
     assert "running machine alone" in answer.detail
 

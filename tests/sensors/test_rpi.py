@@ -22,9 +22,8 @@ from tests.sensors.pc_trees import (
     write,
 )
 
-from stepscope.record.access import videocore
-from stepscope.record.access.videocore import THROTTLE_BITS, parse_adc, parse_throttled, rail_powers_w
-from stepscope.record.sensors import rpi5_pmic, rpi_throttled
+from stepscope.record.sensors import raspberry_pi
+from stepscope.record.sensors.raspberry_pi import THROTTLE_BITS, parse_adc, parse_throttled, rail_powers_w
 
 LOADED, BUSY = sample_blocks("rpi5-pmic-read-adc.txt")
 GET_THROTTLED = "sys/devices/platform/soc/soc:firmware/get_throttled"
@@ -48,7 +47,7 @@ def test_the_readings_of_real_boards_are_taken_whole(text: str, core_w: float) -
 
 
 def test_rails_give_watts_and_the_two_without_a_current_volts(tmp_path: Path) -> None:
-    sensor = found(rpi5_pmic.discover(answering(tmp_path, BUSY), watching()))
+    sensor = found(raspberry_pi.discover_pmic(answering(tmp_path, BUSY), watching()))
     values = by_id(sensor)
     sensor.close()
     assert len(values) == 14
@@ -61,7 +60,7 @@ def test_rails_give_watts_and_the_two_without_a_current_volts(tmp_path: Path) ->
 
 
 def test_a_rail_that_one_reading_lacks_is_nan_in_its_place(tmp_path: Path) -> None:
-    sensor = found(rpi5_pmic.discover(answering(tmp_path, BUSY), watching()))
+    sensor = found(raspberry_pi.discover_pmic(answering(tmp_path, BUSY), watching()))
     (tmp_path / "answer").write_text("\n".join(line for line in BUSY.splitlines() if "VDD_CORE_V" not in line))
     values = by_id(sensor)
     sensor.close()
@@ -96,14 +95,14 @@ def test_a_line_that_cannot_be_is_kept_and_not_believed(line: str) -> None:
 
 def test_an_older_board_says_that_it_cannot_measure(tmp_path: Path) -> None:
     root = answering(tmp_path, 'error=1 error_msg="Command not registered"\n')
-    answer = missing(rpi5_pmic.discover(root, watching()))
+    answer = missing(raspberry_pi.discover_pmic(root, watching()))
     assert answer.reason == "unsupported"
     assert "Command not registered" in answer.detail
     assert answer.remedy is not None
 
 
 def test_other_text_in_mid_run_is_an_error_and_not_zero_watts(tmp_path: Path) -> None:
-    sensor = found(rpi5_pmic.discover(answering(tmp_path, BUSY), watching()))
+    sensor = found(raspberry_pi.discover_pmic(answering(tmp_path, BUSY), watching()))
     (tmp_path / "answer").write_text("Segmentation fault\n")
     with pytest.raises(ValueError, match="no rail in the answer"):
         sensor.read()
@@ -112,8 +111,8 @@ def test_other_text_in_mid_run_is_an_error_and_not_zero_watts(tmp_path: Path) ->
 
 @pytest.mark.parametrize("script", ["sleep 5", "sleep 5 & sleep 5"])
 def test_a_program_that_hangs_is_ended(script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(videocore, "TIMEOUT_S", 0.05)
-    answer = missing(rpi5_pmic.discover(vcgencmd(tmp_path, script), watching()))
+    monkeypatch.setattr(raspberry_pi, "TIMEOUT_S", 0.05)
+    answer = missing(raspberry_pi.discover_pmic(vcgencmd(tmp_path, script), watching()))
     assert answer.reason == "failed"
     assert "no answer to pmic_read_adc within 0.05 s" in answer.detail
 
@@ -121,8 +120,8 @@ def test_a_program_that_hangs_is_ended(script: str, tmp_path: Path, monkeypatch:
 def test_a_program_that_begins_to_hang_is_an_error_of_that_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sensor = found(rpi5_pmic.discover(answering(tmp_path, BUSY), watching()))
-    monkeypatch.setattr(videocore, "TIMEOUT_S", 0.05)
+    sensor = found(raspberry_pi.discover_pmic(answering(tmp_path, BUSY), watching()))
+    monkeypatch.setattr(raspberry_pi, "TIMEOUT_S", 0.05)
     vcgencmd(tmp_path, "sleep 5")
     with pytest.raises(TimeoutError):
         sensor.read()
@@ -138,7 +137,7 @@ def test_a_program_that_begins_to_hang_is_an_error_of_that_read(
     ],
 )
 def test_a_program_that_fails_gives_its_reason(script: str, reason: str, tmp_path: Path) -> None:
-    answer = missing(rpi5_pmic.discover(vcgencmd(tmp_path, script), watching()))
+    answer = missing(raspberry_pi.discover_pmic(vcgencmd(tmp_path, script), watching()))
     assert answer.reason == reason
     assert (answer.remedy is not None) == (reason == "denied")
 
@@ -146,7 +145,7 @@ def test_a_program_that_fails_gives_its_reason(script: str, reason: str, tmp_pat
 def test_a_mailbox_that_may_not_be_opened_names_the_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path, {"dev/vcio": ""})
     refuse_opening(monkeypatch, "vcio", errno.EACCES)
-    answer = missing(rpi5_pmic.discover(tmp_path, watching()))
+    answer = missing(raspberry_pi.discover_pmic(tmp_path, watching()))
     assert answer.reason == "denied"
     assert answer.remedy == "sudo usermod -aG video $USER   (then log in again)"
 
@@ -172,7 +171,7 @@ class Mailbox:
 def test_the_mailbox_is_asked_before_the_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mailbox = Mailbox(BUSY)
     monkeypatch.setattr(fcntl, "ioctl", mailbox.ioctl)
-    sensor = found(rpi5_pmic.discover(write(answering(tmp_path, LOADED), {"dev/vcio": ""}), watching()))
+    sensor = found(raspberry_pi.discover_pmic(write(answering(tmp_path, LOADED), {"dev/vcio": ""}), watching()))
     assert by_id(sensor)["rail.VDD_CORE.power"] == pytest.approx(6.22421 * 0.861733)
     sensor.close()
     assert set(mailbox.commands) == {"pmic_read_adc"}
@@ -183,26 +182,26 @@ def test_a_mailbox_that_refuses_the_message_leaves_it_to_the_program(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fcntl, "ioctl", Mailbox("", code=0x80000001).ioctl)
-    sensor = found(rpi5_pmic.discover(write(answering(tmp_path, LOADED), {"dev/vcio": ""}), watching()))
+    sensor = found(raspberry_pi.discover_pmic(write(answering(tmp_path, LOADED), {"dev/vcio": ""}), watching()))
     sensor.close()
     assert sensor.channels[0].source == f"{tmp_path}/usr/bin/vcgencmd pmic_read_adc"
 
 
 def test_a_file_that_is_no_mailbox_has_failed(tmp_path: Path) -> None:
-    answer = missing(rpi5_pmic.discover(write(tmp_path, {"dev/vcio": ""}), watching()))
+    answer = missing(raspberry_pi.discover_pmic(write(tmp_path, {"dev/vcio": ""}), watching()))
     assert answer.reason == "failed"
     assert "dev/vcio" in answer.detail
 
 
 def test_the_firmware_is_asked_before_the_file_whose_reading_clears_its_history(tmp_path: Path) -> None:
     write(answering(tmp_path, "throttled=0x1\n"), {GET_THROTTLED: "50005\n"})
-    sensor = found(rpi_throttled.discover(tmp_path, watching()))
+    sensor = found(raspberry_pi.discover_throttled(tmp_path, watching()))
     assert sum(sensor.read()) == 1.0
     sensor.close()
 
 
 def test_throttle_bits_come_from_the_kernels_file_where_the_firmware_cannot_be_asked(tmp_path: Path) -> None:
-    sensor = found(rpi_throttled.discover(write(tmp_path, {GET_THROTTLED: "50005\n"}), watching()))
+    sensor = found(raspberry_pi.discover_throttled(write(tmp_path, {GET_THROTTLED: "50005\n"}), watching()))
     values = by_id(sensor)
     sensor.close()
     assert {name for name, value in values.items() if value} == {
@@ -215,7 +214,7 @@ def test_throttle_bits_come_from_the_kernels_file_where_the_firmware_cannot_be_a
 
 
 def test_throttle_bits_come_from_the_program(tmp_path: Path) -> None:
-    sensor = found(rpi_throttled.discover(answering(tmp_path, "throttled=0x80008\n"), watching()))
+    sensor = found(raspberry_pi.discover_throttled(answering(tmp_path, "throttled=0x80008\n"), watching()))
     assert by_id(sensor)["throttle.soft-temperature-limit.throttled"] == 1.0
     (tmp_path / "answer").write_text("what?\n")
     with pytest.raises(ValueError, match="no set of bits"):
@@ -224,14 +223,14 @@ def test_throttle_bits_come_from_the_program(tmp_path: Path) -> None:
 
 
 def test_text_that_is_no_set_of_bits_is_unsupported(tmp_path: Path) -> None:
-    answer = missing(rpi_throttled.discover(answering(tmp_path, "error=2\n"), watching()))
+    answer = missing(raspberry_pi.discover_throttled(answering(tmp_path, "error=2\n"), watching()))
     assert answer.reason == "unsupported"
 
 
 def test_a_throttle_file_that_may_not_be_read_is_denied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path, {GET_THROTTLED: "0\n"})
     refuse_opening(monkeypatch, "get_throttled", errno.EACCES)
-    assert missing(rpi_throttled.discover(tmp_path, watching())).reason == "denied"
+    assert missing(raspberry_pi.discover_throttled(tmp_path, watching())).reason == "denied"
 
 
 @pytest.mark.parametrize(

@@ -11,12 +11,12 @@ import torch
 
 from stepscope import workloads
 from stepscope.errors import UnknownName, UsageError
-from stepscope.experiments.daily.request import DailyTraining
+from stepscope.experiments.daily import DailyTraining
 from stepscope.experiments.daily.study import Routine
 from stepscope.experiments.daily.training import _chunks, _lessons, train_life
 from stepscope.experiments.engine.engine import Point, Watch, answer_study
 from stepscope.experiments.engine.training import Place
-from stepscope.report.charts.trainings import daily_charts
+from stepscope.report.charts.comparison import daily_charts
 from stepscope.report.study_results import render, save_figures
 
 CHILD = (sys.executable, str(Path(__file__).parent / "training_child.py"))

@@ -27,7 +27,7 @@ def test_parameters_stay_input_grows_as_the_batch_and_feature_maps_are_the_most(
 @pytest.mark.slow
 def test_a_run_on_a_simulated_board_brings_power_that_says_so(tmp_path: Path) -> None:
     orders = {
-        "task": "stepscope.experiments.observations._tasks:train_run",
+        "task": "stepscope.experiments.observations._measurements:train_run",
         "workload": "lenet",
         "batch": 64,
         "device": "cpu",

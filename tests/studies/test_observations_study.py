@@ -13,11 +13,11 @@ from tests.fabricate import STEP, fabricate_run
 
 from stepscope.errors import RunNotFound, UnknownName, UsageError
 from stepscope.experiments.engine.engine import Point, Watch, answer_study
+from stepscope.experiments.observations import PAPER_WORKLOADS, QUICK_WORKLOADS, Observations
 from stepscope.experiments.observations._measurements import (
     planned_measurements,
     runs_in,
 )
-from stepscope.experiments.observations.request import PAPER_WORKLOADS, QUICK_WORKLOADS, Observations
 from stepscope.report.charts.observations import observation_charts
 from stepscope.report.study_results import render, save_figures
 

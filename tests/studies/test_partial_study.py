@@ -15,10 +15,9 @@ from stepscope.errors import UnknownName, UsageError
 from stepscope.experiments.engine.child import perform
 from stepscope.experiments.engine.engine import Point, Watch, answer_study
 from stepscope.experiments.engine.facts import SHARE, mean_of
-from stepscope.experiments.partial.plan import partial_points, partial_settings
-from stepscope.experiments.partial.request import PartialTraining as Partial
-from stepscope.experiments.partial.study import unbeaten
-from stepscope.report.charts.trainings import partial_charts
+from stepscope.experiments.partial import PartialTraining as Partial
+from stepscope.experiments.partial.study import partial_points, partial_settings, unbeaten
+from stepscope.report.charts.comparison import partial_charts
 from stepscope.report.study_results import render, save_figures
 
 CHILD = (sys.executable, str(Path(__file__).parent / "training_child.py"))

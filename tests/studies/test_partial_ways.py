@@ -14,8 +14,9 @@ from torch import nn
 
 from stepscope import workloads
 from stepscope.errors import UsageError
+from stepscope.experiments import partial
 from stepscope.experiments.engine.training import Place
-from stepscope.experiments.partial import plan, request, ways
+from stepscope.experiments.partial import study, ways
 from stepscope.experiments.partial.training import (
     Absent,
     Lesson,
@@ -64,8 +65,8 @@ def _weights(training: Training) -> dict[str, torch.Tensor]:
 
 
 def test_the_command_knows_every_way_without_torch() -> None:
-    assert tuple(WAYS) == request.WAYS
-    assert tuple(name for name, way in WAYS.items() if way.fractional) == plan.FRACTIONAL
+    assert tuple(WAYS) == partial.WAYS
+    assert tuple(name for name, way in WAYS.items() if way.fractional) == study.FRACTIONAL
 
 
 def test_what_is_frozen_gets_no_gradient_and_does_not_move(training: Training) -> None:

@@ -9,7 +9,7 @@ import pytest
 from tests.fabricate import STEP, fabricate_run
 
 from stepscope.analysis.run import Run
-from stepscope.experiments.breakdown.request import Breakdown
+from stepscope.experiments.breakdown import Breakdown
 from stepscope.experiments.breakdown.study import FAMILY_NAMES, family, family_milliseconds
 from stepscope.experiments.engine.engine import answer_study
 from stepscope.report.charts.operators import breakdown_charts

@@ -13,11 +13,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.conftest import CommandLine
+from tests.fabricate import CEILINGS
 from torch.nn import functional
 
 from stepscope import workloads
 from stepscope.errors import UsageError
 from stepscope.experiments.engine.engine import Watch, answer_study
+from stepscope.experiments.kernels import OPS, Kernels
 from stepscope.experiments.kernels.rates import (
     HERE,
     Row,
@@ -28,7 +30,6 @@ from stepscope.experiments.kernels.rates import (
     read_tables,
     verdict,
 )
-from stepscope.experiments.kernels.request import OPS, Kernels
 from stepscope.experiments.kernels.shapes import AXES, Kernel, kernels_of, square
 from stepscope.experiments.kernels.timing import (
     BOTH,
@@ -44,6 +45,12 @@ from stepscope.experiments.kernels.timing import (
 )
 from stepscope.report.charts.operators import kernel_charts
 from stepscope.report.study_results import render
+
+
+@pytest.fixture(autouse=True)
+def _known_ceilings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stepscope.experiments.kernels.study.ceilings", lambda *asked, **how: CEILINGS)
+
 
 SMALL = Kernels(
     ops=("conv", "batch_norm", "optimizer"), kernel=(3, 5, 7), batch=(2,), channels=(4,), sizes=(8,), parameters=(100,),

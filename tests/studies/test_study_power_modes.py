@@ -18,6 +18,7 @@ from stepscope.analysis.results import Findings
 from stepscope.cli.study import _confirm
 from stepscope.errors import UsageError
 from stepscope.experiments.engine.engine import Point, Watch, answer_study
+from stepscope.experiments.sweeps import PowerModes
 from stepscope.experiments.sweeps.power_modes import (
     SAVED_MODE_FILE,
     Jetson,
@@ -27,7 +28,6 @@ from stepscope.experiments.sweeps.power_modes import (
     refuse_without_permission,
     restore_mode_after,
 )
-from stepscope.experiments.sweeps.request import PowerModes
 
 CHILD = (sys.executable, str(Path(__file__).parent / "setting_child.py"))
 CONF = """

@@ -17,6 +17,7 @@ from stepscope import workloads
 from stepscope.errors import UnknownName, UsageError
 from stepscope.experiments.engine.engine import Point, Watch, answer_study
 from stepscope.experiments.engine.points import in_rounds
+from stepscope.experiments.sweeps import BatchSweep, OptimizerSweep, PrecisionSweep, ThreadSweep, TrainingSetting
 from stepscope.experiments.sweeps.optimizers import (
     KINDS,
     OptimizerKind,
@@ -24,15 +25,8 @@ from stepscope.experiments.sweeps.optimizers import (
     state_bytes,
     with_every_optimizer,
 )
-from stepscope.experiments.sweeps.request import (
-    BatchSweep,
-    OptimizerSweep,
-    PrecisionSweep,
-    ThreadSweep,
-    TrainingSetting,
-)
 from stepscope.experiments.sweeps.results import WINDOW, smoothed, steps_to
-from stepscope.report.charts.trainings import setting_charts
+from stepscope.report.charts.comparison import setting_charts
 from stepscope.report.study_results import render
 
 CHILD = (sys.executable, str(Path(__file__).parent / "setting_child.py"))

@@ -11,8 +11,8 @@ import pytest
 
 from stepscope.errors import UsageError
 from stepscope.experiments.engine.limits import LEAST_BYTES, refuse_memory_limit
+from stepscope.experiments.suite import SuiteRun
 from stepscope.experiments.suite.plan import sweep_rules
-from stepscope.experiments.suite.request import SuiteRun
 from stepscope.experiments.suite.rules import (
     FEWEST,
     Rules,

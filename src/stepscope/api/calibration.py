@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from stepscope.api.questions import CalibrateRequest
+from stepscope.api.requests import CalibrateRequest
 from stepscope.errors import OutputNotWritable, UsageError
 from stepscope.record.meter_log import read_meter_csv
 from stepscope.record.meters import parse_meters

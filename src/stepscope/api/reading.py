@@ -1,10 +1,14 @@
-"""Stored runs and this machine, without torch: text, page, export, live, log, forecast, meter, doctor."""
+"""Stored runs and this machine, without torch: text, page, export, live, log, forecast, meter, doctor.
+
+`stepscope.figure`, `figures` and `view`: charts as pictures and runs as web pages, with the extra `report`.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import inspect
 import os
+import secrets
 import time
 import warnings
 from collections.abc import Iterator
@@ -17,15 +21,18 @@ from stepscope.analysis.compare import Check, Comparison
 from stepscope.analysis.energy.alignment import align
 from stepscope.analysis.results import Findings
 from stepscope.analysis.run import open_run
-from stepscope.api.questions import ForecastRequest
+from stepscope.api.requests import ForecastRequest
 from stepscope.errors import UnknownName, UsageError
 from stepscope.integrations import logger
 from stepscope.record.ceilings import ceilings as measured
 from stepscope.record.diagnosis import characterise_sensors, diagnose
 from stepscope.record.meter_log import import_csv
+from stepscope.report import figures as drawn
 from stepscope.report.exports._excerpt import plan_export, write_export
 from stepscope.report.live.now import Now, Watch
 from stepscope.report.live.screen import looks
+from stepscope.report.view.server import DEFAULT_PORT, ViewServer, make_server
+from stepscope.report.view.site import is_loopback
 from stepscope.runfolder import RunReader
 from stepscope.simulate.simulation import sensor_root
 
@@ -209,3 +216,39 @@ def doctor(
         measure = (lambda seen, target: characterise_sensors(seen, target, top)[1]) if characterise else None
         found = diagnose(top, simulate, measure)[0]
     return {**found, "ceilings": measured(threads=threads, precision=precision, again=True)} if ceilings else found
+
+
+def figure(
+    name: str,
+    run: str | Path | Run = "last",
+    out: str | Path = ".",
+    *,
+    form: str = "png",
+    width_mm: float = drawn.DOUBLE_COLUMN_MM,
+) -> Path:
+    """Write one chart of a run into the folder `out`, which is made, and return the path of the picture.
+
+    name: one of `stepscope.figures()`. run: a Run, the path of its folder, its name in `runs`, or "last". form: png,
+    svg, pdf or vega. width_mm: on paper, 60 to 420; 85 fills one column, 170 two. Raises UnknownName and UsageError,
+    StepscopeError with the reason where the run has nothing to draw, MissingDependency without the extra `report`,
+    OutputNotWritable.
+    """
+    drawn.check(name, [form], width_mm)
+    return drawn.write(name, open_run(run), Path(out), form, width_mm)
+
+
+def figures() -> dict[str, str]:
+    """The charts that `figure` can draw: their names, in the order of the page, and the section each is of."""
+    return {entry.name: entry.title for entry in drawn.entries()}
+
+
+def view(
+    folder: str | Path = "runs", *, host: str = "127.0.0.1", port: int = DEFAULT_PORT, token: str | None = None
+) -> ViewServer:
+    """A server that shows a folder of runs at its `address`: call `serve_forever()`, `server_close()` ends it.
+
+    port: 0 takes any free one. token: what visitors need; beyond this machine the default is a new one, and it is
+    part of the address. Nothing is written and nothing outside the folder is shown. Raises RunNotFound and UsageError.
+    """
+    needed = token if token is not None or is_loopback(host) else secrets.token_urlsafe(24)
+    return make_server(folder, host, port, needed)

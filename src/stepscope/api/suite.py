@@ -16,7 +16,7 @@ import polars as pl
 
 from stepscope.api.progress import fleet_progress, sweep_progress
 from stepscope.errors import MissingDependency, StepscopeError, UnknownName, UsageError
-from stepscope.experiments.suite.request import SuiteRun
+from stepscope.experiments.suite import SuiteRun
 from stepscope.experiments.suite.results import Results, read_results, runs_table
 from stepscope.experiments.suite.results import settings_table as table_of
 from stepscope.units import bytes_, estimate, percent, plural
@@ -135,8 +135,7 @@ def listed(below: str | Path = "suites") -> dict[str, Any]:
 def _run_on_fleet(request: SuiteRun, out: Path, progress: bool, says: Callable[[str], None]) -> None:
     from stepscope.experiments.engine.engine import CHILD
     from stepscope.experiments.fleet.connection import require_dask, scheduler_address
-    from stepscope.experiments.fleet.plan import new_fleet, resume_fleet
-    from stepscope.experiments.fleet.sweep import fleet_sweep
+    from stepscope.experiments.fleet.sweep import fleet_sweep, new_fleet, resume_fleet
 
     require_dask()
     where = scheduler_address(str(request.fleet), request.tls)

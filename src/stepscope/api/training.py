@@ -14,7 +14,7 @@ import torch
 import stepscope
 from stepscope import workloads
 from stepscope.analysis.summary import write_summary
-from stepscope.api.questions import RunRequest
+from stepscope.api.requests import RunRequest
 from stepscope.experiments.single_run import MOST, UntilResolved, parse_metering
 from stepscope.record.ceilings import write_ceilings
 from stepscope.record.empty_process import write_empty_process_bytes

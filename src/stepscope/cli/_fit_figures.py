@@ -63,7 +63,7 @@ def _model_pictures(question: FitRequest, beside: Sequence[Job]) -> Iterator[Pic
     """Training against inference, and categories against batch, of this model and those beside it."""
     from stepscope.footprint import chart_data
     from stepscope.footprint.simulator import Simulator
-    from stepscope.report.charts import fit, memory
+    from stepscope.report.charts import memory
 
     simulator = Simulator(question.platform, question.kept, question.allocator)
     jobs = [question.job, *beside]
@@ -74,30 +74,30 @@ def _model_pictures(question: FitRequest, beside: Sequence[Job]) -> Iterator[Pic
         "live tensors over a step, training and inference",
     )
     rows = chart_data.categories_by_batch(simulator, jobs, chart_data.batches_around(question.batch))
-    yield "fit-batches", lambda width: fit.build_batches(rows, width), "live tensors at the peak by batch"
+    yield "fit-batches", lambda width: memory.build_batches(rows, width), "live tensors at the peak by batch"
 
 
 def _option_pictures(found: FitResult, question: FitRequest) -> Iterator[Picture]:
     """Batches against options, where a limit was given."""
     from stepscope.footprint import chart_data
-    from stepscope.report.charts import fit
+    from stepscope.report.charts import memory
 
     if question.limit is None:
         return
     names = [option.name for option in found.options if "accumulated" not in option.name]
     rows = chart_data.options_by_batch(question, question.limit, names, chart_data.batches_around(question.batch))
     said = f"{found.name}: peak of the process against a limit of {bytes_(question.limit.bytes)}"
-    yield "fit-options", lambda width: fit.build_options(rows, width), said
+    yield "fit-options", lambda width: memory.build_options(rows, width), said
 
 
 def _trade_pictures(found: FitResult, traded: Sequence[AllocatorTrade]) -> Iterator[Picture]:
     from stepscope.footprint.measurements import trade_frame
-    from stepscope.report.charts import fit
+    from stepscope.report.charts import memory
 
     rows = trade_frame(traded)
     if not rows.is_empty():
         said = f"{found.name}: what each allocator costs, measured"
-        yield "fit-allocators", lambda width: fit.build_allocators(rows, width), said
+        yield "fit-allocators", lambda width: memory.build_allocators(rows, width), said
 
 
 def _tensor_limit(found: FitResult) -> float | None:

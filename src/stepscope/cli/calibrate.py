@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from stepscope.api.questions import CalibrateRequest
+from stepscope.api.requests import CalibrateRequest
 from stepscope.cli._options import command_of
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stepscope.api.questions import ForecastRequest
+from stepscope.api.requests import ForecastRequest
 from stepscope.cli._options import command_of
 from stepscope.errors import UsageError
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from stepscope.api.questions import RunRequest
+from stepscope.api.requests import RunRequest
 from stepscope.cli._options import command_of
 from stepscope.cli.meter import read_logs
 from stepscope.errors import StepscopeError, UsageError

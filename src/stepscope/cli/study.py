@@ -13,7 +13,7 @@ from stepscope.api.requests import STUDIES, StudyRequest
 from stepscope.cli._options import command_of
 from stepscope.cli.compare import compare
 from stepscope.errors import UsageError
-from stepscope.experiments.sweeps.request import PowerModes
+from stepscope.experiments.sweeps import PowerModes
 
 if TYPE_CHECKING:
     from stepscope.experiments.sweeps.power_modes import Jetson

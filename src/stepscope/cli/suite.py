@@ -11,7 +11,7 @@ import typer
 
 from stepscope.cli._options import command_of
 from stepscope.errors import UsageError
-from stepscope.experiments.suite.request import SuiteRun
+from stepscope.experiments.suite import SuiteRun
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -17,8 +17,8 @@ import polars as pl
 from stepscope.arrays import Ints
 from stepscope.errors import UsageError
 from stepscope.files import replace_json
-from stepscope.importers import jetson_stats, nvidia_smi
-from stepscope.importers.meter_logs import (
+from stepscope.importers import log_formats
+from stepscope.importers.log_formats import (
     MeterReadings,
     is_meter_csv,
     is_mllog,
@@ -195,7 +195,7 @@ def _tegrastats_values(line: tegrastats.TegrastatsLine) -> list[tuple[str, str, 
 
 def jetson_stats_logs(text: str, source: str, clock: Clock) -> list[SensorLog]:
     """Every column of a jetson-stats CSV that is understood and was ever read."""
-    log = jetson_stats.parse(text.splitlines())
+    log = log_formats.parse_jetson_stats(text.splitlines())
     if not log.stamps:
         raise UsageError(f"'{source}': no line with a time", "give a CSV of jetson-stats that holds readings")
     stamps = np.array([unix_ns(stamp, clock) for stamp in log.stamps], dtype=np.int64)
@@ -211,7 +211,7 @@ def jetson_stats_logs(text: str, source: str, clock: Clock) -> list[SensorLog]:
 
 def nvidia_smi_logs(text: str, source: str, clock: Clock) -> list[SensorLog]:
     """A sensor a GPU, since each is read at its own times."""
-    log = nvidia_smi.parse(text.splitlines())
+    log = log_formats.parse_nvidia_smi(text.splitlines())
     gpus = list(dict.fromkeys(reading.gpu for reading in log.readings))
     if not gpus:
         raise UsageError(f"'{source}': no line with a time", "give a log of nvidia-smi that holds readings")
@@ -275,8 +275,12 @@ def _meters(meters: Sequence[MeterReadings], source: str, clock: Clock) -> list[
 
 KINDS = (
     LogKind("tegrastats", lambda lines: any(_is_tegrastats(line) for line in lines), tegrastats_logs),
-    LogKind("jetson-stats", lambda lines: bool(lines) and jetson_stats.is_header(lines[0]), jetson_stats_logs),
-    LogKind("nvidia-smi", lambda lines: any(nvidia_smi.is_header(line) for line in lines[:3]), nvidia_smi_logs),
+    LogKind(
+        "jetson-stats", lambda lines: bool(lines) and log_formats.is_jetson_stats_header(lines[0]), jetson_stats_logs
+    ),
+    LogKind(
+        "nvidia-smi", lambda lines: any(log_formats.is_nvidia_smi_header(line) for line in lines[:3]), nvidia_smi_logs
+    ),
     LogKind("powermetrics", lambda lines: any(powermetrics.begin(line) for line in lines), powermetrics_logs),
     LogKind("mllog", is_mllog, lambda text, source, clock: _meters(read_mllog(text, source), source, clock)),
     LogKind(

@@ -1,4 +1,4 @@
-"""The boards, one file each with its `BOARD`; the folder is its own registry. docs/boards.md says how to add one."""
+"""The boards: `BOARDS` of the files here; the folder is its own registry. docs/boards.md says how to add one."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ def discover_boards() -> Discovery:
 
 
 def all_boards() -> list[Board]:
-    """All boards, in order of file name; a file without a BOARD is excluded."""
-    boards = [getattr(module, "BOARD", None) for module in discover_boards().modules]
-    return [board for board in boards if isinstance(board, Board)]
+    """All boards, in order of their names: the `BOARDS` of the files here, the `BOARDS` or `BOARD` of plug-ins."""
+    modules = discover_boards().modules
+    boards = [board for module in modules for board in (*getattr(module, "BOARDS", ()), getattr(module, "BOARD", None))]
+    return sorted((board for board in boards if isinstance(board, Board)), key=lambda board: board.name)
 
 
 def identify(device: dict[str, Any], rails: Collection[str] = (), simulated: str | None = None) -> Board:

@@ -51,6 +51,7 @@ class Ceilings:
     peak_flops_per_s: float
     peak_bytes_per_s: float  # of arrays that no cache holds, read and written
     peak_by: str
+    streamed_by: str  # the kind of copying that reached peak_bytes_per_s
     op_ns: float
     module_ns: float
     node_ns: float
@@ -72,16 +73,18 @@ def ceilings_of(run: RunReader) -> Ceilings | None:
     """The ceilings that were written into a run; None where none were, or of a run whose device was another's."""
     stated = run.device.get("ceilings")
     try:
-        return _ceilings(stated) if isinstance(stated, Mapping) else None
+        return read_ceilings(stated) if isinstance(stated, Mapping) else None
     except (KeyError, TypeError, ValueError):
         return None
 
 
-def _ceilings(stated: Mapping[str, Any]) -> Ceilings:
+def read_ceilings(stated: Mapping[str, Any]) -> Ceilings:
+    """Return the ceilings of what a probe stated; KeyError, TypeError or ValueError where it states too little."""
     rates, moved, costs = stated["arithmetic"], stated["bandwidth"], stated["dispatch"]
     highest = max(rates, key=lambda row: float(row["flops_per_s"]))
     large = max(float(row["bytes"]) for row in moved) / 3
     streams = [row for row in moved if row["kind"] in ("copy", "triad") and float(row["bytes"]) >= large]
+    fastest = max(streams, key=lambda row: float(row["bytes_per_s"]))
     fresh = [row for row in moved if row["kind"] == "fresh"] or [row for row in moved if row["kind"] == "copy"]
     return Ceilings(
         device=str(stated.get("device") or CPU),
@@ -89,8 +92,9 @@ def _ceilings(stated: Mapping[str, Any]) -> Ceilings:
         convolutions=_curve((row["flops"], row["flops_per_s"]) for row in rates if row["kind"] in _CONVOLUTION),
         given=_curve((row["bytes"] / 2, row["bytes_per_s"] / 2) for row in fresh),
         peak_flops_per_s=float(highest["flops_per_s"]),
-        peak_bytes_per_s=max(float(row["bytes_per_s"]) for row in streams),
+        peak_bytes_per_s=float(fastest["bytes_per_s"]),
         peak_by=str(highest["what"]),
+        streamed_by=str(fastest["kind"]),
         op_ns=float(costs["op_ns"]),
         module_ns=float(costs["module_ns"]),
         node_ns=float(costs["backward_node_ns"]),

@@ -1,4 +1,4 @@
-"""Contract of a board file, which holds one `BOARD`, and the rails that several boards share.
+"""Contract of a board file, which names its boards in `BOARDS`, and the rails that several boards share.
 
 It is data: what a rail feeds, what lies inside what, what can be added up.
 RAPL domains: kernel, power/powercap/powercap.rst.

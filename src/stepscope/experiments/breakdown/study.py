@@ -16,9 +16,9 @@ from stepscope.analysis.results import Findings, ResultTable, Value
 from stepscope.analysis.run import Run
 from stepscope.analysis.time.steps import profiled_steps
 from stepscope.errors import StepscopeError
-from stepscope.experiments.breakdown.request import Breakdown
+from stepscope.experiments.breakdown import Breakdown
 from stepscope.experiments.engine.engine import Plan
-from stepscope.experiments.sweeps.request import INFERENCE, TRAINING, TrainingSetting
+from stepscope.experiments.sweeps import INFERENCE, TRAINING, TrainingSetting
 from stepscope.experiments.sweeps.trainings import TrainingRun, training_plan
 from stepscope.footprint.chart_data import TRAINING as DRY_TRAINING
 from stepscope.footprint.chart_data import inference, step_series

@@ -11,7 +11,7 @@ import polars as pl
 
 from stepscope.analysis.results import Findings, ResultTable, Value
 from stepscope.errors import UsageError
-from stepscope.experiments.daily.request import DailyTraining
+from stepscope.experiments.daily import DailyTraining
 from stepscope.experiments.engine.engine import Plan, Point, Result
 from stepscope.experiments.engine.facts import (
     AMOUNT,

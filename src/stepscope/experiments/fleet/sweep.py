@@ -2,6 +2,8 @@
 
 Dask carries, watches and restarts; here is only what it cannot know: that a run which was made is not made again,
 that nothing else goes on beside a run, and when to give up.
+
+The sweeps of all boards of a fleet from one request: begun, or gone on with.
 """
 
 from __future__ import annotations
@@ -20,9 +22,9 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from stepscope.errors import FleetError, RunDamaged, SchemaTooNew, UsageError
+from stepscope.errors import FleetError, RunDamaged, SchemaTooNew, UnknownName, UsageError
 from stepscope.experiments.engine.folder import SweepFolder, writing_sweep
-from stepscope.experiments.engine.points import Entry, SweepPoint
+from stepscope.experiments.engine.points import Entry, SweepPoint, workload_entries
 from stepscope.experiments.engine.process import Outcome
 from stepscope.experiments.fleet import worker
 from stepscope.experiments.fleet.connection import FleetUnreachable, SchedulerAddress, check_name, connect
@@ -38,6 +40,8 @@ from stepscope.experiments.fleet.devices import (
     present_devices,
 )
 from stepscope.experiments.fleet.worker import Piece, gather_run, path_inside
+from stepscope.experiments.suite import SuiteRun
+from stepscope.experiments.suite.plan import chosen_entries, sweep_grid, sweep_plan
 from stepscope.experiments.suite.results import results_of_folder, settings_table
 from stepscope.experiments.suite.sweep import adopt_finished, orders_of, result_of, skip_result, with_cooling
 from stepscope.files import replace_json
@@ -359,3 +363,42 @@ def fleet_results(folder: FleetFolder) -> pl.DataFrame:
         for board, sweep in folder.boards.items()
     ]
     return pl.concat(frames).sort("workload", "precision", "optimizer", "threads", "device", "batch", "board")
+
+
+def new_fleet(asked: SuiteRun, out: Path, where: SchedulerAddress, says: Callable[[str], None]) -> FleetFolder:
+    """Begin a sweep on each board; what is asked for twice is said."""
+    axes, entries = sweep_grid(asked, here=False), chosen_entries(asked)
+    twice = axes.duplicates(entries)
+    if twice:
+        says(f"{twice} settings were asked for more than once: each is run once")
+    boards = _chosen_boards(asked.boards, where)
+    return FleetFolder.create(out, boards, sweep_plan(asked, entries, axes, out.name, here=False), entries)
+
+
+def resume_fleet(asked: SuiteRun, out: Path) -> FleetFolder:
+    """As it was begun, with all of its boards; refused where a workload has changed."""
+    if asked.given or asked.boards is not None:
+        raise UsageError("a fleet's sweep goes on as it was begun", "leave out all but --fleet, --resume and --out")
+    folder = FleetFolder(out)
+    names = list(next(iter(folder.boards.values())).plan["workloads"])
+    now = workload_entries(names)
+    for sweep in folder.boards.values():
+        sweep.refuse_changes(now)
+    return folder
+
+
+def _chosen_boards(named: Sequence[str] | None, where: SchedulerAddress) -> Sequence[str]:
+    """Those of the hosts.toml, or that the scheduler knows now; or some of them."""
+    from stepscope.experiments.fleet.devices import devices
+
+    there = list(dict.fromkeys(each.device.board for each in devices(where)))
+    known = there if where.hosts is None else where.hosts.boards
+    if not known:
+        raise UsageError(
+            f"the scheduler at {where.url} knows no device", "start workers: stepscope fleet up hosts.toml"
+        )
+    wanted = named or tuple(known)
+    for name in wanted:
+        if name not in known:
+            raise UnknownName("board", name, known)
+    return list(dict.fromkeys(wanted))

@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
 from stepscope.errors import UsageError
-from stepscope.experiments.kernels.request import OPS
+from stepscope.experiments.kernels import OPS
 from stepscope.record.dry.flops import on_meta
 
 if TYPE_CHECKING:

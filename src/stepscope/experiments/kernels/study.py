@@ -13,10 +13,13 @@ from typing import Any
 import polars as pl
 import torch
 
+from stepscope.analysis.device.ceilings import read_ceilings
 from stepscope.analysis.memory.limits import limit_of_this_machine
 from stepscope.analysis.results import Findings, ResultTable, Value
+from stepscope.errors import StepscopeError
 from stepscope.experiments.engine.engine import Plan, Point, Result
 from stepscope.experiments.engine.facts import device_name
+from stepscope.experiments.kernels import Kernels
 from stepscope.experiments.kernels import rates as tables
 from stepscope.experiments.kernels.rates import (
     FAILS,
@@ -34,9 +37,9 @@ from stepscope.experiments.kernels.rates import (
     measured_five_three,
     verdict,
 )
-from stepscope.experiments.kernels.request import Kernels
 from stepscope.experiments.kernels.shapes import Kernel, kernels_of, square, sweep_kernels
-from stepscope.experiments.kernels.timing import FORWARD, against_bare_loop, ceilings, parts_of, time_call
+from stepscope.experiments.kernels.timing import FORWARD, against_bare_loop, parts_of, time_call
+from stepscope.record.ceilings import ceilings
 from stepscope.units import plural
 
 _MOST = 0.5  # of the memory that is free: a kernel may want as much again for its own
@@ -50,7 +53,7 @@ def kernel_plan(request: Kernels) -> Plan:
     order = list(todo)
     random.Random(request.seed).shuffle(order)
     tasks: dict[str, tuple[str, Callable[[], Mapping[str, Any]]]] = {
-        "ceilings": ("the ceilings of this device", lambda: ceilings(request.device, request.quick)),
+        "ceilings": ("the ceilings of this device", lambda: _reached(request)),
         **{kernel.id: (kernel.called, partial(_cell, kernel, request)) for kernel in order},
         **{
             _pair_id(where): (f"5x5 then 3x3 against 7x7, {name}", partial(_pair, where, request))
@@ -224,6 +227,20 @@ def _answer(rows: Sequence[Row], pairs: Sequence[Mapping[str, Any]], roofs: Mapp
     return " ".join(said)
 
 
+def _reached(request: Kernels) -> dict[str, Any]:
+    """Return the FLOP/s and B/s that this device reached at the most with these threads, and by what."""
+    stated = ceilings(request.device, threads=request.threads)
+    if stated is None:
+        raise StepscopeError("the ceilings of this device could not be measured", "stepscope doctor --ceilings")
+    found = read_ceilings(stated)
+    return {
+        "flops_per_s": found.peak_flops_per_s,
+        "flops_by": found.peak_by,
+        "bytes_per_s": found.peak_bytes_per_s,
+        "bytes_by": found.streamed_by,
+    }
+
+
 def _sweet_table(rows: Sequence[Row]) -> ResultTable:
     columns = (
         "source",
@@ -295,9 +312,7 @@ def _roof_table(roofs: Mapping[str, Any]) -> ResultTable:
         ("arithmetic", roofs["flops_per_s"] / 1e9, "GFLOP/s", roofs["flops_by"]),
         ("memory", roofs["bytes_per_s"] / 1e9, "GB/s", roofs["bytes_by"]),
     )
-    note = (
-        "Measured in this run. A kernel can lie above them: its data in a cache, or an algorithm with fewer products."
-    )
+    note = "Measured on this device. A kernel can lie above: its data in a cache, or an algorithm with fewer products."
     return ResultTable("ceilings", "Ceilings", ("of", "reached", "unit", "by"), body, note)
 
 

@@ -75,7 +75,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Observation:
-    """One observation of the paper; a file of this folder each, as its OBSERVATION."""
+    """One observation of the paper; files of this folder name theirs in OBSERVATIONS."""
 
     number: int
     claim: str

@@ -1,9 +1,13 @@
-"""The measurements of the study: which are made, how each is made, and runs that were made elsewhere."""
+"""The measurements of the study: which are made, how each is made, and runs that were made elsewhere.
+
+The tasks of the study of the observations: a run, and memory on a dry run.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,13 +18,14 @@ from stepscope.analysis.run import Run
 from stepscope.errors import RunError, RunNotFound
 from stepscope.experiments.daily.study import TASK as DAYS
 from stepscope.experiments.daily.study import Routine
+from stepscope.experiments.engine.child import Orders, ended_run, session_settings
 from stepscope.experiments.engine.engine import Point, Result
 from stepscope.experiments.engine.folder import SweepFolder
 from stepscope.experiments.engine.points import SweepPoint, in_rounds
-from stepscope.experiments.observations.request import Observations
+from stepscope.experiments.observations import Observations
 
 LEAST_STEPS = 12  # three of them warm-up; nine are enough for the interval of a median
-_TASKS = "stepscope.experiments.observations._tasks"
+_TASKS = "stepscope.experiments.observations._measurements"
 _RUN, _MEMORY = f"{_TASKS}:train_run", f"{_TASKS}:count_memory"
 _KINDS = {_RUN: "run", _MEMORY: "memory", DAYS: "days"}
 
@@ -112,3 +117,49 @@ def _good_runs(places: Sequence[Path]) -> Iterator[Run]:
             run = Run(place)
             if run.status == "ok":
                 yield run
+
+
+_MOST_STEPS = 100_000
+
+
+def train_run(orders: Orders) -> dict[str, Any]:
+    """Train a workload for so many steps, and so long; returns how the run ended."""
+    from stepscope import workloads
+    from stepscope.record.train import train_workload
+
+    with session_settings(orders) as settings:
+        path, _ = train_workload(
+            workloads.find(orders["workload"]),
+            _MOST_STEPS,
+            settings,
+            batch=orders["batch"],
+            device=orders["device"],
+            seed=orders["seed"],
+            evaluate=False,
+            stop=_stop_condition(orders["steps"], orders["seconds"]),
+        )
+    return ended_run(path)
+
+
+def _stop_condition(steps: int, seconds: float) -> Callable[[], bool]:
+    """Return what is called after each step: whether so many were made, and they took so long."""
+    ends: list[float] = []
+
+    def enough() -> bool:
+        ends.append(time.monotonic())
+        return len(ends) >= steps and ends[-1] - ends[0] >= seconds
+
+    return enough
+
+
+def count_memory(orders: Orders) -> dict[str, Any]:
+    """Return the bytes of each part of memory by batch, as `rows`."""
+    from stepscope import workloads
+    from stepscope.experiments.observations._evidence import memory_by_batch
+    from stepscope.footprint.jobs import workload_job
+    from stepscope.record.dry.dry_run import DryRunStopped
+
+    try:
+        return {"rows": list(memory_by_batch(workload_job(workloads.find(orders["workload"])), orders["batches"]))}
+    except DryRunStopped as stopped:
+        return {"status": "refused", "reason": f"fake tensors stopped at {stopped}"}

@@ -16,7 +16,7 @@ def judge(evidence: Evidence) -> Verdict:
     """Seeds are what repeats: days of one seed hang together. Several batch sizes of a seed count as their mean."""
     if evidence.days.is_empty():
         why = evidence.absent.get("days", "no daily training was made")
-        return verdict(OBSERVATION, [unjudged(_CLAIM, _TEST, why)])
+        return verdict(DAILY_TRAINING, [unjudged(_CLAIM, _TEST, why)])
     slopes, gains = [], []
     for _, seed in evidence.days.group_by("seed", maintain_order=True):
         of_seed = [frame.sort("day") for _, frame in seed.group_by("batch", maintain_order=True)]
@@ -27,10 +27,10 @@ def judge(evidence: Evidence) -> Verdict:
     first, last = np.mean(gains, axis=0)
     days = int(evidence.days.select("day").to_series().max())  # type: ignore[arg-type]
     of = f"{len(slopes)} seeds, {days} days: {first:.1%} to {last:.1%}"
-    return verdict(OBSERVATION, [part(_CLAIM, _TEST, "points of accuracy a day", slope, Limits(least=0.0), of)])
+    return verdict(DAILY_TRAINING, [part(_CLAIM, _TEST, "points of accuracy a day", slope, Limits(least=0.0), of)])
 
 
-OBSERVATION = Observation(
+DAILY_TRAINING = Observation(
     12,
     "Training on 64 new images a day slowly raises the accuracy",
     "60.65 to 61.32 % in 17 days: 0.04 points a day (Fig. 10)",
@@ -38,3 +38,5 @@ OBSERVATION = Observation(
     "days",
     judge,
 )
+
+OBSERVATIONS = (DAILY_TRAINING,)

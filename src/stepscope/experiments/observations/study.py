@@ -17,7 +17,7 @@ from stepscope.analysis.time.steps import steps_after_warmup
 from stepscope.arrays import Floats
 from stepscope.experiments.engine.engine import Plan, Result
 from stepscope.experiments.engine.facts import device_name
-from stepscope.experiments.observations import every
+from stepscope.experiments.observations import Observations, every
 from stepscope.experiments.observations._contract import AS_THE_PAPER, FAILS, HOLDS, UNKNOWN, Interval, Verdict
 from stepscope.experiments.observations._evidence import (
     CONVOLUTIONAL,
@@ -32,7 +32,6 @@ from stepscope.experiments.observations._measurements import (
     gather_measurements,
     planned_measurements,
 )
-from stepscope.experiments.observations.request import Observations
 
 TITLE = "The twelve observations of the 2019 paper on this device"
 

@@ -11,7 +11,7 @@ from stepscope.errors import UsageError
 from stepscope.experiments.engine.folder import SweepFolder
 from stepscope.experiments.engine.points import Entry, Grid, names_of_tier, workload_entries, workload_tiers
 from stepscope.experiments.engine.request import check_device
-from stepscope.experiments.suite.request import SuiteRun
+from stepscope.experiments.suite import SuiteRun
 
 _SMOKE = {"repeats": 1, "seconds": 4.0, "steps": 40}  # every family within minutes, on two cores
 

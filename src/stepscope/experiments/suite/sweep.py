@@ -29,7 +29,7 @@ WOULD_NOT_FIT = "would not fit"
 EndedRuns = Mapping[str, Mapping[str, Any]]
 
 
-TASK = "stepscope.experiments.suite.training:train_point"
+TASK = "stepscope.experiments.suite.rules:train_point"
 
 
 def sweep(

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from stepscope.analysis.results import Findings
 from stepscope.errors import MissingDependency, UnknownName
 from stepscope.experiments.engine.engine import Plan
-from stepscope.experiments.sweeps.request import OptimizerSweep, TrainingRules
+from stepscope.experiments.sweeps import OptimizerSweep, TrainingRules
 from stepscope.experiments.sweeps.results import JOULES, LEARNING, STATE, STEP, Sweep, build_findings, lowest_loss
 from stepscope.experiments.sweeps.trainings import TrainingRun, training_plan
 

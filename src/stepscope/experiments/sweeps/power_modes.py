@@ -16,7 +16,7 @@ from types import FrameType
 
 from stepscope.errors import StepscopeError, UsageError
 from stepscope.experiments.engine.engine import Plan, PointRefused
-from stepscope.experiments.sweeps.request import PowerModes, TrainingSetting
+from stepscope.experiments.sweeps import PowerModes, TrainingSetting
 from stepscope.experiments.sweeps.results import JOULES, LEARNING, SPEED, Sweep, build_findings
 from stepscope.experiments.sweeps.trainings import DeviceState, training_plan
 from stepscope.files import replace_json

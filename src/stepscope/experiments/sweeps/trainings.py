@@ -1,24 +1,35 @@
-"""The trainings of a sweep: the points of its settings, and each training as it ended."""
+"""The trainings of a sweep: the points of its settings, and each training as it ended.
+
+One training in one setting, as a task of the engine: it leaves a run folder, and returns the optimizer's state.
+"""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stepscope.analysis.run import Run
+from stepscope.errors import UsageError
+from stepscope.experiments.engine.child import Orders, ended_run, session_settings
 from stepscope.experiments.engine.engine import Plan, Point, Result
 from stepscope.experiments.engine.points import in_rounds
 from stepscope.experiments.suite.sweep import read_run
-from stepscope.experiments.sweeps.request import TrainingRules, TrainingSetting
+from stepscope.experiments.sweeps import TrainingRules, TrainingSetting
 
 if TYPE_CHECKING:
-    from stepscope.analysis.results import Findings
+    from torch import Tensor
+    from torch.optim import Optimizer
 
-TASK = "stepscope.experiments.sweeps.training:train_setting"
+    from stepscope.analysis.results import Findings
+    from stepscope.record.train import Progress, Stop
+    from stepscope.workloads.contract import Batch, Training, Workload
+
+
+TASK = "stepscope.experiments.sweeps.trainings:train_setting"
 ENERGY = ("energy_per_sample_j", "estimated_energy_per_sample_j", "simulated_energy_per_sample_j")
 
 
@@ -102,3 +113,62 @@ def _training_run(setting: TrainingSetting, repeat: int, result: Result) -> Trai
     names = ("reason", "numbers", "losses", "times_s", "state_bytes", "flags", "run")
     content = {name: result[name] for name in names if result.get(name) is not None}
     return TrainingRun(setting, repeat, result["status"], **content)
+
+
+_MOST_STEPS = 100_000
+
+
+def train_setting(orders: Orders) -> dict[str, Any]:
+    """Train as ordered; returns how the run ended and the bytes that the optimizer keeps between its steps."""
+    from stepscope.experiments.sweeps.optimizers import state_bytes
+    from stepscope.record.train import train_workload
+
+    made: list[Optimizer] = []
+    workload = _workload(orders, made)
+    progress, stop = _stop_condition(orders)
+    with session_settings(orders) as settings:
+        path, _ = train_workload(
+            workload, orders["steps"] or _MOST_STEPS, settings, batch=orders["batch"], optimizer=orders["optimizer"],
+            device=orders["device"], precision=orders["precision"], seed=orders["seed"], lr=orders["lr"],
+            evaluate=False, progress=progress, stop=stop,
+        )  # fmt: skip
+    return {**ended_run(path), "state_bytes": sum(state_bytes(training) for training in made)}
+
+
+def _workload(orders: Orders, made: list[Optimizer]) -> Workload:
+    """The workload with every optimizer that is known here, each kept when it is made; or only its forward."""
+    from stepscope import workloads
+    from stepscope.experiments.sweeps.optimizers import with_every_optimizer
+
+    workload = with_every_optimizer(workloads.find(orders["workload"]), made.append)
+    if orders["kind"] == "training":
+        return workload
+    if workload.step is not None:
+        raise UsageError(f"'{workload.name}' has a step of its own: it has no inference to be asked for alone")
+    return replace(workload, step=_forward_alone)
+
+
+def _forward_alone(training: Training, batch: Batch) -> Tensor:
+    import torch
+
+    training.model.eval()
+    with torch.no_grad():
+        return training.workload.loss(training.model, batch)
+
+
+def _stop_condition(orders: Orders) -> tuple[Progress, Stop]:
+    """Return what hears of every loss, and what then says whether that is enough."""
+    from stepscope.experiments.suite.rules import Rules, StopCondition
+    from stepscope.experiments.sweeps.results import WINDOW
+
+    enough = StopCondition(Rules(steps=orders["steps"], seconds=orders["seconds"]))
+    target, last = orders["target_loss"], list[float]()
+
+    def heard(step: int, loss: float | None) -> None:
+        last.append(float("nan") if loss is None else loss)
+
+    def reached() -> bool:
+        return len(last) >= WINDOW and sum(last[-WINDOW:]) / WINDOW <= target
+
+    stop: Callable[[], bool] = enough if target is None else reached
+    return heard, stop

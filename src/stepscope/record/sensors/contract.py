@@ -118,6 +118,14 @@ def as_seen_below(root: Path, text: str) -> str:
     return text.replace(f"{root}: ", "").replace(str(root), "")
 
 
+@dataclass(frozen=True)
+class NamedSensor:
+    """One of several sensors of a file, as a row of its SENSORS."""
+
+    NAME: str
+    discover: Callable[[Path, Target], Found | Missing]
+
+
 class Sensor(Protocol):
     """A file of this folder."""
 

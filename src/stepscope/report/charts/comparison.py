@@ -1,13 +1,17 @@
-"""Charts of comparisons: ratios to the first, the parts of a difference, and a suite's numbers against batch size."""
+"""Charts of comparisons: ratios to the first, the parts of a difference, and a suite's numbers against batch size.
+
+The figures of studies that train one workload in several ways: settings, daily training, partial training.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import altair as alt
 import polars as pl
 
-from stepscope.report.charts.style import LIGHT, NARROW, axis, plot_width
+from stepscope.report.charts.style import CATEGORY, LIGHT, NARROW, axis, plot_width
 
 _SIDE_COLOURS = [LIGHT[name] for name in ("forward", "backward", "optimizer", "data", "accent", "warn", "muted",
                                      "held-parameter", "held-saved")]  # fmt: skip
@@ -74,3 +78,245 @@ def build_batches(points: pl.DataFrame, title: str, width: int) -> Any:
         chart.mark_point(filled=True, size=42, opacity=1).encode(x=x, y=y, color=colour, description="hover:N"),
     ]
     return alt.layer(*layers).properties(width=plot_width(width), height=_HEIGHT)
+
+
+_SETTING_HEIGHT, _PANEL_MARGIN, _PANEL_COLUMNS, _ROW = 170, 60, 3, 24
+_LOSS_COLOURS = [
+    LIGHT[name]
+    for name in ("forward", "backward", "optimizer", "data", "held-saved", "held-workspace", "held-parameter", "other")
+]
+_NAME_WIDTH = 150  # px beside bars, for the names of settings
+Chart = Callable[[int], Any]
+
+
+def setting_charts(frames: Mapping[str, pl.DataFrame]) -> dict[str, tuple[Chart, str]]:
+    """The chart and caption of every figure that has numbers."""
+    drawn: dict[str, tuple[Chart, str]] = {}
+    if "by-setting" in frames:
+        rows = frames["by-setting"]
+        caption = "What each setting costs; bars and rules are 95 % CIs."
+        drawn["by-setting"] = (lambda width: _setting_panels(rows, width), caption)
+    if "loss-by-step" in frames:
+        curves = frames["loss-by-step"]
+        drawn["loss-by-step"] = (lambda width: _loss(curves, width), "Loss, the mean of ten steps; first repeat.")
+    return drawn
+
+
+def _setting_panels(rows: pl.DataFrame, width: int) -> Any:
+    numeric = rows["at"].null_count() == 0 and rows["at"].n_unique() > 1
+    quantities = rows["quantity"].unique(maintain_order=True).to_list()
+    columns = _PANEL_COLUMNS if numeric else 1
+    each = plot_width(width) // columns - _PANEL_MARGIN if numeric else plot_width(width, _NAME_WIDTH + _PANEL_MARGIN)
+    draw = _line if numeric else _bars
+    panels = [draw(rows.filter(pl.col("quantity") == name), name, each) for name in quantities]
+    return alt.concat(*panels, columns=columns)
+
+
+def _line(rows: pl.DataFrame, name: str, width: int) -> Any:
+    ticks = axis(rows["label"][0].rpartition(" ")[0], values=rows["at"].unique().sort().to_list(), grid=False)
+    x = alt.X("at:Q", scale=alt.Scale(type="log", base=2, nice=False), axis=ticks)
+    y = alt.Y("value:Q", scale=alt.Scale(zero=True), axis=axis(name, format="~g"))
+    line = alt.Chart(rows).mark_line(point=True, strokeWidth=2, color=LIGHT["forward"]).encode(x=x, y=y)
+    rule = alt.Chart(rows).mark_rule(strokeWidth=1.4, opacity=0.6, color=LIGHT["forward"])
+    return alt.layer(line, rule.encode(x=x, y="low:Q", y2="high:Q")).properties(width=width, height=_SETTING_HEIGHT)
+
+
+def _bars(rows: pl.DataFrame, name: str, width: int) -> Any:
+    y = alt.Y("label:N", sort=rows["label"].to_list(), axis=axis("", grid=False, labelLimit=_NAME_WIDTH))
+    x = alt.X("value:Q", scale=alt.Scale(zero=True), axis=axis(name, format="~g"))
+    bars = alt.Chart(rows).mark_bar(color=LIGHT["forward"], height={"band": 0.6}).encode(x=x, y=y)
+    rule = alt.Chart(rows).mark_rule(strokeWidth=1.6, color=LIGHT["ink"]).encode(x="low:Q", x2="high:Q", y=y)
+    return alt.layer(bars, rule).properties(width=width, height=_ROW * len(rows))
+
+
+def _loss(rows: pl.DataFrame, width: int) -> Any:
+    colour = alt.Color("label:N", scale=alt.Scale(range=_LOSS_COLOURS), legend=alt.Legend(columns=4))
+    x = alt.X("step:Q", axis=axis("step", grid=False))
+    y = alt.Y("loss:Q", scale=alt.Scale(zero=False), axis=axis("loss"))
+    line = alt.Chart(rows).mark_line(strokeWidth=1.8).encode(x=x, y=y, color=colour)
+    return line.properties(width=plot_width(width), height=_SETTING_HEIGHT + 70)
+
+
+_DAILY_HEIGHT = 240
+_REPLAYS = {"none": LIGHT["forward"], "reservoir": LIGHT["backward"], "all": LIGHT["optimizer"]}
+_DAILY_FIGURES = {  # whether the axis begins with 0, and the caption
+    "accuracy-by-day": (
+        False,
+        "Accuracy each evening by what is played again of older images; mean over seeds and its 95 % CI.",
+    ),
+    "time-by-day": (True, "Training time of each day; mean over seeds and its 95 % CI."),
+    "energy-by-day": (True, "Energy of each day's training; mean over seeds and its 95 % CI."),
+}
+
+
+def daily_charts(frames: Mapping[str, pl.DataFrame]) -> dict[str, tuple[Chart, str]]:
+    """The chart and caption of every figure that has numbers."""
+    return {
+        name: (_daily_chart(frames[name], zero), caption)
+        for name, (zero, caption) in _DAILY_FIGURES.items()
+        if name in frames
+    }
+
+
+def _daily_chart(rows: pl.DataFrame, zero: bool) -> Chart:
+    return lambda width: _daily_panels(rows, rows["title"][0], zero, width)
+
+
+def _daily_panels(rows: pl.DataFrame, title: str, zero: bool, width: int) -> Any:
+    """All panels have the same scale, so that batch sizes can be compared."""
+    batches = rows["batch"].unique(maintain_order=True).to_list()
+    columns = min(len(batches), 3)
+    each = plot_width(width) // columns - 26
+    scale = alt.Scale(zero=zero, domain=_domain(rows, zero), nice=True)
+    drawn = [
+        _daily_panel(rows.filter(batch=batch), scale, title if place % columns == 0 else "").properties(
+            width=each, height=_DAILY_HEIGHT, title=_title(f"batch {batch}")
+        )
+        for place, batch in enumerate(batches)
+    ]
+    return alt.concat(*drawn, columns=columns)
+
+
+def _domain(rows: pl.DataFrame, zero: bool) -> list[float]:
+    known = [value for name in ("value", "low", "high") for value in rows[name].drop_nulls().to_list()]
+    return [0.0 if zero else min(known), max(known)]
+
+
+def _daily_panel(rows: pl.DataFrame, scale: alt.Scale, title: str) -> Any:
+    colour = alt.Color("replay:N", scale=alt.Scale(domain=list(_REPLAYS), range=list(_REPLAYS.values())))
+    x = alt.X("day:Q", axis=axis("day", grid=False, tickMinStep=1, format="d"))
+    y = alt.Y("value:Q", scale=scale, axis=axis(title))
+    band = alt.Chart(rows.drop_nulls("low")).mark_area(opacity=0.14)
+    line = alt.Chart(rows).mark_line(point=True, strokeWidth=2)
+    tooltip = ["replay:N", "day:Q", "value:Q", "low:Q", "high:Q"]
+    return alt.layer(
+        band.encode(x=x, y=alt.Y("low:Q", scale=scale), y2="high:Q", color=colour),
+        line.encode(x=x, y=y, color=colour, tooltip=tooltip),
+    )
+
+
+def _title(text: str) -> alt.TitleParams:
+    return alt.TitleParams(text, fontSize=12, fontWeight="normal", color=LIGHT["ink"])
+
+
+_PARTIAL_HEIGHT = 300
+_SETTING_COLOURS = [
+    *(LIGHT[name] for name in ("forward", "backward", "optimizer", "data", "other")),
+    *(CATEGORY[name] for name in ("saved", "parameter", "gradient", "workspace", "buffer", "temporary", "input")),
+    LIGHT["ink"], LIGHT["muted"], LIGHT["accent"], LIGHT["warn"],
+]  # fmt: skip
+
+
+def partial_charts(frames: Mapping[str, pl.DataFrame]) -> dict[str, tuple[Chart, str]]:
+    """The chart and caption of every figure that has numbers."""
+    return {
+        name: (_partial_chart(draw, frames), caption)
+        for name, (draw, caption) in _PARTIAL_FIGURES.items()
+        if name in frames
+    }
+
+
+def _partial_chart(draw: Callable[[Mapping[str, pl.DataFrame], int], Any], frames: Mapping[str, pl.DataFrame]) -> Chart:
+    return lambda width: draw(frames, width)
+
+
+def _against_cost(frames: Mapping[str, pl.DataFrame], width: int) -> Any:
+    """A panel a cost; the ways that nothing beats are named and joined by a line."""
+    rows = frames["accuracy-and-cost"]
+    panels = rows["cost"].unique(maintain_order=True).to_list()
+    each = plot_width(width) // len(panels) - 24
+    names = rows["way"].unique(maintain_order=True).to_list()
+    colour, scale = _way_colour(names), _gains(rows)
+    drawn = [
+        _cost_panel(rows.filter(cost=name), colour, scale, place == 0).properties(width=each, height=_PARTIAL_HEIGHT)
+        for place, name in enumerate(panels)
+    ]
+    return alt.hconcat(*drawn)
+
+
+def _way_colour(names: list[str]) -> alt.Color:
+    scale = alt.Scale(domain=names, range=_SETTING_COLOURS)
+    return alt.Color("way:N", sort=names, scale=scale, legend=alt.Legend(columns=6))
+
+
+def _gains(rows: pl.DataFrame) -> alt.Scale:
+    """One scale of accuracy for all panels."""
+    known = [value for name in ("percent", "low", "high") for value in rows[name].drop_nulls().to_list()]
+    return alt.Scale(domain=[max(0.0, min(known) - 2), min(100.0, max(known) + 4)], nice=False)
+
+
+def _cost_panel(rows: pl.DataFrame, colour: alt.Color, scale: alt.Scale, first: bool) -> Any:
+    x = alt.X("value:Q", scale=alt.Scale(zero=True, nice=True), axis=axis(rows["cost"][0], format="~s", tickCount=4))
+    y = alt.Y("percent:Q", scale=scale, axis=axis("accuracy, %" if first else ""))
+    best = rows.filter("unbeaten").sort("value")
+    up, along = rows.drop_nulls("low"), rows.drop_nulls("value_low")
+    tooltip = ["way:N", "value:Q", "percent:Q", "low:Q", "high:Q"]
+    ring = alt.Chart(best).mark_point(size=150, color=LIGHT["ink"], opacity=0.7)
+    name = alt.Chart(best).mark_text(align="right", dx=-8, dy=-9, fontSize=10.5, color=LIGHT["ink"])
+    layers = [
+        alt.Chart(best).mark_line(color=LIGHT["muted"], opacity=0.5, interpolate="step-after").encode(x=x, y=y),
+        alt.Chart(up).mark_rule(opacity=0.5).encode(x=x, y="low:Q", y2="high:Q", color=colour),
+        alt.Chart(along).mark_rule(opacity=0.5).encode(x="value_low:Q", x2="value_high:Q", y=y, color=colour),
+        alt.Chart(rows).mark_circle(size=75, opacity=1).encode(x=x, y=y, color=colour, tooltip=tooltip),
+        ring.encode(x=x, y=y),
+        name.encode(x=x, y=y, text="way:N"),
+    ]
+    return alt.layer(*layers)
+
+
+def _over(cost: str) -> Callable[[Mapping[str, pl.DataFrame], int], Any]:
+    def draw(frames: Mapping[str, pl.DataFrame], width: int) -> Any:
+        rows = frames[f"accuracy-over-{cost}"]
+        names = rows["way"].unique(maintain_order=True).to_list()
+        colour = _way_colour(names)
+        x = alt.X("cost:Q", axis=axis(rows["title"][0], format="~s"))
+        y = alt.Y("percent:Q", axis=axis("accuracy, %"))
+        line = alt.Chart(rows).mark_line(strokeWidth=2).encode(x=x, y=y, color=colour, order="step:Q")
+        bars = alt.Chart(_ends(rows)).mark_rule(opacity=0.7).encode(x=x, y="low:Q", y2="high:Q", color=colour)
+        return alt.layer(line, bars).properties(width=plot_width(width), height=_PARTIAL_HEIGHT)
+
+    return draw
+
+
+def _ends(rows: pl.DataFrame) -> pl.DataFrame:
+    return rows.filter(pl.col("step") == pl.col("step").max().over("way")).drop_nulls("low")
+
+
+def _savings(frames: Mapping[str, pl.DataFrame], width: int) -> Any:
+    rows = frames["savings"]
+    kinds = rows["what"].unique(maintain_order=True).to_list()
+    ways = rows["way"].unique(maintain_order=True).to_list()
+    each = (plot_width(width, 150)) // len(kinds) - 14
+    drawn = []
+    for place, kind in enumerate(kinds):
+        part = rows.filter(what=kind)
+        y = alt.Y("way:N", sort=ways, axis=axis("", labels=place == 0))
+        bars = alt.Chart(part).mark_bar(color=LIGHT["forward"], height={"band": 0.62})
+        x = alt.X("percent:Q", axis=axis("% of training all", tickCount=3))
+        whole = (
+            alt.Chart(pl.DataFrame({"x": [100.0]})).mark_rule(color=LIGHT["muted"], strokeDash=[3, 3]).encode(x="x:Q")
+        )
+        title = alt.TitleParams(kind, fontSize=12, fontWeight="normal", color=LIGHT["ink"])
+        panel = alt.layer(bars.encode(x=x, y=y, tooltip=["way:N", "percent:Q"]), whole)
+        drawn.append(panel.properties(width=each, height=22 * len(ways), title=title))
+    return alt.hconcat(*drawn)
+
+
+_PARTIAL_FIGURES: dict[str, tuple[Callable[[Mapping[str, pl.DataFrame], int], Any], str]] = {
+    "accuracy-and-cost": (
+        _against_cost,
+        "Accuracy against what it cost. Ringed and named: no other way is as accurate for less. Bars: 95 % over seeds.",
+    ),
+    "accuracy-over-time": (
+        _over("time"),
+        "Accuracy over training time, means over seeds; bars: 95 % over seeds at the end.",
+    ),
+    "accuracy-over-energy": (
+        _over("energy"),
+        "Accuracy over energy, means over seeds; bars: 95 % over seeds at the end.",
+    ),
+    "savings": (
+        _savings,
+        "What a step costs in % of a step that trains all: where a bar reaches 100, nothing is saved.",
+    ),
+}

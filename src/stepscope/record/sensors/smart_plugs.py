@@ -1,4 +1,11 @@
-"""Smart plugs as a sensor: one exchange of HTTP with a hard deadline, and the channels of the named plugs."""
+"""Smart plugs as a sensor: one exchange of HTTP with a hard deadline, and the channels of the named plugs.
+
+Shelly smart plugs that the user names, at the wall: power, energy, voltage, current; polled once a second.
+
+Their push interface is slower (every 30 s or on a change of 10 %); low loads may read 0.
+
+Smart plugs under Tasmota that the user names, at the wall: power, energy, voltage, current; polled once a second.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +17,12 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import astuple, dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from stepscope.record.access.probes import channel_id
-from stepscope.record.meters import NAN, Address, PlugReading, parse_address
-from stepscope.record.sensors.contract import Channel, Found, Meter, Missing, Target
+from stepscope.record.meters import NAN, Address, PlugReading, parse_address, parse_shelly, parse_tasmota
+from stepscope.record.sensors.contract import Channel, Found, Meter, Missing, NamedSensor, Target
 
 EVERY_NS = 1_000_000_000  # plugs refresh about once a second
 TIMEOUT_S = 0.8
@@ -213,3 +221,18 @@ def _channel(maker: Maker, plug: _Plug, place: int) -> Channel:
         source=f"{plug.address.url}{plug.page}",
         refresh_ns=EVERY_NS if quantity != "energy" else None,
     )
+
+
+SHELLY = Maker(
+    "shelly",
+    "Shelly",
+    (
+        "/rpc/Switch.GetStatus?id=0",
+        "/rpc/PM1.GetStatus?id=0",
+        "/rpc/EM1.GetStatus?id=0",
+        "/status",
+    ),  # the last one: first generation
+    parse_shelly,
+)
+TASMOTA = Maker("tasmota", "Tasmota", ("/cm?cmnd=Status%208",), parse_tasmota)
+SENSORS = tuple(NamedSensor(maker.name, partial(discover_plugs, maker)) for maker in (SHELLY, TASMOTA))

@@ -2,6 +2,12 @@
 
 The property mailbox of /dev/vcio goes before the vcgencmd program. Answers: `pmic_read_adc` (Pi 5) and
 `get_throttled`.
+
+Rails of a Raspberry Pi 5, W: current times voltage of its power management chip (`vcgencmd pmic_read_adc`).
+
+USB, HATs and NVMe hang on the 5 V input, whose current nothing measures. A read takes 22.6 ms.
+
+Throttling of a Raspberry Pi: bits of get_throttled, now and since it was started, 0 or 1.
 """
 
 from __future__ import annotations
@@ -19,7 +25,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from stepscope.record.sensors.contract import Missing, missing_because
+from stepscope.record.access.files import open_device_files
+from stepscope.record.sensors.contract import NAN, Channel, Found, Missing, NamedSensor, Target, missing_because
 
 TIMEOUT_S = 1.0  # of the program; it answers in 24 ms
 _GENCMD = 0x00030080  # tag of the property interface: run a command line, answer with text
@@ -159,3 +166,121 @@ def parse_throttled(text: str) -> int | None:
     """The bits of "throttled=0x50005", or of the sysfs file, which prints bare hexadecimal; None for other text."""
     match = re.fullmatch(r"\s*(?:throttled=)?(?:0x)?([0-9a-fA-F]{1,8})\s*", text, re.ASCII)
     return int(match[1], 16) if match else None
+
+
+PMIC = "rpi5_pmic"
+PMIC_EVERY_NS = 100_000_000
+_READ_ADC = "pmic_read_adc"
+
+
+def discover_pmic(root: Path, target: Target) -> Found | Missing:
+    """Power of every rail that has a current and a voltage, the voltage of one that has no current (EXT5V, BATT)."""
+    firmware = connect(root, _READ_ADC)
+    if isinstance(firmware, Missing):
+        return firmware
+    try:
+        adc = parse_adc(firmware.ask(_READ_ADC))
+    except OSError as error:
+        firmware.close()
+        return Missing("failed", f"{firmware.source}: {error}")
+    powered, bare = list(rail_powers_w(adc)), sorted(adc.voltages_v.keys() - adc.currents_a.keys())
+    if not powered:
+        firmware.close()
+        said = adc.others[0][:120] if adc.others else "nothing"
+        detail = f"{firmware.source} {_READ_ADC}: a Raspberry Pi 5 alone measures its rails; the answer was: {said}"
+        return Missing("unsupported", detail, "put a meter beside the board: a smart plug or an INA219")
+    channels = (
+        *(_rail_channel(rail, "power", "W", firmware.source) for rail in powered),
+        *(_rail_channel(rail, "voltage", "V", firmware.source) for rail in bare),
+    )
+    return Found(
+        channels, partial(_read, firmware, powered, bare), firmware.close, every_ns=PMIC_EVERY_NS, blocking=True
+    )
+
+
+def values(adc: Adc, powered: list[str], bare: list[str]) -> list[float]:
+    """W of the powered rails and V of the bare ones; NaN for one that this reading lacks."""
+    powers = rail_powers_w(adc)
+    return [*(powers.get(rail, NAN) for rail in powered), *(adc.voltages_v.get(rail, NAN) for rail in bare)]
+
+
+def _read(firmware: Firmware, powered: list[str], bare: list[str]) -> list[float]:
+    adc = parse_adc(firmware.ask(_READ_ADC))
+    if not adc.voltages_v:
+        raise ValueError(f"{firmware.source} {_READ_ADC}: no rail in the answer")
+    return values(adc, powered, bare)
+
+
+def _rail_channel(rail: str, quantity: str, unit: str, source: str) -> Channel:
+    return Channel(
+        id=f"rail.{rail}.{quantity}",
+        sensor=PMIC,
+        quantity=quantity,
+        unit=unit,
+        kind="gauge",
+        scope=f"rail:{rail}",
+        parent_scope="board",
+        source=f"{source} {_READ_ADC}",
+        rail=rail,
+    )
+
+
+THROTTLED = "rpi_throttled"
+THROTTLED_EVERY_NS = 1_000_000_000
+_GET_THROTTLED = "get_throttled"
+_FILES = ("sys/devices/platform/soc*/*firmware/get_throttled", "sys/devices/platform/*firmware/get_throttled")
+
+
+def discover_throttled(root: Path, target: Target) -> Found | Missing:
+    """Eight gauges, from the firmware itself, else from the kernel's file.
+
+    Reading the file clears the firmware's history on older kernels, and puts a warning into the log of newer ones.
+    """
+    firmware = connect(root, _GET_THROTTLED)
+    if not isinstance(firmware, Missing):
+        return _sensor(f"{firmware.source} {_GET_THROTTLED}", partial(firmware.ask, _GET_THROTTLED), firmware.close)
+    paths = [path for pattern in _FILES for path in sorted(root.glob(pattern))]
+    kept, refused = open_device_files(paths[:1], target.clock)
+    if not kept:
+        return missing_because(refused[0], paths[0]) if refused and firmware.reason == "absent" else firmware
+    path, file = kept[0]
+    return _sensor(str(path), lambda: file.read(64).decode(errors="replace"), file.close)
+
+
+def _sensor(source: str, ask: Callable[[], str], close: Callable[[], None]) -> Found | Missing:
+    def read() -> list[float]:
+        text = ask()
+        bits = parse_throttled(text)
+        if bits is None:
+            raise ValueError(f"{source}: {text.strip()[:80]!r} is no set of bits")
+        return [float(bits >> bit & 1) for bit in THROTTLE_BITS.values()]
+
+    try:
+        read()
+    except (OSError, ValueError) as error:
+        close()
+        return missing_because(error, source) if isinstance(error, OSError) else Missing("unsupported", str(error))
+    return Found(
+        tuple(_bit_channel(name, source) for name in THROTTLE_BITS),
+        read,
+        close,
+        every_ns=THROTTLED_EVERY_NS,
+        blocking=True,
+    )
+
+
+def _bit_channel(name: str, source: str) -> Channel:
+    return Channel(
+        id=f"throttle.{name}.throttled",
+        sensor=THROTTLED,
+        quantity="throttled",
+        unit="1",
+        kind="gauge",
+        scope=f"throttle:{name}",
+        parent_scope="system",
+        source=source,
+        step_size=1.0,
+    )
+
+
+SENSORS = (NamedSensor(PMIC, discover_pmic), NamedSensor(THROTTLED, discover_throttled))

@@ -1,0 +1,66 @@
+"""Observations of what repeats with the step: use and power.
+
+Observation 2: the use of accelerator and cores is periodic with the step, hence predictable.
+
+Observation 7: power is periodic with the step, hence predictable.
+"""
+
+from __future__ import annotations
+
+import polars as pl
+
+from stepscope.experiments.observations._contract import Observation, Part, Verdict, unjudged, verdict
+from stepscope.experiments.observations._evidence import Evidence
+from stepscope.experiments.observations._statistics import FOLD_TEST, periodic
+
+_READING = "counterpart on a CPU: the use of the training process itself"
+
+
+def judge_use_is_periodic(evidence: Evidence) -> Verdict:
+    """Accelerator and mean of the cores; on the CPU alone the cores that the training process keeps busy."""
+    alone = evidence.rhythm.join(evidence.undisturbed.select("run"), on="run", how="semi")
+    if not evidence.accelerated:
+        return verdict(
+            USE_IS_PERIODIC, _core_parts(evidence, alone, "trainer", "use of the training process"), _READING
+        )
+    parts = periodic(evidence.rhythm, "use", "accelerator", "use of the accelerator")
+    return verdict(USE_IS_PERIODIC, [*parts, *_core_parts(evidence, alone, "CPU", "use of the CPU")])
+
+
+def _core_parts(evidence: Evidence, alone: pl.DataFrame, what: str, name: str) -> list[Part]:
+    """Of runs that had the cores to themselves: a scheduler that hands them round has a rhythm of its own."""
+    if evidence.disturbed:
+        return [unjudged(f"{name} periodic", FOLD_TEST, evidence.disturbed)]
+    return periodic(alone, "use", what, name)
+
+
+USE_IS_PERIODIC = Observation(
+    2,
+    "The use of the accelerator and of the cores is periodic, hence predictable",
+    "busy cycles alternate with less busy ones; one period is one step (Fig. 3)",
+    "rhythm-use",
+    "runs",
+    judge_use_is_periodic,
+)
+
+
+def judge_power_is_periodic(evidence: Evidence) -> Verdict:
+    """Of the whole device where a rail holds it, else of the component that was measured first."""
+    measured = evidence.rhythm.filter(of="power")["what"].unique(maintain_order=True).to_list()
+    if not measured:
+        why = evidence.absent.get("power", "no power sensor was read")
+        return verdict(POWER_IS_PERIODIC, [unjudged("the power is periodic", FOLD_TEST, why)])
+    what = "total" if "total" in measured else measured[0]
+    return verdict(POWER_IS_PERIODIC, periodic(evidence.rhythm, "power", what, f"power ({what})"))
+
+
+POWER_IS_PERIODIC = Observation(
+    7,
+    "Power is periodic with the step, hence predictable",
+    "the power of every component repeats from step to step (Fig. 7)",
+    "figure-7-power-over-steps",
+    "runs",
+    judge_power_is_periodic,
+)
+
+OBSERVATIONS = (USE_IS_PERIODIC, POWER_IS_PERIODIC)

@@ -1,0 +1,378 @@
+"""Logs of other tools, each read as it is written: meters, nvidia-smi, jetson-stats.
+
+Logs of meters as rails: MLPerf's `power_reading` lines, dumps of PowerSensor3, and any CSV of times and watts.
+
+The CSV log of `nvidia-smi --query-gpu=timestamp,... --format=csv -l 1`: named columns with their units.
+
+The CSV that people write with jetson-stats: `jtop` rows of `jetson.stats`, one a line, named by its header.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone, tzinfo
+from pathlib import PurePath
+
+import numpy as np
+
+from stepscope.arrays import Ints
+from stepscope.errors import UsageError
+from stepscope.record.access.probes import channel_id
+from stepscope.record.meter_log import MeterLog, parse_meter_csv
+from stepscope.record.sensors.contract import Channel
+
+_MLLOG, _POWER_KEYS = ":::MLLOG", ("power_reading",)
+_NODE_NAMES = ("node", "node_id", "hostname", "name", "device")  # in the metadata of a line, whose power it is
+_MOST_W = 1e7
+_MOST_S = 9e9  # later than the year 2200: no time
+_DATED_S = 1e8  # from so many seconds on a time counts from 1970
+
+
+@dataclass(frozen=True)
+class MeterReadings:
+    """Readings of one meter: Unix ns, its channels, and W a channel (NaN: not read); lines that could not be read."""
+
+    sensor: str
+    t_ns: Ints
+    channels: tuple[Channel, ...]
+    columns: tuple[Sequence[float], ...]
+    skipped: int = 0
+
+
+def is_mllog(lines: Sequence[str]) -> bool:
+    """Return whether a line is one of MLPerf's logging that states power."""
+    return any(_MLLOG in line and f'"{key}"' in line for line in lines for key in _POWER_KEYS)
+
+
+def read_mllog(text: str, source: str) -> list[MeterReadings]:
+    """A meter a node, by the metadata of the lines; `time_ms` counts from 1970. Raises ValueError without a reading."""
+    by_node: dict[str, list[tuple[int, float]]] = {}
+    skipped = 0
+    for line in text.splitlines():
+        _, marked, content = line.partition(_MLLOG)
+        if not marked or not any(f'"{key}"' in content for key in _POWER_KEYS):
+            continue
+        try:
+            entry = json.loads(content)
+            if entry.get("key") not in _POWER_KEYS:
+                continue
+            about = entry.get("metadata") or {}
+            node = next((str(about[name]) for name in _NODE_NAMES if about.get(name) is not None), "node")
+            watts = float(entry["value"])
+            if not abs(entry["time_ms"]) < _MOST_S * 1e3:
+                raise ValueError("a time that is none")
+            by_node.setdefault(node, []).append((round(entry["time_ms"] * 1e6), watts if _sound(watts) else math.nan))
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
+            skipped += 1
+    if not by_node:
+        raise ValueError("no line with a power_reading")
+    made = []
+    for place, (node, readings) in enumerate(by_node.items()):
+        sensor = "mllog" if len(by_node) == 1 else f"mllog-{place}"
+        t_ns = np.array([t for t, _ in readings], dtype=np.int64)
+        channel = _channel(sensor, _word(node), source, "power_reading")
+        made.append(MeterReadings(sensor, t_ns, (channel,), ([w for _, w in readings],), skipped if not place else 0))
+    return made
+
+
+def is_powersensor(lines: Sequence[str]) -> bool:
+    """Return whether this is the dump of a PowerSensor: its first line names the columns."""
+    return bool(lines) and lines[0].split()[:3] == ["marker", "time", "dt_micro"]
+
+
+def read_powersensor(text: str, source: str, started_ns: int | None) -> MeterReadings:
+    """Total and pairs of a PowerSensor3; its times count from the start of the dump, which only the user knows."""
+    lines = text.splitlines()
+    if not is_powersensor(lines):
+        raise ValueError("its first line does not begin with: marker time dt_micro")
+    head = lines[0].split()
+    if started_ns is None:
+        raise UsageError(
+            f"'{source}': the times of a PowerSensor count from its own start",
+            "say when that was: --started 2026-01-31T12:00:00.25",
+        )
+    rows = [cells for line in lines[1:] if line.startswith("S ") and len(cells := line.split()) == len(head)]
+    values = np.array([row[1:] for row in rows], dtype=np.float64).reshape(len(rows), len(head) - 1)
+    names = [name for name in head if name.startswith("power")]
+    if len(rows) < 2 or not names:
+        raise ValueError("no lines of samples with power")
+    whole = f"meter:{_word('powersensor3')}"
+    channels = tuple(
+        _channel("powersensor3", "powersensor3", source, name)
+        if name == "power_total"
+        else Channel(channel_id(f"rail:{name}", "power"), "powersensor3", "power", "W", "gauge", f"rail:{name}", source,
+                     name, whole)
+        for name in names
+    )  # fmt: skip
+    at = {name: values[:, place - 1] for place, name in enumerate(head) if place}
+    if not (np.abs(at["time"]) < _MOST_S).all():
+        raise ValueError("a time that is none")
+    t_ns = started_ns + np.rint(at["time"] * 1e9).astype(np.int64)
+    marks = sum(line.startswith("M ") for line in lines)
+    skipped = len(lines) - 1 - len(rows) - marks
+    return MeterReadings("powersensor3", t_ns, channels, tuple(at[name].tolist() for name in names), skipped)
+
+
+def is_meter_csv(lines: Sequence[str]) -> bool:
+    """Return whether this is a table whose header names a time and a power."""
+    try:
+        return parse_meter_csv("\n".join(lines)).power_column != "column 2"
+    except ValueError:
+        return False
+
+
+def read_meter_table(
+    text: str, source: str, columns: tuple[str | None, str | None], started_ns: int | None, zone: tzinfo | None
+) -> MeterReadings:
+    """A CSV of times and watts; columns: names of the time and the power column, None where they are to be found.
+
+    Stamps without a zone are of `zone` (None: of this machine). Raises ValueError where it holds no such columns,
+    UsageError where its times count from a start that was not given.
+    """
+    log = parse_meter_csv(text, *columns)
+    name = _word(PurePath(source).stem)
+    return MeterReadings(
+        f"meter_csv-{name}",
+        _unix_ns(log, source, started_ns, zone),
+        (_channel(f"meter_csv-{name}", name, source, log.power_column),),
+        (log.power_w,),
+        log.skipped,
+    )
+
+
+def _unix_ns(log: MeterLog, source: str, started_ns: int | None, zone: tzinfo | None) -> Ints:
+    if not all(abs(t) < _MOST_S for t in log.t_s):
+        raise ValueError("a time that is none")
+    t_ns = np.array([round(t * 1e6) * 1000 for t in log.t_s], dtype=np.int64)
+    if log.clock == "unix":
+        return t_ns
+    if log.t_s[0] >= _DATED_S:  # a date without a zone, counted as UTC
+        naive = datetime(1970, 1, 1) + timedelta(seconds=log.t_s[0])
+        known = naive.replace(tzinfo=zone) if zone is not None else naive.astimezone()
+        return t_ns + round((known - naive.replace(tzinfo=timezone.utc)).total_seconds() * 1e9)
+    if started_ns is None:
+        raise UsageError(
+            f"'{source}': its times count from a start of its own",
+            "say when that was: --started 2026-01-31T12:00:00.25",
+        )
+    return t_ns + started_ns
+
+
+def _channel(sensor: str, name: str, source: str, column: str) -> Channel:
+    """The power of a meter that sees the whole."""
+    scope = f"meter:{name}"
+    return Channel(channel_id(scope, "power"), sensor, "power", "W", "gauge", scope, source, column, "system")
+
+
+def _word(text: str) -> str:
+    return "".join(c if c.isalnum() or c in "._-" else "-" for c in text) or "meter"
+
+
+def _sound(watts: float) -> bool:
+    return abs(watts) <= _MOST_W
+
+
+_HEAD = re.compile(r"\s*(?P<name>[a-z][a-z0-9_.]*)\s*(?:\[(?P<unit>[^\]]*)\])?\s*")
+_NVIDIA_SMI_NUMBER = re.compile(r"\s*(-?[0-9]{1,15}(?:\.[0-9]{1,9})?)\s*(?P<unit>%|[A-Za-z]*)\s*")
+_SCALE = {"W": 1.0, "mW": 1e-3, "%": 0.01, "MHz": 1e6, "GHz": 1e9, "MiB": 1 << 20, "GiB": 1 << 30, "C": 1.0, "": 1.0}
+_STAMPS = ("%Y/%m/%d %H:%M:%S.%f", "%Y/%m/%d %H:%M:%S")
+# The query's name, as what a sensor calls it, and its unit where the log is written with `nounits`.
+QUANTITIES = {
+    **{"power.draw.instant": ("power", "W"), "power.draw": ("power", "W"), "power.draw.average": ("power", "W")},
+    **{"utilization.gpu": ("utilisation", "%"), "utilization.memory": ("memory_utilisation", "%")},
+    **{"memory.used": ("memory_used", "MiB"), "temperature.gpu": ("temperature", "C")},
+    **dict.fromkeys(("clocks.current.sm", "clocks.sm", "clocks.current.graphics", "clocks.gr"), ("frequency", "MHz")),
+    **dict.fromkeys(("clocks.current.memory", "clocks.mem"), ("memory_frequency", "MHz")),
+}
+_IDENTITY = ("index", "uuid", "gpu_uuid", "pci.bus_id", "gpu_bus_id", "name", "gpu_name")
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One line: local time of the machine, which GPU, and values in SI units; NaN is "not read"."""
+
+    stamp: datetime
+    gpu: str
+    values: dict[str, float]
+
+
+@dataclass(frozen=True)
+class NvidiaSmiLog:
+    """All lines in order; `columns` are those that are understood: the query's name of each quantity."""
+
+    readings: tuple[Reading, ...]
+    columns: dict[str, str]
+    skipped: int
+
+
+def is_nvidia_smi_header(line: str) -> bool:
+    """Return whether this is the head of such a log."""
+    names = [name for name, _ in _named(line.split(","))]
+    return "timestamp" in names and any(name in QUANTITIES for name in names)
+
+
+def parse_nvidia_smi(lines: Iterable[str]) -> NvidiaSmiLog:
+    """The whole log; raises ValueError where no line is a header that names a time and a quantity."""
+    head: list[tuple[str, str]] = []
+    readings: list[Reading] = []
+    columns: dict[str, str] = {}
+    skipped = 0
+    for cells in csv.reader(line.replace("\0", "") for line in lines):
+        if is_nvidia_smi_header(",".join(cells)):
+            head = _named(cells)
+            columns |= _quantities(head)
+        elif head and (reading := _reading(head, cells)) is not None:
+            readings.append(reading)
+        else:
+            skipped += bool(cells)
+    if not head:
+        raise ValueError("no header with 'timestamp' and a quantity such as 'power.draw': write the log with a header")
+    return NvidiaSmiLog(tuple(readings), columns, skipped)
+
+
+def _named(cells: Iterable[str]) -> list[tuple[str, str]]:
+    matches = [_HEAD.fullmatch(cell) for cell in cells]
+    return [(match["name"], match["unit"] or "") if match else ("", "") for match in matches]
+
+
+def _quantities(head: list[tuple[str, str]]) -> dict[str, str]:
+    """The first query of each quantity, in the order of preference of `QUANTITIES`."""
+    names = [name for name, _ in head]
+    found: dict[str, str] = {}
+    for name, (quantity, _) in QUANTITIES.items():
+        if name in names:
+            found.setdefault(quantity, name)
+    return found
+
+
+def _reading(head: list[tuple[str, str]], cells: list[str]) -> Reading | None:
+    if len(cells) != len(head):
+        return None
+    by_name = {name: (cell, unit) for (name, unit), cell in zip(head, cells, strict=True)}
+    stamp = _nvidia_smi_stamp(by_name["timestamp"][0])
+    if stamp is None:
+        return None
+    gpu = next((by_name[name][0].strip() for name in _IDENTITY if name in by_name), "0")
+    quantities = _quantities(head).items()
+    return Reading(
+        stamp, gpu, {quantity: _nvidia_smi_value(*by_name[name], QUANTITIES[name][1]) for quantity, name in quantities}
+    )
+
+
+def _nvidia_smi_value(cell: str, unit_of_head: str, otherwise: str) -> float:
+    match = _NVIDIA_SMI_NUMBER.fullmatch(cell)
+    if match is None:
+        return math.nan
+    return float(match[1]) * _SCALE.get(match["unit"] or unit_of_head or otherwise, math.nan)
+
+
+def _nvidia_smi_stamp(cell: str) -> datetime | None:
+    for form in _STAMPS:
+        try:
+            return datetime.strptime(cell.strip(), form)
+        except ValueError:
+            continue
+    return None
+
+
+OFF_C = -256.0
+_JETSON_STATS_NUMBER = re.compile(r"-?[0-9]{1,15}(?:\.[0-9]{1,17})?(?:e-?[0-9]{1,3})?")
+_CORE = re.compile(r"CPU([0-9]{1,3})")
+_GPU = re.compile(r"GPU([0-9]{0,2})")
+_OLD_TOTAL = "power cur"  # of versions before 4
+
+
+@dataclass(frozen=True)
+class Column:
+    """Meaning of a column: quantity, scope and unit of the channel, the name that the tool has for it, and a factor."""
+
+    name: str
+    quantity: str
+    scope: str
+    unit: str
+    scale: float
+
+
+@dataclass(frozen=True)
+class JetsonStatsLog:
+    """All lines in order: local time of the board, and a value a column, NaN where it was not read."""
+
+    stamps: tuple[datetime, ...]
+    columns: tuple[Column, ...]
+    rows: tuple[tuple[float, ...], ...]
+    skipped: int
+
+
+def is_jetson_stats_header(line: str) -> bool:
+    """Return whether this is the head of such a log."""
+    names = [cell.strip() for cell in line.split(",")]
+    return "time" in names and any(_column(name) is not None for name in names) and _own_words(names)
+
+
+def parse_jetson_stats(lines: Iterable[str]) -> JetsonStatsLog:
+    """The whole log; raises ValueError where it has no header of jetson-stats."""
+    reader = csv.reader(line.replace("\0", "") for line in lines)
+    head = [cell.strip() for cell in next(reader, [])]
+    if not is_jetson_stats_header(",".join(head)):
+        raise ValueError("no header of jetson-stats ('time', 'CPU1', 'GPU', 'Temp ...', 'Power ...')")
+    places = [(place, column) for place, name in enumerate(head) if (column := _column(name)) is not None]
+    time_at = head.index("time")
+    stamps: list[datetime] = []
+    rows: list[tuple[float, ...]] = []
+    skipped = 0
+    for cells in reader:
+        stamp = _jetson_stats_stamp(cells[time_at]) if len(cells) == len(head) else None
+        if stamp is None:
+            skipped += bool(cells)
+            continue
+        stamps.append(stamp)
+        rows.append(tuple(_jetson_stats_value(cells[place], column) for place, column in places))
+    return JetsonStatsLog(tuple(stamps), tuple(column for _, column in places), tuple(rows), skipped)
+
+
+def _own_words(names: list[str]) -> bool:
+    return bool({"uptime", "jetson_clocks", "nvp model", _OLD_TOTAL} & set(names)) or any(
+        name.startswith("Power ") for name in names
+    )
+
+
+def _column(name: str) -> Column | None:
+    if (core := _CORE.fullmatch(name)) is not None:
+        return Column(name, "utilisation", f"core:{int(core[1]) - 1}", "1", 0.01)
+    if (gpu := _GPU.fullmatch(name)) is not None:
+        return Column(name, "utilisation", f"gpu:{int(gpu[1] or 0)}", "1", 0.01)
+    if name == "EMC":
+        return Column(name, "utilisation", "emc", "1", 0.01)
+    if name == "RAM":
+        return Column(name, "memory_used", "system", "B", 1024.0)
+    if name.startswith("Temp "):
+        return Column(name[5:], "temperature", f"zone:{name[5:]}", "degC", 1.0)
+    if name.startswith("Power ") or name == _OLD_TOTAL:
+        rail = "TOT" if name == _OLD_TOTAL else name[6:]
+        return Column(rail, "power", f"rail:{rail}", "W", 0.001)
+    return None
+
+
+def _jetson_stats_value(cell: str, column: Column) -> float:
+    text = cell.strip()
+    if _JETSON_STATS_NUMBER.fullmatch(text) is None:
+        return math.nan
+    value = float(text)
+    if column.quantity == "temperature" and value == OFF_C:
+        return math.nan
+    if column.quantity == "memory_used" and value <= 1:
+        return math.nan  # a share of a total that the log does not state
+    return value * column.scale
+
+
+def _jetson_stats_stamp(cell: str) -> datetime | None:
+    """ "2026-01-31 12:00:00.123456", as Python writes a datetime."""
+    try:
+        return datetime.fromisoformat(cell.strip())
+    except ValueError:
+        return None
