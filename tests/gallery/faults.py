@@ -17,14 +17,15 @@ _FILE = str(Path(stepscope.__file__).parent / "record" / "a_fault.py")  # the tr
 _SOURCE = "def broken(*args, **kwargs):\n    raise RuntimeError('a fault of ours, on purpose')\n"
 MODULES = (
     "record.session", "record.recorder", "record.parts", "record.steps", "record.rounds", "record.batch_axis",
-    "record.plan", "record.facts", "record.settings", "record.torch_private", "record.empty_process",
+    "record.plan", "record.facts", "record.settings", "record.torch_private", "record.empty_process", "record.repeats",
     "record.allocators", "record.device", "record.sampler.process", "record.ops.modules", "record.ops.events",
     "record.ops.rows", "record.memory.watch", "record.memory.rows", "record.processes.training",
     "record.processes.children", "runfolder.writer", "runfolder.parts",
 )  # fmt: skip
 # Whose failure is no fault inside a training: they run before it, in the process that starts it, or are the guard.
 _BEFORE = {
-    "record.session:Session.__init__", "record.processes.training:run_target", "record.processes.training:_run_script",
+    "record.session:Session.__init__", "record.repeats:Repeats.__init__",
+    "record.processes.training:run_target", "record.processes.training:_run_script",
     "record.processes.training:_empty", "record.processes.training:_guarded", "record.processes.training:_without_us",
     "record.processes.training:_end_with_parent", "record.processes.training:_wait_for_go",
     "record.processes.training:_show_without_us", "record.processes.training:_is_start",

@@ -58,6 +58,20 @@ class Boundary:
             finally:
                 self._inside = None
 
+    def asks(self, question: Callable[P, bool], *args: P.args, **kwargs: P.kwargs) -> bool:
+        """Ask ours a question that is quickly answered, without the lock; False where it failed or the door is shut."""
+        try:
+            return self.open and question(*args, **kwargs)
+        except BaseException as error:
+            self.failed(error)
+            return False
+
+    def failed(self, error: BaseException) -> None:
+        """Raise an exception of the training's again; one of ours closes the door."""
+        if not is_ours(error):
+            raise error
+        self.close(error)
+
     def close(self, error: BaseException) -> None:
         """Our side failed: tell it, and let nothing more through."""
         if self.open:

@@ -38,6 +38,8 @@ _FEW_TIMES = 5  # so few steps are judged by the shortest: the first ones of a t
 _MOST_MISSED = 5
 _NEGLIGIBLE = 0.01  # ops that together take less than this share of the step need no better median
 _CHECK_EVERY = 5
+_LENGTHS = 50  # of steps that are kept
+_LOOK_AHEAD = 200  # steps
 _EVENT_WITHIN_NS = 400  # that an event adds to its step, until profiled steps tell
 _SHAPES_COST = 3  # times as much to profile a step with the shapes of its tensors
 _MEMORY_NS = 60_000_000  # to look for everything that is alive before a window
@@ -91,6 +93,17 @@ class Plan:
             self._wait = self._steps_apart(_DRIFT_EVERY if self.together or self._is_done() else _BETWEEN)
         return True
 
+    def steps_unprofiled(self, step: int) -> int:
+        """How many steps from this unprofiled one on end before the next decision; each then has `took` its time."""
+        if self.choice.adaptive:
+            return 0 if self._left else self._wait
+        return next((ahead - 1 for ahead in range(1, _LOOK_AHEAD) if self.choice.records(step + ahead)), _LOOK_AHEAD)
+
+    def waited(self, lengths_ns: list[int]) -> None:
+        """Steps of these lengths have ended, unprofiled and without being asked about."""
+        self._wait = max(self._wait - len(lengths_ns), 0)
+        self._plain_ns = (self._plain_ns + lengths_ns)[-_LENGTHS:]
+
     def wants_shapes(self, step: int, elapsed_ns: int) -> bool:
         """Shapes are recorded while warming up, where time does not count."""
         if not self.choice.adaptive:
@@ -129,7 +142,7 @@ class Plan:
         times = self._recorded_ns if recorded else self._plain_ns
         if not recorded or self._steady:  # a profiled step of the warm-up is slow for reasons of its own
             times.append(ns)
-            del times[:-50]
+            del times[:-_LENGTHS]
         self.recorded += recorded
         self._first = self._first and (self._steady == 0 or self._left > 0)
 

@@ -138,7 +138,7 @@ class OpRecorder:
             self.close_window()
         made = torch_private.autograd_sequence()
         events = self._reckoned(sum(self._step_nodes) // 2, 0)  # of a step
-        self._step_sequence = self._sequence = self._passed = made
+        self.step_begins(made)
         if wanted and events > MOST_EVENTS_PER_STEP:
             self.close_window()
             self._begin_parts(step, {FORWARD, BACKWARD, UPDATE})
@@ -149,6 +149,10 @@ class OpRecorder:
             self._timed(lambda: self._open(shapes, memory and not large))
         self._calls_before = self._routes.calls
         return self.recording
+
+    def step_begins(self, sequence: int) -> None:
+        """A step begins when so many autograd nodes have been made."""
+        self._step_sequence = self._sequence = self._passed = sequence
 
     def rehearse(self) -> None:
         """Measure once what recording costs on this device, before the first step."""

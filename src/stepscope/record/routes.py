@@ -87,20 +87,42 @@ class CallListener(Protocol):
         """The last one that was called returns."""
 
 
+Teller = Callable[..., Any]
+_EVERY_STEP = (
+    "called", "returned", "batch", "before_backward", "after_backward", "before_optimizer", "after_optimizer",
+)  # fmt: skip
 _HERE = str(Path(__file__).parent)
 _LOOK_EVERY = 500  # calls of modules in a window
+
+
+class Repeating(Protocol):
+    """Asked first about what happens in every step: True where it is what was expected, and the listener need not hear.
+
+    It has the listener's methods of the same names, and tells how many steps may still be only looked at.
+    """
+
+    left: int
+
+    def called(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool: ...
+    def returned(self, module: nn.Module, output: Any) -> bool: ...
+    def before_optimizer(self, optimizer: Any) -> bool: ...
+    def after_optimizer(self, optimizer: Any) -> bool: ...
+    def before_backward(self, roots: Any, inputs: Any) -> bool: ...
+    def after_backward(self) -> bool: ...
+    def batch(self, iterator: Any, batch: Any) -> bool: ...
 
 
 class Routes:
     """The routes of one session, from `install` to `remove`; `profiled` says whether each module call gets a scope."""
 
-    def __init__(self, boundary: Boundary, listener: Listener) -> None:
+    def __init__(self, boundary: Boundary, listener: Listener, repeating: Repeating | None = None) -> None:
         self._boundary, self._listener = boundary, listener
+        self._tell = {name: _teller(boundary, listener, repeating, name) for name in _EVERY_STEP}
         self._undo: list[Callable[[], None]] = []
         self._keras = False
         self._loading = False
         self._installed = False
-        self._modules = _ModuleRoute(boundary, listener, self)
+        self._modules = _ModuleRoute(boundary, listener, self, self._tell["called"], self._tell["returned"])
 
     @property
     def calls(self) -> int:
@@ -165,27 +187,30 @@ class Routes:
         return undo
 
     def _optimizer_hooks(self) -> list[Any]:
-        call, listener = self._boundary.call, self._listener
+        tell_before, tell_after = self._tell["before_optimizer"], self._tell["after_optimizer"]
 
         def before(optimizer: Any, _args: Any, _kwargs: Any) -> None:
             if not _is_compiling():
-                call(listener.before_optimizer, optimizer)
+                tell_before(optimizer)
 
         def after(optimizer: Any, _args: Any, _kwargs: Any) -> None:
             if not _is_compiling():
-                call(listener.after_optimizer, optimizer)
+                self._modules.updates += 1
+                tell_after(optimizer)
 
         return [register_optimizer_step_pre_hook(before), register_optimizer_step_post_hook(after)]
 
     def _backward(self, plain: Callable[..., Any]) -> Callable[..., Any]:
+        tell_before, tell_after = self._tell["before_backward"], self._tell["after_backward"]
+
         def run(t_outputs: Any, *args: Any, **kwargs: Any) -> Any:
             if not self._installed or _is_compiling():
                 return plain(t_outputs, *args, **kwargs)
             if not self._keras and "keras" in sys.modules:
                 self._boundary.call(self._route_keras)
-            self._boundary.call(self._listener.before_backward, t_outputs, args[3] if len(args) > 3 else None)
+            tell_before(t_outputs, args[3] if len(args) > 3 else None)
             result = plain(t_outputs, *args, **kwargs)
-            self._boundary.call(self._listener.after_backward)
+            tell_after()
             return result
 
         return run
@@ -208,7 +233,7 @@ class Routes:
                 batch = plain(iterator)
             finally:
                 self._loading = False
-            self._boundary.call(self._listener.batch, iterator, batch)
+            self._tell["batch"](iterator, batch)
             return batch
 
         return take
@@ -225,10 +250,6 @@ class Routes:
 
         return step
 
-    def updated(self) -> None:
-        """Count an update, so that a gradient scaler's step without one is seen."""
-        self._modules.updates += 1
-
     def _route_keras(self) -> None:
         optimizers = getattr(sys.modules.get("keras"), "optimizers", None)
         kind = getattr(optimizers, "Optimizer", None)
@@ -242,13 +263,36 @@ class Routes:
         def apply(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
             if not self._installed or _is_compiling():
                 return plain(optimizer, *args, **kwargs)
-            self._boundary.call(self._listener.before_optimizer, optimizer)
+            self._tell["before_optimizer"](optimizer)
             with self._boundary.call(self._listener.optimizer_scope, optimizer) or nullcontext():
                 result = plain(optimizer, *args, **kwargs)
-            self._boundary.call(self._listener.after_optimizer, optimizer)
+            self._modules.updates += 1
+            self._tell["after_optimizer"](optimizer)
             return result
 
         return apply
+
+
+def _nothing(*_: Any) -> None:
+    return None
+
+
+def _teller(boundary: Boundary, listener: Listener, repeating: Repeating | None, name: str) -> Teller:
+    """Return what tells an event of every step: to who is asked first, and where that is not all to the listener."""
+    heard: Callable[..., Any] = getattr(listener, name, _nothing)
+    if repeating is None:
+        return functools.partial(boundary.call, heard)
+    expected, call, at_ends = getattr(repeating, name), boundary.call, name in ("returned", "after_backward")
+
+    def tell(*about: Any) -> None:  # with as few frames as can be: it runs in every step, on cold caches
+        try:
+            if boundary.open and ((at_ends and repeating.left) or expected(*about)):
+                return
+        except BaseException as error:
+            boundary.failed(error)
+        call(heard, *about)
+
+    return tell
 
 
 def _without_our_frames(walk: Callable[[Any], Iterator[tuple[Any, Any]]]) -> Callable[[Any], Iterator[tuple[Any, Any]]]:
@@ -264,8 +308,11 @@ class _ModuleRoute:
     It runs for every module of every step, so that a frame less is a percent of a overhead bound one.
     """
 
-    def __init__(self, boundary: Boundary, listener: Listener, routes: Routes) -> None:
+    def __init__(
+        self, boundary: Boundary, listener: Listener, routes: Routes, tell_called: Teller, tell_returned: Teller
+    ) -> None:
         self._boundary, self._listener, self._routes = boundary, listener, routes
+        self._tell_called, self._tell_returned = tell_called, tell_returned
         self._profiled = False
         self._inside = False  # a module's call is under way: what it calls is not an outermost one
         self._plainly = False  # and nothing is to be done for these: one look tells, in a step that is not profiled
@@ -376,12 +423,12 @@ class _ModuleRoute:
             self._inside = True
             self._follow()
             if told:
-                self._boundary.call(self._listener.called, module, args, kwargs)
+                self._tell_called(module, args, kwargs)
             output = self._call(module, *args, **kwargs)
         finally:
             self._inside = self._plainly = False
         if told:
-            self._boundary.call(self._listener.returned, module, output)
+            self._tell_returned(module, output)
         return output
 
     def _close(self, scope: Scope) -> None:
@@ -414,7 +461,7 @@ class _Trial:
 def trial_call(make: Callable[[], Scope]) -> tuple[Callable[[], Any], Callable[[], Any], Callable[[bool], None]]:
     """A routed call of nothing, the same unrouted, and what makes it open a range: to measure what a call costs."""
     listener: Any = _Trial(make)
-    route = _ModuleRoute(Boundary(lambda _: None), listener, Routes(Boundary(lambda _: None), listener))
+    route = Routes(Boundary(lambda _: None), listener)._modules
     nothing = _Nothing()
     route._installed = route._inside = True
     route._follow()

@@ -29,6 +29,7 @@ from stepscope.record.ops.rows import StepSpan
 from stepscope.record.ops.sources import CallSites
 from stepscope.record.plan import WARMUP_STEPS, Plan
 from stepscope.record.recorder import OpRecorder
+from stepscope.record.repeats import BACKWARD, BATCH, CALL, UPDATE, UPDATED, Repeats
 from stepscope.record.routes import Routes
 from stepscope.record.sampler.process import Sampler, start_sampler
 from stepscope.record.settings import Settings, check_settings, parse_memory, parse_schedule
@@ -53,7 +54,8 @@ class Session:
         self._writer = RunWriter.create(settings.out, settings.name) if place is None else None
         self._recorder: OpRecorder | None = None
         self._boundary = Boundary(self._failed, self._disturbed)
-        self._routes = Routes(self._boundary, self)
+        self._repeats = Repeats(self._boundary, self)
+        self._routes = Routes(self._boundary, self, self._repeats)
         self._book = ModuleBook(self._found_root)
         self._finder = StepFinder(
             settings.steps_from == "optimizer",
@@ -123,14 +125,18 @@ class Session:
 
     def step(self, loss: Any = None, samples: int | None = None) -> None:
         """One step has ended; `loss` may be a tensor (read when it is written) or a number."""
+        if self._boundary.asks(self._repeats.stepped, loss, samples):
+            return
         self._boundary.call(self._stepped, loss, samples)
 
     def pause(self) -> None:
         """Exclude what follows from the step (evaluation, a checkpoint): nothing of it is recorded until `resume`."""
+        self._boundary.asks(self._repeats.differs)
         self._boundary.call(self._pause)
 
     def resume(self) -> None:
         """The open step begins now: what lay between it and the last one is no part of it."""
+        self._boundary.asks(self._repeats.differs)
         self._boundary.call(self._resume)
 
     def inside(self, module: nn.Module) -> torch_private.Scope:
@@ -155,6 +161,7 @@ class Session:
         if self.closed or os.getpid() != self._pid:
             return
         self.status = status, reason
+        self._boundary.asks(self._repeats.differs)
         self._boundary.call(self._finder.finish)
         self._boundary.open = False
         if self._recorder is not None:
@@ -185,6 +192,8 @@ class Session:
             return
         self._begin()
         self._finder.called(module, args, kwargs)
+        if self._finder.awaits_output:
+            self._repeats.differs()
         self._open_step()
         if self._recorder is None or not torch.is_grad_enabled():
             return
@@ -216,7 +225,6 @@ class Session:
 
     def after_optimizer(self, optimizer: Any) -> None:
         """An optimizer has updated: the step may have ended."""
-        self._routes.updated()
         if self._recorder is not None:
             self._recorder.updates(None)
         self._finder.after_update(optimizer)
@@ -260,6 +268,36 @@ class Session:
     def optimizer_scope(self, optimizer: Any) -> torch_private.Scope:
         """The range by which a torch optimizer announces itself, for another."""
         return torch_private.make_scope(f"{OPTIMIZER_STEP}{type(optimizer).__name__}.step")
+
+    # steps that repeat
+
+    def repeated_step(self, t1_ns: int, samples: int | None, loss: Any) -> None:
+        """Write a step that was as the one before it."""
+        self._loss = loss
+        self._write_step(t1_ns if self._t0_ns is None else self._t0_ns, t1_ns, samples)
+        self._step += 1
+        self._t0_ns = monotonic_ns()
+
+    def replay(self, kind: str, about: Any, detail: Any) -> None:
+        """Hear of an event of the open step after the fact."""
+        if kind == CALL:
+            self.called(about, () if detail is None else (torch_private.without_numbers(*detail),), {})
+        elif kind == BATCH:
+            self._finder.fetched(about, detail)
+        elif kind == BACKWARD:
+            self.before_backward(None, None)
+            self.after_backward()
+        elif kind == UPDATE:
+            self.before_optimizer(about)
+        elif kind == UPDATED:
+            self.after_optimizer(about)
+
+    def repeated(self, lengths_ns: list[int], sequence: int) -> None:
+        """So many steps were not followed, and what they would have changed is made up for."""
+        self._plan.waited(lengths_ns)
+        self._finder.repeated(len(lengths_ns))
+        if self._recorder is not None:
+            self._recorder.step_begins(sequence)
 
     # the beginning
 
@@ -345,8 +383,9 @@ class Session:
                 self._evaluated_first = 0
         if not recorder.step_ends():
             self._plan.took(self._recorded, t1_ns - t0_ns)
-        self._write_step(span)
+        self._write_step(t0_ns, t1_ns, samples)
         self._step += 1
+        self._repeats.step_ended()
         if self._step == WARMUP_STEPS:
             self._write_model()  # a run that is killed later has its module tree, and its first steps
             self._flushed_ns = 0
@@ -354,20 +393,23 @@ class Session:
             self._t0_ns = t1_ns
             wanted = self._plan.records(self._step, t1_ns - self._began_ns)
             self._recorded = wanted and recorder.recording
+            self._repeats.differs()
         else:
             self._begin_step()
+            if not self._recorded and self._step > WARMUP_STEPS and self._finder.repeats:
+                self._repeats.may_begin(self._plan.steps_unprofiled(self._step), samples)
 
-    def _write_step(self, span: StepSpan) -> None:
+    def _write_step(self, t0_ns: int, t1_ns: int, samples: int | None) -> None:
         loss, self._loss, self._said_samples = torch_private.number_in(self._loss), None, None
         try:
-            self.writer.step(span.step, span.t0_ns, span.t1_ns, span.samples, loss, self._recorded)
-            if span.t1_ns - self._flushed_ns > _FLUSH_EVERY_NS:
-                self._flushed_ns = span.t1_ns
+            self.writer.step(self._step, t0_ns, t1_ns, samples, loss, self._recorded)
+            if t1_ns - self._flushed_ns > _FLUSH_EVERY_NS:
+                self._flushed_ns = t1_ns
                 self.writer.flush_steps()
         except OSError as error:
             self._steps_lost += 1
             if self._steps_lost == 1:
-                self.note("steps-lost", f"the times of some steps could not be written: {error}", step=span.step)
+                self.note("steps-lost", f"the times of some steps could not be written: {error}", step=self._step)
 
     def _open_step(self) -> None:
         """The first step of a training that says nothing of its steps begins with its first work."""

@@ -66,6 +66,20 @@ class StepFinder:
         return "optimizer" if self._optimized else "backward"
 
     @property
+    def repeats(self) -> bool:
+        """Return whether a step that does what the last one did needs no look at what it computes."""
+        return self.found_by != "backward" and not self._rounds.undecided
+
+    @property
+    def awaits_output(self) -> bool:
+        """Return whether only the output of the call that is under way tells its samples."""
+        return self._asked is not None or self._unbatched is not None
+
+    def repeated(self, steps: int) -> None:
+        """So many steps did what the one before them had done."""
+        self._gaps.repeated(steps)
+
+    @property
     def calls_no_module(self) -> bool:
         """Return whether gradients were computed, and none of what a call of a module had computed."""
         return 0 < self._direct_passes == self.signs["passes"]
@@ -139,8 +153,11 @@ class StepFinder:
 
     def batch(self, iterator: Any, batch: Any) -> None:
         """A data loader gave a batch."""
+        self.fetched(iterator, batch_size(iterator, batch))
+
+    def fetched(self, iterator: Any, samples: int | None) -> None:
+        """A data loader gave so many samples; None where nothing tells."""
         self._something_else()
-        samples = _batch_size(iterator, batch)
         if samples is not None:
             self._samples.batch(self._identities.number(iterator), samples)
 
@@ -172,7 +189,7 @@ class StepFinder:
 
     def _count(self, module: nn.Module, number: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         with torch._C.DisableTorchFunction():
-            tensor = args[0] if args and isinstance(args[0], torch.Tensor) else first_tensor((args, kwargs))
+            tensor = telling_tensor(args, kwargs)
             if tensor is None:
                 return
             size = _length(tensor)
@@ -296,7 +313,7 @@ def _length(tensor: torch.Tensor) -> int | None:
     return size if type(size) is int else None
 
 
-def _batch_size(iterator: Any, batch: Any) -> int | None:
+def batch_size(iterator: Any, batch: Any) -> int | None:
     """The samples of a data loader's batch: its batch size where the first tensor has it as one of its first sides."""
     stated = getattr(getattr(iterator, "_index_sampler", None), "batch_size", None)
     with torch._C.DisableTorchFunction():
@@ -450,6 +467,10 @@ class Gaps:
         """A step has ended."""
         self._open, self._here = True, {}
 
+    def repeated(self, steps: int) -> None:
+        """So many steps did not begin with evaluation."""
+        self._gaps += steps
+
     def evaluated(self, model: int, now_ns: int) -> None:
         """A model was called without gradients."""
         if self._open:
@@ -465,6 +486,11 @@ class Gaps:
         self._gaps += 1
         self._open, self._here = False, {}
         return max(outside, default=None)
+
+
+def telling_tensor(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The tensor among the inputs of a model that tells its samples; None where there is none."""
+    return args[0] if args and isinstance(args[0], torch.Tensor) else first_tensor((args, kwargs))
 
 
 def first_tensor(value: Any) -> Any:

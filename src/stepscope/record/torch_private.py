@@ -248,6 +248,12 @@ def leaves_of(roots: Any, most: int = 8, most_nodes: int = 20_000) -> list[torch
     return found
 
 
+def without_numbers(shape: torch.Size, floating: bool) -> torch.Tensor:
+    """A tensor of this shape that has no numbers, made unseen by the training."""
+    with unseen_by_modes():
+        return torch.empty(shape, dtype=torch.float32 if floating else torch.int64, device="meta")
+
+
 def in_backward() -> bool:
     """Return whether a backward pass is under way in this thread; always where torch does not tell."""
     return bool(_graph_task() != _NO_TASK)
@@ -323,12 +329,14 @@ def first_bytes(tensor: torch.Tensor, most: int = 64) -> bytes | None:
 
 def number_in(value: Any) -> float | None:
     """Return the one number of a loss, without an op where that can be: a profiler of the training's would show it."""
+    if value is None:
+        return None
     form = _FORMS.get(getattr(value, "dtype", None))
     plain = first_bytes(value, struct.calcsize(form)) if form is not None and value.numel() == 1 else None
     if form is not None and plain is not None:
         return float(struct.unpack(form, plain)[0])
     try:
-        return None if value is None else float(value.detach() if isinstance(value, torch.Tensor) else value)
+        return float(value.detach() if isinstance(value, torch.Tensor) else value)
     except (TypeError, ValueError, RuntimeError):
         return None
 

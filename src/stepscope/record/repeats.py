@@ -1,0 +1,177 @@
+"""Steps that repeat: while none is profiled and each does what the one before it did, a look at each event is enough.
+
+A step is known by its events: which module was called with which shape, which loader gave how many samples, that
+gradients were computed, which optimizer updated. After some steps that were all the same, an event that is the
+expected one goes no further, and a step is complete with its last event. What differs is told to the session, with the
+events of that step before it, and from there on every event again.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from stepscope.clock import monotonic_ns
+from stepscope.record import torch_private
+from stepscope.record.boundary import Boundary
+from stepscope.record.steps import batch_size, telling_tensor
+
+_ALIKE = 2  # steps in a row, before the next ones are only looked at; more after each disappointment
+_MOST_ALIKE = 64
+CALL, BATCH, BACKWARD, UPDATE, UPDATED, STEP = "call", "batch", "backward", "update", "updated", "step"
+_Event = tuple[str, int, Any]  # kind, address of what it is about, and what else tells it from another
+
+
+class Steps(Protocol):
+    """What a session does with steps that repeat."""
+
+    def repeated_step(self, t1_ns: int, samples: int | None, loss: Any) -> None:
+        """Write a step that was as the one before it."""
+
+    def replay(self, kind: str, about: Any, detail: Any) -> None:
+        """Hear of an event of the open step after the fact."""
+
+    def repeated(self, lengths_ns: list[int], sequence: int) -> None:
+        """So many steps were not followed; with the number of autograd nodes that had been made when the last ended."""
+
+
+class Repeats:
+    """Stands before a session: each event is asked about here first, True where that is all."""
+
+    def __init__(self, boundary: Boundary, steps: Steps) -> None:
+        self._boundary, self._steps = boundary, steps
+        self._events: list[_Event] = []  # of the step that is under way
+        self._about: list[Callable[[], Any]] = []
+        self._before: list[_Event] = []  # of the step before it
+        self._regular = False  # all that happened in it is an event that can be compared
+        self._alike, self._needed = 0, _ALIKE
+        self.left = 0  # steps that may still be only looked at
+        self._place = 0  # of the next event, in `_before`
+        self._expected_about: list[Callable[[], Any]] = []
+        self._samples: int | None = None
+        self._lengths_ns: list[int] = []
+        self._t0_ns = self._sequence = 0
+        self._thread: int | None = None
+
+    # events; each returns True where it was the expected one
+
+    def called(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """A module is called that no other module calls."""
+        if not torch.is_grad_enabled():
+            return self.differs()
+        with torch._C.DisableTorchFunction():
+            tensor = telling_tensor(args, kwargs)
+            detail = None if tensor is None else (tensor.shape, tensor.is_floating_point())
+        return self._is_next(CALL, module, detail)
+
+    def returned(self, module: nn.Module, output: Any) -> bool:
+        """It has returned."""
+        return self.left > 0 or (not torch.is_grad_enabled() and self.differs())
+
+    def batch(self, iterator: Any, batch: Any) -> bool:
+        """A data loader gave a batch."""
+        return self._is_next(BATCH, iterator, batch_size(iterator, batch))
+
+    def before_backward(self, roots: Any, inputs: Any) -> bool:
+        """Gradients are about to be computed."""
+        return self._is_next(BACKWARD, self, None)
+
+    def after_backward(self) -> bool:
+        """They are computed."""
+        return self.left > 0
+
+    def before_optimizer(self, optimizer: Any) -> bool:
+        """An optimizer is about to update."""
+        return self._is_next(UPDATE, optimizer, None)
+
+    def after_optimizer(self, optimizer: Any) -> bool:
+        """It has updated."""
+        return self._is_next(UPDATED, optimizer, None)
+
+    def stepped(self, loss: Any, samples: int | None) -> bool:
+        """The training says that a step has ended."""
+        return self._is_next(STEP, self, samples, loss)
+
+    def differs(self) -> bool:
+        """Something happened that is no event of a step that repeats."""
+        self.leave()
+        self._regular = False
+        return False
+
+    # steps
+
+    def step_ended(self) -> None:
+        """A step has ended that was followed event by event."""
+        alike = self._regular and self._events == self._before
+        self._alike = self._alike + 1 if alike else 0
+        self._before, self._expected_about = self._events, self._about
+        self._events, self._about, self._regular = [], [], True
+
+    def may_begin(self, steps: int, samples: int | None) -> None:
+        """None of the next steps, the one that begins now included, needs to be followed if it repeats the last."""
+        if steps < 1 or self._alike < self._needed or not self._before:
+            return
+        if any(about() is None for about in self._expected_about):
+            return  # made anew in each step
+        self.left, self._place, self._samples = steps, 0, samples
+        self._t0_ns, self._lengths_ns = monotonic_ns(), []
+        self._sequence, self._thread = torch_private.autograd_sequence(), threading.get_ident()
+
+    def leave(self) -> None:
+        """Whatever comes is followed again, with what has come of the open step."""
+        if self.left:
+            self._needed = min(2 * self._needed, _MOST_ALIKE)
+            self._boundary.call(self._leave)
+
+    def _is_next(self, kind: str, about: Any, detail: Any, loss: Any = None) -> bool:
+        if self.left:
+            place = self._place
+            expected = self._before[place]
+            if (
+                expected[0] is kind
+                and self._expected_about[place]() is about
+                and expected[2] == detail
+                and threading.get_ident() == self._thread
+            ):
+                self._place = place + 1
+                if self._place == len(self._before):
+                    self._end_step(loss)
+                return True
+            self.leave()
+        self._events.append((kind, id(about), detail))
+        self._about.append(_reference(about))
+        return False
+
+    def _end_step(self, loss: Any) -> None:
+        now_ns = monotonic_ns()
+        self._place = 0
+        self._lengths_ns.append(now_ns - self._t0_ns)
+        self._steps.repeated_step(now_ns, self._samples, loss)
+        self._sequence = torch_private.autograd_sequence()
+        self.left -= 1
+        if not self.left:
+            self._needed = _ALIKE
+            self._boundary.call(self._leave)
+        self._t0_ns = monotonic_ns()
+
+    def _leave(self) -> None:
+        made, self._place, self.left = self._place, 0, 0
+        self._alike = 0
+        self._steps.repeated(self._lengths_ns, self._sequence)
+        self._events, self._about, self._regular = self._before[:made], self._expected_about[:made], True
+        for (kind, _, detail), about in zip(self._events, self._about, strict=True):
+            thing = about()
+            if thing is not None:  # else it went with the loop that had it
+                self._steps.replay(kind, thing, detail)
+
+
+def _reference(thing: Any) -> Callable[[], Any]:
+    try:
+        return weakref.ref(thing)
+    except TypeError:  # takes no weak references: it is never the expected one
+        return lambda: None

@@ -1,0 +1,148 @@
+"""Steps that repeat are only looked at: what is written of them is the same as if each event had been followed."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import stepscope
+from stepscope.record.repeats import Repeats
+from stepscope.record.session import Session
+from stepscope.runfolder import RunReader
+
+Loop = Callable[[random.Random], None]
+
+
+def accumulated(picks: random.Random) -> None:
+    """Epochs of a loader with a smaller last batch, evaluation now and then, gradients that add up in between."""
+    model, other = nn.Linear(4, 4), nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    data: Any = torch.randn(picks.choice([90, 101, 120]), 4)
+    loader: Any = torch.utils.data.DataLoader(data, batch_size=4)
+    for _ in range(5):
+        for number, batch in enumerate(loader):
+            model(batch).sum().backward()
+            if picks.random() < 0.97:
+                optimizer.step()
+                optimizer.zero_grad()
+            if picks.random() < 0.03:
+                with torch.no_grad():
+                    picks.choice([model, other])(batch)
+            if number == 9 and picks.random() < 0.5:
+                model.eval()
+                with torch.no_grad():
+                    model(torch.randn(7, 4))
+                model.train()
+
+
+def adversaries(picks: random.Random) -> None:
+    """Two optimizers a step, one of which is sometimes left out; the batch has no loader and changes its size."""
+    first, second = nn.Linear(3, 3), nn.Linear(3, 3)
+    one, two = (torch.optim.SGD(model.parameters(), lr=0.01) for model in (first, second))
+    size = 5
+    for _ in range(80):
+        size = picks.choice([2, 8]) if picks.random() < 0.05 else size
+        first(torch.randn(size, 3)).sum().backward()
+        one.step()
+        if picks.random() < 0.97:
+            second(first(torch.randn(size, 3))).sum().backward()
+            two.step()
+
+
+def failing(picks: random.Random) -> None:
+    """The training's own exceptions end a step in its midst."""
+    model = nn.Sequential(nn.Linear(3, 3), nn.ReLU())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for _ in range(80):
+        try:
+            model(torch.randn(5, 4 if picks.random() < 0.05 else 3)).sum().backward()
+        except RuntimeError:
+            continue
+        optimizer.step()
+
+
+def written(loop: Loop, seed: int, out: Path, **options: Any) -> list[tuple[int, int | None]]:
+    """Numbers and samples of the steps of a run of this loop."""
+    torch.manual_seed(seed)
+    with stepscope.profile(out=out, record="none", steps="optimizer", **options) as scope:
+        loop(random.Random(seed))
+    run = RunReader(scope.path)
+    assert [event["traceback"] for event in run.events if event["kind"] == "profiling-failed"] == []
+    assert (run.steps["t1_ns"] >= run.steps["t0_ns"]).all()
+    return list(zip(run.steps["step"], run.steps["samples"], strict=True))
+
+
+@pytest.fixture
+def no_sampler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Session, "_start_sampler", lambda _: None)
+
+
+@pytest.fixture
+def looked_at(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Steps that were only looked at."""
+    counted: list[int] = []
+    settle = Session.repeated
+
+    def repeated(self: Session, lengths_ns: list[int], sequence: int) -> None:
+        counted.append(len(lengths_ns))
+        settle(self, lengths_ns, sequence)
+
+    monkeypatch.setattr(Session, "repeated", repeated)
+    return counted
+
+
+@pytest.mark.usefixtures("no_sampler")
+@pytest.mark.parametrize("loop", [accumulated, adversaries, failing])
+@pytest.mark.parametrize("seed", range(4))
+def test_steps_and_samples_are_those_of_a_run_in_which_every_event_is_followed(
+    loop: Loop, seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, looked_at: list[int]
+) -> None:
+    found = written(loop, seed, tmp_path / "looked")
+    assert sum(looked_at) > 10
+    monkeypatch.setattr(Repeats, "may_begin", lambda *_: None)
+    assert found == written(loop, seed, tmp_path / "followed")
+
+
+@pytest.mark.usefixtures("no_sampler")
+def test_losses_and_profiled_steps_are_kept_where_the_training_says_its_steps(
+    tmp_path: Path, looked_at: list[int]
+) -> None:
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with stepscope.profile(model, out=tmp_path, record="every:20") as scope:
+        for step in range(60):
+            model(torch.randn(3, 4)).sum().backward()
+            optimizer.step()
+            scope.step(float(step), samples=3)
+    steps = RunReader(scope.path).steps
+    assert steps["loss"].to_list() == [float(step) for step in range(60)]
+    assert steps["samples"].to_list() == [3] * 60
+    assert steps.filter(steps["recorded"])["step"].to_list() == [0, 20, 40]
+    assert sum(looked_at) > 20
+
+
+@pytest.mark.usefixtures("no_sampler")
+def test_a_fault_of_ours_in_a_look_is_told_and_the_training_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any) -> bool:
+        raise RuntimeError("a fault of ours")
+
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with stepscope.profile(model, out=tmp_path, record="none") as scope:
+        for step in range(20):
+            if step == 15:
+                monkeypatch.setattr(torch, "is_grad_enabled", broken)
+            model(torch.randn(3, 4))
+            monkeypatch.undo()
+            optimizer.step()
+            scope.step()
+    kinds = [event["kind"] for event in RunReader(scope.path).events]
+    assert kinds.count("profiling-failed") == 1
