@@ -11,6 +11,7 @@ from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
 from stepscope.analysis.energy.calibration import (
     FEW_KEYS,
+    TEMPER,
     Calibration,
     KnownSource,
     Wobble,
@@ -127,6 +128,11 @@ class Attribution:
     floor: float = 0.0  # standard deviation of every power that no reading could show, W
 
     @property
+    def unexplained(self) -> float:
+        """Share of the readings' variance that the fit leaves."""
+        return max(1 - self.explained, 1e-12)
+
+    @property
     def calibration(self) -> Calibration:
         """Return the sensor model of the source."""
         return self.known.last
@@ -165,7 +171,28 @@ class Rows:
 def attribute(timeline: Timeline, readings: Readings, options: Options | None = None) -> Attribution | None:
     """Fit the powers of all keys. None where there are too few readings over the steps, or all are the same."""
     with threadpool_limits(limits=1, user_api="blas"):  # many small products: threads would wait for one another
-        return _attribute(timeline, readings, options or Options())
+        return _by_likeliest_clock(timeline, readings, options or Options())
+
+
+_TWO_CLOCKS = "two clocks of the sensor's updates explain the readings alike: train more steps, or of another length"
+_TOLD_APART = 6.0  # log odds by which one clock must explain the readings better
+
+
+def _by_likeliest_clock(timeline: Timeline, readings: Readings, options: Options) -> Attribution | None:
+    """The fit under the clock that explains the readings best, of those that explain which of them repeat."""
+    ways = (replace(readings, also=()), *readings.also)
+    if options.known is not None or len(ways) == 1:
+        place = min(options.known.place, len(ways) - 1) if options.known is not None else 0
+        return _attribute(timeline, ways[place], options)
+    fits = [(place, fit) for place, way in enumerate(ways) if (fit := _attribute(timeline, way, options)) is not None]
+    if not fits:
+        return None
+    fits.sort(key=lambda one: one[1].unexplained)
+    place, best = fits[0]
+    odds = [TEMPER / 2 * best.readings.count * np.log(other.unexplained / best.unexplained) for _, other in fits[1:]]
+    tied = bool(odds and min(odds) < _TOLD_APART)
+    found = replace(best, known=replace(best.known, place=place, tied=tied))
+    return replace(found, misfit=replace(found.misfit, fatal=found.misfit.fatal or _TWO_CLOCKS)) if tied else found
 
 
 def _attribute(timeline: Timeline, readings: Readings, options: Options) -> Attribution | None:
@@ -194,6 +221,8 @@ def _attribute(timeline: Timeline, readings: Readings, options: Options) -> Attr
     bare = left if rows.theta else (rows.watts - rows.matrix @ fit.watts) / weight * readings.weight
     varies = max(float((readings.watts * readings.weight).var()), 1e-30)
     tested = misfit(timeline, middle, left, bare, varies**0.5, 1 - fit.noise / varies)
+    if known.tied:
+        tested = replace(tested, fatal=tested.fatal or _TWO_CLOCKS)
     spread = spread * tested.factor**2
     errors = replace(errors, moved=errors.moved * tested.factor)
     whole = _assemble(timeline, readings, known, fit, coarse, spread, errors, left)

@@ -48,7 +48,7 @@ _MOST_SD = 2e-3  # s, and of the width: of what the curvature says about a param
 
 # Models are compared by their evidence. Errors of neighbouring readings are not independent, so that what the readings
 # tell of two models counts half; and where no reading decides, the prior does, within a few units.
-_TEMPER = 0.5
+TEMPER = 0.5
 _FINALISTS, _STANDS = 4, 12.0  # models that are compared on all readings; log odds below which a model is given up
 _HOPELESS = 40.0  # the same, from the first readings
 _DISTINCT = 0.05  # of the width: models that are nearer to one another are one
@@ -195,7 +195,7 @@ def _weighed(problem: _Problem, found: list[_Descent], prior: Prior, period: flo
     seen = np.all([covered(problem.timeline, problem.readings, model) for model in models], axis=0)
     same = _Problem.of(problem.timeline, problem.readings.kept(seen)) if seen.sum() >= _FEWEST_COMPARED else problem
     weighed = [
-        (_TEMPER * same.holding(one.hold).evidence(one.x) + prior.weight(model, period), one)
+        (TEMPER * same.holding(one.hold).evidence(one.x) + prior.weight(model, period), one)
         for one, model in zip(found, models, strict=True)
     ]
     return sorted(weighed, key=lambda pair: -pair[0])
@@ -446,11 +446,14 @@ class KnownSource:
     """`first`: the calibration with the readings as they came; `clock`: that was then found behind what it left.
 
     `last`: the calibration with the readings told by that clock; without a clock the same as `first`.
+    `place`: which of the clocks that explain the repeats, 0 for the likeliest by these; `tied`: another stands beside it.
     """
 
     first: Calibration
     clock: UpdateClock | None
     last: Calibration
+    place: int = 0
+    tied: bool = False
 
 
 def known_to_json(known: KnownSource) -> dict[str, Any]:
@@ -460,6 +463,8 @@ def known_to_json(known: KnownSource) -> dict[str, Any]:
         "first": _calibration_json(known.first),
         "clock": clock and {"at": clock.at.tolist(), "turns": clock.turns.tolist(), "period": clock.period},
         "last": _calibration_json(known.last),
+        "place": known.place,
+        "tied": known.tied,
     }
 
 
@@ -470,6 +475,8 @@ def known_from_json(stored: dict[str, Any]) -> KnownSource:
         _calibration_from_json(stored["first"]),
         clock and UpdateClock(np.array(clock["at"], float), np.array(clock["turns"], float), float(clock["period"])),
         _calibration_from_json(stored["last"]),
+        int(stored.get("place", 0)),
+        bool(stored.get("tied", False)),
     )
 
 

@@ -194,61 +194,109 @@ def _best_clocks(error: ClockError, tried: list[tuple[float, Floats]], count: in
 
 
 # Two reads that give the same value saw no update between them, two that differ saw one: whatever the powers are, that
-# is what the clock of a register must explain. Values can be equal by chance where the resolution is coarse.
+# is what the clock of a register must explain. Values can be equal by chance where power hardly moves or the resolution
+# is coarse: how often they would be is taken from how they move nearby.
 
 _FEWEST_REPEATS, _WRONG = 8, 0.03  # equal neighbours; share of the pairs that a right clock may not explain
-_MOST_BY_CHANCE = 0.5
+_NEARBY, _TELLING = 21, 0.7  # pairs from which chance is taken; chance from which a pair tells nothing
+_LEAST_CHANCE = 0.02
 _EVIDENT = 22.0  # natural logarithm: gain over no clock; the best of some 100,000 clocks at random gains 12
+_PERIODS, _MOST_PERIOD = (
+    240,
+    20,
+)  # periods that are tried; of the whole time, a period at the most is one part in so many
+_POSSIBLE = 25.0  # natural logarithm: a clock so much less likely than the best is none
+_BAND, _BANDS = 0.03, 9  # half of what is searched at once, of a period; such bands to either side
+_SEEN_FIRST, _SEEN = 800, 12_800  # pairs from which a band is searched, and a clock
+_BANDS_LEFT, _CLOSE = 5, 2e-3  # bands that go on; how far off their periods can be, as a share
+_CONTRADICTED = 0.1  # of the pairs without an update between, that may differ
 
 
-def clock_of_repeats(stamp: Floats, value: Floats, nominal: float | None) -> UpdateClock | None:
-    """The clock that explains which neighbouring reads are equal; None where none stands out. nominal: s, if stated."""
-    apart, equal = np.diff(stamp), np.diff(value) == 0
-    if len(stamp) < _FIRST_SEEN // 2 or equal.sum() < _FEWEST_REPEATS:
-        return None
-    for guess in _likely_periods(apart, equal, nominal):
-        short = apart < guess
-        if equal[short].sum() < _FEWEST_REPEATS:
-            continue
-        sure = apart > 1.2 * guess
-        chance = float(np.clip(equal[sure].mean() if sure.any() else 0.02, 0.01, _MOST_BY_CHANCE))
+@dataclass(frozen=True)
+class _Pairs:
+    """Neighbouring reads (K,): times since the first, s, are their values equal, and the chance that new ones are."""
+
+    before: Floats
+    after: Floats
+    equal: Flags
+    chance: Floats
+
+    @classmethod
+    def of(cls, stamp: Floats, value: Floats) -> _Pairs:
+        """The pairs of reads (M,) that tell whether an update came between."""
+        change = np.diff(value)
+        moved = np.abs(change) > 1e-9 * np.abs(value).max(initial=0.0)
+        step = float(np.abs(change[moved]).min(initial=np.inf))
+        spread = np.sqrt(np.maximum(_smoothed(change**2, _NEARBY), 1e-30) / 2)
+        chance = np.clip(step / (2 * np.sqrt(np.pi) * spread), _LEAST_CHANCE, 1.0)
+        telling = chance < _TELLING
         since = stamp - stamp[0]
-        # Cost of a pair: of being equal or not, without an update between and with one.
-        still = np.where(equal, -math.log(1 - _WRONG), -math.log(_WRONG))
-        moved = np.where(equal, -math.log(chance), -math.log(1 - chance))
+        return cls(since[:-1][telling], since[1:][telling], ~moved[telling], chance[telling])
 
-        def error(period: float, phase: Floats, count: int) -> Floats:
-            number = np.floor((since[:count] - phase[:, None]) / period)  # noqa: B023 - used within this turn
-            same = np.diff(number, axis=1) == 0
-            cost: Floats = np.where(same, still[: count - 1], moved[: count - 1]).mean(axis=1)  # noqa: B023
-            return cost
+    def cost(self, still: Floats) -> Floats:
+        """Negative logarithm of the likelihood of each, if no update came between with this probability (..., K)."""
+        same = still * (1 - _WRONG) + (1 - still) * self.chance
+        return np.asarray(-np.log(np.where(self.equal, same, 1 - same)))
 
-        period, phase, least = search_clock(error, since, guess, NEAR_STATED)
-        without = _surprise(equal[short]) + _surprise(equal[~short])
-        if without - least * len(equal) > _EVIDENT:
-            period, phase = _refined(error, since, period, phase)
-            return UpdateClock.even(float(stamp[0]) + phase, period)
-    return None
+    def without_clock(self, period: float) -> float:
+        """The same of all together, for updates of this period at a phase that nobody knows."""
+        apart = self.after - self.before
+        return float(self.cost(np.clip(1 - apart / period, 0.0, 1.0)).sum())
 
 
-def _surprise(equal: Flags) -> float:
-    """Negative logarithm of the likelihood of pairs that are equal at random, at their own rate."""
-    share = float(equal.mean()) if len(equal) else 0.0
-    return -len(equal) * (share * math.log(max(share, 1e-12)) + (1 - share) * math.log(max(1 - share, 1e-12)))
+def clocks_of_repeats(stamp: Floats, value: Floats, nominal: float | None) -> list[UpdateClock]:
+    """The clocks that explain which neighbouring reads are equal, best first; none where none stands out.
+
+    Reads that nearly keep step with the updates fit several periods alike: what the values mean must then decide.
+    stamp: (M,) of the reads, s, value: (M,); nominal: period, s, if stated.
+    """
+    pairs = _Pairs.of(stamp, value)
+    if len(pairs.equal) < _FIRST_SEEN // 2 or pairs.equal.sum() < _FEWEST_REPEATS:
+        return []
+    # Cost of a pair with an update between and without one.
+    moved, still = pairs.cost(np.zeros(len(pairs.equal))), pairs.cost(np.ones(len(pairs.equal)))
+
+    def error(period: float, phase: Floats, count: int) -> Floats:
+        early, late = (np.floor((at[:count] - phase[:, None]) / period) for at in (pairs.before, pairs.after))
+        return np.asarray(np.where(early == late, still[:count], moved[:count]).mean(axis=1))
+
+    first = [search_clock(error, pairs.after[:_SEEN_FIRST], guess, _BAND) for guess in _likely_periods(pairs, nominal)]
+    first = sorted(first, key=lambda one: one[2])[:_BANDS_LEFT]
+    found: list[tuple[float, UpdateClock]] = []
+    for near, _, _ in first:
+        period, phase, least = search_clock(error, pairs.after[:_SEEN], near, _CLOSE)
+        count = min(len(pairs.equal), _SEEN)
+        cost = least * count
+        if pairs.without_clock(period) * count / len(pairs.equal) - cost > _EVIDENT:
+            period, phase = _refined(error, pairs.after, period, phase)
+            clock = UpdateClock.even(float(stamp[0]) + phase, period)
+            if explains_repeats(clock, stamp, value):
+                found.append((cost, clock))
+    found.sort(key=lambda one: one[0])
+    kept: list[UpdateClock] = []
+    for cost, clock in found:
+        if cost < found[0][0] + _POSSIBLE and all(abs(clock.period / other.period - 1) > _BAND / 2 for other in kept):
+            kept.append(clock)
+    return kept
 
 
-def _likely_periods(apart: Floats, equal: Flags, nominal: float | None) -> list[float]:
-    """Periods, s: the stated one, and that at which short distances come out equal as often as they do."""
-    found = [nominal] if nominal else []
-    seen = nominal or float(apart.sum() / max((~equal).sum(), 1))
-    for _ in range(8):
-        short = apart < 0.9 * seen
-        if not short.any() or not (~equal[short]).any():
-            return found
-        seen = float(apart[short].sum() / (~equal[short]).sum())
-    if not found or abs(seen / found[0] - 1) > NEAR_STATED:
-        found.append(seen)
-    return found
+def explains_repeats(clock: UpdateClock, stamp: Floats, value: Floats) -> bool:
+    """Are reads between the same two updates equal? A multiple of the right period puts several updates in one."""
+    number, unsure = clock.number(stamp), clock.unsure(stamp)
+    within = (np.diff(number) == 0) & ~unsure[1:] & ~unsure[:-1]
+    return bool(within.any() and (np.diff(value)[within] != 0).mean() < _CONTRADICTED)
+
+
+def _likely_periods(pairs: _Pairs, nominal: float | None) -> list[float]:
+    """Periods, s, each good for a band: the stated one, and those by which reads so far apart are equal so often.
+
+    That share is a rough guide: reads that nearly keep step with the updates see few of their phases.
+    """
+    least = float((pairs.after - pairs.before).min())
+    tried = np.geomspace(least, max(float(pairs.after[-1]) / _MOST_PERIOD, 2 * least), _PERIODS)
+    best = float(tried[int(np.argmin([pairs.without_clock(period) for period in tried.tolist()]))])
+    bands = [best * (1 + 2 * _BAND) ** step for step in range(-_BANDS, _BANDS + 1)]
+    return bands if nominal is None else [nominal, *bands]
 
 
 def _refined(error: ClockError, since: Floats, period: float, phase: float) -> tuple[float, float]:

@@ -11,7 +11,8 @@ from scipy import sparse  # type: ignore[import-untyped]
 from stepscope.analysis.energy.clocks import (
     UpdateClock,
     clock_of_changes,
-    clock_of_repeats,
+    clocks_of_repeats,
+    explains_repeats,
     fit_clock,
     is_periodic,
     number_readings,
@@ -50,6 +51,7 @@ class Readings:
     carry: float = 0.0
     ticked: bool = False  # a gauge's values, each once, at the update that brought it
     register: Register | None = None  # behind windows that could not be told conversion by conversion
+    also: tuple[Readings, ...] = ()  # the same reads by other clocks that explain their repeats about as well
 
     @property
     def count(self) -> int:
@@ -109,23 +111,25 @@ def from_gauge(t0: Floats, t1: Floats, watts: Floats, refresh: float | None = No
     stamp, watts = (t0[read] + t1[read]) / 2, watts[read]
     order = np.argsort(stamp, kind="stable")
     stamp, watts = stamp[order], watts[order]
-    clock = _clock_of_gauge(stamp, watts, refresh)
-    if clock is not None:
-        return _at_ticks(stamp, watts, clock)
+    clocks = _clocks_of_gauge(stamp, watts, refresh)
+    if clocks:
+        first, *others = (_at_ticks(stamp, watts, clock) for clock in clocks)
+        return replace(first, also=tuple(others))
     new = fresh(stamp, watts, refresh) & ~_repeated(watts)
     return Readings(stamp[new], watts[new])
 
 
-def _clock_of_gauge(stamp: Floats, watts: Floats, refresh: float | None) -> UpdateClock | None:
-    """The clock behind a gauge's changes; None where it is not read often enough to see them."""
+def _clocks_of_gauge(stamp: Floats, watts: Floats, refresh: float | None) -> list[UpdateClock]:
+    """The clocks that can be behind a gauge's changes; none where it is not read often enough to see them."""
     moved = np.append(False, np.diff(watts) != 0)
     if moved.sum() < _FEWEST_UPDATES:
-        return None
-    clock = clock_of_repeats(stamp, watts, refresh)
+        return []
+    clocks = clocks_of_repeats(stamp, watts, refresh)
     seen = float(np.median(np.diff(stamp[moved])))
-    if clock is not None or seen < _PER_UPDATE * float(stamp[-1] - stamp[0]) / (len(stamp) - 1):
-        return clock
-    return clock_of_changes(stamp, moved, refresh if refresh and abs(refresh / seen - 1) < 0.5 else seen)
+    if clocks or seen < _PER_UPDATE * float(stamp[-1] - stamp[0]) / (len(stamp) - 1):
+        return clocks
+    clock = clock_of_changes(stamp, moved, refresh if refresh and abs(refresh / seen - 1) < 0.5 else seen)
+    return [clock] if clock is not None and explains_repeats(clock, stamp, watts) else []
 
 
 def _at_ticks(stamp: Floats, watts: Floats, clock: UpdateClock) -> Readings:
