@@ -446,7 +446,7 @@ class KnownSource:
     """`first`: the calibration with the readings as they came; `clock`: that was then found behind what it left.
 
     `last`: the calibration with the readings told by that clock; without a clock the same as `first`.
-    `place`: which of the clocks that explain the repeats, 0 for the likeliest by these; `tied`: another stands beside it.
+    `place`: which of the clocks that explain the repeats, 0 for the likeliest by these; `tied`: another stands.
     """
 
     first: Calibration

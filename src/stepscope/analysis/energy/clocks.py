@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -141,6 +140,7 @@ def comb(t: Floats, weight: Floats, nominal: float) -> tuple[float, complex]:
 # A clock is searched for on few readings first, then on twice as many about the best so far: the more, the finer.
 
 NEAR_STATED = 0.09  # drivers state a period in whole milliseconds, and a chip's own clock is off by some percent more
+_OF_A_PERIOD = 2
 _FIRST_SEEN, _SURVIVORS, _PHASES = 200, 16, 24  # readings that the search begins with; candidates that go on; phases
 _FINE_SHIFT = 0.12  # of a period that a step of the search moves the last update
 _CLEAR = 6.0  # standard deviations that the best must stand out from clocks at random
@@ -178,7 +178,10 @@ def stands_out(error: ClockError, count: int, nominal: float, least: float) -> b
 
 
 def _best_clocks(error: ClockError, tried: list[tuple[float, Floats]], count: int) -> list[tuple[float, float, float]]:
-    """The best clocks among periods with phases each: mean error, period, phase; no two nearly the same."""
+    """The best clocks among periods with phases each: mean error, period, phase; no two nearly the same.
+
+    Of a period, two at the most: few readings fit a whole range of phases alike, and the right period must not be lost.
+    """
     ranked = sorted(
         (float(off), period, float(phase))
         for period, phases in tried
@@ -186,7 +189,8 @@ def _best_clocks(error: ClockError, tried: list[tuple[float, Floats]], count: in
     )
     kept: list[tuple[float, float, float]] = []
     for one in ranked:
-        if all(abs(one[1] - other[1]) > 1e-12 or abs(one[2] - other[2]) > 1e-12 for other in kept):
+        like = [other for other in kept if abs(one[1] - other[1]) <= 1e-12]
+        if len(like) < _OF_A_PERIOD and all(abs(one[2] - other[2]) > 1e-12 for other in like):
             kept.append(one)
         if len(kept) == _SURVIVORS:
             break
@@ -198,7 +202,7 @@ def _best_clocks(error: ClockError, tried: list[tuple[float, Floats]], count: in
 # is coarse: how often they would be is taken from how they move nearby.
 
 _FEWEST_REPEATS, _WRONG = 8, 0.03  # equal neighbours; share of the pairs that a right clock may not explain
-_NEARBY, _TELLING = 21, 0.7  # pairs from which chance is taken; chance from which a pair tells nothing
+_NEARBY, _TELLING = 5, 0.7  # changes from which chance is taken; chance from which a pair tells nothing
 _LEAST_CHANCE = 0.02
 _EVIDENT = 22.0  # natural logarithm: gain over no clock; the best of some 100,000 clocks at random gains 12
 _PERIODS, _MOST_PERIOD = (
@@ -227,7 +231,7 @@ class _Pairs:
         change = np.diff(value)
         moved = np.abs(change) > 1e-9 * np.abs(value).max(initial=0.0)
         step = float(np.abs(change[moved]).min(initial=np.inf))
-        spread = np.sqrt(np.maximum(_smoothed(change**2, _NEARBY), 1e-30) / 2)
+        spread = np.sqrt(np.maximum(_beside(change**2, round(_NEARBY / max(float(moved.mean()), 1e-3))), 1e-30) / 2)
         chance = np.clip(step / (2 * np.sqrt(np.pi) * spread), _LEAST_CHANCE, 1.0)
         telling = chance < _TELLING
         since = stamp - stamp[0]
@@ -242,6 +246,13 @@ class _Pairs:
         """The same of all together, for updates of this period at a phase that nobody knows."""
         apart = self.after - self.before
         return float(self.cost(np.clip(1 - apart / period, 0.0, 1.0)).sum())
+
+
+def _beside(values: Floats, span: int) -> Floats:
+    """Mean of the entries around each one, without it."""
+    place = np.arange(len(values))
+    size = np.minimum(place + span // 2 + 1, len(values)) - np.maximum(place - span // 2, 0)
+    return np.asarray((_smoothed(values, span) * size - values) / np.maximum(size - 1, 1))
 
 
 def clocks_of_repeats(stamp: Floats, value: Floats, nominal: float | None) -> list[UpdateClock]:

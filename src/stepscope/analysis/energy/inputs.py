@@ -39,6 +39,7 @@ _FINER = (
     ["name", "phase", "device"],
 )
 _BOTH = 2  # ops of the CPU, and kernels
+_AS_STATED = 0.1  # of a period: a clock that is further from what the channel states is another
 _AS_READ = 0.95  # of a refresh: reads that are no faster than this see a new value each time
 
 
@@ -264,6 +265,8 @@ def gauge_inputs(t0: Floats, t1: Floats, watts: Floats, source: PowerSource, ste
     window = float(channel.get("window_ns") or 0) / 1e9
     spot = str(channel.get("filter") or "").startswith("none") and refresh is not None
     stated = window or (CONVERSION * refresh if spot and refresh else None)
+    if readings.ticked and (refresh is None or abs(refresh / readings.tick - 1) > _AS_STATED):
+        refresh, stated = readings.tick, None  # whoever states a wrong pace does not know the sensor
     return readings, Options(periodic=periodic, refresh=refresh, stated=stated, floor=floor, stuck_s=stuck_s)
 
 

@@ -22,6 +22,7 @@ _NEAR = 2.5  # robust standard deviations up to which a reading has its full wei
 _FEWEST = 8  # readings of which a spread is taken
 _QUIET = 0.02  # of the standard deviation of the readings: a spread below it is taken as this
 _FOLLOWED = 0.2  # of the readings' variance, that operators must explain
+_TESTED = 100  # readings; the tests cannot fail with fewer
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,8 @@ def misfit(timeline: Timeline, at: Floats, left: Floats, bare: Floats, moves: fl
         fatal = (
             f"{stray:.0%} of the readings fit nothing that ran: values given out late or twice, or stamps that are off"
         )
+    elif len(left) < _TESTED:
+        fatal = f"{len(left)} readings are too few to test whether the fit is right: train more steps"
     elif explained < _FOLLOWED:
         fatal = f"the operators explain {max(explained, 0):.0%} of how the readings move: train steps of another length"
     return Misfit(float(np.prod(list(failed.values()))), tuple(failed), fatal)

@@ -49,13 +49,18 @@ class Readings:
     width: Floats | None = None
     mix: Any = None
     carry: float = 0.0
-    ticked: bool = False  # a gauge's values, each once, at the update that brought it
+    tick: float = 0.0  # s, from update to update: a gauge's values, each once, at the update that brought it; else 0
     register: Register | None = None  # behind windows that could not be told conversion by conversion
     also: tuple[Readings, ...] = ()  # the same reads by other clocks that explain their repeats about as well
 
     @property
     def count(self) -> int:
         return len(self.watts)
+
+    @property
+    def ticked(self) -> bool:
+        """Are these a gauge's values, each once, at the update that brought it?"""
+        return self.tick > 0
 
     @property
     def period(self) -> float:
@@ -138,7 +143,7 @@ def _at_ticks(stamp: Floats, watts: Floats, clock: UpdateClock) -> Readings:
     number = clock.number(stamp)
     place = np.flatnonzero(sure)
     first = place[np.append(True, np.diff(number[place]) > 0)[: len(place)]]
-    return Readings(clock.made(number[first]), watts[first], ticked=True)
+    return Readings(clock.made(number[first]), watts[first], tick=clock.period)
 
 
 def _repeated(watts: Floats) -> Flags:
