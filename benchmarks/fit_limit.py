@@ -15,14 +15,14 @@ import resource
 import statistics
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
 from benchmarks.memory_truth import status_bytes
 from stepscope import workloads
-from stepscope.analysis.memory.limits import Limit
+from stepscope.analysis.memory.limits import UNMEASURED, Limit
 from stepscope.footprint.calibration import DeviceCalibration
 from stepscope.footprint.jobs import workload_job
 from stepscope.footprint.prediction import FitRequest, predict_fit
@@ -72,7 +72,7 @@ def compare(workload: str, optimizer: str, batch: int) -> Row:
     """The limit is what this batch is predicted to take; then the answer, and the truth from around it."""
     job = workload_job(workloads.find(workload), optimizer)
     empty = empty_bytes(workload, optimizer, batch // 3)
-    kept = DeviceCalibration(empty_process=(empty, empty))
+    kept = DeviceCalibration(environment=replace(UNMEASURED, resident=(empty, empty)))
     asked = FitRequest(job, batch, None, _MALLOC, this_platform(), kept, options=False)
     limit = Limit(predict_fit(asked).process.middle, "RLIMIT_AS")
     found = predict_fit(FitRequest(job, batch, limit, _MALLOC, this_platform(), kept, options=False))

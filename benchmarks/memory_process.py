@@ -19,12 +19,12 @@ import torch
 from benchmarks.memory_fit import Cell, measured
 from stepscope import workloads
 from stepscope.analysis.memory.limits import MARGIN, ProcessPeak
-from stepscope.footprint.calibration import SPREAD, DeviceCalibration
+from stepscope.footprint.calibration import DeviceCalibration, environment_of
 from stepscope.footprint.jobs import workload_job
 from stepscope.footprint.simulator import Simulator, live_peak
 from stepscope.footprint.transforms import VARIANTS
 from stepscope.record.dry.workspaces import this_platform
-from stepscope.record.empty_process import measure_empty_process_bytes
+from stepscope.record.empty_process import EmptyProcess, empty_process_bytes
 
 WORKLOADS = ("lenet", "mobilenet-v1-c32", "squeezenet-c32", "resnet18-c32", "bert-mini-128", "char-lstm-80")
 CELLS = (
@@ -72,7 +72,7 @@ class Row:
 
 def predicted(cell: Cell, empty: int, allocator: str) -> tuple[int, ProcessPeak]:
     """Live bytes and the peak of the process, as `stepscope fit` says them."""
-    kept = DeviceCalibration(empty_process=(round(empty * (1 - SPREAD)), round(empty * (1 + SPREAD))))
+    kept = DeviceCalibration(environment=environment_of(EmptyProcess(empty), threads=1))
     simulator = Simulator(this_platform(), kept, allocator)
     job = workload_job(workloads.find(str(cell["workload"])), str(cell["optimizer"]))
     plain = live_peak(simulator.run(job, int(cell["batch"])).log)
@@ -149,7 +149,7 @@ def main() -> None:
     arguments.add_argument("--write", type=Path)
     options = arguments.parse_args()
     torch.set_num_threads(1)
-    empty = measure_empty_process_bytes()
+    empty = empty_process_bytes()
     if empty is None:
         raise SystemExit("the empty training process could not be measured")
     until = time.monotonic() + options.seconds

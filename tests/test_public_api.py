@@ -311,7 +311,7 @@ def test_whether_it_fits_is_answered_as_by_the_command(typed: Typed) -> None:
     found = stepscope.fit_workload("lenet", batch=8, device="tx2", options=False).as_dict()
     unlike = {name for name in shown if shown[name] != _as_json(found)[name]}
     assert unlike <= {"seconds"}
-    assert found["verdict"] == "fits"
+    assert found["verdict"] == "likely fits"  # the board's own process was not measured
 
 
 def test_a_script_is_asked_whether_it_fits_as_by_the_command(tmp_path: Path, typed: Typed) -> None:

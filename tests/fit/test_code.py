@@ -63,11 +63,10 @@ def test_another_platform_gets_an_interval_that_does_not_know_the_model() -> Non
 
 def test_the_empty_process_of_a_platform_that_nobody_measured_is_a_wide_interval() -> None:
     live = _live()
-    known, other = (Simulator(of, DeviceCalibration(), "pinned").process(live) for of in (X86, Platform(block=0)))
+    known, other = (Simulator(X86, kept, "pinned").process(live) for kept in (jobs.MEASURED, DeviceCalibration()))
     assert other.empty_process[0] < known.empty_process[0] - 50_000_000
-    assert other.empty_process[1] > known.empty_process[1]
-    calibrated = Simulator(Platform(block=0), DeviceCalibration(empty_process=(1, 2)), "pinned").process(live)
-    assert calibrated.empty_process == (1, 2)
+    assert other.empty_process[1] > 734_000_000  # a build for CUDA, before its first tensor
+    assert known.empty_process == (318_780_000, 325_220_000)
 
 
 def test_the_heap_of_glibc_is_less_certain_where_forward_runs_again_but_not_above_what_it_was() -> None:

@@ -18,7 +18,6 @@ from stepscope.__main__ import main
 from stepscope.analysis.memory.limits import limit_of_memory
 from stepscope.errors import StepscopeError, UsageError
 from stepscope.footprint import chart_data
-from stepscope.footprint.calibration import DeviceCalibration
 from stepscope.footprint.measurements import trade_allocators, trade_dicts, trade_frame
 from stepscope.footprint.prediction import FitRequest, predict_fit
 from stepscope.footprint.real_steps import script_steps
@@ -39,11 +38,11 @@ for step in range(int(sys.argv[1])):
 
 
 def simulator() -> Simulator:
-    return Simulator(this_platform(), DeviceCalibration(), "default")
+    return Simulator(this_platform(), jobs.MEASURED, "default")
 
 
 def asked(**more: Any) -> FitRequest:
-    return FitRequest(jobs.job(), 16, limit_of_memory("360MB"), **more)
+    return FitRequest(jobs.job(), 16, limit_of_memory("360MB"), kept=jobs.MEASURED, **more)
 
 
 def says(cost: StepCost) -> list[str]:
@@ -115,7 +114,7 @@ def test_a_batch_that_cannot_be_run_is_left_out_of_the_drawing_and_unknown_in_th
     def normed() -> nn.Module:
         return nn.Sequential(nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, jobs.CLASSES))
 
-    question = FitRequest(jobs.job(normed), 4, limit_of_memory("360MB"))
+    question = FitRequest(jobs.job(normed), 4, limit_of_memory("360MB"), kept=jobs.MEASURED)
     rows = chart_data.categories_by_batch(simulator(), [question.job], [1, 4])
     assert rows["batch"].unique().to_list() == [4]
     assert question.limit is not None

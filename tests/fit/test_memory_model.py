@@ -85,8 +85,37 @@ def test_this_machine_leaves_what_is_available_or_what_its_control_group_leaves(
     (group / "memory.current").write_text("1000\n")
     assert limits.limit_of_this_machine(tmp_path).bytes == 6_000_000 * 1024
     (group / "memory.max").write_text("2000000000\n")
-    limit = limits.limit_of_this_machine(tmp_path)
+    limit = limits.limit_of_this_machine(tmp_path, {})
     assert (limit.bytes, limit.source) == (1_999_999_000, "this process's control group, now")
+
+
+def test_every_limit_of_a_process_is_kept_by_its_own_account(tmp_path: Path) -> None:
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/meminfo").write_text("MemTotal: 8000000 kB\nMemAvailable: 6000000 kB\n")
+    (tmp_path / "proc/self/cgroup").write_text("4:memory:/jobs/mine\n0::/\n")
+    parent = tmp_path / "sys/fs/cgroup/memory/jobs"
+    (parent / "mine").mkdir(parents=True)
+    for folder, most in ((parent / "mine", 9223372036854771712), (parent, 900_000_000)):
+        (folder / "memory.limit_in_bytes").write_text(f"{most}\n")
+        (folder / "memory.usage_in_bytes").write_text("500000000\n")
+        (folder / "memory.stat").write_text("cache 300000000\ntotal_inactive_file 100000000\ntotal_active_file 0\n")
+    limit = limits.limit_of_this_machine(tmp_path, {limits.ADDRESSES: 1_000_000_000})
+    assert [(each.account, each.bytes) for each in limit.all] == [
+        (limits.CHARGED, 500_000_000),  # of a parent; pages of files are dropped before anybody is killed
+        (limits.ADDRESSES, 1_000_000_000),
+        (limits.RESIDENT, 6_000_000 * 1024),
+    ]
+    takes = {limits.RESIDENT: 400, limits.CHARGED: 300, limits.ADDRESSES: 1200}
+    verdict, decides = limits.worst_verdict(
+        lambda account: ProcessPeak((takes[account] * 1_000_000,) * 2, (0, 0), (0, 0), (0, 0)), limit
+    )
+    assert (verdict, decides.account) == ("does not fit", limits.ADDRESSES)
+
+
+def test_without_a_measured_environment_a_yes_is_only_likely() -> None:
+    peak = ProcessPeak((900, 1000), (0, 0), (0, 0), (0, 0))
+    assert fit_verdict(peak, Limit(2000, ""), sure=False) == "likely fits"
+    assert fit_verdict(peak, Limit(800, ""), sure=False) == "does not fit"
 
 
 def test_a_machine_that_does_not_say_is_not_guessed_at(tmp_path: Path) -> None:

@@ -178,7 +178,7 @@ def test_a_command_that_cannot_be_started_says_so() -> None:
 
 
 def test_an_empty_process_is_measured_once_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(empty_process, "_PROGRAM", "print('{\"peak_bytes\": 321000000}')")
+    monkeypatch.setattr(empty_process, "_PROGRAM", "print('{\"resident\": 321000000}')")
     assert empty_process.cached_empty_process_bytes("default", tmp_path) is None
     assert empty_process.empty_process_bytes("default", tmp_path) == 321_000_000
     monkeypatch.setattr(empty_process, "_PROGRAM", "raise SystemExit('measured twice')")
@@ -190,5 +190,5 @@ def test_an_empty_process_is_measured_once_and_kept(tmp_path: Path, monkeypatch:
 def test_a_damaged_cache_is_measured_anew(content: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "stepscope").mkdir()
     (tmp_path / "stepscope/empty_process.json").write_text(content)
-    monkeypatch.setattr(empty_process, "_PROGRAM", "print('{\"peak_bytes\": 1000}')")
+    monkeypatch.setattr(empty_process, "_PROGRAM", "print('{\"resident\": 1000}')")
     assert empty_process.empty_process_bytes("default", tmp_path) == 1000

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stepscope import workloads
 from stepscope.experiments.workload_counts import chosen_workloads, workload_rows
+from stepscope.footprint.calibration import measured_environment
 from stepscope.footprint.jobs import workload_job
 from stepscope.footprint.prediction import fit_job, predict_script_fit, requested_limit
 from stepscope.footprint.result import FitResult
@@ -45,12 +47,13 @@ def fit_script(
     device: str | None = None,
     allocator: str = "default",
 ) -> FitResult:
-    """The same of a training script, followed to its second optimizer step in this process without computing.
+    """The same of a training script, followed to its end in this process without computing, its long loops cut.
 
     arguments: the script's own. Raises UsageError where the script cannot be followed.
     """
     limit = requested_limit(memory, device, here=memory is None and device is None)
-    return predict_script_fit(str(script), list(arguments), limit, allocator)
+    known = partial(measured_environment, allocator)
+    return predict_script_fit(str(script), list(arguments), limit, allocator, *(() if device else (known,)))
 
 
 def workload_facts(*names: str, tier: str | None = None) -> list[dict[str, Any]]:

@@ -13,11 +13,11 @@ from stepscope.errors import UsageError
 from stepscope.units import bytes_, estimate, percent
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from rich.console import Console
 
-    from stepscope.analysis.memory.limits import ProcessPeak
+    from stepscope.analysis.memory.limits import Environment, Limit, ProcessPeak
     from stepscope.footprint.calibration import DeviceCalibration
     from stepscope.footprint.measurements import AllocatorTrade, Trial
     from stepscope.footprint.prediction import FitRequest
@@ -35,6 +35,9 @@ def fit(
     device: Annotated[
         str | None, typer.Option(help="A board: tx2, orin-nano, rpi5; less what its system keeps.")
     ] = None,
+    account: Annotated[
+        str, typer.Option(help="Who counts --memory: resident (RAM), cgroup, address-space (ulimit -v), data (-d).")
+    ] = "resident",
     here: Annotated[bool, typer.Option("--here", help="What is available on this machine now.")] = False,
     batch: Annotated[int | None, typer.Option(help="Samples per step.")] = None,
     optimizer: Annotated[str | None, typer.Option(help="Optimizer: sgd, momentum, adam, adamw, rmsprop.")] = None,
@@ -61,8 +64,8 @@ def fit(
     """Say without training whether it fits: peak memory, largest batch, and what would make it fit.
 
     `stepscope fit resnet18-c32 --batch 64 --device tx2` makes one step on tensors without numbers. A script is followed
-    to its second optimizer step. `--probe` then trains for real in child processes until one fails, and what it finds
-    corrects later answers on this device. `--allocators` runs the step for real under each allocator.
+    to its end, with long loops cut. `--probe` then trains for real in child processes until one fails, and what it
+    finds corrects later answers on this device. `--allocators` runs the step for real under each allocator.
     """
     from rich.console import Console
 
@@ -81,11 +84,12 @@ def fit(
         _print_cost(job, batch, target, context.args, really)
         return
     console = Console(stderr=as_json, highlight=False)
-    question, kept = None, _calibration(job, device, calibrate)
+    question, kept = None, _calibration(console, job, device, malloc, calibrate)
+    limit = _limit(memory, device, here, account)
     if job is None:
-        found = _answer_script(target, context.args, memory, device, here, malloc)
+        found = _answer_script(console, target, context.args, limit, device, malloc)
     else:
-        question = _request(job, batch, memory, device, here, malloc, on, options, kept)
+        question = _request(job, batch, limit, device, malloc, on, options, kept)
         found = _answer(question)
     words = [target, *_option_words(optimizer=optimizer, threads=threads, precision=None if script else precision)]
     traded = _allocator_trades(console, words, context.args, found, kept) if allocators else []
@@ -173,36 +177,42 @@ def _with_precision(job: Job, precision: str) -> Job:
     return replace(job, build=build)
 
 
-def _calibration(job: Job | None, device: str | None, calibrate: bool) -> DeviceCalibration:
+def _calibration(
+    console: Console, job: Job | None, device: str | None, malloc: str, calibrate: bool
+) -> DeviceCalibration:
     """Return what is known of this device; of another board nothing is."""
-    from stepscope.footprint import calibration as kept_file
+    from stepscope.footprint import calibration
+    from stepscope.footprint.prediction import known_of_device
 
-    if device is not None:
-        if calibrate:
-            raise UsageError(
-                "--calibrate measures this machine, not a board by name", "run it on the board with --here"
-            )
-        return kept_file.DeviceCalibration()
-    kept = kept_file.load_calibration(kept_file.calibration_path())
-    if calibrate and job is not None:
-        from stepscope.footprint.calibration import measure_calibration
-
-        kept = measure_calibration(kept, job)
-        kept_file.save_calibration(kept, kept_file.calibration_path())
+    if device is not None and calibrate:
+        raise UsageError("--calibrate measures this machine, not a board by name", "run it on the board with --here")
+    if job is None:
+        return calibration.DeviceCalibration()
+    with console.status("the empty process is measured, once for this environment"):
+        kept = known_of_device(device, malloc, job)
+    if calibrate:
+        kept = calibration.measure_calibration(kept, job)
+        calibration.save_calibration(kept, calibration.calibration_path())
     return kept
 
 
+def _limit(memory: str | None, device: str | None, here: bool, account: str) -> Limit | None:
+    from stepscope.footprint.prediction import requested_limit
+
+    return requested_limit(memory, device, here, account)
+
+
 def _request(
-    job: Job, batch: int | None, memory: str | None, device: str | None, here: bool, malloc: str, on: str,
-    options: bool, kept: DeviceCalibration,
+    job: Job, batch: int | None, limit: Limit | None, device: str | None, malloc: str, on: str, options: bool,
+    kept: DeviceCalibration,
 ) -> FitRequest:  # fmt: skip
-    from stepscope.footprint.prediction import FitRequest, board_has_bf16, requested_limit
+    from stepscope.footprint.prediction import FitRequest, board_has_bf16
     from stepscope.record.dry.workspaces import this_platform
 
     return FitRequest(
         job,
         job.default_batch if batch is None else batch,
-        requested_limit(memory, device, here),
+        limit,
         malloc,
         this_platform(on),
         kept,
@@ -218,11 +228,18 @@ def _answer(question: FitRequest) -> FitResult:
 
 
 def _answer_script(
-    target: str, arguments: list[str], memory: str | None, device: str | None, here: bool, malloc: str
+    console: Console, target: str, arguments: list[str], limit: Limit | None, device: str | None, malloc: str
 ) -> FitResult:
-    from stepscope.footprint.prediction import predict_script_fit, requested_limit
+    from stepscope.footprint.calibration import measured_environment
+    from stepscope.footprint.prediction import predict_script_fit
 
-    return predict_script_fit(target, arguments, requested_limit(memory, device, here), malloc)
+    def environment(imports: Iterable[str]) -> Environment:
+        with console.status("the empty process is measured, once for these imports"):
+            return measured_environment(malloc, imports)
+
+    if device is not None:
+        return predict_script_fit(target, arguments, limit, malloc)
+    return predict_script_fit(target, arguments, limit, malloc, environment)
 
 
 def _allocator_trades(
@@ -264,8 +281,13 @@ def _option_words(**options: Any) -> list[str]:
 
 
 _MILLION = 1_000_000  # samples: the search for the largest batch ends there
-_VERDICT_TEXTS = {"fits": "It fits.", "too close": "Too close to say.", "does not fit": "It does not fit."}
-_COLOURS = {"fits": "green", "too close": "yellow", "does not fit": "red"}
+_VERDICT_TEXTS = {
+    "fits": "It fits.",
+    "likely fits": "It likely fits.",
+    "too close": "Too close to say.",
+    "does not fit": "It does not fit.",
+}
+_COLOURS = {"fits": "green", "likely fits": "yellow", "too close": "yellow", "does not fit": "red"}
 
 
 def print_answer(console: Console, found: FitResult) -> None:
@@ -277,6 +299,8 @@ def print_answer(console: Console, found: FitResult) -> None:
     if found.limit is not None and found.verdict is not None:
         limit = f"{bytes_(found.limit.bytes)} ({found.limit.source})"
         console.print(f"[bold {_COLOURS[found.verdict]}]{_VERDICT_TEXTS[found.verdict]}[/] The limit is {limit}.")
+    for reason in found.unsure:
+        console.print(f"  a yes is no more than likely: {reason}")
     low, high = found.interval
     console.print(
         f"The process takes [{bytes_(low)}, {bytes_(high)}] at its peak, {bytes_(found.peak_bytes)} of it live."
@@ -292,12 +316,22 @@ def print_answer(console: Console, found: FitResult) -> None:
         )
     where = f"in layer '{found.peak_module}'" if found.peak_module else "outside the layers"
     console.print(f"The peak is reached by {found.peak_op} {where}, in {found.live.phase}.")
+    _print_scenes(console, found)
     _print_breakdown(console, found)
     _print_options(console, found)
     if found.not_modelled:
         console.print(f"Workspace not modelled, counted as 0: {', '.join(sorted(found.not_modelled))}")
     for note in found.notes:
         console.print(f"  {note}")
+
+
+def _print_scenes(console: Console, found: FitResult) -> None:
+    """What a script does, each with its own peak; the largest decides."""
+    if not found.scenes:
+        return
+    decides = max(found.scenes, key=lambda scene: scene.bytes)
+    said = [f"{scene.name} {bytes_(scene.bytes)}" for scene in found.scenes]
+    console.print(f"Live at most: {', '.join(said)}. What decides: {decides.name}.")
 
 
 def _print_breakdown(console: Console, found: FitResult) -> None:

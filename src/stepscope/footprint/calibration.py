@@ -1,24 +1,26 @@
-"""Knowledge of this device: probes of single operators, the empty process, and errors of earlier predictions."""
+"""Knowledge of this device: its empty process, probes of single operators, and errors of earlier predictions."""
 
 from __future__ import annotations
 
 import json
 import os
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from stepscope.errors import OutputNotWritable, StepscopeError
+from stepscope.analysis.memory.limits import UNMEASURED, Environment
+from stepscope.errors import MissingDependency, OutputNotWritable
 from stepscope.files import replace_json
+from stepscope.record.allocators import child_environment
 from stepscope.record.dry.dry_run import dry_run
 from stepscope.record.dry.job import Job
 from stepscope.record.dry.probes import CallBook, probe_all
 from stepscope.record.dry.workspaces import Probed, Workspaces, this_platform
-from stepscope.record.empty_process import measure_empty_process_bytes
+from stepscope.record.empty_process import EmptyProcess, empty_process
 
-_VERSION = 1
+_VERSION = 2
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,7 @@ class DeviceCalibration:
     """All of it; `ratios` are measured over predicted process peaks, the newest last."""
 
     probed: dict[str, Probed] = field(default_factory=dict)
-    empty_process: tuple[int, int] | None = None
+    environment: Environment = UNMEASURED
     ratios: tuple[float, ...] = ()
 
     def corrected(self, low: int, high: int) -> tuple[int, int]:
@@ -37,7 +39,7 @@ class DeviceCalibration:
 
 
 def calibration_path(home: Path | None = None) -> Path:
-    """The file of this device and this torch below the user's cache folder."""
+    """The file of this device and this torch below the user's cache folder; the empty process has one of its own."""
     import torch
 
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") if home is None else home
@@ -51,11 +53,9 @@ def load_calibration(path: Path) -> DeviceCalibration:
         content = json.loads(path.read_text(encoding="utf-8"))
         if content["version"] != _VERSION:
             return DeviceCalibration()
-        empty = content["empty_process"]
         return DeviceCalibration(
             {name: Probed(*values) for name, values in content["probed"].items()},
-            None if empty is None else (int(empty[0]), int(empty[1])),
-            tuple(float(ratio) for ratio in content["ratios"]),
+            ratios=tuple(float(ratio) for ratio in content["ratios"]),
         )
     except (OSError, ValueError, KeyError, TypeError):
         return DeviceCalibration()
@@ -66,7 +66,6 @@ def save_calibration(kept: DeviceCalibration, path: Path) -> None:
     content: dict[str, Any] = {
         "version": _VERSION,
         "probed": {name: (probed.fixed, probed.per_sample) for name, probed in kept.probed.items()},
-        "empty_process": kept.empty_process,
         "ratios": kept.ratios,
     }
     try:
@@ -77,19 +76,61 @@ def save_calibration(kept: DeviceCalibration, path: Path) -> None:
 
 
 _SAMPLES = 13  # a batch that no layer has as its number of channels, so that it is known again in shapes
-SPREAD = 0.01  # of the measured empty process, from run to run
+_SPREAD = 0.01  # of the measured empty process, from run to run
+_ARENAS = 64 << 20  # B of addresses that glibc takes for a thread's heap, used or not
+
+
+def measured_environment(allocator: str = "default", imports: Iterable[str] = ()) -> Environment:
+    """Return what a process of this machine takes before its first tensor; measured once (seconds), then kept.
+
+    UNMEASURED where it cannot be measured. imports: modules that the training needs beside torch.
+    """
+    import torch
+
+    threads = torch.get_num_threads()
+    found = empty_process(allocator if _installed(allocator) else "default", threads, imports)
+    return UNMEASURED if found is None else environment_of(found, threads)
+
+
+def _installed(allocator: str) -> bool:
+    try:
+        child_environment(allocator)
+    except MissingDependency:
+        return False
+    return True
+
+
+def environment_of(found: EmptyProcess, threads: int) -> Environment:
+    """Return what a measured process says of the next one like it, by account."""
+
+    def spread(low: int, high: int) -> tuple[int, int]:
+        return round(low * (1 - _SPREAD)), round(high * (1 + _SPREAD))
+
+    anonymous, tables = found.anonymous or 0, found.page_tables or 0
+    addresses = found.address_space or UNMEASURED.addresses[0]
+    most = found.address_space_peak or UNMEASURED.addresses[1]
+    return Environment(
+        spread(found.resident, found.resident),
+        spread(anonymous, found.resident + tables),
+        spread(addresses, most + threads * _ARENAS),
+        spread(found.data or UNMEASURED.data[0], (found.data or UNMEASURED.data[1]) + threads * _ARENAS),
+        spread(found.worker or UNMEASURED.worker[0], found.worker_most or UNMEASURED.worker[1]),
+    )
+
+
+def imports_of(model: Any) -> frozenset[str]:
+    """Modules that the classes of a model's layers come from, beside torch and this package."""
+    names = {type(module).__module__ for module in model.modules()}
+    return frozenset(name for name in names if name.partition(".")[0] not in _NO_IMPORTS)
+
+
+_NO_IMPORTS = ("torch", "stepscope", "__main__", "builtins")
 
 
 def measure_calibration(
     kept: DeviceCalibration, job: Job, progress: Callable[[int, int], None] = lambda done, of: None
 ) -> DeviceCalibration:
-    """Return what was stored, with the ops of this job and the empty process as they are on this device."""
+    """Return what was stored, with the ops of this job as they are on this device."""
     book = CallBook(Workspaces(this_platform()), _SAMPLES)
     dry_run(job, _SAMPLES, book, steps=1)
-    probed = probe_all(book.calls, progress)
-    size = measure_empty_process_bytes()
-    if size is None:
-        raise StepscopeError("the empty training process could not be measured", "run it without --calibrate")
-    return replace(
-        kept, probed={**kept.probed, **probed}, empty_process=(round(size * (1 - SPREAD)), round(size * (1 + SPREAD)))
-    )
+    return replace(kept, probed={**kept.probed, **probe_all(book.calls, progress)})

@@ -2,42 +2,42 @@
 
 from __future__ import annotations
 
-import contextlib
-import runpy
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
 from stepscope.analysis.memory.limits import (
     ALLOCATORS,
     MARGIN,
+    RESIDENT,
+    UNMEASURED,
+    Environment,
     Limit,
     ProcessPeak,
-    allocator_of,
-    fit_verdict,
     limit_of_board,
     limit_of_memory,
     limit_of_this_machine,
+    worst_verdict,
 )
 from stepscope.errors import StepscopeError, UsageError
-from stepscope.footprint import calibration as kept_file
+from stepscope.footprint import calibration
 from stepscope.footprint import result as words
 from stepscope.footprint.calibration import DeviceCalibration
 from stepscope.footprint.jobs import DEFAULT_BATCH, job_of
 from stepscope.footprint.options import Way, ways, worth_a_line
-from stepscope.footprint.real_steps import EnoughSteps, as_main, until_enough_steps
 from stepscope.footprint.result import FitResult, LivePeak, Option
-from stepscope.footprint.simulator import Simulator, largest_batch, live_peak
-from stepscope.record.dry.dry_run import STEPS, DryRun, DryRunStopped, number_for, quiet
+from stepscope.footprint.script import watch_script
+from stepscope.footprint.simulator import Simulator, largest_batch, live_peak, scene_peaks
+from stepscope.record.dry.dry_run import STEPS, DryRun, DryRunStopped, quiet
 from stepscope.record.dry.job import Job
-from stepscope.record.dry.storage_log import Rule, StorageLog, nothing_hidden
+from stepscope.record.dry.storage_log import StorageLog
 from stepscope.record.dry.workspaces import Platform, Workspaces, this_platform
 
 BF16_BOARDS = frozenset({"jetson_agx_orin", "jetson_orin_nx", "jetson_orin_nano", "jetson_thor", "apple"})
@@ -80,23 +80,37 @@ def fit_job(
             batch,
             requested_limit(memory, device, here=memory is None and device is None),
             allocator,
-            kept=kept_file.load_calibration(kept_file.calibration_path())
-            if device is None
-            else kept_file.DeviceCalibration(),
+            kept=known_of_device(device, allocator, job),
             has_bf16=board_has_bf16(device),
             options=options,
         )
     )
 
 
-def requested_limit(memory: float | str | None, device: str | None, here: bool) -> Limit | None:
-    """The limit that was asked for; a device's memory may be said beside it. None where none was."""
+def known_of_device(device: str | None, allocator: str, job: Job | None) -> DeviceCalibration:
+    """Return what is known of this machine, its empty process measured where it was not yet; of a board nothing is."""
+    if device is not None:
+        return DeviceCalibration()
+    kept = calibration.load_calibration(calibration.calibration_path())
+    imports = frozenset() if job is None else calibration.imports_of(job.build()[0])
+    return replace(kept, environment=calibration.measured_environment(allocator, imports))
+
+
+def requested_limit(
+    memory: float | str | None, device: str | None, here: bool, account: str = RESIDENT
+) -> Limit | None:
+    """The limit that was asked for; a device's memory may be said beside it. None where none was.
+
+    account: who counts what may be taken of `memory`.
+    """
     if here and device is not None:
         raise UsageError("--here and --device are two devices", "give one of them")
+    if account != RESIDENT and (memory is None or device is not None):
+        raise UsageError(f"--account {account} says who counts --memory", "give --memory, without --device")
     if device is not None:
         return limit_of_board(device, memory)
     if memory is not None:
-        return limit_of_memory(memory)
+        return limit_of_memory(memory, account)
     return limit_of_this_machine() if here else None
 
 
@@ -140,32 +154,57 @@ def predict_fit(question: FitRequest) -> FitResult:
 
 
 def _dry_answer(question: FitRequest, asked: Simulator, plain: DryRun) -> FitResult:
-    job, limit = question.job, question.limit
+    job = question.job
     live = live_peak(plain.log)
-    process = asked.process(live)
+    unsure = _unsure(question)
+    found = _judged(asked, live, question.limit, unsure)
     not_modelled = {name: count for name, count in asked.workspaces.not_modelled.items() if count}
     slope = _slope(asked, job, question.batch, live)
-    sure, likely = asked.largest(job, limit, question.batch) if limit is not None and question.largest else (None, None)
-    found = tuple(_options(question, asked, plain, live)) if question.options else ()
-    return FitResult(
-        job.name, question.batch, words.DRY_RUN, live, process, asked.allocator.name, question.platform.name, limit,
-        None if limit is None else fit_verdict(process, limit), sure, slope, found,
-        likely_batch=likely, not_modelled=not_modelled,
-        notes=tuple(_notes(question, plain, live)), ops=plain.log.ops, events=plain.events(),
+    sure, likely = (
+        asked.largest(job, question.limit, question.batch)
+        if question.limit is not None and question.largest
+        else (None, None)
+    )
+    options = tuple(_options(question, asked, plain, live)) if question.options else ()
+    return replace(
+        found, name=job.name, batch=question.batch, largest_batch=sure, likely_batch=likely, bytes_per_sample=slope,
+        options=options, not_modelled=not_modelled, notes=tuple(_notes(question, plain, live)), ops=plain.log.ops,
+        events=plain.events(),
     )  # fmt: skip
+
+
+def _judged(asked: Simulator, live: LivePeak, limit: Limit | None, unsure: Sequence[str]) -> FitResult:
+    """The answer of a live peak: the process by the account that decides, and the verdict."""
+    said, decides = None, limit
+    if limit is not None:
+        said, decides = worst_verdict(lambda account: asked.process(live, account=account), limit, not unsure)
+    process = asked.process(live, account=RESIDENT if decides is None else decides.account)
+    return FitResult(
+        "", 0, words.DRY_RUN, live, process, asked.allocator.name, asked.workspaces.platform.name, decides, said,
+        unsure=tuple(unsure),
+    )  # fmt: skip
+
+
+def _unsure(question: FitRequest) -> list[str]:
+    """Reasons why a yes can be no more than likely."""
+    reasons = [] if question.kept.environment.measured else [NOT_MEASURED]
+    if question.platform.kind == "cuda":
+        reasons.append("what CUDA allocates was never compared with a GPU")
+    return reasons
+
+
+NOT_MEASURED = "the empty process was not measured where this will run: run fit there"
 
 
 def _measured_answer(question: FitRequest, asked: Simulator, stop: DryRunStopped) -> FitResult:
     line = _measure_small_batches(question.job)
     live = line.at(question.batch)
-    process = asked.process(live)
-    limit = question.limit
+    found = _judged(asked, live, question.limit, [*_unsure(question), "it is extrapolated from small batches"])
     notes = ("kernels' workspaces are not in it", "no options: they are simulated by dry runs")
-    return FitResult(
-        question.job.name, question.batch, words.SMALL_BATCHES, live, process, asked.allocator.name,
-        question.platform.name, limit, None if limit is None else fit_verdict(process, limit),
-        None if limit is None else _largest_on(line, asked, limit), round(line.bytes_per_sample),
-        stopped=str(stop), notes=notes,
+    return replace(
+        found, name=question.job.name, batch=question.batch, method=words.SMALL_BATCHES,
+        largest_batch=None if question.limit is None else _largest_on(line, asked, question.limit),
+        bytes_per_sample=round(line.bytes_per_sample), stopped=str(stop), notes=notes,
     )  # fmt: skip
 
 
@@ -180,10 +219,13 @@ def _measure_small_batches(job: Job) -> BatchLine:
 
 
 def _largest_on(line: BatchLine, asked: Simulator, limit: Limit) -> int:
-    def peak(batch: int) -> int:
-        return asked.process(line.at(batch)).high
+    def of(single: Limit) -> int:
+        def peak(batch: int) -> int:
+            return asked.process(line.at(batch), account=single.account).high
 
-    return largest_batch(peak, limit.bytes * (1 - MARGIN), line.large[0])
+        return largest_batch(peak, single.bytes * (1 - MARGIN), line.large[0])
+
+    return min(of(single) for single in limit.all)
 
 
 def _options(question: FitRequest, asked: Simulator, plain: DryRun, as_it_is: LivePeak) -> list[Option]:
@@ -207,24 +249,37 @@ def _options(question: FitRequest, asked: Simulator, plain: DryRun, as_it_is: Li
 def _simulated(question: FitRequest, asked: Simulator, plain: DryRun, as_it_is: LivePeak, way: Way) -> Option:
     run = asked.run(way.job, way.batch, way.change)
     live = live_peak(run.log)
-    process = asked.process(live, plain=as_it_is)
     compute = run.flops / plain.flops if plain.flops else 1.0
-    return _option(way.name, live, process, asked.process(as_it_is).middle, way.price, compute, question.limit)
+
+    def process(account: str) -> ProcessPeak:
+        return asked.process(live, plain=as_it_is, account=account)
+
+    before = asked.process(as_it_is).middle
+    return _option(way.name, live, process, before, way.price, compute, question.limit, not _unsure(question))
 
 
 def _allocator_option(question: FitRequest, asked: Simulator, live: LivePeak, before: int, name: str) -> Option:
-    process = asked.process(live, ALLOCATORS[name])
+    price, process = _allocator_price(name), partial(_under, asked, live, name)
+    return _option(f"allocator: {name}", live, process, before, price, 1.0, question.limit, not _unsure(question))
+
+
+def _under(asked: Simulator, live: LivePeak, allocator: str, account: str) -> ProcessPeak:
+    return asked.process(live, ALLOCATORS[allocator], account=account)
+
+
+def _allocator_price(name: str) -> str:
     low, high = ALLOCATORS[name].time
-    price = f"{low:g} to {high:g} times the CPU time; {ALLOCATORS[name].how}"
-    return _option(f"allocator: {name}", live, process, before, price, 1.0, question.limit)
+    return f"{low:g} to {high:g} times the CPU time; {ALLOCATORS[name].how}"
 
 
 def _option(
-    name: str, live: LivePeak, process: ProcessPeak, before: int, price: str, compute: float, limit: Limit | None
-) -> Option:
-    said = None if limit is None else fit_verdict(process, limit)
-    gain = before - process.middle
-    return Option(name, live.bytes, process, said, gain, gain / before, price, compute)
+    name: str, live: LivePeak, process: Callable[[str], ProcessPeak], before: int, price: str, compute: float,
+    limit: Limit | None, sure: bool,
+) -> Option:  # fmt: skip
+    peak = process(RESIDENT)
+    said = None if limit is None else worst_verdict(process, limit, sure)[0]
+    gain = before - peak.middle
+    return Option(name, live.bytes, peak, said, gain, gain / before, price, compute)
 
 
 def _slope(asked: Simulator, job: Job, batch: int, live: LivePeak) -> int | None:
@@ -308,88 +363,38 @@ def measure_log(job: Job, batch: int) -> StorageLog:
 
 
 def predict_script_fit(
-    target: str, arguments: Sequence[str], limit: Limit | None, allocator: str = "default"
+    target: str,
+    arguments: Sequence[str],
+    limit: Limit | None,
+    allocator: str = "default",
+    environment: Callable[[Iterable[str]], Environment] = lambda imports: UNMEASURED,
 ) -> FitResult:
-    """From the script's first two optimizer steps; ways to need less are those that leave the script as it is."""
-    chosen = allocator_of(allocator)
+    """From the whole program, as far as it can be followed; ways to need less are those that leave the script as it is.
+
+    environment: of a process that imports these modules.
+    """
     workspaces = Workspaces(this_platform())
     watched = watch_script(target, arguments, workspaces)
     live = live_peak(watched.log)
-    simulator = Simulator(workspaces.platform, DeviceCalibration(), allocator)
-    process = simulator.process(live)
-    options = []
-    for other in ALLOCATORS.values():
-        of = simulator.process(live, other)
-        if other != chosen and of.middle < process.middle:
-            gain = process.middle - of.middle
-            price = f"{other.time[0]:g} to {other.time[1]:g} times the CPU time; {other.how}"
-            said = None if limit is None else fit_verdict(of, limit)
-            options.append(
-                Option(f"allocator: {other.name}", live.bytes, of, said, gain, gain / process.middle, price, 1.0)
-            )
+    simulator = Simulator(workspaces.platform, DeviceCalibration(environment=environment(watched.imports)), allocator)
+    simulator.loading = watched.loading
+    unsure = [*([] if simulator.measured else [NOT_MEASURED]), *(f"not followed: {each}" for each in watched.missed)]
+    found = _judged(simulator, live, limit, unsure)
+    before = simulator.process(live).middle
+    options = [
+        _option(
+            f"allocator: {name}", live, partial(_under, simulator, live, name), before, _allocator_price(name), 1.0,
+            limit, not unsure,
+        )
+        for name in ALLOCATORS
+        if name != simulator.allocator.name
+    ]  # fmt: skip
     notes = ["the batch is the script's own: for the largest batch and more ways, give module:function"]
     if watched.log.looks:
         notes.append(f"the script asked for {watched.log.looks} numbers outside the model; it was given made-up ones")
-    return FitResult(
-        Path(target).stem, 0, words.DRY_RUN if watched.stopped is None else words.OWN_BATCH, live, process, chosen.name,
-        this_platform().name, limit, None if limit is None else fit_verdict(process, limit), options=tuple(options),
-        stopped=watched.stopped, not_modelled={k: n for k, n in workspaces.not_modelled.items() if n},
-        notes=tuple(notes), ops=watched.log.ops, seconds=watched.seconds, events=watched.log.frame(),
+    return replace(
+        found, name=Path(target).stem, method=words.DRY_RUN if watched.stopped is None else words.OWN_BATCH,
+        options=tuple(option for option in options if option.gain > 0), stopped=watched.stopped,
+        not_modelled={k: n for k, n in workspaces.not_modelled.items() if n}, notes=tuple(notes), ops=watched.log.ops,
+        seconds=watched.seconds, scenes=scene_peaks(watched.log), events=watched.log.frame(),
     )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class ScriptLog:
-    """The log of a script's first steps; `stopped` says why fake tensors could not run it, where they could not."""
-
-    log: StorageLog
-    stopped: str | None
-    seconds: float
-
-
-def watch_script(target: str, arguments: Sequence[str], hidden: Rule) -> ScriptLog:
-    """Run a script until it has made two optimizer steps; its output goes to stderr.
-
-    UsageError where there is no script, or where it ends without having trained anything.
-    """
-    if not Path(target).is_file():
-        raise UsageError(f"there is no script '{target}'", "give the path of a Python file")
-    began = time.perf_counter()
-    try:
-        log = _run_script(target, arguments, StorageLog(hidden, told=number_for), fake=True)
-        stopped = None
-    except DryRunStopped as stop:
-        log, stopped = _run_script(target, arguments, StorageLog(nothing_hidden), fake=False), str(stop)
-    return ScriptLog(log, stopped, time.perf_counter() - began)
-
-
-def _run_script(target: str, arguments: Sequence[str], log: StorageLog, fake: bool) -> StorageLog:
-    mode: Any = FakeTensorMode(allow_non_fake_inputs=True) if fake else contextlib.nullcontext()
-    try:
-        with quiet(), as_main(target, arguments), until_enough_steps(_step_counter(log)), mode, log:
-            runpy.run_path(target, run_name="__main__")
-    except EnoughSteps:
-        return log
-    except SystemExit as end:
-        if end.code not in (None, 0) and fake:
-            raise DryRunStopped(log.last_op, log.last_module, f"the script left with {end.code}") from end
-    except Exception as error:
-        if not fake:
-            raise
-        reason = (str(error).splitlines() or [""])[0]
-        raise DryRunStopped(log.last_op, log.last_module, f"{type(error).__name__}: {reason}") from error
-    if log.step == 0:
-        raise UsageError(
-            f"'{target}' ended without an optimizer step: it trains nothing that can be seen",
-            "give a script that trains with torch.optim, or module:function",
-        )
-    return log
-
-
-def _step_counter(log: StorageLog) -> Callable[[Any], bool]:
-    def stepped(optimizer: Any) -> bool:
-        log.adopt_optimizer(optimizer)
-        log.step += 1
-        return log.step >= STEPS
-
-    return stepped

@@ -46,6 +46,16 @@ class LivePeak:
 
 
 @dataclass(frozen=True)
+class ScenePeak:
+    """The most live bytes while a program builds, trains, evaluates or saves, and the op that reached them."""
+
+    name: str
+    bytes: int
+    op: str
+    module: str | None
+
+
+@dataclass(frozen=True)
 class Option:
     """One way to need less, simulated: what it gains and what it costs."""
 
@@ -58,6 +68,10 @@ class Option:
     price: str
     compute: float  # FLOPs of a step against those of the present one
     largest_batch: int | None = None
+
+
+_APART = ("events", "options", "limit", "scenes")
+_SELDOM = ("arrays that are no tensors", "workers of data loaders")
 
 
 @dataclass(frozen=True)
@@ -81,6 +95,8 @@ class FitResult:
     notes: tuple[str, ...] = ()
     ops: int = 0
     seconds: float = 0.0
+    unsure: tuple[str, ...] = ()  # why a yes can be no more than likely
+    scenes: tuple[ScenePeak, ...] = ()  # of a script: what it does, each with its own peak
     likely_batch: int | None = None  # the largest whose middle of the interval is below the limit
     events: Any = field(default=None, repr=False, compare=False)  # columns as runfolder.MEMORY
 
@@ -100,8 +116,10 @@ class FitResult:
         parts = dict(self.live.breakdown)
         parts["empty process"] = sum(self.process.empty_process) // 2
         parts["kernels' code"] = sum(self.process.code) // 2
+        parts["arrays that are no tensors"] = sum(self.process.data) // 2
+        parts["workers of data loaders"] = sum(self.process.workers) // 2
         parts["allocator"] = self.process.middle - sum(parts.values())
-        return parts
+        return {name: size for name, size in parts.items() if size or name not in _SELDOM}
 
     @property
     def peak_op(self) -> str:
@@ -115,12 +133,12 @@ class FitResult:
 
     @property
     def fits(self) -> bool | None:
-        """True, False, or None where it is too close to say or no limit was given."""
+        """True where it surely fits, False where it does not, else None: likely, too close to say, or no limit."""
         return {"fits": True, "does not fit": False}.get(self.verdict or "")
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON: everything but the events."""
-        fields = {key: value for key, value in vars(self).items() if key not in ("events", "options", "limit")}
+        fields = {key: value for key, value in vars(self).items() if key not in _APART}
         return {
             **{
                 key: asdict(value) if hasattr(value, "__dataclass_fields__") else value for key, value in fields.items()
@@ -131,6 +149,7 @@ class FitResult:
             "fits": self.fits,
             "limit": None if self.limit is None else asdict(self.limit),
             "options": [asdict(option) for option in self.options],
+            "scenes": [asdict(scene) for scene in self.scenes],
         }
 
 
@@ -141,7 +160,7 @@ class FitResult:
 # others.
 
 _ALWAYS = 12_000_000  # B: modules of training that the tiny step does not need, and their code
-_A_BACKWARD_KERNEL = 29_600
+_A_BACKWARD_KERNEL = 35_000  # a distinct one: op, layer and shape; a loop runs the same code again
 _BF16, _A_PRODUCT_IN_BF16 = 1_950_000, 373_000
 _RECOMPUTED = 3_770_000
 _PACKED = 1.1  # B for each of an LSTM's weights
@@ -163,14 +182,17 @@ class KernelCode:
 
 def kernel_code(log: StorageLog) -> KernelCode:
     """From a log of storages; an op that runs in forward too is not counted again in backward."""
-    steps = max((step for step, *_ in log.events), default=0) + 1
     forward = {storage.op for storage in log.storages if storage.phase == "forward"}
-    backward = sum(storage.phase == "backward" and storage.op not in forward for storage in log.storages)
+    backward = {
+        (storage.op, storage.module, storage.shape)
+        for storage in log.storages
+        if storage.phase == "backward" and storage.op not in forward
+    }
     products = {(storage.op, storage.shape) for storage in log.storages if storage.op in _PRODUCTS}
     packing = {storage.module for storage in log.storages if _PACKS_WEIGHTS in storage.op}
     weights = (s.bytes for s in log.storages if s.category == "parameter" and s.module in packing)
     return KernelCode(
-        backward // steps, len(products), 0 if log.in_bf16 else sum(weights), log.in_bf16, log.recomputes
+        len(backward), len(products), 0 if log.in_bf16 else sum(weights), log.in_bf16, log.recomputes
     )  # fmt: skip
 
 

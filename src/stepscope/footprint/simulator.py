@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import polars as pl
 
 from stepscope.analysis.memory.events import peak
 from stepscope.analysis.memory.limits import (
+    ADDRESSES,
     ALWAYS_MAPPED,
-    EMPTY_ELSEWHERE,
-    EMPTY_PROCESS,
+    CHARGED,
+    DATA,
     MARGIN,
+    RESIDENT,
     Allocator,
     Limit,
     ProcessPeak,
     allocator_of,
     process_peak,
+    worst_verdict,
 )
 from stepscope.footprint.calibration import DeviceCalibration
-from stepscope.footprint.result import Holder, LivePeak, code_bytes, kernel_code
+from stepscope.footprint.result import Holder, LivePeak, ScenePeak, code_bytes, kernel_code
 from stepscope.record.dry.dry_run import Change, DryRun, DryRunStopped, dry_run
 from stepscope.record.dry.job import Job
 from stepscope.record.dry.storage_log import Storage, StorageLog, peak_of
@@ -31,6 +35,28 @@ _FEWER_HOLES = 0.06  # of a heap: what is freed early leaves room, which may be 
 _HOLES_OF_SAVING = 0.9  # of a heap of which a share is saved by running forward again, so much more at the least
 
 
+_CODE_WITHOUT_FILE = 0.3  # of kernels' code at the least: primitives and autograd; the rest lies in files of torch
+_PAGE_TABLES = 0.004  # of resident bytes: 8 B of each page of 4 KiB, and as much for what the kernel notes of it
+_ADDRESSES_OF_A_KERNEL = 1_500_000  # B at most: primitives of oneDNN take 256 KiB each and use little of them
+
+
+@dataclass(frozen=True)
+class Loading:
+    """Memory of a data loader and the data beside the tensors: workers, batches that wait, arrays that are no tensors.
+
+    B, least and most; `batches` lie in shared memory, and once more in the workers that make them.
+    """
+
+    workers: int = 0
+    workers_at_once: int = 0  # at the least: of the loader that has most
+    batches: tuple[int, int] = (0, 0)
+    arrays: tuple[int, int] = (0, 0)
+
+    def bytes(self, worker: tuple[int, int]) -> tuple[int, int]:
+        """Of all workers of which one takes so much of its own."""
+        return self.workers_at_once * worker[0] + self.batches[0], self.workers * worker[1] + self.batches[1]
+
+
 class Simulator:
     """Dry runs of one question, and what their live bytes mean for a process."""
 
@@ -38,13 +64,25 @@ class Simulator:
         self.allocator = allocator_of(allocator)
         self.workspaces = Workspaces(platform, kept.probed)
         self._kept = kept
+        self.loading = Loading()
+
+    @property
+    def measured(self) -> bool:
+        """Return whether the environment of the training is known from a measurement."""
+        return self._kept.environment.measured
 
     def run(self, job: Job, batch: int, change: Change | None = None) -> DryRun:
         """A dry run; DryRunStopped where it cannot be made."""
         return dry_run(job, batch, self.workspaces, change)
 
-    def process(self, live: LivePeak, allocator: Allocator | None = None, plain: LivePeak | None = None) -> ProcessPeak:
-        """Peak of the process of these live bytes, corrected by what probes of this device have shown.
+    def process(
+        self,
+        live: LivePeak,
+        allocator: Allocator | None = None,
+        plain: LivePeak | None = None,
+        account: str = RESIDENT,
+    ) -> ProcessPeak:
+        """Peak of the process of these live bytes by an account, corrected by what probes of this device have shown.
 
         `plain`: the same training where nothing runs forward again; its heap bounds that of one where something does.
         """
@@ -57,22 +95,34 @@ class Simulator:
         low, high = self._kept.corrected(live.low, most)
         platform = self.workspaces.platform
         code = code_bytes(live.code, platform)
-        empty = self._kept.empty_process or (EMPTY_PROCESS if platform.block else EMPTY_ELSEWHERE)
-        return process_peak((low, high), live.mapped, by, empty, code, live.largest_hole)
+        if account in (ADDRESSES, DATA):  # what is asked for counts, touched or not
+            low, high = live.bytes, max(live.bytes, high)
+            code = (code[0], code[1] + _ADDRESSES_OF_A_KERNEL * (live.code.backward_kernels if live.code else 0))
+        if account == CHARGED:
+            code = (round(_CODE_WITHOUT_FILE * code[0]), code[1] + round(_PAGE_TABLES * high))
+        environment, loading = self._kept.environment, self.loading
+        peak = process_peak((low, high), live.mapped, by, environment.of(account), code, live.largest_hole)
+        workers = (0, 0) if account in (ADDRESSES, DATA) else loading.bytes(environment.worker)
+        return replace(peak, data=loading.arrays, workers=workers)
+
+    def verdict(self, live: LivePeak, limit: Limit, sure: bool, allocator: Allocator | None = None) -> str:
+        """The worst of the verdicts under a limit and those beside it."""
+        return worst_verdict(lambda account: self.process(live, allocator, None, account), limit, sure)[0]
 
     def largest(self, job: Job, limit: Limit, start: int) -> tuple[int, int]:
         """The largest batches that surely and that likely fit: the interval's upper end with a margin, its middle."""
-        known: dict[int, ProcessPeak] = {}
+        known: dict[int, LivePeak] = {}
 
-        def peak(batch: int) -> ProcessPeak:
+        def peak(batch: int, account: str) -> ProcessPeak:
             if batch not in known:
-                known[batch] = self.process(live_peak(self.run(job, batch).log))
-            return known[batch]
+                known[batch] = live_peak(self.run(job, batch).log)
+            return self.process(known[batch], account=account)
 
         try:
-            return _largest(peak, limit, start, 1)
+            found = [_largest(peak, single, start, 1) for single in limit.all]
         except DryRunStopped:  # batch statistics of a single pixel need two samples
-            return _largest(peak, limit, start, 2)
+            found = [_largest(peak, single, start, 2) for single in limit.all]
+        return min(sure for sure, _ in found), min(likely for _, likely in found)
 
 
 def _recomputing(by: Allocator, live: LivePeak, plain: LivePeak | None) -> Allocator:
@@ -85,9 +135,10 @@ def _recomputing(by: Allocator, live: LivePeak, plain: LivePeak | None) -> Alloc
     return replace(by, low=low + _HOLES_OF_SAVING * saved, high=max(by.high, min(by.high_recomputed, as_before)))
 
 
-def _largest(peak: Callable[[int], ProcessPeak], limit: Limit, start: int, smallest: int) -> tuple[int, int]:
-    sure = largest_batch(lambda batch: peak(batch).high, limit.bytes * (1 - MARGIN), start, smallest)
-    likely = largest_batch(lambda batch: peak(batch).middle, limit.bytes, max(start, sure), smallest)
+def _largest(peak: Callable[[int, str], ProcessPeak], limit: Limit, start: int, smallest: int) -> tuple[int, int]:
+    by = limit.account
+    sure = largest_batch(lambda batch: peak(batch, by).high, limit.bytes * (1 - MARGIN), start, smallest)
+    likely = largest_batch(lambda batch: peak(batch, by).middle, limit.bytes, max(start, sure), smallest)
     return sure, max(sure, likely)
 
 
@@ -118,6 +169,26 @@ def live_peak(log: StorageLog) -> LivePeak:
         _largest_hole(log),
         peak_of(log, _in_heap),
     )
+
+
+def scene_peaks(log: StorageLog) -> tuple[ScenePeak, ...]:
+    """The most live bytes of each thing that a program does, in the order in which it first does it."""
+    starts = [*log.scenes, (len(log.events), "")]
+    most: dict[str, ScenePeak] = {}
+    alive = 0
+    for (start, name), (end, _) in itertools.pairwise(starts):
+        best, by = most[name].bytes if name in most else -1, -1
+        if alive > best:
+            best, by = alive, max(0, start - 1)
+        for place in range(start, end):
+            _, _, number, sign = log.events[place]
+            alive += sign * log.storages[number].bytes
+            if alive > best:
+                best, by = alive, place
+        if by >= 0 and log.events:
+            storage = log.storages[log.events[by][2]]
+            most[name] = ScenePeak(name, best, storage.op, storage.module)
+    return tuple(most.values())
 
 
 def _mapped(log: StorageLog) -> int:

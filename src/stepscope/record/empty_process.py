@@ -1,64 +1,132 @@
-"""Memory of a training process that trains nothing: Python, torch, an optimizer, one step of a tiny network."""
+"""Memory of a training process that trains nothing: Python, torch, an optimizer, a step of a tiny network, imports.
+
+It belongs to an environment: this build of torch, this Python, processor, allocator and number of threads, and what the
+training imports. It is measured in a child process once for each (seconds) and kept in the user's cache folder.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import platform
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 from stepscope.files import replace_json
 from stepscope.record.allocators import child_environment
 
+# Only what any training imports. A second fetch of the worker collects garbage, which writes to each object that it
+# looks at: the most of its parent's pages that a worker makes its own.
 _PROGRAM = """
-import json, torch
-from stepscope.record.dry.allocator_costs import measured_steps, report
-torch.set_num_threads(1)
+import gc, importlib, json, re, sys
+imports, threads = json.loads(sys.argv[1])
+import torch
+from torch.utils.data import DataLoader, Dataset
+torch.set_num_threads(threads)
+for name in imports:
+    try:
+        importlib.import_module(name)
+    except BaseException:
+        pass
 model = torch.nn.Sequential(torch.nn.Conv2d(1, 2, 3), torch.nn.Flatten(), torch.nn.Linear(72, 2))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-def step():
+for _ in range(3):
     optimizer.zero_grad()
     model(torch.randn(2, 1, 8, 8)).sum().backward()
     optimizer.step()
-print(report(measured_steps(step, 1)))
+def sizes(path, names):
+    text = open(path).read()
+    return [int(re.search(rf"^{name}:\\s+(\\d+) kB", text, re.M)[1]) * 1024 for name in names]
+class Memory(Dataset):
+    def __len__(self):
+        return 2
+    def __getitem__(self, number):
+        if number:
+            gc.collect()
+        return torch.tensor(sum(sizes("/proc/self/smaps_rollup", ("Private_Clean", "Private_Dirty"))))
+names = ("VmHWM", "RssAnon", "VmSize", "VmPeak", "VmData", "VmPTE")
+found = dict(zip(("resident", "anonymous", "address_space", "address_space_peak", "data", "page_tables"),
+                 sizes("/proc/self/status", names)))
+try:
+    found["worker"], found["worker_most"] = (int(each) for each in DataLoader(Memory(), num_workers=1))
+except Exception:
+    pass
+print(json.dumps(found))
 """
 _TIMEOUT_S = 180
 
 
-def empty_process_bytes(allocator: str = "default", cache: Path | None = None) -> int | None:
-    """Peak resident memory, B: as kept, else measured now (seconds); None where it cannot be measured."""
-    kept = cached_empty_process_bytes(allocator, cache)
-    return measure_empty_process_bytes(allocator, cache) if kept is None else kept
+@dataclass(frozen=True)
+class EmptyProcess:
+    """A process that trains nothing by the accounts of the kernel, B; `worker`: pages of its own of a DataLoader's
+    worker, and after it collected garbage. None: not measured."""
+
+    resident: int  # at its highest
+    anonymous: int | None = None  # of it, without a file behind
+    address_space: int | None = None  # at the end
+    address_space_peak: int | None = None
+    data: int | None = None  # private and writable
+    page_tables: int | None = None
+    worker: int | None = None
+    worker_most: int | None = None
 
 
-def cached_empty_process_bytes(allocator: str = "default", cache: Path | None = None) -> int | None:
-    """The same where an earlier run measured it."""
-    value = _cached(cache).get(_key(allocator))
-    return value if isinstance(value, int) and value > 0 else None
+def empty_process(
+    allocator: str = "default", threads: int = 1, imports: Iterable[str] = (), cache: Path | None = None
+) -> EmptyProcess | None:
+    """As kept, else measured now (seconds); None where it cannot be measured."""
+    return cached_empty_process(allocator, threads, imports, cache) or measure_empty_process(
+        allocator, threads, imports, cache
+    )
 
 
-def measure_empty_process_bytes(allocator: str = "default", cache: Path | None = None) -> int | None:
+def cached_empty_process(
+    allocator: str = "default", threads: int = 1, imports: Iterable[str] = (), cache: Path | None = None
+) -> EmptyProcess | None:
+    """The same where it was measured before."""
+    return _process(_cached(cache).get(_key(allocator, threads, imports)))
+
+
+def measure_empty_process(
+    allocator: str = "default", threads: int = 1, imports: Iterable[str] = (), cache: Path | None = None
+) -> EmptyProcess | None:
     """The same measured now, and kept."""
-    command = [sys.executable, "-c", _PROGRAM]
+    names: Sequence[str] = sorted(imports)
+    command = [sys.executable, "-c", _PROGRAM, json.dumps([names, threads])]
+    path = os.pathsep.join(entry for entry in sys.path if entry)
     try:
         ended = subprocess.run(
             command,
-            env=child_environment(allocator),
+            env={**child_environment(allocator), "PYTHONPATH": path} if names else child_environment(allocator),
             capture_output=True,
             text=True,
             timeout=_TIMEOUT_S,
             check=True,
         )
-        peak = int(json.loads(ended.stdout.splitlines()[-1])["peak_bytes"])
-    except (OSError, subprocess.SubprocessError, ValueError, IndexError, KeyError):
+        found = _process(json.loads(ended.stdout.splitlines()[-1]))
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
         return None
-    _store(allocator, peak, cache)
-    return peak
+    if found is not None:
+        _store(_key(allocator, threads, names), found, cache)
+    return found
+
+
+def empty_process_bytes(allocator: str = "default", cache: Path | None = None) -> int | None:
+    """Return its peak resident memory, B, kept or measured; None where it cannot be measured."""
+    found = empty_process(allocator, cache=cache)
+    return None if found is None else found.resident
+
+
+def cached_empty_process_bytes(allocator: str = "default", cache: Path | None = None) -> int | None:
+    """The same where an earlier run measured it."""
+    found = cached_empty_process(allocator, cache=cache)
+    return None if found is None else found.resident
 
 
 def write_empty_process_bytes(run: Path, says: Callable[[str], object] = lambda said: None) -> None:
@@ -77,6 +145,14 @@ def write_empty_process_bytes(run: Path, says: Callable[[str], object] = lambda 
         RunWriter(run, meta).update(malloc={**malloc, "empty_process_bytes": size})
 
 
+def _process(content: object) -> EmptyProcess | None:
+    """From JSON; None of what is none: a damaged file, or one of an older version."""
+    if not isinstance(content, dict) or not all(isinstance(value, int) for value in content.values()):
+        return None
+    known = {name: value for name, value in content.items() if name in EmptyProcess.__dataclass_fields__ and value > 0}
+    return EmptyProcess(**known) if "resident" in known else None
+
+
 def _cached(cache: Path | None) -> dict[str, object]:
     try:
         known = json.loads(_file(cache).read_text(encoding="utf-8"))
@@ -85,12 +161,13 @@ def _cached(cache: Path | None) -> dict[str, object]:
     return known if isinstance(known, dict) else {}
 
 
-def _store(allocator: str, peak: int, cache: Path | None) -> None:
+def _store(key: str, found: EmptyProcess, cache: Path | None) -> None:
     """A cache that cannot be written costs the next run some seconds, and nothing else."""
     try:
         path = _file(cache)
         path.parent.mkdir(parents=True, exist_ok=True)
-        replace_json(path, {**_cached(cache), _key(allocator): peak})
+        known = {name: value for name, value in asdict(found).items() if value is not None}
+        replace_json(path, {**_cached(cache), key: known})
     except (OSError, RuntimeError):
         return
 
@@ -104,9 +181,25 @@ def installed_version(package: str) -> str | None:
     return None if stated is None else stated[1]
 
 
-def _key(allocator: str) -> str:
-    torch = installed_version("torch") or "unknown"
-    return f"{allocator} torch {torch} python {platform.python_version()} {platform.machine()}"
+def _key(allocator: str, threads: int, imports: Iterable[str]) -> str:
+    """The environment; wheels of one version for CUDA and for the CPU differ in the size of their library."""
+    names = sorted(imports)
+    versions = {name.partition(".")[0]: installed_version(name.partition(".")[0]) for name in names}
+    more = f" imports {hashlib.sha256(json.dumps([names, versions]).encode()).hexdigest()[:12]}" if names else ""
+    return (
+        f"{allocator} torch {installed_version('torch') or 'unknown'} of {_build()} python {platform.python_version()} "
+        f"{platform.machine()} {threads} threads{more}"
+    )
+
+
+def _build() -> str:
+    """The library that is as large as the build: libtorch_cpu's size, B, and whether there is one for CUDA."""
+    try:
+        folder = Path(str(distribution("torch").locate_file("torch/lib")))
+        sizes = [library.stat().st_size for library in sorted(folder.glob("*torch_c*"))]
+    except (PackageNotFoundError, OSError):
+        return "unknown"
+    return "+".join(map(str, sizes)) or "unknown"
 
 
 def _file(cache: Path | None) -> Path:

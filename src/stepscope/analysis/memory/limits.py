@@ -2,6 +2,10 @@
 
 All sizes in B. Factors are measured with glibc 2.36 and torch 2.13 on x86 (100 trainings, clean processes); docs on
 memory say how. The process of an empty training (Python, torch, an optimizer, one tiny step) is a part of its own.
+
+A limit is kept by somebody, who counts in his own way: the RAM of a board and what is available hold resident memory; a
+control group is charged for pages without a file behind them, and for pages of files that it read first, which the
+kernel drops before it kills; RLIMIT_AS (`ulimit -v`) counts addresses, used or not; RLIMIT_DATA private writable ones.
 """
 
 from __future__ import annotations
@@ -9,8 +13,8 @@ from __future__ import annotations
 import math
 import re
 import shlex
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +23,49 @@ from stepscope.analysis.device.contract import Board
 from stepscope.errors import UnknownName, UsageError
 from stepscope.request import parse_amount
 
-EMPTY_PROCESS = (316_000_000, 329_000_000)  # Python, torch, an optimizer and one tiny step (torch 2.13, x86)
-EMPTY_ELSEWHERE = (225_000_000, 340_000_000)  # another processor's libraries are smaller or larger: not measured
+RESIDENT, CHARGED, ADDRESSES, DATA = "resident", "cgroup", "address-space", "data"
+ACCOUNTS = {
+    RESIDENT: "resident memory",
+    CHARGED: "memory charged to the control group",
+    ADDRESSES: "address space",
+    DATA: "private writable memory",
+}
 PAGED_IN = (6_000_000, 30_000_000)  # code and primitives that the first real step brings in, whatever the model
 ALWAYS_MAPPED = 32 << 20  # glibc maps larger blocks one by one and gives them back at once (DEFAULT_MMAP_THRESHOLD_MAX)
 UNSETTLED, SETTLED = 400_000_000, 1_200_000_000  # B in glibc's heap, between which it wastes a smaller share
 LITTLE_WASTE, HOLES_OF_LARGEST = 1.1, 4  # a heap of few large blocks: rounding, and holes of the size of the largest
 MARGIN = 0.01  # of the limit: a yes keeps this much away from it
 _SHORT = {"rpi": "raspberry_pi", "pi": "raspberry_pi", "raspi": "raspberry_pi"}
+
+
+@dataclass(frozen=True)
+class Environment:
+    """Memory of a process before its first tensor, by who counts it, and a worker of a DataLoader: least, most, B.
+
+    Where it was not measured (another machine, another build of torch) the ends lie far apart, and a yes is "likely".
+    """
+
+    resident: tuple[int, int]
+    charged: tuple[int, int]
+    addresses: tuple[int, int]
+    data: tuple[int, int]
+    worker: tuple[int, int]  # pages of its own: as it starts, and once it has collected garbage
+    measured: bool = True
+
+    def of(self, account: str) -> tuple[int, int]:
+        """By who counts; UnknownName with the nearest."""
+        known = {RESIDENT: self.resident, CHARGED: self.charged, ADDRESSES: self.addresses, DATA: self.data}
+        if account not in known:
+            raise UnknownName("account", account, ACCOUNTS)
+        return known[account]
+
+
+# Builds for the CPU took 225 to 337 MB, one for CUDA 734 (x86, torch 2.13 and 2.14); NVIDIA's for Jetson were not seen.
+_BUILDS = (200_000_000, 900_000_000)
+UNMEASURED = Environment(
+    _BUILDS, (140_000_000, _BUILDS[1]), (600_000_000, 12_000_000_000), (250_000_000, 2_000_000_000),
+    (5_000_000, 200_000_000), measured=False,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -104,26 +143,38 @@ class Limit:
     source: str
     device_bytes: int | None = None
     os_bytes: int | None = None
+    account: str = RESIDENT  # who counts: a key of ACCOUNTS
+    beside: tuple[Limit, ...] = ()  # that are kept too, by others
+
+    @property
+    def all(self) -> tuple[Limit, ...]:
+        """This one and those beside it."""
+        return (self, *self.beside)
 
 
 @dataclass(frozen=True)
 class ProcessPeak:
-    """Peak of the whole process: its parts as intervals that add up."""
+    """Peak of the whole process, and of those that it starts: its parts as intervals that add up."""
 
     live: tuple[int, int]
     allocator: tuple[int, int]  # beyond the live bytes
     empty_process: tuple[int, int]
     code: tuple[int, int]  # of kernels, and oneDNN's primitives, beyond the empty process
+    data: tuple[int, int] = (0, 0)  # arrays that are no tensors: of numpy, and bytes
+    workers: tuple[int, int] = (0, 0)  # of data loaders, with the batches that wait in shared memory
 
     @property
     def low(self) -> int:
         """The least it will be."""
-        return self.live[0] + self.allocator[0] + self.empty_process[0] + self.code[0]
+        return sum(part[0] for part in self._parts())
 
     @property
     def high(self) -> int:
         """The most it will be."""
-        return self.live[1] + self.allocator[1] + self.empty_process[1] + self.code[1]
+        return sum(part[1] for part in self._parts())
+
+    def _parts(self) -> tuple[tuple[int, int], ...]:
+        return self.live, self.allocator, self.empty_process, self.code, self.data, self.workers
 
     @property
     def middle(self) -> int:
@@ -135,7 +186,7 @@ def process_peak(
     live: tuple[int, int],
     mapped: int,
     allocator: Allocator,
-    empty: tuple[int, int] = EMPTY_PROCESS,
+    empty: tuple[int, int] = UNMEASURED.resident,
     code: tuple[int, int] = PAGED_IN,
     largest: int = 0,
 ) -> ProcessPeak:
@@ -144,11 +195,28 @@ def process_peak(
     return ProcessPeak(live, (low - live[0], high - live[1]), empty, code)
 
 
-def fit_verdict(peak: ProcessPeak, limit: Limit) -> str:
-    """One of "fits", "too close" and "does not fit"."""
+FITS, LIKELY_FITS, TOO_CLOSE, NO_FIT = VERDICTS = ("fits", "likely fits", "too close", "does not fit")
+
+
+def fit_verdict(peak: ProcessPeak, limit: Limit, sure: bool = True) -> str:
+    """One of VERDICTS. `sure`: the environment was measured and the whole program followed; else a yes is likely."""
     if peak.high <= limit.bytes * (1 - MARGIN):
-        return "fits"
-    return "does not fit" if peak.low > limit.bytes else "too close"
+        return FITS if sure else LIKELY_FITS
+    return NO_FIT if peak.low > limit.bytes else TOO_CLOSE
+
+
+def worst_verdict(peak: Callable[[str], ProcessPeak], limit: Limit, sure: bool = True) -> tuple[str, Limit]:
+    """The verdict under a limit and those beside it, and the one that decides: the worst, then the nearest.
+
+    peak: of the process by an account.
+    """
+
+    def rank(single: Limit) -> tuple[int, float]:
+        taken = peak(single.account)
+        return VERDICTS.index(fit_verdict(taken, single, sure)), taken.high / single.bytes
+
+    decides = max(limit.all, key=rank)
+    return fit_verdict(peak(decides.account), decides, sure), decides
 
 
 def allocator_of(name: str) -> Allocator:
@@ -166,9 +234,12 @@ def parse_size(size: float | str) -> int:
     return round(amount)
 
 
-def limit_of_memory(text: float | str) -> Limit:
-    """The process may take this much, as the user says."""
-    return Limit(parse_size(text), f"as given: {text}")
+def limit_of_memory(text: float | str, account: str = RESIDENT) -> Limit:
+    """The process may take this much, as the user says, by an account of ACCOUNTS."""
+    if account not in ACCOUNTS:
+        raise UnknownName("account", account, ACCOUNTS)
+    said = "" if account == RESIDENT else f", {ACCOUNTS[account]}"
+    return Limit(parse_size(text), f"as given: {text}{said}", account=account)
 
 
 def limit_of_board(name: str, memory: float | str | None = None) -> Limit:
@@ -186,16 +257,35 @@ def limit_of_board(name: str, memory: float | str | None = None) -> Limit:
     return Limit(total - kept, f"{board.title}{said}", total, kept)
 
 
-def limit_of_this_machine(root: Path = Path("/")) -> Limit:
-    """Return the memory that is available here now, or what the control group leaves if that is less, B."""
+def limit_of_this_machine(root: Path = Path("/"), rlimits: Mapping[str, int] | None = None) -> Limit:
+    """Return the memory that is available here now, B, with what control groups and resource limits leave beside it.
+
+    `root`: of the file system. `rlimits`: of ADDRESSES and DATA where they are limited; None asks this process.
+    The least is first.
+    """
     available = _meminfo(root, "MemAvailable")
     total = _meminfo(root, "MemTotal")
     if available is None:
         raise UsageError("this machine does not say how much memory is available", "say it with --memory")
-    group = _control_group(root)
-    if group is not None and group < available:
-        return Limit(group, "this process's control group, now", total, None)
-    return Limit(available, "available on this machine now", total, None if total is None else total - available)
+    found = [Limit(available, "available on this machine now", total, None if total is None else total - available)]
+    found += [Limit(left, "this process's control group, now", total, None, CHARGED) for left in _control_groups(root)]
+    for account, size in (_rlimits() if rlimits is None else rlimits).items():
+        name = {ADDRESSES: "ulimit -v", DATA: "ulimit -d"}[account]
+        found.append(Limit(size, f"{ACCOUNTS[account]} of this process: {name}", account=account))
+    first, *others = sorted(found, key=lambda limit: limit.bytes)
+    return replace(first, beside=tuple(others))
+
+
+def _rlimits() -> dict[str, int]:
+    try:
+        import resource
+    except ModuleNotFoundError:  # not a Unix
+        return {}
+    soft = {
+        account: resource.getrlimit(number)[0]
+        for account, number in ((ADDRESSES, resource.RLIMIT_AS), (DATA, resource.RLIMIT_DATA))
+    }
+    return {account: size for account, size in soft.items() if size != resource.RLIM_INFINITY}
 
 
 def board_named(name: str) -> Board:
@@ -232,18 +322,50 @@ def _meminfo(root: Path, name: str) -> int | None:
     return int(found[1]) * 1024 if found else None
 
 
-def _control_group(root: Path) -> int | None:
-    """Bytes that a limited control group (version 2, then 1) has left; None without a limit."""
-    folder = root / "sys/fs/cgroup"
-    for most, used in (
-        ("memory.max", "memory.current"),
-        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
-    ):
-        try:
-            return int((folder / most).read_text()) - int((folder / used).read_text())
-        except (OSError, ValueError):
-            continue  # "max": no limit
-    return None
+_GROUP_FILES = (  # version 2, then 1: limit, usage, and what of it the kernel drops before it kills
+    ("memory.max", "memory.current", ("inactive_file", "active_file")),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes", ("total_inactive_file", "total_active_file")),
+)
+
+
+def _control_groups(root: Path) -> list[int]:
+    """Bytes that each limited control group has left: this process's own, and those that it lies in."""
+    left: dict[Path, int] = {}
+    for folder in _group_folders(root):
+        for most, used, files in _GROUP_FILES:
+            try:
+                limit, usage = (int((folder / name).read_text()) for name in (most, used))
+            except (OSError, ValueError):
+                continue  # "max": no limit
+            if limit < _NO_LIMIT:
+                left[folder] = max(1, limit - max(0, usage - _dropped(folder, files)))
+    return list(left.values())
+
+
+_NO_LIMIT = 1 << 60  # version 1 writes the largest number of pages where there is none
+
+
+def _group_folders(root: Path) -> Iterator[Path]:
+    """Folders of this process's groups, the innermost first, as mounted here; in a container that is the top alone."""
+    top = root / "sys/fs/cgroup"
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        lines = []
+    paths = {"": "/", "memory": "/"}
+    paths.update({kind: path for _, kind, path in (line.split(":", 2) for line in lines) if kind in paths})
+    for kind, path in paths.items():
+        mounted = top / kind if kind else top
+        inner = mounted / path.strip("/")
+        yield from (folder for folder in (inner, *inner.parents) if folder == mounted or mounted in folder.parents)
+
+
+def _dropped(folder: Path, names: tuple[str, ...]) -> int:
+    try:
+        lines = (folder / "memory.stat").read_text().splitlines()
+    except OSError:
+        return 0
+    return sum(int(line.split()[1]) for line in lines if line.split()[0] in names)
 
 
 _SHARED_OPTIONS = ("--optimizer", "--threads", "--malloc")  # options that run and fit have in common

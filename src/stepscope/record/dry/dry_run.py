@@ -74,7 +74,7 @@ def dry_run(
 ) -> DryRun:
     """So many steps of a job on fake tensors; raises DryRunStopped where they cannot run it."""
     began = time.perf_counter()
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    mode = FakeMode()
     tally = FlopTally(hidden)
     log = StorageLog(tally, told=number_for)
     with quiet(), _explained(log):
@@ -91,6 +91,19 @@ def dry_run(
                 for log.step in range(steps):
                     job.step(model, optimizers, inputs)
     return DryRun(batch, log, tally.total // steps, time.perf_counter() - began, _segments(log, tally, steps))
+
+
+class FakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
+    """Tensors without numbers. A copy of a tensor (an EMA's, of a checkpoint) is of the same mode as the original.
+
+    torch copies the mode with the tensor, and each of its ops then takes memory for a tensor of another mode.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(allow_non_fake_inputs=True)
+
+    def __deepcopy__(self, memo: Any) -> FakeMode:
+        return self
 
 
 class FlopTally:

@@ -11,9 +11,10 @@ ModulePlaces says which module an op belongs to, forward and backward, op by op 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -28,6 +29,7 @@ from torch.utils._pytree import tree_leaves
 
 from stepscope.runfolder import MEMORY
 
+BUILDING, TRAINING, EVALUATION, SAVING = "building", "training", "evaluation", "saving"  # scenes of a program
 _FREED = -1
 _ADD = torch.ops.aten.add.Tensor
 _LOOK = torch.ops.aten._local_scalar_dense.default  # .item(), float(), if
@@ -82,6 +84,8 @@ class StorageLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._told = told
         self.storages: list[Storage] = []
         self.events: list[tuple[int, int, int, int]] = []  # (step, op number, storage, +1 or -1)
+        self.scenes = [(0, BUILDING)]  # from which event on the program does what
+        self.evaluations = 0  # calls of a model without gradients
         self.step = 0
         self.ops = 0
         self.phase: str | None = None  # None: forward, backward or optimizer, as it comes
@@ -140,6 +144,33 @@ class StorageLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
             storage.category = category
         if module is not None and storage.module is None:
             storage.module = module
+
+    def knows(self, tensor: Tensor) -> bool:
+        """Return whether a tensor's storage is in the log."""
+        return tensor.untyped_storage()._cdata in self._alive
+
+    def alive_bytes(self) -> int:
+        """Return what is live now, B."""
+        return sum(self.storages[number].bytes for number in self._alive.values())
+
+    def hold(self, size: int, op: str) -> None:
+        """Count so many bytes at the most, from now on, that no op of this run made."""
+        self.storages.append(Storage(size, op, None, self._phase(), "cpu", None, "temporary", 0, size))
+        self.events.append((self.step, self.ops, len(self.storages) - 1, +1))
+
+    @contextlib.contextmanager
+    def scene(self, name: str) -> Iterator[None]:
+        """The program does something else for a while."""
+        before = self.scenes[-1][1]
+        self._enter_scene(name)
+        try:
+            yield
+        finally:
+            self._enter_scene(before)
+
+    def _enter_scene(self, name: str) -> None:
+        if self.scenes[-1][1] != name:
+            self.scenes.append((len(self.events), name))
 
     def frame(self) -> pl.DataFrame:
         """The log as allocations and frees, columns as `runfolder.MEMORY`; `t_ns` is the number of the op."""
@@ -278,6 +309,9 @@ class StorageLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.adopt_model(module)  # a model of a script, seen for the first time
         if not self._places.knows(module) or in_backward():
             return
+        learns = torch.is_grad_enabled()
+        self.evaluations += not learns
+        self._enter_scene(TRAINING if learns else EVALUATION)
         for leaf in tree_leaves(args):
             number = self._alive.get(leaf.untyped_storage()._cdata) if isinstance(leaf, Tensor) else None
             if number is not None and self.storages[number].module is None and self.storages[number].category is None:
@@ -285,6 +319,7 @@ class StorageLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _optimizer_starts(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
         self._optimizing = True
+        self._enter_scene(TRAINING)
         self.adopt_optimizer(optimizer)
 
     def _optimizer_ends(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:

@@ -1,0 +1,138 @@
+"""A script is followed to its end: what it does besides training, and what its data take."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.fit import jobs
+
+from stepscope.analysis.memory.limits import limit_of_memory
+from stepscope.footprint.prediction import predict_script_fit
+from stepscope.footprint.result import FitResult
+from stepscope.footprint.script import ScriptLog, watch_script
+from stepscope.record.dry.storage_log import nothing_hidden
+
+HEAD = """
+import copy
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+model = nn.Sequential(nn.Linear(100, 200), nn.ReLU(), nn.Linear(200, 10))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+data = TensorDataset(torch.randn(5000, 100), torch.zeros(5000, dtype=torch.long))
+def update(x, y):
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(x), y)
+    loss.backward()
+    optimizer.step()
+    return loss
+"""
+EPOCHS = """
+for epoch in range(300):
+    for x, y in DataLoader(data, batch_size=32, shuffle=True, num_workers={workers}):
+        update(x, y)
+    right = 0
+    with torch.no_grad():
+        for x, y in DataLoader(data, batch_size=1024):
+            right += (model(x).argmax(1) == y).sum().item()
+    torch.save(copy.deepcopy(model.state_dict()), "best.pt")
+"""
+
+
+def followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str) -> ScriptLog:
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text(HEAD + body)
+    return watch_script("train.py", [], nothing_hidden)
+
+
+def answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str) -> FitResult:
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text(HEAD + body)
+    return predict_script_fit("train.py", [], limit_of_memory("8GB"), "pinned", lambda _: jobs.MEASURED.environment)
+
+
+def test_a_larger_batch_of_the_evaluation_decides_and_the_whole_program_is_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = answered(tmp_path, monkeypatch, EPOCHS.format(workers=0))
+    peaks = {scene.name: scene.bytes for scene in found.scenes}
+    assert set(peaks) == {"building", "training", "evaluation", "saving"}
+    assert peaks["evaluation"] > peaks["training"] + 1024 * 200 * 4
+    assert found.peak_bytes == peaks["evaluation"]
+    assert (found.verdict, found.unsure) == ("fits", ())
+    assert not (tmp_path / "best.pt").exists()  # nothing of the user's is written
+
+
+def test_an_answer_for_a_script_on_another_machine_is_at_most_likely(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text(HEAD + "for _ in range(3):\n    update(*data[:32])\n")
+    found = predict_script_fit("train.py", [], limit_of_memory("8GB"))
+    assert found.verdict == "likely fits"
+    assert "not measured" in found.unsure[0]
+
+
+def test_workers_of_a_loader_and_the_batches_that_wait_are_in_the_peak(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    none, four = (answered(tmp_path, monkeypatch, EPOCHS.format(workers=count)) for count in (0, 4))
+    low, high = four.process.workers
+    assert none.process.workers == (0, 0)
+    assert low >= 4 * 6_900_000
+    assert high >= 4 * 80_000_000 + 4 * 2 * 32 * 100 * 4
+    assert four.process.high - none.process.high >= high - 1_000_000
+
+
+def test_what_each_round_keeps_grows_with_the_rounds_that_are_skipped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = "kept = []\nfor step in range(1000):\n    loss = update(*data[:64])\n    kept.append({})\n"
+    plain, keeping = (
+        answered(tmp_path, monkeypatch, body.format(each)).live.high for each in ("loss.item()", "torch.ones(5000)")
+    )
+    assert keeping - plain == pytest.approx(1000 * 20_000, rel=0.05)
+
+
+def test_the_copy_of_an_ema_is_counted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    body = "ema = copy.deepcopy(model)\nfor _ in range(3):\n    update(*data[:32])\n"
+    body += "best = copy.deepcopy(ema.state_dict())\n"
+    watched = followed(tmp_path, monkeypatch, body)
+    sizes = [storage.bytes for storage in watched.log.storages if storage.bytes == 100 * 200 * 4]
+    made = [storage.op for storage in watched.log.storages if storage.op == "aten.detach.default"]
+    assert len(sizes) >= 3
+    assert made == []
+
+
+def test_a_script_that_never_ends_is_answered_for_what_was_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = answered(tmp_path, monkeypatch, "while True:\n    update(*data[:8])\n")
+    assert found.verdict == "likely fits"
+    assert "what comes after 60 updates" in found.unsure[0]
+
+
+def test_arrays_that_are_no_tensors_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    body = "import numpy\nrows = numpy.ones((2000, 1000))\nfor _ in range(2):\n    update(*data[:8])\n"
+    watched = followed(tmp_path, monkeypatch, body)
+    assert watched.loading.arrays[0] == pytest.approx(16_000_000, rel=0.1)
+    assert "numpy" in watched.imports
+
+
+def test_files_of_the_user_stay_as_they_were(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "log.txt").write_text("before")
+    body = """
+import os, shutil
+open("log.txt", "a").write("after")
+assert open("log.txt").read() == "beforeafter"
+os.remove("log.txt")
+shutil.rmtree(".")
+update(*data[:8])
+torch.save(model.state_dict(), "kept.pt")
+model.load_state_dict(torch.load("kept.pt"))
+update(*data[:8])
+"""
+    followed(tmp_path, monkeypatch, body)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["log.txt", "train.py"]
+    assert (tmp_path / "log.txt").read_text() == "before"
