@@ -84,7 +84,7 @@ def test_the_changelog_has_the_present_version() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", [ROOT / "README.md", DOCS / "guide.md"], ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [PAGES[0], DOCS / "guide.md", DOCS / "guide-tune.md"], ids=lambda page: page.name)
 def test_every_documented_command_and_program_runs(page: Path, tmp_path: Path, warm_python: WarmPython) -> None:
     """In order, in one empty folder; a program that begins with `# name.py` is saved under that name instead."""
 

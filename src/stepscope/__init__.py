@@ -34,6 +34,7 @@ _PUBLIC = {
     "schedule": "stepscope.record.settings",
     "study": "stepscope.api.study",
     "text": "stepscope.api.reading",
+    "tune": "stepscope.api.tune",
     "view": "stepscope.api.reading",
     "workload_facts": "stepscope.api.workloads",
 }
@@ -79,6 +80,7 @@ __all__ = [
     "study",
     "suite",
     "text",
+    "tune",
     "view",
     "workload_facts",
     "workloads",
@@ -107,6 +109,7 @@ if TYPE_CHECKING:
     from stepscope.api.reading import view as view
     from stepscope.api.study import study as study
     from stepscope.api.training import measure as measure
+    from stepscope.api.tune import tune as tune
     from stepscope.api.workloads import fit_script as fit_script
     from stepscope.api.workloads import fit_workload as fit_workload
     from stepscope.api.workloads import workload_facts as workload_facts

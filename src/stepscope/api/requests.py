@@ -54,6 +54,7 @@ class RunRequest(Request):
     record_memory: str = option(
         "auto", "Profiled steps whose allocations are recorded: auto (one or two), all or off."
     )  # fmt: skip
+    with_: Path | None = option(None, "Train with the configuration that `stepscope tune --apply FILE` wrote.")
     malloc: str = option(
         "default", "C allocator: default, pinned (glibc's mmap threshold: smaller, slower) or tcmalloc."
     )

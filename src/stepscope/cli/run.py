@@ -21,6 +21,7 @@ from stepscope.request import parameters
 
 if TYPE_CHECKING:
     from stepscope.experiments.single_run import UntilResolved
+    from stepscope.experiments.tune.config import Config
     from stepscope.record.settings import Settings
 
 CONTEXT = {"ignore_unknown_options": False, "allow_interspersed_args": True}
@@ -39,15 +40,50 @@ def _run(
     if not of_a_script:
         workloads.refuse_unknown(request.target)  # before anything heavy is imported
 
-    from stepscope.experiments.single_run import parse_metering
+    from stepscope.experiments.tune.applied import TO_SCRIPTS, note_of
     from stepscope.record import allocators
     from stepscope.record.ceilings import write_ceilings
     from stepscope.record.empty_process import write_empty_process_bytes
-    from stepscope.record.settings import Settings
+    from stepscope.runfolder import RunWriter
     from stepscope.simulate.simulation import sensor_root
 
+    config = _config(request)
     (allocators.check if of_a_script else allocators.use)(request.malloc)
-    settings = Settings(
+    settings = _settings(request)
+    _refuse_logs_without_a_folder(request.meter_csv)
+    board = request.simulate
+    with (
+        sensor_root(None if of_a_script else board, settings.root) as place,
+        _live_view(live, request.out, of_a_script),
+    ):
+        settings = replace(settings, root=place.root, metering=replace(settings.metering, simulated=board))
+        if of_a_script:
+            settings = replace(settings, prepare=None if config is None else (TO_SCRIPTS, str(request.with_)))
+            _refuse_for_a_script(request)
+            path, code = _script(request, settings)
+        else:
+            _set_threads(request.threads)
+            path, code = _workload(request, settings, quiet or live, config)
+        place.runs.append(path)
+    if config is not None:
+        RunWriter.attach(path).update(configuration=note_of(config, str(request.with_)))
+    if code == 0 and request.record_memory != "off":
+        write_empty_process_bytes(path, lambda said: sys.stderr.write(f"{said}\n"))
+    write_ceilings(path, lambda said: sys.stderr.write(f"{said}\n"), request.ceilings and code == 0)
+    _pack(path)
+    _report(path, request.meter_csv, quiet, html, of_a_script)
+    raise typer.Exit(_exit_code(code, of_a_script))
+
+
+run = command_of(RunRequest, _run, "run")
+
+
+def _settings(request: RunRequest) -> Settings:
+    """Return the settings of the recording, but for the sensors of a simulated board."""
+    from stepscope.experiments.single_run import parse_metering
+    from stepscope.record.settings import Settings
+
+    return Settings(
         out=request.out,
         record=request.record,
         memory=request.record_memory,
@@ -59,29 +95,6 @@ def _run(
             request.plug, request.meter_command, request.power_model, request.characterise, request.dither
         ),
     )
-    _refuse_logs_without_a_folder(request.meter_csv)
-    board = request.simulate
-    with (
-        sensor_root(None if of_a_script else board, settings.root) as place,
-        _live_view(live, request.out, of_a_script),
-    ):
-        settings = replace(settings, root=place.root, metering=replace(settings.metering, simulated=board))
-        if of_a_script:
-            _refuse_for_a_script(request)
-            path, code = _script(request, settings)
-        else:
-            _set_threads(request.threads)
-            path, code = _workload(request, settings, quiet or live)
-        place.runs.append(path)
-    if code == 0 and request.record_memory != "off":
-        write_empty_process_bytes(path, lambda said: sys.stderr.write(f"{said}\n"))
-    write_ceilings(path, lambda said: sys.stderr.write(f"{said}\n"), request.ceilings and code == 0)
-    _pack(path)
-    _report(path, request.meter_csv, quiet, html, of_a_script)
-    raise typer.Exit(_exit_code(code, of_a_script))
-
-
-run = command_of(RunRequest, _run, "run")
 
 
 def _exit_code(code: int, of_a_script: bool) -> int:
@@ -139,7 +152,19 @@ def _pack(path: Path) -> None:
         sys.stderr.write(f"the run could not be packed into Parquet, and is whole without: {error}\n")
 
 
-def _workload(request: RunRequest, settings: Settings, quiet: bool) -> tuple[Path, int]:
+def _config(request: RunRequest) -> Config | None:
+    """Return the configuration to train with; this process starts anew where its environment is another."""
+    if request.with_ is None:
+        return None
+    from stepscope.experiments.tune.applied import restart_with
+    from stepscope.experiments.tune.config import read_config
+
+    config = read_config(request.with_)
+    restart_with(config)
+    return config
+
+
+def _workload(request: RunRequest, settings: Settings, quiet: bool, config: Config | None) -> tuple[Path, int]:
     from stepscope import workloads
     from stepscope.experiments.single_run import MOST
     from stepscope.record.train import train_workload
@@ -147,6 +172,10 @@ def _workload(request: RunRequest, settings: Settings, quiet: bool) -> tuple[Pat
     if request.arguments:
         raise UsageError(f"a workload takes no arguments of its own: {' '.join(request.arguments)}")
     workload = workloads.find(request.target)
+    if config is not None:
+        from stepscope.experiments.tune.applied import configured
+
+        workload = configured(workload, config)
     steps = request.steps or (100 if request.until_resolved is None else MOST)
     with (
         progress_bar(workload.name, steps, quiet) as advance,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
@@ -27,8 +28,9 @@ if TYPE_CHECKING:
 class Scope:
     """The handle that `profile` gives: `step()` after each optimizer update, `run` once closed."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, trained: Sequence[Any] = ()) -> None:
         self._session = session
+        self._trained = [weakref.ref(each) for each in trained]  # models and optimizers, which belong to the training
 
     @property
     def path(self) -> Path:
@@ -53,6 +55,22 @@ class Scope:
     def resume(self) -> None:
         """The next step begins now."""
         self._session.resume()
+
+    def tune(self, step: Callable[[Any], Any], batches: Iterable[Any], **settings: Any) -> Any:
+        """Try changes on steps made here and now, as `stepscope.tune`; everything is put back, and nothing is recorded.
+
+        step makes one step of a batch. model and optimizer: those that `profile` was given, unless named here.
+        """
+        alive = [each for each in (reference() for reference in self._trained) if each is not None]
+        models = [each for each in alive if isinstance(each, nn.Module)]
+        optimizers = [each for each in alive if not isinstance(each, nn.Module)]
+        known = {"model": models, "optimizer": optimizers, "out": self.path / "tune"}
+        self.pause()
+        try:
+            with self._session._boundary.deaf():
+                return stepscope.tune(step, batches, **{**known, **settings})
+        finally:
+            self.resume()
 
     def inside(self, module: nn.Module) -> AbstractContextManager[Any]:
         """A range that counts as a call of this module, where a function of it is called instead: forward, its loss."""
@@ -115,6 +133,7 @@ class profile:  # noqa: N801 - reads as torch.profiler.profile does
         if steps not in ("calls", "optimizer"):
             raise UsageError(f"steps='{steps}' is not known", "choose 'calls' or 'optimizer'")
         self._models = model
+        self._trained = [*_listed(model), *_listed(optimizer)]
         workload = {"optimizer": type(optimizer).__name__} if optimizer is not None else {}
         self._settings = Settings(
             out=out,
@@ -140,7 +159,8 @@ class profile:  # noqa: N801 - reads as torch.profiler.profile does
         self._session = Session(self._settings)
         models, self._models = self._models, None  # the training's alone from here on: it may let go of them
         self._session.start(models)
-        return Scope(self._session)
+        trained, self._trained = self._trained, []
+        return Scope(self._session, trained)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -150,3 +170,12 @@ class profile:  # noqa: N801 - reads as torch.profiler.profile does
             if self._session.steps == 0 and error is None:
                 why = self._session.why_no_steps()
                 warnings.warn(f"stepscope recorded no training step: {why}", RuntimeWarning, stacklevel=2)
+
+
+def _listed(given: Any) -> list[Any]:
+    """Return the models or optimizers that were given: one, a list, or a dictionary of names."""
+    if given is None:
+        return []
+    if isinstance(given, dict):
+        return list(given.values())
+    return list(given) if isinstance(given, (list, tuple)) else [given]

@@ -71,6 +71,7 @@ def run_script(
         root=settings.root,
         simulate=settings.metering.simulated,
         module=as_module,
+        prepare=settings.prepare,
     )
     code = _trained(orders, target, arguments, settings, writer, malloc)
     _close(writer, code)

@@ -40,6 +40,7 @@ class Settings:
     sampler: bool = True  # False: another process samples this one
     metering: Metering = field(default_factory=Metering)
     facts: dict[str, Any] = field(default_factory=dict)  # what run.json says of the workload
+    prepare: tuple[str, str] | None = None  # of a script: "module:function" to call in its process, and the argument
     flops: Mapping[str, tuple[int, int]] = field(default_factory=dict)  # forward and backward per sample, by module
 
 

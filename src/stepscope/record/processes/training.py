@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
+import importlib
 import json
 import os
 import runpy
@@ -65,6 +66,9 @@ class Recording:
         root, simulated = orders.root, orders.simulate
         if simulated is not None:
             root = _simulated(simulated, orders)
+        if orders.prepare is not None:
+            module, _, function = orders.prepare[0].partition(":")
+            getattr(importlib.import_module(module), function)(orders.prepare[1])
         settings = Settings(
             out=Path(orders.run).parent,
             name=orders.name,
@@ -270,6 +274,7 @@ class Orders:
     root: str | None = None
     simulate: str | None = None  # a board that is simulated beside the script's own process
     module: bool = False  # the target is a module, as with `python -m`
+    prepare: tuple[str, str] | None = None  # "module:function" to call once torch is there, and its argument
     go: int | None = None  # the descriptor that says when the sampler is ready
 
     def to_json(self) -> str:

@@ -1,0 +1,190 @@
+"""`stepscope.tune`: try changes on a training and measure each; the command `stepscope tune` asks through it."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stepscope.errors import UnknownName, UsageError
+from stepscope.experiments.tune.request import GOALS, TuneRequest
+
+if TYPE_CHECKING:
+    from stepscope.analysis.results import Findings
+    from stepscope.experiments.tune.changes import Change
+    from stepscope.experiments.tune.tuning import PlaceLike, Tuning
+
+_FIXED = 8  # batches of a loop that are kept for the experiment
+Tell = Callable[[str, float], None]
+
+
+def tune(
+    training: str | TuneRequest | Callable[[Any], Any],
+    batches: Iterable[Any] = (),
+    /,
+    *,
+    model: Any = None,
+    optimizer: Any = None,
+    others: Sequence[Any] = (),
+    out: str | Path | None = None,
+    progress: bool = False,
+    **settings: Any,
+) -> Findings:
+    """Try changes on a training and measure each in pairs against it as it is; the findings: answer, tables, notes.
+
+    training: the name of a workload, the path of a script, a request, or a function that makes one step of a batch and
+    may return its loss. settings: the options of `stepscope tune` (`minutes=3`, `for_="memory"`, `only=`, `not_=`).
+
+    Of a function: `batches` are a data loader, whose workers are tried as well, or a list of batches; `model` and
+    `optimizer` are those that it trains (or lists of them), and `others` what else it changes: schedulers, a gradient
+    scaler, generators. All that is put back bit by bit after every block, so that the training goes on as if nothing
+    had been tried. Only changes that a running process can make are tried.
+
+    Raises UnknownName for a workload or change that is not there, and UsageError for what cannot be tuned.
+    """
+    if callable(training):
+        return _tune_step(training, batches, _targets(model, optimizer), tuple(others), out, progress, settings)
+    request = (
+        TuneRequest.from_settings({"target": training, **settings}, "tune") if isinstance(training, str) else training
+    )
+    findings, _ = answer(request, tune_path(request, None if out is None else Path(out)), progress)
+    return findings
+
+
+def answer(request: TuneRequest, folder: Path, progress: bool) -> tuple[Findings, Tuning]:
+    """Tune a workload or script in a folder, with findings.json, figures and page.html."""
+    from stepscope import workloads
+    from stepscope.experiments.tune.place import Place, ScriptPlace
+
+    orders = request.orders()
+    if request.of_a_script and not Path(request.target).is_file():
+        raise UsageError(f"there is no script '{request.target}'", "give the path of a Python file, or a workload")
+    if not request.of_a_script:
+        workloads.refuse_unknown(request.target)
+    count = itertools.count()
+    kind = ScriptPlace if request.of_a_script else Place
+
+    def open_place(changes: Sequence[Change], facts: Mapping[str, Any]) -> PlaceLike:
+        environment = {name: value for change in changes for name, value in change.environment.items()}
+        log = folder / "runs" / f"{next(count)}.txt"
+        return kind({**orders, "facts": dict(facts)}, log, environment, [change.name for change in changes])
+
+    return _answer(request, open_place, folder, progress, apart=True)
+
+
+def tune_path(request: TuneRequest, out: Path | None) -> Path:
+    """The folder of an experiment: the one given, else studies/<UTC time>-tune-<subject>."""
+    name = re.sub(r"[^A-Za-z0-9._-]+", "_", request.subject)
+    return out or Path("studies") / f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-tune-{name}"
+
+
+def _answer(
+    request: TuneRequest,
+    open_place: Callable[[Sequence[Change], Mapping[str, Any]], PlaceLike],
+    folder: Path,
+    progress: bool,
+    apart: bool,
+) -> tuple[Findings, Tuning]:
+    from stepscope.experiments.engine.facts import device_name, versions
+    from stepscope.experiments.engine.folder import StudyFolder
+    from stepscope.experiments.tune.judge import judge
+    from stepscope.experiments.tune.tuning import Desk, Rules, Tuning
+    from stepscope.report.charts.tuning import tuning_charts
+    from stepscope.report.html import write_text
+    from stepscope.report.study_results import render, save_figures
+
+    kept = StudyFolder(folder, "tune", {name: value for name, value in request.to_dict().items() if name != "minutes"})
+    rules = Rules(60 * request.minutes, request.for_, request.only, request.not_)
+    with kept.locked(), _progress(progress) as tell:
+        tuning = Tuning(open_place, rules, Desk(kept.keep, kept.results(), tell), apart=apart)
+        tuning.run()
+    findings = replace(
+        judge(
+            tuning,
+            f"What makes {request.subject} faster" if request.for_ == "time" else f"Changes to {request.subject}",
+        ),
+        study="tune",
+        settings=request.to_dict(),
+        device=device_name(),
+        versions=versions(),
+        command=request.command_line("stepscope", "tune", out=folder),
+    )
+    kept.conclude(findings)
+    charts = tuning_charts(findings.frames)
+    save_figures(charts, folder / "figures", findings.title, ("png", "svg", "pdf"))
+    write_text(folder / "page.html", render(findings, charts))
+    return findings, tuning
+
+
+def _targets(model: Any, optimizer: Any) -> Any:
+    """Return the models and optimizers of a step; UsageError where it could not be put back."""
+    from stepscope.experiments.tune.subject import Targets
+
+    models = tuple(model) if isinstance(model, (list, tuple)) else () if model is None else (model,)
+    optimizers = tuple(optimizer) if isinstance(optimizer, (list, tuple)) else () if optimizer is None else (optimizer,)
+    if not models or not optimizers:
+        raise UsageError(
+            "which model and optimizer does the step train?",
+            "stepscope.tune(step, batches, model=model, optimizer=optimizer): they are put back after each block",
+        )
+    return Targets(models, optimizers)
+
+
+def _tune_step(
+    step: Callable[[Any], Any],
+    batches: Iterable[Any],
+    targets: Any,
+    others: tuple[Any, ...],
+    out: str | Path | None,
+    progress: bool,
+    settings: Mapping[str, Any],
+) -> Findings:
+    from stepscope.experiments.tune.in_loop import LoopPlace, loop_bench
+
+    known = {"minutes", "for_", "only", "not_"}
+    unknown = [name for name in settings if name not in known]
+    if unknown:
+        raise UnknownName("setting of a tuned loop", unknown[0], known)
+    name = getattr(step, "__name__", "loop")
+    request = TuneRequest.from_settings({"target": name, **settings}, "tune")
+    if request.for_ not in GOALS[:1] and request.for_ != "memory":
+        raise UsageError("energy is not measured within a loop", "stepscope tune SCRIPT --for energy")
+    bench = loop_bench(step, batches, targets, others, _FIXED)
+    place = LoopPlace(bench)
+    folder = tune_path(request, None if out is None else Path(out))
+    findings, tuning = _answer(request, lambda changes, facts: place, folder, progress, apart=False)
+    if tuning.interrupted:
+        raise KeyboardInterrupt
+    return findings
+
+
+@contextmanager
+def _progress(wanted: bool) -> Iterator[Tell]:
+    """A line on stderr that says what is tried and how much of the time is used; drawn at most twice a second."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+    console = Console(stderr=True, highlight=False)
+    if not wanted:
+        yield lambda what, share: None
+        return
+    if not console.is_terminal:
+        last = [""]
+
+        def say(what: str, share: float) -> None:
+            if what != last[0] and (share >= 0.68 or not last[0]):
+                sys.stderr.write(f"{100 * share:3.0f} % {what}\n")
+            last[0] = what
+
+        yield say
+        return
+    columns = (BarColumn(), TaskProgressColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, console=console, refresh_per_second=2, transient=True) as bar:
+        task = bar.add_task("", total=1.0)
+        yield lambda what, share: bar.update(task, description=what, completed=min(1.0, share))

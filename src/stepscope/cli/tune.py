@@ -1,0 +1,68 @@
+"""Try changes on a training, and measure what makes it faster, cooler or smaller."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from stepscope.cli._options import command_of
+from stepscope.experiments.tune.request import TuneRequest
+
+if TYPE_CHECKING:
+    from stepscope.experiments.tune.tuning import Tuning
+
+CONTEXT = {"ignore_unknown_options": False, "allow_interspersed_args": True}
+_INTERRUPTED = 130
+_PAGE_WIDTH = 160  # columns, where nobody has a terminal
+
+
+def _tune(
+    request: TuneRequest,
+    apply: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write the best configuration: FILE.toml for `stepscope run --with`, or FILE.env for a shell."
+        ),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the result. Default: studies/<time>-tune-<name>.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no tables.")] = False,
+) -> None:
+    """Tune, print the findings, and write the best configuration where it is wanted."""
+    from stepscope.api.tune import answer, tune_path
+
+    folder = tune_path(request, out)
+    findings, tuning = answer(request, folder, progress=not quiet)
+    if json:
+        typer.echo(findings.to_json(), nl=False)
+    elif not quiet:
+        from rich.console import Console
+
+        from stepscope.report.study_results import text
+
+        width = None if sys.stdout.isatty() else _PAGE_WIDTH
+        Console(highlight=False, width=width).print(*text(findings), sep="\n")
+    sys.stderr.write(f"page and figures: {folder / 'page.html'}\n")
+    if tuning.interrupted:
+        sys.stderr.write(f"interrupted; go on with: {findings.command}\n")
+        raise typer.Exit(_INTERRUPTED)
+    if apply is not None:
+        _write_config(apply, tuning, request)
+
+
+def _write_config(path: Path, tuning: Tuning, request: TuneRequest) -> None:
+    from stepscope.experiments.tune.config import write_config
+
+    best = tuning.best()
+    changes = [] if best is None else [tuning.known[name] for name in best.changes]
+    command = request.command_line("stepscope", "tune")
+    write_config(path, changes, tuning.facts, f"Written by {command}")
+    what = "nothing helps: the file changes nothing" if best is None else best.name
+    use = f"stepscope run {request.target} --with {path}" if path.suffix != ".env" else f". {path}"
+    sys.stderr.write(f"{path}: {what}; use it with: {use}\n")
+
+
+tune = command_of(TuneRequest, _tune, "tune")

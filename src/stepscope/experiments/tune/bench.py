@@ -1,0 +1,203 @@
+"""Runs blocks of real steps as they are or with changes, and puts the state of the training back after each."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from stepscope.clock import monotonic_ns
+from stepscope.experiments.tune.changes import Change, offered, switched
+from stepscope.experiments.tune.subject import Observer, State, Targets, facts_of, observed
+
+
+@dataclass(frozen=True)
+class Block:
+    """A block of timed steps: the time of each, s (of an accelerator, their mean); begin and end, monotonic ns."""
+
+    seconds: tuple[float, ...]
+    t0_ns: int
+    t1_ns: int
+    losses: tuple[float, ...] = ()
+    ended: bool = False  # the training ended within it
+
+    @property
+    def mean_s(self) -> float:
+        return sum(self.seconds) / len(self.seconds)
+
+
+class Bench:
+    """A training in this process. step(batch): one step of it, which may return its loss.
+
+    source: batches without end for timed steps, by the arguments of a data loader; fixed: batches in which losses are
+    compared. restored: whether the state is put back after every block (a training that goes on), or only where losses
+    are compared (a process that is there for tuning).
+    """
+
+    def __init__(
+        self,
+        step: Callable[[Any], Any],
+        targets: Targets,
+        source: Callable[[Mapping[str, Any]], Iterator[Any]],
+        fixed: Sequence[Any],
+        *,
+        others: tuple[Any, ...] = (),
+        restored: bool = True,
+        divisible: bool = False,
+        batch: int | None = None,
+    ) -> None:
+        self._step, self._targets, self._source, self._fixed = step, targets, source, list(fixed)
+        self._others, self._restored = others, restored
+        self._batches: dict[tuple[tuple[str, Any], ...], Iterator[Any]] = {}
+        self._divisible, self._size = divisible, batch
+        self._known: dict[str, Change] = {}
+        self._seen = self._observe()
+        if not targets.called:
+            targets.called = tuple(self._seen.called_modules.values())
+
+    def facts(self) -> dict[str, Any]:
+        """Return what says which changes apply, and how long a step takes, s."""
+        known = facts_of(self._targets, self._seen, self._size, self._divisible)
+        known |= {"step_s": self._step_s, "data_share": self._data_share}
+        if not self._known:
+            self.use(known)
+        return known
+
+    def use(self, facts: Mapping[str, Any]) -> None:
+        """Take these facts for the changes: those of another process, whose environment is the training's own."""
+        self._known = offered(facts)
+
+    def find(self, names: Sequence[str]) -> list[Change]:
+        """Return the changes of these names."""
+        if not self._known:
+            self.facts()
+        return [self._known[name] for name in names]
+
+    def block(self, names: Sequence[str], warmup: int, steps: int) -> Block:
+        """Make so many timed steps with the changes, after some that are not timed."""
+        changes = self.find(names)
+        state = State(self._targets, self._others) if self._restored else None
+        batches = self._batches_for(changes)
+        try:
+            with switched(changes, self._targets):
+                for batch in itertools.islice(batches, warmup):
+                    self._step(batch)
+                return self._timed(batches, steps)
+        finally:
+            if state is not None:
+                state.put_back()
+
+    def losses(self, names: Sequence[str], steps: int) -> list[float]:
+        """Return the losses of steps on the fixed batches; the state is put back. Empty where the step returns none."""
+        state = State(self._targets, self._others)
+        found: list[float] = []
+        try:
+            with switched(self.find(names), self._targets):
+                for batch in itertools.islice(itertools.cycle(self._fixed), steps):
+                    loss = _number(self._step(batch))
+                    if loss is None:
+                        return []
+                    found.append(loss)
+        finally:
+            state.put_back()
+        return found
+
+    def memory(self, names: Sequence[str]) -> int | None:
+        """Return the memory that a step adds at its peak to what was live at its start, B; null where unknown."""
+        state = State(self._targets, self._others)
+        try:
+            with switched(self.find(names), self._targets):
+                self._step(self._fixed[0])
+                return peak_of(lambda: self._step(self._fixed[0]))
+        finally:
+            state.put_back()
+
+    def _timed(self, batches: Iterator[Any], steps: int) -> Block:
+        ends: list[int] = []
+        last: Any = None
+        _wait()
+        began_ns = monotonic_ns()
+        for batch in itertools.islice(batches, steps):
+            last = self._step(batch)
+            ends.append(monotonic_ns())
+        if _wait():
+            ended_ns = monotonic_ns()
+            each = (ended_ns - began_ns) / 1e9 / max(1, len(ends))
+            return Block((each,) * len(ends), began_ns, ended_ns)
+        seconds = tuple((after - before) / 1e9 for before, after in itertools.pairwise([began_ns, *ends]))
+        loss = _number(last)
+        return Block(seconds, began_ns, ends[-1], () if loss is None else (loss,))
+
+    def _batches_for(self, changes: Sequence[Change]) -> Iterator[Any]:
+        arguments = {name: value for change in changes for name, value in change.loader.items()}
+        key = tuple(sorted(arguments.items()))
+        if key not in self._batches:
+            self._batches[key] = iter(self._source(arguments))
+        return self._batches[key]
+
+    def _observe(self) -> Observer:
+        """Two steps on the fixed batches, and a batch of the source: the state is put back."""
+        state = State(self._targets, self._others)
+
+        def act() -> None:
+            batches = self._batches_for(())
+            next(batches)
+            self._step(self._fixed[0])
+            began_ns = monotonic_ns()
+            next(batches)
+            loaded_ns = monotonic_ns()
+            self._step(self._fixed[0])
+            _wait()
+            ended_ns = monotonic_ns()
+            self._step_s = (ended_ns - began_ns) / 1e9
+            self._data_share = (loaded_ns - began_ns) / (ended_ns - began_ns)
+
+        try:
+            return observed(act)
+        finally:
+            state.put_back()
+
+
+def peak_of(action: Callable[[], Any]) -> int | None:
+    """Return the most memory that was live while it ran beyond what was live before, B; null where nothing tells."""
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.synchronize()
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        action()
+        torch.cuda.synchronize()
+        return torch.cuda.max_memory_allocated() - before
+    from stepscope.record.torch_private import without_usdt_lines
+
+    with (
+        without_usdt_lines(),
+        torch.profiler.profile(
+            activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True, acc_events=True
+        ) as profiler,
+    ):
+        action()
+    results = getattr(profiler.profiler, "kineto_results", None)
+    if results is None:
+        return None
+    events = sorted(
+        ((event.start_ns(), event.nbytes()) for event in results.events() if event.name() == "[memory]"),
+        key=lambda event: event[0],
+    )
+    return max(itertools.accumulate((int(size) for _, size in events), initial=0))
+
+
+def _number(value: Any) -> float | None:
+    if isinstance(value, torch.Tensor):
+        return float(value.detach()) if value.numel() == 1 else None
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+
+
+def _wait() -> bool:
+    """Wait for the accelerator; return whether there is one in use."""
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.synchronize()
+        return True
+    return False

@@ -1,0 +1,95 @@
+"""The changes that `stepscope tune` tries: a file a topic, and this folder is their registry.
+
+A file has a function `changes(facts)` which yields every change of its topic, with the reason where one does not apply
+to this training on this machine. `facts` is plain data of the training and the machine (`subject.facts_of`), so that
+what applies is known without torch. A change that is made while a training goes on has a `switch`, which makes it and
+takes it back; one that a process must begin with has an environment, a switch at its start, or both.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import pkgutil
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from stepscope.errors import UnknownName
+
+if TYPE_CHECKING:
+    from stepscope.experiments.tune.subject import Targets
+
+Facts = Mapping[str, Any]
+Switch = Callable[["Targets"], AbstractContextManager[None]]
+
+
+@dataclass(frozen=True)
+class Change:
+    """One change of a training.
+
+    group: changes of one group exclude each other. code: what to paste, or the line to start with. risk: what may
+    differ in the result, "" where nothing does. at_start: needs a process of its own, with this environment.
+    loader: arguments of the data loader. goal: what it is for, time or memory. refused: why it does not apply here.
+    by_name: tried only where it is named, because it changes the model or takes long.
+    """
+
+    name: str
+    title: str
+    group: str
+    code: str
+    risk: str = ""
+    switch: Switch | None = None
+    at_start: bool = False
+    environment: Mapping[str, str] = field(default_factory=dict)
+    loader: Mapping[str, Any] = field(default_factory=dict)
+    goal: str = "time"
+    refused: str = ""
+    by_name: bool = False
+
+
+def offered(facts: Facts) -> dict[str, Change]:
+    """Return every change by its name, those that do not apply with their reason."""
+    topics = sorted(module.name for module in pkgutil.iter_modules(__path__))
+    found: dict[str, Change] = {}
+    for topic in topics:
+        for change in importlib.import_module(f"{__name__}.{topic}").changes(facts):
+            found[change.name] = change
+    return found
+
+
+def wanted(known: Iterable[Change], goal: str, only: Sequence[str], without: Sequence[str]) -> list[Change]:
+    """Return the changes to try for a goal: all that apply, or those that are named, by name, group or goal.
+
+    UnknownName for a name that is neither.
+    """
+    every = list(known)
+    names = {name for change in every for name in _names(change)}
+    for name in (*only, *without):
+        if name not in names:
+            raise UnknownName("change", name, sorted(names))
+
+    def chosen(change: Change) -> bool:
+        if _names(change) & set(without):
+            return False
+        if only:
+            return bool(_names(change) & set(only))
+        return not change.by_name and (change.goal != "memory" or goal == "memory")
+
+    return [change for change in every if chosen(change)]
+
+
+def _names(change: Change) -> set[str]:
+    """Return by what a change is named: its name, its group, its goal."""
+    return {change.name, change.group, change.goal}
+
+
+@contextlib.contextmanager
+def switched(changes: Iterable[Change], targets: Targets) -> Iterator[None]:
+    """Make the changes, and take them back in reverse."""
+    with contextlib.ExitStack() as stack:
+        for change in changes:
+            if change.switch is not None:
+                stack.enter_context(change.switch(targets))
+        yield

@@ -1,0 +1,230 @@
+"""The answer of an experiment: what helps, by how much, what does not, and what to paste."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from stepscope.analysis.results import Findings, ResultTable, Value
+from stepscope.experiments.tune.changes import Change
+from stepscope.experiments.tune.tuning import AS_IS, FINAL, LEAST_GAIN, MOST_DRIFT, Arm, Tuning, tie_groups
+from stepscope.units import number
+
+if TYPE_CHECKING:
+    import polars as pl
+
+GOAL_NOUN = {"time": "step time", "energy": "energy of a step", "memory": "memory"}
+_MEANINGS = {
+    "rank": "by what was to improve; changes whose CIs overlap share a rank",
+    "gain %": "less time a step than as is; below 0 it is slower",
+    "memory %": "of what a step adds at its peak; with (process) of the whole process at its peak",
+    "loss drift %": "mean loss of the same steps from the same state, against as is",
+    "pairs": "pairs of blocks, as is and changed; with x N in so many couples of processes",
+}
+
+
+def judge(tuning: Tuning, title: str) -> Findings:
+    """Return the findings of an experiment, also of one that was interrupted."""
+    arms, known, memory = tuning.arms, tuning.known, tuning.rules.goal == "memory"
+    measured = [arm for arm in arms.values() if arm.status == "measured" and arm.name != FINAL and arm.pairs]
+    helping = [arm for arm in tuning.winners() if arm in measured]
+    combined = [arm for arm in measured if len(arm.changes) > 1]
+    helps = [*[arm for arm in combined if arm.over], *helping]
+    best = tuning.best()
+    ranks = {arm.name: place for place, arm in enumerate(helps, 1)} if memory else tie_groups(helps)
+    helps.sort(key=lambda arm: ranks[arm.name])
+    final = arms.get(FINAL)
+    rows = [_row(arm, ranks[arm.name]) for arm in helps]
+    tables = [
+        ResultTable("helps", "What helps", _COLUMNS, tuple(rows), _legend(helps, ranks), _MEANINGS),
+        *_final_table(final),
+        *_code_table(best, known),
+        _useless_table([arm for arm in measured if arm not in helps]),
+        _untried_table(arms, known),
+    ]
+    return Findings(
+        title=title,
+        answer=_answer(tuning, best, final, helps),
+        tables=tuple(table for table in tables if table.rows),
+        notes=tuple(_notes(tuning, best)),
+        frames=_frames(measured, final, helps),
+    )
+
+
+_COLUMNS = (
+    "rank", "change", "as is ms", "step ms", "gain %", "low %", "high %", "memory %", "loss drift %", "pairs",
+)  # fmt: skip
+
+
+def _row(arm: Arm, rank: int | None) -> tuple[Value, ...]:
+    gain, low, high = _gains(arm)
+    as_is = _median(arm.as_is_s)
+    ratio = 1 - gain / 100 if gain is not None else None
+    return (
+        rank, arm.name, None if as_is is None else 1e3 * as_is,
+        None if as_is is None or ratio is None else 1e3 * as_is * ratio, gain, low, high,
+        _memory(arm), _drift(arm), _pairs(arm),
+    )  # fmt: skip
+
+
+def _drift(arm: Arm) -> str | None:
+    if arm.drift is None:
+        return None
+    return "none" if arm.losses == arm.as_is_losses else f"{100 * arm.drift:+.3f}"
+
+
+def _gains(arm: Arm) -> tuple[float | None, float | None, float | None]:
+    """Return the gain in time with its bounds, %."""
+    ratio, low, high = arm.interval()
+    return tuple(None if math.isnan(value) else 100 * (1 - value) for value in (ratio, high, low))  # type: ignore[return-value]
+
+
+def _memory(arm: Arm) -> Value:
+    if not arm.memory_bytes or not arm.as_is_bytes:
+        return None
+    change = 100 * (arm.memory_bytes / arm.as_is_bytes - 1)
+    return f"{change:+.1f} (process)" if arm.of_process else f"{change:+.1f}"
+
+
+def _pairs(arm: Arm) -> str:
+    couples = len({couple for _, couple in arm.pairs})
+    return f"{len(arm.pairs)} x {couples}" if arm.of_process else str(len(arm.pairs))
+
+
+def _median(values: Sequence[float]) -> float | None:
+    ordered = sorted(values)
+    return ordered[len(ordered) // 2] if ordered else None
+
+
+def _legend(helps: Sequence[Arm], ranks: Mapping[str, int]) -> str:
+    tied = len(set(ranks.values())) < len(helps)
+    same = " Changes of one rank are a tie: their CIs overlap." if tied else ""
+    return f"Gain: less time a step, with its 95 % CI.{same}"
+
+
+def _final_table(final: Arm | None) -> list[ResultTable]:
+    if final is None or final.status != "measured":
+        return []
+    row = _row(final, None)[1:]
+    where = "in processes of their own" if final.of_process else "in this process"
+    title = "As is against the best configuration"
+    return [
+        ResultTable("final", title, _COLUMNS[1:], ((" + ".join(final.changes), *row[1:]),), f"Measured anew {where}.")
+    ]
+
+
+def _code_table(best: Arm | None, known: Mapping[str, Change]) -> list[ResultTable]:
+    if best is None:
+        return []
+    rows = tuple((name, known[name].code, known[name].risk or "nothing") for name in best.changes if name in known)
+    return [ResultTable("code", "To paste", ("change", "code or line to start with", "may differ"), rows)]
+
+
+def _useless_table(arms: Sequence[Arm]) -> ResultTable:
+    def verdict(arm: Arm) -> str:
+        _, low, high = arm.interval()
+        if arm.reason:
+            return arm.reason
+        if low > 1:
+            return "slower"
+        if high - low > 0.1 or math.isnan(high):
+            return "cannot tell: more minutes would"
+        return "no gain" if low > 1 - 2 * LEAST_GAIN else "no gain that is sure"
+
+    rows = sorted(
+        ((arm.name, *_gains(arm), verdict(arm), _pairs(arm)) for arm in arms), key=lambda row: -(row[1] or -math.inf)
+    )
+    columns = ("change", "gain %", "low %", "high %", "verdict", "pairs")
+    return ResultTable("no-gain", "What did not help", columns, tuple(rows), meanings=_MEANINGS)
+
+
+def _untried_table(arms: Mapping[str, Arm], known: Mapping[str, Change]) -> ResultTable:
+    rows = [(arm.name, known[arm.name].title if arm.name in known else "", arm.reason) for arm in arms.values()
+            if arm.status != "measured" and arm.name != FINAL]  # fmt: skip
+    return ResultTable("untried", "Not tried", ("change", "what it is", "why"), tuple(rows))
+
+
+def _answer(tuning: Tuning, best: Arm | None, final: Arm | None, helps: Sequence[Arm]) -> str:
+    if best is None:
+        tried = sum(arm.status == "measured" for arm in tuning.arms.values())
+        if not tried:
+            return "Nothing could be tried: see below why."
+        unclear = [arm.name for arm in tuning.arms.values() if arm.status == "measured" and not _clear(arm)]
+        more = f" Not clear yet: {', '.join(unclear)}; give more --minutes." if unclear else ""
+        return f"None of {tried} changes surely helps: leave the training as it is.{more}"
+    checked = final if final is not None and final.status == "measured" else None
+    arm = checked or best
+    gain, low, high = _gains(arm)
+    as_is = _median(arm.as_is_s)
+    assert gain is not None
+    assert as_is is not None
+    step = f"{number(1e3 * as_is * (1 - gain / 100))} ms a step instead of {number(1e3 * as_is)}"
+    bounds = "" if low is None or high is None else f" [{low:.1f}, {high:.1f}]"
+    less = "less" if gain >= 0 else "more"
+    said = f"{best.name}: {step}, {abs(gain):.1f} %{bounds} {less} time"
+    if tuning.rules.goal == "memory" and best.memory_bytes and best.as_is_bytes:
+        saved = 100 * (1 - best.memory_bytes / best.as_is_bytes)
+        said = f"{best.name}: {saved:.1f} % less memory a step; {step}"
+    confirmed = ", measured anew at the end." if checked else "; not checked at the end: no time was left."
+    if checked and tuning.rules.goal == "time" and (low is None or low <= 0):
+        confirmed = ", which the check at the end does not confirm: give more --minutes."
+    ranks = tie_groups(helps)
+    ties = [other.name for other in helps if other is not best and ranks[other.name] == ranks.get(best.name)]
+    tied = f" A tie with {', '.join(ties)}." if ties and tuning.rules.goal != "memory" else ""
+    return said + confirmed + tied
+
+
+def _clear(arm: Arm) -> bool:
+    _, low, high = arm.interval()
+    return not math.isnan(high) and (low > 1 - LEAST_GAIN or high < 1)
+
+
+def _notes(tuning: Tuning, best: Arm | None) -> list[str]:
+    facts = tuning.facts
+    notes = []
+    if tuning.interrupted:
+        notes.append("Interrupted: the same command with the same --out goes on.")
+    drifted = [arm.name for arm in tuning.winners() if not arm.steady]
+    if drifted:
+        notes.append(
+            f"{', '.join(drifted)}: the loss drifts by more than {100 * MOST_DRIFT:.0f} %, so it is not recommended."
+        )
+    if facts and not facts.get("losses_known", True):
+        notes.append("Losses were not compared: each block of a script has other batches.")
+    for arm in tuning.winners():
+        if arm.compile_s:
+            saved = (_median(arm.as_is_s) or 0.0) * (1 - arm.interval()[0])
+            steps = math.ceil(arm.compile_s / saved)
+            notes.append(f"Compiling took {arm.compile_s:.0f} s: it has paid after {steps:,} steps.")
+    single = [arm for arm in tuning.arms.values() if arm.of_process and arm.pairs]
+    if any(len({couple for _, couple in arm.pairs}) == 1 for arm in single):
+        notes.append("A change measured in one couple of processes may owe its gain to where the heap happened to lie.")
+    notes.append("Gains are of this training on this device, with this batch size and load.")
+    notes.append("Energy was not measured: no power sensor is read here.")
+    return notes
+
+
+def _frames(measured: Sequence[Arm], final: Arm | None, helps: Sequence[Arm]) -> dict[str, pl.DataFrame]:
+    import polars as pl
+
+    rows = []
+    ended = [final] if final is not None and final.status == "measured" else []
+    for arm in [*measured, *ended]:
+        gain, low, high = _gains(arm)
+        kind = "helps" if arm in helps else "checked at the end" if arm.name == FINAL else "does not help"
+        name = " + ".join(arm.changes) + (" (checked)" if arm.name == FINAL else "")
+        rows.append({"change": name, "gain": gain, "low": low, "high": high, "kind": kind})
+    frames = {}
+    if rows:
+        frames["gains"] = pl.DataFrame(rows).sort("gain", descending=True, nulls_last=True)
+    if ended and ended[0].losses:
+        curves = ((AS_IS, ended[0].as_is_losses), (" + ".join(ended[0].changes), ended[0].losses))
+        frames["losses"] = pl.DataFrame(
+            [
+                {"configuration": name, "step": step, "loss": loss}
+                for name, losses in curves
+                for step, loss in enumerate(losses)
+            ]
+        )
+    return frames

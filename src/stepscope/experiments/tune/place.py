@@ -1,0 +1,134 @@
+"""A process that is there for tuning: a workload, or a script of the user's, that makes steps when it is told to.
+
+Commands and answers are lines of JSON through two pipes. `Place` is the side that tells; the process runs
+`stepscope.experiments.tune.trainee`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from stepscope.clock import monotonic_ns
+from stepscope.errors import StepscopeError, UsageError
+
+_TRAINEE = "stepscope.experiments.tune.trainee"
+
+
+class PlaceEnded(StepscopeError):
+    """The process of a training ended, or gave no answer in time; the message says how."""
+
+
+class Place:
+    """A training in a process of its own, with an environment and changes that it begins with."""
+
+    def __init__(
+        self, orders: Mapping[str, Any], log: Path, environment: Mapping[str, str], at_start: Sequence[str] = ()
+    ) -> None:
+        self.at_start = tuple(at_start)
+        self._log = log
+        told, tell = os.pipe()
+        hear, heard = os.pipe()
+        text = json.dumps({**orders, "at_start": list(at_start), "parent": os.getpid(), "pipes": [told, heard]})
+        log.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with log.open("wb") as out:
+                self._child = subprocess.Popen(
+                    [sys.executable, "-m", "stepscope.experiments.tune.trainee", text],
+                    stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, pass_fds=(told, heard),
+                    env={**os.environ, **environment}, start_new_session=True,
+                )  # fmt: skip
+        except OSError:
+            os.close(tell)
+            os.close(hear)
+            raise
+        finally:
+            os.close(told)
+            os.close(heard)
+        self._tell, self._hear, self._rest = tell, hear, b""
+
+    def ask(self, limit_s: float, **command: Any) -> dict[str, Any]:
+        """Send a command and return its answer; PlaceEnded where none comes in time, UsageError for a refusal."""
+        try:
+            os.write(self._tell, (json.dumps(command) + "\n").encode())
+        except OSError:
+            raise PlaceEnded(self._end_text()) from None
+        answer: dict[str, Any] = json.loads(self._line(limit_s))
+        if "refused" in answer:
+            raise UsageError(answer["refused"], answer.get("hint"))
+        if "failed" in answer:
+            raise PlaceEnded(str(answer["failed"]))
+        return answer
+
+    def close(self) -> None:
+        """End the process and all that it started."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._child.pid, signal.SIGKILL)
+        self._child.wait()
+        for pipe in (self._tell, self._hear):
+            with contextlib.suppress(OSError):
+                os.close(pipe)
+
+    def _line(self, limit_s: float) -> bytes:
+        until_ns = monotonic_ns() + round(limit_s * 1e9)
+        while b"\n" not in self._rest:
+            ready = select.select([self._hear], [], [], max(0.0, (until_ns - monotonic_ns()) / 1e9))[0]
+            if not ready:
+                raise PlaceEnded(f"it gave no answer within {limit_s:.0f} s")
+            part = os.read(self._hear, 1 << 16)
+            if not part:
+                raise PlaceEnded(self._end_text())
+            self._rest += part
+        line, _, self._rest = self._rest.partition(b"\n")
+        return line
+
+    def _end_text(self) -> str:
+        """Return the last line that the process printed, and how it ended."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._child.wait(5)
+        printed = self._log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        said = printed[-1][-300:] if printed else "it printed nothing"
+        return f"the training ended (exit code {self._child.returncode}): {said}"
+
+
+class ScriptPlace:
+    """A script that is tuned. Where it ends before it is told to, it is started again, and the command repeated."""
+
+    def __init__(
+        self, orders: Mapping[str, Any], log: Path, environment: Mapping[str, str], at_start: Sequence[str] = ()
+    ) -> None:
+        self._start: Callable[[], Place] = functools.partial(Place, orders, log, environment, at_start)
+        self._place = self._start()
+        self._facts: Mapping[str, Any] | None = None
+
+    def ask(self, limit_s: float, **command: Any) -> dict[str, Any]:
+        """Send a command and return its answer; UsageError where the script makes too few steps for it."""
+        if command["do"] == "use":
+            self._facts = command["facts"]
+        answer = self._place.ask(limit_s, **command)
+        if "over" not in answer:
+            return answer
+        self._place.close()
+        self._place = self._start()
+        if self._facts is not None and command["do"] != "use":
+            self._place.ask(limit_s, do="use", facts=self._facts)
+        answer = self._place.ask(limit_s, **command)
+        if "over" in answer:
+            raise UsageError(
+                f"{answer['why']}: it makes {answer['over']} training steps, too few to tune it",
+                "give it arguments with which it trains longer, after --",
+            )
+        return answer
+
+    def close(self) -> None:
+        """End the script."""
+        self._place.close()

@@ -1,0 +1,243 @@
+"""A user's script that is tuned: it runs as it is, and takes commands between two of its steps.
+
+Its steps are found as `stepscope run` finds them. A change is made between two steps and taken back after a block, so
+that blocks as is and changed alternate within one training. Losses are not compared: each block has other batches.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stepscope.clock import monotonic_ns
+from stepscope.experiments.tune.changes import Change, offered, switched
+from stepscope.experiments.tune.trainee import Commands, changes_at_start, process_peak
+from stepscope.record.processes.children import when_imported
+from stepscope.record.processes.training import _run_script
+
+if TYPE_CHECKING:
+    from stepscope.experiments.tune.subject import Observer, Targets
+
+_WARMUP = 3  # steps before the first command
+
+
+def train_script(orders: Mapping[str, Any]) -> None:
+    """Run the script; this process ends with it, however it ends."""
+    commands = Commands(orders["pipes"])
+    loop = _Loop(orders, commands)
+    when_imported("torch", lambda _: loop.begin())
+    script, arguments = Path(orders["script"]), list(orders.get("arguments", ()))
+    sys.argv = [str(script), *arguments]
+    why = "the script ended"
+    try:
+        _run_script(script)
+    except SystemExit as error:
+        why = f"the script ended (exit code {error.code or 0})"
+    except BaseException as error:
+        traceback.print_exc()
+        why = f"the script failed: {type(error).__name__}: {error}"
+    with contextlib.suppress(Exception):
+        loop.ended(why)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+class _Loop:
+    """The loop of the script: counts its steps, and at their ends does what it is told."""
+
+    def __init__(self, orders: Mapping[str, Any], commands: Commands) -> None:
+        self._orders, self._commands = orders, commands
+        self._known: dict[str, Change] = {}
+        self._steps = 0
+        self._last_ns: int | None = None
+        self._waited_ns = 0  # since the last step ended
+        self._last_s = self._data_share = 0.0
+        self._block: tuple[int, int] | None = None  # warm-up and timed steps that are left
+        self._seconds: list[float] = []
+        self._span_ns = (0, 0)
+        self._switches = contextlib.ExitStack()
+        self._at_start = contextlib.ExitStack()
+        self._seen: Observer | None = None
+        self._targets: Targets | None = None
+
+    def begin(self) -> None:
+        """Torch is there: listen to the training, and make what it begins with."""
+        import torch
+
+        from stepscope.experiments.tune.subject import Observer, Targets
+        from stepscope.record.boundary import Boundary
+        from stepscope.record.routes import Routes
+
+        if self._orders.get("threads") is not None:
+            torch.set_num_threads(self._orders["threads"])
+        self._targets = Targets((), ())
+        at_start = [change for change in changes_at_start(self._orders) if change.group != "compile"]
+        self._at_start.enter_context(switched(at_start, self._targets))
+        self._seen = Observer()
+        boundary = Boundary(self._failed)
+        listener = _Listener(self._seen, self._step_ended)
+        listener.routes = Routes(boundary, listener)
+        listener.routes.install()
+
+    def ended(self, why: str) -> None:
+        """The script is over: whatever is asked from now on has this answer."""
+        over = {"over": self._steps, "why": why if self._steps else f"{why}, and no training step was seen"}
+        if self._block is not None:
+            self._commands.answer(**over)
+        while True:
+            self._commands.next()
+            self._commands.answer(**over)
+
+    def _failed(self, error: BaseException) -> None:
+        self._commands.answer(failed=f"{type(error).__name__}: {error}")
+        traceback.print_exception(error)
+        os._exit(1)
+
+    def _step_ended(self, t_ns: int, late: bool = False) -> None:
+        self._steps += 1
+        before, self._last_ns = self._last_ns, t_ns
+        waited, self._waited_ns = self._waited_ns, 0
+        self._last_s = (t_ns - (before or t_ns) - waited) / 1e9
+        loaded_ns = None if self._seen is None else self._seen.batch_ns
+        if before is not None and loaded_ns is not None and before < loaded_ns < t_ns:
+            self._data_share = (loaded_ns - before) / (t_ns - before)
+        if self._steps < _WARMUP:
+            return
+        if self._block is not None:
+            warmup, left = self._block
+            if warmup > 0:
+                self._block = warmup - 1, left
+            elif before is not None:
+                self._seconds.append((t_ns - before - waited) / 1e9)
+                self._block = 0, left - 1
+            if self._block[1] > 0:
+                if self._block[0] == 0 and not self._seconds:
+                    self._synchronize()
+                    self._last_ns = monotonic_ns()
+                    self._span_ns = self._last_ns, self._last_ns
+                return
+            self._synchronize()
+            self._end_block(t_ns)
+        asked_ns = monotonic_ns()
+        self._serve()
+        self._waited_ns = monotonic_ns() - asked_ns
+        if not late:
+            self._last_ns, self._waited_ns = monotonic_ns(), 0
+
+    def _end_block(self, t_ns: int) -> None:
+        self._switches.close()
+        self._block = None
+        self._commands.answer(seconds=self._seconds, t0_ns=self._span_ns[0], t1_ns=t_ns, losses=[], ended=False)
+        self._seconds = []
+
+    def _serve(self) -> None:
+        """Answer until a block is to be made."""
+        assert self._targets is not None
+        assert self._seen is not None
+        targets, seen = self._targets, self._seen
+        targets.called = targets.models = tuple(seen.called_modules.values())
+        targets.optimizers = tuple(seen.optimizers.values())
+        if self._steps == _WARMUP:
+            compiling = [change for change in changes_at_start(self._orders) if change.group == "compile"]
+            self._at_start.enter_context(switched(compiling, targets))
+        while True:
+            command = self._commands.next()
+            what = command["do"]
+            if what == "facts":
+                self._commands.answer(**self._facts())
+            elif what == "use":
+                self._known = offered(command["facts"])
+                self._commands.answer()
+            elif what == "peak":
+                self._commands.answer(process_bytes=process_peak(), prepared_s=None)
+            elif what == "block":
+                changes = [self._known[name] for name in command["changes"]]
+                self._switches.enter_context(switched(changes, targets))
+                self._block = max(1, command["warmup"]), command["steps"]
+                return
+            else:
+                self._commands.answer(failed=f"a script cannot be asked for {what}")
+
+    def _facts(self) -> dict[str, Any]:
+        from stepscope.experiments.tune.subject import facts_of
+
+        assert self._targets is not None
+        assert self._seen is not None
+        facts = facts_of(self._targets, self._seen)
+        self._known = self._known or offered(facts)
+        return {**facts, "losses_known": False, "step_s": self._last_s, "data_share": self._data_share}
+
+    @staticmethod
+    def _synchronize() -> None:
+        import torch
+
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            torch.cuda.synchronize()
+
+
+class _Listener:
+    """Hands on what the training does: to the rules that find steps, and to whom observes it."""
+
+    def __init__(self, seen: Observer, ended: Any) -> None:
+        from stepscope.record.steps import StepFinder
+
+        self.routes: Any = None
+        self._seen = seen
+        self._trains = False
+        self._ended = ended
+        self._finder = StepFinder(True, None, self._step_ended, lambda _: None, self._note_calls)
+
+    def _step_ended(self, t_ns: int, late: bool = False) -> None:
+        self._finder.step_ended()
+        self._ended(t_ns, late)
+
+    def _note_calls(self, witness: Any) -> bool:
+        self.routes.note_calls(witness)
+        return True
+
+    def called(self, module: Any, args: Any, kwargs: Any) -> None:
+        import torch
+
+        self._seen.called(module, args, kwargs)
+        self._trains = self._trains or (torch.is_grad_enabled() and bool(self._seen.called_modules))
+        if self._trains:
+            self._finder.called(module, args, kwargs)
+
+    def returned(self, module: Any, output: Any) -> None:
+        if self._trains:
+            self._finder.returned(module, output)
+
+    def compiled(self, module: Any) -> None:
+        self._seen.compiled(module)
+
+    def before_optimizer(self, optimizer: Any) -> None:
+        self._seen.before_optimizer(optimizer)
+        self._finder.before_update()
+
+    def after_optimizer(self, optimizer: Any) -> None:
+        self.routes.updated()
+        self._finder.after_update(optimizer)
+
+    def skipped_update(self) -> None:
+        self._finder.skipped_update()
+
+    def before_backward(self, roots: Any, inputs: Any) -> None:
+        self._seen.before_backward(roots, inputs)
+        self._finder.before_backward(roots)
+
+    def after_backward(self) -> None:
+        self._finder.after_backward()
+
+    def batch(self, iterator: Any, batch: Any) -> None:
+        self._seen.batch(iterator, batch)
+        self._finder.batch(iterator, batch)
+
+    def many_calls(self) -> None: ...
+    def makes_scope(self, module: Any) -> None: ...
+    def optimizer_scope(self, optimizer: Any) -> None: ...

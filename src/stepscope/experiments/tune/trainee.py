@@ -1,0 +1,203 @@
+"""The process that is there for tuning: `python -m stepscope.experiments.tune.trainee ORDERS`, driven through pipes.
+
+Of a workload the steps are made here. A script runs as it is, and is stopped between two of its steps, where commands
+are taken: as-is and changed blocks alternate within its own loop. Its end is the end of this process: what it writes
+after its loop is not written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import resource
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from stepscope.clock import monotonic_ns
+from stepscope.errors import StepscopeError
+from stepscope.experiments.engine.limits import die_with
+
+if TYPE_CHECKING:
+    from stepscope.experiments.tune.bench import Bench, Block
+    from stepscope.experiments.tune.changes import Change
+    from stepscope.workloads.contract import Training
+
+Orders = Mapping[str, Any]
+_FIXED = 8  # batches in which losses are compared
+
+
+class Commands:
+    """The commands that come through a pipe, and the answers to them."""
+
+    def __init__(self, pipes: Sequence[int]) -> None:
+        self._in, self._out = os.fdopen(pipes[0], "r"), os.fdopen(pipes[1], "w", buffering=1)
+
+    def next(self) -> dict[str, Any]:
+        """Return the next command; without one this process ends."""
+        line = self._in.readline()
+        if not line:
+            os._exit(0)
+        command: dict[str, Any] = json.loads(line)
+        return command
+
+    def answer(self, **content: Any) -> None:
+        """Answer the last command."""
+        with contextlib.suppress(BrokenPipeError):
+            self._out.write(json.dumps(content) + "\n")
+            self._out.flush()
+
+
+def main(orders: Orders) -> None:
+    """Prepare the training, then do as told until the pipe ends."""
+    die_with(orders["parent"])
+    if orders.get("script"):
+        from stepscope.experiments.tune.script import train_script
+
+        train_script(orders)
+        return
+    commands = Commands(orders["pipes"])
+    began_ns = monotonic_ns()
+    try:
+        bench = workload_bench(orders)
+    except StepscopeError as error:
+        commands.next()
+        commands.answer(refused=str(error), hint=error.hint)
+        return
+    except Exception as error:
+        commands.next()
+        commands.answer(failed=f"{type(error).__name__}: {error}")
+        raise
+    prepared_s = (monotonic_ns() - began_ns) / 1e9
+    while True:
+        command = commands.next()
+        try:
+            commands.answer(**obeyed(bench, command), prepared_s=prepared_s)
+        except StepscopeError as error:
+            commands.answer(refused=str(error), hint=error.hint)
+        except Exception as error:  # what a change does to a training is a result
+            commands.answer(failed=f"{type(error).__name__}: {error}")
+
+
+def obeyed(bench: Bench, command: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the answer to a command: facts, a block of steps, losses or the memory of a step."""
+    what, names = command["do"], command.get("changes", [])
+    if what == "facts":
+        return bench.facts()
+    if what == "use":
+        bench.use(command["facts"])
+        return {}
+    if what == "losses":
+        return {"losses": bench.losses(names, command["steps"])}
+    if what == "memory":
+        return {"bytes": bench.memory(names)}
+    if what == "peak":
+        return {"process_bytes": process_peak()}
+    return block_answer(bench.block(names, command["warmup"], command["steps"]))
+
+
+def block_answer(block: Block) -> dict[str, Any]:
+    """Return a block as data."""
+    return {
+        "seconds": list(block.seconds), "t0_ns": block.t0_ns, "t1_ns": block.t1_ns, "losses": list(block.losses),
+        "ended": block.ended,
+    }  # fmt: skip
+
+
+def process_peak() -> int:
+    """Return the most that was resident of this process so far, B."""
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def changes_at_start(orders: Orders) -> list[Change]:
+    """Return the changes that this process begins with; those of the environment are in force already."""
+    if not orders["at_start"]:
+        return []
+    from stepscope.experiments.tune.changes import offered
+
+    known = offered(orders["facts"])
+    return [known[name] for name in orders["at_start"]]
+
+
+def workload_bench(orders: Orders) -> Bench:
+    """Return the bench of a workload, with what it begins with in force for as long as this process lives."""
+    import torch
+
+    if orders.get("threads") is not None:
+        torch.set_num_threads(orders["threads"])
+    from stepscope import workloads
+    from stepscope.experiments.tune.changes import switched
+    from stepscope.experiments.tune.subject import Targets
+
+    at_start = changes_at_start(orders)
+    training = workloads.find(orders["workload"]).prepare(
+        batch=orders.get("batch"), optimizer=orders.get("optimizer"), device=orders.get("device") or "cpu"
+    )
+    called: tuple[Any, ...] = ()
+    if any(change.name == "compile" for change in at_start):
+        first = Targets((training.model,), training.optimizers)
+        bench_of(training, first)  # which modules it calls is seen in a step
+        called = first.called
+    targets = Targets((training.model,), training.optimizers, called)
+    contextlib.ExitStack().enter_context(switched(at_start, targets))
+    return bench_of(training, targets)
+
+
+def bench_of(training: Training, targets: Any = None, restored: bool = False) -> Bench:
+    """Return the bench of a prepared workload: its own step, its own batches."""
+    from stepscope.experiments.tune.bench import Bench
+    from stepscope.experiments.tune.subject import Targets
+
+    targets = targets or Targets((training.model,), training.optimizers)
+    divisible = training.workload.step is None
+
+    def step(batch: Any) -> Any:
+        if targets.parts == 1:
+            return training.step(batch)
+        training.optimizer.zero_grad()
+        total: Any = 0.0
+        for part in zip(*(tensor.chunk(targets.parts) for tensor in batch), strict=True):
+            loss = training.loss(part) / targets.parts
+            loss.backward()
+            total = total + loss.detach()
+        training.optimizer.step()
+        return total
+
+    # Batches for comparison come first, from an iterator of their own: a training's own stream is begun once.
+    stream: Iterator[Any] = iter(training.batches())
+    fixed = list(itertools.islice(stream, _FIXED))
+
+    def source(arguments: Mapping[str, Any]) -> Iterator[Any]:
+        return stream if not arguments else iter(_made_anew(training, arguments))
+
+    return Bench(
+        step, targets, source, fixed, others=(training.counters,), restored=restored, divisible=divisible,
+        batch=training.batch_size,
+    )  # fmt: skip
+
+
+def _made_anew(training: Training, arguments: Mapping[str, Any]) -> Iterator[Any]:
+    """Return the batches of a data loader that is made with other arguments."""
+    from torch.utils.data import DataLoader
+
+    plain = DataLoader.__init__
+
+    def init(loader: Any, *args: Any, **kwargs: Any) -> None:
+        plain(loader, *args, **{**kwargs, **arguments})
+
+    DataLoader.__init__ = init  # type: ignore[method-assign,assignment]
+    try:
+        return training.batches()
+    finally:
+        DataLoader.__init__ = plain  # type: ignore[method-assign]
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(KeyboardInterrupt):
+        main(json.loads(sys.argv[1]))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)

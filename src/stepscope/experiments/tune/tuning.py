@@ -1,0 +1,527 @@
+"""The experiment: pairs of blocks, as is and changed, in random order; time goes to what is not clear yet.
+
+Changes that a running process can make are paired within one process. Those that a process must begin with are paired
+between two, which make blocks in turns, in several such couples: where the heap lies differs from process to process.
+Winners are combined one by one as long as each makes the rest faster; at the end the training as is and the best
+configuration run against each other in fresh processes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import random
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Protocol
+
+from stepscope.clock import monotonic_ns
+from stepscope.errors import UsageError
+from stepscope.experiments.tune.changes import Change, offered, wanted
+from stepscope.experiments.tune.paired import LEAST_PAIRS, process_interval, ratio_interval
+from stepscope.experiments.tune.place import PlaceEnded
+
+FINAL, AS_IS = "final", "as-is"
+LEAST_GAIN = 0.01  # of the step: less is of no use to anybody
+MOST_DRIFT = 0.05  # of the loss, in the same steps from the same state: more is not combined by itself
+_CLEAR = 0.0075  # half the width of a CI, as a share, from which on no more pairs are made
+_HOPELESS = 1.1  # slower in each of the first pairs
+_SURE = 0.99  # confidence at which a change is given up early: it is looked at more than once
+_LIVE, _START, _COMBINED, _LATE = 0.4, 0.68, 0.8, 0.93  # shares of the time at which a phase ends
+_COUPLES, _COUPLE_PAIRS, _FINAL_PAIRS = 3, 4, 5
+_LOSSES = 16  # steps in which losses are compared
+_MOST_PAIRS = 40
+_TRIMMED = 0.2  # of the steps of a block, on each side: what preempts one is no part of the difference
+_LOADING = 0.15  # share of a step that the data takes, from which on its loader is tried first
+_ANSWER_S = 900.0
+
+
+class PlaceLike(Protocol):
+    """A training that makes steps when it is told to, in another process or in this one."""
+
+    def ask(self, limit_s: float, **command: Any) -> dict[str, Any]: ...
+    def close(self) -> None: ...
+
+
+@dataclass
+class Arm:
+    """A configuration and what was measured of it against the training as is.
+
+    pairs: log ratio of the step time, and the couple of processes that it was measured in. status: measured, failed,
+    or not tried, with its reason. drift: relative difference of the mean loss. memory_bytes, as_is_bytes: of a step, or
+    of the process where `of_process`.
+    """
+
+    name: str
+    changes: tuple[str, ...]
+    at_start: tuple[str, ...] = ()
+    status: str = "not tried"
+    reason: str = ""
+    pairs: list[tuple[float, int]] = field(default_factory=list)
+    as_is_s: list[float] = field(default_factory=list)
+    changed_s: list[float] = field(default_factory=list)
+    blocks_ns: list[tuple[int, ...]] = field(default_factory=list)
+    drift: float | None = None
+    losses: list[float] = field(default_factory=list)
+    as_is_losses: list[float] = field(default_factory=list)
+    memory_bytes: int | None = None
+    as_is_bytes: int | None = None
+    of_process: bool = False
+    compile_s: float | None = None
+    over: bool = False  # no more pairs are needed
+
+    @property
+    def live(self) -> tuple[str, ...]:
+        """The changes that are made while the process runs."""
+        return tuple(name for name in self.changes if name not in self.at_start)
+
+    @property
+    def steady(self) -> bool:
+        """Return whether the loss did not drift by more than MOST_DRIFT, as far as it is known."""
+        return abs(self.drift or 0.0) <= MOST_DRIFT
+
+    def interval(self, confidence: float = 0.95) -> tuple[float, float, float]:
+        """Return the ratio of its step time to that of the training as is: (ratio, low, high)."""
+        couples = sorted({couple for _, couple in self.pairs})
+        if len(couples) > 1:
+            logs = [[log for log, couple in self.pairs if couple == each] for each in couples]
+            return (
+                process_interval(logs)
+                if self.of_process
+                else ratio_interval([log for log, _ in self.pairs], confidence)
+            )
+        return ratio_interval([log for log, _ in self.pairs], confidence)
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, kept: Mapping[str, Any]) -> Arm:
+        """Read what `to_dict` wrote."""
+        known = {name: kept[name] for name in cls.__dataclass_fields__ if name in kept}
+        known["pairs"] = [(float(log), int(couple)) for log, couple in known.get("pairs", [])]
+        known["changes"], known["at_start"] = tuple(known["changes"]), tuple(known.get("at_start", ()))
+        return cls(**known)
+
+
+@dataclass(frozen=True)
+class Rules:
+    """Length of the experiment, s, its goal (time, energy, memory), and the changes that it tries."""
+
+    seconds: float
+    goal: str = "time"
+    only: tuple[str, ...] = ()
+    without: tuple[str, ...] = ()
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Desk:
+    """Where the experiment keeps its arms, and whom it tells how it goes."""
+
+    keep: Callable[[str, Mapping[str, Any]], None] = lambda name, content: None
+    kept: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    tell: Callable[[str, float], None] = lambda what, share: None
+
+
+class Tuning:
+    """One experiment. `open_place(changes at start, facts)` starts a training; `apart`: in processes of their own."""
+
+    def __init__(
+        self,
+        open_place: Callable[[Sequence[Change], Mapping[str, Any]], PlaceLike],
+        rules: Rules,
+        desk: Desk | None = None,
+        *,
+        apart: bool = True,
+    ) -> None:
+        self._open, self.rules, self._desk, self._apart = open_place, rules, desk or Desk(), apart
+        self._shuffle = random.Random(rules.seed)
+        self._spent_s = float(self._desk.kept.get("progress", {}).get("spent_s", 0.0))
+        self._began_ns = monotonic_ns()
+        self._places: list[PlaceLike] = []
+        self._warm: set[tuple[int, tuple[str, ...]]] = set()
+        self._couple = int(self._desk.kept.get("progress", {}).get("couples", 0))
+        self.facts: dict[str, Any] = {}
+        self.known: dict[str, Change] = {}
+        self.arms: dict[str, Arm] = {}
+        self.interrupted = False
+        self.step_s = math.nan
+        self._fresh_losses: list[float] = []  # of the training as is, from its first step on
+        self._fresh_peak: int | None = None
+        self._opening_s = 0.0
+
+    @property
+    def used(self) -> float:
+        """The share of the time that has been used."""
+        return (self._spent_s + (monotonic_ns() - self._began_ns) / 1e9) / self.rules.seconds
+
+    def run(self) -> None:
+        """Measure until everything is clear or the time is over. Ctrl-C ends it, and what is known is kept."""
+        try:
+            place = self._begin()
+            if self._apart and self.facts.get("data_share", 0) > _LOADING:
+                place = self._couples(place, _LIVE, ("loader",))
+            self._live(place)
+            place = self._couples(place, _START)
+            self._live(place, until=_START)
+            if self.best() is None:  # what would have gone into combinations and the check at the end
+                place = self._couples(place, _LATE)
+                self._live(place, until=_LATE)
+            self._combine(place)
+            self._final()
+        except KeyboardInterrupt:
+            self.interrupted = True
+        finally:
+            for place in list(self._places):
+                self._close(place)
+            self._keep_all()
+
+    def best(self) -> Arm | None:
+        """Return the configuration to recommend: the last of the combinations, else the best single change."""
+        combined = [arm for arm in self.arms.values() if len(arm.changes) > 1 and arm.name != FINAL and arm.over]
+        return combined[-1] if combined else next((arm for arm in self.winners() if arm.steady), None)
+
+    def winners(self) -> list[Arm]:
+        """Return the single changes that surely help, by what they gain."""
+        single = [arm for name, arm in self.arms.items() if name in self.known and arm.status == "measured"]
+        if self.rules.goal == "memory":
+            helps = [arm for arm in single if _saving(arm) > LEAST_GAIN]
+            return sorted(helps, key=_saving, reverse=True)
+        helps = [arm for arm in single if arm.interval(_SURE)[2] < 1 and arm.interval()[0] < 1 - LEAST_GAIN]
+        return sorted(helps, key=lambda arm: arm.interval()[0])
+
+    # the beginning
+
+    def _begin(self) -> PlaceLike:
+        self._desk.tell("the training as it is", self.used)
+        began_ns = monotonic_ns()
+        place = self._start(())
+        self.facts = place.ask(_ANSWER_S, do="facts")
+        self.known = offered(self.facts)
+        self.step_s = self.facts["step_s"]
+        self._fresh_losses = self._losses(place, ())
+        first = place.ask(_ANSWER_S, do="block", changes=[], warmup=1, steps=2)
+        self._opening_s = (monotonic_ns() - began_ns) / 1e9
+        self.step_s = min(first["seconds"])
+        self._fresh_peak = place.ask(_ANSWER_S, do="peak")["process_bytes"]
+        rules = self.rules
+        for change in wanted(self.known.values(), rules.goal, rules.only, rules.without):
+            at_start = (change.name,) if change.at_start and not (change.loader and not self._apart) else ()
+            arm = Arm(change.name, (change.name,), at_start, reason=change.refused or "no time was left for it")
+            if at_start and not self._apart and not change.refused:
+                arm.reason = "it needs a process of its own: stepscope tune SCRIPT"
+            self.arms[change.name] = arm
+        for name, content in self._desk.kept.items():
+            if name in self.arms or (name != "progress" and "changes" in content):
+                self.arms[name] = Arm.from_dict(content)
+        return place
+
+    def _start(self, changes: Sequence[Change]) -> PlaceLike:
+        place = self._open(changes, self.facts)
+        self._places.append(place)
+        if self.facts and self._apart:
+            place.ask(_ANSWER_S, do="use", facts=self.facts)
+        return place
+
+    def _close(self, place: PlaceLike) -> None:
+        self._places.remove(place)
+        place.close()
+
+    # changes within a process
+
+    def _live(self, place: PlaceLike, until: float = _LIVE) -> None:
+        """Pairs of every change that needs no process of its own, until each is clear or the time is over."""
+        if not self._apart:
+            until = max(until, _START)
+        while self.used < until:
+            open_ = [arm for arm in self._open_arms() if not arm.at_start and len(arm.changes) == 1]
+            if not open_:
+                return
+            self._shuffle.shuffle(open_)
+            for arm in sorted(open_, key=lambda arm: len(arm.pairs)):
+                if self.used >= until and arm.pairs:
+                    continue
+                self._desk.tell(self.known[arm.name].title, self.used)
+                with self._failing(arm):
+                    if not arm.pairs:
+                        self._look(place, arm)
+                    self._pair(place, place, arm)
+                self._judge(arm)
+            self._keep_all()
+
+    def _open_arms(self) -> list[Arm]:
+        singles = [arm for arm in self.arms.values() if arm.name in self.known and not self.known[arm.name].refused]
+        return [arm for arm in singles if not arm.over and arm.status != "failed" and self._possible(arm)]
+
+    def _possible(self, arm: Arm) -> bool:
+        return self._apart or not arm.at_start
+
+    def _look(self, place: PlaceLike, arm: Arm) -> None:
+        """Losses and memory of a change, from the same state and in the same batches as the training as is."""
+        if not self.facts.get("losses_known", True):
+            return
+        self._take_losses(arm, self._losses(place, ()), self._losses(place, arm.live))
+        arm.as_is_bytes = place.ask(_ANSWER_S, do="memory", changes=[])["bytes"]
+        arm.memory_bytes = place.ask(_ANSWER_S, do="memory", changes=arm.live)["bytes"]
+
+    def _losses(self, place: PlaceLike, names: Sequence[str]) -> list[float]:
+        if not self.facts.get("losses_known", True):
+            return []
+        steps = max(2, min(_LOSSES, int(2.0 / max(self.step_s, 1e-6))))
+        losses: list[float] = place.ask(_ANSWER_S, do="losses", changes=list(names), steps=steps)["losses"]
+        return losses
+
+    @staticmethod
+    def _take_losses(arm: Arm, as_is: list[float], changed: list[float]) -> None:
+        steps = min(len(as_is), len(changed))
+        arm.as_is_losses, arm.losses = as_is[:steps], changed[:steps]
+        if steps:
+            before, after = (sum(losses) / steps for losses in (arm.as_is_losses, arm.losses))
+            arm.drift = math.inf if not math.isfinite(after) else (after - before) / abs(before) if before else None
+
+    def _pair(self, as_is: PlaceLike, changed: PlaceLike, arm: Arm, base: Sequence[str] = ()) -> None:
+        """A block of each in random order, after warm-up; base: what the training as is has of live changes."""
+        sides = [(as_is, tuple(base), False), (changed, arm.live, True)]
+        self._shuffle.shuffle(sides)
+        times: dict[bool, Mapping[str, Any]] = {}
+        for place, names, is_changed in sides:
+            times[is_changed] = self._block(place, names)
+        loads = any(self.known[name].loader for name in arm.changes)
+        means = {side: typical(block["seconds"], 0.0 if loads else _TRIMMED) for side, block in times.items()}
+        arm.pairs.append((math.log(means[True] / means[False]), self._couple))
+        arm.as_is_s.append(means[False])
+        arm.changed_s.append(means[True])
+        spans = [times[side][at] for side in (False, True) for at in ("t0_ns", "t1_ns")]
+        arm.blocks_ns.append((*spans, len(times[True]["seconds"])))
+        arm.status, arm.reason = "measured", ""
+
+    def _block(self, place: PlaceLike, names: Sequence[str]) -> dict[str, Any]:
+        seconds = min(0.5, max(0.04, self.rules.seconds / 600))
+        steps = min(200, max(2 if self.step_s < 1 else 1, math.ceil(seconds / self.step_s)))
+        warmup = min(20, max(2 if self.step_s < 0.5 else 1, math.ceil(seconds / 3 / self.step_s)))
+        key = (id(place), tuple(names))
+        if key not in self._warm:
+            self._warm.add(key)
+            warmup += max(2, min(10, int(0.5 / self.step_s)))
+        answer = place.ask(_ANSWER_S, do="block", changes=list(names), warmup=warmup, steps=steps)
+        if not answer["seconds"]:
+            raise PlaceEnded("the training ended before the block did")
+        self.step_s = 0.8 * self.step_s + 0.2 * min(answer["seconds"])
+        return answer
+
+    @contextlib.contextmanager
+    def _failing(self, arm: Arm) -> Any:
+        """What a change makes of a training is its result: it is told, and the others go on."""
+        try:
+            yield
+        except (PlaceEnded, UsageError) as error:
+            arm.status, arm.reason, arm.over = "failed", str(error), True
+
+    def _judge(self, arm: Arm) -> None:
+        """Make no more pairs of what is clear: no gain, or a gain that is known well."""
+        count = len(arm.pairs)
+        logs = [log for log, _ in arm.pairs]
+        enough = self.rules.goal == "memory" and count >= LEAST_PAIRS
+        if enough or (count >= 3 and min(logs) > math.log(_HOPELESS)):
+            arm.over = True
+        elif count >= LEAST_PAIRS:
+            ratio, low, high = arm.interval()
+            useless = ratio_interval(logs, _SURE)[1] > 1 - LEAST_GAIN
+            slower = low > 1
+            arm.over = useless or slower or (high - low) / 2 < _CLEAR * ratio or count >= _MOST_PAIRS
+
+    # changes that a process begins with
+
+    def _couples(self, place: PlaceLike, until: float, groups: Sequence[str] = ()) -> PlaceLike:
+        """Couples of processes for changes at start, of these groups; returns the process of the training as is."""
+
+        def waiting() -> list[Arm]:
+            open_ = [arm for arm in self._open_arms() if arm.at_start]
+            return [arm for arm in open_ if not groups or self.known[arm.name].group in groups]
+
+        for couple in range(_COUPLES if self._apart else 0):
+            open_ = waiting()
+            self._shuffle.shuffle(open_)
+            for arm in sorted(open_, key=self._late):
+                slow = 4.0 if "compile" in arm.changes else 1.0
+                share = slow * 1.3 * self._opening_s / self.rules.seconds
+                if self.used + share > until:
+                    continue
+                self._desk.tell(self.known[arm.name].title, self.used)
+                with self._failing(arm):
+                    self._couple_of(place, arm)
+                self._judge_couples(arm)
+                self._keep_all()
+            if couple + 1 < _COUPLES and waiting() and self.used + self._opening_s / self.rules.seconds < until:
+                self._close(place)
+                place = self._start(())
+                self._couple += 1
+        return place
+
+    def _late(self, arm: Arm) -> tuple[int, int]:
+        """First what has the fewest pairs, and the allocator among them; compiling takes longest, and comes last."""
+        order = ("allocator", "instructions", "loader")
+        group = self.known[arm.name].group
+        last = len(order) + ("compile" in arm.changes)
+        return len(arm.pairs), order.index(group) if group in order else last
+
+    def _couple_of(self, place: PlaceLike, arm: Arm, pairs: int = _COUPLE_PAIRS, base: Sequence[str] = ()) -> None:
+        other = self._start([self.known[name] for name in arm.at_start])
+        try:
+            if not arm.losses:
+                self._take_losses(arm, self._fresh_losses, self._losses(other, arm.live))
+            for _ in range(pairs):
+                self._pair(place, other, arm, base)
+            ended = other.ask(_ANSWER_S, do="peak")
+            if "compile" in arm.changes and ended.get("prepared_s") is not None:
+                arm.compile_s = max(0.0, ended["prepared_s"] - place.ask(_ANSWER_S, do="peak")["prepared_s"])
+            arm.of_process, arm.memory_bytes, arm.as_is_bytes = True, ended["process_bytes"], self._fresh_peak
+        finally:
+            self._warm = {key for key in self._warm if key[0] != id(other)}
+            self._close(other)
+
+    def _judge_couples(self, arm: Arm) -> None:
+        logs = [log for log, _ in arm.pairs]
+        couples = len({couple for _, couple in arm.pairs})
+        if logs and min(logs) > math.log(1 + 2 * LEAST_GAIN) and len(logs) >= _COUPLE_PAIRS:
+            arm.over = True  # slower in each pair
+        elif couples >= _COUPLES:
+            arm.over = True
+
+    # the answer
+
+    def _combine(self, place: PlaceLike) -> None:
+        """Add winners one by one to the best, as long as each makes it surely faster."""
+        current: Arm | None = None
+        groups: set[str] = set()
+        for winner in self.winners():
+            group = self.known[winner.name].group
+            if group in groups or not winner.steady or self.used > _COMBINED:
+                continue
+            if current is None:
+                current, groups = winner, {group}
+                continue
+            together = self._together(place, current, winner)
+            if together is not None:
+                current = together
+                groups.add(group)
+
+    def _together(self, place: PlaceLike, current: Arm, more: Arm) -> Arm | None:
+        """Measure a configuration with one more change; returns it where it is surely faster than without."""
+        names = (*current.changes, *more.changes)
+        arm = self.arms.setdefault(
+            " + ".join(names), Arm(" + ".join(names), names, (*current.at_start, *more.at_start))
+        )
+        step = Arm("", names, arm.at_start)  # against the configuration without it
+        self._desk.tell(f"together: {arm.name}", self.used)
+        with self._failing(arm):
+            if not arm.at_start:
+                self._look(place, arm)
+                while len(step.pairs) < LEAST_PAIRS + 2:
+                    self._pair(place, place, step, current.live)
+            else:
+                self._against(place, current, step)
+            arm.status, arm.reason = "measured", ""
+        if arm.status == "failed":
+            return None
+        ratio, _, high = ratio_interval([log for log, _ in step.pairs])
+        base = current.interval()[0]
+        arm.pairs = arm.pairs or [(math.log(base) + log, couple) for log, couple in step.pairs]
+        arm.over = ratio < 1 - LEAST_GAIN / 2 and high < 1.005
+        if not arm.over:
+            arm.reason = f"{more.name} adds nothing to {current.name} ({(1 - ratio) * 100:+.1f} %)"
+        return arm if arm.over else None
+
+    def _against(self, place: PlaceLike, current: Arm, step: Arm) -> None:
+        if not current.at_start:
+            self._couple_of(place, step, LEAST_PAIRS, current.live)
+            return
+        base = self._start([self.known[name] for name in current.at_start])
+        try:
+            if step.at_start == current.at_start:
+                while len(step.pairs) < LEAST_PAIRS + 2:
+                    self._pair(base, base, step, current.live)
+            else:
+                self._couple_of(base, step, LEAST_PAIRS, current.live)
+        finally:
+            self._close(base)
+
+    def _final(self) -> None:
+        """The training as is against the best configuration, in fresh processes where it has its own."""
+        best = self.best()
+        if best is None:
+            return
+        final = self.arms.setdefault(FINAL, Arm(FINAL, best.changes, best.at_start))
+        if final.changes != best.changes:
+            final = self.arms[FINAL] = Arm(FINAL, best.changes, best.at_start)
+        if not self._apart:
+            self._final_here(final)
+            return
+        for place in list(self._places):
+            self._close(place)
+        share = 0.0  # of the time, that a couple takes
+        while not final.pairs or (self.used + share < 1 and len({couple for _, couple in final.pairs}) < 2 * _COUPLES):
+            self._couple += 1
+            began = self.used
+            self._desk.tell(f"as is against the best: {best.name}", min(1.0, self.used))
+            place = self._start(())
+            with self._failing(final):
+                self._couple_of(place, final, _FINAL_PAIRS)
+            self._close(place)
+            self._keep_all()
+            share = self.used - began
+            if final.status == "failed":
+                return
+
+    def _final_here(self, final: Arm) -> None:
+        place = self._places[0]
+        while len(final.pairs) < LEAST_PAIRS or (self.used < 1 and len(final.pairs) < _MOST_PAIRS):
+            self._desk.tell(f"as is against the best: {', '.join(final.changes)}", min(1.0, self.used))
+            with self._failing(final):
+                self._pair(place, place, final)
+            if final.status == "failed":
+                return
+            if len(final.pairs) >= LEAST_PAIRS:
+                self._judge(final)
+                if final.over:
+                    return
+
+    def _keep_all(self) -> None:
+        for arm in self.arms.values():
+            if arm.pairs or arm.status == "failed":
+                self._desk.keep(file_name(arm.name), arm.to_dict())
+        spent = self._spent_s + (monotonic_ns() - self._began_ns) / 1e9
+        self._desk.keep("progress", {"spent_s": spent, "couples": self._couple + 1, "facts": self.facts})
+
+
+def typical(seconds: Sequence[float], trimmed: float = 0.0) -> float:
+    """Return the mean of a block's steps, s, without this share of the shortest and the longest of them."""
+    ordered = sorted(seconds)
+    cut = int(len(ordered) * trimmed)
+    inner = ordered[cut : len(ordered) - cut]
+    return sum(inner) / len(inner)
+
+
+def file_name(name: str) -> str:
+    """Return the name of a file for an arm."""
+    return name.replace(" + ", "+")
+
+
+def _saving(arm: Arm) -> float:
+    """Return the share of memory that a configuration saves; 0 where it is not known."""
+    if not arm.memory_bytes or not arm.as_is_bytes:
+        return 0.0
+    return 1 - arm.memory_bytes / arm.as_is_bytes
+
+
+def tie_groups(arms: Iterable[Arm]) -> dict[str, int]:
+    """Return the rank of each arm by its name: those whose CI overlaps that of the best of a rank share it."""
+    ranks: dict[str, int] = {}
+    rank, bound = 0, -math.inf
+    for arm in sorted(arms, key=lambda arm: arm.interval()[0]):
+        _, low, high = arm.interval()
+        if not low <= bound:
+            rank, bound = len(ranks) + 1, high
+        ranks[arm.name] = rank
+    return ranks

@@ -1,0 +1,79 @@
+"""A training whose step times are planted: it answers as a process that is tuned does."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from stepscope.experiments.tune.changes import Change
+from stepscope.experiments.tune.place import PlaceEnded
+from stepscope.experiments.tune.tuning import Desk, Rules, Tuning
+
+FACTS: dict[str, Any] = {
+    "device": "cpu", "cores": 4, "physical_cores": 4, "large_cores": [], "threads": 4, "conv2d": 3,
+    "channels_last": False,
+    "calls": 1, "autocast": False, "compiled": False, "zeroes_gradients": False, "matmul_precision": "highest",
+    "flushes_denormals": False, "optimizers": [{"kind": "SGD", "fused": False, "foreach": False}], "blocks": 0,
+    "loader": {"workers": 0}, "data_share": 0.05, "batch": 16, "divisible": True, "cpu_capability": "AVX512",
+    "glibc": True, "tcmalloc": None, "tcmalloc_in_use": False, "compiler": None, "environment": {}, "step_s": 0.01,
+}  # fmt: skip
+
+
+class FakeTraining:
+    """Steps of 10 ms times the planted ratio of each change; `broken` changes end the process; noise as a share."""
+
+    def __init__(self, ratios: Mapping[str, float], noise: float = 0.01, broken: Sequence[str] = ()) -> None:
+        self.ratios, self.noise, self.broken = ratios, noise, broken
+        self.random = random.Random(1)
+        self.blocks: list[tuple[str, ...]] = []
+        self.drifts: dict[str, float] = {}
+        self.opened: list[tuple[str, ...]] = []
+        self.facts = dict(FACTS)
+        self.interrupt_after: int | None = None
+        self.time = itertools.count(0, 1_000_000)
+
+    def open_place(self, changes: Sequence[Change], facts: Mapping[str, Any]) -> FakePlace:
+        names = tuple(change.name for change in changes)
+        self.opened.append(names)
+        return FakePlace(self, names)
+
+    def tuning(self, seconds: float = 1e6, **more: Any) -> Tuning:
+        desk = more.pop("desk", None)
+        apart = more.pop("apart", True)
+        tuned = Tuning(self.open_place, Rules(seconds, **more), desk or Desk(), apart=apart)
+        tuned.run()
+        return tuned
+
+
+class FakePlace:
+    def __init__(self, training: FakeTraining, at_start: tuple[str, ...]) -> None:
+        self.training, self.at_start = training, at_start
+
+    def ask(self, limit_s: float, **command: Any) -> dict[str, Any]:
+        training, names = self.training, (*self.at_start, *command.get("changes", ()))
+        if any(name in training.broken for name in names):
+            raise PlaceEnded("it crashed")
+        ratio = 1.0
+        for name in names:
+            ratio *= training.ratios.get(name, 1.0)
+        match command["do"]:
+            case "facts":
+                return training.facts
+            case "block":
+                if training.interrupt_after is not None and len(training.blocks) >= training.interrupt_after:
+                    raise KeyboardInterrupt
+                training.blocks.append(names)
+                block = 0.01 * ratio * (1 + training.random.gauss(0, training.noise))
+                return {"seconds": [block] * command["steps"], "t0_ns": 0, "t1_ns": 1, "losses": []}
+            case "losses":
+                return {"losses": [1.0 + sum(training.drifts.get(name, 0.0) for name in names)] * command["steps"]}
+            case "memory":
+                return {"bytes": int(1e6 * ratio)}
+            case "peak":
+                return {"process_bytes": 300_000_000, "prepared_s": 1.0}
+        return {}
+
+    def close(self) -> None:
+        """Nothing was started."""

@@ -1,0 +1,232 @@
+"""The experiment finds what was planted, gives up what is hopeless, and keeps what it knows."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from tests.tune.fake_training import FACTS, FakeTraining
+
+from stepscope.errors import UnknownName
+from stepscope.experiments.tune.changes import offered, wanted
+from stepscope.experiments.tune.judge import judge
+from stepscope.experiments.tune.paired import process_interval, ratio_interval
+from stepscope.experiments.tune.tuning import FINAL, Arm, Desk, tie_groups, typical
+
+
+def test_one_disturbed_pair_does_not_bend_the_ratio() -> None:
+    logs = [math.log(0.8) + 0.002 * place for place in range(-5, 6)]
+    ratio, low, high = ratio_interval([*logs, 3.0])
+    assert ratio == pytest.approx(0.8, abs=0.004)
+    assert low < 0.8 < high < 0.85
+
+
+def test_the_interval_holds_the_truth_as_often_as_it_says() -> None:
+    draw = random.Random(3)
+    held = 0
+    for _ in range(400):
+        _, low, high = ratio_interval([draw.gauss(0.1, 0.05) for _ in range(8)])
+        held += low <= math.exp(0.1) <= high
+    assert 0.92 <= held / 400 <= 0.99
+
+
+def test_of_few_pairs_the_interval_is_wide_and_of_one_there_is_none() -> None:
+    assert math.isnan(ratio_interval([0.1])[1])
+    _, low, high = ratio_interval([0.1, 0.11, 0.12])
+    assert low < math.exp(0.1) < high
+
+
+def test_processes_that_differ_widen_the_interval_beyond_that_of_their_pairs() -> None:
+    alike = [[-0.30, -0.31, -0.29, -0.30]] * 3
+    differing = [[-0.10, -0.11, -0.09, -0.10], [-0.30, -0.31, -0.29, -0.30], [-0.50, -0.51, -0.49, -0.50]]
+    narrow, wide = process_interval(alike), process_interval(differing)
+    assert narrow[0] == pytest.approx(wide[0], rel=0.01)
+    assert wide[2] - wide[1] > 5 * (narrow[2] - narrow[1])
+
+
+def test_a_preempted_step_does_not_count_and_a_stall_of_the_loader_does() -> None:
+    seconds = [0.01] * 9 + [0.5]
+    assert typical(seconds, 0.2) == pytest.approx(0.01)
+    assert typical(seconds) == pytest.approx(0.059)
+
+
+def test_the_planted_changes_are_ranked_and_combined_and_checked_at_the_end() -> None:
+    tuned = FakeTraining({"channels_last": 0.8, "fused": 0.9, "bf16": 1.3, "isa=avx2": 0.88}).tuning()
+    assert [arm.name for arm in tuned.winners()] == ["channels_last", "isa=avx2", "fused"]
+    best = tuned.best()
+    assert best is not None
+    assert set(best.changes) == {"channels_last", "isa=avx2", "fused"}
+    final = tuned.arms[FINAL]
+    assert final.interval()[0] == pytest.approx(0.8 * 0.88 * 0.9, rel=0.02)
+    assert final.of_process
+
+
+def test_what_is_slower_in_its_first_pairs_is_given_up() -> None:
+    tuned = FakeTraining({"bf16": 1.5}).tuning()
+    assert len(tuned.arms["bf16"].pairs) == 3
+    assert tuned.best() is None
+    assert "leave the training as it is" in judge(tuned, "t").answer
+
+
+def test_noise_alone_recommends_nothing() -> None:
+    recommended = 0
+    for seed in range(5):
+        training = FakeTraining({}, noise=0.05)
+        training.random = random.Random(seed)
+        recommended += training.tuning().best() is not None
+    assert recommended <= 1
+
+
+def test_a_change_that_ends_its_process_is_told_and_the_others_go_on() -> None:
+    tuned = FakeTraining({"channels_last": 0.8}, broken=["malloc-keep"]).tuning()
+    broken = tuned.arms["malloc-keep"]
+    assert (broken.status, broken.reason) == ("failed", "it crashed")
+    assert [arm.name for arm in tuned.winners()] == ["channels_last"]
+
+
+def test_a_change_whose_loss_drifts_is_not_combined() -> None:
+    training = FakeTraining({"channels_last": 0.8, "bf16": 0.85})
+    training.drifts["bf16"] = 0.2
+    tuned = training.tuning()
+    assert [arm.name for arm in tuned.winners()] == ["channels_last", "bf16"]
+    best = tuned.best()
+    assert best is not None
+    assert best.changes == ("channels_last",)
+    assert any("bf16: the loss drifts" in note for note in judge(tuned, "t").notes)
+
+
+def test_a_drifting_change_is_not_recommended_where_it_is_the_fastest() -> None:
+    training = FakeTraining({"channels_last": 0.9, "bf16": 0.7})
+    training.drifts["bf16"] = math.nan
+    best = training.tuning().best()
+    assert best is not None
+    assert best.changes == ("channels_last",)
+
+
+def test_a_loader_that_takes_much_of_the_step_is_tried_first() -> None:
+    training = FakeTraining({"workers=1": 0.4, "workers=2": 0.4})
+    training.facts["data_share"] = 0.6
+    training.tuning()
+    assert training.opened[1][0].startswith("workers=")
+
+
+def test_the_order_within_pairs_is_random_and_each_change_has_its_own_as_is_block() -> None:
+    training = FakeTraining({})
+    training.tuning(only=("fused",))
+    pairs = list(zip(training.blocks[1::2], training.blocks[2::2], strict=False))
+    assert all({*pair} == {(), ("fused",)} for pair in pairs)
+    assert {pair[0] for pair in pairs} == {(), ("fused",)}
+
+
+def test_ctrl_c_keeps_what_is_known_and_the_same_folder_goes_on() -> None:
+    kept: dict[str, Mapping[str, Any]] = {}
+
+    def keep(name: str, content: Mapping[str, Any]) -> None:
+        kept[name] = json.loads(json.dumps(content))
+
+    training = FakeTraining({"channels_last": 0.8})
+    training.interrupt_after = 60
+    first = training.tuning(desk=Desk(keep, kept), only=("channels_last", "fused", "foreach"))
+    known = {name: len(arm.pairs) for name, arm in first.arms.items() if arm.pairs}
+    assert not first.interrupted or known
+    training.interrupt_after, training.blocks = None, []
+    second = training.tuning(desk=Desk(keep, kept), only=("channels_last", "fused", "foreach"))
+    assert not second.interrupted
+    assert all(len(second.arms[name].pairs) >= count for name, count in known.items() if name != FINAL)
+    assert second.arms["channels_last"].pairs[: known["channels_last"]] == first.arms["channels_last"].pairs
+
+
+def test_an_interrupted_experiment_still_answers() -> None:
+    training = FakeTraining({"channels_last": 0.8})
+    training.interrupt_after = 5
+    tuned = training.tuning()
+    assert tuned.interrupted
+    assert any("Interrupted" in note for note in judge(tuned, "t").notes)
+
+
+def test_for_memory_the_largest_saving_is_first_whatever_its_time() -> None:
+    training = FakeTraining({"accumulate=2": 0.6, "accumulate=4": 0.5, "bf16": 0.9})
+    tuned = training.tuning(goal="memory", only=("memory", "bf16"))
+    assert [arm.name for arm in tuned.winners()] == ["accumulate=4", "accumulate=2", "bf16"]
+
+
+def test_within_a_loop_nothing_that_needs_a_process_is_tried() -> None:
+    training = FakeTraining({"malloc-keep": 0.5, "workers=2": 0.8})
+    training.facts["data_share"] = 0.5
+    tuned = training.tuning(apart=False)
+    assert training.opened == [()]
+    assert "process of its own" in tuned.arms["malloc-keep"].reason
+    assert tuned.arms["workers=2"].status == "measured"
+
+
+def test_what_overlaps_is_a_tie() -> None:
+    def arm(name: str, centre: float) -> Arm:
+        return Arm(name, (name,), pairs=[(math.log(centre) + 0.005 * place, 0) for place in range(-4, 5)])
+
+    ranks = tie_groups([arm("a", 0.700), arm("b", 0.703), arm("c", 0.9)])
+    assert ranks == {"a": 1, "b": 1, "c": 3}
+
+
+def test_the_table_says_what_helps_what_does_not_and_what_was_not_tried() -> None:
+    findings = judge(FakeTraining({"channels_last": 0.8, "bf16": 1.3}).tuning(), "title")
+    tables = {table.name: table for table in findings.tables}
+    assert findings.answer.startswith("channels_last: ")
+    assert [row[1] for row in tables["helps"].rows] == ["channels_last"]
+    assert {row[0]: row[4] for row in tables["no-gain"].rows}["bf16"] == "slower"
+    assert ("tcmalloc", "tcmalloc instead of glibc's malloc", "it is not installed") in tables["untried"].rows
+    assert tables["code"].rows[0][0] == "channels_last"
+    assert set(findings.frames) >= {"gains"}
+
+
+@pytest.mark.parametrize(
+    ("facts", "name", "reason"),
+    [
+        ({"conv2d": 0}, "channels_last", "no convolution"),
+        ({"channels_last": True}, "channels_last", "already"),
+        ({"autocast": True}, "bf16", "already"),
+        (
+            {"optimizers": [{"kind": "RMSprop", "fused": False, "foreach": False}]},
+            "fused",
+            "RMSprop has no such update",
+        ),
+        ({"optimizers": []}, "foreach", "no optimizer"),
+        ({"glibc": False}, "malloc-keep", "not glibc"),
+        ({"environment": {"MALLOC_ARENA_MAX": "1"}}, "malloc-keep", "already"),
+        ({"cpu_capability": "AVX2"}, "isa=avx2", "no AVX-512"),
+        ({"loader": None}, "workers=2", "no data loader"),
+        ({"data_share": 0.001}, "workers=2", "0.1 % of a step"),
+        ({"compiler": None}, "compile", "no C++ compiler"),
+        ({"divisible": False}, "accumulate=2", "makes itself"),
+        ({"threads": 1}, "bind", "one thread"),
+    ],
+)
+def test_a_change_that_does_not_apply_says_why(facts: Mapping[str, Any], name: str, reason: str) -> None:
+    assert reason in offered({**FACTS, **facts})[name].refused
+
+
+def test_more_threads_than_cores_are_not_offered_and_fewer_are() -> None:
+    names = set(offered({**FACTS, "cores": 2, "physical_cores": 2, "threads": 8}))
+    assert {"threads=1", "threads=2"} <= names
+    assert not names & {"threads=4", "threads=8"}
+
+
+def test_names_groups_and_goals_choose_changes_and_an_unknown_one_is_refused() -> None:
+    known = offered(FACTS).values()
+    assert [change.name for change in wanted(known, "time", ("allocator",), ("tcmalloc",))] == [
+        "malloc-keep", "malloc-keep-large",
+    ]  # fmt: skip
+    assert all(change.goal == "time" for change in wanted(known, "time", (), ()))
+    with pytest.raises(UnknownName, match="chanels_last"):
+        wanted(known, "time", ("chanels_last",), ())
+
+
+def test_every_change_has_code_to_paste_and_a_title() -> None:
+    for change in offered({**FACTS, "tcmalloc": "/usr/lib/libtcmalloc.so", "large_cores": [2, 3]}).values():
+        assert change.code
+        assert change.title
+        assert change.at_start or change.switch is not None, change.name
+        assert change.environment or change.switch is not None, change.name

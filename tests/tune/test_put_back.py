@@ -1,0 +1,241 @@
+"""After tuning a training goes on bit by bit as if it had not been tuned."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import stepscope
+from stepscope import workloads
+from stepscope.errors import UnknownName, UsageError
+from stepscope.experiments.tune.bench import Bench
+from stepscope.experiments.tune.subject import State, Targets
+from stepscope.experiments.tune.trainee import bench_of
+
+LIVE = ("channels_last", "bf16", "fused", "foreach", "flush-denormals", "threads=1", "matmul=medium", "checkpoint")
+
+
+def _fingerprint(training: Any) -> list[Any]:
+    tensors = [*training.model.parameters(), *training.model.buffers()]
+    states = [value for o in training.optimizers for state in o.state.values() for value in state.values()]
+    return [
+        *((tensor.data_ptr(), tensor.stride(), tensor.detach().clone()) for tensor in tensors),
+        *((t.grad.data_ptr(), t.grad.clone()) if t.grad is not None else None for t in training.model.parameters()),
+        *(value.clone() if isinstance(value, torch.Tensor) else value for value in states),
+        torch.get_rng_state(), random.getstate(), str(np.random.get_state()), torch.get_num_threads(),
+        torch.get_float32_matmul_precision(),
+    ]  # fmt: skip
+
+
+def _same(first: Any, second: Any) -> bool:
+    if isinstance(first, torch.Tensor):
+        return torch.equal(first, second)
+    if isinstance(first, (list, tuple)):
+        return len(first) == len(second) and all(_same(a, b) for a, b in zip(first, second, strict=True))
+    return bool(first == second)
+
+
+@pytest.mark.parametrize(
+    ("name", "optimizer", "batch"),
+    [
+        ("lenet", "adam", 4),  # dropout
+        ("mobilenet-v1-025-96", "momentum", 2),  # batch normalisation
+        ("dcgan-32", None, 2),  # two optimizers in turn, noise
+        ("resnet8-c32", "rmsprop", 2),
+    ],
+)
+def test_weights_state_and_random_numbers_are_bit_identical_after_every_change(
+    name: str, optimizer: str | None, batch: int
+) -> None:
+    training = workloads.find(name).prepare(batch=batch, optimizer=optimizer)
+    batches = training.batches()
+    training.step(next(batches))
+    before = _fingerprint(training)
+    bench = bench_of(training, restored=True)
+    facts = bench.facts()
+    assert _same(before, _fingerprint(training))
+    applying = [change.name for change in bench.find(LIVE) if not change.refused]
+    assert {"fused", "foreach"} & set(applying) or optimizer == "rmsprop"
+    for change in [*([name] for name in applying), ["channels_last", "bf16"], []]:
+        bench.block(change, 1, 2)
+        bench.losses(change, 2)
+        assert _same(before, _fingerprint(training)), change
+    bench.memory([])
+    assert _same(before, _fingerprint(training))
+    assert facts["step_s"] > 0
+
+
+def test_a_training_that_was_tuned_has_the_losses_of_one_that_was_not() -> None:
+    def losses(tuned: bool) -> list[float]:
+        training = workloads.find("lenet").prepare(batch=8, optimizer="adam")
+        found, batches = [], iter(training.batches())
+        for step in range(6):
+            if tuned and step == 3:
+                bench = bench_of(training, restored=True)
+                for change in ("channels_last", "bf16", "fused"):
+                    bench.block([change], 1, 3)
+            found.append(float(training.step(next(batches))))
+        return found
+
+    assert losses(True) == losses(False)
+
+
+def test_nothing_of_a_change_stays_on_the_model_also_where_the_step_fails() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.LazyLinear(2))
+    model(torch.zeros(1, 3, 6, 6))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    count = [0]
+
+    def step(batch: torch.Tensor) -> torch.Tensor:
+        count[0] += 1
+        if count[0] == 5:
+            raise RuntimeError("the user's own")
+        optimizer.zero_grad()
+        loss = model(batch).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss  # type: ignore[no-any-return]
+
+    batch = torch.randn(2, 3, 6, 6)
+    bench = Bench(step, Targets((model,), (optimizer,)), lambda _: iter(lambda: batch, None), [batch])
+    strides = [parameter.stride() for parameter in model.parameters()]
+    weights = [parameter.detach().clone() for parameter in model.parameters()]
+    with pytest.raises(RuntimeError, match="the user's own"):
+        bench.block(["channels_last", "bf16", "fused"], 0, 8)
+    assert [parameter.stride() for parameter in model.parameters()] == strides
+    assert all(torch.equal(old, new) for old, new in zip(weights, model.parameters(), strict=True))
+    assert not model._forward_hooks
+    assert not model._forward_pre_hooks
+    assert not optimizer.state
+    assert optimizer.param_groups[0]["fused"] is None
+    assert not torch.is_autocast_enabled("cpu")
+    assert nn.Module.__call__ is nn.Module._wrapped_call_impl
+
+
+def test_changes_do_what_they_say() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(64, 2))
+    optimizer = torch.optim.Adam(model.parameters())
+    seen: list[dict[str, Any]] = []
+
+    def watch(_: nn.Module, args: Any, output: torch.Tensor) -> None:
+        weight: Any = model[0].weight
+        seen.append(
+            {
+                "layout": weight.is_contiguous(memory_format=torch.channels_last) and not weight.is_contiguous(),
+                "dtype": output.dtype,
+                "fused": optimizer.param_groups[0]["fused"],
+                "threads": torch.get_num_threads(),
+            }
+        )
+
+    model[0].register_forward_hook(watch)
+
+    def step(batch: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = model(batch).square().mean()
+        assert loss.dtype == torch.float32
+        loss.backward()
+        optimizer.step()
+        return loss  # type: ignore[no-any-return]
+
+    batch = torch.randn(2, 3, 6, 6)
+    bench = Bench(step, Targets((model,), (optimizer,)), lambda _: iter(lambda: batch, None), [batch])
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        bench.use({**bench.facts(), "cores": 4})
+        bench.block(["channels_last", "bf16", "fused", "threads=1"], 0, 1)
+        assert seen[-1] == {"layout": True, "dtype": torch.bfloat16, "fused": True, "threads": 1}
+        bench.block([], 0, 1)
+        assert seen[-1] == {"layout": False, "dtype": torch.float32, "fused": None, "threads": 2}
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_others_are_put_back_schedulers_generators_and_dictionaries() -> None:
+    weight = nn.Parameter(torch.zeros(2))
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    generator, own, counters = torch.Generator().manual_seed(3), random.Random(4), {"steps": 1, "list": [1]}
+    numpy_generator = np.random.default_rng(5)
+    state = State(Targets((), (optimizer,)), (scheduler, generator, own, counters, numpy_generator))
+    expected = torch.rand(3, generator=generator), own.random(), numpy_generator.random()
+    optimizer.step()
+    scheduler.step()
+    counters["steps"], counters["list"] = 7, [9]
+    state.put_back()
+    assert (scheduler.last_epoch, optimizer.param_groups[0]["lr"], counters) == (0, 0.1, {"steps": 1, "list": [1]})
+    assert torch.equal(torch.rand(3, generator=generator), expected[0])
+    assert (own.random(), numpy_generator.random()) == expected[1:]
+
+
+def _loop() -> tuple[nn.Module, torch.optim.Optimizer, Callable[[torch.Tensor], torch.Tensor]]:
+    torch.manual_seed(0)
+    model = nn.Linear(8, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+
+    def step(batch: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = model(batch).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss  # type: ignore[no-any-return]
+
+    return model, optimizer, step
+
+
+def test_a_loop_is_tuned_from_python_and_goes_on_as_before(tmp_path: Path) -> None:
+    def weights(tuned: bool) -> torch.Tensor:
+        model, optimizer, step = _loop()
+        data: Any = torch.utils.data.DataLoader(torch.randn(64, 8), batch_size=8, shuffle=True)  # type: ignore[arg-type]
+        for place, batch in enumerate(data):
+            step(batch)
+            if tuned and place == 3:
+                found = stepscope.tune(
+                    step, data, model=model, optimizer=optimizer, minutes=0.01, only=("fused", "foreach"), out=tmp_path
+                )
+                assert {"findings.json", "page.html"} <= {path.name for path in tmp_path.iterdir()}
+                tried = [
+                    str(row[0]) for table in found.tables if table.name in ("helps", "no-gain") for row in table.rows
+                ]
+                assert tried
+        return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+
+    assert torch.equal(weights(True), weights(False))
+
+
+def test_a_scope_tunes_between_two_steps_and_records_none_of_it(tmp_path: Path) -> None:
+    model, optimizer, step = _loop()
+    with stepscope.profile(model, optimizer, out=tmp_path, characterise=False) as scope:
+        for place in range(6):
+            step(torch.randn(4, 8))
+            scope.step()
+            if place == 3:
+                found = scope.tune(step, [torch.randn(4, 8)], minutes=0.005, only=("fused",))
+                assert found.study == "tune"
+    assert len(scope.run.steps) == 6
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        ({}, UsageError),
+        ({"model": nn.Linear(1, 1)}, UsageError),
+        ({"batch": 3}, UnknownName),
+        ({"for_": "energy"}, UsageError),
+    ],
+)
+def test_a_loop_that_cannot_be_tuned_is_refused(
+    arguments: Mapping[str, Any], error: type[Exception], tmp_path: Path
+) -> None:
+    model, optimizer, step = _loop()
+    known: dict[str, Any] = {"model": model, "optimizer": optimizer} if set(arguments) & {"batch", "for_"} else {}
+    with pytest.raises(error):
+        stepscope.tune(step, [torch.zeros(1, 8)], out=tmp_path / "out", **{**known, **arguments})
