@@ -250,6 +250,29 @@ def test_a_breach_of_style_would_be_seen(tmp_path: Path, monkeypatch: pytest.Mon
     assert not list(_against_the_style(tmp_path / "report" / "__init__.py"))
 
 
+# Entry points, whose many settings people write by name, and one that torch's dispatcher calls with its own arguments.
+ENTRY_POINTS = {"api/training.py measure", "record/profile.py __init__", "record/dry/flops.py _convolution_backward"}
+WIDE_STILL = {
+    "cli/fit.py fit",
+    "cli/fit.py _request",
+    "footprint/prediction.py fit",
+    "record/ops/rows.py _finished",
+    "record/sampler/process.py start_sampler",
+    "record/train.py train_workload",
+}
+
+
+def test_no_function_but_an_entry_point_has_more_than_eight_parameters() -> None:
+    wide = set()
+    for path in FILES:
+        for node in ast.walk(_tree(path)):
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                names = [each.arg for each in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
+                if len([name for name in names if name not in ("self", "cls")]) > 8:
+                    wide.add(f"{_name(path)} {node.name}")
+    assert wide <= ENTRY_POINTS | WIDE_STILL
+
+
 def test_what_the_package_asks_for_is_what_it_imports() -> None:
     project = (SOURCE.parents[1] / "pyproject.toml").read_text(encoding="utf-8")
     asked = "".join(re.findall(r"^(?:dependencies|torch|report|fleet) = \[.*\]$", project, re.MULTILINE))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 import sys
@@ -18,6 +19,7 @@ from typer.testing import CliRunner
 
 import stepscope
 from stepscope.api.requests import STUDIES, Study
+from stepscope.cli import load_commands
 from stepscope.cli import study as studies
 from stepscope.cli._options import command_of
 from stepscope.errors import StepscopeError, UnknownName, UsageError
@@ -28,6 +30,30 @@ REQUESTS: Mapping[str, type[Request]] = {
     "suite run": stepscope.requests.SuiteRun,
     "forecast": stepscope.requests.ForecastRequest,
     "run": stepscope.requests.RunRequest,
+    "calibrate": stepscope.requests.CalibrateRequest,
+    "check": stepscope.requests.CheckRequest,
+    "compare": stepscope.requests.CompareRequest,
+    "data": stepscope.requests.DataRequest,
+    "doctor": stepscope.requests.DoctorRequest,
+    "export": stepscope.requests.ExportRequest,
+    "import": stepscope.requests.ImportRequest,
+    "live": stepscope.requests.LiveRequest,
+    "log": stepscope.requests.LogRequest,
+    "meter": stepscope.requests.MeterRequest,
+    "runs list": stepscope.requests.RunsRequest,
+    "suite show": stepscope.requests.SuiteShowRequest,
+    "suite export": stepscope.requests.SuiteExportRequest,
+    "suite list": stepscope.requests.SuiteListRequest,
+}
+NEEDED: Mapping[str, dict[str, Any]] = {
+    "calibrate": {"plug": "shelly=192.168.1.20"},
+    "check": {"run": Path("a"), "against": Path("b")},
+    "compare": {"runs": (Path("a"), Path("b"))},
+    "data": {"action": "verify"},
+    "import": {"file": Path("trace.json")},
+    "meter": {"run": Path("a"), "log": Path("meter.csv")},
+    "suite show": {"path": Path("suites/a")},
+    "suite export": {"path": Path("suites/a")},
 }
 OPTIONS = [(name, parameter) for name, request in REQUESTS.items() for parameter in parameters(request).values()]
 NAMED = [f"{name} {parameter.name}" for name, parameter in OPTIONS]
@@ -57,6 +83,8 @@ def _needed(name: str) -> dict[str, Any]:
         return {"target": "last", "steps": 9}
     if name == "run":
         return {"target": "lenet"}
+    if name in NEEDED:
+        return NEEDED[name]
     known = parameters(REQUESTS[name])
     return {"workload": "lenet"} if "workload" in known and known["workload"].option.default is REQUIRED else {}
 
@@ -169,6 +197,23 @@ def test_a_preset_fixes_what_it_fixes_however_it_is_said() -> None:
     assert stepscope.requests.PartialTraining(preset="second-paper", batch=40) == asked
     with pytest.raises(UsageError, match="fixes --batch"):
         stepscope.requests.PartialTraining(preset="second-paper", batch=8)
+
+
+@pytest.mark.parametrize("name", REQUESTS)
+def test_every_command_of_a_request_has_its_options_and_its_help(name: str) -> None:
+    words = name.split()
+    group = load_commands("study" if name in STUDIES else words[0])[0]
+    function = group.subcommands[words[-1]] if group.subcommands else group.function
+    assert function.__doc__ == REQUESTS[name].__doc__
+    shown = inspect.signature(function).parameters
+    typed = {field: known for field, known in parameters(REQUESTS[name]).items() if known.option.typed}
+    assert list(shown)[: len(typed)] == list(typed)
+
+
+@pytest.mark.parametrize(("given", "share"), [("5%", 0.05), ("5", 0.05), ("0.5", 0.005), (0.5, 0.5), (" 3 % ", 0.03)])
+def test_a_limit_of_check_without_its_sign_is_a_percentage_where_it_is_text(given: Any, share: float) -> None:
+    asked = stepscope.requests.CheckRequest(Path("a"), Path("b"), max_memory=given)
+    assert asked.limits == pytest.approx({"memory": share})
 
 
 @pytest.mark.parametrize("name", sorted(STUDIES))

@@ -356,7 +356,7 @@ def test_the_command_says_the_size_first_and_what_is_lacking(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     bare = fabricate_run(tmp_path, steps=8, samples=False, recorded=lambda step: False)
-    export_command(bare, "perfetto", "first:4", tmp_path)
+    export_command(run=bare, to="perfetto", steps="first:4", out=tmp_path)
     shown = capsys.readouterr()
     written = tmp_path / "export-perfetto-first-4.pftrace.gz"
     assert shown.out == f"{written}\n"
@@ -367,21 +367,21 @@ def test_the_command_says_the_size_first_and_what_is_lacking(
 
 
 def test_without_a_place_an_export_goes_into_the_run_folder(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    export_command(run.path, "csv")
+    export_command(run=run.path, to="csv")
     assert capsys.readouterr().out == f"{run.path / 'export-csv'}\n"
     assert (run.path / "export-csv" / "ops.csv").is_file()
 
 
 def test_tables_are_not_written_over_the_run_itself(run: Run) -> None:
     with pytest.raises(UsageError, match="that is the run itself"):
-        export_command(run.path, "parquet", out=run.path)
+        export_command(run=run.path, to="parquet", out=run.path)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_place_that_cannot_be_written_is_refused_and_nothing_is_left(name: str, run: Run, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the place of a folder")
     with pytest.raises(OutputNotWritable) as refused:
-        export_command(run.path, name, out=tmp_path / "file" / "x")
+        export_command(run=run.path, to=name, out=tmp_path / "file" / "x")
     assert "--out" in (refused.value.hint or "")
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
@@ -395,7 +395,7 @@ def test_a_disk_that_fills_up_leaves_no_half_of_a_file(
 
     monkeypatch.setattr(perfetto, "content", full)
     with pytest.raises(OutputNotWritable, match="No space left"):
-        export_command(run.path, "perfetto", out=tmp_path / "x.pftrace")
+        export_command(run=run.path, to="perfetto", out=tmp_path / "x.pftrace")
     assert not list(tmp_path.iterdir())
 
 

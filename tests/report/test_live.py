@@ -479,7 +479,7 @@ def test_a_view_imports_nothing_heavy() -> None:
 
 def test_a_run_that_is_not_there_is_refused_with_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(RunNotFound) as refused:
-        live_command.live(tmp_path / "nowhere")
+        live_command.live(run=tmp_path / "nowhere")
     assert "--wait" in (refused.value.hint or "")
 
 

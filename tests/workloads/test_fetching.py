@@ -167,23 +167,23 @@ def test_the_commands_fetch_list_and_verify(
 ) -> None:
     site.files["numbers.bin"] = CONTENT
     known(a_set(site.url("numbers.bin")), monkeypatch)
-    data("verify")
+    data(action="verify")
     assert "no data set has been fetched" in capsys.readouterr().out
-    data("fetch", ["numbers"])
+    data(action="fetch", names=["numbers"])
     assert capsys.readouterr().out == f"numbers: 1 file in {data_folder / 'numbers'}\n"
-    data("list", json=True)
+    data(action="list", json=True)
     rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
     assert rows["numbers"]["present"] is True
     assert rows["mnist-5k"]["present"] is True
-    data("verify", json=True)
+    data(action="verify", json=True)
     assert json.loads(capsys.readouterr().out) == [{"data set": "numbers", "file": "numbers.bin", "state": "ok"}]
-    data("verify", ["numbers"])
+    data(action="verify", names=["numbers"])
     assert capsys.readouterr().out == "numbers/numbers.bin: ok\n"
 
 
 def test_the_list_is_a_table_for_people(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "160")
-    data("list")
+    data(action="list")
     shown = capsys.readouterr().out
     assert all(each.name in shown for each in (*catalogue.DATA_SETS, *catalogue.PACKAGED))
     assert "stepscope[atari]" in shown
@@ -192,18 +192,18 @@ def test_the_list_is_a_table_for_people(capsys: pytest.CaptureFixture[str], monk
 def test_verify_fails_where_a_file_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     known(a_set(DEAD), monkeypatch)
     with pytest.raises(DataUnavailable, match="not whole: numbers") as caught:
-        data("verify", ["numbers"])
+        data(action="verify", names=["numbers"])
     assert caught.value.hint == "stepscope data fetch numbers"
 
 
 def test_commands_refuse_what_they_do_not_know() -> None:
     with pytest.raises(UnknownName) as caught:
-        data("fecth")
+        data(action="fecth")
     assert caught.value.hint == "did you mean fetch?"
     with pytest.raises(UnknownName) as caught:
-        data("fetch", ["mnits"])
+        data(action="fetch", names=["mnits"])
     assert "mnist" in str(caught.value.hint)
     with pytest.raises(UsageError, match="needs the name"):
-        data("fetch")
+        data(action="fetch")
     with pytest.raises(UsageError, match="takes no names"):
-        data("list", ["mnist"])
+        data(action="list", names=["mnist"])

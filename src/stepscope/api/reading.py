@@ -21,7 +21,7 @@ from stepscope.analysis.compare import Check, Comparison
 from stepscope.analysis.energy.alignment import align
 from stepscope.analysis.results import Findings
 from stepscope.analysis.run import open_run
-from stepscope.api.requests import ForecastRequest
+from stepscope.api.requests import DoctorRequest, ForecastRequest
 from stepscope.errors import UnknownName, UsageError
 from stepscope.integrations import logger
 from stepscope.record.ceilings import ceilings as measured
@@ -209,13 +209,16 @@ def doctor(
     step_size, read_cost_ns, ...), missing (sensor, reason, detail, remedy), power, characterised, perf, torch, proc,
     root, simulated; null is "not known". Raises UsageError.
     """
-    if simulate is not None and characterise:
-        raise UsageError("a simulated board follows a training: it cannot be characterised", "leave out one of them")
-    with sensor_root(simulate, str(root or os.environ.get("STEPSCOPE_ROOT") or "/")) as chosen:
+    asked = DoctorRequest(characterise, None, ceilings, threads, precision, simulate)
+    with sensor_root(asked.simulate, str(root or os.environ.get("STEPSCOPE_ROOT") or "/")) as chosen:
         top = Path(chosen.root or "/")
         measure = (lambda seen, target: characterise_sensors(seen, target, top)[1]) if characterise else None
-        found = diagnose(top, simulate, measure)[0]
-    return {**found, "ceilings": measured(threads=threads, precision=precision, again=True)} if ceilings else found
+        found = diagnose(top, asked.simulate, measure)[0]
+    return (
+        {**found, "ceilings": measured(threads=asked.threads, precision=asked.precision, again=True)}
+        if ceilings
+        else found
+    )
 
 
 def figure(

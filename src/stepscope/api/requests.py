@@ -1,6 +1,4 @@
-"""The requests of questions about one training: measure it, and what will the whole of it take?
-
-The questions that Python can ask by name: each is a frozen dataclass, and its fields are the options of its command.
+"""The questions that Python asks by name: each is a frozen dataclass, and its fields are the options of its command.
 
     stepscope.study(stepscope.requests.PartialTraining(fractions=(0.125, 0.5)))
 
@@ -9,8 +7,10 @@ A study of one's own is a `StudyRequest` in one file and a row of STUDIES.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from stepscope.errors import UsageError
 from stepscope.experiments.breakdown import Breakdown
@@ -21,7 +21,22 @@ from stepscope.experiments.observations import Observations
 from stepscope.experiments.partial import PartialTraining
 from stepscope.experiments.suite import SuiteRun
 from stepscope.experiments.sweeps import BatchSweep, OptimizerSweep, PowerModes, PrecisionSweep, ThreadSweep
-from stepscope.request import REQUIRED, Request, option
+from stepscope.request import REQUIRED, Option, Request, option
+from stepscope.run_paths import NEWEST
+
+_LIMIT = Option("", unit="share", bare="%", least=0, most=10, example="5%")
+
+
+def _ways_to_divide() -> list[str]:
+    from stepscope.analysis.compare import WHAT
+
+    return list(dict.fromkeys(way for ways in WHAT.values() for way in ways))
+
+
+def _differences() -> list[str]:
+    from stepscope.analysis.compare import WHAT
+
+    return list(WHAT)
 
 
 @dataclass(frozen=True)
@@ -143,21 +158,268 @@ class CalibrateRequest(Request):
             raise UsageError("calibrate against which meter?", "give one of --plug, --meter-command and --meter-csv")
 
 
+RUN = "A run folder, the name of one in runs/, or 'last'."
+LAST = Path(NEWEST)
+
+
+@dataclass(frozen=True)
+class CheckRequest(Request):
+    """Decide with intervals whether a run has regressed: exit code 0 no regression, 10 regression, 11 cannot tell.
+
+    Without a limit all three are checked at 5 %, 3 % and 5 %, energy where both sides measured it; with limits, those
+    alone. It is a regression if the whole 95 % CI of the ratio lies above the limit, none if the whole interval
+    lies within, and else it cannot be told. The memory is the live peak where both recorded it, else the process's. In
+    a GitHub job the Markdown goes to the summary of the job too.
+    """
+
+    run: Path = option(REQUIRED, "A run folder, a name in runs/, 'last', or a folder of repeats.", argument=True)
+    against: Path = option(REQUIRED, "The baseline: a run, or a folder of repeats.")
+    max_slowdown: float | None = option(None, _LIMIT, help="Growth of the step time that is allowed: 5%.")
+    max_memory: float | None = option(None, _LIMIT, help="Growth of peak memory that is allowed: 3%.")
+    max_energy: float | None = option(None, _LIMIT, help="Growth of energy a step that is allowed: 5%.")
+    anyway: bool = option(False, "Compare what was trained, or where, differently.")
+
+    def __post_init__(self) -> None:
+        for name in ("max_slowdown", "max_memory", "max_energy"):
+            value: Any = getattr(self, name)
+            if isinstance(value, str) and re.fullmatch(r"\s*0?\.\d+\s*", value):  # 0.5 typed is half a percent
+                object.__setattr__(self, name, f"{value}%")
+        super().__post_init__()
+
+    @property
+    def limits(self) -> dict[str, float] | None:
+        """The growth allowed of time, memory and energy, as shares; None: all three at their usual limits."""
+        given = {"time": self.max_slowdown, "memory": self.max_memory, "energy": self.max_energy}
+        return {what: share for what, share in given.items() if share is not None} or None
+
+
+@dataclass(frozen=True)
+class CompareRequest(Request):
+    """Compare runs, devices or sweeps with the first of them: ratios with intervals, and what explains the difference.
+
+    Several runs of one folder and setting are repeats: intervals then tell how much runs differ among themselves. The
+    parts (modules, operators) of a difference in time, memory or energy add up to it, and what is unattributed
+    is shown.
+    """
+
+    runs: tuple[Path, ...] = option(
+        REQUIRED,
+        "Two to ten: run folders, names in runs/, 'last', sweeps, or folders of runs (repeats).",
+        argument=True,
+    )
+    per: str = option("step", "Count time and energy of the parts by step or by sample.")
+    by: tuple[str, ...] = option(
+        ("module", "kind"), "Parts: module, type, kind, phase, category. Default: module, kind.", stated=True,
+        separate=True, choices=_ways_to_divide, kind="kind of part",
+    )  # fmt: skip
+    what: tuple[str, ...] = option(
+        None, "Differences to explain: time, kernels, memory, energy. Default: all.", separate=True,
+        choices=_differences, kind="difference to explain",
+    )  # fmt: skip
+    attribution: str = option(
+        "fit", "How energy is attributed to operators: fit (ours), overlap, nearest (2019) or model."
+    )
+
+
+@dataclass(frozen=True)
+class ExportRequest(Request):
+    """Write a run as a file that another tool opens, or as a folder of tables.
+
+    Perfetto shows ops by thread and device with every sampled channel under them; speedscope shows flame graphs. What
+    will be written is said, with its rough size, before it is; long runs are better exported for a few steps.
+    """
+
+    run: Path = option(LAST, RUN, argument=True)
+    to: str = option("perfetto", "What for: perfetto, chrome, csv, parquet, speedscope or json.")
+    steps: str = option("all", "Which steps: 10:20 (10 to 19), first:50 or all.")
+    out: Path | None = option(None, "File, or folder of tables. Default: in the run folder.")
+
+
+@dataclass(frozen=True)
+class ImportRequest(Request):
+    """Turn measurements of another tool into a run: a torch.profiler file, with the log of a sensor tool beside it.
+
+    What the file does not say is not made up: it stands in the run among what was not measured. Steps, ops,
+    phases and, with with_stack=True, layers come from the profiler; power, utilisation and memory from the log. What
+    `stepscope export --to chrome` has written is the run again, without what was sampled.
+    """
+
+    file: Path = option(REQUIRED, "A torch.profiler JSON (also .gz), or the log of a sensor tool.", argument=True)
+    with_: tuple[Path, ...] = option((), "A sensor log of the same time; may be repeated.", separate=True, stated=True)
+    kind: str | None = option(
+        None, "torch-profiler, stepscope-chrome, tegrastats, jetson-stats, nvidia-smi, powermetrics, mllog, "
+        "powersensor3 or meter-csv. Default: by content."
+    )  # fmt: skip
+    out: Path = option(Path("runs"), "The folder that the run is put into.")
+    name: str | None = option(None, "What was trained. Default: the file's name.")
+    batch: int | None = option(None, "Training samples of a step.", least=1)
+    warmup: int | None = option(None, "Steps at the begin that do not count.", least=0)
+    board: str | None = option(None, "The board, by name or as its device tree says it.")
+    utc_offset: str | None = option(None, "Zone of stamps without one: +02:00. Default: of this machine.")
+    shift: float = option(0.0, "Seconds that are added to the times of the logs.", unit="s")
+    started: str | None = option(None, "When a log without dates was started (tegrastats, a meter).")
+    interval: float | None = option(None, "Its interval: 100ms.", unit="s", above=0, example="100ms")
+    time_column: str | None = option(None, "Column of the times in a meter's CSV. Default: by its name.")
+    power_column: str | None = option(None, "Column of the power in it. Default: by its name.")
+
+
+@dataclass(frozen=True)
+class DoctorRequest(Request):
+    """Show what can be measured on this machine, what cannot, and the command that would enable it."""
+
+    characterise: bool = option(False, "Measure refresh, step and filter of each power sensor: loads all cores.")
+    picture: Path | None = option(None, "With --characterise: draw the answers to the load (.png, .svg or .html).")
+    ceilings: bool = option(False, "Measure what this device can reach, for bottleneck and roofline (seconds).")
+    threads: int | None = option(None, "With --ceilings: threads of torch (default: its own).", least=1)
+    precision: str = option("fp32", "With --ceilings: fp32 or bf16.")
+    simulate: str | None = option(
+        None, "Look at a simulated board instead (all output says so): jetson-tx2, or jetson-tx2,average=76."
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.picture is not None and not self.characterise:
+            raise UsageError("--picture belongs to --characterise", "add --characterise")
+        if self.simulate is not None and self.characterise:
+            said = "--characterise: a simulated board follows a training, not the load that this would make"
+            raise UsageError(said, f"look at it alone: stepscope doctor --simulate {self.simulate}")
+
+
+@dataclass(frozen=True)
+class LiveRequest(Request):
+    """Watch a run that is going on: step, speed, time left, load, power, memory and heat.
+
+    It reads the run folder alone: the training does not notice it, and goes on when it is left with Ctrl-C. It ends
+    when the run does, with exit code 0 if that went well and 1 if not.
+    """
+
+    run: Path = option(LAST, RUN, argument=True)
+    wait: bool = option(False, "Wait for the run to begin.")
+    lines: bool = option(False, "A line every few seconds, as without a terminal.")
+    prometheus: str | None = option(None, "Serve gauges at this port of 127.0.0.1 (0: any), or keep this .prom file.")
+
+
+@dataclass(frozen=True)
+class LogRequest(Request):
+    """Hand a run to MLflow, Weights & Biases, TensorBoard, Prometheus or a CodeCarbon table.
+
+    Figures carry their unit in their name and their 95 % bounds beside them; what was not measured is excluded. Where
+    the run went is printed. Nothing leaves this machine unless --out or the tool's own settings name a server.
+    """
+
+    run: Path = option(LAST, RUN, argument=True)
+    to: str = option("tensorboard", "What takes it: mlflow, wandb, tensorboard, prometheus or codecarbon.")
+    out: str | None = option(None, "File, folder or tracking address. Default: what that tool has.")
+    page: bool = option(True, "Hand over the page as well.")
+    carbon_intensity: float | None = option(None, "g of CO2 a kWh, for codecarbon; none is assumed.")
+
+
+@dataclass(frozen=True)
+class MeterRequest(Request):
+    """Add the log of a meter with its own clock to a run.
+
+    The clock is aligned by what both have seen: power against the steps and the CPU time of the run. A log that does
+    not belong to the run is refused.
+    """
+
+    run: Path = option(REQUIRED, RUN, argument=True)
+    log: Path = option(REQUIRED, "CSV of the meter: a column of times and one of watts.", argument=True)
+
+
+@dataclass(frozen=True)
+class DataRequest(Request):
+    """List, download or check the data sets that workloads are trained on.
+
+    `fetch` downloads by name: mirrors in turn, resumed where it broke off, kept only with the right checksum. `verify`
+    compares what is on this machine with the checksums. Data lies in $STEPSCOPE_DATA, else in ~/.cache/stepscope.
+    """
+
+    action: str = option(REQUIRED, "list, fetch or verify.", argument=True, choices=("list", "fetch", "verify"))
+    names: tuple[str, ...] = option((), "Data sets, for fetch and verify.", argument=True, stated=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.action == "list" and self.names:
+            names = " ".join(self.names)
+            raise UsageError(f"list takes no names: {names}", f"stepscope data verify {names}")
+
+
+@dataclass(frozen=True)
+class RunsRequest(Request):
+    """List the runs of a store, or of a plain folder of runs, the newest first."""
+
+    store: str | None = option(None, "A folder, or an address such as s3://bucket/runs. Default: $STEPSCOPE_STORE.")
+    workload: str | None = option(None, "Only this workload; * stands for any text.")
+    board: str | None = option(None, "Only this board; * stands for any text.")
+    status: str | None = option(None, "Only this status: ok, failed, oom or interrupted.")
+    tag: tuple[str, ...] = option((), "Only runs with this tag; may be given again.", separate=True, stated=True)
+    since: str | None = option(None, "Only runs begun at this date (UTC) or later: 2026-01-31.")
+    where: str | None = option(None, "A condition of SQL on the columns: 'batch_size >= 32'.")
+    most: int = option(50, "Show at most so many, the newest first.", least=1)
+    timeout: float = option(30.0, "Most seconds that one answer of the store may take.", unit="s")
+
+
+@dataclass(frozen=True)
+class SuiteShowRequest(Request):
+    """Show the table of a sweep, its score against a reference device, and what was wrong with runs.
+
+    Values are means over the repeats with half the width of their 95 % CI. The score is the geometric mean of
+    reference / here over the settings that both measured: 2 is twice as fast.
+    """
+
+    path: Path = option(REQUIRED, "Folder of a sweep, finished or not, or a result file.", argument=True)
+    against: str | None = option(None, "Score against this stored device (see `suite list`) or result file.")
+    models: bool = option(False, "Also what papers print of the models, corrected.")
+
+
+@dataclass(frozen=True)
+class SuiteExportRequest(Request):
+    """Export the results of a sweep as CSV, Parquet, Markdown, MLPerf-style log lines, or one file that travels.
+
+    The result file holds device, versions, settings and every run's numbers, with a hash: `suite show` reads it.
+    """
+
+    path: Path = option(REQUIRED, "Folder of a sweep, or a result file.", argument=True)
+    to: str = option("result", "csv, parquet, markdown, mlperf, or result: a file that travels.")
+    out: Path | None = option(None, "File to write. Default: beside the sweep.")
+    runs: bool = option(False, "CSV and Parquet: a row a run, not a setting.")
+
+
+@dataclass(frozen=True)
+class SuiteListRequest(Request):
+    """List the tiers with their workloads, the sweeps in a folder, and the devices that scores are made against."""
+
+    below: Path = option(Path("suites"), "Folder whose sweeps are listed.", argument=True)
+
+
 __all__ = [
     "BatchSweep",
     "Breakdown",
     "CalibrateRequest",
+    "CheckRequest",
+    "CompareRequest",
     "DailyTraining",
+    "DataRequest",
+    "DoctorRequest",
+    "ExportRequest",
     "ForecastRequest",
+    "ImportRequest",
     "Kernels",
+    "LiveRequest",
+    "LogRequest",
+    "MeterRequest",
     "Observations",
     "OptimizerSweep",
     "PartialTraining",
     "PowerModes",
     "PrecisionSweep",
     "RunRequest",
+    "RunsRequest",
     "StudyRequest",
+    "SuiteExportRequest",
+    "SuiteListRequest",
     "SuiteRun",
+    "SuiteShowRequest",
     "ThreadSweep",
 ]
 

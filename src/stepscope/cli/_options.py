@@ -23,7 +23,7 @@ def command_of(request: type[Request], act: Callable[..., None], name: str) -> C
     own = list(inspect.signature(act, eval_str=True).parameters.values())[1:]
 
     def command(**given: Any) -> None:
-        extra = {parameter.name: given.pop(parameter.name) for parameter in own}
+        extra = {parameter.name: given.pop(parameter.name, parameter.default) for parameter in own}
         act(
             request.from_settings({field: value for field, value in given.items() if not _unsaid(value)}, name), **extra
         )

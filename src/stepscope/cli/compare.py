@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from stepscope.api.requests import CompareRequest
+from stepscope.cli._options import command_of
 from stepscope.errors import UsageError
 
 if TYPE_CHECKING:
@@ -16,70 +18,33 @@ _PAGE = Path("compare.html")
 _WIDTH = 120  # columns, where nobody has a terminal
 
 
-def compare(
-    runs: Annotated[
-        list[Path],
-        typer.Argument(help="Two to ten: run folders, names in runs/, 'last', sweeps, or folders of runs (repeats)."),
-    ],
-    per: Annotated[str, typer.Option(help="Count time and energy of the parts by step or by sample.")] = "step",
-    by: Annotated[
-        list[str] | None,
-        typer.Option("--by", help="Parts: module, type, kind, phase, category. [default: module, kind]"),
-    ] = None,
-    what: Annotated[
-        list[str] | None,
-        typer.Option("--what", help="Differences to explain: time, kernels, memory, energy. [default: all]"),
-    ] = None,
+def _compare(
+    request: CompareRequest,
     top: Annotated[int, typer.Option(help="Parts of each difference that are listed.", min=1)] = 8,
     html: Annotated[bool, typer.Option("--html", help="Write one self-contained page instead.")] = False,
     out: Annotated[Path | None, typer.Option("--out", help="Where the page goes. [default: compare.html]")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON instead.")] = False,
-    attribution: Annotated[
-        str, typer.Option(help="How energy is attributed to operators: fit (ours), overlap, nearest (2019) or model.")
-    ] = "fit",
     open_page: Annotated[bool, typer.Option("--open/--no-open", help="Show the page in the browser.")] = False,
 ) -> None:
-    """Compare runs, devices or sweeps with the first of them: ratios with intervals, and what explains the difference.
-
-    Several runs of one folder and setting are repeats: intervals then tell how much runs differ among themselves. The
-    parts (modules, operators) of a difference in time, memory or energy add up to it, and what is unattributed
-    is shown.
-    """
+    """Draw the comparison on the screen, as a page or as JSON."""
     if html and as_json:
         raise UsageError("--html and --json exclude each other", "run the command twice")
     if not html and (out is not None or open_page):
         raise UsageError("--out and --open belong to --html", "add --html")
+    from stepscope.analysis.compare import WHAT
     from stepscope.analysis.compare import compare as compared
 
-    comparison = compared(runs, per, attribution)
-    ways, whats = _ways(by), _whats(what)
+    comparison = compared(request.runs, request.per, request.attribution)
+    differences = request.what or tuple(WHAT)
     if html:
-        _page(comparison, whats, out or _PAGE, open_page)
+        _page(comparison, differences, out or _PAGE, open_page)
     elif as_json:
-        _json(comparison, ways, whats)
+        _json(comparison, request.by, differences)
     else:
-        _screen(comparison, ways, whats, top)
+        _screen(comparison, request.by, differences, top)
 
 
-def _ways(by: list[str] | None) -> tuple[str, ...]:
-    from stepscope.analysis.compare import WHAT
-    from stepscope.errors import UnknownName
-
-    known = {way for ways in WHAT.values() for way in ways}
-    for one in by or ():
-        if one not in known:
-            raise UnknownName("kind of part", one, known)
-    return tuple(by) if by else ("module", "kind")
-
-
-def _whats(what: list[str] | None) -> tuple[str, ...]:
-    from stepscope.analysis.compare import WHAT
-    from stepscope.errors import UnknownName
-
-    for one in what or ():
-        if one not in WHAT:
-            raise UnknownName("difference to explain", one, WHAT)
-    return tuple(what) if what else tuple(WHAT)
+compare = command_of(CompareRequest, _compare, "compare")
 
 
 def _screen(comparison: Comparison, by: tuple[str, ...], whats: tuple[str, ...], top: int) -> None:

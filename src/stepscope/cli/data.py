@@ -3,35 +3,30 @@
 from __future__ import annotations
 
 import json as json_format
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
 
-from stepscope.errors import DataUnavailable, UnknownName, UsageError
+from stepscope.api.requests import DataRequest
+from stepscope.cli._options import command_of
+from stepscope.errors import DataUnavailable, UsageError
 
-ACTIONS = ("list", "fetch", "verify")
 
-
-def data(
-    action: Annotated[str, typer.Argument(help="list, fetch or verify.")],
-    names: Annotated[list[str] | None, typer.Argument(help="Data sets, for fetch and verify.")] = None,
+def _data(
+    request: DataRequest,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON list instead of a table.")] = False,
 ) -> None:
-    """List, download or check the data sets that workloads are trained on.
-
-    `fetch` downloads by name: mirrors in turn, resumed where it broke off, kept only with the right checksum. `verify`
-    compares what is on this machine with the checksums. Data lies in $STEPSCOPE_DATA, else in ~/.cache/stepscope.
-    """
-    if action not in ACTIONS:
-        raise UnknownName("action", action, ACTIONS)
-    if action == "list":
-        if names:
-            raise UsageError(f"list takes no names: {' '.join(names)}", f"stepscope data verify {' '.join(names)}")
+    """List, fetch or verify."""
+    if request.action == "list":
         _list(json)
-    elif action == "fetch":
-        _fetch(names or [])
+    elif request.action == "fetch":
+        _fetch(request.names)
     else:
-        _verify(names or [], json)
+        _verify(request.names, json)
+
+
+data = command_of(DataRequest, _data, "data")
 
 
 def _list(json: bool) -> None:
@@ -56,7 +51,7 @@ def _list(json: bool) -> None:
     Console().print(table)
 
 
-def _fetch(names: list[str]) -> None:
+def _fetch(names: Sequence[str]) -> None:
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
@@ -81,7 +76,7 @@ def _fetch(names: list[str]) -> None:
             typer.echo(f"{dataset.name}: {len(paths)} {'file' if len(paths) == 1 else 'files'} in {paths[0].parent}")
 
 
-def _verify(names: list[str], json: bool) -> None:
+def _verify(names: Sequence[str], json: bool) -> None:
     from stepscope.workloads.data import cache, catalogue
 
     rows = catalogue.verify(names)

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from stepscope.api.requests import DoctorRequest
+from stepscope.cli._options import command_of
 from stepscope.errors import MissingDependency, OutputNotWritable, UsageError
 
 if TYPE_CHECKING:
@@ -19,59 +21,37 @@ if TYPE_CHECKING:
     from stepscope.record.sensors.contract import Target
 
 
-def doctor(
+def _doctor(
+    request: DoctorRequest,
     root: Annotated[
         Path, typer.Option(envvar="STEPSCOPE_ROOT", help="Look below this folder: a saved copy of /proc and /sys.")
     ] = Path("/"),
     json: Annotated[bool, typer.Option("--json", help="Print the same as JSON.")] = False,
-    characterise: Annotated[
-        bool,
-        typer.Option("--characterise", help="Measure refresh, step and filter of each power sensor: loads all cores."),
-    ] = False,
-    picture: Annotated[
-        Path | None,
-        typer.Option("--picture", help="With --characterise: draw the answers to the load (.png, .svg or .html)."),
-    ] = None,
-    ceilings: Annotated[
-        bool,
-        typer.Option("--ceilings", help="Measure what this device can reach, for bottleneck and roofline (seconds)."),
-    ] = False,
-    threads: Annotated[int | None, typer.Option(help="With --ceilings: threads of torch (default: its own).")] = None,
-    precision: Annotated[str, typer.Option(help="With --ceilings: fp32 or bf16.")] = "fp32",
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", help="List every sensor with its cost, and every sensor that is missing.")
     ] = False,
-    simulate: Annotated[
-        str | None,
-        typer.Option(
-            help="Look at a simulated board instead (all output says so): jetson-tx2, or jetson-tx2,average=76"
-        ),
-    ] = None,
 ) -> None:
-    """Show what can be measured on this machine, what cannot, and the command that would enable it."""
+    """Look, measure what was asked for, and print it."""
     from rich.console import Console
 
     from stepscope.quantities import simulated_badge
     from stepscope.record.diagnosis import diagnose
     from stepscope.simulate.simulation import sensor_root
 
-    if picture is not None:
-        if not characterise:
-            raise UsageError("--picture belongs to --characterise", "add --characterise")
-        check_picture(picture)
-    if simulate is not None and characterise:
-        said = "--characterise: a simulated board follows a training, not the load that this would make"
-        raise UsageError(said, f"look at it alone: stepscope doctor --simulate {simulate}")
+    if request.picture is not None:
+        check_picture(request.picture)
 
     def measure(seen: Survey, target: Target) -> dict[str, SensorProfile]:
-        return characterise_sensors(seen, target, root, picture, Console(stderr=True))
+        return characterise_sensors(seen, target, root, request.picture, Console(stderr=True))
 
-    with sensor_root(simulate, str(root)) as chosen:
-        found, profiles = diagnose(Path(chosen.root or "/"), simulate, measure if characterise else None)
-    if ceilings:
+    with sensor_root(request.simulate, str(root)) as chosen:
+        found, profiles = diagnose(
+            Path(chosen.root or "/"), request.simulate, measure if request.characterise else None
+        )
+    if request.ceilings:
         from stepscope.record.ceilings import ceilings as measured
 
-        found = {**found, "ceilings": measured(threads=threads, precision=precision, again=True)}
+        found = {**found, "ceilings": measured(threads=request.threads, precision=request.precision, again=True)}
     console = Console()
     if json:
         console.print_json(data=found)
@@ -82,16 +62,19 @@ def doctor(
     if verbose:
         _print_device(console, found)
         _print_channels(console, found["channels"])
-    if characterise:
+    if request.characterise:
         print_profiles(console, found["channels"], profiles)
     if verbose:
         _print_missing(console, found["missing"])
         _print_power(console, found)
         _print_software(console, found)
-    elif not ceilings and not characterise:
+    elif not request.ceilings and not request.characterise:
         console.print("Every sensor with its cost, and what is missing: stepscope doctor -v")
-    if ceilings:
+    if request.ceilings:
         _print_ceilings(console, found["ceilings"])
+
+
+doctor = command_of(DoctorRequest, _doctor, "doctor")
 
 
 def _print_answer(console: Console, found: dict[str, Any]) -> None:

@@ -2,39 +2,29 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
-from stepscope.run_paths import NEWEST
+from stepscope.api.requests import ExportRequest
+from stepscope.cli._options import command_of
 
 if TYPE_CHECKING:
     from stepscope.report.exports._excerpt import Excerpt, ExportPlan
 
 
-def export(
-    run: Annotated[Path, typer.Argument(help="A run folder, the name of one in runs/, or 'last'.")] = Path(NEWEST),
-    to: Annotated[
-        str, typer.Option("--to", help="What for: perfetto, chrome, csv, parquet, speedscope or json.")
-    ] = "perfetto",
-    steps: Annotated[str, typer.Option(help="Which steps: 10:20 (10 to 19), first:50 or all.")] = "all",
-    out: Annotated[
-        Path | None, typer.Option("--out", help="File, or folder of tables. [default: in the run folder]")
-    ] = None,
-) -> None:
-    """Write a run as a file that another tool opens, or as a folder of tables.
-
-    Perfetto shows ops by thread and device with every sampled channel under them; speedscope shows flame graphs. What
-    will be written is said, with its rough size, before it is; long runs are better exported for a few steps.
-    """
+def _export(request: ExportRequest) -> None:
+    """Say what will be written, write it, and print where it lies."""
     from stepscope.report.exports._excerpt import plan_export, write_export
 
-    plan = plan_export(run, to, steps, out)
+    plan = plan_export(request.run, request.to, request.steps, request.out)
     typer.echo(_announcement(plan), err=True)
     for line in _missing_parts(plan.part):
         typer.echo(line, err=True)
     typer.echo(write_export(plan))
+
+
+export = command_of(ExportRequest, _export, "export")
 
 
 def _announcement(plan: ExportPlan) -> str:

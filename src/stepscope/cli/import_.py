@@ -3,60 +3,33 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from stepscope.api.requests import ImportRequest
+from stepscope.cli._options import command_of
 from stepscope.errors import UsageError
-from stepscope.request import parse_amount
 
-if TYPE_CHECKING:
+
+def _import(request: ImportRequest) -> None:
+    """Make the run, and print what was read, what is lacking and where it lies."""
+    from stepscope.importers import Options, import_file
     from stepscope.importers.sensor_logs import Clock
 
+    clock = Clock(
+        _zone(request.utc_offset),
+        None if request.interval is None else round(request.interval * 1e9),
+        _date(request.started),
+        round(request.shift * 1e9),
+        (request.time_column, request.power_column),
+    )
+    options = Options(request.kind, request.name, request.batch, request.warmup, request.board, clock)
+    _print_summary(import_file(request.file, request.with_, request.out, options))
 
-def import_(
-    file: Annotated[Path, typer.Argument(help="A torch.profiler JSON (also .gz), or the log of a sensor tool.")],
-    beside: Annotated[
-        list[Path] | None, typer.Option("--with", help="A sensor log of the same time; may be repeated.")
-    ] = None,
-    kind: Annotated[
-        str | None,
-        typer.Option(
-            help="torch-profiler, stepscope-chrome, tegrastats, jetson-stats, nvidia-smi, powermetrics, mllog, "
-            "powersensor3 or meter-csv. [by content]"
-        ),
-    ] = None,
-    out: Annotated[Path, typer.Option("--out", help="The folder that the run is put into.")] = Path("runs"),
-    name: Annotated[str | None, typer.Option(help="What was trained. [default: the file's name]")] = None,
-    batch: Annotated[int | None, typer.Option(min=1, help="Training samples of a step.")] = None,
-    warmup: Annotated[int | None, typer.Option(min=0, help="Steps at the begin that do not count.")] = None,
-    board: Annotated[str | None, typer.Option(help="The board, by name or as its device tree says it.")] = None,
-    utc_offset: Annotated[
-        str | None, typer.Option(help="Zone of stamps without one: +02:00. [default: of this machine]")
-    ] = None,
-    shift: Annotated[float, typer.Option(help="Seconds that are added to the times of the logs.")] = 0.0,
-    started: Annotated[
-        str | None, typer.Option(help="When a log without dates was started (tegrastats, a meter).")
-    ] = None,
-    interval: Annotated[str | None, typer.Option(help="Its interval: 100ms.")] = None,
-    time_column: Annotated[str | None, typer.Option(help="Column of the times in a meter's CSV. [by its name]")] = None,
-    power_column: Annotated[str | None, typer.Option(help="Column of the power in it. [by its name]")] = None,
-) -> None:
-    """Turn measurements of another tool into a run: a torch.profiler file, with the log of a sensor tool beside it.
 
-    What the file does not say is not made up: it stands in the run among what was not measured. Steps, ops,
-    phases and, with with_stack=True, layers come from the profiler; power, utilisation and memory from the log. What
-    `stepscope export --to chrome` has written is the run again, without what was sampled.
-    """
-    from stepscope.importers import Options, import_file
-
-    clock = replace(_clock(utc_offset, shift, started, interval), columns=(time_column, power_column))
-    options = Options(kind=kind, name=name, batch_size=batch, warmup=warmup, board=board, clock=clock)
-    path = import_file(file, beside or (), out, options)
-    _print_summary(path)
+import_ = command_of(ImportRequest, _import, "import_")
 
 
 def _print_summary(path: Path) -> None:
@@ -74,12 +47,6 @@ def _print_summary(path: Path) -> None:
     typer.echo(path)
 
 
-def _clock(utc_offset: str | None, shift_s: float, started: str | None, interval: str | None) -> Clock:
-    from stepscope.importers.sensor_logs import Clock
-
-    return Clock(_zone(utc_offset), _interval_ns(interval), _date(started), round(shift_s * 1e9))
-
-
 def _zone(text: str | None) -> timezone | None:
     if text is None:
         return None
@@ -88,15 +55,6 @@ def _zone(text: str | None) -> timezone | None:
         raise UsageError(f"--utc-offset {text} is no offset", "for example +02:00 or -08:00, and +00:00 for UTC")
     minutes = int(match[2]) * 60 + int(match[3] or 0)
     return timezone(timedelta(minutes=-minutes if match[1] == "-" else minutes))
-
-
-def _interval_ns(text: str | None) -> int | None:
-    if text is None:
-        return None
-    interval_ns = round(parse_amount("--interval", text, "s", example="100ms") * 1e9)
-    if interval_ns <= 0:
-        raise UsageError(f"--interval {text}: must be above 0", "for example --interval 100ms")
-    return interval_ns
 
 
 def _date(text: str | None) -> datetime | None:

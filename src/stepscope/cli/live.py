@@ -6,42 +6,34 @@ import contextlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
+from stepscope.api.requests import LiveRequest
+from stepscope.cli._options import command_of
 from stepscope.errors import RunNotFound
 from stepscope.run_paths import NEWEST, RUNS, find_run
 
 _NOT_OK = 1
 
 
-def live(
-    run: Annotated[Path, typer.Argument(help="A run folder, the name of one in runs/, or 'last'.")] = Path(NEWEST),
-    wait: Annotated[bool, typer.Option("--wait", help="Wait for the run to begin.")] = False,
-    lines: Annotated[bool, typer.Option("--lines", help="A line every few seconds, as without a terminal.")] = False,
-    prometheus: Annotated[
-        str | None,
-        typer.Option("--prometheus", help="Serve gauges at this port of 127.0.0.1 (0: any), or keep this .prom file."),
-    ] = None,
-) -> None:
-    """Watch a run that is going on: step, speed, time left, load, power, memory and heat.
-
-    It reads the run folder alone: the training does not notice it, and goes on when it is left with Ctrl-C. It ends
-    when the run does, with exit code 0 if that went well and 1 if not.
-    """
+def _live(request: LiveRequest) -> None:
+    """Watch until the run has ended; the exit code says how."""
     from rich.console import Console
 
     from stepscope.report.live.screen import watch
 
     try:
-        folder = _run_folder(run, wait)
-        with _gauges(folder, prometheus):
-            status = watch(folder, Console(), lines=lines)
+        folder = _run_folder(request.run, request.wait)
+        with _gauges(folder, request.prometheus):
+            status = watch(folder, Console(), lines=request.lines)
     except KeyboardInterrupt:
         sys.stderr.write("\nThe view is closed; the training goes on.\n")
         return
     raise typer.Exit(0 if status == "ok" else _NOT_OK)
+
+
+live = command_of(LiveRequest, _live, "live")
 
 
 @contextlib.contextmanager

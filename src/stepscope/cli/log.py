@@ -3,44 +3,31 @@
 from __future__ import annotations
 
 import inspect
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
+from stepscope.api.requests import LogRequest
+from stepscope.cli._options import command_of
 from stepscope.errors import UsageError
-from stepscope.run_paths import NEWEST
 
 
-def log(
-    run: Annotated[Path, typer.Argument(help="A run folder, the name of one in runs/, or 'last'.")] = Path(NEWEST),
-    to: Annotated[
-        str, typer.Option("--to", help="What takes it: mlflow, wandb, tensorboard, prometheus or codecarbon.")
-    ] = "tensorboard",
-    out: Annotated[
-        str | None, typer.Option("--out", help="File, folder or tracking address. [default: what that tool has]")
-    ] = None,
-    page: Annotated[bool, typer.Option("--page/--no-page", help="Hand over the page as well.")] = True,
-    carbon_intensity: Annotated[
-        float | None, typer.Option("--carbon-intensity", help="g of CO2 a kWh, for codecarbon; none is assumed.")
-    ] = None,
-) -> None:
-    """Hand a run to MLflow, Weights & Biases, TensorBoard, Prometheus or a CodeCarbon table.
-
-    Figures carry their unit in their name and their 95 % bounds beside them; what was not measured is excluded. Where
-    the run went is printed. Nothing leaves this machine unless --out or the tool's own settings name a server.
-    """
+def _log(request: LogRequest) -> None:
+    """Hand the run over, and print where it went."""
     from stepscope.analysis.run import Run
     from stepscope.integrations import logger
 
-    chosen = logger(to)
-    opened = Run(run)
-    options = _tool_options(chosen.log_run, {"carbon_intensity": carbon_intensity}, to)
+    chosen = logger(request.to)
+    opened = Run(request.run)
+    options = _tool_options(chosen.log_run, {"carbon_intensity": request.carbon_intensity}, request.to)
     if "page" in inspect.signature(chosen.log_run).parameters:
-        options["page"] = page
+        options["page"] = request.page
     if opened.status == "running":
         typer.echo("the run has not ended: what is on disk now is handed over", err=True)
-    typer.echo(chosen.log_run(opened, out, **options))
+    typer.echo(chosen.log_run(opened, request.out, **options))
+
+
+log = command_of(LogRequest, _log, "log")
 
 
 def _tool_options(function: Any, asked: dict[str, Any], name: str) -> dict[str, Any]:

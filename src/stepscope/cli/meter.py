@@ -4,25 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
+from stepscope.api.requests import MeterRequest
+from stepscope.cli._options import command_of
 from stepscope.errors import StepscopeError, UsageError
 
 
-def meter(
-    run: Annotated[Path, typer.Argument(help="A run folder, the name of one in runs/, or 'last'.")],
-    log: Annotated[Path, typer.Argument(help="CSV of the meter: a column of times and one of watts.")],
-) -> None:
-    """Add the log of a meter with its own clock to a run.
-
-    The clock is aligned by what both have seen: power against the steps and the CPU time of the run. A log that does
-    not belong to the run is refused.
-    """
+def _meter(request: MeterRequest) -> None:
+    """Add the log, and print what was read."""
     from stepscope.run_paths import find_run
 
-    typer.echo(read_log(find_run(run), log))
+    typer.echo(read_log(find_run(request.run), request.log))
+
+
+meter = command_of(MeterRequest, _meter, "meter")
 
 
 def read_log(run: Path, log: Path) -> str:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from stepscope.api.requests import RunsRequest
+from stepscope.cli._options import command_of
 from stepscope.errors import UsageError
 from stepscope.request import parse_amount
 
@@ -38,26 +40,19 @@ def runs() -> None:
     """
 
 
-def list_(
-    store: StoreOption = None,
-    workload: Annotated[str | None, typer.Option(help="Only this workload; * stands for any text.")] = None,
-    board: Annotated[str | None, typer.Option(help="Only this board; * stands for any text.")] = None,
-    status: Annotated[str | None, typer.Option(help="Only this status: ok, failed, oom or interrupted.")] = None,
-    tag: Annotated[list[str] | None, typer.Option(help="Only runs with this tag; may be given again.")] = None,
-    since: Annotated[str | None, typer.Option(help="Only runs begun at this date (UTC) or later: 2026-01-31.")] = None,
-    where: Annotated[str | None, typer.Option(help="A condition of SQL on the columns: 'batch_size >= 32'.")] = None,
-    most: Annotated[int, typer.Option("--most", min=1, help="Show at most so many, the newest first.")] = 50,
+def _list(
+    request: RunsRequest,
     as_json: Annotated[bool, typer.Option("--json", help="Print all columns as JSON.")] = False,
-    timeout: TimeoutOption = 30.0,
 ) -> None:
-    """List the runs of a store, or of a plain folder of runs, the newest first."""
+    """Print the runs that are chosen."""
     from stepscope.store import Choice, listed
 
-    frame = listed(_place(store, timeout), Choice(workload, board, status, tuple(tag or ()), since, where))
+    choice = Choice(request.workload, request.board, request.status, request.tag, request.since, request.where)
+    frame = listed(_place(request.store, request.timeout), choice)
     if as_json:
-        typer.echo(frame.head(most).write_json())
+        typer.echo(frame.head(request.most).write_json())
         return
-    _table(frame, most)
+    _table(frame, request.most)
 
 
 def show(
@@ -151,7 +146,15 @@ def gc(
     typer.echo(f"{bytes_(found.bytes)} {'to free' if dry_run else 'freed'}, {found.runs:,} runs")
 
 
-SUBCOMMANDS = {"list": list_, "show": show, "tag": tag, "rm": rm, "push": push, "pull": pull, "gc": gc}
+SUBCOMMANDS = {
+    "list": command_of(RunsRequest, _list, "list"),
+    "show": show,
+    "tag": tag,
+    "rm": rm,
+    "push": push,
+    "pull": pull,
+    "gc": gc,
+}
 
 
 def _place(store: str | None, timeout_s: float) -> Place:

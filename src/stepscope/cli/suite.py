@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from stepscope.api.requests import SuiteExportRequest, SuiteListRequest, SuiteShowRequest
 from stepscope.cli._options import command_of
 from stepscope.errors import UsageError
 from stepscope.experiments.suite import SuiteRun
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from stepscope.experiments.suite.results import Results
 
 
-_DEFAULT_FOLDER = Path("suites")
 _PAGE = 140  # columns, where nobody has a terminal
 
 
@@ -41,29 +41,22 @@ def _run(
         sys.stderr.write(f"interrupted{end}; go on with: stepscope suite run{on} --resume --out {folder}\n")
         raise
     if not quiet:
-        show(folder)
+        _show(SuiteShowRequest(folder))
 
 
-def show(
-    path: Annotated[Path, typer.Argument(help="Folder of a sweep, finished or not, or a result file.")],
-    against: Annotated[
-        str | None, typer.Option(help="Score against this stored device (see `suite list`) or result file.")
-    ] = None,
-    models: Annotated[bool, typer.Option("--models", help="Also what papers print of the models, corrected.")] = False,
+def _show(
+    request: SuiteShowRequest,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead.")] = False,
     html: Annotated[bool, typer.Option("--html", help="Write one self-contained page instead.")] = False,
     out: Annotated[Path | None, typer.Option(help="Where the page goes. Default: suite.html in the sweep.")] = None,
 ) -> None:
-    """Show the table of a sweep, its score against a reference device, and what was wrong with runs.
-
-    Values are means over the repeats with half the width of their 95 % CI. The score is the geometric mean of
-    reference / here over the settings that both measured: 2 is twice as fast.
-    """
+    """Print the table, as text or JSON, or write the page."""
     from rich.console import Console
 
     from stepscope.api.suite import default_page, write_page
     from stepscope.experiments.suite.results import read_results
 
+    path, against, models = request.path, request.against, request.models
     if html and json:
         raise UsageError("--html and --json exclude each other", "run the command twice")
     if (path / "fleet.json").exists():
@@ -79,40 +72,38 @@ def show(
         Console(highlight=False, width=width).print(*render_results(results, against, models), sep="\n")
 
 
-def export(
-    path: Annotated[Path, typer.Argument(help="Folder of a sweep, or a result file.")],
-    to: Annotated[str, typer.Option(help="csv, parquet, markdown, mlperf, or result: a file that travels.")] = "result",
-    out: Annotated[Path | None, typer.Option(help="File to write. Default: beside the sweep.")] = None,
-    runs: Annotated[bool, typer.Option("--runs", help="CSV and Parquet: a row a run, not a setting.")] = False,
-) -> None:
-    """Export the results of a sweep as CSV, Parquet, Markdown, MLPerf-style log lines, or one file that travels.
-
-    The result file holds device, versions, settings and every run's numbers, with a hash: `suite show` reads it.
-    """
+def _export(request: SuiteExportRequest) -> None:
+    """Write the file, and print its path."""
     from stepscope.api.suite import default_export, refuse_export, write_export
     from stepscope.experiments.suite.results import read_results
 
-    refuse_export(to, runs)
-    typer.echo(str(write_export(read_results(path), to, out or default_export(path, to), runs)))
+    refuse_export(request.to, request.runs)
+    out = request.out or default_export(request.path, request.to)
+    typer.echo(str(write_export(read_results(request.path), request.to, out, request.runs)))
 
 
-def list_(
-    below: Annotated[Path, typer.Argument(help="Folder whose sweeps are listed.")] = _DEFAULT_FOLDER,
+def _list(
+    request: SuiteListRequest,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead.")] = False,
 ) -> None:
-    """List the tiers with their workloads, the sweeps in a folder, and the devices that scores are made against."""
+    """Print the tiers, the sweeps and the devices."""
     from rich.console import Console
 
     from stepscope.api.suite import list_contents
 
-    found = list_contents(below)
+    found = list_contents(request.below)
     if json:
         typer.echo(json_format.dumps(found, indent=1))
     else:
         Console(highlight=False).print(*contents_text(found), sep="\n")
 
 
-SUBCOMMANDS = {"run": command_of(SuiteRun, _run, "run"), "show": show, "export": export, "list": list_}
+SUBCOMMANDS = {
+    "run": command_of(SuiteRun, _run, "run"),
+    "show": command_of(SuiteShowRequest, _show, "show"),
+    "export": command_of(SuiteExportRequest, _export, "export"),
+    "list": command_of(SuiteListRequest, _list, "list"),
+}
 
 
 _MOST_NOTES = 30
