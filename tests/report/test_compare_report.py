@@ -18,8 +18,7 @@ from tests.patience import HANG_S
 import stepscope
 from stepscope.__main__ import main
 from stepscope.analysis.compare import check, compare
-from stepscope.report.check_text import markdown
-from stepscope.report.comparison import render
+from stepscope.report.comparison import markdown, render
 
 needs_report = pytest.mark.skipif(importlib.util.find_spec("altair") is None, reason="needs the extra 'report'")
 HOSTILE = "</script><img src=x onerror=alert(1)>[red]"

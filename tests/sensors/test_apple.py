@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.patience import until
 
-from stepscope.record.sensors import apple, powermetrics
+from stepscope.record.sensors import apple
+from stepscope.record.sensors.apple import parse
 from stepscope.record.sensors.contract import Found, Missing, Target
-from stepscope.record.sensors.powermetrics import parse
 
 ROOT = Path("/")
 LINES = Path(__file__).parent / "lines"
@@ -153,7 +153,7 @@ def test_a_streaming_powermetrics_gives_power_and_adds_up_energy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a_sudo(tmp_path, monkeypatch, f"cat '{LINES / 'powermetrics-macos12-m1.txt'}'; exec sleep 30")
-    sensor = powermetrics.discover(ROOT, Target(1))
+    sensor = apple.discover_powermetrics(ROOT, Target(1))
     assert isinstance(sensor, Found), sensor
     ids = [channel.id for channel in sensor.channels]
     read: dict[str, float] = {}
@@ -174,7 +174,7 @@ def test_a_streaming_powermetrics_gives_power_and_adds_up_energy(
 
 def test_a_child_that_ends_is_a_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     a_sudo(tmp_path, monkeypatch, f"cat '{LINES / 'powermetrics-macos26-m2.txt'}'; echo killed >&2; exit 3")
-    sensor = powermetrics.discover(ROOT, Target(1))
+    sensor = apple.discover_powermetrics(ROOT, Target(1))
     assert isinstance(sensor, Found), sensor
     assert [channel.scope for channel in sensor.channels[::2]] == [
         "apple:cpu",
@@ -199,16 +199,16 @@ def test_without_a_password_free_sudo_the_reason_is_denied_and_the_remedy_is_a_c
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a_sudo(tmp_path, monkeypatch, "echo 'sudo: a password is required' >&2; exit 1")
-    answer = powermetrics.discover(ROOT, Target(1))
+    answer = apple.discover_powermetrics(ROOT, Target(1))
     assert isinstance(answer, Missing)
     assert answer.reason == "denied"
     assert "NOPASSWD" in str(answer.remedy)
 
 
 def test_a_powermetrics_that_prints_no_power_is_unsupported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(powermetrics, "FIRST_BLOCK_S", 0.05)
+    monkeypatch.setattr(apple, "FIRST_BLOCK_S", 0.05)
     a_sudo(tmp_path, monkeypatch, "echo 'Machine model: Mac99,9'; exec sleep 30")
-    answer = powermetrics.discover(ROOT, Target(1))
+    answer = apple.discover_powermetrics(ROOT, Target(1))
     assert isinstance(answer, Missing)
     assert answer.reason == "unsupported"
 

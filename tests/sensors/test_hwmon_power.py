@@ -12,21 +12,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.sensors.pc_trees import by_id, found, hwmon, missing, refuse_opening, refuse_reading, watching, write
 
-from stepscope.record.sensors import hwmon_power
+from stepscope.record.sensors import hwmon as meters
 from stepscope.record.sensors.contract import Channel
 
 INA219 = {"in0_input": "5\n", "in1_input": "5040\n", "curr1_input": "812\n", "power1_input": "4092000\n"}
 
 
 def one_channel(root: Path) -> Channel:
-    sensor = found(hwmon_power.discover(root, watching()))
+    sensor = found(meters.discover_hwmon(root, watching()))
     sensor.close()
     (channel,) = sensor.channels
     return channel
 
 
 def test_an_ina219_beside_the_board_gives_watts(tmp_path: Path) -> None:
-    sensor = found(hwmon_power.discover(hwmon(tmp_path, 2, "ina219", "1-0040", INA219), watching()))
+    sensor = found(meters.discover_hwmon(hwmon(tmp_path, 2, "ina219", "1-0040", INA219), watching()))
     assert by_id(sensor) == {"rail.ina219-1-0040/power1.power": 4.092}
     sensor.close()
     assert sensor.channels[0].parent_scope == "board"
@@ -36,7 +36,7 @@ def test_an_ina219_beside_the_board_gives_watts(tmp_path: Path) -> None:
 @pytest.mark.parametrize("chip", ["ina219", "ina226", "ina230", "ina231", "ina260", "ina2xx"])
 def test_without_a_power_register_an_ina_gives_volts_times_amperes(chip: str, tmp_path: Path) -> None:
     files = {"in1_input": "5000\n", "curr1_input": "-800\n", "in1_label": "VIN\n"}
-    sensor = found(hwmon_power.discover(hwmon(tmp_path, 0, chip, "1-0041", files), watching()))
+    sensor = found(meters.discover_hwmon(hwmon(tmp_path, 0, chip, "1-0041", files), watching()))
     assert by_id(sensor) == {f"rail.{chip}-1-0041/VIN.power": -4.0}
     sensor.close()
     assert " x " in sensor.channels[0].source
@@ -50,7 +50,7 @@ def test_the_update_interval_is_the_window_of_an_ina226(tmp_path: Path) -> None:
 
 def test_the_power_of_a_graphics_card_is_named_by_its_bus_address(tmp_path: Path) -> None:
     files = {"power1_average": "35000000\n", "power1_label": "PPT\n", "power1_cap": "200000000\n"}
-    sensor = found(hwmon_power.discover(hwmon(tmp_path, 4, "amdgpu", "0000:03:00.0", files), watching()))
+    sensor = found(meters.discover_hwmon(hwmon(tmp_path, 4, "amdgpu", "0000:03:00.0", files), watching()))
     assert by_id(sensor) == {"gpu.0000.03.00.0.power": 35.0}
     sensor.close()
     assert (sensor.channels[0].scope, sensor.channels[0].rail) == ("gpu:0000:03:00.0", "PPT")
@@ -71,7 +71,7 @@ def test_an_average_states_its_window(tmp_path: Path) -> None:
 def test_energies_are_counters_and_the_package_of_a_card_lies_in_it(tmp_path: Path) -> None:
     files = {"energy1_input": "5000000\n", "energy1_label": "card\n", "energy2_input": "2000000\n"}
     hwmon(tmp_path, 0, "xe", "0000:00:02.0", {**files, "energy2_label": "pkg\n"})
-    sensor = found(hwmon_power.discover(tmp_path, watching()))
+    sensor = found(meters.discover_hwmon(tmp_path, watching()))
     assert by_id(sensor) == {"gpu.0000.00.02.0.energy": 5.0, "gpu.0000.00.02.0/pkg.energy": 2.0}
     sensor.close()
     assert [(c.kind, c.unit, c.parent_scope) for c in sensor.channels] == [
@@ -84,7 +84,7 @@ def test_cores_of_amd_energy_lie_in_their_socket(tmp_path: Path) -> None:
     files = {f"energy{n}_input": f"{n}000000\n" for n in (1, 2, 10)}
     files |= {"energy1_label": "Ecore000\n", "energy2_label": "Ecore001\n", "energy10_label": "Esocket0\n"}
     hwmon(tmp_path, 0, "amd_energy", "amd_energy.0", files)
-    sensor = found(hwmon_power.discover(tmp_path, watching()))
+    sensor = found(meters.discover_hwmon(tmp_path, watching()))
     sensor.close()
     assert [c.rail for c in sensor.channels] == ["Ecore000", "Ecore001", "Esocket0"]
     assert sensor.channels[0].parent_scope == sensor.channels[2].scope
@@ -95,20 +95,20 @@ def test_cores_of_amd_energy_lie_in_their_socket(tmp_path: Path) -> None:
 def test_chips_of_other_sensors_and_without_power_are_left_alone(name: str, tmp_path: Path) -> None:
     files = INA219 if name != "coretemp" else {"temp1_input": "40000\n"}
     hwmon(tmp_path, 0, name, "1-0040", files)
-    assert missing(hwmon_power.discover(tmp_path, watching())).reason == "absent"
+    assert missing(meters.discover_hwmon(tmp_path, watching())).reason == "absent"
 
 
 def test_the_copy_of_a_battery_under_any_name_is_left_alone(tmp_path: Path) -> None:
     hwmon(tmp_path, 0, "sbs_5_000b", "5-000b", INA219)
     write(tmp_path, {"sys/devices/bus/5-000b/uevent": "OF_NAME=x\nPOWER_SUPPLY_NAME=sbs-5-000b\n"})
-    assert missing(hwmon_power.discover(tmp_path, watching())).reason == "absent"
+    assert missing(meters.discover_hwmon(tmp_path, watching())).reason == "absent"
 
 
 def test_a_chip_that_gets_another_number_is_found_again_under_its_id(tmp_path: Path) -> None:
     now = [0]
     hwmon(tmp_path, 2, "ina219", "1-0040", INA219)
     hwmon(tmp_path, 3, "ina219", "1-0041", {**INA219, "power1_input": "1000000\n"})
-    sensor = found(hwmon_power.discover(tmp_path, watching(lambda: now[0])))
+    sensor = found(meters.discover_hwmon(tmp_path, watching(lambda: now[0])))
     ids = [channel.id for channel in sensor.channels]
     for path in (tmp_path / "sys/devices/bus/1-0040/hwmon/hwmon2").iterdir():
         path.unlink()
@@ -118,7 +118,7 @@ def test_a_chip_that_gets_another_number_is_found_again_under_its_id(tmp_path: P
     now[0] += 1_000_000_000
     back = sensor.read()
     sensor.close()
-    again = found(hwmon_power.discover(tmp_path, watching()))
+    again = found(meters.discover_hwmon(tmp_path, watching()))
     again.close()
     assert math.isnan(gone[0])
     assert gone[1] == back[1] == 1.0
@@ -130,7 +130,7 @@ def test_two_chips_of_one_name_and_no_device_are_told_apart(tmp_path: Path) -> N
     for number in (0, 1):
         write(tmp_path, {f"sys/class/hwmon/hwmon{number}/{file}": text for file, text in INA219.items()})
         write(tmp_path, {f"sys/class/hwmon/hwmon{number}/name": "ina219\n"})
-    sensor = found(hwmon_power.discover(tmp_path, watching()))
+    sensor = found(meters.discover_hwmon(tmp_path, watching()))
     sensor.close()
     assert len({channel.id for channel in sensor.channels}) == 2
 
@@ -138,7 +138,7 @@ def test_two_chips_of_one_name_and_no_device_are_told_apart(tmp_path: Path) -> N
 def test_a_chip_that_may_not_be_read_is_denied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hwmon(tmp_path, 0, "ina219", "1-0040", INA219)
     refuse_opening(monkeypatch, "power1_input", errno.EACCES)
-    answer = missing(hwmon_power.discover(tmp_path, watching()))
+    answer = missing(meters.discover_hwmon(tmp_path, watching()))
     assert answer.reason == "denied"
     assert answer.remedy == f"sudo chmod a+r {tmp_path}/sys/class/hwmon/hwmon0/power1_input"
 
@@ -148,7 +148,7 @@ def test_one_meter_that_answers_eagain_is_nan_and_all_of_them_are_an_error(
 ) -> None:
     hwmon(tmp_path, 0, "ina219", "1-0040", INA219)
     hwmon(tmp_path, 1, "ina219", "1-0041", INA219)
-    sensor = found(hwmon_power.discover(tmp_path, watching()))
+    sensor = found(meters.discover_hwmon(tmp_path, watching()))
     with monkeypatch.context() as patch:
         refuse_reading(patch, "1-0041", errno.EAGAIN)
         values = sensor.read()
@@ -164,7 +164,7 @@ def test_one_meter_that_answers_eagain_is_nan_and_all_of_them_are_an_error(
 
 def test_a_counter_that_goes_backwards_is_kept_as_read(tmp_path: Path) -> None:
     hwmon(tmp_path, 0, "i915", "0000:03:00.0", {"energy1_input": "9000000\n"})
-    sensor = found(hwmon_power.discover(tmp_path, watching()))
+    sensor = found(meters.discover_hwmon(tmp_path, watching()))
     write(tmp_path, {"sys/class/hwmon/hwmon0/energy1_input": "1000000\n"})
     assert list(sensor.read()) == [1.0]
     sensor.close()
@@ -174,7 +174,7 @@ def test_a_counter_that_goes_backwards_is_kept_as_read(tmp_path: Path) -> None:
     "text", [b"", b"what?", b"1_000", b"--5", b"-", b"9" * 90, b"20000000000", b"-200000000", b"1.5"]
 )
 def test_what_is_no_power_is_not_read(text: bytes) -> None:
-    assert math.isnan(hwmon_power.watts_or_joules([text], "power1"))
+    assert math.isnan(meters.watts_or_joules([text], "power1"))
 
 
 CONTENT = st.binary(max_size=40) | st.integers(-(10**12), 10**25).map(lambda number: f"{number}\n".encode())
@@ -183,7 +183,7 @@ CONTENT = st.binary(max_size=40) | st.integers(-(10**12), 10**25).map(lambda num
 @given(st.tuples(CONTENT, CONTENT) | st.tuples(CONTENT), st.sampled_from(["power1", "energy1"]))
 def test_no_content_crashes_the_reading_or_invents_a_value(texts: tuple[bytes, ...], stem: str) -> None:
     texts = texts[:1] if stem == "energy1" else texts
-    value = hwmon_power.watts_or_joules(texts, stem)
+    value = meters.watts_or_joules(texts, stem)
     if not math.isnan(value):
         numbers = [int(text) for text in texts]
         assert value == pytest.approx(math.prod(numbers) / 1e6)
@@ -199,7 +199,7 @@ def test_no_file_of_a_chip_crashes_the_discovery(name: bytes, label: bytes, powe
         root = hwmon(Path(folder), 0, "ina219", "1-0040", INA219)
         hwmon(root, 1, "any", "1-0041", files)
         write(root, {"sys/class/hwmon/hwmon1/name": name})
-        sensor = found(hwmon_power.discover(root, watching()))
+        sensor = found(meters.discover_hwmon(root, watching()))
         values = sensor.read()
         sensor.close()
     assert values[0] == 4.092

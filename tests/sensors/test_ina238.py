@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.sensors.jetson_trees import refusing, thor
 from tests.sensors.test_sensor_readings import found, write
 
-from stepscope.record.sensors import ina238
+from stepscope.record.sensors import hwmon
 from stepscope.record.sensors.contract import Found, Missing, Target
 
 ME = Target(1)
@@ -22,7 +22,7 @@ CHIP = "sys/class/hwmon/hwmon5"
 
 
 def test_the_supply_of_a_thor_is_vin_in_microwatts(tmp_path: Path) -> None:
-    sensor = found(ina238.discover(thor(tmp_path), ME))
+    sensor = found(hwmon.discover_ina238(thor(tmp_path), ME))
     assert list(sensor.read()) == [28.47]
     sensor.close()
     assert [(channel.id, channel.rail, channel.unit) for channel in sensor.channels] == [("rail.VIN.power", "VIN", "W")]
@@ -30,7 +30,7 @@ def test_the_supply_of_a_thor_is_vin_in_microwatts(tmp_path: Path) -> None:
 
 def test_without_a_power_file_it_is_bus_voltage_times_current(tmp_path: Path) -> None:
     (thor(tmp_path) / CHIP / "power1_input").unlink()
-    sensor = found(ina238.discover(tmp_path, ME))
+    sensor = found(hwmon.discover_ina238(tmp_path, ME))
     assert sensor.read()[0] == pytest.approx(20.01 * 1.422)
     sensor.close()
 
@@ -40,7 +40,7 @@ def test_elsewhere_it_bears_the_name_that_the_driver_gives_and_two_stay_apart(tm
         write(tmp_path / f"sys/class/hwmon/hwmon{number}", {"name": "ina238\n", "power1_input": f"{number}000000\n"})
     write(tmp_path / "sys/class/hwmon/hwmon10", {"in1_label": "12V\n", "update_interval": "100\n"})
     write(tmp_path / "sys/class/hwmon/hwmon0", {"name": "acpitz\n", "power1_input": "1\n"})
-    sensor = found(ina238.discover(tmp_path, ME))
+    sensor = found(hwmon.discover_ina238(tmp_path, ME))
     assert list(sensor.read()) == [2.0, 10.0]
     sensor.close()
     assert [channel.scope for channel in sensor.channels] == ["rail:ina238", "rail:12V#2"]
@@ -49,7 +49,7 @@ def test_elsewhere_it_bears_the_name_that_the_driver_gives_and_two_stay_apart(tm
 
 @pytest.mark.parametrize("text", ["", "-1\n", "text\n", "9" * 80])
 def test_what_is_no_plausible_power_is_not_read(text: str, tmp_path: Path) -> None:
-    sensor = found(ina238.discover(thor(tmp_path), ME))
+    sensor = found(hwmon.discover_ina238(thor(tmp_path), ME))
     (tmp_path / CHIP / "power1_input").write_text(text)
     assert math.isnan(sensor.read()[0])
     sensor.close()
@@ -58,7 +58,7 @@ def test_what_is_no_plausible_power_is_not_read(text: str, tmp_path: Path) -> No
 def test_a_driver_that_is_gone_is_a_lost_sensor_and_one_that_is_busy_a_gap(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sensor = found(ina238.discover(thor(tmp_path), ME))
+    sensor = found(hwmon.discover_ina238(thor(tmp_path), ME))
     numbers = [errno.EAGAIN, errno.ENODEV]
 
     def failing(file: int, size: int, offset: int) -> bytes:
@@ -75,7 +75,7 @@ def test_a_driver_that_is_gone_is_a_lost_sensor_and_one_that_is_busy_a_gap(
 def test_a_closed_file_is_denied_with_its_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = thor(tmp_path) / CHIP / "power1_input"
     monkeypatch.setattr(os, "open", refusing([file], errno.EACCES))
-    answer = ina238.discover(tmp_path, ME)
+    answer = hwmon.discover_ina238(tmp_path, ME)
     assert isinstance(answer, Missing)
     assert (answer.reason, answer.remedy) == ("denied", f"sudo chmod a+r {file}")
 
@@ -86,7 +86,7 @@ def test_no_content_crashes_the_sensor_or_invents_a_power(content: bytes, which:
     with tempfile.TemporaryDirectory() as folder:
         root = thor(Path(folder))
         (root / CHIP / which).write_bytes(content)
-        answer = ina238.discover(root, ME)
+        answer = hwmon.discover_ina238(root, ME)
         if isinstance(answer, Found):
             power = answer.read()[0]
             answer.close()

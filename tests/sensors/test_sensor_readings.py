@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.record.sensors import children, cpu_cores, load, number_files, process_cpu
+from stepscope.record.sensors import children, cpu, load, number_files
 from stepscope.record.sensors.contract import Found, Missing, Target
 
 cpu_frequency, process_memory, process_memory_map, system_memory, temperature = (
@@ -53,7 +53,7 @@ def found(answer: Found | Missing) -> Found:
 def test_cpuidle_gives_idle_nanoseconds_of_each_core_in_order_of_number(tmp_path: Path) -> None:
     cpuidle(tmp_path, {0: [1, 2], 1: [10, 20], 2: [5, 5], 10: [7, 8]})
     write(tmp_path, {"sys/devices/system/cpu/online": "0-2,10\n"})
-    sensor = found(cpu_cores.discover(tmp_path, ME))
+    sensor = found(cpu.discover_cores(tmp_path, ME))
     assert [channel.scope for channel in sensor.channels] == ["core:0", "core:1", "core:2", "core:10"]
     assert list(sensor.read()) == [3000.0, 30000.0, 10000.0, 15000.0]
     sensor.close()
@@ -61,7 +61,7 @@ def test_cpuidle_gives_idle_nanoseconds_of_each_core_in_order_of_number(tmp_path
 
 def test_a_core_that_goes_offline_reads_nan_and_not_busy(tmp_path: Path) -> None:
     cpuidle(tmp_path, {0: [1], 1: [2]})
-    sensor = found(cpu_cores.discover(tmp_path, ME))
+    sensor = found(cpu.discover_cores(tmp_path, ME))
     write(tmp_path, {"sys/devices/system/cpu/online": "0\n"})
     values = sensor.read()
     sensor.close()
@@ -71,7 +71,7 @@ def test_a_core_that_goes_offline_reads_nan_and_not_busy(tmp_path: Path) -> None
 
 def test_garbage_in_one_idle_state_loses_that_core_alone(tmp_path: Path) -> None:
     cpuidle(tmp_path, {0: [1], 1: [2]})
-    sensor = found(cpu_cores.discover(tmp_path, ME))
+    sensor = found(cpu.discover_cores(tmp_path, ME))
     write(tmp_path, {"sys/devices/system/cpu/cpu0/cpuidle/state0/time": "what?\n"})
     values = sensor.read()
     sensor.close()
@@ -85,7 +85,7 @@ def test_without_counting_cpuidle_on_every_core_proc_stat_is_read_and_its_tick_s
 ) -> None:
     cpuidle(tmp_path, idle)
     write(tmp_path, {"proc/stat": STAT})
-    sensor = found(cpu_cores.discover(tmp_path, ME))
+    sensor = found(cpu.discover_cores(tmp_path, ME))
     tick_ns = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
     assert {channel.refresh_ns for channel in sensor.channels} == {tick_ns}
     assert [channel.id for channel in sensor.channels] == ["core0.busy", "core1.busy"]
@@ -95,7 +95,7 @@ def test_without_counting_cpuidle_on_every_core_proc_stat_is_read_and_its_tick_s
 
 def test_a_core_that_leaves_proc_stat_reads_nan(tmp_path: Path) -> None:
     write(tmp_path, {"proc/stat": STAT})
-    sensor = found(cpu_cores.discover(tmp_path, ME))
+    sensor = found(cpu.discover_cores(tmp_path, ME))
     write(tmp_path, {"proc/stat": STAT.replace("cpu0 10 1 2 400 7 3 4 9 0 0\n", "")})
     values = sensor.read()
     sensor.close()
@@ -107,12 +107,12 @@ def test_a_core_that_leaves_proc_stat_reads_nan(tmp_path: Path) -> None:
     ("text", "cores"), [(b"0-3\n", {0, 1, 2, 3}), (b"0,2-3,7", {0, 2, 3, 7}), (b"5\n", {5}), (b"\n", set())]
 )
 def test_a_kernel_list_of_cores_is_understood(text: bytes, cores: set[int]) -> None:
-    assert cpu_cores.cores_online(text) == cores
+    assert cpu.cores_online(text) == cores
 
 
 def test_process_cpu_from_proc_stat_reads_past_a_name_with_brackets(tmp_path: Path) -> None:
     write(tmp_path, {"proc/4711/stat": PROCESS_STAT})
-    sensor = found(process_cpu.discover(tmp_path, ME))
+    sensor = found(cpu.discover_process(tmp_path, ME))
     assert list(sensor.read()) == [168 * 1_000_000_000 // os.sysconf("SC_CLK_TCK")]
     assert sensor.channels[0].refresh_ns == 1_000_000_000 // os.sysconf("SC_CLK_TCK")
     sensor.close()
@@ -253,7 +253,7 @@ def test_a_policy_without_its_list_of_cores_costs_no_other(tmp_path: Path) -> No
 @pytest.mark.parametrize("text", [b"0-4294967295", b"5-2", b"1_0", b"-3", b"all"])
 def test_what_is_no_kernel_list_of_cores_is_refused(text: bytes) -> None:
     with pytest.raises(ValueError, match="no "):
-        cpu_cores.cores_online(text)
+        cpu.cores_online(text)
 
 
 def test_more_free_swap_than_there_is_leaves_the_swap_unread() -> None:

@@ -83,7 +83,7 @@ def _renderables(shown: str | Path | Run | Comparison | Check | Findings, verbos
 
         return [compared(shown)]
     if isinstance(shown, Check):
-        from stepscope.report.check_text import render as checked
+        from stepscope.report.comparison import render_check as checked
 
         return [checked(shown)]
     if isinstance(shown, Findings):

@@ -49,14 +49,14 @@ def _print_result(result: Check, as_json: bool) -> None:
         return
     from rich.console import Console
 
-    from stepscope.report.check_text import render
+    from stepscope.report.comparison import render_check
 
-    Console(highlight=False).print(render(result))
+    Console(highlight=False).print(render_check(result))
 
 
 def _write_markdown(result: Check, path: Path | None) -> None:
     """To the file that was asked for, and to the summary of a GitHub job, which many steps append to."""
-    from stepscope.report.check_text import markdown
+    from stepscope.report.comparison import markdown
 
     summary = os.environ.get("GITHUB_STEP_SUMMARY")
     try:

@@ -22,9 +22,8 @@ import numpy as np
 
 from stepscope.arrays import Ints
 from stepscope.errors import UsageError
-from stepscope.record.access.probes import channel_id
 from stepscope.record.meter_log import MeterLog, parse_meter_csv
-from stepscope.record.sensors.contract import Channel
+from stepscope.record.sensors.contract import Channel, channel_id
 
 _MLLOG, _POWER_KEYS = ":::MLLOG", ("power_reading",)
 _NODE_NAMES = ("node", "node_id", "hostname", "name", "device")  # in the metadata of a line, whose power it is

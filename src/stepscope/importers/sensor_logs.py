@@ -27,10 +27,9 @@ from stepscope.importers.log_formats import (
     read_mllog,
     read_powersensor,
 )
-from stepscope.record.access.probes import channel_id
-from stepscope.record.sensors import powermetrics, tegrastats
-from stepscope.record.sensors.contract import Channel
-from stepscope.record.sensors.powermetrics import SCOPES, channels_of
+from stepscope.record.sensors import apple, tegrastats
+from stepscope.record.sensors.apple import SCOPES, channels_of
+from stepscope.record.sensors.contract import Channel, channel_id
 from stepscope.record.sensors.tegrastats import rail_places, rail_watts
 
 MOST_BYTES = 1 << 30
@@ -232,7 +231,7 @@ def nvidia_smi_logs(text: str, source: str, clock: Clock) -> list[SensorLog]:
 
 def powermetrics_logs(text: str, source: str, clock: Clock) -> list[SensorLog]:
     """Power of the chip's parts, each a mean over its block; a block's end is counted from the first one's stamp."""
-    blocks = [block for block in powermetrics.parse(text).blocks if block.power_w and block.elapsed_ns > 0]
+    blocks = [block for block in apple.parse(text).blocks if block.power_w and block.elapsed_ns > 0]
     names = [name for name in SCOPES if any(name in block.power_w for block in blocks)]
     if not names:
         raise UsageError(f"'{source}': no power of powermetrics", "run it with --samplers cpu_power (and gpu_power)")
@@ -281,7 +280,7 @@ KINDS = (
     LogKind(
         "nvidia-smi", lambda lines: any(log_formats.is_nvidia_smi_header(line) for line in lines[:3]), nvidia_smi_logs
     ),
-    LogKind("powermetrics", lambda lines: any(powermetrics.begin(line) for line in lines), powermetrics_logs),
+    LogKind("powermetrics", lambda lines: any(apple.begin(line) for line in lines), powermetrics_logs),
     LogKind("mllog", is_mllog, lambda text, source, clock: _meters(read_mllog(text, source), source, clock)),
     LogKind(
         "powersensor3",

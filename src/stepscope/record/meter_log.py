@@ -22,8 +22,7 @@ import polars as pl
 
 from stepscope.errors import RunDamaged, UsageError
 from stepscope.files import replace_json, replaced
-from stepscope.record.access.probes import channel_id
-from stepscope.record.sensors.contract import Channel
+from stepscope.record.sensors.contract import Channel, channel_id
 from stepscope.runfolder import RunReader, RunWriter
 
 _LARGEST_LOG = 1 << 30

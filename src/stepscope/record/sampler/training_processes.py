@@ -33,8 +33,8 @@ from stepscope.record.sensors.contract import (
     missing_because,
     open_files,
 )
+from stepscope.record.sensors.cpu import process_ticks
 from stepscope.record.sensors.number_files import PEAK, PSS, kilobytes
-from stepscope.record.sensors.process_cpu import process_ticks
 
 EVERY_NS = 50_000_000
 PSS_EVERY_NS = 500_000_000  # at most: the kernel walks page tables, so that the sampler stretches it

@@ -13,8 +13,21 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from stepscope.record.access.probes import UNREADABLE, Errors, Probe, answering, attempt, channel_id, reader
-from stepscope.record.sensors.contract import NAN, Channel, Found, Kind, Missing, Target
+from stepscope.record.sensors.contract import (
+    NAN,
+    UNREADABLE,
+    Channel,
+    Errors,
+    Found,
+    Kind,
+    Missing,
+    Probe,
+    Target,
+    answering,
+    attempt,
+    channel_id,
+    reader,
+)
 
 NAME = "amdsmi"
 EVERY_NS = 50_000_000

@@ -14,9 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from stepscope.record.access.probes import channel_id
 from stepscope.record.sensors import battery
-from stepscope.record.sensors.contract import NAN, Channel, Found, Meter, Missing, Target
+from stepscope.record.sensors.contract import NAN, Channel, Found, Meter, Missing, Target, channel_id
 
 NAME = "android"
 EVERY_NS = 500_000_000

@@ -2,18 +2,28 @@
 
 It is the chip's own model and no meter. Cluster totals were seen to exceed the sum of their cores: take cpu_total
 for the CPU, and never add the levels.
+
+macOS' own powermetrics, where zeus-apple-silicon is not installed: a streaming child that needs sudo.
+
+Each block states mean powers over its true interval: their product, added up, is the energy counter. It is the
+chip's own model and no meter.
+
+Blocks are read in the forms of macOS 12 to 26.
 """
 
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import platform
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from stepscope.record.access.probes import channel_id
-from stepscope.record.sensors.contract import NAN, Channel, Found, Missing, Target
+from stepscope.record.access.child_lines import ChildLines
+from stepscope.record.sensors.contract import NAN, Channel, Found, Missing, NamedSensor, Target, channel_id
 
 NAME = "apple"
 EVERY_NS = 50_000_000
@@ -65,13 +75,13 @@ def _cumulative(monitor: Any) -> Any:
 
 def _millijoules(metrics: Any) -> Iterator[tuple[tuple[str, str, str], float]]:
     """Scope, parent and field with its cumulative energy, mJ; a part that the chip does not report is excluded."""
-    for field, scope, parent in _FIELDS:
-        value = getattr(metrics, field, None)
+    for name, scope, parent in _FIELDS:
+        value = getattr(metrics, name, None)
         if isinstance(value, (list, tuple)):
             for number, part in enumerate(value):
-                yield (f"{scope}:{number}", parent, f"{field}[{number}]"), float(part)
+                yield (f"{scope}:{number}", parent, f"{name}[{number}]"), float(part)
         elif value is not None:
-            yield (scope, parent, field), float(value)
+            yield (scope, parent, name), float(value)
 
 
 def _channel(scope: str, parent: str, field: str) -> Channel:
@@ -87,3 +97,242 @@ def _channel(scope: str, parent: str, field: str) -> Channel:
         source="IOReport Energy Model (the chip's own model, no meter), zeus-apple-silicon",
         step_size=_MILLIJOULES,
     )
+
+
+POWERMETRICS = "powermetrics"
+POWERMETRICS_EVERY_NS = 100_000_000
+COMMAND = ("sudo", "-n", "powermetrics", "--samplers", "cpu_power", "-i", "100")
+FIRST_BLOCK_S = 2.0
+STALE_NS = 2_000_000_000
+_REMEDY = (
+    "pip install zeus-apple-silicon (no sudo), or allow it without a password: "
+    'echo "$USER ALL=(root) NOPASSWD: /usr/bin/powermetrics" | sudo tee /etc/sudoers.d/powermetrics'
+)
+SCOPES = {
+    "CPU": "apple:cpu",
+    "GPU": "apple:gpu",
+    "ANE": "apple:ane",
+    "DRAM": "apple:dram",
+    "Package": "apple:package",
+    "Combined": "apple:cpu+gpu+ane",
+}
+
+
+@dataclass
+class _Totals:
+    """The latest block, and the energy since the start; a power that a block leaves out starts its sum again."""
+
+    clock: Callable[[], int]
+    block: Block | None = None  # complete
+    power_w: dict[str, float] = field(default_factory=dict)
+    energy_j: dict[str, float] = field(default_factory=dict)
+    seen_ns: int = 0
+
+    def feed(self, lines: Sequence[str]) -> None:
+        """Take lines as they were printed."""
+        for line in lines:
+            begun = begin(line)
+            if begun is not None:
+                self._close()
+                self.block = begun
+            elif self.block is not None:
+                take(self.block, line)
+                if self.block.powers_complete:
+                    self._close()
+
+    def _close(self) -> None:
+        block, self.block = self.block, None
+        if block is None or not block.power_w:
+            return
+        self.power_w = {name: watts for name, watts in block.power_w.items() if watts >= 0}
+        seconds = block.elapsed_ns / 1e9
+        self.energy_j = {name: self.energy_j.get(name, 0.0) + watts * seconds for name, watts in self.power_w.items()}
+        self.seen_ns = self.clock()
+
+
+def discover_powermetrics(root: Path, target: Target) -> Found | Missing:
+    """Power and energy of each part that this macOS prints."""
+    if root != Path("/") or platform.system() != "Darwin":
+        return Missing("absent", f"{root}: not a running Mac")
+    if importlib.util.find_spec("zeus_apple_silicon") is not None:
+        return Missing("absent", "not needed: zeus-apple-silicon reads the same model without sudo")
+    try:
+        child = ChildLines(COMMAND)
+    except OSError as error:
+        return Missing("absent", f"{COMMAND[0]}: {error.strerror or error}", _REMEDY)
+    totals = _Totals(target.clock)
+    start_ns = target.clock()
+    while not totals.power_w and target.clock() - start_ns < FIRST_BLOCK_S * 1e9:
+        totals.feed(child.take(wait_s=0.05))
+        if child.exit_code() is not None and not totals.power_w:
+            break
+    if not totals.power_w:
+        return _missing(child)
+    names = [name for name in SCOPES if name in totals.power_w]
+
+    def read() -> list[float]:
+        totals.feed(child.take())
+        if child.exit_code() is not None:
+            raise OSError(f"powermetrics has ended: {child.complaint() or child.exit_code()}")
+        fresh = target.clock() - totals.seen_ns < STALE_NS
+        values = [(totals.power_w.get(name, NAN), totals.energy_j.get(name, NAN)) for name in names]
+        return [value if fresh else NAN for pair in values for value in pair]
+
+    channels = tuple(channel for name in names for channel in channels_of(name, names))
+    return Found(channels, read, child.close, every_ns=POWERMETRICS_EVERY_NS, blocking=True)
+
+
+def _missing(child: ChildLines) -> Missing:
+    said, code = child.complaint(), child.exit_code()
+    child.close()
+    if "password" in said or "sudoers" in said or "not allowed" in said:
+        return Missing("denied", f"sudo -n powermetrics: {said}", _REMEDY)
+    if code is None:
+        return Missing("unsupported", f"powermetrics printed no power within {FIRST_BLOCK_S:g} s")
+    return Missing("failed", f"powermetrics ended with exit code {code}: {said or 'it said nothing'}", _REMEDY)
+
+
+def _parent(name: str, names: Sequence[str]) -> str:
+    """The sum that powermetrics prints and that contains this part; the board where it prints none."""
+    if name in ("CPU", "GPU", "ANE") and "Combined" in names:
+        return SCOPES["Combined"]
+    return SCOPES["Package"] if "Package" in names and name not in ("Package", "Combined") else "board"
+
+
+def channels_of(name: str, names: Sequence[str]) -> tuple[Channel, Channel]:
+    """Power and energy of a part, given all the parts that are printed."""
+    scope = SCOPES[name]
+    source = f"powermetrics, {name} Power (the chip's own model, no meter)"
+    power = Channel(
+        id=channel_id(scope, "power"),
+        sensor=POWERMETRICS,
+        quantity="power",
+        unit="W",
+        kind="gauge",
+        scope=scope,
+        parent_scope=_parent(name, names),
+        rail=name,
+        source=source,
+        refresh_ns=POWERMETRICS_EVERY_NS,
+        step_size=0.001,
+        filter="mean over the sample's interval",
+        window_ns=POWERMETRICS_EVERY_NS,
+    )
+    energy = replace(
+        power,
+        id=channel_id(scope, "energy"),
+        quantity="energy",
+        unit="J",
+        kind="counter",
+        source=f"{source} times its interval",
+        step_size=None,
+        filter=None,
+        window_ns=None,
+    )
+    return power, energy
+
+
+# A block begins with "*** Sampled system activity (...) (104.51ms elapsed) ***". What a macOS version does not print
+# (Package and DRAM power since 14 or so) is absent, and is never 0. Lines that are not understood are kept.
+
+_BLOCK = re.compile(
+    r"\*\*\* Sampled system activity \((?P<when>.*)\) \((?P<ms>[0-9]{1,12}(?:\.[0-9]{1,9})?)ms elapsed\) \*\*\*"
+)
+_SECTION = re.compile(r"\*\*\*\*\s*(.*?)\s*\*\*\*\*")
+_NUMBER = r"(-?(?:[0-9]{1,15}(?:\.[0-9]{0,15})?|\.[0-9]{1,15})(?:e[+-]?[0-9]{1,2})?)"
+_POWER = re.compile(rf"(?P<of>.+?) Power(?: \(.*\))?: {_NUMBER} ?(?P<unit>mW|W)")
+_FREQUENCY = re.compile(rf"(?P<of>.+?)(?: HW active| active)? frequency: {_NUMBER} (?P<unit>MHz|GHz)")
+_RESIDENCY = re.compile(
+    rf"(?P<of>.+?) (?P<state>active|idle|down|requested) residency:\s*{_NUMBER}%\s*(?P<table>\(.*\))?"
+)
+_TABLE = re.compile(rf"{_NUMBER} MHz:\s*{_NUMBER}%")
+_COUNT = re.compile(rf"(?P<of>.+?) (?P<what>instructions retired|instructions per clock): {_NUMBER}")
+_NAMED = re.compile(r"(?P<name>[A-Z][^:]*?):(?P<value>| .*)")
+_SCALE = {"mW": 1e-3, "W": 1.0, "MHz": 1e6, "GHz": 1e9}
+_LAST_POWERS = ("Combined", "Package")  # nothing that is read here follows them in a block
+
+
+@dataclass
+class Block:
+    """One sample: means over `elapsed_ns` before it was printed; a name that is not in a dictionary was not printed."""
+
+    when: str
+    elapsed_ns: int
+    power_w: dict[str, float] = field(default_factory=dict)  # CPU, GPU, ANE, DRAM, Package, Combined, E-Cluster
+    frequency_hz: dict[str, float] = field(default_factory=dict)  # of clusters, cores, GPU, while active
+    residency: dict[str, dict[str, float]] = field(default_factory=dict)  # name -> state -> share of 1
+    at_frequency: dict[str, dict[float, float]] = field(default_factory=dict)  # name -> Hz -> share of 1
+    counts: dict[str, float] = field(default_factory=dict)
+    words: dict[str, str] = field(default_factory=dict)  # "Current pressure level": "Nominal"
+    unknown: list[str] = field(default_factory=list)
+
+    @property
+    def powers_complete(self) -> bool:
+        """Return whether the last of the powers has been printed."""
+        return any(name in self.power_w for name in _LAST_POWERS)
+
+
+@dataclass(frozen=True)
+class Report:
+    """A whole output: the machine's lines before the first block, and the blocks."""
+
+    machine: dict[str, str]
+    blocks: tuple[Block, ...]
+    unknown: tuple[str, ...]  # lines before the first block that are no "name: value"
+
+
+def parse(text: str) -> Report:
+    """A whole output; several that were put into one file follow one another."""
+    machine: dict[str, str] = {}
+    unknown: list[str] = []
+    blocks: list[Block] = []
+    for line in text.splitlines():
+        begun = begin(line)
+        if begun is not None:
+            blocks.append(begun)
+        elif blocks:
+            take(blocks[-1], line)
+        elif (named := _NAMED.fullmatch(line.strip())) is not None:
+            machine[named["name"]] = named["value"].strip()
+        elif line.strip():
+            unknown.append(line)
+    return Report(machine, tuple(blocks), tuple(unknown))
+
+
+def begin(line: str) -> Block | None:
+    """A new block where the line is the head of one."""
+    head = _BLOCK.fullmatch(line.strip())
+    return None if head is None else Block(head["when"], round(float(head["ms"]) * 1e6))
+
+
+def take(block: Block, line: str) -> None:
+    """Put one line of a block into its place; a line that is not understood goes to `unknown`."""
+    text = line.strip()
+    if not text or _SECTION.fullmatch(text):
+        return
+    if (power := _POWER.fullmatch(text)) is not None:
+        block.power_w[power["of"]] = float(power[2]) * _SCALE[power["unit"]]
+    elif (clock := _FREQUENCY.fullmatch(text)) is not None:
+        block.frequency_hz[clock["of"]] = float(clock[2]) * _SCALE[clock["unit"]]
+    elif (share := _RESIDENCY.fullmatch(text)) is not None:
+        _take_residency(block, share)
+    elif (count := _COUNT.fullmatch(text)) is not None:
+        block.counts[f"{count['of']} {count['what']}"] = float(count[3])
+    elif (named := _NAMED.fullmatch(text)) is not None and named["name"] not in block.words:
+        block.words[named["name"]] = named["value"].strip()
+    else:
+        block.unknown.append(line)
+
+
+def _take_residency(block: Block, share: re.Match[str]) -> None:
+    """Share of time in a state, and at each frequency; what the table holds beside those is kept as unknown."""
+    name, table = share["of"].removesuffix(" HW"), share["table"]
+    block.residency.setdefault(name, {})[share["state"]] = float(share[3]) / 100
+    if table is None:
+        return
+    block.at_frequency[name] = {float(mhz) * 1e6: float(part) / 100 for mhz, part in _TABLE.findall(table)}
+    if rest := _TABLE.sub("", table[1:-1]).strip():
+        block.unknown.append(f"{name} {share['state']} residency: {rest}")
+
+
+SENSORS = (NamedSensor(NAME, discover), NamedSensor(POWERMETRICS, discover_powermetrics))

@@ -14,8 +14,7 @@ from pathlib import Path
 
 from stepscope.clock import Clock
 from stepscope.record.access.child_lines import ChildLines
-from stepscope.record.access.probes import channel_id
-from stepscope.record.sensors.contract import NAN, Channel, Found, Meter, Missing, Target
+from stepscope.record.sensors.contract import NAN, Channel, Found, Meter, Missing, Target, channel_id
 
 NAME = "meter_command"
 EVERY_NS = 100_000_000

@@ -13,8 +13,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from stepscope.record.access.probes import UNREADABLE, Probe, answering, channel_id, reader
-from stepscope.record.sensors.contract import NAN, Channel, Found, Kind, Missing, Reason, Target
+from stepscope.record.sensors.contract import (
+    NAN,
+    UNREADABLE,
+    Channel,
+    Found,
+    Kind,
+    Missing,
+    Probe,
+    Reason,
+    Target,
+    answering,
+    channel_id,
+    reader,
+)
 
 NAME = "nvml"
 EVERY_NS = 50_000_000  # polling at 25 ms was seen to hold the driver's lock most of the time

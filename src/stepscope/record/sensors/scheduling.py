@@ -29,7 +29,7 @@ from stepscope.record.sensors.contract import (
     numbered,
     open_files,
 )
-from stepscope.record.sensors.cpu_cores import cores_online
+from stepscope.record.sensors.cpu import cores_online
 
 _OFTEN_NS, _SELDOM_NS = 100_000_000, 1_000_000_000
 _US, _KHZ = 1000.0, 1000.0

@@ -20,9 +20,8 @@ from dataclasses import astuple, dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from stepscope.record.access.probes import channel_id
 from stepscope.record.meters import NAN, Address, PlugReading, parse_address, parse_shelly, parse_tasmota
-from stepscope.record.sensors.contract import Channel, Found, Meter, Missing, NamedSensor, Target
+from stepscope.record.sensors.contract import Channel, Found, Meter, Missing, NamedSensor, Target, channel_id
 
 EVERY_NS = 1_000_000_000  # plugs refresh about once a second
 TIMEOUT_S = 0.8

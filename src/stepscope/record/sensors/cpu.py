@@ -1,8 +1,12 @@
-"""Busy or idle time of each core: cpuidle state times in us, else /proc/stat in ticks of 1/USER_HZ."""
+"""Busy or idle time of each core: cpuidle state times in us, else /proc/stat in ticks of 1/USER_HZ.
+
+CPU time of the watched process, all threads: perf task clock, else its POSIX CPU clock, else /proc/PID/stat.
+"""
 
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,6 +16,7 @@ from stepscope.record.sensors.contract import (
     Channel,
     Found,
     Missing,
+    NamedSensor,
     Target,
     close_files,
     content,
@@ -20,15 +25,15 @@ from stepscope.record.sensors.contract import (
     open_files,
 )
 
-NAME = "cpu_cores"
+CORES = "cpu_cores"
 _MOST_CORES = 8192  # NR_CPUS of the largest kernels
 _MOST_US = 1e15
 _BUSY_FIELDS = (1, 2, 3, 6, 7)  # user, nice, system, irq, softirq; steal is time that the core did not run for us
 
 
-def discover(root: Path, target: Target) -> Found | Missing:
+def discover_cores(root: Path, target: Target) -> Found | Missing:
     """Per-core counters, ns; cpuidle is preferred because it is 10,000 times finer than the tick."""
-    return _cpuidle(root) or _proc_stat(root)
+    return _cpuidle(root) or _stat_of_cores(root)
 
 
 def cores_online(text: bytes) -> set[int]:
@@ -81,7 +86,7 @@ def _cpuidle(root: Path) -> Found | None:
     channels = tuple(
         Channel(
             id=f"core{core}.idle",
-            sensor=NAME,
+            sensor=CORES,
             quantity="core_idle_time",
             unit="ns",
             kind="counter",
@@ -107,7 +112,7 @@ def busy_ticks(text: bytes) -> dict[bytes, int]:
     return busy
 
 
-def _proc_stat(root: Path) -> Found | Missing:
+def _stat_of_cores(root: Path) -> Found | Missing:
     path = root / "proc/stat"
     try:
         descriptors = open_files([path])
@@ -128,7 +133,7 @@ def _proc_stat(root: Path) -> Found | Missing:
     channels = tuple(
         Channel(
             id=f"core{name[3:].decode()}.busy",
-            sensor=NAME,
+            sensor=CORES,
             quantity="core_busy_time",
             unit="ns",
             kind="counter",
@@ -141,3 +146,82 @@ def _proc_stat(root: Path) -> Found | Missing:
         for name in names
     )
     return Found(channels, read, lambda: close_files(descriptors))
+
+
+PROCESS = "process_cpu"
+
+
+def discover_process(root: Path, target: Target) -> Found | Missing:
+    """One counter, ns: the freshest source that this kernel and its permissions allow."""
+    if root == Path("/"):
+        live = _perf(target.pid) or _cpu_clock(target.pid)
+        if live is not None:
+            return live
+    return _stat_of_process(root, target.pid)
+
+
+def process_ticks(stat: bytes) -> int:
+    """utime + stime of /proc/PID/stat, in ticks; the name before them may hold blanks and brackets."""
+    fields = stat[stat.rindex(b")") + 2 :].split(None, 14)
+    return count(fields[11]) + count(fields[12])
+
+
+def _channel(source: str, refresh_ns: int | None, step_size: float) -> Channel:
+    return Channel(
+        id="process.cpu_time",
+        sensor=PROCESS,
+        quantity="process_cpu_time",
+        unit="ns",
+        kind="counter",
+        scope="process",
+        parent_scope="system",
+        source=source,
+        refresh_ns=refresh_ns,
+        step_size=step_size,
+    )
+
+
+def _perf(pid: int) -> Found | None:
+    """Counts from now on; fresh at each read (about 1 us a thread that lives now)."""
+    from stepscope.record.access.perf_event import open_task_clocks, total_ns
+
+    descriptors = open_task_clocks(pid)
+    if not descriptors:
+        return None
+    channel = _channel(f"perf_event_open task-clock, threads: {len(descriptors)}, and all that they start", 1, 1.0)
+    return Found((channel,), lambda: [total_ns(descriptors)], lambda: close_files(descriptors))
+
+
+def _cpu_clock(pid: int) -> Found | None:
+    """The kernel brings another process' clock up to date at its tick and at task switches."""
+    clock_id = (~pid << 3) | 2  # MAKE_PROCESS_CPUCLOCK(pid, CPUCLOCK_SCHED) of the kernel's posix-timers
+    try:
+        time.clock_gettime_ns(clock_id)
+        coarse = getattr(time, "CLOCK_MONOTONIC_COARSE", 6)
+        tick_ns = int(time.clock_getres(coarse) * 1e9)
+    except (OSError, AttributeError, OverflowError):
+        return None
+    channel = _channel(f"CPU clock of process {pid}", tick_ns, 1.0)
+    return Found((channel,), lambda: [time.clock_gettime_ns(clock_id)], lambda: None)
+
+
+def _stat_of_process(root: Path, pid: int) -> Found | Missing:
+    path = root / f"proc/{pid}/stat"
+    try:
+        descriptors = open_files([path])
+        process_ticks(os.pread(descriptors[0], 1024, 0))
+    except OSError as error:
+        return missing_because(error, path)
+    except (ValueError, IndexError) as error:
+        close_files(descriptors)
+        return Missing("failed", f"{path}: {error}")
+    tick_ns = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
+    channel = _channel(str(path), tick_ns, float(tick_ns))
+    return Found(
+        (channel,),
+        lambda: [process_ticks(os.pread(descriptors[0], 1024, 0)) * tick_ns],
+        lambda: close_files(descriptors),
+    )
+
+
+SENSORS = (NamedSensor(CORES, discover_cores), NamedSensor(PROCESS, discover_process))
