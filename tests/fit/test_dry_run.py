@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Any
 
 import polars as pl
 import pytest
 import torch
+from tests.fabricate import fabricate_run
 from tests.fit import jobs
 from torch import Tensor, nn
 
+from stepscope import Run, workloads
 from stepscope.footprint import transforms
+from stepscope.footprint.computed_memory import write_computed_memory
 from stepscope.footprint.simulator import live_peak
 from stepscope.record.dry.dry_run import DryRunStopped, dry_run
 from stepscope.record.dry.job import Job, accumulated_step, plain_step
@@ -232,3 +236,14 @@ def test_thousands_of_ops_take_seconds_of_processor_time() -> None:
     run = dry_run(of, 16, workspaces())
     assert run.log.ops > 3000
     assert time.process_time() - began < 10  # of a machine ten times slower than where 2 s were seen for 6,000
+
+
+def test_the_memory_of_a_run_of_a_workload_is_computed_once_it_has_ended(tmp_path: Path) -> None:
+    about = {"workload": {"name": "lenet", "device": "cpu", "batch_size": 4}, "recorder": {"memory": "auto"}}
+    path = fabricate_run(tmp_path, steps=12, header=about)
+    write_computed_memory(path, workloads.find("lenet"))
+    peak = Run(path).peak()
+    assert peak is not None
+    held = {row["module"] for row in peak.tensors.iter_rows(named=True) if row["category"] == "parameter"}
+    assert {"conv1", "fc2"} <= held
+    assert any(str(op).startswith("aten::") for op in peak.tensors["op"])

@@ -19,7 +19,7 @@ from torch import nn
 import stepscope
 from stepscope.errors import OutputNotWritable, UsageError
 from stepscope.record import torch_private
-from stepscope.record.session import status_of
+from stepscope.record.facts import status_of
 from stepscope.runfolder import RunReader
 
 LOOP = """

@@ -103,6 +103,24 @@ def test_memory_that_was_not_recorded_says_why_and_what_to_do(mode: str, why: st
     assert "of live tensors" not in screen(bare)
 
 
+def test_memory_that_was_computed_is_shown_and_marked_where_none_was_profiled(tmp_path: Path) -> None:
+    header = {"recorder": {"mode": "adaptive", "memory": "auto"}}
+    path = fabricate_run(tmp_path, steps=12, header=header)
+    (path / "computed").mkdir()
+    events(0).write_parquet(path / "computed" / "memory.parquet")
+    run = Run(path)
+    peak = run.peak()
+    assert peak is not None
+    assert (peak.computed, run.memory_events.height) == (True, 0)
+    assert "memory by layer" not in {entry.what for entry in run.not_measured()}
+    assert "computed on tensors without data" in screen(run)
+    assert summary(run)["memory"]["computed"]
+    RunWriter(path, {}).memory(part_of(events(run.steps["t0_ns"][4]), "memory"))
+    measured = Run(path).peak()
+    assert measured is not None
+    assert not measured.computed
+
+
 @needs_altair
 def test_the_page_draws_the_step_and_the_peak_by_module_and_lists_the_tensors(run: Run) -> None:
     from stepscope.report.sections import memory_step

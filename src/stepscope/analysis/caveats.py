@@ -203,7 +203,7 @@ def _in_part(run: Run) -> str:
 def _memory_gaps(run: RunReader) -> Iterator[NotMeasured]:
     """A run that says nothing of a choice is older than it, and nobody would miss it there."""
     chosen = (run.meta.get("recorder") or {}).get("memory")
-    if chosen is not None and run.memory_events.is_empty():
+    if chosen is not None and run.memory_events.is_empty() and run.computed_memory_events.is_empty():
         why = {
             "off": "it was switched off, or looking at it failed",
             "auto": "the run is too short to profile allocations within its budget",

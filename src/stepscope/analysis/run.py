@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
@@ -152,9 +153,18 @@ class Run(RunReader):
         """Live bytes after each allocation and free of the profiled steps: in all, not attributed, and by category."""
         return memory_over_time(self.memory_events, device)
 
+    @property
+    def allocations(self) -> pl.DataFrame:
+        """Allocations and frees of the profiled steps; where none was profiled those of computed steps, if any."""
+        return self.computed_memory_events if self.memory_events.is_empty() else self.memory_events
+
     def peak(self, device: str | None = None) -> Peak | None:
-        """The instant at which the most bytes were alive: op and module, categories, tensors; None: not recorded."""
-        return peak(self.memory_events, device)
+        """The instant at which the most bytes were alive: op and module, categories, tensors; None: not known.
+
+        `computed` where no step's allocations were profiled, and those of a step on tensors without data are known.
+        """
+        found = peak(self.allocations, device)
+        return None if found is None else replace(found, computed=self.memory_events.is_empty())
 
     def core_timeline(self, t0_ns: int, t1_ns: int) -> pl.DataFrame:
         """Utilisation of each core over time: scope, t0_ns, t1_ns, utilisation (null in gaps)."""

@@ -70,6 +70,7 @@ def has_summary(run: Run) -> bool:
 
 
 PROCESS_SCHEMA = {"part": pl.String, "bytes": pl.Int64, "source": pl.String}
+COMPUTED = "computed on tensors without data"
 EMPTY, TENSORS, ALLOCATOR, PEAK = "empty process", "live tensors", "allocator and unattributed", "process peak"
 
 
@@ -89,7 +90,7 @@ def process_parts(run: Run) -> pl.DataFrame:
     whole = int(resident[0])
     rows = [
         (EMPTY, int(empty), "measured once on this device"),
-        (TENSORS, live.bytes, "allocations of the profiled steps"),
+        (TENSORS, live.bytes, COMPUTED if live.computed else "allocations of the profiled steps"),
         (ALLOCATOR, whole - int(empty) - live.bytes, "difference"),
         (PEAK, whole, "resident memory of the process"),
     ]
@@ -108,6 +109,7 @@ def memory_facts(run: Run) -> dict[str, Any] | None:
     if peak is None:
         return None
     return {
+        "computed": peak.computed,
         "device": peak.device,
         "live_peak_bytes": peak.bytes,
         "step": peak.step,
@@ -318,7 +320,8 @@ def _module_memory(run: Run) -> tuple[pl.DataFrame, str]:
     if peak is None:
         return pl.DataFrame(schema=_SELF_SCHEMA), ""
     alive = peak.tensors.select("module", "phase", value=pl.col("bytes").cast(pl.Float64))
-    return alive, f"live at the peak of step {peak.step}, by the phase that allocated it"
+    source = f"live at the peak {COMPUTED if peak.computed else f'of step {peak.step}'}"
+    return alive, f"{source}, by the phase that allocated it"
 
 
 def _module_flops(run: Run) -> tuple[pl.DataFrame, str]:

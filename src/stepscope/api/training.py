@@ -16,6 +16,7 @@ from stepscope import workloads
 from stepscope.analysis.summary import write_summary
 from stepscope.api.requests import RunRequest
 from stepscope.experiments.single_run import MOST, UntilResolved, parse_metering
+from stepscope.footprint.computed_memory import write_computed_memory
 from stepscope.record.ceilings import write_ceilings
 from stepscope.record.empty_process import write_empty_process_bytes
 from stepscope.record.settings import Schedule, Settings, sampling_period_ns
@@ -99,6 +100,7 @@ def measure(
         raise KeyboardInterrupt
     if code == 0 and memory != "off":
         write_empty_process_bytes(path)
+        write_computed_memory(path, found, optimizer, precision)
     write_ceilings(path, measure=ceilings and code == 0)
     run = stepscope.Run(path)
     write_summary(run)

@@ -69,6 +69,8 @@ def _run(
         RunWriter.attach(path).update(configuration=note_of(config, str(request.with_)))
     if code == 0 and request.record_memory != "off":
         write_empty_process_bytes(path, lambda said: sys.stderr.write(f"{said}\n"))
+        if not of_a_script and config is None:
+            _compute_memory(path, request)
     write_ceilings(path, lambda said: sys.stderr.write(f"{said}\n"), request.ceilings and code == 0)
     _pack(path)
     _report(path, request.meter_csv, quiet, html, of_a_script)
@@ -150,6 +152,13 @@ def _pack(path: Path) -> None:
         pack(path)
     except (StepscopeError, OSError) as error:
         sys.stderr.write(f"the run could not be packed into Parquet, and is whole without: {error}\n")
+
+
+def _compute_memory(path: Path, request: RunRequest) -> None:
+    from stepscope import workloads
+    from stepscope.footprint.computed_memory import write_computed_memory
+
+    write_computed_memory(path, workloads.find(request.target), request.optimizer, request.precision or "fp32")
 
 
 def _config(request: RunRequest) -> Config | None:

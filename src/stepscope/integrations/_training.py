@@ -25,9 +25,9 @@ import stepscope
 from stepscope.errors import StepscopeError, UsageError
 from stepscope.integrations._library import Listener, listen, try_call
 from stepscope.record.boundary import Boundary
+from stepscope.record.facts import status_of
 from stepscope.record.ops.modules import Models
 from stepscope.record.profile import Scope
-from stepscope.record.session import status_of
 from stepscope.record.settings import parse_memory, parse_schedule, sampling_period_ns
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import platform
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -19,6 +19,9 @@ from stepscope.record.device import changing_facts, describe_device
 from stepscope.record.empty_process import cached_empty_process_bytes, installed_version
 from stepscope.record.ops.modules import ModuleBook
 from stepscope.record.settings import Metering
+
+if TYPE_CHECKING:
+    from stepscope.record.recorder import OpRecorder
 
 
 def of_process() -> dict[str, Any]:
@@ -150,3 +153,44 @@ def of_malloc() -> dict[str, Any]:
     """The allocator, and what a process takes that trains nothing, where this device has measured it."""
     stated = allocators.in_force()
     return {**stated, "empty_process_bytes": cached_empty_process_bytes(stated["name"])}
+
+
+def of_overhead(recorder: OpRecorder, span_ns: int) -> dict[str, Any]:
+    """Return what profiling took of a run of this length: between steps, once before the first, and an event."""
+    event = None if recorder.event_cost is None else recorder.event_cost.facts()
+    return {"paused_ns": recorder.paused_ns, "once_ns": recorder.once_ns, "span_ns": span_ns, "event": event}
+
+
+def of_recording(recorder: OpRecorder, steps_from: str, found_by: str) -> dict[str, Any]:
+    """Return what was profiled of the run, and what that held in RAM and wrote."""
+    plan = recorder.plan
+    return {
+        "mode": plan.choice.name,
+        "steps_from": steps_from,
+        "steps_found_by": found_by,
+        "recorded_steps": plan.recorded,
+        "known_share": plan.known,
+        "steps_apart": sorted(recorder.apart),  # with shapes or allocations
+        "windows": recorder.windows,
+        "lost_windows": recorder.lost_windows,
+        "rows": recorder.rows,
+        "bytes": recorder.bytes_written,
+        "memory": plan.memory,
+        "held_bytes": recorder.held_bytes,  # of events, in the largest window
+        "reserved_bytes": recorder.memory_book.reserved,  # by device, the most that an allocator held
+    }
+
+
+def status_of(error: BaseException | None) -> tuple[str, str | None]:
+    """(status, reason) of a run that ended with this exception."""
+    if error is None or (isinstance(error, SystemExit) and error.code in (None, 0)):
+        return "ok", None
+    try:
+        text = str(error)
+    except Exception:  # an exception of the training's that cannot be shown
+        text = ""
+    reason = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted", "Ctrl-C"
+    ran_out = isinstance(error, (MemoryError, torch.cuda.OutOfMemoryError)) or "can't allocate memory" in text
+    return ("oom" if ran_out else "failed"), reason

@@ -94,7 +94,7 @@ class Plan:
         return True
 
     def steps_unprofiled(self, step: int) -> int:
-        """How many steps from this unprofiled one on end before the next decision; each then has `took` its time."""
+        """Number of steps, this unprofiled one included, that end before the next decision."""
         if self.choice.adaptive:
             return 0 if self._left else self._wait
         return next((ahead - 1 for ahead in range(1, _LOOK_AHEAD) if self.choice.records(step + ahead)), _LOOK_AHEAD)

@@ -16,9 +16,10 @@ from torch import nn
 
 import stepscope
 from stepscope.errors import UsageError
+from stepscope.record.facts import status_of
 from stepscope.record.meters import parse_meters
 from stepscope.record.ops.modules import Models
-from stepscope.record.session import Session, status_of
+from stepscope.record.session import Session
 from stepscope.record.settings import Metering, Schedule, Settings, sampling_period_ns
 
 if TYPE_CHECKING:

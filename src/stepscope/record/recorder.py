@@ -541,10 +541,8 @@ class OpRecorder:
         if parts.open is not None:
             parts.rows += len(rows.part)
             if parts.open == FORWARD:
-                nodes, calls = (
-                    torch_private.autograd_sequence() - self._sequence,
-                    self._routes.calls - self._calls_before,
-                )
+                nodes = torch_private.autograd_sequence() - self._sequence
+                calls = self._routes.calls - self._calls_before
                 self._learn(len(raw), self._reckoned(nodes, calls) - self._to_come())
             return
         if window.shapes or window.memory:
@@ -588,13 +586,12 @@ class OpRecorder:
         self.lost_windows += 1
         self._routes.profile_calls(False)
         self._memory.close()
-        steps = [span.step for span in self._spans]
         if not isinstance(error, OSError):
             self._stopped = True
         if self.recording:  # it failed between start and stop
             with contextlib.suppress(Exception):
                 self._drop()
-        self._note("ops-lost", f"{type(error).__name__}: {error}", steps=steps)
+        self._note("ops-lost", f"{type(error).__name__}: {error}", steps=[span.step for span in self._spans])
 
 
 def _on_cpu(roots: Any) -> bool:

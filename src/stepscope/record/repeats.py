@@ -19,6 +19,7 @@ from torch import nn
 from stepscope.clock import monotonic_ns
 from stepscope.record import torch_private
 from stepscope.record.boundary import Boundary
+from stepscope.record.routes import Listener
 from stepscope.record.steps import batch_size, telling_tensor
 
 _ALIKE = 2  # steps in a row, before the next ones are only looked at; more after each disappointment
@@ -27,14 +28,14 @@ CALL, BATCH, BACKWARD, UPDATE, UPDATED, STEP = "call", "batch", "backward", "upd
 _Event = tuple[str, int, Any]  # kind, address of what it is about, and what else tells it from another
 
 
-class Steps(Protocol):
-    """What a session does with steps that repeat."""
+class Steps(Listener, Protocol):
+    """A session, as far as it has to do with steps that repeat."""
 
     def repeated_step(self, t1_ns: int, samples: int | None, loss: Any) -> None:
         """Write a step that was as the one before it."""
 
-    def replay(self, kind: str, about: Any, detail: Any) -> None:
-        """Hear of an event of the open step after the fact."""
+    def fetched(self, iterator: Any, samples: int | None) -> None:
+        """A data loader gave so many samples, earlier in the open step."""
 
     def repeated(self, lengths_ns: list[int], sequence: int) -> None:
         """So many steps were not followed; with the number of autograd nodes that had been made when the last ended."""
@@ -167,7 +168,21 @@ class Repeats:
         for (kind, _, detail), about in zip(self._events, self._about, strict=True):
             thing = about()
             if thing is not None:  # else it went with the loop that had it
-                self._steps.replay(kind, thing, detail)
+                self._replay(kind, thing, detail)
+
+    def _replay(self, kind: str, about: Any, detail: Any) -> None:
+        """Tell the session of an event of the open step after the fact."""
+        if kind == CALL:
+            self._steps.called(about, () if detail is None else (torch_private.without_numbers(*detail),), {})
+        elif kind == BATCH:
+            self._steps.fetched(about, detail)
+        elif kind == BACKWARD:
+            self._steps.before_backward(None, None)
+            self._steps.after_backward()
+        elif kind == UPDATE:
+            self._steps.before_optimizer(about)
+        elif kind == UPDATED:
+            self._steps.after_optimizer(about)
 
 
 def _reference(thing: Any) -> Callable[[], Any]:

@@ -29,7 +29,7 @@ from stepscope.record.ops.rows import StepSpan
 from stepscope.record.ops.sources import CallSites
 from stepscope.record.plan import WARMUP_STEPS, Plan
 from stepscope.record.recorder import OpRecorder
-from stepscope.record.repeats import BACKWARD, BATCH, CALL, UPDATE, UPDATED, Repeats
+from stepscope.record.repeats import Repeats
 from stepscope.record.routes import Routes
 from stepscope.record.sampler.process import Sampler, start_sampler
 from stepscope.record.settings import Settings, check_settings, parse_memory, parse_schedule
@@ -278,19 +278,9 @@ class Session:
         self._step += 1
         self._t0_ns = monotonic_ns()
 
-    def replay(self, kind: str, about: Any, detail: Any) -> None:
-        """Hear of an event of the open step after the fact."""
-        if kind == CALL:
-            self.called(about, () if detail is None else (torch_private.without_numbers(*detail),), {})
-        elif kind == BATCH:
-            self._finder.fetched(about, detail)
-        elif kind == BACKWARD:
-            self.before_backward(None, None)
-            self.after_backward()
-        elif kind == UPDATE:
-            self.before_optimizer(about)
-        elif kind == UPDATED:
-            self.after_optimizer(about)
+    def fetched(self, iterator: Any, samples: int | None) -> None:
+        """A data loader gave so many samples, earlier in the open step."""
+        self._finder.fetched(iterator, samples)
 
     def repeated(self, lengths_ns: list[int], sequence: int) -> None:
         """So many steps were not followed, and what they would have changed is made up for."""
@@ -558,31 +548,14 @@ class Session:
         return why_no_steps(self._finder.signs)
 
     def _outcome(self) -> dict[str, Any]:
-        recorder, plan = self._recorder, self._plan
+        recorder = self._recorder
         assert recorder is not None
         return {
             "recorder": {
-                "mode": plan.choice.name,
-                "steps_from": self._settings.steps_from,
-                "steps_found_by": self._finder.found_by,
-                "recorded_steps": plan.recorded,
-                "known_share": plan.known,
-                "steps_apart": sorted(recorder.apart),  # with shapes or allocations
-                "windows": recorder.windows,
-                "lost_windows": recorder.lost_windows,
-                "rows": recorder.rows,
-                "bytes": recorder.bytes_written,
-                "memory": plan.memory,
-                "held_bytes": recorder.held_bytes,  # of events, in the largest window
+                **facts.of_recording(recorder, self._settings.steps_from, self._finder.found_by),
                 "modules_bytes": self.modules_bytes,  # of code, loaded for profiling alone
-                "reserved_bytes": recorder.memory_book.reserved,  # by device, the most that an allocator held
             },
-            "overhead": {
-                "paused_ns": recorder.paused_ns,
-                "once_ns": recorder.once_ns,
-                "span_ns": monotonic_ns() - self._began_ns,
-                "event": None if recorder.event_cost is None else recorder.event_cost.facts(),
-            },
+            "overhead": facts.of_overhead(recorder, monotonic_ns() - self._began_ns),
             "compile_s": torch_private.compile_seconds(),
             "input_shape": self._finder.input_shape,
             "steps_lost": self._steps_lost,
@@ -624,18 +597,3 @@ def _in_parent() -> None:
 
 
 os.register_at_fork(after_in_child=_in_child, after_in_parent=_in_parent)
-
-
-def status_of(error: BaseException | None) -> tuple[str, str | None]:
-    """(status, reason) of a run that ended with this exception."""
-    if error is None or (isinstance(error, SystemExit) and error.code in (None, 0)):
-        return "ok", None
-    try:
-        text = str(error)
-    except Exception:  # an exception of the training's that cannot be shown
-        text = ""
-    reason = f"{type(error).__name__}: {text}" if text else type(error).__name__
-    if isinstance(error, KeyboardInterrupt):
-        return "interrupted", "Ctrl-C"
-    ran_out = isinstance(error, (MemoryError, torch.cuda.OutOfMemoryError)) or "can't allocate memory" in text
-    return ("oom" if ran_out else "failed"), reason

@@ -15,6 +15,7 @@ from rich.text import Text
 from stepscope.analysis.memory.events import Peak
 from stepscope.analysis.run import Run
 from stepscope.analysis.summary import (
+    COMPUTED,
     METHOD_LABELS,
     VERDICT_LABELS,
     between_sentences,
@@ -252,6 +253,7 @@ def memory_at_peak(peak: Peak | None, reserved: dict[str, int]) -> list[Renderab
         return []
     lines = [
         f"{bytes_(peak.bytes)} of live tensors at the peak{_peak_place(peak)}",
+        *([COMPUTED] if peak.computed else []),
         ", ".join(_category(row) for row in peak.categories.iter_rows() if row[2] >= _SMALL),
         "largest: " + ", ".join(_tensor(row) for row in peak.tensors.head(_MOST_TENSORS).iter_rows(named=True)),
     ]

@@ -152,6 +152,11 @@ class RunReader:
         """Allocations and frees of the profiled steps, columns as `MEMORY`, in order of time."""
         return self._scan("memory", MEMORY).collect().sort("t_ns", maintain_order=True)
 
+    @cached_property
+    def computed_memory_events(self) -> pl.DataFrame:
+        """The same of steps on tensors without data, where none was profiled; `t_ns` is the number of the op."""
+        return self._scan("computed", MEMORY).collect().sort("t_ns", maintain_order=True)
+
     def sensor(self, name: str) -> pl.DataFrame:
         """The samples of one sensor in order of t0_ns: t0_ns, t1_ns and a column a channel, null where not read."""
         if name not in self._sensors:
@@ -277,7 +282,7 @@ class RunReader:
 _REPLACED = ("device.json", "channels.json", "model.json", "sources.json")  # as a whole, also while a run goes on
 _APPENDED = (".rows", ".jsonl")
 _FACTS = {*_REPLACED, "events.jsonl", "steps.rows", "steps.parquet"}
-_FOLDERS = ("ops", "memory", "samples")
+_FOLDERS = ("computed", "ops", "memory", "samples")
 _TABLES = (".parquet", ".part", ".rows")
 _Rows = np.ndarray[Any, np.dtype[Any]]
 

@@ -272,7 +272,9 @@ def explain_memory(first: Sequence[Run], other: Sequence[Run], by: str) -> Expla
 
 def _memory_side(runs: Sequence[Run], by: str) -> Parts | None:
     """Mean over repeats."""
-    each = [_live_at_peak(run, peak, by) for run in runs if (peak := run.peak()) is not None]
+    peaks = [peak for run in runs if (peak := run.peak()) is not None]
+    alike = len({peak.computed for peak in peaks}) < 2
+    each = [_live_at_peak(run, peak, by) for run, peak in zip(runs, peaks, strict=False)] if alike else []
     if len(each) < len(runs):
         return None
     whole = pl.concat(each).group_by("name", maintain_order=True).agg(pl.col("bytes").sum() / len(each))

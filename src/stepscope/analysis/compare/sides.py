@@ -243,7 +243,7 @@ def headline_metrics(run: Run) -> list[Measured]:
     kept = [row for row in kept if find(row.metric, row.unit).compared]
     kept = [_with_drift(run, row) if row.metric in ("step_time", "throughput") else row for row in kept]
     peak = run.peak()
-    if peak is not None:
+    if peak is not None and not peak.computed:
         exact = float(peak.bytes)
         kept.append(Measured("live_peak", peak.device, exact, "B", exact, exact, 1, "allocations", "counted, exact"))
     return kept

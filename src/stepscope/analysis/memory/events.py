@@ -32,6 +32,7 @@ class Peak:
     categories: pl.DataFrame
     tensors: pl.DataFrame
     residual_bytes: int
+    computed: bool = False  # on tensors without data: without the scratch memory of kernels
 
     @property
     def residual_share(self) -> float:

@@ -51,7 +51,7 @@ def perform(orders: Orders) -> Mapping[str, Any]:
         return {"status": status, "reason": f"{error} ({error.hint})" if error.hint else str(error)}
     except Exception as error:  # what a workload raises is a result
         traceback.print_exc()
-        from stepscope.record.session import status_of
+        from stepscope.record.facts import status_of
 
         status, reason = status_of(error)[:2]
         return {"status": status, "reason": reason}

@@ -51,7 +51,7 @@ class Recording:
     def ended(self, error: BaseException | None) -> None:
         """The script has ended with this; the session closes when the interpreter ends."""
         if self.session is not None:
-            from stepscope.record.session import status_of
+            from stepscope.record.facts import status_of
 
             self.session.status = status_of(error)
 

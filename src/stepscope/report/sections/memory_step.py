@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from stepscope.analysis.memory.events import Peak, allocated_by_op, live_by_module, over_step, peak_by_module
-from stepscope.analysis.summary import PEAK, process_parts, reserved_bytes
+from stepscope.analysis.summary import COMPUTED, PEAK, process_parts, reserved_bytes
 from stepscope.report.charts import memory as over_time
 from stepscope.report.charts import memory as treemap
 from stepscope.report.page.parts import Cell, Column, Facts, KeyFigure, KeyFigures, Note, Part, Section, Table, figure
@@ -30,18 +30,17 @@ def build(run: Run) -> Section:
     peak = run.peak()
     if peak is None:
         return Section("No step's allocations were recorded; --record-memory all records them.", ())
-    series = over_step(run.memory_events, peak.step).select(
-        "category", t_ms=pl.col("t") / 1e6, mb=pl.col("bytes") / 1e6
-    )
+    series = over_step(run.allocations, peak.step).select("category", t_ms=pl.col("t") / 1e6, mb=pl.col("bytes") / 1e6)
     modules = live_by_module(peak.tensors)
     drawn = series.filter(pl.col("category").is_in(_seen(series)))
+    over_step_figure = figure(
+        lambda width: over_time.build_step_memory(drawn, width),
+        f"Step {peak.step}. Areas add up to all live tensors.",
+        FIGURES[0],
+    )
     parts: list[Part] = [
         KeyFigures(tuple(_key_figures(run, peak))),
-        figure(
-            lambda width: over_time.build_step_memory(drawn, width),
-            f"Step {peak.step}. Areas add up to all live tensors.",
-            FIGURES[0],
-        ),
+        *([] if peak.computed else [over_step_figure]),
         figure(
             lambda width: treemap.build_treemap(modules, width),
             "The peak: area is bytes, by module and category.",
@@ -59,6 +58,8 @@ def build(run: Run) -> Section:
 
 def _lede(peak: Peak) -> str:
     where = f", reached by {place(peak.op, peak.module)}" if peak.op else ""
+    if peak.computed:
+        return f"{amount(peak.bytes, 'B')} of tensors are live at the peak{where}. {COMPUTED.capitalize()}."
     return f"{amount(peak.bytes, 'B')} of tensors are live at the peak of step {peak.step}{where}."
 
 
@@ -101,7 +102,7 @@ def _tensors(peak: Peak) -> Table:
 
 
 def _modules(run: Run) -> Table:
-    table = peak_by_module(run.memory_events)
+    table = peak_by_module(run.allocations)
     total = max(float(table["at_peak"].sum()), 1.0)
     columns = (
         Column("Layer", False),
@@ -115,7 +116,7 @@ def _modules(run: Run) -> Table:
 
 
 def _ops(run: Run) -> Table:
-    table = allocated_by_op(run.memory_events)
+    table = allocated_by_op(run.allocations)
     columns = (
         Column("Operator", False),
         Column("Allocations", True, "a step"),
