@@ -25,7 +25,7 @@ from stepscope.record.memory.watch import MemoryWatch, Watched
 from stepscope.record.ops.events import OPTIMIZER_STEP, Names
 from stepscope.record.ops.modules import CallPlaces, ModuleBook
 from stepscope.record.ops.rows import Labelled, ShapeBook, StepSpan, Window, rows_of
-from stepscope.record.ops.sources import MOST_ROWS, CallSites, sources_of
+from stepscope.record.ops.sources import LINES_WAIT_NS, CallSites, LinesToFind
 from stepscope.record.ops.updates import OptimizerCalls, Update, kind_of_group, shares_of
 from stepscope.record.parts import BACKWARD, BEGINNING, FORWARD, UPDATE, Parts
 from stepscope.record.plan import Plan
@@ -94,18 +94,17 @@ class OpRecorder:
         self._together: set[Update] = set()  # updates whose ops serve many parameters at once
         self._sites: CallSites | None = None  # of the first step that is profiled whole
         self._sites_wanted = True
+        self._lines = LinesToFind()
         self._offset_ns = 0
         self._events_seen: float | None = None  # a step, in the last window
         self._parameters: int | None = None
         self._stopped = False
         self._written = 0  # events, in the window that is being written
-        self._with_memory = False  # the step is to be recorded with its allocations
-        self._cuda = False
+        self._with_memory = self._cuda = False  # the step is to be recorded with its allocations; there is a GPU
         self._parts = Parts()
         self._step_sequence = torch_private.autograd_sequence()  # when the step began
         self._step_nodes = 0, 0  # that the last steps made: of two that end at once, late, one has the nodes of both
-        self._sequence = 0  # and when the window's last step did, or its part of one
-        self._passed = 0  # and when the last backward pass ended
+        self._sequence = self._passed = 0  # when the window's last step or part did; the last backward pass ended
         self._calls_before = 0
         self._reckoned_events = 0.0  # of the whole steps of this window
         self._events_per_reckoned = 1.0  # learnt from the windows before
@@ -360,14 +359,12 @@ class OpRecorder:
         if isinstance(noted_by, CallSites):
             self._routes.note_calls(noted_by.also)
 
-    def _write_sources(self, table: Labelled) -> None:
+    def _write_sources(self, after_ns: int = 0) -> None:
         """Write the lines that call layers and operators; what fails here costs nothing else."""
-        sites, self._sites = self._sites, None
-        if sites is None or not self._spans or len(table.t0_ns) > MOST_ROWS:
-            return
         try:
-            found = sources_of(sites, table, self._names.texts(), self.modules.names(), self._spans[0])
-            self._writer.sources(found)
+            found = self._lines.found(self._names.texts(), self.modules.names(), after_ns)
+            if found is not None:
+                self._writer.sources(found)
         except Exception as error:
             self._note("sources-lost", f"{type(error).__name__}: {error}")
 
@@ -434,6 +431,7 @@ class OpRecorder:
     def close(self) -> None:
         """The run ends. A profile of another thread is stopped, unwritten, when that thread next steps an optimizer."""
         self.close_window()
+        self._write_sources()
         if self._window is None:
             self._routes.profile_calls(False)
             return
@@ -550,7 +548,9 @@ class OpRecorder:
         else:
             self._written = len(raw)
         if rows.labelled is not None:
-            self._write_sources(rows.labelled)
+            self._lines.keep(self._sites, rows.labelled, self._spans)
+            self._sites = None
+            self._write_sources(LINES_WAIT_NS)
         self.plan.learn(rows.profiles)
         if self._spans:
             self._learn(len(raw), self._reckoned_events)

@@ -422,6 +422,28 @@ def _given(possible: list[Site], count: int) -> list[Site | None]:
     return [Site(files.pop(), min(site.first for site in lines), max(site.last for site in lines))] * count
 
 
+LINES_WAIT_NS = 5_000_000_000  # later, a run is so long that to find lines takes little of it
+
+
+class LinesToFind:
+    """What tells the lines of a step, kept until there is time: to find them takes as long as to write a window."""
+
+    def __init__(self) -> None:
+        self._kept: tuple[int, CallSites, Labelled, StepSpan] | None = None
+
+    def keep(self, sites: CallSites | None, table: Labelled, spans: list[StepSpan]) -> None:
+        """Keep the first of these steps, where its calls were noted and are not too many."""
+        if sites is not None and spans and len(table.t0_ns) <= MOST_ROWS:
+            self._kept = monotonic_ns(), sites, table, spans[0]
+
+    def found(self, texts: list[str], modules: list[tuple[str, str]], after_ns: int) -> dict[str, Any] | None:
+        """Return the content of sources.json, once; None while what was kept is not that old, or where nothing was."""
+        if self._kept is None or monotonic_ns() - self._kept[0] < after_ns:
+            return None
+        (_, sites, table, span), self._kept = self._kept, None
+        return sources_of(sites, table, texts, modules, span)
+
+
 def sources_of(
     sites: CallSites, table: Labelled, texts: list[str], modules: list[tuple[str, str]], span: StepSpan
 ) -> dict[str, Any]:
