@@ -256,8 +256,6 @@ WIDE_STILL = {
     "cli/fit.py fit",
     "cli/fit.py _request",
     "footprint/prediction.py fit",
-    "record/ops/rows.py _finished",
-    "record/sampler/process.py start_sampler",
     "record/train.py train_workload",
 }
 

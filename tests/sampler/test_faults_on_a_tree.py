@@ -17,6 +17,7 @@ from stepscope.record.sampler.characterise import SensorProfile, device_identity
 from stepscope.record.sampler.process import Sampler, start_sampler
 from stepscope.record.sensors import load
 from stepscope.record.sensors.contract import Found, Target
+from stepscope.record.settings import Metering
 from stepscope.runfolder import RunReader
 
 ZONE = "sys/class/thermal/thermal_zone0"
@@ -162,7 +163,7 @@ def test_a_tree_with_pipes_in_it_does_not_hold_up_the_start(start: Start, run: P
 def test_channels_json_states_the_dither_and_the_rows_follow_it(
     dither: bool, stated: float, start: Start, run: Path, root: Path
 ) -> None:
-    start(dither=dither)
+    start(metering=Metering(dither=dither))
     assert json.loads((run / "channels.json").read_text())["dither"] == stated
     rapl(root)
     until(lambda: RunReader(run).sensor("rapl").height > 60)

@@ -102,15 +102,12 @@ def _trained(
 
 
 def _sampler(writer: RunWriter, settings: Settings, pid: int) -> Sampler | None:
-    metering = settings.metering
     try:
         return start_sampler(
             writer.path,
             settings.period_ns,
             root=settings.root,
-            dither=metering.dither,
-            characterise=metering.characterise,
-            meters=metering.meters,
+            metering=settings.metering,
             pid=pid,
         )
     except (StepscopeError, OSError) as error:

@@ -495,14 +495,11 @@ class Session:
 
     def _start_sampler(self) -> None:
         try:
-            metering = self._settings.metering
             self._sampler = start_sampler(
                 self.path,
                 self._settings.period_ns,
                 root=self._settings.root,
-                dither=metering.dither,
-                characterise=metering.characterise,
-                meters=metering.meters,
+                metering=self._settings.metering,
             )
         except (StepscopeError, OSError) as error:
             self.note("sampler-failed", str(error))

@@ -220,7 +220,7 @@ def _assemble(table: Labelled, window: Window, names: Names, modules: list[tuple
     number = np.full(len(inside), NO_PARENT, dtype=np.int64)
     number[order] = np.arange(len(order)) - first[place] + window.rows_before
     parent = np.where(table.parent[order] == NO_PARENT, NO_PARENT, number[table.parent[order]])
-    return _finished(table, window, order, place, parent, ends, names, modules, book)
+    return _finished(table, window, order, place, parent, names, modules, book)
 
 
 def _finished(
@@ -229,7 +229,6 @@ def _finished(
     order: Ints,
     place: Ints,
     parent: Ints,
-    ends: Ints,
     names: Names,
     modules: list[tuple[str, str]],
     book: Costs,
@@ -238,6 +237,7 @@ def _finished(
     t0_ns = table.t0_ns[order]
     t1_ns = t0_ns + (events.t1 - events.t0)[order]
     on_cpu = events.gpu[order] < 0
+    ends = np.array([span.t1_ns for span in window.steps])
     # The optimizer's own scope is still open when its hook ends the step: no row outlasts its step on the CPU.
     overhang = np.where(on_cpu, np.maximum(t1_ns - ends[place], 0), 0)
     t1_ns, self_ns = t1_ns - overhang, np.maximum(table.own[order] - overhang, 0)

@@ -9,15 +9,17 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 import stepscope
 from stepscope.errors import SamplerFailed
 from stepscope.liveness import is_running, start_time
-from stepscope.record.sensors.contract import Meter, content
+from stepscope.record.sensors.contract import content
+
+if TYPE_CHECKING:
+    from stepscope.record.settings import Metering
 
 CHARACTERISING = b"characterising"  # the process says so, with the seconds that it takes, before "ready"
 STDERR = ".sampler-stderr"  # in samples/; removed at an orderly end where nothing was said
@@ -95,16 +97,15 @@ def start_sampler(
     root: str | Path | None = None,
     cpu: int | None = None,
     timeout_s: float = 30.0,
-    dither: bool = True,
-    characterise: bool = True,
-    meters: Sequence[Meter] = (),
+    metering: Metering | None = None,
     look_again_ns: int | None = None,
     pid: int | None = None,
 ) -> Sampler:
     """Start the sampling process and wait until it is ready; raises SamplerFailed.
 
-    pid: the process to watch, this one where not given. The sampling process ends when that one or this one is gone.
-    On a device whose power sensors are new it is ready some seconds later: it characterises them first.
+    metering: the meters to read, whether power sensors are characterised and ticks dithered; none, yes and yes where
+    not given. pid: the process to watch, this one where not given. The sampling process ends when that one or this one
+    is gone. On a device whose power sensors are new it is ready some seconds later: it characterises them first.
     """
     if not sys.executable:
         raise SamplerFailed("this Python does not know its own executable", "start the training with a python command")
@@ -114,8 +115,10 @@ def start_sampler(
     command += ["--pid", str(os.getpid() if pid is None else pid), "--period-ns", str(period_ns)]
     command += [] if root is None else ["--root", str(Path(root).absolute())]
     command += [] if core is None else ["--cpu", str(core)]
-    command += ["--dither" if dither else "--no-dither", "--characterise" if characterise else "--no-characterise"]
-    command += [word for meter in meters for word in ("--meter", meter.kind, meter.name, meter.address)]
+    if metering is not None:
+        command += ["--dither" if metering.dither else "--no-dither"]
+        command += ["--characterise" if metering.characterise else "--no-characterise"]
+        command += [word for meter in metering.meters for word in ("--meter", meter.kind, meter.name, meter.address)]
     command += [] if look_again_ns is None else ["--look-again-ns", str(look_again_ns)]
     try:
         (folder / "samples").mkdir(exist_ok=True)
