@@ -157,8 +157,8 @@ def test_the_module_tree_reads_back_with_nulls_for_what_was_not_counted(writer: 
 
 
 def test_device_facts_read_back(writer: RunWriter) -> None:
-    writer.device({"board": "a board", "cores": 4})
-    assert RunReader(writer.path).device == {"board": "a board", "cores": 4}
+    writer.device({"board": "a board", "memory_bytes": 4})
+    assert RunReader(writer.path).device == {"board": "a board", "memory_bytes": 4}
 
 
 def test_events_of_two_writers_come_in_order_of_time(writer: RunWriter) -> None:

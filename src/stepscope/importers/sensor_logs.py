@@ -31,6 +31,7 @@ from stepscope.record.sensors import apple, tegrastats
 from stepscope.record.sensors.apple import SCOPES, channels_of
 from stepscope.record.sensors.contract import Channel, channel_id
 from stepscope.record.sensors.tegrastats import rail_places, rail_watts
+from stepscope.runfolder import checksums
 
 MOST_BYTES = 1 << 30
 _STAMPS = {"t0_ns": pl.Int64, "t1_ns": pl.Int64}
@@ -102,6 +103,7 @@ def write_logs(run: Path, logs: Sequence[SensorLog], missing: Sequence[dict[str,
             for channel, column in zip(log.channels, log.columns, strict=True)
         )
         frame.write_parquet(run / "samples" / f"{sensor}.parquet", compression="zstd")
+        checksums.note(run, f"samples/{sensor}.parquet")
     channels = [asdict(channel) for log in logs for channel in log.channels]
     periods = [int(np.median(np.diff(log.t0_ns))) for log in logs if len(log.t0_ns) > 1]
     period_ns = min(periods) if periods else None

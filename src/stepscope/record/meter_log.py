@@ -23,7 +23,7 @@ import polars as pl
 from stepscope.errors import RunDamaged, UsageError
 from stepscope.files import replace_json, replaced
 from stepscope.record.sensors.contract import Channel, channel_id
-from stepscope.runfolder import RunReader, RunWriter
+from stepscope.runfolder import RunReader, RunWriter, checksums
 
 _LARGEST_LOG = 1 << 30
 
@@ -64,6 +64,7 @@ def import_csv(run_path: str | Path, csv_path: str | Path, align: Align) -> Chan
     samples.mkdir(exist_ok=True)
     with replaced(samples / f"{channel.sensor}.parquet") as part:
         frame.write_parquet(part, compression="zstd")
+    checksums.note(run.path, f"samples/{channel.sensor}.parquet")
     others = [each for each in table["channels"] if each["sensor"] != channel.sensor]
     replace_json(run.path / "channels.json", {**table, "channels": [*others, asdict(channel)]})
     message = f"{source.name}: {len(log.t_s)} readings of '{log.power_column}', {aligned.words()}"

@@ -20,6 +20,7 @@ import numpy as np
 
 import stepscope
 from stepscope.files import clear_parts, replaced
+from stepscope.runfolder import checksums
 from stepscope.runfolder.parts import read_part
 from stepscope.runfolder.schema import STEP_ROW, TABLES, channel_names, sample_dtype
 from stepscope.runfolder.writer import RunWriter
@@ -104,19 +105,19 @@ def _pack_folder(run: Path) -> Iterator[str]:
     for table in TABLES:
         for part in _sorted(run / table, "*.part"):
             with _staying(run, part) as kept:
-                _replace(part, partial(_write, frame_of(read_part(part, table), table)))
+                _replace(run, part, partial(_write, frame_of(read_part(part, table), table)))
             yield from kept
     steps = run / "steps.rows"
     if steps.exists():
         with _staying(run, steps) as kept:
-            _replace(steps, partial(_sink_rows, steps, STEP_ROW, _step_frame))
+            _replace(run, steps, partial(_sink_rows, steps, STEP_ROW, _step_frame))
         yield from kept
     for rows in _sorted(run / "samples", "*.rows"):
         with _staying(run, rows) as kept:
             columns = channel_names(run, rows.stem)
             if not columns:
                 raise ValueError("no channel describes it")
-            _replace(rows, partial(_sink_rows, rows, sample_dtype(columns), _sample_frame))
+            _replace(run, rows, partial(_sink_rows, rows, sample_dtype(columns), _sample_frame))
         yield from kept
 
 
@@ -142,10 +143,12 @@ def _note(run: Path, message: str) -> None:
     RunWriter.attach(run).event("kept-as-rows", message, source="pack")
 
 
-def _replace(source: Path, write: Callable[[Path], None]) -> None:
+def _replace(run: Path, source: Path, write: Callable[[Path], None]) -> None:
     """Put a Parquet file in the place of another file; killed at any point, one of the two is whole and in place."""
-    with replaced(source.with_suffix(".parquet"), durable=True) as part:  # on the disk before what it was made of goes
+    packed = source.with_suffix(".parquet")
+    with replaced(packed, durable=True) as part:  # on the disk before what it was made of goes
         write(part)
+    checksums.note(run, packed.relative_to(run).as_posix())
     source.unlink(missing_ok=True)
 
 

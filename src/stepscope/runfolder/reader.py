@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import json
 import os
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property, partial
@@ -18,6 +17,8 @@ from stepscope.errors import RunDamaged, RunError, RunNotFound, SchemaTooNew, Un
 from stepscope.liveness import is_running
 from stepscope.quantities import SAMPLED
 from stepscope.run_paths import find_run
+from stepscope.runfolder import checked
+from stepscope.runfolder.checksums import CHECKSUMS, agrees
 from stepscope.runfolder.parts import Part, from_bytes, null_below_zero
 from stepscope.runfolder.schema import (
     MEMORY_COLUMNS,
@@ -25,7 +26,9 @@ from stepscope.runfolder.schema import (
     NO_SAMPLES,
     OPS_COLUMNS,
     PARTS,
+    PHASES,
     SCHEMA,
+    STATUSES,
     STEP_ROW,
     STEPS_COLUMNS,
     TABLES,
@@ -47,8 +50,8 @@ class RunReader:
 
     def __init__(self, path: str | Path) -> None:
         self.path = find_run(path)
-        self.meta = _read_header(self.path)
         self.damaged: list[str] = []
+        self.meta = _read_header(self.path, self.damaged)
         self._grows = self.meta.get("status") == "running"
         self._json_files: dict[str, dict[str, Any]] = {}
         self._sensors: dict[str, pl.DataFrame] = {}
@@ -65,12 +68,14 @@ class RunReader:
     @cached_property
     def status(self) -> str:
         """running, ok, failed, oom or interrupted; a running run whose trainer is gone is "interrupted"."""
-        status = str(self.meta.get("status", "interrupted"))
+        status = self.meta.get("status")
+        status = status if status in STATUSES else "interrupted"
         return "interrupted" if status == "running" and not is_running(self.meta.get("pid")) else status
 
     @property
     def warmup_steps(self) -> int:
-        return int(self.meta.get("warmup_steps", 3))
+        stated = self.meta.get("warmup_steps")
+        return 3 if stated is None else int(stated)
 
     @property
     def is_part(self) -> bool:
@@ -106,25 +111,25 @@ class RunReader:
     @cached_property
     def channels(self) -> list[dict[str, Any]]:
         """Return the facts of each sampled column."""
-        return list(self.sampling.get("channels", []))
+        return list(self.sampling.get("channels") or [])
 
     @cached_property
     def events(self) -> list[dict[str, Any]]:
         """events.jsonl in order of time; a last line that was cut off is excluded, one before it is damage."""
-        return sorted(self._event_lines(), key=lambda event: int(event.get("t_ns", 0)))
+        return sorted(self._event_lines(), key=lambda event: event.get("t_ns") or 0)
 
     @cached_property
     def model(self) -> pl.DataFrame:
         """The module tree, one row a module, columns as `MODEL`."""
-        modules = self._json("model.json").get("modules", [])
+        modules = self._json("model.json").get("modules") or []
         return pl.DataFrame([{k: m.get(k) for k in MODEL} for m in modules], schema=MODEL)
 
     @cached_property
     def sources(self) -> pl.DataFrame:
         """The line that calls each op of a step, columns as `SOURCES`, in order of turn; empty where none was noted."""
         content = self._json("sources.json")
-        texts, rows = content.get("sources", []), []
-        for phase, module, name, lines in content.get("rows", []):
+        texts, rows = content.get("sources") or [], []
+        for phase, module, name, lines in checked.rows_of_sources(content):
             alone = len(lines) == 1
             rows += [
                 (phase, module, name, None if alone else turn, texts[line] if line >= 0 else None)
@@ -135,8 +140,8 @@ class RunReader:
     @cached_property
     def steps(self) -> pl.DataFrame:
         """Every step, columns as `STEPS`, in order."""
-        frame = self._rows("steps", STEP_ROW, steps_of)
-        return pl.DataFrame(schema=STEPS) if frame is None else frame.sort("step")
+        frame = self._rows("steps", STEP_ROW, steps_of, _checked_steps)
+        return pl.DataFrame(schema=STEPS) if frame is None else self._whole(frame, _TRUE_STEP, "steps").sort("step")
 
     @property
     def ops(self) -> pl.DataFrame:
@@ -161,9 +166,14 @@ class RunReader:
         """The samples of one sensor in order of t0_ns: t0_ns, t1_ns and a column a channel, null where not read."""
         if name not in self._sensors:
             columns = [channel["id"] for channel in self.channels if channel["sensor"] == name]
-            frame = self._rows(f"samples/{name}", sample_dtype(columns), partial(_described, columns))
+            described, check = partial(_described, columns), partial(_checked_samples, columns)
+            frame = self._rows(f"samples/{name}", sample_dtype(columns), described, check)
             empty = pl.DataFrame(schema={"t0_ns": pl.Int64, "t1_ns": pl.Int64})
-            self._sensors[name] = empty if frame is None else frame.sort("t0_ns", maintain_order=True)
+            self._sensors[name] = (
+                empty
+                if frame is None
+                else self._whole(frame, _TRUE_TIMES, f"samples/{name}").sort("t0_ns", maintain_order=True)
+            )
         return self._sensors[name]
 
     def samples(self, quantity: str) -> pl.DataFrame:
@@ -207,17 +217,32 @@ class RunReader:
 
     def _bytes(self, name: str) -> bytes:
         """The content of a file as far as it reached: the one place where a file of the folder is opened."""
-        if not self._grows or not name.endswith(_APPENDED):
-            return (self.path / name).read_bytes()
-        return (self.path / name).read_bytes()[: self.files.get(name, (0, 0))[0]]
+        content = checked.read_regular(self.path / name, checked.MOST_BYTES if name.endswith(_TEXTS) else None)
+        if self._grows and name.endswith(_APPENDED):
+            return content[: self.files.get(name, (0, 0))[0]]
+        if name in self._checksums and not agrees(content, self._checksums[name]):
+            raise ValueError("its content is not what was written")
+        return content
+
+    @cached_property
+    def _checksums(self) -> dict[str, Any]:
+        return {} if self._grows else self._json(CHECKSUMS)
 
     def _json(self, name: str) -> dict[str, Any]:
         if name not in self._json_files:
+            self._json_files[name] = {}
             try:
-                content = json.loads(self._bytes(name).decode("utf-8"))
+                data = checked.read_regular(self.path / name, checked.MOST_BYTES)
+                content, dropped = checked.parse(data, checked.SHAPES.get(name))
+            except FileNotFoundError:
+                return {}
             except (OSError, ValueError):
-                content = None
-            self._json_files[name] = content if isinstance(content, dict) else {}
+                content, dropped = None, []
+            if not isinstance(content, dict):
+                self._found_damaged(name)
+                return {}
+            self._found_damaged(*_places(name, dropped))
+            self._json_files[name] = content
         return self._json_files[name]
 
     def _event_lines(self) -> Iterator[dict[str, Any]]:
@@ -227,20 +252,40 @@ class RunReader:
             return
         for number, line in enumerate(lines, 1):
             try:
-                event = json.loads(line)
+                event, dropped = checked.parse(line.encode("utf-8", "replace"), checked.EVENT)
             except ValueError:
                 if number < len(lines):  # the last may be cut off by a crash, and lacks nothing that was whole
                     self._found_damaged("events.jsonl")
                 continue
+            if dropped:
+                self._found_damaged("events.jsonl")
             if isinstance(event, dict):
                 yield event
 
-    def _rows(self, stem: str, dtype: np.dtype[Any], frame_of_rows: Callable[[_Rows], pl.DataFrame]) -> Any:
+    def _whole(self, frame: pl.DataFrame, true: pl.Expr, stem: str) -> pl.DataFrame:
+        """The rows that can be; where there are others, their file is called damaged."""
+        kept = frame.filter(true)
+        if len(kept) < len(frame):
+            self._found_damaged(f"{stem}: {len(frame) - len(kept):,} of {len(frame):,} rows")
+        return kept
+
+    def _rows(
+        self,
+        stem: str,
+        dtype: np.dtype[Any],
+        frame_of_rows: Callable[[_Rows], pl.DataFrame],
+        check: Callable[[pl.DataFrame], pl.DataFrame],
+    ) -> Any:
         """The rows of a file that grows, packed or not; None where there is none."""
         packed, rows = f"{stem}.parquet", f"{stem}.rows"
         if self._grows and not {packed, rows} & self.files.keys():
             return None
-        frame = self._either(packed, pl.read_parquet, rows, lambda data: frame_of_rows(_whole_rows(data, dtype)))
+        frame = self._either(
+            packed,
+            lambda data: check(pl.read_parquet(data)),
+            rows,
+            lambda data: check(frame_of_rows(_whole_rows(data, dtype))),
+        )
         if frame is None or not self._grows or packed in self.files:
             return frame
         return frame.head(self.files[rows][0] // dtype.itemsize)  # it may have been packed since, with what came then
@@ -250,7 +295,8 @@ class RunReader:
         stems = {name.rpartition(".")[0] for name in self.files if name.startswith(f"{folder}/")}
         in_order = sorted(stems, key=lambda stem: (len(stem), stem))
         parse = partial(_parse_part, table=folder)
-        frames = [self._either(f"{stem}.parquet", _scan_parquet, f"{stem}.part", parse) for stem in in_order]
+        scan = partial(_scan_parquet, table=folder)
+        frames = [self._either(f"{stem}.parquet", scan, f"{stem}.part", parse) for stem in in_order]
         known = [frame for frame in frames if frame is not None]
         return pl.concat(known, how="vertical") if known else pl.LazyFrame(schema=schema)
 
@@ -270,17 +316,19 @@ class RunReader:
         """The content of a file, or None where it is damaged: the rest of the run is still worth reading."""
         try:
             return parse(self._bytes(name))
-        except (OSError, ValueError, pl.exceptions.PolarsError):
+        except (OSError, ValueError, pl.exceptions.PolarsError, pl.exceptions.PanicException):
             if (self.path / name).exists():  # else it was packed meanwhile
                 self._found_damaged(name)
             return None
 
-    def _found_damaged(self, name: str) -> None:
-        self.damaged = sorted({*self.damaged, name})
+    def _found_damaged(self, *names: str) -> None:
+        self.damaged = sorted({*self.damaged, *names})
 
 
 _REPLACED = ("device.json", "channels.json", "model.json", "sources.json")  # as a whole, also while a run goes on
 _APPENDED = (".rows", ".jsonl")
+_TEXTS = (".json", ".jsonl")
+_MOST_PLACES = 5  # of one file that a report names
 _FACTS = {*_REPLACED, "events.jsonl", "steps.rows", "steps.parquet"}
 _FOLDERS = ("computed", "ops", "memory", "samples")
 _TABLES = (".parquet", ".part", ".rows")
@@ -299,10 +347,50 @@ def _listed(run: Path) -> Iterator[tuple[str, tuple[int, int]]]:
                         yield f"{folder}/{entry.name}".lstrip("/"), (state.st_size, state.st_mtime_ns)
 
 
-def _scan_parquet(data: bytes) -> pl.LazyFrame:
+def _scan_parquet(data: bytes, table: str) -> pl.LazyFrame:
     """The file in memory, as small as on disk, from which each query takes its columns; raises where it is damaged."""
-    pl.read_parquet_schema(io.BytesIO(data))
-    return pl.scan_parquet(data)
+    schema = {"ops": OPS, "memory": MEMORY}[table]
+    if dict(pl.read_parquet_schema(io.BytesIO(data))) != schema:
+        raise ValueError(f"its columns are not those of {table}")
+    return _checked_part(pl.read_parquet(data), table, pl.scan_parquet(data))
+
+
+def _checked_part(frame: pl.DataFrame, table: str, lazy: pl.LazyFrame) -> pl.LazyFrame:
+    """The part, with clean texts; ValueError where a row cannot be: one such row means that no row can be trusted."""
+    times = ("t_ns",) if table == "memory" else ("t0_ns", "t1_ns", "self_ns")
+    true = pl.all_horizontal(pl.col(times).abs() < _LATEST_NS)
+    if table == "ops":
+        row = pl.int_range(pl.len(), dtype=pl.Int64).over("step")
+        length = pl.col("t1_ns") - pl.col("t0_ns")
+        true &= (length >= 0) & pl.col("self_ns").is_between(0, length)
+        true &= pl.col("parent").is_null() | (pl.col("parent") >= 0) & (pl.col("parent") < row)
+    if not frame.select(true.fill_null(False).all()).item():
+        raise ValueError("it holds a row that cannot be")
+    texts = [name for name, kind in TABLES[table].items() if kind == TEXT]
+    known = {name: set(frame[name].unique().drop_nulls().cast(pl.String)) for name in texts}
+    if known["phase"] - {*PHASES}:
+        raise ValueError("it holds a phase that there is not")
+    clean = {name: {text: checked.clean_text(text) for text in values} for name, values in known.items()}
+    others = {name: changed for name, of in clean.items() if (changed := {k: v for k, v in of.items() if k != v})}
+    if not others:
+        return lazy
+    replaced = (pl.col(name).cast(pl.String).replace(of).cast(pl.Categorical) for name, of in others.items())
+    return frame.with_columns(replaced).lazy()
+
+
+def _checked_steps(frame: pl.DataFrame) -> pl.DataFrame:
+    if dict(frame.schema) != STEPS:
+        raise ValueError("its columns are not those of steps")
+    return frame
+
+
+def _checked_samples(columns: list[str], frame: pl.DataFrame) -> pl.DataFrame:
+    """The columns that a channel describes; what is no number of the physical world is null."""
+    described = [name for name in columns if frame.schema.get(name) == pl.Float64]
+    if [frame.schema.get(name) for name in ("t0_ns", "t1_ns")] != [pl.Int64, pl.Int64]:
+        raise ValueError("it has no times")
+    seen = [pl.when(pl.col(name).abs() <= _LARGEST_VALUE).then(name) for name in described]
+    return frame.select("t0_ns", "t1_ns", *seen)
 
 
 def _described(columns: list[str], rows: _Rows) -> pl.DataFrame:
@@ -312,14 +400,22 @@ def _described(columns: list[str], rows: _Rows) -> pl.DataFrame:
 
 
 def _parse_part(data: bytes, table: str) -> pl.LazyFrame:
-    return frame_of(from_bytes(data, table), table).lazy()
+    frame = frame_of(from_bytes(data, table), table)
+    return _checked_part(frame, table, frame.lazy())
 
 
-def _read_header(path: Path) -> dict[str, Any]:
+def _places(name: str, dropped: list[str]) -> list[str]:
+    """The file with the places in it where something was dropped, the first few of them."""
+    more = [f"{name}: {len(dropped) - _MOST_PLACES:,} more"] if len(dropped) > _MOST_PLACES else []
+    return [f"{name}: {where}" for where in dropped[:_MOST_PLACES]] + more
+
+
+def _read_header(path: Path, damaged: list[str]) -> dict[str, Any]:
     if not path.is_dir():
         raise RunNotFound(f"no run folder at '{path}'", "list the folder that you gave to --out (default: runs/)")
     try:
-        header = json.loads((path / "run.json").read_text(encoding="utf-8"))
+        content = checked.read_regular(path / "run.json", checked.MOST_BYTES)
+        header, dropped = checked.parse(content, checked.RUN)
     except FileNotFoundError:
         raise RunNotFound(
             f"'{path}' holds no run.json", "give the folder of one run, runs/<stamp>-<name>-<id>"
@@ -328,6 +424,7 @@ def _read_header(path: Path) -> dict[str, Any]:
         raise RunDamaged(f"'{path / 'run.json'}' cannot be read: {error}") from error
     if not isinstance(header, dict):
         raise RunDamaged(f"'{path / 'run.json'}' does not hold an object")
+    damaged += _places("run.json", dropped)
     return _migrated(header, path)
 
 
@@ -361,6 +458,18 @@ SOURCES = {  # turn: which of the calls of this op in the step; null is all of t
     "source": pl.String,
 }
 MODEL = {name: _PLAIN.get(kind, pl.String) for name, kind in MODEL_COLUMNS.items()}
+_LATEST_NS = 1 << 61  # 73 years; the difference of two such times stays within int64
+_LARGEST_VALUE = 1e18  # of a sampled quantity in its unit, counters in ns and bytes among them
+_TRUE_TIMES = (
+    pl.col("t0_ns").abs().lt(_LATEST_NS) & pl.col("t1_ns").abs().lt(_LATEST_NS) & (pl.col("t0_ns") <= pl.col("t1_ns"))
+).fill_null(False)
+_TRUE_STEP = (
+    _TRUE_TIMES
+    & pl.col("step").is_between(0, 1 << 53).fill_null(False)
+    & pl.col("step").is_first_distinct()
+    & pl.col("samples").is_between(0, 1 << 53).fill_null(True)
+    & pl.col("recorded").is_not_null()
+)
 
 
 def part_of(frame: pl.DataFrame, table: str) -> Part:

@@ -1,0 +1,276 @@
+"""The boundary of a reader: what a run folder's JSON may hold, and what of it is dropped because it cannot be true.
+
+A folder may be damaged, or come from someone who is not trusted. Whatever reads one gets content of the declared types,
+within ranges that arithmetic and charts can bear, without control characters, and the names of what was dropped.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import stat
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+MOST_BYTES = 256_000_000  # of a JSON file; that of 100,000 modules takes 25 MB
+MOST_TEXT = 100_000  # characters of one text
+DEEPEST = 40  # objects and lists within each other
+_LARGEST_WHOLE = 1 << 62  # sums and differences of two stay within int64
+_LARGEST_REAL = 1e30
+_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff\ufffe\uffff]")
+_FILE_NAME = re.compile(r"(?!\.)[^/\x00]{1,200}")
+_DROPPED = object()
+
+Shape = Any  # a type, a list of one shape, an object of shapes by key (... is every other key), or one of those below
+
+
+@dataclass(frozen=True)
+class Row:
+    """An object that is worth nothing without the keys in `needs`: it is dropped as a whole where one is missing."""
+
+    shape: dict[Any, Shape]
+    needs: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Within:
+    """A whole number from `least` to `most`."""
+
+    least: int
+    most: int
+
+
+class FileName:
+    """A text that names a file in a folder, and no other folder."""
+
+
+_COUNT = Within(0, 1 << 53)
+_NUMBERS: dict[Any, Shape] = {...: float}
+_CLOCK = {"monotonic_ns": int, "unix_ns": int, "boottime_ns": int}
+_ENDS = {"temperatures_celsius": _NUMBERS, "frequencies_hz": _NUMBERS}
+_CURVE = {...: [[float]]}
+
+RUN: dict[Any, Shape] = {
+    "schema": Within(1, 1_000_000),
+    "id": FileName,
+    "status": str,
+    "reason": str,
+    "pid": Within(1, 1 << 31),
+    "boot_id": str,
+    "host": str,
+    "workload": {
+        **dict.fromkeys(("name", "domain", "optimizer", "precision", "device"), str),
+        **dict.fromkeys(("batch_size", "parameters", "steps"), _COUNT),
+        "data": {**dict.fromkeys(("name", "kind", "sha256", "licence", "origin"), str), "train_size": _COUNT},
+    },
+    "argv": [str],
+    "cwd": str,
+    "seed": int,
+    "threads": Within(1, 1 << 20),
+    "versions": {...: str},
+    "clock": _CLOCK,
+    "clock_end": _CLOCK,
+    "warmup_steps": _COUNT,
+    "planned_steps": _COUNT,
+    "steps_lost": _COUNT,
+    "compile_s": float,
+    "simulated": str,
+    "flops_not_counted": [str],
+    **dict.fromkeys(("rank", "world_size", "local_rank", "process"), _COUNT),
+    "recorder": {
+        **dict.fromkeys(("mode", "memory", "steps_from", "steps_found_by", "flops_source"), str),
+        **dict.fromkeys(("recorded_steps", "windows", "lost_windows", "rows", "bytes", "held_bytes"), _COUNT),
+        "known_share": float,
+        "steps_apart": [int],
+        "modules_bytes": float,
+        "reserved_bytes": _NUMBERS,
+    },
+    "sampler": {"period_ns": Within(1, _LARGEST_WHOLE)},
+    "malloc": {"name": str, "library": str, "empty_process_bytes": float, "mmap_threshold": float},
+    "overhead": {
+        **dict.fromkeys(("paused_ns", "once_ns", "span_ns"), float),
+        "event": _NUMBERS,
+    },
+    "result": {"accuracy": float, "steps": _COUNT, "counters": _NUMBERS},
+    "power_model": {},
+    "imported": {},
+}
+DEVICE: dict[Any, Shape] = {
+    **dict.fromkeys(("compatible", "cpu", "machine", "os", "kernel", "l4t", "container"), str),
+    "cores": [
+        Row(
+            {
+                "core": Within(0, 1 << 20),
+                "online": bool,
+                **dict.fromkeys(("package", "cluster", "capacity"), int),
+                "max_frequency_hz": float,
+                "midr": str,
+            },
+            ("core",),
+        )
+    ],
+    "clusters": [[int]],
+    **dict.fromkeys(("memory_bytes", "swap_bytes", "clock_ticks_per_second"), float),
+    "governors": {...: str},
+    "power_mode": str,
+    "trip_points_celsius": {...: _NUMBERS},
+    "accelerators": [{"name": str}],
+    "accelerators_torch": [{"name": str}],
+    "virtual_machine": bool,
+    "at_start": _ENDS,
+    "at_end": _ENDS,
+}
+CHANNELS: dict[Any, Shape] = {
+    "period_ns": Within(1, _LARGEST_WHOLE),
+    "pid": int,
+    "dither": float,
+    "channels": [
+        Row(
+            {
+                "id": str,
+                "sensor": FileName,
+                **dict.fromkeys(("quantity", "unit", "kind", "scope", "source", "rail", "parent_scope"), str),
+                **dict.fromkeys(("refresh_ns", "window_ns"), Within(0, _LARGEST_WHOLE)),
+                **dict.fromkeys(("step_size", "counter_range", "most_per_s"), float),
+                **dict.fromkeys(("read_cost_ns", "read_cost_p99_ns"), float),
+                "measured": [str],
+            },
+            ("id", "sensor", "quantity", "unit", "scope"),
+        )
+    ],
+    "missing": [Row(dict.fromkeys(("sensor", "reason", "detail", "remedy"), str), ("sensor", "reason"))],
+}
+MODEL: dict[Any, Shape] = {
+    "modules": [
+        Row(
+            {
+                **dict.fromkeys(("module", "type", "parent", "region"), str),
+                **dict.fromkeys(("parameters", "bytes", "flops_forward", "flops_backward"), _COUNT),
+                "trainable": bool,
+                "update_share": float,
+            },
+            ("module",),
+        )
+    ]
+}
+SOURCES: dict[Any, Shape] = {"step": int, "sources": [str]}
+EVENT: dict[Any, Shape] = {
+    **dict.fromkeys(("t_ns", "t0_ns", "t1_ns"), int),
+    **dict.fromkeys(("source", "kind", "message", "sensor"), str),
+}
+SHAPES = {
+    "run.json": RUN,
+    "device.json": DEVICE,
+    "channels.json": CHANNELS,
+    "model.json": MODEL,
+    "sources.json": SOURCES,
+}
+
+
+def read_regular(path: Path, most: int | None = None) -> bytes:
+    """Return the content of a plain file; OSError where it is none (a pipe would never end), or larger than `most`."""
+    number = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    with os.fdopen(number, "rb") as file:
+        state = os.fstat(number)
+        if not stat.S_ISREG(state.st_mode):
+            raise OSError(f"'{path}' is no plain file")
+        if most is not None and state.st_size > most:
+            raise OSError(f"'{path}' holds {state.st_size:,} bytes")
+        return file.read()
+
+
+def parse(data: bytes, shape: Shape) -> tuple[Any, list[str]]:
+    """Return JSON as its shape allows it, and where something was dropped; ValueError where it is no JSON."""
+    try:
+        content = json.loads(data.decode("utf-8", errors="replace"))
+    except RecursionError:
+        raise ValueError("objects within objects without end") from None
+    dropped: list[str] = []
+    kept = _kept(content, shape, "", dropped, 0)
+    return (None if kept is _DROPPED else kept), dropped
+
+
+def clean_text(text: str) -> str:
+    """Return a text without what charts, terminals and pages cannot bear: control characters and lone surrogates."""
+    return _CONTROL.sub("\ufffd", text[:MOST_TEXT])
+
+
+def _kept(value: Any, shape: Shape, where: str, dropped: list[str], depth: int) -> Any:
+    """The value as the shape allows it, or _DROPPED, with `where` in `dropped`."""
+    kept = _DROPPED if depth > DEEPEST else _of_shape(value, shape, where, dropped, depth)
+    if kept is _DROPPED:
+        dropped.append(where)
+    return kept
+
+
+def _of_shape(value: Any, shape: Shape, where: str, dropped: list[str], depth: int) -> Any:
+    if value is None:
+        return None
+    if shape is None:
+        return _plain(value, where, dropped, depth)
+    if isinstance(shape, Row):
+        kept = _of_shape(value, shape.shape, where, dropped, depth)
+        whole = kept is not _DROPPED and all(kept.get(key) is not None for key in shape.needs)
+        return kept if whole else _DROPPED
+    if isinstance(shape, dict):
+        return dict(_fields(value, shape, where, dropped, depth)) if isinstance(value, dict) else _DROPPED
+    if isinstance(shape, list):
+        return list(_items(value, shape[0], where, dropped, depth)) if isinstance(value, list) else _DROPPED
+    if shape is float and isinstance(value, int) and not isinstance(value, bool):
+        return value if abs(value) <= _LARGEST_WHOLE else _DROPPED
+    kind = {FileName: str}.get(shape, int if isinstance(shape, Within) else shape)
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        return _DROPPED
+    if isinstance(shape, Within) and not shape.least <= value <= shape.most:
+        return _DROPPED
+    if shape is FileName and not _FILE_NAME.fullmatch(value):
+        return _DROPPED
+    return _plain(value, where, dropped, depth)
+
+
+def _fields(
+    value: dict[str, Any], shape: Mapping[Any, Shape], where: str, dropped: list[str], depth: int
+) -> Iterator[tuple[str, Any]]:
+    for key, item in value.items():
+        name = clean_text(key)
+        at = f"{where}.{name}".lstrip(".")
+        kept = _kept(item, shape.get(key, shape.get(...)), at, dropped, depth + 1)
+        if kept is not _DROPPED:
+            yield name, kept
+
+
+def _items(value: list[Any], shape: Shape, where: str, dropped: list[str], depth: int) -> Iterator[Any]:
+    for number, item in enumerate(value):
+        kept = _kept(item, shape, f"{where}[{number}]", dropped, depth + 1)
+        if kept is not _DROPPED:
+            yield kept
+
+
+def _plain(value: Any, where: str, dropped: list[str], depth: int) -> Any:
+    """A value that nothing is declared of: any JSON within the ranges."""
+    if isinstance(value, str):
+        return clean_text(value)
+    if isinstance(value, dict):
+        return dict(_fields(value, {}, where, dropped, depth))
+    if isinstance(value, list):
+        return list(_items(value, None, where, dropped, depth))
+    if isinstance(value, float):
+        return value if math.isfinite(value) and abs(value) <= _LARGEST_REAL else _DROPPED
+    if isinstance(value, int):
+        return value if abs(value) <= _LARGEST_WHOLE else _DROPPED
+    return value
+
+
+def rows_of_sources(content: Mapping[str, Any]) -> Iterator[tuple[Any, str | None, str, list[int]]]:
+    """Rows of sources.json that are whole: phase, module, name, and the places of their lines in `sources`."""
+    most = len(content.get("sources") or ())
+    for row in content.get("rows") or ():
+        match row:
+            case [str() as phase, str() | None as module, str() as name, [int(), *_] as lines] if all(
+                isinstance(line, int) and -1 <= line < most for line in lines
+            ):
+                yield phase, module, name, lines

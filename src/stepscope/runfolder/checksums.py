@@ -1,0 +1,42 @@
+"""Sizes and CRC32 of the packed files of a run: a flipped bit costs the file that it is in, and the reader says which.
+
+Parts have checksums of their own, column by column; JSON says itself where it is broken.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import zlib
+from pathlib import Path
+from typing import Any
+
+from stepscope.files import replace_json
+
+CHECKSUMS = "checksums.json"
+
+
+def note(run: Path, *names: str) -> None:
+    """Write down the checksums of files that have just been written; those of files that are gone are dropped."""
+    known: dict[str, Any] = {}
+    with contextlib.suppress(OSError, ValueError, RecursionError):
+        content = json.loads((run / CHECKSUMS).read_text(encoding="utf-8"))
+        known = content if isinstance(content, dict) else {}
+    known.update({name: of(run / name) for name in names})
+    replace_json(run / CHECKSUMS, {name: known[name] for name in sorted(known) if (run / name).exists()})
+
+
+def of(path: Path) -> list[int]:
+    """Return size and CRC32 of a file, read a piece at a time."""
+    size = crc = 0
+    with path.open("rb") as file:
+        while piece := file.read(1 << 20):
+            size, crc = size + len(piece), zlib.crc32(piece, crc)
+    return [size, crc]
+
+
+def agrees(content: bytes, stated: Any) -> bool:
+    """Return whether a file holds what was noted of it; True where nothing that can be compared was."""
+    if not (isinstance(stated, list) and len(stated) == 2):
+        return True
+    return [len(content), zlib.crc32(content)] == stated
