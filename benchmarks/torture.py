@@ -1,10 +1,10 @@
-"""`python -m benchmarks.torture RUN... --cases N`: run folders with anything in them, through everything that reads one.
+"""`python -m benchmarks.torture RUN... --cases N`: folders with anything in them, through everything that reads a run.
 
 Each case is a copy of a real run with one to three mutations: a node of a JSON file that is replaced, deleted or nested
-without end, a flipped bit, a file that is cut, empty, a folder, a pipe or another, a Parquet column of another type, with nulls or
-with numbers that no clock shows. Half of the binary ones have checksums that fit, as an attacker would leave them. A
-child process reads it: `text`, `page`, `compare`, `forecast`, every export and the list of `view`. Wrong is whatever is neither a
-result nor a StepscopeError: another exception, an abort, more than 30 s, more than 1 GB.
+without end, a flipped bit, a file that is cut, empty, a folder, a pipe or another, a Parquet column of another type,
+with nulls or with numbers that no clock shows. Half of the binary ones have checksums that fit, as an attacker would
+leave them. A child process reads it: `text`, `page`, `compare`, `forecast`, every export and the list of `view`. Wrong
+is whatever is neither a result nor a StepscopeError: another exception, an abort, more than 30 s, more than 1 GB.
 """
 
 from __future__ import annotations
@@ -36,8 +36,32 @@ MOST_BYTES = 1_000_000_000  # of memory beyond what the libraries map
 FILES = ("run.json", "device.json", "channels.json", "model.json", "sources.json", "summary.json", "events.jsonl")
 NASTY: tuple[Any, ...] = (
     *(None, True, False, 0, -1, 1, 3, 2**31, 2**63, 2**64, 10**400, -(2**70), 1e308, -1e308, 1e-320, 0.5),
-    *(float("nan"), float("inf"), "", "x", "0", "-1", "nan", "../../../etc/passwd", "/dev/zero", "\x00", "\x1b[31m", "\x08\x0b\ufffe"),
-    *("\ud800", "</script><img src=x onerror=alert(1)>", "a" * 200_000, "[bold]", "[/]", "{}", "%s", "{0}", "\u202e", "🧨" * 50),
+    *(
+        float("nan"),
+        float("inf"),
+        "",
+        "x",
+        "0",
+        "-1",
+        "nan",
+        "../../../etc/passwd",
+        "/dev/zero",
+        "\x00",
+        "\x1b[31m",
+        "\x08\x0b\ufffe",
+    ),
+    *(
+        "\ud800",
+        "</script><img src=x onerror=alert(1)>",
+        "a" * 200_000,
+        "[bold]",
+        "[/]",
+        "{}",
+        "%s",
+        "{0}",
+        "\u202e",
+        "🧨" * 50,
+    ),
     *([], {}, [[]], [None], {"": None}, [1, "a", None], {"a": {"b": []}}, [{}], [[[]]]),
 )
 
@@ -59,7 +83,7 @@ def _json(folder: Path, draw: random.Random) -> str:
         lines = text.splitlines() if name.endswith("l") else [text]
         at = draw.randrange(len(lines))
         content = json.loads(lines[at])
-    except (ValueError, IndexError):
+    except (ValueError, IndexError, RecursionError):
         return f"{name}: no JSON any more"
     value = draw.choice(NASTY) if draw.random() < 0.9 else "@deep@"
     holder, key, where = _somewhere(content, draw)
@@ -145,7 +169,9 @@ def _column(folder: Path, draw: random.Random) -> str:
         "renamed": lambda: frame.rename({name: "x\x01"}),
         "nulls": lambda: frame.with_columns(pl.when(rows).then(None).otherwise(column).alias(name)),
         "all null": lambda: frame.with_columns(pl.lit(None, dtype=frame.schema[name]).alias(name)),
-        "a value": lambda: frame.with_columns(pl.when(rows).then(_value(frame, name, draw)).otherwise(column).alias(name)),
+        "a value": lambda: frame.with_columns(
+            pl.when(rows).then(_value(frame, name, draw)).otherwise(column).alias(name)
+        ),
         "all of a value": lambda: frame.with_columns(_value(frame, name, draw).alias(name)),
         "no rows": lambda: frame.head(0),
         "shuffled": lambda: frame.sample(fraction=1.0, shuffle=True, seed=draw.randrange(99)),
@@ -162,7 +188,13 @@ def _column(folder: Path, draw: random.Random) -> str:
 def _value(frame: pl.DataFrame, name: str, draw: random.Random) -> pl.Expr:
     dtype = frame.schema[name]
     if dtype.is_integer():
-        low, high = (0, 2**32 - 1) if dtype == pl.UInt32 else (-(2**31), 2**31 - 1) if dtype == pl.Int32 else (-(2**63), 2**63 - 1)
+        low, high = (
+            (0, 2**32 - 1)
+            if dtype == pl.UInt32
+            else (-(2**31), 2**31 - 1)
+            if dtype == pl.Int32
+            else (-(2**63), 2**63 - 1)
+        )
         return pl.lit(draw.choice((low, high, 0, 1)), dtype=dtype)
     if dtype.is_float():
         return pl.lit(draw.choice((1e308, -1e308, float("nan"), float("inf"), 0.0, -1.0)), dtype=dtype)
@@ -285,10 +317,6 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _import_all() -> None:
     """Import what the children need, so that each begins in milliseconds; no query may run before the fork."""
-    import stepscope.analysis.compare
-    import stepscope.report.html
-    import stepscope.report.text
-    import stepscope.report.view.listing
     from stepscope.report.exports import discovered
 
     discovered()

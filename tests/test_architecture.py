@@ -19,7 +19,19 @@ FILES = sorted(SOURCE.rglob("*.py"))
 HEAVY = {"torch", "polars", "altair", "numpy", "scipy", "vl_convert", "jinja2"}
 
 # The rooms, and what each may import of the others. What everybody may import is not repeated.
-FOR_ALL = {"errors", "arrays", "units", "quantities", "clock", "liveness", "files", "plugins", "request", "run_paths"}
+FOR_ALL = {
+    "errors",
+    "arrays",
+    "units",
+    "quantities",
+    "clock",
+    "liveness",
+    "files",
+    "plugins",
+    "request",
+    "run_paths",
+    "secrets",
+}
 MAY_IMPORT = {
     "errors": set[str](),
     "units": set[str](),
@@ -27,6 +39,7 @@ MAY_IMPORT = {
     "quantities": {"units"},
     "clock": set[str](),
     "liveness": set[str](),
+    "secrets": set[str](),
     "files": {"liveness"},
     "plugins": {"errors"},
     "request": {"errors"},

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
+import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 _PROC = Path("/proc")
+_CLOCK_STEP_S = 3600  # a board without a battery sets its clock once it is on a network
 
 
 def is_running(pid: object, started: int | None = None) -> bool:
@@ -20,6 +24,42 @@ def is_running(pid: object, started: int | None = None) -> bool:
     except (OSError, OverflowError) as error:
         return isinstance(error, PermissionError)
     return True
+
+
+def identity(pid: int) -> dict[str, Any]:
+    """Return what tells a process from every later one, as run.json holds it: its number, its start, and the boot."""
+    return {"pid": pid, "pid_started": start_time(pid), "boot_id": boot_id()}
+
+
+def runs_still(header: Mapping[str, Any]) -> bool:
+    """Return whether the process of a run.json is there: a number alone would be another process's one day.
+
+    Of a run that an earlier version wrote, the clocks tell whether this boot is that of the run.
+    """
+    boot, pid = header.get("boot_id"), header.get("pid")
+    if isinstance(boot, str) and boot_id() not in (None, boot):
+        return False
+    clock = header.get("clock")
+    begun_ns = clock.get("unix_ns") if isinstance(clock, Mapping) else None
+    if boot is None and isinstance(begun_ns, int) and begun_ns / 1e9 < _boot_time_s() - _CLOCK_STEP_S:
+        return False
+    started = header.get("pid_started")
+    return is_running(pid, started if isinstance(started, int) else None)
+
+
+def boot_id() -> str | None:
+    """Return what tells whether two processes share a clock: the same on one machine, from one start to the next."""
+    try:
+        return (_PROC / "sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except (OSError, ValueError):
+        return None
+
+
+def _boot_time_s() -> float:
+    """Return when this machine was started, unix seconds; the beginning of time where nothing says."""
+    if not hasattr(time, "CLOCK_BOOTTIME"):
+        return 0.0
+    return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def start_time(pid: int, proc: Path = _PROC) -> int | None:

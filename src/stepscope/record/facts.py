@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from stepscope import __version__
+from stepscope.liveness import boot_id
 from stepscope.record import allocators
 from stepscope.record.device import changing_facts, describe_device
 from stepscope.record.empty_process import cached_empty_process_bytes, installed_version
 from stepscope.record.ops.modules import ModuleBook
 from stepscope.record.settings import Metering
+from stepscope.secrets import redacted
 
 if TYPE_CHECKING:
     from stepscope.record.recorder import OpRecorder
@@ -34,7 +36,7 @@ def of_process() -> dict[str, Any]:
     except OSError:  # it was removed
         cwd = None
     return {
-        "argv": list(sys.argv),
+        "argv": redacted(sys.argv),
         "cwd": cwd,
         "versions": {
             "stepscope": __version__,
@@ -129,15 +131,7 @@ def rank_of_process() -> dict[str, Any]:
         return {}
     local = os.environ.get("LOCAL_RANK", "")
     known = {"rank": rank, "world_size": size, "local_rank": int(local) if local.isdecimal() else None}
-    return {**known, "boot_id": _boot_id()}
-
-
-def _boot_id() -> str | None:
-    """Return what tells whether two processes share a clock: the same on one machine, from one start to the next."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    except (OSError, ValueError):
-        return None
+    return {**known, "boot_id": boot_id()}
 
 
 def of_metering(metering: Metering) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from stepscope.record.processes.training import CLAIM, SIGNS, Orders
 from stepscope.record.sampler.process import Sampler, start_sampler
 from stepscope.record.settings import Settings, check_settings
 from stepscope.runfolder import RunWriter
+from stepscope.secrets import redacted
 
 _START = Path(__file__).parent / "processes" / "start.py"
 _PASSED_ON = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
@@ -49,7 +50,7 @@ def run_script(
     name = target if as_module else script.stem
     writer = RunWriter.create(settings.out, name)
     writer.update(
-        argv=["stepscope", "run", target, "--", *arguments],
+        argv=redacted(["stepscope", "run", target, "--", *arguments]),
         script=str(script),
         launcher_pid=os.getpid(),
         workload={"name": name},

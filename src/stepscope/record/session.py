@@ -20,6 +20,7 @@ from torch import nn
 
 from stepscope.clock import anchors, monotonic_ns
 from stepscope.errors import StepscopeError
+from stepscope.liveness import identity
 from stepscope.record import facts, torch_private
 from stepscope.record.batch_axis import BatchWitness
 from stepscope.record.boundary import Boundary, is_ours
@@ -315,7 +316,7 @@ class Session:
     def _write_beginning(self) -> None:
         settings = self._settings
         self.writer.update(
-            pid=self._pid,
+            **identity(self._pid),
             workload={"name": settings.name, **settings.facts.get("workload", {})},
             clock=anchors(),
             warmup_steps=WARMUP_STEPS,

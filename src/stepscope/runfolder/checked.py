@@ -60,6 +60,7 @@ RUN: dict[Any, Shape] = {
     "status": str,
     "reason": str,
     "pid": Within(1, 1 << 31),
+    "pid_started": _COUNT,
     "boot_id": str,
     "host": str,
     "workload": {
@@ -246,7 +247,7 @@ def _fields(
 def _items(value: list[Any], shape: Shape, where: str, dropped: list[str], depth: int) -> Iterator[Any]:
     for number, item in enumerate(value):
         kept = _kept(item, shape, f"{where}[{number}]", dropped, depth + 1)
-        if kept is not _DROPPED:
+        if kept is not _DROPPED and (kept is not None or shape is None):
             yield kept
 
 

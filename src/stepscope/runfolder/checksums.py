@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.files import replace_json
+from stepscope.runfolder.checked import MOST_BYTES, read_regular
 
 CHECKSUMS = "checksums.json"
 
@@ -20,7 +21,7 @@ def note(run: Path, *names: str) -> None:
     """Write down the checksums of files that have just been written; those of files that are gone are dropped."""
     known: dict[str, Any] = {}
     with contextlib.suppress(OSError, ValueError, RecursionError):
-        content = json.loads((run / CHECKSUMS).read_text(encoding="utf-8"))
+        content = json.loads(read_regular(run / CHECKSUMS, MOST_BYTES))
         known = content if isinstance(content, dict) else {}
     known.update({name: of(run / name) for name in names})
     replace_json(run / CHECKSUMS, {name: known[name] for name in sorted(known) if (run / name).exists()})

@@ -14,7 +14,7 @@ import numpy as np
 import polars as pl
 
 from stepscope.errors import RunDamaged, RunError, RunNotFound, SchemaTooNew, UnknownName
-from stepscope.liveness import is_running
+from stepscope.liveness import runs_still
 from stepscope.quantities import SAMPLED
 from stepscope.run_paths import find_run
 from stepscope.runfolder import checked
@@ -35,6 +35,7 @@ from stepscope.runfolder.schema import (
     TEXT,
     sample_dtype,
 )
+from stepscope.secrets import redacted
 
 R = TypeVar("R")
 
@@ -70,7 +71,7 @@ class RunReader:
         """running, ok, failed, oom or interrupted; a running run whose trainer is gone is "interrupted"."""
         status = self.meta.get("status")
         status = status if status in STATUSES else "interrupted"
-        return "interrupted" if status == "running" and not is_running(self.meta.get("pid")) else status
+        return "interrupted" if status == "running" and not runs_still(self.meta) else status
 
     @property
     def warmup_steps(self) -> int:
@@ -358,7 +359,8 @@ def _scan_parquet(data: bytes, table: str) -> pl.LazyFrame:
 def _checked_part(frame: pl.DataFrame, table: str, lazy: pl.LazyFrame) -> pl.LazyFrame:
     """The part, with clean texts; ValueError where a row cannot be: one such row means that no row can be trusted."""
     times = ("t_ns",) if table == "memory" else ("t0_ns", "t1_ns", "self_ns")
-    true = pl.all_horizontal(pl.col(times).abs() < _LATEST_NS)
+    stated = ("tensor", "bytes", "category") if table == "memory" else ("name", "phase", "device", "thread")
+    true = pl.all_horizontal(pl.col(times).abs() < _LATEST_NS, pl.col("step", *stated).is_not_null())
     if table == "ops":
         row = pl.int_range(pl.len(), dtype=pl.Int64).over("step")
         length = pl.col("t1_ns") - pl.col("t0_ns")
@@ -437,6 +439,8 @@ def _migrated(header: dict[str, Any], path: Path) -> dict[str, Any]:
         raise SchemaTooNew(
             f"'{path}' has schema {schema}; this Stepscope reads up to {SCHEMA}", "pip install --upgrade stepscope"
         )
+    if header.get("argv"):
+        header["argv"] = redacted(header["argv"])  # an earlier version wrote what was typed
     return header
 
 

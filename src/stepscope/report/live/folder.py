@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from stepscope.liveness import is_running
+from stepscope.liveness import runs_still
 from stepscope.quantities import find
 
 
@@ -43,7 +43,7 @@ class JsonFile:
 def status_of(header: dict[str, Any]) -> str:
     """running, ok, failed, oom or interrupted; a running run whose trainer is gone is "interrupted"."""
     status, pid = str(header.get("status", "interrupted")), header.get("pid")  # no pid so far: not known yet
-    return "interrupted" if status == "running" and not (pid is None or is_running(pid)) else status
+    return "interrupted" if status == "running" and not (pid is None or runs_still(header)) else status
 
 
 def planned_steps(header: dict[str, Any]) -> int | None:

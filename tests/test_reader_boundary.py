@@ -1,0 +1,184 @@
+"""A run folder that is damaged, or made by someone who means harm, costs what is wrong in it and nothing else."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+from benchmarks.torture import mutate
+from tests.fabricate import fabricate_run
+
+import stepscope
+from stepscope.errors import RunDamaged, StepscopeError
+from stepscope.liveness import runs_still
+from stepscope.runfolder import RunReader, checksums
+from stepscope.runfolder.checked import DEEPEST, clean_text, parse
+from stepscope.secrets import redacted
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return fabricate_run(tmp_path / "runs", steps=12, power_w=5.0)
+
+
+@pytest.fixture(autouse=True)
+def _time_limit() -> Iterator[None]:
+    """A reader that waits for a pipe or reads a device without end is ended, and fails."""
+    signal.alarm(100)
+    yield
+    signal.alarm(0)
+
+
+def _edit(path: Path, **changed: Any) -> None:
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changed}), encoding="utf-8")
+
+
+def _flip(path: Path, at: float = 0.5) -> None:
+    data = bytearray(path.read_bytes())
+    data[int(len(data) * at)] ^= 4
+    path.write_bytes(data)
+
+
+def test_one_flipped_bit_costs_one_part_and_the_report_says_which(run: Path) -> None:
+    part = sorted((run / "ops").glob("*.parquet"))[0]
+    before = RunReader(run).ops.height
+    _flip(part)
+    opened = RunReader(run)
+    assert 0 < opened.ops.height < before
+    assert opened.damaged == [f"ops/{part.name}"]
+    assert f"ops/{part.name}" in stepscope.text(run)
+
+
+def test_a_flipped_bit_in_samples_or_steps_leaves_the_rest(run: Path) -> None:
+    _flip(run / "steps.parquet", 0.3)
+    opened = RunReader(run)
+    assert opened.steps.height == 0
+    assert opened.damaged == ["steps.parquet"]
+    assert opened.ops.height > 0
+
+
+def test_a_packed_file_that_was_rewritten_without_its_checksum_is_named(run: Path) -> None:
+    frame = pl.read_parquet(run / "steps.parquet").with_columns(loss=pl.lit(0.0))
+    frame.write_parquet(run / "steps.parquet")
+    assert RunReader(run).steps.height == 0
+    checksums.note(run, "steps.parquet")
+    assert RunReader(run).steps["loss"].to_list() == [0.0] * 12
+
+
+@pytest.mark.parametrize("name", ["run.json", "device.json", "summary.json", "steps.parquet"])
+def test_a_pipe_or_a_device_in_the_place_of_a_file_is_not_read(run: Path, name: str) -> None:
+    for make in (os.mkfifo, lambda path: path.symlink_to("/dev/zero")):
+        (run / name).unlink(missing_ok=True)
+        make(run / name)
+        if name == "run.json":
+            with pytest.raises(RunDamaged):
+                RunReader(run)
+        else:
+            assert stepscope.text(run)
+
+
+def test_what_cannot_be_is_dropped_and_named_with_its_place(run: Path) -> None:
+    _edit(run / "run.json", pid=2**70, threads="many", warmup_steps=-4, workload={"name": ["x"], "batch_size": 16})
+    opened = RunReader(run)
+    assert (opened.meta.get("pid"), opened.meta.get("threads"), opened.warmup_steps) == (None, None, 3)
+    assert opened.meta["workload"] == {"batch_size": 16}
+    assert opened.damaged == sorted(f"run.json: {at}" for at in ("pid", "threads", "warmup_steps", "workload.name"))
+
+
+def test_a_header_that_is_deeper_than_the_stack_is_refused(run: Path) -> None:
+    (run / "run.json").write_text('{"schema": 1, "x": ' + "[" * 200_000 + "]" * 200_000 + "}", encoding="utf-8")
+    with pytest.raises(RunDamaged):
+        RunReader(run)
+
+
+def test_json_within_json_is_kept_to_a_depth(run: Path) -> None:
+    value: Any = "bottom"
+    for _ in range(3 * DEEPEST):
+        value = [value]
+    _edit(run / "device.json", board=value)
+    assert "bottom" not in json.dumps(RunReader(run).device)
+
+
+@pytest.mark.parametrize("text", ["\x00", "a\x1b[2Jb", "\x08", "\ud800", "\ufffe", "\x85"])
+def test_no_control_character_comes_through(run: Path, text: str) -> None:
+    assert text not in clean_text(f"before{text}after")
+    content, _ = parse(json.dumps({"board": text, text: 1}).encode(), None)
+    assert text not in "".join([*content, str(content["board"])])
+
+
+def test_control_characters_in_channels_and_in_packed_names_do_not_reach_a_chart(tmp_path: Path) -> None:
+    odd = "5v\x00\x1b"
+    run = fabricate_run(tmp_path / "runs", steps=12, power_w=5.0)
+    channels = json.loads((run / "channels.json").read_text())
+    for channel in channels["channels"]:
+        channel["source"] = channel["rail"] = odd
+    (run / "channels.json").write_text(json.dumps(channels), encoding="utf-8")
+    part = sorted((run / "ops").glob("*.parquet"))[0]
+    frame = pl.read_parquet(part).with_columns(name=pl.lit(f"aten::{odd}").cast(pl.Categorical))
+    frame.write_parquet(part)
+    checksums.note(run, f"ops/{part.name}")
+    stepscope.page(run)
+    assert "\x00" not in stepscope.text(run)
+
+
+def test_a_sensor_cannot_name_a_file_outside_its_folder(run: Path) -> None:
+    channels = json.loads((run / "channels.json").read_text())
+    channels["channels"][0]["sensor"] = "../../../../etc/passwd"
+    (run / "channels.json").write_text(json.dumps(channels), encoding="utf-8")
+    opened = RunReader(run)
+    assert all("/" not in channel["sensor"] for channel in opened.channels)
+    assert opened.damaged == ["channels.json: channels[0]", "channels.json: channels[0].sensor"]
+
+
+def test_mutated_folders_end_in_a_result_or_in_an_error_of_ours(tmp_path: Path) -> None:
+    base = fabricate_run(tmp_path / "base", steps=12, power_w=5.0)
+    for seed in range(120):
+        folder = tmp_path / "case" / "runs" / "fabricated"
+        shutil.rmtree(tmp_path / "case", ignore_errors=True)
+        shutil.copytree(base, folder)
+        said = mutate(folder, random.Random(seed))
+        try:
+            opened = RunReader(folder)
+            _ = opened.status, opened.device, opened.events, opened.model, opened.sources, opened.steps, opened.ops
+            _ = opened.memory_events, [opened.sensor(channel["sensor"]) for channel in opened.channels]
+            if seed % 8 == 0:
+                stepscope.text(folder)
+        except StepscopeError:
+            continue
+        except Exception as error:
+            pytest.fail(f"seed {seed}: {said}: {error!r}")
+
+
+def test_a_run_of_another_boot_or_of_a_pid_that_is_taken_again_does_not_run() -> None:
+    me = {"pid": os.getpid()}
+    assert runs_still(me)
+    assert not runs_still({**me, "boot_id": "another"})
+    assert not runs_still({**me, "pid_started": 1})
+    assert not runs_still({"pid": 1, "clock": {"unix_ns": 1_000_000_000}})
+
+
+@pytest.mark.parametrize(
+    ("typed", "kept"),
+    [
+        ("--api-key hunter2 --lr 0.1", "--api-key [redacted] --lr 0.1"),
+        ("--hf-token=hunter2 --max-tokens 512", "--hf-token=[redacted] --max-tokens 512"),
+        ("wandb.api_key=hunter2 data=mnist", "wandb.api_key=[redacted] data=mnist"),
+        ("HF_TOKEN=hunter2 --pad-token x", "HF_TOKEN=[redacted] --pad-token x"),
+        ("--password hunter2 --tokenizer bert", "--password [redacted] --tokenizer bert"),
+        ("--remote https://me:hunter2@host/x", "--remote https://me:[redacted]@host/x"),
+        ("--note ghp_hunter2hunter2hunter2", "--note [redacted]"),
+        ("--token --verbose", "--token --verbose"),
+    ],
+)
+def test_secrets_of_a_command_line_are_redacted(run: Path, typed: str, kept: str) -> None:
+    assert redacted(typed.split()) == kept.split()
+    _edit(run / "run.json", argv=["train.py", *typed.split()])
+    assert RunReader(run).meta["argv"] == ["train.py", *kept.split()]
