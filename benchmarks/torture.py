@@ -23,6 +23,7 @@ import traceback
 import warnings
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -224,7 +225,7 @@ def read_everything(folder: Path, base: Path, out: Path) -> list[str]:
     }
     for module in discovered().modules:
         name = module.__name__.rpartition(".")[2]
-        calls[f"export {name}"] = lambda name=name: stepscope.export(folder, name, out / name)
+        calls[f"export {name}"] = partial(stepscope.export, folder, name, out / name)
     wrong = []
     for name, call in calls.items():
         began = time.process_time()

@@ -26,12 +26,14 @@ def window(rows: int, seed: int = 0) -> Part:
     random = np.random.default_rng(seed)
     t0 = 2**50 + np.cumsum(random.integers(500, 20_000, rows))
     length = random.integers(1_000, 60_000, rows)
+    step = np.sort(random.integers(100, 104, rows))
+    parent = np.arange(rows) - np.searchsorted(step, step) - 3  # by its row within the step
     columns = {
-        "step": np.sort(random.integers(100, 104, rows)),
+        "step": step,
         "t0_ns": t0,
         "t1_ns": t0 + length,
         "self_ns": length // random.integers(1, 3, rows),
-        "parent": np.where(random.random(rows) < 0.3, -1, np.maximum(np.arange(rows) - 3, 0)),
+        "parent": np.where(random.random(rows) < 0.3, -1, np.maximum(parent, -1)),
         "name": random.integers(0, len(WORDS), rows),
         "module": random.integers(-1, 3, rows),
         "phase": random.integers(0, 2, rows),

@@ -19,6 +19,7 @@ from tests.patience import HANG_S
 
 from stepscope import store
 from stepscope.errors import MissingDependency, OutputNotWritable, RunDamaged, RunNotFound, StoreError, UsageError
+from stepscope.liveness import identity
 from stepscope.runfolder import RunReader, RunWriter
 from stepscope.store import Choice, Place, open_place
 from stepscope.store import index as store_listing
@@ -211,7 +212,8 @@ def test_a_run_that_is_still_written_is_not_pushed(local: Place, tmp_path: Path)
 
     run = make_run(tmp_path / "runs")
     header = json.loads((run / "run.json").read_text(encoding="utf-8"))
-    (run / "run.json").write_text(json.dumps({**header, "status": "running", "pid": os.getpid()}), encoding="utf-8")
+    running = {**header, "status": "running", **identity(os.getpid())}
+    (run / "run.json").write_text(json.dumps(running), encoding="utf-8")
     with pytest.raises(UsageError, match="still being written"):
         store.push(local, [run])
 

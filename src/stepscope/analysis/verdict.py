@@ -112,7 +112,7 @@ class Verdict:
 def verdict(run: Run) -> Verdict:
     """Return what bounds the step, with its evidence; "unknown" where nothing was measured that tells."""
     if not len(run.steps) or steps_after_warmup(run).is_empty():
-        why, cautions = _without_ops(run), tuple(_simulated(run))
+        why, cautions = _without_ops(run), (*_damaged(run), *_simulated(run))
         following = _NO_STEPS if not len(run.steps) else (_FEW_STEPS,)
         return Verdict("unknown", " ".join((why, *cautions)), "none", (), (), following, cautions, why)
     found = bottleneck(run)
@@ -129,6 +129,7 @@ def verdict(run: Run) -> Verdict:
         "" if starved or not profiled else _IN_PARTS if not whole_steps(run) else _dominant(run),
     ]
     cautions = (
+        *_damaged(run),
         *(_profiling(run) if profiled else ()),
         *_uneven(run),
         *(() if starved else _background(run)),
@@ -183,6 +184,13 @@ def _advice(run: Run, cause: Cause) -> tuple[str, ...]:
         if not any("Compiled" in name for name in names):
             found.append("try torch.compile(model): it merges small operators")
     return tuple(found)
+
+
+def _damaged(run: Run) -> Iterator[str]:
+    """Yield that something of the run was excluded, where it was: no number of the run has seen it."""
+    if run.damaged:
+        more = f" and {len(run.damaged) - 1} more" if len(run.damaged) > 1 else ""
+        yield f"Damaged and excluded: {run.damaged[0]}{more}."
 
 
 def _simulated(run: Run) -> Iterator[str]:

@@ -223,12 +223,12 @@ def _of_shape(value: Any, shape: Shape, where: str, dropped: list[str], depth: i
         return list(_items(value, shape[0], where, dropped, depth)) if isinstance(value, list) else _DROPPED
     if shape is float and isinstance(value, int) and not isinstance(value, bool):
         return value if abs(value) <= _LARGEST_WHOLE else _DROPPED
-    kind = {FileName: str}.get(shape, int if isinstance(shape, Within) else shape)
-    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-        return _DROPPED
-    if isinstance(shape, Within) and not shape.least <= value <= shape.most:
-        return _DROPPED
-    if shape is FileName and not _FILE_NAME.fullmatch(value):
+    if isinstance(shape, Within):
+        whole = isinstance(value, int) and not isinstance(value, bool)
+        return value if whole and shape.least <= value <= shape.most else _DROPPED
+    if shape is FileName:
+        return value if isinstance(value, str) and _FILE_NAME.fullmatch(value) else _DROPPED
+    if not isinstance(value, shape) or (isinstance(value, bool) and shape is not bool):
         return _DROPPED
     return _plain(value, where, dropped, depth)
 

@@ -426,7 +426,7 @@ def _read_header(path: Path, damaged: list[str]) -> dict[str, Any]:
         raise RunDamaged(f"'{path / 'run.json'}' cannot be read: {error}") from error
     if not isinstance(header, dict):
         raise RunDamaged(f"'{path / 'run.json'}' does not hold an object")
-    damaged += _places("run.json", dropped)
+    damaged += sorted(_places("run.json", dropped))
     return _migrated(header, path)
 
 
@@ -462,7 +462,7 @@ SOURCES = {  # turn: which of the calls of this op in the step; null is all of t
     "source": pl.String,
 }
 MODEL = {name: _PLAIN.get(kind, pl.String) for name, kind in MODEL_COLUMNS.items()}
-_LATEST_NS = 1 << 61  # 73 years; the difference of two such times stays within int64
+_LATEST_NS = 1 << 62  # 146 years; the difference of two such times stays within int64
 _LARGEST_VALUE = 1e18  # of a sampled quantity in its unit, counters in ns and bytes among them
 _TRUE_TIMES = (
     pl.col("t0_ns").abs().lt(_LATEST_NS) & pl.col("t1_ns").abs().lt(_LATEST_NS) & (pl.col("t0_ns") <= pl.col("t1_ns"))
