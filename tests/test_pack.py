@@ -237,7 +237,7 @@ def peak_of_packing(run: Path, blocks: int) -> tuple[int, int]:
     """The peak of the process that packs so many times 3.2 MB of samples, and their size, in bytes."""
     writer = RunWriter.create(run, "lenet")
     sampled(writer.path, "ina", 0)
-    block = np.random.default_rng(0).random((100_000, 4)).tobytes()
+    block = np.sort(np.random.default_rng(0).random((100_000, 4))).tobytes()  # read as whole numbers: t0 before t1
     with (writer.path / "samples" / "ina.rows").open("ab") as file:
         for _ in range(blocks):
             file.write(block)

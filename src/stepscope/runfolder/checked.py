@@ -56,7 +56,7 @@ _CURVE = {...: [[float]]}
 
 RUN: dict[Any, Shape] = {
     "schema": Within(1, 1_000_000),
-    "id": FileName,
+    "id": str,
     "status": str,
     "reason": str,
     "pid": Within(1, 1 << 31),

@@ -360,7 +360,7 @@ def _checked_part(frame: pl.DataFrame, table: str, lazy: pl.LazyFrame) -> pl.Laz
     """The part, with clean texts; ValueError where a row cannot be: one such row means that no row can be trusted."""
     times = ("t_ns",) if table == "memory" else ("t0_ns", "t1_ns", "self_ns")
     stated = ("tensor", "bytes", "category") if table == "memory" else ("name", "phase", "device", "thread")
-    true = pl.all_horizontal(pl.col(times).abs() < _LATEST_NS, pl.col("step", *stated).is_not_null())
+    true = pl.all_horizontal(pl.col(times).is_between(_FIRST_NS, _LAST_NS), pl.col("step", *stated).is_not_null())
     if table == "ops":
         row = pl.int_range(pl.len(), dtype=pl.Int64).over("step")
         length = pl.col("t1_ns") - pl.col("t0_ns")
@@ -462,10 +462,10 @@ SOURCES = {  # turn: which of the calls of this op in the step; null is all of t
     "source": pl.String,
 }
 MODEL = {name: _PLAIN.get(kind, pl.String) for name, kind in MODEL_COLUMNS.items()}
-_LATEST_NS = 1 << 62  # 146 years; the difference of two such times stays within int64
+_FIRST_NS, _LAST_NS = -(1 << 61), 3 << 61  # from 73 years ago for 290 years: differences stay within int64
 _LARGEST_VALUE = 1e18  # of a sampled quantity in its unit, counters in ns and bytes among them
 _TRUE_TIMES = (
-    pl.col("t0_ns").abs().lt(_LATEST_NS) & pl.col("t1_ns").abs().lt(_LATEST_NS) & (pl.col("t0_ns") <= pl.col("t1_ns"))
+    (pl.col("t0_ns") >= _FIRST_NS) & (pl.col("t1_ns") < _LAST_NS) & (pl.col("t0_ns") <= pl.col("t1_ns"))
 ).fill_null(False)
 _TRUE_STEP = (
     _TRUE_TIMES
