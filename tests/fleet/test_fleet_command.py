@@ -15,7 +15,7 @@ from tests.conftest import CommandLine
 from tests.fleet.small_fleets import fleet_folder, written_hosts
 from tests.patience import HANG_S
 
-from stepscope.api.progress import fleet_progress
+from stepscope.api.study import fleet_progress
 from stepscope.errors import UsageError
 from stepscope.experiments.fleet.connection import read_hosts
 from stepscope.experiments.fleet.devices import Device, down, up

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from tests.suite.small_sweeps import CHILD, small_sweep, started, statuses
 
-from stepscope.api.progress import sweep_progress
+from stepscope.api.study import sweep_progress
 from stepscope.errors import OutputNotWritable
 from stepscope.experiments.engine.engine import Watch
 from stepscope.experiments.engine.folder import SweepFolder

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from stepscope.api.progress import fleet_progress, sweep_progress
+from stepscope.api.study import fleet_progress, sweep_progress
 from stepscope.errors import MissingDependency, StepscopeError, UnknownName, UsageError
 from stepscope.experiments.suite import SuiteRun
 from stepscope.experiments.suite.results import Results, read_results, runs_table
