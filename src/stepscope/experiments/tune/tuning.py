@@ -244,7 +244,7 @@ class Tuning:
                     continue
                 self._desk.tell(self.known[arm.name].title, self.used)
                 with self._failing(arm):
-                    if not arm.pairs:
+                    if not arm.pairs and self.rules.goal == "memory":
                         self._look(place, arm)
                     self._pair(place, place, arm)
                 self._judge(arm)
@@ -369,7 +369,7 @@ class Tuning:
     def _couple_of(self, place: PlaceLike, arm: Arm, pairs: int = _COUPLE_PAIRS, base: Sequence[str] = ()) -> None:
         other = self._start([self.known[name] for name in arm.at_start])
         try:
-            if not arm.losses:
+            if not arm.losses and (arm.pairs or arm.name == FINAL):  # what is given up is not looked at
                 self._take_losses(arm, self._fresh_losses, self._losses(other, arm.live))
             for _ in range(pairs):
                 self._pair(place, other, arm, base)
@@ -393,6 +393,10 @@ class Tuning:
 
     def _combine(self, place: PlaceLike) -> None:
         """Add winners one by one to the best, as long as each makes it surely faster."""
+        for winner in self.winners():
+            if not winner.at_start and not winner.losses:
+                with self._failing(winner):
+                    self._look(place, winner)
         current: Arm | None = None
         groups: set[str] = set()
         for winner in self.winners():
