@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -39,6 +40,9 @@ class FakeTraining:
         self.opened.append(names)
         return FakePlace(self, names)
 
+    def ratio(self, names: tuple[str, ...]) -> float:
+        return math.prod(self.ratios.get(name, 1.0) for name in names)
+
     def tuning(self, seconds: float = 1e6, **more: Any) -> Tuning:
         desk = more.pop("desk", None)
         apart = more.pop("apart", True)
@@ -55,9 +59,7 @@ class FakePlace:
         training, names = self.training, (*self.at_start, *command.get("changes", ()))
         if any(name in training.broken for name in names):
             raise PlaceEnded("it crashed")
-        ratio = 1.0
-        for name in names:
-            ratio *= training.ratios.get(name, 1.0)
+        ratio = training.ratio(names)
         match command["do"]:
             case "facts":
                 return training.facts

@@ -230,3 +230,16 @@ def test_every_change_has_code_to_paste_and_a_title() -> None:
         assert change.title
         assert change.at_start or change.switch is not None, change.name
         assert change.environment or change.switch is not None, change.name
+
+
+def test_what_a_large_loss_hides_is_tried_again_beside_its_cure() -> None:
+    class Hiding(FakeTraining):
+        """channels_last helps only with two threads: with more the training waits for them."""
+
+        def ratio(self, names: tuple[str, ...]) -> float:
+            plain = 0.1 if "threads=2" in names else 1.0
+            return plain * (0.8 if {"threads=2", "channels_last"} <= set(names) else 1.0)
+
+    best = Hiding({}).tuning(only=("threads=2", "channels_last", "fused")).best()
+    assert best is not None
+    assert best.changes == ("threads=2", "channels_last")

@@ -221,7 +221,6 @@ class _Listener:
         self._finder.before_update()
 
     def after_optimizer(self, optimizer: Any) -> None:
-        self.routes.updated()
         self._finder.after_update(optimizer)
 
     def skipped_update(self) -> None:

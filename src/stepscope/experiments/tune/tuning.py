@@ -32,6 +32,7 @@ _COUPLES, _COUPLE_PAIRS, _FINAL_PAIRS = 3, 4, 5
 _LOSSES = 16  # steps in which losses are compared
 _MOST_PAIRS = 40
 _TRIMMED = 0.2  # of the steps of a block, on each side: what preempts one is no part of the difference
+_DOMINATES = 0.75  # a ratio below which what else would help could not be seen beside it
 _LOADING = 0.15  # share of a step that the data takes, from which on its loader is tried first
 _ANSWER_S = 900.0
 
@@ -399,17 +400,25 @@ class Tuning:
                     self._look(place, winner)
         current: Arm | None = None
         groups: set[str] = set()
-        for winner in self.winners():
+        for winner in [*self.winners(), *self._overshadowed()]:
             group = self.known[winner.name].group
             if group in groups or not winner.steady or self.used > _COMBINED:
                 continue
             if current is None:
                 current, groups = winner, {group}
                 continue
+            if winner not in self.winners() and current.interval()[0] > _DOMINATES:
+                continue
             together = self._together(place, current, winner)
             if together is not None:
                 current = together
                 groups.add(group)
+
+    def _overshadowed(self) -> list[Arm]:
+        """Return live changes that were no winners, best first: a large loss as is may have hidden their gain."""
+        single = [arm for name, arm in self.arms.items() if name in self.known and not arm.at_start and arm.pairs]
+        winners = self.winners()
+        return sorted((arm for arm in single if arm not in winners), key=lambda arm: arm.interval()[0])
 
     def _together(self, place: PlaceLike, current: Arm, more: Arm) -> Arm | None:
         """Measure a configuration with one more change; returns it where it is surely faster than without."""

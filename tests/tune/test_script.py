@@ -1,0 +1,62 @@
+"""A script is tuned within its own loop, and started again where it ends."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tests.patience import HANG_S
+
+from stepscope.errors import UsageError
+from stepscope.experiments.tune.place import ScriptPlace
+
+SCRIPT = """
+import json, sys, torch
+from pathlib import Path
+from torch.utils.data import DataLoader, TensorDataset
+model = torch.nn.Sequential(torch.nn.Conv2d(2, 4, 3), torch.nn.Flatten(), torch.nn.Linear(64, 2))
+seen = []
+def watch(module, args, output):
+    layout = model[0].weight.is_contiguous(memory_format=torch.channels_last)
+    seen.append((layout, str(output.dtype), torch.get_num_threads()))
+model[0].register_forward_hook(watch)
+optimizer = torch.optim.SGD(model.parameters(), 0.01)
+data = DataLoader(TensorDataset(torch.randn(int(sys.argv[1]), 2, 6, 6)), batch_size=4)
+for (batch,) in data:
+    optimizer.zero_grad()
+    model(batch).square().mean().backward()
+    optimizer.step()
+    Path(sys.argv[2]).write_text(json.dumps(seen))
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    path = tmp_path / "train.py"
+    path.write_text(SCRIPT, encoding="utf-8")
+    return path
+
+
+def test_a_script_takes_changes_between_its_steps_and_is_started_again(script: Path, tmp_path: Path) -> None:
+    noted = tmp_path / "seen.json"
+    orders = {"script": str(script), "arguments": ["80", str(noted)], "facts": {}, "threads": 2}
+    place = ScriptPlace(orders, tmp_path / "log.txt", {})
+    try:
+        facts = place.ask(HANG_S, do="facts")
+        assert facts["optimizers"][0]["kind"] == "SGD"
+        assert facts["loader"] == {"workers": 0}
+        assert (facts["calls"], facts["conv2d"], facts["losses_known"]) == (1, 1, False)
+        place.ask(HANG_S, do="use", facts={**facts, "cores": 4})
+        changed = place.ask(HANG_S, do="block", changes=["channels_last", "bf16", "threads=1"], warmup=1, steps=3)
+        assert len(changed["seconds"]) == 3
+        assert json.loads(noted.read_text())[-1] == [True, "torch.bfloat16", 1]
+        as_is = place.ask(HANG_S, do="block", changes=[], warmup=1, steps=3)
+        assert len(as_is["seconds"]) == 3
+        assert json.loads(noted.read_text())[-1] == [False, "torch.float32", 2]
+        again = place.ask(HANG_S, do="block", changes=[], warmup=1, steps=14)  # 11 made of 20: it ends within
+        assert len(again["seconds"]) == 14
+        with pytest.raises(UsageError, match="too few to tune"):
+            place.ask(HANG_S, do="block", changes=[], warmup=1, steps=40)
+    finally:
+        place.close()
