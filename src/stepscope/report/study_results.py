@@ -41,7 +41,7 @@ def render(findings: Findings, charts: Charts) -> str:
     facts = Facts(tuple((name, str(value)) for name, value in {**findings.versions, **findings.settings}.items()))
     entries = [Entry("answer", "Answer", Section(findings.answer, figures))]
     entries += [
-        Entry(table.name, table.title, Section("", (_page_table(table), *([Note(table.note)] if table.note else []))))
+        Entry(table.name, table.title, Section("", (page_table(table), *([Note(table.note)] if table.note else []))))
         for table in findings.tables
     ]
     if findings.notes:
@@ -90,7 +90,8 @@ def _text_table(table: ResultTable) -> TextTable:
     return drawn
 
 
-def _page_table(table: ResultTable) -> Any:
+def page_table(table: ResultTable) -> Any:
+    """Return the table as a part of a page."""
     from stepscope.report.page.parts import Cell, Column, Table
 
     columns = tuple(

@@ -29,6 +29,7 @@ from stepscope.analysis.time.collectives import shares_of_overlap
 from stepscope.analysis.time.operators import FRAMEWORK_OVERHEAD
 from stepscope.analysis.time.ranks import last_rank
 from stepscope.analysis.time.steps import profiled_sentence, whole_steps
+from stepscope.analysis.tuning import what_to_change
 from stepscope.quantities import simulated_badge
 from stepscope.report.text_tables import (
     ENGINE,
@@ -62,6 +63,7 @@ def render(run: Run) -> RenderableType:
     parts = [
         *_heading(run),
         *_verdict(run),
+        *_change(run),
         *speed(metrics, run.meta),
         *phase_table(run.phases(), whole_steps(run)),
         *communication(run),
@@ -121,6 +123,12 @@ def _data(data: dict[str, Any]) -> str | None:
 def _verdict(run: Run) -> list[RenderableType]:
     verdict = run.verdict()
     return [Text(""), Text(verdict.sentence, style="bold"), labelled("next", *verdict.next)]
+
+
+def _change(run: Run) -> list[RenderableType]:
+    """Return what `stepscope tune` found of this training; nothing where it was not asked."""
+    found = what_to_change(run)
+    return [labelled("change", found.sentence)] if found.tables else []
 
 
 _TOP_ROWS, _WIDTH, _MOST_SENTENCES = 6, 100, 3

@@ -1,0 +1,129 @@
+"""What to change about a training: the answer of a tune run where there is one, else the changes that could apply.
+
+A gain is stated only where `stepscope tune` measured it, of the same training on the same device.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+
+from stepscope.analysis.results import ResultTable
+from stepscope.units import percent
+
+if TYPE_CHECKING:
+    from stepscope.analysis.run import Run
+
+_FUSED = ("SGD", "Adam", "AdamW", "Adagrad")
+_LEAST_DATA = 0.02  # share of the step that loading takes, from which on its workers are worth a trial
+_TABLES = ("helps", "final", "code", "no-gain")
+
+
+@dataclass(frozen=True)
+class WhatToChange:
+    """The answer in a sentence; its tables where changes were measured, else `untried`, each with why it could apply.
+
+    command: the line that measures them, or that measured them.
+    """
+
+    sentence: str
+    command: str
+    tables: tuple[ResultTable, ...] = ()
+    untried: tuple[tuple[str, str], ...] = ()
+
+
+def what_to_change(run: Run) -> WhatToChange:
+    """Return what a tune run of this training found; without one the changes that could apply, none with a gain."""
+    found = _findings(run)
+    if found is not None:
+        rows = {table["name"]: table for table in found["tables"]}
+        tables = tuple(_table(rows[name]) for name in _TABLES if name in rows)
+        return WhatToChange(str(found["answer"]), str(found["command"]), tables)
+    untried = tuple(_possible(run))
+    command = shlex.join(_command(run))
+    if not untried:
+        return WhatToChange("No change that Stepscope knows is seen to apply to this run.", command)
+    names = ", ".join(name for name, _ in untried)
+    said = f"Not measured yet: {names} could apply. `{command}` tries them on this training and measures each."
+    return WhatToChange(said, command, untried=untried)
+
+
+def _table(kept: Mapping[str, Any]) -> ResultTable:
+    rows = tuple(tuple(row) for row in kept["rows"])
+    return ResultTable(kept["name"], kept["title"], tuple(kept["columns"]), rows, kept.get("note", ""))
+
+
+def _findings(run: Run) -> dict[str, Any] | None:
+    """Return the newest findings of a tune run of this training: within the run folder, or in `studies` beside it."""
+    beside = run.path.parent.parent / "studies"
+    places = [run.path / "tune" / "findings.json", *sorted(beside.glob("*tune*/findings.json"), reverse=True)]
+    for place in places:
+        found = _read(place)
+        if found is not None and (place == places[0] or _same_training(run, found)):
+            return found
+    return None
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    right = isinstance(found, dict) and found.get("study") == "tune" and isinstance(found.get("tables"), list)
+    return found if right else None
+
+
+def _same_training(run: Run, found: Mapping[str, Any]) -> bool:
+    """Return whether it is of the same workload or script, batch size and device."""
+    workload, settings = run.meta.get("workload") or {}, found.get("settings") or {}
+    target = str(settings.get("target", ""))
+    batch = settings.get("batch")
+    device = run.device.get("board") or run.device.get("cpu")
+    return (
+        Path(target).stem == workload.get("name")
+        and (batch is None or batch == workload.get("batch_size"))
+        and (device is None or device == found.get("device"))
+        and run.simulated is None
+    )
+
+
+def _command(run: Run) -> list[str]:
+    """Return the command that would measure them."""
+    argv = [str(word) for word in run.meta.get("argv") or ()]
+    if run.meta.get("script") and len(argv) > 2:
+        ended = argv.index("--") if "--" in argv else len(argv)
+        arguments = argv[ended + 1 :]
+        return ["stepscope", "tune", argv[2], *(["--", *arguments] if arguments else [])]
+    workload = run.meta.get("workload") or {}
+    if "domain" not in workload:  # a loop of somebody's
+        return ["stepscope", "tune", "train.py"]
+    return ["stepscope", "tune", str(workload["name"]), "--batch", str(workload.get("batch_size", 1))]
+
+
+def _possible(run: Run) -> Iterator[tuple[str, str]]:
+    """Yield the changes that nothing in this run speaks against: name, and why it could apply."""
+    workload = run.meta.get("workload") or {}
+    types = set(run.model["type"].drop_nulls()) if not run.model.is_empty() else set()
+    names = set(run.own_times["name"].unique()) if not run.own_times.is_empty() else set()
+    if types & {"Conv2d", "ConvTranspose2d"}:
+        yield "channels_last", "it has convolutions over pictures"
+    if types and "float32" in str(workload.get("precision", "float32")):
+        yield "bf16", "it computes in float32"
+    if workload.get("optimizer") in _FUSED and not any("_foreach_" in name or "_fused_" in name for name in names):
+        yield "fused", f"{workload['optimizer']} updates tensor by tensor"
+    phases = run.phases().filter(pl.col("phase") == "data") if names else pl.DataFrame()
+    share = float(phases["share"].sum()) if len(phases) else 0.0
+    if share > _LEAST_DATA:
+        yield "workers", f"loading takes {percent(share, 0)} of the step"
+    threads = run.meta.get("threads")
+    if isinstance(threads, int) and threads > 1:
+        yield "threads", f"it computes with {threads}"
+    allocator = run.meta.get("malloc") or {}
+    if allocator.get("name") == "default" and "glibc" in str(allocator.get("library")):
+        yield "allocator", "it runs on glibc's malloc as it comes"

@@ -1,0 +1,67 @@
+"""A report states a gain only where a tune run of the same training measured it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.fabricate import fabricate_run
+
+from stepscope import Run
+from stepscope.analysis.tuning import what_to_change
+from stepscope.report.page.parts import Command
+from stepscope.report.sections import changes
+
+
+def _tuned(run: Run, **settings: Any) -> dict[str, Any]:
+    name = run.meta["workload"]["name"]
+    device = run.device.get("board") or run.device.get("cpu")
+    table = {"name": "helps", "title": "What helps", "columns": ["change", "gain %"], "rows": [["channels_last", 20.0]]}
+    return {
+        "study": "tune", "answer": "channels_last: 20 % less time.", "command": "stepscope tune it", "tables": [table],
+        "settings": {"target": name, "batch": None, **settings}, "device": device,
+    }  # fmt: skip
+
+
+def _keep(folder: Path, findings: Any) -> None:
+    folder.mkdir(parents=True)
+    (folder / "findings.json").write_text(json.dumps(findings), encoding="utf-8")
+
+
+def test_without_a_tune_run_changes_are_named_without_a_gain_and_with_the_command(tmp_path: Path) -> None:
+    found = what_to_change(Run(fabricate_run(tmp_path / "runs", steps=20)))
+    assert "channels_last" in [name for name, _ in found.untried]
+    assert "stepscope tune" in found.command
+    assert found.sentence.startswith("Not measured yet")
+    assert "%" not in found.sentence
+    assert not found.tables
+
+
+@pytest.mark.parametrize("place", ["studies/20260101T000000-tune-it", "within"])
+def test_a_tune_run_of_the_same_training_is_shown(tmp_path: Path, place: str) -> None:
+    path = fabricate_run(tmp_path / "runs", steps=20)
+    run = Run(path)
+    _keep(path / "tune" if place == "within" else tmp_path / place, _tuned(run))
+    found = what_to_change(run)
+    assert found.sentence == "channels_last: 20 % less time."
+    assert found.tables[0].rows == (("channels_last", 20.0),)
+    section = changes.build(run)
+    assert section.lede == found.sentence
+    assert isinstance(section.parts[-1], Command)
+
+
+@pytest.mark.parametrize(
+    "other", [{"target": "another"}, {"batch": 7}], ids=["another workload", "another batch size"]
+)  # fmt: skip
+def test_a_tune_run_of_another_training_is_not_shown(tmp_path: Path, other: dict[str, Any]) -> None:
+    run = Run(fabricate_run(tmp_path / "runs", steps=20))
+    _keep(tmp_path / "studies" / "x-tune-x", _tuned(run, **other))
+    assert not what_to_change(run).tables
+
+
+def test_a_damaged_result_is_none(tmp_path: Path) -> None:
+    path = fabricate_run(tmp_path / "runs", steps=20)
+    _keep(path / "tune", ["not", "findings"])
+    assert what_to_change(Run(path)).untried
