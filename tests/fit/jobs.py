@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -70,6 +71,18 @@ def job(
         return torch.randn(samples, *shape), torch.zeros(samples, dtype=torch.long)
 
     return Job("small", build, batch, plain_step(loss), 16, loss)
+
+
+def replace_batch(of: Job, whole: Any) -> Job:
+    """The same job, whose batches are taken from this one in turns."""
+    place = [0]
+
+    def batch(samples: int) -> Any:
+        start = place[0]
+        place[0] = (start + samples) % len(whole[0])
+        return tuple(tensor[start : start + samples] for tensor in whole)
+
+    return dataclasses.replace(of, batch=batch)
 
 
 def loss(model: nn.Module, batch: Any) -> Tensor:

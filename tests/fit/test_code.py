@@ -10,7 +10,7 @@ from torch import nn
 from stepscope.analysis.memory.limits import ALLOCATORS, PAGED_IN
 from stepscope.footprint import transforms
 from stepscope.footprint.calibration import DeviceCalibration
-from stepscope.footprint.prediction import FitRequest, predict_fit
+from stepscope.footprint.prediction import JobQuestion, predict_fit
 from stepscope.footprint.result import LivePeak, code_bytes
 from stepscope.footprint.simulator import Simulator, live_peak
 from stepscope.record.dry.dry_run import Change, dry_run
@@ -80,6 +80,6 @@ def test_the_heap_of_glibc_is_less_certain_where_forward_runs_again_but_not_abov
 
 
 def test_the_breakdown_with_its_code_adds_up_to_the_middle_of_the_peak() -> None:
-    found = predict_fit(FitRequest(jobs.job(), 16, options=False, largest=False, platform=X86))
+    found = predict_fit(JobQuestion(jobs.job(), 16, options=False, largest=False, platform=X86))
     assert found.breakdown["kernels' code"] > 10_000_000
     assert sum(found.breakdown.values()) == found.process.middle

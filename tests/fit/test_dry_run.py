@@ -19,7 +19,7 @@ from stepscope.footprint.computed_memory import write_computed_memory
 from stepscope.footprint.simulator import live_peak
 from stepscope.record.dry.dry_run import DryRunStopped, dry_run
 from stepscope.record.dry.job import Job, accumulated_step, plain_step
-from stepscope.record.dry.workspaces import Platform, Workspaces, this_platform
+from stepscope.record.dry.workspaces import Platform, Workspaces, other_platform, this_platform
 from stepscope.runfolder import CATEGORIES, MEMORY, RunReader, RunWriter, part_of
 
 OPTIMIZERS = [torch.optim.SGD, torch.optim.Adam, torch.optim.RMSprop]
@@ -220,6 +220,24 @@ def test_without_oneDNN_a_convolution_expands_its_patches() -> None:  # noqa: N8
     of = jobs.job(jobs.convolutions, (3, 16, 16))
     plain = dry_run(of, 16).peak_bytes
     assert dry_run(of, 16, Workspaces(Platform(block=0))).peak_bytes > plain
+
+
+def test_a_convolution_that_no_rule_was_fitted_on_is_an_interval_that_holds() -> None:
+    net = nn.Sequential(nn.Conv2d(64, 32, 3, padding=4, dilation=4), nn.Flatten(), nn.Linear(32 * 64, jobs.CLASSES))
+    of, rules = jobs.job(lambda: net, (64, 8, 8)), Workspaces(this_platform())
+    low, high = dry_run(of, 4, rules).peak_interval
+    assert rules.uncovered
+    assert low < jobs.really_live(of, 4) < high
+
+
+def test_another_processor_gets_no_kernels_of_this_one_but_an_interval_around_them() -> None:
+    of = jobs.job(lambda: nn.Sequential(nn.Conv2d(64, 64, 3), nn.Flatten(), nn.Linear(64 * 36, 10)), (64, 8, 8))
+    here = dry_run(of, 16, Workspaces(Platform()))
+    low, high = dry_run(of, 16, Workspaces(other_platform())).peak_interval
+    assert low < here.peak_bytes <= high
+    assert low < 0.9 * high
+    assert "AVX" not in other_platform().name
+    assert "blocks of" not in other_platform().name
 
 
 def test_on_cuda_the_workspace_is_an_interval() -> None:

@@ -21,7 +21,7 @@ from stepscope.footprint import calibration as kept_file
 from stepscope.footprint import transforms
 from stepscope.footprint.calibration import DeviceCalibration
 from stepscope.footprint.options import chosen_segments
-from stepscope.footprint.prediction import FitRequest, fit, predict_fit
+from stepscope.footprint.prediction import JobQuestion, fit, predict_fit
 from stepscope.footprint.simulator import largest_batch
 from stepscope.record.dry.dry_run import dry_run
 from stepscope.record.dry.probes import CallBook, probe_all
@@ -34,7 +34,7 @@ def _cache_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def asked(memory: str = "400MB", samples: int = 16, **more: Any) -> Any:
-    return predict_fit(FitRequest(jobs.job(), samples, limit_of_memory(memory), **{"kept": jobs.MEASURED, **more}))
+    return predict_fit(JobQuestion(jobs.job(), samples, limit_of_memory(memory), **{"kept": jobs.MEASURED, **more}))
 
 
 def test_the_answer_holds_peak_interval_breakdown_and_verdict() -> None:
@@ -139,7 +139,7 @@ class Decides(nn.Module):
 
 
 def test_a_model_that_looks_at_numbers_is_measured_at_small_batches_and_says_so() -> None:
-    found = predict_fit(FitRequest(jobs.job(Decides), 64, limit_of_memory("8GB")))
+    found = predict_fit(JobQuestion(jobs.job(Decides), 64, limit_of_memory("8GB")))
     assert found.method == "measured at small batches and extrapolated"
     assert "local_scalar" in str(found.stopped)
     assert found.live.low < found.live.bytes < found.live.high
@@ -151,7 +151,7 @@ def test_a_model_that_looks_at_numbers_is_measured_at_small_batches_and_says_so(
 def test_an_error_of_the_model_itself_comes_through_as_its_cause() -> None:
     of = jobs.job(lambda: nn.Sequential(nn.Linear(63, jobs.CLASSES)))
     with pytest.raises(StepscopeError, match=r"fails on real tensors too: RuntimeError: .*shapes") as raised:
-        predict_fit(FitRequest(of, 4, limit_of_memory("8GB")))
+        predict_fit(JobQuestion(of, 4, limit_of_memory("8GB")))
     assert isinstance(raised.value.__cause__, RuntimeError)
 
 
@@ -234,7 +234,7 @@ def test_batch_norm_that_needs_two_samples_is_no_obstacle_to_the_largest_batch()
         def forward(self, x: Tensor) -> Tensor:
             return torch.as_tensor(self.head(self.norm(x)))
 
-    found = predict_fit(FitRequest(jobs.job(Pooled), 16, limit_of_memory("400MB"), kept=jobs.MEASURED, options=False))
+    found = predict_fit(JobQuestion(jobs.job(Pooled), 16, limit_of_memory("400MB"), kept=jobs.MEASURED, options=False))
     assert found.largest_batch is not None
     assert found.largest_batch > 1000
 

@@ -19,7 +19,7 @@ from stepscope.analysis.memory.limits import limit_of_memory
 from stepscope.errors import StepscopeError, UsageError
 from stepscope.footprint import chart_data
 from stepscope.footprint.measurements import trade_allocators, trade_dicts, trade_frame
-from stepscope.footprint.prediction import FitRequest, predict_fit
+from stepscope.footprint.prediction import JobQuestion, predict_fit
 from stepscope.footprint.real_steps import script_steps
 from stepscope.footprint.simulator import Simulator
 from stepscope.record.dry.allocator_costs import StepCost, report
@@ -41,8 +41,8 @@ def simulator() -> Simulator:
     return Simulator(this_platform(), jobs.MEASURED, "default")
 
 
-def asked(**more: Any) -> FitRequest:
-    return FitRequest(jobs.job(), 16, limit_of_memory("360MB"), kept=jobs.MEASURED, **more)
+def asked(**more: Any) -> JobQuestion:
+    return JobQuestion(jobs.job(), 16, limit_of_memory("360MB"), kept=jobs.MEASURED, **more)
 
 
 def says(cost: StepCost) -> list[str]:
@@ -114,7 +114,7 @@ def test_a_batch_that_cannot_be_run_is_left_out_of_the_drawing_and_unknown_in_th
     def normed() -> nn.Module:
         return nn.Sequential(nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, jobs.CLASSES))
 
-    question = FitRequest(jobs.job(normed), 4, limit_of_memory("360MB"), kept=jobs.MEASURED)
+    question = JobQuestion(jobs.job(normed), 4, limit_of_memory("360MB"), kept=jobs.MEASURED)
     rows = chart_data.categories_by_batch(simulator(), [question.job], [1, 4])
     assert rows["batch"].unique().to_list() == [4]
     assert question.limit is not None
@@ -191,6 +191,6 @@ def test_what_was_never_simulated_is_not_drawn() -> None:
         return jobs.loss(model, batch)
 
     of = Job("looking", job.build, job.batch, plain_step(looks), 16, looks)
-    found = predict_fit(FitRequest(of, 4, limit_of_memory("1GB"), options=False))
+    found = predict_fit(JobQuestion(of, 4, limit_of_memory("1GB"), options=False))
     with pytest.raises(StepscopeError, match="no dry run"):
         draw_figures(Path("nowhere"), ["svg"], found, None, [], [])

@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from stepscope.footprint.measurements import AllocatorTrade
-    from stepscope.footprint.prediction import FitRequest
+    from stepscope.footprint.plan import Plan
+    from stepscope.footprint.prediction import JobQuestion
     from stepscope.footprint.result import FitResult
     from stepscope.record.dry.job import Job
 
@@ -22,8 +23,8 @@ _NEAR = 2.0  # a limit further above the peak than this would only make the draw
 
 
 def draw_figures(
-    folder: Path, forms: Sequence[str], found: FitResult, question: FitRequest | None, beside: Sequence[Job],
-    traded: Sequence[AllocatorTrade],
+    folder: Path, forms: Sequence[str], found: FitResult, question: JobQuestion | None, beside: Sequence[Job],
+    traded: Sequence[AllocatorTrade], plan: Plan | None = None,
 ) -> list[Path]:  # fmt: skip
     """Write every picture that the answer has data for; the paths.
 
@@ -33,7 +34,7 @@ def draw_figures(
 
     if found.events is None or found.events.is_empty():
         raise StepscopeError(f"there is no dry run of {found.name} to draw: {found.stopped}", "leave --figures out")
-    pictures = [*_step_pictures(found), *_trade_pictures(found, traded)]
+    pictures = [*_step_pictures(found), *_trade_pictures(found, traded), *_plan_pictures(found, plan)]
     if question is not None:
         pictures += [*_model_pictures(question, beside), *_option_pictures(found, question)]
     stem = found.name.replace(":", "-").replace("/", "-")
@@ -59,7 +60,7 @@ def _step_pictures(found: FitResult) -> Iterator[Picture]:
         yield "fit-modules", lambda width: memory.build_treemap(modules, width), f"{said}: the peak by module"
 
 
-def _model_pictures(question: FitRequest, beside: Sequence[Job]) -> Iterator[Picture]:
+def _model_pictures(question: JobQuestion, beside: Sequence[Job]) -> Iterator[Picture]:
     """Training against inference, and categories against batch, of this model and those beside it."""
     from stepscope.footprint import chart_data
     from stepscope.footprint.simulator import Simulator
@@ -77,7 +78,7 @@ def _model_pictures(question: FitRequest, beside: Sequence[Job]) -> Iterator[Pic
     yield "fit-batches", lambda width: memory.build_batches(rows, width), "live tensors at the peak by batch"
 
 
-def _option_pictures(found: FitResult, question: FitRequest) -> Iterator[Picture]:
+def _option_pictures(found: FitResult, question: JobQuestion) -> Iterator[Picture]:
     """Batches against options, where a limit was given."""
     from stepscope.footprint import chart_data
     from stepscope.report.charts import memory
@@ -98,6 +99,15 @@ def _trade_pictures(found: FitResult, traded: Sequence[AllocatorTrade]) -> Itera
     if not rows.is_empty():
         said = f"{found.name}: what each allocator costs, measured"
         yield "fit-allocators", lambda width: memory.build_allocators(rows, width), said
+
+
+def _plan_pictures(found: FitResult, plan: Plan | None) -> Iterator[Picture]:
+    from stepscope.report.charts import memory
+
+    if plan is not None and plan.candidates:
+        limit = None if found.limit is None else found.limit.bytes / 1e6
+        rows, said = plan.frame(), f"{found.name}: memory against time of a step"
+        yield "fit-plan", lambda width: memory.build_plan(rows, width, limit), said
 
 
 def _tensor_limit(found: FitResult) -> float | None:

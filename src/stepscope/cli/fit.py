@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from stepscope.cli._options import command_of
 from stepscope.errors import UsageError
+from stepscope.footprint.request import FitRequest
 from stepscope.units import bytes_, estimate, percent
 
 if TYPE_CHECKING:
@@ -20,89 +23,94 @@ if TYPE_CHECKING:
     from stepscope.analysis.memory.limits import Environment, Limit, ProcessPeak
     from stepscope.footprint.calibration import DeviceCalibration
     from stepscope.footprint.measurements import AllocatorTrade, Trial
-    from stepscope.footprint.prediction import FitRequest
+    from stepscope.footprint.plan import Plan
+    from stepscope.footprint.prediction import JobQuestion
     from stepscope.footprint.result import FitResult
+    from stepscope.record.dry.allocator_costs import StepCost
     from stepscope.record.dry.job import Job
 
 
 CONTEXT = {"allow_extra_args": True, "ignore_unknown_options": False}
 
 
-def fit(
+def _fit(
+    request: FitRequest,
     context: typer.Context,
-    target: Annotated[str, typer.Argument(help="A workload, module:function, or a script; its options after --.")],
-    memory: Annotated[str | None, typer.Option(help="Memory the process may take: 8GB, 512MB, 7.5GiB.")] = None,
-    device: Annotated[
-        str | None, typer.Option(help="A board: tx2, orin-nano, rpi5; less what its system keeps.")
-    ] = None,
-    account: Annotated[
-        str, typer.Option(help="Who counts --memory: resident (RAM), cgroup, address-space (ulimit -v), data (-d).")
-    ] = "resident",
-    here: Annotated[bool, typer.Option("--here", help="What is available on this machine now.")] = False,
-    batch: Annotated[int | None, typer.Option(help="Samples per step.")] = None,
-    optimizer: Annotated[str | None, typer.Option(help="Optimizer: sgd, momentum, adam, adamw, rmsprop.")] = None,
-    precision: Annotated[str, typer.Option(help="float32, or bf16 for everything.")] = "float32",
-    malloc: Annotated[str, typer.Option(help="Allocator: default (glibc), pinned or tcmalloc.")] = "default",
-    on: Annotated[str, typer.Option(help="Kernels of: cpu, or cuda (workspaces as an interval).")] = "cpu",
-    threads: Annotated[int | None, typer.Option(help="Threads that torch computes with.")] = None,
-    options: Annotated[bool, typer.Option(help="Look for what would make it fit.")] = True,
-    calibrate: Annotated[bool, typer.Option("--calibrate", help="Measure single operators here first.")] = False,
-    probe: Annotated[bool, typer.Option("--probe", help="Really train with more and more samples.")] = False,
-    allocators: Annotated[
-        bool, typer.Option("--allocators", help="Really train under each allocator: memory against time.")
-    ] = False,
-    figures: Annotated[Path | None, typer.Option(help="Folder that pictures of the answer are written into.")] = None,
-    beside: Annotated[
-        list[str] | None, typer.Option(help="Another workload to draw beside it; may be given repeatedly.")
-    ] = None,
-    form: Annotated[
-        list[str] | None, typer.Option("--format", help="Of pictures: png (default), svg, pdf or vega.")
-    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")] = False,
     really: Annotated[int | None, typer.Option("--really", hidden=True)] = None,
+    changed: Annotated[str | None, typer.Option("--changed", hidden=True)] = None,
 ) -> None:
-    """Say without training whether it fits: peak memory, largest batch, and what would make it fit.
-
-    `stepscope fit resnet18-c32 --batch 64 --device tx2` makes one step on tensors without numbers. A script is followed
-    to its end, with long loops cut. `--probe` then trains for real in child processes until one fails, and what it
-    finds corrects later answers on this device. `--allocators` runs the step for real under each allocator.
-    """
     from rich.console import Console
 
+    target, batch = request.target, request.batch
     _refuse_unknown(target)
     from stepscope.footprint.jobs import is_script
 
-    _check(target, batch, optimizer, precision, on, threads)
-    _check_pictures(figures, beside, form)
+    _check(request)
+    _check_pictures(request.figures, request.beside, request.format)
     script = is_script(target)
     if script:
-        _refuse_for_a_script(batch=batch, optimizer=optimizer, calibrate=calibrate, probe=probe, beside=beside)
+        _refuse_for_a_script(
+            batch=batch, optimizer=request.optimizer, calibrate=request.calibrate, probe=request.probe,
+            beside=request.beside, plan=request.plan, prove=request.prove,
+        )  # fmt: skip
     elif context.args:
         raise UsageError(f"'{' '.join(context.args)}' is for a script", "leave it out")
-    job = None if script else _with_precision(_job(target, optimizer), precision)
+    job = None if script else _with_precision(_job(target, request.optimizer), request.precision)
     if really is not None:
-        _print_cost(job, batch, target, context.args, really)
+        _print_cost(job, batch, target, context.args, really, changed)
         return
     console = Console(stderr=as_json, highlight=False)
-    question, kept = None, _calibration(console, job, device, malloc, calibrate)
-    limit = _limit(memory, device, here, account)
+    question, kept = None, _calibration(console, job, request)
+    limit = _limit(request)
     if job is None:
-        found = _answer_script(console, target, context.args, limit, device, malloc)
+        found = _answer_script(console, request, context.args, limit)
     else:
-        question = _request(job, batch, limit, device, malloc, on, options, kept)
+        question = _question(request, job, limit, kept)
         found = _answer(question)
-    words = [target, *_option_words(optimizer=optimizer, threads=threads, precision=None if script else precision)]
-    traded = _allocator_trades(console, words, context.args, found, kept) if allocators else []
-    _print_all(console, found, traded, as_json)
-    if figures is not None:
+    sized = FitRequest(target=target, optimizer=request.optimizer, threads=request.threads, precision=request.precision)
+    words = sized.words()
+    traded = _allocator_trades(console, words, context.args, found, kept) if request.allocators else []
+    plan = None if question is None or not (request.plan or request.prove) else _plan(console, question, request, words)
+    _print_all(console, found, traded, plan, as_json)
+    if request.figures is not None:
         from stepscope.cli._fit_figures import draw_figures
 
         drawn = draw_figures(
-            figures, form or ["png"], found, question, [_job(name, None) for name in beside or ()], traded
-        )
+            request.figures, request.format or ["png"], found, question,
+            [_job(name, None) for name in request.beside or ()], traded, plan,
+        )  # fmt: skip
         console.print("\n".join(map(str, drawn)), soft_wrap=True)
-    if probe and question is not None:
+    if request.probe and question is not None:
         probe_and_store(console, question, words, kept)
+
+
+fit = command_of(FitRequest, _fit, "fit")
+
+
+def _plan(console: Console, question: JobQuestion, request: FitRequest, words: Sequence[str]) -> Plan:
+    """The cheapest combination that fits, priced by real steps of small batches on this machine, and its proof."""
+    import tempfile
+
+    from stepscope.footprint.measurements import prove, really_trained
+    from stepscope.footprint.plan import make_plan, measured_step_time
+
+    def step(batch: int) -> StepCost:
+        return really_trained(child_command([*words, "--batch", str(batch)], 3), question.allocator)
+
+    with console.status("the step really runs, with few samples"):
+        priced = None if request.device is not None else measured_step_time(step, question.batch)
+    with console.status("combinations are simulated"):
+        plan = make_plan(question, priced)
+    if not request.prove or plan.chosen is None or question.limit is None:
+        return plan
+    if request.device is not None:
+        raise UsageError("--prove trains on this machine, not on a board by name", "run it on the board with --memory")
+    with console.status("the plan is proven"), tempfile.TemporaryDirectory() as folder:
+        changed = Path(folder) / "settings.json"
+        changed.write_text(json.dumps(asdict(plan.chosen.settings)), encoding="utf-8")
+        command = child_command([*words, "--batch", str(question.batch), "--changed", str(changed)], 3)
+        return replace(plan, proof=prove(command, plan.chosen.settings.allocator, question.limit))
 
 
 def _refuse_unknown(target: str) -> None:
@@ -113,7 +121,8 @@ def _refuse_unknown(target: str) -> None:
         workloads.refuse_unknown(target)
 
 
-def _check(target: str, batch: int | None, optimizer: str | None, precision: str, on: str, threads: int | None) -> None:
+def _check(request: FitRequest) -> None:
+    batch, precision, on, threads = request.batch, request.precision, request.on, request.threads
     if batch is not None and batch < 1:
         raise UsageError(f"a batch of {batch} samples cannot be trained", "use --batch 1 or more")
     if precision not in ("float32", "bf16"):
@@ -126,11 +135,11 @@ def _check(target: str, batch: int | None, optimizer: str | None, precision: str
         import torch
 
         torch.set_num_threads(threads)
-    if optimizer is not None and ":" in target:
+    if request.optimizer is not None and ":" in request.target:
         raise UsageError("the function chooses the optimizer", "leave --optimizer out")
 
 
-def _check_pictures(figures: Path | None, beside: list[str] | None, form: list[str] | None) -> None:
+def _check_pictures(figures: Path | None, beside: Sequence[str] | None, form: Sequence[str] | None) -> None:
     if figures is None:
         if beside or form:
             raise UsageError(f"--{'beside' if beside else 'format'} is for pictures", "say where with --figures DIR")
@@ -177,69 +186,60 @@ def _with_precision(job: Job, precision: str) -> Job:
     return replace(job, build=build)
 
 
-def _calibration(
-    console: Console, job: Job | None, device: str | None, malloc: str, calibrate: bool
-) -> DeviceCalibration:
+def _calibration(console: Console, job: Job | None, request: FitRequest) -> DeviceCalibration:
     """Return what is known of this device; of another board nothing is."""
     from stepscope.footprint import calibration
     from stepscope.footprint.prediction import known_of_device
 
-    if device is not None and calibrate:
+    if request.device is not None and request.calibrate:
         raise UsageError("--calibrate measures this machine, not a board by name", "run it on the board with --here")
     if job is None:
         return calibration.DeviceCalibration()
     with console.status("the empty process is measured, once for this environment"):
-        kept = known_of_device(device, malloc, job)
-    if calibrate:
+        kept = known_of_device(request.device, request.malloc, job)
+    if request.calibrate:
         kept = calibration.measure_calibration(kept, job)
         calibration.save_calibration(kept, calibration.calibration_path())
     return kept
 
 
-def _limit(memory: str | None, device: str | None, here: bool, account: str) -> Limit | None:
+def _limit(request: FitRequest) -> Limit | None:
     from stepscope.footprint.prediction import requested_limit
 
-    return requested_limit(memory, device, here, account)
+    return requested_limit(request.memory, request.device, request.here, request.account)
 
 
-def _request(
-    job: Job, batch: int | None, limit: Limit | None, device: str | None, malloc: str, on: str, options: bool,
-    kept: DeviceCalibration,
-) -> FitRequest:  # fmt: skip
-    from stepscope.footprint.prediction import FitRequest, board_has_bf16
-    from stepscope.record.dry.workspaces import this_platform
+def _question(request: FitRequest, job: Job, limit: Limit | None, kept: DeviceCalibration) -> JobQuestion:
+    from stepscope.footprint.prediction import JobQuestion, board_has_bf16, platform_of
 
-    return FitRequest(
+    return JobQuestion(
         job,
-        job.default_batch if batch is None else batch,
+        job.default_batch if request.batch is None else request.batch,
         limit,
-        malloc,
-        this_platform(on),
+        request.malloc,
+        platform_of(request.device, request.on),
         kept,
-        board_has_bf16(device),
-        options,
+        board_has_bf16(request.device),
+        request.options,
     )
 
 
-def _answer(question: FitRequest) -> FitResult:
+def _answer(question: JobQuestion) -> FitResult:
     from stepscope.footprint.prediction import predict_fit
 
     return predict_fit(question)
 
 
-def _answer_script(
-    console: Console, target: str, arguments: list[str], limit: Limit | None, device: str | None, malloc: str
-) -> FitResult:
+def _answer_script(console: Console, request: FitRequest, arguments: list[str], limit: Limit | None) -> FitResult:
     from stepscope.footprint.calibration import measured_environment
     from stepscope.footprint.prediction import predict_script_fit
 
     def environment(imports: Iterable[str]) -> Environment:
         with console.status("the empty process is measured, once for these imports"):
-            return measured_environment(malloc, imports)
+            return measured_environment(request.malloc, imports)
 
-    if device is not None:
-        return predict_script_fit(target, arguments, limit, malloc)
-    return predict_script_fit(target, arguments, limit, malloc, environment)
+    here = None if request.device is not None else environment
+    return predict_script_fit(request.target, arguments, limit, request.malloc, here)
 
 
 def _allocator_trades(
@@ -250,34 +250,78 @@ def _allocator_trades(
     return measure_allocators(console, sized, arguments, found, kept)
 
 
-def _print_all(console: Console, found: FitResult, traded: list[AllocatorTrade], as_json: bool) -> None:
+def _print_all(
+    console: Console, found: FitResult, traded: list[AllocatorTrade], plan: Plan | None, as_json: bool
+) -> None:
     if as_json:
-        import json
-
         from stepscope.footprint.measurements import trade_dicts
 
         measured = {"allocators": trade_dicts(traded)} if traded else {}
-        typer.echo(json.dumps({**found.as_dict(), **measured}, indent=1))
+        planned = {} if plan is None else {"plan": plan.as_dict()}
+        typer.echo(json.dumps({**found.as_dict(), **measured, **planned}, indent=1))
         return
 
     print_answer(console, found)
     if traded:
         print_trades(console, traded, found)
+    if plan is not None:
+        print_plan(console, plan)
 
 
-def _print_cost(job: Job | None, batch: int | None, target: str, arguments: list[str], steps: int) -> None:
-    """The child's part of --probe and --allocators."""
+def _print_cost(
+    job: Job | None, batch: int | None, target: str, arguments: list[str], steps: int, changed: str | None
+) -> None:
+    """The child's part of --probe, --allocators and --plan; `changed`: a file of settings to train with."""
     from stepscope.footprint.real_steps import job_steps, script_steps
     from stepscope.record.dry.allocator_costs import report
 
     if job is None:
         typer.echo(report(script_steps(target, arguments, steps)))
+        return
+    size = batch or job.default_batch
+    if changed is not None:
+        from stepscope.footprint.settings import Settings
+
+        settings = json.loads(Path(changed).read_text(encoding="utf-8"))
+        job, size = Settings(**{**settings, "recomputed": tuple(settings["recomputed"])}).apply(job, size)
+    typer.echo(report(job_steps(job, size, steps)))
+
+
+def print_plan(console: Console, plan: Plan) -> None:
+    """The chosen combination with the code that does it, and those that no other beats in memory and time."""
+    from rich.table import Table
+
+    if plan.chosen is None:
+        console.print("No combination that was tried fits: a smaller batch or model is needed.")
     else:
-        typer.echo(report(job_steps(job, batch or job.default_batch, steps)))
+        console.print(f"plan: {plan.chosen.settings.words}")
+        code = plan.chosen.settings.code(plan.batch)
+        console.print(code, markup=False, soft_wrap=True) if code else None
+    if plan.proof is not None:
+        console.print(f"proof: {plan.proof}")
+    priced = plan.step_time
+    source = (
+        "FLOPs against the present step"
+        if priced is None
+        else (f"seconds of an update: a line through real steps of {priced.samples[0]} and {priced.samples[1]} samples")
+    )
+    table = Table(box=None, pad_edge=False, title=f"memory against time; {source}", title_justify="left")
+    for heading in ("", "process", "time", "verdict"):
+        table.add_column(heading, overflow="fold")
+    for candidate in plan.front:
+        low, high = candidate.process.low, candidate.process.high
+        cost = f"x {candidate.compute:.2f}" if candidate.seconds is None else _seconds(candidate.seconds)
+        colour = _COLOURS[candidate.verdict]
+        table.add_row(
+            candidate.settings.words, f"[{bytes_(low)}, {bytes_(high)}]", cost, f"[{colour}]{candidate.verdict}[/]"
+        )
+    console.print(table)
+    if not plan.complete:
+        console.print("  not every combination was simulated: the search ended after its minute of processor time")
 
 
-def _option_words(**options: Any) -> list[str]:
-    return [word for name, value in options.items() if value is not None for word in (f"--{name}", str(value))]
+def _seconds(ends: tuple[float, float]) -> str:
+    return estimate(sum(ends) / 2, *ends, "s")
 
 
 _MILLION = 1_000_000  # samples: the search for the largest batch ends there
@@ -421,7 +465,7 @@ def _trade_row(each: AllocatorTrade, first: AllocatorTrade, limited: bool) -> tu
 _RATIOS_STORED = 20  # ratios
 
 
-def probe_and_store(console: Console, question: FitRequest, words: Sequence[str], kept: DeviceCalibration) -> None:
+def probe_and_store(console: Console, question: JobQuestion, words: Sequence[str], kept: DeviceCalibration) -> None:
     """Train for real, batch after batch; keep how far the predictions were off."""
     from stepscope.footprint import calibration as kept_file
     from stepscope.footprint.measurements import probe_batches

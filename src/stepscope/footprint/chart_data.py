@@ -13,7 +13,7 @@ from torch import nn
 from stepscope.analysis.memory.events import over_step
 from stepscope.analysis.memory.limits import ALLOCATORS, Limit, ProcessPeak, fit_verdict
 from stepscope.footprint.options import Way, ways
-from stepscope.footprint.prediction import FitRequest
+from stepscope.footprint.prediction import JobQuestion
 from stepscope.footprint.simulator import Simulator, live_peak
 from stepscope.record.dry.dry_run import DryRunStopped
 from stepscope.record.dry.job import Job, Optimizers
@@ -87,7 +87,7 @@ def categories_by_batch(simulator: Simulator, jobs: Iterable[Job], batches: Sequ
     return pl.DataFrame(rows, schema=_BY_BATCH, orient="row")
 
 
-def options_by_batch(question: FitRequest, limit: Limit, names: Sequence[str], batches: Sequence[int]) -> pl.DataFrame:
+def options_by_batch(question: JobQuestion, limit: Limit, names: Sequence[str], batches: Sequence[int]) -> pl.DataFrame:
     """The middle of the process's peak and the verdict for each batch as it is and in each of these ways.
 
     Columns batch, option, peak_bytes, limit_bytes, verdict; peak_bytes is null where a step cannot be run so.

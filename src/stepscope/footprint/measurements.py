@@ -6,19 +6,25 @@ outside what was predicted is kept, and widens later answers.
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import subprocess
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import polars as pl
 
-from stepscope.analysis.memory.limits import ALLOCATORS, Limit, ProcessPeak
+from stepscope.analysis.memory.limits import ACCOUNTS, ADDRESSES, ALLOCATORS, DATA, Limit, ProcessPeak
+from stepscope.errors import StepscopeError
 from stepscope.footprint.result import FitResult
 from stepscope.footprint.simulator import Simulator
 from stepscope.record.allocators import child_environment
-from stepscope.record.dry.allocator_costs import AllocatorCost, compare_allocators
+from stepscope.record.dry.allocator_costs import AllocatorCost, StepCost, compare_allocators
+from stepscope.units import bytes_
 
 _TRIES = 12
 _TIMEOUT_S = 1800.0
@@ -82,6 +88,76 @@ def _why(done: subprocess.CompletedProcess[str]) -> str:
             "killed by the kernel, as when memory runs out" if done.returncode == -9 else f"signal {-done.returncode}"
         )
     return (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+
+
+def really_trained(command: Sequence[str], allocator: str, wrapped: Sequence[str] = ()) -> StepCost:
+    """Return what a child that makes real steps says of them. StepscopeError where it fails, with why."""
+    environment = child_environment(allocator)
+    try:
+        done = subprocess.run(
+            [*wrapped, *command], capture_output=True, text=True, check=False, env=environment, timeout=_TIMEOUT_S
+        )
+    except subprocess.TimeoutExpired:
+        raise StepscopeError(f"took longer than {_TIMEOUT_S:.0f} s", "give a smaller batch") from None
+    if done.returncode:
+        raise StepscopeError(_why(done), "give a smaller batch")
+    return StepCost(**json.loads(done.stdout.splitlines()[-1]))
+
+
+# Runs a command under a limit of its own: argv is the kind of limit, its bytes, and the command.
+_UNDER = """
+import os, resource, sys
+kind, size = sys.argv[1], int(sys.argv[2])
+if kind in ("address-space", "data"):
+    number = resource.RLIMIT_AS if kind == "address-space" else resource.RLIMIT_DATA
+    resource.setrlimit(number, (size, size))
+else:
+    open(os.path.join(kind, "cgroup.procs"), "w").write(str(os.getpid()))
+os.execvp(sys.argv[3], sys.argv[3:])
+"""
+_GROUPS = (("sys/fs/cgroup/memory", "memory.limit_in_bytes"), ("sys/fs/cgroup", "memory.max"))
+
+
+def prove(command: Sequence[str], allocator: str, limit: Limit, root: Path = Path("/")) -> str:
+    """Train for real under a limit that the kernel keeps, where it can; what came of it, in words."""
+    with _kept_by_kernel(limit, root) as kind:
+        wrapped = () if kind is None else (sys.executable, "-c", _UNDER, kind, str(limit.bytes))
+        try:
+            cost = really_trained(command, allocator, wrapped)
+        except StepscopeError as error:
+            return f"it failed under the limit: {error}"
+    if kind is None:
+        held = "within" if cost.peak_bytes <= limit.bytes else "above"
+        return f"trained, {bytes_(cost.peak_bytes)} resident at its peak: {held} the limit, which nothing enforced here"
+    by = ACCOUNTS.get(kind, "a control group")
+    took = f"{bytes_(cost.peak_bytes)} resident, {cost.step_s:.3g} s of processor time a step"
+    return f"trained under the limit, kept by the kernel ({by}); {took}"
+
+
+@contextlib.contextmanager
+def _kept_by_kernel(limit: Limit, root: Path) -> Iterator[str | None]:
+    """The account that a resource limit keeps, or the folder of a new control group; None where neither can be."""
+    if limit.account in (ADDRESSES, DATA):
+        yield limit.account
+        return
+    for mounted, name in _GROUPS:
+        group = root / mounted / f"stepscope-{os.getpid()}"
+        try:
+            group.mkdir()
+        except OSError:
+            continue
+        try:
+            (group / name).write_text(str(limit.bytes))
+        except OSError:
+            group.rmdir()
+            continue
+        try:
+            yield str(group)
+        finally:
+            with contextlib.suppress(OSError):
+                group.rmdir()
+        return
+    yield None
 
 
 TIMED_STEPS = 5  # of each process, after its warm-up

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -35,10 +36,11 @@ from stepscope.footprint.options import Way, ways, worth_a_line
 from stepscope.footprint.result import FitResult, LivePeak, Option
 from stepscope.footprint.script import watch_script
 from stepscope.footprint.simulator import Simulator, largest_batch, live_peak, scene_peaks
-from stepscope.record.dry.dry_run import STEPS, DryRun, DryRunStopped, quiet
+from stepscope.record.dry.dry_run import STEPS, DryRun, DryRunStopped, dry_run, quiet
 from stepscope.record.dry.job import Job
+from stepscope.record.dry.probes import CallBook, probe_apart
 from stepscope.record.dry.storage_log import StorageLog
-from stepscope.record.dry.workspaces import Platform, Workspaces, this_platform
+from stepscope.record.dry.workspaces import Platform, Workspaces, other_platform, this_platform
 
 BF16_BOARDS = frozenset({"jetson_agx_orin", "jetson_orin_nx", "jetson_orin_nano", "jetson_thor", "apple"})
 
@@ -75,16 +77,22 @@ def fit_job(
 ) -> FitResult:
     """The same of a job: a training that has not been built yet."""
     return predict_fit(
-        FitRequest(
+        JobQuestion(
             job,
             batch,
             requested_limit(memory, device, here=memory is None and device is None),
             allocator,
+            platform=platform_of(device),
             kept=known_of_device(device, allocator, job),
             has_bf16=board_has_bf16(device),
             options=options,
         )
     )
+
+
+def platform_of(device: str | None, kind: str = "cpu") -> Platform:
+    """Return the kernels of this machine, or of a board by name."""
+    return this_platform(kind) if device is None else other_platform(kind, bool(board_has_bf16(device)))
 
 
 def known_of_device(device: str | None, allocator: str, job: Job | None) -> DeviceCalibration:
@@ -124,8 +132,8 @@ def board_has_bf16(device: str | None) -> bool | None:
 
 
 @dataclass(frozen=True)
-class FitRequest:
-    """Request for a job: the batch, the limit, the allocator, and how far to go."""
+class JobQuestion:
+    """A job with its batch, limit, allocator and platform, and how far to go."""
 
     job: Job
     batch: int
@@ -138,7 +146,7 @@ class FitRequest:
     largest: bool = True
 
 
-def predict_fit(question: FitRequest) -> FitResult:
+def predict_fit(question: JobQuestion) -> FitResult:
     """The answer by dry runs; where fake tensors stop, by two small batches for real, and it says so."""
     if question.batch < 1:
         raise UsageError(f"a batch of {question.batch} samples cannot be trained", "use --batch 1 or more")
@@ -146,6 +154,9 @@ def predict_fit(question: FitRequest) -> FitResult:
     asked = Simulator(question.platform, question.kept, question.allocator)
     try:
         plain = asked.run(question.job, question.batch)
+        if asked.workspaces.uncovered and question.platform == this_platform():
+            question, asked = _probed(question, asked)
+            plain = asked.run(question.job, question.batch)
     except DryRunStopped as stop:
         found = _measured_answer(question, asked, stop)
     else:
@@ -153,12 +164,26 @@ def predict_fit(question: FitRequest) -> FitResult:
     return replace(found, seconds=time.perf_counter() - began)
 
 
-def _dry_answer(question: FitRequest, asked: Simulator, plain: DryRun) -> FitResult:
+def _probed(question: JobQuestion, asked: Simulator) -> tuple[JobQuestion, Simulator]:
+    """The same with the ops that no rule covers measured in a child process, once for this device."""
+    book = CallBook(asked.workspaces, question.batch, set(asked.workspaces.uncovered))
+    dry_run(question.job, question.batch, book, steps=1)
+    found = probe_apart(book.calls, question.batch)
+    if found:
+        path = calibration.calibration_path()
+        stored = calibration.load_calibration(path)
+        with contextlib.suppress(StepscopeError):
+            calibration.save_calibration(replace(stored, probed={**stored.probed, **found}), path)
+    kept = replace(question.kept, probed={**question.kept.probed, **found})
+    question = replace(question, kept=kept)
+    return question, Simulator(question.platform, kept, question.allocator)
+
+
+def _dry_answer(question: JobQuestion, asked: Simulator, plain: DryRun) -> FitResult:
     job = question.job
     live = live_peak(plain.log)
-    unsure = _unsure(question)
-    found = _judged(asked, live, question.limit, unsure)
     not_modelled = {name: count for name, count in asked.workspaces.not_modelled.items() if count}
+    found = _judged(asked, live, question.limit, [*unsure_of(question), *_without_rule(not_modelled)])
     slope = _slope(asked, job, question.batch, live)
     sure, likely = (
         asked.largest(job, question.limit, question.batch)
@@ -185,21 +210,28 @@ def _judged(asked: Simulator, live: LivePeak, limit: Limit | None, unsure: Seque
     )  # fmt: skip
 
 
-def _unsure(question: FitRequest) -> list[str]:
+def unsure_of(question: JobQuestion) -> list[str]:
     """Reasons why a yes can be no more than likely."""
     reasons = [] if question.kept.environment.measured else [NOT_MEASURED]
+    if not question.platform.known:
+        reasons.append("the kernels of that processor were not measured")
     if question.platform.kind == "cuda":
         reasons.append("what CUDA allocates was never compared with a GPU")
     return reasons
 
 
+def _without_rule(ops: Iterable[str]) -> list[str]:
+    names = ", ".join(sorted(ops))
+    return [f"workspaces are not known of {names}"] if names else []
+
+
 NOT_MEASURED = "the empty process was not measured where this will run: run fit there"
 
 
-def _measured_answer(question: FitRequest, asked: Simulator, stop: DryRunStopped) -> FitResult:
+def _measured_answer(question: JobQuestion, asked: Simulator, stop: DryRunStopped) -> FitResult:
     line = _measure_small_batches(question.job)
     live = line.at(question.batch)
-    found = _judged(asked, live, question.limit, [*_unsure(question), "it is extrapolated from small batches"])
+    found = _judged(asked, live, question.limit, [*unsure_of(question), "it is extrapolated from small batches"])
     notes = ("kernels' workspaces are not in it", "no options: they are simulated by dry runs")
     return replace(
         found, name=question.job.name, batch=question.batch, method=words.SMALL_BATCHES,
@@ -228,7 +260,7 @@ def _largest_on(line: BatchLine, asked: Simulator, limit: Limit) -> int:
     return min(of(single) for single in limit.all)
 
 
-def _options(question: FitRequest, asked: Simulator, plain: DryRun, as_it_is: LivePeak) -> list[Option]:
+def _options(question: JobQuestion, asked: Simulator, plain: DryRun, as_it_is: LivePeak) -> list[Option]:
     before = asked.process(as_it_is).middle
     found = [
         _allocator_option(question, asked, as_it_is, before, name)
@@ -246,7 +278,7 @@ def _options(question: FitRequest, asked: Simulator, plain: DryRun, as_it_is: Li
     return sorted((option for option in found if option.gain > 0), key=lambda option: -option.gain)
 
 
-def _simulated(question: FitRequest, asked: Simulator, plain: DryRun, as_it_is: LivePeak, way: Way) -> Option:
+def _simulated(question: JobQuestion, asked: Simulator, plain: DryRun, as_it_is: LivePeak, way: Way) -> Option:
     run = asked.run(way.job, way.batch, way.change)
     live = live_peak(run.log)
     compute = run.flops / plain.flops if plain.flops else 1.0
@@ -255,12 +287,12 @@ def _simulated(question: FitRequest, asked: Simulator, plain: DryRun, as_it_is: 
         return asked.process(live, plain=as_it_is, account=account)
 
     before = asked.process(as_it_is).middle
-    return _option(way.name, live, process, before, way.price, compute, question.limit, not _unsure(question))
+    return _option(way.name, live, process, before, way.price, compute, question.limit, not unsure_of(question))
 
 
-def _allocator_option(question: FitRequest, asked: Simulator, live: LivePeak, before: int, name: str) -> Option:
+def _allocator_option(question: JobQuestion, asked: Simulator, live: LivePeak, before: int, name: str) -> Option:
     price, process = _allocator_price(name), partial(_under, asked, live, name)
-    return _option(f"allocator: {name}", live, process, before, price, 1.0, question.limit, not _unsure(question))
+    return _option(f"allocator: {name}", live, process, before, price, 1.0, question.limit, not unsure_of(question))
 
 
 def _under(asked: Simulator, live: LivePeak, allocator: str, account: str) -> ProcessPeak:
@@ -291,7 +323,7 @@ def _slope(asked: Simulator, job: Job, batch: int, live: LivePeak) -> int | None
         return None
 
 
-def _notes(question: FitRequest, plain: DryRun, live: LivePeak) -> list[str]:
+def _notes(question: JobQuestion, plain: DryRun, live: LivePeak) -> list[str]:
     notes = []
     if plain.log.looks:
         notes.append(f"the loop asks for {plain.log.looks} numbers outside the model; it was given a made-up one")
@@ -367,18 +399,25 @@ def predict_script_fit(
     arguments: Sequence[str],
     limit: Limit | None,
     allocator: str = "default",
-    environment: Callable[[Iterable[str]], Environment] = lambda imports: UNMEASURED,
+    environment: Callable[[Iterable[str]], Environment] | None = None,
 ) -> FitResult:
     """From the whole program, as far as it can be followed; ways to need less are those that leave the script as it is.
 
-    environment: of a process that imports these modules.
+    environment: of a process that imports these modules; None: it will run on another machine.
     """
-    workspaces = Workspaces(this_platform())
+    platform = other_platform() if environment is None else this_platform()
+    workspaces = Workspaces(platform, calibration.load_calibration(calibration.calibration_path()).probed)
     watched = watch_script(target, arguments, workspaces)
     live = live_peak(watched.log)
-    simulator = Simulator(workspaces.platform, DeviceCalibration(environment=environment(watched.imports)), allocator)
+    kept = DeviceCalibration(environment=UNMEASURED if environment is None else environment(watched.imports))
+    simulator = Simulator(platform, kept, allocator)
     simulator.loading = watched.loading
-    unsure = [*([] if simulator.measured else [NOT_MEASURED]), *(f"not followed: {each}" for each in watched.missed)]
+    not_modelled = {name: count for name, count in workspaces.not_modelled.items() if count}
+    unsure = [
+        *([] if simulator.measured else [NOT_MEASURED]),
+        *(f"not followed: {each}" for each in watched.missed),
+        *_without_rule(not_modelled),
+    ]
     found = _judged(simulator, live, limit, unsure)
     before = simulator.process(live).middle
     options = [
@@ -395,6 +434,6 @@ def predict_script_fit(
     return replace(
         found, name=Path(target).stem, method=words.DRY_RUN if watched.stopped is None else words.OWN_BATCH,
         options=tuple(option for option in options if option.gain > 0), stopped=watched.stopped,
-        not_modelled={k: n for k, n in workspaces.not_modelled.items() if n}, notes=tuple(notes), ops=watched.log.ops,
+        not_modelled=not_modelled, notes=tuple(notes), ops=watched.log.ops,
         seconds=watched.seconds, scenes=scene_peaks(watched.log), events=watched.log.frame(),
     )  # fmt: skip

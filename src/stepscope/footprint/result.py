@@ -198,7 +198,7 @@ def kernel_code(log: StorageLog) -> KernelCode:
 
 def code_bytes(seen: KernelCode | None, platform: Platform) -> tuple[int, int]:
     """Least and most, B; the same wide interval for every model where the platform is not the one that was measured."""
-    if seen is None or not platform.block:
+    if seen is None or not platform.block or not platform.known:
         return PAGED_IN
     size = _ALWAYS + seen.backward_kernels * _A_BACKWARD_KERNEL + round(_PACKED * seen.packed_weights)
     if seen.bf16:

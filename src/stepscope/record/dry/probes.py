@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+import json
+import math
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +19,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from stepscope.record import torch_private
 from stepscope.record.dry.storage_log import Hidden, Rule
-from stepscope.record.dry.workspaces import Probed, signature
+from stepscope.record.dry.workspaces import Probed, order_of, signature
 
 _SAMPLES = (16, 32)  # below 16 samples torch and oneDNN may take other kernels
 _PROBED = ("convolution.default", "convolution_backward.default", "native_batch_norm_backward.default")
@@ -32,20 +38,20 @@ class Call:
 class _Shaped:
     shape: tuple[int, ...]
     dtype: torch.dtype
-    channels_last: bool
+    order: tuple[int, ...]  # dimensions from the outermost in memory to the innermost
 
 
 class CallBook:
-    """A rule that notes each different op on its way to another rule."""
+    """A rule that notes each different op on its way to another rule; `wanted`: signatures, None for all."""
 
-    def __init__(self, hidden: Rule, samples: int) -> None:
+    def __init__(self, hidden: Rule, samples: int, wanted: Collection[str] | None = None) -> None:
         self.calls: dict[str, Call] = {}
-        self._hidden, self._samples = hidden, samples
+        self._hidden, self._samples, self._wanted = hidden, samples, wanted
 
     def __call__(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Hidden:
         if func.__name__ in _PROBED:
             key = signature(func, args)
-            if key not in self.calls:
+            if key not in self.calls and (self._wanted is None or key in self._wanted):
                 self.calls[key] = Call(func, tree_map(_shape_of, args), self._samples)
         return self._hidden(func, args, kwargs, out)
 
@@ -57,15 +63,60 @@ def probe_all(
     found: dict[str, Probed] = {}
     for done, (key, call) in enumerate(calls.items()):
         progress(done, len(calls))
-        small, large = _SAMPLES
-        try:
-            low, high = workspace_bytes(call, small), workspace_bytes(call, large)
-        except RuntimeError:
-            continue
-        per_sample = (high - low) / (large - small)
-        found[key] = Probed(low - per_sample * small, per_sample)
+        with contextlib.suppress(RuntimeError):
+            found[key] = Probed(*_line(call, *_SAMPLES))
     progress(len(calls), len(calls))
     return found
+
+
+_MOST_BYTES = 1 << 30  # of a call's tensors: a larger one is probed with fewer samples
+_TIMEOUT_S = 30
+
+
+def probe_apart(calls: Mapping[str, Call], samples: int) -> dict[str, Probed]:
+    """The same near so many samples, in a child process: what a kernel takes there is not added to this one's memory.
+
+    Without those that fail, and without any where the child takes longer than half a minute.
+    """
+    plain = {key: (str(call.func), call.args, call.samples) for key, call in calls.items()}
+    command = [sys.executable, "-c", "from stepscope.record.dry import probes; probes.answer_parent()"]
+    asked = pickle.dumps((torch.get_num_threads(), samples, plain))
+    try:
+        ended = subprocess.run(command, input=asked, capture_output=True, timeout=_TIMEOUT_S, check=True)
+        return {key: Probed(*values) for key, values in json.loads(ended.stdout.splitlines()[-1]).items()}
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
+        return {}
+
+
+def answer_parent() -> None:
+    """Answer `probe_apart`, in its child: calls as a pickle on stdin, what was found as JSON on stdout."""
+    threads, samples, plain = pickle.load(sys.stdin.buffer)
+    torch.set_num_threads(threads)
+    found = {}
+    for key, (name, args, was) in plain.items():
+        call = Call(_op(name), args, was)
+        many = samples
+        while many > 2 and _size(call, many) > _MOST_BYTES:
+            many //= 2
+        with contextlib.suppress(RuntimeError):
+            found[key] = _line(call, max(1, many // 2), max(2, many))
+    sys.stdout.write(f"{json.dumps(found)}\n")
+
+
+def _op(name: str) -> Any:
+    namespace, packet, overload = name.split(".")
+    return getattr(getattr(getattr(torch.ops, namespace), packet), overload)
+
+
+def _size(call: Call, samples: int) -> int:
+    shapes = [leaf for leaf in tree_leaves(call.args) if isinstance(leaf, _Shaped)]
+    return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in shapes) * samples // call.samples
+
+
+def _line(call: Call, small: int, large: int) -> tuple[float, float]:
+    low, high = workspace_bytes(call, small), workspace_bytes(call, large)
+    per_sample = (high - low) / (large - small)
+    return low - per_sample * small, per_sample
 
 
 def workspace_bytes(call: Call, samples: int) -> int:
@@ -90,8 +141,7 @@ def _memory_profile() -> profile:
 def _shape_of(value: Any) -> Any:
     if not isinstance(value, Tensor):
         return value
-    last = value.dim() == 4 and value.is_contiguous(memory_format=torch.channels_last) and not value.is_contiguous()
-    return _Shaped(tuple(value.shape), value.dtype, last)
+    return _Shaped(tuple(value.shape), value.dtype, order_of(value))
 
 
 def _made(value: Any, was: int, samples: int) -> Any:
@@ -99,5 +149,5 @@ def _made(value: Any, was: int, samples: int) -> Any:
     if not isinstance(value, _Shaped):
         return value
     shape = (samples, *value.shape[1:]) if value.shape and value.shape[0] == was else value.shape
-    made = torch.rand(shape).to(value.dtype)
-    return made.contiguous(memory_format=torch.channels_last) if value.channels_last else made
+    made = torch.rand([shape[place] for place in value.order]).to(value.dtype)
+    return made.permute([value.order.index(place) for place in range(len(shape))])

@@ -392,3 +392,19 @@ def build_allocators(rows: pl.DataFrame, width: int) -> Any:
     return alt.layer(across, upright, points, names.encode(x=x, y=y, text="allocator:N")).properties(
         width=plot_width(width), height=260
     )
+
+
+def build_plan(rows: pl.DataFrame, width: int, limit_mb: float | None = None) -> Any:
+    """Points of `rows` (words, peak_mb, price, verdict, nothing_beats): those that nothing beats joined and named."""
+    x = alt.X("price:Q", axis=axis("time of an update, s (or FLOPs against the present step)", grid=False))
+    y = alt.Y("peak_mb:Q", axis=axis("process at the most, MB"), scale=alt.Scale(zero=False, padding=20))
+    best = alt.Chart(rows.filter(pl.col("nothing_beats")))
+    layers = [
+        alt.Chart(rows).mark_point(filled=True, size=40, color=LIGHT["other"], opacity=0.6).encode(x=x, y=y),
+        best.mark_line(color=LIGHT["accent"], strokeWidth=1).encode(x=x, y=y, order="price:Q"),
+        best.mark_point(filled=True, size=80, color=LIGHT["accent"], opacity=1).encode(x=x, y=y, tooltip="words:N"),
+        best.mark_text(align="left", dx=8, dy=-8, fontSize=11, color=LIGHT["ink"]).encode(x=x, y=y, text="words:N"),
+    ]
+    if limit_mb is not None:
+        layers.append(alt.Chart(pl.DataFrame({"at": [limit_mb]})).mark_rule(strokeDash=[4, 3]).encode(y="at:Q"))
+    return alt.layer(*layers).properties(width=plot_width(width), height=300)

@@ -1,0 +1,111 @@
+"""The cheapest way to train within a limit, and that its settings do what they say."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from tests.fit import jobs
+from torch import nn
+
+from stepscope.analysis.memory.limits import DATA, Limit, limit_of_memory
+from stepscope.errors import UsageError
+from stepscope.footprint.measurements import prove
+from stepscope.footprint.plan import Plan, StepTime, make_plan, measured_step_time
+from stepscope.footprint.prediction import JobQuestion
+from stepscope.footprint.settings import Settings
+from stepscope.record.dry.allocator_costs import StepCost
+from stepscope.record.dry.workspaces import Platform
+
+BATCH = 4096
+
+
+def blocks() -> nn.Module:
+    """Two blocks and a head: few ops, so that a search takes little."""
+    return nn.Sequential(jobs.Block(), jobs.Block(), nn.Linear(64, jobs.CLASSES))
+
+
+@functools.cache
+def planned(size: str, price: StepTime | None = None) -> Plan:
+    return make_plan(
+        JobQuestion(jobs.job(blocks), BATCH, limit_of_memory(size), "default", Platform(), jobs.MEASURED, False), price
+    )
+
+
+def test_a_combination_is_found_where_no_single_change_fits() -> None:
+    plan = planned("380MB")
+    alone = [
+        each for each in plan.candidates
+        if (each.settings.parts > 1) + bool(each.settings.recomputed) + (each.settings.allocator != "default") == 1
+    ]  # fmt: skip
+    assert plan.chosen is not None
+    assert plan.chosen.verdict == "fits"
+    cheaper = [each for each in plan.candidates if each.verdict == "fits" and each.price < plan.chosen.price]
+    assert cheaper == []
+    assert min(each.process.high for each in plan.candidates) < min(each.process.high for each in alone)
+
+
+def test_as_it_is_comes_first_where_it_fits_and_nothing_changes_the_training() -> None:
+    plan = planned("2GB", StepTime(0.01, 0.001, (512, 1024)))
+    assert plan.chosen is not None
+    assert plan.chosen.settings == Settings()
+    assert plan.chosen.seconds == pytest.approx((0.01 + 0.001 * BATCH,) * 2)
+    assert {each.settings.change for each in plan.candidates} == {""}
+    assert plan.chosen.settings.code(BATCH) == ""
+
+
+def test_nothing_on_the_front_is_beaten_in_both_memory_and_time() -> None:
+    plan = planned("380MB")
+    for each in plan.front:
+        better = [
+            other for other in plan.candidates if other.process.high < each.process.high and other.price < each.price
+        ]
+        assert better == []
+    assert plan.frame()["nothing_beats"].sum() == len(plan.front)
+
+
+def test_without_a_limit_there_is_nothing_to_plan_for() -> None:
+    with pytest.raises(UsageError, match="limit"):
+        make_plan(JobQuestion(jobs.job(), 16))
+
+
+def test_settings_train_the_same_update_as_before() -> None:
+    def weights(settings: Settings) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        of = jobs.job(kind=torch.optim.SGD)
+        batch = of.batch(8)
+        of = jobs.replace_batch(of, batch)
+        changed, small = settings.apply(of, 8)
+        model, optimizers = changed.build()
+        changed.step(model, optimizers, of.batch(small))
+        return [parameter.detach() for parameter in model.parameters()]
+
+    plain = weights(Settings())
+    again = weights(Settings(2, ("0", "1")))
+    assert all(torch.allclose(one, other, atol=1e-6) for one, other in zip(plain, again, strict=True))
+
+
+def test_the_code_of_settings_runs() -> None:
+    settings = Settings(recomputed=("0", "2"))
+    model = jobs.blocks_model()
+    exec(settings.code(8), {"model": model})
+    model(torch.randn(2, 64)).sum().backward()
+    assert model[0].up.weight.grad is not None  # type: ignore[index,union-attr]
+
+
+def test_seconds_are_a_line_through_real_steps() -> None:
+    found = measured_step_time(lambda samples: StepCost(1, 2, 0.1 + 0.01 * samples), 64)
+    assert found is not None
+    assert found.samples == (8, 16)
+    assert found.of(64, 4) == pytest.approx(4 * 0.1 + 0.64)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="resource limits of Linux")
+@pytest.mark.parametrize(("size", "words"), [(1 << 40, "trained under the limit"), (1 << 20, "failed under the limit")])
+def test_a_proof_runs_under_the_limit_that_the_kernel_keeps(size: int, words: str, tmp_path: Path) -> None:
+    says = 'held = bytearray(64 << 20); print(\'{"before_bytes": 1, "peak_bytes": 2, "step_s": 0.5}\')'
+    said = prove([sys.executable, "-S", "-c", says], "default", Limit(size, "", account=DATA), tmp_path)
+    assert words in said
