@@ -93,7 +93,7 @@ def test_the_code_of_settings_runs() -> None:
     model = jobs.blocks_model()
     exec(settings.code(8), {"model": model})
     model(torch.randn(2, 64)).sum().backward()
-    assert model[0].up.weight.grad is not None  # type: ignore[index,union-attr]
+    assert model[0].up.weight.grad is not None  # type: ignore[index]
 
 
 def test_seconds_are_a_line_through_real_steps() -> None:
