@@ -151,3 +151,20 @@ def test_ranks_of_one_training_profile_the_same_steps() -> None:
     )
     assert fast == slow
     assert max(fast) > 1000
+
+
+def test_a_short_run_of_cheap_steps_has_as_many_as_an_interval_needs() -> None:
+    plan = Plan(parse_schedule("adaptive"))
+    plan.events_per_step = 700
+    recorded = Machine(step_ms=1, recording_ms=0.3, window_ms=4, noise=0.1).train(plan, 40)
+    assert len([step for step in recorded if step >= WARMUP_STEPS]) >= 6
+
+
+def test_shapes_are_looked_at_one_step_later_where_the_first_could_not_be_profiled() -> None:
+    plan = Plan(parse_schedule("adaptive"))
+    plan.events_per_step = 700
+    asked = {}
+    for step in range(WARMUP_STEPS):
+        asked[step] = plan.records(step, 0), plan.wants_shapes(step, 0)
+        plan.took(asked[step][0] and step != 1, MS)
+    assert asked == {0: (False, False), 1: (True, True), 2: (True, True)}

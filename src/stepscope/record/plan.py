@@ -5,7 +5,8 @@ also a short run its layers with their intervals. Small blocks follow at random 
 training (a logging step, an epoch) is met always or never: until every op's median is known to 2 % (95 % CI,
 order statistics) or the share of time that profiling may take is used up; then a block now and then notices drift.
 
-Cost and allowance are both wall time. What is paid once a process (the first start of the profiler) is apart.
+Cost and allowance are both wall time. What is paid once a process (the first start of the profiler) is apart, and
+what costs little once is done however short the run is: a step with its shapes, and as many steps as an interval needs.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ BUDGET = 0.02  # of the run's time, beside what is paid once
 _SHAPES = 1  # the step of the warm-up that is profiled with its shapes, where that is cheap
 _FIRST = WARMUP_STEPS - 1  # the first block begins with the last step of the warm-up: it runs on cold caches
 _FIRST_BLOCK = 9  # steps; fewer where they cost more than the allowance of a run of _PRESUMED_STEPS
+_FEWEST_FOR_A_CI = 6  # below six values no 95 % CI of a median exists
+_CHEAP_NS = 40_000_000  # so much once, for shapes and again for the first block, is spent however short the run is
 _PRESUMED_STEPS = 300
 _PRESUMED_AT_ONCE = 60  # of which only the first step was seen, which allocates and compiles
 _BLOCK = 2
@@ -66,6 +69,8 @@ class Plan:
     _wait: int = 0  # unprofiled steps still to come before the next block
     _left: int = 0  # profiled steps still to come in this one
     _steady: int = 0  # profiled steps after warm-up
+    _shapes_at: int = _SHAPES
+    _asked_shapes: bool = False  # in the step that is under way
     _asked: bool = False  # the step that is under way is to be recorded
     _missed: int = 0  # steps in a row that were to be recorded, and were not: evaluation came between
     _checked: int = 0  # of them, when the medians were last looked at
@@ -77,8 +82,9 @@ class Plan:
         """Are the ops of this step recorded? Asked once, in order, before each step."""
         if not self.choice.adaptive:
             return self.choice.records(step)
-        if step < _FIRST:
-            return step == _SHAPES and self.wants_shapes(step, elapsed_ns)
+        if step < _FIRST or step == self._shapes_at:
+            self._asked_shapes = self.wants_shapes(step, elapsed_ns)
+            return self._asked_shapes
         if step == _FIRST and self._affordable(elapsed_ns) <= 1 and not self.together:
             return False  # where one step is all that there is for, it is not one of the warm-up
         if self._left == 0 and self._wait == 0:
@@ -108,7 +114,10 @@ class Plan:
         """Shapes are recorded while warming up, where time does not count."""
         if not self.choice.adaptive:
             return step < WARMUP_STEPS
-        return step == _SHAPES and not self.together and self._affordable(elapsed_ns) >= _SHAPES_COST + _FIRST_BLOCK
+        if step != self._shapes_at or self.together:
+            return False
+        cheap = 0 < _SHAPES_COST * self._cost_of_step_ns() <= _CHEAP_NS
+        return cheap or self._affordable(elapsed_ns) >= _SHAPES_COST + _FIRST_BLOCK
 
     def affords_shapes_again(self, elapsed_ns: int) -> bool:
         """Return whether a later step, with other ops or other shapes, is worth another look."""
@@ -138,7 +147,9 @@ class Plan:
             self._left, self._steady, self._missed = self._left + 1, self._steady - 1, self._missed + 1
         elif recorded:
             self._missed = 0
-        self._asked = False
+        if self._asked_shapes and not recorded and self._shapes_at < _FIRST:
+            self._shapes_at += 1  # the first step of a script is known to have ended only with the second update
+        self._asked = self._asked_shapes = False
         times = self._recorded_ns if recorded else self._plain_ns
         if not recorded or self._steady:  # a profiled step of the warm-up is slow for reasons of its own
             times.append(ns)
@@ -173,7 +184,8 @@ class Plan:
         most = _FIRST_BLOCK if self._steady == 0 else _BLOCK
         affordable = most if self.together else self._affordable(elapsed_ns)
         if affordable >= most or self._steady == 0:
-            self._left = max(1, min(most, affordable))
+            cheap = self._steady == 0 and self._cost_of_block_ns(_FEWEST_FOR_A_CI) <= _CHEAP_NS
+            self._left = max(_FEWEST_FOR_A_CI if cheap else 1, min(most, affordable))
             return
         missing_ns = self._cost_ns() + self._cost_of_block_ns(most) - self._allowance_ns(elapsed_ns)
         needed = int(missing_ns / (BUDGET * max(self._step_ns(), 1.0)))
@@ -221,7 +233,7 @@ class Plan:
     def _known_share(self) -> float:
         """Share of the op time whose median is known, over the kind of step seen most often."""
         kept = max(self._profiles.values(), key=len, default=[])
-        if len(kept) < 6:  # below six values no 95 % CI of a median exists
+        if len(kept) < _FEWEST_FOR_A_CI:
             return 0.0
         times = np.sort(np.stack(kept), axis=0)
         n = len(times)
