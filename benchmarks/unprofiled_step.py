@@ -1,7 +1,7 @@
 """What does a step cost that is not profiled? `python -m benchmarks.unprofiled_step [--rounds 5] [--steps 600]`.
 
 A LeNet-like training on one thread runs bare and under `stepscope run -q`, in processes that take turns, in another
-order each round. glibc's heap is fixed by MALLOC_TOP_PAD_ and MALLOC_TRIM_THRESHOLD_: without them a bare step takes 3.3
+order each round. The heap of glibc is fixed (MALLOC_TOP_PAD_, MALLOC_TRIM_THRESHOLD_): else a bare step takes 3.3
 to 5.2 ms by the luck of where the top of the heap lies, and Stepscope's own objects, which pin it, make runs under it
 *faster* than bare. The median of the later half of the steps counts, in which hardly any is profiled. A busy machine
 gives nothing to go by: the ratios of single rounds, lowest and highest, say how far they agree.
