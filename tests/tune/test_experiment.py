@@ -243,3 +243,16 @@ def test_what_a_large_loss_hides_is_tried_again_beside_its_cure() -> None:
     best = Hiding({}).tuning(only=("threads=2", "channels_last", "fused")).best()
     assert best is not None
     assert best.changes == ("threads=2", "channels_last")
+
+
+def test_where_losses_cannot_be_compared_what_rounds_numbers_is_listed_and_not_recommended() -> None:
+    training = FakeTraining({"bf16": 0.7, "channels_last": 0.9})
+    training.facts["losses_known"] = False
+    tuned = training.tuning(only=("bf16", "channels_last"))
+    best = tuned.best()
+    assert best is not None
+    assert best.changes == ("channels_last",)
+    findings = judge(tuned, "t")
+    helps = next(table for table in findings.tables if table.name == "helps")
+    assert [row[1] for row in helps.rows] == ["bf16", "channels_last"]
+    assert any("bf16: not recommended" in note for note in findings.notes)

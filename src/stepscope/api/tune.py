@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stepscope.errors import UnknownName, UsageError
-from stepscope.experiments.tune.request import GOALS, TuneRequest
+from stepscope.experiments.tune.request import TuneRequest, refuse_energy
 
 if TYPE_CHECKING:
     from stepscope.analysis.results import Findings
@@ -153,8 +153,7 @@ def _tune_step(
         raise UnknownName("setting of a tuned loop", unknown[0], known)
     name = getattr(step, "__name__", "loop")
     request = TuneRequest.from_settings({"target": name, **settings}, "tune")
-    if request.for_ not in GOALS[:1] and request.for_ != "memory":
-        raise UsageError("energy is not measured within a loop", "stepscope tune SCRIPT --for energy")
+    refuse_energy(request.for_)
     bench = loop_bench(step, batches, targets, others, _FIXED)
     place = LoopPlace(bench)
     folder = tune_path(request, None if out is None else Path(out))

@@ -1,4 +1,4 @@
-"""Try changes on a training, and measure what makes it faster, cooler or smaller."""
+"""Try changes on a training, and measure what makes it faster or smaller."""
 
 from __future__ import annotations
 

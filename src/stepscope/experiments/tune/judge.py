@@ -185,7 +185,10 @@ def _notes(tuning: Tuning, best: Arm | None) -> list[str]:
     notes = []
     if tuning.interrupted:
         notes.append("Interrupted: the same command with the same --out goes on.")
-    drifted = [arm.name for arm in tuning.winners() if not arm.steady]
+    unknown = [arm.name for arm in tuning.winners() if arm.drift is None and not tuning.steady(arm)]
+    if unknown:
+        notes.append(f"{', '.join(unknown)}: not recommended, because the loss could not be compared; try it yourself.")
+    drifted = [arm.name for arm in tuning.winners() if arm.drift is not None and not tuning.steady(arm)]
     if drifted:
         notes.append(
             f"{', '.join(drifted)}: the loss drifts by more than {100 * MOST_DRIFT:.0f} %, so it is not recommended."
@@ -201,7 +204,7 @@ def _notes(tuning: Tuning, best: Arm | None) -> list[str]:
     if any(len({couple for _, couple in arm.pairs}) == 1 for arm in single):
         notes.append("A change measured in one couple of processes may owe its gain to where the heap happened to lie.")
     notes.append("Gains are of this training on this device, with this batch size and load.")
-    notes.append("Energy was not measured: no power sensor is read here.")
+    notes.append("Energy was not measured: blocks are shorter than the windows of power sensors.")
     return notes
 
 

@@ -13,7 +13,7 @@ GOALS = ("time", "energy", "memory")
 
 @dataclass(frozen=True)
 class TuneRequest(Request):
-    """Try changes on a training and measure each in pairs against it as it is: what makes it faster, cooler, smaller.
+    """Try changes on a training and measure each in pairs against it as it is: what makes it faster or smaller.
 
     `stepscope tune lenet` tries them on a workload, `stepscope tune train.py -- --epochs 1` within the loop of a
     script, whose end is not waited for. Blocks of real steps, as is and changed, take turns in random order; a change
@@ -24,7 +24,12 @@ class TuneRequest(Request):
     target: str = option(REQUIRED, "A workload (see `stepscope workloads`), or a Python script.", argument=True)
     arguments: tuple[str, ...] = option((), "After `--`: the script's own arguments.", argument=True, stated=True)
     minutes: float = option(3.0, "How long it may take, minutes.", above=0, example="3")
-    for_: str = option("time", "What to improve: time, energy or memory.", choices=GOALS, kind="goal")
+    for_: str = option(
+        "time",
+        "What to improve: time or memory (energy is refused: blocks are too short for power sensors).",
+        choices=GOALS,
+        kind="goal",
+    )
     only: tuple[str, ...] = option(
         (), "Try these changes alone, by name or group: channels_last,threads.", stated=True, example="channels_last"
     )  # fmt: skip
@@ -46,6 +51,7 @@ class TuneRequest(Request):
 
     def orders(self) -> dict[str, Any]:
         """Return what the process of a training is told; UsageError for what cannot be."""
+        refuse_energy(self.for_)
         if not self.of_a_script:
             if self.arguments:
                 raise UsageError(f"a workload takes no arguments of its own: {' '.join(self.arguments)}")
@@ -55,3 +61,12 @@ class TuneRequest(Request):
         if given:
             raise UsageError(f"{', '.join(given)}: of a workload only", "give a script its own arguments after --")
         return {"script": self.target, "arguments": list(self.arguments), "threads": self.threads}
+
+
+def refuse_energy(goal: str) -> None:
+    """Raise UsageError for a goal that is not measured: the blocks are shorter than what power sensors average over."""
+    if goal == "energy":
+        raise UsageError(
+            "--for energy: tune measures time and memory, its blocks are shorter than the windows of power sensors",
+            "take a configuration that is faster, and compare the energy of two runs: stepscope compare A B",
+        )

@@ -76,11 +76,6 @@ class Arm:
         """The changes that are made while the process runs."""
         return tuple(name for name in self.changes if name not in self.at_start)
 
-    @property
-    def steady(self) -> bool:
-        """Return whether the loss did not drift by more than MOST_DRIFT, as far as it is known."""
-        return abs(self.drift or 0.0) <= MOST_DRIFT
-
     def interval(self, confidence: float = 0.95) -> tuple[float, float, float]:
         """Return the ratio of its step time to that of the training as is: (ratio, low, high)."""
         couples = sorted({couple for _, couple in self.pairs})
@@ -181,7 +176,7 @@ class Tuning:
     def best(self) -> Arm | None:
         """Return the configuration to recommend: the last of the combinations, else the best single change."""
         combined = [arm for arm in self.arms.values() if len(arm.changes) > 1 and arm.name != FINAL and arm.over]
-        return combined[-1] if combined else next((arm for arm in self.winners() if arm.steady), None)
+        return combined[-1] if combined else next((arm for arm in self.winners() if self.steady(arm)), None)
 
     def winners(self) -> list[Arm]:
         """Return the single changes that surely help, by what they gain."""
@@ -191,6 +186,11 @@ class Tuning:
             return sorted(helps, key=_saving, reverse=True)
         helps = [arm for arm in single if arm.interval(_SURE)[2] < 1 and arm.interval()[0] < 1 - LEAST_GAIN]
         return sorted(helps, key=lambda arm: arm.interval()[0])
+
+    def steady(self, arm: Arm) -> bool:
+        """Return whether the loss did not drift by more than MOST_DRIFT, and is known where numbers are rounded."""
+        known = arm.drift is not None or not any(self.known[name].lossy for name in arm.changes)
+        return known and abs(arm.drift or 0.0) <= MOST_DRIFT
 
     # the beginning
 
@@ -402,7 +402,7 @@ class Tuning:
         groups: set[str] = set()
         for winner in [*self.winners(), *self._overshadowed()]:
             group = self.known[winner.name].group
-            if group in groups or not winner.steady or self.used > _COMBINED:
+            if group in groups or not self.steady(winner) or self.used > _COMBINED:
                 continue
             if current is None:
                 current, groups = winner, {group}

@@ -32,7 +32,8 @@ class Change:
     group: changes of one group exclude each other. code: what to paste, or the line to start with. risk: what may
     differ in the result, "" where nothing does. at_start: needs a process of its own, with this environment.
     loader: arguments of the data loader. goal: what it is for, time or memory. refused: why it does not apply here.
-    by_name: tried only where it is named, because it changes the model or takes long.
+    by_name: tried only where it is named, because it changes the model or takes long. lossy: numbers are rounded, so
+    that it is recommended only where losses were compared.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Change:
     goal: str = "time"
     refused: str = ""
     by_name: bool = False
+    lossy: bool = False
 
 
 def offered(facts: Facts) -> dict[str, Change]:

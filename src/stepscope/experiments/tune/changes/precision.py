@@ -21,13 +21,15 @@ def changes(facts: Facts) -> Iterator[Change]:
     unknown = "" if facts["calls"] else "no module of the training is called"
     code = f'with torch.autocast("{device}", dtype=torch.bfloat16):\n    loss = criterion(model(x), y)'
     yield Change(
-        "bf16", "autocast to bfloat16", "precision", code, _BF16, _autocast(device), refused=taken or unknown
+        "bf16", "autocast to bfloat16", "precision", code, _BF16, _autocast(device),
+        refused=taken or unknown, lossy=True,
     )  # fmt: skip
     lower = "medium" if device == "cpu" else "high"
     least = "" if facts["matmul_precision"] == "highest" else f"the precision is {facts['matmul_precision']} already"
     yield Change(
         f"matmul={lower}", "float32 products in fewer bits", "matmul", f'torch.set_float32_matmul_precision("{lower}")',
         "products are rounded: compare the loss of a whole training before you keep it", _matmul(lower), refused=least,
+        lossy=True,
     )  # fmt: skip
     reason = "of the CPU alone" if device != "cpu" else "they are flushed already" if facts["flushes_denormals"] else ""
     yield Change(
