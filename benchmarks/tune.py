@@ -1,9 +1,9 @@
-"""`python -m benchmarks.tune --exhaustive lenet mobilenet-v1-c32`: what each single change truly gains, and what tune says.
+"""What each single change truly gains, and what tune says: `python -m benchmarks.tune --exhaustive lenet`.
 
-Truth: every change that applies, in fresh couples of processes, as is and changed, which make 300 steps each in turns of
-ten. Then `stepscope tune` is asked with its own time. Printed for each workload: the truth by change, whether tune ranks the
-truly best first (a tie within the CI counts), by how many points its gain is off, and whether it recommends anything slower.
-Results are kept as JSON, so that the truth of a night need not be measured again: `--truth FILE`.
+Truth: every change that applies, in fresh couples of processes, as is and changed, which make 300 steps each in turns
+of ten. Then `stepscope tune` is asked with its own time. Printed for each workload: the truth by change, whether tune
+ranks the truly best first (a tie within the CI counts), by how many points its gain is off, and whether it recommends
+anything slower. The truth is kept as JSON, so that it need not be measured again: `--truth FILE`.
 """
 
 from __future__ import annotations
