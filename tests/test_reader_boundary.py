@@ -26,7 +26,9 @@ from stepscope.secrets import redacted
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    return fabricate_run(tmp_path / "runs", steps=12, power_w=5.0)
+    folder = fabricate_run(tmp_path / "runs", steps=12, power_w=5.0)
+    checksums.note(folder, *(path.relative_to(folder).as_posix() for path in folder.rglob("*.parquet")))
+    return folder
 
 
 @pytest.fixture(autouse=True)

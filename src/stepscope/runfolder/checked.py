@@ -97,7 +97,6 @@ RUN: dict[Any, Shape] = {
         "event": _NUMBERS,
     },
     "result": {"accuracy": float, "steps": _COUNT, "counters": _NUMBERS},
-    "power_model": {},
     "imported": {},
 }
 DEVICE: dict[Any, Shape] = {

@@ -295,8 +295,8 @@ class RunReader:
         """All parts of a folder: Parquet where one was packed, held as it lies on disk, else as it was written."""
         stems = {name.rpartition(".")[0] for name in self.files if name.startswith(f"{folder}/")}
         in_order = sorted(stems, key=lambda stem: (len(stem), stem))
-        parse = partial(_parse_part, table=folder)
-        scan = partial(_scan_parquet, table=folder)
+        table = "ops" if schema is OPS else "memory"
+        parse, scan = partial(_parse_part, table=table), partial(_scan_parquet, table=table)
         frames = [self._either(f"{stem}.parquet", scan, f"{stem}.part", parse) for stem in in_order]
         known = [frame for frame in frames if frame is not None]
         return pl.concat(known, how="vertical") if known else pl.LazyFrame(schema=schema)
@@ -363,8 +363,7 @@ def _checked_part(frame: pl.DataFrame, table: str, lazy: pl.LazyFrame) -> pl.Laz
     true = pl.all_horizontal(pl.col(times).is_between(_FIRST_NS, _LAST_NS), pl.col("step", *stated).is_not_null())
     if table == "ops":
         row = pl.int_range(pl.len(), dtype=pl.Int64).over("step")
-        length = pl.col("t1_ns") - pl.col("t0_ns")
-        true &= (length >= 0) & pl.col("self_ns").is_between(0, length)
+        true &= (pl.col("t0_ns") <= pl.col("t1_ns")) & (pl.col("self_ns") >= 0)
         true &= pl.col("parent").is_null() | (pl.col("parent") >= 0) & (pl.col("parent") < row)
     if not frame.select(true.fill_null(False).all()).item():
         raise ValueError("it holds a row that cannot be")
