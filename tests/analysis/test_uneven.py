@@ -60,11 +60,11 @@ def test_without_a_stalled_step_no_row_is_marked(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(importlib.util.find_spec("altair") is None, reason="needs the extra 'report'")
 def test_the_page_marks_it_too(stalled: Run) -> None:
-    from stepscope.report.page.parts import Table
+    from stepscope.report.page.parts import Table, flat
     from stepscope.report.sections import modules, operations, overview
 
     for section in (operations, modules, overview):
-        (table,) = (part for part in section.build(stalled).parts if isinstance(part, Table))
+        (table,) = (part for part in flat(section.build(stalled).parts) if isinstance(part, Table))
         cells = [cell for row in table.rows for cell in row if cell.text.startswith("* ")]
         assert cells
         assert "mean" in cells[0].hint

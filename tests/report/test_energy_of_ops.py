@@ -19,6 +19,7 @@ from stepscope.analysis.run import Run
 from stepscope.analysis.summary import energy_facts, main_rail, module_rows, resolution_sentences, write_summary
 from stepscope.cli.report import report
 from stepscope.errors import UnknownName
+from stepscope.report import html
 from stepscope.report.sections import energy as section
 from stepscope.report.text import operator_energy, operator_utilisation
 
@@ -81,15 +82,17 @@ def test_simulated_sensors_are_stamped(path: Path) -> None:
 
 def test_the_page_has_a_picture_and_tables_of_kinds_and_modules(path: Path) -> None:
     built = section.build(Run(path))
-    assert [part.kind for part in built.parts] == ["figure", "table", "table", "items"]
-    kinds, modules = built.parts[1], built.parts[2]
+    assert [part.kind for part in built.parts] == ["figure", "table", "items"]
+    kinds = built.parts[1]
     assert "aten::convolution_backward" in [row[0].text for row in kinds.rows]  # type: ignore[union-attr]
-    assert len(modules.columns) == len(modules.rows[0])  # type: ignore[union-attr]
+    assert len(kinds.columns) == len(kinds.rows[0])  # type: ignore[union-attr]
     assert "<svg" in built.parts[0].wide  # type: ignore[union-attr]
 
 
 def test_the_page_of_a_run_without_a_sensor_says_that_energy_is_unknown(tmp_path: Path) -> None:
-    assert "unknown, not 0" in section.build(Run(fabricate_run(tmp_path, steps=20))).lede
+    bare = Run(fabricate_run(tmp_path, steps=20))
+    assert section.build(bare).parts == ()
+    assert "energy (no power was measured; it is unknown, not 0)" in html.render(bare)
 
 
 def test_modules_add_up_to_the_rail_with_their_phases_side_by_side(path: Path) -> None:
@@ -144,7 +147,7 @@ def test_the_device_rail_stands_for_the_run_and_the_largest_where_there_is_none(
 def test_report_takes_the_method_and_refuses_an_unknown_one(path: Path) -> None:
     app = Typer()
     app.command()(report)
-    shown = CliRunner().invoke(app, [str(path), "--attribution", "nearest"])
+    shown = CliRunner().invoke(app, [str(path), "-v", "--attribution", "nearest"])
     assert "by the sample nearest in time (the 2019 paper's way)" in shown.output
     refused = CliRunner().invoke(app, [str(path), "--attribution", "nearst"])
     assert isinstance(refused.exception, UnknownName)

@@ -17,7 +17,7 @@ from stepscope.cli.figure import figure as figure_command
 from stepscope.errors import OutputNotWritable, StepscopeError, UnknownName, UsageError
 from stepscope.report import figures, sections
 from stepscope.report.charts import steps
-from stepscope.report.page.parts import Anatomy, Figure, Icicle, Layer
+from stepscope.report.page.parts import Anatomy, Figure, Icicle, Layer, flat
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("altair") is None, reason="needs the extra 'report'")
 NAMES = [entry.name for entry in figures.entries()]
@@ -30,7 +30,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 def _drawn(run: Run) -> list[str]:
-    parts = [part for module in sections.discovered().modules for part in module.build(run).parts]
+    parts = [part for module in sections.discovered().modules for part in flat(module.build(run).parts)]
     return [part.name for part in parts if isinstance(part, Figure | Icicle | Anatomy)]
 
 
@@ -64,10 +64,10 @@ def test_a_figure_is_written_as_a_vector_and_as_its_specification(name: str, run
 
 def test_a_figure_is_drawn_from_the_definition_of_the_page(run: Run, tmp_path: Path) -> None:
     """Same labels and same number of marks in the page's drawing and in the picture."""
-    (part,) = [part for part in _section("memory").build(run).parts if isinstance(part, Figure)]
+    (part,) = [part for part in flat(_section("memory").build(run).parts) if isinstance(part, Figure)]
     svg = figures.write("memory", run, tmp_path, "svg").read_text()
     for pattern in (r">([^<>]+)</text>", r'<path aria-label="([^"]*)"'):
-        assert set(re.findall(pattern, svg)) >= set(re.findall(pattern, part.narrow)) - set(_numbers(part.narrow))
+        assert set(re.findall(pattern, svg)) >= set(re.findall(pattern, part.wide)) - set(_numbers(part.wide))
 
 
 def _numbers(svg: str) -> list[str]:
@@ -94,9 +94,9 @@ def test_a_picture_has_the_width_that_was_asked_for(width_mm: float, run: Run, t
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("power", "No power was measured"),
-        ("memory", "Memory was not sampled"),
-        ("modules", "No operator was recorded"),
+        ("power", "no power was measured"),
+        ("memory", "it was not sampled"),
+        ("modules", "no operator was recorded"),
     ],
 )
 def test_a_figure_that_the_run_has_no_data_for_is_refused_with_the_reason(name: str, said: str, tmp_path: Path) -> None:

@@ -79,6 +79,7 @@ def test_a_script_that_is_not_ours_does_not_run(chromium: Browser, page: Path, t
 
 
 def test_a_table_sorts_both_ways_by_mouse_and_by_keyboard(opened: Browser) -> None:
+    opened.run("document.querySelector('#operations details').open = true")
     opened.run("document.querySelector('[data-name=operations] th button').click()")
     assert _first(opened, "operations") == "(framework overhead)"
     opened.run("document.querySelector('[data-name=operations] th button').focus()")

@@ -14,6 +14,7 @@ import pytest
 from tests.analysis.powered import powered, rail, times
 from tests.fabricate import STEP, Core, fabricate_run
 
+from stepscope.analysis.answer import setting
 from stepscope.analysis.device.ceilings import roofline, roofs
 from stepscope.analysis.run import Run
 from stepscope.analysis.summary import module_quantities, resolution_sentences, summary
@@ -75,6 +76,7 @@ def _known(run: Run) -> list[object]:
     found, points = drift(run), roofline(run)
     frames = [summary(run), run.meta, run.device, run.channels, steps, run.modules(), run.op_kinds(), run.phases()]
     frames += [run.metrics(), run.overhead(), run.energy_totals(), run.rail_energy(), module_quantities(run), run.id]
+    frames += [run.layers(), setting(run)]
     frames += [
         run.attained("module"),
         run.attained("operator"),

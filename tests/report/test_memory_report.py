@@ -15,7 +15,7 @@ from tests.fabricate import fabricate_run
 from stepscope.analysis.memory.events import live_by_module, over_step
 from stepscope.analysis.run import Run
 from stepscope.analysis.summary import ALLOCATOR, PEAK, process_parts, summary
-from stepscope.report.page.parts import Figure, Table
+from stepscope.report.page.parts import Figure, Table, flat
 from stepscope.report.text import render
 from stepscope.runfolder import MEMORY, RunWriter, part_of
 
@@ -126,12 +126,12 @@ def test_the_page_draws_the_step_and_the_peak_by_module_and_lists_the_tensors(ru
     from stepscope.report.sections import memory_step
 
     section = memory_step.build(run)
-    kinds = [part.kind for part in section.parts]
-    assert kinds == ["key_figures", "figure", "figure", "table", "table", "table", "facts", "note"]
-    step, treemap = (part for part in section.parts if isinstance(part, Figure))
+    kinds = [part.kind for part in flat(section.parts)]
+    assert kinds == ["figure", "more", "key_figures", "figure", "table", "table", "facts", "note"]
+    step, treemap = (part for part in flat(section.parts) if isinstance(part, Figure))
     assert "saved" in step.wide
     assert "features.0" in treemap.wide
-    tensors = next(part for part in section.parts if isinstance(part, Table))
+    tensors = next(part for part in flat(section.parts) if isinstance(part, Table))
     assert [row[0].text for row in tensors.rows][:2] == ["features.0", "fc"]
     assert "121 MB" in section.lede
 

@@ -13,6 +13,7 @@ import polars as pl
 
 from stepscope.analysis.channels import series_of
 from stepscope.analysis.device.occupancy import occupancy
+from stepscope.analysis.memory.events import peak_by_module
 from stepscope.analysis.processes import ALL, OWN
 from stepscope.analysis.summary import main_rail, module_rows
 from stepscope.analysis.time.operators import FRAMEWORK_OVERHEAD
@@ -139,7 +140,7 @@ LAYER_SCHEMA = {
         (
             *("forward_ns", "backward_ns", "optimizer_ns", "total_ns", "low_ns", "high_ns", "share", "device_ns"),
             *("joules", "joules_low", "joules_high", "joules_forward", "joules_backward", "joules_optimizer"),
-            *("live_bytes", "flops", "flops_per_s", "attained"),
+            *("live_bytes", "most_bytes", "flops", "flops_per_s", "attained"),
         ),
         pl.Float64,
     ),
@@ -151,8 +152,8 @@ def layers(run: Run) -> pl.DataFrame:
     """Return every layer with all that is known of it, longest first; times and energies are of one step.
 
     Self quantities: what modules inside it do is theirs. `share` is of the step time, `joules` of the rail of the whole
-    device, `live_bytes` at the peak of live tensors, `flops_per_s` over its self time, `attained` the share of what
-    this device could do. Null is not measured; a layer that no call was seen of has no time.
+    device, `live_bytes` at the peak of live tensors, `most_bytes` at any time, `flops_per_s` over its self time,
+    `attained` the share of what this device could do. Null is not measured; a layer without a call has no time.
     """
     frame = run.modules().filter(pl.col("module").is_not_null() & (pl.col("module") != FRAMEWORK_OVERHEAD))
     if frame.is_empty():
@@ -179,12 +180,13 @@ def _energy_of_layers(run: Run) -> pl.DataFrame:
 
 
 def _memory_of_layers(run: Run) -> pl.DataFrame:
-    """Bytes alive at the peak; 0 of a layer that holds none, null where no allocation was recorded."""
-    peak = run.peak()
-    if peak is None:
-        return pl.DataFrame(schema={"layer": pl.String, "live_bytes": pl.Float64})
-    held = peak.tensors.filter(pl.col("module").is_not_null()).group_by(layer="module")
-    return held.agg(live_bytes=pl.col("bytes").sum().cast(pl.Float64))
+    """Bytes alive at the peak and at most; null where no allocation was recorded."""
+    if run.peak() is None:
+        return pl.DataFrame(schema={"layer": pl.String, "live_bytes": pl.Float64, "most_bytes": pl.Float64})
+    held = peak_by_module(run.allocations).filter(pl.col("module").is_not_null())
+    return held.select(
+        layer="module", live_bytes=pl.col("at_peak").cast(pl.Float64), most_bytes=pl.col("bytes").cast(pl.Float64)
+    )
 
 
 def _attained_by_layers(run: Run) -> pl.DataFrame:

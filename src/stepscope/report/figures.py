@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from stepscope.errors import OutputNotWritable, StepscopeError, UnknownName, UsageError
 from stepscope.report import sections
-from stepscope.report.page.parts import Anatomy, Figure, Icicle, Part
+from stepscope.report.page.parts import Anatomy, Figure, Icicle, Part, flat
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -95,7 +95,7 @@ def _section(name: str) -> ModuleType:
 def _chart(name: str, run: Run) -> tuple[Callable[[int], Any], str]:
     """The chart as the page draws it, and its caption."""
     section = _section(name).build(run)
-    for part in section.parts:
+    for part in flat(section.parts):
         for found, chart, caption in _charts(part):
             if found == name:
                 return chart, caption

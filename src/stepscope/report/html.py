@@ -16,8 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
+from stepscope.analysis.answer import setting
 from stepscope.analysis.time.operators import FRAMEWORK_OVERHEAD
 from stepscope.errors import MissingDependency, OutputNotWritable
+from stepscope.quantities import simulated_badge
+from stepscope.report.page.reading import without_long_words
 from stepscope.units import duration, percent
 
 if TYPE_CHECKING:
@@ -30,7 +33,7 @@ _PAGE_NEEDS = {"altair": "altair", "jinja2": "jinja2", "vl_convert": "vl-convert
 _STEERING = re.compile(  # the JSON escapes of what `reading.visible` spells out
     r"(?<!\\)((?:\\\\)*)\\u(00[01][0-9a-f]|007f|00[89][0-9a-f]|061c|200[ef]|202[a-e]|206[6-9])"
 )
-_SCRIPTS = ("page.js", "icicle.js", "anatomy.js")
+_SCRIPTS = ("page.js", "layers.js", "icicle.js", "anatomy.js")
 
 
 @dataclass(frozen=True)
@@ -64,13 +67,22 @@ def render(run: Run) -> str:
     from stepscope.report import sections
 
     found = sections.discovered()
-    return page_of(_title(run), about_of(run), alert_of(run), _sections(run, found.modules), found.warnings)
+    badge = simulated_badge(run.simulated)
+    return page_of(_title(run), about_of(run), alert_of(run), _sections(run, found.modules), found.warnings, badge)
 
 
 def page_of(
-    title: str, about: Sequence[str], alert: str | None, entries: Sequence[Entry], warnings: Sequence[str] = ()
+    title: str,
+    about: Sequence[str],
+    alert: str | None,
+    entries: Sequence[Entry],
+    warnings: Sequence[str] = (),
+    badge: str = "",
 ) -> str:
-    """A page as HTML text, whatever it is about: a run, a comparison, a sweep, a study."""
+    """A page as HTML text, whatever it is about: a run, a comparison, a sweep, a study.
+
+    Sections without parts become phrases of its last line; a badge says that sensors were simulated, and frames it.
+    """
     _check_needed()
     import jinja2
 
@@ -93,7 +105,9 @@ def page_of(
         title=title,
         about=about,
         alert=alert,
-        sections=entries,
+        sections=[entry for entry in entries if entry.section.parts],
+        absent=[_absent(entry) for entry in entries if not entry.section.parts and entry.section.lede],
+        badge=badge,
         warnings=warnings,
         css=(page / "page.css").read_text(encoding="utf-8"),
         light=_variables(LIGHT),
@@ -103,6 +117,12 @@ def page_of(
         version=__version__,
         not_measured=units.NOT_MEASURED,
     )
+
+
+def _absent(entry: Entry) -> str:
+    """What is missing, and why: "energy (no power was measured)"."""
+    said = entry.section.lede.rstrip(".")
+    return f"{entry.title.lower()} ({said[:1].lower()}{said[1:]})"
 
 
 def _check_needed() -> None:
@@ -128,11 +148,7 @@ def _title(run: Run) -> str:
 
 def about_of(run: Run) -> list[str]:
     """The line below the title: what was trained, on what, and which run it is."""
-    workload, board = _workload(run), run.device.get("board") or run.device.get("cpu")
-    name = board.get("name") if isinstance(board, dict) else board
-    batch = workload.get("batch_size")
-    facts = [f"batch {batch}" if batch is not None else None, workload.get("optimizer"), workload.get("precision")]
-    return [str(fact) for fact in (*facts, workload.get("device"), name, run.id) if fact]
+    return [*setting(run)[1:], run.id]
 
 
 def _workload(run: Run) -> dict[str, object]:
@@ -181,19 +197,16 @@ def run_html(run: Run) -> str | None:
     """Verdict, key figures, dearest modules and operators; None where the extra `report` is not installed."""
     if not _can_draw():
         return None
-    from stepscope.report.page.parts import KeyFigures
     from stepscope.report.sections import overview
 
-    section = overview.build(run)
-    figures = [item for part in section.parts if isinstance(part, KeyFigures) for item in part.items]
     workload = run.meta.get("workload")
     name = workload.get("name") if isinstance(workload, dict) else workload
     return _notebook_page(
         title=str(name or run.id),
         about=about_of(run),
         alert=alert_of(run),
-        said=[section.lede],
-        figures=figures,
+        said=[without_long_words(run.verdict().sentence)],
+        figures=[*overview.headlines(run)],
         tables=[_modules(run), _operators(run)],
         missing=len(run.not_measured()),
     )

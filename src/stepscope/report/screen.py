@@ -196,12 +196,14 @@ def _layers(run: Run, most: int) -> list[RenderableType]:
     if known.is_empty():
         return []
     rows = known.head(most)
-    simulated = run.simulated is not None
+    peak = run.peak()
+    named = {"J/step": "sim. J/step"} if run.simulated is not None else {}
+    named |= {"live at peak": "computed peak"} if peak is not None and peak.computed else {}
     have = [name for name in _COLUMNS if rows[_COLUMNS[name][0]].is_not_null().any()]
     # On a narrow terminal columns go, the least telling first.
     keep = [tuple(name for name in have if name not in _FIRST_TO_GO[:gone]) for gone in range(len(_FIRST_TO_GO) + 1)]
     title = f"layers ({len(known)})"
-    tables = tuple(_layer_table(rows, title, columns, simulated) for columns in dict.fromkeys(keep))
+    tables = tuple(_layer_table(rows, title, columns, named) for columns in dict.fromkeys(keep))
     names = rows["layer"].to_list()
     return [Fitting(tables, max(distinct_width(names), min(_NAME, max(map(len, names)))))]
 
@@ -221,8 +223,7 @@ _COLUMNS: dict[str, tuple[str, Callable[[Any], str]]] = {  # heading: column, ho
 _FIRST_TO_GO = ("attained", "live at peak", "type", "FLOP/s", "line")
 
 
-def _layer_table(rows: pl.DataFrame, title: str, columns: Iterable[str], simulated: bool) -> Table:
-    named = {"J/step": "sim. J/step"} if simulated else {}
+def _layer_table(rows: pl.DataFrame, title: str, columns: Iterable[str], named: dict[str, str]) -> Table:
     table = new_table(title, *(named.get(name, name) for name in columns if name != "line"))
     if "line" in columns:
         table.add_column("line", no_wrap=True)

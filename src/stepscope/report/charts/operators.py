@@ -40,7 +40,7 @@ def build_roofline(points: pl.DataFrame, roofs: pl.DataFrame, width: int) -> Any
     )
     layers = [_roofs(roofs, left, right, x, y)] if not roofs.is_empty() else []
     size = alt.Size("share:Q", scale=alt.Scale(type="sqrt", domain=[0, 1], range=[20, 1400]), legend=None)
-    marks = alt.Chart(points).mark_circle(color=LIGHT["forward"], opacity=0.75, clip=False)
+    marks = alt.Chart(points).mark_circle(color=LIGHT["load"], opacity=0.75, clip=False)
     groups = alt.Color("group:N", scale=alt.Scale(range=_GROUPS), legend=alt.Legend(columns=4))
     coloured = {"color": groups} if "group" in points.columns else {}
     layers.append(marks.encode(x=x, y=y, size=size, description="hover:N", **coloured))

@@ -34,7 +34,7 @@ def _rail_row(shown: pl.DataFrame, rail: str, time: alt.Scale, last: bool, width
     read = shown.filter(pl.col("watts").is_not_null())
     top = float(read["watts"].to_numpy().max()) if len(read) else 1.0
     y = alt.Y("watts:Q", scale=alt.Scale(domain=[0, (top or 1.0) * 1.05], nice=False), axis=axis("W", tickCount=3))
-    colour = LIGHT["data"] if bool(shown["estimated"].any()) else LIGHT["forward"]
+    colour = LIGHT["estimated"] if bool(shown["estimated"].any()) else LIGHT["power"]
     bars = alt.Chart(read).mark_rect(color=colour, stroke=colour, strokeWidth=0.6, clip=True)
     bars = bars.encode(x=x, x2="t1_s:Q", y=y, y2=alt.datum(0), description="hover:N")
     gaps = alt.Chart(shown.filter(pl.col("watts").is_null())).mark_rect(color=LIGHT["gap"], clip=True)
@@ -45,7 +45,7 @@ def _rail_row(shown: pl.DataFrame, rail: str, time: alt.Scale, last: bool, width
     return alt.layer(gaps, bars).properties(width=width, height=height, title=title)
 
 
-_PARTS = {"above idle": LIGHT["forward"], "idle": LIGHT["other"], "idle unknown": LIGHT["data"]}
+_PARTS = {"above idle": LIGHT["power"], "idle": LIGHT["other"], "idle unknown": LIGHT["estimated"]}
 _BAR_ROW = 26  # px
 
 
@@ -90,7 +90,7 @@ def _core_row(shown: pl.DataFrame, boundaries: pl.DataFrame, label: str, time: a
     settings = {"titleAngle": 0, "titleAlign": "right", "titleX": -50, "titleY": 14, "values": [0, 50, 100]}
     y = alt.Y("percent:Q", scale=alt.Scale(domain=[0, 100]), axis=axis(label, labelExpr=_LABELS, **settings))
     read = alt.Chart(shown.filter(pl.col("percent").is_not_null()))
-    bars = read.mark_rect(color=LIGHT["forward"], stroke=LIGHT["forward"], strokeWidth=0.6, clip=True).encode(
+    bars = read.mark_rect(color=LIGHT["load"], stroke=LIGHT["load"], strokeWidth=0.6, clip=True).encode(
         x=x, x2="t1_ms:Q", y=y, y2=alt.datum(0), description="hover:N"
     )
     gap = alt.Chart(shown.filter(pl.col("percent").is_null()))

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 STEP_KINDS = ("warm-up", "profiled", "time only")
-_STEP_COLOURS = [LIGHT["other"], LIGHT["backward"], LIGHT["forward"]]
+_STEP_COLOURS = [LIGHT["residual"], LIGHT["accent"], LIGHT["muted"]]
 _STEP_TIMES_HEIGHT = 240
 
 
@@ -73,8 +73,8 @@ def build_step_band(bands: pl.DataFrame, top_ms: float, low_ms: float, width: in
     y = alt.Y("low_ms:Q", scale=alt.Scale(domain=[low_ms, top_ms], nice=False), axis=axis("step time, ms"))
     x = alt.X("step:Q", axis=axis("step", grid=False, tickCount=6, format="d"), scale=alt.Scale(nice=False, zero=False))
     chart = alt.Chart(bands)
-    band = chart.mark_area(color=LIGHT["forward"], opacity=0.22, clip=True).encode(x=x, y=y, y2="high_ms:Q")
-    line = chart.mark_line(color=LIGHT["forward"], strokeWidth=1.6, clip=True).encode(x=x, y="middle_ms:Q")
+    band = chart.mark_area(color=LIGHT["muted"], opacity=0.22, clip=True).encode(x=x, y=y, y2="high_ms:Q")
+    line = chart.mark_line(color=LIGHT["muted"], strokeWidth=1.6, clip=True).encode(x=x, y="middle_ms:Q")
     return alt.layer(band, line).properties(width=plot_width(width), height=240)
 
 
@@ -157,7 +157,7 @@ def _track(frame: pl.DataFrame, name: str, time: alt.Scale, width: int) -> Any:
     ticks = axis("" if unit == "1" else unit, values=[0, top], format=".0%" if unit == "1" else ".3~g", grid=False)
     y = alt.Y("value:Q", scale=alt.Scale(domain=[0, top], nice=False), axis=ticks)
     x = alt.X("t0:Q", scale=time, axis=None)
-    sure, unsure = LIGHT["data" if kind == "estimated" else "forward"], LIGHT["other"]
+    sure, unsure = LIGHT["estimated" if kind == "estimated" else "power"], LIGHT["other"]
     colour = alt.condition(alt.datum.known, alt.value(sure), alt.value(unsure))
     bars = alt.Chart(read).mark_rect(clip=True).encode(x=x, x2="t1:Q", y=y, y2=alt.datum(0), color=colour)
     gaps = alt.Chart(shown.filter(pl.col("value").is_null())).mark_rect(color=LIGHT["gap"], clip=True)

@@ -134,9 +134,30 @@ function followSections() {
       links.get(entry.target.id).classList.add("here");
     }
   }, { rootMargin: "-15% 0px -75% 0px" });
-  for (const section of document.querySelectorAll("section")) watch.observe(section);
+  for (const section of document.querySelectorAll("section")) if (links.has(section.id)) watch.observe(section);
 }
 
+/* Views of the same: one at a time, and all of them without this file. */
+function switchViews(box) {
+  const views = [...box.querySelectorAll(":scope > [data-view]")];
+  const buttons = views.map((view, at) => make("button", { type: "button", onclick: () => show(at) }, view.dataset.view));
+  const show = (chosen) => views.forEach((view, at) => {
+    view.hidden = at !== chosen;
+    buttons[at].setAttribute("aria-pressed", String(at === chosen));
+  });
+  if (views.length > 1) box.prepend(make("div", { class: "choice", role: "group", "aria-label": "View" }, ...buttons));
+  show(0);
+}
+/* What is closed opens for a link that leads there, and for paper. */
+const openFor = (hash) => { const inside = hash && document.querySelector(CSS.escape ? "#" + CSS.escape(hash.slice(1)) + " > details" : hash); if (inside) inside.open = true; };
+addEventListener("hashchange", () => openFor(location.hash));
+for (const link of document.querySelectorAll("nav a")) link.addEventListener("click", () => openFor(link.hash));
+openFor(location.hash);
+let wereClosed = [];
+addEventListener("beforeprint", () => { wereClosed = [...document.querySelectorAll("details:not([open])")]; for (const one of wereClosed) one.open = true; });
+addEventListener("afterprint", () => { for (const one of wereClosed) one.open = false; });
+
 document.querySelectorAll("[data-table]").forEach(enliven);
+document.querySelectorAll("[data-views]").forEach(switchViews);
 themeButton();
 followSections();

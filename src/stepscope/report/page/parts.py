@@ -5,20 +5,20 @@ A part names its macro in parts.html.j2 by `kind`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any, ClassVar, Union
 
 from stepscope.analysis.time.tables import mean_differs_from_median
-from stepscope.report.charts.style import NARROW, WIDE
+from stepscope.report.charts.style import WIDE
 from stepscope.report.page.reading import milliseconds
 from stepscope.units import percent
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A chart: a function that builds it for a width in px, as SVG for wide and narrow screens when it is drawn.
+    """A chart: a function that builds it for a width in px, as SVG when it is drawn.
 
     `name` is what `stepscope figure` calls it; the section lists it in FIGURES.
     """
@@ -30,18 +30,10 @@ class Figure:
 
     @cached_property
     def wide(self) -> str:
-        """SVG text for wide screens and paper."""
-        return self._drawn(WIDE)
-
-    @cached_property
-    def narrow(self) -> str:
-        """SVG text for phones."""
-        return self._drawn(NARROW)
-
-    def _drawn(self, width: int) -> str:
+        """SVG text; a phone scrolls it sideways."""
         from stepscope.report.charts.style import draw_svg
 
-        return draw_svg(self.chart(width))
+        return draw_svg(self.chart(WIDE))
 
 
 @dataclass(frozen=True)
@@ -121,6 +113,53 @@ class Fold:
 
 
 @dataclass(frozen=True)
+class More:
+    """Parts that are closed until somebody opens them."""
+
+    heading: str
+    parts: tuple[Part, ...]
+    kind: ClassVar[str] = "more"
+
+
+@dataclass(frozen=True)
+class Views:
+    """The same in several ways, of which one is shown: a heading and a part each."""
+
+    parts: tuple[tuple[str, Part], ...]
+    kind: ClassVar[str] = "views"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What limits a run, how sure that is, the evidence, what to know before a number is used, and what to do next."""
+
+    title: str
+    confidence: str
+    evidence: tuple[str, ...]
+    cautions: tuple[str, ...]
+    next: tuple[str, ...]
+    kind: ClassVar[str] = "answer"
+
+
+@dataclass(frozen=True)
+class Shares:
+    """One bar of parts that add up: name, phase (its colour) and share of each."""
+
+    heading: str
+    rows: tuple[tuple[str, str, float], ...]
+    kind: ClassVar[str] = "shares"
+
+
+@dataclass(frozen=True)
+class Bars:
+    """A list of layers with one bar each: `data` is what page/layers.js draws, a row a layer and a value a metric."""
+
+    data: dict[str, Any]
+    caption: str
+    kind: ClassVar[str] = "bars"
+
+
+@dataclass(frozen=True)
 class Note:
     """A sentence in place of, or below, something drawn."""
 
@@ -178,15 +217,32 @@ class Anatomy:
     kind: ClassVar[str] = "anatomy"
 
 
-Part = Union[Figure, KeyFigures, Table, Facts, Items, Fold, Note, Command, Icicle, Anatomy]  # noqa: UP007 - Python 3.10
+Part = Union[  # noqa: UP007 - Python 3.10
+    Figure, KeyFigures, Table, Facts, Items, Fold, More, Views, Answer, Shares, Bars, Note, Command, Icicle, Anatomy
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Section:
-    """One section of the page: a sentence that says what it shows, and its parts from top to bottom."""
+    """One section of the page: a sentence that says what it shows, and its parts from top to bottom.
+
+    Without parts it is no section of the page: its lede, where it has one, is a phrase of the last line, which says
+    what is missing. A closed one is opened by its heading.
+    """
 
     lede: str
     parts: tuple[Part, ...] = ()
+    closed: bool = False
+
+
+def flat(parts: Iterable[Part]) -> Iterator[Part]:
+    """Every part, those inside others after them."""
+    for part in parts:
+        yield part
+        if isinstance(part, More):
+            yield from flat(part.parts)
+        elif isinstance(part, Views):
+            yield from flat(inner for _, inner in part.parts)
 
 
 def figure(chart: Callable[[int], Any], caption: str, name: str = "") -> Figure:

@@ -17,21 +17,22 @@ from stepscope.units import category_label, duration, plural
 if TYPE_CHECKING:
     from stepscope.analysis.run import Run
 
-TITLE = "Step anatomy"
-ORDER = 15
+TITLE = "Timeline"
+ORDER = 14
 FIGURES = ("anatomy",)
 
 _MOST_OPS = 20_000
 _MOST_TRACKS = {"power": 12, OPERATOR_POWER: 12, "core": 64}
+_MOST_STACKED = 6
 _FULL = {"core": 1.0}  # of the axis; other tracks end at their largest value
-_COLOUR = {"measured": "forward", "simulated": "forward", "estimated": "data"}
+_COLOUR = {"measured": "power", "simulated": "power", "estimated": "estimated"}
 
 
 def build(run: Run) -> Section:
     """The profiled step nearest to the median: lanes of ops, and below them power, cores and live memory."""
     ops = step_lanes(run)
     if ops.is_empty():
-        return Section("No op was recorded after the warm-up, so no step can be taken apart.")
+        return Section("no op was recorded after the warm-up")
     step = int(run.anatomy()["step"][0])
     found = run.steps.filter(pl.col("step") == step)
     length = int(found["t1_ns"][0]) - int(found["t0_ns"][0])
@@ -93,24 +94,56 @@ def _lanes(ops: pl.DataFrame) -> dict[str, Any]:
 
 def _tracks(tracks: pl.DataFrame, step: int) -> Iterator[dict[str, Any]]:
     """Rails and cores a row each; live memory as one row of categories on top of each other."""
+    rails = _rails(tracks.filter(pl.col("track") == "power"))
     for track, most in _MOST_TRACKS.items():
         rows = tracks.filter(pl.col("track") == track)
+        if track == "power" and rails is not None:
+            inside, stack = rails
+            yield from _tracks(rows.filter(~pl.col("name").is_in(inside)), step)
+            yield stack
+            continue
         for number, ((label, kind), frame) in enumerate(rows.group_by(["name", "kind"], maintain_order=True)):
             if number == most:
                 break
             top = _FULL.get(track) or float(frame["value"].fill_null(0.0).to_numpy().max()) * 1.05 or 1.0
             of = " of ops" if track == OPERATOR_POWER else ""
             said = f"{str(label).replace(':', ' ')}{of}{'' if kind == 'measured' else f' ({kind})'}"
-            layers = [*_layers(frame)] if of else [_layer("", _COLOUR[str(kind)], frame["value"])]
+            layers = (
+                [*_layers(frame)]
+                if of
+                else [_layer("", "load" if track == "core" else _COLOUR[str(kind)], frame["value"])]
+            )
             yield {**_about(frame, said, track), "top": top, "layers": layers}
     memory = tracks.filter(pl.col("track") == "memory")
     if not memory.is_empty():
         yield _stacked(memory, step)
 
 
+def _rails(power: pl.DataFrame) -> tuple[list[str], dict[str, Any]] | None:
+    """The rails beside the largest on top of each other in one row, where they were read together; else None."""
+    grouped = power.group_by(["name", "kind"], maintain_order=True)
+    frames = [(str(rail), str(kind), frame) for (rail, kind), frame in grouped]
+    frames.sort(key=lambda rail: -float(rail[2]["value"].fill_null(0.0).to_numpy().mean()))
+    others = frames[1:]
+    spans = {(tuple(frame["start_ns"]), tuple(frame["end_ns"])) for _, _, frame in others}
+    if not 1 < len(others) <= _MOST_STACKED or len(spans) != 1:
+        return None
+    layers, below = [], None
+    for number, (rail, _, frame) in enumerate(others, 1):
+        values = frame["value"].fill_null(0.0)
+        layer = _layer(rail.replace(":", " "), f"rail-{number}", values)
+        layers.append(layer if below is None else {**layer, "below": _short(below)})
+        below = values if below is None else below + values
+    assert below is not None, "there are at least two"
+    kind = others[0][1]
+    label = f"other rails{'' if kind == 'measured' else f' ({kind})'}"
+    top = float(below.to_numpy().max()) * 1.05 or 1.0
+    return [rail for rail, _, _ in others], {**_about(others[0][2], label, "power"), "top": top, "layers": layers}
+
+
 def _layers(frame: pl.DataFrame) -> Iterator[dict[str, Any]]:
     """Power of ops that is known to 30 %, and what is less sure beside it."""
-    for said, colour, shown in (("known to 30 %", "forward", True), ("less sure", "other", False)):
+    for said, colour, shown in (("known to 30 %", "power", True), ("less sure", "other", False)):
         yield _layer(said, colour, frame.select(pl.when(known=shown).then("value").otherwise(0.0)).to_series())
 
 

@@ -23,7 +23,7 @@ from stepscope.units import NOT_MEASURED, amount, interval, percent
 if TYPE_CHECKING:
     from stepscope.analysis.run import Run
 
-TITLE = "Energy of operators"
+TITLE = "Energy by operator"
 ORDER = 36
 FIGURES = ("energy",)
 
@@ -37,18 +37,19 @@ def build(run: Run) -> Section:
     kinds = run.energy(by="kind")
     rail = main_rail(kinds)
     if rail is None or kinds["joules_per_step"].is_null().all():
-        return Section(_nothing(run, kinds))
+        return Section(_nothing(run, kinds) if run.rails.lines else "")
     wholes = run.energy(by="component").filter(pl.col("joules_per_step").is_not_null())
     rails = [rail, *(name for name in wholes["rail"].to_list() if name != rail)]
     kinds = kinds.filter(pl.col("joules_per_step").is_not_null())
     batch = _samples_per_step(run)
     parts: list[Part] = [_components(wholes)]
     parts.append(_table("energy-kinds", "Operator", _by_rail(kinds, rails), batch, len(rails) > 1))
-    modules = run.energy(by="module").filter(pl.col("joules_per_step").is_not_null())
-    parts.append(_modules(modules, rails, batch))
+    modules = run.energy(by="module").filter(pl.col("joules_per_step").is_not_null() & (pl.col("rail") != rail))
+    if len(modules):
+        parts.append(_modules(modules, rails[1:], batch))
     sentences = [*between_sentences(kinds, rail), *resolution_sentences(run.energy_resolution())]
     parts.append(Items(tuple((f"{text[:1].upper()}{text[1:]}.", "") for text in sentences), "What the rails can tell"))
-    return Section(_lede(run), tuple(parts))
+    return Section(_lede(run), tuple(parts), closed=True)
 
 
 def _lede(run: Run) -> str:
@@ -60,10 +61,7 @@ def _lede(run: Run) -> str:
 
 
 def _nothing(run: Run, kinds: pl.DataFrame) -> str:
-    if kinds.is_empty():
-        measured = "no power was measured" if not run.rails.lines else "this method has nothing to attribute"
-        return f"Energy cannot be attributed to operators: {measured}. It is unknown, not 0."
-    return f"Energy cannot be attributed to operators: {kinds['reason'][0]}."
+    return "this method has nothing to attribute" if kinds.is_empty() else str(kinds["reason"][0])
 
 
 def _samples_per_step(run: Run) -> float | None:
@@ -97,11 +95,12 @@ def _modules(modules: pl.DataFrame, rails: list[str], batch: float | None) -> Ta
         (
             Cell(name_(row["name"] or "the model itself"), name_(row["name"])),
             *(_joules(row[phase]) for phase in _PHASES),
-            *_estimate_cells(row, batch, len(rails) > 1),
+            *_estimate_cells(row, batch, True),
         )
         for row in rows[:_MOST_ROWS]
     ]
-    return Table("energy-modules", (*columns, *_measures(batch, len(rails) > 1)), cells, _caption(len(rows)))
+    caption = f"Layers on the other rails. {_caption(len(rows))}"
+    return Table("energy-modules", (*columns, *_measures(batch, True)), cells, caption)
 
 
 def _caption(rows: int) -> str:

@@ -25,7 +25,7 @@ from stepscope.units import amount, interval
 if TYPE_CHECKING:
     from stepscope.analysis.run import Run
 
-TITLE = "Memory"
+TITLE = "Process memory"
 ORDER = 60
 FIGURES = ("memory",)
 
@@ -42,7 +42,7 @@ def build(run: Run) -> Section:
     parts: list[Part] = [KeyFigures(figures)] if figures else []
     lines = [line for name, label in _SERIES.items() for line in _lines(run, name, label)]
     if not lines:
-        return Section("Memory was not sampled in this run.", tuple(parts))
+        return Section("it was not sampled in this run", tuple(parts), closed=True)
     drawn = pl.concat(lines)
     caption = "Where readings are denser than the drawing, the largest is drawn. A broken line is a gap."
     parts.append(figure(lambda width: chart.build_memory(drawn, width), caption, FIGURES[0]))
@@ -51,7 +51,7 @@ def build(run: Run) -> Section:
         parts += [Note("What the training alone takes, without this recording and before it runs:"), Command(command)]
     whose = "the processes of the run" if several(run) else "the training process"
     lede = f"What the system gave to {whose}, with what Python and torch have reserved and do not use at the moment."
-    return Section(lede, tuple(parts))
+    return Section(lede, tuple(parts), closed=True)
 
 
 def _key_figures(run: Run) -> Iterator[KeyFigure]:

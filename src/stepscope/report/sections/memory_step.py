@@ -7,19 +7,31 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
-from stepscope.analysis.memory.events import Peak, allocated_by_op, live_by_module, over_step, peak_by_module
+from stepscope.analysis.memory.events import Peak, allocated_by_op, live_by_module, over_step
 from stepscope.analysis.summary import COMPUTED, PEAK, process_parts, reserved_bytes
 from stepscope.report.charts import memory as over_time
 from stepscope.report.charts import memory as treemap
-from stepscope.report.page.parts import Cell, Column, Facts, KeyFigure, KeyFigures, Note, Part, Section, Table, figure
+from stepscope.report.page.parts import (
+    Cell,
+    Column,
+    Facts,
+    KeyFigure,
+    KeyFigures,
+    More,
+    Note,
+    Part,
+    Section,
+    Table,
+    figure,
+)
 from stepscope.report.text import CATEGORY_NAMES, place
 from stepscope.units import amount, category_label, percent
 
 if TYPE_CHECKING:
     from stepscope.analysis.run import Run
 
-TITLE = "Memory over the step"
-ORDER = 61
+TITLE = "Memory"
+ORDER = 38
 FIGURES = ("memory-step", "memory-by-module")
 
 _MOST_TENSORS = 60
@@ -29,31 +41,33 @@ def build(run: Run) -> Section:
     """Live tensors over the step of the peak, its categories, the peak by module, and the largest tensors."""
     peak = run.peak()
     if peak is None:
-        return Section("No step's allocations were recorded; --record-memory all records them.", ())
+        return Section("no step's allocations were recorded; --record-memory all records them")
     series = over_step(run.allocations, peak.step).select("category", t_ms=pl.col("t") / 1e6, mb=pl.col("bytes") / 1e6)
     modules = live_by_module(peak.tensors)
     drawn = series.filter(pl.col("category").is_in(_seen(series)))
-    over_step_figure = figure(
+    shown = figure(
         lambda width: over_time.build_step_memory(drawn, width),
         f"Step {peak.step}. Areas add up to all live tensors.",
         FIGURES[0],
     )
-    parts: list[Part] = [
+    more: list[Part] = [
         KeyFigures(tuple(_key_figures(run, peak))),
-        *([] if peak.computed else [over_step_figure]),
         figure(
             lambda width: treemap.build_treemap(modules, width),
             "The peak: area is bytes, by module and category.",
             FIGURES[1],
         ),
         _tensors(peak),
-        _modules(run),
         _ops(run),
         *_process(run),
     ]
     if peak.residual_bytes:
-        parts.append(Note(f"{percent(peak.residual_share, 2)} of the peak is unattributed."))
-    return Section(_lede(peak), tuple(parts))
+        more.append(Note(f"{percent(peak.residual_share, 2)} of the peak is unattributed."))
+    parts = (
+        *([] if peak.computed else [shown]),
+        More("Who holds it: categories, layers, tensors, operators", tuple(more)),
+    )
+    return Section(_lede(peak), parts, closed=True)
 
 
 def _lede(peak: Peak) -> str:
@@ -99,20 +113,6 @@ def _tensors(peak: Peak) -> Table:
         for row in peak.tensors.head(_MOST_TENSORS).iter_rows(named=True)
     ]
     return Table("tensors-at-the-peak", columns, rows, "The largest tensors that are live at the peak.")
-
-
-def _modules(run: Run) -> Table:
-    table = peak_by_module(run.allocations)
-    total = max(float(table["at_peak"].sum()), 1.0)
-    columns = (
-        Column("Layer", False),
-        Column("At the peak"),
-        Column("Most at once", True, "at whatever time of the step"),
-    )
-    rows = [
-        (_name(row["module"]), _size(row["at_peak"], total), _size(row["bytes"])) for row in table.iter_rows(named=True)
-    ]
-    return Table("memory-by-layer", columns, rows, "Tensors of each layer, those of the layers inside it excluded.")
 
 
 def _ops(run: Run) -> Table:

@@ -1,8 +1,8 @@
-"""Time by module: the tree as an icicle, and every module in a table."""
+"""Every layer once, with time, energy, memory and FLOPs: as bars, as a tree, and with every number in a table."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
@@ -11,24 +11,27 @@ from stepscope.analysis.summary import module_quantities
 from stepscope.analysis.time.operators import FRAMEWORK_OVERHEAD, OUTSIDE
 from stepscope.report.page.parts import (
     SHARE_MEANING,
+    Bars,
     Cell,
     Column,
     Icicle,
     Layer,
+    Part,
     Section,
     Table,
+    Views,
     share_cell,
     shares_sentence,
 )
 from stepscope.report.page.reading import count, milliseconds, name
 from stepscope.report.text_tables import SHARED, SHARED_UPDATES
-from stepscope.units import plural, si
+from stepscope.units import amount, si
 
 if TYPE_CHECKING:
     from stepscope.analysis.run import Run
 
-TITLE = "Modules"
-ORDER = 40
+TITLE = "Layers"
+ORDER = 12
 FIGURES = ("modules",)
 
 _MOST_CELLS = 4_000
@@ -44,18 +47,61 @@ _TITLES = {"time": "Time", "energy": "Energy", "memory": "Memory", "flops": "FLO
 
 
 def build(run: Run) -> Section:
-    """Icicle and table of `run.modules()`."""
+    """Bars of `run.layers()`, icicle and table of `run.modules()`."""
     modules = run.modules()
     timed = modules.filter(pl.col("total_ns").is_not_null())
     if timed.is_empty():
-        return Section("No operator was recorded after the warm-up, so time cannot be split by module.")
+        return Section("no operator was recorded after the warm-up")
     inside = modules.filter(pl.col("module").is_not_null() & (pl.col("module") != FRAMEWORK_OVERHEAD))
-    lede = f"{plural(len(inside), 'module')}, forward and backward, in ms a step as it runs without the profiler."
+    said = []
     if inside["optimizer_ns"].null_count() == len(inside):
-        lede += " The optimizer's updates could not be led back to single modules."
+        said.append("The optimizer's updates could not be led back to single modules.")
     elif inside["optimizer_shared"].any():
-        lede += f" Of the optimizer, {SHARED_UPDATES}."
-    return Section(lede, (_icicle(run, inside), _table(modules)) if len(inside) else (_table(modules),))
+        said.append(f"{SHARED_UPDATES[:1].upper()}{SHARED_UPDATES[1:]}.")
+    table = _table(run, modules)
+    views: tuple[tuple[str, Part], ...] = (
+        (("Bars", _bars(run)), ("Tree", _icicle(run, inside)), ("Table", table)) if len(inside) else (("Table", table),)
+    )
+    return Section(" ".join(said), (Views(views),))
+
+
+def _bars(run: Run) -> Bars:
+    """A bar a layer for each quantity that was measured: self time and energy by phase, memory, rates."""
+    layers = run.layers().head(_MOST_ROWS)
+    metrics = [metric for metric in _metrics(run, layers) if any(row is not None for row in metric["rows"])]
+    facts = ("layer", "type", "source", "parameters", "share")
+    rows = [[name(row[0] or "the model"), *row[1:]] for row in layers.select(facts).iter_rows()]
+    return Bars({"rows": rows, "metrics": metrics}, "A layer alone: layers inside it have bars of their own.")
+
+
+def _metrics(run: Run, layers: pl.DataFrame) -> Iterator[dict[str, Any]]:
+    """Each quantity with its rows: value, the parts of it by phase, and the ends of its CI."""
+    mark = "simulated " if run.simulated else ""
+    peak = run.peak()
+    computed = peak is not None and peak.computed
+    phases = ("forward", "backward", "optimizer")
+    times, joules = [f"{phase}_ns" for phase in phases], [f"joules_{phase}" for phase in phases]
+    known: tuple[tuple[str, str, str, str, list[str], tuple[str, ...]], ...] = (
+        ("time", "Time", "ns", "total_ns", times, ("low_ns", "high_ns")),
+        ("kernels", "Kernels", "ns", "device_ns", [], ()),
+        ("energy", f"{mark}Energy".capitalize(), "J", "joules", joules, ("joules_low", "joules_high")),
+        ("memory", f"Memory at peak{', computed' * computed}", "B", "live_bytes", [], ()),
+        ("rate", "FLOP/s", "FLOP/s", "flops_per_s", [], ()),
+        ("attained", "Of attainable", "1", "attained", [], ()),
+    )
+    for key, title, unit, column, parts, ends in known:
+        columns = layers.select(column, *parts, *ends)
+        rows = [
+            None
+            if not row[0] or row[0] < 0
+            else [_rounded(row[0]), [*map(_rounded, row[1 : 1 + len(parts)])], _ends(row[1 + len(parts) :])]
+            for row in columns.iter_rows()
+        ]
+        yield {"key": key, "title": title, "unit": unit, "rows": rows}
+
+
+def _ends(values: Sequence[float | None]) -> list[float | None] | None:
+    return [*map(_rounded, values)] if values and values[0] is not None else None
 
 
 def _icicle(run: Run, inside: pl.DataFrame) -> Icicle:
@@ -93,32 +139,55 @@ def _rounded(value: float | None) -> float | None:
     return None if value is None else float(f"{value:.5g}")
 
 
-def _table(modules: pl.DataFrame) -> Table:
-    columns = (
-        Column("Module", numeric=False),
+def _table(run: Run, modules: pl.DataFrame) -> Table:
+    columns = [
+        Column("Layer", numeric=False),
         Column("Type", numeric=False),
         Column("Called at", numeric=False, meaning="File and line of your code, as noted in one profiled step"),
-        Column("Self", meaning="Time of the module itself, without the modules in it"),
+        Column("Self, ms", meaning="Time of the layer itself, without the layers in it"),
         Column("95 % CI"),
         Column("Share", meaning=SHARE_MEANING),
         Column("Forward"),
         Column("Backward"),
         Column("Optimizer"),
-        Column("Total"),
+        Column("Total, ms"),
         Column("Parameters"),
         Column("Calls"),
         Column("FLOP", meaning="Floating-point operations a step, forward and backward, of its own operators"),
-    )
+    ]
+    layers = run.layers()
+    more = [(title, key, unit, end) for title, key, unit, end in _MORE if layers[key].is_not_null().any()]
+    columns += [Column(title, meaning=meaning) for title, _, _, meaning in more]
+    known = {row["layer"]: row for row in layers.iter_rows(named=True)}
     ordered = modules.sort("total_ns", descending=True, nulls_last=True, maintain_order=True)
-    rows = [_row(row) for row in ordered.head(_MOST_ROWS).iter_rows(named=True)]
-    caption = (
-        "In ms a step. Self times, with the time outside any module and the framework overhead, add up to the step."
-    )
+    rows = [
+        (*_row(row), *_more(known.get(row["module"], {}), more))
+        for row in ordered.head(_MOST_ROWS).iter_rows(named=True)
+    ]
+    caption = "Of a step. Self times, with the time outside any layer and the framework overhead, add up to it."
     caption += shares_sentence(modules.iter_rows(named=True))
     if len(ordered) > _MOST_ROWS:
         rest = ordered.slice(_MOST_ROWS)["total_ns"].to_numpy().sum()
         caption += f" {len(ordered) - _MOST_ROWS:,} smaller modules, {milliseconds(rest)} ms together, are not listed."
-    return Table("modules", columns, rows, caption)
+    return Table("modules", tuple(columns), rows, caption)
+
+
+_MORE = (  # title, column of `Run.layers`, unit, meaning
+    ("Energy", "joules", "J", "Joules a step, of the rail of the whole device"),
+    ("low", "joules_low", "J", "Lower end of its CI"),
+    ("high", "joules_high", "J", "Upper end of its CI"),
+    ("At peak", "live_bytes", "B", "Bytes of its tensors that are live at the peak"),
+    ("Most at once", "most_bytes", "B", "Bytes of its tensors at whatever time of the step"),
+    ("FLOP/s", "flops_per_s", "FLOP/s", "While the layer itself runs"),
+    ("Attained", "attained", "1", "Share of what this device could do"),
+)
+
+
+def _more(row: dict[str, Any], columns: Sequence[tuple[str, str, str, str]]) -> Iterator[Cell]:
+    for _, key, unit, _ in columns:
+        value = row.get(key)
+        text = "-" if value is None else si(value, unit) if unit == "FLOP/s" else amount(value, unit)
+        yield Cell(text, value)
 
 
 def _row(row: dict[str, Any]) -> tuple[Cell, ...]:

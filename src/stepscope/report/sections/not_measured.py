@@ -20,10 +20,10 @@ def build(run: Run) -> Section:
     """Every entry of `run.not_measured()`: all names in a sentence, then by group; where was looked is folded."""
     missing = run.not_measured()
     if not missing:
-        return Section("Nothing that this report looks for is missing.")
+        return Section("")
     names = ", ".join(dict.fromkeys(_spaced(entry.what) for entry in missing))
     lede = f"This run cannot say: {names}. Nothing of it is 0: it is unknown."
-    return Section(lede, (*_groups(missing), *_details(missing)))
+    return Section(lede, (*_groups(missing), *_details(missing)), closed=True)
 
 
 def _groups(missing: list[NotMeasured]) -> Iterator[Part]:

@@ -24,10 +24,10 @@ def build(run: Run) -> Section:
     """Table of `run.op_kinds()`."""
     kinds = run.op_kinds()
     if kinds.is_empty():
-        return Section("No operator was recorded after the warm-up.")
+        return Section("")
     phases = [phase for phase in PHASES if float(kinds[f"{phase}_ns"].fill_null(0).sum()) > 0]
     lede = f"{plural(len(kinds) - 1, 'operator')} by self time, without the operators they call."
-    return Section(lede, (_table(kinds, phases),))
+    return Section(lede, (_table(kinds, phases),), closed=True)
 
 
 def _table(kinds: pl.DataFrame, phases: list[str]) -> Table:

@@ -14,7 +14,7 @@ from stepscope.units import amount, interval, percent
 if TYPE_CHECKING:
     from stepscope.analysis.run import Run
 
-TITLE = "Utilisation of operators"
+TITLE = "Use by operator"
 ORDER = 37
 
 _MOST_ROWS = 300
@@ -36,10 +36,11 @@ def build(run: Run) -> Section:
         why = (
             "no use of CPU, GPU or memory was sampled beside the operators" if found.is_empty() else found["reason"][0]
         )
-        return Section(f"Utilisation cannot be attributed to operators: {why}.")
+        return Section(why if run.channels else "")
     rows = [_row(row) for row in known.head(_MOST_ROWS).iter_rows(named=True)]
     lede = "CPU utilisation of the process in cores, and shares of GPU and memory controller, while each operator ran."
-    return Section(f"{lede} By the same regression as the energy.", (Table("use-of-ops", _COLUMNS, rows),))
+    parts = (Table("use-of-ops", _COLUMNS, rows),)
+    return Section(f"{lede} By the same regression as the energy.", parts, closed=True)
 
 
 def _row(row: dict[str, Any]) -> tuple[Cell, ...]:

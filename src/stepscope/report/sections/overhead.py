@@ -12,7 +12,7 @@ from stepscope.units import amount, interval
 if TYPE_CHECKING:
     from stepscope.analysis.run import Run
 
-TITLE = "Profiling overhead"
+TITLE = "Overhead"
 ORDER = 80
 
 _LABELS = {
@@ -40,4 +40,4 @@ def build(run: Run) -> Section:
     parts: list[Part] = [KeyFigures(figures)] if figures else []
     parts += [Note(f"Not known: {reason}.") for reason in reasons if reason]
     lede = "Overhead of the profiler in this run, from its profiled and unprofiled steps."
-    return Section(lede, tuple(parts))
+    return Section(lede, tuple(parts), closed=True)

@@ -1,4 +1,4 @@
-"""The run at a glance: verdict, what to try next, the headline numbers, and where a step goes by phase."""
+"""The answer: how fast, at what cost, what limits it, what to do next, and where a step goes by phase."""
 
 from __future__ import annotations
 
@@ -7,19 +7,25 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
+from stepscope.analysis.answer import headline
 from stepscope.analysis.processes import ALL, CHILDREN, LAUNCHER, RANK, WATCHED
+from stepscope.analysis.time.operators import FRAMEWORK_OVERHEAD
 from stepscope.analysis.time.steps import profiled_sentence
+from stepscope.analysis.verdict import TITLES
 from stepscope.quantities import find, in_order
 from stepscope.report.charts import steps as chart
 from stepscope.report.page.parts import (
     SHARE_MEANING,
+    Answer,
     Cell,
     Column,
-    Items,
     KeyFigure,
     KeyFigures,
+    More,
+    Note,
     Part,
     Section,
+    Shares,
     Table,
     figure,
     share_cell,
@@ -31,9 +37,13 @@ from stepscope.units import NOT_MEASURED, ROW_LABELS, amount, interval, percent,
 if TYPE_CHECKING:
     from stepscope.analysis.run import Run
 
-TITLE = "Overview"
+TITLE = "Answer"
 ORDER = 10
 FIGURES = ("phases",)
+
+_PHASE_NAMES = {FRAMEWORK_OVERHEAD: "framework"}
+_EVIDENCE, _NEXT = 2, 3
+_SHORT = {"temperature": "Hottest zone", "accuracy": "Accuracy", "mean_power": "Power"}
 
 _WHOLE = ("run", "cpu", "system", "total", "device")  # scopes that go without saying
 _SAID = {WATCHED: " of the training process", CHILDREN: " of child processes", ALL: " of all processes"}
@@ -42,13 +52,38 @@ _PREFERRED = (pl.col("scope") == CHILDREN, ~pl.col("source").is_in(["peak_rss", 
 
 
 def build(run: Run) -> Section:
-    """Verdict, key figures, phases."""
-    verdict = run.verdict()
-    parts: list[Part] = [KeyFigures(items)] if (items := tuple(_key_figures(run))) else []
-    parts += _by_phase(run.phases(), profiled_sentence(run))
-    if verdict.next:
-        parts.append(Items(tuple((said[:1].upper() + said[1:], "") for said in verdict.next), heading="What to try"))
-    return Section(without_long_words(verdict.sentence), tuple(parts))
+    """Headline numbers, bottleneck with its evidence, phases; every number of the run closed below."""
+    found = run.verdict()
+    first = found.causes[0] if found.causes else None
+    title = found.why or found.sentence if first is None else f"{TITLES[first.bound]}: {first.name}"
+    answer = Answer(
+        title=without_long_words(title),
+        confidence="" if first is None else first.confidence,
+        evidence=() if first is None else tuple(_capital(each.text) for each in first.evidence[:_EVIDENCE]),
+        cautions=found.cautions,
+        next=tuple(_capital(said) for said in found.next[:_NEXT]),
+    )
+    shown, every = tuple(headlines(run)), tuple(_key_figures(run))
+    phases = run.phases()
+    parts: list[Part] = [*([KeyFigures(shown)] if shown else []), answer, *_shares(phases)]
+    more: list[Part] = [*([KeyFigures(every)] if every else []), *_by_phase(phases), *_phase_table(run)]
+    if first is not None:
+        more.insert(0, Note(without_long_words(found.sentence)))
+    return Section("", (*parts, *([More("Every headline number, and the phases", tuple(more))] if more else [])))
+
+
+def headlines(run: Run) -> Iterator[KeyFigure]:
+    """The few numbers that answer how fast and at what cost."""
+    for row in headline(run):
+        kind = f"{row.kind.capitalize()}: " if row.kind else ""
+        note = row.note if row.metric in ("temperature", "accuracy") else ""
+        note = f"of {amount(row.whole, row.unit)}" if row.whole else note
+        label = _SHORT.get(row.metric, row.label)
+        yield KeyFigure(f"{kind}{label}", amount(row.value, row.unit), interval(row.low, row.high, row.unit), note)
+
+
+def _capital(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}"
 
 
 def _key_figures(run: Run) -> Iterator[KeyFigure]:
@@ -74,19 +109,33 @@ def _data(run: Run) -> str:
     return f"{data.get('name')}, {data.get('kind')}" if isinstance(data, dict) else ""
 
 
-def _by_phase(phases: pl.DataFrame, profiled: str) -> Iterator[Part]:
-    """The bar of phases and its numbers; a framework overhead below 0 (threads overlap) is in the table only."""
+def _shares(phases: pl.DataFrame) -> Iterator[Part]:
+    """The step by phase as one bar with its shares; what is below 0 (threads overlap) is in the table only."""
+    rows = phases.filter(pl.col("share") > 0).iter_rows(named=True)
+    shown = tuple((_PHASE_NAMES.get(row["phase"], row["phase"]), row["phase"], row["share"]) for row in rows)
+    if shown:
+        yield Shares("Where the step goes", shown)
+
+
+def _by_phase(phases: pl.DataFrame) -> Iterator[Part]:
+    """The bar of phases; a framework overhead below 0 (threads overlap) is in the table only."""
     if phases.is_empty():
         return
     drawn = phases.filter(pl.col("ns") > 0).with_columns(
         phase=pl.col("phase").replace(ROW_LABELS), t1_ms=pl.col("ns").cum_sum() / 1e6
     )
     drawn = drawn.with_columns(t0_ms=pl.col("t1_ms") - pl.col("ns") / 1e6, hover=_hover())
-    caption = f"A step by phase, as it runs without the profiler: {profiled}."
+    caption = "Where the step goes, as it runs without the profiler."
     yield figure(
         lambda width: chart.build_phases(drawn.select("phase", "t0_ms", "t1_ms", "hover"), width), caption, FIGURES[0]
     )
-    yield _table(phases)
+
+
+def _phase_table(run: Run) -> Iterator[Part]:
+    phases = run.phases()
+    if not phases.is_empty():
+        yield _table(phases)
+        yield Note(f"Of {profiled_sentence(run)}.")
 
 
 def _hover() -> pl.Expr:

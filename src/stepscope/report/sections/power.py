@@ -9,15 +9,15 @@ import polars as pl
 from stepscope.analysis.energy.tables import ESTIMATED, NO_INTERVAL
 from stepscope.quantities import simulated_badge
 from stepscope.report.charts import sensors as chart
-from stepscope.report.page.parts import Cell, Column, Facts, Items, Part, Section, Table, figure
+from stepscope.report.page.parts import Cell, Column, Facts, Items, More, Part, Section, Table, figure
 from stepscope.units import NOT_MEASURED, amount, bytes_, component_label, interval, number
 
 if TYPE_CHECKING:
     from stepscope.analysis.run import Run
 
-TITLE = "Power and energy"
+TITLE = "Energy"
 ORDER = 35
-FIGURES = ("power",)
+FIGURES = ("power", "power-total")
 
 _MOST_RAILS = 12  # drawn
 _NEVER = "Nothing is filled in for a gap: energy is of the covered time, and its CI allows for the gap."
@@ -28,11 +28,12 @@ def build(run: Run) -> Section:
     totals, about = run.energy_totals(), _board(run)
     badge = f"{simulated_badge(run.simulated)}, not of this machine. " if run.simulated else ""
     if totals.is_empty():
-        return Section(f"{badge}{_nothing(run)}", (*_tried(run), *about))
-    parts: list[Part] = [_components(totals), *_timeline(run), *_rails(run.rail_energy())]
+        return Section(_nothing(run))
+    more: list[Part] = [_components(totals), *_timeline(run), *_rails(run.rail_energy())]
     if run.energy_tables.notes:
-        parts.append(Items(tuple((_sentence(note), "") for note in run.energy_tables.notes), "What to know"))
-    return Section(f"{badge}{_lede(run)}", (*parts, *about))
+        more.append(Items(tuple((_sentence(note), "") for note in run.energy_tables.notes), "What to know"))
+    parts = (*_timeline(run, 1), More("Energy by component and rail, what to know, the board", (*more, *about)))
+    return Section(f"{badge}{_lede(run)}", parts)
 
 
 def _lede(run: Run) -> str:
@@ -44,14 +45,8 @@ def _lede(run: Run) -> str:
 
 def _nothing(run: Run) -> str:
     if run.rails.lines:
-        return "Power was sampled, but no step lasted past the warm-up."
-    return "No power was measured in this run. It is unknown, not 0."
-
-
-def _tried(run: Run) -> list[Part]:
-    why = [entry for entry in run.not_measured() if "energy" in entry.what]
-    rows = tuple((_sentence(f"{entry.what}: {entry.why}"), entry.remedy or "") for entry in why)
-    return [Items(rows, "What was tried, and what would enable it")] if rows else []
+        return "power was sampled, but no step lasted past the warm-up"
+    return "no power was measured; it is unknown, not 0"
 
 
 def _components(totals: pl.DataFrame) -> Table:
@@ -115,11 +110,14 @@ def _rails(rails: pl.DataFrame) -> list[Part]:
     return [Table("rails", columns, rows, lively=len(rows) > _MOST_RAILS)]
 
 
-def _timeline(run: Run) -> list[Part]:
+def _timeline(run: Run, most: int = _MOST_RAILS) -> list[Part]:
+    """Power over time, a row a rail; the one of the whole device alone where only one is wanted."""
     steps = run.steps
     start, end = int(steps["t0_ns"][0]), int(steps["t1_ns"][-1])
     windows = run.power_timeline(start, end)
     drawn = windows["rail"].unique(maintain_order=True).to_list()[:_MOST_RAILS]
+    main = str(run.energy_totals()["rail"][0])
+    drawn = [main] if most == 1 and main in drawn else drawn[:most]
     shown = windows.filter(pl.col("rail").is_in(drawn)).select(
         pl.when("estimated").then(pl.format("{} (estimated)", "rail")).otherwise("rail").alias("rail"),
         "watts",
@@ -133,7 +131,7 @@ def _timeline(run: Run) -> list[Part]:
     caption = (
         "Mean power of short windows, warm-up included; a sensor that averages smooths it. Tinted: nothing was read."
     )
-    return [figure(lambda width: chart.build_power(shown, width), caption, FIGURES[0])]
+    return [figure(lambda width: chart.build_power(shown, width), caption, FIGURES[0 if most > 1 else 1])]
 
 
 def _hover() -> pl.Expr:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from stepscope.report.page.parts import Cell, Column, Items, Note, Part, Section, Table
+from stepscope.report.page.parts import Cell, Column, Items, More, Note, Part, Section, Table
 from stepscope.report.page.reading import milliseconds, name
 from stepscope.report.text import communication_sentences, rank_sentences
 from stepscope.units import amount, bytes_, interval, number, percent
@@ -36,7 +36,7 @@ def build(run: Run) -> Section:
     """Table of ranks, who is late, and the kinds of collectives; a sentence where one process trained alone."""
     found, kinds = run.side_by_side, run.communication()
     if len(found.parts) < 2 and kinds.is_empty():
-        return Section("One process trained, and no collective of torch.distributed was profiled.")
+        return Section("")
     return Section(_lede(run), tuple(_parts(run, kinds)))
 
 
@@ -54,11 +54,13 @@ def _parts(run: Run, kinds: pl.DataFrame) -> Iterator[Part]:
     found = run.side_by_side
     if len(found.parts) > 1:
         yield _table(found.table)
+    more: list[Part] = []
     if found.notes:
-        yield Items(tuple((f"{_capital(note)}.", "") for note in found.notes))
+        more.append(Items(tuple((f"{_capital(note)}.", "") for note in found.notes)))
     if not kinds.is_empty():
-        yield _kinds(kinds)
-        yield Note(_CAVEAT)
+        more += [_kinds(kinds), Note(_CAVEAT)]
+    if more:
+        yield More("Collectives, and what to know", tuple(more))
 
 
 def _table(rows: pl.DataFrame) -> Table:

@@ -16,7 +16,7 @@ from stepscope.units import NOT_MEASURED, amount, number, percent, si
 if TYPE_CHECKING:
     from stepscope.analysis.run import Run
 
-TITLE = "Roofline"
+TITLE = "Against the machine"
 ORDER = 55
 FIGURES = ("roofline",)
 
@@ -32,7 +32,7 @@ def build(run: Run) -> Section:
     """A picture and a table of `analysis.roofline`, for the device with most time in them."""
     points = roofline(run)
     if points.is_empty():
-        return Section("No operator states both its FLOPs and its bytes, so a roofline cannot be drawn.")
+        return Section("no operator states both its FLOPs and its bytes")
     device = str(points.group_by("device").agg(pl.col("total_ns").sum()).sort("total_ns")["device"][-1])
     reached = roofs(run)
     drawn = points.filter(pl.col("device") == device).with_columns(
@@ -42,7 +42,7 @@ def build(run: Run) -> Section:
     edges = reached.filter(pl.col("device") == device)
     picture = figure(lambda width: chart.build_roofline(drawn, edges, width), _CAPTION, FIGURES[0])
     parts: tuple[Part, ...] = (picture, _table(points), *_attained(run))
-    return Section(_lede(edges, device), parts)
+    return Section(_lede(edges, device), parts, closed=True)
 
 
 def _lede(edges: pl.DataFrame, device: str) -> str:
@@ -62,31 +62,29 @@ def _hover(row: dict[str, Any]) -> str:
 
 
 def _attained(run: Run) -> Iterator[Table]:
-    """Yield the share of the attainable by module and by operator, where ceilings were measured."""
-    for by, title in (("module", "Layer"), ("operator", "Operator")):
-        found = run.attained(by)
-        columns = (
-            Column(title, numeric=False),
-            Column("ms a step", meaning="Of operators with known FLOPs or bytes, and of mere calls"),
-            Column("Attainable, ms", meaning="What this device was measured to need for calls of their size"),
-            Column("Share of the attainable"),
-            Column("Known", meaning="Share of the row's time that these operators take"),
-            Column("Limit", numeric=False),
+    """Yield the share of the attainable by operator, where ceilings were measured; the list of layers has theirs."""
+    columns = (
+        Column("Operator", numeric=False),
+        Column("ms a step", meaning="Of operators with known FLOPs or bytes, and of mere calls"),
+        Column("Attainable, ms", meaning="What this device was measured to need for calls of their size"),
+        Column("Share of the attainable"),
+        Column("Known", meaning="Share of the row's time that these operators take"),
+        Column("Limit", numeric=False),
+    )
+    rows = [
+        (
+            Cell(name(row["name"]), name(row["name"])),
+            Cell(milliseconds(row["self_ns"]), row["self_ns"]),
+            Cell(milliseconds(row["attainable_ns"]), row["attainable_ns"]),
+            Cell(percent(row["attained"], 0), row["attained"], row["attained"]),
+            Cell(percent(row["known"], 0), row["known"]),
+            Cell(row["limit"] or NOT_MEASURED, row["limit"]),
         )
-        rows = [
-            (
-                Cell(name(row["name"]) if row["name"] else "(the model)", name(row["name"])),
-                Cell(milliseconds(row["self_ns"]), row["self_ns"]),
-                Cell(milliseconds(row["attainable_ns"]), row["attainable_ns"]),
-                Cell(percent(row["attained"], 0), row["attained"], row["attained"]),
-                Cell(percent(row["known"], 0), row["known"]),
-                Cell(row["limit"] or NOT_MEASURED, row["limit"]),
-            )
-            for row in found.head(_MOST_ROWS).iter_rows(named=True)
-        ]
-        if rows:
-            caption = "The share of the attainable is low where an operator is far from every ceiling of the device."
-            yield Table(f"attained-{by}", columns, rows, caption, lively=len(rows) > 12)
+        for row in run.attained("operator").head(_MOST_ROWS).iter_rows(named=True)
+    ]
+    if rows:
+        caption = "The share of the attainable is low where an operator is far from every ceiling of the device."
+        yield Table("attained-operator", columns, rows, caption, lively=len(rows) > 12)
 
 
 def _table(points: pl.DataFrame) -> Table:

@@ -14,7 +14,7 @@ from stepscope.units import bytes_, duration, number
 if TYPE_CHECKING:
     from stepscope.analysis.run import Run
 
-TITLE = "Repeat"
+TITLE = "Reproduce"
 ORDER = 90
 
 
@@ -27,7 +27,8 @@ def build(run: Run) -> Section:
     else:
         parts.append(Note("The command line was not recorded: this run was started from Python."))
     parts.append(Facts(tuple(_facts(run))))
-    return Section("The same command on the same device with the same versions repeats this run.", tuple(parts))
+    lede = "The same command on the same device with the same versions repeats this run."
+    return Section(lede, tuple(parts), closed=True)
 
 
 def _program(path: str) -> str:

@@ -17,8 +17,8 @@ from stepscope.units import amount, estimate, number, percent, plural
 if TYPE_CHECKING:
     from stepscope.analysis.run import Run
 
-TITLE = "Step times"
-ORDER = 20
+TITLE = "Steps"
+ORDER = 52
 FIGURES = ("step-times", "clocks")
 
 _MOST_POINTS = 1_500  # beyond, neighbours are drawn as a band
@@ -32,7 +32,7 @@ def build(run: Run) -> Section:
     warm = run.warmup_steps
     steps = run.steps.with_columns(ms=(pl.col("t1_ns") - pl.col("t0_ns")) / 1e6, kind=_kind(warm))
     if steps.is_empty():
-        return Section("No training step was recorded.")
+        return Section("no training step was recorded")
     steady = steps.slice(warm)
     shown = steady if len(steady) else steps
     top, low = _limits(shown["ms"])
@@ -42,7 +42,7 @@ def build(run: Run) -> Section:
     said = f"The {row['note'][0].partition(';')[0]} is {amount(row['value'][0], 'ns')}. " if len(row) else ""
     first = "The first step is" if min(warm, len(steps)) == 1 else f"The first {min(warm, len(steps))} steps are"
     left_out = f"{said}{first} warm-up and excluded from every number."
-    return Section(left_out if warm else said, (drawn, *_steadiness(run)))
+    return Section(left_out if warm else said, (drawn, *_steadiness(run)), closed=True)
 
 
 def _steadiness(run: Run) -> Iterator[Part]:

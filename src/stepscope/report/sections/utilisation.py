@@ -13,7 +13,7 @@ from stepscope.units import amount, duration, interval, percent, plural
 if TYPE_CHECKING:
     from stepscope.analysis.run import Run
 
-TITLE = "Core utilisation"
+TITLE = "Cores"
 ORDER = 30
 FIGURES = ("core-utilisation",)
 
@@ -29,14 +29,14 @@ def build(run: Run) -> Section:
     shown, timeline = _stretch(run)
     tables = (table,) if table else ()
     if shown.is_empty() or timeline.is_empty():
-        return Section("Busy time of the cores was not sampled, or no step lasted past the warm-up.", tables)
+        return Section("busy time was not sampled, or no step lasted past the warm-up", tables, closed=True)
     if timeline["utilisation"].drop_nulls().is_empty():
-        return Section("The cores were sampled, but not often enough to show anything within the steps.", tables)
+        return Section("they were not sampled often enough to show anything within the steps", tables, closed=True)
     steps = plural(len(shown), "consecutive step")
     lede = f"How busy each core was over {steps} from the middle of the run; dashed lines are starts of steps."
     if len(shown) > _STEPS:
         lede += " More than three are shown, for a step is shorter than the busy counters resolve."
-    return Section(lede, (_figure(run, shown, timeline), *tables))
+    return Section(lede, (_figure(run, shown, timeline), *tables), closed=True)
 
 
 def _stretch(run: Run) -> tuple[pl.DataFrame, pl.DataFrame]:

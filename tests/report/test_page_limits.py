@@ -1,0 +1,106 @@
+"""The page is short whatever a run has or lacks: screens, words, bytes; each thing once, and nothing that is empty."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.report import browser
+from tests.report.browser import Browser
+from tests.report.stored_runs import RUNS
+
+from stepscope.analysis.run import Run
+from stepscope.report import html
+
+SCREEN_PX, WORDS, BYTES = 900, 900, 3_000_000
+SCREENS = {"with power": 5, "of a simulated board": 5}  # with sensors; 2 without
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("pages")
+    found = {}
+    for name, make in RUNS.items():
+        run = Run(make(tmp_path_factory.mktemp("runs")))
+        found[name] = html.write(run, folder / f"{name.replace(' ', '-')}.html")
+    return found
+
+
+@pytest.fixture(scope="module")
+def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    if browser.PATH is None:
+        pytest.skip("no Chromium here")
+    with Browser(tmp_path_factory.mktemp("profile")) as opened:
+        yield opened
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_page_is_a_few_screens_long_and_few_words(chromium: Browser, pages: dict[str, Path], name: str) -> None:
+    chromium.open(pages[name], 1400, SCREEN_PX)
+    assert chromium.said == []
+    assert chromium.run("document.documentElement.scrollHeight") <= SCREENS.get(name, 2) * SCREEN_PX
+    assert chromium.run("document.body.innerText.trim().split(/\\s+/).length") <= WORDS
+    assert pages[name].stat().st_size <= BYTES
+    chromium.open(pages[name], 400, SCREEN_PX)
+    assert chromium.run("document.documentElement.scrollWidth") <= 400
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_every_link_of_the_navigation_leads_to_something(pages: dict[str, Path], name: str) -> None:
+    text = pages[name].read_text(encoding="utf-8")
+    links = re.findall(r'<a href="#([^"]+)"', text)
+    assert links[0] == "overview"
+    assert [link for link in links if f'id="{link}"' not in text] == []
+    assert ("ranks" in links) == (name == "of two ranks")
+    assert ("power" in links) == (name in SCREENS)
+
+
+def test_what_is_not_there_is_one_line_at_the_end(pages: dict[str, Path]) -> None:
+    text = pages["without sensors"].read_text(encoding="utf-8")
+    (line,) = re.findall(r'id="absent">([^<]+)<', text)
+    assert "energy (no power was measured; it is unknown, not 0)" in line
+    assert text.index('id="absent"') > text.rindex("</section>")
+
+
+def test_a_simulated_run_is_framed_and_named_so_everywhere(chromium: Browser, pages: dict[str, Path]) -> None:
+    page = pages["of a simulated board"]
+    text = page.read_text(encoding="utf-8")
+    assert "SIMULATED sensors: jetson-tx2" in text[text.index("<title>") : text.index("</title>")]
+    chromium.open(page)
+    assert "quill" not in chromium.run("document.querySelector('header').innerText")
+    assert chromium.run("getComputedStyle(document.body, '::before').backgroundImage").startswith("repeating-linear")
+    labels = chromium.run("[...document.querySelectorAll('#overview > .key-figures dt')].map((d) => d.textContent)")
+    assert {label for label in labels if "nergy" in label or "ower" in label or "zone" in label} == {
+        "Simulated: Energy per step", "Simulated: Power", "Simulated: Hottest zone",
+    }  # fmt: skip
+    assert 'class="simulated"' not in pages["without sensors"].read_text(encoding="utf-8")
+
+
+def test_the_list_of_layers_switches_its_quantity_groups_and_finds(chromium: Browser, pages: dict[str, Path]) -> None:
+    chromium.open(pages["of many layers"])
+    names = "[...document.querySelectorAll('.layers tbody tr')].map((row) => row.cells[0].firstChild.textContent)"
+    assert chromium.run(names)[0] == "features.0"
+    chromium.run("document.querySelector('.layers [data-key=Type]').click()")
+    assert "NonDynamicallyQuantizableLinear" in chromium.run(names)
+    chromium.run("document.querySelector('.layers [data-key=Layer]').click()")
+    chromium.run("document.querySelector('.layers [data-key=\"FLOP/s\"]').click()")
+    assert chromium.run("document.querySelector('.layers td.n').textContent").endswith("GFLOP/s")
+    chromium.run(
+        "(() => { const f = document.querySelector('.layers input'); f.value = 'layers.7.';"
+        "f.dispatchEvent(new Event('input')); })()"
+    )
+    assert chromium.run(names) == ["encoder.layers.7.attention.projection"]
+    chromium.run("document.querySelector('.views > .choice button:nth-child(3)').click()")
+    assert chromium.run("document.querySelector('[data-view=Bars]').hidden")
+    assert not chromium.run("document.querySelector('[data-view=Table]').hidden")
+
+
+def test_a_phase_has_one_colour_and_no_rail_or_core_has_it() -> None:
+    from stepscope.report.charts.style import DARK, LIGHT
+
+    phases = ("forward", "backward", "optimizer", "data", "communication", "other")
+    others = ("power", "load", "estimated", "share", *(f"rail-{number}" for number in range(1, 7)))
+    for theme in (LIGHT, DARK):
+        assert not {theme[name] for name in phases} & {theme[name] for name in others}
