@@ -30,7 +30,7 @@ def start(
     """Start `stepscope run` on a script or workload, the run folder to be made in `runs`; its output goes there too."""
     runs.mkdir(parents=True, exist_ok=True)
     own = ["--", *arguments] if arguments else []
-    command = [*prefix, *_stepscope("run", str(target), "--out", str(runs), *options, *own)]
+    command = [*prefix, *_stepscope("run", "--out", str(runs), *options, str(target), *own)]
     with (runs / "stdout").open("wb") as out, (runs / "stderr").open("wb") as err:
         return subprocess.Popen(command, stdout=out, stderr=err, env=environment(env), cwd=ROOT)
 

@@ -14,6 +14,7 @@ __version__ = "0.1.0"
 _PUBLIC = {
     "Run": "stepscope.analysis.run",
     "calibrate": "stepscope.api.calibration",
+    "brief": "stepscope.api.reading",
     "check": "stepscope.analysis.compare",
     "compare": "stepscope.analysis.compare",
     "doctor": "stepscope.api.reading",
@@ -52,6 +53,7 @@ _MODULES = {
 __all__ = [
     "Run",
     "__version__",
+    "brief",
     "calibrate",
     "check",
     "compare",

@@ -13,7 +13,7 @@ import typer
 from typer.main import get_command
 
 from stepscope import __version__
-from stepscope.cli import Command, command_names, load_commands
+from stepscope.cli import Command, command_names, in_panels, load_commands, panel_of
 from stepscope.errors import MissingDependency, StepscopeError, UnknownName
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
@@ -26,14 +26,25 @@ _EXTRAS = {
 
 def build_app(name: str | None = None) -> typer.Typer:
     """Return the typer application with one subcommand for every file of cli/, or with the named one alone."""
-    app = typer.Typer(name="stepscope", callback=_root, no_args_is_help=True, pretty_exceptions_enable=False)
-    for command in load_commands(name):
+    app = typer.Typer(
+        name="stepscope",
+        callback=_root,
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    for command in in_panels(load_commands(name)):
+        panel = panel_of(command.name)
         if command.subcommands:
-            app.add_typer(_group(command), name=command.name)
-        else:
-            app.command(command.name, help=_help(command.function), context_settings=dict(command.context))(
-                command.function
-            )
+            app.add_typer(_group(command), name=command.name, rich_help_panel=panel)
+            continue
+        app.command(
+            command.name,
+            help=_help(command.function),
+            context_settings=dict(command.context),
+            rich_help_panel=panel,
+            cls=command.parser,
+        )(command.function)
     return app
 
 

@@ -42,7 +42,8 @@ class Option:
     choices: the values that there are, or a function that names them. quick: the default with `quick=True`.
     stated: the help says the default, so that the command line does not repeat it. argument: one without a name there;
     short: another name there; separate: of many values, each has an option of its own there. typed: on the command
-    line at all. stored: belongs to the question, so that a folder with another value holds another question.
+    line at all; advanced: listed apart there, since few need it. stored: belongs to the question, so that a folder
+    with another value holds another question.
     """
 
     help: str
@@ -61,6 +62,7 @@ class Option:
     separate: bool = False
     typed: bool = True
     stored: bool = True
+    advanced: bool = False
     default: Any = None
 
 

@@ -10,6 +10,15 @@ RUNS = Path("runs")
 NEWEST = "last"
 
 
+def last_runs(count: int, runs: str | Path = RUNS) -> list[Path]:
+    """The newest runs below a folder, the oldest of them first. Raises RunNotFound where there are fewer."""
+    folders = sorted(header.parent for header in Path(runs).glob("*/run.json"))
+    if len(folders) < count:
+        found = f"{len(folders)} run{'' if len(folders) == 1 else 's'}"
+        raise RunNotFound(f"there are {found} below '{runs}', not {count}", "name the runs, or record one more")
+    return folders[-count:]
+
+
 def find_run(run: str | Path, runs: str | Path = RUNS) -> Path:
     """The folder that is meant: a path, a name below `runs`, or the newest run below it for "last" and "last/ranks/1".
 

@@ -117,14 +117,14 @@ def test_a_script_that_leaves_through_os_exit_leaves_a_readable_run(
     script: Path, tmp_path: Path, stepscope_cli: CommandLine
 ) -> None:
     script.write_text(TRAIN + "    import os\n    os._exit(5)\n")
-    ended = stepscope_cli("run", str(script), "--out", "runs")
+    ended = stepscope_cli("run", "--out", "runs", str(script))
     assert ended.returncode == 5, ended.stderr
     run = RunReader(next((tmp_path / "runs").iterdir()))
     assert run.status == "interrupted"
 
 
 def test_two_runs_at_once_keep_apart(script: Path, tmp_path: Path, warm_python: WarmPython) -> None:
-    ended = warm_python.run(["-c", TWICE, "run", str(script), "-q", "--out", "runs"], tmp_path)
+    ended = warm_python.run(["-c", TWICE, "run", "-q", "--out", "runs", str(script)], tmp_path)
     assert ended.returncode == 0, ended.stderr
     runs = [RunReader(path) for path in (tmp_path / "runs").iterdir()]
     assert [run.steps.height for run in runs] == [4, 4]
@@ -134,7 +134,7 @@ def test_two_runs_at_once_keep_apart(script: Path, tmp_path: Path, warm_python: 
 def test_options_of_a_workload_are_refused_for_a_script(
     script: Path, tmp_path: Path, stepscope_cli: CommandLine
 ) -> None:
-    ended = stepscope_cli("run", str(script), "--steps", "5", "--out", "runs")
+    ended = stepscope_cli("run", "--steps", "5", "--out", "runs", str(script))
     assert ended.returncode == 2
     assert "--steps" in ended.stderr
     assert "--" in ended.stderr

@@ -58,6 +58,17 @@ def text(
     return captured.get()
 
 
+def brief(run: str | Path | Run = "last") -> str:
+    """Return a run in few words, for a script or an assistant: findings, evidence, numbers with CI, what is unknown.
+
+    run: a Run, the path of its folder, its name in `runs`, or "last". At most 1,500 tokens of plain text, a fact a
+    line; names of the run are quoted and cut. Raises RunError where the run cannot be read.
+    """
+    from stepscope.report.brief import brief as briefly
+
+    return briefly(open_run(run))
+
+
 def page(
     shown: str | Path | Run | Comparison = "last", path: str | Path | None = None, *, attribution: str = "fit"
 ) -> Path:

@@ -10,6 +10,7 @@ import typer
 from stepscope.api.requests import CompareRequest
 from stepscope.cli._options import command_of
 from stepscope.errors import UsageError
+from stepscope.run_paths import last_runs
 
 if TYPE_CHECKING:
     from stepscope.analysis.compare import Comparison
@@ -34,7 +35,7 @@ def _compare(
     from stepscope.analysis.compare import WHAT
     from stepscope.analysis.compare import compare as compared
 
-    comparison = compared(request.runs, request.per, request.attribution)
+    comparison = compared(request.runs or last_runs(2), request.per, request.attribution)
     differences = request.what or tuple(WHAT)
     if html:
         _page(comparison, differences, out or _PAGE, open_page)

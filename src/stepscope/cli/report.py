@@ -84,13 +84,19 @@ def _json(run: Run) -> None:
     import json
     from dataclasses import asdict
 
+    from stepscope.analysis.answer import headline, setting
     from stepscope.analysis.summary import energy_facts
 
     content: dict[str, Any] = {
         "id": run.id,
         "status": run.status,
+        "setting": setting(run),
+        "simulated": run.simulated,
+        "headline": [asdict(row) for row in headline(run)],
         "verdict": asdict(run.verdict()),
         "attained": {by: run.attained(by).to_dicts() for by in ("module", "operator")},
+        "phases": run.phases().to_dicts(),
+        "layers": run.layers().to_dicts(),
         "metrics": run.metrics().to_dicts(),
         "overhead": run.overhead().to_dicts(),
         "communication": run.communication().to_dicts(),

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from stepscope.api.requests import RunRequest
 from stepscope.cli._options import command_of
@@ -27,6 +28,39 @@ if TYPE_CHECKING:
 CONTEXT = {"ignore_unknown_options": False, "allow_interspersed_args": True}
 
 
+class PARSER(TyperCommand):
+    """Options go before a script, and all that follows its name is the script's, as with python and torchrun."""
+
+    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:
+        """Parse with a `--` behind the script's name, unless somebody has typed one."""
+        return super().parse_args(ctx, self._separated(args))
+
+    def _separated(self, args: list[str]) -> list[str]:
+        takes_value = {
+            name: not getattr(option, "is_flag", False)
+            for option in self.params
+            for name in (*option.opts, *option.secondary_opts)
+            if name.startswith("-")
+        }
+        place, of_a_module = 0, False
+        while place < len(args) and args[place].startswith("-") and args[place] != "--":
+            of_a_module |= args[place] in ("-m", "--module")
+            place += 2 if takes_value.get(args[place], False) else 1
+        rest = args[place + 1 :]
+        if place >= len(args) or "--" in args or not rest or not (of_a_module or is_script(args[place])):
+            return args
+        ours = [word for word in rest if word.partition("=")[0] in takes_value]
+        if ours:
+            said = f"{', '.join(ours)} of {args[place]}: options of stepscope go before the script"
+            sys.stderr.write(f"{said}\n")
+        return [*args[: place + 1], "--", *rest]
+
+
+def is_script(target: str) -> bool:
+    """Return whether a target is a script and not the name of a workload."""
+    return target.endswith(".py") or Path(target).is_file()
+
+
 def _run(
     request: RunRequest,
     html: Annotated[bool, typer.Option("--html", help="Also write the page with pictures.")] = False,
@@ -36,7 +70,7 @@ def _run(
     """Measure, report, and end with the exit code of the training."""
     from stepscope import workloads
 
-    of_a_script = request.module or request.target.endswith(".py") or Path(request.target).is_file()
+    of_a_script = request.module or is_script(request.target)
     if not of_a_script:
         workloads.refuse_unknown(request.target)  # before anything heavy is imported
 
@@ -119,7 +153,7 @@ def _refuse_for_a_script(request: RunRequest) -> None:
     names = ("optimizer", "lr", "device", "seed", "precision", "steps", "until_resolved")
     given = [known[name].flag for name in names if getattr(request, name) is not None]
     if given:
-        raise UsageError(f"{', '.join(given)}: of a workload only", "give a script its own arguments after --")
+        raise UsageError(f"{', '.join(given)}: of a workload only", "give a script its own arguments after its name")
 
 
 def _refuse_logs_without_a_folder(logs: Sequence[Path]) -> None:

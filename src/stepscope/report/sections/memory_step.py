@@ -63,10 +63,8 @@ def build(run: Run) -> Section:
     ]
     if peak.residual_bytes:
         more.append(Note(f"{percent(peak.residual_share, 2)} of the peak is unattributed."))
-    parts = (
-        *([] if peak.computed else [shown]),
-        More("Who holds it: categories, layers, tensors, operators", tuple(more)),
-    )
+    holds = More("Who holds it: categories, layers, tensors, operators", tuple(more))
+    parts: tuple[Part, ...] = (holds,) if peak.computed else (shown, holds)
     return Section(_lede(peak), parts, closed=True)
 
 

@@ -1,0 +1,22 @@
+"""`stepscope brief`: a run in few words, for a script or an assistant."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from stepscope.run_paths import NEWEST
+
+
+def brief(
+    run: Annotated[Path, typer.Argument(help="A run folder, the name of one in runs/, or 'last'.")] = Path(NEWEST),
+) -> None:
+    """Print a run in at most 1,500 tokens: findings with evidence, numbers with CI, what is unknown, what to do next.
+
+    For a script or an assistant to read: plain text, a fact a line, names of the run in backticks.
+    """
+    from stepscope.api.reading import brief as briefly
+
+    typer.echo(briefly(run), nl=False)
