@@ -31,7 +31,7 @@ CONTEXT = {"ignore_unknown_options": False, "allow_interspersed_args": True}
 class PARSER(TyperCommand):
     """Options go before a script, and all that follows its name is the script's, as with python and torchrun."""
 
-    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse with a `--` behind the script's name, unless somebody has typed one."""
         return super().parse_args(ctx, self._separated(args))
 
