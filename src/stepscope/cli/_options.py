@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from stepscope.request import REQUIRED, Option, Parameter, Request, parameters
+from stepscope.request import REQUIRED, Parameter, Request, parameters
 
 _METAVARS = {int: "INTEGER", float: "FLOAT"}
 
@@ -60,15 +60,17 @@ def _shown(parameter: Parameter) -> inspect.Parameter:
     info = (
         typer.Argument(help=about.help, **more)
         if about.argument
-        else typer.Option(*names, *([about.short] if about.short else []), help=about.help, **_panel(about), **more)
+        else typer.Option(
+            *names,
+            *([about.short] if about.short else []),
+            help=about.help,
+            rich_help_panel="Advanced" if about.advanced else None,
+            **more,
+        )
     )
     return inspect.Parameter(
         parameter.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, info]
     )
-
-
-def _panel(about: Option) -> dict[str, Any]:
-    return {"rich_help_panel": "Advanced"} if about.advanced else {}
 
 
 def _in_pieces(parameter: Parameter) -> bool:
