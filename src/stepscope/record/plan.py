@@ -84,7 +84,8 @@ class Plan:
             return self.choice.records(step)
         if step < _FIRST or step == self._shapes_at:
             self._asked_shapes = self.wants_shapes(step, elapsed_ns)
-            return self._asked_shapes
+            if self._asked_shapes or step < _FIRST:
+                return self._asked_shapes
         if step == _FIRST and self._affordable(elapsed_ns) <= 1 and not self.together:
             return False  # where one step is all that there is for, it is not one of the warm-up
         if self._left == 0 and self._wait == 0:
