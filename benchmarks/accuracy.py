@@ -123,7 +123,7 @@ def line(cell: Cell, found: dict[str, Any]) -> str:
 
 
 HEAD = (
-    "| sensor | network | steps | error per operator | bar | nearest sample (2019) | overlap | kinds: 90 % CIs "
+    "| sensor | network | steps | error per operator | bar | nearest sample (2019) | overlap | kinds: 95 % CIs "
     "that hold | modules: the same | energy within 10 % | and truly within 10 % | parts + unattributed off |\n"
     "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |"
 )

@@ -1,7 +1,7 @@
 """How right the energy attribution is on simulated sensors of known truth: `python -m benchmarks.accuracy_offline`.
 
 Each row is a sensor and a number of steps, over several programs: energy-weighted error of the kinds by our method and
-by the two simpler ways, share of the 90 % CIs that hold for kinds and for modules, share of the energy that is
+by the two simpler ways, share of the 95 % CIs that hold for kinds and for modules, share of the energy that is
 called resolved within 10 % and how much of that is. `--write FILE` keeps the table as Markdown; `--cost` measures time
 and memory instead.
 """

@@ -24,9 +24,9 @@ from stepscope.report.page.reading import count, milliseconds
 from stepscope.units import amount, number, percent, si
 
 _NUMBER = re.compile(r"(?<![\w.])(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?")
-# Said by the page itself: intervals of 95 and 90 %, within 10 %, the year of the paper, CUSUM over 5 steps, warm-up 3,
+# Said by the page itself: intervals of 95 %, within 10 %, the year of the paper, CUSUM over 5 steps, warm-up 3,
 # rounds of the text such as "less than 6".
-_OWN = {"95", "90", "10", "2019", "5", "3", "1", "2", "0", "6"}
+_OWN = {"95", "10", "2019", "5", "3", "1", "2", "0", "6"}
 _UNITS = ("ns", "s", "B", "W", "J", "1", "FLOP", "samples/s", "cores", "1/s")
 
 

@@ -218,7 +218,7 @@ class Run(RunReader):
         return fit_rails(self, self.rails, self._timelines, self.results)
 
     def energy(self, by: str = "module", method: str | None = None) -> pl.DataFrame:
-        """Energy per step, J, by "module", "op", "kind", "phase" or "component", with 90 % CIs and verdicts.
+        """Energy per step, J, by "module", "op", "kind", "phase" or "component", with 95 % CIs and verdicts.
 
         method: "fit" (ours), "nearest" (the sample nearest in time, as the 2019 paper), "overlap", or "model" for what
         a power model estimated; None: as this run was opened with. Parts and residual add up to each rail's measured
@@ -241,7 +241,7 @@ class Run(RunReader):
     def utilisation(self, by: str = "kind") -> pl.DataFrame:
         """Mean use of CPU (cores), GPU and memory controller (shares) by "kind", "op", "module" or "phase".
 
-        By the machinery of `energy`, with 90 % CIs and verdicts; empty where nothing of it was sampled.
+        By the machinery of `energy`, with 95 % CIs and verdicts; empty where nothing of it was sampled.
         """
         check_utilisation_grouping(by)
         return self.results.table(f"utilisation-{by}", lambda: utilisation_by(self.use_of_ops, by))

@@ -197,7 +197,7 @@ def _operator_table(rows: list[dict[str, Any]], title: str, *, by_sample: bool, 
     columns = [
         "a step",
         *(["a sample"] if by_sample else []),
-        "90 %",
+        "95 %",
         "share",
         *(["power"] if power else []),
         "verdict",
@@ -218,7 +218,7 @@ def _module_tables(rows: list[dict[str, Any]], title: str) -> list[RenderableTyp
 
 
 def _module_table(rows: list[dict[str, Any]], title: str, phases: list[str]) -> Table:
-    table = new_table(title, *phases, "a step", "90 %", "share", "power", "verdict")
+    table = new_table(title, *phases, "a step", "95 %", "share", "power", "verdict")
     for row in rows:
         parts = [si(row[phase], "J") if row[phase] is not None else "" for phase in phases]
         add_row(table, row["name"] or "(the model)", *parts, si(row["joules_per_step"], "J"), *_estimate_cells(row))

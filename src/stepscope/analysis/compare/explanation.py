@@ -15,7 +15,7 @@ import numpy as np
 import polars as pl
 
 from stepscope.analysis.compare.sides import TIMED, geometric_mean, timed_length
-from stepscope.analysis.energy.rail_fits import Z_90
+from stepscope.analysis.energy.rail_fits import Z_95
 from stepscope.analysis.memory.events import UNATTRIBUTED, Peak
 from stepscope.analysis.run import Run
 from stepscope.analysis.time.operators import CPU, FRAMEWORK_OVERHEAD, OUTSIDE, framework_overhead_ns, per_step
@@ -296,12 +296,11 @@ def _live_at_peak(run: Run, peak: Peak, by: str) -> pl.DataFrame:
 
 ENERGY_BY = ("module", "type", "kind", "phase")
 _WHOLE = ("total", "device")  # components that stand for the whole
-_Z_90 = Z_90
 
 
 @dataclass(frozen=True)
 class _RunEnergy:
-    """Energy of one run by name: value and half width of 90 %, NaN where it has none."""
+    """Energy of one run by name: value and half width of 95 %, NaN where it has none."""
 
     names: tuple[str, ...]
     joules: Floats
@@ -362,7 +361,7 @@ def _energy_side(runs: Sequence[Run], by: str, component: str, per_sample: bool,
     random = np.random.default_rng(seed)
     picks = random.integers(0, len(each), (_DRAWS, len(each)))
     noise = random.standard_normal((_DRAWS, len(each), len(names)))
-    draws = (joules[picks] + noise * half[picks] / _Z_90).mean(axis=1)
+    draws = (joules[picks] + noise * half[picks] / Z_95).mean(axis=1)
     return Parts(tuple(names), joules.mean(axis=0), draws)
 
 

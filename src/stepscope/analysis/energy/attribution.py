@@ -32,6 +32,7 @@ from stepscope.analysis.energy.misfit import NOTHING_FAILED, Misfit, misfit, tru
 from stepscope.analysis.energy.readings import Readings, at_conversions, at_updates, by_clock, surprises
 from stepscope.analysis.energy.regression import (
     ANY_SPREAD,
+    FULL_TIME,
     MOST_OF_KINDS,
     Fit,
     Moments,
@@ -72,7 +73,8 @@ class Options:
     `refresh`: time between the updates of the source, s; `stated`: its averaging window as the channel has it.
     `floor`: what the source's coarse steps hide of every power, W. `known`: what was found before of the very same
     readings, used as it is; `near`: of another source of the same make, to start from; `same_chip`: it has this one's
-    clock too. `stuck_s`: for how long the source stood still; its readings of that time are excluded.
+    clock too. `weight_sd`: of the weight of a conversion in a running average, as a share. `stuck_s`: for how long the
+    source stood still; its readings of that time are excluded.
     """
 
     periodic: bool = False
@@ -85,6 +87,7 @@ class Options:
     same_chip: bool = False
     lowest: Level = "place"
     stuck_s: float = 0.0
+    weight_sd: float = 0.0
 
     def prior(self, hold: float) -> Prior:
         """Return what a calibration starts from; hold: how old a value can be beyond its own delay, s."""
@@ -213,16 +216,16 @@ def _attribute(timeline: Timeline, readings: Readings, options: Options) -> Attr
     errors = wobble(timeline, readings, fit, rows.matrix, rows.scale, rows.theta, found)
     others = _other_models(timeline, readings, found)
     of_times = _errors_of_times(timeline, fit.watts)
+    of_weight = _errors_of_weight(timeline, readings, found.model, options.weight_sd)
     rivals = (np.sqrt(one.probability) * one.moved for one in others)
-    errors = replace(errors, moved=np.vstack([errors.moved, *rivals, of_times]))
+    errors = replace(errors, moved=np.vstack([errors.moved, *rivals, of_times, of_weight]))
     _, width = found.model.windows(readings)
     middle = readings.at - found.model.lag - (float(np.median(width)) + found.model.hold) / 2
     weight = np.where(readings.watts != 0, rows.watts / np.where(readings.watts != 0, readings.watts, 1.0), 1.0)
     bare = left if rows.theta else (rows.watts - rows.matrix @ fit.watts) / weight * readings.weight
     varies = max(float((readings.watts * readings.weight).var()), 1e-30)
     tested = misfit(timeline, middle, left, bare, varies**0.5, 1 - fit.noise / varies)
-    if known.tied:
-        tested = replace(tested, fatal=tested.fatal or _TWO_CLOCKS)
+    tested = replace(tested, fatal=tested.fatal or _unknown_past(readings, known, options))
     spread = spread * tested.factor**2
     errors = replace(errors, moved=errors.moved * tested.factor)
     whole = _assemble(timeline, readings, known, fit, coarse, spread, errors, left)
@@ -254,6 +257,42 @@ def _errors_of_times(timeline: Timeline, watts: Floats) -> Floats:
     mean = float(watts @ timeline.seconds) / max(float(timeline.seconds.sum()), 1e-30)
     seconds = np.maximum(timeline.seconds, 1e-12)
     return np.asarray(deviation * filled * (watts - mean) / seconds)
+
+
+_FAR_WIDER = 3.0  # than one conversion: a blur that is not the sensor's
+
+
+def _unknown_past(readings: Readings, known: KnownSource, options: Options) -> str:
+    """Return why it is not known how the sensor sees the past; empty where it is."""
+    if known.tied:
+        return _TWO_CLOCKS
+    if readings.register is not None:
+        return "the clock of the conversions behind this running average was not found: train more steps"
+    width = known.last.model.width
+    if readings.conversions is not None and options.stated and width and width > _FAR_WIDER * options.stated:
+        return (
+            f"each conversion seems to see {width * 1e3:.2g} ms where it takes {options.stated * 1e3:.2g} ms: power "
+            "follows its cause late, and a running average does not tell how"
+        )
+    return ""
+
+
+_NUDGE = 0.05  # of the weight of a conversion
+
+
+def _errors_of_weight(timeline: Timeline, readings: Readings, model: SensorModel, sd: float) -> Floats:
+    """Errors of the powers (1, P), W, from that of the weight of a conversion; (0, P) where the source has none."""
+    if not sd or (readings.conversions is None and readings.register is None):
+        return np.zeros((0, timeline.keys.count))
+    new, _ = condensed_keys(timeline, *FEW_KEYS)
+    few = condense(timeline, *FEW_KEYS)
+    powers = []
+    for factor in (1 - _NUDGE, 1 + _NUDGE):
+        other = _near_steps(timeline, readings.reweighted(factor))
+        other = other.kept(covered(few, other, model)).first(_COMPARED)
+        cut = few.until(float(other.stamp[-1]) + 0.3)
+        powers.append(_scaled_rows(cut, other, model)[1].watts)
+    return np.asarray((powers[1] - powers[0])[new][None, :] * sd / (2 * _NUDGE))
 
 
 _COMPARED = 4_000  # readings from which other sensor models' powers are taken
@@ -430,6 +469,10 @@ def _assemble(
     coarser, _ = close_to_total(seconds * coarse.watts, covariance, total)
     sharper, _ = close_to_total(joules + seconds * errors.without_smear, covariance, total)
     gap = (total.joules - joules.sum()) / total.joules
+    if total.seen <= FULL_TIME:  # what it did not look at, the fit knows better; that they differ is an error too
+        whole = float(adjusted.sum())
+        errors_of_whole = max(float(covariance_closed.sum()), 0.0) ** 0.5, (whole - total.joules) / 2
+        total = replace(total, joules=whole, sd=float(np.hypot(*errors_of_whole)))
     phase = phase_check(timeline, readings, found.model.lag)
     negative = -float(np.minimum(joules, 0).sum()) / total.joules
     explained = 1 - float(left.var()) / max(float(readings.watts.var()), 1e-30)

@@ -12,7 +12,14 @@ import polars as pl
 from stepscope.analysis.energy.attribution import CONVERSION, Options
 from stepscope.analysis.energy.calibration import KnownSource, known_from_json, known_to_json
 from stepscope.analysis.energy.clocks import is_periodic
-from stepscope.analysis.energy.readings import Readings, from_counter, from_gauge, stuck_readings, taken_apart
+from stepscope.analysis.energy.readings import (
+    Readings,
+    from_counter,
+    from_gauge,
+    stuck_readings,
+    taken_apart,
+    weight_of_decay,
+)
 from stepscope.analysis.energy.sources import PowerSource, channel_readings
 from stepscope.analysis.energy.timeline import Keys, Lane, Timeline, fill_unprofiled
 from stepscope.analysis.result_cache import ResultCache
@@ -40,6 +47,7 @@ _FINER = (
 )
 _BOTH = 2  # ops of the CPU, and kernels
 _AS_STATED = 0.1  # of a period: a clock that is further from what the channel states is another
+_STATED_WEIGHT = 0.1  # of the weight of a conversion that a driver states: real registers were 19 % off
 _AS_READ = 0.95  # of a refresh: reads that are no faster than this see a new value each time
 
 
@@ -241,12 +249,19 @@ def run_readings(run: RunReader, source: PowerSource, origin_ns: int) -> tuple[R
         gaps = (source.growth.gaps_ns - origin_ns) / 1e9
         return from_counter(t, t, source.growth.grown, gaps, refresh), Options(refresh=refresh)
     t0_ns, t1_ns, watts = channel_readings(run, channel)
-    step = float(steps_after_warmup(run)["length_ns"].cast(pl.Float64).median() or 0.0) / 1e9
-    return gauge_inputs((t0_ns - origin_ns) / 1e9, (t1_ns - origin_ns) / 1e9, watts, source, step)
+    steps = steps_after_warmup(run)
+    step = float(steps["length_ns"].cast(pl.Float64).median() or 0.0) / 1e9
+    end = (float(steps["t1_ns"][-1]) - origin_ns) / 1e9
+    return gauge_inputs((t0_ns - origin_ns) / 1e9, (t1_ns - origin_ns) / 1e9, watts, source, step, end)
 
 
-def gauge_inputs(t0: Floats, t1: Floats, watts: Floats, source: PowerSource, step: float) -> tuple[Readings, Options]:
-    """Readings of a gauge, read between t0 and t1 (M,), s, and what is known of them; step: a typical one's length."""
+def gauge_inputs(
+    t0: Floats, t1: Floats, watts: Floats, source: PowerSource, step: float, end: float = np.inf
+) -> tuple[Readings, Options]:
+    """Readings of a gauge, read between t0 and t1 (M,), s, and what is known of them.
+
+    step: length of a typical one; end: of the last.
+    """
     channel, refresh = source.channel or {}, source.refresh_ns / 1e9 or None
     still = stuck_readings(t0, watts, step)
     stuck_s = float((np.diff(t0) * still[1:] * still[:-1]).sum())
@@ -255,8 +270,12 @@ def gauge_inputs(t0: Floats, t1: Floats, watts: Floats, source: PowerSource, ste
     weight = register_weight(channel)
     if weight is not None and refresh is not None:
         known = ~np.isnan(watts)
-        return taken_apart((t0 + t1)[known] / 2, watts[known], weight, refresh), Options(
-            refresh=refresh, floor=floor, stuck_s=stuck_s
+        stamp, watts = (t0 + t1)[known] / 2, watts[known]
+        told = weight_of_decay(stamp, watts, end, refresh / weight, source.step_size)
+        weight_sd = _STATED_WEIGHT if told is None else told[1] / told[0]
+        weight = weight if told is None else refresh / told[0]
+        return taken_apart(stamp, watts, weight, refresh), Options(
+            refresh=refresh, stated=CONVERSION * refresh, floor=floor, stuck_s=stuck_s, weight_sd=weight_sd
         )
     readings = from_gauge(t0, t1, watts, refresh)
     # Stamps of reads that are slower than the source are right as they are: what is late then is the value.

@@ -14,6 +14,8 @@ from stepscope.arrays import Flags, Floats, Ints
 
 _A_BIN, _BINS = 20, (4, 40)  # readings in a part of the step at the least; parts
 _SIGMAS = 3.5  # of chance, from which a test has failed
+_OFF_PHASE = 1.5  # excess by phase of the step from which nothing is claimed: the sensor is another than was found
+_EXACT = 0.999  # of the readings' variance: where so much is explained, what is left moves no power by much
 _MOST = 5.0  # that a test widens intervals by
 _FEWEST_STEPS, _MOST_CORRELATION = 12, 0.8
 _FAR = 3.5  # robust standard deviations: a reading further off fits nothing that ran
@@ -23,6 +25,9 @@ _FEWEST = 8  # readings of which a spread is taken
 _QUIET = 0.02  # of the standard deviation of the readings: a spread below it is taken as this
 _FOLLOWED = 0.2  # of the readings' variance, that operators must explain
 _TESTED = 100  # readings; the tests cannot fail with fewer
+
+
+_PHASE = "what the fit leaves follows the phase of the step"
 
 
 @dataclass(frozen=True)
@@ -47,7 +52,7 @@ def misfit(timeline: Timeline, at: Floats, left: Floats, bare: Floats, moves: fl
     step = timeline.step_of(at)
     phase = (at - timeline.step_t0[step]) / np.maximum(timeline.step_t1[step] - timeline.step_t0[step], 1e-12)
     tests = {
-        "what the fit leaves follows the phase of the step": _by_bin(phase, left, np.ones(len(left), dtype=bool)),
+        _PHASE: _by_bin(phase, left, np.ones(len(left), dtype=bool)),
         "the halves of the run disagree": _halves(phase, left, np.arange(len(left)) < len(left) // 2),
         "what the fit leaves goes on from step to step": _from_step_to_step(step, left),
     }
@@ -60,6 +65,8 @@ def misfit(timeline: Timeline, at: Floats, left: Floats, bare: Floats, moves: fl
         )
     elif len(left) < _TESTED:
         fatal = f"{len(left)} readings are too few to test whether the fit is right: train more steps"
+    elif failed.get(_PHASE, 1.0) > _OFF_PHASE and explained < _EXACT:
+        fatal = f"{_PHASE}: how the sensor sees the past was not found"
     elif explained < _FOLLOWED:
         fatal = f"the operators explain {max(explained, 0):.0%} of how the readings move: train steps of another length"
     return Misfit(float(np.prod(list(failed.values()))), tuple(failed), fatal)

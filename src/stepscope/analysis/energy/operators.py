@@ -14,7 +14,7 @@ from stepscope.analysis.channels import Series, core_busy_time, series_of
 from stepscope.analysis.energy.attribution import Attribution, Options, attribute
 from stepscope.analysis.energy.calibration import Calibration, KnownSource
 from stepscope.analysis.energy.inputs import RunTimeline, RunTimelines, store_calibrations, stored_calibrations
-from stepscope.analysis.energy.rail_fits import RESOLVED, Z_90, Parts, RailFit, identifiability, judge, parts, trouble
+from stepscope.analysis.energy.rail_fits import RESOLVED, Z_95, Parts, RailFit, identifiability, judge, parts, trouble
 from stepscope.analysis.energy.readings import Readings, from_counter, from_gauge
 from stepscope.analysis.energy.sensor_model import SensorModel
 from stepscope.analysis.processes import WATCHED, own_scope
@@ -29,6 +29,7 @@ BY = {"module": ("module", "phase"), "op": ("name", "module", "phase"), "kind": 
 METHODS = ("fit", "overlap", "nearest", "model")
 WHOLE = "component"
 MEASURED = "(whole)"
+ENDS = ("low", "high")
 ENERGY_SCHEMA = {
     "component": pl.String,
     "rail": pl.String,
@@ -47,6 +48,8 @@ ENERGY_SCHEMA = {
     "reason": pl.String,
     "method": pl.String,
     "during_per_step": pl.Float64,
+    "during_low": pl.Float64,
+    "during_high": pl.Float64,
 }
 RESOLUTION_SCHEMA = {
     "component": pl.String,
@@ -72,7 +75,7 @@ RESOLUTION_SCHEMA = {
 def energy_by(
     rails: Sequence[RailFit], by: str = "module", method: str = "fit", samples: float | None = None
 ) -> pl.DataFrame:
-    """Energy per step, J, largest first within a rail; 90 % CIs. Columns as `SCHEMA`.
+    """Energy per step, J, largest first within a rail; 95 % CIs. Columns as `SCHEMA`.
 
     samples: mean of a step, for `joules_per_sample`; null where they were not counted.
 
@@ -150,6 +153,9 @@ def _fitted_rows(rail: RailFit, names: list[dict[str, Any]], gather: Any) -> pl.
         row |= {"during_per_step": float(whole.meanwhile[index]) / steps}
         if not against:  # a number that is disowned has no interval
             row |= {"low": max(row["joules_per_step"] - half, 0.0), "high": row["joules_per_step"] + half}
+            row |= {
+                f"during_{end}": float(during[index]) / steps for end, during in zip(ENDS, whole.during, strict=True)
+            }
         row |= {"verdict": judged.verdict[index], "reason": judged.reason[index] or None}
     return _rail_frame(rail, "fit", [*rows, *_unattributed_row(rail, whole)])
 
@@ -199,7 +205,7 @@ def _whole_row(rail: RailFit, method: str) -> dict[str, Any]:
     span = timeline.end - timeline.begin
     if rail.fit is not None and method == "fit":
         hidden = rail.fit.floor * span
-        joules, half = rail.fit.total.joules, Z_90 * float(np.hypot(rail.fit.total.sd, hidden))
+        joules, half = rail.fit.total.joules, Z_95 * float(np.hypot(rail.fit.total.sd, hidden))
         if rail.measured is not None and rail.measured.low_w is not None and rail.measured.high_w is not None:
             half = max(
                 half, (rail.measured.high_w - rail.measured.low_w) / 2 * span
@@ -348,7 +354,7 @@ def _utilisation_readings(series: Series, unit: str, origin_ns: int) -> tuple[Re
 
 
 def utilisation_by(uses: list[UtilisationFit], by: str = "kind") -> pl.DataFrame:
-    """Mean use while each kind, op, module or phase runs: cores, or a share of 1; 90 % CIs. As `SCHEMA`."""
+    """Mean use while each kind, op, module or phase runs: cores, or a share of 1; 95 % CIs. As `SCHEMA`."""
     check_utilisation_grouping(by)
     rows = [row for use in uses for row in _utilisation_rows(use, BY[by])]
     return pl.DataFrame(rows, schema=UTILISATION_SCHEMA)

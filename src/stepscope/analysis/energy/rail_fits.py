@@ -1,4 +1,4 @@
-"""Each rail of a run fitted to its ops, and the energy of groups of ops with 90 % CIs and verdicts."""
+"""Each rail of a run fitted to its ops, and the energy of groups of ops with 95 % CIs and verdicts."""
 
 from __future__ import annotations
 
@@ -154,8 +154,7 @@ def _within_steps(ops: RunTimeline, readings: Readings) -> np.ndarray[tuple[int]
     return np.asarray((at >= ops.timeline.begin) & (at <= ops.timeline.end))
 
 
-PART_CONFIDENCE = 0.90
-Z_90 = float(special.ndtri((1 + PART_CONFIDENCE) / 2))
+Z_95 = float(special.ndtri(0.975))
 _AS_DECIDED = 1.5  # standard deviations: the most that the coarser fit's disagreement adds
 _ALWAYS = 0.005  # of a part's energy: what no term below sees
 
@@ -169,13 +168,22 @@ class Parts:
     statistical: Floats
     seconds: Floats
     correlation: Floats
-    meanwhile: Floats  # J, that went through the rail while each ran
+    meanwhile: Floats  # J, that went through the rail while each ran, if what was found filters the rail
 
     @property
     def half_width(self) -> Floats:
-        """Half of the 90 % CI, J (G,)."""
-        half: Floats = Z_90 * self.sd
+        """Half of the 95 % CI of the energies, J (G,)."""
+        half: Floats = Z_95 * self.sd
         return half
+
+    @property
+    def during(self) -> tuple[Floats, Floats]:
+        """Ends of the 95 % CI of what goes through the rail while each runs, J (G,).
+
+        Readings do not tell whether a rise is the sensor's, and then nothing outlasts its cause, or the rail's own.
+        """
+        low, high = np.minimum(self.joules, self.meanwhile), np.maximum(self.joules, self.meanwhile)
+        return np.maximum(low - self.half_width, 0.0), high + self.half_width
 
     @property
     def relative(self) -> Floats:
@@ -205,16 +213,14 @@ def parts(found: Attribution, gather: Any) -> Parts:
     most = _AS_DECIDED * np.sqrt(variance)
     apart = np.clip(gather @ (found.coarser - found.joules), -most, most)
     blunt = gather @ (found.sharper - found.joules) / 2
-    # Readings do not tell whether a rise is the sensor's or the rail's own: what is caused and what flows then differ.
     meanwhile = joules if found.meanwhile is None else gather @ found.meanwhile
-    risen = (meanwhile - joules) / Z_90
-    sd = np.sqrt(variance + risen**2 + apart**2 + blunt**2 + (_ALWAYS * joules) ** 2 + (found.floor * seconds) ** 2)
+    sd = np.sqrt(variance + apart**2 + blunt**2 + (_ALWAYS * joules) ** 2 + (found.floor * seconds) ** 2)
     scale = np.sqrt(np.maximum(variance, 1e-300))
     statistical = np.sqrt(np.minimum(np.maximum(np.diag(own), 0), variance))
     return Parts(joules, sd, statistical, seconds, spread / scale[:, None] / scale, meanwhile)
 
 
-RESOLVED, COARSE = 0.10, 0.30  # half of the 90 % CI as a share of the energy
+RESOLVED, COARSE = 0.10, 0.30  # half of the 95 % CI as a share of the energy
 STAMP_RATIO = 20.0  # ops must be so much longer than their stamps' error
 _TOGETHER = -0.5  # correlation from which two parts are told apart by the prior alone
 _POSSIBLE, _OTHER_ENERGIES = 0.05, 0.05  # of another sensor model: its probability, and the energy that it would move
@@ -311,7 +317,7 @@ def _reason(found: Attribution, whole: Parts, index: int, names: Sequence[str]) 
     if others[partner] < _TOGETHER:
         pair = [index, partner]
         spread = whole.correlation[np.ix_(pair, pair)] * np.outer(whole.sd[pair], whole.sd[pair])
-        half = Z_90 * float(np.sqrt(max(spread.sum(), 0.0))) / float(whole.joules[pair].sum())
+        half = Z_95 * float(np.sqrt(max(spread.sum(), 0.0))) / float(whole.joules[pair].sum())
         return f"always beside {names[partner]}; the two together are known to {half:.0%}"
     each = whole.seconds[index] / found.timeline.steps
     _, width = found.calibration.model.windows(found.readings)
@@ -349,7 +355,7 @@ def _more_steps(found: Attribution, whole: Parts, wanted: float = 0.90) -> int |
     fixed = np.maximum(whole.sd**2 - whole.statistical**2 - hidden, 0.0)
     steps = found.timeline.steps
     for factor in np.geomspace(1.0, _MOST_FACTOR, 61):
-        half = Z_90 * np.sqrt(whole.statistical**2 / factor**_FASTER + fixed / np.sqrt(factor) + hidden) / energy
+        half = Z_95 * np.sqrt(whole.statistical**2 / factor**_FASTER + fixed / np.sqrt(factor) + hidden) / energy
         if float(energy[half <= RESOLVED].sum()) >= wanted * float(energy.sum()):
             return 0 if factor == 1.0 and not trouble(found) else max(int(np.ceil(steps * (factor - 1))), 1)
     return None

@@ -36,6 +36,17 @@ class Register:
 
 
 @dataclass(frozen=True)
+class Conversions:
+    """Values (K,) of a running average, each once, at the conversions `number` (K,) that brought them, `stamp`, s."""
+
+    stamp: Floats
+    watts: Floats
+    number: Floats
+    weight: float
+    period: float
+
+
+@dataclass(frozen=True)
 class Readings:
     """Mean power `watts` (M,) of windows that end at `stamp` (M,) less an unknown lag.
 
@@ -51,6 +62,7 @@ class Readings:
     carry: float = 0.0
     tick: float = 0.0  # s, from update to update: a gauge's values, each once, at the update that brought it; else 0
     register: Register | None = None  # behind windows that could not be told conversion by conversion
+    conversions: Conversions | None = None  # of a running average that was told conversion by conversion
     also: tuple[Readings, ...] = ()  # the same reads by other clocks that explain their repeats about as well
 
     @property
@@ -84,6 +96,16 @@ class Readings:
             return self.stamp
         last: Floats = self.stamp[sparse.csr_matrix(self.mix).indices[self.mix.indptr[1:] - 1]]
         return last
+
+    def reweighted(self, factor: float) -> Readings:
+        """All readings of a running average, were the weight of one conversion so many times what is stated."""
+        if self.conversions is not None:
+            told = self.conversions
+            return _by_conversions(told.stamp, told.watts, told.number, told.weight * factor, told.period)
+        if self.register is not None:
+            held = self.register
+            return _by_windows(held.stamp, held.watts, held.weight * factor, held.period)
+        return self
 
     def first(self, count: int) -> Readings:
         """The first so many readings."""
@@ -317,18 +339,52 @@ def surprises(register: Register, end: Floats, fitted: Floats) -> tuple[Floats, 
 
 def _by_conversions(stamp: Floats, watts: Floats, number: Floats, weight: float, period: float) -> Readings:
     """One window a conversion; a reading after missed conversions is their weighted mean."""
+    told = Conversions(stamp, watts, number, weight, period)
     steps = np.diff(number).astype(np.int64)
     kept = (1 - weight) ** steps
     mean = (watts[1:] - kept * watts[:-1]) / (1 - kept)
     chosen = steps <= _MOST_MISSED
     stamp, mean, steps, kept = stamp[1:][chosen], mean[chosen], steps[chosen], kept[chosen]
     if (steps == 1).all():
-        return Readings(stamp, mean)
+        return Readings(stamp, mean, conversions=told)
     row = np.repeat(np.arange(len(steps)), steps)
     back = np.repeat(np.cumsum(steps), steps) - 1 - np.arange(len(row))  # conversions before the last of the reading
     share = weight * (1 - weight) ** back / (1 - kept[row])
     mix = sparse.csr_matrix((share, np.arange(len(row)), np.append(0, np.cumsum(steps))), (len(steps), len(row)))
-    return Readings(stamp[row] - back * period, mean, mix=mix)
+    return Readings(stamp[row] - back * period, mean, mix=mix, conversions=told)
+
+
+_DECAY = 3.0  # time constants after the load that a decay is followed
+_FEWEST_DECAY, _CLEAR_DECAY = 20, 20.0  # readings of it; its height in steps of the sensor
+_PURE = 0.01  # of the height of a decay: what it may be off an exponential
+_LEAST_SD = 0.01  # of a time constant that a decay tells
+
+
+def weight_of_decay(
+    stamp: Floats, watts: Floats, end: float, nominal: float, step: float
+) -> tuple[float, float] | None:
+    """The time constant of a running average, s, and its standard deviation, from its fall after a load's end.
+
+    None where what follows is no clean exponential: then the device did not rest at once. stamp, watts: (M,) as read;
+    nominal: time constant as stated, s; step: of the sensor, W.
+    """
+    after = (stamp > end + 0.05 * nominal) & (stamp < end + _DECAY * nominal)
+    t, y = stamp[after] - end, watts[after]
+    if len(t) < _FEWEST_DECAY or t[-1] - t[0] < nominal:
+        return None
+    tried = nominal * np.geomspace(0.4, 2.5, 121)
+    errors, heights = np.empty(len(tried)), np.empty(len(tried))
+    for place, tau in enumerate(tried.tolist()):
+        shape = np.column_stack([np.ones(len(t)), np.exp(-t / tau)])
+        solution = np.linalg.lstsq(shape, y, rcond=None)[0]
+        errors[place], heights[place] = float(((y - shape @ solution) ** 2).mean()), abs(float(solution[1]))
+    best = int(np.argmin(errors))
+    height, noise = heights[best], max(float(errors[best]), 1e-12)
+    if not 0 < best < len(tried) - 1 or height < _CLEAR_DECAY * step or noise**0.5 > step + _PURE * height:
+        return None
+    bend = float(errors[best - 1] + errors[best + 1] - 2 * errors[best]) / float(np.log(tried[1] / tried[0])) ** 2
+    sd = float(np.sqrt(2 * noise / max(bend, 1e-30) / len(t)))
+    return float(tried[best]), float(tried[best]) * max(sd, _LEAST_SD)
 
 
 _STEPS = 3  # what only rests moves again in the next step

@@ -249,9 +249,13 @@ def measured_total(readings: Readings, width: Floats, weight: Floats, seconds: f
 
     width: (M,) of each reading's window, weight: (M,) of each reading.
     """
-    mean = float(np.average(readings.watts, weights=weight))
     distance = np.diff(readings.at)
     period = float(np.median(distance)) if len(distance) else seconds
+    if readings.width is None and readings.mix is None and len(distance):
+        # What was read twice counts once in a fit; where power rests that is common, and the mean would be of the rest.
+        near = np.minimum(distance, 3 * period)
+        weight = weight * (np.append(near, near[-1:]) + np.append(near[:1], near))
+    mean = float(np.average(readings.watts, weights=weight))
     # Windows that repeat or leave some out at random see no more than all of them laid end to end.
     seen = min(1.0, float(width.sum()) / seconds, float(np.median(width)) / period if period > 0 else 0.0)
     lost = float(np.maximum(distance - 3 * period, 0).sum()) / seconds if len(distance) else 0.0

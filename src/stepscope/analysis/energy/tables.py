@@ -299,7 +299,7 @@ POWER_SCHEMA = {
     "start_ns": pl.Int64,  # from the start of the step
     "end_ns": pl.Int64,
     "power_w": pl.Float64,
-    "known": pl.Boolean,  # half of the 90 % CI of what ran is at most 30 % of its power
+    "known": pl.Boolean,  # half of the 95 % CI of what ran is at most 30 % of its power
     "step": pl.Int64,
 }
 _MOST_PIECES = 1500

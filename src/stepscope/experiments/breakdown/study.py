@@ -204,7 +204,7 @@ def _energy_table(evidence: Evidence) -> ResultTable:
         ]
     columns = ("model", "of", "component", "operation", "mJ a step", "plus or minus", "%")
     note = (
-        "Attributed to operators in the first repeat that has energy; half widths of 90 % of the parts are added, "
+        "Attributed to operators in the first repeat that has energy; half widths of 95 % of the parts are added, "
         "which is the widest that they can be."
     )
     return ResultTable("energy", "Energy by operator", columns, tuple(rows), note)
@@ -260,7 +260,7 @@ _WHOLE = ("total", "device")  # components that stand for the whole board
 
 @dataclass(frozen=True)
 class FamilyEnergy:
-    """Energy of a step by family, J, of one component, with how far each can be off (half of 90 %)."""
+    """Energy of a step by family, J, of one component, with how far each can be off (half of 95 %)."""
 
     component: str
     joules: Mapping[str, float]

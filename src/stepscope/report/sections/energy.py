@@ -57,7 +57,7 @@ def _lede(run: Run) -> str:
     exact = (
         " Parts and the unattributed energy add up to each rail's measured total." if run.attribution == "fit" else ""
     )
-    return f"{marked}Joules a step by {METHOD_LABELS[run.attribution]}, with 90 % CIs.{exact}"
+    return f"{marked}Joules a step by {METHOD_LABELS[run.attribution]}, with 95 % CIs.{exact}"
 
 
 def _nothing(run: Run, kinds: pl.DataFrame) -> str:
@@ -112,7 +112,7 @@ def _caption(rows: int) -> str:
 
 def _measures(batch: float | None, several: bool) -> tuple[Column, ...]:
     columns = [Column("Rail", numeric=False)] if several else []
-    columns += [Column("A step"), Column("90 % CI"), Column("Share"), Column("Power")]
+    columns += [Column("A step"), Column("95 % CI"), Column("Share"), Column("Power")]
     columns.append(Column("Above idle", meaning=_MEANING))
     columns += [Column("A sample")] if batch else []
     return (

@@ -22,7 +22,7 @@ _COLUMNS = (
     Column("Operator", numeric=False),
     Column("Of", numeric=False),
     Column("While it runs"),
-    Column("90 % CI"),
+    Column("95 % CI"),
     Column("Share", meaning="Of all that was used in the steps"),
     Column("Verdict", numeric=False, meaning="within 10 %: half of the CI is at most 10 % of the value"),
 )
