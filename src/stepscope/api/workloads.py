@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,8 @@ from stepscope import workloads
 from stepscope.experiments.workload_counts import chosen_workloads, workload_rows
 from stepscope.footprint.calibration import measured_environment
 from stepscope.footprint.jobs import workload_job
-from stepscope.footprint.prediction import fit_job, predict_script_fit, requested_limit
+from stepscope.footprint.plan import make_plan
+from stepscope.footprint.prediction import predict_fit, predict_script_fit, question_of, requested_limit
 from stepscope.footprint.result import FitResult
 
 if TYPE_CHECKING:
@@ -27,16 +29,20 @@ def fit_workload(
     device: str | None = None,
     allocator: str = "default",
     options: bool = True,
+    plan: bool = False,
 ) -> FitResult:
     """Return whether the training of a workload fits into a memory (8e9, or "8GB"), a device ("tx2") or this machine,
     unrun.
 
     workload: a name, "path/to/file.py:name", or a Workload; batch and optimizer default to its own. options: also
-    look for what would make it fit. Bytes throughout. Raises UnknownName and UsageError. `stepscope.fit` asks the same
-    of a model of yours.
+    look for what would make it fit. plan: also search the cheapest combination of changes that fits (`plan.chosen`),
+    priced in FLOPs; the command measures seconds. Bytes throughout. Raises UnknownName and UsageError. `stepscope.fit`
+    asks the same of a model of yours.
     """
     job = workload_job(workloads.find(workload) if isinstance(workload, str) else workload, optimizer)
-    return fit_job(job, job.default_batch if batch is None else batch, memory, device, allocator, options)
+    size = job.default_batch if batch is None else batch
+    question = question_of(job, size, memory, device, allocator, options)
+    return replace(predict_fit(question), plan=make_plan(question) if plan else None)
 
 
 def fit_script(

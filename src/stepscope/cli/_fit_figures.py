@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from stepscope.footprint.measurements import AllocatorTrade
-    from stepscope.footprint.plan import Plan
     from stepscope.footprint.prediction import JobQuestion
     from stepscope.footprint.result import FitResult
     from stepscope.record.dry.job import Job
@@ -24,7 +23,7 @@ _NEAR = 2.0  # a limit further above the peak than this would only make the draw
 
 def draw_figures(
     folder: Path, forms: Sequence[str], found: FitResult, question: JobQuestion | None, beside: Sequence[Job],
-    traded: Sequence[AllocatorTrade], plan: Plan | None = None,
+    traded: Sequence[AllocatorTrade],
 ) -> list[Path]:  # fmt: skip
     """Write every picture that the answer has data for; the paths.
 
@@ -34,7 +33,7 @@ def draw_figures(
 
     if found.events is None or found.events.is_empty():
         raise StepscopeError(f"there is no dry run of {found.name} to draw: {found.stopped}", "leave --figures out")
-    pictures = [*_step_pictures(found), *_trade_pictures(found, traded), *_plan_pictures(found, plan)]
+    pictures = [*_step_pictures(found), *_trade_pictures(found, traded), *_plan_pictures(found)]
     if question is not None:
         pictures += [*_model_pictures(question, beside), *_option_pictures(found, question)]
     stem = found.name.replace(":", "-").replace("/", "-")
@@ -101,9 +100,10 @@ def _trade_pictures(found: FitResult, traded: Sequence[AllocatorTrade]) -> Itera
         yield "fit-allocators", lambda width: memory.build_allocators(rows, width), said
 
 
-def _plan_pictures(found: FitResult, plan: Plan | None) -> Iterator[Picture]:
+def _plan_pictures(found: FitResult) -> Iterator[Picture]:
     from stepscope.report.charts import memory
 
+    plan = found.plan
     if plan is not None and plan.candidates:
         limit = None if found.limit is None else found.limit.bytes / 1e6
         rows, said = plan.frame(), f"{found.name}: memory against time of a step"

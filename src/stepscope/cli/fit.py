@@ -71,14 +71,15 @@ def _fit(
     sized = FitRequest(target=target, optimizer=request.optimizer, threads=request.threads, precision=request.precision)
     words = sized.words()
     traded = _allocator_trades(console, words, context.args, found, kept) if request.allocators else []
-    plan = None if question is None or not (request.plan or request.prove) else _plan(console, question, request, words)
-    _print_all(console, found, traded, plan, as_json)
+    if question is not None and (request.plan or request.prove):
+        found = replace(found, plan=_plan(console, question, request, words))
+    _print_all(console, found, traded, as_json)
     if request.figures is not None:
         from stepscope.cli._fit_figures import draw_figures
 
         drawn = draw_figures(
             request.figures, request.format or ["png"], found, question,
-            [_job(name, None) for name in request.beside or ()], traded, plan,
+            [_job(name, None) for name in request.beside or ()], traded,
         )  # fmt: skip
         console.print("\n".join(map(str, drawn)), soft_wrap=True)
     if request.probe and question is not None:
@@ -250,22 +251,19 @@ def _allocator_trades(
     return measure_allocators(console, sized, arguments, found, kept)
 
 
-def _print_all(
-    console: Console, found: FitResult, traded: list[AllocatorTrade], plan: Plan | None, as_json: bool
-) -> None:
+def _print_all(console: Console, found: FitResult, traded: list[AllocatorTrade], as_json: bool) -> None:
     if as_json:
         from stepscope.footprint.measurements import trade_dicts
 
         measured = {"allocators": trade_dicts(traded)} if traded else {}
-        planned = {} if plan is None else {"plan": plan.as_dict()}
-        typer.echo(json.dumps({**found.as_dict(), **measured, **planned}, indent=1))
+        typer.echo(json.dumps({**found.as_dict(), **measured}, indent=1))
         return
 
     print_answer(console, found)
     if traded:
         print_trades(console, traded, found)
-    if plan is not None:
-        print_plan(console, plan)
+    if found.plan is not None:
+        print_plan(console, found.plan)
 
 
 def _print_cost(

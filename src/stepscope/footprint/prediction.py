@@ -76,17 +76,22 @@ def fit_job(
     options: bool = True,
 ) -> FitResult:
     """The same of a job: a training that has not been built yet."""
-    return predict_fit(
-        JobQuestion(
-            job,
-            batch,
-            requested_limit(memory, device, here=memory is None and device is None),
-            allocator,
-            platform=platform_of(device),
-            kept=known_of_device(device, allocator, job),
-            has_bf16=board_has_bf16(device),
-            options=options,
-        )
+    return predict_fit(question_of(job, batch, memory, device, allocator, options))
+
+
+def question_of(
+    job: Job, batch: int, memory: float | str | None, device: str | None, allocator: str, options: bool
+) -> JobQuestion:
+    """The question as from Python: of this machine, now, where neither memory nor device is given."""
+    return JobQuestion(
+        job,
+        batch,
+        requested_limit(memory, device, here=memory is None and device is None),
+        allocator,
+        platform=platform_of(device),
+        kept=known_of_device(device, allocator, job),
+        has_bf16=board_has_bf16(device),
+        options=options,
     )
 
 

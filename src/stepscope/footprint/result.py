@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stepscope.analysis.memory.limits import PAGED_IN, Limit, ProcessPeak
 from stepscope.record.dry.storage_log import StorageLog
 from stepscope.record.dry.workspaces import Platform
+
+if TYPE_CHECKING:
+    from stepscope.footprint.plan import Plan
 
 DRY_RUN = "dry run"
 SMALL_BATCHES = "measured at small batches and extrapolated"
@@ -70,7 +73,7 @@ class Option:
     largest_batch: int | None = None
 
 
-_APART = ("events", "options", "limit", "scenes")
+_APART = ("events", "options", "limit", "scenes", "plan")
 _SELDOM = ("arrays that are no tensors", "workers of data loaders")
 
 
@@ -98,6 +101,7 @@ class FitResult:
     unsure: tuple[str, ...] = ()  # why a yes can be no more than likely
     scenes: tuple[ScenePeak, ...] = ()  # of a script: what it does, each with its own peak
     likely_batch: int | None = None  # the largest whose middle of the interval is below the limit
+    plan: Plan | None = None
     events: Any = field(default=None, repr=False, compare=False)  # columns as runfolder.MEMORY
 
     @property
@@ -149,6 +153,7 @@ class FitResult:
             "fits": self.fits,
             "limit": None if self.limit is None else asdict(self.limit),
             "options": [asdict(option) for option in self.options],
+            "plan": None if self.plan is None else self.plan.as_dict(),
             "scenes": [asdict(scene) for scene in self.scenes],
         }
 
