@@ -107,7 +107,7 @@ def test_memory_that_was_computed_is_shown_and_marked_where_none_was_profiled(tm
     header = {"recorder": {"mode": "adaptive", "memory": "auto"}}
     path = fabricate_run(tmp_path, steps=12, header=header)
     (path / "computed").mkdir()
-    events(0).cast(dict(MEMORY)).write_parquet(path / "computed" / "memory.parquet")
+    events(0).cast(pl.Schema(MEMORY)).write_parquet(path / "computed" / "memory.parquet")
     run = Run(path)
     peak = run.peak()
     assert peak is not None
