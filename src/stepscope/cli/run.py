@@ -199,10 +199,11 @@ def _config(request: RunRequest) -> Config | None:
     """Return the configuration to train with; this process starts anew where its environment is another."""
     if request.with_ is None:
         return None
-    from stepscope.experiments.tune.applied import restart_with
+    from stepscope.experiments.tune.applied import changes_of, restart_with
     from stepscope.experiments.tune.config import read_config
 
     config = read_config(request.with_)
+    changes_of(config)  # an unknown one is refused before anything is trained
     restart_with(config)
     return config
 

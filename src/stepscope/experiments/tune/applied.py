@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import sys
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 TO_SCRIPTS = "stepscope.experiments.tune.applied:apply_to_script"
 _UPDATES = 3  # of optimizers, before the models of a script are known
 _kept = contextlib.ExitStack()  # as long as the process lives: the whole training is meant
+atexit.register(_kept.close)
 
 
 def restart_with(config: Config) -> None:

@@ -504,6 +504,8 @@ class Tuning:
         for arm in self.arms.values():
             if arm.pairs or arm.status == "failed":
                 self._desk.keep(file_name(arm.name), arm.to_dict())
+        if not self.facts:
+            return
         spent = self._spent_s + (monotonic_ns() - self._began_ns) / 1e9
         self._desk.keep("progress", {"spent_s": spent, "couples": self._couple + 1, "facts": self.facts})
 

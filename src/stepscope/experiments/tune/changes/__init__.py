@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import os
 import pkgutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -23,6 +24,15 @@ if TYPE_CHECKING:
 
 Facts = Mapping[str, Any]
 Switch = Callable[["Targets"], AbstractContextManager[None]]
+
+_CORES = os.cpu_count() or 1
+_UNKNOWN: Facts = {  # of a training that nobody has looked at, such as that of a configuration written by hand
+    "device": "cpu", "cores": _CORES, "physical_cores": _CORES, "large_cores": [], "threads": 0,
+    "conv2d": 1, "channels_last": False, "calls": 1, "autocast": False, "compiled": False, "zeroes_gradients": True,
+    "matmul_precision": "highest", "flushes_denormals": False, "optimizers": [], "blocks": 1, "loader": None,
+    "batch": 0, "divisible": False, "cpu_capability": "", "glibc": True, "tcmalloc": None, "tcmalloc_in_use": False,
+    "compiler": "c++", "environment": {},
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -52,11 +62,12 @@ class Change:
 
 
 def offered(facts: Facts) -> dict[str, Change]:
-    """Return every change by its name, those that do not apply with their reason."""
+    """Return every change by its name, those that do not apply with their reason. Facts may be missing."""
     topics = sorted(module.name for module in pkgutil.iter_modules(__path__))
     found: dict[str, Change] = {}
+    known = {**_UNKNOWN, **facts}
     for topic in topics:
-        for change in importlib.import_module(f"{__name__}.{topic}").changes(facts):
+        for change in importlib.import_module(f"{__name__}.{topic}").changes(known):
             found[change.name] = change
     return found
 

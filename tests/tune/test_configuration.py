@@ -1,0 +1,65 @@
+"""A configuration is written, read, and in force while a workload trains."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from tests.tune.fake_training import FACTS
+
+from stepscope import workloads
+from stepscope.errors import UnknownName, UsageError
+from stepscope.experiments.tune import applied
+from stepscope.experiments.tune.changes import offered
+from stepscope.experiments.tune.config import Config, read_config, write_config
+
+
+def test_a_configuration_is_read_as_it_was_written(tmp_path: Path) -> None:
+    known = offered(FACTS)
+    write_config(tmp_path / "best.toml", [known["channels_last"], known["malloc-keep"]], FACTS, "Written by a test")
+    config = read_config(tmp_path / "best.toml")
+    assert config.changes == ("channels_last", "malloc-keep")
+    assert config.environment == known["malloc-keep"].environment
+    assert config.facts == FACTS
+    assert "torch.channels_last" in (tmp_path / "best.toml").read_text()
+
+
+def test_an_environment_file_holds_an_environment_alone(tmp_path: Path) -> None:
+    known = offered(FACTS)
+    write_config(tmp_path / "best.env", [known["isa=avx2"]], FACTS, "head")
+    assert (tmp_path / "best.env").read_text() == "# head\nexport ONEDNN_MAX_CPU_ISA=AVX2\n"
+    with pytest.raises(UsageError, match="cannot hold channels_last"):
+        write_config(tmp_path / "other.env", [known["channels_last"]], FACTS, "head")
+
+
+@pytest.mark.parametrize("text", ["changes", "changes = [", 'changes = ["a"', "facts = 3"])
+def test_a_file_that_is_no_configuration_is_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "x.toml"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(UsageError, match="--with"):
+        read_config(path)
+
+
+def test_one_written_by_hand_needs_no_facts_and_an_unknown_change_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "x.toml"
+    path.write_text('changes = ["channels_last", "fused"]\n', encoding="utf-8")
+    assert [change.name for change in applied.changes_of(read_config(path))] == ["channels_last", "fused"]
+    with pytest.raises(UnknownName, match="chanels_last"):
+        applied.changes_of(Config(("chanels_last",)))
+
+
+def test_a_workload_trains_with_it_from_its_second_step_on() -> None:
+    plain = workloads.find("lenet")
+    training = applied.configured(plain, Config(("channels_last", "fused"))).prepare(batch=2)
+    weight = training.model.get_parameter("conv2.weight")
+    layouts = []
+    try:
+        for batch, _ in zip(training.batches(), range(2), strict=False):
+            training.step(batch)
+            layouts.append(weight.is_contiguous(memory_format=torch.channels_last))
+        assert layouts == [True, True]
+        assert training.optimizer.param_groups[0]["fused"]
+    finally:
+        applied._kept.close()
+    assert weight.is_contiguous()
