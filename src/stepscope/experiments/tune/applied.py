@@ -86,10 +86,16 @@ def apply_to_script(path: str) -> None:
         """Makes the changes when enough was seen."""
 
         updates = 0
+        made = False
 
         def after_optimizer(self, optimizer: Any) -> None:
             self.updates += 1
-            if self.updates == _UPDATES:
+
+        def called(self, module: Any, args: Any, kwargs: Any) -> None:
+            """Between two steps: within an update torch iterates over its hooks, and none may be taken away."""
+            super().called(module, args, kwargs)
+            if self.updates >= _UPDATES and not self.made:
+                self.made = True
                 routes.remove()
                 models = tuple(self.called_modules.values())
                 _kept.enter_context(switched(later, Targets(models, tuple(self.optimizers.values()), models)))
