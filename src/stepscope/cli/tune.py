@@ -61,7 +61,7 @@ def _write_config(path: Path, tuning: Tuning, request: TuneRequest) -> None:
     command = request.command_line("stepscope", "tune")
     write_config(path, changes, tuning.facts, f"Written by {command}")
     what = "nothing helps: the file changes nothing" if best is None else best.name
-    use = f"stepscope run {request.target} --with {path}" if path.suffix != ".env" else f". {path}"
+    use = f"stepscope run --with {path} {request.target}" if path.suffix != ".env" else f". {path}"
     sys.stderr.write(f"{path}: {what}; use it with: {use}\n")
 
 
