@@ -103,7 +103,7 @@ class Plan:
     def steps_unprofiled(self, step: int) -> int:
         """Number of steps, this unprofiled one included, that end before the next decision."""
         if self.choice.adaptive:
-            return 0 if self._left else self._wait
+            return 0 if self._left or self._asked else self._wait  # one that is asked for may be profiled in parts
         return next((ahead - 1 for ahead in range(1, _LOOK_AHEAD) if self.choice.records(step + ahead)), _LOOK_AHEAD)
 
     def waited(self, lengths_ns: list[int]) -> None:
