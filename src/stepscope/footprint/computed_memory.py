@@ -23,7 +23,7 @@ def write_computed_memory(run: Path, workload: Workload, optimizer: str | None =
 
     from stepscope.record.dry.dry_run import DryRunStopped, dry_run
     from stepscope.record.precision import in_precision
-    from stepscope.runfolder import RunReader
+    from stepscope.runfolder import MEMORY, RunReader
 
     try:
         reader = RunReader(run)
@@ -37,6 +37,6 @@ def write_computed_memory(run: Path, workload: Workload, optimizer: str | None =
         events = dry_run(job, int(about["batch_size"])).events().with_columns(as_profiled)
         (run / "computed").mkdir(exist_ok=True)
         with replaced(run / "computed" / "memory.parquet") as part:
-            events.write_parquet(part, compression="zstd", statistics=False)
+            events.select(MEMORY).cast(pl.Schema(MEMORY)).write_parquet(part, compression="zstd", statistics=False)
     except (StepscopeError, OSError, DryRunStopped, KeyError):
         return
