@@ -131,7 +131,7 @@ class Views:
 
 @dataclass(frozen=True)
 class Answer:
-    """What limits a run, how sure that is, the evidence, what to know before a number is used, and what to do next."""
+    """The bottleneck of a run, how sure that is, the evidence, what to know before a number is used, what to do next."""
 
     title: str
     confidence: str
