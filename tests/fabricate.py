@@ -212,7 +212,7 @@ def fabricate_run(
     if status is not None:
         writer.close(status)
         pack(writer.path)
-        (writer.path / CHECKSUMS).unlink()  # a test may rewrite what it likes
+        (writer.path / CHECKSUMS).unlink(missing_ok=True)  # a test may rewrite what it likes
     return writer.path
 
 
