@@ -107,7 +107,8 @@ def test_memory_that_was_computed_is_shown_and_marked_where_none_was_profiled(tm
     header = {"recorder": {"mode": "adaptive", "memory": "auto"}}
     path = fabricate_run(tmp_path, steps=12, header=header)
     (path / "computed").mkdir()
-    events(0).cast(pl.Schema(MEMORY)).write_parquet(path / "computed" / "memory.parquet")
+    typed = events(0).select(pl.col(name).cast(dtype) for name, dtype in MEMORY.items())
+    typed.write_parquet(path / "computed" / "memory.parquet")
     run = Run(path)
     peak = run.peak()
     assert peak is not None

@@ -1,4 +1,4 @@
-"""What to change about a training: the answer of a tune run where there is one, else the changes that could apply.
+"""Changes of a training worth making: the answer of a tune run where there is one, else the changes that could apply.
 
 A gain is stated only where `stepscope tune` measured it, of the same training on the same device.
 """

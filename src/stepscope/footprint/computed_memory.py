@@ -37,6 +37,7 @@ def write_computed_memory(run: Path, workload: Workload, optimizer: str | None =
         events = dry_run(job, int(about["batch_size"])).events().with_columns(as_profiled)
         (run / "computed").mkdir(exist_ok=True)
         with replaced(run / "computed" / "memory.parquet") as part:
-            events.select(MEMORY).cast(pl.Schema(MEMORY)).write_parquet(part, compression="zstd", statistics=False)
+            columns = (pl.col(name).cast(dtype) for name, dtype in MEMORY.items())
+            events.select(columns).write_parquet(part, compression="zstd", statistics=False)
     except (StepscopeError, OSError, DryRunStopped, KeyError):
         return

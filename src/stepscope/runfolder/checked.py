@@ -195,8 +195,8 @@ def parse(data: bytes, shape: Shape) -> tuple[Any, list[str]]:
 
 
 def clean_text(text: str) -> str:
-    """Return a text without what charts, terminals and pages cannot bear: control characters and lone surrogates."""
-    return _CONTROL.sub("\ufffd", text[:MOST_TEXT])
+    """Return a text with what charts, terminals and pages cannot bear spelt out: control characters, surrogates."""
+    return _CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", text[:MOST_TEXT])
 
 
 def _kept(value: Any, shape: Shape, where: str, dropped: list[str], depth: int) -> Any:

@@ -426,7 +426,7 @@ LINES_WAIT_NS = 5_000_000_000  # later, a run is so long that to find lines take
 
 
 class LinesToFind:
-    """What tells the lines of a step, kept until there is time: to find them takes as long as to write a window."""
+    """Facts that tell the lines of a step, kept until there is time: to find them takes as long as to write one."""
 
     def __init__(self) -> None:
         self._kept: tuple[int, CallSites, Labelled, StepSpan] | None = None

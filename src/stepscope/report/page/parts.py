@@ -131,7 +131,7 @@ class Views:
 
 @dataclass(frozen=True)
 class Answer:
-    """The bottleneck of a run, how sure that is, the evidence, what to know before a number is used, what to do next."""
+    """The bottleneck of a run, how sure that is, the evidence, what to know before a number is used, the next step."""
 
     title: str
     confidence: str

@@ -1,4 +1,4 @@
-"""What to change: what `stepscope tune` measured of this training, or the changes that it would try."""
+"""Changes worth making: what `stepscope tune` measured of this training, or the changes that it would try."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from stepscope.analysis.run import Run
 
 TITLE = "What to change"
-ORDER = 12
+ORDER = 11
 
 
 def build(run: Run) -> Section:
@@ -22,6 +22,5 @@ def build(run: Run) -> Section:
     for table in found.tables:
         parts += [page_table(table), *([Note(table.note)] if table.note else [])]
     if found.untried:
-        parts.append(Items(found.untried))
-    parts.append(Command(found.command))
-    return Section(found.sentence, tuple(parts))
+        return Section(found.sentence, (Items(found.untried), Command(found.command)), closed=True)
+    return Section(found.sentence, (*parts, Command(found.command)))
