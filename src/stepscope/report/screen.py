@@ -18,9 +18,11 @@ from rich.table import Table
 from rich.text import Text
 
 from stepscope.analysis.answer import Headline, headline, setting
+from stepscope.analysis.bottleneck import SYSTEM
 from stepscope.analysis.run import Run
 from stepscope.analysis.time.operators import FRAMEWORK_OVERHEAD
 from stepscope.analysis.time.steps import whole_steps
+from stepscope.analysis.tuning import what_to_change
 from stepscope.analysis.verdict import TITLES
 from stepscope.errors import StepscopeError
 from stepscope.quantities import simulated_badge
@@ -165,8 +167,14 @@ def _overhead(run: Run) -> list[str]:
 
 
 def _next(run: Run, most: int) -> list[RenderableType]:
-    """Return what to change."""
-    following = [Text(f"{said[:1].upper()}{said[1:]}") for said in run.verdict().next[:most]]
+    """Return what to change: what a tune run found, or how to find it; causes outside the training go before."""
+    verdict, changes = run.verdict(), what_to_change(run)
+    said = list(verdict.next)
+    if changes.tables or changes.untried:
+        names = ", ".join(name for name, _ in changes.untried)
+        tune = changes.sentence if changes.tables else f"{changes.command} tries {names}, and measures each"
+        said.insert(0 if verdict.causes and verdict.causes[0].bound not in SYSTEM else len(said[:1]), tune)
+    following = [Text(f"{each[:1].upper()}{each[1:]}" if each[:10] != "stepscope " else each) for each in said[:most]]
     return [_labelled("NEXT", *following)] if following else []
 
 
