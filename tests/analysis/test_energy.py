@@ -278,7 +278,7 @@ def test_without_a_sensor_the_report_says_what_was_tried_and_what_would_enable_o
     assert "rapl" in said
     assert "nvml" not in said
     page = html.render(run)
-    assert "No power was measured in this run. It is unknown, not 0." in page
+    assert "energy (no power was measured; it is unknown, not 0)" in page
     assert "rapl (denied)" in page
     assert "not there: nvml, battery" in page
 

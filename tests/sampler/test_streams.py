@@ -7,7 +7,7 @@ import json
 import math
 import os
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -53,7 +53,7 @@ class Bench:
         found = self.sensor.discover(run, self.target)
         assert isinstance(found, Found)
         (run / "run.json").write_text('{"schema": 1}')
-        columns = [{"id": channel.id, "sensor": "wobbly", "quantity": "power"} for channel in found.channels]
+        columns = [asdict(channel) for channel in found.channels]
         (run / "channels.json").write_text(json.dumps({"channels": columns}))
         (run / "samples").mkdir()
         self.file = RowFile(run / "samples/wobbly.rows", 2)

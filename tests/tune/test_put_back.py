@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,15 @@ from stepscope.experiments.tune.subject import State, Targets
 from stepscope.experiments.tune.trainee import bench_of
 
 LIVE = ("channels_last", "bf16", "fused", "foreach", "flush-denormals", "threads=1", "matmul=medium", "checkpoint")
+
+
+@pytest.fixture(autouse=True)
+def _two_threads() -> Iterator[None]:
+    """Compute with two, so that one is a change, whatever runs in this process beside it."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
 
 
 def _fingerprint(training: Any) -> list[Any]:
