@@ -30,6 +30,7 @@ from stepscope.record.ops.updates import OptimizerCalls, Update, kind_of_group, 
 from stepscope.record.parts import BACKWARD, BEGINNING, FORWARD, UPDATE, Parts
 from stepscope.record.plan import Plan
 from stepscope.record.routes import Routes
+from stepscope.record.trainers import Trainers
 from stepscope.runfolder import RunWriter
 
 MOST_EVENTS = 32_000  # of several steps in one window: a window's events wait in RAM
@@ -65,7 +66,14 @@ class OpRecorder:
     """Records the ops of the steps that the plan picks."""
 
     def __init__(
-        self, writer: RunWriter, plan: Plan, modules: ModuleBook, routes: Routes, note: Note, guarded: Guarded
+        self,
+        writer: RunWriter,
+        plan: Plan,
+        modules: ModuleBook,
+        routes: Routes,
+        trainers: Trainers,
+        note: Note,
+        guarded: Guarded,
     ) -> None:
         self.plan = plan
         self.modules = modules
@@ -88,7 +96,8 @@ class OpRecorder:
         self._spans: list[StepSpan] = []
         self._calls = OptimizerCalls()
         self._owners: dict[int, int] = {}
-        self._memory = MemoryWatch(modules)
+        self._memory = MemoryWatch(modules, trainers)
+        self._trainers = trainers
         self.memory_book = MemoryBook()
         self._updated: dict[int, Update] = {}  # by optimizer, the parameters that it updates
         self._together: set[Update] = set()  # updates whose ops serve many parameters at once
@@ -384,7 +393,10 @@ class OpRecorder:
         if known is None:  # once a window: it costs a percent of a overhead bound step
             with torch._C.DisableTorchFunction():
                 stated = getattr(optimizer, "param_groups", [])
-                groups = [[(id(p), p.numel()) for p in group["params"] if p.grad is not None] for group in stated]
+                all_of = self._trainers.others()  # they may share parameters
+                groups = [
+                    [(id(p), p.numel()) for p in group["params"] if all_of or p.grad is not None] for group in stated
+                ]
             if any(key not in self._owners for group in groups for key, _ in group):
                 self._owners = self.modules.parameter_modules()
             known = self._updated[id(optimizer)] = Update(

@@ -35,6 +35,7 @@ from stepscope.record.routes import Routes
 from stepscope.record.sampler.process import Sampler, start_sampler
 from stepscope.record.settings import Settings, check_settings, parse_memory, parse_schedule
 from stepscope.record.steps import StepFinder, why_no_steps
+from stepscope.record.trainers import Trainers
 from stepscope.runfolder import RunWriter
 
 _FLUSH_EVERY_NS = 500_000_000
@@ -58,7 +59,9 @@ class Session:
         self._repeats = Repeats(self._boundary, self)
         self._routes = Routes(self._boundary, self, self._repeats)
         self._book = ModuleBook(self._found_root)
+        self._trainers = Trainers()
         self._finder = StepFinder(
+            self._trainers,
             settings.steps_from == "optimizer",
             settings.optimizer_steps_per_step,
             self._end_step,
@@ -237,6 +240,7 @@ class Session:
 
     def before_backward(self, roots: Any, inputs: Any) -> None:
         """Gradients are about to be computed."""
+        self._trainers.computes()
         self._begin()
         self._finder.before_backward(roots)
         self._open_step()
@@ -302,7 +306,7 @@ class Session:
             self._writer = self._place()
         self._plan.together = facts.rank_of_process().get("world_size", 1) > 1
         self._recorder = OpRecorder(
-            self._writer, self._plan, self._book, self._routes, self.note, self._boundary.guarded
+            self._writer, self._plan, self._book, self._routes, self._trainers, self.note, self._boundary.guarded
         )
         self._safely(self._write_beginning)
         for kind, message, fields in self._notes:

@@ -19,6 +19,7 @@ from stepscope.record import torch_private
 from stepscope.record.batch_axis import TELLING, BatchWitness
 from stepscope.record.ops.modules import parts_of
 from stepscope.record.rounds import Ended, ManualRounds, OptimizerRounds
+from stepscope.record.trainers import Trainers
 
 
 class StepFinder:
@@ -29,12 +30,14 @@ class StepFinder:
 
     def __init__(
         self,
+        trainers: Trainers,
         from_updates: bool,
         updates_per_step: int | None,
         ended: Ended,
         left_out: Callable[[int], None],
         note_calls: Callable[[BatchWitness | None], bool],
     ) -> None:
+        self._trainers = trainers
         self._from_updates = from_updates
         self._left_out = left_out
         self._identities = Identities()
@@ -277,14 +280,15 @@ class StepFinder:
         leaves = [leaf for leaf in (reference() for reference in self._watched or ()) if leaf is not None]
         if not leaves:
             return None
+        others = self._trainers.others()
         with torch._C.DisableTorchFunction():
             return tuple(
                 (
                     id(leaf),
                     leaf._version,
                     torch_private.first_bytes(leaf),  # an update through `.data` leaves the version as it is
-                    id(leaf.grad),
-                    None if leaf.grad is None else leaf.grad._version,
+                    None if others else id(leaf.grad),
+                    None if others or leaf.grad is None else leaf.grad._version,
                 )
                 for leaf in leaves
             )

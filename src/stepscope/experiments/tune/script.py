@@ -186,12 +186,13 @@ class _Listener:
 
     def __init__(self, seen: Observer, ended: Any) -> None:
         from stepscope.record.steps import StepFinder
+        from stepscope.record.trainers import Trainers
 
         self.routes: Any = None
         self._seen = seen
         self._trains = False
         self._ended = ended
-        self._finder = StepFinder(True, None, self._step_ended, lambda _: None, self._note_calls)
+        self._finder = StepFinder(Trainers(), True, None, self._step_ended, lambda _: None, self._note_calls)
 
     def _step_ended(self, t_ns: int, late: bool = False) -> None:
         self._finder.step_ended()

@@ -16,6 +16,7 @@ from stepscope.clock import monotonic_ns
 from stepscope.record.allocators import reserved_reader
 from stepscope.record.ops.events import NO_MODULE
 from stepscope.record.ops.modules import ModuleBook, parameters_of
+from stepscope.record.trainers import Trainers
 
 HELD = "held"  # the op of tensors that somebody kept from before, whoever that is
 
@@ -52,8 +53,9 @@ class Watched:
 class MemoryWatch:
     """Follows a window's tensors between `open` and `close`; optimizers are known from any time before."""
 
-    def __init__(self, book: ModuleBook) -> None:
+    def __init__(self, book: ModuleBook, trainers: Trainers) -> None:
         self._book = book
+        self._trainers = trainers
         self._reserved = reserved_reader()
         self._optimizers: dict[int, weakref.ref[Any]] = {}
         self._held: list[weakref.ref[Tensor]] | None = None
@@ -124,6 +126,8 @@ class MemoryWatch:
             yield from self._state(optimizer)
 
     def _gradients(self) -> Iterator[tuple[Mark, Tensor]]:
+        if self._trainers.others():
+            return
         seen: set[int] = set()
         for parameter in self._parameters():
             gradient = parameter.grad
@@ -140,7 +144,7 @@ class MemoryWatch:
             yield from (parameter for group in optimizer.param_groups for parameter in group["params"])
 
     def _state(self, optimizer: Any) -> Iterator[tuple[Mark, Tensor]]:
-        for parameter, state in optimizer.state.items():
+        for parameter, state in list(optimizer.state.items()):
             module = self._owners.get(id(parameter), NO_MODULE)
             for tensor in tensors_in(state):
                 mark = _mark(tensor, "optimizer", module)

@@ -1,0 +1,31 @@
+"""Threads that compute gradients: while several do, the gradients of one must not be looked at from another.
+
+Autograd adds to a gradient without the interpreter's lock. A look at `parameter.grad` from another thread can meet a
+tensor that is being replaced, and ends the process.
+"""
+
+from __future__ import annotations
+
+import threading
+
+import torch
+
+
+class Trainers:
+    """The threads of this process that have computed gradients; told, and asked, behind the boundary's lock."""
+
+    def __init__(self) -> None:
+        self._threads: set[int] = set()
+
+    def computes(self) -> None:
+        """The thread that calls this is about to compute gradients."""
+        here = threading.get_ident()
+        if here not in self._threads and torch._C._current_graph_task_id() == -1:  # else a pass within another one
+            self._threads.add(here)
+
+    def others(self) -> bool:
+        """Return whether another thread, which still lives, has computed gradients."""
+        if self._threads <= {threading.get_ident()}:
+            return False
+        self._threads &= {thread.ident for thread in threading.enumerate() if thread.ident is not None}
+        return not self._threads <= {threading.get_ident()}
