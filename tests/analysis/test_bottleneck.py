@@ -178,8 +178,14 @@ def test_without_ceilings_a_limit_of_the_device_is_not_named_and_what_would_tell
 def test_operators_far_below_every_ceiling_are_not_called_bound_by_one(tmp_path: Path) -> None:
     slow = (Op("aten::mm", "fc", "forward", 10_000, flops=1_000_000, bytes=9_000),)
     verdict = _run(tmp_path, Machine(), ops=slow).verdict()
-    assert verdict.bound == "unknown"
-    assert "neither ceiling is near" in verdict.sentence
+    assert (verdict.bound, verdict.causes[0].name) == ("kernels", "far below the ceilings")
+    assert "farthest from it is aten::mm" in verdict.sentence
+
+
+def test_operators_that_compute_little_of_the_step_are_not_its_cause(tmp_path: Path) -> None:
+    slow = Op("aten::mm", "fc", "forward", 2_000, flops=200_000, bytes=9_000)
+    unknown = Op("own::kernel", "fc", "forward", 9_000)
+    assert _run(tmp_path, Machine(), ops=(slow, unknown)).verdict().bound != "kernels"
 
 
 def test_a_run_from_before_the_thread_was_sampled_is_starved_where_all_cores_are_busy_with_others(

@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 
 Bound = Literal[
     "cpu-starved", "throttled", "memory-capacity", "input", "communication", "lock", "idle", "storage",
-    "overhead", "compute", "memory-bandwidth", "unknown",
+    "overhead", "compute", "memory-bandwidth", "kernels", "unknown",
 ]  # fmt: skip
 SYSTEM: frozenset[Bound] = frozenset({"cpu-starved", "throttled", "memory-capacity"})
-_OF_WORK: frozenset[Bound] = frozenset({"overhead", "compute", "memory-bandwidth"})
+_OF_WORK: frozenset[Bound] = frozenset({"overhead", "compute", "memory-bandwidth", "kernels"})
 HIGH, MEDIUM = "high", "medium"
 
 NOTABLE = 0.15  # of the step: what takes less is no cause of its length
@@ -398,6 +398,7 @@ class _Sums:
     memory_best: float
     unknown: float
     calls: float
+    farthest: tuple[str, float, float] | None  # operator with the most to gain, its time, and at the ceilings
 
 
 def _work(
@@ -418,7 +419,8 @@ def _work(
         causes = [*_cause("overhead", "Python", python, idle, ran, least=_LARGEST)]
         return causes, "the ceilings of this device were not measured", (WOULD_TELL,)
     sums = _sums(run, limits, python.value)
-    causes = [*_overhead(sums, limits), *_device_bound(sums)]
+    reached = [*_device_bound(sums)]
+    causes = [*_overhead(sums, limits), *reached, *(() if reached else _kernels(sums, seen))]
     kernels = (sums.arithmetic + sums.memory + sums.unknown) / sums.step_ns
     best = (sums.arithmetic_best + sums.memory_best) / sums.step_ns
     why = (
@@ -448,6 +450,7 @@ def _sums(run: Run, limits: Ceilings, python: float) -> _Sums:
         memory_best=total("attainable_ns", memory),
         unknown=total("self_ns", pl.col("limit").is_null()),
         calls=total("calls"),
+        farthest=_farthest(rows),
     )
 
 
@@ -505,6 +508,38 @@ def _device_bound(sums: _Sums) -> Iterator[Cause]:
             min(reached, 1.0), source="ceilings",
         )  # fmt: skip
         yield from _cause(bound, name, share, spent, near, least=_LARGEST)
+
+
+def _kernels(sums: _Sums, seen: Occupancy) -> Iterator[Cause]:
+    """Operators that compute, and stay far below the ceilings of calls of their size: other kernels may be faster."""
+    found = [sums.shares[limit] for limit in ("arithmetic", "memory") if limit in sums.shares]
+    ends = [(each.value if each.low is None else each.low, each.value if each.high is None else each.high)
+            for each in found]  # fmt: skip
+    share = Share(sum(each.value for each in found), sum(low for low, _ in ends), sum(high for _, high in ends))
+    best = (sums.arithmetic_best + sums.memory_best) / sums.step_ns
+    if sums.farthest is None or best >= _REACHED * share.value:
+        return
+    name, self_ns, best_ns = sums.farthest
+    spent = _said("operators that compute take {} of the profiled steps", share, "operators")
+    needed = Evidence(f"at the ceilings of this device they would take {percent(best, 0)}", best, source="ceilings")
+    farthest = Evidence(
+        f"farthest from it is {name}, {duration(self_ns)} where {duration(best_ns)} is attainable",
+        self_ns / best_ns, source="ceilings",
+    )  # fmt: skip
+    ran = _said("the training thread ran in {} of the time", seen.runs, "schedstat", 0.6)
+    yield from _cause(
+        "kernels", "far below the ceilings", share.clipped(), spent, needed, farthest, ran, least=_LARGEST
+    )
+
+
+def _farthest(rows: pl.DataFrame) -> tuple[str, float, float] | None:
+    """The operator with the most to save at the ceilings: its name, and its time measured and attainable, ns a step."""
+    computing = rows.filter(pl.col("limit").is_in(["arithmetic", "memory"]) & (pl.col("attainable_ns") > 0))
+    sums = computing.group_by("name", maintain_order=True).agg(pl.col("self_ns").sum(), pl.col("attainable_ns").sum())
+    if sums.is_empty():
+        return None
+    name, self_ns, best_ns = sums.sort(pl.col("self_ns") - pl.col("attainable_ns"), descending=True).row(0)
+    return str(name), float(self_ns), float(best_ns)
 
 
 def _accelerated(

@@ -45,6 +45,7 @@ TITLES: dict[Bound, str] = {
     "overhead": "Overhead bound",
     "compute": "Compute bound",
     "memory-bandwidth": "Memory-bandwidth bound",
+    "kernels": "Kernel bound",
     "unknown": "Cannot tell what bounds the step",
 }
 _NEXT: dict[tuple[Bound, str], tuple[str, ...]] = {
@@ -77,6 +78,9 @@ _NEXT: dict[tuple[Bound, str], tuple[str, ...]] = {
     ("compute", "arithmetic"): ("freeze the layers that need not learn: their weight gradients are then not computed",),
     ("memory-bandwidth", "memory traffic"): (
         "merge elementwise layers with what is before them, or use in-place activations: less is then read and written",
+    ),
+    ("kernels", "far below the ceilings"): (
+        "another memory format, precision or number of threads runs other kernels: `stepscope tune` measures them",
     ),
 }
 _UNEQUAL_RANKS = (

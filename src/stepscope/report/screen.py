@@ -173,6 +173,7 @@ def _next(run: Run, most: int) -> list[RenderableType]:
     if changes.tables or changes.untried:
         names = ", ".join(name for name, _ in changes.untried)
         tune = changes.sentence if changes.tables else f"{changes.command} tries {names}, and measures each"
+        said = [each for each in said if "stepscope tune" not in each]
         said.insert(0 if verdict.causes and verdict.causes[0].bound not in SYSTEM else len(said[:1]), tune)
     following = [Text(f"{each[:1].upper()}{each[1:]}" if each[:10] != "stepscope " else each) for each in said[:most]]
     return [_labelled("NEXT", *following)] if following else []
