@@ -23,14 +23,13 @@ from stepscope.record.event_cost import EventCost, measure_event_cost
 from stepscope.record.memory.rows import MemoryBook, memory_rows, read_tree
 from stepscope.record.memory.watch import MemoryWatch, Watched
 from stepscope.record.ops.events import OPTIMIZER_STEP, Names
-from stepscope.record.ops.modules import CallPlaces, ModuleBook
+from stepscope.record.ops.modules import CallPlaces
 from stepscope.record.ops.rows import Labelled, ShapeBook, StepSpan, Window, rows_of
 from stepscope.record.ops.sources import LINES_WAIT_NS, CallSites, LinesToFind
-from stepscope.record.ops.updates import OptimizerCalls, Update, kind_of_group, shares_of
+from stepscope.record.ops.updates import OptimizerCalls, Update, shares_of
 from stepscope.record.parts import BACKWARD, BEGINNING, FORWARD, UPDATE, Parts
 from stepscope.record.plan import Plan
 from stepscope.record.routes import Routes
-from stepscope.record.trainers import Trainers
 from stepscope.runfolder import RunWriter
 
 MOST_EVENTS = 32_000  # of several steps in one window: a window's events wait in RAM
@@ -66,17 +65,10 @@ class OpRecorder:
     """Records the ops of the steps that the plan picks."""
 
     def __init__(
-        self,
-        writer: RunWriter,
-        plan: Plan,
-        modules: ModuleBook,
-        routes: Routes,
-        trainers: Trainers,
-        note: Note,
-        guarded: Guarded,
+        self, writer: RunWriter, plan: Plan, memory: MemoryWatch, routes: Routes, note: Note, guarded: Guarded
     ) -> None:
         self.plan = plan
-        self.modules = modules
+        self.modules = memory.book
         self.paused_ns = 0
         self.once_ns = 0  # before the first step
         self.event_cost: EventCost | None = None
@@ -96,8 +88,7 @@ class OpRecorder:
         self._spans: list[StepSpan] = []
         self._calls = OptimizerCalls()
         self._owners: dict[int, int] = {}
-        self._memory = MemoryWatch(modules, trainers)
-        self._trainers = trainers
+        self._memory = memory
         self.memory_book = MemoryBook()
         self._updated: dict[int, Update] = {}  # by optimizer, the parameters that it updates
         self._together: set[Update] = set()  # updates whose ops serve many parameters at once
@@ -154,6 +145,8 @@ class OpRecorder:
         large = events > MOST_EVENTS_PER_STEP // _DEARER
         shapes = wanted and not large and self._shapes(step, elapsed_ns)
         if wanted and self._window is None:
+            if memory and not large:
+                self._timed(lambda: self._watched(self._memory.look_around), once=True)
             self._timed(lambda: self._open(shapes, memory and not large))
         self._calls_before = self._routes.calls
         return self.recording
@@ -391,20 +384,14 @@ class OpRecorder:
         self._watched(self._memory.before_optimizer)
         known = self._updated.get(id(optimizer))
         if known is None:  # once a window: it costs a percent of a overhead bound step
-            with torch._C.DisableTorchFunction():
-                stated = getattr(optimizer, "param_groups", [])
-                all_of = self._trainers.others()  # they may share parameters
-                groups = [
-                    [(id(p), p.numel()) for p in group["params"] if all_of or p.grad is not None] for group in stated
-                ]
-            if any(key not in self._owners for group in groups for key, _ in group):
-                self._owners = self.modules.parameter_modules()
-            known = self._updated[id(optimizer)] = Update(
-                tuple(tuple(self._owners.get(key, -1) for key, _ in group) for group in groups),
-                tuple(tuple(elements for _, elements in group) for group in groups),
-                tuple(map(kind_of_group, stated)),
-            )
+            every = self._memory.trainers.others()  # they may share parameters
+            known = self._updated[id(optimizer)] = Update.of(optimizer, every, self._owners_of)
         self._calls.updates.append(known)
+
+    def _owners_of(self, parameters: set[int]) -> dict[int, int]:
+        if not parameters <= self._owners.keys():
+            self._owners = self.modules.parameter_modules()
+        return self._owners
 
     def update_shares(self) -> dict[int, float]:
         """Share of each module, by index, in the elements that an optimizer's kernels update for many at once."""

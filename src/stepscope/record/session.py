@@ -24,6 +24,7 @@ from stepscope.liveness import identity
 from stepscope.record import facts, torch_private
 from stepscope.record.batch_axis import BatchWitness
 from stepscope.record.boundary import Boundary, is_ours
+from stepscope.record.memory.watch import MemoryWatch
 from stepscope.record.ops.events import MODULE_SCOPE, OPTIMIZER_STEP
 from stepscope.record.ops.modules import Models, ModuleBook, named_models
 from stepscope.record.ops.rows import StepSpan
@@ -71,7 +72,7 @@ class Session:
         self._sampler: Sampler | None = None
         self._ending: list[Callable[[], None]] = []
         self._notes: list[tuple[str, str, dict[str, Any]]] = []  # until there is a run to write them into
-        self._step = 0
+        self._step = self._steps_lost = 0
         self._t0_ns: int | None = None
         self._began_ns = self._flushed_ns = 0
         self._recorded = False
@@ -79,7 +80,6 @@ class Session:
         self._evaluated_first = 0  # steps that were to be recorded and began with evaluation, since one that did not
         self._loss: Any = None
         self._said_samples: int | None = None
-        self._steps_lost = 0
         self.modules_bytes: int | None = None
         self._model_rows: list[dict[str, Any]] | None = None  # as they were last written
         self.closed = False
@@ -305,9 +305,8 @@ class Session:
             assert self._place is not None
             self._writer = self._place()
         self._plan.together = facts.rank_of_process().get("world_size", 1) > 1
-        self._recorder = OpRecorder(
-            self._writer, self._plan, self._book, self._routes, self._trainers, self.note, self._boundary.guarded
-        )
+        memory = MemoryWatch(self._book, self._trainers)
+        self._recorder = OpRecorder(self._writer, self._plan, memory, self._routes, self.note, self._boundary.guarded)
         self._safely(self._write_beginning)
         for kind, message, fields in self._notes:
             self.note(kind, message, **fields)

@@ -54,8 +54,8 @@ class MemoryWatch:
     """Follows a window's tensors between `open` and `close`; optimizers are known from any time before."""
 
     def __init__(self, book: ModuleBook, trainers: Trainers) -> None:
-        self._book = book
-        self._trainers = trainers
+        self.book = book
+        self.trainers = trainers
         self._reserved = reserved_reader()
         self._optimizers: dict[int, weakref.ref[Any]] = {}
         self._held: list[weakref.ref[Tensor]] | None = None
@@ -68,9 +68,14 @@ class MemoryWatch:
         if (known is None or known() is not optimizer) and isinstance(optimizer, torch.optim.Optimizer):
             self._optimizers[id(optimizer)] = weakref.ref(optimizer)
 
+    def look_around(self) -> None:
+        """Search all objects for tensors, which is dear: once a run, before the first window that is watched."""
+        if self._held is None:
+            self._held = [weakref.ref(each) for each in _tensors_of_python()]
+
     def open(self) -> None:
         """A window opens between two steps: note all that is alive."""
-        self._owners = self._book.parameter_modules()
+        self._owners = self.book.parameter_modules()
         self._watched = Watched()
         known: dict[tuple[str, int], Mark] = {}
         for mark, tensor in self._owned():
@@ -90,8 +95,8 @@ class MemoryWatch:
     def after_step(self) -> None:
         """A step has ended: what is new of models and optimizers has its address."""
         if self._watched is not None:
-            if len(self._book.modules()) and not self._owners:
-                self._owners = self._book.parameter_modules()
+            if len(self.book.modules()) and not self._owners:
+                self._owners = self.book.parameter_modules()
             self._watched.marks += [mark for mark, _ in self._owned()]
             self._ask_malloc(self._watched)
 
@@ -115,7 +120,7 @@ class MemoryWatch:
                     self._watched.marks.append(_followed(mark, tensor))
 
     def _owned(self) -> Iterator[tuple[Mark, Tensor]]:
-        for index, module in enumerate(self._book.modules()):
+        for index, module in enumerate(self.book.modules()):
             for category, name in (("parameter", "_parameters"), ("buffer", "_buffers")):
                 for tensor in (vars(module).get(name) or {}).values():
                     mark = None if tensor is None else _mark(tensor, category, index)
@@ -126,7 +131,7 @@ class MemoryWatch:
             yield from self._state(optimizer)
 
     def _gradients(self) -> Iterator[tuple[Mark, Tensor]]:
-        if self._trainers.others():
+        if self.trainers.others():
             return
         seen: set[int] = set()
         for parameter in self._parameters():
@@ -138,7 +143,7 @@ class MemoryWatch:
                     yield mark, gradient
 
     def _parameters(self) -> Iterator[Tensor]:
-        for module in self._book.modules():
+        for module in self.book.modules():
             yield from parameters_of(module)
         for optimizer in self._stepped():
             yield from (parameter for group in optimizer.param_groups for parameter in group["params"])
@@ -163,13 +168,20 @@ class MemoryWatch:
                 yield optimizer
 
     def _kept_by_somebody(self) -> Iterator[Tensor]:
-        """Tensors that Python holds; the search over all objects is dear, so it is made once a run."""
-        if self._held is None:
-            kinds = (Tensor, nn.Parameter)
-            self._held = [weakref.ref(each) for each in gc.get_objects() if type(each) in kinds]
-        alive = [tensor for tensor in (each() for each in self._held) if tensor is not None]
+        """Tensors that Python held when it was looked around, and that are alive."""
+        self.look_around()
+        alive = [tensor for tensor in (each() for each in self._held or ()) if tensor is not None]
         self._held = [weakref.ref(tensor) for tensor in alive]
         yield from alive
+
+
+def _tensors_of_python() -> list[Tensor]:
+    """All tensors that Python holds: what refers to their types, which takes half of a look at all objects."""
+    kinds, known = (Tensor, nn.Parameter), torch.empty(0)
+    found = [each for each in gc.get_referrers(*kinds) if type(each) in kinds]
+    if not any(each is known for each in found):  # where a tensor's type is no reference
+        found = [each for each in gc.get_objects() if type(each) in kinds]
+    return found
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:

@@ -9,11 +9,12 @@ by elements: what is noted here is whose elements those were.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import torch
 
 from stepscope.arrays import Ints
 from stepscope.record.ops.events import NO_PARENT, OPTIMIZER_STEP, Events
@@ -33,6 +34,22 @@ class Update:
     modules: tuple[tuple[int, ...], ...]
     elements: tuple[tuple[int, ...], ...]
     kinds: tuple[int, ...]
+
+    @staticmethod
+    def of(optimizer: Any, every: bool, owners: Callable[[set[int]], Mapping[int, int]]) -> Update:
+        """Return what an optimizer will update; every: also parameters that may have no gradient.
+
+        owners gives the module index by `id` of a parameter, of these.
+        """
+        with torch._C.DisableTorchFunction():
+            stated = getattr(optimizer, "param_groups", [])
+            groups = [[(id(p), p.numel()) for p in group["params"] if every or p.grad is not None] for group in stated]
+        of_module = owners({key for group in groups for key, _ in group})
+        return Update(
+            tuple(tuple(of_module.get(key, -1) for key, _ in group) for group in groups),
+            tuple(tuple(elements for _, elements in group) for group in groups),
+            tuple(map(kind_of_group, stated)),
+        )
 
     def by_module(self) -> dict[int, int]:
         """Elements of the parameters of each module."""

@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import torch
+from stepscope.record.trainers import Trainers
+
+
+def _in_a_thread(action: Callable[[], None]) -> Callable[[], None]:
+    """Start it in a thread that then lives on; returns what ends the thread."""
+    done, may_end = threading.Event(), threading.Event()
+
+    def run() -> None:
+        action()
+        done.set()
+        may_end.wait()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    done.wait()
+
+    def end() -> None:
+        may_end.set()
+        thread.join()
+
+    return end
+
+
+def test_another_thread_that_computed_gradients_counts_until_it_has_ended() -> None:
+    trainers = Trainers()
+    trainers.computes()
+    assert not trainers.others()
+    end = _in_a_thread(trainers.computes)
+    assert trainers.others()
+    end()
+    assert not trainers.others()
+
+
+def test_a_pass_within_a_pass_makes_no_trainer() -> None:
+    """Autograd runs it in a thread of its own for an accelerator, while the one that asked for it waits."""
+    trainers = Trainers()
+
+    class Nested(torch.autograd.Function):
+        @staticmethod
+        def forward(_context: object, values: torch.Tensor) -> torch.Tensor:
+            return values.clone()
+
+        @staticmethod
+        def backward(_context: object, gradient: torch.Tensor) -> torch.Tensor:
+            trainers.computes()
+            return gradient
+
+    values = torch.ones(2, requires_grad=True)
+    end = _in_a_thread(lambda: Nested.apply(values).sum().backward())  # type: ignore[no-untyped-call]
+    assert not trainers.others()
+    end()
