@@ -4,6 +4,7 @@ import threading
 from collections.abc import Callable
 
 import torch
+
 from stepscope.record.trainers import Trainers
 
 
