@@ -1,4 +1,4 @@
-# make demo    set up, train LeNet on real digits for 300 steps, show what a step costs
+# make demo    set up, train LeNet on real digits for 600 steps, show what a step costs
 # make test    set up, run every test            make test-quick   those that take no second of CPU time: a minute
 # make check   lint, format and types
 # make bench   what measuring costs              make accuracy  energy per op against the truth of simulated boards
@@ -19,7 +19,7 @@ PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
 .DEFAULT_GOAL := demo
 
 demo: $(READY)
-	$(BIN)/stepscope run lenet --steps 300 --out runs
+	$(BIN)/stepscope run lenet --steps 600 --out runs
 	$(BIN)/stepscope report last --html
 
 # Analysis and report have their tests where torch cannot be imported: on a machine that only reads runs it is not there.

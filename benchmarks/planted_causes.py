@@ -59,7 +59,7 @@ RIGHT = {
     "clock-drop": {"throttled"},
     "gil": {"lock"},
     "slow-disk": {"input"},
-    "quiet": {"compute", "memory-bandwidth", "overhead", "cannot-tell"},
+    "quiet": {"compute", "memory-bandwidth", "kernels", "overhead", "cannot-tell"},
 }
 _STARVED = ("other-load", "cgroup-quota", "pinned", "gil")  # here it is the cause itself that keeps threads waiting
 _DISTURBED = 0.1  # seconds of waiting for a core in a second of training

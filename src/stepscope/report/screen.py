@@ -163,7 +163,9 @@ def _simulated_first(run: Run, cautions: Sequence[str]) -> list[str]:
 def _overhead(run: Run) -> list[str]:
     known = run.overhead().filter((pl.col("metric") == "run_overhead_share") & pl.col("value").is_not_null())
     share = float(known["value"][0]) if len(known) else 0.0
-    return [f"Profiling overhead: {percent(share)} of the run."] if share > _NOTABLE_OVERHEAD else []
+    if share <= _NOTABLE_OVERHEAD:
+        return []
+    return [f"Profiling overhead: {percent(share)} of the run; a longer run (--steps) has less."]
 
 
 def _next(run: Run, most: int) -> list[RenderableType]:
