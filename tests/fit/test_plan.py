@@ -49,7 +49,7 @@ def test_a_combination_is_found_where_no_single_change_fits() -> None:
 
 
 def test_as_it_is_comes_first_where_it_fits_and_nothing_changes_the_training() -> None:
-    plan = planned("2GB", StepTime(0.01, 0.001, (512, 1024)))
+    plan = planned("2GB", StepTime((512, 1024), (0.522,) * 3, (1.034,) * 3))
     assert plan.chosen is not None
     assert plan.chosen.settings == Settings()
     assert plan.chosen.seconds == pytest.approx((0.01 + 0.001 * BATCH,) * 2)
@@ -97,10 +97,23 @@ def test_the_code_of_settings_runs() -> None:
 
 
 def test_seconds_are_a_line_through_real_steps() -> None:
-    found = measured_step_time(lambda samples: StepCost(1, 2, 0.1 + 0.01 * samples), 64)
+    def step(samples: int) -> StepCost:
+        took = 0.1 + 0.01 * samples
+        return StepCost(1, 2, 9.0, (took * 1.1, took, took * 0.9))
+
+    found = measured_step_time(step, 64)
     assert found is not None
     assert found.samples == (8, 16)
-    assert found.of(64, 4) == pytest.approx(4 * 0.1 + 0.64)
+    low, high = found.of(64, 4)  # four passes of 16: a batch that was measured
+    assert (low, high) == pytest.approx((4 * 0.26 * 0.9, 4 * 0.26 * 1.1))
+    far_low, far_high = found.of(64, 1)
+    assert far_low < 0.74 < far_high
+    assert (far_high - far_low) / 0.74 > (high - low) / (4 * 0.26), "far from what was measured less is known"
+
+
+def test_more_samples_are_never_said_to_take_less_than_those_that_were_measured() -> None:
+    found = StepTime((8, 16), (0.9, 1.0, 1.1), (0.8, 0.9, 1.0))
+    assert found.of(64, 1)[0] >= 0.9
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="resource limits of Linux")

@@ -97,7 +97,7 @@ def _plan(console: Console, question: JobQuestion, request: FitRequest, words: S
     from stepscope.footprint.plan import make_plan, measured_step_time
 
     def step(batch: int) -> StepCost:
-        return really_trained(child_command([*words, "--batch", str(batch)], 3), question.allocator)
+        return really_trained(child_command([*words, "--batch", str(batch)], _PRICED), question.allocator)
 
     with console.status("the step really runs, with few samples"):
         priced = None if request.device is not None else measured_step_time(step, question.batch)
@@ -322,6 +322,7 @@ def _seconds(ends: tuple[float, float]) -> str:
     return estimate(sum(ends) / 2, *ends, "s")
 
 
+_PRICED = 7  # real steps of each of the two batches that price a plan
 _MILLION = 1_000_000  # samples: the search for the largest batch ends there
 _VERDICT_TEXTS = {
     "fits": "It fits.",

@@ -1,14 +1,15 @@
 """The cheapest way to train within a limit: combinations of changes, each simulated, priced by measured steps.
 
 First what gives the same update (smaller passes, recomputation, allocator); only where none of that fits, what changes
-the training (precision, optimizer, fewer layers that learn). Seconds of processor time come from real steps with few
-samples, as a line in the batch; recomputation costs as many times more as it has FLOPs more, an allocator what it took
-on other models.
+the training (precision, optimizer, fewer layers that learn). Seconds come from real steps with few samples, as a
+line in the batch; recomputation costs as many times more as it has FLOPs more, an allocator what it took on other
+models.
 """
 
 from __future__ import annotations
 
 import itertools
+import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
@@ -33,15 +34,23 @@ _MOST_S = 60.0  # of processor time for the dry runs
 
 @dataclass(frozen=True)
 class StepTime:
-    """Seconds of a step as a line in the batch, from real steps with so few samples."""
+    """Seconds of a step as a line in the batch, through real steps with so few samples: least, median and most."""
 
-    fixed_s: float
-    sample_s: float
     samples: tuple[int, int]
+    small_s: tuple[float, float, float]
+    large_s: tuple[float, float, float]
 
-    def of(self, batch: int, parts: int) -> float:
-        """Seconds of an update made of so many passes."""
-        return parts * (self.fixed_s + self.sample_s * batch / parts)
+    def of(self, batch: int, parts: int) -> tuple[float, float]:
+        """Least and most seconds of an update made of so many passes: the farther from the two, the less is known."""
+        small, large = self.samples
+        weight = (batch / parts - small) / (large - small)
+        least = max(self.small_s[0], self.large_s[0]) if weight > 1 else 0.0  # more samples take no less
+        ends = (sorted(part * each[end] for end in (0, 2)) for part, each in self._parts(weight))
+        low, high = (sum(each) for each in zip(*ends, strict=True))
+        return parts * max(low, least), parts * max(high, least)
+
+    def _parts(self, weight: float) -> tuple[tuple[float, tuple[float, float, float]], ...]:
+        return (1 - weight, self.small_s), (weight, self.large_s)
 
 
 @dataclass(frozen=True)
@@ -166,8 +175,8 @@ def _candidates(
         verdict, decides = worst_verdict(process, question.limit, not unsure_of(question))
         seconds = None
         if step_time is not None:
-            base = step_time.of(question.batch, settings.parts) * compute
-            seconds = (base * allocator.time[0], base * allocator.time[1])
+            low, high = step_time.of(question.batch, settings.parts)
+            seconds = low * compute * allocator.time[0], high * compute * allocator.time[1]
         yield Candidate(replace(settings, allocator=name), process(decides.account), verdict, compute, seconds)
 
 
@@ -192,8 +201,8 @@ def measured_step_time(step: Callable[[int], StepCost], batch: int) -> StepTime 
     """The line through real steps of two small batches; None where they cannot be trained."""
     small, large = max(1, batch // 8), max(2, batch // 4)
     try:
-        first, second = step(small).step_s, step(large).step_s
+        first, second = (sorted(step(samples).wall_s) for samples in (small, large))
     except StepscopeError:
         return None
-    sample_s = max(0.0, (second - first) / (large - small))
-    return StepTime(max(0.0, first - sample_s * small), sample_s, (small, large))
+    ends = [(times[0], statistics.median(times), times[-1]) for times in (first, second)]
+    return StepTime((small, large), ends[0], ends[1])

@@ -19,11 +19,15 @@ _WARMUP = 2  # steps: the optimizer's state and the kernels' plans exist afterwa
 
 @dataclass(frozen=True)
 class StepCost:
-    """Of one process: resident memory before the first step and at its peak, B; CPU time of a step, s (median)."""
+    """Of one process: resident memory before the first step and at its peak, B; CPU time of a step, s (median).
+
+    wall_s: what each step took by the clock, without those of the warm-up.
+    """
 
     before_bytes: int
     peak_bytes: int
     step_s: float
+    wall_s: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -44,23 +48,24 @@ class AllocatorCost:
 
 
 class StepClock:
-    """Takes the CPU time of each step of a loop, whoever runs it, in a process that did nothing else before."""
+    """Takes the CPU time and the length of each step of a loop, whoever runs it, in a fresh process."""
 
     def __init__(self, steps: int) -> None:
         self._before, self._steps = _resident_bytes(), steps
-        self._times: list[float] = []
-        self._began = time.process_time()
+        self._times: list[tuple[float, float]] = []  # CPU and wall
+        self._began = time.process_time(), time.perf_counter()
 
     def stepped(self) -> bool:
         """To be called at the end of a step; whether it was the last that is needed."""
-        now = time.process_time()
-        self._times.append(now - self._began)
+        now = time.process_time(), time.perf_counter()
+        self._times.append((now[0] - self._began[0], now[1] - self._began[1]))
         self._began = now
         return len(self._times) >= _WARMUP + self._steps
 
     def cost(self) -> StepCost:
         """After the last step."""
-        return StepCost(self._before, _peak_bytes(), statistics.median(self._times[_WARMUP:]))
+        used, took = zip(*self._times[_WARMUP:], strict=True)
+        return StepCost(self._before, _peak_bytes(), statistics.median(used), took)
 
 
 def measured_steps(step: Callable[[], None], steps: int) -> StepCost:
