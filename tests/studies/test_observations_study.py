@@ -143,7 +143,7 @@ def test_a_folder_without_a_good_run_is_refused(tmp_path: Path) -> None:
 
 def test_quick_is_small_and_the_paper_s_plan_is_whole() -> None:
     assert (
-        len(planned_measurements(Observations(quick=True))) == len(QUICK_WORKLOADS) * 3 * 2 + len(QUICK_WORKLOADS) + 4
+        len(planned_measurements(Observations(quick=True))) == len(QUICK_WORKLOADS) * 3 * 3 + len(QUICK_WORKLOADS) + 4
     )
     assert len(planned_measurements(Observations())) == len(PAPER_WORKLOADS) * 5 * 3 + len(PAPER_WORKLOADS) + 15
     assert len({cell.id for cell in planned_measurements(Observations())}) == len(planned_measurements(Observations()))

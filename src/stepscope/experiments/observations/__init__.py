@@ -39,7 +39,7 @@ def every() -> list[Observation]:
     return sorted((each for each in found if isinstance(each, Observation)), key=lambda each: each.number)
 
 
-QUICK_WORKLOADS = ("lenet", "squeezenet-c32", "char-lstm-80", "dqn-2013-84")
+QUICK_WORKLOADS = ("squeezenet-c32", "inception-v1-narrow-c32", "char-lstm-80", "dqn-2013-84")
 PAPER_WORKLOADS = (
     "densenet40-12-c32", "resnet50-c32", "squeezenet-c32", "inception-v1-c32", "dcgan-32", "char-lstm-80", "dqn-2013-84"
 )  # fmt: skip
@@ -80,7 +80,9 @@ class Observations(StudyRequest):
     batch: tuple[int, ...] = option(
         PAPER_BATCHES, "Batch sizes. Default: 4,8,...,64.", least=1, example="4", stated=True, quick=QUICK_BATCHES
     )
-    repeats: int = option(3, "Fresh processes for each setting: 3 (--quick: 2).", least=1, example="4", quick=2)
+    repeats: int = option(
+        3, "Fresh processes for each setting: 3. One tells nothing of how runs differ.", least=1, example="4"
+    )
     seconds: float = option(
         20.0, "Seconds of steps of a run, 12 steps at least: 20 (2).", above=0, unit="s", example="20", quick=2.0
     )

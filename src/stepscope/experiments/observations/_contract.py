@@ -43,8 +43,21 @@ class Limits:
 
 
 @dataclass(frozen=True)
+class ModelVerdict:
+    """A claim judged for one model (or one pair of them): its number, and why it came out so."""
+
+    model: str
+    outcome: Outcome
+    found: Interval | None
+    why: str
+
+
+@dataclass(frozen=True)
 class Part:
-    """One claim of an observation: the test, the effect with its interval, the limits, and what follows."""
+    """One claim of an observation: the test, the effect with its interval, the limits, and what follows.
+
+    models: the same claim for each model where it is one about all of them; it holds only if it holds for each.
+    """
 
     claim: str
     test: str
@@ -54,6 +67,7 @@ class Part:
     of: str  # what it was taken from
     outcome: Outcome
     why: str
+    models: tuple[ModelVerdict, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -93,11 +107,11 @@ def part(claim: str, test: str, effect: str, found: Interval, limits: Limits, of
     if math.isnan(found.low) or math.isnan(found.high):
         return Part(*facts, UNKNOWN, f"too few for an interval: {of}; make more repeats")
     if found.low > limits.least and found.high < limits.most:
-        return Part(*facts, HOLDS, f"{_interval_text(found)}, {limits}")
+        return Part(*facts, HOLDS, f"{interval_text(found)}, {limits}")
     if found.high <= limits.least or found.low >= limits.most:
-        return Part(*facts, FAILS, f"{_interval_text(found)}, not {limits}")
+        return Part(*facts, FAILS, f"{interval_text(found)}, not {limits}")
     return Part(
-        *facts, UNKNOWN, f"{_interval_text(found)} spans the limit ({limits}), more or longer runs would tell: {of}"
+        *facts, UNKNOWN, f"{interval_text(found)} spans the limit ({limits}), more or longer runs would tell: {of}"
     )
 
 
@@ -115,7 +129,7 @@ def verdict(observation: Observation, parts: list[Part], reading: str = AS_THE_P
     return Verdict(observation.number, observation.claim, reading, outcome, why, tuple(parts))
 
 
-def _interval_text(found: Interval) -> str:
+def interval_text(found: Interval) -> str:
     if found.low == found.high:
         return f"{found.value:.3g} exactly"
     return estimate(found.value, found.low, found.high, "")

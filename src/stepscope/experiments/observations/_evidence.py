@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from stepscope.analysis.run import Run
 from stepscope.analysis.time.operators import CPU
 from stepscope.analysis.time.steps import profiled_steps, span_ns, steps_after_warmup
 from stepscope.arrays import Floats
+from stepscope.experiments.observations._contract import AS_THE_PAPER
 from stepscope.units import number
 
 if TYPE_CHECKING:
@@ -58,6 +60,23 @@ def _empty_frame(name: str) -> pl.DataFrame:
     return pl.DataFrame(schema=_SCHEMAS[name])
 
 
+OWN_TIME = "by the training's own CPU time, since other programs ran beside it"
+
+
+@dataclass(frozen=True)
+class TimedRuns:
+    """Runs whose times can be judged, how they are read, and of which models disturbed runs were left out, and why."""
+
+    runs: pl.DataFrame
+    reading: str = AS_THE_PAPER
+    disturbed: dict[str, str] = field(default_factory=dict)
+
+    def lacking(self, known: Sequence[str], why: str, models: Sequence[str] | None = None) -> dict[str, str]:
+        """Why models with runs are not among the `known`: their runs were disturbed, or `why`."""
+        every = models if models is not None else [*self.runs["workload"].unique(maintain_order=True), *self.disturbed]
+        return {name: self.disturbed.get(name, why) for name in dict.fromkeys(every) if name not in set(known)}
+
+
 @dataclass(frozen=True)
 class Evidence:
     """All that is judged; `absent` says by "power", "accelerator", "memory" and "days" why there is none of it."""
@@ -80,6 +99,32 @@ class Evidence:
         """Return why there is no run of that kind; "" where there is one, or none at all."""
         others = self.runs["background"].drop_nulls()
         return f"in all {len(others)} runs {others[0]}" if len(others) and self.undisturbed.is_empty() else ""
+
+    @property
+    def timed(self) -> TimedRuns:
+        """The runs whose times can be judged: those without background CPU load.
+
+        Where there was some, and every training ran on one thread of the CPU, all runs by the CPU time of the training
+        process, which other programs do not lengthen by taking the core.
+        """
+        runs, kept = self.runs, self.undisturbed
+        if len(kept) == len(runs):
+            return TimedRuns(runs)
+        single = (
+            (runs["device"] == "cpu")
+            & (runs["threads"] == 1)
+            & runs["trainer_cores"].is_between(0, 1.5, closed="right")
+        )
+        if len(single) and single.fill_null(False).all():
+            own = [pl.col(name) / pl.col("trainer_cores") for name in ("samples_per_s", "flop_per_s")]
+            unknown = [pl.lit(None, pl.Float64).alias(f"samples_per_s_{end}") for end in ("low", "high")]
+            return TimedRuns(runs.with_columns(*own, *unknown), OWN_TIME)
+        left = runs.filter(pl.col("background").is_not_null()).group_by("workload", maintain_order=True)
+        why = {
+            str(name): f"{len(frame)} of its runs were disturbed and are not judged ({frame['background'][0]})"
+            for (name,), frame in left
+        }
+        return TimedRuns(kept, disturbed=why)
 
     @property
     def accelerated(self) -> bool:
@@ -109,7 +154,7 @@ def _about(run: Run) -> dict[str, Any]:
     return {
         "run": run.id,
         "workload": str(workload.get("name")),
-        "kind": _kind(run.model["type"].to_list()),
+        "kind": _kind(str(workload.get("name")), run.model["type"].to_list()),
         "device": str(workload.get("device") or "cpu").partition(":")[0],
         "setting": ", ".join([*words, f"{run.meta.get('threads')} threads"]),
         "batch": workload.get("batch_size"),
@@ -117,11 +162,30 @@ def _about(run: Run) -> dict[str, Any]:
     }
 
 
-def _kind(types: Sequence[str]) -> str:
-    """By its layers: recurrent where it has any recurrent one, else convolutional where it has a convolution."""
+_SEEING = ("vision", "image generation")  # the domains of the paper's convolutional networks
+
+
+def _kind(name: str, types: Sequence[str]) -> str:
+    """By its layers: recurrent where it has any recurrent one, else convolutional where it has a convolution.
+
+    A workload of the suite from another domain, as deep Q-learning, is neither: its use is that domain's.
+    """
+    domain = _domains().get(name)
     if any(name.startswith(("LSTM", "GRU", "RNN")) for name in types):
         return RECURRENT
-    return CONVOLUTIONAL if any("Conv" in name for name in types) else OTHER
+    sees = domain is None or domain in _SEEING
+    return CONVOLUTIONAL if sees and any("Conv" in name for name in types) else OTHER
+
+
+@cache
+def _domains() -> dict[str, str]:
+    """Domain of each workload of the suite; nothing on a machine without torch."""
+    try:
+        from stepscope import workloads
+
+        return {workload.name: workload.domain for workload in workloads.every()}
+    except ImportError:
+        return {}
 
 
 def _key(about: dict[str, Any], *names: str) -> dict[str, Any]:

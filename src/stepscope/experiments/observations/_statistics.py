@@ -1,158 +1,352 @@
-"""The tests that the observations share: means over runs, slopes within models, growth over batches, periodicity."""
+"""The tests that the observations share. A claim about all models is judged for each of them, from its runs.
+
+The unit that repeats is the run, a fresh process. Of one model, runs of a batch size differ by chance and runs of two
+batch sizes by the batch as well: each batch size has a mean of its own (no line is fitted: growth may bend), and the
+scatter of a run is pooled from the differences within them, with as many degrees of freedom as there are repeats.
+Intervals of one claim hold together: Bonferroni over all comparisons of all models (R. G. Miller, Simultaneous
+Statistical Inference, 1981). Nothing is pooled over models: what one does says nothing of another.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 import polars as pl
 from scipy import special  # type: ignore[import-untyped]  # scipy.stats takes half a second to import
 
-from stepscope.analysis.estimate import CONFIDENCE, mean_interval
-from stepscope.arrays import Floats
-from stepscope.experiments.observations._contract import FEWEST, Interval, Limits, Part, part, unjudged
+from stepscope.analysis.estimate import CONFIDENCE, mean_interval, share_interval
+from stepscope.experiments.observations._contract import (
+    FAILS,
+    FEWEST,
+    HOLDS,
+    UNKNOWN,
+    Interval,
+    Limits,
+    ModelVerdict,
+    Outcome,
+    Part,
+    interval_text,
+    unjudged,
+)
+from stepscope.units import plural
 
 NORMAL = float(special.ndtri((1 + CONFIDENCE) / 2))
-_UNKNOWN = Interval(math.nan)
+TOGETHER = "95 % CIs that hold together for all models and batch sizes (Student, Bonferroni)"
+ONCE = "each batch size was run once, so nothing tells how much runs differ: give --repeats 3"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A number of one model with its standard error and degrees of freedom.
+
+    A model's first comparison is its headline, whose whole interval must lie within the limits. The others can speak
+    against the claim; where `strict`, the whole interval of each must lie within as well, otherwise its value.
+    """
+
+    what: str
+    value: float
+    error: float
+    freedom: float
+    strict: bool = False
+    limits: Limits | None = None  # others than the claim's
+
+    def interval(self, comparisons: int) -> Interval:
+        """The interval that holds together with those of so many comparisons."""
+        if self.error == 0:
+            return Interval(self.value, self.value, self.value)
+        tail = (1 - CONFIDENCE) / 2 / comparisons
+        half = float(special.stdtrit(self.freedom, 1 - tail)) * self.error
+        return Interval(self.value, self.value - half, self.value + half)
+
+
+@dataclass(frozen=True)
+class Cells:
+    """One model: batch sizes in order, the mean of its runs at each with its standard error, and degrees of freedom.
+
+    freedom: 0 where no batch size was run twice; errors are then NaN.
+    """
+
+    model: str
+    batches: tuple[int, ...]
+    means: tuple[float, ...]
+    errors: tuple[float, ...]
+    freedom: int
+    runs: int
+
+
+def cells_of(runs: pl.DataFrame, value: pl.Expr, within: pl.Expr | None = None) -> list[Cells]:
+    """Return the cells of each model: `value` of each run by batch, and where known its standard error within the run.
+
+    runs: workload, batch and what the expressions need. The standard error of a mean is the one from the scatter
+    between runs, or the one from within the runs if that is larger.
+    """
+    known = runs.select(
+        "workload", "batch", value=value.cast(pl.Float64), within=pl.lit(None) if within is None else within
+    )
+    known = known.filter(pl.col("value").is_finite(), pl.col("batch").is_not_null())
+    return [
+        _cells(str(name), frame.sort("batch")) for (name,), frame in known.group_by(["workload"], maintain_order=True)
+    ]
+
+
+def _cells(model: str, runs: pl.DataFrame) -> Cells:
+    parts = [(int(batch), frame) for (batch,), frame in runs.group_by(["batch"], maintain_order=True)]  # type: ignore[call-overload]
+    values = [frame["value"].to_numpy() for _, frame in parts]
+    freedom = len(runs) - len(parts)
+    squares = sum(float(((x - x.mean()) ** 2).sum()) for x in values)
+    scatter = math.sqrt(squares / freedom) if freedom else math.nan
+    errors = []
+    for (_, frame), x in zip(parts, values, strict=True):
+        inside = frame["within"].cast(pl.Float64).fill_null(0.0).to_numpy()
+        errors.append(
+            max(scatter / math.sqrt(len(x)), float(np.sqrt((inside**2).sum())) / len(x)) if freedom else math.nan
+        )
+    batches = tuple(batch for batch, _ in parts)
+    return Cells(model, batches, tuple(float(x.mean()) for x in values), tuple(errors), freedom, len(runs))
+
+
+def level(cells: Cells) -> list[Comparison]:
+    """The mean over a model's batch sizes; the mean of each of them must not speak against it."""
+    count = len(cells.batches)
+    error = math.sqrt(sum(error**2 for error in cells.errors)) / count
+    found = [Comparison("", sum(cells.means) / count, error, cells.freedom)]
+    single = zip(cells.batches, cells.means, cells.errors, strict=True)
+    return (
+        found + [Comparison(f"at batch {batch}", *at, cells.freedom) for batch, *at in single] if count > 1 else found
+    )
+
+
+def exponents(cells: Cells) -> list[Comparison]:
+    """The exponent of the batch from the smallest to the largest, and strictly from each batch size to the next.
+
+    The cells hold logarithms. Nothing where there is one batch size.
+    """
+    logs = [math.log(batch) for batch in cells.batches]
+    places = list(range(len(logs)))
+    if len(places) < 2:
+        return []
+    stretches = [(0, places[-1]), *(pairwise(places) if len(places) > 2 else ())]
+    found = []
+    for a, b in stretches:
+        apart = logs[b] - logs[a]
+        error = math.hypot(cells.errors[a], cells.errors[b]) / apart
+        what = f"from batch {cells.batches[a]} to {cells.batches[b]}"
+        found.append(Comparison(what, (cells.means[b] - cells.means[a]) / apart, error, cells.freedom, strict=True))
+    return found
+
+
+def growth(cells: Cells) -> list[Comparison]:
+    """The change from the smallest batch to the largest; from no batch size to the next may it clearly fall."""
+    found = _changes(cells, list(pairwise(range(len(cells.batches)))), strict=False)
+    ends = _changes(cells, [(0, len(cells.batches) - 1)], strict=True)
+    falls = [replace(each, limits=Limits(least=0.0)) for each in found] if len(found) > 1 else []
+    return [*ends, *falls] if found else []
+
+
+def departures(cells: Cells) -> list[Comparison]:
+    """The change from the smallest batch to each other one, the largest first; each must lie within the limits."""
+    return _changes(cells, [(0, place) for place in range(len(cells.batches) - 1, 0, -1)], strict=True)
+
+
+def _changes(cells: Cells, pairs: Iterable[tuple[int, int]], strict: bool) -> list[Comparison]:
+    return [
+        Comparison(
+            f"from batch {cells.batches[a]} to {cells.batches[b]}",
+            cells.means[b] - cells.means[a],
+            math.hypot(cells.errors[a], cells.errors[b]),
+            cells.freedom,
+            strict,
+        )
+        for a, b in pairs
+    ]
+
+
+def lead(ours: Cells, others: Cells) -> list[Comparison]:
+    """Mean of one model less that of another over the batch sizes of both; at none of them may it be the other way."""
+    shared = [batch for batch in ours.batches if batch in others.batches]
+    if shared:
+        ours, others = (_at(cells, shared) for cells in (ours, others))
+        pairs = zip(level(ours), level(others), strict=True)
+    else:
+        pairs = zip(level(ours)[:1], level(others)[:1], strict=True)
+    return [Comparison(a.what, a.value - b.value, math.hypot(a.error, b.error), _welch(a, b)) for a, b in pairs]
+
+
+def _at(cells: Cells, batches: Sequence[int]) -> Cells:
+    places = [cells.batches.index(batch) for batch in batches]
+    means, errors = (tuple(values[place] for place in places) for values in (cells.means, cells.errors))
+    return replace(cells, batches=tuple(batches), means=means, errors=errors)
+
+
+def _welch(a: Comparison, b: Comparison) -> float:
+    squares = a.error**2, b.error**2
+    if not a.freedom or not b.freedom or not sum(squares):
+        return min(a.freedom, b.freedom)
+    return sum(squares) ** 2 / (squares[0] ** 2 / a.freedom + squares[1] ** 2 / b.freedom)
+
+
+def judge_models(
+    claim: str,
+    test: str,
+    effect: str,
+    limits: Limits,
+    models: Sequence[tuple[str, int, list[Comparison]]],
+    shown: Callable[[float], float] = float,
+    lacking: dict[str, str] | None = None,
+) -> Part:
+    """A claim about all models, judged for each; it holds only if it holds for each, and one is enough against it.
+
+    models: the name of a model, its runs, and its comparisons, the headline first; of `limits` and intervals `shown`
+    makes what is said. lacking: why there is nothing of the models that are not among them.
+    """
+    together = sum(len(comparisons) for *_, comparisons in models)
+    verdicts = [_judge_model(name, comparisons, limits, together, shown) for name, _, comparisons in models]
+    verdicts += [ModelVerdict(name, UNKNOWN, None, why) for name, why in (lacking or {}).items()]
+    if not verdicts:
+        return unjudged(claim, test, "no model was measured")
+    return summed_up(claim, test, effect, limits, verdicts, sum(runs for _, runs, _ in models))
+
+
+def summed_up(claim: str, test: str, effect: str, limits: Limits, verdicts: Sequence[ModelVerdict], runs: int) -> Part:
+    """The verdict on a claim about all models from those on each; the number is that of the model that decides."""
+    outcomes = {each.outcome for each in verdicts}
+    outcome: Outcome = FAILS if FAILS in outcomes else UNKNOWN if UNKNOWN in outcomes else HOLDS
+    deciding = [each for each in verdicts if each.outcome == outcome]
+    worst = min(deciding, key=lambda each: _margin(each.found, limits))
+    others = ", ".join(each.model for each in verdicts if each.outcome == HOLDS)
+    held = f"; holds for {others}" if outcome != HOLDS and others else ""
+    of = f"{plural(runs, 'run')}; models: {len(verdicts)}"
+    if outcome == HOLDS:
+        why = f"for each of {plural(len(verdicts), 'model')}; nearest to the limit {worst.model}: {worst.why}"
+    else:
+        why = "; ".join(f"{each.model}: {each.why}" for each in deciding) + held
+    return Part(claim, test, effect, worst.found, limits, of, outcome, why, tuple(verdicts))
+
+
+def _margin(found: Interval | None, limits: Limits) -> float:
+    """How far inside the limits an interval lies; the lowest is the worst."""
+    if found is None:
+        return math.inf
+    bounds = [x if math.isfinite(x) else found.value for x in (found.low, found.high)]
+    return min(bounds[0] - limits.least, limits.most - bounds[1])
+
+
+def _judge_model(
+    model: str, comparisons: Sequence[Comparison], limits: Limits, together: int, shown: Callable[[float], float]
+) -> ModelVerdict:
+    if not comparisons:
+        return ModelVerdict(model, UNKNOWN, None, "it ran with one batch size")
+    if not comparisons[0].freedom:
+        return ModelVerdict(model, UNKNOWN, Interval(shown(comparisons[0].value)), ONCE)
+    judged = []
+    for place, each in enumerate(comparisons):
+        found, own = each.interval(together), each.limits or limits
+        told = Interval(*(shown(x) for x in (found.value, found.low, found.high)))
+        judged.append((_outcome(told, own, each.strict or place == 0), each, told, own))
+    for wanted in (FAILS, UNKNOWN):
+        for outcome, each, told, own in judged:
+            if outcome == wanted:
+                place = f" {each.what}" if each.what else ""
+                if wanted == FAILS:
+                    return ModelVerdict(model, FAILS, told, f"{interval_text(told)}{place}, not {own}")
+                why = f"{interval_text(told)}{place} spans the limit ({own}); more repeats or longer runs would tell"
+                return ModelVerdict(model, UNKNOWN, told, why)
+    told = judged[0][2]
+    return ModelVerdict(model, HOLDS, told, f"{interval_text(told)}, {limits}")
+
+
+def _outcome(found: Interval, limits: Limits, strict: bool) -> Outcome:
+    if found.high <= limits.least or found.low >= limits.most:
+        return FAILS
+    low, high = (found.low, found.high) if strict else (found.value, found.value)
+    return HOLDS if low > limits.least and high < limits.most else UNKNOWN
+
+
+def shares_of(
+    models: Sequence[tuple[str, int, int]], limits: Limits, lacking: dict[str, str] | None = None
+) -> list[ModelVerdict]:
+    """The share of the runs of each model (name, hits, count) with Wilson's interval, which hold together."""
+    confidence = 1 - (1 - CONFIDENCE) / max(len(models), 1)
+    found = []
+    for name, hits, count in models:
+        if count < FEWEST:
+            found.append(ModelVerdict(name, UNKNOWN, Interval(hits / count), f"too few: {plural(count, 'run')}"))
+            continue
+        told = Interval(*share_interval(hits, count, confidence))
+        outcome = _outcome(told, limits, strict=True)
+        said = {
+            HOLDS: f", {limits}",
+            FAILS: f", not {limits}",
+            UNKNOWN: f" spans the limit ({limits}); more runs would tell",
+        }
+        found.append(
+            ModelVerdict(name, outcome, told, f"{hits} of {plural(count, 'run')}, {interval_text(told)}{said[outcome]}")
+        )
+    return [*found, *(ModelVerdict(name, UNKNOWN, None, why) for name, why in (lacking or {}).items())]
 
 
 def mean_of(values: Sequence[float | None] | pl.Series) -> Interval:
     """Mean and Student's interval of values from independent runs; no interval below FEWEST."""
-    present = _present(values)
+    plain = np.array([math.nan if value is None else float(value) for value in values], dtype=np.float64)
+    present = plain[np.isfinite(plain)]
     mean, low, high = mean_interval(present)
     return Interval(mean, low, high) if len(present) >= FEWEST else Interval(mean)
 
 
-def ratio_of(values: Sequence[float | None] | pl.Series) -> Interval:
-    """Geometric mean of ratios with the interval of the mean of their logarithms."""
-    present = _present(values)
-    return _raised(mean_of(np.log(present[present > 0]).tolist()))
+def log_within(column: str) -> pl.Expr:
+    """Standard error of the logarithm of a number within its run, from the bounds of its 95 % CI; null without."""
+    low, high = pl.col(f"{column}_low"), pl.col(f"{column}_high")
+    return pl.when((low > 0) & (high > 0)).then((high / low).log() / 2 / NORMAL)
 
 
-def correlation_of(values: Sequence[float | None] | pl.Series) -> Interval:
-    """Mean of correlations with its interval, by Fisher's z."""
-    found = mean_of(np.arctanh(np.clip(_present(values), -0.999999, 0.999999)).tolist())
-    return Interval(*(math.tanh(x) for x in (found.value, found.low, found.high)))
-
-
-def difference_of(ours: Sequence[float | None] | pl.Series, others: Sequence[float | None] | pl.Series) -> Interval:
-    """Mean of the first less mean of the second, with Welch's interval."""
-    a, b = _present(ours), _present(others)
-    if not len(a) or not len(b):
-        return _UNKNOWN
-    value = float(a.mean() - b.mean())
-    if min(len(a), len(b)) < FEWEST:
-        return Interval(value)
-    errors = np.array([a.var(ddof=1) / len(a), b.var(ddof=1) / len(b)])
-    if errors.sum() == 0:
-        return Interval(value, value, value)
-    freedom = errors.sum() ** 2 / (errors**2 / np.array([len(a) - 1, len(b) - 1])).sum()
-    half = float(special.stdtrit(freedom, (1 + CONFIDENCE) / 2) * math.sqrt(errors.sum()))
-    return Interval(value, value - half, value + half)
-
-
-def quotient_of(ours: Sequence[float | None] | pl.Series, others: Sequence[float | None] | pl.Series) -> Interval:
-    """Geometric mean of the first over that of the second, with Welch's interval of the logarithms."""
-    logs = [np.log(part[part > 0]).tolist() for part in (_present(ours), _present(others))]
-    return _raised(difference_of(logs[0], logs[1]))
-
-
-def slope_within(groups: Sequence[Any], x: Floats, y: Floats) -> Interval:
-    """Least-squares slope of y on x with an intercept for each group, and its Student interval."""
-    place = np.unique(np.array(groups, dtype=str), return_inverse=True)[1]
-    if len(place) == 0:
-        return _UNKNOWN
-    counts = np.bincount(place)
-    u, v = (values - (np.bincount(place, values) / counts)[place] for values in (x, y))
-    spread, freedom = float(u @ u), len(x) - len(counts) - 1
-    if spread == 0:
-        return _UNKNOWN
-    slope = float(u @ v) / spread
-    if freedom < 1:
-        return Interval(slope)
-    error = math.sqrt(float(((v - slope * u) ** 2).sum()) / freedom / spread)
-    half = float(special.stdtrit(freedom, (1 + CONFIDENCE) / 2)) * error
-    return Interval(slope, slope - half, slope + half)
-
-
-def share_of(hits: int, count: int) -> Interval:
-    """A share of runs with Wilson's interval."""
-    from stepscope.analysis.estimate import share_interval
-
-    found = share_interval(hits, count)
-    return Interval(*found) if count >= FEWEST else Interval(found[0])
-
-
-def growth_by_model(runs: pl.DataFrame, column: str) -> pl.DataFrame:
-    """Return the growth of a number from a model's smallest batch to its largest: workload, smallest, largest, log,
-    error.
-
-    `log` is the logarithm of the ratio. `error` is its standard error: from the repeats where both ends have two or
-    more, otherwise from the interval within each run; null where neither is known.
-    """
-    rows = []
-    known = runs.filter(pl.col(column).is_not_null() & (pl.col(column) > 0))
-    for (name,), frame in known.group_by(["workload"], maintain_order=True):
-        ends = [frame.filter(pl.col("batch") == batch) for batch in (frame["batch"].min(), frame["batch"].max())]
-        if ends[0]["batch"][0] == ends[1]["batch"][0]:
-            continue
-        logs = [np.log(end[column].to_numpy()) for end in ends]
-        errors = [_error(end, values, column) for end, values in zip(ends, logs, strict=True)]
-        row = {"workload": name, "smallest": ends[0]["batch"][0], "largest": ends[1]["batch"][0]}
-        row["log"] = float(logs[1].mean() - logs[0].mean())
-        row["error"] = None if None in errors else math.hypot(*(error or 0.0 for error in errors))
-        rows.append(row)
-    schema = {"workload": pl.String, "smallest": pl.Int64, "largest": pl.Int64, "log": pl.Float64, "error": pl.Float64}
-    return pl.DataFrame(rows, schema=schema)
-
-
-def _error(end: pl.DataFrame, logs: Floats, column: str) -> float | None:
-    """Standard error of the mean logarithm at one end; the larger of that between and within runs."""
-    between = float(logs.std(ddof=1) / math.sqrt(len(logs))) if len(logs) > 1 else None
-    within = None
-    if f"{column}_low" in end.columns:
-        bounds = end.select(f"{column}_low", f"{column}_high").drop_nulls()
-        if len(bounds) == len(end) and bool((bounds[f"{column}_low"] > 0).all()):
-            halves = np.log(bounds[f"{column}_high"].to_numpy() / bounds[f"{column}_low"].to_numpy()) / 2 / NORMAL
-            within = float(np.sqrt((halves**2).sum()) / len(halves))
-    known = [error for error in (between, within) if error is not None]
-    return max(known, default=None)
-
-
-def _present(values: Sequence[float | None] | pl.Series) -> Floats:
-    plain = np.array([math.nan if value is None else float(value) for value in values], dtype=np.float64)
-    return plain[np.isfinite(plain)]
-
-
-def _raised(found: Interval) -> Interval:
-    return Interval(*(math.exp(x) for x in (found.value, found.low, found.high)))
+def models_of(runs: pl.DataFrame, cells: Sequence[Cells], why: str) -> dict[str, str]:
+    """Why nothing is known of the models that have runs and no cells."""
+    measured = {each.model for each in cells}
+    return {str(name): why for name in runs["workload"].unique(maintain_order=True) if name not in measured}
 
 
 OF_THE_STEP = 0.1  # a period within this share of the step's length is the step's
 MOST_RUNS, LEAST_EXPLAINED = 0.5, 0.25
-PERIOD_TEST = "share of the runs whose autocorrelation has its first peak at one step, Wilson's 95 % CI"
+PERIOD_TEST = (
+    "share of a model's runs whose autocorrelation has its first peak at one step; Wilson's 95 % CIs that hold together"
+)
 FOLD_TEST = (
-    "samples folded by step: variance of the even steps predicted by the mean of the odd ones; mean over the runs"
+    "samples folded by step: variance of the even steps predicted by the mean of the odd ones; mean over a model's "
+    f"batch sizes; {TOGETHER}"
 )
 
 
-def periodic(rhythm: pl.DataFrame, of: str, what: str, name: str) -> list[Part]:
+def periodic(rhythm: pl.DataFrame, runs: pl.DataFrame, of: str, what: str, name: str) -> list[Part]:
     """Two claims on one channel: the samples alone show the step as their period; one step predicts another."""
     found, foretold = f"the {name} has the step as its period", f"one step predicts the {name} of another"
-    rows = rhythm.filter(of=of, what=what)
+    rows = rhythm.filter(of=of, what=what).join(runs.select("run", "batch"), on="run", how="left")
     known = rows.drop_nulls("explained")
     if known.is_empty():
         why = _too_short(rows, name)
         return [unjudged(found, PERIOD_TEST, why), unjudged(foretold, FOLD_TEST, why)]
-    hits = known.filter((pl.col("period_steps") - 1).abs() <= OF_THE_STEP)
-    flat = f", standard deviation {float(np.median(known['deviation'].to_numpy())):.2g}"
-    of_runs = f"{len(known)} of {len(rows)} runs, whose steps are long enough for the readings{flat}"
-    share, variance = share_of(len(hits), len(known)), mean_of(known["explained"])
+    hit = ((pl.col("period_steps") - 1).abs() <= OF_THE_STEP).fill_null(False)
+    counted = known.group_by("workload", maintain_order=True).agg(hit.sum().alias("hits"), pl.len().alias("count"))
+    lacking = {
+        str(model): _too_short(frame, name)
+        for (model,), frame in rows.group_by(["workload"], maintain_order=True)
+        if model not in set(counted["workload"])
+    }
+    shares = shares_of(list(counted.iter_rows()), Limits(least=MOST_RUNS), lacking)
+    cells = cells_of(known, pl.col("explained"))
     return [
-        part(found, PERIOD_TEST, "share of the runs", share, Limits(least=MOST_RUNS), of_runs),
-        part(foretold, FOLD_TEST, "share of the variance predicted", variance, Limits(least=LEAST_EXPLAINED), of_runs),
+        summed_up(found, PERIOD_TEST, "share of the runs", Limits(least=MOST_RUNS), shares, len(known)),
+        judge_models(
+            foretold,
+            FOLD_TEST,
+            "share of the variance predicted",
+            Limits(least=LEAST_EXPLAINED),
+            [(each.model, each.runs, level(each)) for each in cells],
+            lacking=lacking,
+        ),
     ]
 
 

@@ -16,11 +16,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-import numpy as np
 import polars as pl
-from scipy import special  # type: ignore[import-untyped]
 
-from stepscope.analysis.estimate import CONFIDENCE
 from stepscope.experiments.observations._contract import (
     AS_THE_PAPER,
     Interval,
@@ -32,17 +29,26 @@ from stepscope.experiments.observations._contract import (
     unjudged,
     verdict,
 )
-from stepscope.experiments.observations._evidence import Evidence
-from stepscope.experiments.observations._statistics import NORMAL, growth_by_model, slope_within
+from stepscope.experiments.observations._evidence import Evidence, TimedRuns
+from stepscope.experiments.observations._statistics import (
+    ONCE,
+    TOGETHER,
+    Cells,
+    Comparison,
+    cells_of,
+    departures,
+    exponents,
+    growth,
+    judge_models,
+    log_within,
+    models_of,
+)
 from stepscope.units import plural
 
-FOLLOWS, USE_STAYS = (
-    0.03,
-    0.05,
-)  # of all time, for 16 times the batch: the paper saw 0.10 to 0.13, and 0.021
-DOUBLINGS = 4  # 16 times, as from 4 to 64
-_USE_TEST = "least squares on log2(batch) with an intercept for each model, Student's 95 % CI"
+FOLLOWS, USE_STAYS = 0.03, 0.05  # of all time: the paper saw 0.10 to 0.13, and 0.021
+_USE_TEST = f"mean use of a model's runs at each batch size; {TOGETHER}"
 _READING = "counterpart on a CPU: the use of its training threads"
+_ONE_BATCH = "it ran with one batch size"
 
 
 def judge_use_follows_batch(evidence: Evidence) -> Verdict:
@@ -53,28 +59,29 @@ def judge_use_follows_batch(evidence: Evidence) -> Verdict:
         ("CPU", "cpu_use", AS_THE_PAPER) if evidence.accelerated else ("training threads", "use", _READING)
     )
     claim = f"the use of the {what} stays"
-    cpu = unjudged(claim, _USE_TEST, evidence.disturbed) if evidence.disturbed else _change(own, column, claim, stays)
+    if evidence.disturbed:
+        cpu = unjudged(claim, _USE_TEST, evidence.disturbed)
+    else:
+        cpu = _change(own, column, claim, stays, departures)
     if not evidence.accelerated:
         return verdict(USE_FOLLOWS_BATCH, [cpu], reading)
-    follows = _change(evidence.runs, "accelerator_use", "the use of the accelerator grows", Limits(least=FOLLOWS))
+    follows = _change(
+        evidence.runs, "accelerator_use", "the use of the accelerator grows", Limits(least=FOLLOWS), growth
+    )
     return verdict(USE_FOLLOWS_BATCH, [follows, cpu], reading)
 
 
-def _change(runs: pl.DataFrame, column: str, claim: str, limits: Limits) -> Part:
-    known = runs.drop_nulls(column).filter(pl.col("batch").n_unique().over("workload") > 1)
-    if known.is_empty():
+def _change(
+    runs: pl.DataFrame, column: str, claim: str, limits: Limits, compared: Callable[[Cells], list[Comparison]]
+) -> Part:
+    known = cells_of(runs, pl.col(column))
+    if not any(len(cells.batches) > 1 for cells in known):
         why = "not read in any run" if runs[column].null_count() == len(runs) else "no model ran with two batch sizes"
         return unjudged(claim, _USE_TEST, why)
-    slope = slope_within(known["workload"].to_list(), np.log2(known["batch"].to_numpy()), known[column].to_numpy())
-    change = Interval(*(DOUBLINGS * bound for bound in (slope.value, slope.low, slope.high)))
-    of = f"{plural(len(known), 'run')}; models: {known['workload'].n_unique()}"
-    return part(
-        claim,
-        _USE_TEST,
-        "change of the share of busy time for a 16 times larger batch",
-        change,
-        limits,
-        of,
+    effect = "change of the share of busy time from the smallest batch to the largest"
+    models = [(cells.model, cells.runs, compared(cells)) for cells in known]
+    return judge_models(
+        claim, _USE_TEST, effect, limits, models, lacking=models_of(runs, known, "its use was not read")
     )
 
 
@@ -90,32 +97,32 @@ USE_FOLLOWS_BATCH = Observation(
 
 APART = 1.25  # times
 _GROWTH_TEST = (
-    "largest growth over smallest, with an interval that allows for having chosen them among all pairs (Bonferroni)"
+    "largest growth over smallest, from the runs of the smallest and the largest batch of each model, with an interval "
+    "that allows for having chosen them among all pairs (Student, Bonferroni)"
 )
 _GROWTH_CLAIM = "growth differs between models"
 
 
 def judge_growth_differs(evidence: Evidence) -> Verdict:
     """Per doubling of the batch, so that models with other ranges can be compared, and told for 16 times the batch."""
-    growth = growth_by_model(evidence.runs, "samples_per_s").drop_nulls("error")
-    if len(growth) < 2:
-        why = f"{len(growth)} models ran with two batch sizes and an interval; it takes two"
-        return verdict(GROWTH_DIFFERS, [unjudged(_GROWTH_CLAIM, _GROWTH_TEST, why)])
-    rows = []
-    for row in growth.iter_rows(named=True):
-        scale = math.log(16) / math.log(row["largest"] / row["smallest"])
-        rows.append((row["log"] * scale, row["error"] * scale, row["workload"]))
-    rows.sort()
-    (low, low_error, least), (high, high_error, most) = rows[0], rows[-1]
-    pairs = len(rows) * (len(rows) - 1) / 2
-    half = float(special.ndtri(1 - (1 - CONFIDENCE) / 2 / pairs)) * math.hypot(low_error, high_error)
-    ratio = Interval(*(math.exp(x) for x in (high - low, high - low - half, high - low + half)))
-    grown = f"16 times the batch: {most} {math.exp(high):.2g} times, {least} {math.exp(low):.2g}"
-    of = f"{plural(len(rows), 'model')}; {grown}"
-    return verdict(
-        GROWTH_DIFFERS,
-        [part(_GROWTH_CLAIM, _GROWTH_TEST, "ratio of the growths", ratio, Limits(least=APART), of)],
+    timed = evidence.timed
+    known = [cells for cells in _logarithms(timed.runs, "samples_per_s") if len(cells.batches) > 1]
+    rows = sorted(
+        ((exponents(cells)[0], cells.model) for cells in known if cells.freedom), key=lambda row: row[0].value
     )
+    if len(rows) < 2:
+        why = f"{len(rows)} models ran with two batch sizes and repeats; it takes two"
+        why = "; ".join(dict.fromkeys([why, *timed.disturbed.values(), *([ONCE] if len(known) > len(rows) else [])]))
+        return verdict(GROWTH_DIFFERS, [unjudged(_GROWTH_CLAIM, _GROWTH_TEST, why)], timed.reading)
+    (low, least), (high, most) = rows[0], rows[-1]
+    pairs = len(rows) * (len(rows) - 1) // 2
+    gap = Comparison("", high.value - low.value, math.hypot(high.error, low.error), min(high.freedom, low.freedom))
+    apart = gap.interval(pairs)
+    ratio = Interval(*(16**x for x in (apart.value, apart.low, apart.high)))
+    grown = f"16 times the batch: {most} {16**high.value:.2g} times, {least} {16**low.value:.2g}"
+    of = f"{plural(len(rows), 'model')}; {grown}"
+    found = part(_GROWTH_CLAIM, _GROWTH_TEST, "ratio of the growths", ratio, Limits(least=APART), of)
+    return verdict(GROWTH_DIFFERS, [found], timed.reading)
 
 
 GROWTH_DIFFERS = Observation(
@@ -128,41 +135,36 @@ GROWTH_DIFFERS = Observation(
 )
 
 
+_EXPONENT = "exponent of the batch"
 _THROUGHPUT_TEST = (
-    "least squares of log(samples a second) on log(batch) with an intercept for each model, Student's 95 % CI"
+    "mean log(samples a second) of a model's runs at each batch size; the exponent from the smallest to the largest, "
+    f"and from each batch size to the next; {TOGETHER}"
 )
 _THROUGHPUT_CLAIM = "samples a second grow with the batch"
 
 
 def judge_throughput_grows(evidence: Evidence) -> Verdict:
-    """Over all models together; those that clearly go the other way are named."""
-    runs = evidence.runs.drop_nulls("samples_per_s").filter(pl.col("batch").n_unique().over("workload") > 1)
-    if runs.is_empty():
-        return verdict(
-            THROUGHPUT_GROWS,
-            [unjudged(_THROUGHPUT_CLAIM, _THROUGHPUT_TEST, "no model ran with two batch sizes")],
-        )
-    logs = (np.log(runs[name].to_numpy().astype(np.float64)) for name in ("batch", "samples_per_s"))
-    exponent = slope_within(runs["workload"].to_list(), *logs)
-    growth = growth_by_model(runs, "samples_per_s")
-    shrink = growth.filter(pl.col("log") + NORMAL * pl.col("error") < 0)
-    against = "".join(
-        f"; {row['workload']} shrinks to {math.exp(row['log']):.2g}" for row in shrink.iter_rows(named=True)
-    )
-    of = f"{plural(len(runs), 'run')}; models: {len(growth)}{against}"
-    return verdict(
-        THROUGHPUT_GROWS,
-        [
-            part(
-                _THROUGHPUT_CLAIM,
-                _THROUGHPUT_TEST,
-                "exponent of the batch",
-                exponent,
-                Limits(least=0.0),
-                of,
-            )
-        ],
-    )
+    """For each model, from each batch size to the next: one that falls anywhere is against it."""
+    timed = evidence.timed
+    found = _judge_exponents(timed, "samples_per_s", [(_THROUGHPUT_CLAIM, Limits(least=0.0))], _THROUGHPUT_TEST)
+    return verdict(THROUGHPUT_GROWS, found, timed.reading)
+
+
+def _judge_exponents(
+    timed: TimedRuns, column: str, claims: list[tuple[str, Limits]], test: str, why: str = ""
+) -> list[Part]:
+    """Claims about the exponent of the batch for each model: on its whole range, and on every stretch of it."""
+    known = _logarithms(timed.runs, column)
+    if not any(len(cells.batches) > 1 for cells in known):
+        reasons = [why] if why else [*timed.disturbed.values()]
+        return [unjudged(claim, test, "; ".join(reasons) or "no model ran with two batch sizes") for claim, _ in claims]
+    models = [(cells.model, cells.runs, exponents(cells)) for cells in known]
+    lacking = timed.lacking([cells.model for cells in known], "it was not measured")
+    return [judge_models(claim, test, _EXPONENT, limits, models, lacking=lacking) for claim, limits in claims]
+
+
+def _logarithms(runs: pl.DataFrame, column: str) -> list[Cells]:
+    return cells_of(runs.filter(pl.col(column) > 0), pl.col(column).log(), log_within(column))
 
 
 THROUGHPUT_GROWS = Observation(
@@ -175,30 +177,32 @@ THROUGHPUT_GROWS = Observation(
 )
 
 
-_ENERGY_TEST = "least squares of log(energy per step) on log(batch) with an intercept for each model, Student's 95 % CI"
+_ENERGY_TEST = (
+    "mean log(energy per step) of a model's runs at each batch size; the exponent from the smallest to the largest, "
+    f"and from each batch size to the next; {TOGETHER}"
+)
 _GROWS, _LESS = "energy per step grows with the batch", "it grows less than the batch"
 
 
 def judge_energy_grows_less(evidence: Evidence) -> Verdict:
-    """The exponent of the batch: 0 where energy stays, 1 where it grows as the batch."""
-    runs = evidence.runs.drop_nulls("energy_per_step_j").filter(pl.col("batch").n_unique().over("workload") > 1)
-    if runs.is_empty():
-        why = evidence.absent.get(
-            "power", "the energy of the whole device was not measured with two batch sizes of a model"
-        )
-        return verdict(ENERGY_GROWS_LESS, [unjudged(claim, _ENERGY_TEST, why) for claim in (_GROWS, _LESS)])
-    logs = (np.log(runs[name].to_numpy().astype(np.float64)) for name in ("batch", "energy_per_step_j"))
-    exponent = slope_within(runs["workload"].to_list(), *logs)
-    growth = growth_by_model(runs, "energy_per_step_j")
-    times = "; ".join(f"{row['workload']} {math.exp(row['log']):.2g} times for {row['largest'] / row['smallest']:g}"
-                      for row in growth.iter_rows(named=True))  # fmt: skip
-    of, effect = f"{plural(len(runs), 'run')}: {times}", "exponent of the batch"
+    """The exponent of the batch: 0 where energy stays, 1 where it grows as the batch.
+
+    Energy is the whole device's: runs with background CPU load are not judged, whatever their threads.
+    """
+    quiet, timed = evidence.undisturbed, evidence.timed
+    why = "" if evidence.runs["energy_per_step_j"].drop_nulls().len() else _no_energy(evidence)
+    left = evidence.runs.filter(pl.col("background").is_not_null())["workload"].unique(maintain_order=True)
+    alone = timed.disturbed or dict.fromkeys(left, "its runs were disturbed and are not judged")
+    claims = [(_GROWS, Limits(least=0.0)), (_LESS, Limits(most=1.0))]
     return verdict(
         ENERGY_GROWS_LESS,
-        [
-            part(_GROWS, _ENERGY_TEST, effect, exponent, Limits(least=0.0), of),
-            part(_LESS, _ENERGY_TEST, effect, exponent, Limits(most=1.0), of),
-        ],
+        _judge_exponents(TimedRuns(quiet, disturbed=alone), "energy_per_step_j", claims, _ENERGY_TEST, why),
+    )
+
+
+def _no_energy(evidence: Evidence) -> str:
+    return evidence.absent.get(
+        "power", "the energy of the whole device was not measured with two batch sizes of a model"
     )
 
 

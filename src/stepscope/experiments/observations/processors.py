@@ -11,6 +11,10 @@ Observation 6: the accelerator draws the most power, but for recurrent networks 
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+from itertools import product
+
 import polars as pl
 
 from stepscope.experiments.observations._contract import (
@@ -19,18 +23,16 @@ from stepscope.experiments.observations._contract import (
     Observation,
     Part,
     Verdict,
-    part,
     unjudged,
     verdict,
 )
 from stepscope.experiments.observations._evidence import CONVOLUTIONAL, RECURRENT, Evidence
-from stepscope.experiments.observations._statistics import correlation_of, difference_of, mean_of, quotient_of, ratio_of
-from stepscope.units import plural
+from stepscope.experiments.observations._statistics import TOGETHER, cells_of, judge_models, lead, level, models_of
 
 MUCH = 1.5  # times as busy: GPU close to 100 %, each core 0 to 60 % (Fig. 3)
 _LEAST = 1e-3  # of a core: below that a ratio says nothing
-_BUSIER = "geometric mean over the runs, Student's 95 % CI of the logarithms"
-_IN_TURN = "mean over the runs of Pearson's correlation between windows, Fisher's z"
+_BUSIER = f"geometric mean over a model's batch sizes, of the runs of each; {TOGETHER}"
+_IN_TURN = f"Pearson's correlation between windows, mean over a model's batch sizes by Fisher's z; {TOGETHER}"
 
 
 def judge_accelerator_against_cpu(evidence: Evidence) -> Verdict:
@@ -58,14 +60,26 @@ def _parts(evidence: Evidence, ours: str, others: str, together: str, name: str,
         if not evidence.accelerated and not evidence.runs.is_empty():
             why += "; every core trains, or the cores were not sampled: give fewer --threads than there are cores"
         return [unjudged(busier, _BUSIER, why), unjudged(in_turn, _IN_TURN, why)]
-    ratio = ratio_of((runs[ours] / runs[others].clip(lower_bound=_LEAST)).to_list())
-    known = runs[together].drop_nulls()
-    effect, of = f"use of the {name} / use of the {other}", plural(len(runs), "run")
-    parts = [part(busier, _BUSIER, effect, ratio, Limits(least=MUCH), of)]
-    if known.is_empty():
+    ratio = pl.col(ours) / pl.col(others).clip(lower_bound=_LEAST)
+    effect = f"use of the {name} / use of the {other}"
+    parts = [_of_each(evidence.undisturbed, ratio.log(), (busier, _BUSIER, effect, Limits(least=MUCH)), math.exp)]
+    if runs[together].null_count() == len(runs):
         return [*parts, unjudged(in_turn, _IN_TURN, "one of the two never changes, or too few windows were read")]
-    effect, of = "correlation of their use", plural(len(known), "run")
-    return [*parts, part(in_turn, _IN_TURN, effect, correlation_of(known), Limits(most=0.0), of)]
+    turned = pl.col(together).clip(-0.999999, 0.999999).arctanh()
+    asked = (in_turn, _IN_TURN, "correlation of their use", Limits(most=0.0))
+    return [*parts, _of_each(evidence.undisturbed, turned, asked, math.tanh)]
+
+
+def _of_each(
+    runs: pl.DataFrame, value: pl.Expr, asked: tuple[str, str, str, Limits], shown: Callable[[float], float] = float
+) -> Part:
+    """A claim (with test, effect and limits) on the mean of each model's runs."""
+    claim, test, effect, limits = asked
+    known = cells_of(runs, value)
+    lacking = models_of(runs, known, "it was not read in its runs")
+    return judge_models(
+        claim, test, effect, limits, [(cells.model, cells.runs, level(cells)) for cells in known], shown, lacking
+    )
 
 
 _OTHER_CORES = "counterpart on a CPU: the cores that train against the other cores"
@@ -81,36 +95,43 @@ ACCELERATOR_AGAINST_CPU = Observation(
 
 DOMAINS_APART = 0.10  # of all time
 FASTER = 1.25
-_SHARE = "mean of the convolutional runs less mean of the recurrent ones, Welch's 95 % CI"
-_RATE = "geometric means of both kinds, Welch's 95 % CI of the logarithms"
+_SHARE = f"each convolutional network less each recurrent one, mean over the batch sizes of both (Welch); {TOGETHER}"
+_RATE = f"each convolutional network over each recurrent one, geometric mean over batch sizes (Welch); {TOGETHER}"
 _CLAIM = "convolution higher than recurrence"
 _ARITHMETIC = "counterpart on a CPU: arithmetic done a second, since a training thread is busy in either case"
 
 
 def judge_use_differs_by_domain(evidence: Evidence) -> Verdict:
-    """On the CPU alone by FLOP/s: what a busy core gets done is what differs there."""
-    column, reading = ("accelerator_use", "as the paper") if evidence.accelerated else ("flop_per_s", _ARITHMETIC)
-    known = evidence.runs.drop_nulls(column)
-    ours, others = (known.filter(kind=kind)[column] for kind in (CONVOLUTIONAL, RECURRENT))
-    test = _SHARE if evidence.accelerated else _RATE
-    if ours.is_empty() or others.is_empty():
-        lacking = " and ".join(
-            kind for kind, values in ((CONVOLUTIONAL, ours), (RECURRENT, others)) if values.is_empty()
-        )
-        why = f"no {lacking} network was measured: name one with --workloads"
-        return verdict(USE_DIFFERS_BY_DOMAIN, [unjudged(_CLAIM, test, why)], reading)
-    of = f"{len(ours)} convolutional and {len(others)} recurrent runs"
+    """Each network that sees against each recurrent one; on the CPU alone by FLOP/s, where any busy core is busy."""
+    timed = evidence.timed
     if evidence.accelerated:
-        found = difference_of(ours, others)
-        return verdict(
-            USE_DIFFERS_BY_DOMAIN,
-            [part(_CLAIM, test, "difference of the use", found, Limits(least=DOMAINS_APART), of)],
-            reading,
+        runs, value, test, effect, limit = (
+            evidence.runs,
+            pl.col("accelerator_use"),
+            _SHARE,
+            "difference of the use",
+            DOMAINS_APART,
         )
-    found = quotient_of(ours, others)
-    return verdict(
-        USE_DIFFERS_BY_DOMAIN, [part(_CLAIM, test, "ratio of FLOP/s", found, Limits(least=FASTER), of)], reading
+        reading, shown = AS_THE_PAPER, float
+    else:
+        runs, value, test, effect, limit = timed.runs, pl.col("flop_per_s").log(), _RATE, "ratio of FLOP/s", FASTER
+        reading, shown = f"{_ARITHMETIC}{'' if timed.reading == AS_THE_PAPER else f'; {timed.reading}'}", math.exp
+    kinds = (CONVOLUTIONAL, RECURRENT)
+    ours, others = (cells_of(runs.filter(kind=kind), value) for kind in kinds)
+    if not ours or not others:
+        lacking = " and ".join(kind for kind, found in zip(kinds, (ours, others), strict=True) if not found)
+        why = f"no {lacking} network was measured: name one with --workloads"
+        why = "; ".join([why, *timed.disturbed.values()]) if runs is timed.runs else why
+        return verdict(USE_DIFFERS_BY_DOMAIN, [unjudged(_CLAIM, test, why)], reading)
+    pairs = [(f"{a.model} over {b.model}", a.runs + b.runs, lead(a, b)) for a, b in product(ours, others)]
+    every = evidence.runs.filter(pl.col("kind").is_in(kinds))["workload"].unique(maintain_order=True).to_list()
+    lacking = (
+        {}
+        if evidence.accelerated
+        else timed.lacking([each.model for each in (*ours, *others)], "it was not measured", every)
     )
+    found = judge_models(_CLAIM, test, effect, Limits(least=limit), pairs, shown, lacking)
+    return verdict(USE_DIFFERS_BY_DOMAIN, [found], reading)
 
 
 USE_DIFFERS_BY_DOMAIN = Observation(
@@ -124,8 +145,13 @@ USE_DIFFERS_BY_DOMAIN = Observation(
 
 
 CORES_APART = 0.05  # of all time
-_CORES = "busiest less idlest core, chosen in the first half of a run and measured in the second; mean over the runs"
-_CLUSTERS = "idle residency of the idler cluster less that of the busier, paired within a run; mean over the runs"
+_CORES = (
+    "busiest less idlest core, chosen in the first half of a run and measured in the second; mean of a model; "
+    f"{TOGETHER}"
+)
+_CLUSTERS = (
+    f"idle residency of the idler cluster less that of the busier, paired within a run; mean of a model; {TOGETHER}"
+)
 _ALIKE = "counterpart on cores of one kind: whether they are used alike"
 
 
@@ -145,16 +171,7 @@ def judge_cores_differ(evidence: Evidence) -> Verdict:
         why = "there is one core" if one else "the busy time of the cores was not read for long enough"
         return verdict(CORES_DIFFER, [unjudged("the cores differ", _CORES, why)], reading)
     effect = "difference of the shares of busy time"
-    parts = [
-        part(
-            "the cores differ",
-            _CORES,
-            effect,
-            mean_of(known),
-            Limits(least=CORES_APART),
-            plural(len(known), "run"),
-        )
-    ]
+    parts = [_of_each(runs, pl.col("core_spread"), ("the cores differ", _CORES, effect, Limits(least=CORES_APART)))]
     return verdict(CORES_DIFFER, [*parts, *_by_cluster(evidence, runs)] if clusters > 1 else parts, reading)
 
 
@@ -164,16 +181,13 @@ def _by_cluster(evidence: Evidence, runs: pl.DataFrame) -> list[Part]:
     order = idle.group_by("cluster").agg(pl.col("idle_ratio").mean()).sort("idle_ratio")["cluster"].to_list()
     if len(order) < 2:
         return [unjudged("the clusters differ", _CLUSTERS, "the idle time of one of them was not read")]
-    ends = [idle.filter(cluster=name).select("run", name="idle_ratio") for name in (order[-1], order[0])]
-    pairs = ends[0].join(ends[1], on="run")
-    shares = [
-        f"{name} idle for {float(end['name'].to_numpy().mean()):.0%}"
-        for name, end in zip((order[-1], order[0]), ends, strict=True)
+    ends = [idle.filter(cluster=name).select("run", "idle_ratio") for name in (order[-1], order[0])]
+    pairs = ends[0].join(ends[1], on="run").join(runs.select("run", "workload", "batch"), on="run")
+    apart = pl.col("idle_ratio") - pl.col("idle_ratio_right")
+    effect = "difference of the idle residencies"
+    return [
+        _of_each(pairs, apart, (f"{order[-1]} idler than {order[0]}", _CLUSTERS, effect, Limits(least=CORES_APART)))
     ]
-    of = f"{plural(len(pairs), 'run')}; {', '.join(shares)}"
-    apart = mean_of(pairs["name"] - pairs["name_right"])
-    claim = f"{order[-1]} idler than {order[0]}"
-    return [part(claim, _CLUSTERS, "difference of the idle residencies", apart, Limits(least=CORES_APART), of)]
 
 
 CORES_DIFFER = Observation(
@@ -186,7 +200,7 @@ CORES_DIFFER = Observation(
 )
 
 
-_TEST = "geometric mean over the runs of the ratio of mean powers, Student's 95 % CI of the logarithms"
+_TEST = f"ratio of mean powers, geometric mean over a model's batch sizes, of the runs of each; {TOGETHER}"
 _CORES_ALONE = "counterpart on a CPU: the cores in the place of the accelerator"
 _RIVALS = ("gpu", "cpu", "memory")
 
@@ -217,17 +231,20 @@ def judge_component_power(evidence: Evidence) -> Verdict:
 def _by_component(evidence: Evidence) -> pl.DataFrame:
     """A row a run with the watts of each component."""
     rows = evidence.power.filter(pl.col("component").is_in(_RIVALS)).drop_nulls("watts")
-    return rows.pivot(on="component", index=["run", "kind"], values="watts", aggregate_function="first")
+    rows = rows.join(evidence.undisturbed.select("run"), on="run", how="semi")
+    index = ["run", "workload", "batch", "kind"]
+    return rows.pivot(on="component", index=index, values="watts", aggregate_function="first")
 
 
 def _part(rows: pl.DataFrame, claim: str, effect: str, kind: str) -> Part:
-    known = rows["ratio"].drop_nulls()
-    if known.is_empty():
+    if rows["ratio"].drop_nulls().is_empty():
         return unjudged(claim, _TEST, f"no {kind} network was measured: name one with --workloads")
-    return part(claim, _TEST, effect, ratio_of(known), Limits(least=1.0), plural(len(known), "run"))
+    return _of_each(rows, pl.col("ratio").log(), (claim, _TEST, effect, Limits(least=1.0)), math.exp)
 
 
 def _why(evidence: Evidence, wide: pl.DataFrame, lacking: list[str]) -> str:
+    if not evidence.power.is_empty() and evidence.disturbed:
+        return f"the power is not this training's alone: {evidence.disturbed}"
     if evidence.power.is_empty():
         return evidence.absent.get("power", "no power sensor was read")
     seen = ", ".join(sorted(evidence.power["component"].unique()))

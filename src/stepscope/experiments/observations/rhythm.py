@@ -23,7 +23,7 @@ def judge_use_is_periodic(evidence: Evidence) -> Verdict:
         return verdict(
             USE_IS_PERIODIC, _core_parts(evidence, alone, "trainer", "use of the training process"), _READING
         )
-    parts = periodic(evidence.rhythm, "use", "accelerator", "use of the accelerator")
+    parts = periodic(evidence.rhythm, evidence.runs, "use", "accelerator", "use of the accelerator")
     return verdict(USE_IS_PERIODIC, [*parts, *_core_parts(evidence, alone, "CPU", "use of the CPU")])
 
 
@@ -31,7 +31,7 @@ def _core_parts(evidence: Evidence, alone: pl.DataFrame, what: str, name: str) -
     """Of runs that had the cores to themselves: a scheduler that hands them round has a rhythm of its own."""
     if evidence.disturbed:
         return [unjudged(f"{name} periodic", FOLD_TEST, evidence.disturbed)]
-    return periodic(alone, "use", what, name)
+    return periodic(alone, evidence.runs, "use", what, name)
 
 
 USE_IS_PERIODIC = Observation(
@@ -51,7 +51,7 @@ def judge_power_is_periodic(evidence: Evidence) -> Verdict:
         why = evidence.absent.get("power", "no power sensor was read")
         return verdict(POWER_IS_PERIODIC, [unjudged("the power is periodic", FOLD_TEST, why)])
     what = "total" if "total" in measured else measured[0]
-    return verdict(POWER_IS_PERIODIC, periodic(evidence.rhythm, "power", what, f"power ({what})"))
+    return verdict(POWER_IS_PERIODIC, periodic(evidence.rhythm, evidence.runs, "power", what, f"power ({what})"))
 
 
 POWER_IS_PERIODIC = Observation(

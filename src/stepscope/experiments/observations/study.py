@@ -58,6 +58,7 @@ def build_findings(evidence: Evidence, runs: Sequence[Run], asked: Observations,
         answer=_answer(verdicts),
         tables=(
             _verdict_table(verdicts),
+            _model_table(verdicts),
             _part_table(verdicts),
             _paper_table(verdicts, drawn),
             _method_table(verdicts),
@@ -153,6 +154,20 @@ def _part_table(verdicts: Sequence[Verdict]) -> ResultTable:
     return ResultTable("tests", "Tests", columns, tuple(rows), note)
 
 
+def _model_table(verdicts: Sequence[Verdict]) -> ResultTable:
+    """A row a model and claim: "for all models" is a claim about each."""
+    rows: list[tuple[Value, ...]] = []
+    for verdict in verdicts:
+        for claim in verdict.parts:
+            rows += [
+                (verdict.number, claim.claim, model.model, model.outcome, *_bounds(model.found), model.why)
+                for model in claim.models
+            ]
+    columns = ("no.", "claim", "model", "verdict", "value", "low", "high", "why")
+    note = "A claim about all models holds only if it holds for each; one that does the opposite is enough against it."
+    return ResultTable("models", "Verdict of each model", columns, tuple(rows), note)
+
+
 def _method_table(verdicts: Sequence[Verdict]) -> ResultTable:
     rows = tuple((each.number, one.claim, one.effect or None, one.test) for each in verdicts for one in each.parts)
     return ResultTable("methods", "How each was tested", ("no.", "claim", "number", "test"), rows)
@@ -188,10 +203,14 @@ def _limits(evidence: Evidence) -> Iterator[str]:
     disturbed = evidence.runs["background"].drop_nulls()
     if len(disturbed):
         which = f"{len(disturbed)} of {len(evidence.runs)} runs were disturbed (the first: {disturbed[0]})"
-        yield f"{which}: what is said of the use of cores leaves them out, and their times are not theirs alone"
+        timed = evidence.timed
+        if timed.reading == AS_THE_PAPER:
+            yield f"{which}: they judge neither time, energy nor the use of cores"
+        else:
+            yield f"{which}: they judge neither energy nor the use of cores; times are judged {timed.reading}"
     repeats = evidence.runs.group_by("workload", "batch").len()["len"]
     if len(repeats) and int(repeats.to_numpy().max()) == 1:
-        yield "every setting was run once: intervals come from within the runs and from the fits over several models"
+        yield "every setting was run once: nothing tells how much runs differ, and what is to be judged by them is not"
 
 
 def _device(runs: Sequence[Run]) -> str:
