@@ -1,10 +1,11 @@
-"""Claims about all models survive a model that does the opposite: fabricated studies with a known truth, no training."""
+"""Claims about all models survive a model that does the opposite: fabricated studies with a known truth."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import polars as pl
@@ -35,7 +36,7 @@ def study(models: list[Model], seed: int, repeats: int = 3, batches: tuple[int, 
     random, rows = np.random.default_rng(seed), []
     for model in models:
         for place, batch in enumerate(batches):
-            steps = [math.log(b / a) for a, b in zip(batches, batches[1:], strict=False)][:place]
+            steps = [math.log(b / a) for a, b in pairwise(batches)][:place]
             speed, joules = (
                 sum(exponent * step for exponent, step in zip(exponents_, steps, strict=False))
                 for exponents_ in (model.throughput, model.energy)
@@ -92,7 +93,7 @@ def test_no_study_with_a_single_planted_counter_example_holds() -> None:
 
 def test_studies_without_a_counter_example_hold() -> None:
     found = []
-    for seed in range(60):
+    for seed in range(40):
         random = np.random.default_rng(1000 + seed)
         evidence = Evidence(runs=study([well_behaved(name, random) for name in MODELS], seed))
         found += [judged(8, evidence).outcome, judged(10, evidence).outcome]
@@ -102,7 +103,7 @@ def test_studies_without_a_counter_example_hold() -> None:
 
 @pytest.mark.parametrize(("repeats", "batches"), [(3, BATCHES), (3, QUICK_BATCHES), (2, QUICK_BATCHES)])
 def test_the_intervals_of_all_models_hold_the_truth_together(repeats: int, batches: tuple[int, ...]) -> None:
-    hits, studies = 0, 300
+    hits, studies = 0, 150
     for seed in range(studies):
         random = np.random.default_rng(seed)
         models = [well_behaved(name, random) for name in MODELS[:4]]
@@ -119,7 +120,7 @@ def test_the_intervals_of_all_models_hold_the_truth_together(repeats: int, batch
 
 def truths(model: Model, batches: tuple[int, ...]) -> list[float]:
     """The exponent over the whole range, and from each batch size to the next."""
-    apart = [math.log(b / a) for a, b in zip(batches, batches[1:], strict=False)]
+    apart = [math.log(b / a) for a, b in pairwise(batches)]
     stretches = model.throughput[: len(apart)]
     return [sum(e * a for e, a in zip(stretches, apart, strict=True)) / sum(apart), *stretches]
 

@@ -78,9 +78,11 @@ def test_the_findings_state_tests_and_limits_and_why_not(folder: Path) -> None:
     assert verdicts[9] == "holds"
     assert verdicts[12] == "holds"
     assert {verdicts[6], verdicts[7], verdicts[8]} == {"cannot be judged"}
-    tests = {(row[0], row[1]): row for row in findings.tables[1].rows}
-    assert "2 runs" in str(tests[10, "samples a second grow with the batch"][-1])
-    assert all(row[3] for row in findings.tables[3].rows)
+    tables = {table.name: table.rows for table in findings.tables}
+    tests = {(row[0], row[1]): row for row in tables["tests"]}
+    assert "run once" in str(tests[10, "samples a second grow with the batch"][-1])
+    assert [row[2:4] for row in tables["models"] if row[0] == 10] == [("net", "cannot be judged")]
+    assert all(row[3] for row in tables["methods"])
     assert any("run once" in note for note in findings.notes)
     assert not json.loads(findings.to_json())["simulated"]
 
@@ -115,7 +117,7 @@ def test_a_study_of_which_nothing_came_out_says_so_and_judges_nothing(tmp_path: 
 
 
 def test_runs_of_a_sweep_are_taken_instead_of_made(tmp_path: Path) -> None:
-    for batch in (4, 16, 64):
+    for batch in (4, 16, 64) * 2:
         header = {"workload": {"name": "net", "batch_size": batch, "device": "cpu"}, "threads": 1}
         fabricate_run(tmp_path / "runs", steps=12, ops=STEP[:1], residual_us=30_000, batch=batch, header=header)
     fabricate_run(tmp_path / "runs", steps=3, status="failed")

@@ -60,7 +60,7 @@ def _empty_frame(name: str) -> pl.DataFrame:
     return pl.DataFrame(schema=_SCHEMAS[name])
 
 
-OWN_TIME = "by the training's own CPU time, since other programs ran beside it"
+OWN_TIME = "by the training's own CPU time, because of background CPU load"
 
 
 @dataclass(frozen=True)
@@ -71,9 +71,9 @@ class TimedRuns:
     reading: str = AS_THE_PAPER
     disturbed: dict[str, str] = field(default_factory=dict)
 
-    def lacking(self, known: Sequence[str], why: str, models: Sequence[str] | None = None) -> dict[str, str]:
+    def lacking(self, known: Sequence[str], why: str) -> dict[str, str]:
         """Why models with runs are not among the `known`: their runs were disturbed, or `why`."""
-        every = models if models is not None else [*self.runs["workload"].unique(maintain_order=True), *self.disturbed]
+        every = [*self.runs["workload"].unique(maintain_order=True), *self.disturbed]
         return {name: self.disturbed.get(name, why) for name in dict.fromkeys(every) if name not in set(known)}
 
 

@@ -84,29 +84,27 @@ def cells_of(runs: pl.DataFrame, value: pl.Expr, within: pl.Expr | None = None) 
     runs: workload, batch and what the expressions need. The standard error of a mean is the one from the scatter
     between runs, or the one from within the runs if that is larger.
     """
-    known = runs.select(
-        "workload", "batch", value=value.cast(pl.Float64), within=pl.lit(None) if within is None else within
-    )
-    known = known.filter(pl.col("value").is_finite(), pl.col("batch").is_not_null())
-    return [
-        _cells(str(name), frame.sort("batch")) for (name,), frame in known.group_by(["workload"], maintain_order=True)
-    ]
+    within = pl.lit(None) if within is None else within
+    known = runs.select("workload", "batch", value=value.cast(pl.Float64), within=within.cast(pl.Float64))
+    models: dict[str, dict[int, list[tuple[float, float]]]] = {}
+    for name, batch, number, inside in known.iter_rows():
+        if batch is not None and number is not None and math.isfinite(number):
+            models.setdefault(str(name), {}).setdefault(int(batch), []).append((number, inside or 0.0))
+    return [_cells(name, batches) for name, batches in models.items()]
 
 
-def _cells(model: str, runs: pl.DataFrame) -> Cells:
-    parts = [(int(batch), frame) for (batch,), frame in runs.group_by(["batch"], maintain_order=True)]  # type: ignore[call-overload]
-    values = [frame["value"].to_numpy() for _, frame in parts]
-    freedom = len(runs) - len(parts)
+def _cells(model: str, batches: dict[int, list[tuple[float, float]]]) -> Cells:
+    order = sorted(batches)
+    values, inside = zip(*(np.array(batches[batch]).T for batch in order), strict=True)
+    runs = sum(map(len, values))
+    freedom = runs - len(order)
     squares = sum(float(((x - x.mean()) ** 2).sum()) for x in values)
     scatter = math.sqrt(squares / freedom) if freedom else math.nan
-    errors = []
-    for (_, frame), x in zip(parts, values, strict=True):
-        inside = frame["within"].cast(pl.Float64).fill_null(0.0).to_numpy()
-        errors.append(
-            max(scatter / math.sqrt(len(x)), float(np.sqrt((inside**2).sum())) / len(x)) if freedom else math.nan
-        )
-    batches = tuple(batch for batch, _ in parts)
-    return Cells(model, batches, tuple(float(x.mean()) for x in values), tuple(errors), freedom, len(runs))
+    errors = (
+        max(scatter / math.sqrt(len(x)), math.sqrt(float((each**2).sum())) / len(x)) if freedom else math.nan
+        for x, each in zip(values, inside, strict=True)
+    )
+    return Cells(model, tuple(order), tuple(float(x.mean()) for x in values), tuple(errors), freedom, runs)
 
 
 def level(cells: Cells) -> list[Comparison]:
@@ -115,9 +113,8 @@ def level(cells: Cells) -> list[Comparison]:
     error = math.sqrt(sum(error**2 for error in cells.errors)) / count
     found = [Comparison("", sum(cells.means) / count, error, cells.freedom)]
     single = zip(cells.batches, cells.means, cells.errors, strict=True)
-    return (
-        found + [Comparison(f"at batch {batch}", *at, cells.freedom) for batch, *at in single] if count > 1 else found
-    )
+    each = [Comparison(f"at batch {batch}", mean, error, cells.freedom) for batch, mean, error in single]
+    return found + each if count > 1 else found
 
 
 def exponents(cells: Cells) -> list[Comparison]:
@@ -250,10 +247,10 @@ def _judge_model(
     for wanted in (FAILS, UNKNOWN):
         for outcome, each, told, own in judged:
             if outcome == wanted:
-                place = f" {each.what}" if each.what else ""
+                where = f" {each.what}" if each.what else ""
                 if wanted == FAILS:
-                    return ModelVerdict(model, FAILS, told, f"{interval_text(told)}{place}, not {own}")
-                why = f"{interval_text(told)}{place} spans the limit ({own}); more repeats or longer runs would tell"
+                    return ModelVerdict(model, FAILS, told, f"{interval_text(told)}{where}, not {own}")
+                why = f"{interval_text(told)}{where} spans the limit ({own}); more repeats or longer runs would tell"
                 return ModelVerdict(model, UNKNOWN, told, why)
     told = judged[0][2]
     return ModelVerdict(model, HOLDS, told, f"{interval_text(told)}, {limits}")

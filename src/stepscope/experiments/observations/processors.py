@@ -97,39 +97,29 @@ DOMAINS_APART = 0.10  # of all time
 FASTER = 1.25
 _SHARE = f"each convolutional network less each recurrent one, mean over the batch sizes of both (Welch); {TOGETHER}"
 _RATE = f"each convolutional network over each recurrent one, geometric mean over batch sizes (Welch); {TOGETHER}"
-_CLAIM = "convolution higher than recurrence"
+_CLAIM, _APART, _KINDS = "convolution higher than recurrence", "difference of the use", (CONVOLUTIONAL, RECURRENT)
 _ARITHMETIC = "counterpart on a CPU: arithmetic done a second, since a training thread is busy in either case"
 
 
 def judge_use_differs_by_domain(evidence: Evidence) -> Verdict:
     """Each network that sees against each recurrent one; on the CPU alone by FLOP/s, where any busy core is busy."""
     timed = evidence.timed
+    runs, value, test, effect, limit = timed.runs, pl.col("flop_per_s").log(), _RATE, "ratio of FLOP/s", FASTER
+    shown: Callable[[float], float] = math.exp
+    reading = _ARITHMETIC if timed.reading == AS_THE_PAPER else f"{_ARITHMETIC}; {timed.reading}"
+    disturbed = timed.disturbed
     if evidence.accelerated:
-        runs, value, test, effect, limit = (
-            evidence.runs,
-            pl.col("accelerator_use"),
-            _SHARE,
-            "difference of the use",
-            DOMAINS_APART,
-        )
-        reading, shown = AS_THE_PAPER, float
-    else:
-        runs, value, test, effect, limit = timed.runs, pl.col("flop_per_s").log(), _RATE, "ratio of FLOP/s", FASTER
-        reading, shown = f"{_ARITHMETIC}{'' if timed.reading == AS_THE_PAPER else f'; {timed.reading}'}", math.exp
-    kinds = (CONVOLUTIONAL, RECURRENT)
-    ours, others = (cells_of(runs.filter(kind=kind), value) for kind in kinds)
+        runs, value, test, effect, limit = evidence.runs, pl.col("accelerator_use"), _SHARE, _APART, DOMAINS_APART
+        shown, reading, disturbed = float, AS_THE_PAPER, {}
+    ours, others = (cells_of(runs.filter(kind=kind), value) for kind in _KINDS)
     if not ours or not others:
-        lacking = " and ".join(kind for kind, found in zip(kinds, (ours, others), strict=True) if not found)
-        why = f"no {lacking} network was measured: name one with --workloads"
-        why = "; ".join([why, *timed.disturbed.values()]) if runs is timed.runs else why
+        absent = " and ".join(kind for kind, found in zip(_KINDS, (ours, others), strict=True) if not found)
+        why = "; ".join([f"no {absent} network was measured: name one with --workloads", *disturbed.values()])
         return verdict(USE_DIFFERS_BY_DOMAIN, [unjudged(_CLAIM, test, why)], reading)
     pairs = [(f"{a.model} over {b.model}", a.runs + b.runs, lead(a, b)) for a, b in product(ours, others)]
-    every = evidence.runs.filter(pl.col("kind").is_in(kinds))["workload"].unique(maintain_order=True).to_list()
-    lacking = (
-        {}
-        if evidence.accelerated
-        else timed.lacking([each.model for each in (*ours, *others)], "it was not measured", every)
-    )
+    every = evidence.runs.filter(pl.col("kind").is_in(_KINDS))["workload"].unique(maintain_order=True)
+    known = {cells.model for cells in (*ours, *others)}
+    lacking = {str(name): disturbed.get(name, "it was not read in its runs") for name in every if name not in known}
     found = judge_models(_CLAIM, test, effect, Limits(least=limit), pairs, shown, lacking)
     return verdict(USE_DIFFERS_BY_DOMAIN, [found], reading)
 
