@@ -65,3 +65,19 @@ def test_a_damaged_result_is_none(tmp_path: Path) -> None:
     path = fabricate_run(tmp_path / "runs", steps=20)
     _keep(path / "tune", ["not", "findings"])
     assert what_to_change(Run(path)).untried
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["train.py", "--epochs", "3"],
+        ["/home/me/train.py", "--epochs", "3"],
+        ["stepscope", "run", "train.py", "--", "--epochs", "3"],
+        ["stepscope", "run", "train.py", "--epochs", "3"],
+    ],
+)
+def test_the_command_of_a_script_has_the_script_and_its_arguments(tmp_path: Path, argv: list[str]) -> None:
+    folder = fabricate_run(tmp_path / "runs", steps=20)
+    meta = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+    (folder / "run.json").write_text(json.dumps({**meta, "script": "train.py", "argv": argv}), encoding="utf-8")
+    assert what_to_change(Run(folder)).command == "stepscope tune train.py -- --epochs 3"

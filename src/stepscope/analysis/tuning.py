@@ -95,11 +95,12 @@ def _same_training(run: Run, found: Mapping[str, Any]) -> bool:
 
 def _command(run: Run) -> list[str]:
     """Return the command that would measure them."""
-    argv = [str(word) for word in run.meta.get("argv") or ()]
-    if run.meta.get("script") and len(argv) > 2:
-        ended = argv.index("--") if "--" in argv else len(argv)
-        arguments = argv[ended + 1 :]
-        return ["stepscope", "tune", argv[2], *(["--", *arguments] if arguments else [])]
+    script, argv = run.meta.get("script"), [str(word) for word in run.meta.get("argv") or ()]
+    if script:
+        words = argv[2:] if argv[:2] == ["stepscope", "run"] else argv  # as it was asked for, or as the script sees it
+        arguments = words[1:] if words and Path(words[0]).name == Path(script).name else []
+        arguments = arguments[1:] if arguments[:1] == ["--"] else arguments
+        return ["stepscope", "tune", str(script), *(["--", *arguments] if arguments else [])]
     workload = run.meta.get("workload") or {}
     if "domain" not in workload:  # a loop of somebody's
         return ["stepscope", "tune", "train.py"]
