@@ -72,9 +72,7 @@ def test_few_options_of_run_are_in_its_first_list(parser: PARSER) -> None:
 
 @pytest.mark.parametrize("command", [[], *[[command.name] for command in load_commands()]], ids=lambda c: " ".join(c))
 def test_a_short_name_asks_for_help(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as left:
-        main([*command, "-h"])
-    assert left.value.code == 0
+    assert main([*command, "-h"]) == 0
     assert "Usage" in capsys.readouterr().out
 
 
@@ -86,8 +84,7 @@ def test_compare_means_the_last_two_runs(
         last_runs(2)
     first, second = (fabricate_run(Path("runs"), steps=20) for _ in range(2))
     assert {path.name for path in last_runs(2)} == {first.name, second.name}
-    with pytest.raises(SystemExit):
-        main(["compare", "--json"])
+    assert main(["compare", "--json"]) == 0
     said = capsys.readouterr().out
     assert first.name in said
     assert second.name in said

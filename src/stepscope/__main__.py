@@ -4,18 +4,38 @@ from __future__ import annotations
 
 import inspect
 import platform
+import re
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from typing import Annotated
+from itertools import pairwise
+from typing import Annotated, Any
 
 import typer
 from typer.main import get_command
 
 from stepscope import __version__
 from stepscope.cli import Command, command_names, in_panels, load_commands, panel_of
-from stepscope.errors import MissingDependency, StepscopeError, UnknownName
+from stepscope.errors import MissingDependency, StepscopeError, UnknownName, UsageError
 
+_OptionsError = typer.BadParameter.__mro__[2]  # click's ClickException, wherever this version of typer has it
+# What other tools call a command of ours.
+_CALLED_ELSEWHERE = {
+    **dict.fromkeys(("profile", "record", "train", "measure", "trace", "start"), "run"),
+    **dict.fromkeys(("list", "ls", "history"), "runs list"),
+    **dict.fromkeys(("show", "stats", "summary", "analyze", "analyse"), "report"),
+    **dict.fromkeys(("diff",), "compare"),
+    **dict.fromkeys(("ui", "serve", "open", "tensorboard"), "view"),
+    **dict.fromkeys(("plot", "draw"), "figure"),
+    **dict.fromkeys(("predict", "estimate"), "forecast"),
+    **dict.fromkeys(("optimize", "optimise", "autotune"), "tune"),
+    **dict.fromkeys(("bench", "benchmark"), "suite"),
+    **dict.fromkeys(("info", "env", "devices", "sensors", "status"), "doctor"),
+    **dict.fromkeys(("models", "zoo"), "workloads"),
+    **dict.fromkeys(("top", "watch", "monitor"), "live"),
+}
+_TAKE_SCRIPTS = ("stepscope run", "stepscope tune", "stepscope fit")
+_USAGE = UsageError.exit_code  # of a group of commands that was called alone: its help has been shown
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 INTERNAL_ERROR = 70  # EX_SOFTWARE of sysexits.h: not a refusal, a fault of ours
 _EXTRAS = {
@@ -63,20 +83,25 @@ def _help(function: Callable[..., None]) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command line; returns the exit code (a usage error of the options leaves through SystemExit)."""
+    """Run one command line; returns the exit code."""
     arguments = sys.argv[1:] if argv is None else list(argv)
     try:
+        if arguments[:1] == ["help"]:
+            arguments = [*arguments[1:], "--help"]
         name = _refuse_unknown_command(arguments)
-        get_command(build_app(name))(args=arguments, prog_name="stepscope")
+        code = get_command(build_app(name)).main(arguments, "stepscope", standalone_mode=False)
     except StepscopeError as error:
         return _refused(error)
+    except _OptionsError as error:
+        asks_nothing = not getattr(error, "message", "") and getattr(error, "param", None) is None
+        return _USAGE if asks_nothing else _refused(_of_options(error, arguments))
     except KeyboardInterrupt:
         return INTERRUPTED
     except ModuleNotFoundError as error:
         return _refused(_missing(error.name)) if error.name in _EXTRAS else _apologise()
     except Exception:
         return _apologise()
-    return 0
+    return code if isinstance(code, int) else 0
 
 
 def _show_version(asked: bool) -> None:
@@ -104,11 +129,48 @@ def _refuse_unknown_command(arguments: list[str]) -> str | None:
         return None
     name = arguments[0]
     if name not in command_names():
-        raise UnknownName("command", name, command_names())
+        hint = f"that is: stepscope {_CALLED_ELSEWHERE[name]}" if name in _CALLED_ELSEWHERE else None
+        raise UnknownName("command", name, command_names(), hint)
     below = load_commands(name)[0].subcommands
     if below and len(arguments) > 1 and not arguments[1].startswith("-") and arguments[1] not in below:
         raise UnknownName(f"command of '{name}'", arguments[1], below)
     return name
+
+
+def _of_options(error: Any, arguments: Sequence[str]) -> StepscopeError:
+    """Return the refusal in the place of one of the library that parses options, in the words of all others."""
+    context, parameter = getattr(error, "ctx", None), getattr(error, "param", None)
+    called = context.command_path if context is not None else "stepscope"
+    usage = f"{called} -h lists the options"
+    option = getattr(error, "option_name", None)
+    if option is not None and hasattr(error, "possibilities") and context is not None:
+        return UsageError(f"{called} has no option {option}", _option_hint(option, called, context) or usage)
+    about = str(getattr(parameter, "help", None) or "").rstrip(".")
+    if about and not about[1:2].isupper():
+        about = about[0].lower() + about[1:]
+    if parameter is not None and not error.message and parameter.param_type_name == "argument":
+        return UsageError(f"{called} needs {parameter.name.upper()}: {about}", _swallowed(arguments) or usage)
+    message = error.format_message().rstrip(".")
+    if parameter is not None and not error.message:
+        message += f": {about}"
+    return UsageError(f"{message[:1].lower()}{message[1:]}", usage)
+
+
+def _option_hint(option: str, called: str, context: Any) -> str:
+    """Return the option that was meant, and where those of a script go."""
+    known = [name.removeprefix("--") for each in context.command.params for name in each.opts if name[:2] == "--"]
+    near = str(UnknownName("option", option.lstrip("-"), known).hint)
+    said = re.sub(r"(mean|or) (?=\w)", r"\1 --", near) if near.startswith("did you mean") else ""
+    of_a_script = f"options of a script go after its name: {called} train.py {option}"
+    return " ".join(part for part in (said, of_a_script * (called in _TAKE_SCRIPTS)) if part)
+
+
+def _swallowed(arguments: Sequence[str]) -> str:
+    """Return where the script went that an option without its value took."""
+    for option, value in pairwise(arguments):
+        if option.startswith("--") and value.endswith(".py"):
+            return f"'{value}' was taken as the value of {option}"
+    return ""
 
 
 def _missing(module: str) -> MissingDependency:

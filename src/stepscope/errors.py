@@ -41,10 +41,30 @@ class UnknownName(UsageError):
     """A name that does not exist, with the nearest names that do."""
 
     def __init__(self, kind: str, name: str, known: Iterable[str], hint: str | None = None) -> None:
-        names = sorted(known)
-        near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
-        said = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(names)}"
-        super().__init__(f"unknown {kind} '{name}'", hint or said)
+        super().__init__(f"unknown {kind} '{name}'", hint or _nearest(name, sorted(known)))
+
+
+_MOST_NAMES = 24  # of a list in a hint: more is read by nobody
+
+
+def _nearest(name: str, names: list[str]) -> str:
+    """Return what to type: names that are spelt alike or hold this one, else those that there are."""
+    folded, typed = {known.lower(): known for known in names}, name.lower()
+    alike = difflib.get_close_matches(typed, folded, n=3, cutoff=0.6)
+    near = [folded[word] for word in alike if word[:1] == typed[:1] or _ratio(typed, word) > _ALIKE]
+    if not near and len(typed) > 2:
+        near = [folded[word] for word in folded if typed in word][:3]
+    if near:
+        return f"did you mean {' or '.join(near)}?"
+    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+    return f"known: {', '.join(names[:_MOST_NAMES])}{more}"
+
+
+_ALIKE = 0.75  # of names that begin otherwise: "fecth" is fetch, "small" is not all
+
+
+def _ratio(one: str, other: str) -> float:
+    return difflib.SequenceMatcher(None, one, other).ratio()
 
 
 class MissingDependency(StepscopeError):

@@ -54,9 +54,9 @@ class RunRequest(Request):
         (), "The script's own arguments, after its name or after `--`.", argument=True, stated=True
     )
     batch: int | None = option(
-        None, "Samples per step. Of a script: what one step counts as.", least=1, example="1", short="--batch-size"
+        None, "Samples per step. Of a script: what one step counts as.", least=1, example="32", short="--batch-size"
     )
-    steps: int | None = option(None, "Training steps of a workload (default: 100).", least=1, example="1")
+    steps: int | None = option(None, "Training steps of a workload (default: 100).", least=1, example="300")
     until_resolved: float | None = option(
         None,
         "Train until this share of the energy is within 10 %, such as 90%; --steps bounds it.",
@@ -67,10 +67,10 @@ class RunRequest(Request):
         advanced=True,
     )
     optimizer: str | None = option(None, "Optimizer of a workload: sgd, momentum, adam, ...")
-    lr: float | None = option(None, "Learning rate of a workload.")
+    lr: float | None = option(None, "Learning rate of a workload.", example="0.01")
     device: str | None = option(None, "Device of a workload: cpu (default) or cuda.")
     precision: str | None = option(None, "Precision of a workload: fp32 (default) or bf16.")
-    threads: int | None = option(None, "Threads that torch computes with.", least=1, example="1")
+    threads: int | None = option(None, "Threads that torch computes with.", least=1, example="2")
     seed: int | None = option(None, "Seed of a workload: the same seed repeats the run.")
     out: Path = option(Path("runs"), "Folder that the run folder is made in.")
     record: str = option("adaptive", "Steps to profile: adaptive, all, none, first:N or every:N.")
@@ -82,7 +82,12 @@ class RunRequest(Request):
         "default", "C allocator: default, pinned (glibc's mmap threshold: smaller, slower) or tcmalloc.", advanced=True
     )
     period: float = option(
-        "10ms", "Period of the sampler, for example 10ms, 5ms or 1ms.", above=0, unit="s", advanced=True
+        "10ms",
+        "Period of the sampler, for example 10ms, 5ms or 1ms.",
+        above=0,
+        unit="s",
+        example="5ms",
+        advanced=True,
     )
     updates_per_step: int | None = option(
         None, "Of a script: optimizer steps that make one training step.", advanced=True
@@ -388,7 +393,7 @@ class SuiteShowRequest(Request):
     reference / here over the settings that both measured: 2 is twice as fast.
     """
 
-    path: Path = option(REQUIRED, "Folder of a sweep, finished or not, or a result file.", argument=True)
+    path: Path = option(LAST, "Folder of a sweep, finished or not, a result file, or 'last'.", argument=True)
     against: str | None = option(None, "Score against this stored device (see `suite list`) or result file.")
     models: bool = option(False, "Also what papers print of the models, corrected.")
 

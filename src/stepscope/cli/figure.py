@@ -20,7 +20,10 @@ def figure(
     form: Annotated[
         list[str] | None, typer.Option("--format", help="png (default), svg, pdf or vega; may be given repeatedly.")
     ] = None,
-    width: Annotated[float, typer.Option(help="Width on paper, mm: 85 fills one column, 170 two.")] = 170.0,
+    width: Annotated[
+        str,
+        typer.Option(help="Width on paper: 85mm is one column, 170mm two; also ieee, ieee-2, acm, acm-2."),
+    ] = "170mm",
 ) -> None:
     """Write a chart of the page as PNG, SVG, PDF, or as its Vega-Lite specification.
 
@@ -35,8 +38,9 @@ def figure(
             typer.echo(f"{entry.name:<20} {entry.title}")
         return
     forms = form or ["png"]
-    figures.check(name, forms, width)
-    _write(name, runs or [Path(NEWEST)], out, forms, width)
+    width_mm = figures.parse_width(width)
+    figures.check(name, forms, width_mm)
+    _write(name, runs or [Path(NEWEST)], out, forms, width_mm)
 
 
 def _write(name: str, runs: list[Path], out: Path, forms: list[str], width: float) -> None:

@@ -13,6 +13,7 @@ import typer
 from stepscope.cli._options import command_of
 from stepscope.errors import UsageError
 from stepscope.footprint.request import FitRequest
+from stepscope.request import UNITS
 from stepscope.units import bytes_, estimate, percent
 
 if TYPE_CHECKING:
@@ -55,7 +56,10 @@ def _fit(
             beside=request.beside, plan=request.plan, prove=request.prove,
         )  # fmt: skip
     elif context.args:
-        raise UsageError(f"'{' '.join(context.args)}' is for a script", "leave it out")
+        left = " ".join(context.args)
+        of_a_unit = bool(request.memory) and left.lower() in UNITS["B"].factors
+        hint = f"an amount is one word: --memory {request.memory}{left}" if of_a_unit else "leave it out"
+        raise UsageError(f"'{left}': a workload takes no arguments of its own", hint)
     job = None if script else _with_precision(_job(target, request.optimizer), request.precision)
     if really is not None:
         _print_cost(job, batch, target, context.args, really, changed)

@@ -21,10 +21,12 @@ from stepscope.errors import StepscopeError, UsageError
 from stepscope.request import parameters
 
 if TYPE_CHECKING:
+    from stepscope.analysis.run import Run
     from stepscope.experiments.single_run import UntilResolved
     from stepscope.experiments.tune.config import Config
     from stepscope.record.settings import Settings
 
+_LONGEST_PERIOD_S = 1.0
 CONTEXT = {"ignore_unknown_options": False, "allow_interspersed_args": True}
 
 
@@ -119,6 +121,9 @@ def _settings(request: RunRequest) -> Settings:
     from stepscope.experiments.single_run import parse_metering
     from stepscope.record.settings import Settings
 
+    if request.period > _LONGEST_PERIOD_S:
+        given = f"{request.period:g}"
+        raise UsageError(f"--period {given}: {given} s are longer than most steps", f"did you mean --period {given}ms?")
     return Settings(
         out=request.out,
         record=request.record,
@@ -214,7 +219,9 @@ def _workload(request: RunRequest, settings: Settings, quiet: bool, config: Conf
     from stepscope.record.train import train_workload
 
     if request.arguments:
-        raise UsageError(f"a workload takes no arguments of its own: {' '.join(request.arguments)}")
+        raise UsageError(
+            f"a workload takes no arguments of its own: {' '.join(request.arguments)}", "see stepscope run -h"
+        )
     workload = workloads.find(request.target)
     if config is not None:
         from stepscope.experiments.tune.applied import configured
@@ -291,8 +298,6 @@ def _finish(path: Path, quiet: bool, of_a_script: bool) -> None:
 
     Of a script that is to be left in quiet neither: the first report that is asked for writes the summary.
     """
-    if quiet and of_a_script:
-        return
     from rich.console import Console
 
     from stepscope.analysis.run import Run
@@ -301,6 +306,11 @@ def _finish(path: Path, quiet: bool, of_a_script: bool) -> None:
 
     try:
         run = Run(path)
+        if of_a_script and run.status != "running" and run.steps.is_empty():
+            sys.stderr.write(f"{_without_steps(run)}\n")
+            return
+        if quiet and of_a_script:
+            return
         if not quiet:
             Console(highlight=False, stderr=of_a_script).print(render(run))
         write_summary(run)
@@ -310,6 +320,16 @@ def _finish(path: Path, quiet: bool, of_a_script: bool) -> None:
         traceback.print_exc()
         again = f"after an update: stepscope report {path}"
         sys.stderr.write(f"the report failed, which is a fault in Stepscope; the run is whole. {again}\n")
+
+
+def _without_steps(run: Run) -> str:
+    """Return the one sentence about a script that made no training step: there is nothing else to say of it."""
+    if run.status != "ok":
+        return f"stepscope: the script ended before its first training step ({run.meta.get('reason') or run.status})"
+    return (
+        "stepscope: no training step was seen, so nothing was measured: a step is a call of optimizer.step(). "
+        "Does it train in another process, or not at all?"
+    )
 
 
 def _page(path: Path, of_a_script: bool) -> None:

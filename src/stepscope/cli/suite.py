@@ -54,9 +54,10 @@ def _show(
     from rich.console import Console
 
     from stepscope.api.suite import default_page, write_page
+    from stepscope.experiments.suite.plan import find_sweep
     from stepscope.experiments.suite.results import read_results
 
-    path, against, models = request.path, request.against, request.models
+    path, against, models = find_sweep(request.path), request.against, request.models
     if html and json:
         raise UsageError("--html and --json exclude each other", "run the command twice")
     if (path / "fleet.json").exists():

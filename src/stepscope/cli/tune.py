@@ -32,8 +32,11 @@ def _tune(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no tables.")] = False,
 ) -> None:
     """Tune, print the findings, and write the best configuration where it is wanted."""
+    from stepscope import workloads
     from stepscope.api.tune import answer, tune_path
 
+    if not request.of_a_script:
+        workloads.refuse_unknown(request.target)
     folder = tune_path(request, out)
     findings, tuning = answer(request, folder, progress=not quiet)
     if json:

@@ -54,6 +54,9 @@ def job_of(
 def job_of_function(target: str) -> Job:
     """The job that `package.module:function` returns the parts of; it is called anew for each dry run."""
     module_name, _, function_name = target.partition(":")
+    if module_name.endswith(".py"):
+        plain = module_name.removesuffix(".py").replace("/", ".")
+        raise UsageError(f"there is no module '{module_name}' here", f"a module has no .py: {plain}:{function_name}")
     sys.path.insert(0, "")
     try:
         module = importlib.import_module(module_name)

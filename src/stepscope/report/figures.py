@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 SUFFIXES = {"png": ".png", "svg": ".svg", "pdf": ".pdf", "vega": ".vl.json"}
 DOUBLE_COLUMN_MM = 170.0
+# Columns of the templates IEEEtran (conference) and acmart (sigconf): of one, and across two.
+COLUMNS_MM = {"ieee": 88.9, "ieee-2": 181.9, "acm": 84.7, "acm-2": 177.9}
+_MM = {"": 1.0, "mm": 1.0, "cm": 10.0, "in": 25.4, "pt": 25.4 / 72.27}
 NARROWEST_MM, WIDEST_MM = 60.0, 420.0
 
 _PX_PER_MM = 96 / 25.4  # CSS pixels: 12 px of type are 9 points on paper
@@ -40,6 +43,17 @@ def entries() -> list[Entry]:
     """Every figure by name, in the order of the page."""
     modules = sorted(sections.discovered().modules, key=lambda module: (module.ORDER, module.__name__))
     return [Entry(name, module.TITLE) for module in modules for name in getattr(module, "FIGURES", ())]
+
+
+def parse_width(text: float | str) -> float:
+    """Return a width on paper in mm: of 85, "85mm", "8.5cm", "3.5in", or of a column such as "ieee" or "acm-2"."""
+    said = str(text).strip().lower()
+    if said in COLUMNS_MM:
+        return COLUMNS_MM[said]
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(|mm|cm|in|pt)", said)
+    if found is None:
+        raise UsageError(f"--width {text}: not a width", f"for example --width 85mm, or {', '.join(COLUMNS_MM)}")
+    return float(found[1]) * _MM[found[2]]
 
 
 def check(name: str, forms: Iterable[str] = (), width_mm: float = DOUBLE_COLUMN_MM) -> None:

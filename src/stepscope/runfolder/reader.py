@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import io
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -410,16 +411,31 @@ def _places(name: str, dropped: list[str]) -> list[str]:
     return [f"{name}: {where}" for where in dropped[:_MOST_PLACES]] + more
 
 
+def _near(path: Path) -> str:
+    """Return the run that was meant: 'last', or one of a like name in the same folder or in runs/."""
+    folders = {header.parent for parent in (path.parent, path.parent / "runs") for header in parent.glob("*/run.json")}
+    names = ["last", *sorted((folder.name for folder in folders), reverse=True)]
+    near = difflib.get_close_matches(path.name, names, n=1) or [name for name in names if path.name in name][:1]
+    return f"did you mean {near[0]}?" if near else "list the folder that you gave to --out (default: runs/)"
+
+
+def _inside(path: Path) -> str:
+    """Return the newest run in a folder of runs, or what a run's folder is called."""
+    newest = max((header.parent for header in path.glob("*/run.json")), default=None)
+    called = "runs/<stamp>-<name>-<id>" if newest is None else f"the newest here is {newest}"
+    return f"give the folder of one run, {called}"
+
+
 def _read_header(path: Path, damaged: list[str]) -> dict[str, Any]:
+    if path.is_file():
+        raise RunNotFound(f"'{path}' is a file, not a run folder", "stepscope import makes a run of a profiler's file")
     if not path.is_dir():
-        raise RunNotFound(f"no run folder at '{path}'", "list the folder that you gave to --out (default: runs/)")
+        raise RunNotFound(f"no run folder at '{path}'", _near(path))
     try:
         content = checked.read_regular(path / "run.json", checked.MOST_BYTES)
         header, dropped = checked.parse(content, checked.RUN)
     except FileNotFoundError:
-        raise RunNotFound(
-            f"'{path}' holds no run.json", "give the folder of one run, runs/<stamp>-<name>-<id>"
-        ) from None
+        raise RunNotFound(f"'{path}' holds no run.json", _inside(path)) from None
     except (OSError, ValueError) as error:
         raise RunDamaged(f"'{path / 'run.json'}' cannot be read: {error}") from error
     if not isinstance(header, dict):

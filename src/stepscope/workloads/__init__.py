@@ -5,9 +5,11 @@ Looking for a workload imports torch; importing this package does not.
 
 from __future__ import annotations
 
+import difflib
 import importlib.util
 import json
 import sys
+from collections.abc import Iterable
 from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -46,7 +48,7 @@ def find(name: str) -> Workload:
     refuse_unknown(name)
     known = _found()[0]
     if name not in known:
-        raise UnknownName("workload", name, known)
+        raise _unknown(name, known)
     return known[name]
 
 
@@ -63,7 +65,24 @@ def refuse_unknown(name: str) -> None:
         and not name.rpartition(":")[0].endswith(".py")
         and not entry_points(group=ENTRY_POINTS)
     ):
-        raise UnknownName("workload", name, rows)
+        raise _unknown(name, rows)
+
+
+def _unknown(name: str, rows: Iterable[str]) -> UsageError:
+    """Return the refusal of what is neither a workload nor a script: the file that was meant, or the nearest name."""
+    path = Path(name)
+    if path.is_dir():
+        return UsageError(f"'{name}' is a folder, not a script", "name the script in it, or a workload")
+    if path.suffix.startswith(".py") or len(path.parts) > 1:
+        near = difflib.get_close_matches(path.name, [script.name for script in path.parent.glob("*.py")], n=1)
+        hint = f"did you mean {path.with_name(near[0])}?" if near else "give the path of a script, or a workload's name"
+        return UsageError(f"there is no file '{name}'", hint)
+    found = UnknownName("workload", name, rows)
+    hint = found.hint or ""
+    if "did you mean" in hint:
+        return found
+    count = len(list(rows))
+    return UnknownName("workload", name, rows, f"stepscope workloads lists the {count}; a script of yours: train.py")
 
 
 def check(name: str) -> Checked | None:

@@ -35,8 +35,12 @@ def device_of(name: str) -> torch.device:
     """The torch device of this name, or an error that lists those present."""
     present = _present()
     kind = name.partition(":")[0]
+    if kind == "cuda" and kind not in present:
+        built = "sees no GPU" if torch.version.cuda or torch.version.hip else "was built without CUDA"
+        raise UsageError(f"device '{name}' is not here: this torch ({torch.__version__}) {built}", "--device cpu")
     if kind not in present:
-        raise UnknownName("device", name, present, f"present on this machine: {', '.join(present)}")
+        hint = f"present on this machine: {', '.join(present)}"
+        raise UnknownName("device", name, present, f"{hint}; a board is simulated with --simulate")
     try:
         device = torch.device(name)
     except RuntimeError as error:

@@ -64,7 +64,9 @@ def match_settings(operands: Sequence[RunGroup]) -> tuple[tuple[Setting, ...], t
     Operands with one setting each are compared whatever these are: that they differ may be the question.
     """
     if not FEWEST <= len(operands) <= MOST:
-        raise UsageError(f"{len(operands)} to compare: {FEWEST} to {MOST} are possible", "name two runs or more")
+        given = "one run" if len(operands) == 1 else f"{len(operands)} runs"
+        hint = "name two or more; without a name the last two are compared"
+        raise UsageError(f"{given} to compare: {FEWEST} to {MOST} are possible", hint)
     axes = (*_ALWAYS, *(axis for axis in _WHERE_SEVERAL if any(_varies(one, axis) for one in operands)))
     groups = [_group_by_setting(one.runs, axes) for one in operands]
     if all(len(group) == 1 for group in groups):

@@ -34,6 +34,7 @@ PAGED_IN = (6_000_000, 30_000_000)  # code and primitives that the first real st
 ALWAYS_MAPPED = 32 << 20  # glibc maps larger blocks one by one and gives them back at once (DEFAULT_MMAP_THRESHOLD_MAX)
 UNSETTLED, SETTLED = 400_000_000, 1_200_000_000  # B in glibc's heap, between which it wastes a smaller share
 LITTLE_WASTE, HOLES_OF_LARGEST = 1.1, 4  # a heap of few large blocks: rounding, and holes of the size of the largest
+_NO_MEMORY = 1_000_000  # B; a bare number below it is one of which the unit was forgotten
 MARGIN = 0.01  # of the limit: a yes keeps this much away from it
 _SHORT = {"rpi": "raspberry_pi", "pi": "raspberry_pi", "raspi": "raspberry_pi"}
 
@@ -238,6 +239,8 @@ def limit_of_memory(text: float | str, account: str = RESIDENT) -> Limit:
     """The process may take this much, as the user says, by an account of ACCOUNTS."""
     if account not in ACCOUNTS:
         raise UnknownName("account", account, ACCOUNTS)
+    if str(text).strip().replace(".", "", 1).isdigit() and float(text) < _NO_MEMORY:
+        raise UsageError(f"--memory {text}: {text} bytes hold no training", f"did you mean --memory {text}GB?")
     said = "" if account == RESIDENT else f", {ACCOUNTS[account]}"
     return Limit(parse_size(text), f"as given: {text}{said}", account=account)
 
@@ -290,6 +293,8 @@ def _rlimits() -> dict[str, int]:
 
 def board_named(name: str) -> Board:
     """A board by a part of its name that no other has ("tx2", "orin nano", "rpi5"); UnknownName with the nearest."""
+    if name.partition(":")[0] in ("cpu", "cuda", "gpu", "mps"):
+        raise UsageError(f"'{name}' is no board", "name one, such as --device tx2; kernels of CUDA: --on cuda")
     known = {board.name: board for board in all_boards() if board.memory_bytes}
     asked = _normalised(name)
     if asked in known:

@@ -178,7 +178,9 @@ def read_hosts(path: Path) -> Hosts:
     try:
         content = _TOML.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise RunNotFound(f"there is no '{path}'", "write one: see docs/guide-fleet.md") from None
+        raise RunNotFound(
+            f"there is no file '{path}' that names the devices of a fleet", "write one: see docs/guide-fleet.md"
+        ) from None
     except (OSError, ValueError) as error:
         raise UsageError(f"'{path}' cannot be read: {error}", "it must be a TOML file") from error
     _only(path, "top level", content, ("fleet", "host"))

@@ -7,11 +7,12 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from stepscope.errors import UsageError
+from stepscope.errors import RunNotFound, UsageError
 from stepscope.experiments.engine.folder import SweepFolder
 from stepscope.experiments.engine.points import Entry, Grid, names_of_tier, workload_entries, workload_tiers
 from stepscope.experiments.engine.request import check_device
 from stepscope.experiments.suite import SuiteRun
+from stepscope.run_paths import NEWEST
 
 _SMOKE = {"repeats": 1, "seconds": 4.0, "steps": 40}  # every family within minutes, on two cores
 
@@ -80,6 +81,16 @@ def last_sweep(below: Path = Path("suites")) -> Path:
     if not found:
         raise UsageError(f"there is no sweep in '{below}' to go on with", "name its folder: --resume --out DIR")
     return found[-1].parent
+
+
+def find_sweep(path: Path) -> Path:
+    """Return the folder that is meant: the path, or the newest sweep in suites/ for "last"."""
+    if str(path) != NEWEST or path.exists():
+        return path
+    try:
+        return last_sweep()
+    except UsageError:
+        raise RunNotFound("there is no sweep below 'suites'", "make one: stepscope suite run --tier smoke") from None
 
 
 def _ends(asked: SuiteRun) -> Mapping[str, Any]:
