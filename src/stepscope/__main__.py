@@ -18,7 +18,8 @@ from stepscope import __version__
 from stepscope.cli import Command, command_names, in_panels, load_commands, panel_of
 from stepscope.errors import MissingDependency, StepscopeError, UnknownName, UsageError
 
-_OptionsError = typer.BadParameter.__mro__[2]  # click's ClickException, wherever this version of typer has it
+# ClickException of click, wherever this version of typer has it.
+_OptionsError: type[Exception] = typer.BadParameter.__mro__[2]
 # What other tools call a command of ours.
 _CALLED_ELSEWHERE = {
     **dict.fromkeys(("profile", "record", "train", "measure", "trace", "start"), "run"),

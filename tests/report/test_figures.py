@@ -116,7 +116,7 @@ def test_an_unknown_figure_or_format_is_answered_with_the_nearest() -> None:
 @pytest.mark.parametrize("width", [10.0, 5000.0, float("nan")])
 def test_a_width_that_no_paper_has_is_refused(width: float) -> None:
     with pytest.raises(UsageError, match="--width"):
-        figure_command("memory", width=width)
+        figure_command("memory", width=str(width))
 
 
 def test_a_folder_that_cannot_be_made_is_refused(run: Run, tmp_path: Path) -> None:
