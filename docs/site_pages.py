@@ -9,20 +9,19 @@ from typing import Any
 DOCS = Path(__file__).parent
 _OUTWARDS = re.compile(r"(?<!!)\[([^\]]+)\]\((\.\./[^)#]+)\)")
 _PAGES = (".md", ".ipynb")
-_FIRST = ("index.md", "install.md", "guide.md")
-# (title of the part, which pages belong to it)
+_FIRST = ("index.md", "install.md", "guide.md", "reading-a-report.md", "coming-from.md", "glossary.md")
+# (title of the part, how the names of its pages begin)
 _PARTS = (
     ("Guides", "guide-"),
-    ("Studies", "guide-stud"),
     ("Notebooks", "notebooks/"),
-    ("Reference", "reference/"),
-    ("Extend it", "add-a-"),
-    ("How it works", ""),
+    ("Accuracy", "accuracy|measuring|energy|memory|cost|compatibility"),
+    ("Reference", "reference/|sensors|boards|workloads|data"),
+    ("Develop", ""),
 )
 
 
 def pages() -> list[Any]:
-    """The navigation: first pages, then parts; a page belongs to the part with the longest beginning of its name."""
+    """The navigation: first pages, then parts; a page belongs to the first part that knows how its name begins."""
     names = sorted(path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*") if path.suffix in _PAGES)
     parts: dict[str, list[str]] = {title: [] for title, _ in _PARTS}
     for name in names:
@@ -49,4 +48,4 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 
 def _part_of(name: str) -> str:
-    return max((part for part in _PARTS if name.startswith(part[1])), key=lambda part: len(part[1]))[0]
+    return next(title for title, begins in _PARTS if name.startswith(tuple(begins.split("|"))))
