@@ -8,10 +8,12 @@ import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import polars as pl
 import pytest
 from rich.console import Console
-from tests.fabricate import Op, fabricate_run
+from tests.fabricate import Op, Sampled, fabricate_run
+from tests.report.stored_runs import READ
 from typer import Typer
 from typer.testing import CliRunner
 
@@ -166,3 +168,20 @@ def test_without_a_run_the_error_says_how_to_make_one(tmp_path: Path, monkeypatc
 def test_options_that_exclude_each_other_are_refused(tmp_path: Path) -> None:
     result = run_command(str(tmp_path), "--html", "--json")
     assert isinstance(result.exception, StepscopeError)
+
+
+def test_what_grows_once_steps_are_profiled_may_be_the_profilers(tmp_path: Path) -> None:
+    """What the profiler allocates between the tensors of a step scatters the heap, and is more than what it holds."""
+
+    def late(step: int) -> bool:
+        return step > 20
+
+    steps = Run(fabricate_run(tmp_path / "first", steps=40, recorded=late)).steps
+    first_ns = int(steps.filter("recorded")["t0_ns"].min() - steps["t0_ns"].min())  # type: ignore[operator]
+    t_ns = np.arange(0, 2 * first_ns, 1_000_000)
+    channel = {"id": "own.rss", "sensor": "own", "quantity": "rss", "scope": "process", "unit": "B", "kind": "gauge"}
+    sampled = (Sampled({**channel, **READ}, t_ns, np.where(t_ns < first_ns, 900e6, 1.5e9)),)
+    header = {"recorder": {"mode": "adaptive", "held_bytes": 30_000_000}}
+    folder = fabricate_run(tmp_path / "second", steps=40, recorded=late, sampled=sampled, header=header)
+    said = " ".join(screen(folder).split())
+    assert "the training alone peaks at [900 MB, 1.5 GB]" in said

@@ -444,6 +444,20 @@ def _resampled_medians(values: Floats, random: np.random.Generator) -> Floats:
     return medians
 
 
+def resident_before_profiling(run: RunReader) -> float | None:
+    """Return the most that was seen resident, B, before the first profiled step; None where no step was without.
+
+    What the profiler allocates between the tensors of a step keeps glibc's heap from joining what they leave: a
+    training of large tensors stays larger afterwards than it would alone.
+    """
+    steps = run.steps
+    recorded = steps.filter("recorded")
+    if recorded.is_empty() or bool(steps["recorded"][0]):
+        return None
+    seen = run.samples("rss").filter((pl.col("scope") == "process") & (pl.col("t1_ns") <= recorded["t0_ns"].min()))
+    return None if seen.is_empty() else float(seen["value"].max() or 0.0) or None  # type: ignore[arg-type]
+
+
 def _sampler_rows(run: RunReader) -> list[Measured]:
     """CPU time of the sampling process, as a share of one core."""
     span = span_ns(run)

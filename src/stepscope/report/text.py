@@ -12,6 +12,7 @@ from rich.constrain import Constrain
 from rich.table import Table
 from rich.text import Text
 
+from stepscope.analysis.caveats import resident_before_profiling
 from stepscope.analysis.memory.events import Peak
 from stepscope.analysis.run import Run
 from stepscope.analysis.summary import (
@@ -77,7 +78,7 @@ def render(run: Run) -> RenderableType:
         *utilisation(metrics),
         *operator_utilisation(run),
         *other_quantities(run.metrics()),
-        *memory(metrics, run.meta),
+        *memory(metrics, run.meta, resident_before_profiling(run)),
         *memory_at_peak(run.peak(), reserved_bytes(run)),
         *energy_notes(run.energy_tables.notes),
         *profiling_overhead(run.overhead(), profiled_sentence(run)),

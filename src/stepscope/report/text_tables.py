@@ -370,8 +370,11 @@ def other_quantities(metrics: pl.DataFrame) -> list[RenderableType]:
     return [labelled("other", *lines)] if lines else []
 
 
-def memory(metrics: pl.DataFrame, meta: dict[str, Any]) -> list[RenderableType]:
-    """The numbers that are called memory, each by its own name, and what predicts that of the training alone."""
+def memory(metrics: pl.DataFrame, meta: dict[str, Any], before: float | None = None) -> list[RenderableType]:
+    """The numbers that are called memory, each by its own name, and what predicts that of the training alone.
+
+    before: the most that was resident before any step was profiled, B.
+    """
     peaks, held = (
         _sizes(metrics, metric, word) for metric, word in (("peak_memory", "peak"), ("resident_memory", "median"))
     )
@@ -379,12 +382,12 @@ def memory(metrics: pl.DataFrame, meta: dict[str, Any]) -> list[RenderableType]:
     if any(row["scope"] == ALL for row in _rows(metrics, "peak_memory")):
         command = None  # predicts one process
     foretold = f"recording included; of the training alone, without running it: {command}" if command else ""
-    said = [", ".join(peaks), _training_alone(metrics, meta), ", ".join(held), foretold]
+    said = [", ".join(peaks), _training_alone(metrics, meta, before), ", ".join(held), foretold]
     return [labelled("memory", *(text for text in said if text))] if peaks or held else []
 
 
-def _training_alone(metrics: pl.DataFrame, meta: dict[str, Any]) -> str:
-    """The peak without what the recorder held in the training's process, as far as the recorder knows it."""
+def _training_alone(metrics: pl.DataFrame, meta: dict[str, Any], before: float | None) -> str:
+    """The peak without what the recorder held in the training's process, and without what its heap grew by since."""
     recorder = meta.get("recorder") or {}
     held = sum(size for key in ("held_bytes", "modules_bytes") if isinstance(size := recorder.get(key), int))
     peaks = [
@@ -394,8 +397,10 @@ def _training_alone(metrics: pl.DataFrame, meta: dict[str, Any]) -> str:
     ]
     if not held or not peaks or held >= peaks[0]:
         return ""
-    low, high = bytes_(peaks[0] - held), bytes_(peaks[0])
-    return f"up to {bytes_(held)} of it is the profiler's: the training alone peaks at [{low}, {high}]"
+    without = peaks[0] - held
+    low, high = bytes_(min(without, int(before or without))), bytes_(peaks[0])
+    spread = " and it scatters the heap" if before and before < without else ""
+    return f"up to {bytes_(held)} of it is the profiler's{spread}: the training alone peaks at [{low}, {high}]"
 
 
 def energy_notes(notes: Sequence[str]) -> list[RenderableType]:
