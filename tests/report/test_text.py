@@ -177,7 +177,7 @@ def test_what_grows_once_steps_are_profiled_may_be_the_profilers(tmp_path: Path)
         return step > 20
 
     steps = Run(fabricate_run(tmp_path / "first", steps=40, recorded=late)).steps
-    first_ns = int(steps.filter("recorded")["t0_ns"].min() - steps["t0_ns"].min())  # type: ignore[operator]
+    first_ns = int(steps.filter("recorded")["t0_ns"].to_numpy().min() - steps["t0_ns"].to_numpy().min())
     t_ns = np.arange(0, 2 * first_ns, 1_000_000)
     channel = {"id": "own.rss", "sensor": "own", "quantity": "rss", "scope": "process", "unit": "B", "kind": "gauge"}
     sampled = (Sampled({**channel, **READ}, t_ns, np.where(t_ns < first_ns, 900e6, 1.5e9)),)
