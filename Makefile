@@ -2,6 +2,7 @@
 # make test    set up, run every test            make test-quick   those that take no second of CPU time: a minute
 # make check   lint, format and types
 # make bench   what measuring costs              make accuracy  energy per op against the truth of simulated boards
+# make torture kills, failing disks, losses of power, damaged folders: half an hour
 # make package wheel and source archive, tried             make docs    the documentation site, into build/site
 # make clean   remove .venv and caches (runs/ stays)
 # Another Python:  make demo PYTHON=python3.12          More cores:  make test WORKERS=8
@@ -15,7 +16,7 @@ READY := $(VENV)/.ready
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet
 PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
 
-.PHONY: demo test test-quick check bench accuracy package docs clean
+.PHONY: demo test test-quick check bench accuracy torture package docs clean
 .DEFAULT_GOAL := demo
 
 demo: $(READY)
@@ -43,6 +44,11 @@ bench: $(READY)
 
 accuracy: $(READY)
 	$(BIN)/python -m benchmarks.accuracy --write docs/energy.md
+
+torture: $(READY)
+	$(BIN)/python -m benchmarks.kills --kills 1000 --write docs/reliability.md
+	$(BIN)/stepscope run lenet --steps 40 --out build/torture
+	$(BIN)/python -m benchmarks.torture build/torture/* --cases 100000
 
 package: $(READY)
 	PYTHON=$(CURDIR)/$(BIN)/python .ci/package

@@ -286,10 +286,10 @@ def test_the_reserve_is_given_up_for_the_last_status_alone(writer: RunWriter, mo
     reserve = writer.path / writing.RESERVE
     assert reserve.stat().st_blocks * 512 >= writing.RESERVE_BYTES
 
-    def full(path: Path, content: object) -> None:
+    def full(path: Path, content: object, whole: bool) -> None:
         if reserve.exists():
             raise OSError(28, "No space left on device")
-        replace_json(path, content)
+        replace_json(path, content, whole=whole)
 
     monkeypatch.setattr(writing, "replace_json", full)
     with pytest.raises(OSError, match="No space"):

@@ -14,20 +14,20 @@ from stepscope.liveness import is_running
 
 
 @contextlib.contextmanager
-def replaced(path: Path, durable: bool = False) -> Iterator[Path]:
+def replaced(path: Path, durable: bool = False, whole: bool = False) -> Iterator[Path]:
     """Give a new file beside `path` to write, and move it into its place: a reader or a crash sees the old or the new.
 
     Nothing of it stays where the writing raises; an OSError names `path`. durable: the disk has content and name when
-    this returns (fsync(2)).
+    this returns (fsync(2)). whole: it has the content before the name, so that no loss of power leaves an empty file.
     """
     part = path.with_name(f".{path.name}.{time.monotonic_ns():x}.{os.getpid()}.part")
     try:
         yield part
-        if durable:
-            _sync(part, os.O_RDWR)
+        if durable or whole:
+            sync(part)
         part.replace(path)
         if durable:
-            _sync(path.parent, os.O_RDONLY)
+            sync(path.parent)
     except BaseException as error:
         with contextlib.suppress(OSError):
             part.unlink(missing_ok=True)  # a full disk needs the room
@@ -36,9 +36,9 @@ def replaced(path: Path, durable: bool = False) -> Iterator[Path]:
         raise
 
 
-def replace_json(path: Path, content: object, durable: bool = False) -> None:
+def replace_json(path: Path, content: object, durable: bool = False, whole: bool = False) -> None:
     """Write a value as indented JSON in the place of a file; what JSON does not know becomes text."""
-    with replaced(path, durable) as part:
+    with replaced(path, durable, whole) as part:
         part.write_text(json.dumps(content, indent=1, default=str) + "\n", encoding="utf-8")
 
 
@@ -50,7 +50,9 @@ def clear_parts(folder: Path) -> None:
             part.unlink(missing_ok=True)
 
 
-def _sync(path: Path, mode: int) -> None:
+def sync(path: Path) -> None:
+    """Return when the disk has the content of a file, or the names in a folder (fsync(2))."""
+    mode = os.O_RDONLY if path.is_dir() else os.O_RDWR
     file = os.open(path, mode | os.O_CLOEXEC)
     try:
         os.fsync(file)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
+import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +15,9 @@ from tests.patience import HANG_S, until
 from tests.report.browser import PATH, Browser
 
 pytest.importorskip("altair")
+
 from stepscope.errors import RunNotFound, UsageError
+from stepscope.report.view import server as serving
 from stepscope.report.view.server import ViewServer, make_server
 
 HOSTILE = "<img src=x onerror=alert(1)>"
@@ -132,3 +136,48 @@ def test_the_list_filters_sorts_and_compares_in_a_browser(server: ViewServer, tm
         assert browser.run("document.querySelector('#table th:nth-child(2)').getAttribute('aria-sort')") == "ascending"
         assert not browser.said
         assert all(address.startswith(("http://127.0.0.1:", "data:")) for address in browser.asked)
+
+
+def opened(server: ViewServer) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", server.server_address[1]), timeout=HANG_S)
+
+
+def rest(visitor: socket.socket) -> bytes:
+    """What comes until the server closes the connection."""
+    got = b""
+    try:
+        while piece := visitor.recv(65_536):
+            got += piece
+    except ConnectionResetError:
+        pass
+    return got
+
+
+def test_connections_beyond_the_bound_are_turned_away_and_the_next_visitor_is_served(server: ViewServer) -> None:
+    waiting = [opened(server) for _ in range(serving.MOST_CONNECTIONS)]
+    until(lambda: server._places._value == 0)
+    with opened(server) as beyond:
+        assert rest(beyond) == b""
+    for visitor in waiting:
+        visitor.close()
+    until(lambda: server._places._value == serving.MOST_CONNECTIONS)
+    assert asked(server, "GET", "/runs.json").status == 200
+
+
+def test_a_slow_visitor_is_cut_off_however_often_a_byte_comes(
+    server: ViewServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serving, "REQUEST_S", 0.02)
+    with opened(server) as slow:
+        slow.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n")
+        assert rest(slow) == b""
+
+
+def test_a_request_without_end_is_refused(server: ViewServer) -> None:
+    with opened(server) as endless:
+        head = b"GET / HTTP/1.1\r\nHost: localhost\r\n"
+        line = b"X-A: " + b"a" * 1000 + b"\r\n"
+        with contextlib.suppress(ConnectionError):
+            endless.sendall(head + line * (serving.MOST_REQUEST_BYTES // len(line) + 2))
+        assert b"200 OK" not in rest(endless)
+    assert asked(server, "GET", "/runs.json").status == 200

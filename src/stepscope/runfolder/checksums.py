@@ -24,7 +24,7 @@ def note(run: Path, *names: str) -> None:
         content = json.loads(read_regular(run / CHECKSUMS, MOST_BYTES))
         known = content if isinstance(content, dict) else {}
     known.update({name: of(run / name) for name in names})
-    replace_json(run / CHECKSUMS, {name: known[name] for name in sorted(known) if (run / name).exists()})
+    replace_json(run / CHECKSUMS, {name: known[name] for name in sorted(known) if (run / name).exists()}, whole=True)
 
 
 def of(path: Path) -> list[int]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -152,8 +153,23 @@ def _replace(run: Path, source: Path, write: Callable[[Path], None]) -> None:
     source.unlink(missing_ok=True)
 
 
+@contextlib.contextmanager
+def disk_errors() -> Iterator[None]:
+    """What polars says of a disk that takes nothing, as the OSError that it was."""
+    from polars.exceptions import PolarsError
+
+    try:
+        yield
+    except PolarsError as error:
+        number = re.search(r"\(os error (\d+)\)", str(error))
+        if number is None:
+            raise
+        raise OSError(int(number[1]), os.strerror(int(number[1]))) from error
+
+
 def _write(frame: Any, target: Path) -> None:
-    frame.write_parquet(target, compression="zstd", compression_level=3, statistics=False)
+    with disk_errors():
+        frame.write_parquet(target, compression="zstd", compression_level=3, statistics=False)
 
 
 def _step_frame(rows: _Rows) -> Any:
@@ -195,7 +211,8 @@ def _sink_rows(path: Path, dtype: np.dtype[Any], frame_of: Callable[[_Rows], Any
             yield frame if columns is None else frame.select(columns)
 
     lazy = register_io_source(source, schema=schema)
-    lazy.sink_parquet(target, compression="zstd", compression_level=3, statistics=False, row_group_size=131_072)
+    with disk_errors():
+        lazy.sink_parquet(target, compression="zstd", compression_level=3, statistics=False, row_group_size=131_072)
 
 
 def main(arguments: list[str]) -> int:

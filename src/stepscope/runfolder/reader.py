@@ -143,7 +143,11 @@ class RunReader:
     def steps(self) -> pl.DataFrame:
         """Every step, columns as `STEPS`, in order."""
         frame = self._rows("steps", STEP_ROW, steps_of, _checked_steps)
-        return pl.DataFrame(schema=STEPS) if frame is None else self._whole(frame, _TRUE_STEP, "steps").sort("step")
+        return (
+            pl.DataFrame(schema=STEPS)
+            if frame is None
+            else self._whole(frame, _TRUE_STEP & ~_no_row(frame), "steps").sort("step")
+        )
 
     @property
     def ops(self) -> pl.DataFrame:
@@ -174,7 +178,9 @@ class RunReader:
             self._sensors[name] = (
                 empty
                 if frame is None
-                else self._whole(frame, _TRUE_TIMES, f"samples/{name}").sort("t0_ns", maintain_order=True)
+                else self._whole(frame, _TRUE_TIMES & ~_no_row(frame), f"samples/{name}").sort(
+                    "t0_ns", maintain_order=True
+                )
             )
         return self._sensors[name]
 
@@ -403,6 +409,12 @@ def _described(columns: list[str], rows: _Rows) -> pl.DataFrame:
 def _parse_part(data: bytes, table: str) -> pl.LazyFrame:
     frame = frame_of(from_bytes(data, table), table)
     return _checked_part(frame, table, frame.lazy())
+
+
+def _no_row(frame: pl.DataFrame) -> pl.Expr:
+    """Nothing but zeros, also for times: what a loss of power leaves where a file system had not written yet."""
+    zero = [~pl.col(name) if kind == pl.Boolean else pl.col(name) == 0 for name, kind in frame.schema.items()]
+    return pl.all_horizontal(zero).fill_null(False)
 
 
 def _places(name: str, dropped: list[str]) -> list[str]:

@@ -102,13 +102,13 @@ class RunWriter:
             self._header.update(_header_of(self.path) or {})
         self._header.update(fields)
         try:
-            self._write_json("run.json", self._header)
+            self._write_header()
         except OSError:
             reserve = self.path / RESERVE
             if fields.get("status", "running") == "running" or not reserve.exists():
                 raise
             reserve.unlink()
-            self._write_json("run.json", self._header)
+            self._write_header()
 
     def device(self, facts: dict[str, Any]) -> None:
         """Write device.json."""
@@ -199,6 +199,10 @@ class RunWriter:
             part_file.write_bytes(data)
         self._parts[folder] = number + 1
         return len(data)
+
+    def _write_header(self) -> None:
+        # Without it nothing of a run can be read: a loss of power leaves the old one or the new one.
+        replace_json(self.path / "run.json", self._header, whole=True)
 
     def _write_json(self, name: str, content: dict[str, Any]) -> None:
         if self._is_mine():

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from stepscope.errors import MissingDependency, StoreError, UsageError
-from stepscope.files import replaced
+from stepscope.files import replaced, sync
 
 CHUNK_BYTES = 8 << 20
 TIMEOUT_S = 30.0
@@ -80,6 +80,8 @@ class Place:
             _discard(file)
             raise
         self._within(file.close, path)
+        if self.is_local:
+            self._within(lambda: sync(Path(self.at(path))), path)
 
     def names(self, folder: str) -> list[str]:
         """Names of what lies in a folder; empty where there is none."""
@@ -197,5 +199,5 @@ def _written_s(info: dict[str, Any]) -> float | None:
 
 
 def _replace(path: Path, data: bytes) -> None:
-    with replaced(path) as part:
+    with replaced(path, durable=True) as part:
         part.write_bytes(data)

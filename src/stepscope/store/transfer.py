@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Literal
 
 from stepscope.errors import OutputNotWritable, RunDamaged, RunError, StoreError, UsageError
+from stepscope.files import sync
+from stepscope.liveness import is_running
 from stepscope.runfolder import RunReader
 from stepscope.store import manifest as manifests
 from stepscope.store.index import FOLDER, find, read_all, run_facts, write_index
@@ -135,13 +137,19 @@ def _is_whole(place: Place, manifest: Manifest) -> bool:
 def _send_files(place: Place, folder: Path, manifest: Manifest) -> None:
     there = place.sizes(manifest.folder)
     for file in manifest.files:
-        if there.get(file.path) == file.bytes:  # of a push that was broken off: the folder's name is the content's
+        # Of a push that was broken off: the folder's name is the content's. A loss of power can leave the size alone.
+        if there.get(file.path) == file.bytes and (not place.is_local or _holds(place, manifest, file)):
             continue
         digest = hashlib.sha256()
         place.send(f"{manifest.folder}/{file.path}", _hashed(folder / file.path, digest))
         if digest.hexdigest() != file.sha256:
             place.remove(f"{manifest.folder}/{file.path}")
             raise UsageError(f"'{folder / file.path}' has changed while it was pushed", "push it again")
+
+
+def _holds(place: Place, manifest: Manifest, file: FileEntry) -> bool:
+    path = Path(place.at(f"{manifest.folder}/{file.path}"))
+    return not path.is_symlink() and _checked(path) == (file.bytes, file.sha256)
 
 
 def _hashed(path: Path, digest: hashlib._Hash) -> Iterator[bytes]:
@@ -151,6 +159,7 @@ def _hashed(path: Path, digest: hashlib._Hash) -> Iterator[bytes]:
 
 
 MOST_BYTES = 16 << 30
+_PULLED = ".pull-"  # a run on its way
 
 
 def pull(place: Place, run_ids: Iterable[str], out: Path, most_bytes: int = MOST_BYTES) -> list[Path]:
@@ -171,7 +180,8 @@ def _pull_one(place: Place, run_id: str, out: Path, most_bytes: int) -> Path:
         raise StoreError(
             f"the run '{run_id}' is {manifest.bytes:,} bytes, more than {most_bytes:,}", "allow it: --max-size 100GB"
         )
-    part = out / f".pull-{manifest.id}-{secrets.token_hex(4)}"
+    _clear(out)
+    part = out / f"{_PULLED}{manifest.id}-{secrets.token_hex(4)}.{os.getpid()}"
     try:
         part.mkdir(parents=True)
         _refuse_a_full_disk(out, manifest)
@@ -179,6 +189,7 @@ def _pull_one(place: Place, run_id: str, out: Path, most_bytes: int) -> Path:
             _fetch(place, manifest, file, part / file.path)
         _refuse_no_run(part, manifest)
         part.rename(target)
+        sync(out)
     except OSError as error:
         raise _not_writable(out, error) from error
     finally:
@@ -197,6 +208,7 @@ def _fetch(place: Place, manifest: Manifest, file: FileEntry, target: Path) -> N
                 size += len(piece)
                 if size <= file.bytes:
                     written.write(piece)
+        sync(target)  # a loss of power leaves the run as it was pushed, or none
     except FileNotFoundError as error:
         raise StoreError(f"'{path}' is missing in {place.address}", "push the run again") from error
     if (size, digest.hexdigest()) != (file.bytes, file.sha256):
@@ -204,6 +216,14 @@ def _fetch(place: Place, manifest: Manifest, file: FileEntry, target: Path) -> N
             f"'{path}' in {place.address} is not what was pushed: its checksum differs",
             "push the run again from where it was recorded",
         )
+
+
+def _clear(out: Path) -> None:
+    """Remove what pulls that were killed had begun."""
+    for part in out.glob(f"{_PULLED}*"):
+        pid = part.suffix[1:]
+        if pid.isdecimal() and not is_running(int(pid)):
+            shutil.rmtree(part, ignore_errors=True)
 
 
 def _same(target: Path, manifest: Manifest) -> Path:

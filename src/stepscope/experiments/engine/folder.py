@@ -29,7 +29,8 @@ from typing import Any, ClassVar
 from stepscope.analysis.results import Findings
 from stepscope.errors import OutputNotWritable, RunDamaged, RunNotFound, SchemaTooNew, UsageError
 from stepscope.experiments.engine.points import Entry, SweepPoint
-from stepscope.files import replace_json
+from stepscope.files import replace_json, replaced
+from stepscope.runfolder.pack import disk_errors
 
 STUDY_SCHEMA, SWEEP_SCHEMA = 1, 1
 _REQUEST_FILE, _PLAN_FILE = "study.json", "sweep.json"
@@ -103,8 +104,10 @@ class StudyFolder(ResultFolder):
         with self.writing():
             (self.path / "data").mkdir(exist_ok=True)
             for name, frame in findings.frames.items():
-                frame.write_parquet(self.path / "data" / f"{name}.parquet")
-            (self.path / "findings.json").write_text(findings.to_json(), encoding="utf-8")
+                with replaced(self.path / "data" / f"{name}.parquet", whole=True) as part, disk_errors():
+                    frame.write_parquet(part)
+            with replaced(self.path / "findings.json", durable=True) as part:
+                part.write_text(findings.to_json(), encoding="utf-8")
 
     def writing(self) -> AbstractContextManager[None]:
         return writing_study(self.path)

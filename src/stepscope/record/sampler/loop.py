@@ -278,6 +278,7 @@ class StreamOpener:
         self._found: dict[str, Found] = {}
         self._missing: dict[str, Missing] = {}
         self._profiles: Mapping[str, SensorProfile] = {}
+        self._table_is_old = False  # the disk refused it
         self._others: ReaderThread | None = None  # of the processes that have no streams of their own
 
     def hire(self, seen: Survey, profiles: Mapping[str, SensorProfile]) -> OpenStreams:
@@ -291,6 +292,8 @@ class StreamOpener:
         training = TrainingProcesses(self._run, self._root, self._target)
 
         def collect() -> OpenStreams:
+            if self._table_is_old:
+                self._write_table()
             arrived = waiting.collect()
             begun = training.collect()
             self._sensors |= {name: sensor for name, (sensor, _) in begun.items()}
@@ -321,7 +324,8 @@ class StreamOpener:
         }
 
     def _take(self, arrived: Mapping[str, Found]) -> OpenStreams:
-        (self._run / "samples").mkdir(exist_ok=True)
+        with contextlib.suppress(OSError):
+            (self._run / "samples").mkdir(exist_ok=True)
         streams: list[Stream] = []
         readers: list[ReaderThread] = []
         for name, plain in arrived.items():
@@ -329,7 +333,7 @@ class StreamOpener:
             self._found[name] = found
             self._missing.pop(name, None)
             self._warn(name, found)
-        replace_json(self._run / "channels.json", self.channel_table())
+        self._write_table()
         for name in arrived:
             found = self._found[name]
             stream = self._stream(name, found)
@@ -339,6 +343,17 @@ class StreamOpener:
             else:
                 streams.append(stream)
         return streams, readers
+
+    def _write_table(self) -> None:
+        """Describe the columns; a disk that refuses is asked again at each look for newcomers."""
+        try:
+            replace_json(self._run / "channels.json", self.channel_table(), whole=True)
+            self._table_is_old = False
+        except OSError as error:
+            if not self._table_is_old:
+                message = f"channels.json could not be written: {error.strerror or error}; it is tried again"
+                self._events.write("channels-not-written", message)
+            self._table_is_old = True
 
     def _stream(self, name: str, found: Found) -> Stream:
         file = RowFile(self._run / "samples" / f"{name}.rows", len(found.channels))

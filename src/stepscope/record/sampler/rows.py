@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import struct
@@ -24,11 +25,16 @@ class RowFile:
         self.pack = row.pack
         self.row_bytes = row.size
         self.waiting = bytearray()
-        self._file = os.open(path, _APPEND, 0o644)
+        self._path = path
+        self._file: int | None = None
+        with contextlib.suppress(OSError):  # a full disk: the next flush says so, or opens it
+            self._file = os.open(path, _APPEND, 0o644)
 
     def flush(self) -> None:
         """Bring the waiting rows to the disk. Raises OSError: they are lost, and the file still ends on a whole row."""
         data, self.waiting = self.waiting, bytearray()
+        if self._file is None:
+            self._file = os.open(self._path, _APPEND, 0o644)
         try:
             while data:
                 del data[: os.write(self._file, data)]
@@ -39,7 +45,8 @@ class RowFile:
 
     def close(self) -> None:
         """Close the file; flush first."""
-        os.close(self._file)
+        if self._file is not None:
+            os.close(self._file)
 
 
 class EventLog:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import errno
+import io
 import re
 import socket
 import sys
+import threading
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, ClassVar
@@ -16,6 +19,10 @@ from stepscope.report.view.site import Access, Answer, Site, is_loopback
 DEFAULT_PORT = 8321
 _TOKEN = re.compile(r"[A-Za-z0-9._~-]+")  # what an address and a cookie carry as it is
 _IDLE_S = 30.0  # a client that sends nothing for so long is let go
+REQUEST_S = 10.0  # from its first byte to its last a request takes no longer
+ANSWER_S = 60.0  # within which an answer is taken
+MOST_CONNECTIONS = 64  # at a time; further ones are closed at once
+MOST_REQUEST_BYTES = 65_536  # of a request with all its headers
 
 
 class ViewServer(ThreadingHTTPServer):
@@ -25,11 +32,29 @@ class ViewServer(ThreadingHTTPServer):
 
     def __init__(self, site: Site, host: str, port: int) -> None:
         self.site = site
+        self._places = threading.BoundedSemaphore(MOST_CONNECTIONS)
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         super().__init__((host, port), _Request)
         shown = f"[{host}]" if ":" in host else host
         token = "" if site.token is None else f"?token={site.token}"
         self.address = f"http://{shown}:{self.server_address[1]}/{token}"
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Give this connection a thread, where there is a place for one more."""
+        if not self._places.acquire(blocking=False):
+            self.shutdown_request(request)
+            return
+        try:
+            super().process_request(request, client_address)
+        except BaseException:
+            self._places.release()
+            raise
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._places.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A visitor who went away is no fault; any other is shown where the server was started."""
@@ -41,6 +66,34 @@ class ViewServer(ThreadingHTTPServer):
         self.site.close()
 
 
+class _Bounded(io.RawIOBase):
+    """What a visitor sends, a request at a time: no larger and no slower than the bounds."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self.begin()
+
+    def begin(self) -> None:
+        """Wait for the next request."""
+        self._until_s: float | None = None
+        self._left = MOST_REQUEST_BYTES
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        if self._left <= 0:
+            raise ConnectionAbortedError("a request without end")
+        wait_s = _IDLE_S if self._until_s is None else self._until_s - time.monotonic()
+        if wait_s <= 0:
+            raise TimeoutError("a request that does not end")
+        self._connection.settimeout(wait_s)
+        count = self._connection.recv_into(memoryview(buffer)[: self._left])
+        self._until_s = self._until_s or time.monotonic() + REQUEST_S
+        self._left -= count
+        return count
+
+
 class _Request(BaseHTTPRequestHandler):
     """One request."""
 
@@ -48,6 +101,15 @@ class _Request(BaseHTTPRequestHandler):
     server_version, sys_version = "stepscope", ""
     timeout: ClassVar[float] = _IDLE_S
     server: ViewServer
+
+    def setup(self) -> None:
+        super().setup()
+        self._sent = _Bounded(self.connection)
+        self.rfile = io.BufferedReader(self._sent)
+
+    def handle_one_request(self) -> None:
+        self._sent.begin()
+        super().handle_one_request()
 
     def do_GET(self) -> None:
         self._send(with_body=True)
@@ -67,6 +129,7 @@ class _Request(BaseHTTPRequestHandler):
             fault, answer = error, Answer(500, f"this page could not be made: {type(error).__name__}")
         body = answer.body.encode("utf-8", errors="replace")
         try:
+            self.connection.settimeout(ANSWER_S)  # of all that is sent
             self.send_response(answer.status)
             for name, value in answer.all_headers().items():
                 self.send_header(name, value)
@@ -74,8 +137,8 @@ class _Request(BaseHTTPRequestHandler):
             self.end_headers()
             if with_body:
                 self.wfile.write(body)
-        except (BrokenPipeError, ConnectionResetError):
-            self.close_connection = True  # the visitor has gone
+        except (BrokenPipeError, ConnectionResetError, TimeoutError):
+            self.close_connection = True  # the visitor has gone, or takes nothing
         if fault is not None:
             raise fault  # to `handle_error`: a fault of ours is not kept from whoever runs this
 
