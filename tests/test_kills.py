@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from benchmarks.faults import Fault, apart, follow, possible
+from benchmarks.faults import Fault, Say, apart, follow, possible
 from tests.patience import HANG_S
 
 followed = pytest.mark.skipif(not possible(), reason="calls of processes cannot be followed here")
@@ -63,11 +63,11 @@ def test_a_loss_of_power_takes_what_was_not_synced_and_nothing_else(tmp_path: Pa
                 folder = tmp_path / f"{synced}{seed}"
                 folder.mkdir()
 
-                def both(folder: Path = folder, synced: bool = synced) -> None:
+                def both(_: Say, folder: Path = folder, synced: bool = synced) -> None:
                     write(folder / "a", synced)
                     write(folder / "b", False)
 
-                follow(lambda say, both=both: both(), folder, Fault("power", 4 + synced, seed=seed))
+                follow(both, folder, Fault("power", 4 + synced, seed=seed))
                 sizes.add((folder / "a").read_bytes().count(b"x") if (folder / "a").exists() else 0)
             left.append(min(sizes))
         return left
