@@ -1,8 +1,8 @@
 """Runs scripts of the gallery, each in a fork of a process that has imported torch: bare, under `run`, under `profile`.
 
 Usage: python server.py JOBS PARALLEL [MODULE ...]; JOBS is a JSON list of {script, mode, folder, record, memory, fault,
-calls}. The child ends as the interpreter ends, with the exit code of the script; its stdout and stderr lie in `folder`,
-its files in `folder/work`. The modules are imported beforehand, as torch is.
+calls, limit_s, switch_s}. The child ends as the interpreter ends, with the exit code of the script; its stdout and
+stderr lie in `folder`, its files in `folder/work`. The modules are imported beforehand, as torch is.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def main() -> dict[str, Any] | None:
             (Path(job["folder"]) / "status").write_text(str(os.waitstatus_to_exitcode(status)), encoding="utf-8")
             continue
         for child, (job, since) in list(running.items()):
-            if time.monotonic() - since > TIMEOUT_S:
+            if time.monotonic() - since > job.get("limit_s", TIMEOUT_S):
                 (Path(job["folder"]) / "timeout").touch()
                 _kill_group(child)
         time.sleep(0.005)
@@ -104,6 +104,8 @@ def begin(job: dict[str, Any]) -> tuple[str, list[str]]:
         key, _, text_value = value.partition("=")
         os.environ[key] = text_value
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if "switch_s" in job:
+        sys.setswitchinterval(job["switch_s"])
     return str(script), [word for value in needs["args"] for word in value.split()]
 
 

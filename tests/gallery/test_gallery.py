@@ -7,87 +7,27 @@ our own functions in turn.
 
 from __future__ import annotations
 
-import hashlib
-import json
-import os
-import subprocess
-import sys
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tests.gallery.faults import MODULES, injectable
+from tests.gallery.jobs import HERE, MODES, SAME, SCRIPTS, Job, Results, job, run_jobs
 
-HERE = Path(__file__).parent
-SCRIPTS = sorted((HERE / "scripts").glob("*.py"))
-MODES = ("run", "profile")
-RECORDS = (("adaptive", "auto"), ("all", "auto"), ("all", "all"), ("every:3", "all"))
 FAULTY = ("early_stopping_restores_best_state", "dataloader_no_workers_shuffled", "gan_two_optimizers",
           "hand_written_sgd_by_data", "lbfgs_closure", "ends_by_uncaught_own_exception")  # fmt: skip
 PARALLEL = 3  # on two cores: who waits for a sampler leaves its core to the next
-OWN_FOLDER = "runs"
-Results = dict[str, dict[str, Any]]
 
 
-def _job(folder: Path, script: Path, mode: str, number: int) -> dict[str, Any]:
-    record, memory = RECORDS[number % len(RECORDS)]
-    name = f"{script.stem}-{mode}"
-    (folder / name).mkdir()
-    return {"script": str(script), "mode": mode, "folder": str(folder / name), "record": record, "memory": memory}
-
-
-def _faulty_job(folder: Path, script: str, name: str, **what: str) -> dict[str, Any]:
-    (folder / name).mkdir()
-    path = str(HERE / "scripts" / f"{script}.py")
-    return {"script": path, "mode": "run", "folder": str(folder / name), "record": "all", "memory": "all", **what}
-
-
-def _run(folder: Path, jobs: list[dict[str, Any]], modules: Sequence[str] = ()) -> Results:
-    """What came of each job, by the name of its folder."""
-    (folder / "jobs.json").write_text(json.dumps(jobs), encoding="utf-8")
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1", "PYTHONWARNINGS": ""}
-    command = [sys.executable, str(HERE / "server.py"), str(folder / "jobs.json"), str(PARALLEL), *modules]
-    subprocess.run(command, check=True, env=environment, cwd=folder)
-    return {Path(job["folder"]).name: _result(Path(job["folder"]), Path(job["script"]).stem) for job in jobs}
-
-
-def _result(folder: Path, script: str) -> dict[str, Any]:
-    status = (folder / "status").read_text(encoding="utf-8")
-    errors = [line for line in (folder / "stderr").read_text(errors="replace").splitlines() if line.strip()]
-    return {
-        "script": script,
-        "exit": "timeout" if (folder / "timeout").exists() else status,
-        "stdout": (folder / "stdout").read_text(errors="replace"),
-        "exception": errors[-1] if status == "1" and errors and not errors[-1].startswith(" ") else None,
-        "files": _files(folder / "work"),
-        "faults": [fault for run in [*folder.glob("work/runs/*"), *folder.glob("out/*")] for fault in _faults(run)],
-    }
-
-
-def _files(work: Path) -> dict[str, str]:
-    found = {}
-    for path in sorted(work.rglob("*")):
-        name = path.relative_to(work)
-        if name.parts[0] != OWN_FOLDER and "__pycache__" not in name.parts:
-            found[str(name)] = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "folder"
-    return found
-
-
-def _faults(run: Path) -> list[str]:
-    try:
-        lines = (run / "events.jsonl").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return []
-    return [line for line in lines if '"profiling-failed"' in line]
+def _faulty_job(folder: Path, script: str, name: str, **what: str) -> Job:
+    return job(folder, HERE / "scripts" / f"{script}.py", "run", 2, name, **what)
 
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
     """All scripts in all modes."""
     folder = tmp_path_factory.mktemp("gallery")
-    jobs = [_job(folder, script, mode, number) for number, script in enumerate(SCRIPTS) for mode in ("bare", *MODES)]
-    return _run(folder, jobs)
+    jobs = [job(folder, script, mode, number) for number, script in enumerate(SCRIPTS) for mode in ("bare", *MODES)]
+    return run_jobs(folder, jobs, PARALLEL)
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +35,7 @@ def calling(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
     """The functions that each script calls when it is measured, by script."""
     folder = tmp_path_factory.mktemp("calls")
     jobs = [_faulty_job(folder, name, name, calls=str(folder / f"{name}.calls")) for name in FAULTY]
-    _run(folder, jobs)
+    run_jobs(folder, jobs, PARALLEL)
     return {name: set((folder / f"{name}.calls").read_text(encoding="utf-8").split()) for name in FAULTY}
 
 
@@ -109,7 +49,7 @@ def faulty(calling: dict[str, set[str]], tmp_path_factory: pytest.TempPathFactor
         script = next((script for script in turns if fault in calling[script]), None)
         if script is not None:
             jobs.append(_faulty_job(folder, script, str(number), fault=fault))
-    return _run(folder, jobs, [f"stepscope.{name}" for name in MODULES])
+    return run_jobs(folder, jobs, PARALLEL, [f"stepscope.{name}" for name in MODULES])
 
 
 @pytest.mark.slow
@@ -117,7 +57,7 @@ def faulty(calling: dict[str, set[str]], tmp_path_factory: pytest.TempPathFactor
 @pytest.mark.parametrize("script", [script.stem for script in SCRIPTS])
 def test_a_script_behaves_as_without_us(results: Results, script: str, mode: str) -> None:
     bare, measured = results[f"{script}-bare"], results[f"{script}-{mode}"]
-    for what in ("exit", "stdout", "exception", "files"):
+    for what in SAME:
         assert measured[what] == bare[what], f"{what} of {script} differs under {mode}"
     assert measured["faults"] == [], "our own fault was caught"
 
@@ -132,7 +72,7 @@ def test_a_fault_of_ours_changes_nothing(
         return
     broken = faulty[str(number)]
     bare = results[f"{broken['script']}-bare"]
-    for what in ("exit", "stdout", "exception", "files"):
+    for what in SAME:
         assert broken[what] == bare[what], f"{what} of {broken['script']} differs with a fault in {fault}"
 
 

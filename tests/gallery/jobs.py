@@ -1,0 +1,68 @@
+"""Runs of gallery scripts and what came of them: what a caller of `server.py` needs."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+SCRIPTS = sorted((HERE / "scripts").glob("*.py"))
+MODES = ("run", "profile")
+RECORDS = (("adaptive", "auto"), ("all", "auto"), ("all", "all"), ("every:3", "all"))
+SAME = ("exit", "stdout", "exception", "files")  # what must be as without us
+OWN_FOLDER = "runs"
+Job = dict[str, Any]
+Results = dict[str, dict[str, Any]]
+
+
+def job(folder: Path, script: Path, mode: str, number: int, name: str = "", **what: Any) -> Job:
+    """A run of a script in a folder of its own; `number` chooses what is recorded."""
+    record, memory = RECORDS[number % len(RECORDS)]
+    own = folder / (name or f"{script.stem}-{mode}")
+    own.mkdir()
+    return {"script": str(script), "mode": mode, "folder": str(own), "record": record, "memory": memory, **what}
+
+
+def run_jobs(folder: Path, jobs: list[Job], parallel: int, modules: Sequence[str] = ()) -> Results:
+    """Return what came of each job, by the name of its folder."""
+    (folder / "jobs.json").write_text(json.dumps(jobs), encoding="utf-8")
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1", "PYTHONWARNINGS": ""}
+    command = [sys.executable, str(HERE / "server.py"), str(folder / "jobs.json"), str(parallel), *modules]
+    subprocess.run(command, check=True, env=environment, cwd=folder)
+    return {Path(job["folder"]).name: _result(Path(job["folder"]), Path(job["script"]).stem) for job in jobs}
+
+
+def _result(folder: Path, script: str) -> dict[str, Any]:
+    status = (folder / "status").read_text(encoding="utf-8")
+    errors = [line for line in (folder / "stderr").read_text(errors="replace").splitlines() if line.strip()]
+    return {
+        "script": script,
+        "exit": "timeout" if (folder / "timeout").exists() else status,
+        "stdout": (folder / "stdout").read_text(errors="replace"),
+        "exception": errors[-1] if status == "1" and errors and not errors[-1].startswith(" ") else None,
+        "files": _files(folder / "work"),
+        "faults": [fault for run in [*folder.glob("work/runs/*"), *folder.glob("out/*")] for fault in _faults(run)],
+    }
+
+
+def _files(work: Path) -> dict[str, str]:
+    found = {}
+    for path in sorted(work.rglob("*")):
+        name = path.relative_to(work)
+        if name.parts[0] != OWN_FOLDER and "__pycache__" not in name.parts:
+            found[str(name)] = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "folder"
+    return found
+
+
+def _faults(run: Path) -> list[str]:
+    try:
+        lines = (run / "events.jsonl").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return []
+    return [line for line in lines if '"profiling-failed"' in line]
