@@ -14,16 +14,35 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from stepscope import __version__
-from stepscope.liveness import boot_id
+from stepscope.clock import anchors
+from stepscope.liveness import boot_id, identity
 from stepscope.record import allocators
 from stepscope.record.device import changing_facts, describe_device
 from stepscope.record.empty_process import cached_empty_process_bytes, installed_version
 from stepscope.record.ops.modules import ModuleBook
-from stepscope.record.settings import Metering
+from stepscope.record.plan import WARMUP_STEPS
+from stepscope.record.settings import Metering, Settings
 from stepscope.secrets import redacted
 
 if TYPE_CHECKING:
     from stepscope.record.recorder import OpRecorder
+
+
+def of_beginning(settings: Settings, mode: str, pid: int) -> dict[str, Any]:
+    """Return what run.json states from the beginning of a run of this process."""
+    return {
+        **identity(pid),
+        "workload": {"name": settings.name, **settings.facts.get("workload", {})},
+        "clock": anchors(),
+        "warmup_steps": WARMUP_STEPS,
+        "recorder": {"mode": mode, "steps_from": settings.steps_from},
+        "sampler": {"period_ns": settings.period_ns},
+        "malloc": of_malloc(),
+        **rank_of_process(),
+        **of_metering(settings.metering),
+        **of_process(),
+        **{key: value for key, value in settings.facts.items() if key != "workload"},
+    }
 
 
 def of_process() -> dict[str, Any]:

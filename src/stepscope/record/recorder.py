@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import threading
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -30,6 +29,7 @@ from stepscope.record.ops.updates import OptimizerCalls, Update, shares_of
 from stepscope.record.parts import BACKWARD, BEGINNING, FORWARD, UPDATE, Parts
 from stepscope.record.plan import Plan
 from stepscope.record.routes import Routes
+from stepscope.record.trainers import at_end_of_thread
 from stepscope.runfolder import RunWriter
 
 MOST_EVENTS = 32_000  # of several steps in one window: a window's events wait in RAM
@@ -47,20 +47,6 @@ Note = Callable[..., None]
 Guarded = Callable[[Callable[[], None]], Callable[[], None]]
 
 
-class _AtEndOfThread:
-    """Kept by a thread, which lets go of it as it ends."""
-
-    def __init__(self, action: Callable[[], None]) -> None:
-        self._action = action
-
-    def __del__(self) -> None:
-        with contextlib.suppress(Exception):
-            self._action()
-
-
-_of_this_thread = threading.local()
-
-
 class OpRecorder:
     """Records the ops of the steps that the plan picks."""
 
@@ -73,10 +59,7 @@ class OpRecorder:
         self.once_ns = 0  # before the first step
         self.event_cost: EventCost | None = None
         self.apart: set[int] = set()  # steps profiled with shapes or allocations, which take longer for it
-        self.windows = 0
-        self.rows = 0
-        self.bytes_written = 0
-        self.lost_windows = 0
+        self.windows = self.rows = self.bytes_written = self.lost_windows = 0
         self.most_events = 0  # of a window
         self._writer = writer
         self._routes = routes
@@ -95,11 +78,10 @@ class OpRecorder:
         self._sites: CallSites | None = None  # of the first step that is profiled whole
         self._sites_wanted = True
         self._lines = LinesToFind()
-        self._offset_ns = 0
         self._events_seen: float | None = None  # a step, in the last window
         self._parameters: int | None = None
         self._stopped = False
-        self._written = 0  # events, in the window that is being written
+        self._offset_ns = self._written = 0  # of the window; events, in the one that is being written
         self._with_memory = self._cuda = False  # the step is to be recorded with its allocations; there is a GPU
         self._parts = Parts()
         self._step_sequence = torch_private.autograd_sequence()  # when the step began
@@ -112,7 +94,7 @@ class OpRecorder:
     @property
     def recording(self) -> bool:
         """Are ops recorded, here in this thread?"""
-        return self._window is not None and self._window.is_of_this_thread()
+        return self._window is not None and self._window.is_of_this_thread() and not self._window.overtaken
 
     @property
     def held_bytes(self) -> int:
@@ -214,7 +196,7 @@ class OpRecorder:
             return
         nodes = int(MOST_EVENTS_PER_PART / (_EVENTS_PER_NODE[1] * self._events_per_reckoned))
         # Nodes that are passed over, or run in another thread, do not tell where the window is full.
-        if inputs or not _on_cpu(roots) or not torch_private.stops_within_backward():
+        if inputs or not torch_private.begins_on_cpu(roots) or not torch_private.stops_within_backward():
             large = torch_private.autograd_sequence() - self._passed > nodes
             undo = None if large else lambda: None
         else:
@@ -402,6 +384,8 @@ class OpRecorder:
         if self.recording:
             self._timed(self._flush)
             self._parts.ends()
+        elif self._window is not None and self._window.overtaken:
+            self._timed(self._leave_overtaken)
         elif self._window is not None and not self._stopped:
             self._stop_for_good("a step ended in another thread than it began in")
 
@@ -409,16 +393,30 @@ class OpRecorder:
         """Stop the window that is open, without its events: an exception of the training's came in between."""
         if self.recording:
             self._memory.close()
-            with contextlib.suppress(Exception):
+            with Undisturbed(), contextlib.suppress(Exception):
                 self._drop()
             self._note("ops-lost", f"{why}: the op calls of an open window are lost")
         self._drop_parts()
+
+    def _leave_overtaken(self) -> bool:
+        """A profiler of the training's, in another thread, took the place of this window; True where ours is gone."""
+        window = self._window
+        if window is None or not window.is_of_this_thread():
+            return window is None
+        self._stopped = True
+        self._memory.close()
+        if gone := window.leave(self._end_scopes):
+            self._window = None
+        self._drop_parts()
+        return gone
 
     def thread_ends(self) -> None:
         """A thread that trained ends: a profile of its own would outlive it, and crash the process at its end."""
         if self.recording:
             self._stopped = True
             self.abandon_window("the thread that trained has ended")
+        else:
+            self._leave_overtaken()
 
     def forget(self) -> None:
         """This is a forked child: nothing of the window is its own, and no call into the profiler is safe."""
@@ -438,9 +436,12 @@ class OpRecorder:
         handles: list[Any] = []
 
         def drop(_optimizer: Any, _args: Any, _kwargs: Any) -> None:
-            if self.recording:
+            if self._window is not None and self._window.is_of_this_thread():
                 try:
-                    self._drop()
+                    if self.recording:
+                        self._drop()
+                    elif not self._leave_overtaken():
+                        return
                     handles.pop().remove()
                 except BaseException as error:
                     if not is_ours(error):
@@ -454,8 +455,8 @@ class OpRecorder:
             self._stop_for_good("the training started a torch profiler of its own")
             self.close_window()
 
-    def _timed(self, action: Callable[[], None], once: bool = False) -> None:
-        """Do it between steps, undisturbed; once: it is paid once a process, and apart from the plan's allowance."""
+    def _timed(self, action: Callable[[], object], once: bool = False) -> None:
+        """Do it between steps, undisturbed; once: it is paid once a process, apart from the plan's allowance."""
         began = monotonic_ns()
         collecting = gc.isenabled()
         gc.disable()  # thousands of short-lived events would set off collections over all of torch's objects
@@ -488,8 +489,7 @@ class OpRecorder:
         self._reckoned_events = 0.0
         self._offset_ns = unix_minus_monotonic_ns()
         self._window = torch_private.start_window(shapes, self._cuda, memory, in_pass)
-        if threading.current_thread() is not threading.main_thread():
-            _of_this_thread.ends = _AtEndOfThread(self.thread_ends)
+        at_end_of_thread(self.thread_ends)
         self._routes.profile_calls(True)
         self._note_sites()
 
@@ -505,7 +505,11 @@ class OpRecorder:
             if self._cuda:
                 torch.cuda.synchronize()
         finally:
-            raw = window.stop(self._end_scopes)
+            try:
+                raw = window.stop(self._end_scopes)
+            except torch_private.Overtaken:
+                self._window = window
+                raise
         return raw
 
     def _end_scopes(self) -> None:
@@ -588,12 +592,6 @@ class OpRecorder:
         if not isinstance(error, OSError):
             self._stopped = True
         if self.recording:  # it failed between start and stop
-            with contextlib.suppress(Exception):
+            with Undisturbed(), contextlib.suppress(Exception):
                 self._drop()
         self._note("ops-lost", f"{type(error).__name__}: {error}", steps=[span.step for span in self._spans])
-
-
-def _on_cpu(roots: Any) -> bool:
-    """Return whether a backward pass from these roots begins on the CPU, and so in the thread that asks for it."""
-    roots = roots if isinstance(roots, (tuple, list)) else (roots,)
-    return all(getattr(getattr(root, "device", None), "type", "cpu") == "cpu" for root in roots)

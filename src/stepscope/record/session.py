@@ -20,10 +20,9 @@ from torch import nn
 
 from stepscope.clock import anchors, monotonic_ns
 from stepscope.errors import StepscopeError
-from stepscope.liveness import identity
 from stepscope.record import facts, torch_private
 from stepscope.record.batch_axis import BatchWitness
-from stepscope.record.boundary import Boundary, is_ours
+from stepscope.record.boundary import Boundary, Undisturbed, is_ours
 from stepscope.record.memory.watch import MemoryWatch
 from stepscope.record.ops.events import MODULE_SCOPE, OPTIMIZER_STEP
 from stepscope.record.ops.modules import Models, ModuleBook, named_models
@@ -70,6 +69,7 @@ class Session:
             self._note_calls,
         )
         self._sampler: Sampler | None = None
+        self._sampler_wanted = False
         self._ending: list[Callable[[], None]] = []
         self._notes: list[tuple[str, str, dict[str, Any]]] = []  # until there is a run to write them into
         self._step = self._steps_lost = 0
@@ -298,9 +298,15 @@ class Session:
 
     def _begin(self) -> None:
         """There is a training: open the run, and write what is known of the process."""
-        if self._recorder is not None:
-            return
-        settings = self._settings
+        if self._recorder is None:
+            with Undisturbed():  # importlib.metadata, for one, would swallow what a signal handler raises
+                self._open_run()
+        if self._sampler_wanted:  # again, where an exception of the training's came in between
+            self._start_sampler()
+            self._sampler_wanted = False
+            self._began_ns = self._flushed_ns = monotonic_ns()
+
+    def _open_run(self) -> None:
         if self._writer is None:
             assert self._place is not None
             self._writer = self._place()
@@ -312,27 +318,13 @@ class Session:
             self.note(kind, message, **fields)
         self._notes.clear()
         self._recorder.rehearse()
-        if settings.sampler:
-            self._start_sampler()
+        self._sampler_wanted = self._settings.sampler
         self._began_ns = self._flushed_ns = monotonic_ns()
 
     def _write_beginning(self) -> None:
-        settings = self._settings
-        self.writer.update(
-            **identity(self._pid),
-            workload={"name": settings.name, **settings.facts.get("workload", {})},
-            clock=anchors(),
-            warmup_steps=WARMUP_STEPS,
-            recorder={"mode": self._plan.choice.name, "steps_from": settings.steps_from},
-            sampler={"period_ns": settings.period_ns},
-            malloc=facts.of_malloc(),
-            **facts.rank_of_process(),
-            **facts.of_metering(settings.metering),
-            **facts.of_process(),
-            **{key: value for key, value in settings.facts.items() if key != "workload"},
-        )
+        self.writer.update(**facts.of_beginning(self._settings, self._plan.choice.name, self._pid))
         if not self.writer.is_rank:
-            self._safely(lambda: self.writer.device(facts.of_device(settings.root)))
+            self._safely(lambda: self.writer.device(facts.of_device(self._settings.root)))
 
     # steps
 

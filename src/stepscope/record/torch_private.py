@@ -20,6 +20,8 @@ What is touched, since which torch it has had this form, and what happens withou
 | torch._dynamo.utils.compilation_time_metrics | 2.0 | how long torch.compile took is not told |
 | torch._C._autograd._clear_callbacks | 1.5 | a child forked in a profiled step records into its own memory |
 | torch.autograd.profiler.profile._prepare_trace | 1.10 | a profiler of the user's may refuse to start |
+| torch.autograd.profiler._is_profiler_enabled | 2.1 | one of another thread is seen only where it starts later |
+| torch._C._autograd._toggle_collection_dynamic | 2.5 | a profile that was overtaken records on, unseen |
 """
 
 from __future__ import annotations
@@ -47,8 +49,16 @@ from stepscope.record.ops.events import CLOSING
 _MEMORY_EVENT = "[memory]"
 _ERRORS_ONLY = 2  # c10/util/Logging.h
 Scope = contextlib.AbstractContextManager[Any]
-_CHATTER = (b"USDT", b"External init callback must run in same thread")  # the latter from any thread but the main one
-_profiling: int | None = None  # the thread whose profile runs
+_CHATTER = (
+    b"USDT",
+    b"External init callback must run in same thread",  # from any thread but the main one
+    b"no active profiling session found",  # these of a profile that another one took the place of
+    b"Failed to recover relationship between all profiler and kineto events",
+    b"Toggling CPU activity with GPU activity on",
+)
+_one_at_a_time = threading.RLock()  # whoever starts or stops a profile, of ours or of the training's
+_running: KinetoWindow | None = None  # our profile
+_others: set[int] = set()  # profiles of the training's, from before they are prepared until they have stopped
 _kineto_runs = False  # in this process, now or before
 _FORMS: dict[Any, str] = {torch.float32: "f", torch.float64: "d"}  # of numbers in RAM
 _HOOKS = 16  # of the nodes where a window ends: without some of them, another one tells
@@ -58,9 +68,17 @@ _graph_task: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", lam
 _sequence_number: Callable[[], int] = getattr(torch.autograd, "_get_sequence_nr", lambda: 0)
 
 
-@dataclass
+class Overtaken(RuntimeError):
+    """A profiler of the training's was started in another thread while this profile ran: only `leave` can end it."""
+
+
+@dataclass(eq=False)
 class KinetoWindow:
-    """A running profile; `stop` ends it, in the thread that started it."""
+    """A running profile; `stop` ends it, in the thread that started it.
+
+    Kineto has one session a process, and ends ours where another thread starts one (`overtaken`). To stop ours then, or
+    before the other has stopped, would crash the process.
+    """
 
     shapes: bool
     memory: bool = False
@@ -68,32 +86,56 @@ class KinetoWindow:
     speak_again: Callable[[], None] = lambda: None
     end_ranges: Callable[[], None] = lambda: None
     thread: int = field(default_factory=threading.get_ident)
+    overtaken: bool = False
+    muted: bool = False
 
     def is_of_this_thread(self) -> bool:
         """A profile belongs to the thread that started it: no other can stop it."""
         return self.thread == threading.get_ident()
 
     def stop(self, end_scopes: Callable[[], None] = lambda: None) -> list[Any]:
-        """The raw `_KinetoEvent`s of the window (times in Unix ns), those of memory excluded.
+        """The raw `_KinetoEvent`s of the window (times in Unix ns), those of memory excluded; raises Overtaken.
 
         Whatever is open ends first, within the range CLOSING: what is open after it would crash (`follow_ranges`).
         """
-        try:
-            closing = _fast_scope(CLOSING)
-            closing.__enter__()
+        with _one_at_a_time:
+            if self.overtaken:
+                raise Overtaken("the training started a torch profiler of its own in another thread")
             try:
-                end_scopes()
-                self.end_ranges()
+                closing = _fast_scope(CLOSING)
+                closing.__enter__()
+                try:
+                    end_scopes()
+                    self.end_ranges()
+                finally:
+                    closing.__exit__(None, None, None)
             finally:
-                closing.__exit__(None, None, None)
-        finally:
-            result = _disable()
-            self.speak_again()
+                result = _disable()
+                self.speak_again()
         events: list[Any] = result.events()
         if self.memory:
             self.tree = result.experimental_event_tree()
             events = [event for event in events if event.name() != _MEMORY_EVENT]
         return events
+
+    def leave(self, end_scopes: Callable[[], None] = lambda: None) -> bool:
+        """End an overtaken profile, without its events; False where it must wait for the other one, and only rests."""
+        with _one_at_a_time:
+            end_scopes()
+            self.end_ranges()
+            if _others:
+                self._mute()
+                return False
+            _disable(self)
+            self.speak_again()
+        return True
+
+    def _mute(self) -> None:
+        toggle = getattr(torch._C._autograd, "_toggle_collection_dynamic", None)
+        if toggle is not None and not self.muted:
+            self.muted = True
+            with without_usdt_lines():
+                toggle(False, {torch.profiler.ProfilerActivity.CPU})
 
 
 def start_window(shapes: bool, cuda: bool, memory: bool = False, in_pass: bool = False) -> KinetoWindow:
@@ -103,8 +145,6 @@ def start_window(shapes: bool, cuda: bool, memory: bool = False, in_pass: bool =
     back, before each node, what the thread had as the pass began, so that a profile of the thread would go on.
     Raises RuntimeError where a profiler runs already, AttributeError or TypeError where torch has changed.
     """
-    if getattr(torch._C._autograd, "_profiler_enabled", lambda: False)():
-        raise RuntimeError("a torch profiler of the training's own is running")  # to prepare another would disturb it
     profiler = torch._C._profiler
     activities = {torch.profiler.ProfilerActivity.CPU}
     if cuda:
@@ -119,35 +159,56 @@ def start_window(shapes: bool, cuda: bool, memory: bool = False, in_pass: bool =
         _experimental(correlate=cuda, in_pass=in_pass),
         "",
     )
-    global _kineto_runs, _profiling
-    _kineto_runs = True
-    with without_usdt_lines():
-        torch._C._autograd._prepare_profiler(config, activities)
-        torch._C._autograd._enable_profiler(config, activities)
-    _profiling = threading.get_ident()
-    try:
-        speak_again = _silence_the_allocator() if memory else lambda: None
-        return KinetoWindow(shapes, memory, speak_again=speak_again, end_ranges=follow_ranges())
-    except BaseException:
-        _disable()
-        raise
+    global _kineto_runs, _running
+    with _one_at_a_time:
+        if _running is not None or _others or _other_is_enabled():
+            raise RuntimeError("another torch profiler is running")  # to prepare another would disturb it
+        _kineto_runs = True
+        with without_usdt_lines():
+            torch._C._autograd._prepare_profiler(config, activities)
+            torch._C._autograd._enable_profiler(config, activities)
+        _running = window = KinetoWindow(shapes, memory)
+        try:
+            if memory:
+                window.speak_again = _silence_the_allocator()
+            window.end_ranges = follow_ranges()
+        except BaseException:
+            _disable()
+            raise
+    return window
 
 
-def _disable() -> Any:
-    global _profiling
+def _other_is_enabled() -> bool:
+    """Return whether a profile of the training's runs in this thread, or by Python in any."""
+    of_this_thread = getattr(torch._C._autograd, "_profiler_enabled", lambda: False)
+    return bool(of_this_thread() or getattr(torch.autograd.profiler, "_is_profiler_enabled", False))
+
+
+def _disable(overtaken: KinetoWindow | None = None) -> Any:
+    """Stop the profile of this thread; one that was overtaken has no session, and gets one for that."""
+    global _running
+    autograd, activities = torch._C._autograd, {torch.profiler.ProfilerActivity.CPU}
     with without_usdt_lines():
-        result = torch._C._autograd._disable_profiler()
-    _profiling = None
+        if overtaken is not None:
+            profiler = torch._C._profiler
+            config = _experimental(correlate=False, in_pass=False)
+            kineto = profiler.ProfilerState.KINETO
+            config = profiler.ProfilerConfig(kineto, False, False, False, False, False, config, "")
+            autograd._prepare_profiler(config, activities)
+        result = autograd._disable_profiler()
+    _running = None
     return result
 
 
 def _leave_no_profile_behind() -> None:
     """The interpreter ends: a profile that still runs, since what should have stopped it failed, would crash it."""
-    if _profiling == threading.get_ident():
-        with contextlib.suppress(Exception):
-            _disable()
-    if _profiling is not None:
-        end_without_destructors()
+    with _one_at_a_time:
+        running = _running
+        if running is not None and running.is_of_this_thread() and not (running.overtaken and _others):
+            with contextlib.suppress(Exception):
+                _disable(running if running.overtaken else None)
+        if _running is not None:
+            end_without_destructors()
 
 
 atexit.register(_leave_no_profile_behind)  # before any session's own, so that it comes after them
@@ -308,6 +369,12 @@ def act_within_backward(roots: Any, nodes: int, action: Callable[[], None]) -> C
     return undo if handles else None
 
 
+def begins_on_cpu(roots: Any) -> bool:
+    """Return whether a backward pass from these roots begins on the CPU, and so in the thread that asks for it."""
+    roots = roots if isinstance(roots, (tuple, list)) else (roots,)
+    return all(getattr(getattr(root, "device", None), "type", "cpu") == "cpu" for root in roots)
+
+
 def _node_of(root: Any) -> Any:
     node = getattr(root, "grad_fn", None)
     return node if node is not None else getattr(root, "node", None)  # of a GradientEdge
@@ -346,8 +413,9 @@ def end_forked_children_early() -> None:
 
     The one of Kineto's configuration waits for a thread that a fork does not copy, and the child would never end.
     """
-    global _profiling
-    _profiling = None
+    global _running, _one_at_a_time
+    _running, _one_at_a_time = None, threading.RLock()
+    _others.clear()
     if _kineto_runs:
         end_without_destructors()
 
@@ -400,23 +468,52 @@ def forget_callbacks() -> None:
 
 
 def before_other_profilers(callback: Callable[[], None]) -> Callable[[], None]:
-    """Call `callback` when somebody else starts a torch profiler, before it starts; returns the undo function."""
-    profile = torch.autograd.profiler.profile
-    original = getattr(profile, "_prepare_trace", None)
-    if original is None:
+    """Call `callback` when somebody else starts a torch profiler, before it starts; returns the undo function.
+
+    A window of ours that this cannot end, since another thread started it, is overtaken.
+    """
+    profile: Any = torch.autograd.profiler.profile
+    prepares, ends = vars(profile).get("_prepare_trace"), vars(profile).get("__exit__")
+    if prepares is None or ends is None:
         return lambda: None
 
+    @functools.wraps(prepares)
     def prepare(self: Any) -> Any:
         callback()
-        return original(self)
+        with _one_at_a_time:
+            _others.add(id(self))
+            if _running is None:
+                quiet: Scope = contextlib.nullcontext()
+            else:
+                _running.overtaken, quiet = True, without_usdt_lines()
+            try:
+                with quiet:
+                    return prepares(self)
+            except BaseException:
+                _others.discard(id(self))
+                raise
 
-    profile._prepare_trace = prepare  # type: ignore[method-assign]
+    @functools.wraps(ends)
+    def end(self: Any, *error: Any) -> Any:
+        try:
+            return ends(self, *error)
+        finally:
+            _others.discard(id(self))
+            if over:
+                put_back()
+
+    profile._prepare_trace, profile.__exit__ = prepare, end
+    over = False
+
+    def put_back() -> None:
+        for name, ours, theirs in (("_prepare_trace", prepare, prepares), ("__exit__", end, ends)):
+            if vars(profile).get(name) is ours and not _others:  # else when the one that runs has stopped
+                setattr(profile, name, theirs)
 
     def undo() -> None:
-        nonlocal callback
-        callback = lambda: None  # noqa: E731 - where somebody has wrapped ours meanwhile, it passes through
-        if vars(profile).get("_prepare_trace") is prepare:
-            profile._prepare_trace = original  # type: ignore[method-assign]
+        nonlocal callback, over
+        callback, over = lambda: None, True  # where somebody has wrapped ours meanwhile, it passes through
+        put_back()
 
     return undo
 

@@ -6,7 +6,9 @@ tensor that is being replaced, and ends the process.
 
 from __future__ import annotations
 
+import contextlib
 import threading
+from collections.abc import Callable
 
 import torch
 
@@ -29,3 +31,23 @@ class Trainers:
             return False
         self._threads &= {thread.ident for thread in threading.enumerate() if thread.ident is not None}
         return not self._threads <= {threading.get_ident()}
+
+
+class _AtEndOfThread:
+    """Kept by a thread, which lets go of it as it ends."""
+
+    def __init__(self, action: Callable[[], None]) -> None:
+        self._action = action
+
+    def __del__(self) -> None:
+        with contextlib.suppress(Exception):
+            self._action()
+
+
+_of_this_thread = threading.local()
+
+
+def at_end_of_thread(action: Callable[[], None]) -> None:
+    """Do this when the thread that calls it ends; never for the main thread, which ends with the interpreter."""
+    if threading.current_thread() is not threading.main_thread():
+        _of_this_thread.ends = _AtEndOfThread(action)

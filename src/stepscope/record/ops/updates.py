@@ -105,7 +105,7 @@ def modules_of_updates(events: Events, parent: Ints, module: Ints, texts: list[s
 def kind_of_group(group: Mapping[str, Any]) -> int:
     """Return a number that is equal for groups with the same options switched on, whatever their values."""
     plain = (bool, int, float, type(None))
-    return hash(tuple((key, bool(value)) for key, value in group.items() if type(value) in plain))
+    return hash(tuple((key, bool(value)) for key, value in list(group.items()) if type(value) in plain))
 
 
 @functools.lru_cache(maxsize=64)
