@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ import numpy as np
 import polars as pl
 import pytest
 from tests.analysis.powered import STEP_S, TX2, channel, powered, rail, rapl, seconds, times, total
-from tests.fabricate import START_NS, Core, Sampled
+from tests.fabricate import START_NS, STEP, Core, Sampled, every_step, fabricate_run, four_of_five
 
 from stepscope.analysis.run import Run
 from stepscope.analysis.summary import summary
@@ -295,3 +297,37 @@ def test_a_run_of_many_readings_is_gone_through(tmp_path: Path) -> None:
         tmp_path, rapl("package-0", 15, t_ns), steps=MINUTE, device=INTEL, cores=(Core(0.5),), recorded=lambda _: False
     )
     assert total(run)["joules"] == pytest.approx(900.0, rel=1e-4)
+
+
+@pytest.mark.parametrize("profiled", [every_step, four_of_five, lambda step: step < 8, lambda step: False])
+@pytest.mark.parametrize("stall_ms", [0, 40])
+@pytest.mark.parametrize("wait_ms", [0, 12])
+def test_energy_of_a_sample_times_samples_a_second_is_the_power(
+    tmp_path: Path, profiled: Callable[[int], bool], stall_ms: int, wait_ms: int
+) -> None:
+    """On runs with stalls, with a data phase that waits, and with profiled steps that are slower than the others."""
+    data = replace(STEP[0], self_us=STEP[0].self_us + 1000 * wait_ms)
+    steps, random = 120, np.random.default_rng(3)
+    made = tmp_path / "made"
+    t_ns = np.arange(-10e6, steps * 120e6, 10e6)
+    watts = rail("VDD_IN", 5 + np.sin(t_ns / 1e9) + random.normal(0, 0.3, len(t_ns)), t_ns)
+    path = fabricate_run(
+        made, steps=steps, ops=(data, *STEP[1:]), recorded=profiled, noise=0.2, overhead=0.5, sampled=(watts,),
+        device=TX2, seed=5,
+    )  # fmt: skip
+    frame = pl.read_parquet(path / "steps.parquet").with_row_index("row")
+    later = pl.when(pl.col("row") % 9 == 8).then(stall_ms * 1_000_000).otherwise(0)
+    moved = later.cum_sum() - later  # all that comes after a stall is later
+    frame = frame.with_columns(t0_ns=pl.col("t0_ns") + moved, t1_ns=pl.col("t1_ns") + moved + later)
+    frame.drop("row").write_parquet(path / "steps.parquet")
+    rows = {(row["metric"], row["scope"]): row for row in Run(path).metrics().to_dicts()}
+    rate, power = rows["throughput", "run"]["value"], rows["mean_power", "total"]["value"]
+    assert rows["energy_per_sample", "total"]["value"] * rate == pytest.approx(power, rel=0.005)
+    assert rows["energy_per_step", "total"]["value"] * rows["step_rate", "run"]["value"] == pytest.approx(
+        power, rel=0.005
+    )
+    timed = frame.slice(3).filter(~pl.col("recorded"))
+    timed = timed if len(timed) >= 6 else frame.slice(3)
+    by_hand = timed["samples"].sum() / ((timed["t1_ns"] - timed["t0_ns"]).sum() / 1e9)
+    assert rate == pytest.approx(by_hand, rel=1e-9)
+    assert rows["throughput", "run"]["low"] <= by_hand <= rows["throughput", "run"]["high"]
