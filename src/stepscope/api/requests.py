@@ -18,6 +18,7 @@ from stepscope.experiments.daily import DailyTraining
 from stepscope.experiments.engine.request import StudyRequest
 from stepscope.experiments.kernels import Kernels
 from stepscope.experiments.observations import Observations
+from stepscope.experiments.paper_2019 import Paper2019
 from stepscope.experiments.partial import PartialTraining
 from stepscope.experiments.suite import SuiteRun
 from stepscope.experiments.sweeps import BatchSweep, OptimizerSweep, PowerModes, PrecisionSweep, ThreadSweep
@@ -436,6 +437,7 @@ __all__ = [
     "MeterRequest",
     "Observations",
     "OptimizerSweep",
+    "Paper2019",
     "PartialTraining",
     "PowerModes",
     "PrecisionSweep",
@@ -467,6 +469,7 @@ STUDIES = {
         Study(Kernels, "operators:kernel_charts"),
         Study(Observations, "observations:observation_charts"),
         Study(OptimizerSweep, "comparison:setting_charts"),
+        Study(Paper2019, "observations:paper_charts"),
         Study(PartialTraining, "comparison:partial_charts"),
         Study(PowerModes, "comparison:setting_charts"),
         Study(PrecisionSweep, "comparison:setting_charts"),

@@ -32,6 +32,8 @@ from stepscope.experiments.observations._measurements import (
     gather_measurements,
     planned_measurements,
 )
+from stepscope.experiments.observations._paper import FRAME as POINTS
+from stepscope.experiments.observations._paper import paper_points, point_table, ranking_table
 
 TITLE = "The twelve observations of the 2019 paper on this device"
 
@@ -61,6 +63,7 @@ def build_findings(evidence: Evidence, runs: Sequence[Run], asked: Observations,
             _model_table(verdicts),
             _part_table(verdicts),
             _paper_table(verdicts, drawn),
+            *([] if asked.only else [ranking_table(evidence), point_table(drawn)]),
             _method_table(verdicts),
             _run_table(evidence),
         ),
@@ -242,7 +245,8 @@ def frames(evidence: Evidence, runs: Sequence[Run]) -> Frames:
         "figure-10-accuracy-by-day": _accuracy_by_day(evidence),
         "rhythm-use": _folded_use(evidence, runs),
     }
-    return {name: frame for name, frame in found.items() if not frame.is_empty()}
+    drawn = {name: frame for name, frame in found.items() if not frame.is_empty()}
+    return {**drawn, POINTS: paper_points()} if drawn else {}
 
 
 def _illustrated_run(evidence: Evidence, runs: Sequence[Run]) -> Run | None:

@@ -38,6 +38,36 @@ def observation_charts(frames: Mapping[str, pl.DataFrame]) -> dict[str, tuple[Ch
     return {name: (_bound(_DRAW[name], frames), _caption(name, frames)) for name in _DRAW if name in frames}
 
 
+def paper_charts(frames: Mapping[str, pl.DataFrame]) -> dict[str, tuple[Chart, str]]:
+    """The same, and before them which models fit at which batch size."""
+    name = "paper-feasibility"
+    fits = {name: (_bound(_feasibility, frames), _FEASIBILITY)} if name in frames else {}
+    return {**fits, **observation_charts(frames)}
+
+
+_FEASIBILITY = (
+    "Which batch sizes fit into the memory of the board; in the paper, models with a cross could not be trained."
+)
+_VERDICTS = {
+    "fits": LIGHT["optimizer"],
+    "likely fits": LIGHT["optimizer"],
+    "too close": LIGHT["data"],
+    "does not fit": LIGHT["backward"],
+}
+
+
+def _feasibility(frames: Mapping[str, pl.DataFrame], width: int) -> Any:
+    mark = pl.when("trained").then(pl.lit("")).otherwise(pl.lit(" \u00d7"))
+    rows = frames["paper-feasibility"].with_columns(model=pl.col("model") + mark)
+    models = rows["model"].unique(maintain_order=True).to_list()
+    seen = [name for name in _VERDICTS if name in set(rows["verdict"])]
+    colours = alt.Scale(domain=seen, range=[_VERDICTS[name] for name in seen])
+    x = alt.X("batch:O", axis=axis("batch size", labelAngle=0))
+    y = alt.Y("model:N", sort=models, axis=axis(""))
+    cells = alt.Chart(rows).mark_rect(stroke="white").encode(x=x, y=y, color=alt.Color("verdict:N", scale=colours))
+    return cells.properties(width=plot_width(width) - 80, height=22 * len(models))
+
+
 def _bound(draw: Callable[[Mapping[str, pl.DataFrame], int], Any], frames: Mapping[str, pl.DataFrame]) -> Chart:
     return lambda width: draw(frames, width)
 
@@ -62,7 +92,8 @@ def _power_over_steps(frames: Mapping[str, pl.DataFrame], width: int) -> Any:
 def _use_by_batch(frames: Mapping[str, pl.DataFrame], width: int) -> Any:
     rows = frames["figure-4-use-by-batch"]
     kinds = rows["what"].unique(maintain_order=True).to_list()
-    panels = [_by_batch(rows.filter(what=kind), _BUSY, "workload", place == 0).properties(
+    panels = [_with_points(_by_batch(rows.filter(what=kind), _BUSY, "workload", place == 0), frames,
+                           "figure-4-use-by-batch", ("Q", _BUSY[1]), kind).properties(
         width=plot_width(width) // len(kinds) - _BESIDE, height=_HEIGHT, title=_title(kind))
         for place, kind in enumerate(kinds)]  # fmt: skip
     return alt.hconcat(*panels).resolve_scale(color="shared")
@@ -79,12 +110,21 @@ def _cores_by_batch(frames: Mapping[str, pl.DataFrame], width: int) -> Any:
 def _throughput(frames: Mapping[str, pl.DataFrame], width: int) -> Any:
     rows = frames["figure-8-throughput-by-batch"]
     value = ("samples_per_s", alt.Scale(type="log"), "samples a second")
-    return _by_batch(rows, value, "workload", True).properties(width=plot_width(width), height=_HEIGHT + 60)
+    drawn = _with_points(
+        _by_batch(rows, value, "workload", True), frames, "figure-8-throughput-by-batch", ("Q", value[1])
+    )
+    return drawn.properties(width=plot_width(width), height=_HEIGHT + 60)
 
 
 def _memory_by_batch(frames: Mapping[str, pl.DataFrame], width: int) -> Any:
     rows = frames["figure-9-memory-by-batch"].rename({"part": "holder"})
-    return _panels(rows, width, lambda part, first: _stacked(part, "mb", "holder", "MB", _PARTS), own_axis=True)
+
+    def panel(part: pl.DataFrame, first: bool) -> Any:
+        of = str(part["workload"][0])
+        bars = _stacked(part, "mb", "holder", "MB", _PARTS)
+        return _with_points(bars, frames, "figure-9-memory-by-batch", ("O", None), workload=of)
+
+    return _panels(rows, width, panel, own_axis=True)
 
 
 def _energy_by_batch(frames: Mapping[str, pl.DataFrame], width: int) -> Any:
@@ -96,14 +136,16 @@ def _energy_by_batch(frames: Mapping[str, pl.DataFrame], width: int) -> Any:
 
 def _accuracy(frames: Mapping[str, pl.DataFrame], width: int) -> Any:
     rows = frames["figure-10-accuracy-by-day"].with_columns(series=pl.format("batch {}", "batch"))
-    low, high = float(rows["low"].to_numpy().min()), float(rows["high"].to_numpy().max())
+    ends = [*rows["low"], *rows["high"], *_points_of(frames, "figure-10-accuracy-by-day")["value"]]
+    low, high = min(ends), max(ends)
     scale = alt.Scale(domain=[max(low - 2, 0), min(high + 2, 100)], nice=False)
     colour = alt.Color("series:N", scale=alt.Scale(range=_COLOURS))
     x = alt.X("day:Q", axis=axis("day", grid=False, tickMinStep=1))
     y = alt.Y("percent:Q", scale=scale, axis=axis("accuracy on the test data, %"))
     band = alt.Chart(rows).mark_area(opacity=0.16).encode(x=x, y=alt.Y("low:Q", scale=scale), y2="high:Q", color=colour)
     line = alt.Chart(rows).mark_line(point=True, strokeWidth=2).encode(x=x, y=y, color=colour)
-    return alt.layer(band, line).properties(width=plot_width(width), height=_HEIGHT + 60)
+    drawn = _with_points(alt.layer(band, line), frames, "figure-10-accuracy-by-day", ("day", scale))
+    return drawn.properties(width=plot_width(width), height=_HEIGHT + 60)
 
 
 def _folded(frames: Mapping[str, pl.DataFrame], width: int) -> Any:
@@ -134,6 +176,41 @@ def _by_batch(rows: pl.DataFrame, value: tuple[str, alt.Scale, str], series: str
         ranges = alt.Chart(rows).mark_rule(strokeWidth=1.4, opacity=0.6)
         layers.append(ranges.encode(x=x, y=alt.Y("low:Q", scale=scale), y2="high:Q", color=colour))
     return alt.layer(*layers)
+
+
+def _points_of(frames: Mapping[str, pl.DataFrame], figure: str) -> pl.DataFrame:
+    schema = {"figure": pl.String, "model": pl.String, "workload": pl.String, "what": pl.String, "value": pl.Float64}
+    return frames.get("paper-points", pl.DataFrame(schema={**schema, "x": pl.Int64})).filter(figure=figure)
+
+
+def _with_points(
+    drawn: Any,
+    frames: Mapping[str, pl.DataFrame],
+    figure: str,
+    place: tuple[str, Any],
+    what: str = "",
+    workload: str = "",
+) -> Any:
+    """A chart with the paper's own points on it: crosses with their model's name. place: kind of x, scale of y."""
+    points = _points_of(frames, figure)
+    points = points.filter(what=what) if what else points
+    if workload:
+        points = points.filter(pl.lit(workload).str.starts_with(pl.col("workload")))
+    if points.is_empty():
+        return drawn
+    kind, scale = place
+    rows = points.with_columns(label=pl.format("{} (2019 paper)", "model"), batch=pl.col("x"))
+    x = {"O": alt.X("batch:O"), "day": alt.X("x:Q")}.get(
+        kind, alt.X("x:Q", scale=alt.Scale(type="log", base=2, nice=False))
+    )
+    y = alt.Y("value:Q") if scale is None else alt.Y("value:Q", scale=scale)
+    shared = alt.Chart(rows).encode(x=x, y=y, tooltip=["label:N", "x:Q", "value:Q"])
+    ink = LIGHT["ink"]
+    last = rows.filter(pl.col("x") == pl.col("x").max().over("model"))
+    named = (
+        alt.Chart(last).mark_text(align="right", dx=-8, dy=-7, fontSize=10, color=ink).encode(x=x, y=y, text="label:N")
+    )
+    return alt.layer(drawn, shared.mark_point(shape="cross", size=70, filled=True, color=ink), named)
 
 
 def _stacked(rows: pl.DataFrame, value: str, part: str, title: str, colours: Mapping[str, str]) -> Any:
