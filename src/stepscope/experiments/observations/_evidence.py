@@ -65,7 +65,7 @@ OWN_TIME = "by the training's own CPU time, because of background CPU load"
 
 @dataclass(frozen=True)
 class TimedRuns:
-    """Runs whose times can be judged, how they are read, and of which models disturbed runs were left out, and why."""
+    """Runs whose times can be judged, how they are read, and of which models disturbed runs are excluded, and why."""
 
     runs: pl.DataFrame
     reading: str = AS_THE_PAPER
