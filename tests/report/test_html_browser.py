@@ -140,10 +140,11 @@ def test_the_anatomy_is_drawn_and_zooms_by_mouse_and_by_keyboard(opened: Browser
 def test_pointing_at_an_operation_says_what_it_is(opened: Browser) -> None:
     opened.run("document.querySelector('canvas').scrollIntoView({behavior: 'instant'})")
     box = opened.run("(({x, y, width}) => ({x, y, width}))(document.querySelector('canvas').getBoundingClientRect())")
-    opened.call("Input.dispatchMouseEvent", type="mouseMoved", x=box["x"] + box["width"] * 0.2, y=box["y"] + 50)
-    said = opened.run("document.getElementById('tip').textContent")
-    assert said.startswith("nn.Net")
-    assert "forward" in said
+    for below, begins in ((50, "features.0\n"), (73, "features.0 · aten::")):  # the lane of layers, the first of ops
+        opened.call("Input.dispatchMouseEvent", type="mouseMoved", x=box["x"] + box["width"] * 0.2, y=box["y"] + below)
+        said = opened.run("document.getElementById('tip').textContent")
+        assert said.startswith(begins)
+        assert "forward" in said
 
 
 def test_charts_follow_when_the_reader_changes_the_theme(opened: Browser) -> None:

@@ -97,6 +97,26 @@ def test_the_list_of_layers_switches_its_quantity_groups_and_finds(chromium: Bro
     assert not chromium.run("document.querySelector('[data-view=Table]').hidden")
 
 
+def test_a_layer_that_is_chosen_in_the_list_is_marked_in_the_timeline_and_the_reverse(
+    chromium: Browser, pages: dict[str, Path]
+) -> None:
+    chromium.open(pages["without sensors"])
+    marked = "[...document.querySelectorAll('.layers tr.marked')].map((row) => row.cells[0].firstChild.textContent)"
+    picture = "document.querySelector('.anatomy canvas').toDataURL()"
+    before = chromium.run(picture)
+    chromium.run("document.querySelector('.layers tbody tr').focus()")
+    chromium.press("Enter")
+    assert chromium.run(marked) == ["features.0"]
+    assert chromium.run(picture) != before
+    assert chromium.run("document.activeElement.cells[0].firstChild.textContent") == "features.0"
+    chromium.run("document.dispatchEvent(new CustomEvent('layers', {detail: {names: ['fc'], inView: true}}))")
+    assert chromium.run(marked) == ["fc"]
+    chromium.run("document.querySelector('.anatomy canvas').focus()")
+    chromium.press("Escape")
+    chromium.run("document.querySelector('.anatomy .choice button:last-child').click()")
+    assert chromium.run(picture) == before
+
+
 def test_a_phase_has_one_colour_and_no_rail_or_core_has_it() -> None:
     from stepscope.report.charts.style import DARK, LIGHT
 

@@ -169,6 +169,12 @@ def _overhead(run: Run) -> list[str]:
 
 
 def _next(run: Run, most: int) -> list[RenderableType]:
+    """Return what to change, a line each."""
+    following = [Text(each) for each in next_steps(run)[:most]]
+    return [_labelled("NEXT", *following)] if following else []
+
+
+def next_steps(run: Run) -> list[str]:
     """Return what to change: what a tune run found, or how to find it; causes outside the training go before."""
     verdict, changes = run.verdict(), what_to_change(run)
     said = list(verdict.next)
@@ -177,8 +183,7 @@ def _next(run: Run, most: int) -> list[RenderableType]:
         tune = changes.sentence if changes.tables else f"{changes.command} tries {names}, and measures each"
         said = [each for each in said if "stepscope tune" not in each]
         said.insert(0 if verdict.causes and verdict.causes[0].bound not in SYSTEM else len(said[:1]), tune)
-    following = [Text(f"{each[:1].upper()}{each[1:]}" if each[:10] != "stepscope " else each) for each in said[:most]]
-    return [_labelled("NEXT", *following)] if following else []
+    return [f"{each[:1].upper()}{each[1:]}" if each[:10] != "stepscope " else each for each in said]
 
 
 def _phases(run: Run) -> list[RenderableType]:

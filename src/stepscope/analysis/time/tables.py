@@ -135,6 +135,37 @@ def phase_table(run: Run) -> pl.DataFrame:
     return whole.select(pl.col(name).cast(dtype) for name, dtype in PHASE_SCHEMA.items()).fill_nan(None)
 
 
+UNPROFILED = "unprofiled"  # of a step that was only timed
+
+
+def phases_by_step(run: Run, most: int) -> pl.DataFrame:
+    """Each step after warm-up as it ran, evenly chosen beyond `most`: step, phase, ns, and t0_ns where it begins in it.
+
+    A profiled step is divided by phase and framework overhead, as recorded; any other is one part, UNPROFILED.
+    """
+    steps = run.steps.slice(run.warmup_steps).select(
+        pl.col("step").cast(pl.Int64), length=pl.col("t1_ns") - pl.col("t0_ns")
+    )
+    spent = run.own_times.filter(pl.col("device") == CPU).group_by("step", "phase").agg(ns=pl.col("self_ns").sum())
+    known = spent.filter(pl.col("step").is_in(steps["step"].to_list()))
+    if known.is_empty():
+        return pl.DataFrame(schema={"step": pl.Int64, "phase": pl.String, "ns": pl.Float64, "t0_ns": pl.Float64})
+    profiled = steps["step"].is_in(known["step"].unique().to_list())
+    room = max(most - int(profiled.sum()), 0)
+    others = steps.filter(~profiled)
+    chosen = np.unique(np.linspace(0, len(others) - 1, min(room, len(others))).astype(np.int64))
+    left = pl.col("length") - pl.col("ns")
+    rest = steps.join(known.group_by("step").agg(pl.col("ns").sum()), on="step")
+    parts = [
+        known.select("step", "phase", pl.col("ns").cast(pl.Float64)),
+        rest.select("step", phase=pl.lit(FRAMEWORK_OVERHEAD), ns=left.clip(0).cast(pl.Float64)),
+        others[chosen].select("step", phase=pl.lit(UNPROFILED), ns=pl.col("length").cast(pl.Float64)),
+    ]
+    order = [*PHASES, FRAMEWORK_OVERHEAD, UNPROFILED]
+    whole = pl.concat(parts).sort("step", pl.col("phase").replace_strict(order, range(len(order)), default=len(order)))
+    return whole.with_columns(t0_ns=pl.col("ns").cum_sum().over("step") - pl.col("ns"))
+
+
 _SPLIT = ("forward", "backward", "optimizer")
 _TIMES = (*(f"{phase}_ns" for phase in _SPLIT), "total_ns", "low_ns", "high_ns")
 MODULE_SCHEMA = {

@@ -94,6 +94,26 @@ def build_phases(phases: pl.DataFrame, width: int) -> Any:
     return alt.layer(bars).properties(width=plot_width(width, 24), height=38)
 
 
+_STEP_PHASES_HEIGHT, _TIMED_ONLY = 46, "time only"
+
+
+def build_step_phases(parts: pl.DataFrame, top_ms: float, width: int) -> Any:
+    """A stacked bar for each step of `parts` (step, at, phase, t0_ms, t1_ms, hover), cut at `top_ms`."""
+    colours = {**PHASE, _TIMED_ONLY: LIGHT["share"]}
+    present = [phase for phase in colours if phase in set(parts["phase"])]
+    scale = alt.Scale(domain=present, range=[colours[name] for name in present])
+    inner = plot_width(width, 48)
+    count = int(parts["at"].max() or 0) + 1  # type: ignore[arg-type]
+    x = alt.X("left:Q", axis=None, scale=alt.Scale(domain=[0, count], nice=False))
+    y = alt.Y("t0_ms:Q", axis=axis("ms", tickCount=2), scale=alt.Scale(domain=[0, top_ms], nice=False))
+    gap = 0.12 if inner / count > 4 else 0.0
+    drawn = parts.with_columns(left=pl.col("at").cast(pl.Float64), right=pl.col("at") + 1.0 - gap)
+    colour = alt.Color("phase:N", scale=scale, legend=None)
+    marks = alt.Chart(drawn).mark_rect(clip=True)
+    bars = marks.encode(x=x, x2="right:Q", y=y, y2="t1_ms:Q", color=colour, description="hover:N")
+    return alt.layer(bars).properties(width=inner, height=_STEP_PHASES_HEIGHT)
+
+
 _LEVEL, _TRACK, _LANE_LETTER = 15, 34, 5.6  # px
 _THINNEST_OP = 0.35  # px: narrower ops would be an even grey on paper
 _MOST_OPS = 4_000  # ops on paper, the longest

@@ -147,6 +147,7 @@ _COLOUR = re.compile(r'"(#[0-9a-fA-F]{6})"')
 _LONG_NUMBER = re.compile(r"(-?\d+\.\d\d)\d+")
 _SIZE = re.compile(r'(<svg[^>]*?) width="[^"]*" height="[^"]*"')
 _HIDDEN_FRAME = re.compile(r'<path class="(?:background|foreground)"[^>]*d="(?:M0,0h0v0h0Z)?"[^>]*/>')
+_NAMELESS = re.compile(r' role="graphics-(?:symbol|object)"(?: aria-roledescription="[^"]*")?')
 _VARIABLE = {value: f'"var(--{name})"' for name, value in LIGHT.items()}
 
 
@@ -168,6 +169,8 @@ def _shorter(svg: str) -> str:
 
 
 def _trimmed(tag: str) -> str:
+    if "aria-label=" not in tag:
+        tag = _NAMELESS.sub("", tag)  # a mark that says nothing is no picture for a screen reader
     if 'aria-label="' in tag:
         head, label, tail = re.split(r'(aria-label="[^"]*")', tag, maxsplit=1)
         return _LONG_NUMBER.sub(r"\1", head) + label + _LONG_NUMBER.sub(r"\1", tail)

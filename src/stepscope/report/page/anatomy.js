@@ -1,18 +1,55 @@
 /* The step on a time axis: who called whom in each thread and stream, and what was sampled below. On a canvas, for a
    step can have 20,000 op calls. */
-const ROW = 17, LABEL = 17, TRACK = 40, AXIS = 24, LEAST_NS = 200;
+const ROW = 17, LAYER = 24, LABEL = 17, TRACK = 40, AXIS = 24, LEAST_NS = 200;
 function drawAnatomy(figure) {
   const data = JSON.parse(figure.querySelector("script").textContent), { ops, lanes, tracks, length } = data;
   const canvas = make("canvas", { tabindex: "0", role: "img", "aria-label": "Ops of one step by thread. Plus and minus zoom, arrows move, comma and full stop walk through the ops, Enter zooms into one, Escape shows the whole step." });
   const brush = canvas.getContext("2d"), status = make("span", { class: "status", role: "status" });
   const rows = new Map(); // "lane level" -> ops in order of time
-  for (let at = 0; at < ops.start.length; at++) {
-    const key = ops.lane[at] + " " + ops.level[at];
-    if (!rows.has(key)) rows.set(key, []);
-    rows.get(key).push(at);
+  const sorted = [...ops.start.keys()].sort((a, b) => ops.start[a] - ops.start[b] || ops.level[a] - ops.level[b]);
+  const shownAs = new Array(ops.start.length).fill(-1), slices = lanes.map(() => []);
+  lanes.forEach((lane, index) => placeOps(lane, index, sorted.filter((at) => ops.lane[at] === index)));
+  const inOrder = sorted.filter((at) => shownAs[at] >= 0);
+  let marked = null; // names of layers that a reader has chosen
+
+  /* Calls of modules and of autograd's engine hold ops and nothing else: the lane of layers says what they would. */
+  function placeOps(lane, index, those) {
+    const open = [], found = slices[index];
+    let now = 0, levels = 0;
+    const put = (begin, end, at) => {
+      if (end <= begin) return;
+      const name = layerOf(at), last = found[found.length - 1];
+      if (last && last.name === name && last.phase === ops.phase[at] && begin - last.end <= length / 400) last.end = end;
+      else found.push({ name, phase: ops.phase[at], begin, end });
+    };
+    const close = (until) => {
+      while (open.length && open[open.length - 1].end <= until) {
+        const { at, end } = open.pop();
+        put(now, end, at);
+        now = Math.max(now, end);
+      }
+    };
+    for (const at of those) {
+      const begin = ops.start[at];
+      close(begin);
+      if (open.length) put(now, begin, open[open.length - 1].at);
+      now = begin;
+      const above = open.length ? open[open.length - 1].level : 0, hidden = /^(nn\.|autograd::engine|#stepscope)/.test(data.names[ops.name[at]]);
+      open.push({ at, end: begin + ops.length[at], level: above + (hidden ? 0 : 1) });
+      if (hidden) continue;
+      shownAs[at] = above;
+      levels = Math.max(levels, above + 1);
+      const key = index + " " + above;
+      if (!rows.has(key)) rows.set(key, []);
+      rows.get(key).push(at);
+    }
+    close(Infinity);
+    lane.shown = levels;
   }
-  const inOrder = [...ops.start.keys()].sort((a, b) => ops.start[a] - ops.start[b] || ops.level[a] - ops.level[b]);
-  let view = [0, length], chosen = null, drag = null, wide = 0, colours = {}, laid = [];
+  function layerOf(at) { // "" for what runs outside any layer
+    return ops.module[at] < 0 ? "" : data.modules[ops.module[at]] || "the model";
+  }
+  let view = [0, length], chosen = null, drag = null, wide = 0, colours = {}, laid = [], plain = "";
 
   const button = (text, name, act) => make("button", { type: "button", "aria-label": name, title: name, onclick: act }, text);
   const bar = make("div", { class: "bar" },
@@ -25,7 +62,11 @@ function drawAnatomy(figure) {
   function lay() {
     let top = AXIS;
     laid = [];
-    lanes.forEach((lane, index) => { laid.push({ lane, index, top, height: LABEL + lane.levels * ROW }); top += LABEL + lane.levels * ROW + 6; });
+    lanes.forEach((lane, index) => {
+      const height = LABEL + LAYER + lane.shown * ROW;
+      laid.push({ lane, index, top, height });
+      top += height + 6;
+    });
     tracks.forEach((track) => { laid.push({ track, top, height: LABEL + TRACK }); top += LABEL + TRACK + 6; });
     return top + 4;
   }
@@ -40,7 +81,17 @@ function drawAnatomy(figure) {
   function zoom(factor, at = (view[0] + view[1]) / 2) {
     show(at - (at - view[0]) * factor, at + (view[1] - at) * factor);
   }
-  function reset() { chosen = null; show(0, length); }
+  function reset() { chosen = null; show(0, length); if (marked !== null) markLayers(null, canvas); }
+  /* What is in view is what the list of layers shows; the whole step is no choice. */
+  function tellView() {
+    if (view[0] <= 0 && view[1] >= length) return markLayers(null, canvas);
+    const seen = slices.flat().filter((slice) => slice.end > view[0] && slice.begin < view[1]).map((slice) => slice.name);
+    markLayers([...new Set(seen)], canvas, true);
+  }
+  document.addEventListener("layers", ({ detail }) => {
+    marked = detail.names === null || detail.inView ? null : new Set(detail.names);
+    draw();
+  });
 
   function draw() {
     const height = lay(), scale = Math.max(devicePixelRatio || 1, 1);
@@ -52,7 +103,7 @@ function drawAnatomy(figure) {
     colours = new Proxy({}, { get: (kept, name) => kept[name] ??= style.getPropertyValue("--" + String(name)).trim() });
     brush.setTransform(scale, 0, 0, scale, 0, 0);
     brush.clearRect(0, 0, wide, height);
-    brush.font = "11.5px " + getComputedStyle(document.body).fontFamily;
+    brush.font = plain = "11.5px " + getComputedStyle(document.body).fontFamily;
     brush.textBaseline = "middle";
     drawAxis(height);
     for (const place of laid) place.lane ? drawLane(place) : drawTrack(place);
@@ -82,23 +133,37 @@ function drawAnatomy(figure) {
     return text.length <= most ? text : most < 3 ? "" : text.slice(0, most - 1) + "…";
   }
   function drawLane({ lane, index, top }) {
-    title(lane.label, top);
-    for (let level = 0; level < lane.levels; level++) {
+    title(lane.label + "  ·  layers, and their ops below", top);
+    for (const slice of slices[index]) {
+      if (slice.end < view[0] || slice.begin > view[1]) continue;
+      const x = Math.max(xOf(slice.begin), 0), width = Math.max(Math.min(xOf(slice.end), wide) - x - .75, .5);
+      brush.globalAlpha = dimmed(slice.name) ? .25 : 1;
+      brush.fillStyle = colours[bare(slice) ? "residual" : data.phases[slice.phase]];
+      brush.fillRect(x, top + LABEL, width, LAYER - 4);
+      if (width > 30) {
+        brush.fillStyle = bare(slice) ? colours.ink : colours.paper;
+        brush.font = "600 " + plain;
+        brush.fillText(fitted(slice.name || data.phases[slice.phase], width - 8), x + 4, top + LABEL + (LAYER - 4) / 2);
+        brush.font = plain;
+      }
+      brush.globalAlpha = 1;
+    }
+    for (let level = 0; level < lane.shown; level++) {
       let last = -1;
       for (const at of rows.get(index + " " + level) || []) {
         const begin = ops.start[at], end = begin + ops.length[at];
         if (end < view[0] || begin > view[1]) continue;
         const x = Math.max(xOf(begin), 0), right = Math.min(xOf(end), wide);
         if (right - last < .25) continue; // hidden behind what is drawn there
-        const width = Math.max(right - x - (right - x > 3 ? .75 : 0), .5), y = top + LABEL + level * ROW;
+        const width = Math.max(right - x - (right - x > 3 ? .75 : 0), .5), y = top + LABEL + LAYER + level * ROW;
         brush.fillStyle = colours[data.phases[ops.phase[at]]];
-        brush.globalAlpha = level % 2 ? .8 : 1;
+        brush.globalAlpha = dimmed(layerOf(at)) ? .2 : level % 2 ? .75 : .88;
         brush.fillRect(x, y, width, ROW - 2);
         brush.globalAlpha = 1;
         last = right;
         if (width > 26) {
           brush.fillStyle = colours.paper;
-          brush.fillText(fitted(called(at), width - 8), x + 4, y + ROW / 2 - .5);
+          brush.fillText(fitted(short(data.names[ops.name[at]]), width - 8), x + 4, y + ROW / 2 - .5);
         }
         if (at === chosen) {
           brush.strokeStyle = colours.ink;
@@ -141,6 +206,9 @@ function drawAnatomy(figure) {
     }
   }
 
+  const bare = (slice) => slice.name === "" && ["forward", "backward", "other"].includes(data.phases[slice.phase]);
+  const dimmed = (name) => marked !== null && !marked.has(name);
+  const short = (name) => name.replace(/^aten::/, "").replace(/Backward\d*$/, " backward");
   function called(at) { // by its layer, as far as there is room
     const module = ops.module[at] < 0 ? "" : data.modules[ops.module[at]], name = data.names[ops.name[at]];
     return module ? module + " \u00b7 " + name : name;
@@ -154,6 +222,10 @@ function drawAnatomy(figure) {
     if (ops.flops[at]) lines.push(spoken(ops.flops[at], "FLOP") + (ops.bytes[at] ? ", " + spoken(ops.bytes[at], "B") + " in and out" : ""));
     return lines.join("\n");
   }
+  function describeSlice(slice) {
+    const took = slice.end - slice.begin;
+    return (slice.name || "outside any layer") + "\n" + data.phases[slice.phase] + ", " + preciseMs(took) + ", " + (100 * took / length).toFixed(1) + " % of the step\nclick: mark it here and in the list of layers";
+  }
   function describeTrack(track, ns) {
     const at = track.start.findIndex((begin, index) => begin <= ns && ns < track.end[index]);
     if (at < 0) return track.label + ": not measured";
@@ -166,7 +238,11 @@ function drawAnatomy(figure) {
     const place = laid.find((one) => y >= one.top && y < one.top + one.height);
     if (!place) return {};
     if (place.track) return { text: describeTrack(place.track, nsOf(x)) };
-    const row = rows.get(place.index + " " + Math.floor((y - place.top - LABEL) / ROW)) || [];
+    const row = rows.get(place.index + " " + Math.floor((y - place.top - LABEL - LAYER) / ROW)) || [];
+    if (y < place.top + LABEL + LAYER) {
+      const slice = slices[place.index].find((one) => one.begin <= nsOf(x) && nsOf(x) < one.end);
+      return slice ? { slice, text: describeSlice(slice) } : {};
+    }
     const ns = nsOf(x), slack = (view[1] - view[0]) / wide * 2;
     let low = 0, high = row.length;
     while (low < high) {
@@ -210,7 +286,7 @@ function drawAnatomy(figure) {
       hideTip();
     } else {
       const found = under(x, y);
-      canvas.style.cursor = found.op === undefined ? "default" : "zoom-in";
+      canvas.style.cursor = found.slice ? "pointer" : found.op === undefined ? "default" : "zoom-in";
       if (found.text) showTip(found.text, event.clientX, event.clientY); else hideTip();
     }
   });
@@ -219,9 +295,10 @@ function drawAnatomy(figure) {
     drag = null;
     if (!from) return;
     if (!from.moved) {
-      const { op } = under(x, y);
+      const { op, slice } = under(x, y);
       if (op !== undefined) into(op);
-    } else if (!from.touch) show(nsOf(Math.min(x, from.x)), nsOf(Math.max(x, from.x)));
+      else if (slice) markLayers(marked !== null && marked.has(slice.name) ? null : [slice.name], canvas);
+    } else if (!from.touch) { show(nsOf(Math.min(x, from.x)), nsOf(Math.max(x, from.x))); tellView(); }
   });
   canvas.addEventListener("pointercancel", () => { drag = null; draw(); });
   canvas.addEventListener("pointerleave", hideTip);

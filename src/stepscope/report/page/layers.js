@@ -8,7 +8,7 @@ const GROUPS = {
 function drawLayers(figure) {
   const { rows, metrics } = JSON.parse(figure.querySelector("script").textContent);
   const all = rows.map(([name, type, source, parameters, share], at) => ({ name, type, source, parameters, share, at }));
-  let metric = metrics[0], group = "Layer", wanted = "", open = false;
+  let metric = metrics[0], group = "Layer", wanted = "", open = false, marked = null;
   const choice = (label, names, act) => make("span", { class: "choice", role: "group", "aria-label": label },
     ...names.map((name) => make("button", { type: "button", "data-key": name, onclick: () => { act(name); draw(); } }, name)));
   const quantities = choice("Quantity", metrics.map(({ title }) => title), (title) => { metric = metrics.find((one) => one.title === title); });
@@ -47,6 +47,16 @@ function drawLayers(figure) {
     if (row.source) lines.push("called at " + row.source);
     return lines.join("\n");
   }
+  function choose({ name, row }) { // marks it in the timeline too; again: takes the mark back
+    const names = group === "Layer" ? [name] : all.filter((one) => GROUPS[group](one) === GROUPS[group](row)).map((one) => one.name);
+    markLayers(marked !== null && marked.size === names.length && marked.has(names[0]) ? null : names, body);
+  }
+  document.addEventListener("layers", ({ detail }) => {
+    marked = detail.names === null ? null : new Set(detail.names);
+    const at = body.contains(document.activeElement) ? [...body.rows].indexOf(document.activeElement) : -1;
+    draw();
+    if (at >= 0 && body.rows[at]) body.rows[at].focus();
+  });
   function draw() {
     const found = gathered(), most = found.length ? found[0].value : 1;
     const shown = open ? found : found.slice(0, FIRST_ROWS);
@@ -63,7 +73,8 @@ function drawLayers(figure) {
       const name = make("td", {}, one.name);
       if (one.count > 1) name.append(make("span", {}, "\u00d7 " + one.count));
       else if (one.row.type && group === "Layer") name.append(make("span", {}, one.row.type));
-      const row = make("tr", { tabindex: "0",
+      const row = make("tr", { tabindex: "0", class: marked === null ? null : marked.has(one.name) ? "marked" : "dim",
+        onclick: () => choose(one), onkeydown: (event) => { if (event.key === "Enter") choose(one); },
         onpointermove: (event) => showTip(told(one), event.clientX, event.clientY), onpointerleave: hideTip,
         onfocus: () => { if (row.matches(":focus-visible")) { const r = row.getBoundingClientRect(); showTip(told(one), r.left, r.bottom); } }, onblur: hideTip },
         name, make("td", { class: "bar" }, bar), make("td", { class: "n" }, spoken(one.value, metric.unit)),

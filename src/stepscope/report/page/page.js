@@ -22,6 +22,8 @@ function spoken(value, unit) {
   const [scale, prefix] = PREFIXES.find(([size]) => Math.abs(value) >= size) || PREFIXES[PREFIXES.length - 1];
   return digits(value / scale) + " " + prefix + unit;
 }
+/* One choice of layers for the whole page: the list and the timeline both follow it. null: none is chosen. */
+const markLayers = (names, from, inView = false) => document.dispatchEvent(new CustomEvent("layers", { detail: { names, from, inView } }));
 const redrawn = []; // what is drawn by hand, and so does not follow the theme by itself
 
 /* Hovering: any [aria-label] inside a chart, and the cells of the icicle, say what they are. */

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
@@ -41,16 +41,17 @@ def build(run: Run) -> Section:
     drawn = drawn.sort("lane", "start_ns", "level")
     data = {"step": step, "length": length, **_lanes(drawn), "tracks": [*_tracks(tracks, step)]}
     calls = plural(len(ops), "op call")
-    lede = f"Step {step}, the profiled step nearest to the median, as recorded: {duration(length)}, {calls}."
-    caption = _caption(ops, len(ops) - len(drawn), tracks)
+    said = f"Step {step}, the profiled step nearest to the median, as recorded: {duration(length)}, {calls}. "
+    caption = said + _caption(ops, len(ops) - len(drawn), tracks)
     return Section(
-        lede, (Anatomy(data, lambda width: chart.build_anatomy(drawn, tracks, length, width), caption, FIGURES[0]),)
+        "", (Anatomy(data, lambda width: chart.build_anatomy(drawn, tracks, length, width), caption, FIGURES[0]),)
     )
 
 
 def _caption(ops: pl.DataFrame, left_out: int, tracks: pl.DataFrame) -> str:
-    said = [f"{plural(ops['lane'].n_unique(), 'lane')}: threads, then streams; an op lies below what called it."]
-    said.append("Drag to zoom, click an op to fill the width with it, double-click for the whole step.")
+    lanes = ops["lane"].n_unique()
+    said = [f"{lanes} lanes: threads, then streams." if lanes > 1 else "Layers, then ops below what called them."]
+    said.append("Click a layer to mark it here and in the list, drag to zoom and list what is in view, Escape for all.")
     if tracks.is_empty():
         said.append("Nothing was sampled and no allocation recorded in this step.")
     else:
@@ -102,6 +103,9 @@ def _tracks(tracks: pl.DataFrame, step: int) -> Iterator[dict[str, Any]]:
             yield from _tracks(rows.filter(~pl.col("name").is_in(inside)), step)
             yield stack
             continue
+        if track == "core" and (stacked := _cores(rows)) is not None:
+            yield stacked
+            continue
         for number, ((label, kind), frame) in enumerate(rows.group_by(["name", "kind"], maintain_order=True)):
             if number == most:
                 break
@@ -128,17 +132,37 @@ def _rails(power: pl.DataFrame) -> tuple[list[str], dict[str, Any]] | None:
     spans = {(tuple(frame["start_ns"]), tuple(frame["end_ns"])) for _, _, frame in others}
     if not 1 < len(others) <= _MOST_STACKED or len(spans) != 1:
         return None
-    layers, below = [], None
-    for number, (rail, _, frame) in enumerate(others, 1):
-        values = frame["value"].fill_null(0.0)
-        layer = _layer(rail.replace(":", " "), f"rail-{number}", values)
-        layers.append(layer if below is None else {**layer, "below": _short(below)})
-        below = values if below is None else below + values
-    assert below is not None, "there are at least two"
+    named = [(rail.replace(":", " "), f"rail-{number}", frame) for number, (rail, _, frame) in enumerate(others, 1)]
+    layers, whole = _piled(named)
     kind = others[0][1]
     label = f"other rails{'' if kind == 'measured' else f' ({kind})'}"
-    top = float(below.to_numpy().max()) * 1.05 or 1.0
+    top = float(whole.to_numpy().max()) * 1.05 or 1.0
     return [rail for rail, _, _ in others], {**_about(others[0][2], label, "power"), "top": top, "layers": layers}
+
+
+def _cores(rows: pl.DataFrame) -> dict[str, Any] | None:
+    """All cores on top of each other in one row, where they were read together; else None."""
+    frames = [(str(core), frame) for (core,), frame in rows.group_by(["name"], maintain_order=True)]
+    spans = {(tuple(frame["start_ns"]), tuple(frame["end_ns"])) for _, frame in frames}
+    if len(frames) < 2 or len(spans) != 1 or rows["value"].null_count() or rows["kind"].n_unique() > 1:
+        return None
+    shades = ("load", "share")
+    named = [(core.replace(":", " "), shades[number % 2], frame) for number, (core, frame) in enumerate(frames)]
+    layers, _ = _piled(named)
+    return {**_about(frames[0][1], "cores", "core"), "top": float(len(frames)), "layers": layers}
+
+
+def _piled(frames: Iterable[tuple[str, str, pl.DataFrame]]) -> tuple[list[dict[str, Any]], pl.Series]:
+    """Layers with a name and a colour each, every one on top of those before it; and their sum."""
+    layers: list[dict[str, Any]] = []
+    whole: pl.Series | None = None
+    for called, colour, frame in frames:
+        values = frame["value"].fill_null(0.0)
+        layer = _layer(called, colour, values)
+        layers.append(layer if whole is None else {**layer, "below": _short(whole)})
+        whole = values if whole is None else whole + values
+    assert whole is not None, "there is at least one"
+    return layers, whole
 
 
 def _layers(frame: pl.DataFrame) -> Iterator[dict[str, Any]]:
@@ -159,16 +183,12 @@ def _about(frame: pl.DataFrame, label: str, track: str) -> dict[str, Any]:
 def _stacked(memory: pl.DataFrame, step: int) -> dict[str, Any]:
     seen = int(memory["step"][0])
     held = [category for category in CATEGORIES if category in set(memory["name"])]
-    layers, below = [], None
-    for category in held:
-        values = memory.filter(pl.col("name") == category)["value"].fill_null(0.0)
-        layer = _layer(category_label(category), f"held-{category}", values)
-        layers.append(layer if below is None else {**layer, "below": _short(below)})
-        below = values if below is None else below + values
-    assert below is not None, "there is at least one category"
+    layers, whole = _piled(
+        (category_label(category), f"held-{category}", memory.filter(pl.col("name") == category)) for category in held
+    )
     first = memory.filter(pl.col("name") == held[0])
     other = "" if seen == step else f", of step {seen}, whose allocations were recorded"
-    top = float(below.to_numpy().max()) or 1.0
+    top = float(whole.to_numpy().max()) or 1.0
     return {**_about(first, f"live tensors{other}", "memory"), "top": top, "layers": layers}
 
 

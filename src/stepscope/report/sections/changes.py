@@ -2,25 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from stepscope.analysis.tuning import what_to_change
-from stepscope.report.page.parts import Command, Items, Note, Part, Section
+from stepscope.report.page.parts import Command, Items, More, Note, Part, Section
 from stepscope.report.study_results import page_table
 
 if TYPE_CHECKING:
+    from stepscope.analysis.results import ResultTable
     from stepscope.analysis.run import Run
 
 TITLE = "What to change"
 ORDER = 11
 
+_FIRST = ("helps", "code")  # tables that are not closed
+
 
 def build(run: Run) -> Section:
     """The measured table, or names without a gain and the command that would measure them."""
     found = what_to_change(run)
-    parts: list[Part] = []
-    for table in found.tables:
-        parts += [page_table(table), *([Note(table.note)] if table.note else [])]
-    if found.untried:
-        return Section(found.sentence, (Items(found.untried), Command(found.command)), closed=True)
-    return Section(found.sentence, (*parts, Command(found.command)))
+    if not found.tables:
+        shown = (Items(found.untried), Command(found.command)) if found.untried else (Command(found.command),)
+        return Section(found.sentence, shown, closed=True)
+    first = [table for table in found.tables if table.name in _FIRST]
+    rest = [table for table in found.tables if table.name not in _FIRST]
+    closed = (More("Measured anew, and what does not help", tuple(_parts(rest))),) if rest else ()
+    return Section(found.sentence, (*_parts(first), *closed, Command(found.command)))
+
+
+def _parts(tables: Iterable[ResultTable]) -> Iterator[Part]:
+    for table in tables:
+        yield page_table(table)
+        if table.note:
+            yield Note(table.note)

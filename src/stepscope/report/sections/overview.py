@@ -11,6 +11,7 @@ from stepscope.analysis.answer import headline
 from stepscope.analysis.processes import ALL, CHILDREN, LAUNCHER, RANK, WATCHED
 from stepscope.analysis.time.operators import FRAMEWORK_OVERHEAD
 from stepscope.analysis.time.steps import profiled_sentence
+from stepscope.analysis.time.tables import UNPROFILED, phases_by_step
 from stepscope.analysis.verdict import TITLES
 from stepscope.quantities import find, in_order
 from stepscope.report.charts import steps as chart
@@ -32,6 +33,7 @@ from stepscope.report.page.parts import (
     shares_sentence,
 )
 from stepscope.report.page.reading import milliseconds, without_long_words
+from stepscope.report.screen import next_steps
 from stepscope.units import NOT_MEASURED, ROW_LABELS, amount, interval, percent, row_label
 
 if TYPE_CHECKING:
@@ -39,10 +41,12 @@ if TYPE_CHECKING:
 
 TITLE = "Answer"
 ORDER = 10
-FIGURES = ("phases",)
+FIGURES = ("phases", "step-phases")
 
 _PHASE_NAMES = {FRAMEWORK_OVERHEAD: "framework"}
 _EVIDENCE, _NEXT = 2, 3
+_FEWEST_BARS, _MOST_BARS = 8, 150
+_TALLEST = 2.5  # times the median step: what is longer is cut
 _SHORT = {"temperature": "Hottest zone", "accuracy": "Accuracy", "mean_power": "Power"}
 
 _WHOLE = ("run", "cpu", "system", "total", "device")  # scopes that go without saying
@@ -61,11 +65,11 @@ def build(run: Run) -> Section:
         confidence="" if first is None else first.confidence,
         evidence=() if first is None else tuple(_capital(each.text) for each in first.evidence[:_EVIDENCE]),
         cautions=found.cautions,
-        next=tuple(_capital(said) for said in found.next[:_NEXT]),
+        next=tuple(next_steps(run)[:_NEXT]),
     )
     shown, every = tuple(headlines(run)), tuple(_key_figures(run))
     phases = run.phases()
-    parts: list[Part] = [*([KeyFigures(shown)] if shown else []), answer, *_shares(phases)]
+    parts: list[Part] = [*([KeyFigures(shown)] if shown else []), answer, *_shares(phases), *_every_step(run)]
     more: list[Part] = [*([KeyFigures(every)] if every else []), *_by_phase(phases), *_phase_table(run)]
     if first is not None:
         more.insert(0, Note(without_long_words(found.sentence)))
@@ -115,6 +119,28 @@ def _shares(phases: pl.DataFrame) -> Iterator[Part]:
     shown = tuple((_PHASE_NAMES.get(row["phase"], row["phase"]), row["phase"], row["share"]) for row in rows)
     if shown:
         yield Shares("Where the step goes", shown)
+
+
+def _every_step(run: Run) -> Iterator[Part]:
+    """A stacked bar for each step over the run: a step that differs from the others, and in which phase."""
+    parts = phases_by_step(run, _MOST_BARS)
+    if parts["step"].n_unique() < _FEWEST_BARS:
+        return
+    ms = pl.col("ns") / 1e6
+    drawn = parts.with_columns(
+        phase=pl.col("phase").replace({**ROW_LABELS, UNPROFILED: "time only"}),
+        at=pl.col("step").rank("dense").cast(pl.Int64) - 1,
+        t0_ms=pl.col("t0_ns") / 1e6,
+        t1_ms=(pl.col("t0_ns") + pl.col("ns")) / 1e6,
+    ).with_columns(hover=pl.format("step {}: {} {} ms", "step", "phase", ms.round(3)))
+    lengths = parts.group_by("step").agg(ms.sum())["ns"]
+    top = min(float(lengths.max() or 0), _TALLEST * float(lengths.median() or 0))  # type: ignore[arg-type]
+    count, chosen = parts["step"].n_unique(), len(run.steps) - run.warmup_steps
+    which = f"{count} of {chosen:,} steps" if count < chosen else f"All {chosen:,} steps"
+    cut = f" Cut at {_TALLEST:g} medians." if float(lengths.max() or 0) > top else ""  # type: ignore[arg-type]
+    grey = " Grey: only timed." if (parts["phase"] == UNPROFILED).any() else ""
+    caption = f"{which} after warm-up, in order, as they ran.{grey}{cut}"
+    yield figure(lambda width: chart.build_step_phases(drawn, top, width), caption, FIGURES[1])
 
 
 def _by_phase(phases: pl.DataFrame) -> Iterator[Part]:
