@@ -164,7 +164,7 @@ def compare(seed: int, folder: Path) -> Outcome:
         if one["by"] == "module"
         for part in one["parts"]
     }
-    layers = sorted(name for name in parts if re.search(r"\w\.\w", name) and name in said)
+    layers = sorted(name for name in parts if re.search(r"\w\.\w", name) and f"'{name}'" in said)
     layers += re.findall(
         r"\b(?:Conv\dd|Linear|LSTM|BatchNorm\dd|Embedding|ReLU6?|LayerNorm)\b|\b(?:layer|module)s?\b", said
     )

@@ -43,34 +43,41 @@ def surroundings(first: Sequence[Run], other: Sequence[Run]) -> tuple[Surroundin
     return tuple(sorted(told, key=lambda part: -part.share))
 
 
-Side = Sequence[tuple[Occupancy, float, float]]  # of each run: what was sampled, length of a step and half its CI, ns
+Ends = tuple[float, float]  # from a value down and up to the ends of its CI: of few disturbed steps it is lopsided
+Side = Sequence[tuple[Occupancy, float, Ends]]  # of each run: what was sampled, length of a step, ns
 
 
-def _length(run: Run) -> tuple[float, float]:
+def _length(run: Run) -> tuple[float, Ends]:
     length, draws = timed_length(run, False, _DRAWS)
-    return length, 0.0 if draws is None else float(np.ptp(np.quantile(draws, [0.025, 0.975]))) / 2
+    if draws is None:
+        return length, (0.0, 0.0)
+    low, high = (float(end) for end in np.quantile(draws, [0.025, 0.975]))
+    return length, (max(length - low, 0.0), max(high - length, 0.0))
 
 
 def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
 
 
-def _lost(side: Side, share: Callable[[Occupancy], Share | None]) -> tuple[float, float] | None:
-    """Time of a step that goes to a share of it, and half its interval, ns; None where a run does not tell."""
+def _lost(side: Side, share: Callable[[Occupancy], Share | None]) -> tuple[float, Ends] | None:
+    """Time of a step that goes to a share of it, and its interval, ns; None where a run does not tell."""
     found = []
-    for seen, length, half in side:
+    for seen, length, ends in side:
         part = share(seen)
         if part is None:
             return None
         spread = 0.0 if part.low is None or part.high is None else (part.high - part.low) / 2
-        found.append((part.value * length, math.hypot(part.value * half, spread * length)))
-    return _mean([ns for ns, _ in found]), math.sqrt(sum(half**2 for _, half in found)) / len(found)
+        down, up = (math.hypot(part.value * end, spread * length) for end in ends)
+        found.append((part.value * length, (down, up)))
+    down, up = (math.sqrt(sum(ends[which] ** 2 for _, ends in found)) / len(found) for which in (0, 1))
+    return _mean([ns for ns, _ in found]), (down, up)
 
 
-def _part(name: str, before: tuple[float, float], after: tuple[float, float], whole: float, said: str) -> Surrounding:
-    difference, half = after[0] - before[0], math.hypot(before[1], after[1])
+def _part(name: str, before: tuple[float, Ends], after: tuple[float, Ends], whole: float, said: str) -> Surrounding:
+    difference = after[0] - before[0]
+    low, high = difference - math.hypot(after[1][0], before[1][1]), difference + math.hypot(after[1][1], before[1][0])
     evidence = f"{said} {duration(after[0])} of a step, in the first {duration(before[0])}"
-    return Surrounding(name, difference, difference - half, difference + half, difference / whole, evidence)
+    return Surrounding(name, difference, low, high, difference / whole, evidence)
 
 
 def _load(first: Side, other: Side, whole: float) -> Iterator[Surrounding]:
