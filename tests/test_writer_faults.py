@@ -314,3 +314,15 @@ def test_a_folder_that_is_removed_in_mid_run_is_an_oserror_and_nothing_else(writ
     with pytest.raises(OSError, match="No such file"):
         writer.close("ok")
     assert not writer.path.exists()
+
+
+def test_a_private_run_says_nothing_of_its_command_line_and_is_closed_to_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(writing.PRIVATE, "1")
+    private = RunWriter.create(tmp_path, "private")
+    private.update(argv=["train.py", "--name", "hunter2"], cwd="/home/hunter2", host="hunter2", seed=7)
+    private.close("ok")
+    assert "hunter2" not in (private.path / "run.json").read_text()
+    assert RunReader(private.path).meta["seed"] == 7
+    assert private.path.stat().st_mode & 0o077 == 0

@@ -447,3 +447,13 @@ def test_an_address_of_no_known_kind_is_refused() -> None:
 def test_a_plain_folder_of_runs_can_be_listed_too(tmp_path: Path) -> None:
     run = make_run(tmp_path / "runs")
     assert store.listed(open_place(tmp_path / "runs"))["id"].to_list() == [run.name]
+
+
+def test_a_push_redacts_what_an_earlier_version_wrote(local: Place, tmp_path: Path) -> None:
+    run = make_run(tmp_path / "runs")
+    header = json.loads((run / "run.json").read_text())
+    (run / "run.json").write_text(json.dumps({**header, "argv": ["train.py", "--api-key", "hunter2"]}))
+    store.push(local, [run])
+    pushed = [path.read_bytes() for path in Path(local.root).rglob("*") if path.is_file()]
+    assert pushed
+    assert not any(b"hunter2" in content for content in pushed)

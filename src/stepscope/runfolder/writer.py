@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 RESERVE = ".reserve"
 RESERVE_BYTES = 32_768  # more than any run.json: given up where the last status would not fit otherwise
 MOST_WAITING_STEPS = 100_000  # 4.8 MB: what a disk that refuses steps may keep in RAM
+PRIVATE = "STEPSCOPE_PRIVATE"  # "1": nothing of `WITHHELD` is written, and only its owner can enter the folder
+WITHHELD = ("argv", "cwd", "host")
 _APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
 
 
@@ -76,6 +78,8 @@ class RunWriter:
 
     @classmethod
     def _begun(cls, path: Path, header: dict[str, Any]) -> RunWriter:
+        if os.environ.get(PRIVATE) == "1":
+            path.chmod(0o700)
         for folder in ("ops", "memory", "samples"):
             (path / folder).mkdir(exist_ok=True)
         writer = cls(path, header)
@@ -100,7 +104,8 @@ class RunWriter:
             return
         with contextlib.suppress(OSError):
             self._header.update(_header_of(self.path) or {})
-        self._header.update(fields)
+        withheld = WITHHELD if os.environ.get(PRIVATE) == "1" else ()
+        self._header.update({key: value for key, value in fields.items() if key not in withheld})
         try:
             self._write_header()
         except OSError:
