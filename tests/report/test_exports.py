@@ -86,7 +86,7 @@ def _size(path: Path) -> int:
 
 def test_the_folder_has_every_export_that_is_promised() -> None:
     assert not exports.discovered().warnings
-    assert NAMES == ["chrome", "csv", "json", "parquet", "perfetto", "speedscope"]
+    assert NAMES == ["chrome", "csv", "json", "latex", "parquet", "perfetto", "speedscope"]
 
 
 def test_an_unknown_export_is_answered_with_the_nearest() -> None:
@@ -480,3 +480,15 @@ def test_a_gauge_without_anything_newer_has_no_gap_but_one_that_failed_has() -> 
 def test_a_channel_that_was_never_read_is_one_gap() -> None:
     channel, samples = _counter([np.nan] * 5, kind="gauge", unit="W")
     assert channel_timeline(channel, samples).gaps_ns.tolist() == [[0, 40_000_000]]
+
+
+def test_a_paper_gets_tables_a_paragraph_and_no_sign_that_latex_takes_for_a_command(run: Run, tmp_path: Path) -> None:
+    from stepscope.report.exports.latex import escaped
+
+    text = _written("latex", excerpt(run), tmp_path).read_text(encoding="utf-8")
+    assert text.count("\\toprule") == text.count("\\bottomrule") == text.count("\\end{table}") == 2
+    assert "features.0 & Conv2d & " in text
+    assert "excluded; " in text.split("% Methods")[1]
+    rows = [line for line in text.splitlines() if line.endswith("\\\\")]
+    assert {line.count(" & ") for line in rows} <= {2, 4, 5}
+    assert escaped("50_%\\x{}\u202e") == "50\\_\\%\\textbackslash{}x\\{\\}?"

@@ -257,7 +257,7 @@ class ExportRequest(Request):
     """
 
     run: Path = option(LAST, RUN, argument=True)
-    to: str = option("perfetto", "What for: perfetto, chrome, csv, parquet, speedscope or json.")
+    to: str = option("perfetto", "What for: perfetto, chrome, csv, parquet, latex, speedscope or json.")
     steps: str = option("all", "Which steps: 10:20 (10 to 19), first:50 or all.")
     out: Path | None = option(None, "File, or folder of tables. Default: in the run folder.")
 
