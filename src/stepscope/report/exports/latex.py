@@ -48,7 +48,8 @@ def escaped(text: str) -> str:
 
 def _table(caption: str, label: str, columns: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     lines = [" & ".join(map(escaped, row)) + r" \\" for row in rows]
-    above = [r"\begin{table}[t]", r"\centering\footnotesize", f"\\caption{{{escaped(caption)}}}", f"\\label{{tab:{label}}}"]
+    above = [r"\begin{table}[t]", r"\centering\footnotesize"]
+    above += [f"\\caption{{{escaped(caption)}}}", f"\\label{{tab:{label}}}"]
     body = [
         f"\\begin{{tabular}}{{@{{}}{columns}@{{}}}}",
         r"\toprule",
