@@ -235,6 +235,22 @@ def test_a_slow_power_sensor_has_dithered_deadlines_of_its_own(bench: Bench) -> 
     assert {round(gap / 1e6) for gap in gaps} == {62, 162}  # and 100 ms in the mean
 
 
+def test_one_dear_read_stretches_no_pause_and_two_in_a_row_do(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = bench.sensor.discover(bench.run, bench.target)
+    assert isinstance(found, Found)
+    slow = replace(found, every_ns=100_000_000)
+    stream = Stream(bench.sensor, slow, bench.target, bench.run, bench.file, bench.events, 10)
+    spent = iter([0, 1_000, 0, 50_000_000, 0, 1_000, 0, 50_000_000, 0, 50_000_000])  # CPU time before and after a read
+    monkeypatch.setattr("stepscope.record.sampler.stream.time.thread_time_ns", lambda: next(spent))
+    pauses = []
+    for _ in range(5):
+        bench.now = stream.due_ns
+        stream.sample_slowly(bench.now)
+        pauses.append(stream.due_ns - bench.now)
+    bench.stream.close()
+    assert pauses == [100_000_000] * 4 + [2_500_000_000]  # 2 % of a core
+
+
 def test_two_sensors_of_one_rail_are_both_kept_under_names_of_their_own(bench: Bench) -> None:
     found = bench.sensor.discover(bench.run, bench.target)
     assert isinstance(found, Found)
