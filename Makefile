@@ -4,6 +4,7 @@
 # make bench   what measuring costs              make accuracy  energy per op against the truth of simulated boards
 # make torture kills, failing disks, losses of power, damaged folders: half an hour
 # make package wheel and source archive, tried             make docs    the documentation site, into build/site
+# make lab     beside Linux's own power drivers, in an emulated guest (root, apt, 3 GB; docs/lab.md)
 # make clean   remove .venv and caches (runs/ stays)
 # Another Python:  make demo PYTHON=python3.12          More cores:  make test WORKERS=8
 
@@ -16,7 +17,7 @@ READY := $(VENV)/.ready
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet
 PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
 
-.PHONY: demo test test-quick check bench accuracy torture package docs clean
+.PHONY: demo test test-quick check bench accuracy torture package docs lab clean
 .DEFAULT_GOAL := demo
 
 demo: $(READY)
@@ -56,6 +57,9 @@ package: $(READY)
 docs: $(READY)
 	$(PIP) -c constraints.txt --no-build-isolation -e '.[docs]'
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+
+lab: $(READY)
+	PYTHON=$(CURDIR)/$(BIN)/python lab/run
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
