@@ -15,6 +15,11 @@ from tests.gallery.jobs import HERE, MODES, SAME, SCRIPTS, Job, Results, job, ru
 
 FAULTY = ("early_stopping_restores_best_state", "dataloader_no_workers_shuffled", "gan_two_optimizers",
           "hand_written_sgd_by_data", "lbfgs_closure", "ends_by_uncaught_own_exception")  # fmt: skip
+RACY = ("threads_train_at_once", "threads_make_and_drop_models", "threads_with_large_products_update_by_hand",
+        "threads_swap_parameters_while_training", "threads_free_and_refill_storages", "timeouts_by_alarm_ten_times",
+        "own_profilers_one_after_another_while_threads_train", "own_profiler_in_a_thread_with_a_schedule")  # fmt: skip
+AGAIN = 3  # times; benchmarks.gallery_stress runs all of them as often as is asked for
+SWITCH_S = 20e-6  # threads take turns so often there
 PARALLEL = 3  # on two cores: who waits for a sampler leaves its core to the next
 
 
@@ -27,6 +32,9 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
     """All scripts in all modes."""
     folder = tmp_path_factory.mktemp("gallery")
     jobs = [job(folder, script, mode, number) for number, script in enumerate(SCRIPTS) for mode in ("bare", *MODES)]
+    for turn in range(AGAIN):
+        again = [(number, HERE / "scripts" / f"{name}.py") for number, name in enumerate(RACY, turn)]
+        jobs += [job(folder, path, "run", number, f"{path.stem}-{turn}", switch_s=SWITCH_S) for number, path in again]
     return run_jobs(folder, jobs, PARALLEL)
 
 
@@ -59,6 +67,16 @@ def test_a_script_behaves_as_without_us(results: Results, script: str, mode: str
     bare, measured = results[f"{script}-bare"], results[f"{script}-{mode}"]
     for what in SAME:
         assert measured[what] == bare[what], f"{what} of {script} differs under {mode}"
+    assert measured["faults"] == [], "our own fault was caught"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("turn", range(AGAIN))
+@pytest.mark.parametrize("script", RACY)
+def test_a_script_with_threads_or_timeouts_behaves_so_each_time(results: Results, script: str, turn: int) -> None:
+    bare, measured = results[f"{script}-bare"], results[f"{script}-{turn}"]
+    for what in SAME:
+        assert measured[what] == bare[what], f"{what} of {script} differs in one of some runs"
     assert measured["faults"] == [], "our own fault was caught"
 
 

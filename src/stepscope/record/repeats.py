@@ -132,12 +132,11 @@ class Repeats:
     def _is_next(self, kind: str, about: Any, detail: Any, loss: Any = None) -> bool:
         if self.left:
             place = self._place
-            expected = self._before[place]
             if (
-                expected[0] is kind
+                threading.get_ident() == self._thread  # asked first: another thread's place may be past the end
+                and (expected := self._before[place])[0] is kind
                 and self._expected_about[place]() is about
                 and expected[2] == detail
-                and threading.get_ident() == self._thread
             ):
                 self._place = place + 1
                 if self._place == len(self._before):
@@ -151,10 +150,12 @@ class Repeats:
     def _end_step(self, loss: Any) -> None:
         now_ns = monotonic_ns()
         self._place = 0
+        if self.left < 1:  # another thread made an end of it just now
+            return
         self._lengths_ns.append(now_ns - self._t0_ns)
         self._steps.repeated_step(now_ns, self._samples, loss)
         self._sequence = torch_private.autograd_sequence()
-        self.left -= 1
+        self.left = max(self.left - 1, 0)
         if not self.left:
             self._needed = _ALIKE
             self._boundary.call(self._leave)

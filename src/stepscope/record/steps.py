@@ -508,5 +508,5 @@ def _tensors(value: Any, depth: int = 0) -> Iterator[Any]:
     if isinstance(value, torch.Tensor):
         yield value
     elif depth < 8 and type(value) in (dict, list, tuple):
-        for item in value.values() if isinstance(value, dict) else value:
+        for item in list(value.values() if isinstance(value, dict) else value):  # other threads may change it
             yield from _tensors(item, depth + 1)

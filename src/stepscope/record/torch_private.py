@@ -387,11 +387,13 @@ def first_bytes(tensor: torch.Tensor, most: int = 64) -> bytes | None:
     try:
         if tensor.layout is not torch.strided or not tensor.is_contiguous() or _is_lazy_copy(tensor):
             return None
-        there = tensor.untyped_storage().nbytes() - tensor.storage_offset() * tensor.element_size()
+        storage = tensor.untyped_storage()  # held meanwhile: another thread may give the tensor another one
+        offset = tensor.storage_offset() * tensor.element_size()
+        there, begin = storage.nbytes() - offset, storage.data_ptr()
     except (NotImplementedError, RuntimeError):  # a wrapper of torch.func has no storage
         return None
     count = min(most, there, tensor.numel() * tensor.element_size())  # a storage may have been given back
-    return ctypes.string_at(tensor.data_ptr(), int(count)) if count > 0 and tensor.data_ptr() else None
+    return ctypes.string_at(int(begin + offset), int(count)) if count > 0 and begin else None
 
 
 def number_in(value: Any) -> float | None:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from stepscope.clock import monotonic_ns
 from stepscope.record.allocators import reserved_reader
 from stepscope.record.ops.events import NO_MODULE
-from stepscope.record.ops.modules import ModuleBook, parameters_of
+from stepscope.record.ops.modules import ModuleBook, entries, parameters_of
 from stepscope.record.trainers import Trainers
 
 HELD = "held"  # the op of tensors that somebody kept from before, whoever that is
@@ -122,7 +122,7 @@ class MemoryWatch:
     def _owned(self) -> Iterator[tuple[Mark, Tensor]]:
         for index, module in enumerate(self.book.modules()):
             for category, name in (("parameter", "_parameters"), ("buffer", "_buffers")):
-                for tensor in (vars(module).get(name) or {}).values():
+                for _, tensor in entries(vars(module).get(name)):
                     mark = None if tensor is None else _mark(tensor, category, index)
                     if mark is not None and tensor is not None:
                         yield mark, tensor
@@ -149,7 +149,7 @@ class MemoryWatch:
             yield from (parameter for group in optimizer.param_groups for parameter in group["params"])
 
     def _state(self, optimizer: Any) -> Iterator[tuple[Mark, Tensor]]:
-        for parameter, state in list(optimizer.state.items()):
+        for parameter, state in entries(optimizer.state):
             module = self._owners.get(id(parameter), NO_MODULE)
             for tensor in tensors_in(state):
                 mark = _mark(tensor, "optimizer", module)
@@ -189,7 +189,7 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, dict):
-        for each in value.values():
+        for _, each in entries(value):
             yield from tensors_in(each)
     elif isinstance(value, (list, tuple)):
         for each in value:

@@ -234,13 +234,17 @@ def _named_modules(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
             continue
         seen.add(id(part))
         yield name, part
-        below = vars(part).get("_modules") or {}
         children = [
             (f"{name}.{key}" if name else str(key), child)
-            for key, child in below.items()
+            for key, child in entries(vars(part).get("_modules"))
             if isinstance(child, nn.Module)
         ]
         waiting += reversed(children)
+
+
+def entries(mapping: Any) -> list[tuple[Any, Any]]:
+    """Return the items of a dictionary of the training's (or None), copied at once: other threads may add some."""
+    return list((dict.copy(mapping) if isinstance(mapping, dict) else mapping or {}).items())
 
 
 def _box(module: nn.Module) -> tuple[str | None, bool]:
@@ -256,7 +260,7 @@ def _box(module: nn.Module) -> tuple[str | None, bool]:
 def parameters_of(module: nn.Module) -> list[Any]:
     """The parameters of this very module; those of a Keras layer are the values of its variables."""
     own = vars(module)
-    parameters = [parameter for parameter in (own.get("_parameters") or {}).values() if parameter is not None]
+    parameters = [parameter for _, parameter in entries(own.get("_parameters")) if parameter is not None]
     variables = own.get("_trainable_variables")
     if isinstance(variables, list):
         values = [getattr(variable, "__dict__", {}).get("_value") for variable in list.__iter__(variables)]

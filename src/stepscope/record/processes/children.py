@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import os
 import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -23,7 +24,17 @@ PYTHONPATH = "STEPSCOPE_PYTHONPATH"  # what PYTHONPATH was
 STARTUP = Path(__file__).parent / "startup"
 _PYTHONS = ("python", "pypy")
 _LAUNCHERS = ("torchrun", "accelerate", "deepspeed", "fabric", "lightning")
+_environment_lock = threading.RLock()
 _ENV_PLACE = 10  # of `env` among the positional arguments of Popen, behind args
+
+
+def _in_child() -> None:
+    global _environment_lock
+    _environment_lock = threading.RLock()  # another thread may have held it
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_in_child)
 
 
 def join_children(orders: str) -> None:
@@ -81,17 +92,18 @@ def _joining_popen(plain: Callable[..., Any], orders: str) -> Callable[..., Any]
 
 def _joining_spawn(plain: Callable[..., Any], orders: str) -> Callable[..., Any]:
     def spawn(*args: Any) -> Any:
-        """The child inherits this environment: it is changed for as long as the call takes."""
-        kept = {name: os.environ.get(name) for name in (ORDERS, PYTHONPATH, "PYTHONPATH")}
-        os.environ.update(environment(orders, os.environ))
-        try:
-            return plain(*args)
-        finally:
-            for name, value in kept.items():
-                if value is None:
-                    os.environ.pop(name, None)
-                else:
-                    os.environ[name] = value
+        """The child inherits this environment: it is changed for as long as the call takes, by one thread at a time."""
+        with _environment_lock:
+            kept = {name: os.environ.get(name) for name in (ORDERS, PYTHONPATH, "PYTHONPATH")}
+            os.environ.update(environment(orders, os.environ))
+            try:
+                return plain(*args)
+            finally:
+                for name, value in kept.items():
+                    if value is None:
+                        os.environ.pop(name, None)
+                    else:
+                        os.environ[name] = value
 
     return spawn
 
