@@ -9,7 +9,7 @@ import polars as pl
 
 from stepscope.analysis.time.sources import slice_names
 from stepscope.analysis.time.tracks import OPERATOR_POWER
-from stepscope.report.charts.style import CATEGORY, LIGHT, NARROW, PHASE, axis, plot_width
+from stepscope.report.charts.style import CATEGORY, LIGHT, NARROW, PHASE, WIDE, axis, plot_width
 
 if TYPE_CHECKING:
     from stepscope.report.page.parts import Icicle
@@ -108,7 +108,8 @@ def build_step_phases(parts: pl.DataFrame, top_ms: float, width: int) -> Any:
     y = alt.Y("t0_ms:Q", axis=axis("ms", tickCount=2), scale=alt.Scale(domain=[0, top_ms], nice=False))
     gap = 0.12 if inner / count > 4 else 0.0
     drawn = parts.with_columns(left=pl.col("at").cast(pl.Float64), right=pl.col("at") + 1.0 - gap)
-    colour = alt.Color("phase:N", scale=scale, legend=None)
+    legend = None if width == WIDE else alt.Legend(columns=3)  # on the page the bar above is its key
+    colour = alt.Color("phase:N", scale=scale, legend=legend)
     marks = alt.Chart(drawn).mark_rect(clip=True)
     bars = marks.encode(x=x, x2="right:Q", y=y, y2="t1_ms:Q", color=colour, description="hover:N")
     return alt.layer(bars).properties(width=inner, height=_STEP_PHASES_HEIGHT)
