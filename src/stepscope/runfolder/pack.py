@@ -155,7 +155,7 @@ def _replace(run: Path, source: Path, write: Callable[[Path], None]) -> None:
 
 @contextlib.contextmanager
 def disk_errors() -> Iterator[None]:
-    """What polars says of a disk that takes nothing, as the OSError that it was."""
+    """Raise what polars says of a disk that takes nothing as the OSError that it was."""
     from polars.exceptions import PolarsError
 
     try:

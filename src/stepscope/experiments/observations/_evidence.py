@@ -42,7 +42,7 @@ RUNS: dict[str, Any] = {
     "other_cores_use": pl.Float64,
     "core_alternation": pl.Float64,
     "core_spread": pl.Float64,
-    "background": pl.String,  # a sentence where other programs took a good part of the machine
+    "background": pl.String,  # a sentence where background processes took a good part of the machine
 }
 CORES = {"run": pl.String, "workload": pl.String, "batch": pl.Int64, "core": pl.String, "cluster": pl.String,
          "use": pl.Float64, "idle_ratio": pl.Float64}  # fmt: skip
@@ -72,7 +72,7 @@ class TimedRuns:
     disturbed: dict[str, str] = field(default_factory=dict)
 
     def lacking(self, known: Sequence[str], why: str) -> dict[str, str]:
-        """Why models with runs are not among the `known`: their runs were disturbed, or `why`."""
+        """Return why models with runs are not among the `known`: their runs were disturbed, or `why`."""
         every = [*self.runs["workload"].unique(maintain_order=True), *self.disturbed]
         return {name: self.disturbed.get(name, why) for name in dict.fromkeys(every) if name not in set(known)}
 
@@ -105,7 +105,7 @@ class Evidence:
         """The runs whose times can be judged: those without background CPU load.
 
         Where there was some, and every training ran on one thread of the CPU, all runs by the CPU time of the training
-        process, which other programs do not lengthen by taking the core.
+        process, which background processes do not lengthen by taking the core.
         """
         runs, kept = self.runs, self.undisturbed
         if len(kept) == len(runs):

@@ -301,7 +301,7 @@ def log_within(column: str) -> pl.Expr:
 
 
 def models_of(runs: pl.DataFrame, cells: Sequence[Cells], why: str) -> dict[str, str]:
-    """Why nothing is known of the models that have runs and no cells."""
+    """Return why nothing is known of the models that have runs and no cells."""
     measured = {each.model for each in cells}
     return {str(name): why for name in runs["workload"].unique(maintain_order=True) if name not in measured}
 
