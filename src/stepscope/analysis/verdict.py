@@ -20,6 +20,7 @@ from stepscope.analysis.metrics import (
     step_time,
     throughput,
 )
+from stepscope.analysis.sensor_log import is_sensor_log, log_sentence
 from stepscope.analysis.time.operators import CPU, FRAMEWORK_OVERHEAD
 from stepscope.analysis.time.ranks import last_rank
 from stepscope.analysis.time.steps import FEW, profiled_steps, steps_after_warmup, whole_steps
@@ -87,6 +88,7 @@ _UNEQUAL_RANKS = (
     "find out what the last rank does before it arrives: more or longer samples, a slower or shared device",
 )
 _IN_PARTS = "A step is too large to be profiled whole: shares are of parts of it."
+_LOG_ALONE = ("lay it beside the torch.profiler file of the same time: stepscope import TRACE --with LOG",)
 _FEW_STEPS = "first run longer, or with --record all: so few profiled steps may mislead"
 _NO_STEPS = (
     "check that a step is seen: a script calls optimizer.step(), a loop under profile() calls scope.step(); "
@@ -117,7 +119,7 @@ def verdict(run: Run) -> Verdict:
     """Return what bounds the step, with its evidence; "unknown" where nothing was measured that tells."""
     if not len(run.steps) or steps_after_warmup(run).is_empty():
         why, cautions = _without_ops(run), (*_damaged(run), *_simulated(run))
-        following = _NO_STEPS if not len(run.steps) else (_FEW_STEPS,)
+        following = _LOG_ALONE if is_sensor_log(run) else _NO_STEPS if not len(run.steps) else (_FEW_STEPS,)
         return Verdict("unknown", " ".join((why, *cautions)), "none", (), (), following, cautions, why)
     found = bottleneck(run)
     first = found.causes[0] if found.causes else None
@@ -242,6 +244,8 @@ def _without_ops(run: Run) -> str:
     if taken:
         return f"A step takes {duration(taken[0].value)}; no operator was recorded, so what it is bound by is unknown."
     count = len(run.steps)
+    if is_sensor_log(run):
+        return log_sentence(run)
     if count == 0:
         return "No training step was recorded: the run ended before its first step did."
     steps = "1 step, which was" if count == 1 else f"{count} steps, all of them"

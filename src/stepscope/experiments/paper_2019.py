@@ -236,7 +236,7 @@ _NOTES = (
 
 
 def _against(model: PaperModel, found: Mapping[str, Any]) -> str:
-    """How the count stands to the paper's mark."""
+    """Return how the count stands to the paper's mark."""
     verdict = found["verdicts"][str(LARGEST)]
     if model.trained:
         said = {"does not fit": f"differs: up to batch {found['likely']}", "too close": "cannot tell"}
@@ -288,7 +288,7 @@ def _statement_table(counted: Sequence[tuple[PaperModel, Mapping[str, Any]]]) ->
 def _all_of(
     models: Sequence[tuple[PaperModel, Mapping[str, Any]]], batches: Sequence[str], fits: bool
 ) -> tuple[str, str]:
-    """Whether all (or with `fits` false: none) of these batch sizes, or of all that were counted, fit in each model."""
+    """Return whether all (`fits` false: none) of these batch sizes, or of all counted ones, fit in each model."""
     against, open_ = [], []
     for model, found in models:
         known = found["verdicts"]

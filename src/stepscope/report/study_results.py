@@ -24,7 +24,7 @@ def text(findings: Findings) -> Iterator[Any]:
     yield f"[bold]{escape(findings.title)}[/bold]   {escape(findings.device)}"
     yield f"{badge}{escape(findings.answer)}\n"
     for table in findings.tables:
-        yield _text_table(table)
+        yield text_table(table)
         if table.note:
             yield f"[dim]{escape(table.note)}[/dim]"
         yield ""
@@ -77,7 +77,8 @@ def _numeric(table: ResultTable, place: int) -> bool:
     return bool(values) and all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in values)
 
 
-def _text_table(table: ResultTable) -> TextTable:
+def text_table(table: ResultTable) -> TextTable:
+    """Return the table as the terminal draws it."""
     from rich.box import SIMPLE_HEAD
     from rich.markup import escape
     from rich.table import Table as TextTable

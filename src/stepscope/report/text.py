@@ -15,6 +15,7 @@ from rich.text import Text
 from stepscope.analysis.caveats import resident_before_profiling
 from stepscope.analysis.memory.events import Peak
 from stepscope.analysis.run import Run
+from stepscope.analysis.sensor_log import log_table
 from stepscope.analysis.summary import (
     COMPUTED,
     METHOD_LABELS,
@@ -32,6 +33,7 @@ from stepscope.analysis.time.ranks import last_rank
 from stepscope.analysis.time.steps import profiled_sentence, whole_steps
 from stepscope.analysis.tuning import what_to_change
 from stepscope.quantities import simulated_badge
+from stepscope.report.study_results import text_table
 from stepscope.report.text_tables import (
     ENGINE,
     OPERATOR_WIDTH,
@@ -65,6 +67,7 @@ def render(run: Run) -> RenderableType:
         *_heading(run),
         *_verdict(run),
         *_change(run),
+        *_sensor_log(run),
         *speed(metrics, run.meta),
         *phase_table(run.phases(), whole_steps(run)),
         *communication(run),
@@ -124,6 +127,12 @@ def _data(data: dict[str, Any]) -> str | None:
 def _verdict(run: Run) -> list[RenderableType]:
     verdict = run.verdict()
     return [Text(""), Text(verdict.sentence, style="bold"), labelled("next", *verdict.next)]
+
+
+def _sensor_log(run: Run) -> list[RenderableType]:
+    """Every channel of a log without a training; nothing of another run."""
+    table = log_table(run)
+    return [] if table is None else [text_table(table), Text(table.note, style="dim"), Text("")]
 
 
 def _change(run: Run) -> list[RenderableType]:

@@ -1,0 +1,96 @@
+"""A log of sensors without a training: what plain arithmetic on its readings gives, a row a channel."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import polars as pl
+
+from stepscope.analysis.channels import Series
+from stepscope.analysis.metrics import period_of
+from stepscope.analysis.results import ResultTable, Value
+from stepscope.arrays import Floats
+from stepscope.units import number
+
+if TYPE_CHECKING:
+    from stepscope.analysis.run import Run
+
+CPU = "CPU, mean of its cores"
+_QUANTITIES = ("power", "utilisation", "memory_used", "temperature", "frequency", "core_frequency")
+_SHORTEST = 16  # readings in which a period is looked for
+NOTE = (
+    "Means are of the readings. Energy is the trapezoid over the readings, at the middle of the time that each is of; "
+    "two readings with a missing one between them count for no energy. Idle is the share of readings that are 0."
+)
+
+
+def is_sensor_log(run: Run) -> bool:
+    """Return whether a run is the import of a log that holds readings and no step."""
+    return bool(run.meta.get("imported")) and run.steps.is_empty() and bool(run.channels)
+
+
+def log_table(run: Run) -> ResultTable | None:
+    """Return mean, least, most, energy, idle ratio and period of each channel; None of a run that is no sensor log."""
+    if not is_sensor_log(run):
+        return None
+    known = {str(channel["quantity"]): str(channel["unit"]) for channel in run.channels}
+    order = [name for name in _QUANTITIES if name in known] + [name for name in known if name not in _QUANTITIES]
+    rows: list[tuple[Value, ...]] = []
+    for quantity in order:
+        frame = run.samples(quantity)
+        of_scope = [(str(scope), part) for (scope,), part in frame.group_by(["scope"], maintain_order=True)]
+        rows += [_row(quantity, scope, known[quantity], part) for scope, part in of_scope]
+        cores = frame.filter(pl.col("scope").str.starts_with("core:"))
+        if quantity == "utilisation" and cores["scope"].n_unique() > 1:
+            mean = cores.group_by("t0_ns", "t1_ns", maintain_order=True).agg(pl.col("value").mean())
+            rows.append(_row(quantity, CPU, known[quantity], mean))
+    columns = ("quantity", "of", "unit", "readings", "mean", "least", "most", "energy J", "idle", "period s")
+    return ResultTable("sensor-log", "What the log holds", columns, tuple(rows), NOTE)
+
+
+def log_sentence(run: Run) -> str:
+    """Return the headline of a sensor log: its length, power and energy of the total, else of its first rail."""
+    table = log_table(run)
+    assert table is not None
+    spans = [run.sensor(name).select("t0_ns", "t1_ns") for name in {str(each["sensor"]) for each in run.channels}]
+    times = pl.concat(spans)
+    seconds = (int(times["t1_ns"].sort()[-1]) - int(times["t0_ns"].sort()[0])) / 1e9
+    said = f"A log of sensors, {number(seconds)} s, without a training: no step, operator or layer is in it."
+    power = [row for row in table.rows if row[0] == "power"]
+    total = {line.name for line in run.rails.total or ()}
+    chosen = [row for row in power if str(row[1]).removeprefix("rail:") in total] or power[:1]
+    for row in chosen[:1]:
+        energy = "" if row[7] is None else f", {number(float(row[7]))} J"
+        said += f" {str(row[1]).removeprefix('rail:')}: {number(float(row[4] or 0))} W on average{energy}."
+    return said
+
+
+def _row(quantity: str, scope: str, unit: str, readings: pl.DataFrame) -> tuple[Value, ...]:
+    ordered = readings.sort("t0_ns")
+    values = ordered["value"].cast(pl.Float64).fill_null(float("nan")).to_numpy()
+    middle = (ordered["t0_ns"] + ordered["t1_ns"]).to_numpy() / 2
+    read = np.isfinite(values)
+    known = values[read]
+    if not len(known):
+        return (quantity, scope, unit, 0, None, None, None, None, None, None)
+    energy = _trapezoid(middle, values) if quantity == "power" else None
+    idle = float((known == 0).mean()) if quantity == "utilisation" else None
+    shape = float(known.mean()), float(known.min()), float(known.max())
+    return (quantity, scope, unit, len(known), *shape, energy, idle, _period_s(middle[read], known))
+
+
+def _trapezoid(t_ns: Floats, watts: Floats) -> float | None:
+    """Energy, J, between neighbours that were both read."""
+    parts = (watts[1:] + watts[:-1]) / 2 * np.diff(t_ns) / 1e9
+    return float(parts[np.isfinite(parts)].sum()) if np.isfinite(parts).any() else None
+
+
+def _period_s(t_ns: Floats, values: Floats) -> float | None:
+    """The period by autocorrelation, up to half the length of the log, s; None where there is none."""
+    if len(values) < _SHORTEST or values.min() == values.max():
+        return None
+    span = float(t_ns[-1] - t_ns[0])
+    series = Series("log", "", 0, t_ns, values, np.empty((0, 2)))
+    period, _ = period_of(series, float(t_ns[0]), float(t_ns[-1]), max(span / 16, 2 * series.period_ns))
+    return None if period is None else period / 1e9

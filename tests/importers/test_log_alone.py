@@ -1,0 +1,82 @@
+"""A log of tegrastats without a training shows in report and page what plain arithmetic on its text gives."""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime, timezone
+from itertools import pairwise
+
+import pytest
+
+from stepscope.analysis.run import Run
+from stepscope.analysis.sensor_log import CPU, log_table
+from stepscope.importers import Options, import_file
+from stepscope.importers.sensor_logs import Clock
+from stepscope.report import html
+from stepscope.report import screen as answer
+
+LINE = (
+    "RAM 1004/7852MB (lfb 7x2MB) CPU [{cpu}] EMC_FREQ 17%@40 GR3D_FREQ {gpu}%@114 APE 150 MTS fg 0% bg 0% PLL@34C "
+    "PMIC@100C thermal@33.2C VDD_SYS_GPU {gpu_mw}/153 VDD_SYS_SOC 383/383 VDD_4V0_WIFI 0/0 VDD_IN {all_mw}/1876 "
+    "VDD_SYS_CPU 229/229 VDD_SYS_DDR 134/134"
+)
+
+
+def text(count: int = 89) -> str:
+    lines = []
+    for number in range(count):
+        busy = number % 8 < 4  # a period of eight readings
+        cpu = ",".join(f"{(60 if busy else 0) if core < 2 else core}%@345" for core in range(6))
+        gpu = 0 if busy else 90 + number % 3
+        lines.append(LINE.format(cpu=cpu, gpu=gpu, gpu_mw=152 + 10 * gpu, all_mw=3000 + 20 * gpu + number))
+    return "\n".join(lines) + "\n"
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    folder = tmp_path_factory.mktemp("log")
+    (folder / "tx2.log").write_text(text())
+    clock = Clock(interval_ns=1_000_000_000, started=datetime(2024, 1, 1, tzinfo=timezone.utc))
+    return Run(import_file(folder / "tx2.log", out=folder / "runs", options=Options(clock=clock)))
+
+
+def test_every_number_is_that_of_the_text(run: Run) -> None:
+    table = log_table(run)
+    assert table is not None
+    rows = {row[:2]: row for row in table.rows}
+    for rail in ("VDD_IN", "VDD_SYS_GPU", "VDD_SYS_CPU", "VDD_SYS_DDR"):
+        watts = [int(value) / 1000 for value in re.findall(rail + r" (\d+)/", text())]
+        joules = sum((a + b) / 2 for a, b in pairwise(watts))
+        count, mean, least, most, energy = rows["power", f"rail:{rail}"][3:8]
+        assert (count, least, most) == (89, min(watts), max(watts))
+        assert mean == pytest.approx(sum(watts) / 89, rel=1e-12)
+        assert energy == pytest.approx(joules, rel=1e-12)
+    gpu = [int(value) / 100 for value in re.findall(r"GR3D_FREQ (\d+)%", text())]
+    assert rows["utilisation", "gpu:0"][4] == pytest.approx(sum(gpu) / 89)
+    assert rows["utilisation", "gpu:0"][8] == gpu.count(0) / 89
+    cores = [[int(value) / 100 for value in re.findall(r"(\d+)%@345", line)] for line in text().splitlines()]
+    for core in range(6):
+        values = [line[core] for line in cores]
+        assert rows["utilisation", f"core:{core}"][4] == pytest.approx(sum(values) / 89)
+        assert rows["utilisation", f"core:{core}"][8] == values.count(0) / 89
+    assert rows["utilisation", CPU][4] == pytest.approx(sum(map(sum, cores)) / 6 / 89)
+    assert rows["utilisation", "core:0"][9] == pytest.approx(8.0, rel=0.05)
+    assert rows["utilisation", "core:4"][9] is None  # it never changes
+
+
+def test_report_and_page_show_it_and_name_no_false_cause(run: Run) -> None:
+    from rich.console import Console
+
+    from stepscope.report.text import render
+
+    console = Console(width=150, record=True)
+    console.print(answer.render(run))
+    short = console.export_text()
+    console.print(render(run))
+    shown, page = console.export_text(), html.render(run)
+    for said in (short, shown, page):
+        assert "optimizer.step" not in said
+        assert "No training step" not in said
+        assert "log of sensors" in said
+    assert "rail:VDD_IN" in shown
+    assert "rail:VDD_IN" in page
