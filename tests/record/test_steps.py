@@ -106,6 +106,18 @@ def test_passes_that_find_what_the_last_one_left_are_one_step() -> None:
     assert len(by_hand(("a", "a", "b"), ("b", "b", "c"), ("d", "d", "e"))) == 2
 
 
+def test_parameters_that_are_found_with_the_second_pass_have_not_changed_since_the_first() -> None:
+    """A model that is compiled in its first pass shows none before."""
+    ended: list[int] = []
+    manual = ManualRounds(lambda t, late: ended.append(t), clock=lambda: 1)
+    manual.passed(None)
+    manual.begins("a")
+    manual.passed("b")
+    assert ended == []
+    manual.finish("updated")
+    assert ended == [1]
+
+
 def test_passes_of_a_training_without_parameters_to_look_at_are_steps() -> None:
     assert len(by_hand((None, None, None), (None, None, None))) == 2
 

@@ -120,8 +120,9 @@ class ManualRounds:
             self._boundary_ns = now
 
     def begins(self, fingerprint: Hashable) -> None:
-        """A backward pass is about to begin."""
-        self._end_late(fingerprint)
+        """A backward pass is about to begin; parameters that are found only now had nothing to be compared with."""
+        if self._left is not None or fingerprint is None:
+            self._end_late(fingerprint)
 
     def passed(self, fingerprint: Hashable) -> None:
         """It is done."""
