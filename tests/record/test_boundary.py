@@ -228,3 +228,20 @@ def test_a_child_that_another_thread_forks_meanwhile_has_the_handlers_of_the_tra
         assert codes == [7]
     finally:
         signal.signal(signal.SIGUSR1, before)
+
+
+def test_a_handler_that_trains_as_a_call_begins_does_not_wait_for_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It runs in the thread that has the lock already, and has not said so yet."""
+    boundary, free, found = Boundary(lambda _: None), threading.get_ident, []
+
+    def interrupted() -> int:
+        free_for_us = boundary._lock.acquire(blocking=False)
+        found.append(free_for_us)
+        if free_for_us:
+            boundary._lock.release()
+        return free()
+
+    monkeypatch.setattr(threading, "get_ident", interrupted)
+    assert boundary.call(lambda: 3) == 3
+    assert found
+    assert all(found)

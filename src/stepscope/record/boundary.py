@@ -38,7 +38,7 @@ class Boundary:
         self.open = True
         self._shut = shut
         self._disturbed = disturbed  # an exception of the training's passed through us and may have cut us short
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler that trains may come in before `_inside` is set
         self._inside: int | None = None  # the thread that runs our code
 
     def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
@@ -103,7 +103,7 @@ class Boundary:
     def forked(self) -> None:
         """This process is a forked child: it is not the training that is profiled, and no lock is to be trusted."""
         self.open = False
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._inside = None
 
     def _tell_disturbed(self) -> None:

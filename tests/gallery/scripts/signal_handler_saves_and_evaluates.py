@@ -44,14 +44,18 @@ def step(model, optimizer, generator, size=16):
 
 model, generator = net(48), torch.Generator().manual_seed(1)
 optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-handled, inputs = [0, 0], torch.ones(4, 8)
+handled, busy, inputs = [0, 0], [False], torch.ones(4, 8)
 
 
 def save(number, frame):
     handled[number == signal.SIGALRM] += 1
+    if busy[0]:  # the one before is not done
+        return
+    busy[0] = True
     torch.save(copy.deepcopy(model.state_dict()), io.BytesIO())
     with torch.no_grad():
         assert bool(torch.isfinite(model(inputs)).all())
+    busy[0] = False
 
 
 signal.signal(signal.SIGUSR1, save)
