@@ -57,7 +57,7 @@ def test_a_lab_of_one_machine_from_up_to_down(local: Path, stepscope_cli: Comman
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
-        (("fleet", "up", "nowhere.toml"), 4, "there is no 'nowhere.toml'"),
+        (("fleet", "up", "nowhere.toml"), 4, "there is no file 'nowhere.toml'"),
         (("fleet", "status", "tcp://127.0.0.1:1"), 9, "no scheduler answers at tcp://127.0.0.1:1"),
         (("suite", "run", "--boards", "a"), 2, "belong to --fleet"),
     ],

@@ -161,7 +161,7 @@ def test_the_drawn_samples_are_those_of_the_step(run: Run, page: str) -> None:
     (data,) = [one for one in _Text(page).data if "lanes" in one]
     tracks = step_tracks(run, data["step"])
     cores = [track for track in data["tracks"] if track["track"] == "core"]
-    drawn = [value for track in cores for value in track["layers"][0]["values"]]
+    drawn = [value for track in cores for layer in track["layers"] for value in layer["values"]]
     assert drawn == pytest.approx(tracks.filter(pl.col("track") == "core")["value"].to_list(), rel=1e-4)
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import polars as pl
 
@@ -38,8 +39,17 @@ class WhatToChange:
     untried: tuple[tuple[str, str], ...] = ()
 
 
+_known: WeakKeyDictionary[Run, WhatToChange] = WeakKeyDictionary()  # a run is a snapshot: what it says stays
+
+
 def what_to_change(run: Run) -> WhatToChange:
     """Return what a tune run of this training found; without one the changes that could apply, none with a gain."""
+    if run not in _known:
+        _known[run] = _what_to_change(run)
+    return _known[run]
+
+
+def _what_to_change(run: Run) -> WhatToChange:
     found = _findings(run)
     if found is not None:
         rows = {table["name"]: table for table in found["tables"]}

@@ -58,7 +58,7 @@ def _fit(
     elif context.args:
         left = " ".join(context.args)
         of_a_unit = bool(request.memory) and left.lower() in UNITS["B"].factors
-        hint = f"an amount is one word: --memory {request.memory}{left}" if of_a_unit else "leave it out"
+        hint = f"an amount is one word: --memory {request.memory}{left}" if of_a_unit else "that is for a script"
         raise UsageError(f"'{left}': a workload takes no arguments of its own", hint)
     job = None if script else _with_precision(_job(target, request.optimizer), request.precision)
     if really is not None:

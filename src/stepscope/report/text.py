@@ -125,14 +125,12 @@ def _data(data: dict[str, Any]) -> str | None:
 
 
 def _verdict(run: Run) -> list[RenderableType]:
-    verdict = run.verdict()
-    return [Text(""), Text(verdict.sentence, style="bold"), labelled("next", *verdict.next)]
+    return [Text(""), Text(run.verdict().sentence, style="bold"), labelled("next", *run.verdict().next)]
 
 
 def _sensor_log(run: Run) -> list[RenderableType]:
     """Every channel of a log without a training; nothing of another run."""
-    table = log_table(run)
-    return [] if table is None else [text_table(table), Text(table.note, style="dim"), Text("")]
+    return [] if (table := log_table(run)) is None else [text_table(table), Text(table.note, style="dim"), Text("")]
 
 
 def _change(run: Run) -> list[RenderableType]:

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import torch
 
 from stepscope.arrays import Ints
 from stepscope.record.ops.events import NO_PARENT, OPTIMIZER_STEP, Events
@@ -41,6 +40,8 @@ class Update:
 
         owners gives the module index by `id` of a parameter, of these.
         """
+        import torch  # runs are read without it
+
         with torch._C.DisableTorchFunction():
             stated = getattr(optimizer, "param_groups", [])
             groups = [[(id(p), p.numel()) for p in group["params"] if every or p.grad is not None] for group in stated]

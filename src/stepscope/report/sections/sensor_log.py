@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from stepscope.analysis.run import Run
 
 TITLE = "Sensor log"
-ORDER = 10
+ORDER = 13
 
 
 def build(run: Run) -> Section:
