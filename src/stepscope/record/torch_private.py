@@ -163,11 +163,12 @@ def start_window(shapes: bool, cuda: bool, memory: bool = False, in_pass: bool =
     with _one_at_a_time:
         if _running is not None or _others or _other_is_enabled():
             raise RuntimeError("another torch profiler is running")  # to prepare another would disturb it
+        window = KinetoWindow(shapes, memory)  # before it runs: nobody would stop a profile that has none
         _kineto_runs = True
         with without_usdt_lines():
             torch._C._autograd._prepare_profiler(config, activities)
             torch._C._autograd._enable_profiler(config, activities)
-        _running = window = KinetoWindow(shapes, memory)
+        _running = window
         try:
             if memory:
                 window.speak_again = _silence_the_allocator()
@@ -204,7 +205,7 @@ def _leave_no_profile_behind() -> None:
     """The interpreter ends: a profile that still runs, since what should have stopped it failed, would crash it."""
     with _one_at_a_time:
         running = _running
-        if running is not None and running.is_of_this_thread() and not (running.overtaken and _others):
+        if running is not None and running.thread == threading.get_ident() and not (running.overtaken and _others):
             with contextlib.suppress(Exception):
                 _disable(running if running.overtaken else None)
         if _running is not None:
