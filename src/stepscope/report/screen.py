@@ -183,7 +183,12 @@ def next_steps(run: Run) -> list[str]:
         tune = changes.sentence if changes.tables else f"{changes.command} tries {names}, and measures each"
         said = [each for each in said if "stepscope tune" not in each]
         said.insert(0 if verdict.causes and verdict.causes[0].bound not in SYSTEM else len(said[:1]), tune)
-    return [f"{each[:1].upper()}{each[1:]}" if each[:10] != "stepscope " else each for each in said]
+    return [each if _is_code(each.partition(" ")[0]) else f"{each[:1].upper()}{each[1:]}" for each in said]
+
+
+def _is_code(word: str) -> bool:
+    """Return whether a sentence begins with a command or the name of a change, which keep their letters."""
+    return word == "stepscope" or "_" in word or "=" in word
 
 
 def _phases(run: Run) -> list[RenderableType]:
