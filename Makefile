@@ -4,7 +4,7 @@
 # make bench   what measuring costs              make accuracy  energy per op against the truth of simulated boards
 # make torture kills, failing disks, losses of power, damaged folders: half an hour
 # make package wheel and source archive, tried             make docs    the documentation site, into build/site
-# make lab     beside Linux's own power drivers, in an emulated guest (root, apt, 3 GB; docs/lab.md)
+# make lab     beside Linux's own power drivers, in an emulated guest (root, apt, 3 GB; docs/lab.md); PARTS=arm64: on ARM64
 # make clean   remove .venv and caches (runs/ stays)
 # Another Python:  make demo PYTHON=python3.12          More cores:  make test WORKERS=8
 
@@ -59,7 +59,7 @@ docs: $(READY)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
 lab: $(READY)
-	PYTHON=$(CURDIR)/$(BIN)/python lab/run
+	PARTS="$(PARTS)" PYTHON=$(CURDIR)/$(BIN)/python lab/run
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,73 +1,143 @@
-"""What does a step cost that is not profiled? `python -m benchmarks.unprofiled_step [--rounds 5] [--steps 600]`.
+"""What does a step cost that is not profiled? `python -m benchmarks.unprofiled_step [--threads 2] [--period 50ms]`.
 
-A LeNet-like training on one thread runs bare and under `stepscope run -q`, in processes that take turns, in another
-order each round. The heap of glibc is fixed (MALLOC_TOP_PAD_, MALLOC_TRIM_THRESHOLD_): else a bare step takes 3.3
-to 5.2 ms by the luck of where the top of the heap lies, and Stepscope's own objects, which pin it, make runs under it
-*faster* than bare. The median of the later half of the steps counts, in which hardly any is profiled. A busy machine
-gives nothing to go by: the ratios of single rounds, lowest and highest, say how far they agree.
+A LeNet-like training in one process under `stepscope.profile`. Blocks of steps go as they are, with our routes taken
+back and the sampling process stopped, or both, in pairs in random order within a second: a clock, a neighbour or a
+heap that changes meets both. Between processes the same step differs by 10 to 50 %, for what glibc's heap happens to
+give back to the kernel after each step (up to 1,600 page faults), so that no such comparison shows 1 %.
+
+| what is switched | what it shows |
+| --- | --- |
+| routes and sampling process | the whole cost of a step that is not profiled |
+| sampling process | its part: it takes a core, or the caches, from the training |
+
+Mean step of a block; profiled steps and their neighbours do not count. The interval is the bootstrap's, of the mean
+logarithm of the pairs' ratios.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import math
 import os
-import subprocess
+import random
+import signal
 import sys
 import tempfile
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 
-HEAP = {"MALLOC_TOP_PAD_": "67108864", "MALLOC_TRIM_THRESHOLD_": "268435456"}
-TRAINING = """
-import statistics, sys, time, torch
+import numpy as np
+import torch
 from torch import nn
-torch.set_num_threads(1)
-torch.manual_seed(0)
-model = nn.Sequential(
-    nn.Conv2d(1, 6, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2),
-    nn.Flatten(), nn.Linear(400, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, 10))
-optimizer, criterion = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9), nn.CrossEntropyLoss()
-x, y, took = torch.randn(64, 1, 28, 28), torch.randint(0, 10, (64,)), []
-for _ in range(int(sys.argv[1])):
-    began = time.perf_counter_ns()
-    optimizer.zero_grad()
-    criterion(model(x), y).backward()
-    optimizer.step()
-    took.append(time.perf_counter_ns() - began)
-print(statistics.median(took[len(took) // 2:]))
-"""
+
+import stepscope
+from stepscope.record.session import _SESSIONS, Session
+
+WARM_STEPS = 300  # the first blocks of profiled steps lie in them
+SETTLING = 4  # steps at the beginning of each block that do not count
 
 
-def measured(rounds: int, steps: int) -> dict[str, list[float]]:
-    """Median step of each process, ns, bare and under Stepscope."""
-    found: dict[str, list[float]] = {"bare": [], "stepscope": []}
-    with tempfile.TemporaryDirectory() as folder:
-        script = Path(folder) / "training.py"
-        script.write_text(TRAINING, encoding="utf-8")
-        run = ["-m", "stepscope", "run", "-q", "--no-ceilings", "--out", folder, str(script), "--", str(steps)]
-        commands = {"bare": [str(script), str(steps)], "stepscope": run}
-        for number in range(rounds):
-            for name in list(commands)[:: 1 if number % 2 else -1]:
-                command = [sys.executable, *commands[name]]
-                environment = {**os.environ, **HEAP, "OMP_NUM_THREADS": "1"}
-                ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-                found[name].append(float(ended.stdout))
-    return found
+def training() -> Callable[[], None]:
+    """One step of it: 64 digits' worth of noise through LeNet's layers, and an update."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        *(nn.Conv2d(1, 6, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Flatten(), nn.Linear(400, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, 10)),
+    )
+    optimizer, criterion = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9), nn.CrossEntropyLoss()
+    x, y = torch.randn(64, 1, 28, 28), torch.randint(0, 10, (64,))
+
+    def step() -> None:
+        optimizer.zero_grad()
+        criterion(model(x), y).backward()
+        optimizer.step()
+
+    return step
+
+
+def sampler_of(pid: int) -> int:
+    """The process that samples this one."""
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            words = (entry / "cmdline").read_bytes().split(b"\0") if entry.name.isdigit() else []
+            if b"stepscope.record.sampler" in words and str(pid).encode() in words:
+                return int(entry.name)
+    raise SystemExit("the sampling process was not found: is STEPSCOPE_DISABLE set?")
+
+
+@contextlib.contextmanager
+def without(session: Session | None, sampler: int) -> Iterator[None]:
+    """As if Stepscope were not there: no routes (of a session), no sampling."""
+    os.kill(sampler, signal.SIGSTOP)
+    if session is not None:
+        session._routes.remove()
+    try:
+        yield
+    finally:
+        if session is not None:
+            session._routes.install()
+        os.kill(sampler, signal.SIGCONT)
+
+
+def block(step: Callable[[], None], steps: int, session: Session) -> float:
+    """Mean step of a block, ns, of those that neither are profiled nor come right before or after one that is."""
+    took: list[int] = []
+    profiled = [session._recorded]
+    for _ in range(SETTLING + steps):
+        began = time.perf_counter_ns()
+        step()
+        took.append(time.perf_counter_ns() - began)
+        profiled.append(session._recorded)
+    near = [any(profiled[max(0, place - 1) : place + 3]) for place in range(len(took))]
+    kept = [length for length, skipped in zip(took[SETTLING:], near[SETTLING:], strict=True) if not skipped]
+    return fmean(kept) if kept else math.nan
+
+
+def compared(step: Callable[[], None], sampler: int, session: Session, routes: bool, pairs: int, steps: int) -> str:
+    """With against without, as a line."""
+    logs: list[float] = []
+    alone: list[float] = []
+    while len(logs) < pairs:
+        with_first = random.random() < 0.5
+        ours = block(step, steps, session) if with_first else 0.0
+        while session._recorded:  # a profiled step ends before the routes are taken back
+            step()
+        with without(session if routes else None, sampler):
+            bare = block(step, steps, session)
+        ours = ours or block(step, steps, session)
+        if math.isfinite(ours) and math.isfinite(bare):
+            logs.append(math.log(ours / bare))
+            alone.append(bare)
+    values = np.array(logs)
+    means = np.random.default_rng(0).choice(values, (4000, pairs)).mean(axis=1)
+    middle, (low, high) = np.exp(values.mean()), np.exp(np.quantile(means, [0.025, 0.975]))
+    bare_ms = median(alone) / 1e6
+    return f"{middle:.4f} x [{low:.4f}, {high:.4f}], {(middle - 1) * bare_ms * 1e3:.0f} us of {bare_ms:.3f} ms"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5, help="processes of each kind")
-    parser.add_argument("--steps", type=int, default=600)
+    parser.add_argument("--pairs", type=int, default=150, help="pairs of blocks")
+    parser.add_argument("--steps", type=int, default=20, help="steps of a block")
+    parser.add_argument("--threads", type=int, default=1, help="of torch")
+    parser.add_argument("--period", default="10ms", help="between two samples")
     options = parser.parse_args()
-    found = measured(options.rounds, options.steps)
-    ratios = sorted(ours / bare for ours, bare in zip(found["stepscope"], found["bare"], strict=True))
-    bare = median(found["bare"])
-    added_us = (median(ratios) - 1) * bare / 1e3
-    sys.stdout.write(
-        f"unprofiled step: {median(ratios):.4f} x bare [{ratios[0]:.4f} to {ratios[-1]:.4f}], {added_us:.0f} us more "
-        f"than {bare / 1e6:.3f} ms (bar: 1.01)\n"
-    )
+    torch.set_num_threads(options.threads)
+    step = training()
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        stepscope.profile(out=folder, steps="optimizer", period=options.period),
+    ):
+        for _ in range(WARM_STEPS):
+            step()
+        (session,), sampler = _SESSIONS, sampler_of(os.getpid())
+        for name, routes in (("all of Stepscope", True), ("its sampling process", False)):
+            line = compared(step, sampler, session, routes, options.pairs, options.steps)
+            sys.stdout.write(f"{name}, {options.threads} threads: {line} (bar: 1.01)\n")
+            sys.stdout.flush()
 
 
 if __name__ == "__main__":

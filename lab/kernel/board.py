@@ -13,8 +13,9 @@ import fcntl
 import json
 import os
 import struct
+import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TextIO
@@ -198,10 +199,44 @@ def play(truth: Truth, program: Sequence[tuple[float, float]], seconds: float) -
     time.sleep(max(0.0, start + seconds - time.monotonic()))
 
 
+def loads(seconds: float, period_s: float = 0.01) -> Iterator[float]:
+    """Wait for the end of each period of conversion, and yield the share of it in which the core ran a task."""
+    started = _now()
+    last_ns, last_run_ns = started, _run_ns()
+    for number in range(1, round(seconds / period_s)):
+        time.sleep(max(0, started + round(number * period_s * 1e9) - _now()) / 1e9)
+        now_ns, run_ns = _now(), _run_ns()
+        yield min(1.0, (run_ns - last_run_ns) / (now_ns - last_ns))
+        last_ns, last_run_ns = now_ns, run_ns
+
+
+def _run_ns() -> int:
+    """Time that tasks ran on the cores, ns: the 7th field of a line of /proc/schedstat."""
+    with Path("/proc/schedstat").open("rb") as file:
+        return sum(int(line.split()[7]) for line in file if line.startswith(b"cpu"))
+
+
+def follow_load(truth: Truth, seconds: float) -> None:
+    """Let the rails draw what the load asks for: chips that convert every 10 ms and average over that."""
+    for number, share in enumerate(loads(seconds)):
+        for rail in RAILS if number % 100 == 0 else RAILS[:-2]:
+            truth.set(rail, rail.idle_w + share * (rail.busy_w - rail.idle_w))
+
+
+def follow(truth: Truth, shares: Iterable[str]) -> None:
+    """Let the rails draw the share that each line of text states, from the moment on at which it comes."""
+    batteries_s = 0.0
+    for line in shares:
+        slow = time.monotonic() >= batteries_s
+        batteries_s = time.monotonic() + _BATTERY_S if slow else batteries_s
+        for rail in RAILS if slow else RAILS[:-2]:
+            truth.set(rail, rail.idle_w + float(line) * (rail.busy_w - rail.idle_w))
+
+
 def main() -> None:
     """Follow a program for some seconds, then leave the last values."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("program", choices=("reset", "square", "ramp", "recorded"))
+    parser.add_argument("program", choices=("reset", "square", "ramp", "recorded", "load", "follow"))
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--truth", type=Path, default=Path("/dev/null"))
     parser.add_argument("--step", type=Path, help="the recorded step: a JSON list of [s, share]")
@@ -213,6 +248,12 @@ def main() -> None:
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(50))  # a chip does not wait for a core
     with options.truth.open("a", buffering=1) as file:
         truth = Truth(file, Bus())
+        if options.program == "load":
+            follow_load(truth, options.seconds)
+            return
+        if options.program == "follow":
+            follow(truth, iter(sys.stdin.readline, ""))
+            return
         step = json.loads(options.step.read_text()) if options.step else []
         made = {"square": square, "ramp": ramp}.get(options.program)
         play(truth, list(made(options.seconds) if made else recorded(options.seconds, step)), options.seconds)

@@ -10,79 +10,15 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+from lab.kernel.judge_load import characterised, training
+from lab.kernel.truth import ENERGY_WITHIN, STEP_W, channel_of, covered_energy, registers, run_of
 from lab.table import Row, write_rows
 
 from stepscope.analysis.energy.sources import channel_readings, power_sources
-from stepscope.arrays import Flags, Floats, Ints
 from stepscope.runfolder import RunReader
-
-STEP_W = {  # the least change of a power register, W; of the INA3221 at 5 V
-    "ina3221": 0.004 * 5.0,
-    "ina226": 0.00625,
-    "ina238": 0.0004,
-    "sbs": 0.012,
-    "test_power": 0.004,
-}
-ENERGY_WITHIN = 0.005
-
-
-@dataclass(frozen=True)
-class Registers:
-    """Power that the registers of a rail said: from `t_ns` (between begin and end of a write) on, W."""
-
-    begin_ns: Floats
-    end_ns: Floats
-    watts: Floats
-
-    @property
-    def t_ns(self) -> Floats:
-        """Middle of each write."""
-        return (self.begin_ns + self.end_ns) / 2
-
-    def joules(self, begin_ns: float, end_ns: float) -> float:
-        """Energy between two times."""
-        edges = np.clip(np.append(self.t_ns, np.inf), begin_ns, end_ns)
-        return float((np.diff(edges) * self.watts).sum() / 1e9)
-
-    def torn(self, t0_ns: Ints, t1_ns: Ints) -> Flags:
-        """Return which reads, (n,), lay over a write."""
-        first = np.searchsorted(self.end_ns, t0_ns, side="left")
-        last = np.searchsorted(self.begin_ns, t1_ns, side="right")
-        return np.asarray(last > first)
-
-    def said(self, t_ns: Floats) -> Floats:
-        """Power at times, (n,); NaN before the first write."""
-        place = np.searchsorted(self.t_ns, t_ns, side="right") - 1
-        return np.where(place < 0, np.nan, self.watts[np.maximum(place, 0)])
-
-
-def registers(scene: Path) -> dict[str, Registers]:
-    """The truth of a scene, by rail."""
-    rows = [line.split(",") for line in (scene / "truth.csv").read_text().splitlines() if line.count(",") == 3]
-    by_rail: dict[str, list[tuple[float, float, float]]] = {}
-    for begin, end, rail, watts in rows:
-        by_rail.setdefault(rail, []).append((float(begin), float(end), float(watts)))
-    return {
-        rail: Registers(*(np.array(column) for column in zip(*told, strict=True))) for rail, told in by_rail.items()
-    }
-
-
-def channel_of(run: RunReader, rail: str) -> dict[str, Any] | None:
-    """The channel of power that reads a rail of the truth; None where the run has none."""
-    wanted = {"ina3221": f".{rail[-1]}.power", "ina226": "ina226", "ina238": "ina238"}.get(rail.partition(".")[0], rail)
-    wanted = "test_battery" if rail == "test_power" else wanted
-    powers = [channel for channel in run.channels if channel["quantity"] == "power" and wanted in channel["id"]]
-    return powers[0] if powers else None
-
-
-def run_of(scene: Path) -> RunReader:
-    """The run of a scene."""
-    return RunReader(next(path for path in scene.iterdir() if (path / "run.json").exists()))
 
 
 def doctor(out: Path) -> Iterator[Row]:
@@ -120,14 +56,9 @@ def programs(out: Path) -> Iterator[Row]:
         yield Row("programs", what, wrong == 0, detail)
         if rail in ("sbs", "test_power"):  # a battery is read too seldom for the energy of a second
             continue
-        growth = sources[channel["id"]].growth
-        seen, covered = (
-            float(np.diff(growth.at(sums, np.array([begin_ns, end_ns])))[0])
-            for sums in (growth.grown, growth.covered_ns)
-        )
-        true = truth.joules(begin_ns, end_ns)
+        seen, true, covered_s = covered_energy(sources[channel["id"]].growth, truth, begin_ns, end_ns)
         share = seen / true - 1
-        detail = f"{seen:.2f} J against {true:.2f} J ({100 * share:+.3f} %), {covered / 1e9:.1f} s of "
+        detail = f"{seen:.2f} J against {true:.2f} J ({100 * share:+.3f} %), {covered_s:.1f} s of "
         detail += f"{(end_ns - begin_ns) / 1e9:.1f} s covered, read every {np.median(np.diff(t0_ns)) / 1e6:.0f} ms, "
         detail += f"at worst after {np.diff(t0_ns).max() / 1e6:.0f} ms"
         yield Row("programs", f"{rail}: energy within 0.5 %", abs(share) <= ENERGY_WITHIN, detail)
@@ -190,7 +121,7 @@ def _went_on(run: RunReader, rail: str, begin_ns: float, end_ns: float) -> bool:
     return bool((np.isfinite(watts) & (t0_ns > begin_ns) & (t0_ns < end_ns)).any())
 
 
-SCENES = (doctor, programs, faults)
+SCENES = (doctor, programs, characterised, training, faults)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -198,10 +129,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("out", type=Path, help="the folder that the guest wrote")
     parser.add_argument("--rows", type=Path, required=True, help="JSON file for the rows")
+    parser.add_argument("--scenes", nargs="+", default=[scene.__name__ for scene in SCENES])
     options = parser.parse_args(argv)
     rows: list[Row] = []
     for scene in SCENES:
-        if not any(options.out.glob(f"{scene.__name__}*")):
+        if scene.__name__ not in options.scenes:
             continue
         try:
             rows += scene(options.out)

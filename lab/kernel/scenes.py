@@ -12,6 +12,8 @@ import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
+from lab.kernel.training import train
+
 from stepscope.clock import anchors
 from stepscope.record.device import describe_device
 from stepscope.record.sampler.process import Sampler, start_sampler
@@ -21,13 +23,14 @@ OUT = Path("/out")
 I2C = Path("/sys/bus/i2c")
 STUB = Path("/sys/module/i2c_stub_lab/parameters")
 SECONDS = float(os.environ.get("LAB_SECONDS", "60"))
+TRAINING_S = SECONDS / 3
 Marks = dict[str, tuple[int, int]]
 
 
-def board(scene: Path, program: str, seconds: float) -> subprocess.Popen[bytes]:
+def board(scene: Path, program: str, seconds: float, stdin: int | None = None) -> subprocess.Popen[bytes]:
     """Start the chips on a program; what their registers say goes to truth.csv of the scene."""
     command = [sys.executable, "/lab/board.py", program, "--seconds", str(seconds), "--truth", str(scene / "truth.csv")]
-    return subprocess.Popen([*command, "--step", "/lab/step.json"])
+    return subprocess.Popen([*command, "--step", "/lab/step.json"], stdin=stdin)
 
 
 @contextlib.contextmanager
@@ -56,7 +59,7 @@ def _end(sampler: Sampler, writer: RunWriter, folder: Path, marks: Marks) -> Non
 def stepscope(scene: str, *words: str) -> None:
     """Run a command of stepscope; what it says stands in the scene's folder."""
     (OUT / scene).mkdir(exist_ok=True)
-    name = "-".join(word.strip("-") for word in words)
+    name = "-".join(word.strip("-") for word in words if "/" not in word)
     with (OUT / scene / f"{name}.out").open("wb") as out, (OUT / scene / f"{name}.err").open("wb") as err:
         code = subprocess.run([sys.executable, "-m", "stepscope", *words], stdout=out, stderr=err).returncode
     (OUT / scene / f"{name}.code").write_text(str(code))
@@ -77,6 +80,41 @@ def programs() -> None:
             begin = time.monotonic_ns()
             board(folder, program, SECONDS / 3).wait()
             marks[program] = (begin, time.monotonic_ns())
+
+
+def characterised() -> None:
+    """Let doctor characterise the sensors, of chips that follow the load and convert every 10 ms."""
+    (OUT / "characterised").mkdir()
+    chips = board(OUT / "characterised", "load", 600)
+    time.sleep(1)
+    stepscope("characterised", "doctor", "--characterise", "--json")
+    chips.terminate()
+    chips.wait()
+
+
+def training() -> None:
+    """Train in plain Python and numpy under the sampler, on a board whose power follows the phases of the step."""
+    os.environ["STEPSCOPE_CHARACTERISE"] = "0"
+    with sampled("training") as (folder, marks):
+        run = next(path for path in folder.iterdir() if path.is_dir())
+        chips = board(folder, "follow", 600, stdin=subprocess.PIPE)
+        assert chips.stdin is not None
+        tell = chips.stdin
+        time.sleep(1)
+
+        def draw(share: float) -> None:
+            tell.write(f"{share}\n".encode())
+            tell.flush()
+
+        begin = time.monotonic_ns()
+        losses = train(RunWriter.attach(run), TRAINING_S, draw)
+        marks["training"] = (begin, time.monotonic_ns())
+        marks["steps"] = (len(losses), 0)
+        (folder / "losses.json").write_text(json.dumps(losses))
+        time.sleep(1)
+        tell.close()
+        chips.wait()
+    stepscope("training", "report", str(run))
 
 
 def faults() -> None:
@@ -106,8 +144,8 @@ def faults() -> None:
             time.sleep(4)
             subprocess.run(["modprobe", "ina238"], check=True)
         time.sleep(4)
+        subprocess.run(["rmmod", "test_power"], check=True)  # its exit sleeps for 10 s before the battery goes
         with _mark(marks, "battery removed"):
-            subprocess.run(["rmmod", "test_power"], check=True)
             time.sleep(4)
             words = "ac_online=off usb_online=off battery_status=discharging battery_voltage=4000 battery_capacity=80"
             subprocess.run(["modprobe", "test_power", *words.split()], check=True)
@@ -126,7 +164,7 @@ def _bus_again() -> None:
     subprocess.run(["insmod", "/lab/i2c-stub-lab.ko", addresses], check=True)
     subprocess.run([sys.executable, "/lab/board.py", "reset"], check=True)
     bus = next(path.parent.name for path in Path("/sys/class/i2c-adapter").glob("*/name") if "stub" in path.read_text())
-    for chip in ("ina3221 0x40", "ina226 0x44", "ina238 0x45", "sbs-battery 0x0b"):
+    for chip in ("ina3221 0x40", "ina226 0x44", "ina238 0x45", "sbs-battery 0x0b", "lm75 0x48"):
         (I2C / f"devices/{bus}/new_device").write_text(chip)
 
 
@@ -139,8 +177,8 @@ def _mark(marks: Marks, what: str) -> Iterator[None]:
 
 def main() -> None:
     """Play every scene; one that fails says so and the next goes on."""
-    wanted = os.environ.get("LAB_SCENES", "doctor programs faults").split()
-    for scene in (doctor, programs, faults):
+    wanted = os.environ.get("LAB_SCENES", "doctor programs characterised training faults").split()
+    for scene in (doctor, programs, characterised, training, faults):
         if scene.__name__ not in wanted:
             continue
         began = time.monotonic()

@@ -35,13 +35,16 @@ _CALLED_ELSEWHERE = {
     **dict.fromkeys(("models", "zoo"), "workloads"),
     **dict.fromkeys(("top", "watch", "monitor"), "live"),
 }
-_TAKE_SCRIPTS = ("stepscope run", "stepscope tune", "stepscope fit")
+_TAKE_SCRIPTS = (
+    *("stepscope run", "stepscope tune", "stepscope fit"),
+    *(f"stepscope study {name}" for name in ("threads", "batch", "precision", "power-modes")),
+)
 _USAGE = UsageError.exit_code  # of a group of commands that was called alone: its help has been shown
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 INTERNAL_ERROR = 70  # EX_SOFTWARE of sysexits.h: not a refusal, a fault of ours
 _EXTRAS = {
     **{"torch": "torch", "altair": "report", "vl_convert": "report", "jinja2": "report"},
-    **{"pooch": "data", "PIL": "data", "ale_py": "atari"},
+    **{"pooch": "data", "PIL": "data", "ale_py": "atari", "mcp": "mcp"},
 }
 
 
@@ -162,7 +165,8 @@ def _option_hint(option: str, called: str, context: Any) -> str:
     known = [name.removeprefix("--") for each in context.command.params for name in each.opts if name[:2] == "--"]
     near = str(UnknownName("option", option.lstrip("-"), known).hint)
     said = re.sub(r"(mean|or) (?=\w)", r"\1 --", near) if near.startswith("did you mean") else ""
-    of_a_script = f"options of a script go after its name: {called} train.py {option}"
+    end = "" if called == "stepscope run" else "-- "
+    of_a_script = f"options of a script go after its name: {called} train.py {end}{option}"
     return " ".join(part for part in (said, of_a_script * (called in _TAKE_SCRIPTS)) if part)
 
 

@@ -30,7 +30,7 @@ from tests.sensors.jetson_trees import (
     xavier_nx,
 )
 
-from stepscope.record.access.files import natural
+from stepscope.record.access.files import natural, signed
 from stepscope.record.sampler.rows import EventLog, RowFile
 from stepscope.record.sampler.stream import Stream
 from stepscope.record.sensors import ina3221
@@ -229,7 +229,7 @@ def test_a_voltage_is_never_older_than_a_second(tmp_path: Path, discover: Discov
     assert read(sensor)["VDD_IN"] == pytest.approx(5.0 * 0.96)
 
 
-@pytest.mark.parametrize("text", ["", "\n", "-40\n", "n/a\n", "1e3\n", "12 13 14\n", "9" * 70, "99999999\n", "1_0\n"])
+@pytest.mark.parametrize("text", ["", "\n", "n/a\n", "1e3\n", "12 13 14\n", "9" * 70, "-99999999\n", "1_0\n"])
 def test_what_is_no_plausible_number_loses_that_rail_alone(text: str, tmp_path: Path, discover: Discover) -> None:
     new, old = discover(orin_nano(tmp_path / "new")), discover(nano(tmp_path / "old"))
     alone = discover(xavier_nx(tmp_path / "alone"))
@@ -241,6 +241,14 @@ def test_what_is_no_plausible_number_loses_that_rail_alone(text: str, tmp_path: 
         assert math.isnan(values[1])
         assert values[0] > 0
         assert values[2] > 0
+
+
+def test_a_current_below_zero_is_a_power_below_zero(tmp_path: Path, discover: Discover) -> None:
+    new, old = discover(orin_nano(tmp_path / "new")), discover(nano(tmp_path / "old"))
+    (tmp_path / "new" / ORIN_DRIVER / "1-0040/hwmon/hwmon1/curr2_input").write_text("-8\n")
+    (tmp_path / "old" / JP4_DRIVER / "6-0040/iio:device0/ui_input_1").write_text("5000 -8\n")
+    assert list(read(new).values())[1] == pytest.approx(4.96 * -0.008, rel=0.01)
+    assert list(read(old).values())[1] == pytest.approx(5.0 * -0.008)
 
 
 @pytest.mark.parametrize("number", [errno.EAGAIN, errno.EIO, errno.ENODATA])
@@ -415,7 +423,7 @@ def test_no_content_of_a_hwmon_file_crashes_the_sensor_or_invents_a_power(conten
             return
         values = answer.read()
         answer.close()
-    stated = natural(content[:64], 1e9)
+    stated = signed(content[:64], -1e9, 1e9) if which == "curr1_input" else natural(content[:64], 1e9)
     if which in ("samples", "in1_label"):
         expected = 4.7616
     else:
@@ -435,5 +443,5 @@ def test_no_content_of_ui_input_crashes_the_sensor_or_invents_a_power(content: b
         power = answer.read()[0]
         answer.close()
     words = content[:64].split()
-    believed = len(words) == 2 and all(word.isdigit() for word in words)
+    believed = len(words) == 2 and words[0].isdigit() and words[1].removeprefix(b"-").isdigit()
     assert math.isnan(power) or (believed and power == pytest.approx(int(words[0]) * int(words[1]) / 1e6))

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from stepscope.experiments.tune.arms import Desk, Rules
 from stepscope.experiments.tune.changes import Change
 from stepscope.experiments.tune.place import PlaceEnded
-from stepscope.experiments.tune.tuning import Desk, Rules, Tuning
+from stepscope.experiments.tune.tuning import Tuning
 
 FACTS: dict[str, Any] = {
     "device": "cpu", "cores": 4, "physical_cores": 4, "large_cores": [], "threads": 4, "conv2d": 3,
@@ -33,7 +33,20 @@ class FakeTraining:
         self.opened: list[tuple[str, ...]] = []
         self.facts = dict(FACTS)
         self.interrupt_after: int | None = None
-        self.time = itertools.count(0, 1_000_000)
+        self.at_s = 0.0  # on a clock that only its steps move
+        self.load: Callable[[float], float] | None = None
+
+    def steps(self, ratio: float, count: int) -> list[float]:
+        """Return the times of steps; other load, where there is some at that time, makes each slower."""
+        block = 0.01 * ratio * (1 + self.random.gauss(0, self.noise))
+        if self.load is None:
+            return [block] * count
+        found = []
+        for _ in range(count):
+            slower = self.load(self.at_s)
+            found.append(block * slower)
+            self.at_s += found[-1]
+        return found
 
     def open_place(self, changes: Sequence[Change], facts: Mapping[str, Any]) -> FakePlace:
         names = tuple(change.name for change in changes)
@@ -67,8 +80,8 @@ class FakePlace:
                 if training.interrupt_after is not None and len(training.blocks) >= training.interrupt_after:
                     raise KeyboardInterrupt
                 training.blocks.append(names)
-                block = 0.01 * ratio * (1 + training.random.gauss(0, training.noise))
-                return {"seconds": [block] * command["steps"], "t0_ns": 0, "t1_ns": 1, "losses": []}
+                training.steps(ratio, command["warmup"])
+                return {"seconds": training.steps(ratio, command["steps"]), "t0_ns": 0, "t1_ns": 1, "losses": []}
             case "losses":
                 return {"losses": [1.0 + sum(training.drifts.get(name, 0.0) for name in names)] * command["steps"]}
             case "memory":

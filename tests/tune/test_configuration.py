@@ -12,7 +12,7 @@ from stepscope import workloads
 from stepscope.errors import UnknownName, UsageError
 from stepscope.experiments.tune import applied
 from stepscope.experiments.tune.changes import offered
-from stepscope.experiments.tune.config import Config, read_config, write_config
+from stepscope.experiments.tune.config import Config, read_config, refuse_path, write_config
 
 
 def test_a_configuration_is_read_as_it_was_written(tmp_path: Path) -> None:
@@ -63,3 +63,11 @@ def test_a_workload_trains_with_it_from_its_second_step_on() -> None:
     finally:
         applied._kept.close()
     assert weight.is_contiguous()
+
+
+@pytest.mark.parametrize("name", ["x.json", "nowhere/x.toml", "folder.toml"])
+def test_a_file_that_no_configuration_can_be_written_to_is_refused_at_once(name: str, tmp_path: Path) -> None:
+    (tmp_path / "folder.toml").mkdir()
+    with pytest.raises(UsageError, match="--apply"):
+        refuse_path(tmp_path / name)
+    refuse_path(tmp_path / "best.env")

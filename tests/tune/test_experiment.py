@@ -12,10 +12,10 @@ import pytest
 from tests.tune.fake_training import FACTS, FakeTraining
 
 from stepscope.errors import UnknownName
+from stepscope.experiments.tune.arms import FINAL, Arm, Desk, tie_groups, typical
 from stepscope.experiments.tune.changes import offered, wanted
 from stepscope.experiments.tune.judge import judge
 from stepscope.experiments.tune.paired import process_interval, ratio_interval
-from stepscope.experiments.tune.tuning import FINAL, Arm, Desk, tie_groups, typical
 
 
 def test_one_disturbed_pair_does_not_bend_the_ratio() -> None:
@@ -67,7 +67,7 @@ def test_the_planted_changes_are_ranked_and_combined_and_checked_at_the_end() ->
 
 def test_what_is_slower_in_its_first_pairs_is_given_up() -> None:
     tuned = FakeTraining({"bf16": 1.5}).tuning()
-    assert len(tuned.arms["bf16"].pairs) == 3
+    assert 3 < len(tuned.arms["bf16"].pairs) <= 6  # those after the third when all others were clear
     assert tuned.best() is None
     assert "leave the training as it is" in judge(tuned, "t").answer
 
@@ -202,6 +202,13 @@ def test_the_table_says_what_helps_what_does_not_and_what_was_not_tried() -> Non
         ({"compiler": None}, "compile", "no C++ compiler"),
         ({"divisible": False}, "accumulate=2", "makes itself"),
         ({"threads": 1}, "bind", "one thread"),
+        ({}, "jemalloc", "not installed"),
+        (
+            {"jemalloc": "/l/libjemalloc.so.2", "environment": {"LD_PRELOAD": "/l/libjemalloc.so.2"}},
+            "jemalloc",
+            "runs on",
+        ),
+        ({"interop_threads": 1}, "interop=1", "one already"),
     ],
 )
 def test_a_change_that_does_not_apply_says_why(facts: Mapping[str, Any], name: str, reason: str) -> None:
@@ -216,7 +223,7 @@ def test_more_threads_than_cores_are_not_offered_and_fewer_are() -> None:
 
 def test_names_groups_and_goals_choose_changes_and_an_unknown_one_is_refused() -> None:
     known = offered(FACTS).values()
-    assert [change.name for change in wanted(known, "time", ("allocator",), ("tcmalloc",))] == [
+    assert [change.name for change in wanted(known, "time", ("allocator",), ("tcmalloc", "jemalloc"))] == [
         "malloc-keep", "malloc-keep-large",
     ]  # fmt: skip
     assert all(change.goal == "time" for change in wanted(known, "time", (), ()))

@@ -9,7 +9,7 @@ import pytest
 from tests.patience import HANG_S
 
 from stepscope.errors import UsageError
-from stepscope.experiments.tune.place import ScriptPlace
+from stepscope.experiments.tune.place import LastingPlace
 
 SCRIPT = """
 import json, sys, torch
@@ -41,7 +41,7 @@ def script(tmp_path: Path) -> Path:
 def test_a_script_takes_changes_between_its_steps_and_is_started_again(script: Path, tmp_path: Path) -> None:
     noted = tmp_path / "seen.json"
     orders = {"script": str(script), "arguments": ["80", str(noted)], "facts": {}, "threads": 2}
-    place = ScriptPlace(orders, tmp_path / "log.txt", {})
+    place = LastingPlace(orders, tmp_path / "log.txt", {})
     try:
         facts = place.ask(HANG_S, do="facts")
         assert facts["optimizers"][0]["kind"] == "SGD"

@@ -12,6 +12,7 @@ import numpy as np
 import polars as pl
 
 from stepscope.analysis.energy.inputs import BETWEEN, PAUSES
+from stepscope.analysis.energy.rail_fits import CLAIM, COARSE, RESOLVED
 from stepscope.analysis.processes import OWN
 from stepscope.analysis.time.operators import FRAMEWORK_OVERHEAD
 from stepscope.analysis.time.steps import profiled_steps
@@ -190,8 +191,9 @@ def _verdict_of_sum(joules: float | None, low: float | None, high: float | None,
     """Of the sum: no better than its interval, and than its dearest phase."""
     if joules is None or low is None or high is None or not joules or worst["verdict"] == "not identifiable":
         return str(worst["verdict"])
-    half = (high - low) / 2 / joules
-    return "resolved" if half <= 0.10 else "coarse" if half <= 0.30 else "not identifiable"
+    half = CLAIM * (high - low) / 2
+    least = joules - half
+    return "resolved" if half <= RESOLVED * least else "coarse" if half <= COARSE * least else "not identifiable"
 
 
 def _sum_if_known(parts: list[dict[str, Any]], name: str) -> float | None:

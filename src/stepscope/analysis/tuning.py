@@ -16,6 +16,7 @@ from weakref import WeakKeyDictionary
 import polars as pl
 
 from stepscope.analysis.results import ResultTable
+from stepscope.errors import UsageError
 from stepscope.units import percent
 
 if TYPE_CHECKING:
@@ -101,6 +102,20 @@ def _same_training(run: Run, found: Mapping[str, Any]) -> bool:
         and (device is None or device == found.get("device"))
         and run.simulated is None
     )
+
+
+def refuse_other_training(run: Run, target: str, batch: int | None) -> None:
+    """Raise UsageError where a run is not of this workload or script, batch size and device."""
+    workload = run.meta.get("workload") or {}
+    if Path(target).stem != workload.get("name"):
+        raise UsageError(f"--what-if: the run is of {workload.get('name')}, not of {target}", "give a run of the same")
+    if run.simulated is not None:
+        raise UsageError("--what-if: the sensors of that run were simulated", "give a run of this device")
+    if batch not in (None, workload.get("batch_size")):
+        raise UsageError(
+            f"--what-if: the run has batches of {workload.get('batch_size')}",
+            f"--batch {workload.get('batch_size')}",
+        )
 
 
 def _command(run: Run) -> list[str]:

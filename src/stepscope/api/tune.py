@@ -17,8 +17,9 @@ from stepscope.experiments.tune.request import TuneRequest, refuse_energy
 
 if TYPE_CHECKING:
     from stepscope.analysis.results import Findings
+    from stepscope.experiments.tune.arms import PlaceLike
     from stepscope.experiments.tune.changes import Change
-    from stepscope.experiments.tune.tuning import PlaceLike, Tuning
+    from stepscope.experiments.tune.tuning import Tuning
 
 _FIXED = 8  # batches of a loop that are kept for the experiment
 Tell = Callable[[str, float], None]
@@ -57,31 +58,59 @@ def tune(
     return findings
 
 
-def answer(request: TuneRequest, folder: Path, progress: bool) -> tuple[Findings, Tuning]:
-    """Tune a workload or script in a folder, with findings.json, figures and page.html."""
+def answer(request: TuneRequest, folder: Path, progress: bool) -> tuple[Findings, Tuning | None]:
+    """Tune a workload or script in a folder, with findings.json, figures and page.html; no Tuning of `what_if`."""
     from stepscope import workloads
-    from stepscope.experiments.tune.place import Place, ScriptPlace
+    from stepscope.experiments.tune.place import LastingPlace
 
     orders = request.orders()
     if request.of_a_script and not Path(request.target).is_file():
         raise UsageError(f"there is no script '{request.target}'", "give the path of a Python file, or a workload")
     if not request.of_a_script:
         workloads.refuse_unknown(request.target)
+    if request.what_if is not None:
+        return what_if(request, folder, progress), None
     count = itertools.count()
-    kind = ScriptPlace if request.of_a_script else Place
 
     def open_place(changes: Sequence[Change], facts: Mapping[str, Any]) -> PlaceLike:
         environment = {name: value for change in changes for name, value in change.environment.items()}
         log = folder / "runs" / f"{next(count)}.txt"
-        return kind({**orders, "facts": dict(facts)}, log, environment, [change.name for change in changes])
+        return LastingPlace({**orders, "facts": dict(facts)}, log, environment, [change.name for change in changes])
 
     return _answer(request, open_place, folder, progress, apart=True)
+
+
+def what_if(request: TuneRequest, folder: Path, progress: bool) -> Findings:
+    """Delay each layer of a recorded run, its loader and its optimizer, and return what a perfect one would save."""
+    from stepscope.analysis.run import open_run
+    from stepscope.analysis.tuning import refuse_other_training
+    from stepscope.experiments.engine.folder import StudyFolder
+    from stepscope.experiments.tune.arms import Desk
+    from stepscope.experiments.tune.place import LastingPlace
+    from stepscope.experiments.tune.what_if import STUDY, WhatIf, judge_parts, parts_of
+
+    assert request.what_if is not None
+    orders = {**request.orders(), "facts": {}, "what_if": True}
+    run = open_run(str(request.what_if))
+    refuse_other_training(run, request.target, request.batch)
+    if not request.of_a_script:
+        orders["batch"] = (run.meta.get("workload") or {}).get("batch_size")
+    kept = StudyFolder(folder, STUDY, {name: value for name, value in request.to_dict().items() if name != "minutes"})
+    with kept.locked(), _progress(progress) as tell:
+        found = WhatIf(
+            lambda: LastingPlace(orders, folder / "runs" / "0.txt", {}), parts_of(run), 60 * request.minutes,
+            Desk(tell=tell),
+        )  # fmt: skip
+        found.run()
+    findings = judge_parts(found, f"What {request.subject} would gain if")
+    return _concluded(replace(findings, study=STUDY), request, kept, folder)
 
 
 def tune_path(request: TuneRequest, out: Path | None) -> Path:
     """The folder of an experiment: the one given, else studies/<UTC time>-tune-<subject>."""
     name = re.sub(r"[^A-Za-z0-9._-]+", "_", request.subject)
-    return out or Path("studies") / f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-tune-{name}"
+    kind = "tune" if request.what_if is None else "what-if"
+    return out or Path("studies") / f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{kind}-{name}"
 
 
 def _answer(
@@ -91,25 +120,29 @@ def _answer(
     progress: bool,
     apart: bool,
 ) -> tuple[Findings, Tuning]:
-    from stepscope.experiments.engine.facts import device_name, versions
     from stepscope.experiments.engine.folder import StudyFolder
+    from stepscope.experiments.tune.arms import Desk, Rules
     from stepscope.experiments.tune.judge import judge
-    from stepscope.experiments.tune.tuning import Desk, Rules, Tuning
-    from stepscope.report.charts.tuning import tuning_charts
-    from stepscope.report.html import write_text
-    from stepscope.report.study_results import render, save_figures
+    from stepscope.experiments.tune.tuning import Tuning
 
     kept = StudyFolder(folder, "tune", {name: value for name, value in request.to_dict().items() if name != "minutes"})
     rules = Rules(60 * request.minutes, request.for_, request.only, request.not_)
     with kept.locked(), _progress(progress) as tell:
         tuning = Tuning(open_place, rules, Desk(kept.keep, kept.results(), tell), apart=apart)
         tuning.run()
+    title = f"What makes {request.subject} faster" if request.for_ == "time" else f"Changes to {request.subject}"
+    return _concluded(replace(judge(tuning, title), study="tune"), request, kept, folder), tuning
+
+
+def _concluded(findings: Findings, request: TuneRequest, kept: Any, folder: Path) -> Findings:
+    """Return the findings with what they are of, once they, their figures and their page are written."""
+    from stepscope.experiments.engine.facts import device_name, versions
+    from stepscope.report.charts.tuning import tuning_charts
+    from stepscope.report.html import write_text
+    from stepscope.report.study_results import render, save_figures
+
     findings = replace(
-        judge(
-            tuning,
-            f"What makes {request.subject} faster" if request.for_ == "time" else f"Changes to {request.subject}",
-        ),
-        study="tune",
+        findings,
         settings=request.to_dict(),
         device=device_name(),
         versions=versions(),
@@ -119,7 +152,7 @@ def _answer(
     charts = tuning_charts(findings.frames)
     save_figures(charts, folder / "figures", findings.title, ("png", "svg", "pdf"))
     write_text(folder / "page.html", render(findings, charts))
-    return findings, tuning
+    return findings
 
 
 def _targets(model: Any, optimizer: Any) -> Any:
@@ -146,6 +179,7 @@ def _tune_step(
     settings: Mapping[str, Any],
 ) -> Findings:
     from stepscope.experiments.tune.in_loop import LoopPlace, loop_bench
+    from stepscope.experiments.tune.state import RandomNumbers
 
     known = {"minutes", "for_", "only", "not_"}
     unknown = [name for name in settings if name not in known]
@@ -154,10 +188,13 @@ def _tune_step(
     name = getattr(step, "__name__", "loop")
     request = TuneRequest.from_settings({"target": name, **settings}, "tune")
     refuse_energy(request.for_)
-    bench = loop_bench(step, batches, targets, others, _FIXED)
-    place = LoopPlace(bench)
-    folder = tune_path(request, None if out is None else Path(out))
-    findings, tuning = _answer(request, lambda changes, facts: place, folder, progress, apart=False)
+    drawn = RandomNumbers()  # libraries that are imported on the way draw some as well
+    try:
+        place = LoopPlace(loop_bench(step, batches, targets, others, _FIXED))
+        folder = tune_path(request, None if out is None else Path(out))
+        findings, tuning = _answer(request, lambda changes, facts: place, folder, progress, apart=False)
+    finally:
+        drawn.put_back()
     if tuning.interrupted:
         raise KeyboardInterrupt
     return findings

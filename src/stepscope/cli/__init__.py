@@ -33,7 +33,7 @@ class Command:
 # The headings of the help, in their order.
 PANELS = {
     "Measure": ("run", "live", "doctor"),
-    "Read": ("report", "brief", "view", "compare", "figure", "export"),
+    "Read": ("report", "brief", "view", "compare", "figure", "export", "mcp"),
     "Decide": ("tune", "fit", "forecast"),
     "Check devices": ("suite", "study", "fleet", "calibrate"),
     "Data": ("runs", "import", "log", "meter", "data", "workloads", "check"),

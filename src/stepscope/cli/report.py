@@ -85,8 +85,10 @@ def _json(run: Run) -> None:
     from dataclasses import asdict
 
     from stepscope.analysis.answer import headline, setting
+    from stepscope.analysis.memory.headroom import SIZES, training_peak
     from stepscope.analysis.summary import energy_facts
 
+    peak = training_peak(run)
     content: dict[str, Any] = {
         "id": run.id,
         "status": run.status,
@@ -98,6 +100,7 @@ def _json(run: Run) -> None:
         "phases": run.phases().to_dicts(),
         "layers": run.layers().to_dicts(),
         "metrics": run.metrics().to_dicts(),
+        "memory": None if peak is None else {**asdict(peak), "fits": {str(b): peak.verdict(b) for b in SIZES}},
         "overhead": run.overhead().to_dicts(),
         "communication": run.communication().to_dicts(),
         "ranks": run.rank_table().to_dicts() if len(run.ranks) > 1 else [],

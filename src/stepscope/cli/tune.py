@@ -34,9 +34,15 @@ def _tune(
     """Tune, print the findings, and write the best configuration where it is wanted."""
     from stepscope import workloads
     from stepscope.api.tune import answer, tune_path
+    from stepscope.errors import UsageError
+    from stepscope.experiments.tune.config import refuse_path
 
     if not request.of_a_script:
         workloads.refuse_unknown(request.target)
+    if apply is not None:
+        refuse_path(apply)
+        if request.what_if is not None:
+            raise UsageError("--what-if makes no configuration for --apply", "leave --apply out")
     folder = tune_path(request, out)
     findings, tuning = answer(request, folder, progress=not quiet)
     if json:
@@ -49,6 +55,8 @@ def _tune(
         width = None if sys.stdout.isatty() else _PAGE_WIDTH
         Console(highlight=False, width=width).print(*text(findings), sep="\n")
     sys.stderr.write(f"page and figures: {folder / 'page.html'}\n")
+    if tuning is None:
+        return
     if tuning.interrupted:
         sys.stderr.write(f"interrupted; go on with: {findings.command}\n")
         raise typer.Exit(_INTERRUPTED)

@@ -75,6 +75,12 @@ def tcmalloc_library(root: Path = Path("/")) -> Path:
     )
 
 
+def jemalloc_library(root: Path = Path("/")) -> Path | None:
+    """Path of libjemalloc; null where it is not installed."""
+    found = [path for folder in _FOLDERS for path in sorted(root.glob(f"{folder}/libjemalloc.so*"))]
+    return found[-1] if found else None
+
+
 def in_force() -> dict[str, Any]:
     """Return what run.json states of the allocator of this process."""
     library = tcmalloc_in(_maps())

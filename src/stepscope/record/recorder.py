@@ -13,7 +13,6 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from stepscope.clock import monotonic_ns, unix_minus_monotonic_ns
 from stepscope.record import torch_private
@@ -30,6 +29,7 @@ from stepscope.record.parts import BACKWARD, BEGINNING, FORWARD, UPDATE, Parts
 from stepscope.record.plan import Plan
 from stepscope.record.routes import Routes
 from stepscope.record.trainers import at_end_of_thread
+from stepscope.record.window_ends import RamAlarm, when_an_optimizer_steps
 from stepscope.runfolder import RunWriter
 
 MOST_EVENTS = 32_000  # of several steps in one window: a window's events wait in RAM
@@ -59,12 +59,13 @@ class OpRecorder:
         self.once_ns = 0  # before the first step
         self.event_cost: EventCost | None = None
         self.apart: set[int] = set()  # steps profiled with shapes or allocations, which take longer for it
-        self.windows = self.rows = self.bytes_written = self.lost_windows = 0
-        self.most_events = 0  # of a window
+        self.windows = self.rows = self.bytes_written = self.lost_windows = self.most_events = 0
         self._writer = writer
         self._routes = routes
         self._note = note
         self._part_is_full = guarded(self._end_part_within_a_pass)
+        self._alarm = RamAlarm(guarded(self._is_full))
+        self._open_step = 0, 0  # its number and beginning
         self._names = Names()
         self._book = ShapeBook()
         self._window: torch_private.KinetoWindow | None = None
@@ -107,12 +108,13 @@ class OpRecorder:
         again: the step was to be recorded, and begins anew behind an evaluation.
         """
         self.plan.events_per_step = self._expected_events()
-        wanted = not self._stopped and (again or self.plan.records(step, elapsed_ns))
+        self._open_step = step, monotonic_ns()
+        within = torch_private.in_backward()  # an update there has ended a step; no profile may begin or end there
+        wanted = not self._stopped and not within and (again or self.plan.records(step, elapsed_ns))
         if not again:
             self._with_memory = wanted and self.plan.wants_memory(step, elapsed_ns)
-        memory = wanted and self._with_memory
-        full = (len(self._spans) + 1) * self.plan.events_per_step > MOST_EVENTS
-        open_now = self._window
+        full, memory = (len(self._spans) + 1) * self.plan.events_per_step > MOST_EVENTS, wanted and self._with_memory
+        open_now = None if within else self._window
         if open_now is not None and (
             not wanted or full or open_now.memory != memory or open_now.shapes != self._shapes(step, elapsed_ns)
         ):
@@ -152,9 +154,8 @@ class OpRecorder:
     def look(self, step: int, t0_ns: int, before_pass: bool = False) -> bool:
         """Close the window within a step that is too large for one; True where that was so.
 
-        before_pass: a backward pass begins; it may take more, since without it no layer is seen in backward.
-        How many events there are is not told by the profiler: it is reckoned from the autograd nodes made in this step
-        and from the calls of modules, and learnt from the windows before.
+        before_pass: a backward pass begins; it may take more, since without it no layer is seen in backward. Events are
+        reckoned from autograd nodes and calls of modules, as learnt from the windows before (else: `window_ends`).
         """
         window = self._window
         if window is None or not window.is_of_this_thread():
@@ -205,8 +206,8 @@ class OpRecorder:
             parts.left.discard(BACKWARD)
             self._note(
                 "backward-not-profiled",
-                "a backward pass too large for one window is profiled where it runs on the CPU, through all of its "
-                "nodes, in a process without other threads, with torch 2.7 or later",
+                "a backward pass too large for one window is profiled where it runs on the CPU, through all its nodes, "
+                "in a process without other threads, with torch 2.7 or later",
                 step=parts.step,
             )
             return
@@ -404,6 +405,7 @@ class OpRecorder:
         if window is None or not window.is_of_this_thread():
             return window is None
         self._stopped = True
+        self._alarm.clear()
         self._memory.close()
         if gone := window.leave(self._end_scopes):
             self._window = None
@@ -433,21 +435,23 @@ class OpRecorder:
             self._routes.profile_calls(False)
             return
         torch_private.end_without_destructors()  # should that thread never step again
-        handles: list[Any] = []
+        when_an_optimizer_steps(self._drop_unwritten)
 
-        def drop(_optimizer: Any, _args: Any, _kwargs: Any) -> None:
-            if self._window is not None and self._window.is_of_this_thread():
-                try:
-                    if self.recording:
-                        self._drop()
-                    elif not self._leave_overtaken():
-                        return
-                    handles.pop().remove()
-                except BaseException as error:
-                    if not is_ours(error):
-                        raise
+    def _drop_unwritten(self) -> bool:
+        if self._window is None or not self._window.is_of_this_thread():
+            return False
+        return self._drop() is not None if self.recording else self._leave_overtaken()
 
-        handles.append(register_optimizer_step_post_hook(drop))
+    def _is_full(self) -> None:
+        """Memory has grown beyond its peak within a window: it ends, and is the last one where its events were that."""
+        if not self.recording or torch_private.in_backward():
+            return
+        if self._parts.open is None:
+            self._begin_parts(self._open_step[0], set())
+            self._parts.begins(BEGINNING, self._open_step[1])
+        self._end_part()
+        if self.most_events > MOST_EVENTS_PER_STEP:
+            self._stop_for_good(f"{self.most_events:,} operators, most of them outside of modules, filled a window")
 
     def give_way(self) -> None:
         """Somebody else wants the profiler: it is theirs from now on."""
@@ -479,8 +483,7 @@ class OpRecorder:
         self._written = 0
 
     def _open(self, shapes: bool, memory: bool, in_pass: bool = False) -> None:
-        # To ask whether there is a GPU would initialise it.
-        self._cuda = bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
+        self._cuda = bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call] # other questions initialise it
         if self._cuda:
             torch.cuda.synchronize()
         if memory:
@@ -492,6 +495,7 @@ class OpRecorder:
         at_end_of_thread(self.thread_ends)
         self._routes.profile_calls(True)
         self._note_sites()
+        self._alarm.set()
 
     def _stop_for_good(self, why: str) -> None:
         self._stopped = True
@@ -502,6 +506,7 @@ class OpRecorder:
         window, self._window = self._window, None
         assert window is not None
         try:
+            self._alarm.clear()
             if self._cuda:
                 torch.cuda.synchronize()
         finally:
@@ -559,12 +564,10 @@ class OpRecorder:
             self._learn(len(raw), self._reckoned_events)
         if window.memory and rows.labelled is not None and self._spans:
             labelled = rows.labelled
-            self._watched(lambda: self._write_memory(caught, window, watched, labelled))
+            self._watched(lambda: self._write_memory(caught, window.tree, watched, labelled))
 
-    def _write_memory(
-        self, caught: Window, window: torch_private.KinetoWindow, watched: Watched, ops: Labelled
-    ) -> None:
-        events = read_tree(window.tree, window.shapes)
+    def _write_memory(self, caught: Window, tree: Any, watched: Watched, ops: Labelled) -> None:
+        events = read_tree(tree, caught.shapes)
         part = memory_rows(caught, events, watched, ops, self._names.texts(), self.modules.names(), self.memory_book)
         if len(part):
             self.bytes_written += self._writer.memory(part)

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import polars as pl
 
 from stepscope.analysis.answer import headline, setting
+from stepscope.analysis.memory.headroom import fits_sentence
 from stepscope.analysis.run import Run
 from stepscope.report.page.reading import visible
 from stepscope.report.screen import figure_text
@@ -32,6 +33,8 @@ def _lines(run: Run) -> Iterator[str]:
         yield f"reason: {quoted(str(reason), 160)}"
     yield f"setting: {', '.join(quoted(fact) for fact in setting(run))}"
     yield from (f"{row.label.lower()}: {figure_text(row)}" for row in headline(run))
+    if fits := fits_sentence(run):
+        yield f"memory: {fits}"
     yield from _findings(run)
     yield from _where(run)
     yield from _unknown(run)

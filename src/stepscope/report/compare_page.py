@@ -12,10 +12,12 @@ from stepscope.analysis.compare import WHAT, Comparison
 from stepscope.analysis.compare.explanation import UNATTRIBUTED_PARTS, Explanation
 from stepscope.report.charts.comparison import build_parts, build_ratios
 from stepscope.report.comparison import (
+    LAYER_TITLES,
     TITLES,
     QuantityRow,
     between,
     change,
+    layer_amount,
     legend,
     letter,
     part_name,
@@ -25,7 +27,7 @@ from stepscope.report.comparison import (
 )
 from stepscope.report.html import Entry, page_of, write_text
 from stepscope.report.page.parts import Cell, Column, Facts, Figure, Items, Note, Part, Section, Table
-from stepscope.units import amount, number, plural
+from stepscope.units import amount, interval, number, plural
 
 _BARS = 14
 _MOST_ROWS = 400
@@ -55,6 +57,13 @@ def _entries(comparison: Comparison, whats: Sequence[str]) -> Iterator[Entry]:
     if len(settings) > 1:
         yield Entry("settings", "Settings", Section("The numbers of each setting that all of them have.",
                                                     (_settings_table(comparison),)))  # fmt: skip
+    if len(comparison.operands) > 2:
+        for index, setting in enumerate(settings[:_MOST_EXPLAINED]):
+            tables = tuple(_layer_tables(comparison, index))
+            if tables:
+                of = f"{setting.label}: " if setting.label else ""
+                lede = "What each layer takes in each run, without the layers inside it."
+                yield Entry(f"layers-{index}", f"{of}Layers", Section(lede, tables))
     for index, setting in enumerate(settings[:_MOST_EXPLAINED]):
         for what, title in ((what, TITLES[what]) for what in whats):
             parts = tuple(_explained(comparison, what, index))
@@ -65,6 +74,24 @@ def _entries(comparison: Comparison, whats: Sequence[str]) -> Iterator[Entry]:
                 )
                 yield Entry(anchor, f"{of}{what.capitalize()}", Section(lede, parts))
     yield Entry("operands", "Operands", _sides(comparison))
+
+
+def _layer_tables(comparison: Comparison, setting: int) -> Iterator[Table]:
+    """A table for each quantity that was measured: a layer a row, and for each run its value with the 95 % CI."""
+    marks = [letter(side) for side in range(len(comparison.operands))]
+    for quantity, (title, unit) in LAYER_TITLES.items():
+        rows = []
+        for row in comparison.layers(quantity, setting):
+            cells = [Cell(row.layer or "(the model)", row.layer), Cell(row.type, row.type)]
+            for value in row.values:
+                ends = "" if value is None else interval(value.low, value.high, unit)
+                text = layer_amount(value, unit)
+                cells.append(Cell(f"{text} {ends}".strip(), None if value is None else value.value))
+            rows.append(tuple(cells))
+        if rows:
+            columns = (*(Column(name, numeric=False) for name in ("Layer", "Type")), *(Column(mark) for mark in marks))
+            ends = "; brackets hold the 95 % CI" if quantity != "memory" else ""
+            yield Table(title, columns, rows, f"{title.capitalize()}{ends}.")
 
 
 def _overview(comparison: Comparison) -> Section:

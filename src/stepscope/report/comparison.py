@@ -16,9 +16,10 @@ from rich.text import Text
 
 from stepscope.analysis.compare import NONE, REGRESSION, UNSURE, WHAT, Check, Comparison, Judged
 from stepscope.analysis.compare.explanation import UNATTRIBUTED_PARTS, Explanation
+from stepscope.analysis.compare.layers import LayerValue
 from stepscope.analysis.compare.sides import setting_of
 from stepscope.quantities import HIGHER, LOWER, find
-from stepscope.report.text_tables import add_row, new_table
+from stepscope.report.text_tables import CutName, add_row, new_table
 from stepscope.units import NOT_MEASURED, amount, bracketed, interval, number, percent, plural, row_label
 
 TITLES = {
@@ -26,6 +27,11 @@ TITLES = {
     "kernels": "kernel time of a step",
     "memory": "peak of live memory",
     "energy": "energy of a step",
+}
+LAYER_TITLES = {
+    "time": ("self time of a step by layer", "ns"),
+    "energy": ("energy of a step by layer", "J"),
+    "memory": ("live at the peak by layer", "B"),
 }
 
 
@@ -141,6 +147,8 @@ def render(
             parts += [Text(""), Text(setting.label, style="bold")]
         parts += [Text(""), _quantities(comparison, index)]
         parts += [Text(line, overflow="fold") for line in comparison.sentences(index)]
+        if len(comparison.operands) > 2:
+            parts += _layers(comparison, index, top)
         if len(comparison.settings) == 1:
             parts += _explained(comparison, by, top, whats)
     parts += _over_settings(comparison)
@@ -167,6 +175,25 @@ def _quantities(comparison: Comparison, setting: int) -> RenderableType:
         table.add_row(*(Text(cell) for cell in cells), mark)
         last = row.label
     return table
+
+
+def _layers(comparison: Comparison, setting: int, top: int) -> Iterator[RenderableType]:
+    """A layer a row and a run a column, for each quantity that was measured."""
+    for quantity, (title, unit) in LAYER_TITLES.items():
+        rows = comparison.layers(quantity, setting)
+        if not rows:
+            continue
+        table = new_table(f"{title} ({len(rows)})", *(letter(side) for side in range(len(comparison.operands))))
+        names = tuple(row.layer or "(the model)" for row in rows)
+        for name, row in list(zip(names, rows, strict=True))[:top]:
+            table.add_row(CutName(name, names), *(Text(layer_amount(value, unit)) for value in row.values))
+        yield Text("")
+        yield table
+
+
+def layer_amount(value: LayerValue | None, unit: str) -> str:
+    """Return a value of a layer as text; "-" where the side has no such layer, or did not measure it."""
+    return NOT_MEASURED if value is None else amount(value.value, unit)
 
 
 def _explained(comparison: Comparison, by: Sequence[str], top: int, whats: Sequence[str]) -> Iterator[RenderableType]:

@@ -12,8 +12,8 @@ from rich.constrain import Constrain
 from rich.table import Table
 from rich.text import Text
 
-from stepscope.analysis.caveats import resident_before_profiling
 from stepscope.analysis.memory.events import Peak
+from stepscope.analysis.memory.headroom import training_peak
 from stepscope.analysis.run import Run
 from stepscope.analysis.sensor_log import log_table
 from stepscope.analysis.summary import (
@@ -81,7 +81,7 @@ def render(run: Run) -> RenderableType:
         *utilisation(metrics),
         *operator_utilisation(run),
         *other_quantities(run.metrics()),
-        *memory(metrics, run.meta, resident_before_profiling(run)),
+        *memory(metrics, run.meta, training_peak(run)),
         *memory_at_peak(run.peak(), reserved_bytes(run)),
         *energy_notes(run.energy_tables.notes),
         *profiling_overhead(run.overhead(), profiled_sentence(run)),

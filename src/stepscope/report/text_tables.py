@@ -16,6 +16,7 @@ from rich.text import Text
 
 from stepscope.analysis.caveats import NotMeasured
 from stepscope.analysis.energy.tables import ESTIMATED, NO_INTERVAL
+from stepscope.analysis.memory.headroom import Peak, which_fit
 from stepscope.analysis.memory.limits import fit_command
 from stepscope.analysis.processes import ALL, CHILDREN, LAUNCHER, RANK, WATCHED
 from stepscope.analysis.time.operators import CPU, FRAMEWORK_OVERHEAD
@@ -370,10 +371,10 @@ def other_quantities(metrics: pl.DataFrame) -> list[RenderableType]:
     return [labelled("other", *lines)] if lines else []
 
 
-def memory(metrics: pl.DataFrame, meta: dict[str, Any], before: float | None = None) -> list[RenderableType]:
+def memory(metrics: pl.DataFrame, meta: dict[str, Any], peak: Peak | None = None) -> list[RenderableType]:
     """The numbers that are called memory, each by its own name, and what predicts that of the training alone.
 
-    before: the most that was resident before any step was profiled, B.
+    peak: of the training alone.
     """
     peaks, held = (
         _sizes(metrics, metric, word) for metric, word in (("peak_memory", "peak"), ("resident_memory", "median"))
@@ -382,25 +383,18 @@ def memory(metrics: pl.DataFrame, meta: dict[str, Any], before: float | None = N
     if any(row["scope"] == ALL for row in _rows(metrics, "peak_memory")):
         command = None  # predicts one process
     foretold = f"recording included; of the training alone, without running it: {command}" if command else ""
-    said = [", ".join(peaks), _training_alone(metrics, meta, before), ", ".join(held), foretold]
+    said = [", ".join(peaks), *_training_alone(peak), ", ".join(held), foretold]
     return [labelled("memory", *(text for text in said if text))] if peaks or held else []
 
 
-def _training_alone(metrics: pl.DataFrame, meta: dict[str, Any], before: float | None) -> str:
-    """The peak without what the recorder held in the training's process, and without what its heap grew by since."""
-    recorder = meta.get("recorder") or {}
-    held = sum(size for key in ("held_bytes", "modules_bytes") if isinstance(size := recorder.get(key), int))
-    peaks = [
-        int(row["value"])
-        for row in _rows(metrics, "peak_memory")
-        if row["scope"] == "process" and row["source"] in ("peak_rss", "rss")
-    ]
-    if not held or not peaks or held >= peaks[0]:
-        return ""
-    without = peaks[0] - held
-    low, high = bytes_(min(without, int(before or without))), bytes_(peaks[0])
-    spread = " and it scatters the heap" if before and before < without else ""
-    return f"up to {bytes_(held)} of it is the profiler's{spread}: the training alone peaks at [{low}, {high}]"
+def _training_alone(peak: Peak | None) -> list[str]:
+    """The peak without what the recorder held in the training's process, and what its heap grew by since; what fits."""
+    if peak is None:
+        return []
+    alone = f"the training alone peaks at [{bytes_(peak.low)}, {bytes_(peak.high)}]"
+    spread = " and it scatters the heap" if peak.low < peak.high - peak.held else ""
+    held = [f"up to {bytes_(peak.held)} of it is the profiler's{spread}: {alone}"] if peak.held else []
+    return [*held, which_fit(peak)]
 
 
 def energy_notes(notes: Sequence[str]) -> list[RenderableType]:

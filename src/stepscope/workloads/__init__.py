@@ -73,6 +73,9 @@ def _unknown(name: str, rows: Iterable[str]) -> UsageError:
     path = Path(name)
     if path.is_dir():
         return UsageError(f"'{name}' is a folder, not a script", "name the script in it, or a workload")
+    if path.is_file():
+        takers = "stepscope run, tune, fit, and study threads, batch, precision and power-modes take scripts"
+        return UsageError(f"'{name}' is a script, and this needs a workload", takers)
     if path.suffix.startswith(".py") or len(path.parts) > 1:
         near = difflib.get_close_matches(path.name, [script.name for script in path.parent.glob("*.py")], n=1)
         hint = f"did you mean {path.with_name(near[0])}?" if near else "give the path of a script, or a workload's name"

@@ -18,6 +18,7 @@ from stepscope.analysis.compare.explanation import (
     explain_time,
     samples_per_step,
 )
+from stepscope.analysis.compare.layers import QUANTITIES, LayerRow, layers_of_sides
 from stepscope.analysis.compare.sides import (
     TIMED,
     Ratio,
@@ -119,6 +120,12 @@ class Comparison:
         sides = self.settings[setting].sides
         return setting_differences(sides[0][0], sides[other][0])
 
+    def layers(self, quantity: str = "time", setting: int = 0) -> list[LayerRow]:
+        """Return each layer with its value on every side: "time" (self, ns), "energy" (J) or "memory" (live, B)."""
+        if quantity not in QUANTITIES:
+            raise UnknownName("quantity of layers", quantity, QUANTITIES)
+        return layers_of_sides(self.settings[setting].sides, quantity)
+
     def sentences(self, setting: int = 0) -> list[str]:
         """For each operand but the first: how much longer its step is, and which parts that comes from."""
         return [_difference_sentence(self, other, setting) for other in range(1, len(self.operands))]
@@ -140,6 +147,7 @@ class Comparison:
         return {
             "setting": self.settings[index].label,
             "sentences": self.sentences(index),
+            "layers": {name: [asdict(row) for row in self.layers(name, index)] for name in QUANTITIES},
             "differences": [self.differences(other, index) for other in others],
             "surroundings": [[asdict(part) for part in self.surroundings(other, index)] for other in others],
             "explanations": [_explanation_dict(self.explain(what, way, other, index), other)

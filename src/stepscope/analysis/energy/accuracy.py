@@ -121,7 +121,8 @@ def _chip_named(channel: Mapping[str, Any]) -> str:
 
 def _of_gpu(device: Mapping[str, Any]) -> Accuracy:
     """By the name of the GPU; of several kinds or an unknown one, what all measured kinds span."""
-    names = {str(entry.get("name")) for entry in device.get("accelerators") or [] if isinstance(entry, dict)}
+    stated = [entry for entry in device.get("accelerators") or [] if isinstance(entry, dict)]
+    names = {str(entry.get("model") or entry.get("name")) for entry in stated}
     known = {family for name in names for family in GPU_LINES if family.lower() in name.lower()}
     longest = max(known, key=len, default="")
     if len(names) == 1 and longest:

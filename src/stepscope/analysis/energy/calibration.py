@@ -99,13 +99,12 @@ def calibrate(timeline: Timeline, readings: Readings, prior: Prior | None = None
         if larger.timeline.steps >= few.timeline.steps:  # else many readings a step: the spread ones saw more
             problem = larger
     weighed = _weighed(few, better, prior, readings.period)
-    if problem is not few:
-        last = [one for log, one in weighed if log > weighed[0][0] - _HOPELESS]
-        last = _distinct([_descend(problem.holding(one.hold), one.x, free, _POLISH_ROUNDS) for one in last])
-        weighed = _weighed(problem, last, prior, readings.period)
+    last = [one for log, one in weighed if log > weighed[0][0] - _HOPELESS]
+    last = _distinct([_settled(problem.holding(one.hold), one.x, free) for one in last])
+    weighed = _weighed(problem, last, prior, readings.period)
     (_, best), others = weighed[0], weighed[1:]
     own = problem.holding(best.hold)
-    sd = own.uncertainty(best.x, free)
+    sd = own.learnt(best.x).uncertainty(best.x, free)
     rivals = tuple(
         Rival(problem.holding(one.hold).model(one.x), log - weighed[0][0])
         for log, one in others
@@ -136,7 +135,8 @@ def recalibrate(timeline: Timeline, readings: Readings, near: Calibration) -> Ca
     # Where nothing is left to explain, readings that never move fit whatever the sensor does: they tell nothing.
     if found.cost <= 0 or problem.readings.count / 2 * float(np.log(cost / found.cost)) < _CLEARLY:
         return near
-    return Calibration(problem.model(found.x), *problem.uncertainty(found.x, free), rivals=near.rivals)
+    found = _settled(problem, found.x, free)
+    return Calibration(problem.model(found.x), *problem.learnt(found.x).uncertainty(found.x, free), rivals=near.rivals)
 
 
 _NEAR_STARTS = 3
@@ -315,15 +315,34 @@ class _Problem:
         columns = np.column_stack([(one - base) / step.sum() for one, step in zip(moved, steps, strict=True)])
         return whitened(columns * (self.gain * self.scale(x))[:, None], self.theta)
 
-    def uncertainty(self, x: Floats, free: Any) -> tuple[float, float, float]:
-        """Standard deviations of centre, width and rc, s."""
+    def learnt(self, x: Floats) -> _Problem:
+        """The same with the noise, and the spread of the powers, that show at these parameters.
+
+        A noise that is taken too large would have slow filters found too fast: they ask for powers that differ more.
+        """
         problem = self.prepared(x)
-        watts, cost, _, (rows, normal) = problem.solved(x)
+        _, _, _, (rows, normal) = problem.solved(x)
+        seen = whitened(self.readings.watts * self.scale(x), problem.theta)
+        gram = normal - np.diag(self.penalty)
+        shape = hierarchy(self.timeline.keys, "signature")
+        own = replace(shape, mixing=np.eye(len(normal)))
+        moments = Moments(gram, rows.T @ seen, float(seen @ seen), len(seen), float(self.readings.watts.mean()))
+        fit = regress(moments, own, most=ANY_SPREAD)
+        return replace(self, penalty=fit.noise / fit.spread**2)
+
+    def uncertainty(self, x: Floats, free: Any) -> tuple[float, float, float]:
+        """Standard deviations of centre, width and rc, s, whatever the errors within a step are."""
+        problem = self.prepared(x)
+        watts, cost, left, (rows, normal) = problem.solved(x)
         x = np.append(x[:3], max(x[3], 1e-8))
-        curvature = _projected(problem.slopes(x, watts, free), rows, normal)
+        slopes = problem.slopes(x, watts, free)
+        apart = slopes - rows @ np.linalg.solve(normal, rows.T @ slopes)
+        curvature = np.maximum(np.diag(slopes.T @ apart), 1e-12)
         noise = cost * self.readings.count / max(self.readings.count - len(normal), self.readings.count // 3, 1)
+        step = self.timeline.step_of(self.readings.at)
+        pull = np.array([np.bincount(step, column * left) for column in apart.T])
         sd = np.zeros(4)
-        sd[free] = np.sqrt(noise / np.maximum(np.diag(curvature), 1e-12))
+        sd[free] = np.maximum(np.sqrt(noise / curvature), np.sqrt((pull**2).sum(axis=1)) / curvature)
         rc_sd = sd[3] / (2 * np.sqrt(x[3]))
         most = max(_MOST_SD, 0.1 * float(x[1]))
         return min(sd[0], most), min(sd[1], most), min(rc_sd, most)
@@ -352,6 +371,12 @@ def _difference_steps(x: Floats) -> Floats:
     """Finite differences: a share of the width, and squares of 0.1 ms."""
     fine = float(np.clip(x[1] / 50, 2e-5, 1e-4))
     return np.array([fine, fine, 1e-8 + 0.02 * x[2], 1e-8 + 0.02 * x[3]])
+
+
+def _settled(problem: _Problem, x: Floats, free: Any) -> _Descent:
+    """Where a descent ends once the noise and the spread of the powers are what they show to be."""
+    found = _descend(problem, x, free, _POLISH_ROUNDS)
+    return _descend(problem.learnt(found.x), found.x, free, _POLISH_ROUNDS)
 
 
 def _descend(problem: _Problem, x: Floats, free: Any, rounds: int) -> _Descent:

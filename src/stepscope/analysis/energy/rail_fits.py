@@ -155,8 +155,9 @@ def _within_steps(ops: RunTimeline, readings: Readings) -> np.ndarray[tuple[int]
 
 
 Z_95 = float(special.ndtri(0.975))
+CLAIM = float(special.ndtri(0.995)) / Z_95  # a table claims many parts at once: each is held to its 99 % CI
 _AS_DECIDED = 1.5  # standard deviations: the most that the coarser fit's disagreement adds
-_ALWAYS = 0.005  # of a part's energy: what no term below sees
+_ALWAYS = 0.01  # of a part's energy: what no term below sees, as power that is not the same all through an operator
 
 
 @dataclass(frozen=True)
@@ -187,13 +188,18 @@ class Parts:
 
     @property
     def relative(self) -> Floats:
-        """Half of the interval as a share of the energy (G,); infinite for 0 J."""
+        """Half of the 99 % CI as a share of its lower end (G,), which claims go by; infinite where that is 0 J.
+
+        What came out too large by chance would look the better known for it.
+        """
+        half = CLAIM * self.half_width
+        least = self.joules - half
         with np.errstate(invalid="ignore", divide="ignore"):
-            share: Floats = np.where(self.joules > 0, self.half_width / self.joules, np.inf)
+            share: Floats = np.where(least > 0, half / least, np.inf)
         return share
 
     def resolved(self, within: float = 0.10) -> Flags:
-        """Groups whose interval is within so much of the energy."""
+        """Groups whose 99 % CI is within so much of the energy."""
         return np.asarray(self.relative <= within)
 
 
@@ -220,7 +226,7 @@ def parts(found: Attribution, gather: Any) -> Parts:
     return Parts(joules, sd, statistical, seconds, spread / scale[:, None] / scale, meanwhile)
 
 
-RESOLVED, COARSE = 0.10, 0.30  # half of the 95 % CI as a share of the energy
+RESOLVED, COARSE = 0.10, 0.30  # half of the 99 % CI as a share of its lower end
 STAMP_RATIO = 20.0  # ops must be so much longer than their stamps' error
 _TOGETHER = -0.5  # correlation from which two parts are told apart by the prior alone
 _POSSIBLE, _OTHER_ENERGIES = 0.05, 0.05  # of another sensor model: its probability, and the energy that it would move
@@ -355,8 +361,9 @@ def _more_steps(found: Attribution, whole: Parts, wanted: float = 0.90) -> int |
     fixed = np.maximum(whole.sd**2 - whole.statistical**2 - hidden, 0.0)
     steps = found.timeline.steps
     for factor in np.geomspace(1.0, _MOST_FACTOR, 61):
-        half = Z_95 * np.sqrt(whole.statistical**2 / factor**_FASTER + fixed / np.sqrt(factor) + hidden) / energy
-        if float(energy[half <= RESOLVED].sum()) >= wanted * float(energy.sum()):
+        sd = np.sqrt(whole.statistical**2 / factor**_FASTER + fixed / np.sqrt(factor) + hidden)
+        half = CLAIM * Z_95 * sd / energy
+        if float(energy[half <= RESOLVED / (1 + RESOLVED)].sum()) >= wanted * float(energy.sum()):
             return 0 if factor == 1.0 and not trouble(found) else max(int(np.ceil(steps * (factor - 1))), 1)
     return None
 

@@ -266,16 +266,39 @@ def measured_total(readings: Readings, width: Floats, weight: Floats, seconds: f
 
 
 def close_to_total(joules: Floats, covariance: Floats, total: Total) -> tuple[Floats, Floats]:
-    """Energies (P,) and covariance after the total was observed (a Kalman update); below 0 becomes 0.
+    """Energies (P,) and covariance after the total was observed (a Kalman update), and after none can be below 0.
 
     What a source that looks all the time still leaves open, under 0.1 %, is handed out in proportion.
     """
     along = covariance.sum(axis=1)
     gain = along / (along.sum() + total.sd**2)
-    updated = np.maximum(joules + gain * (total.joules - joules.sum()), 0.0)
+    closed = covariance - np.outer(gain, along)
+    updated = not_negative(joules + gain * (total.joules - joules.sum()), closed)
     if total.seen > FULL_TIME and updated.sum() > 0:
         updated = updated * (total.joules / updated.sum())
-    return updated, covariance - np.outer(gain, along)
+    return updated, closed
+
+
+def not_negative(joules: Floats, covariance: Floats) -> Floats:
+    """Energies (P,) given that those below 0 are 0: what they lacked is taken from those that had it.
+
+    To set them to 0 alone would leave it with the others, and their sum too large.
+    """
+    held = np.zeros(len(joules), dtype=bool)
+    moved = joules
+    for _ in range(_MOST_HELD):
+        below = (moved < 0) & ~held
+        if not below.any():
+            break
+        held |= below
+        among = covariance[np.ix_(held, held)]
+        among[np.diag_indices_from(among)] += _SINGULAR * among.max(initial=1e-30)
+        moved = joules - covariance[:, held] @ np.linalg.solve(among, joules[held])
+    return np.maximum(np.where(held, 0.0, moved), 0.0)
+
+
+_SINGULAR = 1e-9  # of the largest variance: what two energies that err together are still told apart by
+_MOST_HELD = 20  # rounds, each of which holds those that the one before has moved below 0
 
 
 WIDE = 0.004  # s: a stretch of the step without a sample that hides ops

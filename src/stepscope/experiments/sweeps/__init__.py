@@ -36,7 +36,7 @@ PRECISIONS = ("fp32", "bf16")
 class TrainingSetting:
     """Setting of a training that a study varies; null is the workload's or torch's own choice.
 
-    lr: learning rate. mode: a power mode of the board, by its number.
+    lr: learning rate. mode: a power mode of the board, by its number. arguments: of a script, for every setting.
     """
 
     workload: str
@@ -48,11 +48,12 @@ class TrainingSetting:
     kind: str = TRAINING
     lr: float | None = None
     mode: int | None = None
+    arguments: tuple[str, ...] = ()
 
     @property
     def id(self) -> str:
         """A name for files."""
-        said = [f"{name}-{value}" for name, value in asdict(self).items() if value is not None]
+        said = [f"{name}-{value}" for name, value in asdict(self).items() if value not in (None, self.arguments)]
         return re.sub(r"[^A-Za-z0-9._-]+", "_", "-".join(said))
 
 
@@ -76,6 +77,8 @@ class TrainingRules:
 
 
 WORKLOAD = Option("A workload of the suite, or path/to/file.py:name.", argument=True)
+TRAINING_OF = Option("A workload, path/to/file.py:name, a script (train.py) or module:function.", argument=True)
+ARGUMENTS = Option("After `--`: the script's own arguments; {batch} is the setting's.", argument=True, stated=True)
 BATCH = Option("Batch size. Default: the workload's own.", least=1, example="4")
 PRECISION = Option("fp32 or bf16.", choices=PRECISIONS)
 REPEATS = Option("Fresh processes for each setting: 3 (--quick: 2).", least=1, example="20", quick=2)
@@ -98,7 +101,7 @@ class TrainingSweep(StudyRequest):
     @property
     def base(self) -> TrainingSetting:
         """The setting that the axis is put into."""
-        names = {"workload", "batch", "optimizer", "precision", "threads", "device"} - {self.axis}
+        names = {"workload", "batch", "optimizer", "precision", "threads", "device", "arguments"} - {self.axis}
         return TrainingSetting(**chosen(self, names))
 
     @property
@@ -112,6 +115,14 @@ class TrainingSweep(StudyRequest):
         return training_rules(self, self.default_steps)
 
     def checked(self) -> StudyRequest:
+        from stepscope.experiments.sweeps.own_training import check_own, is_own
+
+        own, words = is_own(self.base.workload), self.base.arguments
+        if own and hasattr(self, "arguments"):
+            check_own(self)
+            return self
+        if words:
+            raise UsageError(f"a workload takes no arguments of its own: {' '.join(words)}")
         find_workload(self.base.workload, self.base.optimizer)
         check_device(self.base.device)
         return self
@@ -150,7 +161,8 @@ class BatchSweep(TrainingSweep):
     study: ClassVar[str] = "batch"
     axis: ClassVar[str] = "batch"
 
-    workload: str = option(REQUIRED, WORKLOAD)
+    workload: str = option(REQUIRED, TRAINING_OF)
+    arguments: tuple[str, ...] = option((), ARGUMENTS)
     batch: tuple[int, ...] = option("1,2,4,...,64", "Batch sizes. Default: 1,2,4,...,64.", least=1)
     optimizer: str | None = option(None, OPTIMIZER)
     precision: str = option("fp32", PRECISION)
@@ -179,7 +191,8 @@ class ThreadSweep(TrainingSweep):
     study: ClassVar[str] = "threads"
     axis: ClassVar[str] = "threads"
 
-    workload: str = option(REQUIRED, WORKLOAD)
+    workload: str = option(REQUIRED, TRAINING_OF)
+    arguments: tuple[str, ...] = option((), ARGUMENTS)
     threads: tuple[int, ...] = option(None, "Threads. Default: 1 to all cores.", least=1, example="1,2,4")
     batch: int | None = option(None, BATCH)
     optimizer: str | None = option(None, OPTIMIZER)
@@ -211,7 +224,8 @@ class PrecisionSweep(TrainingSweep):
     study: ClassVar[str] = "precision"
     axis: ClassVar[str] = "precision"
 
-    workload: str = option(REQUIRED, WORKLOAD)
+    workload: str = option(REQUIRED, TRAINING_OF)
+    arguments: tuple[str, ...] = option((), ARGUMENTS)
     precisions: tuple[str, ...] = option("fp32,bf16", "Kinds of arithmetic: fp32,bf16.", choices=PRECISIONS)
     batch: int | None = option(None, BATCH)
     optimizer: str | None = option(None, OPTIMIZER)
@@ -282,7 +296,8 @@ class PowerModes(TrainingSweep):
 
     study: ClassVar[str] = "power-modes"
 
-    workload: str = option(REQUIRED, WORKLOAD)
+    workload: str = option(REQUIRED, TRAINING_OF)
+    arguments: tuple[str, ...] = option((), ARGUMENTS)
     modes: tuple[str, ...] = option(None, "Modes by number or name, with commas. Default: all.", example="0,1")
     apply: bool = option(False, "Really set the modes; without it, only say what would be done.", stored=False)
     yes: bool = option(False, "Do not ask before the first mode is set.", stored=False)

@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -72,12 +73,16 @@ def configured(workload: Workload, config: Config) -> Workload:
 
 
 def apply_to_script(path: str) -> None:
+    """In the process of a script, once torch is there: make the changes of a file after its first updates."""
+    make_in_script(changes_of(read_config(Path(path))))
+
+
+def make_in_script(changes: Sequence[Change]) -> None:
     """In the process of a script, once torch is there: make the changes after its first updates."""
     from stepscope.experiments.tune.subject import Observer, Targets
     from stepscope.record.boundary import Boundary
     from stepscope.record.routes import Routes
 
-    changes = changes_of(read_config(Path(path)))
     early = [change for change in changes if change.at_start and change.group != "compile"]
     _kept.enter_context(switched(early, Targets((), ())))
     later = [change for change in changes if change not in early]

@@ -11,7 +11,9 @@ import torch
 
 from stepscope.clock import monotonic_ns
 from stepscope.experiments.tune.changes import Change, offered, switched
-from stepscope.experiments.tune.subject import Observer, State, Targets, facts_of, observed
+from stepscope.experiments.tune.delays import DELAY, delay_of
+from stepscope.experiments.tune.state import State
+from stepscope.experiments.tune.subject import Observer, Targets, facts_of, observed
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,7 @@ class Bench:
         """Return the changes of these names."""
         if not self._known:
             self.facts()
-        return [self._known[name] for name in names]
+        return [delay_of(name) if name.startswith(DELAY) else self._known[name] for name in names]
 
     def block(self, names: Sequence[str], warmup: int, steps: int) -> Block:
         """Make so many timed steps with the changes, after some that are not timed."""

@@ -24,6 +24,14 @@ class Config:
     facts: Mapping[str, Any] = field(default_factory=dict)
 
 
+def refuse_path(path: Path) -> None:
+    """Raise UsageError for a file that a configuration cannot be written to, before anything is measured for it."""
+    if path.suffix not in (".toml", ".env"):
+        raise UsageError(f"--apply {path}: neither .toml nor .env", "for example --apply stepscope.toml")
+    if path.is_dir() or not path.absolute().parent.is_dir():
+        raise UsageError(f"--apply {path}: no file in a folder that exists", "for example --apply stepscope.toml")
+
+
 def write_config(path: Path, changes: Sequence[Change], facts: Mapping[str, Any], head: str) -> None:
     """Write changes as TOML, or, where the name ends with .env, their environment for a shell.
 

@@ -6,8 +6,10 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from stepscope.errors import UsageError
+from stepscope.errors import StepscopeError, UsageError
 from stepscope.experiments.tune.bench import Bench
+from stepscope.experiments.tune.changes.loading import with_arguments
+from stepscope.experiments.tune.place import PlaceEnded
 from stepscope.experiments.tune.subject import Targets
 from stepscope.experiments.tune.trainee import obeyed
 
@@ -19,8 +21,18 @@ class LoopPlace:
         self._bench = bench
 
     def ask(self, limit_s: float, **command: Any) -> dict[str, Any]:
-        """Do it now, however long it takes; what the user's step raises passes through."""
-        return obeyed(self._bench, command)
+        """Do it now, however long it takes. What the user's step raises passes through, but of a change it is a result.
+
+        The state has been put back then.
+        """
+        try:
+            return obeyed(self._bench, command)
+        except StepscopeError:
+            raise
+        except Exception as error:
+            if not command.get("changes"):
+                raise
+            raise PlaceEnded(f"with it the step raises {type(error).__name__}: {error}") from error
 
     def close(self) -> None:
         """Nothing was started."""
@@ -41,16 +53,18 @@ def loop_bench(
                 "there is no batch to make steps of", "stepscope.tune(step, [batch], model=..., optimizer=...)"
             )
         return Bench(step, targets, lambda _: itertools.cycle(kept), kept, others=others)
-    from stepscope.experiments.tune.subject import State
+    from stepscope.experiments.tune.state import State
 
+    # A loader whose workers persist has a single iterator, and the user's loop may be amid it.
+    plain = _with(loader, {}) if loader.persistent_workers else loader
     state = State(Targets((), ()), generators)  # a loader draws random numbers when it begins
     try:
-        kept = list(itertools.islice(iter(loader), fixed))
+        kept = list(itertools.islice(iter(plain), fixed))
     finally:
         state.put_back()
 
     def source(arguments: Mapping[str, Any]) -> Iterator[Any]:
-        return itertools.chain.from_iterable(itertools.repeat(_with(loader, arguments) if arguments else loader))
+        return itertools.chain.from_iterable(itertools.repeat(_with(loader, arguments) if arguments else plain))
 
     return Bench(step, targets, source, kept, others=(*others, *generators))
 
@@ -75,4 +89,4 @@ def _with(loader: Any, arguments: Mapping[str, Any]) -> Any:
         if loader.batch_sampler is not None
         else {"batch_size": None, "sampler": loader.sampler}
     )
-    return DataLoader(loader.dataset, **{**same, **batching, **arguments})
+    return DataLoader(loader.dataset, **with_arguments({**same, **batching}, arguments))

@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from stepscope.analysis.results import Findings, ResultTable, Value
+from stepscope.experiments.tune.arms import AS_IS, FINAL, Arm, tie_groups
 from stepscope.experiments.tune.changes import Change
-from stepscope.experiments.tune.tuning import AS_IS, FINAL, LEAST_GAIN, MOST_DRIFT, Arm, Tuning, tie_groups
+from stepscope.experiments.tune.tuning import LEAST_GAIN, MOST_DRIFT, Tuning
 from stepscope.units import number
 
 if TYPE_CHECKING:

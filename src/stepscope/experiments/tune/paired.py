@@ -20,7 +20,13 @@ LEAST_PAIRS = 6  # fewer cannot exclude anything at 95 %
 
 def ratio_interval(logs: Sequence[float], confidence: float = CONFIDENCE) -> tuple[float, float, float]:
     """Return (ratio, low, high) of log ratios of pairs: of few Student's; NaN where there are none."""
-    values = np.asarray(logs, dtype=np.float64)
+    middle, low, high = centre_interval(logs, confidence)
+    return math.exp(middle), math.exp(low), math.exp(high)
+
+
+def centre_interval(observed: Sequence[float], confidence: float = CONFIDENCE) -> tuple[float, float, float]:
+    """Return (centre, low, high) of what pairs gave: of few Student's; NaN where there are none."""
+    values = np.asarray(observed, dtype=np.float64)
     if not len(values):
         return math.nan, math.nan, math.nan
     first, second = np.triu_indices(len(values))
@@ -29,8 +35,8 @@ def ratio_interval(logs: Sequence[float], confidence: float = CONFIDENCE) -> tup
     rank = _rank(len(values), confidence)
     if rank is None:
         mean, low, high = mean_interval(values, confidence)
-        return math.exp(mean), math.exp(low), math.exp(high)
-    return math.exp(middle), math.exp(float(means[rank])), math.exp(float(means[len(means) - 1 - rank]))
+        return mean, low, high
+    return middle, float(means[rank]), float(means[len(means) - 1 - rank])
 
 
 def process_interval(by_process: Sequence[Sequence[float]]) -> tuple[float, float, float]:

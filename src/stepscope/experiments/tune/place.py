@@ -28,6 +28,10 @@ class PlaceEnded(StepscopeError):
     """The process of a training ended, or gave no answer in time; the message says how."""
 
 
+class TooShort(UsageError):
+    """A script that makes too few steps as it is: nothing can be tried on it."""
+
+
 class Place:
     """A training in a process of its own, with an environment and changes that it begins with."""
 
@@ -69,6 +73,11 @@ class Place:
             raise PlaceEnded(str(answer["failed"]))
         return answer
 
+    @property
+    def ended(self) -> bool:
+        """Return whether the process is gone."""
+        return self._child.poll() is not None
+
     def close(self) -> None:
         """End the process and all that it started."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -100,35 +109,54 @@ class Place:
         return f"the training ended (exit code {self._child.returncode}): {said}"
 
 
-class ScriptPlace:
-    """A script that is tuned. Where it ends before it is told to, it is started again, and the command repeated."""
+class LastingPlace:
+    """A training that is started again where its process is gone: a script that ended, a change that ended it."""
 
     def __init__(
         self, orders: Mapping[str, Any], log: Path, environment: Mapping[str, str], at_start: Sequence[str] = ()
     ) -> None:
+        self._at_start = tuple(at_start)
         self._start: Callable[[], Place] = functools.partial(Place, orders, log, environment, at_start)
         self._place = self._start()
         self._facts: Mapping[str, Any] | None = None
+        self._gone = False
 
     def ask(self, limit_s: float, **command: Any) -> dict[str, Any]:
-        """Send a command and return its answer; UsageError where the script makes too few steps for it."""
+        """Send a command and return its answer; TooShort where the script as it is makes too few steps for it."""
         if command["do"] == "use":
             self._facts = command["facts"]
-        answer = self._place.ask(limit_s, **command)
-        if "over" not in answer:
-            return answer
-        self._place.close()
-        self._place = self._start()
-        if self._facts is not None and command["do"] != "use":
-            self._place.ask(limit_s, do="use", facts=self._facts)
-        answer = self._place.ask(limit_s, **command)
+        if self._gone:
+            self._again(limit_s)
+        answer = self._told(limit_s, command)
         if "over" in answer:
-            raise UsageError(
+            self._again(limit_s)
+            answer = self._told(limit_s, command)
+        if "over" in answer:
+            self._gone = True
+            if self._at_start or command.get("changes"):
+                raise PlaceEnded(f"with it {answer['why']}, after {answer['over']} training steps")
+            raise TooShort(
                 f"{answer['why']}: it makes {answer['over']} training steps, too few to tune it",
                 "give it arguments with which it trains longer, after --",
             )
+        if command["do"] == "facts":
+            self._facts = answer
         return answer
 
     def close(self) -> None:
-        """End the script."""
+        """End the process."""
         self._place.close()
+
+    def _told(self, limit_s: float, command: Mapping[str, Any]) -> dict[str, Any]:
+        try:
+            return self._place.ask(limit_s, **command)
+        except PlaceEnded:
+            self._gone = self._place.ended
+            raise
+
+    def _again(self, limit_s: float) -> None:
+        self._place.close()
+        self._place = self._start()
+        self._gone = False
+        if self._facts is not None:
+            self._told(limit_s, {"do": "use", "facts": self._facts})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from stepscope.errors import UsageError
@@ -34,6 +35,9 @@ class TuneRequest(Request):
         (), "Try these changes alone, by name or group: channels_last,threads.", stated=True, example="channels_last"
     )  # fmt: skip
     not_: tuple[str, ...] = option((), "Do not try these changes: bf16,compile.", stated=True, example="bf16")
+    what_if: Path | None = option(
+        None, "A recorded run of it, or last: delay each layer instead, and say what a perfect one would save."
+    )
     batch: int | None = option(None, "Samples per step of a workload.", least=1, example="16")
     optimizer: str | None = option(None, "Optimizer of a workload. Default: its own.")
     threads: int | None = option(None, "Threads of the training as it is.", least=1, example="2")
@@ -52,6 +56,8 @@ class TuneRequest(Request):
     def orders(self) -> dict[str, Any]:
         """Return what the process of a training is told; UsageError for what cannot be."""
         refuse_energy(self.for_)
+        if self.what_if is not None and (self.only or self.not_ or self.for_ != "time"):
+            raise UsageError("--what-if tries no changes: --only, --not and --for do not apply", "leave them out")
         if not self.of_a_script:
             if self.arguments:
                 raise UsageError(f"a workload takes no arguments of its own: {' '.join(self.arguments)}")

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from stepscope.clock import monotonic_ns
 from stepscope.experiments.tune.changes import Change, offered, switched
+from stepscope.experiments.tune.delays import DELAY, delay_of, waited, watch_batches
 from stepscope.experiments.tune.trainee import Commands, changes_at_start, process_peak
 from stepscope.record.processes.children import when_imported
 from stepscope.record.processes.training import _run_script
@@ -80,6 +81,8 @@ class _Loop:
         at_start = [change for change in changes_at_start(self._orders) if change.group != "compile"]
         self._at_start.enter_context(switched(at_start, self._targets))
         self._seen = Observer()
+        if self._orders.get("what_if"):
+            watch_batches()
         boundary = Boundary(self._failed)
         listener = _Listener(self._seen, self._step_ended)
         listener.routes = Routes(boundary, listener)
@@ -133,7 +136,9 @@ class _Loop:
     def _end_block(self, t_ns: int) -> None:
         self._switches.close()
         self._block = None
-        self._commands.answer(seconds=self._seconds, t0_ns=self._span_ns[0], t1_ns=t_ns, losses=[], ended=False)
+        self._commands.answer(
+            seconds=self._seconds, t0_ns=self._span_ns[0], t1_ns=t_ns, losses=[], ended=False, **waited()
+        )
         self._seconds = []
 
     def _serve(self) -> None:
@@ -157,7 +162,10 @@ class _Loop:
             elif what == "peak":
                 self._commands.answer(process_bytes=process_peak(), prepared_s=None)
             elif what == "block":
-                changes = [self._known[name] for name in command["changes"]]
+                changes = [
+                    delay_of(name) if name.startswith(DELAY) else self._known[name] for name in command["changes"]
+                ]
+                waited()
                 self._switches.enter_context(switched(changes, targets))
                 self._block = max(1, command["warmup"]), command["steps"]
                 return

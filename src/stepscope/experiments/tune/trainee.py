@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from stepscope.clock import monotonic_ns
 from stepscope.errors import StepscopeError
 from stepscope.experiments.engine.limits import die_with
+from stepscope.experiments.tune.delays import waited, watch_batches
 
 if TYPE_CHECKING:
     from stepscope.experiments.tune.bench import Bench, Block
@@ -95,7 +96,8 @@ def obeyed(bench: Bench, command: Mapping[str, Any]) -> dict[str, Any]:
         return {"bytes": bench.memory(names)}
     if what == "peak":
         return {"process_bytes": process_peak()}
-    return block_answer(bench.block(names, command["warmup"], command["steps"]))
+    waited()
+    return {**block_answer(bench.block(names, command["warmup"], command["steps"])), **waited()}
 
 
 def block_answer(block: Block) -> dict[str, Any]:
@@ -132,6 +134,8 @@ def workload_bench(orders: Orders) -> Bench:
     from stepscope.experiments.tune.changes import switched
     from stepscope.experiments.tune.subject import Targets
 
+    if orders.get("what_if"):
+        watch_batches()
     at_start = changes_at_start(orders)
     training = workloads.find(orders["workload"]).prepare(
         batch=orders.get("batch"), optimizer=orders.get("optimizer"), device=orders.get("device") or "cpu"
@@ -181,18 +185,10 @@ def bench_of(training: Training, targets: Any = None, restored: bool = False) ->
 
 def _made_anew(training: Training, arguments: Mapping[str, Any]) -> Iterator[Any]:
     """Return the batches of a data loader that is made with other arguments."""
-    from torch.utils.data import DataLoader
+    from stepscope.experiments.tune.changes.loading import loaders_made_with
 
-    plain = DataLoader.__init__
-
-    def init(loader: Any, *args: Any, **kwargs: Any) -> None:
-        plain(loader, *args, **{**kwargs, **arguments})
-
-    DataLoader.__init__ = init  # type: ignore[method-assign,assignment]
-    try:
+    with loaders_made_with(arguments):
         return training.batches()
-    finally:
-        DataLoader.__init__ = plain  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

@@ -11,17 +11,25 @@ from __future__ import annotations
 import contextlib
 import math
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from stepscope.clock import monotonic_ns
 from stepscope.errors import UsageError
+from stepscope.experiments.tune.arms import (
+    FINAL,
+    Arm,
+    Desk,
+    PlaceLike,
+    Rules,
+    file_name,
+    saving,
+    typical,
+)
 from stepscope.experiments.tune.changes import Change, offered, wanted
-from stepscope.experiments.tune.paired import LEAST_PAIRS, process_interval, ratio_interval
-from stepscope.experiments.tune.place import PlaceEnded
+from stepscope.experiments.tune.paired import LEAST_PAIRS, ratio_interval
+from stepscope.experiments.tune.place import PlaceEnded, TooShort
 
-FINAL, AS_IS = "final", "as-is"
 LEAST_GAIN = 0.01  # of the step: less is of no use to anybody
 MOST_DRIFT = 0.05  # of the loss, in the same steps from the same state: more is not combined by itself
 _CLEAR = 0.0075  # half the width of a CI, as a share, from which on no more pairs are made
@@ -35,89 +43,6 @@ _TRIMMED = 0.2  # of the steps of a block, on each side: what preempts one is no
 _DOMINATES = 0.75  # a ratio below which what else would help could not be seen beside it
 _LOADING = 0.15  # share of a step that the data takes, from which on its loader is tried first
 _ANSWER_S = 900.0
-
-
-class PlaceLike(Protocol):
-    """A training that makes steps when it is told to, in another process or in this one."""
-
-    def ask(self, limit_s: float, **command: Any) -> dict[str, Any]: ...
-    def close(self) -> None: ...
-
-
-@dataclass
-class Arm:
-    """A configuration and what was measured of it against the training as is.
-
-    pairs: log ratio of the step time, and the couple of processes that it was measured in. status: measured, failed,
-    or not tried, with its reason. drift: relative difference of the mean loss. memory_bytes, as_is_bytes: of a step, or
-    of the process where `of_process`.
-    """
-
-    name: str
-    changes: tuple[str, ...]
-    at_start: tuple[str, ...] = ()
-    status: str = "not tried"
-    reason: str = ""
-    pairs: list[tuple[float, int]] = field(default_factory=list)
-    as_is_s: list[float] = field(default_factory=list)
-    changed_s: list[float] = field(default_factory=list)
-    blocks_ns: list[tuple[int, ...]] = field(default_factory=list)
-    drift: float | None = None
-    losses: list[float] = field(default_factory=list)
-    as_is_losses: list[float] = field(default_factory=list)
-    memory_bytes: int | None = None
-    as_is_bytes: int | None = None
-    of_process: bool = False
-    compile_s: float | None = None
-    over: bool = False  # no more pairs are needed
-
-    @property
-    def live(self) -> tuple[str, ...]:
-        """The changes that are made while the process runs."""
-        return tuple(name for name in self.changes if name not in self.at_start)
-
-    def interval(self, confidence: float = 0.95) -> tuple[float, float, float]:
-        """Return the ratio of its step time to that of the training as is: (ratio, low, high)."""
-        couples = sorted({couple for _, couple in self.pairs})
-        if len(couples) > 1:
-            logs = [[log for log, couple in self.pairs if couple == each] for each in couples]
-            return (
-                process_interval(logs)
-                if self.of_process
-                else ratio_interval([log for log, _ in self.pairs], confidence)
-            )
-        return ratio_interval([log for log, _ in self.pairs], confidence)
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, kept: Mapping[str, Any]) -> Arm:
-        """Read what `to_dict` wrote."""
-        known = {name: kept[name] for name in cls.__dataclass_fields__ if name in kept}
-        known["pairs"] = [(float(log), int(couple)) for log, couple in known.get("pairs", [])]
-        known["changes"], known["at_start"] = tuple(known["changes"]), tuple(known.get("at_start", ()))
-        return cls(**known)
-
-
-@dataclass(frozen=True)
-class Rules:
-    """Length of the experiment, s, its goal (time, energy, memory), and the changes that it tries."""
-
-    seconds: float
-    goal: str = "time"
-    only: tuple[str, ...] = ()
-    without: tuple[str, ...] = ()
-    seed: int = 0
-
-
-@dataclass(frozen=True)
-class Desk:
-    """Where the experiment keeps its arms, and whom it tells how it goes."""
-
-    keep: Callable[[str, Mapping[str, Any]], None] = lambda name, content: None
-    kept: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    tell: Callable[[str, float], None] = lambda what, share: None
 
 
 class Tuning:
@@ -182,8 +107,8 @@ class Tuning:
         """Return the single changes that surely help, by what they gain."""
         single = [arm for name, arm in self.arms.items() if name in self.known and arm.status == "measured"]
         if self.rules.goal == "memory":
-            helps = [arm for arm in single if _saving(arm) > LEAST_GAIN]
-            return sorted(helps, key=_saving, reverse=True)
+            helps = [arm for arm in single if saving(arm) > LEAST_GAIN]
+            return sorted(helps, key=saving, reverse=True)
         helps = [arm for arm in single if arm.interval(_SURE)[2] < 1 and arm.interval()[0] < 1 - LEAST_GAIN]
         return sorted(helps, key=lambda arm: arm.interval()[0])
 
@@ -200,14 +125,15 @@ class Tuning:
         place = self._start(())
         self.facts = place.ask(_ANSWER_S, do="facts")
         self.known = offered(self.facts)
+        rules = self.rules
+        chosen = wanted(self.known.values(), rules.goal, rules.only, rules.without)
         self.step_s = self.facts["step_s"]
         self._fresh_losses = self._losses(place, ())
         first = place.ask(_ANSWER_S, do="block", changes=[], warmup=1, steps=2)
         self._opening_s = (monotonic_ns() - began_ns) / 1e9
         self.step_s = min(first["seconds"])
         self._fresh_peak = place.ask(_ANSWER_S, do="peak")["process_bytes"]
-        rules = self.rules
-        for change in wanted(self.known.values(), rules.goal, rules.only, rules.without):
+        for change in chosen:
             at_start = (change.name,) if change.at_start and not (change.loader and not self._apart) else ()
             arm = Arm(change.name, (change.name,), at_start, reason=change.refused or "no time was left for it")
             if at_start and not self._apart and not change.refused:
@@ -235,8 +161,10 @@ class Tuning:
         """Pairs of every change that needs no process of its own, until each is clear or the time is over."""
         if not self._apart:
             until = max(until, _START)
+        looked: set[str] = set()
         while self.used < until:
             open_ = [arm for arm in self._open_arms() if not arm.at_start and len(arm.changes) == 1]
+            open_ = open_ or self._second_looks(looked)
             if not open_:
                 return
             self._shuffle.shuffle(open_)
@@ -250,6 +178,18 @@ class Tuning:
                     self._pair(place, place, arm)
                 self._judge(arm)
             self._keep_all()
+
+    def _second_looks(self, looked: set[str]) -> list[Arm]:
+        """Return what was given up after its first pairs: a burst of other load may have hit each of them.
+
+        The others are clear by then. What is slower again stays given up, and is looked at once.
+        """
+        again = [self.arms[name] for name in self.known if name in self.arms and name not in looked]
+        again = [arm for arm in again if arm.given_up and not arm.at_start]
+        for arm in again:
+            looked.add(arm.name)
+            arm.over = False
+        return again
 
     def _open_arms(self) -> list[Arm]:
         singles = [arm for arm in self.arms.values() if arm.name in self.known and not self.known[arm.name].refused]
@@ -295,6 +235,7 @@ class Tuning:
         arm.changed_s.append(means[True])
         spans = [times[side][at] for side in (False, True) for at in ("t0_ns", "t1_ns")]
         arm.blocks_ns.append((*spans, len(times[True]["seconds"])))
+        arm.fastest.append(math.log(min(times[True]["seconds"]) / min(times[False]["seconds"])))
         arm.status, arm.reason = "measured", ""
 
     def _block(self, place: PlaceLike, names: Sequence[str]) -> dict[str, Any]:
@@ -316,6 +257,8 @@ class Tuning:
         """What a change makes of a training is its result: it is told, and the others go on."""
         try:
             yield
+        except TooShort:
+            raise
         except (PlaceEnded, UsageError) as error:
             arm.status, arm.reason, arm.over = "failed", str(error), True
 
@@ -324,7 +267,9 @@ class Tuning:
         count = len(arm.pairs)
         logs = [log for log, _ in arm.pairs]
         enough = self.rules.goal == "memory" and count >= LEAST_PAIRS
-        if enough or (count >= 3 and min(logs) > math.log(_HOPELESS)):
+        hopeless = count >= 3 and arm.slower_by(_HOPELESS)
+        arm.given_up = hopeless and count < LEAST_PAIRS
+        if enough or hopeless:
             arm.over = True
         elif count >= LEAST_PAIRS:
             ratio, low, high = arm.interval()
@@ -385,9 +330,8 @@ class Tuning:
     def _judge_couples(self, arm: Arm) -> None:
         logs = [log for log, _ in arm.pairs]
         couples = len({couple for _, couple in arm.pairs})
-        if logs and min(logs) > math.log(1 + 2 * LEAST_GAIN) and len(logs) >= _COUPLE_PAIRS:
-            arm.over = True  # slower in each pair
-        elif couples >= _COUPLES:
+        surely = _HOPELESS if couples < 2 else 1 + 2 * LEAST_GAIN  # one couple may have been unlucky
+        if (len(logs) >= _COUPLE_PAIRS and arm.slower_by(surely)) or couples >= _COUPLES:
             arm.over = True
 
     # the answer
@@ -508,35 +452,3 @@ class Tuning:
             return
         spent = self._spent_s + (monotonic_ns() - self._began_ns) / 1e9
         self._desk.keep("progress", {"spent_s": spent, "couples": self._couple + 1, "facts": self.facts})
-
-
-def typical(seconds: Sequence[float], trimmed: float = 0.0) -> float:
-    """Return the mean of a block's steps, s, without this share of the shortest and the longest of them."""
-    ordered = sorted(seconds)
-    cut = int(len(ordered) * trimmed)
-    inner = ordered[cut : len(ordered) - cut]
-    return sum(inner) / len(inner)
-
-
-def file_name(name: str) -> str:
-    """Return the name of a file for an arm."""
-    return name.replace(" + ", "+")
-
-
-def _saving(arm: Arm) -> float:
-    """Return the share of memory that a configuration saves; 0 where it is not known."""
-    if not arm.memory_bytes or not arm.as_is_bytes:
-        return 0.0
-    return 1 - arm.memory_bytes / arm.as_is_bytes
-
-
-def tie_groups(arms: Iterable[Arm]) -> dict[str, int]:
-    """Return the rank of each arm by its name: those whose CI overlaps that of the best of a rank share it."""
-    ranks: dict[str, int] = {}
-    rank, bound = 0, -math.inf
-    for arm in sorted(arms, key=lambda arm: arm.interval()[0]):
-        _, low, high = arm.interval()
-        if not low <= bound:
-            rank, bound = len(ranks) + 1, high
-        ranks[arm.name] = rank
-    return ranks

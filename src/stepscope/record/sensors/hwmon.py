@@ -41,7 +41,7 @@ from stepscope.record.sensors.contract import (
 
 HWMON = "hwmon_power"
 _ELSEWHERE = re.compile(r"ina3221x?|ina238|BAT.*|ACAD.*")
-_INA = re.compile(r"ina2(09|19|20|26|30|31|34|60|xx)")
+POWER_CHIPS = re.compile(r"ina2(09|19|20|26|30|31|34|60|xx)")
 _GPUS = ("amdgpu", "radeon", "nouveau", "i915", "xe")
 _WHOLE_CARD = ("PPT", "card", "power1", "energy1")
 _MOST_W = 1000.0
@@ -120,7 +120,7 @@ def inputs_of(chip: Chip) -> list[Input]:
             file = f"{stem}_input" if f"{stem}_input" in files else f"{stem}_average"
             if kind == "power" or file.endswith("_input"):
                 found.append(Input(chip, stem, (file,), attribute(chip.folder / f"{stem}_label") or None))
-    if not found and _INA.fullmatch(chip.name) and {"in1_input", "curr1_input"} <= files:
+    if not found and POWER_CHIPS.fullmatch(chip.name) and {"in1_input", "curr1_input"} <= files:
         label = attribute(chip.folder / "in1_label") or attribute(chip.folder / "curr1_label") or None
         found.append(Input(chip, "power1", ("in1_input", "curr1_input"), label))
     return found
@@ -140,14 +140,14 @@ def _open(folder: Path, one: Input, target: Target) -> list[DeviceFile]:
     opened: list[DeviceFile] = []
     try:
         for file in one.files:
-            opened += [DeviceFile(_finder(folder, one.chip, file), target.clock)]
+            opened += [DeviceFile(device_file_finder(folder, one.chip, file), target.clock)]
     except OSError:
         close_device_files(opened)
         raise
     return opened
 
 
-def _finder(folder: Path, chip: Chip, file: str) -> Callable[[], Path | None]:
+def device_file_finder(folder: Path, chip: Chip, file: str) -> Callable[[], Path | None]:
     """Return what finds the file of this chip: at its old number, or at that which the chip has got since."""
 
     def find() -> Path | None:
@@ -178,7 +178,7 @@ def _meter_channel(one: Input, inputs: Sequence[Input]) -> Channel:
     interval_ns = _milliseconds(one.chip.folder / "update_interval")
     average_ns = _milliseconds(one.chip.folder / f"{one.stem}_average_interval")
     averages = one.files[0].endswith("_average") and average_ns is not None
-    is_ina = _INA.fullmatch(one.chip.name) is not None and interval_ns is not None
+    is_ina = POWER_CHIPS.fullmatch(one.chip.name) is not None and interval_ns is not None
     return Channel(
         id=f"{scope.replace(':', '.')}.{quantity}",
         sensor=HWMON,

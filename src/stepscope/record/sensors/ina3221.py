@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from stepscope.record.access.files import READ_BYTES, cell, natural
+from stepscope.record.access.files import READ_BYTES, cell, natural, signed
 from stepscope.record.sensors.contract import (
     NAN,
     Channel,
@@ -184,13 +184,14 @@ class _Reader:
             return [natural(words[0], MOST_MILLIVOLT * most_ma / 1000) / 1000 if len(words) == 1 else NAN]
         if len(words) != 2:
             return [NAN, NAN, NAN]
-        volts, amperes = natural(words[0], MOST_MILLIVOLT) / 1000, natural(words[1], most_ma) / 1000
+        volts, amperes = natural(words[0], MOST_MILLIVOLT) / 1000, signed(words[1], -most_ma, most_ma) / 1000
         return [volts * amperes, volts, amperes]
 
     def _volts_and_amperes(self, number: int, rail: Rail, now_ns: int) -> list[float]:
         """hwmon: the current now, and the voltage now or of a few reads ago; the rails take turns with it."""
         current = os.pread(self._files[2 * number], READ_BYTES, 0)
-        amperes = natural(current, most_milliampere(rail.shunt_ohm)) / 1000
+        most_ma = most_milliampere(rail.shunt_ohm)
+        amperes = signed(current, -most_ma, most_ma) / 1000  # below 0: an offset at idle, or a rail that feeds back
         voltage = self._voltages[number]
         turn = (self._reads + number) % VOLTAGE_EVERY == 0
         if turn or math.isnan(voltage.volts) or now_ns - voltage.read_ns >= VOLTAGE_NS:

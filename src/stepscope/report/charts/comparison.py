@@ -22,7 +22,9 @@ def build_ratios(rows: pl.DataFrame, width: int) -> Any:
     """Points of `rows` (label, letter, ratio, low, high, hover), low and high null where there is no interval."""
     labels = rows["label"].unique(maintain_order=True).to_list()
     letters = rows["letter"].unique(maintain_order=True).to_list()
-    y = alt.Y("label:N", sort=labels, axis=axis("", grid=False, labelLimit=170))
+    label = 130 if width <= NARROW else 250
+    room = label + 40  # a browser's font may be wider than the one that this is measured with
+    y = alt.Y("label:N", sort=labels, axis=axis("", grid=False, labelLimit=label, minExtent=room))
     offset = alt.YOffset("letter:N", sort=letters)
     colour = alt.Color("letter:N", sort=letters, scale=alt.Scale(domain=letters, range=_SIDE_COLOURS[: len(letters)]))
     x = alt.X("ratio:Q", scale=alt.Scale(type="log", nice=True), axis=axis("times A", grid=True, format="~g"))
@@ -35,7 +37,7 @@ def build_ratios(rows: pl.DataFrame, width: int) -> Any:
         points.encode(x=x, y=y, yOffset=offset, color=colour, description="hover:N"),
     ]
     height = max(len(labels) * (_SIDE_ROW * len(letters) + 8), 60)
-    return alt.layer(*layers).properties(width=plot_width(width, 190), height=height)
+    return alt.layer(*layers).properties(width=plot_width(width, room + 20), height=height)
 
 
 _PART_ROW = 22  # px

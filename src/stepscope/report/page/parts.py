@@ -131,13 +131,17 @@ class Views:
 
 @dataclass(frozen=True)
 class Answer:
-    """The bottleneck of a run, how sure that is, the evidence, what to know before a number is used, the next step."""
+    """The bottleneck of a run, how sure that is, the evidence, what to know before a number is used, the next step.
+
+    fits: which sizes of memory the training fits, as it was measured.
+    """
 
     title: str
     confidence: str
     evidence: tuple[str, ...]
     cautions: tuple[str, ...]
     next: tuple[str, ...]
+    fits: str = ""
     kind: ClassVar[str] = "answer"
 
 

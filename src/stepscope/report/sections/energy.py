@@ -117,7 +117,7 @@ def _measures(batch: float | None, several: bool) -> tuple[Column, ...]:
     columns += [Column("A sample")] if batch else []
     return (
         *columns,
-        Column("Verdict", numeric=False, meaning="within 10 %: half of the CI is at most 10 % of the value"),
+        Column("Verdict", numeric=False, meaning="within 10 %: half of the 99 % CI is at most 10 % of its lower end"),
     )
 
 

@@ -24,7 +24,7 @@ _COLUMNS = (
     Column("While it runs"),
     Column("95 % CI"),
     Column("Share", meaning="Of all that was used in the steps"),
-    Column("Verdict", numeric=False, meaning="within 10 %: half of the CI is at most 10 % of the value"),
+    Column("Verdict", numeric=False, meaning="within 10 %: half of the 99 % CI is at most 10 % of its lower end"),
 )
 
 

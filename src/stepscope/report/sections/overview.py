@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from stepscope.analysis.answer import headline
+from stepscope.analysis.memory.headroom import fits_sentence
 from stepscope.analysis.processes import ALL, CHILDREN, LAUNCHER, RANK, WATCHED
 from stepscope.analysis.time.operators import FRAMEWORK_OVERHEAD
 from stepscope.analysis.time.steps import profiled_sentence
@@ -66,6 +67,7 @@ def build(run: Run) -> Section:
         evidence=() if first is None else tuple(_capital(each.text) for each in first.evidence[:_EVIDENCE]),
         cautions=found.cautions,
         next=tuple(next_steps(run)[:_NEXT]),
+        fits=_capital(fits_sentence(run) or ""),
     )
     shown, every = tuple(headlines(run)), tuple(_key_figures(run))
     phases = run.phases()

@@ -17,7 +17,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from stepscope.errors import UnknownName
+from stepscope.errors import UnknownName, UsageError
 
 if TYPE_CHECKING:
     from stepscope.experiments.tune.subject import Targets
@@ -31,6 +31,7 @@ _UNKNOWN: Facts = {  # of a training that nobody has looked at, such as that of 
     "conv2d": 1, "channels_last": False, "calls": 1, "autocast": False, "compiled": False, "zeroes_gradients": True,
     "matmul_precision": "highest", "flushes_denormals": False, "optimizers": [], "blocks": 1, "loader": None,
     "batch": 0, "divisible": False, "cpu_capability": "", "glibc": True, "tcmalloc": None, "tcmalloc_in_use": False,
+    "jemalloc": None, "interop_threads": 1,
     "compiler": "c++", "environment": {},
 }  # fmt: skip
 
@@ -75,7 +76,7 @@ def offered(facts: Facts) -> dict[str, Change]:
 def wanted(known: Iterable[Change], goal: str, only: Sequence[str], without: Sequence[str]) -> list[Change]:
     """Return the changes to try for a goal: all that apply, or those that are named, by name, group or goal.
 
-    UnknownName for a name that is neither.
+    UnknownName for a name that is neither, UsageError where none is left.
     """
     every = list(known)
     names = {name for change in every for name in _names(change)}
@@ -90,7 +91,13 @@ def wanted(known: Iterable[Change], goal: str, only: Sequence[str], without: Seq
             return bool(_names(change) & set(only))
         return not change.by_name and (change.goal != "memory" or goal == "memory")
 
-    return [change for change in every if chosen(change)]
+    found = [change for change in every if chosen(change)]
+    if not found:
+        raise UsageError(
+            "--only and --not leave no change to try",
+            f"--only {','.join(only)} without --not {','.join(without)}" if only else "name fewer with --not",
+        )
+    return found
 
 
 def _names(change: Change) -> set[str]:

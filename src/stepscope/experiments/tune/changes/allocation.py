@@ -12,7 +12,7 @@ _KEEP_LARGE = {"MALLOC_MMAP_THRESHOLD_": "33554432", **_KEEP}
 
 
 def changes(facts: Facts) -> Iterator[Change]:
-    """Yield glibc's tunables, tcmalloc where it is installed, and expandable segments of CUDA."""
+    """Yield glibc's tunables, tcmalloc and jemalloc where they are installed, and expandable segments of CUDA."""
     now = facts["environment"]
     glibc = "" if facts["glibc"] else "the C library is not glibc"
     if not glibc and facts["tcmalloc_in_use"]:
@@ -25,6 +25,10 @@ def changes(facts: Facts) -> Iterator[Change]:
     library = facts["tcmalloc"]
     reason = "the training runs on tcmalloc" if facts["tcmalloc_in_use"] else "" if library else "it is not installed"
     yield _change("tcmalloc", "tcmalloc instead of glibc's malloc", {"LD_PRELOAD": str(library or "")}, reason)
+    library = facts["jemalloc"]
+    in_use = "jemalloc" in str(now.get("LD_PRELOAD", ""))
+    reason = "the training runs on jemalloc" if in_use else "" if library else "it is not installed"
+    yield _change("jemalloc", "jemalloc instead of glibc's malloc", {"LD_PRELOAD": str(library or "")}, reason)
     cuda = "" if facts["device"] == "cuda" else "of a CUDA device alone"
     yield _change(
         "expandable-segments", "segments of CUDA memory that grow",

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from stepscope.experiments.tune.changes import Change, Facts, Switch
 
 if TYPE_CHECKING:
-    from stepscope.experiments.tune.subject import Targets
+    pass
 
 _LEAST_SHARE = 0.02  # of a step: with less there is nothing to gain
 
@@ -42,21 +43,39 @@ def _change(name: str, title: str, arguments: Mapping[str, Any], refused: str, g
     )  # fmt: skip
 
 
+def with_arguments(given: Mapping[str, Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a loader with these in their place; what needs worker processes only where it has some.
+
+    Another loader of the same training, such as that of its evaluation, may have none.
+    """
+    found = {**given, **arguments}
+    if found.get("num_workers"):
+        return found
+    needing = {name for name in ("prefetch_factor", "persistent_workers") if name in arguments}
+    return {name: value for name, value in found.items() if name not in needing} | {
+        name: value for name, value in given.items() if name in needing
+    }
+
+
+@contextlib.contextmanager
+def loaders_made_with(arguments: Mapping[str, Any]) -> Iterator[None]:
+    """Data loaders that are made meanwhile are made with these arguments, however the training gives its own."""
+    from torch.utils.data import DataLoader
+
+    plain = DataLoader.__init__
+    signature = inspect.signature(plain)
+
+    def init(loader: Any, *args: Any, **kwargs: Any) -> None:
+        given = signature.bind(loader, *args, **kwargs).arguments
+        named = {**given.pop("kwargs", {}), **given}
+        plain(**with_arguments(named, arguments))
+
+    DataLoader.__init__ = init  # type: ignore[method-assign,assignment]
+    try:
+        yield
+    finally:
+        DataLoader.__init__ = plain  # type: ignore[method-assign]
+
+
 def _made_with(arguments: Mapping[str, Any]) -> Switch:
-    @contextlib.contextmanager
-    def switch(_: Targets) -> Iterator[None]:
-        """Data loaders that are made meanwhile are made with these arguments."""
-        from torch.utils.data import DataLoader
-
-        plain = DataLoader.__init__
-
-        def init(loader: Any, *args: Any, **kwargs: Any) -> None:
-            plain(loader, *args, **{**kwargs, **arguments})
-
-        DataLoader.__init__ = init  # type: ignore[method-assign,assignment]
-        try:
-            yield
-        finally:
-            DataLoader.__init__ = plain  # type: ignore[method-assign]
-
-    return switch
+    return lambda _: loaders_made_with(arguments)

@@ -16,7 +16,7 @@ _RISK = "sums are made in another order: the last digits of the loss"
 
 
 def changes(facts: Facts) -> Iterator[Change]:
-    """Yield fewer and more threads, cores that are bound to, and on cores of two sizes the large ones."""
+    """Yield fewer and more threads, a single inter-op thread, bound cores, and of cores of two sizes the large ones."""
     cores, physical, now = int(facts["cores"]), int(facts["physical_cores"]), int(facts["threads"])
     for count in sorted({1, 2, 4, max(1, cores // 2), physical, cores}):
         if count <= cores and count != now:
@@ -30,6 +30,12 @@ def changes(facts: Facts) -> Iterator[Change]:
     yield Change(
         "bind", "each thread bound to a core", "pinning", shell(environment), at_start=True, environment=environment,
         refused=bound,
+    )  # fmt: skip
+    inter = int(facts["interop_threads"])
+    yield Change(
+        "interop=1", f"1 inter-op thread instead of {inter}", "inter-op", "torch.set_num_interop_threads(1)",
+        "", _between(1), at_start=True, refused="there is one already" if inter == 1 else "",
+        by_name=True,  # of use only where a model forks tasks of its own (torch.jit.fork)
     )  # fmt: skip
     large = [int(core) for core in facts["large_cores"]]
     listed = ",".join(map(str, large))
@@ -55,6 +61,18 @@ def _threads(count: int) -> Switch:
             yield
         finally:
             torch.set_num_threads(before)
+
+    return switch
+
+
+def _between(count: int) -> Switch:
+    @contextlib.contextmanager
+    def switch(_: Targets) -> Iterator[None]:
+        """For the life of the process: torch starts these threads once."""
+        import torch
+
+        torch.set_num_interop_threads(count)
+        yield
 
     return switch
 

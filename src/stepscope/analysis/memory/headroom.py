@@ -1,0 +1,117 @@
+"""The measured peak of a training against common sizes of memory, B: would it fit a smaller one.
+
+The peak of the process is an interval: at most what was seen, at least that without what the recorder held. It was seen
+here, with this build of torch; `stepscope fit` predicts it for another device, and knows what a board's system keeps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+
+from stepscope.analysis.caveats import resident_before_profiling
+from stepscope.analysis.memory.limits import FITS, LIKELY_FITS, MARGIN, NO_FIT, TOO_CLOSE
+from stepscope.analysis.processes import ALL, OWN, several
+from stepscope.analysis.summary import reserved_bytes
+from stepscope.units import bytes_
+
+if TYPE_CHECKING:
+    from stepscope.analysis.run import Run
+
+GB = 1_000_000_000
+SIZES = (2 * GB, 4 * GB, 8 * GB)
+_SAID = {FITS: "fits", LIKELY_FITS: "likely fits", TOO_CLOSE: "too close to tell for", NO_FIT: "does not fit"}
+
+
+@dataclass(frozen=True)
+class Peak:
+    """The most resident memory of a training, B: least and most; held: what of it was the recorder's.
+
+    several: the sum of several processes, in which a page that they share counts once at least, in each at most.
+    sure: the kernel's own mark of the highest was read; else between two readings it may have been higher.
+    """
+
+    low: int
+    high: int
+    held: int = 0
+    several: bool = False
+    sure: bool = True
+
+    def verdict(self, size: int) -> str:
+        """Return "fits", "likely fits", "too close" or "does not fit", for a process that may take so many bytes."""
+        if self.high <= size * (1 - MARGIN):
+            return FITS if self.sure else LIKELY_FITS
+        return NO_FIT if self.low > size else TOO_CLOSE
+
+
+def training_peak(run: Run) -> Peak | None:
+    """Return the peak of the training alone, B; null where memory was not sampled."""
+    metrics = run.metrics()
+    if several(run):
+        found = _peaks(metrics, (ALL,))
+        if not found:
+            return None
+        return Peak(min(found.values()), max(found.values()), several=True, sure=False)
+    peak = own_peak(metrics, run.meta, resident_before_profiling(run))
+    return peak and replace(peak, sure=not run.samples("peak_rss").is_empty())
+
+
+def own_peak(metrics: pl.DataFrame, meta: Mapping[str, Any], before: float | None) -> Peak | None:
+    """Return the peak of one process, without what the recorder held in it and what its heap grew by since.
+
+    before: the most that was resident before any step was profiled, B.
+    """
+    found = _peaks(metrics, OWN)
+    high = max((found[name] for name in ("peak_rss", "rss") if name in found), default=None)
+    if high is None:
+        return None
+    recorder = meta.get("recorder") or {}
+    held = sum(size for key in ("held_bytes", "modules_bytes") if isinstance(size := recorder.get(key), int))
+    if not 0 < held < high:
+        return Peak(high, high)
+    without = high - held
+    return Peak(min(without, int(before or without)), high, held)
+
+
+def _peaks(metrics: pl.DataFrame, scopes: tuple[str, ...]) -> dict[str, int]:
+    rows = metrics.filter(
+        (pl.col("metric") == "peak_memory") & pl.col("scope").is_in(scopes) & pl.col("value").is_not_null()
+    )
+    return {source: int(value) for source, value in rows.select("source", "value").iter_rows()}
+
+
+def fits_sentence(run: Run) -> str | None:
+    """Return which common sizes of memory the training fits, and by what measurement; null where it was not sampled."""
+    peak = training_peak(run)
+    if peak is None:
+        return None
+    return f"{which_fit(peak)}: {_measured(run, peak)}"
+
+
+def which_fit(peak: Peak) -> str:
+    """Return the verdict on each common size of memory: "does not fit 2 GB; fits 4 and 8 GB"."""
+    return "; ".join(_by_verdict(peak))
+
+
+def _by_verdict(peak: Peak) -> Iterator[str]:
+    for verdict, said in _SAID.items():
+        sizes = [_gb(size) for size in SIZES if peak.verdict(size) == verdict]
+        if sizes:
+            listed = sizes[0] if len(sizes) == 1 else f"{', '.join(sizes[:-1])} and {sizes[-1]}"
+            yield f"{said} {listed} GB"
+
+
+def _gb(size: int) -> str:
+    return f"{size // GB}"
+
+
+def _measured(run: Run, peak: Peak) -> str:
+    whose = "its processes" if peak.several else "the process"
+    between = bytes_(peak.high) if peak.low == peak.high else f"[{bytes_(peak.low)}, {bytes_(peak.high)}]"
+    lower = "shared pages counted once, and in each" if peak.several else "without the profiler, and with it"
+    beside = [f"{bytes_(size)} on {device}" for device, size in reserved_bytes(run).items() if device != "cpu"]
+    also = f", beside {' and '.join(beside)}" if beside else ""
+    return f"{whose} peaked at {between}{'' if peak.low == peak.high else f' ({lower})'}{also}"

@@ -1,0 +1,68 @@
+"""`stepscope mcp`: the verbs of an assistant over the Model Context Protocol, on stdin and stdout."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from mcp.server.mcpserver import MCPServer
+
+
+def mcp(
+    runs: Annotated[Path, typer.Option(help="Folder of the runs that may be read, and that new ones go into.")] = Path(
+        "runs"
+    ),
+) -> None:
+    """Serve runs to an assistant over the Model Context Protocol (stdio): list, ask, compare, measure, fit, tune.
+
+    Workloads of the package alone are trained, at most 2,000 steps or 10 minutes; no file is run, and no run outside
+    the folder is read. Needs the extra: pip install 'stepscope[mcp]'.
+    """
+    sys.stdout.flush()
+    server(runs).run("stdio")
+
+
+def server(runs: Path) -> MCPServer[None]:
+    """Return the server of one folder of runs."""
+    from mcp.server.mcpserver import MCPServer
+
+    from stepscope import __version__
+    from stepscope.api.assistant import DATA, Assistant, answered
+
+    verbs = Assistant(runs)
+    made: MCPServer[None] = MCPServer(
+        "stepscope",
+        version=__version__,
+        instructions=f"Measures what a training step costs on this machine. {DATA} Numbers in brackets are 95 % CIs.",
+        log_level="WARNING",
+    )
+
+    @made.tool(description=verbs.list_runs.__doc__)
+    def list_runs(most: int = 10) -> str:
+        return answered(lambda: verbs.list_runs(most))
+
+    @made.tool(description=verbs.ask.__doc__)
+    def ask(run: str = "last") -> str:
+        return answered(lambda: verbs.ask(run))
+
+    @made.tool(description=verbs.compare.__doc__)
+    def compare(runs: list[str]) -> str:
+        return answered(lambda: verbs.compare(runs))
+
+    @made.tool(description=verbs.measure.__doc__)
+    def measure(workload: str, steps: int = 200, batch: int | None = None, threads: int | None = None) -> str:
+        return answered(lambda: verbs.measure(workload, steps, batch, threads))
+
+    @made.tool(description=verbs.fit.__doc__)
+    def fit(workload: str, memory: str | None = None, device: str | None = None, batch: int | None = None) -> str:
+        return answered(lambda: verbs.fit(workload, memory, device, batch))
+
+    @made.tool(description=verbs.tune.__doc__)
+    def tune(workload: str, minutes: float = 1.0, goal: str = "time") -> str:
+        return answered(lambda: verbs.tune(workload, minutes, goal))
+
+    return made

@@ -1,0 +1,152 @@
+"""A training of the user's own in a sweep: a script, or module:function, run as it is in each setting.
+
+A script decides its batch and all else itself. Where its arguments hold {batch}, {threads}, {precision}, {optimizer} or
+{seed}, the value of the setting is put there. Threads and bfloat16 need no argument: they are set in its process, as
+`stepscope tune` does. It is ended before the update that would be one too many, as `sys.exit(0)` would end it.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stepscope.clock import monotonic_ns
+from stepscope.errors import UsageError
+from stepscope.experiments.engine.child import Orders, ended_run
+
+if TYPE_CHECKING:
+    from stepscope.experiments.sweeps import TrainingSweep
+
+TASK = "stepscope.experiments.sweeps.own_training:train_own"
+_PREPARE = "stepscope.experiments.sweeps.own_training:prepare"
+_FUNCTIONS = "stepscope.experiments.sweeps.own_training"  # as a module to run
+_PLACES = ("batch", "threads", "precision", "optimizer", "seed")
+_OWN = ("threads", "precision")  # made in the process of a script without an argument of its own
+_WARMUP = 3  # updates before the seconds of a training count
+
+
+def is_own(target: str) -> bool:
+    """Return whether a target is a script or module:function, and not the name of a workload."""
+    return is_script(target) or is_function(target)
+
+
+def is_script(target: str) -> bool:
+    """Return whether a target is a script."""
+    return target.endswith(".py") or (":" not in target and Path(target).is_file())
+
+
+def is_function(target: str) -> bool:
+    """Return whether a target is a function of a module that returns the parts of a training."""
+    return ":" in target and not target.rpartition(":")[0].endswith(".py")
+
+
+def check_own(request: TrainingSweep) -> None:
+    """Raise UsageError for what a sweep cannot do with a training of the user's own, with how it can be done."""
+    target, words = request.base.workload, request.base.arguments
+    command = f"stepscope study {request.study} {target}"
+    if request.rules.target_loss is not None:
+        raise UsageError("--target: the loss of a script is not known to a study", "leave --target out")
+    if is_script(target) and not Path(target).is_file():
+        raise UsageError(f"there is no script '{target}'", "give the path of a Python file, or a workload's name")
+    if is_function(target) and words:
+        raise UsageError(f"a function takes no arguments: {' '.join(words)}", "give a script, or leave them out")
+    for name in ("batch", "optimizer", "device"):
+        given = name == request.axis or getattr(request.base, name) not in (None, "cpu")
+        if not given or _placed(name, words) or (name == "batch" and is_function(target)):
+            continue
+        if is_script(target) and name != "device":
+            hint = f"write {{{name}}} where its option takes it: {command} -- --{name} {{{name}}}"
+            raise UsageError(f"the {name} of '{target}' is its own: a study cannot set it", hint)
+        raise UsageError(f"--{name}: '{target}' decides that itself", f"leave --{name} out")
+
+
+def _placed(name: str, words: Sequence[str]) -> bool:
+    return any(f"{{{name}}}" in word for word in words)
+
+
+def filled(words: Sequence[str], values: Mapping[str, Any]) -> list[str]:
+    """Return the arguments with the values of the setting in their places; other braces stay as they are."""
+    found = list(words)
+    for name in _PLACES:
+        if values.get(name) is not None:
+            found = [word.replace(f"{{{name}}}", str(values[name])) for word in found]
+    return found
+
+
+def train_own(orders: Orders) -> dict[str, Any]:
+    """Run the script or the function as ordered; returns how it ended. One that makes no step has failed."""
+    from stepscope.record.script import run_script
+    from stepscope.record.settings import Metering, Settings
+    from stepscope.runfolder import RunReader
+
+    target, words = str(orders["workload"]), list(orders["arguments"])
+    placed = {name for name in _OWN if _placed(name, words)}
+    precision = "fp32" if "precision" in placed else orders["precision"]
+    limit = {"steps": orders["steps"], "seconds": orders["seconds"], "precision": precision}
+    metering = Metering(simulated=orders.get("simulate"), characterise=False)
+    settings = Settings(out=orders["out"], prepare=(_PREPARE, json.dumps(limit)), metering=metering)
+    if is_function(target):
+        batch = [] if orders["batch"] is None else [str(orders["batch"])]
+        path, code = run_script(_FUNCTIONS, [target, *batch], settings, as_module=True, threads=orders["threads"])
+    else:
+        threads = None if "threads" in placed else orders["threads"]
+        path, code = run_script(target, filled(words, orders), settings, threads=threads)
+    ended = ended_run(path)
+    if ended["status"] == "ok" and code == 0 and RunReader(path).steps.is_empty():
+        return {"status": "failed", "reason": "no training step was seen: a step is a call of optimizer.step()"}
+    return ended if code == 0 or ended["status"] != "ok" else {"status": "failed", "reason": f"exit code {code}"}
+
+
+def prepare(text: str) -> None:
+    """In the process of the script, once torch is there: its arithmetic, and where it ends."""
+    from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+    about = json.loads(text)
+    if about["precision"] == "bf16":
+        from stepscope.experiments.tune.applied import make_in_script
+        from stepscope.experiments.tune.changes import offered
+
+        make_in_script([offered({})["bf16"]])
+    register_optimizer_step_pre_hook(_End(about["steps"], about["seconds"]))
+
+
+class _End:
+    """Ends the script before the update that would be one too many; of several optimizers the first counts."""
+
+    def __init__(self, steps: int | None, seconds: float | None) -> None:
+        self._steps, self._seconds = steps, seconds
+        self._first: int | None = None
+        self._updates = 0
+        self._began_ns = 0
+
+    def __call__(self, optimizer: object, _args: object, _kwargs: object) -> None:
+        if self._first is None:
+            self._first = id(optimizer)
+        if id(optimizer) != self._first:
+            return
+        over = self._steps is not None and self._updates >= self._steps
+        if self._seconds is not None and self._updates > _WARMUP:
+            over |= monotonic_ns() - self._began_ns >= self._seconds * 1e9
+        if over:
+            raise SystemExit(0)
+        self._updates += 1
+        if self._updates == _WARMUP:
+            self._began_ns = monotonic_ns()
+
+
+def main(target: str, batch: str | None = None) -> None:
+    """Train what a function returns, without end: whoever started this ends it."""
+    from stepscope.footprint.jobs import job_of_function
+
+    job = job_of_function(target)
+    model, optimizers = job.build()
+    samples = job.default_batch if batch is None else int(batch)
+    while True:
+        job.step(model, optimizers, job.batch(samples))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

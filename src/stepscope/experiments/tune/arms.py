@@ -1,0 +1,136 @@
+"""A configuration and what was measured of it; the length and goal of an experiment, and where it is kept."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Protocol
+
+from stepscope.experiments.tune.paired import process_interval, ratio_interval
+
+FINAL, AS_IS = "final", "as-is"
+
+
+class PlaceLike(Protocol):
+    """A training that makes steps when it is told to, in another process or in this one."""
+
+    def ask(self, limit_s: float, **command: Any) -> dict[str, Any]: ...
+    def close(self) -> None: ...
+
+
+@dataclass
+class Arm:
+    """A configuration and what was measured of it against the training as is.
+
+    pairs: log ratio of the step time, and the couple of processes that it was measured in. status: measured, failed,
+    or not tried, with its reason. drift: relative difference of the mean loss. memory_bytes, as_is_bytes: of a step, or
+    of the process where `of_process`.
+    """
+
+    name: str
+    changes: tuple[str, ...]
+    at_start: tuple[str, ...] = ()
+    status: str = "not tried"
+    reason: str = ""
+    pairs: list[tuple[float, int]] = field(default_factory=list)
+    as_is_s: list[float] = field(default_factory=list)
+    changed_s: list[float] = field(default_factory=list)
+    blocks_ns: list[tuple[int, ...]] = field(default_factory=list)
+    fastest: list[float] = field(default_factory=list)  # log ratio of the fastest step of each pair's blocks
+    drift: float | None = None
+    losses: list[float] = field(default_factory=list)
+    as_is_losses: list[float] = field(default_factory=list)
+    memory_bytes: int | None = None
+    as_is_bytes: int | None = None
+    of_process: bool = False
+    compile_s: float | None = None
+    over: bool = False  # no more pairs are needed
+    given_up: bool = False  # slower in each of its first pairs: it has another look when the others are clear
+
+    @property
+    def live(self) -> tuple[str, ...]:
+        """The changes that are made while the process runs."""
+        return tuple(name for name in self.changes if name not in self.at_start)
+
+    def interval(self, confidence: float = 0.95) -> tuple[float, float, float]:
+        """Return the ratio of its step time to that of the training as is: (ratio, low, high)."""
+        couples = sorted({couple for _, couple in self.pairs})
+        if len(couples) > 1:
+            logs = [[log for log, couple in self.pairs if couple == each] for each in couples]
+            return (
+                process_interval(logs)
+                if self.of_process
+                else ratio_interval([log for log, _ in self.pairs], confidence)
+            )
+        return ratio_interval([log for log, _ in self.pairs], confidence)
+
+    def slower_by(self, ratio: float) -> bool:
+        """Return whether it was slower by this in each pair, by typical steps and by the fastest as well.
+
+        Other load that comes and goes within a block leaves its fastest step alone.
+        """
+        return min((*(log for log, _ in self.pairs), *self.fastest)) > math.log(ratio)
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, kept: Mapping[str, Any]) -> Arm:
+        """Read what `to_dict` wrote."""
+        known = {name: kept[name] for name in cls.__dataclass_fields__ if name in kept}
+        known["pairs"] = [(float(log), int(couple)) for log, couple in known.get("pairs", [])]
+        known["changes"], known["at_start"] = tuple(known["changes"]), tuple(known.get("at_start", ()))
+        return cls(**known)
+
+
+@dataclass(frozen=True)
+class Rules:
+    """Length of the experiment, s, its goal (time, energy, memory), and the changes that it tries."""
+
+    seconds: float
+    goal: str = "time"
+    only: tuple[str, ...] = ()
+    without: tuple[str, ...] = ()
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Desk:
+    """Where the experiment keeps its arms, and whom it tells how it goes."""
+
+    keep: Callable[[str, Mapping[str, Any]], None] = lambda name, content: None
+    kept: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    tell: Callable[[str, float], None] = lambda what, share: None
+
+
+def typical(seconds: Sequence[float], trimmed: float = 0.0) -> float:
+    """Return the mean of a block's steps, s, without this share of the shortest and the longest of them."""
+    ordered = sorted(seconds)
+    cut = int(len(ordered) * trimmed)
+    inner = ordered[cut : len(ordered) - cut]
+    return sum(inner) / len(inner)
+
+
+def file_name(name: str) -> str:
+    """Return the name of a file for an arm."""
+    return name.replace(" + ", "+")
+
+
+def saving(arm: Arm) -> float:
+    """Return the share of memory that a configuration saves; 0 where it is not known."""
+    if not arm.memory_bytes or not arm.as_is_bytes:
+        return 0.0
+    return 1 - arm.memory_bytes / arm.as_is_bytes
+
+
+def tie_groups(arms: Iterable[Arm]) -> dict[str, int]:
+    """Return the rank of each arm by its name: those whose CI overlaps that of the best of a rank share it."""
+    ranks: dict[str, int] = {}
+    rank, bound = 0, -math.inf
+    for arm in sorted(arms, key=lambda arm: arm.interval()[0]):
+        _, low, high = arm.interval()
+        if not low <= bound:
+            rank, bound = len(ranks) + 1, high
+        ranks[arm.name] = rank
+    return ranks

@@ -1,0 +1,127 @@
+"""Delays: a layer, the data loader or the optimizer made slower by so much, to see what the step waits for.
+
+A delay is a change like any other, named `slower=[kind, name, forward ns, backward ns]`. It computes nothing: it waits
+in the thread, or in the worker process, that does the work. How long it truly waited is counted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import mmap
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from stepscope.clock import monotonic_ns
+from stepscope.experiments.tune.changes import Change, Switch
+
+if TYPE_CHECKING:
+    from stepscope.experiments.tune.subject import Targets
+
+DELAY = "slower="
+LAYER, LOADER, OPTIMIZER = "layer", "loader", "optimizer"
+_WANTED, _DELAYED, _FETCHED, _FETCHES = range(4)
+# Shared with worker processes that are forked later: the delay of a batch, what was waited, time and number of batches.
+_shared = memoryview(mmap.mmap(-1, 32)).cast("q")
+
+
+def delay_name(kind: str, name: str, forward_ns: float, backward_ns: float = 0.0) -> str:
+    """Return the name of a delay, ns a call of the part."""
+    return DELAY + json.dumps([kind, name, round(forward_ns), round(backward_ns)])
+
+
+def delay_of(name: str) -> Change:
+    """Return the delay of this name as a change."""
+    kind, part, forward_ns, backward_ns = json.loads(name.removeprefix(DELAY))
+    makes: dict[str, Switch] = {
+        LAYER: lambda targets: _layer(targets, part, forward_ns, backward_ns),
+        LOADER: lambda targets: _loader(forward_ns),
+        OPTIMIZER: lambda targets: _optimizer(targets, forward_ns),
+    }
+    return Change(name, f"{part} made slower", DELAY, "", switch=makes[kind])
+
+
+def waited() -> dict[str, float]:
+    """Return what was waited since the last time, s, and of the batches since then the number and the mean time, s."""
+    delayed, fetched, fetches = (_shared[place] for place in (_DELAYED, _FETCHED, _FETCHES))
+    _shared[_DELAYED] = _shared[_FETCHED] = _shared[_FETCHES] = 0
+    return {"delayed_s": delayed / 1e9, "fetches": fetches, "fetch_s": fetched / 1e9 / fetches if fetches else 0.0}
+
+
+def watch_batches() -> None:
+    """Time each batch that a data set makes from now on, in this process and in workers forked later, for its life."""
+    from torch.utils.data._utils import fetch
+
+    for fetcher in (fetch._MapDatasetFetcher, fetch._IterableDatasetFetcher):
+        plain = fetcher.fetch
+
+        def fetched(self: Any, index: Any, plain: Any = plain) -> Any:
+            began_ns = monotonic_ns()
+            batch = plain(self, index)
+            _shared[_FETCHED] += monotonic_ns() - began_ns
+            _shared[_FETCHES] += 1
+            if _shared[_WANTED]:
+                _wait(_shared[_WANTED])
+            return batch
+
+        fetcher.fetch = fetched  # type: ignore[method-assign]
+
+
+def _wait(duration_ns: int) -> None:
+    began_ns = now_ns = monotonic_ns()
+    while now_ns - began_ns < duration_ns:
+        now_ns = monotonic_ns()
+    _shared[_DELAYED] += now_ns - began_ns
+
+
+@contextlib.contextmanager
+def _layer(targets: Targets, name: str, forward_ns: int, backward_ns: int) -> Iterator[None]:
+    """After each call of the module, and in backward when the gradient of what it returned is there."""
+    found = [module for model in targets.models for path, module in model.named_modules() if path == name]
+    if not found:
+        raise LookupError(f"the training calls no module {name or 'at the root'}")
+
+    def ended(_module: object, _args: object, output: Any) -> None:
+        _wait(forward_ns)
+        tensor = _first_tensor(output)
+        if tensor is not None and backward_ns:
+            tensor.register_hook(lambda _: _wait(backward_ns))
+
+    hooks = [module.register_forward_hook(ended) for module in found[:1]]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _first_tensor(output: Any) -> Any:
+    """Return the first tensor with a gradient in what a module returned; null where it has none."""
+    import torch
+
+    if isinstance(output, torch.Tensor):
+        return output if output.requires_grad else None
+    parts = output.values() if isinstance(output, dict) else output if isinstance(output, (tuple, list)) else ()
+    return next((tensor for part in parts if (tensor := _first_tensor(part)) is not None), None)
+
+
+@contextlib.contextmanager
+def _loader(batch_ns: int) -> Iterator[None]:
+    _shared[_WANTED] = batch_ns
+    try:
+        yield
+    finally:
+        _shared[_WANTED] = 0
+
+
+@contextlib.contextmanager
+def _optimizer(targets: Targets, step_ns: int) -> Iterator[None]:
+    hooks = [
+        optimizer.register_step_post_hook(lambda *_: _wait(step_ns))
+        for optimizer in targets.optimizers[:1]
+    ]  # fmt: skip
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()

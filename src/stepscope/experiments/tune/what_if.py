@@ -1,0 +1,242 @@
+"""Gains of perfect parts: each part is made slower by a known delay, and the step is watched.
+
+Curtsinger and Berger, Coz, 2015, turned round: a part cannot be made faster at will, but it can be made slower. By how
+much the step grows for each second that a part is delayed is the share of the part's time that the step waits for: 1
+for what nothing hides, 0 for a loader that is ahead anyway. With the ceilings of the device, which say how far a layer
+is from what is attainable, this is what a perfect one would save.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from stepscope.analysis.results import Findings, ResultTable, Value
+from stepscope.clock import monotonic_ns
+from stepscope.errors import UsageError
+from stepscope.experiments.tune.arms import Desk, PlaceLike, typical
+from stepscope.experiments.tune.delays import LAYER, LOADER, OPTIMIZER, delay_name
+from stepscope.experiments.tune.paired import LEAST_PAIRS, centre_interval
+from stepscope.experiments.tune.place import PlaceEnded, TooShort
+
+if TYPE_CHECKING:
+    from stepscope.analysis.run import Run
+
+STUDY = "what-if"
+_MOST_PARTS = 12
+_LEAST_SHARE = 0.01  # of the step, from which on a part is worth it
+_SLOWER, _LEAST_DELAY = 0.2, 0.05  # of the part's own time; of the step, so that the step can show it
+_TRIMMED = 0.2
+_ANSWER_S = 900.0
+_ENOUGH = 0.1  # half the width of the CI of what a part decides, from which on no more pairs are made
+_MOST_PAIRS = 30
+
+
+@dataclass
+class Part:
+    """A layer, the loader or the optimizer: its share of the step, and what was seen of it made slower.
+
+    forward: the part of its time that is forward. attained: share of what this device could do; None where not known.
+    waits: of each pair, by how much the step grew for a second of delay.
+    """
+
+    name: str
+    kind: str
+    type: str
+    share: float
+    forward: float = 1.0
+    attained: float | None = None
+    delayed: float = 0.0  # of its own time
+    waits: list[float] = field(default_factory=list)
+    reason: str = "no time was left for it"
+
+    @property
+    def label(self) -> str:
+        return self.name or "the model itself"
+
+    def interval(self) -> tuple[float, float, float]:
+        """Return the share of its time that the step waits for, with its CI."""
+        return centre_interval(self.waits)
+
+    @property
+    def clear(self) -> bool:
+        _, low, high = self.interval()
+        enough = len(self.waits) >= LEAST_PAIRS and (high - low) / 2 < _ENOUGH
+        return enough or len(self.waits) >= _MOST_PAIRS
+
+
+def parts_of(run: Run) -> list[Part]:
+    """Return the layers of a run that take a share of its step, optimizer and loader; UsageError without layers."""
+    rows = [row for row in run.layers().iter_rows(named=True) if row["share"] and row["share"] >= _LEAST_SHARE]
+    if not rows:
+        raise UsageError(
+            "--what-if: the run has no times of layers", "record one first: stepscope run, and give --what-if last"
+        )
+    found = []
+    for row in rows[:_MOST_PARTS]:
+        forward, backward = float(row["forward_ns"] or 0), float(row["backward_ns"] or 0)
+        both, whole = forward + backward, float(row["total_ns"])
+        if both > 0:
+            share = float(row["share"]) * both / whole  # its update is the optimizer's
+            found.append(Part(row["layer"], LAYER, row["type"] or "", share, forward / both, row["attained"]))
+    shares = {str(row["phase"]): float(row["share"] or 0) for row in run.phases().iter_rows(named=True)}
+    for phase, kind in (("optimizer", OPTIMIZER), ("data", LOADER)):
+        if shares.get(phase, 0.0) > 0:
+            found.append(Part(kind, kind, "", shares[phase]))
+    return found
+
+
+class WhatIf:
+    """The experiment: pairs of blocks, as is and with one part delayed, in random order, of each part in turn."""
+
+    def __init__(
+        self, open_place: Callable[[], PlaceLike], parts: Sequence[Part], seconds: float, desk: Desk | None = None
+    ) -> None:
+        self._open, self.parts, self._seconds, self._desk = open_place, list(parts), seconds, desk or Desk()
+        self._random = random.Random(0)
+        self._began_ns = monotonic_ns()
+        self.step_s = math.nan
+        self.as_is_s: list[float] = []
+        self.loader: Mapping[str, Any] | None = None
+        self.interrupted = False
+
+    @property
+    def used(self) -> float:
+        """The share of the time that has been used."""
+        return (monotonic_ns() - self._began_ns) / 1e9 / self._seconds
+
+    def run(self) -> None:
+        """Measure until every part is clear or the time is over. Ctrl-C ends it, and what is known is kept."""
+        place = self._open()
+        try:
+            self._begin(place)
+            while self.used < 1:
+                open_ = [part for part in self.parts if not part.clear and part.reason != "failed"]
+                if not open_:
+                    return
+                self._random.shuffle(open_)
+                for part in sorted(open_, key=lambda part: len(part.waits)):
+                    if self.used < 1 or not part.waits:
+                        self._desk.tell(f"{part.label} made slower", self.used)
+                        self._measure(place, part)
+        except KeyboardInterrupt:
+            self.interrupted = True
+        finally:
+            place.close()
+
+    def _begin(self, place: PlaceLike) -> None:
+        self._desk.tell("the training as it is", self.used)
+        facts = place.ask(_ANSWER_S, do="facts")
+        if facts["device"] != "cpu":
+            raise UsageError(
+                f"--what-if: on {facts['device']} a delay of the CPU is not one of the device", "on the CPU alone"
+            )
+        self.step_s, self.loader = facts["step_s"], facts["loader"]
+        block = place.ask(_ANSWER_S, do="block", changes=[], warmup=3, steps=self._steps())
+        self.step_s = typical(block["seconds"], _TRIMMED)
+        if not self.loader:
+            self.parts = [part for part in self.parts if part.kind != LOADER]
+        for part in self.parts:  # a loader with workers is no part of the step's own time: its batches say how long
+            if part.kind == LOADER and block["fetches"]:
+                part.share = block["fetch_s"] / self.step_s
+
+    def _steps(self) -> int:
+        return min(100, max(3, math.ceil(0.1 / self.step_s)))
+
+    def _measure(self, place: PlaceLike, part: Part) -> None:
+        try:
+            part.waits.append(self._pair(place, part))
+            part.reason = ""
+        except TooShort:
+            raise
+        except PlaceEnded as error:
+            part.reason = "failed" if not part.waits else ""
+            self._desk.tell(f"{part.label}: {error}", self.used)
+
+    def _pair(self, place: PlaceLike, part: Part) -> float:
+        """Return by how much the step grows for a second of delay, of one pair of blocks."""
+        own_s = part.share * self.step_s
+        delay_s = max(_SLOWER * own_s, _LEAST_DELAY * self.step_s)
+        part.delayed = delay_s / own_s
+        name = delay_name(part.kind, part.name, 1e9 * delay_s * part.forward, 1e9 * delay_s * (1 - part.forward))
+        # What a loader has ahead is used up before the delay shows.
+        ahead = 8 * int((self.loader or {}).get("workers", 0)) if part.kind == LOADER else 0
+        steps, warmup = self._steps(), 2 + ahead
+        sides: list[list[str]] = [[], [name]]
+        self._random.shuffle(sides)
+        blocks = {
+            bool(side): place.ask(_ANSWER_S, do="block", changes=side, warmup=warmup, steps=steps) for side in sides
+        }
+        times = {side: typical(block["seconds"], _TRIMMED) for side, block in blocks.items()}
+        self.as_is_s.append(times[False])
+        self.step_s = 0.8 * self.step_s + 0.2 * times[False]
+        each_s: float = blocks[True]["delayed_s"] / (warmup + steps)
+        if each_s <= 0:
+            raise PlaceEnded("it was not called within a step")
+        grown_s: float = times[True] - times[False]
+        return grown_s / each_s
+
+
+def judge_parts(found: WhatIf, title: str) -> Findings:
+    """Return the findings: what each part decides, and what a perfect one would save."""
+    measured = [part for part in found.parts if part.waits]
+    rows = sorted((_row(part) for part in measured), key=lambda row: -(row[7] or row[4] or 0.0))  # type: ignore[operator]
+    untried = tuple((part.label, part.reason) for part in found.parts if not part.waits)
+    tables = (
+        ResultTable("what-if", "What it would gain if", _COLUMNS, tuple(rows), _NOTE, _MEANINGS),
+        ResultTable("untried", "Not measured", ("part", "why"), untried),
+    )
+    return Findings(
+        title, _answer(rows), tuple(table for table in tables if table.rows), tuple(_notes(found, measured))
+    )
+
+
+_COLUMNS = (
+    "part", "type", "time %", "slower by %", "decides %", "low %", "high %", "if perfect saves %", "attained %", "pairs"
+)  # fmt: skip
+_NOTE = "Shares of the step time. Decides: what the step waits for of the part's time, with its 95 % CI."
+_MEANINGS = {
+    "time %": "of the step, forward and backward, or the update, or the making of a batch",
+    "slower by %": "of its own time, in the experiment",
+    "decides %": "of the step: time, times the growth of the step for each second of delay",
+    "if perfect saves %": "of the step, if the part ran as fast as this device could; null where no ceiling is known",
+    "attained %": "share of what this device could do, from the run",
+}
+
+
+def _row(part: Part) -> tuple[Value, ...]:
+    wait, low, high = (min(1.0, max(0.0, value)) for value in part.interval())
+    saves = None if part.attained is None else 100 * part.share * wait * (1 - part.attained)
+    decided = [None if math.isnan(value) else 100 * part.share * value for value in (wait, low, high)]
+    return (
+        part.label, part.type, 100 * part.share, 100 * part.delayed, *decided, saves,
+        None if part.attained is None else 100 * part.attained, len(part.waits),
+    )  # fmt: skip
+
+
+def _answer(rows: Sequence[tuple[Value, ...]]) -> str:
+    if not rows:
+        return "Nothing could be measured: see below why."
+    known = [row for row in rows if isinstance(row[5], float) and row[5] > 0]
+    if not known:
+        return "Cannot tell yet: the step was not surely seen to wait for any part; give more --minutes."
+    name, best, low, high, saves = known[0][0], known[0][4], known[0][5], known[0][6], known[0][7]
+    decides = f"decides {best:.0f} % [{low:.0f}, {high:.0f}] of the step"
+    if saves is not None:
+        return f"{name}, if perfect, would save {saves:.0f} % of the step; it {decides}."
+    return f"{name} {decides}; what a perfect one would save is not known without ceilings."
+
+
+def _notes(found: WhatIf, measured: Sequence[Part]) -> Iterator[str]:
+    if found.interrupted:
+        yield "Interrupted: the parts below were measured before."
+    if any(part.attained is None and part.kind == LAYER for part in measured):
+        yield "Without ceilings in the run no saving is stated: stepscope doctor --ceilings, then run again."
+    wide = [part.label for part in measured if not part.clear]
+    if wide:
+        yield f"Not clear yet: {', '.join(wide)}; give more --minutes."
+    yield "Shares of time are of the run that was named; what a part decides was measured now, on the same device."
+    yield "A saving is an upper bound: a part at the ceilings of the device, the others as they are."

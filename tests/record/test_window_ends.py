@@ -1,0 +1,145 @@
+"""Windows that nothing but memory ends."""
+
+from __future__ import annotations
+
+import gc
+import json
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+
+import pytest
+
+from stepscope.record.window_ends import RamAlarm
+
+ALWAYS = -(10**15)  # less than nothing is resident: the alarm goes off at once
+
+
+class Interrupted(Exception):
+    """What a signal handler of the training raises."""
+
+
+@pytest.fixture
+def interrupts() -> Iterator[None]:
+    def raise_interrupted(number: int, frame: FrameType | None) -> None:
+        raise Interrupted
+
+    before = signal.signal(signal.SIGALRM, raise_interrupted)
+    yield
+    signal.setitimer(signal.ITIMER_REAL, 0.0)
+    signal.signal(signal.SIGALRM, before)
+
+
+def busy_until(done: list[int], most_s: float = 20.0) -> None:
+    until = time.monotonic() + most_s
+    while not done and time.monotonic() < until:
+        sum(range(100))
+
+
+def test_an_alarm_acts_in_the_main_thread_while_a_loop_of_the_training_goes_on() -> None:
+    seen: list[int] = []
+    alarm = RamAlarm(lambda: seen.append(threading.get_ident()), ALWAYS)
+    alarm.set()
+    busy_until(seen)
+    alarm.clear()
+    assert set(seen) == {threading.main_thread().ident}
+
+
+def test_an_alarm_is_no_thread_that_the_training_can_list() -> None:
+    before = threading.enumerate()
+    alarm = RamAlarm(lambda: None)
+    alarm.set()
+    listed = threading.enumerate()
+    alarm.clear()
+    assert listed == before
+
+
+def test_an_alarm_that_is_cleared_or_far_from_its_limit_does_nothing() -> None:
+    seen: list[int] = []
+    cleared, far = RamAlarm(lambda: seen.append(1), ALWAYS), RamAlarm(lambda: seen.append(2), 10**15)
+    cleared.set()
+    cleared.clear()
+    far.set()
+    time.sleep(0.2)
+    sum(range(100))
+    far.clear()
+    assert seen == []
+
+
+@pytest.mark.usefixtures("interrupts")
+def test_what_a_signal_handler_raises_while_the_alarm_acts_goes_on_in_the_training() -> None:
+    acts: list[int] = []
+
+    def act() -> None:
+        acts.append(1)
+        signal.setitimer(signal.ITIMER_REAL, 0.001)
+        time.sleep(5.0)
+
+    alarm = RamAlarm(act, ALWAYS)
+
+    def train() -> None:
+        alarm.set()
+        busy_until([])
+
+    with pytest.raises(Interrupted):
+        train()
+    alarm.clear()
+    assert acts == [1]
+
+
+def test_an_alarm_that_has_gone_off_is_not_kept_alive() -> None:
+    seen: list[int] = []
+    alarm = RamAlarm(lambda: seen.append(1), ALWAYS)
+    gone = weakref.ref(alarm._pending)
+    alarm.set()
+    busy_until(seen)
+    alarm.clear()
+    time.sleep(0.1)  # its thread ends
+    sum(range(100))
+    del alarm
+    gc.collect()
+    assert seen
+    assert gone() is None
+
+
+LOOP = """
+import resource, torch
+model = torch.nn.Linear(8, 8)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for step in range(4):
+    loss = model(torch.ones(4, 8)).pow(2).mean()
+    state = torch.zeros(4)
+    with torch.no_grad():
+        for _ in range(150_000):
+            state = state * 0.5 + 1.0
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024, state.tolist())
+"""
+
+
+def test_a_step_of_many_operators_outside_of_modules_fills_no_memory(tmp_path: Path) -> None:
+    (tmp_path / "loop.py").write_text(LOOP, encoding="utf-8")
+    run = ["-m", "stepscope", "run", "-q", "--no-ceilings", "--out", str(tmp_path / "runs")]
+    said = {}
+    for name, command in (("bare", []), ("profiled", run)):
+        ended = subprocess.run(
+            [sys.executable, *command, str(tmp_path / "loop.py")], capture_output=True, text=True, check=True
+        )
+        said[name] = re.fullmatch(r"(\d+) (.*)\n", ended.stdout)
+    bare, profiled = said["bare"], said["profiled"]
+    assert bare is not None
+    assert profiled is not None
+    assert profiled[2] == bare[2]
+    assert int(profiled[1]) < int(bare[1]) + 800, "MB; all of its events take 2,400"
+    (run_folder,) = (tmp_path / "runs").glob("*loop*")
+    events = [json.loads(line) for line in (run_folder / "events.jsonl").read_text("utf-8").splitlines()]
+    assert {"step-profiled-in-part", "recording-stopped"} <= {event["kind"] for event in events}

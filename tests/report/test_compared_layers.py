@@ -1,0 +1,86 @@
+"""Several runs by layer: a row a layer, a column a run, on the terminal, the page, in JSON and in Python."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from tests.fabricate import MODEL, STEP, Op, fabricate_run
+
+from stepscope.analysis.compare import compare
+from stepscope.errors import UnknownName
+from stepscope.report.comparison import render
+
+MORE = (*STEP, Op("aten::extra", "features.9", "forward", 900))
+
+
+@pytest.fixture
+def three(tmp_path: Path) -> list[Path]:
+    model = (*MODEL, ("features.9", "Extra", "", 0))
+    return [
+        fabricate_run(tmp_path / "a", steps=40, noise=0.01),
+        fabricate_run(tmp_path / "b", steps=40, noise=0.01, seed=1, power_w=5.0),
+        fabricate_run(tmp_path / "c", steps=40, noise=0.01, seed=2, ops=MORE, model=model),
+    ]
+
+
+def screen(paths: list[Path]) -> str:
+    console = Console(width=110)
+    with console.capture() as captured:
+        console.print(render(compare(paths)))
+    return captured.get()
+
+
+def test_every_layer_has_a_value_for_each_run_and_none_where_it_is_not(three: list[Path]) -> None:
+    rows = {row.layer: row for row in compare(three).layers()}
+    first = rows["features.0"]
+    assert all(value is not None for value in first.values)
+    assert first.values[0] is not None
+    assert first.values[0].low is not None
+    assert first.values[0].low <= first.values[0].value
+    extra = rows["features.9"]
+    assert [value is None for value in extra.values] == [True, True, False]
+    assert next(iter(rows)) == max(rows.values(), key=lambda row: row.most).layer
+
+
+def test_repeats_have_their_mean_with_the_interval_between_them(tmp_path: Path) -> None:
+    for seed in range(3):
+        fabricate_run(tmp_path / "a", steps=30, noise=0.05, seed=seed)
+    other = fabricate_run(tmp_path / "b", steps=30)
+    value = compare([tmp_path / "a", other]).layers()[0].values[0]
+    assert value is not None
+    assert value.low is not None
+    assert value.high is not None
+    assert value.low < value.value < value.high
+
+
+def test_a_quantity_that_nobody_measured_has_no_rows_and_one_that_is_none_is_refused(three: list[Path]) -> None:
+    assert compare(three).layers("memory") == []
+    with pytest.raises(UnknownName):
+        compare(three).layers("colour")
+
+
+def test_the_terminal_has_a_column_for_each_of_three_runs_and_no_such_table_for_two(three: list[Path]) -> None:
+    text = screen(three)
+    head = next(line for line in text.splitlines() if line.startswith("self time of a step by layer"))
+    assert head.split()[-3:] == ["A", "B", "C"]
+    line = next(line for line in text.splitlines() if line.startswith("features.9 "))
+    assert line.split()[1:3] == ["-", "-"]
+    assert "self time of a step by layer" not in screen(three[:2])
+
+
+def test_json_has_the_layers_of_every_setting(three: list[Path]) -> None:
+    content = json.loads(json.dumps(compare(three).to_dict()))
+    rows = content["settings"][0]["layers"]["time"]
+    assert {len(row["values"]) for row in rows} == {3}
+    assert {"layer", "type", "values"} == set(rows[0])
+
+
+def test_the_page_has_a_section_of_layers_for_three_runs(three: list[Path]) -> None:
+    pytest.importorskip("altair", reason="needs the extra 'report'")
+    from stepscope.report import compare_page
+
+    assert 'id="layers-0"' in compare_page.render(compare(three))
+    assert 'id="layers-0"' not in compare_page.render(compare(three[:2]))

@@ -1,0 +1,75 @@
+"""Whether a training that ran fits 2, 4 or 8 GB: by its measured peak, without and with what the recorder held."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.fabricate import Sampled, fabricate_run
+from tests.report.stored_runs import RUNS
+from typer import Typer
+from typer.testing import CliRunner
+
+from stepscope.analysis.memory.headroom import GB, Peak, fits_sentence, training_peak, which_fit
+from stepscope.analysis.run import Run
+from stepscope.cli.report import report
+from stepscope.report.brief import brief
+from stepscope.report.html import render
+
+READ = {"refresh_ns": 1_000, "source": "synthetic", "kind": "gauge", "unit": "B", "scope": "process"}
+
+
+def run_of(out: Path, peak_gb: float, held_gb: float = 0.0) -> Run:
+    """Return a run whose process was read up to so many GB, of which the recorder held some."""
+    t_ns = np.arange(0, 400_000_000, 10_000_000, dtype=np.int64)
+    channel = {"sensor": "mark", "id": "mark", "quantity": "peak_rss", **READ}
+    header = {"recorder": {"mode": "all", "held_bytes": round(held_gb * GB)}}
+    sampled = (Sampled(channel, t_ns, 0.0 * t_ns + peak_gb * GB),)
+    return Run(fabricate_run(out, steps=20, header=header, sampled=sampled))
+
+
+def test_a_peak_far_below_a_size_fits_it_and_all_larger_ones(tmp_path: Path) -> None:
+    assert fits_sentence(run_of(tmp_path, 1.2)) == "fits 2, 4 and 8 GB: the process peaked at 1.2 GB"
+
+
+def test_a_size_between_the_ends_of_the_peak_cannot_be_told(tmp_path: Path) -> None:
+    said = fits_sentence(run_of(tmp_path, 2.1, held_gb=0.3))
+    assert said is not None
+    assert said.startswith("fits 4 and 8 GB; too close to tell for 2 GB: the process peaked at [1.8 GB, 2.1 GB] (")
+
+
+def test_what_is_larger_than_a_size_without_the_recorder_does_not_fit_it(tmp_path: Path) -> None:
+    said = fits_sentence(run_of(tmp_path, 4.5, held_gb=0.1))
+    assert said is not None
+    assert said.startswith("fits 8 GB; does not fit 2 and 4 GB: ")
+
+
+def test_without_the_mark_of_the_kernel_a_yes_is_likely() -> None:
+    assert which_fit(Peak(GB, GB, sure=False)) == "likely fits 2, 4 and 8 GB"
+
+
+def test_a_run_whose_memory_was_not_sampled_says_nothing_of_it(tmp_path: Path) -> None:
+    run = Run(RUNS["empty"](tmp_path))
+    assert training_peak(run) is None
+    assert fits_sentence(run) is None
+    assert "\nmemory: " not in brief(run)
+
+
+@pytest.mark.parametrize(("high", "verdict"), [(1.97, "fits"), (1.99, "too close"), (2.1, "does not fit")])
+def test_a_yes_keeps_a_margin(high: float, verdict: str) -> None:
+    assert Peak(round(high * GB), round(high * GB)).verdict(2 * GB) == verdict
+
+
+def test_page_brief_and_json_say_the_same(tmp_path: Path) -> None:
+    run = run_of(tmp_path, 1.2, held_gb=0.1)
+    said = "its 2, 4 and 8 GB: the process peaked at [1.1 GB, 1.2 GB]"
+    assert f"memory: f{said}" in brief(run)
+    app = Typer()
+    app.command()(report)
+    content = json.loads(CliRunner().invoke(app, [str(run.path), "--json"]).output)["memory"]
+    assert (content["low"], content["high"]) == (1_100_000_000, 1_200_000_000)
+    assert set(content["fits"].values()) == {"fits"}
+    pytest.importorskip("altair", reason="needs the extra 'report'")
+    assert f"F{said}" in render(run)
