@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import os
 import re
 import signal
 import subprocess
@@ -143,3 +144,34 @@ def test_a_step_of_many_operators_outside_of_modules_fills_no_memory(tmp_path: P
     (run_folder,) = (tmp_path / "runs").glob("*loop*")
     events = [json.loads(line) for line in (run_folder / "events.jsonl").read_text("utf-8").splitlines()]
     assert {"step-profiled-in-part", "recording-stopped"} <= {event["kind"] for event in events}
+
+
+def test_after_a_false_alarm_the_training_may_grow_further_within_what_the_machine_has_left() -> None:
+    alarm = RamAlarm(lambda: None, 1_000_000)
+    alarm.allow_more()
+    assert alarm._most_bytes == 4_000_000
+    for _ in range(30):
+        alarm.allow_more()
+    assert 4_000_000 < alarm._most_bytes < os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 40
+
+
+GROWING = """
+import torch
+model = torch.nn.Sequential(torch.nn.Linear(64, 512), torch.nn.Linear(512, 64))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for step in range(20):
+    optimizer.zero_grad()
+    model(torch.ones(4000 + 5000 * step, 64)).pow(2).mean().backward()
+    optimizer.step()
+"""
+
+
+def test_a_training_whose_batches_grow_is_profiled_whole_after_a_few_false_alarms(tmp_path: Path) -> None:
+    (tmp_path / "grow.py").write_text(GROWING, encoding="utf-8")
+    run = ["-m", "stepscope", "run", "-q", "--no-ceilings", "--record", "all", "--out", str(tmp_path / "runs")]
+    subprocess.run([sys.executable, *run, str(tmp_path / "grow.py")], capture_output=True, check=True)
+    (run_folder,) = (tmp_path / "runs").glob("*grow*")
+    events = [json.loads(line) for line in (run_folder / "events.jsonl").read_text("utf-8").splitlines()]
+    kinds = [event["kind"] for event in events]
+    assert kinds.count("step-profiled-in-part") <= 4, "of 20; before they were remembered, of almost every one"
+    assert "recording-stopped" not in kinds

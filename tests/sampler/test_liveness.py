@@ -78,7 +78,15 @@ def test_what_may_well_stand_still_for_a_while_is_given_its_time(run: Path, chan
 def test_a_channel_that_comes_and_goes_for_hours_does_not_fill_the_disk(run: Path) -> None:
     liveness = watched(run, POWER)
     for turn in range(4 * MOST_EVENTS):
-        liveness.look(2 * turn * S, [1.0])
-        liveness.look(2 * turn * S + S, [NAN])
+        liveness.look(3 * turn * S, [1.0])
+        liveness.look(3 * turn * S + S, [NAN])
+        liveness.look(3 * turn * S + 2 * S, [NAN])
     assert len(told(run)) == MOST_EVENTS
     assert "further ones are not reported" in told(run)[-1]["message"]
+
+
+def test_one_look_without_a_reading_is_no_loss_however_seldom_the_channel_is_read(run: Path) -> None:
+    liveness = watched(run, POWER)
+    liveness.look(0, [1.0])
+    liveness.look(5 * S, [NAN])  # its process is ending
+    assert told(run) == []

@@ -13,6 +13,10 @@ from stepscope.record.torch_private import Scope
 
 FORWARD, BACKWARD, UPDATE = "forward", "backward", "optimizer"
 BEGINNING = "beginning"  # of a step whose size was not known before: what its first window held
+NO_PART_OF_BACKWARD = (
+    "a backward pass too large for one window is profiled where it runs on the CPU, through all its nodes, "
+    "in a process without other threads, with torch 2.7 or later"
+)
 
 
 class Parts:

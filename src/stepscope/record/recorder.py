@@ -25,7 +25,7 @@ from stepscope.record.ops.modules import CallPlaces
 from stepscope.record.ops.rows import Labelled, ShapeBook, StepSpan, Window, rows_of
 from stepscope.record.ops.sources import LINES_WAIT_NS, CallSites, LinesToFind
 from stepscope.record.ops.updates import OptimizerCalls, Update, shares_of
-from stepscope.record.parts import BACKWARD, BEGINNING, FORWARD, UPDATE, Parts
+from stepscope.record.parts import BACKWARD, BEGINNING, FORWARD, NO_PART_OF_BACKWARD, UPDATE, Parts
 from stepscope.record.plan import Plan
 from stepscope.record.routes import Routes
 from stepscope.record.trainers import at_end_of_thread
@@ -82,7 +82,7 @@ class OpRecorder:
         self._events_seen: float | None = None  # a step, in the last window
         self._parameters: int | None = None
         self._stopped = False
-        self._offset_ns = self._written = 0  # of the window; events, in the one that is being written
+        self._offset_ns = self._written = self._caught = 0  # of the window; events that are being written; of the last
         self._with_memory = self._cuda = False  # the step is to be recorded with its allocations; there is a GPU
         self._parts = Parts()
         self._step_sequence = torch_private.autograd_sequence()  # when the step began
@@ -204,12 +204,7 @@ class OpRecorder:
             undo = torch_private.act_within_backward(roots, nodes, self._part_is_full)
         if undo is None:
             parts.left.discard(BACKWARD)
-            self._note(
-                "backward-not-profiled",
-                "a backward pass too large for one window is profiled where it runs on the CPU, through all its nodes, "
-                "in a process without other threads, with torch 2.7 or later",
-                step=parts.step,
-            )
+            self._note("backward-not-profiled", NO_PART_OF_BACKWARD, step=parts.step)
             return
         self._open_part(BACKWARD, in_pass=True)
         parts.undo = undo
@@ -256,7 +251,7 @@ class OpRecorder:
             parts.scope = torch_private.make_call_scope(f"{OPTIMIZER_STEP}{parts.updating}.step")
             parts.scope.__enter__()
 
-    def _end_part(self) -> None:
+    def _end_part(self, why: str = "is too large") -> None:
         """The window of a part is full, or the part is over."""
         parts = self._parts
         if parts.open is None:
@@ -268,7 +263,7 @@ class OpRecorder:
         parts.ends()
         self._note(
             "step-profiled-in-part",
-            f"step {parts.step} is too large to be profiled whole: {(until_ns - parts.t0_ns) / 1e9:.3g} s are ({part})",
+            f"step {parts.step} {why} to be profiled whole: {(until_ns - parts.t0_ns) / 1e9:.3g} s are ({part})",
             step=parts.step,
             part=part,
             t0_ns=parts.t0_ns,
@@ -449,9 +444,11 @@ class OpRecorder:
         if self._parts.open is None:
             self._begin_parts(self._open_step[0], set())
             self._parts.begins(BEGINNING, self._open_step[1])
-        self._end_part()
-        if self.most_events > MOST_EVENTS_PER_STEP:
-            self._stop_for_good(f"{self.most_events:,} operators, most of them outside of modules, filled a window")
+        self._end_part("takes memory as if it were too large")
+        if self._caught > MOST_EVENTS_PER_STEP:
+            self._stop_for_good(f"{self._caught:,} operators, most of them outside of modules, filled a window")
+        elif self._caught < MOST_EVENTS_PER_PART:
+            self._alarm.allow_more()
 
     def give_way(self) -> None:
         """Somebody else wants the profiler: it is theirs from now on."""
@@ -526,7 +523,8 @@ class OpRecorder:
         window, parts = self._window, self._parts
         assert window is not None
         raw = self._drop()
-        self.most_events = max(self.most_events, len(raw))
+        self._caught = len(raw)
+        self.most_events = max(self.most_events, self._caught)
         watched = self._memory.close()
         offset = unix_minus_monotonic_ns()
         if abs(offset - self._offset_ns) > _CLOCK_JUMP_NS:

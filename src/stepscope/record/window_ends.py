@@ -20,8 +20,10 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from stepscope.record.boundary import is_ours
 
 MOST_BYTES = 32_000_000  # beyond what was resident at most before: 60,000 events, which take 15 times as much when read
+_MORE = 4  # times as much after a false alarm
+_OF_AVAILABLE = 1 / 40  # of what the machine has left at most: read, the events take half of that
 _EVERY_S = 0.03
-_STATM = Path("/proc/self/statm")
+_STATM, _MEMINFO = Path("/proc/self/statm"), Path("/proc/meminfo")
 
 
 class RamAlarm:
@@ -36,6 +38,13 @@ class RamAlarm:
         self._pending = _PendingCall(act)
         self._most_bytes = most_bytes
         self._clear: _thread.LockType | None = None
+
+    def allow_more(self) -> None:
+        """It was a false alarm: the training itself had grown, by a larger batch for one."""
+        from stepscope.record.sensors.number_files import available_and_swap  # 5 ms, for a few trainings
+
+        available, _ = available_and_swap(_MEMINFO.read_bytes())
+        self._most_bytes = max(self._most_bytes, min(_MORE * self._most_bytes, int(available * _OF_AVAILABLE)))
 
     def set(self) -> None:
         """A window opens: what was resident at most until now is what it may grow from."""

@@ -228,6 +228,7 @@ class Liveness:
         self._ids = [channel.id for channel in channels]
         self._left = MOST_EVENTS
         self._valid_ns: list[int | None] = [None] * len(self._ids)  # of the last reading; None before the first
+        self._nothing_ns: list[int | None] = [None] * len(self._ids)  # since then
         self._silent = [False] * len(self._ids)
         self._meters = [place for place, channel in enumerate(channels) if channel.quantity in ("power", "energy")]
         self._stale_after_ns = max((_stale_after_ns(channels[place]) for place in self._meters), default=0)
@@ -246,14 +247,17 @@ class Liveness:
             self._look_whether_it_moves(now_ns, [values[place] for place in self._meters])
 
     def _nothing(self, place: int, now_ns: int) -> None:
-        valid_ns = self._valid_ns[place]
-        if valid_ns is None or self._silent[place] or now_ns - valid_ns < SILENT_NS:
+        if self._valid_ns[place] is None or self._silent[place]:
+            return
+        since_ns = self._nothing_ns[place] = self._nothing_ns[place] or now_ns
+        if now_ns - since_ns < SILENT_NS:  # a process that is ending has no memory left to tell of
             return
         self._silent[place] = True
         self._say("channel-lost", f"channel {self._ids[place]} gives no reading any more", channel=self._ids[place])
 
     def _something(self, place: int, now_ns: int) -> None:
         valid_ns, self._valid_ns[place] = self._valid_ns[place], now_ns
+        self._nothing_ns[place] = None
         if self._silent[place] and valid_ns is not None:
             self._silent[place] = False
             gap_ns = now_ns - valid_ns
