@@ -34,10 +34,10 @@ def pair(tmp_path: Path) -> list[Path]:
     ]
 
 
-def screen(paths: list[Path], width: int = 110) -> str:
+def screen(paths: list[Path], width: int = 110, verbose: bool = True) -> str:
     console = Console(width=width)
     with console.capture() as captured:
-        console.print(render(compare(paths)))
+        console.print(render(compare(paths), verbose=verbose))
     return captured.get()
 
 
@@ -55,6 +55,23 @@ def test_the_terminal_names_the_parts_and_marks_what_is_worse(pair: list[Path]) 
     assert HOSTILE[:20] in said
     assert "time of a step by kind" in said
     assert max(len(line) for line in screen(pair, 80).splitlines()) <= 80
+
+
+def test_the_short_answer_says_which_is_faster_first_and_fits_80_columns_and_a_screen(pair: list[Path]) -> None:
+    lines = screen(pair, 80, verbose=False).splitlines()
+    assert re.search(r"^\s*$\nB is [\d.]+x slower than A", "\n".join(lines[:8]), re.MULTILINE)
+    assert max(map(len, lines)) <= 80
+    assert len(lines) <= 40
+    assert "kind" not in "".join(lines[8:])
+    assert re.search(r"Step time\s+16\S* ms\s+\S+ ms\s+[\d.]+ \[[\d., ]+\]\s+worse", "\n".join(lines))
+
+
+def test_two_runs_that_are_alike_are_called_the_same_and_no_part_is_listed(tmp_path: Path) -> None:
+    paths = [fabricate_run(tmp_path / name, steps=40, noise=0.2, seed=seed) for name, seed in (("a", 4), ("b", 5))]
+    said = screen(paths, 80, verbose=False)
+    assert "No difference in step time" in said
+    assert "same" in said
+    assert "by module" not in said
 
 
 @needs_report

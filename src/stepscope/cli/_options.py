@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
@@ -34,6 +36,14 @@ def command_of(request: type[Request], act: Callable[..., None], name: str) -> C
     command.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
     command.__annotations__ = {option.name: option.annotation for option in options}
     return command
+
+
+def print_wide(*parts: Any, width: int = 120) -> None:
+    """Print tables in the terminal's width, or $COLUMNS; in `width` where nobody has a terminal."""
+    from rich.console import Console
+
+    known = sys.stdout.isatty() or "COLUMNS" in os.environ
+    Console(highlight=False, width=None if known else width).print(*parts, sep="\n")
 
 
 def _unsaid(value: Any) -> bool:

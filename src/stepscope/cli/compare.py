@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from stepscope.api.requests import CompareRequest
-from stepscope.cli._options import command_of
+from stepscope.cli._options import command_of, print_wide
 from stepscope.errors import UsageError
 from stepscope.run_paths import last_runs
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from stepscope.analysis.compare import Comparison
 
 _PAGE = Path("compare.html")
-_WIDTH = 120  # columns, where nobody has a terminal
 
 
 def _compare(
     request: CompareRequest,
-    top: Annotated[int, typer.Option(help="Parts of each difference that are listed.", min=1)] = 8,
+    top: Annotated[int | None, typer.Option(help="Parts listed of a difference. Default: 4, with -v 8.", min=1)] = None,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show every interval, and all differences.")] = False,
     html: Annotated[bool, typer.Option("--html", help="Write one self-contained page instead.")] = False,
     out: Annotated[Path | None, typer.Option("--out", help="Where the page goes. [default: compare.html]")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON instead.")] = False,
@@ -36,27 +36,17 @@ def _compare(
     from stepscope.analysis.compare import compare as compared
 
     comparison = compared(request.runs or last_runs(2), request.per, request.attribution)
-    differences = request.what or tuple(WHAT)
     if html:
-        _page(comparison, differences, out or _PAGE, open_page)
+        _page(comparison, request.what or tuple(WHAT), out or _PAGE, open_page)
     elif as_json:
-        _json(comparison, request.by, differences)
+        _json(comparison, request.by, request.what or tuple(WHAT))
     else:
-        _screen(comparison, request.by, differences, top)
+        from stepscope.report.comparison import render
+
+        print_wide(render(comparison, request.by, top, request.what, verbose))
 
 
 compare = command_of(CompareRequest, _compare, "compare")
-
-
-def _screen(comparison: Comparison, by: tuple[str, ...], whats: tuple[str, ...], top: int) -> None:
-    import sys
-
-    from rich.console import Console
-
-    from stepscope.report.comparison import render
-
-    width = None if sys.stdout.isatty() else _WIDTH
-    Console(highlight=False, width=width).print(render(comparison, by, top, whats))
 
 
 def _json(comparison: Comparison, by: tuple[str, ...], whats: tuple[str, ...]) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from stepscope.api.requests import STUDIES, StudyRequest
-from stepscope.cli._options import command_of
+from stepscope.cli._options import command_of, print_wide
 from stepscope.cli.compare import compare
 from stepscope.errors import UsageError
 from stepscope.experiments.sweeps import PowerModes
@@ -56,12 +56,9 @@ def _answer(
     if json:
         typer.echo(findings.to_json(), nl=False)
     elif not quiet:
-        from rich.console import Console
-
         from stepscope.report.study_results import text
 
-        width = None if sys.stdout.isatty() else _PAGE_WIDTH
-        Console(highlight=False, width=width).print(*text(findings), sep="\n")
+        print_wide(*text(findings), width=_PAGE_WIDTH)
     sys.stderr.write(f"page and figures: {folder / 'page.html'}\n")
 
 

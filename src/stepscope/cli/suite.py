@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from stepscope.api.requests import SuiteExportRequest, SuiteListRequest, SuiteShowRequest
-from stepscope.cli._options import command_of
+from stepscope.cli._options import command_of, print_wide
 from stepscope.errors import UsageError
 from stepscope.experiments.suite import SuiteRun
 
@@ -51,8 +51,6 @@ def _show(
     out: Annotated[Path | None, typer.Option(help="Where the page goes. Default: suite.html in the sweep.")] = None,
 ) -> None:
     """Print the table, as text or JSON, or write the page."""
-    from rich.console import Console
-
     from stepscope.api.suite import default_page, write_page
     from stepscope.experiments.suite.plan import find_sweep
     from stepscope.experiments.suite.results import read_results
@@ -69,8 +67,7 @@ def _show(
     elif json:
         typer.echo(json_format.dumps(results_json(results, against), indent=1, default=str))
     else:
-        width = None if sys.stdout.isatty() else _PAGE
-        Console(highlight=False, width=width).print(*render_results(results, against, models), sep="\n")
+        print_wide(*render_results(results, against, models), width=_PAGE)
 
 
 def _export(request: SuiteExportRequest) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stepscope.cli._options import command_of
+from stepscope.cli._options import command_of, print_wide
 from stepscope.experiments.tune.request import TuneRequest
 
 if TYPE_CHECKING:
@@ -48,12 +48,9 @@ def _tune(
     if json:
         typer.echo(findings.to_json(), nl=False)
     elif not quiet:
-        from rich.console import Console
-
         from stepscope.report.study_results import text
 
-        width = None if sys.stdout.isatty() else _PAGE_WIDTH
-        Console(highlight=False, width=width).print(*text(findings), sep="\n")
+        print_wide(*text(findings), width=_PAGE_WIDTH)
     sys.stderr.write(f"page and figures: {folder / 'page.html'}\n")
     if tuning is None:
         return

@@ -14,7 +14,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from stepscope.analysis.compare import NONE, REGRESSION, UNSURE, WHAT, Check, Comparison, Judged
+from stepscope.analysis.compare import NONE, REGRESSION, UNSURE, WHAT, Check, Comparison, Judged, letter
 from stepscope.analysis.compare.explanation import UNATTRIBUTED_PARTS, Explanation
 from stepscope.analysis.compare.layers import LayerValue
 from stepscope.analysis.compare.sides import setting_of
@@ -37,7 +37,7 @@ LAYER_TITLES = {
 
 @dataclass(frozen=True)
 class QuantityRow:
-    """One number of one operand as text; `outcome` is better, worse, none seen, no interval, or ""."""
+    """One number of one operand as text; `outcome` is better, worse, same, none seen, no interval, or ""."""
 
     label: str
     letter: str
@@ -47,11 +47,6 @@ class QuantityRow:
     ratio_interval: str
     outcome: str
     numbers: dict[str, Any]
-
-
-def letter(side: int) -> str:
-    """A, B, C ... of an operand."""
-    return chr(ord("A") + side)
 
 
 def legend(comparison: Comparison) -> list[tuple[str, str, str]]:
@@ -90,7 +85,7 @@ def quantity_rows(comparison: Comparison, setting: int = 0) -> Iterator[Quantity
             "exact" if row["interval_of"] == "exact" else interval(row["low"], row["high"], unit) or NOT_MEASURED,
             "" if row["side"] == 0 else _ratio(row["ratio"]),
             "" if row["ratio_low"] is None else f"[{_ratio(row['ratio_low'])}, {_ratio(row['ratio_high'])}]",
-            outcome(row["difference"], known.better),
+            _SAME if _ratio(row["ratio"]) == "1" else outcome(row["difference"], known.better),
             row,
         )
 
@@ -104,8 +99,11 @@ def outcome(difference: str | None, better: str | None) -> str:
     return difference or ""
 
 
+_SAME = "same"  # to three digits, however narrow the interval
+
+
 def _ratio(value: float | None) -> str:
-    return NOT_MEASURED if value is None else number(value, 4 if value < 10 else 3)
+    return NOT_MEASURED if value is None else number(value)
 
 
 def change(value: float | None, unit: str) -> str:
@@ -134,33 +132,66 @@ def share(value: float | None) -> str:
     return percent(value, 0)
 
 
-_STYLES = {"better": "green", "worse": "red", "none seen": "dim", "no interval": "dim"}
+_STYLES = {"better": "green", "worse": "red", _SAME: "dim", "none seen": "dim", "no interval": "dim"}
 
 
 def render(
-    comparison: Comparison, by: Sequence[str] = ("module", "kind"), top: int = 8, whats: Sequence[str] = tuple(TITLES)
+    comparison: Comparison,
+    by: Sequence[str] = ("module", "kind"),
+    top: int | None = None,
+    whats: Sequence[str] | None = None,
+    verbose: bool = False,
 ) -> RenderableType:
-    """Operands, numbers, what explains them, and what to know when reading; `top` parts of each difference."""
-    parts: list[RenderableType] = [_sides(comparison)]
+    """Return which is faster and why, the numbers side by side, and the parts that explain what surely differs.
+
+    `verbose`: every side's interval, and the parts of every difference. top: parts listed; default: 4, or 8 if verbose.
+    """
+    parts: list[RenderableType] = [_sides(comparison), Text("")]
     for index, setting in enumerate(comparison.settings):
         if setting.label:
-            parts += [Text(""), Text(setting.label, style="bold")]
-        parts += [Text(""), _quantities(comparison, index)]
+            parts.append(Text(setting.label, style="bold"))
         parts += [Text(line, overflow="fold") for line in comparison.sentences(index)]
+        pair = len(comparison.operands) == 2 and not verbose
+        parts += [Text(""), _pair(comparison, index) if pair else _quantities(comparison, index)]
         if len(comparison.operands) > 2:
-            parts += _layers(comparison, index, top)
+            parts += _layers(comparison, index, top or _PARTS_VERBOSE)
         if len(comparison.settings) == 1:
-            parts += _explained(comparison, by, top, whats)
+            listed = top or (_PARTS_VERBOSE if verbose else _PARTS)
+            parts += _explained(comparison, by if verbose else by[:1], listed, whats, verbose)
     parts += _over_settings(comparison)
     parts += [Text(f"- {note}", style="dim", overflow="fold") for note in comparison.notes]
+    if not verbose:
+        parts.append(Text("MORE  stepscope compare -v   page: stepscope compare --html", style="dim"))
     return Group(*parts)
+
+
+_PARTS, _PARTS_VERBOSE = 4, 8
 
 
 def _sides(comparison: Comparison) -> RenderableType:
     table = Table.grid(padding=(0, 2, 0, 0))
-    for mark, name, about in legend(comparison):
-        reference = "  (the others are compared with it)" if mark == letter(0) else ""
-        table.add_row(Text(mark, style="bold"), Text(name, overflow="fold"), Text(about + reference, style="dim"))
+    rows = legend(comparison)
+    for mark, name, about in rows:
+        same = mark != letter(0) and about == rows[0][2]
+        table.add_row(
+            Text(mark, style="bold"), Text(name, overflow="fold"), Text("as A" if same else about, style="dim")
+        )
+    return table
+
+
+def _pair(comparison: Comparison, setting: int) -> RenderableType:
+    """Two sides in a row a quantity: both values, and the ratio with its interval."""
+    table = new_table("", "A", "B", "B / A [95 % CI]")
+    table.columns[0].no_wrap, table.columns[0].overflow = False, "fold"
+    table.add_column("", no_wrap=True)
+    sides: dict[str, dict[str, QuantityRow]] = {}
+    for row in quantity_rows(comparison, setting):
+        sides.setdefault(row.label.replace("of the training processes", "(training)"), {})[row.letter] = row
+    for label, rows in sides.items():
+        values = [rows[side].value if side in rows else NOT_MEASURED for side in "AB"]
+        other = rows.get("B")
+        compared = (f"{other.ratio} {other.ratio_interval}".rstrip(), other.outcome) if other else ("", "")
+        table.add_row(*map(Text, (label, *values, compared[0])), Text(compared[1], style=_STYLES.get(compared[1], "")))
     return table
 
 
@@ -196,20 +227,32 @@ def layer_amount(value: LayerValue | None, unit: str) -> str:
     return NOT_MEASURED if value is None else amount(value.value, unit)
 
 
-def _explained(comparison: Comparison, by: Sequence[str], top: int, whats: Sequence[str]) -> Iterator[RenderableType]:
+def _explained(
+    comparison: Comparison, by: Sequence[str], top: int, whats: Sequence[str] | None, verbose: bool
+) -> Iterator[RenderableType]:
+    """Yield the parts of differences: of all that were asked for, or of those that chance cannot explain."""
     for other in range(1, len(comparison.operands)):
-        for what in whats:
-            shown = [comparison.explain(what, way, other) for way in by if way in WHAT[what]]
-            reasons = {why.reason for why in shown if why.reason}
-            if reasons and what != "kernels":
+        for what in whats or tuple(TITLES):
+            parts = [comparison.explain(what, way, other) for way in by if way in WHAT[what]]
+            reasons = {why.reason for why in parts if why.reason}
+            if reasons and what != "kernels" and (verbose or whats):
                 yield Text(
                     f"\n{TITLES[what]}, {letter(other)} - {letter(0)}: {'; '.join(sorted(reasons))}", style="dim"
                 )
-            for why in shown:
-                if not why.reason:
-                    yield from _part_table(why, other, top)
-            if shown and not shown[0].reason:
-                yield Text(shown[0].note, style="dim", overflow="fold")
+            tables = [
+                why for why in parts if not why.reason and (verbose or whats or _told_apart(comparison, why, other))
+            ]
+            for why in tables:
+                yield from _part_table(why, other, top)
+            if tables:
+                yield Text(tables[0].note, style="dim", overflow="fold")
+
+
+def _told_apart(comparison: Comparison, why: Explanation, other: int) -> bool:
+    """Return whether a difference is more than chance, and the model's rather than the machine's."""
+    if not why.difference or (why.low is not None and why.high is not None and why.low <= 0 <= why.high):
+        return False
+    return why.what not in ("time", "kernels") or not comparison.by_the_machine(other)
 
 
 def _part_table(why: Explanation, other: int, top: int) -> Iterator[RenderableType]:

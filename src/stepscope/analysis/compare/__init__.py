@@ -115,6 +115,12 @@ class Comparison:
         sides = self.settings[setting].sides
         return surroundings(sides[0], sides[other])
 
+    def by_the_machine(self, other: int = 1, setting: int = 0) -> bool:
+        """Return whether the machine explains half of the difference in step time, or all that was changed."""
+        around = self.surroundings(other, setting)
+        same = bool(around) and not self.differences(other, setting)
+        return same or sum(part.share for part in around) >= EXPLAINS
+
     def differences(self, other: int = 1, setting: int = 0) -> dict[str, tuple[Any, Any]]:
         """Return the settings and devices that a side and the first do not have in common."""
         sides = self.settings[setting].sides
@@ -181,15 +187,15 @@ def _distinct_names(operands: tuple[RunGroup, ...]) -> tuple[RunGroup, ...]:
 def _warnings(settings: Sequence[Setting], operands: Sequence[RunGroup]) -> Iterator[str]:
     if any(len(side) == 1 for one in settings for side in one.sides):
         yield (
-            "A single run says nothing of how much runs differ among themselves: its interval covers its own steps "
-            "alone. Several runs in one folder are taken as repeats."
+            "The interval of a single run covers its own steps, not how much runs differ. Several runs in one folder "
+            "are taken as repeats."
         )
     shared = {run.simulated is not None for one in operands for run in one.runs}
     if True in shared:
         yield "SIMULATED sensors: power and energy of some of these are of a simulated board, not of a device."
-    disturbed = ", ".join(one.name for one in operands if any(_disturbed(run) for run in one.runs))
+    disturbed = [letter(side) for side, one in enumerate(operands) if any(_disturbed(run) for run in one.runs)]
     if disturbed:
-        yield f"Background CPU load during {disturbed}: times there are not the training's alone."
+        yield f"Background CPU load during {', '.join(disturbed)}: times there are not the training's alone."
 
 
 def _disturbed(run: Run) -> bool:
@@ -198,20 +204,23 @@ def _disturbed(run: Run) -> bool:
     )
 
 
+def letter(side: int) -> str:
+    """Return A, B, C ... of an operand."""
+    return chr(ord("A") + side)
+
+
 def _difference_sentence(comparison: Comparison, other: int, setting: int) -> str:
-    rows = comparison.quantities.filter(
-        (pl.col("setting") == comparison.settings[setting].label) & (pl.col("side") == other)
-    )
-    said = [f"{comparison.names[other]}: {_step_time_sentence(rows)}"]
+    rows = comparison.quantities.filter(pl.col("setting") == comparison.settings[setting].label)
+    said = [_step_time_sentence(rows, other)]
+    rows = rows.filter(pl.col("side") == other)
     why = comparison.explain("time", "module", other, setting)
     if why.reason:
         return f"{said[0]} Why is not known: {why.reason}."
     if not _differs(rows):
-        return f"{said[0]} Such steps do not tell a difference apart from chance, so no part explains one."
-    around = comparison.surroundings(other, setting)
-    said += [_around_sentence(part) for part in around]
-    if sum(part.share for part in around) >= EXPLAINS or (around and not comparison.differences(other, setting)):
-        return " ".join([*said, "The model is not named: its parts took longer, or less long, with the machine."])
+        return f"{said[0]} The steps do not tell a difference from chance: no part is named."
+    said += [_around_sentence(part) for part in comparison.surroundings(other, setting)]
+    if comparison.by_the_machine(other, setting):
+        return " ".join([*said, "No layer is named: the machine differed, and layers took longer or shorter with it."])
     kinds = comparison.explain("time", "kind", other, setting)
     named = [text for each in (why, kinds) if (text := _dominant_parts(each))]
     return " ".join([*said, *(named or ["No part of the profiled steps shows it."]), *_unexplained_note(why)])
@@ -221,20 +230,22 @@ def _around_sentence(part: Surrounding) -> str:
     """Return how much of the difference lies in the machine, with the evidence of both sides."""
     between = f"[{_signed(part.low, 'ns')}, {_signed(part.high, 'ns')}]"
     whole = f"{percent(min(part.share, 1.0), 0)} of the difference"
-    return f"By {part.name}: {_signed(part.difference, 'ns')} {between}, {whole}: {part.evidence}."
+    return f"The machine ({part.name}): {_signed(part.difference, 'ns')} {between}, {whole}: {part.evidence}."
 
 
-def _step_time_sentence(rows: pl.DataFrame) -> str:
-    step = rows.filter(pl.col("metric") == "step_time")
-    if step.is_empty() or step["ratio"][0] is None:
-        return "step times cannot be compared."
-    row = step.row(0, named=True)
+def _step_time_sentence(rows: pl.DataFrame, other: int) -> str:
+    steps = {row["side"]: row for row in rows.filter(metric="step_time").iter_rows(named=True)}
+    row = steps.get(other)
+    if row is None or row["ratio"] is None:
+        return f"The step times of A and {letter(other)} cannot be compared."
+    ratio = f"{letter(other)} / A"
     if row["difference"] == "none seen":
         between = f"[{number(row['ratio_low'])}, {number(row['ratio_high'])}]"
-        return f"no difference in step time seen (ratio to the first: {between})."
-    of_its_time = estimate(row["ratio"], row["ratio_low"], row["ratio_high"], "")
-    ratio, pace = (row["ratio"], "slower") if row["ratio"] >= 1 else (1 / row["ratio"], "faster")
-    return f"{number(ratio)}x {pace} than the first: a step takes {of_its_time} of its time."
+        return f"No difference in step time seen between A and {letter(other)} ({ratio}: {between})."
+    ends = estimate(row["ratio"], row["ratio_low"], row["ratio_high"], "")
+    pace, factor = ("slower", row["ratio"]) if row["ratio"] >= 1 else ("faster", 1 / row["ratio"])
+    times = f"{duration(row['value'])} a step against {duration(steps[0]['value'])}"
+    return f"{letter(other)} is {number(factor)}x {pace} than A: {times} ({ratio}: {ends})."
 
 
 def _differs(rows: pl.DataFrame) -> bool:

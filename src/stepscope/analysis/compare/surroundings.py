@@ -76,7 +76,7 @@ def _lost(side: Side, share: Callable[[Occupancy], Share | None]) -> tuple[float
 def _part(name: str, before: tuple[float, Ends], after: tuple[float, Ends], whole: float, said: str) -> Surrounding:
     difference = after[0] - before[0]
     low, high = difference - math.hypot(after[1][0], before[1][1]), difference + math.hypot(after[1][1], before[1][0])
-    evidence = f"{said} {duration(after[0])} of a step, in the first {duration(before[0])}"
+    evidence = f"{said} {duration(after[0])} of a step (A: {duration(before[0])})"
     return Surrounding(name, difference, low, high, difference / whole, evidence)
 
 
@@ -88,7 +88,7 @@ def _load(first: Side, other: Side, whole: float) -> Iterator[Surrounding]:
     quotas = [[seen.throttled_periods for seen, _, _ in side] for side in (first, other)]
     held = [max((share.value for share in side if share is not None), default=0.0) for side in quotas]
     if abs(held[1] - held[0]) >= 0.1:
-        more = f"the CPU quota throttled {percent(held[1], 0)} of its periods, in the first {percent(held[0], 0)}"
+        more = f"the CPU quota throttled {percent(held[1], 0)} of its periods (A: {percent(held[0], 0)})"
         yield Surrounding("CPU quota", part.difference, part.low, part.high, part.share, f"{part.evidence}; {more}")
         return
     cores = [_background(side) for side in (first, other)]
@@ -96,7 +96,7 @@ def _load(first: Side, other: Side, whole: float) -> Iterator[Surrounding]:
                for side in (first, other)]  # fmt: skip
     if abs(cores[1] - cores[0]) < _CORES and abs(pressed[1] - pressed[0]) < 0.1:
         return
-    more = f"background load was {number(cores[1], 2)} cores, in the first {number(cores[0], 2)}"
+    more = f"background load was {number(cores[1], 2)} cores (A: {number(cores[0], 2)})"
     yield Surrounding("load", part.difference, part.low, part.high, part.share, f"{part.evidence}; {more}")
 
 
@@ -117,7 +117,7 @@ def _clock(first: Side, other: Side, whole: float) -> Iterator[Surrounding]:
         return
     lost = ran * (1 - after / before)
     half = ran * math.hypot(spread[1] / before, spread[0] * after / before**2)
-    said = f"the clock was {percent(after, 0)} of its maximum, in the first {percent(before, 0)}"
+    said = f"the clock was {percent(after, 0)} of its maximum (A: {percent(before, 0)})"
     if abs(1 - after / before) >= 0.05:
         yield Surrounding("clock", lost, lost - half, lost + half, lost / whole, said)
 
@@ -129,5 +129,5 @@ def _memory(first: Side, other: Side, whole: float) -> Iterator[Surrounding]:
     if stalled[0] is None or stalled[1] is None or abs(faults[1] - faults[0]) < 10:
         return
     part = _part("memory", stalled[0], stalled[1], whole, "the machine stalled for memory for")
-    more = f"{number(faults[1])} page faults/s read a disk, in the first {number(faults[0])}"
+    more = f"{number(faults[1])} page faults/s read a disk (A: {number(faults[0])})"
     yield Surrounding("memory", part.difference, part.low, part.high, part.share, f"{part.evidence}; {more}")
