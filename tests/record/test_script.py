@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 
@@ -129,6 +130,13 @@ def test_two_runs_at_once_keep_apart(script: Path, tmp_path: Path, warm_python: 
     runs = [RunReader(path) for path in (tmp_path / "runs").iterdir()]
     assert [run.steps.height for run in runs] == [4, 4]
     assert [run.status for run in runs] == ["ok", "ok"]
+
+
+def test_a_quiet_script_is_not_made_to_wait_for_the_import_of_the_analysis(script: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-X", "importtime", "-m", "stepscope", "run", "-q", "--no-ceilings", "--out", "runs"]
+    ended = subprocess.run([*command, str(script)], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert "stepscope.runfolder" in ended.stderr
+    assert "stepscope.analysis" not in ended.stderr
 
 
 def test_options_of_a_workload_are_refused_for_a_script(
