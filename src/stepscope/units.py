@@ -98,10 +98,23 @@ def component_label(name: str) -> str:
     return "unattributed" if name == "rest" else name
 
 
-CATEGORY_LABELS = {"saved": "activations", "optimizer": "optimizer state", "temporary": "temporaries"}
-CATEGORY_LEGEND = (
-    "{" + ", ".join(f"{name}: '{label}'" for name, label in CATEGORY_LABELS.items()) + "}[datum.label] || datum.label"
-)  # a Vega expression
+CATEGORY_LABELS = {
+    "saved": "activations",
+    "parameter": "parameters",
+    "buffer": "buffers",
+    "gradient": "gradients",
+    "optimizer": "optimizer state",
+    "temporary": "temporaries",
+    "workspace": "kernel workspace",
+    "other": "other tensors",
+    "empty process": "Python and torch",
+    "kernels' code": "kernel code",
+    "arrays that are no tensors": "arrays outside torch",
+    "workers of data loaders": "DataLoader workers",
+    "allocator": "allocator overhead",
+}
+_LEGEND = ", ".join(f"{name}: '{label}'" for name, label in CATEGORY_LABELS.items() if name.isidentifier())
+CATEGORY_LEGEND = f"{{{_LEGEND}}}[datum.label] || datum.label"  # a Vega expression
 
 
 def category_label(name: str) -> str:

@@ -75,11 +75,24 @@ def test_a_workload_gets_a_verdict_a_breakdown_and_ways_to_need_less(capsys: pyt
         "was not measured",
         "NVIDIA Jetson TX2",
         "largest batch",
-        "empty process",
-        "saved",
-        "what would need less",
+        "Python and torch",
+        "activations",
+        "what needs less memory",
     ):
         assert words in shown
+
+
+def test_the_answer_fits_80_columns_and_a_screen_and_says_what_is_behind_v(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert asked("lenet", "--memory", "200MB") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1].startswith("It does not fit. The limit is 200 MB")
+    assert len(lines) <= 36
+    assert max(map(len, lines)) <= 80
+    assert any("-v" in line for line in lines)
+    assert "saved" not in " ".join(lines)
 
 
 def test_the_answer_as_json_is_complete(capsys: pytest.CaptureFixture[str]) -> None:

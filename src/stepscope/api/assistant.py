@@ -159,7 +159,7 @@ def _fitted(orders: Mapping[str, Any]) -> str:
         f"verdict: {found.verdict or 'no limit was given'}",
         f"process peak: [{bytes_(low)}, {bytes_(high)}], of it {bytes_(found.peak_bytes)} of live tensors",
         f"limit: {limit}",
-        f"batch: {found.batch}; largest that surely fits: {found.largest_batch}",
+        f"batch: {found.batch}; largest that is certain to fit: {found.largest_batch}",
         f"peak reached by: {found.peak_op} of {found.peak_module or 'no layer'}",
         *(f"unsure: {why}" for why in found.unsure),
     ]

@@ -92,9 +92,10 @@ def _print_answer(console: Console, found: dict[str, Any]) -> None:
     else:
         energy = "no power sensor; add a plug or meter (--plug), or estimate (--power-model)"
     start = "stepscope run lenet" if torch else f"{found['torch']['remedy'] or 'pip install torch'}"
-    for label, said in (("Measured here", ", ".join(can)), ("Energy", energy), ("Start with", start)):
-        console.print(f"[bold]{label}:[/] ", end="", highlight=False)
-        console.print(said, highlight=False, markup=False, soft_wrap=True)
+    from rich.text import Text
+
+    for label, text in (("Measured here", ", ".join(can)), ("Energy", energy), ("Start with", start)):
+        console.print(Text.assemble((f"{label}: ", "bold"), text))
 
 
 _OF_THE_ANSWER = {
@@ -129,7 +130,7 @@ def _print_channels(console: Console, channels: list[dict[str, Any]]) -> None:
     table = Table(title="Measured here", title_justify="left", box=None, pad_edge=False)
     for heading in ("quantity", "of"):
         table.add_column(heading, no_wrap=True)
-    for heading in ("update interval", "step", "one read", "read every"):
+    for heading in ("update interval", "resolution", "read cost", "read every"):
         table.add_column(heading, justify="right")
     for group in _groups(channels):
         table.add_row(*_row(group))
@@ -152,14 +153,12 @@ def _groups(channels: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
 
 
 def _row(group: list[dict[str, Any]]) -> list[str]:
-    from stepscope.units import bytes_, duration, si
+    from stepscope.units import duration, si
 
-    first = group[0]
+    first, step = group[0], group[0]["step_size"]
     count = f" x {len(group)}" if len(group) > 1 else ""
-    step = first["step_size"]
-    size = (
-        duration(step) if first["unit"] == "ns" else bytes_(step) if first["unit"] == "B" else si(step, first["unit"])
-    )
+    unit = "" if first["unit"] == "1" else first["unit"]
+    size = duration(step) if unit == "ns" else si(step, unit)
     refresh = first["refresh_ns"]
     return [
         first["quantity"],
@@ -172,12 +171,16 @@ def _row(group: list[dict[str, Any]]) -> list[str]:
 
 
 def _print_missing(console: Console, missing: list[dict[str, Any]]) -> None:
-    """Yield what could be enabled first, then what is simply not there."""
+    """What could be enabled, with how; then the names of what this machine does not have."""
     if missing:
         console.print("\n[bold]Not measured here[/]")
-    for why in sorted(missing, key=lambda why: why["reason"] == "absent"):
-        console.print(f"  {why['sensor']}: {why['reason']} ({why['detail']})", highlight=False, markup=False)
-        _print_remedy(console, why["remedy"])
+    absent = [why["sensor"] for why in missing if why["reason"] == "absent" and not why["remedy"]]
+    for why in missing:
+        if why["sensor"] not in absent:
+            console.print(f"  {why['sensor']}: {why['reason']} ({why['detail']})", highlight=False, markup=False)
+            _print_remedy(console, why["remedy"])
+    if absent:
+        console.print(f"  not on this machine: {', '.join(absent)} (where each is found: --json)", highlight=False)
 
 
 def _print_power(console: Console, found: dict[str, Any]) -> None:
@@ -186,11 +189,9 @@ def _print_power(console: Console, found: dict[str, Any]) -> None:
         line = f"  {meter['sensor']}: {', '.join(meter['channels'])}"
         console.print(line, highlight=False, markup=False, soft_wrap=True)
     if not found["power"]:
-        console.print("  No sensor of power or energy answers here: runs report no energy. What works on any machine:")
-        console.print("    a plug or meter beside it: --plug, --meter-command or --meter-csv of stepscope run")
-        console.print(
-            "    an estimate, which is called so: stepscope run ... --power-model cpu=2W..15W", highlight=False
-        )
+        console.print("  No sensor of power or energy answers here: runs report no energy. Works on any machine:")
+        console.print("    a plug or meter: stepscope run --plug, --meter-command or --meter-csv")
+        console.print("    an estimate, labelled so: stepscope run --power-model cpu=2W..15W", highlight=False)
     elif not found["characterised"]:
         console.print("  Not characterised yet: the first run does it, and --characterise shows it.", highlight=False)
     for name, kept in found["calibrated"].items():
@@ -297,7 +298,7 @@ def print_profiles(console: Console, channels: list[dict[str, Any]], found: Mapp
 
     table = Table(title="Characterised now, under a load step", title_justify="left", box=None, pad_edge=False)
     table.add_column("channel", no_wrap=True, overflow="ellipsis")
-    for heading in ("one read", "99 %", "refresh", "step", "average"):
+    for heading in ("read cost", "99 %", "update interval", "resolution", "averaging window"):
         table.add_column(heading, justify="right")
     for channel in channels:
         profile = found.get(channel["id"])

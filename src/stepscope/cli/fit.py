@@ -14,7 +14,7 @@ from stepscope.cli._options import command_of
 from stepscope.errors import UsageError
 from stepscope.footprint.request import FitRequest
 from stepscope.request import UNITS
-from stepscope.units import bytes_, estimate, percent
+from stepscope.units import bytes_, percent
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -38,6 +38,7 @@ def _fit(
     request: FitRequest,
     context: typer.Context,
     as_json: Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Print every option and category.")] = False,
     really: Annotated[int | None, typer.Option("--really", hidden=True)] = None,
     changed: Annotated[str | None, typer.Option("--changed", hidden=True)] = None,
 ) -> None:
@@ -77,7 +78,7 @@ def _fit(
     traded = _allocator_trades(console, words, context.args, found, kept) if request.allocators else []
     if question is not None and (request.plan or request.prove):
         found = replace(found, plan=_plan(console, question, request, words))
-    _print_all(console, found, traded, as_json)
+    _print_all(console, found, traded, as_json, verbose)
     if request.figures is not None:
         from stepscope.cli._fit_figures import draw_figures
 
@@ -255,7 +256,7 @@ def _allocator_trades(
     return measure_allocators(console, sized, arguments, found, kept)
 
 
-def _print_all(console: Console, found: FitResult, traded: list[AllocatorTrade], as_json: bool) -> None:
+def _print_all(console: Console, found: FitResult, traded: list[AllocatorTrade], as_json: bool, verbose: bool) -> None:
     if as_json:
         from stepscope.footprint.measurements import trade_dicts
 
@@ -263,7 +264,9 @@ def _print_all(console: Console, found: FitResult, traded: list[AllocatorTrade],
         typer.echo(json.dumps({**found.as_dict(), **measured}, indent=1))
         return
 
-    print_answer(console, found)
+    from stepscope.cli._fit_text import print_answer, print_plan, print_trades
+
+    print_answer(console, found, verbose)
     if traded:
         print_trades(console, traded, found)
     if found.plan is not None:
@@ -289,127 +292,8 @@ def _print_cost(
     typer.echo(report(job_steps(job, size, steps)))
 
 
-def print_plan(console: Console, plan: Plan) -> None:
-    """The chosen combination with the code that does it, and those that no other beats in memory and time."""
-    from rich.table import Table
-
-    if plan.chosen is None:
-        console.print("No combination that was tried fits: a smaller batch or model is needed.")
-    else:
-        console.print(f"plan: {plan.chosen.settings.words}")
-        code = plan.chosen.settings.code(plan.batch)
-        console.print(code, markup=False, soft_wrap=True) if code else None
-    if plan.proof is not None:
-        console.print(f"proof: {plan.proof}")
-    priced = plan.step_time
-    source = (
-        "FLOPs against the present step"
-        if priced is None
-        else (f"seconds of an update: a line through real steps of {priced.samples[0]} and {priced.samples[1]} samples")
-    )
-    table = Table(box=None, pad_edge=False, title=f"memory against time; {source}", title_justify="left")
-    for heading in ("", "process", "time", "verdict"):
-        table.add_column(heading, overflow="fold")
-    for candidate in plan.front:
-        low, high = candidate.process.low, candidate.process.high
-        cost = f"x {candidate.compute:.2f}" if candidate.seconds is None else _seconds(candidate.seconds)
-        colour = _COLOURS[candidate.verdict]
-        table.add_row(
-            candidate.settings.words, f"[{bytes_(low)}, {bytes_(high)}]", cost, f"[{colour}]{candidate.verdict}[/]"
-        )
-    console.print(table)
-    if not plan.complete:
-        console.print("  not every combination was simulated: the search ended after its minute of processor time")
-
-
-def _seconds(ends: tuple[float, float]) -> str:
-    return estimate(sum(ends) / 2, *ends, "s")
-
-
 _PRICED = 7  # real steps of each of the two batches that price a plan
 _MILLION = 1_000_000  # samples: the search for the largest batch ends there
-_VERDICT_TEXTS = {
-    "fits": "It fits.",
-    "likely fits": "It likely fits.",
-    "too close": "Too close to say.",
-    "does not fit": "It does not fit.",
-}
-_COLOURS = {"fits": "green", "likely fits": "yellow", "too close": "yellow", "does not fit": "red"}
-
-
-def print_answer(console: Console, found: FitResult) -> None:
-    """Verdict first, then where the bytes are, then what would help."""
-    batch = f", batch {found.batch}" if found.batch else ""
-    console.print(f"{found.name}{batch}: {found.method}, {found.platform}, allocator {found.allocator}")
-    if found.stopped:
-        console.print(f"  no dry run: {found.stopped}")
-    if found.limit is not None and found.verdict is not None:
-        limit = f"{bytes_(found.limit.bytes)} ({found.limit.source})"
-        console.print(f"[bold {_COLOURS[found.verdict]}]{_VERDICT_TEXTS[found.verdict]}[/] The limit is {limit}.")
-    for reason in found.unsure:
-        console.print(f"  a yes is no more than likely: {reason}")
-    low, high = found.interval
-    console.print(
-        f"The process takes [{bytes_(low)}, {bytes_(high)}] at its peak, {bytes_(found.peak_bytes)} of it live."
-    )
-    if found.largest_batch is not None:
-        surely = (
-            f"largest batch that surely fits: {found.largest_batch}" if found.largest_batch else "no batch surely fits"
-        )
-        if found.likely_batch and found.likely_batch > found.largest_batch:
-            surely += f" (likely up to {found.likely_batch})"
-        console.print(
-            f"{surely}" + (f"; a sample takes {bytes_(found.bytes_per_sample)}" if found.bytes_per_sample else "")
-        )
-    where = f"in layer '{found.peak_module}'" if found.peak_module else "outside the layers"
-    console.print(f"The peak is reached by {found.peak_op} {where}, in {found.live.phase}.")
-    _print_scenes(console, found)
-    _print_breakdown(console, found)
-    _print_options(console, found)
-    if found.not_modelled:
-        console.print(f"Workspace not modelled, counted as 0: {', '.join(sorted(found.not_modelled))}")
-    for note in found.notes:
-        console.print(f"  {note}")
-
-
-def _print_scenes(console: Console, found: FitResult) -> None:
-    """What a script does, each with its own peak; the largest decides."""
-    if not found.scenes:
-        return
-    decides = max(found.scenes, key=lambda scene: scene.bytes)
-    said = [f"{scene.name} {bytes_(scene.bytes)}" for scene in found.scenes]
-    console.print(f"Live at most: {', '.join(said)}. What decides: {decides.name}.")
-
-
-def _print_breakdown(console: Console, found: FitResult) -> None:
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False)
-    for heading in ("at the peak", "", "share"):
-        table.add_column(heading, justify="left" if heading == "at the peak" else "right")
-    total = found.process.middle
-    for name, size in found.breakdown.items():
-        table.add_row(name, bytes_(size), percent(size / total))
-    table.add_row("process, middle of the interval", bytes_(total), "")
-    console.print(table)
-
-
-def _print_options(console: Console, found: FitResult) -> None:
-    if not found.options:
-        return
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, title="what would need less, simulated", title_justify="left")
-    for heading in ("", "process", "gain", "FLOPs", "verdict", "price"):
-        table.add_column(heading, overflow="fold")
-    for option in found.options:
-        process = f"[{bytes_(option.process.low)}, {bytes_(option.process.high)}]"
-        colour = _COLOURS.get(option.verdict or "", "default")
-        table.add_row(
-            option.name, process, percent(option.gain), f"x {option.compute:.2f}",
-            f"[{colour}]{option.verdict or ''}[/]", option.price,
-        )  # fmt: skip
-    console.print(table)
 
 
 def child_command(words: Sequence[str], steps: int, script_arguments: Sequence[str] = ()) -> list[str]:
@@ -430,39 +314,6 @@ def measure_allocators(
     simulator = Simulator(this_platform(), kept, found.allocator)
     with console.status("allocators: the step really runs") as status:
         return trade_allocators(command, found, simulator, progress=lambda now: status.update(f"allocators: {now}"))
-
-
-def print_trades(console: Console, traded: Sequence[AllocatorTrade], found: FitResult) -> None:
-    """A line an allocator, the default first: peak and time with their spread, and the difference to the default."""
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, title="allocators, measured on this step", title_justify="left")
-    for heading in ("", "process, measured", "to default", "predicted", "CPU time a step", "to default", "the limit"):
-        table.add_column(heading, overflow="fold")
-    first = traded[0]
-    for each in traded:
-        table.add_row(*_trade_row(each, first, found.limit is not None))
-    console.print(table)
-    for each in traded:
-        if each.cost.missing:
-            console.print(f"{each.cost.allocator}: not measured. {each.cost.missing}")
-
-
-def _trade_row(each: AllocatorTrade, first: AllocatorTrade, limited: bool) -> tuple[str, ...]:
-    cost, base = each.cost, first.cost
-    low, high = each.predicted
-    if cost.peak_bytes is None or cost.step_s is None or base.peak_bytes is None or base.step_s is None:
-        return cost.allocator, "not measured", "", f"[{bytes_(low)}, {bytes_(high)}]", "", "", ""
-    held = {True: "[green]kept[/]", False: "[red]exceeded[/]", None: ""}[each.within_limit] if limited else ""
-    return (
-        cost.allocator,
-        estimate(cost.peak_bytes, cost.peak_low, cost.peak_high, "B"),
-        "" if each is first else f"{cost.peak_bytes / base.peak_bytes - 1:+.1%}",
-        f"[{bytes_(low)}, {bytes_(high)}]",
-        estimate(cost.step_s, cost.step_low_s, cost.step_high_s, "s"),
-        "" if each is first else f"x {cost.step_s / base.step_s:.2f}",
-        held,
-    )
 
 
 _RATIOS_STORED = 20  # ratios

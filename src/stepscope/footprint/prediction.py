@@ -306,7 +306,7 @@ def _under(asked: Simulator, live: LivePeak, allocator: str, account: str) -> Pr
 
 def _allocator_price(name: str) -> str:
     low, high = ALLOCATORS[name].time
-    return f"{low:g} to {high:g} times the CPU time; {ALLOCATORS[name].how}"
+    return f"CPU time x {low:.2g} to {high:.2g}; {ALLOCATORS[name].how}"
 
 
 def _option(
@@ -328,10 +328,14 @@ def _slope(asked: Simulator, job: Job, batch: int, live: LivePeak) -> int | None
         return None
 
 
+def _made_up(looks: int) -> str:
+    return f"the loop reads values of tensors ({looks} times, as loss.item() does): a dry run has none and made them up"
+
+
 def _notes(question: JobQuestion, plain: DryRun, live: LivePeak) -> list[str]:
     notes = []
     if plain.log.looks:
-        notes.append(f"the loop asks for {plain.log.looks} numbers outside the model; it was given a made-up one")
+        notes.append(_made_up(plain.log.looks))
     parameters = sum(s.bytes for s in plain.log.storages if s.category == "parameter")
     limit = question.limit
     if limit is not None and parameters > limit.bytes:
@@ -435,7 +439,7 @@ def predict_script_fit(
     ]  # fmt: skip
     notes = ["the batch is the script's own: for the largest batch and more ways, give module:function"]
     if watched.log.looks:
-        notes.append(f"the script asked for {watched.log.looks} numbers outside the model; it was given made-up ones")
+        notes.append(_made_up(watched.log.looks))
     return replace(
         found, name=Path(target).stem, method=words.DRY_RUN if watched.stopped is None else words.OWN_BATCH,
         options=tuple(option for option in options if option.gain > 0), stopped=watched.stopped,

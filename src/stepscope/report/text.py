@@ -250,17 +250,6 @@ def half_width(row: dict[str, Any]) -> str:
 
 _MOST_TENSORS = 3
 _SMALL = 0.005  # of the peak: categories below it are not worth a word
-CATEGORY_NAMES = {
-    "parameter": "parameters",
-    "buffer": "buffers",
-    "gradient": "gradients",
-    "optimizer": "optimizer state",
-    "input": "input",
-    "saved": "activations",
-    "temporary": "temporaries",
-    "workspace": "kernel workspace",
-    "other": "other tensors",
-}
 
 
 def memory_at_peak(peak: Peak | None, reserved: dict[str, int]) -> list[RenderableType]:
@@ -299,7 +288,7 @@ def _peak_place(peak: Peak) -> str:
 
 def _category(row: tuple[str, int, float]) -> str:
     name, size, share = row
-    return f"{CATEGORY_NAMES[name]} {bytes_(size)} ({percent(share, 0)})"
+    return f"{category_label(name)} {bytes_(size)} ({percent(share, 0)})"
 
 
 def _tensor(row: dict[str, object]) -> str:

@@ -24,7 +24,7 @@ from stepscope.report.page.parts import (
     Table,
     figure,
 )
-from stepscope.report.text import CATEGORY_NAMES, place
+from stepscope.report.text import place
 from stepscope.units import amount, category_label, percent
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def _seen(series: pl.DataFrame) -> list[str]:
 def _key_figures(run: Run, peak: Peak) -> Iterator[KeyFigure]:
     yield KeyFigure("Live tensors at the peak", amount(peak.bytes, "B"), note=f"on {peak.device}")
     for name, size, share in peak.categories.iter_rows():
-        yield KeyFigure(CATEGORY_NAMES[name].capitalize(), amount(size, "B"), note=percent(share))
+        yield KeyFigure(category_label(name).capitalize(), amount(size, "B"), note=percent(share))
     held = reserved_bytes(run).get(peak.device)
     if held is not None:
         cpu = peak.device == "cpu"

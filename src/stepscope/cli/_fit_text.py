@@ -1,0 +1,183 @@
+"""`stepscope fit` on the terminal: the verdict, the memory at the peak, and what would make it smaller."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from stepscope.report.text_tables import labelled
+from stepscope.units import bracketed, bytes_, category_label, estimate, interval, percent, plural
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+    from stepscope.footprint.measurements import AllocatorTrade
+    from stepscope.footprint.plan import Plan
+    from stepscope.footprint.result import FitResult, Option
+
+_VERDICT_TEXTS = {
+    "fits": "It fits.",
+    "likely fits": "It likely fits.",
+    "too close": "Too close to say.",
+    "does not fit": "It does not fit.",
+}
+_COLOURS = {"fits": "green", "likely fits": "yellow", "too close": "yellow", "does not fit": "red"}
+_OPTIONS = 4  # of those that need less, without -v
+
+
+def print_answer(console: Console, found: FitResult, verbose: bool = False) -> None:
+    """Verdict first, then where the bytes are, then what would help."""
+    batch = f", batch {found.batch}" if found.batch else ""
+    console.print(Text(f"{found.name}{batch}"))
+    if found.limit is not None and found.verdict is not None:
+        limit = f"The limit is {bytes_(found.limit.bytes)} ({found.limit.source})."
+        console.print(Text.assemble((_VERDICT_TEXTS[found.verdict], f"bold {_COLOURS[found.verdict]}"), f" {limit}"))
+    console.print(*_facts(found), sep="\n")
+    console.print(_breakdown(found, verbose))
+    if found.options:
+        console.print(*_options(found, verbose), sep="\n")
+    if found.not_modelled:
+        console.print(Text(f"Workspace not known, counted as 0: {', '.join(sorted(found.not_modelled))}"))
+    for note in found.notes:
+        console.print(Text(f"- {note}", style="dim"))
+    console.print(Text(f"{found.method}, {found.platform}, allocator {found.allocator}", style="dim"))
+
+
+def _facts(found: FitResult) -> Iterator[RenderableType]:
+    """Peak of the process, the largest batch, and who reaches the peak."""
+    ends = bracketed(*map(bytes_, found.interval))
+    yield labelled("process peak", f"{bytes_(found.process.middle)} {ends}, {bytes_(found.peak_bytes)} of it tensors")
+    if found.largest_batch is not None:
+        each = f"; each sample takes {bytes_(found.bytes_per_sample)}" if found.bytes_per_sample else ""
+        yield labelled("largest batch", f"{_largest_batch(found)}{each}")
+    where = f"layer '{found.peak_module}'" if found.peak_module else "no layer"
+    yield labelled("reached by", f"{found.peak_op} of {where}, in {found.live.phase}")
+    if found.scenes:
+        decides = max(found.scenes, key=lambda scene: scene.bytes)
+        peaks = ", ".join(f"{scene.name} {bytes_(scene.bytes)}" for scene in found.scenes)
+        yield labelled("tensors while", f"{peaks}: {decides.name} decides")
+    if found.stopped:
+        yield labelled("no dry run", found.stopped)
+    if found.unsure:
+        yield labelled("not certain", *found.unsure)
+
+
+def _largest_batch(found: FitResult) -> str:
+    """The largest that fits at the upper end of the interval; behind it the largest at its middle."""
+    likely = found.likely_batch if found.likely_batch and found.likely_batch > (found.largest_batch or 0) else None
+    if not found.largest_batch:
+        return "none is certain to fit" + (f"; {likely:,} likely fits" if likely else "")
+    return f"{found.largest_batch:,}" + (f" ({likely:,} likely fits)" if likely else "")
+
+
+def _breakdown(found: FitResult, verbose: bool) -> Table:
+    """Bytes at the peak by category, the largest first; those that round to nothing are one row without -v."""
+    table = _table("at the peak", "", "share")
+    total = found.process.middle
+    rows = sorted(found.breakdown.items(), key=lambda row: -row[1])
+    listed = [row for row in rows if verbose or row[1] >= _SMALL * total]
+    for name, size in listed:
+        table.add_row(category_label(name), bytes_(size), percent(size / total))
+    rest = [size for name, size in rows if (name, size) not in listed]
+    if rest:
+        table.add_row(plural(len(rest), "other"), bytes_(sum(rest)), percent(sum(rest) / total))
+    return table
+
+
+_SMALL = 0.005  # of the peak
+
+
+def _options(found: FitResult, verbose: bool) -> Iterator[RenderableType]:
+    """What needs less, the most first: a row each, and beneath it what it costs."""
+    listed = found.options if verbose else found.options[:_OPTIONS]
+    table = _table("what needs less memory (simulated)", "process peak", "less", "FLOPs", "", left=("",))
+    for option in listed:
+        table.add_row(*_option(option))
+        table.add_row(Padding(Text(option.price, style="dim", overflow="fold"), (0, 0, 0, 2)), "", "", "", "")
+    yield Text("")
+    yield table
+    if len(listed) < len(found.options):
+        yield Text(f"{len(found.options) - len(listed)} more: stepscope fit {found.name} ... -v", style="dim")
+    if found.verdict == "does not fit" and not any(option.verdict == "fits" for option in found.options):
+        yield Text("None of them alone is enough: --plan tries them together.")
+
+
+def _option(option: Option) -> tuple[str | Text, ...]:
+    ends = interval(option.process.low, option.process.high, "B")
+    verdict = Text(option.verdict or "", style=_COLOURS.get(option.verdict or "", ""))
+    return option.name, ends, percent(option.gain), f"x {option.compute:.2f}", verdict
+
+
+def _table(*headings: str, left: Sequence[str] = (), title: str | None = None) -> Table:
+    """A table whose first column wraps and whose numbers stand at the right."""
+    table = Table(box=None, pad_edge=False, title=title, title_justify="left", header_style="cyan")
+    for place, heading in enumerate(headings):
+        at_left = place == 0 or (heading in left and place == len(headings) - 1)
+        table.add_column(heading, justify="left" if at_left else "right", overflow="fold", no_wrap=place > 0)
+    return table
+
+
+def print_plan(console: Console, plan: Plan) -> None:
+    """The chosen combination with the code that does it, and those that no other beats in memory and time."""
+    if plan.chosen is None:
+        console.print("No combination that was tried fits: it needs a smaller batch or model.")
+    else:
+        console.print(f"plan: {plan.chosen.settings.words}")
+        code = plan.chosen.settings.code(plan.batch)
+        console.print(code, markup=False, soft_wrap=True) if code else None
+    if plan.proof is not None:
+        console.print(f"proof: {plan.proof}")
+    priced = plan.step_time
+    source = (
+        "FLOPs against the present step"
+        if priced is None
+        else (f"seconds of an update: a line through real steps of {priced.samples[0]} and {priced.samples[1]} samples")
+    )
+    table = _table("", "process peak", "time", "", left=("",), title=f"memory against time: {source}")
+    for candidate in plan.front:
+        low, high = candidate.process.low, candidate.process.high
+        cost = f"x {candidate.compute:.2f}" if candidate.seconds is None else _seconds(candidate.seconds)
+        verdict = Text(candidate.verdict, style=_COLOURS[candidate.verdict])
+        table.add_row(Text(candidate.settings.words), interval(low, high, "B"), cost, verdict)
+    console.print(table)
+    if not plan.complete:
+        console.print("- not every combination was simulated: the search ended after its minute of processor time")
+
+
+def _seconds(ends: tuple[float, float]) -> str:
+    return estimate(sum(ends) / 2, *ends, "s")
+
+
+def print_trades(console: Console, traded: Sequence[AllocatorTrade], found: FitResult) -> None:
+    """A line an allocator, the default first: peak and time with their spread, and the difference to the default."""
+    table = Table(box=None, pad_edge=False, title="allocators, measured on this step", title_justify="left")
+    for heading in ("", "process peak", "change", "predicted", "CPU time per step", "change", "limit"):
+        table.add_column(heading, overflow="fold")
+    first = traded[0]
+    for each in traded:
+        table.add_row(*_trade_row(each, first, found.limit is not None))
+    console.print(table)
+    for each in traded:
+        if each.cost.missing:
+            console.print(f"{each.cost.allocator}: not measured. {each.cost.missing}")
+
+
+def _trade_row(each: AllocatorTrade, first: AllocatorTrade, limited: bool) -> tuple[str, ...]:
+    cost, base = each.cost, first.cost
+    low, high = each.predicted
+    if cost.peak_bytes is None or cost.step_s is None or base.peak_bytes is None or base.step_s is None:
+        return cost.allocator, "not measured", "", interval(low, high, "B"), "", "", ""
+    held = {True: "[green]kept[/]", False: "[red]exceeded[/]", None: ""}[each.within_limit] if limited else ""
+    return (
+        cost.allocator,
+        estimate(cost.peak_bytes, cost.peak_low, cost.peak_high, "B"),
+        "" if each is first else f"{cost.peak_bytes / base.peak_bytes - 1:+.1%}",
+        interval(low, high, "B"),
+        estimate(cost.step_s, cost.step_low_s, cost.step_high_s, "s"),
+        "" if each is first else f"x {cost.step_s / base.step_s:.2f}",
+        held,
+    )
