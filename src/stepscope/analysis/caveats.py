@@ -51,7 +51,7 @@ _ENABLE = (
     "stepscope doctor shows how to open a sensor; a plug or a meter beside the machine works anywhere "
     "(--plug, --meter-command, --meter-csv)"
 )
-_ESTIMATE = "; --power-model cpu=2W..15W estimates, and is called so"
+_ESTIMATE = "; --power-model cpu=2W..15W gives an estimate, labelled so"
 _LOSSES = ("lost", "gap", "dropped", "stopped", "jump", "damaged", "hung", "stale", "not-read")
 
 

@@ -17,15 +17,15 @@ from stepscope.analysis.time.steps import steps_after_warmup
 from stepscope.arrays import Flags, Floats, Ints
 from stepscope.errors import UsageError
 from stepscope.runfolder import RunReader
-from stepscope.units import duration
+from stepscope.units import duration, plural
 
 J_PER_WH, KWH_PER_J = 3600.0, 1 / 3_600_000
 WATCHED, WATCH_EVERY = 20, 500  # steps measured of every so many: 4 % of the run holds the forecast to 0.3 %
 _FEWEST_STEPS = 10
 _THROTTLED = 2 / 3  # of the clock: what a condition names as an example
 _ENABLE = (
-    "`stepscope doctor` shows which sensor can be opened; `stepscope run` takes a plug or a meter (--plug, "
-    "--meter-command, --meter-csv) or estimates (--power-model cpu=2W..15W), and the forecast of that run has energy"
+    "`stepscope doctor` shows which sensor can be opened; or `stepscope run` with a plug or meter (--plug, "
+    "--meter-command, --meter-csv) or an estimate (--power-model cpu=2W..15W), and forecast from that run"
 )
 StepFilter = Callable[[Floats], Flags]  # of the numbers of all steps, those that may be looked at
 
@@ -136,8 +136,8 @@ def _condition(steps: int, made: int, time: Measured) -> str | None:
         return None
     later = (time.value or 0.0) * ahead / steps * (1 / _THROTTLED - 1)
     return (
-        "a throttle that has not come yet is in no interval: if the clock fell to two thirds now, for the "
-        f"{ahead} steps to come, the training would take {duration(later * 1e9)} longer"
+        "throttling that has not begun is not in the CI: at two thirds of the clock, the "
+        f"{plural(ahead, 'step')} to come would take {duration(later * 1e9)} longer"
     )
 
 

@@ -326,12 +326,12 @@ def _quantile(weight: Floats, mean: Floats, sd: Floats, share: float) -> float:
 
 def _in_words(weight: Floats) -> str:
     """Return what the readings show, of the posterior (wanderings, drifts, changes)."""
-    shown = ["level of the measured blocks"]
+    shown = ["at the level of the measured steps"]
     if weight[:, :, 1:].sum() > 0.5:
         shown.append("after the last change")
     if weight[:, 1:, :].sum() > 0.5:
-        shown.append("drifting on as they show")
+        shown.append("drifting on as they did")
     large = np.array([spread >= 0.03 for spread, _, _ in _wanderings()])
     if weight[large].sum() > 0.5:
-        shown.append("wandering as they do")
+        shown.append("varying as they do")
     return shown[0] + (" " + ", ".join(shown[1:]) if shown[1:] else "")

@@ -109,37 +109,29 @@ def _in_a_line(said: Forecast) -> str:
 def _print_check(console: Console, said: Forecast, took: list[Measured]) -> None:
     """Beside what the run really took, where it ran to its end."""
     for total in took:
-        foretold = said.value(total.metric)
-        if foretold is None or foretold.value is None or not total.value:
+        predicted = said.value(total.metric)
+        if predicted is None or predicted.value is None or not total.value:
             continue
         if total.n < said.steps * 0.98 - 5:
             console.print(f"the run made {total.n} of {said.steps} steps: the forecast cannot be checked")
             return
-        per_step, said_per_step = total.value / total.n, foretold.value / said.steps
-        held = (foretold.low or 0) / said.steps <= per_step <= (foretold.high or 0) / said.steps
+        per_step, said_per_step = total.value / total.n, predicted.value / said.steps
+        held = (predicted.low or 0) / said.steps <= per_step <= (predicted.high or 0) / said.steps
         off = said_per_step / per_step - 1
         console.print(f"really: {total.metric} off by {off:+.2%}, interval {'holds' if held else 'does NOT hold'}")
 
 
 def _show(console: Console, said: Forecast) -> None:
-    from rich.table import Table
-
+    from stepscope.report.text_tables import labelled
     from stepscope.units import plural
 
-    table = Table(
-        title=f"{plural(said.steps, 'step')}, predicted from {plural(said.measured_steps, 'measured one')}",
-        title_justify="left",
-        box=None,
-        pad_edge=False,
-    )
-    for heading in ("", "expected", "95 % CI", "how"):
-        table.add_column(heading)
+    console.print(f"{plural(said.steps, 'step')}, predicted from {plural(said.measured_steps, 'measured one')}")
     for total in said.totals:
-        expected, _, interval = _amounts(total).partition(" (")
-        table.add_row(total.metric, expected, interval.removesuffix(")"), total.note or "")
-    console.print(table)
+        console.print(labelled(total.metric.replace("_", " "), _amounts(total)))
+    for how in dict.fromkeys(total.note for total in said.totals if total.note):
+        console.print(f"- predicted: {how}", style="dim")
     for note in (*said.notes, *([said.condition] if said.condition else [])):
-        console.print(f"  {note}")
+        console.print(f"- {note}", style="dim", markup=False)
 
 
 def _amounts(total: Measured) -> str:

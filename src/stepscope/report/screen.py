@@ -19,6 +19,7 @@ from rich.text import Text
 
 from stepscope.analysis.answer import Headline, headline, setting
 from stepscope.analysis.bottleneck import SYSTEM
+from stepscope.analysis.caveats import ENERGY
 from stepscope.analysis.run import Run
 from stepscope.analysis.time.operators import FRAMEWORK_OVERHEAD
 from stepscope.analysis.time.steps import whole_steps
@@ -263,7 +264,10 @@ def _not_measured(run: Run) -> list[RenderableType]:
     entries = run.not_measured()
     if not entries:
         return []
+    entries = sorted(entries, key=lambda entry: entry.group != ENERGY)
     names = list(dict.fromkeys(entry.what.replace("_", " ") for entry in entries))
+    if entries[0].group == ENERGY:
+        names[0] += " (see stepscope doctor)"
     return [_labelled("NOT MEASURED", _Names(tuple(names)), style="dim")]
 
 
