@@ -109,7 +109,8 @@ class _Loop:
         self._last_s = (t_ns - (before or t_ns) - waited) / 1e9
         loaded_ns = None if self._seen is None else self._seen.batch_ns
         if before is not None and loaded_ns is not None and before < loaded_ns < t_ns:
-            self._data_share = (loaded_ns - before) / (t_ns - before)
+            share = (loaded_ns - before) / (t_ns - before)
+            self._data_share = max(self._data_share, share)  # one step may be slow for another reason
         if self._steps < _WARMUP:
             return
         if self._block is not None:
