@@ -17,10 +17,10 @@ from tests.warm_python import WarmPython
 
 from stepscope.runfolder import RunWriter
 
-if "PYTEST_XDIST_WORKER" in os.environ:
-    # Workers share the cores among them: threads of their own would only wait for each other.
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-else:
+# Workers share the cores among them: threads of their own would only wait for each other. Set here for the workers
+# that this process starts: in a worker NumPy is there before its conftest, and its threads with it.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+if "PYTEST_XDIST_WORKER" not in os.environ:
     # What a user's earlier runs have left in the cache must not change a test, nor a test what the user finds there.
     os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="stepscope-tests-")  # workers inherit it
 
