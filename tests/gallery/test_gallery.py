@@ -1,8 +1,8 @@
 """Scripts that must behave under Stepscope as without it: stdout, exit code, exception, files, and what they print of
 their weights. They were written from the issue and the docs, by somebody who had not read the code.
 
-Every script runs bare, under `stepscope run` and within `stepscope.profile`, and some of them with a fault in each of
-our own functions in turn.
+Every script runs bare and, by turns, under `stepscope run` or within `stepscope.profile`; some of them with a fault in
+some of our own functions. `make test-all` runs every script in both modes, and throws the fault in every function.
 """
 
 from __future__ import annotations
@@ -13,20 +13,29 @@ from pathlib import Path
 
 import pytest
 from tests.gallery.faults import MODULES, injectable
-from tests.gallery.jobs import HERE, MODES, SAME, SCRIPTS, Job, Results, job, run_jobs
+from tests.gallery.jobs import HERE, MODES, RECORDS, SAME, SCRIPTS, Job, Results, job, run_jobs
 
 FAULTY = ("early_stopping_restores_best_state", "dataloader_no_workers_shuffled", "gan_two_optimizers",
           "hand_written_sgd_by_data", "lbfgs_closure", "ends_by_uncaught_own_exception")  # fmt: skip
 RACY = ("threads_train_at_once", "threads_make_and_drop_models", "threads_with_large_products_update_by_hand",
         "threads_swap_parameters_while_training", "threads_free_and_refill_storages", "timeouts_by_alarm_ten_times",
         "own_profilers_one_after_another_while_threads_train", "own_profiler_in_a_thread_with_a_schedule")  # fmt: skip
-AGAIN = 3  # times; benchmarks.gallery_stress runs all of them as often as is asked for
+WHOLE = os.environ.get("GALLERY") == "whole"
+AGAIN = 3 if WHOLE else 1  # times; benchmarks.gallery_stress runs all of them as often as is asked for
 SWITCH_S = 20e-6  # threads take turns so often there
 PARALLEL = 3  # on two cores: who waits for a sampler leaves its core to the next
 # .ci/run has a limit of time, and machines of one kind differ by a factor of two.
 LATE = time.time() > float(os.environ.get("TESTS_UNTIL", "inf"))
-TIMELY = pytest.mark.skipif(LATE, reason="no time is left: make test runs it whole")
-CHOSEN = SCRIPTS[:: 5 if LATE else 1]
+TIMELY = pytest.mark.skipif(LATE, reason="no time is left: make test runs it")
+CHOSEN = list(enumerate(SCRIPTS))[:: 5 if LATE else 1]
+# Of the two modes each script has one, in such turns that each mode has scripts with every choice of what is recorded.
+CASES = [
+    (script.stem, mode)
+    for number, script in CHOSEN
+    for turn, mode in enumerate(MODES)
+    if WHOLE or turn == number // len(RECORDS) % len(MODES)
+]
+FAULTS = injectable()[:: 1 if WHOLE else 3]
 
 
 def _faulty_job(folder: Path, script: str, name: str, **what: str) -> Job:
@@ -35,9 +44,15 @@ def _faulty_job(folder: Path, script: str, name: str, **what: str) -> Job:
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
-    """All scripts in all modes."""
+    """Scripts bare and in their modes."""
     folder = tmp_path_factory.mktemp("gallery")
-    jobs = [job(folder, script, mode, number) for number, script in enumerate(CHOSEN) for mode in ("bare", *MODES)]
+    measured = set(CASES)
+    jobs = [
+        job(folder, script, mode, number)
+        for number, script in CHOSEN
+        for mode in ("bare", *MODES)
+        if mode == "bare" or (script.stem, mode) in measured
+    ]
     for turn in range(0 if LATE else AGAIN):
         again = [(number, HERE / "scripts" / f"{name}.py") for number, name in enumerate(RACY, turn)]
         jobs += [job(folder, path, "run", number, f"{path.stem}-{turn}", switch_s=SWITCH_S) for number, path in again]
@@ -58,7 +73,7 @@ def faulty(calling: dict[str, set[str]], tmp_path_factory: pytest.TempPathFactor
     """Scripts with a fault in each function in turn that one of them calls; the scripts take turns as well."""
     folder = tmp_path_factory.mktemp("faults")
     jobs = []
-    for number, fault in enumerate(injectable()):
+    for number, fault in enumerate(FAULTS):
         turns = [FAULTY[(number + later) % len(FAULTY)] for later in range(len(FAULTY))]
         script = next((script for script in turns if fault in calling[script]), None)
         if script is not None:
@@ -67,8 +82,7 @@ def faulty(calling: dict[str, set[str]], tmp_path_factory: pytest.TempPathFactor
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("script", [script.stem for script in CHOSEN])
+@pytest.mark.parametrize(("script", "mode"), CASES)
 def test_a_script_behaves_as_without_us(results: Results, script: str, mode: str) -> None:
     bare, measured = results[f"{script}-bare"], results[f"{script}-{mode}"]
     for what in SAME:
@@ -89,7 +103,7 @@ def test_a_script_with_threads_or_timeouts_behaves_so_each_time(results: Results
 
 @TIMELY
 @pytest.mark.slow
-@pytest.mark.parametrize(("number", "fault"), list(enumerate(injectable())), ids=injectable())
+@pytest.mark.parametrize(("number", "fault"), list(enumerate(FAULTS)), ids=FAULTS)
 def test_a_fault_of_ours_changes_nothing(
     results: Results, calling: dict[str, set[str]], faulty: Results, number: int, fault: str
 ) -> None:
