@@ -67,7 +67,7 @@ def checks(path: Path) -> Iterator[Check]:
 
 
 def _sums(opened: Any, headline: float) -> Iterator[Check]:
-    phases, layers, operators = opened.phases(), opened.modules(), opened.op_kinds()
+    phases, layers, operators = opened.phases(), opened.modules(), opened.operators()
     outside = phases.filter(pl.col("phase").str.starts_with("("))["ns"].sum()
     if not operators["name"].str.starts_with("(").any():
         yield _adds_up("operators", operators["total_ns"].sum() + outside, headline)

@@ -72,7 +72,7 @@ def tables(mode: str, model: Any, step: Step, steps: int) -> dict[str, float]:
                 paused += time.process_time() - before
         run = scope.run
         before = time.process_time()
-        run.op_kinds()
+        run.operators()
         run.modules()
         paused += (time.process_time() - before) * steps / (steps + _WARMUP)
         rows = run.ops.height

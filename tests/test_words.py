@@ -1,10 +1,12 @@
-"""The words of the glossary hold in what people read: strings of the source, templates, help, docs and notebooks."""
+"""The words of the glossary hold in what people read, and in the code itself: its names, comments and docstrings."""
 
 from __future__ import annotations
 
 import ast
+import io
 import json
 import re
+import tokenize
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -69,6 +71,10 @@ REFUSED = (
     Refused(r"\bthe trainer('s)?\b(?! (said|says|had|that))", "training process"),
     Refused(r"\btimes as (long|dear|good)\b", "slower, faster (2.9x faster than A)"),
 )
+REFUSED_NAMES = (
+    "asked", "told", "left_out", "glance", "which_run", "of_run", "of_one", "foretold", "op_kinds", "own_time",
+    "own_times", "operands", "found_by",
+)  # fmt: skip
 ALLOWED = (
     Allowed(r"footprint/prediction\.py", r"^CPU time x", "a range over allocators, no CI"),
     Allowed(
@@ -147,6 +153,18 @@ def _public_docstrings(path: Path) -> Iterator[Text]:
             yield Text(str(path.relative_to(ROOT)), docstring.lineno, " ".join(str(docstring.value).split()))
 
 
+def _code(path: Path) -> Iterator[Text]:
+    """Yield names, comments and docstrings of a file, those of private functions too; a name with spaces for its _."""
+    name = str(path.relative_to(ROOT))
+    for token in tokenize.generate_tokens(io.StringIO(path.read_text(encoding="utf-8")).readline):
+        if token.type == tokenize.NAME:
+            yield Text(name, token.start[0], token.string.replace("_", " "))
+        elif token.type == tokenize.COMMENT:
+            yield Text(name, token.start[0], token.string)
+    for _, docstring in _documented(_parsed(path)):
+        yield Text(name, docstring.lineno, " ".join(str(docstring.value).split()))
+
+
 def _paragraphs(path: Path, text: str, line: int = 1) -> Iterator[Text]:
     """Yield the paragraphs of a page, its code apart: `code` in a line is a name."""
     name = str(path.relative_to(ROOT))
@@ -199,8 +217,14 @@ def test_what_people_read_has_no_refused_word() -> None:
     assert not said, "\n".join(["the glossary refuses:", *said])
 
 
-def test_public_docstrings_have_no_refused_word() -> None:
-    said = complaints(text for path in sorted(SOURCE.rglob("*.py")) for text in _public_docstrings(path))
+def test_names_comments_and_docstrings_of_the_code_have_no_refused_word() -> None:
+    texts = [text for path in sorted(SOURCE.rglob("*.py")) for text in _code(path)]
+    named = [
+        f"{text.path}:{text.line}: the name {name}: see the glossary"
+        for text in texts
+        if (name := text.text.strip().replace(" ", "_")) in REFUSED_NAMES
+    ]
+    said = [*complaints(iter(texts)), *named]
     assert not said, "\n".join(["the glossary refuses:", *said])
 
 

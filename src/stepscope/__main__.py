@@ -108,8 +108,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code if isinstance(code, int) else 0
 
 
-def _show_version(asked: bool) -> None:
-    if asked:
+def _show_version(chosen: bool) -> None:
+    if chosen:
         typer.echo(f"stepscope {__version__}")
         raise typer.Exit
 

@@ -37,7 +37,7 @@ def _overlapped(time: CollectiveTime) -> dict[str, float]:
 
 def _own(run: Run) -> dict[str, float]:
     """Self time of the CPU by phase in one step, us."""
-    table = run.own_times.filter((pl.col("step") == 3) & (pl.col("device") == "cpu"))
+    table = run.self_times.filter((pl.col("step") == 3) & (pl.col("device") == "cpu"))
     return {phase: ns / 1000 for phase, ns in table.group_by("phase").agg(pl.col("self_ns").sum()).iter_rows()}
 
 
@@ -133,7 +133,7 @@ def test_whatever_the_threads_do_the_parts_of_a_step_add_up_and_nothing_is_negat
     if time is None:
         return
     lengths = time.steps["length_ns"].to_numpy()
-    own = run.own_times.filter(pl.col("device") == "cpu")
+    own = run.self_times.filter(pl.col("device") == "cpu")
     assert (own["self_ns"] >= -1).all()
     sums = own.group_by("step").agg(pl.col("self_ns").sum()).sort("step")["self_ns"].to_numpy()
     assert (sums <= lengths + 10).all()

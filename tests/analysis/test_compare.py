@@ -197,7 +197,7 @@ def test_runs_that_failed_are_left_out_of_a_folder_and_named(tmp_path: Path) -> 
     fabricate_run(tmp_path / "b")
     bad = fabricate_run(tmp_path / "b", status="oom")
     comparison = compare([good, tmp_path / "b"])
-    assert len(comparison.operands[1].runs) == 1
+    assert len(comparison.run_groups[1].runs) == 1
     assert any(bad.name in note and "oom" in note for note in comparison.notes)
 
 

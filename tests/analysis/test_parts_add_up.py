@@ -18,7 +18,7 @@ US = 1000
 
 def test_shares_of_own_times_and_the_residual_add_up_to_one(tmp_path: Path) -> None:
     run = Run(fabricate_run(tmp_path, noise=0.1, seed=3))
-    for frame in (run.modules(), run.op_kinds(), run.phases()):
+    for frame in (run.modules(), run.operators(), run.phases()):
         assert frame["share"].sum() == pytest.approx(1, abs=1e-9)
 
 
@@ -31,7 +31,7 @@ def test_any_tree_adds_up(tmp_path: Path, own: list[int], residual: int, noise: 
     for index, self_us in enumerate(own):
         tree = (Op(f"aten::op{index}", f"m{index}" if index % 2 else None, "forward", self_us, tree),)
     run = Run(fabricate_run(tmp_path, steps=8, ops=tree, residual_us=residual, noise=noise, samples=False))
-    for frame in (run.modules(), run.op_kinds(), run.phases()):
+    for frame in (run.modules(), run.operators(), run.phases()):
         assert frame["share"].sum() == pytest.approx(1, abs=1e-9)
 
 
@@ -86,7 +86,7 @@ def test_updates_that_were_led_back_to_a_module_are_its_own(tmp_path: Path) -> N
 
 
 def test_kinds_of_op_have_times_by_phase_and_a_rate(tmp_path: Path) -> None:
-    kinds = Run(fabricate_run(tmp_path)).op_kinds()
+    kinds = Run(fabricate_run(tmp_path)).operators()
     conv = kinds.row(by_predicate=pl.col("name") == "aten::mkldnn_convolution", named=True)
     assert (conv["forward_ns"], conv["backward_ns"], conv["count"]) == (3000 * US, 0, 1)
     assert conv["flops_per_s"] == pytest.approx(6e6 / 3e-3)
@@ -107,7 +107,7 @@ def test_the_median_is_not_moved_by_one_slow_step(tmp_path: Path) -> None:
 
 def test_warm_up_steps_and_unrecorded_steps_count_for_nothing(tmp_path: Path) -> None:
     run = Run(fabricate_run(tmp_path, steps=20))
-    assert set(run.own_times["step"]) == {step for step in range(3, 20) if step % 5 != 4}
+    assert set(run.self_times["step"]) == {step for step in range(3, 20) if step % 5 != 4}
 
 
 def test_kernels_have_device_time_and_do_not_count_as_time_of_the_cpu(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from stepscope.analysis.time.steps import only_warmup_profiled
 
 US = 1000
 EVENT = {"op_inside_ns": 1_000.0, "op_outside_ns": 9_000.0, "call_inside_ns": 2_000.0, "call_outside_ns": 20_000.0}
-TABLES = (("phases", "ns"), ("op_kinds", "total_ns"), ("modules", "total_ns"))
+TABLES = (("phases", "ns"), ("operators", "total_ns"), ("modules", "total_ns"))
 
 
 def metric(run: Run, name: str, scope: str | None = None) -> dict[str, Any]:
@@ -33,7 +33,7 @@ def assert_parts_add_up(run: Run) -> None:
         known = frame.filter(pl.col("low_ns").is_not_null())
         assert (frame["share"].drop_nulls() >= 0).all()
         assert ((known["low_ns"] >= 0) & (known["low_ns"] <= known[column]) & (known[column] <= known["high_ns"])).all()
-    ranked = run.op_kinds()["total_ns"].to_list()[:-1]
+    ranked = run.operators()["total_ns"].to_list()[:-1]
     assert ranked == sorted(ranked, reverse=True)
 
 

@@ -37,15 +37,15 @@ def screen(run: Run) -> str:
 
 def test_what_is_printed_is_what_is_ranked_by_and_what_shares_are_of(stalled: Run) -> None:
     step = stalled.metrics().filter(metric="step_time")["value"][0]
-    for frame, name in ((stalled.phases(), "ns"), (stalled.op_kinds(), "total_ns"), (stalled.modules(), "total_ns")):
+    for frame, name in ((stalled.phases(), "ns"), (stalled.operators(), "total_ns"), (stalled.modules(), "total_ns")):
         known = frame.filter(pl.col("share").is_not_null())
         assert known[name].to_list() == pytest.approx((known["share"] * step).to_list(), rel=1e-6)
-    ranked = stalled.op_kinds()["total_ns"].to_list()[:-1]
+    ranked = stalled.operators()["total_ns"].to_list()[:-1]
     assert ranked == sorted(ranked, reverse=True)
 
 
 def test_the_row_of_the_stalled_step_is_marked_and_its_mean_is_told(stalled: Run) -> None:
-    marked = {row["name"] for row in stalled.op_kinds().iter_rows(named=True) if mean_differs_from_median(row)}
+    marked = {row["name"] for row in stalled.operators().iter_rows(named=True) if mean_differs_from_median(row)}
     assert marked == {"aten::mkldnn_convolution"}
     said = " ".join(screen(stalled).split())
     assert "single steps lay far off, and are not in the times and shares" in said
@@ -54,7 +54,7 @@ def test_the_row_of_the_stalled_step_is_marked_and_its_mean_is_told(stalled: Run
 
 def test_without_a_stalled_step_no_row_is_marked(tmp_path: Path) -> None:
     run = Run(fabricate_run(tmp_path, steps=20))
-    assert largest_difference(run.op_kinds().iter_rows(named=True)) is None
+    assert largest_difference(run.operators().iter_rows(named=True)) is None
     assert "* " not in screen(run)
 
 

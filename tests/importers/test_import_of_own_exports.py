@@ -44,7 +44,7 @@ def test_steps_operations_and_layers_come_back_as_they_were(how: dict[str, objec
     same(again.steps, first.steps)
     same(again.ops, first.ops)
     assert_frame_equal(again.model, first.model)
-    for table in ("phases", "modules", "op_kinds", "overhead"):
+    for table in ("phases", "modules", "operators", "overhead"):
         rows = [getattr(run, table)() for run in (first, again)]
         if table == "overhead":
             rows = [frame.filter(pl.col("metric") != "sampler_cpu_share") for frame in rows]

@@ -128,13 +128,13 @@ def test_the_phases_of_each_step_add_up_to_it_and_none_twice(run: Run) -> None:
         time = part.collective_time
         assert time is not None
         own = (
-            part.own_times.filter(pl.col("device") == "cpu").group_by("step").agg(pl.col("self_ns").sum()).sort("step")
+            part.self_times.filter(pl.col("device") == "cpu").group_by("step").agg(pl.col("self_ns").sum()).sort("step")
         )
         lengths = time.steps["length_ns"].to_numpy()
         assert (own["self_ns"].to_numpy() <= 1.02 * lengths).all()
         assert (time.steps["total_ns"].to_numpy() <= 1.001 * lengths).all()
         assert part.phases()["share"].sum() == pytest.approx(1)
-        exposed = part.own_times.filter(pl.col("phase") == "communication")["self_ns"].sum()
+        exposed = part.self_times.filter(pl.col("phase") == "communication")["self_ns"].sum()
         assert exposed == pytest.approx(time.steps["exposed_ns"].sum(), rel=0.02)
 
 

@@ -116,7 +116,7 @@ def test_tables_and_the_timeline_have_the_lines(run: Run) -> None:
     modules = {row["module"]: row["source"] or "" for row in run.modules().iter_rows(named=True)}
     assert modules["blocks.1"].endswith(line("the loop"))
     assert modules["blocks.1.shared"].endswith(line("the first call") + ", +1")
-    operators = {row["name"]: row["source"] or "" for row in run.op_kinds().iter_rows(named=True)}
+    operators = {row["name"]: row["source"] or "" for row in run.operators().iter_rows(named=True)}
     assert operators["aten::mse_loss"].endswith(line("the loss"))
     relu = run.anatomy().filter(pl.col("name").cast(pl.String) == "aten::relu")
     assert all(source.endswith(line("a function")) for source in relu["source"])

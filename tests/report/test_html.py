@@ -97,7 +97,7 @@ def test_the_numbers_of_the_page_are_those_of_the_run(whole: tuple[Run, str]) ->
         assert evidence.text[1:] in said
     for row in run.phases().iter_rows(named=True):
         assert milliseconds(row["ns"]) in said
-    for row in run.op_kinds().iter_rows(named=True):
+    for row in run.operators().iter_rows(named=True):
         assert row_label(row["name"]) in said
         assert f"[{milliseconds(row['low_ns'])}, {milliseconds(row['high_ns'])}]" in said
 

@@ -74,7 +74,7 @@ def _known(run: Run) -> list[object]:
     """What summary.json and `Run` hold, number by number and text by text."""
     steps = run.steps.with_columns(length=pl.col("t1_ns") - pl.col("t0_ns"))
     found, points = drift(run), roofline(run)
-    frames = [summary(run), run.meta, run.device, run.channels, steps, run.modules(), run.op_kinds(), run.phases()]
+    frames = [summary(run), run.meta, run.device, run.channels, steps, run.modules(), run.operators(), run.phases()]
     frames += [run.metrics(), run.overhead(), run.energy_totals(), run.rail_energy(), module_quantities(run), run.id]
     frames += [run.layers(), setting(run)]
     frames += [
@@ -85,7 +85,7 @@ def _known(run: Run) -> list[object]:
         run.model,
         *(() if found is None else (found.first, found.last, found.steps)),
     ]
-    frames += [len(run.op_kinds()) - 1, len(run.anatomy()), found.ratio if found else None, len(run.modules()) - 2]
+    frames += [len(run.operators()) - 1, len(run.anatomy()), found.ratio if found else None, len(run.modules()) - 2]
     frames += [run.energy(by) for by in ("kind", "module", "component")] if run.rails.lines else []
     frames += [run.energy_resolution(), resolution_sentences(run.energy_resolution())]
     frames += [list(run.board.traps), run.board.title, run.board.os_keeps_bytes]

@@ -180,7 +180,7 @@ def _energy_of_layers(run: Run) -> pl.DataFrame:
 
 
 def _memory_of_layers(run: Run) -> pl.DataFrame:
-    """Bytes alive at the peak and at most; null where no allocation was recorded."""
+    """Bytes live at the peak and at most; null where no allocation was recorded."""
     if run.peak() is None:
         return pl.DataFrame(schema={"layer": pl.String, "live_bytes": pl.Float64, "most_bytes": pl.Float64})
     held = peak_by_module(run.allocations).filter(pl.col("module").is_not_null())

@@ -37,7 +37,7 @@ HIGH, MEDIUM = "high", "medium"
 
 NOTABLE = 0.15  # of the step: what takes less is no cause of its length
 _CLEAR = 0.05  # of the time: evidence that something is there at all
-_OTHERS = 0.3  # cores that other programs keep busy
+_OTHERS = 0.3  # cores of background CPU load
 _SLOWER = 0.85  # of the maximum: a clock below that is no fluctuation
 _FAULTS, _SWAPPED = 10.0, 1e5  # a second: faults that read a disk; bytes to and from swap
 _SATURATED = 0.85  # of the cores that it may use
@@ -87,7 +87,7 @@ def bottleneck(run: Run) -> Bottleneck:
     seen, phases = occupancy(run), _phases(run)
     system = sorted(_system(seen), key=lambda cause: -cause.share)
     busiest = max((row.value or 0.0 for row in accelerator_utilisation(run)), default=None)
-    loaders = bool(run.own_times["name"].str.contains("MultiProcessingDataLoader").any())
+    loaders = bool(run.self_times["name"].str.contains("MultiProcessingDataLoader").any())
     off_core = [*_off_core(seen, phases, busiest is not None, loaders, _late_rank(run))]
     work, why, would_tell = _work(run, seen, phases, busiest)
     waits = max((cause.share for cause in off_core), default=0.0)
@@ -171,7 +171,7 @@ def _memory_capacity(seen: Occupancy) -> Iterator[Cause]:
 
 
 def _starved(seen: Occupancy) -> Iterator[Cause]:
-    """Time in which the training was ready and did not get a core: by a quota, its own affinity, or other programs."""
+    """Time in which the training was ready and did not get a core: by a quota, its own affinity, or background load."""
     held = starved_share(seen)
     if held is None:
         yield from _starved_by_utilisation(seen)
@@ -554,8 +554,8 @@ def _accelerated(
         return [*_cause("overhead", "dispatch", Share(1 - busy), used, ran)], "the accelerator is seldom busy", ()
     if limits is None or limits.device.partition(":")[0] == CPU:
         return [], "the ceilings of this accelerator were not measured", (WOULD_TELL,)
-    steps = run.own_times["step"].n_unique()
-    asked = run.own_times.filter(pl.col("device") == CPU)
+    steps = run.self_times["step"].n_unique()
+    cpu_ops = run.self_times.filter(pl.col("device") == CPU)
     busy_s = busy * float(profiled_steps(run)["length_ns"].mean() or 1.0) / 1e9  # type: ignore[arg-type]
     causes: list[Cause] = []
     kinds: tuple[tuple[Bound, str, str, str, float], ...] = (
@@ -563,7 +563,7 @@ def _accelerated(
         ("memory-bandwidth", "memory traffic", "bytes", "B/s", limits.peak_bytes_per_s),
     )
     for bound, name, column, unit, peak in kinds:
-        rate = float(asked[column].sum()) / steps / busy_s
+        rate = float(cpu_ops[column].sum()) / steps / busy_s
         near = Evidence(f"its kernels reach {si(rate, unit)} of {si(peak, unit)}", rate / peak, source="ceilings")
         if rate >= _REACHED * peak and busy >= _BUSY:
             causes += _cause(bound, name, Share(busy), used, near)

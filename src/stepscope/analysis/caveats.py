@@ -144,7 +144,7 @@ def _step_gaps(run: RunReader) -> Iterator[NotMeasured]:
 
 
 def _operator_gaps(run: Run) -> Iterator[NotMeasured]:
-    table = run.own_times
+    table = run.self_times
     if table.is_empty():
         steady = len(profiled_steps(run))
         why = "no part of ops/ could be read" if steady else "no step after the warm-up was profiled"

@@ -106,8 +106,8 @@ def forecast(
         notes += [joules.note] if joules.note else []
     if not energies:
         notes.append(f"no energy: {_why_no_energy(run, joules)}. {_ENABLE}")
-        energies = [_energy_missing(*asked) for asked in (("battery", "1", battery_j), ("carbon", "g", carbon_g_per_j))
-                    if asked[-1]]  # fmt: skip
+        per_joule = (("battery", "1", battery_j), ("carbon", "g", carbon_g_per_j))
+        energies = [_energy_missing(*missing) for missing in per_joule if missing[-1]]
     totals += energies
     warm = _temperature(run, float(made["t0_ns"][0]), (time.value or 0.0))
     condition = _condition(steps, int(numbers[kept][-1]) + 1, time)

@@ -197,14 +197,14 @@ def _drifts(blocks: _Blocks, targets: _Targets, horizon: float) -> _Terms:
         gone = 1 - (np.exp(-left) - np.exp(-right)) / np.maximum(right - left, 1e-12)
         return np.asarray(gone / (1 - np.exp(-horizon / constants[:, None])))
 
-    seen, asked = shape(blocks.spans), shape(targets.spans) @ targets.weights
+    seen, wanted = shape(blocks.spans), shape(targets.spans) @ targets.weights
     sds = np.array([sd for sd, _ in _DRIFTS])
     settles = _TIME_CONSTANTS - _LINEAR
     shares = np.repeat([(1 - _LINEAR_CHANCE) / settles, _LINEAR_CHANCE / _LINEAR], [settles, _LINEAR])
     chances = _DRIFT_CHANCE * np.outer([chance for _, chance in _DRIFTS], shares).ravel()
     return _Terms(
         np.concatenate([np.zeros((1, seen.shape[1])), np.tile(seen, (len(sds), 1))]),
-        np.concatenate([[0.0], np.tile(asked, len(sds))]),
+        np.concatenate([[0.0], np.tile(wanted, len(sds))]),
         np.concatenate([[0.0], np.repeat(sds, _TIME_CONSTANTS)]),
         np.concatenate([[1 - _DRIFT_CHANCE], chances]),
         np.zeros(1 + len(sds) * _TIME_CONSTANTS),
@@ -214,28 +214,28 @@ def _drifts(blocks: _Blocks, targets: _Targets, horizon: float) -> _Terms:
 def _changes(blocks: _Blocks, targets: _Targets) -> _Terms:
     """No change, a lasting change between each two blocks, and two levels that take turns for ever."""
     places = [(before[1], after[0]) for before, after in pairwise(blocks.spans)]
-    seen, asked, unsure = [np.zeros(len(blocks.mean))], [0.0], [0.0]
+    seen, wanted, unsure = [np.zeros(len(blocks.mean))], [0.0], [0.0]
     for before, after in places:
         seen.append((blocks.spans[:, 0] >= after).astype(np.float64))
         where = (before + after) / 2
         left, right = targets.spans[:, 0], targets.spans[:, 1]
         share = np.clip((right - where) / np.maximum(right - left, 1e-12), 0, 1)
-        asked.append(float(share @ targets.weights))
+        wanted.append(float(share @ targets.weights))
         unsure.append((after - before) ** 2 / 12)
     chance = [1.0] + [_CHANGE_CHANCE / max(len(places), 1)] * len(places)
     if len(places) > 1:
         high = _upper_level(blocks.mean)
         switches, count = int(np.abs(np.diff(high)).sum()), float(len(high))
-        told = min(2.0 * (switches + 1), count)  # blocks that say something of their own
-        a, b = told * high.mean() + 1, told * (1 - high.mean()) + 1
+        informative = min(2.0 * (switches + 1), count)  # blocks that say something of their own
+        a, b = informative * high.mean() + 1, informative * (1 - high.mean()) + 1
         rest = float(targets.weights.sum())
         seen.append(high)
-        asked.append(rest * a / (a + b))
+        wanted.append(rest * a / (a + b))
         unsure.append(rest**2 * a * b / ((a + b) ** 2 * (a + b + 1)))
         chance.append(_TOGGLE_CHANCE / 2 * float(special.beta(switches + 1, count - switches)))
     sd = np.full(len(seen), _CHANGE_SD)
     sd[0] = 0.0
-    return _Terms(np.array(seen), np.array(asked), sd, np.array(chance), np.array(unsure))
+    return _Terms(np.array(seen), np.array(wanted), sd, np.array(chance), np.array(unsure))
 
 
 def _upper_level(means: Floats) -> Floats:
@@ -280,17 +280,17 @@ def _mixture(
     inner[..., 0, 2] = inner[..., 2, 0] = _LEVEL_SD * b * gram[level, change][None, :]
     inner[..., 1, 2] = inner[..., 2, 1] = a * b * gram[np.ix_(drift, change)]
     inner += np.eye(3)
-    onto_y, onto_t, asked = (np.zeros((k, c, 3)) for _ in range(3))
+    onto_y, onto_t, wanted = (np.zeros((k, c, 3)) for _ in range(3))
     for into, row in ((onto_y, 0), (onto_t, 1)):
         into[..., 0] = _LEVEL_SD * gram[row, level]
         into[..., 1] = a * gram[row, drift][:, None]
         into[..., 2] = b * gram[row, change][None, :]
-    asked[..., 0] = _LEVEL_SD * targets.weights.sum()
-    asked[..., 1] = a * drifts.at_target[:, None]
-    asked[..., 2] = b * changes.at_target[None, :]
+    wanted[..., 0] = _LEVEL_SD * targets.weights.sum()
+    wanted[..., 1] = a * drifts.at_target[:, None]
+    wanted[..., 2] = b * changes.at_target[None, :]
     inverse = np.linalg.inv(inner)
     coefficients = np.einsum("kcij,kcj->kci", inverse, onto_y)
-    beyond = asked - onto_t  # what the regressors add to the target beside what the wandering passes on
+    beyond = wanted - onto_t  # what the regressors add to the target beside what the wandering passes on
     mean = gram[0, 1] + np.einsum("kci,kci->kc", beyond, coefficients)
     variance = own - gram[1, 1] + np.einsum("kci,kcij,kcj->kc", beyond, inverse, beyond)
     size = coefficients[..., 2] ** 2 + inverse[..., 2, 2]

@@ -39,10 +39,10 @@ def once_a_run(find: Callable[Concatenate[RunReader, P], T]) -> Callable[Concate
 
     @wraps(find)
     def found(run: RunReader, /, *given: P.args, **named: P.kwargs) -> T:
-        known, asked = shared.setdefault(run, {}), (*given, *named.items())
-        if asked not in known:
-            known[asked] = find(run, *given, **named)
-        return known[asked]
+        known, arguments = shared.setdefault(run, {}), (*given, *named.items())
+        if arguments not in known:
+            known[arguments] = find(run, *given, **named)
+        return known[arguments]
 
     return found
 

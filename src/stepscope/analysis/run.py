@@ -80,7 +80,7 @@ class Run(RunReader):
         return ResultCache(self)
 
     @cached_property
-    def own_times(self) -> pl.DataFrame:
+    def self_times(self) -> pl.DataFrame:
         """Recorded self times of the profiled steps by step, phase, module, operator and device."""
         return self_times(self, self.collective_time)
 
@@ -125,9 +125,9 @@ class Run(RunReader):
         """Each layer with its time, energy, memory, FLOPs and share of the attainable, a step, longest first."""
         return self._layers
 
-    def op_kinds(self) -> pl.DataFrame:
+    def operators(self) -> pl.DataFrame:
         """Self time of each op, ns a step by phase."""
-        return self._op_kinds
+        return self._operators
 
     def attained(self, by: str = "module") -> pl.DataFrame:
         """Share of what this device could do, of each "module" or "operator": measured and attainable ns a step."""
@@ -283,7 +283,7 @@ class Run(RunReader):
         return layers(self)
 
     @cached_property
-    def _op_kinds(self) -> pl.DataFrame:
+    def _operators(self) -> pl.DataFrame:
         return operator_table(self)
 
     @cached_property

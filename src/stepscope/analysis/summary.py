@@ -328,7 +328,7 @@ def _module_memory(run: Run) -> tuple[pl.DataFrame, str]:
 
 def _module_flops(run: Run) -> tuple[pl.DataFrame, str]:
     steps = max(len(profiled_steps(run)), 1)
-    stated = run.own_times.filter(pl.col("flops").is_not_null())
+    stated = run.self_times.filter(pl.col("flops").is_not_null())
     return stated.select("module", "phase", value=pl.col("flops") / steps), "of the operators that state them"
 
 

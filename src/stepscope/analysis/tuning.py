@@ -136,7 +136,7 @@ def _possible(run: Run) -> Iterator[tuple[str, str]]:
     """Yield the changes that nothing in this run speaks against: name, and why it could apply."""
     workload = run.meta.get("workload") or {}
     types = set(run.model["type"].drop_nulls()) if not run.model.is_empty() else set()
-    names = set(run.own_times["name"].unique()) if not run.own_times.is_empty() else set()
+    names = set(run.self_times["name"].unique()) if not run.self_times.is_empty() else set()
     if types & {"Conv2d", "ConvTranspose2d"}:
         yield "channels_last", "it has convolutions over pictures"
     if types and "float32" in str(workload.get("precision", "float32")):

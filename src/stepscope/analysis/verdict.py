@@ -123,11 +123,11 @@ def verdict(run: Run) -> Verdict:
         return Verdict("unknown", " ".join((why, *cautions)), "none", (), (), following, cautions, why)
     found = bottleneck(run)
     first = found.causes[0] if found.causes else None
-    profiled = not run.own_times.is_empty()
+    profiled = not run.self_times.is_empty()
     starved = first is not None and first.bound in SYSTEM
     last = last_rank(run.rank_table()) if first is not None and first.bound == "communication" else None
     of_last = "" if last is None else f" Rank {last.rank} arrives last in {percent(last.share, 0)} of the steps."
-    few = profiled and int(run.own_times["step"].n_unique()) < FEW
+    few = profiled and int(run.self_times["step"].n_unique()) < FEW
     parts = [
         _proof(first) if first is not None else _cannot_tell(run, found),
         of_last.strip(),
@@ -164,7 +164,7 @@ def _proof(cause: Cause) -> str:
 
 
 def _cannot_tell(run: Run, found: Bottleneck) -> str:
-    return _without_ops(run) if run.own_times.is_empty() else f"{TITLES['unknown']}: {found.why}."
+    return _without_ops(run) if run.self_times.is_empty() else f"{TITLES['unknown']}: {found.why}."
 
 
 def _further(found: Bottleneck) -> list[str]:
@@ -174,9 +174,9 @@ def _further(found: Bottleneck) -> list[str]:
 
 
 def _advice(run: Run, cause: Cause) -> tuple[str, ...]:
-    """What follows from the cause; what the run does already is left out."""
+    """Return what follows from the cause, without what the run does already."""
     found = list(_NEXT.get((cause.bound, cause.name), ()))
-    names = set(run.own_times["name"].unique()) if not run.own_times.is_empty() else set()
+    names = set(run.self_times["name"].unique()) if not run.self_times.is_empty() else set()
     if cause.bound == "input" and cause.name == "data loader":
         several = any("MultiProcessing" in name for name in names)
         found.append(
@@ -207,7 +207,7 @@ def _simulated(run: Run) -> Iterator[str]:
 
 def _profiling(run: Run) -> Iterator[str]:
     """Yield what the verdict rests on, where that is little."""
-    count = int(run.own_times["step"].n_unique())
+    count = int(run.self_times["step"].n_unique())
     if count < FEW:
         yield f"From {plural(count, 'profiled step')} only."
     slower = _profiled_slowdown(run)
@@ -258,7 +258,7 @@ def _dominant(run: Run) -> str:
     said = f"{phase['phase'].capitalize()} takes {percent(phase['share'], 0)}"
     named = run.modules().filter(pl.col("module").is_not_null() & pl.col("type").is_not_null())
     if named["device_ns"].is_not_null().any():
-        kernels = run.own_times.filter(pl.col("device") != CPU)["self_ns"].sum() / len(profiled_steps(run))
+        kernels = run.self_times.filter(pl.col("device") != CPU)["self_ns"].sum() / len(profiled_steps(run))
         named = named.with_columns(share=pl.col("device_ns") / kernels)
     types = named.group_by("type").agg(pl.col("share").sum(), pl.len()).sort("share", "type", descending=[True, False])
     if types.is_empty() or types["share"][0] <= 0:

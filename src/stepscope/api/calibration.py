@@ -54,8 +54,8 @@ def calibrate(
     """
     given = {"plug": plug, "meter_command": meter_command, "meter_csv": meter_csv, "seconds": seconds,
              "accuracy": accuracy, "dry": dry}  # fmt: skip
-    asked = CalibrateRequest.from_settings({name: value for name, value in given.items() if value is not None})
-    done = calibrate_device(asked, progress or (lambda said: None))
+    request = CalibrateRequest.from_settings({name: value for name, value in given.items() if value is not None})
+    done = calibrate_device(request, progress or (lambda said: None))
     return {name: asdict(kept) for name, kept in done.calibrations.items()}
 
 

@@ -170,22 +170,22 @@ def forecast(
     if battery_wh is not None or carbon_g_per_kwh is not None:
         said = 'battery_wh and carbon_g_per_kwh are battery="50Wh" and carbon="400g/kWh" now'
         warnings.warn(said, DeprecationWarning, stacklevel=2)
-    asked = ForecastRequest.from_settings({
+    request = ForecastRequest.from_settings({
         "target": str(run), "steps": steps, "epochs": epochs,
         "battery": battery if battery_wh is None else f"{battery_wh}Wh",
         "carbon": carbon if carbon_g_per_kwh is None else f"{carbon_g_per_kwh}g/kWh",
     })  # fmt: skip
-    return forecast_of(open_run(run), asked)
+    return forecast_of(open_run(run), request)
 
 
-def forecast_of(run: Run, asked: ForecastRequest) -> Forecast:
+def forecast_of(run: Run, request: ForecastRequest) -> Forecast:
     """The forecast that a request asks of a run."""
-    return extrapolated.forecast(run, steps_asked(run, asked), asked.battery, asked.carbon)
+    return extrapolated.forecast(run, requested_steps(run, request), request.battery, request.carbon)
 
 
-def steps_asked(run: Run, asked: ForecastRequest) -> int:
+def requested_steps(run: Run, request: ForecastRequest) -> int:
     """Return how long the training is, in steps; of epochs, from the size of the data and of a batch."""
-    return asked.steps if asked.steps is not None else extrapolated.steps_of(run, asked.epochs or 1.0)
+    return request.steps if request.steps is not None else extrapolated.steps_of(run, request.epochs or 1.0)
 
 
 def meter(run: str | Path | Run, log: str | Path) -> Run:
@@ -220,13 +220,13 @@ def doctor(
     step_size, read_cost_ns, ...), missing (sensor, reason, detail, remedy), power, characterised, perf, torch, proc,
     root, simulated; null is "not known". Raises UsageError.
     """
-    asked = DoctorRequest(characterise, None, ceilings, threads, precision, simulate)
-    with sensor_root(asked.simulate, str(root or os.environ.get("STEPSCOPE_ROOT") or "/")) as chosen:
+    request = DoctorRequest(characterise, None, ceilings, threads, precision, simulate)
+    with sensor_root(request.simulate, str(root or os.environ.get("STEPSCOPE_ROOT") or "/")) as chosen:
         top = Path(chosen.root or "/")
         measure = (lambda seen, target: characterise_sensors(seen, target, top)[1]) if characterise else None
-        found = diagnose(top, asked.simulate, measure)[0]
+        found = diagnose(top, request.simulate, measure)[0]
     return (
-        {**found, "ceilings": measured(threads=asked.threads, precision=asked.precision, again=True)}
+        {**found, "ceilings": measured(threads=request.threads, precision=request.precision, again=True)}
         if ceilings
         else found
     )

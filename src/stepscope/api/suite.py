@@ -266,8 +266,8 @@ def list_contents(below: Path) -> dict[str, Any]:
 
     by_tier: dict[str, list[str]] = {}
     with contextlib.suppress(MissingDependency):  # without torch sweeps can still be looked at
-        for name, of_one in workload_tiers().items():
-            for tier in of_one:
+        for name, tiers in workload_tiers().items():
+            for tier in tiers:
                 by_tier.setdefault(tier, []).append(name)
     return {"tiers": by_tier, "sweeps": list(_sweeps(below)), "reference_devices": reference_names()}
 

@@ -78,7 +78,7 @@ def _measure_run(request: ForecastRequest) -> Path:
 
 def _follow_run(console: Console, folder: Path | None, request: ForecastRequest) -> Forecast:
     from stepscope.analysis.run import Run
-    from stepscope.api.reading import steps_asked
+    from stepscope.api.reading import requested_steps
     from stepscope.cli._forecast_watch import follow_forecasts, measured_totals, start_training
 
     process = None
@@ -87,7 +87,7 @@ def _follow_run(console: Console, folder: Path | None, request: ForecastRequest)
         sized = [] if request.batch is None else ["--batch", str(request.batch)]
         process, folder = start_training([request.target, "--steps", str(steps), *sized], request.out)
     else:
-        steps = steps_asked(Run(folder), request)
+        steps = requested_steps(Run(folder), request)
     said = None
     try:
         for said in follow_forecasts(folder, steps, request.battery, request.carbon):

@@ -30,10 +30,10 @@ def _log(request: LogRequest) -> None:
 log = command_of(LogRequest, _log, "log")
 
 
-def _tool_options(function: Any, asked: dict[str, Any], name: str) -> dict[str, Any]:
+def _tool_options(function: Any, settings: dict[str, Any], name: str) -> dict[str, Any]:
     """The options that were given; UsageError for one that means nothing to this tool."""
     known = inspect.signature(function).parameters
-    given = {key: value for key, value in asked.items() if value is not None}
+    given = {key: value for key, value in settings.items() if value is not None}
     for key in given:
         if key not in known:
             raise UsageError(f"--{key.replace('_', '-')} means nothing to {name}", "it belongs to --to codecarbon")

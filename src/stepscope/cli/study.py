@@ -62,22 +62,22 @@ def _answer(
     sys.stderr.write(f"page and figures: {folder / 'page.html'}\n")
 
 
-def _print_dry_run(jetson: Jetson, asked: PowerModes) -> None:
+def _print_dry_run(jetson: Jetson, request: PowerModes) -> None:
     """The dry run: nothing is changed."""
-    now, repeats = jetson.current(), asked.rules.repeats
+    now, repeats = jetson.current(), request.rules.repeats
     typer.echo(f"dry run: nothing is changed. The mode is {now} {jetson.modes.get(now, '')}.")
-    for mode in asked.numbers:
-        typer.echo(f"  nvpmodel -m {mode}   {jetson.modes[mode]}: {repeats} trainings of {asked.workload}")
-    typer.echo(f"  nvpmodel -m {now}   set again at the end, after {len(asked.numbers) * repeats} trainings")
+    for mode in request.numbers:
+        typer.echo(f"  nvpmodel -m {mode}   {jetson.modes[mode]}: {repeats} trainings of {request.workload}")
+    typer.echo(f"  nvpmodel -m {now}   set again at the end, after {len(request.numbers) * repeats} trainings")
     typer.echo("do it with --apply, as root")
 
 
-def _confirm(jetson: Jetson, asked: PowerModes) -> None:
-    if asked.yes:
+def _confirm(jetson: Jetson, request: PowerModes) -> None:
+    if request.yes:
         return
     if not sys.stdin.isatty():
         raise UsageError("nobody is here to be asked whether the power modes may be set", "add --yes")
-    names = ", ".join(jetson.modes[mode] for mode in asked.numbers)
+    names = ", ".join(jetson.modes[mode] for mode in request.numbers)
     if not typer.confirm(f"Set the power modes {names} one after the other, and the present one at the end?"):
         raise UsageError("no power mode was set", "leave --apply out to see what would be done")
 

@@ -116,18 +116,18 @@ class Paper2019(StudyRequest):
         from stepscope.analysis.memory.limits import limit_of_board
 
         limit_of_board(self.board, self.memory)
-        asked = self.observations
-        if asked is None:
+        observations = self.observations
+        if observations is None:
             return self
-        known = asked.checked()
+        known = observations.checked()
         assert isinstance(known, Observations)
         return replace(self, device=known.device, threads=known.threads, from_=known.from_)
 
     def plan(self) -> Plan:
         from stepscope.experiments.engine.engine import Plan
 
-        asked = self.observations
-        measured = asked.checked().plan() if asked is not None else None
+        observations = self.observations
+        measured = observations.checked().plan() if observations is not None else None
         points = [*self.points(), *(measured.points if measured else ())]
 
         def judge(results: Mapping[str, Result]) -> Findings:
@@ -165,23 +165,23 @@ def count_model(orders: Mapping[str, Any]) -> dict[str, Any]:
 
     limit, board = limit_of_board(orders["board"], orders["memory"]), orders["board"]
     job = workload_job(workloads.find(orders["workload"]))
-    asked = Simulator(platform_of(board), known_of_device(board, "default", None), "default")
+    simulator = Simulator(platform_of(board), known_of_device(board, "default", None), "default")
     verdicts: dict[str, str | None] = {}
     live: dict[int, Any] = {}
-    sure, likely = asked.largest(job, limit, LARGEST)
+    sure, likely = simulator.largest(job, limit, LARGEST)
     for batch in orders["batches"]:
         if batch not in (1, LARGEST) and (batch <= sure or NO_FIT in verdicts.values()):
             verdicts[str(batch)] = LIKELY_FITS if batch <= sure else NO_FIT  # memory does not shrink with the batch
             continue
         try:
-            live[batch] = live_peak(asked.run(job, batch).log)
+            live[batch] = live_peak(simulator.run(job, batch).log)
         except DryRunStopped as stopped:
             if batch > 1:
                 return {"status": "refused", "reason": f"fake tensors stopped at {stopped}"}
             verdicts[str(batch)] = None
         else:
-            verdicts[str(batch)] = asked.verdict(live[batch], limit, sure=False)
-    peak = asked.process(live[LARGEST])
+            verdicts[str(batch)] = simulator.verdict(live[batch], limit, sure=False)
+    peak = simulator.process(live[LARGEST])
     found = {"verdicts": verdicts, "sure": sure, "likely": likely, "live": live[LARGEST].bytes}
     return {**found, "low": peak.low, "high": peak.high, "limit": limit.bytes, "of": limit.source}
 
@@ -256,10 +256,10 @@ def _feasibility_table(
     for model, found in counted:
         printed = None if model.gigabytes is None else f"{'above ' if model.at_least else ''}{model.gigabytes:g}"
         bytes_ = (found["live"] / 1e9, found["low"] / 1e9, found["high"] / 1e9)
-        told = "batch 1 to 64" if model.trained else model.remark or "not at all"
+        trained_as = "batch 1 to 64" if model.trained else model.remark or "not at all"
         verdict = found["verdicts"][str(LARGEST)]
         largest = (found["sure"] or None, found["likely"] or None)
-        about = (model.name, request.workload_of(model), told, verdict, _against(model, found))
+        about = (model.name, request.workload_of(model), trained_as, verdict, _against(model, found))
         rows.append((*about, *largest, *bytes_, printed))
     columns = (
         "model", "workload", "the paper trained", "here at 64", "against the paper", "largest that fits",

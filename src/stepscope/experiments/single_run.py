@@ -33,7 +33,7 @@ class UntilResolved:
     def __init__(self, out: Path, wanted: float) -> None:
         self._out, self._wanted = out, wanted
         self._done, self._next = 0, float(FIRST)
-        self._asked_at = 0
+        self._checked_at = 0
         self._child: subprocess.Popen[str] | None = None
         self.share: float | None = None
         self.more_steps: int | None = None
@@ -61,7 +61,7 @@ class UntilResolved:
     def sentence(self) -> str:
         """Return how it ended."""
         if self.reached:
-            return f"{self.share:.0%} of the energy was within 10 % after {self._asked_at} of {self._done} steps"
+            return f"{self.share:.0%} of the energy was within 10 % after {self._checked_at} of {self._done} steps"
         if self.share is None:
             return (
                 f"the share of the energy within 10 % is not known after {self._done} steps: {self.why or 'no answer'}"
@@ -84,7 +84,7 @@ class UntilResolved:
             self._child = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
             )
-            self._asked_at = self._done
+            self._checked_at = self._done
         except OSError as error:
             self.why, self._next = f"it could not be asked: {error}", float("inf")
 
@@ -93,8 +93,8 @@ class UntilResolved:
         answer = _parse_answer(child.communicate()[0])
         self.why = str(answer.get("why") or "")
         self.share, self.more_steps = answer.get("share", self.share), answer.get("more_steps")
-        least, most = (growth * self._asked_at for growth in (_LEAST_GROWTH, _MOST_GROWTH))
-        expected = most if self.more_steps is None else self._asked_at + self.more_steps
+        least, most = (growth * self._checked_at for growth in (_LEAST_GROWTH, _MOST_GROWTH))
+        expected = most if self.more_steps is None else self._checked_at + self.more_steps
         self._next = max(min(max(expected, least), most), self._done + 1)
 
 

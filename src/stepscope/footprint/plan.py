@@ -116,8 +116,8 @@ def make_plan(question: JobQuestion, step_time: StepTime | None = None) -> Plan:
     """
     if question.limit is None:
         raise UsageError("a plan is made for a limit", "say it with --memory, --device or --here")
-    asked = Simulator(question.platform, question.kept, question.allocator)
-    plain = asked.run(question.job, question.batch)
+    simulator = Simulator(question.platform, question.kept, question.allocator)
+    plain = simulator.run(question.job, question.batch)
     began, complete = time.process_time(), True
     found: list[Candidate] = []
     for changes in (("",), tuple(_changes(question))):
@@ -125,7 +125,7 @@ def make_plan(question: JobQuestion, step_time: StepTime | None = None) -> Plan:
             if time.process_time() - began > _MOST_S:
                 complete = False
                 break
-            found += _candidates(question, asked, plain, settings, step_time)
+            found += _candidates(question, simulator, plain, settings, step_time)
         if any(_fits(candidate) for candidate in found):
             break
     fitting = [candidate for candidate in found if _fits(candidate)]
@@ -153,12 +153,12 @@ def _combinations(question: JobQuestion, plain: DryRun, changes: tuple[str, ...]
 
 
 def _candidates(
-    question: JobQuestion, asked: Simulator, plain: DryRun, settings: Settings, step_time: StepTime | None
+    question: JobQuestion, simulator: Simulator, plain: DryRun, settings: Settings, step_time: StepTime | None
 ) -> Iterator[Candidate]:
     """One dry run, under every allocator that is installed."""
     job, small = settings.apply(question.job, question.batch)
     try:
-        run = asked.run(job, small)
+        run = simulator.run(job, small)
     except DryRunStopped:  # batch statistics of a single sample, for example
         return
     live, before = live_peak(run.log), live_peak(plain.log)
@@ -168,7 +168,7 @@ def _candidates(
             continue
 
         def process(account: str, by: Any = allocator) -> ProcessPeak:
-            return asked.process(live, by, before, account)
+            return simulator.process(live, by, before, account)
 
         if question.limit is None:
             return

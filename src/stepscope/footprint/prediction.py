@@ -156,22 +156,22 @@ def predict_fit(question: JobQuestion) -> FitResult:
     if question.batch < 1:
         raise UsageError(f"a batch of {question.batch} samples cannot be trained", "use --batch 1 or more")
     began = time.perf_counter()
-    asked = Simulator(question.platform, question.kept, question.allocator)
+    simulator = Simulator(question.platform, question.kept, question.allocator)
     try:
-        plain = asked.run(question.job, question.batch)
-        if asked.workspaces.uncovered and question.platform == this_platform():
-            question, asked = _probed(question, asked)
-            plain = asked.run(question.job, question.batch)
+        plain = simulator.run(question.job, question.batch)
+        if simulator.workspaces.uncovered and question.platform == this_platform():
+            question, simulator = _probed(question, simulator)
+            plain = simulator.run(question.job, question.batch)
     except DryRunStopped as stop:
-        found = _measured_answer(question, asked, stop)
+        found = _measured_answer(question, simulator, stop)
     else:
-        found = _dry_answer(question, asked, plain)
+        found = _dry_answer(question, simulator, plain)
     return replace(found, seconds=time.perf_counter() - began)
 
 
-def _probed(question: JobQuestion, asked: Simulator) -> tuple[JobQuestion, Simulator]:
+def _probed(question: JobQuestion, simulator: Simulator) -> tuple[JobQuestion, Simulator]:
     """The same with the ops that no rule covers measured in a child process, once for this device."""
-    book = CallBook(asked.workspaces, question.batch, set(asked.workspaces.uncovered))
+    book = CallBook(simulator.workspaces, question.batch, set(simulator.workspaces.uncovered))
     dry_run(question.job, question.batch, book, steps=1)
     found = probe_apart(book.calls, question.batch)
     if found:
@@ -184,18 +184,18 @@ def _probed(question: JobQuestion, asked: Simulator) -> tuple[JobQuestion, Simul
     return question, Simulator(question.platform, kept, question.allocator)
 
 
-def _dry_answer(question: JobQuestion, asked: Simulator, plain: DryRun) -> FitResult:
+def _dry_answer(question: JobQuestion, simulator: Simulator, plain: DryRun) -> FitResult:
     job = question.job
     live = live_peak(plain.log)
-    not_modelled = {name: count for name, count in asked.workspaces.not_modelled.items() if count}
-    found = _judged(asked, live, question.limit, [*unsure_of(question), *_without_rule(not_modelled)])
-    slope = _slope(asked, job, question.batch, live)
+    not_modelled = {name: count for name, count in simulator.workspaces.not_modelled.items() if count}
+    found = _judged(simulator, live, question.limit, [*unsure_of(question), *_without_rule(not_modelled)])
+    slope = _slope(simulator, job, question.batch, live)
     sure, likely = (
-        asked.largest(job, question.limit, question.batch)
+        simulator.largest(job, question.limit, question.batch)
         if question.limit is not None and question.largest
         else (None, None)
     )
-    options = tuple(_options(question, asked, plain, live)) if question.options else ()
+    options = tuple(_options(question, simulator, plain, live)) if question.options else ()
     return replace(
         found, name=job.name, batch=question.batch, largest_batch=sure, likely_batch=likely, bytes_per_sample=slope,
         options=options, not_modelled=not_modelled, notes=tuple(_notes(question, plain, live)), ops=plain.log.ops,
@@ -203,15 +203,15 @@ def _dry_answer(question: JobQuestion, asked: Simulator, plain: DryRun) -> FitRe
     )  # fmt: skip
 
 
-def _judged(asked: Simulator, live: LivePeak, limit: Limit | None, unsure: Sequence[str]) -> FitResult:
+def _judged(simulator: Simulator, live: LivePeak, limit: Limit | None, unsure: Sequence[str]) -> FitResult:
     """The answer of a live peak: the process by the account that decides, and the verdict."""
     said, decides = None, limit
     if limit is not None:
-        said, decides = worst_verdict(lambda account: asked.process(live, account=account), limit, not unsure)
-    process = asked.process(live, account=RESIDENT if decides is None else decides.account)
+        said, decides = worst_verdict(lambda account: simulator.process(live, account=account), limit, not unsure)
+    process = simulator.process(live, account=RESIDENT if decides is None else decides.account)
     return FitResult(
-        "", 0, words.DRY_RUN, live, process, asked.allocator.name, asked.workspaces.platform.name, decides, said,
-        unsure=tuple(unsure),
+        "", 0, words.DRY_RUN, live, process, simulator.allocator.name, simulator.workspaces.platform.name, decides,
+        said, unsure=tuple(unsure),
     )  # fmt: skip
 
 
@@ -233,14 +233,14 @@ def _without_rule(ops: Iterable[str]) -> list[str]:
 NOT_MEASURED = "the empty process was not measured where this will run: run fit there"
 
 
-def _measured_answer(question: JobQuestion, asked: Simulator, stop: DryRunStopped) -> FitResult:
+def _measured_answer(question: JobQuestion, simulator: Simulator, stop: DryRunStopped) -> FitResult:
     line = _measure_small_batches(question.job)
     live = line.at(question.batch)
-    found = _judged(asked, live, question.limit, [*unsure_of(question), "it is extrapolated from small batches"])
+    found = _judged(simulator, live, question.limit, [*unsure_of(question), "it is extrapolated from small batches"])
     notes = ("kernels' workspaces are not in it", "no options: they are simulated by dry runs")
     return replace(
         found, name=question.job.name, batch=question.batch, method=words.SMALL_BATCHES,
-        largest_batch=None if question.limit is None else _largest_on(line, asked, question.limit),
+        largest_batch=None if question.limit is None else _largest_on(line, simulator, question.limit),
         bytes_per_sample=round(line.bytes_per_sample), stopped=str(stop), notes=notes,
     )  # fmt: skip
 
@@ -255,27 +255,27 @@ def _measure_small_batches(job: Job) -> BatchLine:
         raise StepscopeError(f"{job.name} fails on real tensors too: {said}", "run a step of it by itself") from error
 
 
-def _largest_on(line: BatchLine, asked: Simulator, limit: Limit) -> int:
+def _largest_on(line: BatchLine, simulator: Simulator, limit: Limit) -> int:
     def of(single: Limit) -> int:
         def peak(batch: int) -> int:
-            return asked.process(line.at(batch), account=single.account).high
+            return simulator.process(line.at(batch), account=single.account).high
 
         return largest_batch(peak, single.bytes * (1 - MARGIN), line.large[0])
 
     return min(of(single) for single in limit.all)
 
 
-def _options(question: JobQuestion, asked: Simulator, plain: DryRun, as_it_is: LivePeak) -> list[Option]:
-    before = asked.process(as_it_is).middle
+def _options(question: JobQuestion, simulator: Simulator, plain: DryRun, as_it_is: LivePeak) -> list[Option]:
+    before = simulator.process(as_it_is).middle
     found = [
-        _allocator_option(question, asked, as_it_is, before, name)
+        _allocator_option(question, simulator, as_it_is, before, name)
         for name in ALLOCATORS
-        if name != asked.allocator.name
+        if name != simulator.allocator.name
     ]
     has_bf16 = question.platform.native_bf16 if question.has_bf16 is None else question.has_bf16
     for way in ways(question.job, question.batch, plain, has_bf16):
         try:
-            option = _simulated(question, asked, plain, as_it_is, way)
+            option = _simulated(question, simulator, plain, as_it_is, way)
         except DryRunStopped:
             continue  # this model cannot be changed so: an activation in place that backward needs, for example
         if worth_a_line(before, option.process.middle):
@@ -283,25 +283,25 @@ def _options(question: JobQuestion, asked: Simulator, plain: DryRun, as_it_is: L
     return sorted((option for option in found if option.gain > 0), key=lambda option: -option.gain)
 
 
-def _simulated(question: JobQuestion, asked: Simulator, plain: DryRun, as_it_is: LivePeak, way: Way) -> Option:
-    run = asked.run(way.job, way.batch, way.change)
+def _simulated(question: JobQuestion, simulator: Simulator, plain: DryRun, as_it_is: LivePeak, way: Way) -> Option:
+    run = simulator.run(way.job, way.batch, way.change)
     live = live_peak(run.log)
     compute = run.flops / plain.flops if plain.flops else 1.0
 
     def process(account: str) -> ProcessPeak:
-        return asked.process(live, plain=as_it_is, account=account)
+        return simulator.process(live, plain=as_it_is, account=account)
 
-    before = asked.process(as_it_is).middle
+    before = simulator.process(as_it_is).middle
     return _option(way.name, live, process, before, way.price, compute, question.limit, not unsure_of(question))
 
 
-def _allocator_option(question: JobQuestion, asked: Simulator, live: LivePeak, before: int, name: str) -> Option:
-    price, process = _allocator_price(name), partial(_under, asked, live, name)
+def _allocator_option(question: JobQuestion, simulator: Simulator, live: LivePeak, before: int, name: str) -> Option:
+    price, process = _allocator_price(name), partial(_under, simulator, live, name)
     return _option(f"allocator: {name}", live, process, before, price, 1.0, question.limit, not unsure_of(question))
 
 
-def _under(asked: Simulator, live: LivePeak, allocator: str, account: str) -> ProcessPeak:
-    return asked.process(live, ALLOCATORS[allocator], account=account)
+def _under(simulator: Simulator, live: LivePeak, allocator: str, account: str) -> ProcessPeak:
+    return simulator.process(live, ALLOCATORS[allocator], account=account)
 
 
 def _allocator_price(name: str) -> str:
@@ -319,11 +319,11 @@ def _option(
     return Option(name, live.bytes, peak, said, gain, gain / before, price, compute)
 
 
-def _slope(asked: Simulator, job: Job, batch: int, live: LivePeak) -> int | None:
+def _slope(simulator: Simulator, job: Job, batch: int, live: LivePeak) -> int | None:
     """Live bytes that one more sample takes, near this batch."""
     more = max(batch + 1, round(batch * 1.25))
     try:
-        return round((live_peak(asked.run(job, more).log).bytes - live.bytes) / (more - batch))
+        return round((live_peak(simulator.run(job, more).log).bytes - live.bytes) / (more - batch))
     except DryRunStopped:
         return None
 

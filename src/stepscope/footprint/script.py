@@ -72,7 +72,7 @@ def watch_script(target: str, arguments: Sequence[str], hidden: Rule) -> ScriptL
     if not Path(target).is_file():
         raise UsageError(f"there is no script '{target}'", "give the path of a Python file")
     began = time.perf_counter()
-    follower = Follower(StorageLog(hidden, told=_number), target, fake=True)
+    follower = Follower(StorageLog(hidden, value_of=_number), target, fake=True)
     stopped = None
     try:
         follower.run(arguments)

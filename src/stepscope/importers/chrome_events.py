@@ -184,14 +184,14 @@ class EventColumns:
     threads: dict[str, int] = field(default_factory=dict)
     columns: dict[str, array[int]] = field(default_factory=_empty)
     launches: dict[int, int] = field(default_factory=dict)  # correlation -> External id of the op
-    left_out: Counter[str] = field(default_factory=Counter)  # events by category
+    excluded: Counter[str] = field(default_factory=Counter)  # events by category
     with_shapes: bool = False
 
     def take(self, event: dict[str, Any]) -> None:
         """Keep an event if it is an op, a range, a kernel or the call of a module."""
         category = str(event.get("cat", "cpu_op")).lower()
         if event.get("ph") != "X":
-            self.left_out[str(event.get("name")) if category == "cpu_instant_event" else "mark"] += 1
+            self.excluded[str(event.get("name")) if category == "cpu_instant_event" else "mark"] += 1
             return
         args = event.get("args")
         args = args if isinstance(args, dict) else {}
@@ -204,7 +204,7 @@ class EventColumns:
         elif category == "python_function" and str(event.get("name", "")).startswith(MODULE):
             self._keep_module(event)
         else:
-            self.left_out[category] += 1
+            self.excluded[category] += 1
 
     def _launch(self, args: dict[str, Any]) -> None:
         op = _whole(args.get("External id", args.get("external id")), 0)
@@ -221,10 +221,10 @@ class EventColumns:
             t1 = t0 + max(_ns(event.get("dur", 0)), 0)
             name = str(event["name"])
         except (KeyError, TypeError, ValueError, OverflowError):
-            self.left_out["event without a time or a name"] += 1
+            self.excluded["event without a time or a name"] += 1
             return
         if not -(1 << 62) < t0 <= t1 < 1 << 62:
-            self.left_out["event without a time or a name"] += 1
+            self.excluded["event without a time or a name"] += 1
             return
         external = _whole(args.get("External id", args.get("external id")), 0)
         flops, read = self._costs(name, args) if gpu < 0 else (UNKNOWN, UNKNOWN)

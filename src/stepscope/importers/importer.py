@@ -271,7 +271,7 @@ def _stated(
     if file is not None:
         stated["first_step"] = file.steps.first
         stated["wall_clock"] = file.has_wall_clock
-        stated["left_out"] = dict(file.caught.left_out)
+        stated["left_out"] = dict(file.caught.excluded)
         stated["threads"] = list(file.caught.threads)
     return stated
 
@@ -284,22 +284,22 @@ def _content(source: Path) -> dict[str, Any]:
     return {"bytes": source.stat().st_size, "sha256": digest.hexdigest()}
 
 
-def _warmup(file: ProfilerFile | None, asked: int | None) -> int:
+def _warmup(file: ProfilerFile | None, given: int | None) -> int:
     """Steps at the begin that do not count; those that the profiler itself has excluded are warm already."""
-    if asked is not None:
-        return asked
+    if given is not None:
+        return given
     if file is None:
         return 0
     left = max(WARMUP_STEPS - (file.steps.first or 0), 0)
     return left if len(file.steps.spans) >= left + FEW else 0
 
 
-def _kind(path: Path, asked: str | None) -> str:
+def _kind(path: Path, given: str | None) -> str:
     """The kind of a file by its beginning, or the one that was asked for."""
-    if asked is not None:
-        if asked not in NAMES:
-            raise UnknownName("kind of file", asked, NAMES)
-        return asked
+    if given is not None:
+        if given not in NAMES:
+            raise UnknownName("kind of file", given, NAMES)
+        return given
     try:
         with path.open("rb") as file:
             begin = file.read(_PEEK)

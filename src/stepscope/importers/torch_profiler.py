@@ -98,7 +98,7 @@ def _lacks(caught: EventColumns, facts: dict[str, Any], steps: FileSteps) -> tup
 
 
 def _why_no_memory(caught: EventColumns) -> str:
-    count = caught.left_out["[memory]"]
+    count = caught.excluded["[memory]"]
     return f"the file's {count:,} marks of memory name neither tensor nor layer" if count else "the file has none"
 
 

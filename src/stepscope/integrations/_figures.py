@@ -82,10 +82,10 @@ def step_series(run: Run) -> Iterator[tuple[int, float, dict[str, float]]]:
         joules.setdefault(row["step"], {})[f"{names[row['kind']]}step_energy_joules"] = row["joules"]
     for row in steps.iter_rows(named=True):
         length_s = (row["t1_ns"] - row["t0_ns"]) / 1e9
-        told: dict[str, Any] = {"step_seconds": length_s, "loss": row["loss"]}
+        step_values: dict[str, Any] = {"step_seconds": length_s, "loss": row["loss"]}
         if row["samples"] is not None and length_s > 0:
-            told["samples_per_second"] = row["samples"] / length_s
-        known = {key: value for key, value in told.items() if value is not None and math.isfinite(value)}
+            step_values["samples_per_second"] = row["samples"] / length_s
+        known = {key: value for key, value in step_values.items() if value is not None and math.isfinite(value)}
         yield row["step"], (row["t1_ns"] + offset_ns) / 1e9, known | joules.get(row["step"], {})
 
 

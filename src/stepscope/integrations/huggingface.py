@@ -26,23 +26,23 @@ class Hooks(Recording):
     `recording.run` is the run once the training is over, `recording.path` its folder. Only the first process records.
     """
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **told: Any) -> None:
+    def on_train_begin(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
         """Everything is in place, a checkpoint is loaded: the first step begins."""
         if not state.is_world_process_zero:
             return
-        steps_of_one = args.gradient_accumulation_steps
+        steps_per_update = args.gradient_accumulation_steps
         self.recording.begin(
-            told.get("model"),
-            [told.get("optimizer")],
+            parts.get("model"),
+            [parts.get("optimizer")],
             trainer={
                 "library": "transformers",
                 "version": version_of(load("transformers", EXTRA)),
                 "first_step": state.global_step,
-                "accumulate": steps_of_one,
+                "accumulate": steps_per_update,
                 "processes": args.world_size,
             },
             workload={
-                "batch_size": args.train_batch_size * steps_of_one,
+                "batch_size": args.train_batch_size * steps_per_update,
                 "precision": "bf16" if args.bf16 else "fp16" if args.fp16 else "fp32",
                 "device": str(args.device),
             },

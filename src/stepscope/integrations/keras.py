@@ -39,7 +39,7 @@ class Hooks(Recording):
     def on_train_begin(self, logs: Any = None) -> None:
         """The first step begins."""
         model, self._batches = self.model, 0
-        per_epoch, epochs, of_one = self.params.get("steps"), self.params.get("epochs"), self._accumulates()
+        per_epoch, epochs, passes = self.params.get("steps"), self.params.get("epochs"), self._accumulates()
         self.recording.begin(
             try_call(_layers, model) or model,
             [model.optimizer],
@@ -47,10 +47,10 @@ class Hooks(Recording):
                 "library": "keras",
                 "version": version_of(load("keras", EXTRA)),
                 "first_step": int(getattr(model.optimizer, "iterations", 0)),
-                "accumulate": of_one,
+                "accumulate": passes,
             },
             workload={"precision": str(model.dtype_policy.name)},
-            planned_steps=per_epoch * epochs // of_one if per_epoch and epochs else None,
+            planned_steps=per_epoch * epochs // passes if per_epoch and epochs else None,
         )
         if self.recording.open:
             self._look_on()

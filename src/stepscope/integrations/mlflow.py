@@ -69,9 +69,9 @@ def _log(library: Any, client: Any, run: Run, experiment: str, page: bool) -> st
 
 def _metrics(metric: Any, run: Run) -> Iterator[Any]:
     last, last_s = 0, begun_unix_s(run) or 0.0
-    for step, unix_s, told in step_series(run):
+    for step, unix_s, step_values in step_series(run):
         last, last_s = step, unix_s
-        for key, value in told.items():
+        for key, value in step_values.items():
             yield metric(key, value, round(unix_s * 1e3), step)
     for key, value in flat(figures(run)).items():
         yield metric(key, value, round(last_s * 1e3), last)

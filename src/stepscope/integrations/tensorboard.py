@@ -43,9 +43,9 @@ def _write(writer: Any, run: Run) -> None:
     events = load("tensorboard.compat.proto.event_pb2", EXTRA)
     summaries = load("tensorboard.compat.proto.summary_pb2", EXTRA)
     last, last_s = 0, begun_unix_s(run) or 0.0
-    for step, unix_s, told in step_series(run):
+    for step, unix_s, step_values in step_series(run):
         last, last_s = step, unix_s
-        values = [summaries.Summary.Value(tag=f"step/{key}", simple_value=value) for key, value in told.items()]
+        values = [summaries.Summary.Value(tag=f"step/{key}", simple_value=value) for key, value in step_values.items()]
         writer.add_event(events.Event(wall_time=unix_s, step=step, summary=summaries.Summary(value=values)))
     values = [summaries.Summary.Value(tag=f"run/{key}", simple_value=v) for key, v in flat(figures(run)).items()]
     values.append(_text(summaries, run))

@@ -47,8 +47,8 @@ def log_run(
 
 
 def _log(library: Any, made: Any, run: Run, page: bool) -> str:
-    for step, _, told in step_series(run):
-        made.log(told, step=step, commit=True)
+    for step, _, step_values in step_series(run):
+        made.log(step_values, step=step, commit=True)
     made.summary.update({**flat(figures(run)), "status": run.status, "verdict": run.verdict().sentence})
     if page:
         with tempfile.TemporaryDirectory() as folder:

@@ -54,7 +54,7 @@ def arithmetic(device: str, dtype: torch.dtype, wait: Call, sides: Sequence[int]
         a, b = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
         seconds = best_s(lambda a=a, b=b: torch.mm(a, b), wait)  # type: ignore[misc]
         yield _rate("gemm", f"{side} x {side} matrices", product_flops(side, side, side), seconds)
-        if seconds > _MOST_ONCE_S / 8:  # the next one takes eight times as long
+        if seconds > _MOST_ONCE_S / 8:  # the next one is eight times slower
             break
     for batch, channels, side, kernel in CONVOLUTIONS:
         x, grad = (torch.randn(batch, channels, side, side, device=device).to(dtype) for _ in range(2))
@@ -165,5 +165,5 @@ def probe(device: str, precision: str, threads: int | None) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    asked = json.loads(sys.argv[1])
-    sys.stdout.write(json.dumps(probe(asked["device"], asked["precision"], asked.get("threads"))) + "\n")
+    orders = json.loads(sys.argv[1])
+    sys.stdout.write(json.dumps(probe(orders["device"], orders["precision"], orders.get("threads"))) + "\n")

@@ -35,17 +35,17 @@ def ceilings(
     is made again the next time, and of each rate the highest that was seen is kept. threads: those of torch where
     None, which are measured in any case. again: measure in any case.
     """
-    asked: dict[str, Any] = {"device": device, "precision": precision_of(precision), "threads": threads}
+    conditions: dict[str, Any] = {"device": device, "precision": precision_of(precision), "threads": threads}
     known = cached_ceilings(device, precision, threads)
     if known is not None and not again and (known.get("run_queue_share") or 0.0) <= QUIET:
         return known
-    found = _probed(asked)
+    found = _probed(conditions)
     if found is None:
         return known
-    asked["threads"] = found["threads"]  # those of torch where none were asked for
+    conditions["threads"] = found["threads"]  # those of torch where none were asked for
     known = cached_ceilings(device, precision, found["threads"]) if known is None else known
     best = found if known is None else _highest(known, found)
-    _keep(asked, best)
+    _keep(conditions, best)
     return best
 
 
@@ -80,30 +80,30 @@ def write_ceilings(run: Path, says: Says = lambda said: None, measure: bool = Tr
         if reader.device.get("ceilings") or meta.get("simulated") or reader.steps.is_empty():
             return
         threads = meta.get("threads")
-        asked = (str(workload.get("device") or "cpu"), str(workload.get("precision") or ""), threads)
-        known = cached_ceilings(*asked)
+        conditions = (str(workload.get("device") or "cpu"), str(workload.get("precision") or ""), threads)
+        known = cached_ceilings(*conditions)
         if (
             measure
             and os.environ.get(SWITCH) != "off"
             and (known is None or (known.get("run_queue_share") or 0.0) > QUIET)
         ):
             says("once for this device: what it can reach, as ceilings for the bottleneck and the roofline (seconds)")
-            known = ceilings(*asked)
+            known = ceilings(*conditions)
         if known is not None:
             RunWriter(run, meta).device({**reader.device, "ceilings": known})
     except (StepscopeError, OSError) as error:
         says(f"the ceilings of this device could not be written: {error}")
 
 
-def _probed(asked: dict[str, Any]) -> dict[str, Any] | None:
-    command = [sys.executable, "-m", "stepscope.record.ceiling_probe", json.dumps(asked)]
+def _probed(conditions: dict[str, Any]) -> dict[str, Any] | None:
+    command = [sys.executable, "-m", "stepscope.record.ceiling_probe", json.dumps(conditions)]
     try:
         ended = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=True)
         found = json.loads(ended.stdout.splitlines()[-1])
     except (OSError, subprocess.SubprocessError, ValueError, IndexError):
         return None
     clocks = changing_facts()["frequencies_hz"]
-    return {"format": FORMAT, **asked, **found, "frequencies_hz": clocks} if isinstance(found, dict) else None
+    return {"format": FORMAT, **conditions, **found, "frequencies_hz": clocks} if isinstance(found, dict) else None
 
 
 def _highest(known: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
@@ -120,10 +120,10 @@ def _highest(known: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
     return {**found, **rows, "dispatch": costs, "run_queue_share": quieter.get("run_queue_share")}
 
 
-def _keep(asked: dict[str, Any], found: dict[str, Any]) -> None:
+def _keep(conditions: dict[str, Any], found: dict[str, Any]) -> None:
     """A cache that cannot be written costs the next run some seconds, and nothing else."""
     try:
-        path = _file(**asked)
+        path = _file(**conditions)
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_json(path, found)
     except (OSError, RuntimeError):

@@ -174,13 +174,13 @@ def of_overhead(recorder: OpRecorder, span_ns: int) -> dict[str, Any]:
     return {"paused_ns": recorder.paused_ns, "once_ns": recorder.once_ns, "span_ns": span_ns, "event": event}
 
 
-def of_recording(recorder: OpRecorder, steps_from: str, found_by: str) -> dict[str, Any]:
+def of_recording(recorder: OpRecorder, steps_from: str, detected_by: str) -> dict[str, Any]:
     """Return what was profiled of the run, and what that held in RAM and wrote."""
     plan = recorder.plan
     return {
         "mode": plan.choice.name,
         "steps_from": steps_from,
-        "steps_found_by": found_by,
+        "steps_found_by": detected_by,
         "recorded_steps": plan.recorded,
         "known_share": plan.known,
         "steps_apart": sorted(recorder.apart),  # with shapes or allocations

@@ -224,14 +224,14 @@ def _number(cell: str, comma: bool) -> float | None:
 
 def _renamed(head: Sequence[str] | None, time_column: str | None, power_column: str | None) -> Sequence[str] | None:
     """The header with the columns that were named called time and power, with their units, and no other so."""
-    asked = {name: as_ for name, as_ in ((time_column, "time"), (power_column, "power")) if name is not None}
-    if not asked:
+    stated = {name: as_ for name, as_ in ((time_column, "time"), (power_column, "power")) if name is not None}
+    if not stated:
         return head
     lower = [cell.lower() for cell in head or ()]
-    unknown = [name for name in asked if name.lower() not in lower]
+    unknown = [name for name in stated if name.lower() not in lower]
     if unknown:
         raise ValueError(f"no column '{unknown[0]}'" + (f" among: {', '.join(head)}" if head else ": it has no header"))
-    places = {lower.index(name.lower()): as_ for name, as_ in asked.items()}
+    places = {lower.index(name.lower()): as_ for name, as_ in stated.items()}
     renamed = []
     for place, cell in enumerate(head or ()):
         name, unit = _named(cell)

@@ -70,8 +70,8 @@ class Plan:
     _left: int = 0  # profiled steps still to come in this one
     _steady: int = 0  # profiled steps after warm-up
     _shapes_at: int = _SHAPES
-    _asked_shapes: bool = False  # in the step that is under way
-    _asked: bool = False  # the step that is under way is to be recorded
+    _shapes_wanted: bool = False  # in the step that is under way
+    _wanted: bool = False  # the step that is under way is to be recorded
     _missed: int = 0  # steps in a row that were to be recorded, and were not: evaluation came between
     _checked: int = 0  # of them, when the medians were last looked at
     _first: bool = True  # the block right after the warm-up is not over
@@ -83,9 +83,9 @@ class Plan:
         if not self.choice.adaptive:
             return self.choice.records(step)
         if step < _FIRST or step == self._shapes_at:
-            self._asked_shapes = self.wants_shapes(step, elapsed_ns)
-            if self._asked_shapes or step < _FIRST:
-                return self._asked_shapes
+            self._shapes_wanted = self.wants_shapes(step, elapsed_ns)
+            if self._shapes_wanted or step < _FIRST:
+                return self._shapes_wanted
         if step == _FIRST and self._affordable(elapsed_ns) <= 1 and not self.together:
             return False  # where one step is all that there is for, it is not one of the warm-up
         if self._left == 0 and self._wait == 0:
@@ -95,7 +95,7 @@ class Plan:
             return False
         self._left -= 1
         self._steady += 1
-        self._asked = True
+        self._wanted = True
         if self._left == 0:
             self._wait = self._steps_apart(_DRIFT_EVERY if self.together or self._is_done() else _BETWEEN)
         return True
@@ -103,7 +103,7 @@ class Plan:
     def steps_unprofiled(self, step: int) -> int:
         """Number of steps, this unprofiled one included, that end before the next decision."""
         if self.choice.adaptive:
-            return 0 if self._left or self._asked else self._wait  # one that is asked for may be profiled in parts
+            return 0 if self._left or self._wanted else self._wait  # one that is asked for may be profiled in parts
         return next((ahead - 1 for ahead in range(1, _LOOK_AHEAD) if self.choice.records(step + ahead)), _LOOK_AHEAD)
 
     def waited(self, lengths_ns: list[int]) -> None:
@@ -144,13 +144,13 @@ class Plan:
 
     def took(self, recorded: bool, ns: int) -> None:
         """The length of a step that has ended; one that was to be recorded and was not is made up for."""
-        if self._asked and not recorded and self._missed < _MOST_MISSED:
+        if self._wanted and not recorded and self._missed < _MOST_MISSED:
             self._left, self._steady, self._missed = self._left + 1, self._steady - 1, self._missed + 1
         elif recorded:
             self._missed = 0
-        if self._asked_shapes and not recorded and self._shapes_at < _FIRST:
+        if self._shapes_wanted and not recorded and self._shapes_at < _FIRST:
             self._shapes_at += 1  # the first step of a script is known to have ended only with the second update
-        self._asked = self._asked_shapes = False
+        self._wanted = self._shapes_wanted = False
         times = self._recorded_ns if recorded else self._plain_ns
         if not recorded or self._steady:  # a profiled step of the warm-up is slow for reasons of its own
             times.append(ns)

@@ -418,16 +418,16 @@ class _ModuleRoute:
         return call
 
     def _outermost_call(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        told = not self._routes.loading and _tracing() is None
+        watched = not self._routes.loading and _tracing() is None
         try:
             self._inside = True
             self._follow()
-            if told:
+            if watched:
                 self._tell_called(module, args, kwargs)
             output = self._call(module, *args, **kwargs)
         finally:
             self._inside = self._plainly = False
-        if told:
+        if watched:
             self._tell_returned(module, output)
         return output
 

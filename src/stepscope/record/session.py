@@ -65,7 +65,7 @@ class Session:
             settings.steps_from == "optimizer",
             settings.optimizer_steps_per_step,
             self._end_step,
-            self._left_out,
+            self._excluded,
             self._note_calls,
         )
         self._sampler: Sampler | None = None
@@ -79,7 +79,7 @@ class Session:
         self._begins_anew = self._anew = False  # recorded from the end of the evaluation at its beginning: will be, is
         self._evaluated_first = 0  # steps that were to be recorded and began with evaluation, since one that did not
         self._loss: Any = None
-        self._said_samples: int | None = None
+        self._stated_samples: int | None = None
         self.modules_bytes: int | None = None
         self._model_rows: list[dict[str, Any]] | None = None  # as they were last written
         self.closed = False
@@ -329,7 +329,7 @@ class Session:
     # steps
 
     def _stepped(self, loss: Any, samples: int | None) -> None:
-        self._loss, self._said_samples = loss, samples
+        self._loss, self._stated_samples = loss, samples
         self._end_step(monotonic_ns())
 
     def _pause(self) -> None:
@@ -359,7 +359,7 @@ class Session:
         t0_ns = t1_ns if self._t0_ns is None else self._t0_ns
         counted = self._finder.step_ended()
         samples = next(
-            (n for n in (self._said_samples, self._settings.samples_per_step, counted) if n is not None), None
+            (n for n in (self._stated_samples, self._settings.samples_per_step, counted) if n is not None), None
         )
         span = StepSpan(self._step, t0_ns, t1_ns, samples)
         self._recorded = self._recorded and recorder.recording  # it may have ended within the step
@@ -386,7 +386,7 @@ class Session:
                 self._repeats.may_begin(self._plan.steps_unprofiled(self._step), samples)
 
     def _write_step(self, t0_ns: int, t1_ns: int, samples: int | None) -> None:
-        loss, self._loss, self._said_samples = torch_private.number_in(self._loss), None, None
+        loss, self._loss, self._stated_samples = torch_private.number_in(self._loss), None, None
         try:
             self.writer.step(self._step, t0_ns, t1_ns, samples, loss, self._recorded)
             if t1_ns - self._flushed_ns > _FLUSH_EVERY_NS:
@@ -402,7 +402,7 @@ class Session:
         if (self._t0_ns is None or self._begins_anew) and torch.is_grad_enabled():
             self._begin_step(again=self._begins_anew)
 
-    def _left_out(self, now_ns: int) -> None:
+    def _excluded(self, now_ns: int) -> None:
         """Begin the step now: what went before is no part of it, and what was recorded is dropped from RAM."""
         if self._recorder is not None and self._recorder.recording:
             self._recorder.close_window()
@@ -545,7 +545,7 @@ class Session:
         assert recorder is not None
         return {
             "recorder": {
-                **facts.of_recording(recorder, self._settings.steps_from, self._finder.found_by),
+                **facts.of_recording(recorder, self._settings.steps_from, self._finder.detected_by),
                 "modules_bytes": self.modules_bytes,  # of code, loaded for profiling alone
             },
             "overhead": facts.of_overhead(recorder, monotonic_ns() - self._began_ns),

@@ -23,7 +23,7 @@ from stepscope.record.trainers import Trainers
 
 
 class StepFinder:
-    """Calls `ended(t_ns, late)` where a step ends and `left_out(t_ns)` where something ends that is no part of one.
+    """Calls `ended(t_ns, late)` where a step ends and `excluded(t_ns)` where something ends that is no part of one.
 
     from_updates: steps end by themselves; else somebody says so, and only samples and evaluation are followed.
     """
@@ -34,12 +34,12 @@ class StepFinder:
         from_updates: bool,
         updates_per_step: int | None,
         ended: Ended,
-        left_out: Callable[[int], None],
+        excluded: Callable[[int], None],
         note_calls: Callable[[BatchWitness | None], bool],
     ) -> None:
         self._trainers = trainers
         self._from_updates = from_updates
-        self._left_out = left_out
+        self._excluded = excluded
         self._identities = Identities()
         self._rounds = OptimizerRounds(ended, updates_per_step)
         self._manual = ManualRounds(ended)
@@ -48,7 +48,7 @@ class StepFinder:
         self._watched: list[weakref.ref[torch.Tensor]] | None = None  # leaves whose updates show steps by hand
         self._note_calls = note_calls
         self._axis: dict[int, int] = {}  # of models: the axis of the input that has the batch
-        self._asked: tuple[int, tuple[Any, ...], BatchWitness | None] | None = (
+        self._call: tuple[int, tuple[Any, ...], BatchWitness | None] | None = (
             None  # a model whose axis its call will tell
         )
         self._telling: dict[int, bool | None] = {}
@@ -56,13 +56,13 @@ class StepFinder:
         self._trained: set[int] = set()  # models that were called with gradients
         self._optimized = False  # an optimizer has begun to update, now or before
         self._worked = False  # something with gradients ran since the last update
-        self._called_for_pass = False
+        self._step_pass_called = False
         self._direct_passes = 0  # gradients of what no module's call computed
         self.signs = {"calls": 0, "passes": 0, "updates": 0, "forks": 0}  # of a training, for one without a step
         self.input_shape: list[int] | None = None
 
     @property
-    def found_by(self) -> str:
+    def detected_by(self) -> str:
         """Return the source of the steps: scope.step() ("calls"), an optimizer, or updates by hand ("backward")."""
         if not self._from_updates:
             return "calls"
@@ -71,12 +71,12 @@ class StepFinder:
     @property
     def repeats(self) -> bool:
         """Return whether a step that does what the last one did needs no look at what it computes."""
-        return self.found_by != "backward" and not self._rounds.undecided
+        return self.detected_by != "backward" and not self._rounds.undecided
 
     @property
     def awaits_output(self) -> bool:
         """Return whether only the output of the call that is under way tells its samples."""
-        return self._asked is not None or self._unbatched is not None
+        return self._call is not None or self._unbatched is not None
 
     def repeated(self, steps: int) -> None:
         """So many steps did what the one before them had done."""
@@ -91,15 +91,15 @@ class StepFinder:
         """An outermost module is called, with gradients or without."""
         self.signs["calls"] += 1
         self._something_else()
-        if self._asked is not None:  # the call before it ended with an exception
-            self._asked = None
+        if self._call is not None:  # the call before it ended with an exception
+            self._call = None
             self._note_calls(None)
         if not torch.is_grad_enabled():
             return
         self._work_begins()
         number = self._identities.number(module)
         self._trained.add(number)
-        self._called_for_pass = True
+        self._step_pass_called = True
         self._count(module, number, args, kwargs)
 
     def returned(self, module: nn.Module, output: Any) -> None:
@@ -142,8 +142,8 @@ class StepFinder:
         """Gradients are about to be computed."""
         self._work_begins()
         self.signs["passes"] += 1
-        self._direct_passes += not self._called_for_pass
-        self._called_for_pass = False
+        self._direct_passes += not self._step_pass_called
+        self._step_pass_called = False
         if self._by_hand():
             self._watch_leaves(roots)
             self._manual.begins(self._fingerprint())
@@ -188,7 +188,7 @@ class StepFinder:
         if self._from_updates:
             self._rounds.finish()
         self._samples.evaluated()
-        self._left_out(now_ns)
+        self._excluded(now_ns)
 
     def _count(self, module: nn.Module, number: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         with torch._C.DisableTorchFunction():
@@ -222,7 +222,7 @@ class StepFinder:
         if self._telling[number] is None:
             return False
         witness = BatchWitness()
-        self._asked = number, shape, witness if self._note_calls(witness) else None
+        self._call = number, shape, witness if self._note_calls(witness) else None
         return True
 
     def _settle_axis(self) -> None:
@@ -230,9 +230,9 @@ class StepFinder:
 
         Where they were not seen, or disagree, the first axis counts only if no module within has its batch in another.
         """
-        if self._asked is None:
+        if self._call is None:
             return
-        (number, shape, witness), self._asked = self._asked, None
+        (number, shape, witness), self._call = self._call, None
         axis = None
         if witness is not None:
             self._note_calls(None)
@@ -375,7 +375,7 @@ class SampleCount:
     def __init__(self) -> None:
         self._fetched: dict[int, deque[int]] = defaultdict(deque)
         self._trained_on: set[int] = set()  # loaders
-        self._shown: set[int] = set()  # loaders whose batches a model that is not trained was called with, perhaps
+        self._evaluated: set[int] = set()  # loaders whose batches a model that is not trained was called with, perhaps
         self._calls: dict[int, list[tuple[int | None, bool]]] = {}
         self._passes = 0  # and their samples, since the last update
         self._samples = 0
@@ -385,8 +385,8 @@ class SampleCount:
 
     def batch(self, loader: int, samples: int) -> None:
         """A loader gave so many samples."""
-        if loader in self._shown:
-            self._shown.remove(loader)
+        if loader in self._evaluated:
+            self._evaluated.remove(loader)
             self._fetched.pop(loader, None)
         self._fetched[loader].append(samples)
 
@@ -397,9 +397,9 @@ class SampleCount:
     def backward(self) -> None:
         """Gradients are computed: those calls counted."""
         if sum(map(bool, self._fetched.values())) > 1:
-            for loader in self._shown:
+            for loader in self._evaluated:
                 self._fetched.pop(loader, None)
-        self._shown.clear()
+        self._evaluated.clear()
         calls = next(iter(self._calls.values()), [])
         self._calls = {}
         if self._updating and self._passes:
@@ -422,11 +422,11 @@ class SampleCount:
         """Count as evaluation what was fetched from loaders that are not trained on."""
         for loader in [loader for loader in self._fetched if loader not in self._trained_on]:
             del self._fetched[loader]
-        self._shown.clear()
+        self._evaluated.clear()
 
     def shown(self) -> None:
         """A model that is not trained was called: a teacher, where gradients are computed next, else an evaluation."""
-        self._shown |= self._fetched.keys() - self._trained_on
+        self._evaluated |= self._fetched.keys() - self._trained_on
 
     def take(self, ahead: int = 0) -> int | None:
         """The samples of the step that has ended, None where nothing tells; `ahead` updates are of the next step."""

@@ -78,21 +78,21 @@ class _PendingCall:
     hands on what that raises. A function of ctypes would swallow it.
     """
 
-    _asked: ClassVar[list[_PendingCall]] = []  # the interpreter holds no reference to what it is to call
+    _waiting: ClassVar[list[_PendingCall]] = []  # the interpreter holds no reference to what it is to call
 
     def __init__(self, act: Callable[[], object]) -> None:
         self._act = act
 
     def ask(self) -> None:
-        self._asked.append(self)
+        self._waiting.append(self)
         if ctypes.pythonapi.Py_AddPendingCall(ctypes.pythonapi.PyObject_IsTrue, ctypes.py_object(self)):
-            self._asked.remove(self)  # too many calls are waiting
+            self._waiting.remove(self)  # too many calls are waiting
 
     def __bool__(self) -> bool:
         try:
             self._act()
         finally:
-            self._asked.remove(self)
+            self._waiting.remove(self)
         return False  # 0 is success
 
 

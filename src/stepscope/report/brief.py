@@ -74,7 +74,7 @@ def _where(run: Run) -> Iterator[str]:
             *([f"at {quoted(row['source'])}"] if row["source"] else []),
         ]
         yield f"layer {quoted(row['layer'] or '(the model)')} {quoted(row['type'] or '')}: {', '.join(known)}"
-    named = run.op_kinds().filter(~pl.col("name").str.starts_with("(")).head(_OPERATORS)
+    named = run.operators().filter(~pl.col("name").str.starts_with("(")).head(_OPERATORS)
     for row in named.iter_rows(named=True):
         spent = estimate(row["total_ns"], row["low_ns"], row["high_ns"], "ns")
         yield f"operator {quoted(row['name'])}: {spent}, {percent(row['share'])}"

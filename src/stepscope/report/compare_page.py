@@ -8,7 +8,7 @@ from typing import Any
 
 import polars as pl
 
-from stepscope.analysis.compare import WHAT, Comparison
+from stepscope.analysis.compare import WHAT, Comparison, letter
 from stepscope.analysis.compare.explanation import UNATTRIBUTED_PARTS, Explanation
 from stepscope.report.charts.comparison import build_parts, build_ratios
 from stepscope.report.comparison import (
@@ -19,7 +19,6 @@ from stepscope.report.comparison import (
     change,
     layer_amount,
     legend,
-    letter,
     part_name,
     quantity_rows,
     share,
@@ -42,7 +41,7 @@ def write(comparison: Comparison, path: str | Path, whats: Sequence[str] = tuple
 
 def render(comparison: Comparison, whats: Sequence[str] = tuple(TITLES)) -> str:
     """The page as HTML text."""
-    about = [plural(len(comparison.operands), "operand"), f"compared with {letter(0)}", f"per {comparison.per}"]
+    about = [plural(len(comparison.run_groups), "side"), f"compared with {letter(0)}", f"per {comparison.per}"]
     return page_of(_title(comparison), about, None, list(_entries(comparison, whats)))
 
 
@@ -57,7 +56,7 @@ def _entries(comparison: Comparison, whats: Sequence[str]) -> Iterator[Entry]:
     if len(settings) > 1:
         yield Entry("settings", "Settings", Section("The numbers of each setting that all of them have.",
                                                     (_settings_table(comparison),)))  # fmt: skip
-    if len(comparison.operands) > 2:
+    if len(comparison.run_groups) > 2:
         for index, setting in enumerate(settings[:_MOST_EXPLAINED]):
             tables = tuple(_layer_tables(comparison, index))
             if tables:
@@ -73,12 +72,12 @@ def _entries(comparison: Comparison, whats: Sequence[str]) -> Iterator[Entry]:
                     f"Which parts of the {title} make the difference. They add up to it; what is unattributed is shown."
                 )
                 yield Entry(anchor, f"{of}{what.capitalize()}", Section(lede, parts))
-    yield Entry("operands", "Operands", _sides(comparison))
+    yield Entry("sides", "Runs", _sides(comparison))
 
 
 def _layer_tables(comparison: Comparison, setting: int) -> Iterator[Table]:
     """A table for each quantity that was measured: a layer a row, and for each run its value with the 95 % CI."""
-    marks = [letter(side) for side in range(len(comparison.operands))]
+    marks = [letter(side) for side in range(len(comparison.run_groups))]
     for quantity, (title, unit) in LAYER_TITLES.items():
         rows = []
         for row in comparison.layers(quantity, setting):
@@ -172,8 +171,8 @@ def _overall_table(comparison: Comparison) -> Table:
 
 
 def _explained(comparison: Comparison, what: str, setting: int) -> Iterator[Part]:
-    """For each operand: the parts as bars, by the first way, and as tables, by every way."""
-    for other in range(1, len(comparison.operands)):
+    """For each side: the parts as bars, by the first way, and as tables, by every way."""
+    for other in range(1, len(comparison.run_groups)):
         whys = [comparison.explain(what, by, other, setting) for by in WHAT[what]]
         if whys[0].reason:
             if what != "kernels":
@@ -230,7 +229,7 @@ def _table(why: Explanation, other: int) -> Table:
 
 def _sides(comparison: Comparison) -> Section:
     parts: list[Part] = []
-    for side, one in enumerate(comparison.operands):
+    for side, one in enumerate(comparison.run_groups):
         rows = [("Runs", ", ".join(run.id for run in one.runs))]
         if side:
             unlike = comparison.differences(side)

@@ -37,7 +37,7 @@ LAYER_TITLES = {
 
 @dataclass(frozen=True)
 class QuantityRow:
-    """One number of one operand as text; `outcome` is better, worse, same, none seen, no interval, or ""."""
+    """One number of one side as text; `outcome` is better, worse, same, none seen, no interval, or ""."""
 
     label: str
     letter: str
@@ -50,17 +50,19 @@ class QuantityRow:
 
 
 def legend(comparison: Comparison) -> list[tuple[str, str, str]]:
-    """Letter, name and what it is, of each operand."""
+    """Letter, name and what it is, of each side."""
     rows = []
-    for side, one in enumerate(comparison.operands):
+    for side, one in enumerate(comparison.run_groups):
         about = setting_of(comparison.settings[0].sides[side][0])
         single = len(comparison.settings) == 1
         batch = f"batch {about['batch']}" if about["batch"] is not None else None
         facts = [about[name] for name in ("optimizer", "precision", "device")]
-        told = [about["workload"], batch, *facts] if single else [plural(len(comparison.settings), "shared setting")]
-        told.append(_board(comparison, side))
-        told.append(plural(len(one.runs), "run") if len(one.runs) > 1 else None)
-        rows.append((letter(side), one.name, " · ".join(str(fact) for fact in told if fact)))
+        facts_of = (
+            [about["workload"], batch, *facts] if single else [plural(len(comparison.settings), "shared setting")]
+        )
+        facts_of.append(_board(comparison, side))
+        facts_of.append(plural(len(one.runs), "run") if len(one.runs) > 1 else None)
+        rows.append((letter(side), one.name, " · ".join(str(fact) for fact in facts_of if fact)))
     return rows
 
 
@@ -151,9 +153,9 @@ def render(
         if setting.label:
             parts.append(Text(setting.label, style="bold"))
         parts += [Text(line, overflow="fold") for line in comparison.sentences(index)]
-        pair = len(comparison.operands) == 2 and not verbose
+        pair = len(comparison.run_groups) == 2 and not verbose
         parts += [Text(""), _pair(comparison, index) if pair else _quantities(comparison, index)]
-        if len(comparison.operands) > 2:
+        if len(comparison.run_groups) > 2:
             parts += _layers(comparison, index, top or _PARTS_VERBOSE)
         if len(comparison.settings) == 1:
             listed = top or (_PARTS_VERBOSE if verbose else _PARTS)
@@ -214,7 +216,7 @@ def _layers(comparison: Comparison, setting: int, top: int) -> Iterator[Renderab
         rows = comparison.layers(quantity, setting)
         if not rows:
             continue
-        table = new_table(f"{title} ({len(rows)})", *(letter(side) for side in range(len(comparison.operands))))
+        table = new_table(f"{title} ({len(rows)})", *(letter(side) for side in range(len(comparison.run_groups))))
         names = tuple(row.layer or "(the model)" for row in rows)
         for name, row in list(zip(names, rows, strict=True))[:top]:
             table.add_row(CutName(name, names), *(Text(layer_amount(value, unit)) for value in row.values))
@@ -231,7 +233,7 @@ def _explained(
     comparison: Comparison, by: Sequence[str], top: int, whats: Sequence[str] | None, verbose: bool
 ) -> Iterator[RenderableType]:
     """Yield the parts of differences: of all that were asked for, or of those that chance cannot explain."""
-    for other in range(1, len(comparison.operands)):
+    for other in range(1, len(comparison.run_groups)):
         for what in whats or tuple(TITLES):
             parts = [comparison.explain(what, way, other) for way in by if way in WHAT[what]]
             reasons = {why.reason for why in parts if why.reason}

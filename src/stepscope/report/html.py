@@ -247,7 +247,7 @@ def _modules(run: Run) -> dict[str, Any]:
 
 def _operators(run: Run) -> dict[str, Any]:
     """The operators with the most self time."""
-    named = run.op_kinds().filter(pl.col("name") != FRAMEWORK_OVERHEAD).head(_TOP)
+    named = run.operators().filter(pl.col("name") != FRAMEWORK_OVERHEAD).head(_TOP)
     cells = [(row["share"], (_short(row["name"]), row["device"], *_times(row))) for row in named.iter_rows(named=True)]
     return {"title": "Operators, self time", "heads": ("kind", "on", "a step", "share"), "rows": cells}
 

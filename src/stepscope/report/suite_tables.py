@@ -192,8 +192,8 @@ def mlperf(runs: Sequence[Mapping[str, Any]], device: Mapping[str, Any], version
 
 
 def _log_line(time_ms: int, key: str, value: Any, metadata: Mapping[str, Any]) -> str:
-    told = {"namespace": "", "time_ms": time_ms, "event_type": "POINT_IN_TIME", "key": key, "value": value}
-    return f":::MLLOG {json.dumps({**told, 'metadata': dict(metadata)}, default=str)}"
+    log_line = {"namespace": "", "time_ms": time_ms, "event_type": "POINT_IN_TIME", "key": key, "value": value}
+    return f":::MLLOG {json.dumps({**log_line, 'metadata': dict(metadata)}, default=str)}"
 
 
 def _interval(measured: Mapping[str, Any]) -> dict[str, Any]:

@@ -382,8 +382,8 @@ def memory(metrics: pl.DataFrame, meta: dict[str, Any], peak: Peak | None = None
     command = fit_command(meta) if peaks else None
     if any(row["scope"] == ALL for row in _rows(metrics, "peak_memory")):
         command = None  # predicts one process
-    foretold = f"recording included; of the training alone, without running it: {command}" if command else ""
-    said = [", ".join(peaks), *_training_alone(peak), ", ".join(held), foretold]
+    predicted = f"recording included; of the training alone, without running it: {command}" if command else ""
+    said = [", ".join(peaks), *_training_alone(peak), ", ".join(held), predicted]
     return [labelled("memory", *(text for text in said if text))] if peaks or held else []
 
 

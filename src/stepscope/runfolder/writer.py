@@ -159,8 +159,8 @@ class RunWriter:
         """Append a warning, gap or loss to events.jsonl; one write, so that two processes can share the file."""
         if not self._is_mine():
             return
-        told = {"t_ns": monotonic_ns(), "source": source, "kind": kind, "message": message, **fields}
-        line = (json.dumps(told, default=str) + "\n").encode()
+        entry = {"t_ns": monotonic_ns(), "source": source, "kind": kind, "message": message, **fields}
+        line = (json.dumps(entry, default=str) + "\n").encode()
         file = os.open(self.path / "events.jsonl", _APPEND, 0o666)
         try:
             if os.write(file, line) < len(line):

@@ -70,10 +70,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         run = BoardRun(options.board, options.home, parse_options(json.loads(options.options)), options.seed, segments)
         settle()
         os.write(1, f"ready {os.getpid()}\n".encode())
-        told = follow(run, options.pid)
+        stopped = follow(run, options.pid)
         run.truth().save(options.truth)
         run.close()
-    if told:
+    if stopped:
         os.write(1, b"done\n")
     else:
         shutil.rmtree(options.home, ignore_errors=True)

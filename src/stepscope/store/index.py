@@ -55,10 +55,10 @@ def facts_of_runs(runs: Sequence[RunReader]) -> list[dict[str, Fact]]:
     """The same of many runs, their steps read together."""
     facts = [_file_facts(run) for run in runs]
     without = {run.path: run.warmup_steps for run, known in zip(runs, facts, strict=True) if known["steps"] is None}
-    glances = quick_stats(without)
+    stats_of = quick_stats(without)
     for run, known in zip(runs, facts, strict=True):
-        if (glance := glances.get(run.path)) is not None:
-            known.update(steps=glance.steps, step_time_ns=glance.step_ns, throughput_per_s=glance.samples_per_s)
+        if (quick := stats_of.get(run.path)) is not None:
+            known.update(steps=quick.steps, step_time_ns=quick.step_ns, throughput_per_s=quick.samples_per_s)
     return facts
 
 

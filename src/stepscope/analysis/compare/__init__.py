@@ -57,7 +57,7 @@ class Comparison:
     `per` is "step" or "sample": what the parts of time and energy are counted by.
     """
 
-    operands: tuple[RunGroup, ...]
+    run_groups: tuple[RunGroup, ...]
     settings: tuple[Setting, ...]
     notes: tuple[str, ...]
     per: str = "step"
@@ -71,18 +71,18 @@ class Comparison:
 
     @property
     def names(self) -> tuple[str, ...]:
-        return tuple(one.name for one in self.operands)
+        return tuple(one.name for one in self.run_groups)
 
     @cached_property
     def quantities(self) -> pl.DataFrame:
-        """A row a setting, metric, scope and operand: value, interval, ratio to the first. See stepscope.quantities."""
+        """A row a setting, metric, scope and side: value, interval, ratio to the first. See stepscope.quantities."""
         frames = [quantities(one.sides).with_columns(setting=pl.lit(one.label)) for one in self.settings]
         return pl.concat(frames)
 
     def overall_ratios(self) -> Iterator[tuple[str, int, Ratio]]:
-        """Title of each metric, number of an operand, and its ratio to the first over all settings."""
+        """Title of each metric, number of a side, and its ratio to the first over all settings."""
         for metric in in_order(self.quantities["metric"]):
-            for other in range(1, len(self.operands)):
+            for other in range(1, len(self.run_groups)):
                 if (ratio := self.overall(metric, other)) is not None:
                     yield find(metric).title, other, ratio
 
@@ -133,15 +133,15 @@ class Comparison:
         return layers_of_sides(self.settings[setting].sides, quantity)
 
     def sentences(self, setting: int = 0) -> list[str]:
-        """For each operand but the first: how much longer its step is, and which parts that comes from."""
-        return [_difference_sentence(self, other, setting) for other in range(1, len(self.operands))]
+        """For each side but the first: how much longer its step is, and which parts that comes from."""
+        return [_difference_sentence(self, other, setting) for other in range(1, len(self.run_groups))]
 
     def to_dict(
         self, by: Sequence[str] = ("module", "type", "kind"), whats: Sequence[str] = tuple(WHAT)
     ) -> dict[str, Any]:
         """Everything as plain JSON values, SI units; null is not measured."""
         return {
-            "operands": [{"name": one.name, "runs": [str(run.path) for run in one.runs]} for one in self.operands],
+            "operands": [{"name": one.name, "runs": [str(run.path) for run in one.runs]} for one in self.run_groups],
             "per": self.per,
             "notes": list(self.notes),
             "quantities": self.quantities.to_dicts(),
@@ -149,7 +149,7 @@ class Comparison:
         }
 
     def _setting(self, index: int, by: Sequence[str], whats: Sequence[str]) -> dict[str, Any]:
-        others = range(1, len(self.operands))
+        others = range(1, len(self.run_groups))
         return {
             "setting": self.settings[index].label,
             "sentences": self.sentences(index),
@@ -169,31 +169,31 @@ def compare(runs: Sequence[str | Path | Run], per: str = "step", attribution: st
     """
     if per not in PER:
         raise UnknownName("unit to count parts by", per, PER)
-    operands = tuple(run_group(run, attribution) for run in runs)
-    settings, notes = match_settings(operands)
+    run_groups = tuple(run_group(run, attribution) for run in runs)
+    settings, notes = match_settings(run_groups)
     if per == "sample" and any(samples_per_step(run) is None for one in settings for side in one.sides for run in side):
         raise UsageError("per='sample': the samples of a step were not counted in all runs", "compare per step")
-    return Comparison(_distinct_names(operands), settings, (*notes, *_warnings(settings, operands)), per)
+    return Comparison(_distinct_names(run_groups), settings, (*notes, *_warnings(settings, run_groups)), per)
 
 
-def _distinct_names(operands: tuple[RunGroup, ...]) -> tuple[RunGroup, ...]:
+def _distinct_names(run_groups: tuple[RunGroup, ...]) -> tuple[RunGroup, ...]:
     """Operands with names of their own: the same folder name can be given twice."""
-    names = [one.name for one in operands]
+    names = [one.name for one in run_groups]
     if len(set(names)) == len(names):
-        return operands
-    return tuple(RunGroup(f"{one.name} ({place})", one.runs, one.left_out) for place, one in enumerate(operands, 1))
+        return run_groups
+    return tuple(RunGroup(f"{one.name} ({place})", one.runs, one.excluded) for place, one in enumerate(run_groups, 1))
 
 
-def _warnings(settings: Sequence[Setting], operands: Sequence[RunGroup]) -> Iterator[str]:
+def _warnings(settings: Sequence[Setting], run_groups: Sequence[RunGroup]) -> Iterator[str]:
     if any(len(side) == 1 for one in settings for side in one.sides):
         yield (
             "The interval of a single run covers its own steps, not how much runs differ. Several runs in one folder "
             "are taken as repeats."
         )
-    shared = {run.simulated is not None for one in operands for run in one.runs}
+    shared = {run.simulated is not None for one in run_groups for run in one.runs}
     if True in shared:
         yield "SIMULATED sensors: power and energy of some of these are of a simulated board, not of a device."
-    disturbed = [letter(side) for side, one in enumerate(operands) if any(_disturbed(run) for run in one.runs)]
+    disturbed = [letter(side) for side, one in enumerate(run_groups) if any(_disturbed(run) for run in one.runs)]
     if disturbed:
         yield f"Background CPU load during {', '.join(disturbed)}: times there are not the training's alone."
 
@@ -205,7 +205,7 @@ def _disturbed(run: Run) -> bool:
 
 
 def letter(side: int) -> str:
-    """Return A, B, C ... of an operand."""
+    """Return A, B, C ... of a side."""
     return chr(ord("A") + side)
 
 

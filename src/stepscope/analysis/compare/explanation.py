@@ -134,7 +134,7 @@ def _time_side(runs: Sequence[Run], by: str, kernels: bool, per_sample: bool) ->
 
 
 def _time_parts(run: Run, by: str, kernels: bool, per_sample: bool) -> Parts | None:
-    steps, table = profiled_steps(run), run.own_times
+    steps, table = profiled_steps(run), run.self_times
     own = table.filter((pl.col("device") != CPU) if kernels else (pl.col("device") == CPU))
     if steps.is_empty() or own.is_empty():
         return None
@@ -170,7 +170,7 @@ def _type_column(run: Run, table: pl.DataFrame) -> pl.Expr:
 
 def module_types(run: Run) -> dict[str, str]:
     """Type of each module of a run."""
-    return {module.name: module.type or "(module of unknown type)" for module in module_tree(run, run.own_times)}
+    return {module.name: module.type or "(module of unknown type)" for module in module_tree(run, run.self_times)}
 
 
 def samples_per_step(run: Run) -> float | None:

@@ -23,22 +23,22 @@ from stepscope.run_paths import find_run
 
 FEWEST, MOST = 2, 10
 _ALWAYS = ("workload", "batch", "optimizer", "precision")
-_WHERE_SEVERAL = ("threads", "device")  # boards differ in them, so they tell settings apart only within one operand
+_WHERE_SEVERAL = ("threads", "device")  # boards differ in them, so they tell settings apart only within one side
 _MOST_NOTES = 4
 
 
 @dataclass(frozen=True)
 class RunGroup:
-    """One of the things that are compared, with all its runs; `left_out` says which runs do not count and why."""
+    """One of the things that are compared, with all its runs; `excluded` says which runs do not count and why."""
 
     name: str
     runs: tuple[Run, ...]
-    left_out: tuple[str, ...] = ()
+    excluded: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Setting:
-    """One setting, with the runs of each operand in it: repeats of each other. `label` is "" where nothing differs."""
+    """One setting, with the runs of each side in it: repeats of each other. `label` is "" where nothing differs."""
 
     label: str
     sides: tuple[tuple[Run, ...], ...]
@@ -58,26 +58,26 @@ def run_group(given: str | Path | Run, attribution: str = "fit") -> RunGroup:
     return _folder_group(path, attribution)
 
 
-def match_settings(operands: Sequence[RunGroup]) -> tuple[tuple[Setting, ...], tuple[str, ...]]:
-    """The settings that all operands have, and a sentence for each that some of them lack.
+def match_settings(run_groups: Sequence[RunGroup]) -> tuple[tuple[Setting, ...], tuple[str, ...]]:
+    """The settings that all sides have, and a sentence for each that some of them lack.
 
     Operands with one setting each are compared whatever these are: that they differ may be the question.
     """
-    if not FEWEST <= len(operands) <= MOST:
-        given = "one run" if len(operands) == 1 else f"{len(operands)} runs"
+    if not FEWEST <= len(run_groups) <= MOST:
+        given = "one run" if len(run_groups) == 1 else f"{len(run_groups)} runs"
         hint = "name two or more; without a name the last two are compared"
         raise UsageError(f"{given} to compare: {FEWEST} to {MOST} are possible", hint)
-    axes = (*_ALWAYS, *(axis for axis in _WHERE_SEVERAL if any(_varies(one, axis) for one in operands)))
-    groups = [_group_by_setting(one.runs, axes) for one in operands]
+    axes = (*_ALWAYS, *(axis for axis in _WHERE_SEVERAL if any(_varies(one, axis) for one in run_groups)))
+    groups = [_group_by_setting(one.runs, axes) for one in run_groups]
     if all(len(group) == 1 for group in groups):
-        return (Setting("", tuple(next(iter(group.values())) for group in groups)),), _excluded_notes(operands)
+        return (Setting("", tuple(next(iter(group.values())) for group in groups)),), _excluded_notes(run_groups)
     common = [key for key in groups[0] if all(key in group for group in groups[1:])]
     if not common:
         raise UsageError(
             "no setting (workload, batch, optimizer, precision) is in all of them", "compare single runs of theirs"
         )
     settings = tuple(Setting(_setting_label(key), tuple(group[key] for group in groups)) for key in common)
-    return settings, (*_excluded_notes(operands), *_unmatched_notes(operands, groups, set(common)))
+    return settings, (*_excluded_notes(run_groups), *_unmatched_notes(run_groups, groups, set(common)))
 
 
 def setting_of(run: Run) -> dict[str, Any]:
@@ -122,21 +122,21 @@ def _check_usable(run: Run) -> Run:
 
 
 def _folder_group(path: Path, attribution: str) -> RunGroup:
-    runs, left_out = [], []
+    runs, excluded = [], []
     for folder in _run_folders(path):
         try:
             run = _check_usable(Run(folder, attribution))
         except RunError as error:
-            left_out.append(str(error))
+            excluded.append(str(error))
             continue
         if run.status == "ok":
             runs.append(run)
         else:
-            left_out.append(f"'{run.id}' ended as {run.status}")
+            excluded.append(f"'{run.id}' ended as {run.status}")
     if not runs:
-        said = f": {left_out[0]}" if left_out else ""
+        said = f": {excluded[0]}" if excluded else ""
         raise RunNotFound(f"'{path}' holds no run that can be compared{said}", "give a run folder, or a folder of runs")
-    return RunGroup(path.resolve().name, tuple(runs), tuple(left_out))
+    return RunGroup(path.resolve().name, tuple(runs), tuple(excluded))
 
 
 def _run_folders(path: Path) -> Iterator[Path]:
@@ -164,19 +164,21 @@ def _setting_label(key: tuple[Any, ...]) -> str:
     return " ".join(str(part) for part in (name, *([f"batch {batch}"] if batch is not None else []), *rest) if part)
 
 
-def _excluded_notes(operands: Sequence[RunGroup]) -> tuple[str, ...]:
+def _excluded_notes(run_groups: Sequence[RunGroup]) -> tuple[str, ...]:
     said = []
-    for one in operands:
-        more = [f"{one.name}: {len(one.left_out) - _MOST_NOTES} more runs excluded"]
-        said += [f"{one.name}: excluded: {why}" for why in one.left_out[:_MOST_NOTES]]
-        said += more if len(one.left_out) > _MOST_NOTES else []
+    for one in run_groups:
+        more = [f"{one.name}: {len(one.excluded) - _MOST_NOTES} more runs excluded"]
+        said += [f"{one.name}: excluded: {why}" for why in one.excluded[:_MOST_NOTES]]
+        said += more if len(one.excluded) > _MOST_NOTES else []
     return tuple(said)
 
 
 def _unmatched_notes(
-    operands: Sequence[RunGroup], groups: Sequence[dict[tuple[Any, ...], tuple[Run, ...]]], common: set[tuple[Any, ...]]
+    run_groups: Sequence[RunGroup],
+    groups: Sequence[dict[tuple[Any, ...], tuple[Run, ...]]],
+    common: set[tuple[Any, ...]],
 ) -> Iterator[str]:
-    for one, group in zip(operands, groups, strict=True):
+    for one, group in zip(run_groups, groups, strict=True):
         alone = [_setting_label(key) for key in group if key not in common]
         if alone:
             named = ", ".join(alone[:_MOST_NOTES]) + (", ..." if len(alone) > _MOST_NOTES else "")

@@ -39,8 +39,8 @@ def surroundings(first: Sequence[Run], other: Sequence[Run]) -> tuple[Surroundin
     if not whole:
         return ()
     found = [part for make in (_load, _clock, _memory) for part in make(sides[0], sides[1], whole)]
-    told = [part for part in found if part.share >= _TELLING and part.low * part.high > 0]
-    return tuple(sorted(told, key=lambda part: -part.share))
+    evident = [part for part in found if part.share >= _TELLING and part.low * part.high > 0]
+    return tuple(sorted(evident, key=lambda part: -part.share))
 
 
 Ends = tuple[float, float]  # from a value down and up to the ends of its CI: of few disturbed steps it is lopsided

@@ -228,7 +228,7 @@ ROOF_SCHEMA = {"device": pl.String, "roof": pl.String, "value": pl.Float64, "nam
 
 def roofline(run: Run) -> pl.DataFrame:
     """Operators that state both FLOPs and bytes, dearest first, under the roofs of the device."""
-    kinds = run.op_kinds().filter((pl.col("flops") > 0) & (pl.col("bytes") > 0) & (pl.col("total_ns") > 0))
+    kinds = run.operators().filter((pl.col("flops") > 0) & (pl.col("bytes") > 0) & (pl.col("total_ns") > 0))
     points = kinds.select(
         "name", "device", (pl.col("flops") / pl.col("bytes")).alias("flop_per_byte"), "flops_per_s",
         (pl.col("flops_per_s") / pl.col("flops") * pl.col("bytes")).alias("bytes_per_s"),

@@ -38,7 +38,7 @@ class Alignment:
     offset_s: float
     offset_low_s: float
     offset_high_s: float
-    drift_ppm: float | None  # None: not resolved, taken as 0 within +-200 ppm
+    drift_ppm: float | None  # None: below what can be seen, taken as 0 within +-200 ppm
     drift_low_ppm: float | None
     drift_high_ppm: float | None
     reference_s: float

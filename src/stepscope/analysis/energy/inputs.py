@@ -271,9 +271,9 @@ def gauge_inputs(
     if weight is not None and refresh is not None:
         known = ~np.isnan(watts)
         stamp, watts = (t0 + t1)[known] / 2, watts[known]
-        told = weight_of_decay(stamp, watts, end, refresh / weight, source.step_size)
-        weight_sd = _STATED_WEIGHT if told is None else told[1] / told[0]
-        weight = weight if told is None else refresh / told[0]
+        decay = weight_of_decay(stamp, watts, end, refresh / weight, source.step_size)
+        weight_sd = _STATED_WEIGHT if decay is None else decay[1] / decay[0]
+        weight = weight if decay is None else refresh / decay[0]
         return taken_apart(stamp, watts, weight, refresh), Options(
             refresh=refresh, stated=CONVERSION * refresh, floor=floor, stuck_s=stuck_s, weight_sd=weight_sd
         )

@@ -317,12 +317,12 @@ def fit_utilisation(
         place = f"{quantity} of {series.scope}"
         readings, options = _utilisation_readings(series, unit, of.origin_ns)
         # The kernel books a process's time when it is asked: that counter is neither late nor filtered.
-        told = _PROMPT if unit == "cores" else kept.get(place)
-        fit = attribute(ops.timeline, readings, replace(options, known=told))
+        sensor = _PROMPT if unit == "cores" else kept.get(place)
+        fit = attribute(ops.timeline, readings, replace(options, known=sensor))
         reason = "" if fit is not None else f"{readings.count} readings are too few, or all the same: train more steps"
         most = float(len(core_busy_time(run)) or np.inf) if unit == "cores" else 1.0
         found.append(UtilisationFit(quantity, series.scope, unit, ops, fit, reason, most))
-        if fit is not None and told is not _PROMPT:
+        if fit is not None and sensor is not _PROMPT:
             known[place] = fit.known
     if known.keys() - kept.keys():
         store_calibrations(results, "calibration-utilisation", {**kept, **known})

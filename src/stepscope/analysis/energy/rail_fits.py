@@ -342,7 +342,7 @@ def identifiability(found: Attribution, whole: Parts) -> Identifiability:
 
 
 def _shortest_resolved(found: Attribution) -> float | None:
-    """Shortest length from which at least half of the places are resolved, weighted by their energy, s."""
+    """Shortest length from which at least half of the places are within 10 %, weighted by their energy, s."""
     single = parts(found, sparse.identity(found.timeline.keys.count, format="csr"))
     length = found.timeline.piece_seconds
     known = ~np.isnan(length)

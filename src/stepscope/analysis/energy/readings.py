@@ -100,8 +100,8 @@ class Readings:
     def reweighted(self, factor: float) -> Readings:
         """All readings of a running average, were the weight of one conversion so many times what is stated."""
         if self.conversions is not None:
-            told = self.conversions
-            return _by_conversions(told.stamp, told.watts, told.number, told.weight * factor, told.period)
+            means = self.conversions
+            return _by_conversions(means.stamp, means.watts, means.number, means.weight * factor, means.period)
         if self.register is not None:
             held = self.register
             return _by_windows(held.stamp, held.watts, held.weight * factor, held.period)
@@ -339,19 +339,19 @@ def surprises(register: Register, end: Floats, fitted: Floats) -> tuple[Floats, 
 
 def _by_conversions(stamp: Floats, watts: Floats, number: Floats, weight: float, period: float) -> Readings:
     """One window a conversion; a reading after missed conversions is their weighted mean."""
-    told = Conversions(stamp, watts, number, weight, period)
+    means = Conversions(stamp, watts, number, weight, period)
     steps = np.diff(number).astype(np.int64)
     kept = (1 - weight) ** steps
     mean = (watts[1:] - kept * watts[:-1]) / (1 - kept)
     chosen = steps <= _MOST_MISSED
     stamp, mean, steps, kept = stamp[1:][chosen], mean[chosen], steps[chosen], kept[chosen]
     if (steps == 1).all():
-        return Readings(stamp, mean, conversions=told)
+        return Readings(stamp, mean, conversions=means)
     row = np.repeat(np.arange(len(steps)), steps)
     back = np.repeat(np.cumsum(steps), steps) - 1 - np.arange(len(row))  # conversions before the last of the reading
     share = weight * (1 - weight) ** back / (1 - kept[row])
     mix = sparse.csr_matrix((share, np.arange(len(row)), np.append(0, np.cumsum(steps))), (len(steps), len(row)))
-    return Readings(stamp[row] - back * period, mean, mix=mix, conversions=told)
+    return Readings(stamp[row] - back * period, mean, mix=mix, conversions=means)
 
 
 _DECAY = 3.0  # time constants after the load that a decay is followed

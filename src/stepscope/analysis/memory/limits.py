@@ -296,16 +296,16 @@ def board_named(name: str) -> Board:
     if name.partition(":")[0] in ("cpu", "cuda", "gpu", "mps"):
         raise UsageError(f"'{name}' is no board", "name one, such as --device tx2; kernels of CUDA: --on cuda")
     known = {board.name: board for board in all_boards() if board.memory_bytes}
-    asked = _normalised(name)
-    if asked in known:
-        return known[asked]
-    ending = [known[full] for full in known if full.endswith(f"_{asked}")]
-    return ending[0] if len(ending) == 1 else _unknown_board(name, asked, known)
+    wanted = _normalised(name)
+    if wanted in known:
+        return known[wanted]
+    ending = [known[full] for full in known if full.endswith(f"_{wanted}")]
+    return ending[0] if len(ending) == 1 else _unknown_board(name, wanted, known)
 
 
-def _unknown_board(name: str, asked: str, known: dict[str, Board]) -> Board:
+def _unknown_board(name: str, wanted: str, known: dict[str, Board]) -> Board:
     short = {full.removeprefix("jetson_"): full for full in known}
-    near = UnknownName("device", asked, {*short, *known})
+    near = UnknownName("device", wanted, {*short, *known})
     raise UnknownName("device", name, _dashed([*known]), near.hint and near.hint.replace("_", "-"))
 
 

@@ -112,9 +112,9 @@ class _Table:
         found = np.concatenate([np.empty((0, 3), dtype=np.int64), *pieces])
         phases = rows["phase"].fill_null("other").unique().sort().to_list()
         names, in_phase = rows["name"].to_list(), rows["phase"].fill_null("other").to_list()
-        operation = np.array([_is_operation(names[row], in_phase[row]) for row in found[:, 2]], dtype=bool)
+        is_op = np.array([_is_work(names[row], in_phase[row]) for row in found[:, 2]], dtype=bool)
         number = np.array([phases.index(in_phase[row]) for row in found[:, 2]], dtype=np.int64)
-        busy = np.column_stack([found[:, :2], number])[operation]
+        busy = np.column_stack([found[:, :2], number])[is_op]
         outermost = on_cpu.filter(pl.col("thread").is_in(backend) & pl.col("parent").is_null())
         starts = pl.col("name").str.contains(COLLECTIVE_CALL) & ~pl.col("name").str.ends_with(_AWAITS)
         calls = on_cpu.filter(pl.col("thread").is_in(sorted(training)) & starts)
@@ -123,13 +123,13 @@ class _Table:
             tuple(backend),
             _disjoint(busy),
             phases,
-            found[~operation],
+            found[~is_op],
             outermost.sort("t0_ns"),
             calls.sort("t0_ns"),
         )
 
 
-def _is_operation(name: str, phase: str) -> bool:
+def _is_work(name: str, phase: str) -> bool:
     """Return whether the thread works while this is the innermost row; a range around Python may as well wait."""
     if phase == COMMUNICATION:
         return True

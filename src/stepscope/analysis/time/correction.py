@@ -40,7 +40,7 @@ _NORMAL = 1.96
 
 @dataclass(frozen=True)
 class StepTimes:
-    """Self times of a step as it runs unprofiled: `table` as `Run.own_times`, with `profiling_ns` taken out.
+    """Self times of a step as it runs unprofiled: `table` as `Run.self_times`, with `profiling_ns` taken out.
 
     rest_ns: framework overhead of each profiled step; step_ns: what a step's cells and its framework overhead sum to.
     """
@@ -84,7 +84,7 @@ class StepTimes:
 
 def step_times(run: Run) -> StepTimes:
     """Corrected self times of the profiled steps; of parts of steps, without a headline, as they were recorded."""
-    table, steps = run.own_times, shown_steps(run)
+    table, steps = run.self_times, shown_steps(run)
     number = steps["step"]
     if table.is_empty() or steps.is_empty():
         nothing = np.zeros(len(steps))

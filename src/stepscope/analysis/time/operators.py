@@ -26,7 +26,7 @@ OUTSIDE = "(outside any module)"
 FRAMEWORK_OVERHEAD = "(between operations)"
 CPU = "cpu"
 COLLECTIVES = f"{COLLECTIVE}|{COLLECTIVE_CALL}|^record_param_comms"  # names of their rows
-TINY_NS = 10_000  # an own time below this is the cost of asking for an op, not of the op
+TINY_NS = 10_000  # self time below this is the cost of launching an op, not of the op
 PROFILING = ("profiling_ns", "outside_ns", "below_ns")
 _KEYS = ("phase", "module", "name", "device")
 
@@ -142,7 +142,7 @@ class PerStep:
 
 
 def per_step(table: pl.DataFrame, steps: pl.Series, keys: tuple[str, ...], value: str) -> PerStep:
-    """Sum a column of `own_times` by step and keys; 0 in the steps that have none."""
+    """Sum a column of `self_times` by step and keys; 0 in the steps that have none."""
     summed = table.group_by("step", *keys).agg(pl.col(value).sum())
     names = summed.select(keys).unique().sort(keys)
     rows = pl.DataFrame({"step": steps, "row": np.arange(len(steps), dtype=np.int64)})
@@ -163,7 +163,7 @@ def framework_overhead_ns(table: pl.DataFrame, steps: pl.DataFrame) -> Floats:
 _NONE = -1
 UNSTATED = -1  # flops or bytes of an op that states none
 _PARTS = _HEAD, _BETWEEN, _TAIL = 0, 1, 2
-_SPLIT_SHARE = 0.001  # of all own time: what takes less is not taken apart
+_SPLIT_SHARE = 0.001  # of all self time: what takes less is not split
 FACTS = ("name", "module", "phase", "device", "flops", "bytes")
 
 

@@ -146,7 +146,7 @@ def phases_by_step(run: Run, most: int) -> pl.DataFrame:
     steps = run.steps.slice(run.warmup_steps).select(
         pl.col("step").cast(pl.Int64), length=pl.col("t1_ns") - pl.col("t0_ns")
     )
-    spent = run.own_times.filter(pl.col("device") == CPU).group_by("step", "phase").agg(ns=pl.col("self_ns").sum())
+    spent = run.self_times.filter(pl.col("device") == CPU).group_by("step", "phase").agg(ns=pl.col("self_ns").sum())
     known = spent.filter(pl.col("step").is_in(steps["step"].to_list()))
     if known.is_empty():
         return pl.DataFrame(schema={"step": pl.Int64, "phase": pl.String, "ns": pl.Float64, "t0_ns": pl.Float64})
@@ -240,7 +240,7 @@ class _ModuleTimes:
 
     split: dict[str, Floats]
     total: Floats
-    profiling: Floats  # the recorder's own cost in it
+    profiling: Floats  # profiling overhead in it
     recorded: Floats
 
     @classmethod

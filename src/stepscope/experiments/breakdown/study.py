@@ -53,12 +53,12 @@ def breakdown_plan(request: Breakdown, jobs: Mapping[str, Job]) -> Plan:
     return training_plan([] if request.memory_only else settings, request.rules, _label, judge)
 
 
-def build_findings(evidence: Evidence, asked: Breakdown) -> Findings:
+def build_findings(evidence: Evidence, request: Breakdown) -> Findings:
     """The findings from evidence that has been gathered."""
     tables = (_memory_table(evidence), _time_table(evidence), _energy_table(evidence))
     return Findings(
-        title=f"Where training goes: {' and '.join(asked.models)}",
-        answer=" ".join(_answer(evidence, asked)),
+        title=f"Where training goes: {' and '.join(request.models)}",
+        answer=" ".join(_answer(evidence, request)),
         tables=tuple(table for table in tables if table.rows),
         notes=evidence.notes,
         frames=_frames(evidence),
@@ -73,7 +73,7 @@ def _label(setting: TrainingSetting) -> str:
     return f"{setting.workload}, {setting.kind}"
 
 
-def _evidence(runs: Sequence[TrainingRun], jobs: Mapping[str, Job], asked: Breakdown) -> Evidence:
+def _evidence(runs: Sequence[TrainingRun], jobs: Mapping[str, Job], request: Breakdown) -> Evidence:
     times: dict[Key, list[Mapping[str, float]]] = {}
     energy: dict[Key, FamilyEnergy] = {}
     lacking: dict[Key, str] = {}
@@ -89,16 +89,16 @@ def _evidence(runs: Sequence[TrainingRun], jobs: Mapping[str, Job], asked: Break
             times.setdefault(key, []).append(spent)
         else:  # nothing recorded is no step of 0 ms
             notes.append(f"{_label(one.setting)}, repeat {one.repeat + 1}: no operators were recorded")
-        of_run, lacking[key] = (energy[key], "") if key in energy else _joules(run)
-        if of_run is not None:
-            energy[key] = of_run
+        measured, lacking[key] = (energy[key], "") if key in energy else _joules(run)
+        if measured is not None:
+            energy[key] = measured
     notes += [
         f"energy of {model}, {kind}, cannot be judged: {why}"
         for (model, kind), why in lacking.items()
         if (model, kind) not in energy
     ]
     notes += [f"{name} has a step of its own: it has no inference" for name, job in jobs.items() if job.loss is None]
-    peaks, series, parameters, stopped = _memory(jobs, asked)
+    peaks, series, parameters, stopped = _memory(jobs, request)
     return Evidence(times, energy, peaks, series, parameters, (*notes, *stopped))
 
 
@@ -111,7 +111,7 @@ def _joules(run: Run) -> tuple[FamilyEnergy | None, str]:
 
 
 def _memory(
-    jobs: Mapping[str, Job], asked: Breakdown
+    jobs: Mapping[str, Job], request: Breakdown
 ) -> tuple[dict[Key, Mapping[tuple[str, str], int]], pl.DataFrame, dict[str, int], list[str]]:
     """Dry runs of every model and kind: bytes at the peak, memory over the step, parameters, and what stopped."""
     peaks: dict[Key, Mapping[tuple[str, str], int]] = {}
@@ -120,7 +120,7 @@ def _memory(
     for model, job in jobs.items():
         for kind in _kinds(job):
             try:
-                done = dry_run(job if kind == TRAINING else inference(job), asked.batch, hidden)
+                done = dry_run(job if kind == TRAINING else inference(job), request.batch, hidden)
             except DryRunStopped as stopped:
                 notes.append(f"memory of {model}, {kind}: fake tensors stopped at {stopped}")
                 continue
@@ -134,20 +134,20 @@ def _memory(
     return peaks, pl.concat(series) if series else pl.DataFrame(), parameters, notes
 
 
-def _answer(evidence: Evidence, asked: Breakdown) -> Iterator[str]:
-    for model in asked.models:
+def _answer(evidence: Evidence, request: Breakdown) -> Iterator[str]:
+    for model in request.models:
         of = _mean_times(evidence.times.get((model, TRAINING), ()))
         if of:
             whole = sum(value for value, _, _ in of.values())
             first = sorted(of, key=lambda name: -of[name][0])[:3]
             shares = ", ".join(f"{name} {of[name][0] / whole:.0%}" for name in first)
             yield f"{model}: {whole:.3g} ms a step ({shares})."
-    yield from _memory_difference(evidence, asked)
+    yield from _memory_difference(evidence, request)
 
 
-def _memory_difference(evidence: Evidence, asked: Breakdown) -> Iterator[str]:
+def _memory_difference(evidence: Evidence, request: Breakdown) -> Iterator[str]:
     """Of two models: which holds more at its peak, and what it saves more of."""
-    both = [model for model in asked.models if (model, TRAINING) in evidence.peaks]
+    both = [model for model in request.models if (model, TRAINING) in evidence.peaks]
     if len(both) != 2:
         return
     totals = {model: sum(evidence.peaks[model, TRAINING].values()) for model in both}
@@ -269,7 +269,7 @@ class FamilyEnergy:
 
 def family_milliseconds(run: Run) -> dict[str, float]:
     """ms of a step on the CPU by family; framework overhead is one of them. Empty: no ops were recorded."""
-    kinds, steps = run.op_kinds(), profiled_steps(run)
+    kinds, steps = run.operators(), profiled_steps(run)
     step_ms = float(steps["length_ns"].to_numpy().mean()) / 1e6 if len(steps) else 0.0
     found: dict[str, float] = defaultdict(float)
     for row in kinds.filter(pl.col("device") == "cpu").iter_rows(named=True):

@@ -46,51 +46,51 @@ def daily_plan(request: DailyTraining) -> Plan:
     return Plan(points, judge, time_limit_s=request.time_limit)
 
 
-def build_findings(of_setting: Mapping[DailySetting, Sequence[Result]], asked: DailyTraining) -> Findings:
+def build_findings(of_setting: Mapping[DailySetting, Sequence[Result]], request: DailyTraining) -> Findings:
     """The findings from the results of the seeds of each setting."""
     made = [
-        setting_outcome(setting, cells, asked.days)
+        setting_outcome(setting, cells, request.days)
         for setting, results in of_setting.items()
         if (cells := trained(results))
     ]
     unmade = [(setting.name, failed) for setting, results in of_setting.items() for failed in first_failure(results)]
     if not made:
         raise UsageError(f"no day could be trained: {unmade[0][1]['reason'] if unmade else 'nothing was made'}")
-    tables = [accuracy_table(made), cost_table(made, asked)]
+    tables = [accuracy_table(made), cost_table(made, request)]
     tables += [failure_table("setting", unmade)] if unmade else []
     return Findings(
-        title=f"{asked.workload} through {asked.days} days of {asked.images} new images",
-        answer=_answer(made, asked),
+        title=f"{request.workload} through {request.days} days of {request.images} new images",
+        answer=_answer(made, request),
         tables=tuple(tables),
-        notes=tuple(_notes(made, asked)),
-        frames=frames(made, asked),
+        notes=tuple(_notes(made, request)),
+        frames=frames(made, request),
     )
 
 
-def _answer(made: Sequence[SettingOutcome], asked: DailyTraining) -> str:
+def _answer(made: Sequence[SettingOutcome], request: DailyTraining) -> str:
     best = max(made, key=lambda each: each.end.value)
     slope = estimate(best.slope.value, best.slope.low, best.slope.high, "points a day")
     said = (
-        f"Best after {asked.days} days: {best.setting.name}, from {best.start.value:.1f} to {best.end.value:.1f} %, "
+        f"Best after {request.days} days: {best.setting.name}, from {best.start.value:.1f} to {best.end.value:.1f} %, "
         f"{slope}, at {best.day_s.value:.3g} s of training on its longest day."
     )
-    if asked.charging is None:
+    if request.charging is None:
         return said
-    fitting = sum(each.fits(asked.charging) is True for each in made)
+    fitting = sum(each.fits(request.charging) is True for each in made)
     return f"{said} {fitting} of {len(made)} settings fit while the device charges."
 
 
-def _notes(made: Sequence[SettingOutcome], asked: DailyTraining) -> Iterator[str]:
+def _notes(made: Sequence[SettingOutcome], request: DailyTraining) -> Iterator[str]:
     cell = made[0].cells[0]
     data = cell["data"]
     yield f"data: {data['name']} ({data['kind']}), judged each evening on all {data['test_size']} test images"
-    yield f"pre-trained on {cell['pretrained_on']} other images until {asked.start:.0%} of the test images were right"
+    yield f"pre-trained on {cell['pretrained_on']} other images until {request.start:.0%} of the test images were right"
     yield "every setting of a seed begins with the same weights and gets the same images each day"
     yield "time and energy are those of the training steps; looking at the accuracy is not counted"
     if min(len(each.cells) for each in made) < 2:
         yield "one seed gives no CI: --seeds 5"
     yield from energy_notes([cell for each in made for cell in each.cells])
-    if asked.battery is not None and all(each.day_j is None for each in made):
+    if request.battery is not None and all(each.day_j is None for each in made):
         yield "--battery cannot be judged without energy"
 
 
@@ -128,26 +128,28 @@ class DailySetting:
         return f"b{self.batch}-{self.replay}"
 
 
-def daily_settings(asked: DailyTraining) -> list[DailySetting]:
+def daily_settings(request: DailyTraining) -> list[DailySetting]:
     """Every batch size with every replay."""
     return [
-        DailySetting(batch, replay) for batch in dict.fromkeys(asked.batch) for replay in dict.fromkeys(asked.replay)
+        DailySetting(batch, replay)
+        for batch in dict.fromkeys(request.batch)
+        for replay in dict.fromkeys(request.replay)
     ]
 
 
-def daily_points(asked: DailyTraining) -> list[Point]:
+def daily_points(request: DailyTraining) -> list[Point]:
     """A training for each setting and seed, in shuffled rounds."""
-    shared = {field.name: getattr(asked, field.name) for field in fields(Routine) if hasattr(asked, field.name)}
-    orders = {"workload": asked.workload, "threads": asked.threads, "simulate": asked.simulate}
+    shared = {field.name: getattr(request, field.name) for field in fields(Routine) if hasattr(request, field.name)}
+    orders = {"workload": request.workload, "threads": request.threads, "simulate": request.simulate}
     return [
         Point(
             f"{setting.id}-s{seed}",
-            f"{asked.workload}: {asked.days} days, {setting.name}, seed {seed}",
+            f"{request.workload}: {request.days} days, {setting.name}, seed {seed}",
             TASK,
             {**orders, "seed": seed, "routine": {**shared, "batch": setting.batch, "replay": setting.replay}},
             setting=setting.id,
         )
-        for setting, seed in in_rounds(daily_settings(asked), asked.seeds, 0)
+        for setting, seed in in_rounds(daily_settings(request), request.seeds, 0)
     ]
 
 
@@ -237,27 +239,27 @@ def accuracy_table(made: Sequence[SettingOutcome]) -> ResultTable:
     return ResultTable("accuracy", "Accuracy", columns, tuple(rows), note)
 
 
-def cost_table(made: Sequence[SettingOutcome], asked: DailyTraining) -> ResultTable:
+def cost_table(made: Sequence[SettingOutcome], request: DailyTraining) -> ResultTable:
     """Return what the longest day takes, and whether that fits."""
     kind = next((each.energy_kind for each in made if each.day_j is not None), None)
     with_energy = kind is not None and all(each.energy_kind in (kind, None) for each in made)
     rows: list[Row] = []
     for each in made:
         images = max(day["trained_on"] for day in each.cells[0]["days"])
-        row: Row = (each.setting.batch, each.setting.replay, images * asked.passes, *each.day_s.row)
-        if asked.charging is not None:
-            row = (*row, *_fitting(each, asked.charging))
+        row: Row = (each.setting.batch, each.setting.replay, images * request.passes, *each.day_s.row)
+        if request.charging is not None:
+            row = (*row, *_fitting(each, request.charging))
         if with_energy:
             row = (*row, *value_and_bounds(each.day_j))
-            if asked.battery is not None:
-                row = (*row, None if each.day_j is None else 100 * each.day_j.value / asked.battery)
+            if request.battery is not None:
+                row = (*row, None if each.day_j is None else 100 * each.day_j.value / request.battery)
         rows.append(row)
     columns: tuple[str, ...] = ("batch", "replay", "images trained", "s a day", "low", "high")
-    if asked.charging is not None:
+    if request.charging is not None:
         columns = (*columns, "% of the charging time", "fits while charging")
     if with_energy:
         columns = (*columns, "J a day" if kind == "measured" else f"{kind} J a day", "low ", "high ")
-        columns = (*columns, "% of the battery") if asked.battery is not None else columns
+        columns = (*columns, "% of the battery") if request.battery is not None else columns
     note = "Of the longest day: with replay of all images every day is longer than the one before."
     return ResultTable("cost", "What a day takes", columns, tuple(rows), note)
 
@@ -272,10 +274,10 @@ _DAY = {"title": pl.String, "setting": pl.String, "batch": pl.String, "replay": 
 )
 
 
-def frames(made: Sequence[SettingOutcome], asked: DailyTraining) -> dict[str, pl.DataFrame]:
+def frames(made: Sequence[SettingOutcome], request: DailyTraining) -> dict[str, pl.DataFrame]:
     """By the figure's name; what was not measured has none."""
     found = {
-        figure: pl.DataFrame(list(_by_day(made, name, first, asked.days)), schema=_DAY)
+        figure: pl.DataFrame(list(_by_day(made, name, first, request.days)), schema=_DAY)
         for figure, name, first in (
             ("accuracy-by-day", "accuracy", 0),
             ("time-by-day", "time_s", 1),

@@ -132,10 +132,10 @@ def names_of_tier(names: Mapping[str, Iterable[str]], tier: str | None, wanted: 
 
     A workload of the user's own (`path/to/file.py:name`) belongs to every tier.
     """
-    tiers = sorted({each for of_one in names.values() for each in of_one})
+    tiers = sorted({each for tiers_of_name in names.values() for each in tiers_of_name})
     if tier is not None and tier not in (*tiers, ALL):
         raise UnknownName("tier", tier, [*tiers, ALL])
-    inside = [name for name, of_one in names.items() if tier in (None, ALL) or tier in of_one]
+    inside = [name for name, tiers_of_name in names.items() if tier in (None, ALL) or tier in tiers_of_name]
     if not wanted:
         return inside
     for name in wanted:

@@ -87,7 +87,7 @@ def devices(where: SchedulerAddress, patience_s: float = 5.0) -> list[DeviceStat
 async def _device_states(where: SchedulerAddress, patience_s: float) -> list[DeviceState]:
     async with connect(where) as client:
 
-        async def asked(device: Device) -> DeviceState:
+        async def state_of(device: Device) -> DeviceState:
             try:
                 return DeviceState(device, await asyncio.wait_for(meet_device(client, device), patience_s))
             except asyncio.TimeoutError:
@@ -95,7 +95,7 @@ async def _device_states(where: SchedulerAddress, patience_s: float) -> list[Dev
             except Exception as error:  # whatever a device answers, the others are shown
                 return DeviceState(device, None, str(error))
 
-        return list(await asyncio.gather(*(asked(device) for device in await present_devices(client))))
+        return list(await asyncio.gather(*(state_of(device) for device in await present_devices(client))))
 
 
 async def _on_every_host(hosts: Hosts, do: Any, says: Callable[[HostState], None]) -> list[HostState]:
@@ -236,9 +236,9 @@ async def meet_device(client: Client, device: Device) -> DeviceInfo:
 
 async def _clock(client: Client, device: Device) -> tuple[float, float]:
     """Return how far its clock is ahead of ours, and half of how long the question took, s."""
-    asked_ns, here_ns = monotonic_ns(), clock_ns()
+    sent_ns, here_ns = monotonic_ns(), clock_ns()
     there_ns = await ask_device(client, device, clock_ns)
-    return clock_offset(here_ns, there_ns, monotonic_ns() - asked_ns)
+    return clock_offset(here_ns, there_ns, monotonic_ns() - sent_ns)
 
 
 def clock_offset(here_ns: int, there_ns: int, took_ns: int) -> tuple[float, float]:

@@ -199,9 +199,9 @@ def run_scheduler(orders: Mapping[str, Any]) -> None:
 async def _scheduler_loop(folder: Path, orders: Mapping[str, Any]) -> None:
     from distributed import Scheduler
 
-    told = asyncio.Event()
+    end = asyncio.Event()
     for each in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(each, told.set)
+        asyncio.get_running_loop().add_signal_handler(each, end.set)
     tls = orders.get("tls")
     options: dict[str, Any] = {} if tls is None else {"security": connection.tls_security(Path(tls))}
     async with Scheduler(
@@ -209,4 +209,4 @@ async def _scheduler_loop(folder: Path, orders: Mapping[str, Any]) -> None:
         dashboard=False, dashboard_address="127.0.0.1:0", **options,
     ) as scheduler:  # fmt: skip
         publish_state(folder, {"address": scheduler.address})
-        await told.wait()
+        await end.wait()

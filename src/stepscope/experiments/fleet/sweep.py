@@ -365,19 +365,19 @@ def fleet_results(folder: FleetFolder) -> pl.DataFrame:
     return pl.concat(frames).sort("workload", "precision", "optimizer", "threads", "device", "batch", "board")
 
 
-def new_fleet(asked: SuiteRun, out: Path, where: SchedulerAddress, says: Callable[[str], None]) -> FleetFolder:
+def new_fleet(request: SuiteRun, out: Path, where: SchedulerAddress, says: Callable[[str], None]) -> FleetFolder:
     """Begin a sweep on each board; what is asked for twice is said."""
-    axes, entries = sweep_grid(asked, here=False), chosen_entries(asked)
+    axes, entries = sweep_grid(request, here=False), chosen_entries(request)
     twice = axes.duplicates(entries)
     if twice:
         says(f"{twice} settings were asked for more than once: each is run once")
-    boards = _chosen_boards(asked.boards, where)
-    return FleetFolder.create(out, boards, sweep_plan(asked, entries, axes, out.name, here=False), entries)
+    boards = _chosen_boards(request.boards, where)
+    return FleetFolder.create(out, boards, sweep_plan(request, entries, axes, out.name, here=False), entries)
 
 
-def resume_fleet(asked: SuiteRun, out: Path) -> FleetFolder:
+def resume_fleet(request: SuiteRun, out: Path) -> FleetFolder:
     """As it was begun, with all of its boards; refused where a workload has changed."""
-    if asked.given or asked.boards is not None:
+    if request.given or request.boards is not None:
         raise UsageError("a fleet's sweep goes on as it was begun", "leave out all but --fleet, --resume and --out")
     folder = FleetFolder(out)
     names = list(next(iter(folder.boards.values())).plan["workloads"])

@@ -63,22 +63,22 @@ def run_worker(orders: Mapping[str, Any]) -> None:
 
 
 async def _worker_loop(folder: Path, orders: Mapping[str, Any]) -> None:
-    told = asyncio.Event()
+    end = asyncio.Event()
     for each in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(each, told.set)
+        asyncio.get_running_loop().add_signal_handler(each, end.set)
     wait_s = _AGAIN_S
-    while not told.is_set():
+    while not end.is_set():
         try:
-            await _work_connected(folder, orders, told)
+            await _work_connected(folder, orders, end)
             wait_s = _AGAIN_S
         except (StepscopeError, OSError, ValueError, RuntimeError) as error:
             publish_state(folder, {"error": str(error)})
             wait_s = min(2 * wait_s, _AGAIN_MOST_S)
         with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(told.wait(), wait_s)
+            await asyncio.wait_for(end.wait(), wait_s)
 
 
-async def _work_connected(folder: Path, orders: Mapping[str, Any], told: asyncio.Event) -> None:
+async def _work_connected(folder: Path, orders: Mapping[str, Any], end: asyncio.Event) -> None:
     """One connection, from its beginning to its end; ValueError where another device has this name."""
     from distributed import Worker
 
@@ -94,7 +94,7 @@ async def _work_connected(folder: Path, orders: Mapping[str, Any], told: asyncio
         publish_state(
             folder, {"address": worker.address, **{key: orders[key] for key in ("scheduler", "name", "board")}}
         )
-        ends = {asyncio.ensure_future(each) for each in (worker.finished(), told.wait())}
+        ends = {asyncio.ensure_future(each) for each in (worker.finished(), end.wait())}
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         for each in ends:
             each.cancel()

@@ -78,12 +78,12 @@ def kernel_plan(request: Kernels) -> Plan:
     )
 
 
-def _requested_kernels(asked: Kernels) -> list[Kernel]:
-    if asked.of is None:
-        return sweep_kernels(asked.ops, asked.sweep)
+def _requested_kernels(request: Kernels) -> list[Kernel]:
+    if request.of is None:
+        return sweep_kernels(request.ops, request.sweep)
     from stepscope import workloads
 
-    return kernels_of(workloads.find(asked.of), asked.batch[0] if asked.batch else None, asked.ops)
+    return kernels_of(workloads.find(request.of), request.batch[0] if request.batch else None, request.ops)
 
 
 def _pair_id(where: Mapping[str, Any]) -> str:
@@ -100,17 +100,17 @@ def _threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _cell(kernel: Kernel, asked: Kernels) -> dict[str, Any]:
+def _cell(kernel: Kernel, request: Kernels) -> dict[str, Any]:
     """The parts of a kernel with their times; or why it was not timed."""
-    why = _does_not_fit(kernel, asked.device)
+    why = _does_not_fit(kernel, request.device)
     if why is not None:
         return {"skipped": why}
     try:
         return {
             "parts": {
-                name: {**time_call(part.call, asked.seconds, asked.threads).to_dict(), "flops": part.flops,
+                name: {**time_call(part.call, request.seconds, request.threads).to_dict(), "flops": part.flops,
                        "bytes": part.bytes}
-                for name, part in parts_of(kernel, asked.device).items()
+                for name, part in parts_of(kernel, request.device).items()
             }
         }  # fmt: skip
     except (RuntimeError, MemoryError) as error:  # a kernel that this build lacks, or memory that ran out
@@ -126,30 +126,30 @@ def _does_not_fit(kernel: Kernel, device: str) -> str | None:
     return f"its tensors need {needs / 1e6:.0f} MB and {free / 1e6:.0f} MB are free"
 
 
-def _pair(where: Mapping[str, Any], asked: Kernels) -> dict[str, Any]:
+def _pair(where: Mapping[str, Any], request: Kernels) -> dict[str, Any]:
     """5x5 then 3x3 against 7x7 at a place, measured in turn."""
     made = {size: Kernel("conv", square({**where, "kernel": size}), {**where, "kernel": size}) for size in (3, 5, 7)}
     for kernel in made.values():
-        why = _does_not_fit(kernel, asked.device)
+        why = _does_not_fit(kernel, request.device)
         if why is not None:
             return {"skipped": why}
     calls = {
-        size: {name: part.call for name, part in parts_of(kernel, asked.device).items()}
+        size: {name: part.call for name, part in parts_of(kernel, request.device).items()}
         for size, kernel in made.items()
     }
-    return {"parts": measured_five_three(calls, 3 * asked.seconds)}
+    return {"parts": measured_five_three(calls, 3 * request.seconds)}
 
 
-def _bare(todo: Sequence[Kernel], asked: Kernels) -> dict[str, Any]:
+def _bare(todo: Sequence[Kernel], request: Kernels) -> dict[str, Any]:
     """For the first kernel of each op: the timer over a bare loop."""
     result: dict[str, Any] = {}
     for kernel in todo:
-        if kernel.op in result or _does_not_fit(kernel, asked.device) is not None:
+        if kernel.op in result or _does_not_fit(kernel, request.device) is not None:
             continue
-        parts = parts_of(kernel, asked.device)
+        parts = parts_of(kernel, request.device)
         name = FORWARD if FORWARD in parts else next(iter(parts))
         with contextlib.suppress(RuntimeError, MemoryError):  # as in its cell: another of the op may run
-            timed = against_bare_loop(parts[name].call, asked.threads)
+            timed = against_bare_loop(parts[name].call, request.threads)
             result[kernel.op] = {"called": kernel.called, "part": name, **timed}
     return result
 

@@ -124,8 +124,8 @@ def verdict(observation: Observation, parts: list[Part], reading: str = AS_THE_P
     """All parts must hold; one that does not is enough against the whole."""
     outcomes = [each.outcome for each in parts]
     outcome = FAILS if FAILS in outcomes else UNKNOWN if UNKNOWN in outcomes else HOLDS
-    told = [each for each in parts if each.outcome == outcome]
-    why = "; ".join(dict.fromkeys(f"{each.claim}: {each.why}" for each in told))
+    decisive = [each for each in parts if each.outcome == outcome]
+    why = "; ".join(dict.fromkeys(f"{each.claim}: {each.why}" for each in decisive))
     return Verdict(observation.number, observation.claim, reading, outcome, why, tuple(parts))
 
 

@@ -30,30 +30,30 @@ _RUN, _MEMORY = f"{_TASKS}:train_run", f"{_TASKS}:count_memory"
 _KINDS = {_RUN: "run", _MEMORY: "memory", DAYS: "days"}
 
 
-def planned_measurements(asked: Observations) -> list[Point]:
+def planned_measurements(request: Observations) -> list[Point]:
     """Return what is measured, in order: runs in shuffled rounds of repeats, memory by workload, and the days."""
-    points = [] if asked.from_ or "runs" not in asked.needs else list(_runs(asked))
-    shared: dict[str, Any] = {"threads": asked.threads, "simulate": asked.simulate}
-    if "memory" in asked.needs:
-        for name in asked.workloads:
-            place = SweepPoint(name, 1, "own", "fp32", asked.threads, asked.device, 0)
-            orders = {"workload": name, "batches": list(asked.batch), **shared}
+    points = [] if request.from_ or "runs" not in request.needs else list(_runs(request))
+    shared: dict[str, Any] = {"threads": request.threads, "simulate": request.simulate}
+    if "memory" in request.needs:
+        for name in request.workloads:
+            place = SweepPoint(name, 1, "own", "fp32", request.threads, request.device, 0)
+            orders = {"workload": name, "batches": list(request.batch), **shared}
             points.append(Point(f"memory-{place.id}", f"memory of {name}, counted on a dry run", _MEMORY, orders))
-    return points + (list(_days(asked, shared)) if "days" in asked.needs else [])
+    return points + (list(_days(request, shared)) if "days" in request.needs else [])
 
 
-def _runs(asked: Observations) -> Iterator[Point]:
-    settings = [(name, batch) for name in dict.fromkeys(asked.workloads) for batch in dict.fromkeys(asked.batch)]
-    for (name, batch), repeat in in_rounds(settings, asked.repeats, asked.seed):
-        place = SweepPoint(name, batch, "own", "fp32", asked.threads, asked.device, repeat)
-        orders = {"workload": name, "batch": batch, "device": asked.device, "seed": asked.seed + repeat}
-        orders |= {"threads": asked.threads, "simulate": asked.simulate}
-        orders |= {"steps": LEAST_STEPS, "seconds": asked.seconds}
-        yield Point(place.id, f"{name} batch {batch}, repeat {repeat + 1} of {asked.repeats}", _RUN, orders)
+def _runs(request: Observations) -> Iterator[Point]:
+    settings = [(name, batch) for name in dict.fromkeys(request.workloads) for batch in dict.fromkeys(request.batch)]
+    for (name, batch), repeat in in_rounds(settings, request.repeats, request.seed):
+        place = SweepPoint(name, batch, "own", "fp32", request.threads, request.device, repeat)
+        orders = {"workload": name, "batch": batch, "device": request.device, "seed": request.seed + repeat}
+        orders |= {"threads": request.threads, "simulate": request.simulate}
+        orders |= {"steps": LEAST_STEPS, "seconds": request.seconds}
+        yield Point(place.id, f"{name} batch {batch}, repeat {repeat + 1} of {request.repeats}", _RUN, orders)
 
 
-def _days(asked: Observations, shared: Mapping[str, Any]) -> Iterator[Point]:
-    scenario = asked.daily
+def _days(request: Observations, shared: Mapping[str, Any]) -> Iterator[Point]:
+    scenario = request.daily
     routine = Routine(scenario.days, scenario.images, scenario.start)
     for seed in scenario.seeds:
         for batch in scenario.batches:
@@ -72,11 +72,11 @@ class Measurements:
     notes: list[str] = field(default_factory=list)
 
 
-def gather_measurements(asked: Observations, results: Mapping[str, Result]) -> Measurements:
+def gather_measurements(request: Observations, results: Mapping[str, Result]) -> Measurements:
     """Return what the points gave, and the runs that were made elsewhere."""
     gathered = Measurements()
     rows: dict[str, list[Any]] = {"memory": [], "days": []}
-    for point in planned_measurements(asked):
+    for point in planned_measurements(request):
         result, kind = results[point.id], _KINDS[point.task]
         if result["status"] != "ok":
             gathered.notes.append(f"{point.title}: {result['status']}: {result['reason']}")
@@ -94,7 +94,7 @@ def gather_measurements(asked: Observations, results: Mapping[str, Result]) -> M
                 for day in result["days"]
             ]
     gathered.frames = {name: pl.DataFrame(of_kind) for name, of_kind in rows.items() if of_kind}
-    gathered.runs += [run for sweep in asked.from_ for run in runs_in(sweep)]
+    gathered.runs += [run for sweep in request.from_ for run in runs_in(sweep)]
     return gathered
 
 

@@ -242,18 +242,18 @@ def _judge_model(
     judged = []
     for place, each in enumerate(comparisons):
         found, own = each.interval(together), each.limits or limits
-        told = Interval(*(shown(x) for x in (found.value, found.low, found.high)))
-        judged.append((_outcome(told, own, each.strict or place == 0), each, told, own))
+        spread = Interval(*(shown(x) for x in (found.value, found.low, found.high)))
+        judged.append((_outcome(spread, own, each.strict or place == 0), each, spread, own))
     for wanted in (FAILS, UNKNOWN):
-        for outcome, each, told, own in judged:
+        for outcome, each, spread, own in judged:
             if outcome == wanted:
                 where = f" {each.what}" if each.what else ""
                 if wanted == FAILS:
-                    return ModelVerdict(model, FAILS, told, f"{interval_text(told)}{where}, not {own}")
-                why = f"{interval_text(told)}{where} spans the limit ({own}); more repeats or longer runs would tell"
-                return ModelVerdict(model, UNKNOWN, told, why)
-    told = judged[0][2]
-    return ModelVerdict(model, HOLDS, told, f"{interval_text(told)}, {limits}")
+                    return ModelVerdict(model, FAILS, spread, f"{interval_text(spread)}{where}, not {own}")
+                why = f"{interval_text(spread)}{where} spans the limit ({own}); more repeats or longer runs would tell"
+                return ModelVerdict(model, UNKNOWN, spread, why)
+    spread = judged[0][2]
+    return ModelVerdict(model, HOLDS, spread, f"{interval_text(spread)}, {limits}")
 
 
 def _outcome(found: Interval, limits: Limits, strict: bool) -> Outcome:
@@ -273,15 +273,17 @@ def shares_of(
         if count < FEWEST:
             found.append(ModelVerdict(name, UNKNOWN, Interval(hits / count), f"too few: {plural(count, 'run')}"))
             continue
-        told = Interval(*share_interval(hits, count, confidence))
-        outcome = _outcome(told, limits, strict=True)
+        spread = Interval(*share_interval(hits, count, confidence))
+        outcome = _outcome(spread, limits, strict=True)
         said = {
             HOLDS: f", {limits}",
             FAILS: f", not {limits}",
             UNKNOWN: f" spans the limit ({limits}); more runs would tell",
         }
         found.append(
-            ModelVerdict(name, outcome, told, f"{hits} of {plural(count, 'run')}, {interval_text(told)}{said[outcome]}")
+            ModelVerdict(
+                name, outcome, spread, f"{hits} of {plural(count, 'run')}, {interval_text(spread)}{said[outcome]}"
+            )
         )
     return [*found, *(ModelVerdict(name, UNKNOWN, None, why) for name, why in (lacking or {}).items())]
 
@@ -319,12 +321,12 @@ FOLD_TEST = (
 
 def periodic(rhythm: pl.DataFrame, runs: pl.DataFrame, of: str, what: str, name: str) -> list[Part]:
     """Two claims on one channel: the samples alone show the step as their period; one step predicts another."""
-    found, foretold = f"the {name} has the step as its period", f"one step predicts the {name} of another"
+    found, predicted = f"the {name} has the step as its period", f"one step predicts the {name} of another"
     rows = rhythm.filter(of=of, what=what).join(runs.select("run", "batch"), on="run", how="left")
     known = rows.drop_nulls("explained")
     if known.is_empty():
         why = _too_short(rows, name)
-        return [unjudged(found, PERIOD_TEST, why), unjudged(foretold, FOLD_TEST, why)]
+        return [unjudged(found, PERIOD_TEST, why), unjudged(predicted, FOLD_TEST, why)]
     hit = ((pl.col("period_steps") - 1).abs() <= OF_THE_STEP).fill_null(False)
     counted = known.group_by("workload", maintain_order=True).agg(hit.sum().alias("hits"), pl.len().alias("count"))
     lacking = {
@@ -337,7 +339,7 @@ def periodic(rhythm: pl.DataFrame, runs: pl.DataFrame, of: str, what: str, name:
     return [
         summed_up(found, PERIOD_TEST, "share of the runs", Limits(least=MOST_RUNS), shares, len(known)),
         judge_models(
-            foretold,
+            predicted,
             FOLD_TEST,
             "share of the variance predicted",
             Limits(least=LEAST_EXPLAINED),

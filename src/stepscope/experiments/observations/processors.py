@@ -66,15 +66,15 @@ def _parts(evidence: Evidence, ours: str, others: str, together: str, name: str,
     if runs[together].null_count() == len(runs):
         return [*parts, unjudged(in_turn, _IN_TURN, "one of the two never changes, or too few windows were read")]
     turned = pl.col(together).clip(-0.999999, 0.999999).arctanh()
-    asked = (in_turn, _IN_TURN, "correlation of their use", Limits(most=0.0))
-    return [*parts, _of_each(evidence.undisturbed, turned, asked, math.tanh)]
+    stated = (in_turn, _IN_TURN, "correlation of their use", Limits(most=0.0))
+    return [*parts, _of_each(evidence.undisturbed, turned, stated, math.tanh)]
 
 
 def _of_each(
-    runs: pl.DataFrame, value: pl.Expr, asked: tuple[str, str, str, Limits], shown: Callable[[float], float] = float
+    runs: pl.DataFrame, value: pl.Expr, stated: tuple[str, str, str, Limits], shown: Callable[[float], float] = float
 ) -> Part:
     """A claim (with test, effect and limits) on the mean of each model's runs."""
-    claim, test, effect, limits = asked
+    claim, test, effect, limits = stated
     known = cells_of(runs, value)
     lacking = models_of(runs, known, "it was not read in its runs")
     return judge_models(

@@ -50,9 +50,9 @@ def observation_plan(request: Observations) -> Plan:
     return Plan(planned_measurements(request), judge, time_limit_s=request.time_limit)
 
 
-def build_findings(evidence: Evidence, runs: Sequence[Run], asked: Observations, notes: Sequence[str]) -> Findings:
+def build_findings(evidence: Evidence, runs: Sequence[Run], request: Observations, notes: Sequence[str]) -> Findings:
     """The findings from evidence that has been gathered."""
-    verdicts = judge_all(evidence, asked.only)
+    verdicts = judge_all(evidence, request.only)
     drawn = frames(evidence, runs)
     simulated = next((run.simulated for run in runs if run.simulated), None)
     return Findings(
@@ -63,7 +63,7 @@ def build_findings(evidence: Evidence, runs: Sequence[Run], asked: Observations,
             _model_table(verdicts),
             _part_table(verdicts),
             _paper_table(verdicts, drawn),
-            *([] if asked.only else [ranking_table(evidence), point_table(drawn)]),
+            *([] if request.only else [ranking_table(evidence), point_table(drawn)]),
             _method_table(verdicts),
             _run_table(evidence),
         ),
@@ -100,8 +100,8 @@ def _setting(run: Run) -> tuple[str, tuple[str, ...]]:
     return str(workload.get("name")), tuple(map(str, rest))
 
 
-def _not_requested(asked: Observations) -> dict[str, str]:
-    return {name: "not asked for (--only)" for name in ("memory", "days") if name not in asked.needs}
+def _not_requested(request: Observations) -> dict[str, str]:
+    return {name: "not asked for (--only)" for name in ("memory", "days") if name not in request.needs}
 
 
 def _answer(verdicts: Sequence[Verdict]) -> str:

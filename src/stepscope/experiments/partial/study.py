@@ -52,35 +52,35 @@ class PartialSetting:
         return self.name.removesuffix(" %").replace(" ", "-").replace(".", "_")
 
 
-def partial_settings(asked: PartialTraining) -> list[PartialSetting]:
+def partial_settings(request: PartialTraining) -> list[PartialSetting]:
     """In the order asked for. 100 % of anything is the same training as all, which is then made in its place."""
     found = []
-    for way in asked.ways:
+    for way in request.ways:
         if way not in FRACTIONAL:
             found.append(PartialSetting(way, 1.0))
             continue
         found += [
             PartialSetting(way, fraction) if fraction < 1 else PartialSetting("all", 1.0)
-            for fraction in asked.fractions
+            for fraction in request.fractions
         ]
     return list(dict.fromkeys(found))
 
 
-def partial_points(asked: PartialTraining) -> list[Point]:
+def partial_points(request: PartialTraining) -> list[Point]:
     """A training for each setting and seed, in shuffled rounds."""
-    settings = asked.to_dict()
+    settings = request.to_dict()
     shared = {name: settings[name] for name in sorted(_LESSON_FIELDS)}
     shared |= {"classes": tuple(settings["classes"])}
-    orders = {"workload": asked.workload, "threads": asked.threads, "simulate": asked.simulate}
+    orders = {"workload": request.workload, "threads": request.threads, "simulate": request.simulate}
     return [
         Point(
             f"{setting.id}-s{seed}",
-            f"{asked.workload}: {setting.name}, seed {seed}",
+            f"{request.workload}: {setting.name}, seed {seed}",
             TASK,
             {**orders, "seed": seed, "lesson": {**shared, "way": setting.way, "fraction": setting.fraction}},
             setting=setting.id,
         )
-        for setting, seed in in_rounds(partial_settings(asked), asked.seeds, 0)
+        for setting, seed in in_rounds(partial_settings(request), request.seeds, 0)
     ]
 
 
@@ -118,7 +118,7 @@ def partial_plan(request: PartialTraining) -> Plan:
     return Plan(points, judge, time_limit_s=request.time_limit)
 
 
-def build_findings(of_setting: Mapping[PartialSetting, Sequence[Result]], asked: PartialTraining) -> Findings:
+def build_findings(of_setting: Mapping[PartialSetting, Sequence[Result]], request: PartialTraining) -> Findings:
     """The findings from the results of the seeds of each setting."""
     from stepscope.experiments.partial.ways import WAYS
 
@@ -133,15 +133,15 @@ def build_findings(of_setting: Mapping[PartialSetting, Sequence[Result]], asked:
     tables = [way_table(outcomes, kind), saving_table(outcomes)]
     before = before_table(outcomes)
     tables += [before] if before is not None else []
-    tables += [reference_table(outcomes)] if asked.preset else []
+    tables += [reference_table(outcomes)] if request.preset else []
     tables += [failure_table("way", unmade)] if unmade else []
-    made = {setting.way for setting in partial_settings(asked)}
+    made = {setting.way for setting in partial_settings(request)}
     meaning = tuple((name, way.trains, way.saves) for name, way in WAYS.items() if name in made)
     return Findings(
-        title=f"Training only a part of {asked.workload}",
+        title=f"Training only a part of {request.workload}",
         answer=_answer(outcomes),
         tables=(*tables, ResultTable("meaning", "What each way trains", ("way", "trains", "can save"), meaning)),
-        notes=tuple(_notes(outcomes, asked)),
+        notes=tuple(_notes(outcomes, request)),
         frames=frames(outcomes),
     )
 
@@ -163,7 +163,7 @@ def _accuracy(found: SettingOutcome) -> str:
     return estimate(mean.value, mean.low, mean.high, "%")
 
 
-def _notes(outcomes: Sequence[SettingOutcome], asked: PartialTraining) -> Iterator[str]:
+def _notes(outcomes: Sequence[SettingOutcome], request: PartialTraining) -> Iterator[str]:
     cell = outcomes[0].cells[0]
     data = cell["data"]
     yield f"data: {data['name']} ({data['kind']}), {data['train_size']} to train, {data['test_size']} to test"
@@ -172,7 +172,7 @@ def _notes(outcomes: Sequence[SettingOutcome], asked: PartialTraining) -> Iterat
     if min(seeds) < 2:
         yield "one seed gives no CI: --seeds 5"
     yield from energy_notes([cell for each in outcomes for cell in each.cells])
-    if 1.0 in asked.fractions and set(FRACTIONAL) & set(asked.ways):
+    if 1.0 in request.fractions and set(FRACTIONAL) & set(request.ways):
         yield "100 % of layers or filters is the same training as all, and is shown as such"
     yield from dict.fromkeys(
         f"{each.setting.name}: {note}" for each in outcomes for one in each.cells for note in one["notes"]

@@ -276,7 +276,7 @@ def _flops(training: Training, choices: Sequence[Choice]) -> tuple[tuple[float |
 
 
 def _memory(job: Job, batch: int, steps: int) -> tuple[int, float]:
-    """(peak of live bytes, what was kept for backward) over all steps but the first, which makes the state."""
+    """(peak of live bytes, activations) over all steps but the first, which makes the state."""
     held = memory_over_time(dry_run(job, batch, steps=steps + 1).events())
     later = held.filter(pl.col("step") > 0)
     kept = later.group_by("step").agg(pl.col("saved").max())["saved"].to_numpy()

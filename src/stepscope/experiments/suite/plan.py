@@ -17,53 +17,53 @@ from stepscope.run_paths import NEWEST
 _SMOKE = {"repeats": 1, "seconds": 4.0, "steps": 40}  # every family within minutes, on two cores
 
 
-def chosen_entries(asked: SuiteRun) -> list[Entry]:
+def chosen_entries(request: SuiteRun) -> list[Entry]:
     """The workloads that were asked for; the smoke tier by default."""
-    return workload_entries(names_of_tier(workload_tiers(), asked.name, asked.workloads or ()))
+    return workload_entries(names_of_tier(workload_tiers(), request.name, request.workloads or ()))
 
 
-def sweep_grid(asked: SuiteRun, here: bool = True) -> Grid:
+def sweep_grid(request: SuiteRun, here: bool = True) -> Grid:
     """The axes; UsageError or UnknownName where one cannot be. `here`: the runs are made on this machine."""
-    device = asked.device or "cpu"
+    device = request.device or "cpu"
     if here:
         check_device(device)
     return Grid(
-        batches=asked.batch or (),
-        optimizers=asked.optimizers or (),
-        precisions=asked.precisions or ("fp32",),
-        threads=asked.threads or (),
+        batches=request.batch or (),
+        optimizers=request.optimizers or (),
+        precisions=request.precisions or ("fp32",),
+        threads=request.threads or (),
         device=device,
-        repeats=asked.repeats or int(_smoke(asked, "repeats", 3)),
+        repeats=request.repeats or int(_smoke(request, "repeats", 3)),
     )
 
 
-def sweep_rules(asked: SuiteRun, here: bool = True) -> dict[str, Any]:
+def sweep_rules(request: SuiteRun, here: bool = True) -> dict[str, Any]:
     """The rules of every run: by steps or by time where one is given, else until the interval is narrow."""
     from stepscope.experiments.engine.limits import refuse_memory_limit
     from stepscope.experiments.suite.rules import Rules, parse_cooldown
 
-    if asked.memory is not None:
-        refuse_memory_limit(asked.memory)
-    if asked.interval == 1:
+    if request.memory is not None:
+        refuse_memory_limit(request.memory)
+    if request.interval == 1:
         raise UsageError("--interval 1: not a share between 0 and 1", "for example --interval 2%")
-    celsius, pause_s = parse_cooldown(asked.cooldown, Path("/") if here else None)
-    return Rules(**_ends(asked), cool_to_celsius=celsius, pause_s=pause_s, memory_bytes=asked.memory,
-                 time_limit_s=asked.time_limit or 900.0, seed=asked.seed or 0).to_dict()  # fmt: skip
+    celsius, pause_s = parse_cooldown(request.cooldown, Path("/") if here else None)
+    return Rules(**_ends(request), cool_to_celsius=celsius, pause_s=pause_s, memory_bytes=request.memory,
+                 time_limit_s=request.time_limit or 900.0, seed=request.seed or 0).to_dict()  # fmt: skip
 
 
-def sweep_plan(asked: SuiteRun, entries: Sequence[Entry], axes: Grid, name: str, here: bool = True) -> dict[str, Any]:
+def sweep_plan(request: SuiteRun, entries: Sequence[Entry], axes: Grid, name: str, here: bool = True) -> dict[str, Any]:
     """Return the content of sweep.json, but for the workloads."""
     from stepscope.experiments.engine.limits import MEMORY_LIMIT_METHOD
     from stepscope.record.device import describe_device
 
-    seed = asked.seed or 0
+    seed = request.seed or 0
     return {
         "name": name,
         "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "tier": asked.tier,
-        "argv": ["suite", "run", *asked.words()],
-        "rules": sweep_rules(asked, here),
-        "limits": {"memory": MEMORY_LIMIT_METHOD if asked.memory else None},
+        "tier": request.tier,
+        "argv": ["suite", "run", *request.words()],
+        "rules": sweep_rules(request, here),
+        "limits": {"memory": MEMORY_LIMIT_METHOD if request.memory else None},
         "device": describe_device(),
         "versions": _versions(),
         "order": [point.to_dict() for point in axes.points(entries, seed)],
@@ -93,20 +93,20 @@ def find_sweep(path: Path) -> Path:
         raise RunNotFound("there is no sweep below 'suites'", "make one: stepscope suite run --tier smoke") from None
 
 
-def _ends(asked: SuiteRun) -> Mapping[str, Any]:
-    if (asked.steps, asked.seconds, asked.interval) != (None, None, None):
-        return {"steps": asked.steps, "seconds": asked.seconds, "interval": asked.interval}
-    if _is_smoke(asked):
+def _ends(request: SuiteRun) -> Mapping[str, Any]:
+    if (request.steps, request.seconds, request.interval) != (None, None, None):
+        return {"steps": request.steps, "seconds": request.seconds, "interval": request.interval}
+    if _is_smoke(request):
         return {"steps": _SMOKE["steps"], "seconds": _SMOKE["seconds"]}
     return {"steps": 1000, "seconds": 60.0, "interval": 0.02}
 
 
-def _smoke(asked: SuiteRun, name: str, otherwise: int) -> float:
-    return _SMOKE[name] if _is_smoke(asked) else otherwise
+def _smoke(request: SuiteRun, name: str, otherwise: int) -> float:
+    return _SMOKE[name] if _is_smoke(request) else otherwise
 
 
-def _is_smoke(asked: SuiteRun) -> bool:
-    return asked.tier == "smoke" or (asked.tier is None and asked.workloads is None)
+def _is_smoke(request: SuiteRun) -> bool:
+    return request.tier == "smoke" or (request.tier is None and request.workloads is None)
 
 
 def _versions() -> dict[str, str]:
@@ -125,15 +125,15 @@ def _versions() -> dict[str, str]:
     }
 
 
-def plan_differences(kept: Mapping[str, Any], asked: Mapping[str, Any]) -> list[str]:
+def plan_differences(kept: Mapping[str, Any], request: Mapping[str, Any]) -> list[str]:
     """In what a sweep differs from another plan, a line each."""
     rules = [
         f"  {name.replace('_', ' ')}: {kept['rules'].get(name)} -> {value}"
-        for name, value in asked["rules"].items()
+        for name, value in request["rules"].items()
         if kept["rules"].get(name) != value
     ]
     for axis in ("workload", "batch", "optimizer", "precision", "threads", "device", "repeat"):
-        before, after = ({point[axis] for point in each["order"]} for each in (kept, asked))
+        before, after = ({point[axis] for point in each["order"]} for each in (kept, request))
         if before != after:
             rules.append(f"  {axis}: {_comma_list(before)} -> {_comma_list(after)}")
     return rules
@@ -144,24 +144,24 @@ def _comma_list(values: set[Any]) -> str:
     return ", ".join(map(str, ordered[:8])) + (" ..." if len(ordered) > 8 else "")
 
 
-def new_sweep(asked: SuiteRun, out: Path, says: Callable[[str], None]) -> SweepFolder:
+def new_sweep(request: SuiteRun, out: Path, says: Callable[[str], None]) -> SweepFolder:
     """Begin a sweep; what is asked for twice is said."""
-    axes, entries = sweep_grid(asked), chosen_entries(asked)
+    axes, entries = sweep_grid(request), chosen_entries(request)
     twice = axes.duplicates(entries)
     if twice:
         says(f"{twice} settings were asked for more than once: each is run once")
-    return SweepFolder.create(out, sweep_plan(asked, entries, axes, out.name), entries)
+    return SweepFolder.create(out, sweep_plan(request, entries, axes, out.name), entries)
 
 
-def resume_sweep(asked: SuiteRun, out: Path) -> SweepFolder:
+def resume_sweep(request: SuiteRun, out: Path) -> SweepFolder:
     """The sweep as it was begun; refused where a workload has changed or other options are given."""
     folder = SweepFolder(out)
-    if asked.given:
+    if request.given:
         other = plan_differences(
-            folder.plan, sweep_plan(asked, chosen_entries(asked), sweep_grid(asked), folder.path.name)
+            folder.plan, sweep_plan(request, chosen_entries(request), sweep_grid(request), folder.path.name)
         )
         if other:
-            said = f"the sweep in '{out}' was begun otherwise than {' '.join(asked.given)} asks:\n" + "\n".join(other)
+            said = f"the sweep in '{out}' was begun otherwise than {' '.join(request.given)} asks:\n" + "\n".join(other)
             raise UsageError(said, "leave these options out, or begin a new sweep with another --out")
     folder.refuse_changes(workload_entries([name for name in folder.plan["workloads"] if _is_known(name)]))
     return folder

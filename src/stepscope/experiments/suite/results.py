@@ -94,8 +94,8 @@ def runs_table(results: Results) -> pl.DataFrame:
     for run in results.runs:
         numbers = {name: (run.get("numbers") or {}).get(name, {}).get("value") for name in COLUMNS}
         ends = {f"{what}_{end}": _most(run, end, key) for end in ("at_start", "at_end") for what, key in _ENDS}
-        told = {"status": run["status"], "reason": run.get("reason"), "flags": "; ".join(run.get("flags") or [])}
-        rows.append({**run["point"], **told, "steps": run.get("steps"), **numbers, **ends})
+        outcome = {"status": run["status"], "reason": run.get("reason"), "flags": "; ".join(run.get("flags") or [])}
+        rows.append({**run["point"], **outcome, "steps": run.get("steps"), **numbers, **ends})
     return pl.DataFrame(rows, infer_schema_length=None)
 
 

@@ -40,15 +40,15 @@ class Place:
     ) -> None:
         self.at_start = tuple(at_start)
         self._log = log
-        told, tell = os.pipe()
+        orders_end, tell = os.pipe()
         hear, heard = os.pipe()
-        text = json.dumps({**orders, "at_start": list(at_start), "parent": os.getpid(), "pipes": [told, heard]})
+        text = json.dumps({**orders, "at_start": list(at_start), "parent": os.getpid(), "pipes": [orders_end, heard]})
         log.parent.mkdir(parents=True, exist_ok=True)
         try:
             with log.open("wb") as out:
                 self._child = subprocess.Popen(
                     [sys.executable, "-m", "stepscope.experiments.tune.trainee", text],
-                    stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, pass_fds=(told, heard),
+                    stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, pass_fds=(orders_end, heard),
                     env={**os.environ, **environment}, start_new_session=True,
                 )  # fmt: skip
         except OSError:
@@ -56,7 +56,7 @@ class Place:
             os.close(hear)
             raise
         finally:
-            os.close(told)
+            os.close(orders_end)
             os.close(heard)
         self._tell, self._hear, self._rest = tell, hear, b""
 
@@ -127,10 +127,10 @@ class LastingPlace:
             self._facts = command["facts"]
         if self._gone:
             self._again(limit_s)
-        answer = self._told(limit_s, command)
+        answer = self._answer_to(limit_s, command)
         if "over" in answer:
             self._again(limit_s)
-            answer = self._told(limit_s, command)
+            answer = self._answer_to(limit_s, command)
         if "over" in answer:
             self._gone = True
             if self._at_start or command.get("changes"):
@@ -147,7 +147,7 @@ class LastingPlace:
         """End the process."""
         self._place.close()
 
-    def _told(self, limit_s: float, command: Mapping[str, Any]) -> dict[str, Any]:
+    def _answer_to(self, limit_s: float, command: Mapping[str, Any]) -> dict[str, Any]:
         try:
             return self._place.ask(limit_s, **command)
         except PlaceEnded:
@@ -159,4 +159,4 @@ class LastingPlace:
         self._place = self._start()
         self._gone = False
         if self._facts is not None:
-            self._told(limit_s, {"do": "use", "facts": self._facts})
+            self._answer_to(limit_s, {"do": "use", "facts": self._facts})

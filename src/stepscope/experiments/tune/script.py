@@ -128,9 +128,9 @@ class _Loop:
                 return
             self._synchronize()
             self._end_block(t_ns)
-        asked_ns = monotonic_ns()
+        waiting_since_ns = monotonic_ns()
         self._serve()
-        self._waited_ns = monotonic_ns() - asked_ns
+        self._waited_ns = monotonic_ns() - waiting_since_ns
         if not late:
             self._last_ns, self._waited_ns = monotonic_ns(), 0
 

@@ -76,7 +76,7 @@ def dry_run(
     began = time.perf_counter()
     mode = FakeMode()
     tally = FlopTally(hidden)
-    log = StorageLog(tally, told=number_for)
+    log = StorageLog(tally, value_of=number_for)
     with quiet(), _explained(log):
         model, optimizers = _built(job, mode)
         with mode:

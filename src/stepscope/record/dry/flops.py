@@ -111,7 +111,7 @@ class _Counter:
             self._totals = (forward, self._mode.get_total_flops() - forward)
 
     def result(self, samples: int) -> FlopCount:
-        forward, backward = (_with_children(own) for own in (self._forward, self._backward))
+        forward, backward = (_of_subtree(own) for own in (self._forward, self._backward))
         per_sample = {
             name: ModuleFlops(_share(forward[name], samples), _share(backward[name], samples)) for name in forward
         }
@@ -172,7 +172,7 @@ _CORRECTED = {
 }
 
 
-def _with_children(own: dict[str, int]) -> dict[str, int]:
+def _of_subtree(own: dict[str, int]) -> dict[str, int]:
     """FLOPs of each module together with those below it, by name."""
     total = dict(own)
     for name in sorted(own, key=lambda name: name.count(".") + bool(name), reverse=True):

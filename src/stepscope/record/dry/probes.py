@@ -80,9 +80,9 @@ def probe_apart(calls: Mapping[str, Call], samples: int) -> dict[str, Probed]:
     """
     plain = {key: (str(call.func), call.args, call.samples) for key, call in calls.items()}
     command = [sys.executable, "-c", "from stepscope.record.dry import probes; probes.answer_parent()"]
-    asked = pickle.dumps((torch.get_num_threads(), samples, plain))
+    orders = pickle.dumps((torch.get_num_threads(), samples, plain))
     try:
-        ended = subprocess.run(command, input=asked, capture_output=True, timeout=_TIMEOUT_S, check=True)
+        ended = subprocess.run(command, input=orders, capture_output=True, timeout=_TIMEOUT_S, check=True)
         return {key: Probed(*values) for key, values in json.loads(ended.stdout.splitlines()[-1]).items()}
     except (OSError, subprocess.SubprocessError, ValueError, IndexError):
         return {}

@@ -76,12 +76,12 @@ class Storage:
 class StorageLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Logs births and ends of storages while it is entered; `step` and `phase` are the caller's to set."""
 
-    def __init__(self, hidden: Rule = nothing_hidden, told: Callable[[Tensor], Any] | None = None) -> None:
-        """`told`: what a program gets that looks at a number outside any module, where tensors have none."""
+    def __init__(self, hidden: Rule = nothing_hidden, value_of: Callable[[Tensor], Any] | None = None) -> None:
+        """`value_of`: what a program gets that looks at a number outside any module, where tensors have none."""
         super().__init__()  # type: ignore[no-untyped-call]
         self.looks = 0  # how often a number was asked for outside any module
         self.in_bf16 = False  # whether any tensor was
-        self._told = told
+        self._value_of = value_of
         self.storages: list[Storage] = []
         self.events: list[tuple[int, int, int, int]] = []  # (step, op number, storage, +1 or -1)
         self.scenes = [(0, BUILDING)]  # from which event on the program does what
@@ -212,9 +212,9 @@ class StorageLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.last_op = str(func)
         self.last_module = self._places.current()
         kwargs = kwargs or {}
-        if func is _LOOK and self._told is not None and self._outside():
+        if func is _LOOK and self._value_of is not None and self._outside():
             self.looks += 1
-            return self._told(args[0])
+            return self._value_of(args[0])
         if func is _ADD and not kwargs and self._places.may_be_autograds_own():
             self._note_sum(args[0])
         out = func(*args, **kwargs)

@@ -160,8 +160,8 @@ def native_bf16() -> bool:
     """Return whether convolutions and products in bf16 run as such here: without, each is expanded and takes
     minutes.
     """
-    asked = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", None)
-    return bool(asked()) if asked is not None and _has_onednn() else False
+    supported = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", None)
+    return bool(supported()) if supported is not None and _has_onednn() else False
 
 
 def _has_onednn() -> bool:

@@ -106,11 +106,11 @@ def _innermost(ops: Labelled, t_ns: Ints, thread: Ints) -> Ints:
     parent = row_of[ops.parent[cpu]]
     place = np.full(len(t_ns), _NOWHERE, dtype=np.int64)
     for each in set(thread.tolist()):
-        rows, asked = np.flatnonzero(on == each), np.flatnonzero(thread == each)
+        rows, positions = np.flatnonzero(on == each), np.flatnonzero(thread == each)
         if len(rows) == 0:
             continue
-        at = np.searchsorted(t0[rows], t_ns[asked], side="right") - 1
-        place[asked] = np.where(at >= 0, rows[np.maximum(at, 0)], _NOWHERE)
+        at = np.searchsorted(t0[rows], t_ns[positions], side="right") - 1
+        place[positions] = np.where(at >= 0, rows[np.maximum(at, 0)], _NOWHERE)
     while True:
         ended = (place >= 0) & (t1[place] < t_ns)
         if not ended.any():

@@ -192,12 +192,12 @@ def _calls_in(
     line = code.co_firstlineno
     within: dict[str, CodeType] = {}
     for instruction in dis.get_instructions(code):
-        operation, value = instruction.opname, instruction.argval
+        opcode, value = instruction.opname, instruction.argval
         line = _line_of(instruction) or line
         site = at or Site(code.co_filename, line, line)
-        if operation in ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_METHOD", "LOAD_ATTR"):
+        if opcode in ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_METHOD", "LOAD_ATTR"):
             yield _Call(value, site)
-            if operation in ("LOAD_GLOBAL", "LOAD_NAME"):
+            if opcode in ("LOAD_GLOBAL", "LOAD_NAME"):
                 target = names.get(value)
             elif isinstance(target, ModuleType):
                 target = vars(target).get(value)
@@ -206,25 +206,25 @@ def _calls_in(
             else:
                 target = None
             if type(target) is FunctionType and depth < _DEEPEST:
-                yield from _within(target, owner if operation != "LOAD_GLOBAL" else None, depth, site, at)
+                yield from _within(target, owner if opcode != "LOAD_GLOBAL" else None, depth, site, at)
             elif isinstance(value, str) and value in within and depth < _DEEPEST:
                 yield from _calls_in(within[value], names, owner, depth + 1, at)
-        elif operation == "LOAD_CONST" and isinstance(value, CodeType):
+        elif opcode == "LOAD_CONST" and isinstance(value, CodeType):
             if value.co_name.startswith("<"):
                 yield from _calls_in(value, names, owner, depth + 1, at)
             else:
                 within[value.co_name] = value
-        elif operation.startswith(("LOAD_FAST", "LOAD_DEREF")):
+        elif opcode.startswith(("LOAD_FAST", "LOAD_DEREF")):
             value = value[-1] if isinstance(value, tuple) else value
             target = owner if value == first else None
             if value in within and depth < _DEEPEST:
                 yield from _calls_in(within[value], names, owner, depth + 1, at)
-        elif operation == "BINARY_OP":
+        elif opcode == "BINARY_OP":
             yield _Call(instruction.argrepr.rstrip("="), site)
-        elif operation == "COMPARE_OP":
+        elif opcode == "COMPARE_OP":
             yield _Call(str(value), site)
-        elif operation in _SIGNS:
-            yield _Call(_SIGNS[operation], site)
+        elif opcode in _SIGNS:
+            yield _Call(_SIGNS[opcode], site)
 
 
 def _within(function: FunctionType, owner: type | None, depth: int, site: Site, at: Site | None) -> Iterator[_Call]:

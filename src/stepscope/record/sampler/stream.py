@@ -232,7 +232,7 @@ class Liveness:
         self._silent = [False] * len(self._ids)
         self._meters = [place for place, channel in enumerate(channels) if channel.quantity in ("power", "energy")]
         self._stale_after_ns = max((_stale_after_ns(channels[place]) for place in self._meters), default=0)
-        self._shown: list[float] = []
+        self._displayed: list[float] = []
         self._moved_ns: int | None = None
         self._stale = False
 
@@ -267,12 +267,12 @@ class Liveness:
     def _look_whether_it_moves(self, now_ns: int, shown: list[float]) -> None:
         if all(math.isnan(value) for value in shown):
             return
-        if self._moved_ns is None or shown != self._shown:
+        if self._moved_ns is None or shown != self._displayed:
             if self._stale and self._moved_ns is not None:
                 gap_ns = now_ns - self._moved_ns
                 message = f"sensor {self._sensor} moves again after {gap_ns / 1e9:.1f} s of the same numbers"
                 self._say("stale-ended", message, gap_ns=gap_ns)
-            self._shown, self._moved_ns, self._stale = shown, now_ns, False
+            self._displayed, self._moved_ns, self._stale = shown, now_ns, False
         elif not self._stale and now_ns - self._moved_ns > self._stale_after_ns:
             self._stale = True
             message = f"sensor {self._sensor} has shown the same numbers for {(now_ns - self._moved_ns) / 1e9:.1f} s"
@@ -317,7 +317,7 @@ class ReaderThread:
         self.stream = stream
         self._events, self._clock = events, clock
         self._reading_since_ns: int | None = None
-        self._told = False
+        self._reported = False
         self._stopping = False
         self._wake = threading.Event()
         self._thread = threading.Thread(target=self._run, name=stream.name, daemon=True)
@@ -329,8 +329,8 @@ class ReaderThread:
     def look(self) -> None:
         """Write an event when a read has not returned for long."""
         since_ns = self._reading_since_ns
-        if since_ns is not None and not self._told and self._clock() - since_ns > HUNG_NS + self.stream.every_ns:
-            self._told = True
+        if since_ns is not None and not self._reported and self._clock() - since_ns > HUNG_NS + self.stream.every_ns:
+            self._reported = True
             message = (
                 f"a read of sensor {self.stream.name} has not returned for {(self._clock() - since_ns) / 1e9:.0f} s"
             )
@@ -372,8 +372,8 @@ class ReaderThread:
             self._reading_since_ns = began_ns = clock()
             stream.sample_slowly(began_ns)
             self._reading_since_ns = None
-            if self._told:
-                self._told = False
+            if self._reported:
+                self._reported = False
                 gap_ns = clock() - began_ns
                 message = f"the read of sensor {stream.name} returned after {gap_ns / 1e9:.1f} s"
                 self._events.write("sensor-recovered", message, sensor=stream.name, gap_ns=gap_ns)

@@ -76,14 +76,14 @@ def with_read_cost(found: Found, target: Target) -> Found | Missing:
 def survey(root: Path, target: Target, names: Collection[str] | None = None, patience_s: float = PATIENCE_S) -> Survey:
     """Ask every sensor, or those named, and measure what one read costs; one that hangs holds up none of the others."""
     until = time.monotonic() + patience_s
-    asked = {}
+    looks = {}
     for name, sensor in load().items():
         if names is None or name in names:
-            asked[name] = _Discovery(sensor, root, target)
-            asked[name].wait(_GRACE_S)  # one after the other: side by side they would spoil the read cost
+            looks[name] = _Discovery(sensor, root, target)
+            looks[name].wait(_GRACE_S)  # one after the other: side by side they would spoil the read cost
     found: dict[str, Found] = {}
     missing: dict[str, Missing] = {}
-    for name, one in asked.items():
+    for name, one in looks.items():
         one.wait(max(0.0, until - time.monotonic()))
         answer = one.answer()
         if isinstance(answer, Found):

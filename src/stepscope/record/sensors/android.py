@@ -238,8 +238,8 @@ def _discharging(stated: Mapping[str, str], supply: battery.Supply) -> bool | No
     cables = [stated[name] for name in _POWERED if name in stated]
     if cables:
         return not any(value == "true" for value in cables)
-    told = _STATUS.get(stated.get("status", ""))
-    return battery.discharging(supply) if told is None else told
+    unplugged_now = _STATUS.get(stated.get("status", ""))
+    return battery.discharging(supply) if unplugged_now is None else unplugged_now
 
 
 def _number(value: object) -> float | None:

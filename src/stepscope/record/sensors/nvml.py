@@ -85,7 +85,7 @@ def _sensor(nvml: Any, target: Target) -> Found | Missing:
     probes = [
         probe
         for gpu in gpus
-        for probe in _one_power_a_scope(answering([_probe(gpu, asked) for asked in QUANTITIES], errors))
+        for probe in _one_power_a_scope(answering([_probe(gpu, wanted) for wanted in QUANTITIES], errors))
     ]
     if all(probe.later for probe in probes):
         names = ", ".join(gpu.name for gpu in gpus)
@@ -137,24 +137,24 @@ def _name(nvml: Any, handle: Any) -> str:
     return name.decode(errors="replace") if isinstance(name, bytes) else str(name)
 
 
-def _probe(gpu: Gpu, asked: Quantity) -> Probe:
+def _probe(gpu: Gpu, wanted: Quantity) -> Probe:
     channel = Channel(
-        id=channel_id(gpu.scope, asked.quantity),
+        id=channel_id(gpu.scope, wanted.quantity),
         sensor=NAME,
-        quantity=asked.quantity,
-        unit=asked.unit,
-        kind=asked.kind,
+        quantity=wanted.quantity,
+        unit=wanted.unit,
+        kind=wanted.kind,
         scope=gpu.scope,
         parent_scope=gpu.parent,
         rail=gpu.name,
-        source=f"NVML {asked.source}",
-        refresh_ns=asked.refresh_ns,
-        step_size=asked.step_size,
-        filter=asked.filter,
+        source=f"NVML {wanted.source}",
+        refresh_ns=wanted.refresh_ns,
+        step_size=wanted.step_size,
+        filter=wanted.filter,
     )
-    if asked.quantity == "power_average":
+    if wanted.quantity == "power_average":
         channel = replace(channel, **averaging(gpu))
-    return Probe(channel, lambda: asked.read(gpu), asked.every_ns, asked.later)
+    return Probe(channel, lambda: wanted.read(gpu), wanted.every_ns, wanted.later)
 
 
 def _one_power_a_scope(probes: list[Probe]) -> list[Probe]:

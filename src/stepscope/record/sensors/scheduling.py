@@ -73,25 +73,25 @@ class TrainingThread:
             schedstat, stat = open_files([folder / "schedstat", folder / "stat"])
         except OSError as error:
             return missing_because(error, error.filename or folder)
-        asked = []
+        wait_files = []
         for name in ("syscall", "wchan"):
             with contextlib.suppress(OSError):
-                asked += open_files([folder / name])
+                wait_files += open_files([folder / name])
         calls = _SYSTEM_CALLS.get(platform.machine(), {})
 
         def read() -> list[float]:
             ran, delayed = os.pread(schedstat, 96, 0).split()[:2]
             text = os.pread(stat, 512, 0)
             state = text[text.rindex(b")") + 2 :][:1]
-            waits = "disk" if state == b"D" else _wait_of(asked, calls) if state == b"S" else None
+            waits = "disk" if state == b"D" else _wait_of(wait_files, calls) if state == b"S" else None
             return [count(ran), count(delayed), *(float(wait == waits) for wait in WAITS)]
 
         try:
             read()
         except (OSError, ValueError, IndexError) as error:
-            close_files([schedstat, stat, *asked])
+            close_files([schedstat, stat, *wait_files])
             return Missing("unsupported", f"{folder}/schedstat: {error}")
-        return Found(tuple(self._channels(folder)), read, lambda: close_files([schedstat, stat, *asked]))
+        return Found(tuple(self._channels(folder)), read, lambda: close_files([schedstat, stat, *wait_files]))
 
     def _channels(self, folder: Path) -> Iterator[Channel]:
         for quantity in ("thread_cpu_time", "run_delay"):
@@ -104,14 +104,14 @@ class TrainingThread:
 _TIMED_FUTEX = re.compile(rb"^\d+ 0x[0-9a-f]+ 0x(?:8|18)?9 0x[0-9a-f]+ 0x[1-9a-f]")  # FUTEX_WAIT_BITSET and a time
 
 
-def _wait_of(asked: Sequence[int], calls: dict[int, str]) -> str | None:
+def _wait_of(wait_files: Sequence[int], calls: dict[int, str]) -> str | None:
     """Return what a sleeping thread waits in, by /proc/PID/syscall or wchan; None where neither may be read or tells.
 
     A Python thread that wants the interpreter's lock sleeps in a futex with a time limit (its switch interval), one
     that waits for the threads of an operator in one without.
     """
     found = None
-    for file in asked:
+    for file in wait_files:
         try:
             text = os.pread(file, 192, 0)
         except OSError:
@@ -327,7 +327,7 @@ def _stated(path: Path) -> dict[str, float]:
 
 
 def _throttled(group: Path) -> list[float]:
-    """Time held back, ns, periods in which it was, and periods that the quota counted."""
+    """Time throttled, ns, throttled periods, and periods that the quota counted."""
     stat = _stated(group / "cpu.stat")
     held_ns = stat.get("throttled_usec", 0.0) * _US + stat.get("throttled_time", 0.0)
     return [held_ns, stat.get("nr_throttled", 0.0), stat.get("nr_periods", 0.0)]

@@ -15,7 +15,7 @@ from stepscope.report.charts.style import CATEGORY, LIGHT, NARROW, axis, plot_wi
 
 _SIDE_COLOURS = [LIGHT[name] for name in ("forward", "backward", "optimizer", "data", "accent", "warn", "muted",
                                      "held-parameter", "held-saved")]  # fmt: skip
-_SIDE_ROW = 15  # px an operand
+_SIDE_ROW = 15  # px an side
 
 
 def build_ratios(rows: pl.DataFrame, width: int) -> Any:

@@ -137,7 +137,7 @@ def small_tables(excerpt: Excerpt) -> dict[str, Callable[[], pl.DataFrame]]:
         "steps": lambda: excerpt.steps,
         "phases": run.phases,
         "modules": run.modules,
-        "op_kinds": run.op_kinds,
+        "op_kinds": run.operators,
         "communication": run.communication,
         "ranks": run.rank_table,
         "skew": run.skew,

@@ -21,19 +21,20 @@ def main() -> int:
     arguments.add_argument("--of", type=int, required=True)
     arguments.add_argument("--since-ns", type=int, default=0)
     arguments.add_argument("--lines", action="store_true")
-    asked = arguments.parse_args()
+    options = arguments.parse_args()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is meant for the training, whose end is then shown
     os.nice(_KIND)
     parent = os.getppid()
     run = wait_for(
-        lambda: run_of(asked.out, asked.of, asked.since_ns), lambda: os.getppid() != parent or not is_running(asked.of)
+        lambda: run_of(options.out, options.of, options.since_ns),
+        lambda: os.getppid() != parent or not is_running(options.of),
     )
     if run is not None:
         from rich.console import Console
 
         from stepscope.report.live.screen import watch
 
-        watch(run, Console(stderr=True), lines=asked.lines)
+        watch(run, Console(stderr=True), lines=options.lines)
     return 0
 
 

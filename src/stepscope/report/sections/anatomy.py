@@ -48,7 +48,7 @@ def build(run: Run) -> Section:
     )
 
 
-def _caption(ops: pl.DataFrame, left_out: int, tracks: pl.DataFrame) -> str:
+def _caption(ops: pl.DataFrame, excluded: int, tracks: pl.DataFrame) -> str:
     lanes = ops["lane"].n_unique()
     said = [f"{lanes} lanes: threads, then streams." if lanes > 1 else "Layers, then ops below what called them."]
     said.append("Click a layer to mark it here and in the list, drag to zoom and list what is in view, Escape for all.")
@@ -58,8 +58,8 @@ def _caption(ops: pl.DataFrame, left_out: int, tracks: pl.DataFrame) -> str:
         said.append("Below: means of the shortest windows that each sensor can resolve, tinted where nothing was read.")
         if OPERATOR_POWER in set(tracks["track"]):
             said.append("Power of ops is the mean that the fit gives to what ran: no sensor is quick enough.")
-    if left_out:
-        said.append(f"The {left_out:,} shortest op calls are not drawn; an export has them.")
+    if excluded:
+        said.append(f"The {excluded:,} shortest op calls are not drawn; an export has them.")
     return " ".join(said)
 
 

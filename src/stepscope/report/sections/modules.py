@@ -112,8 +112,8 @@ def _icicle(run: Run, inside: pl.DataFrame) -> Icicle:
         kept = inside.filter(pl.col("tree_total_ns") > least)
     place = {name: index for index, name in enumerate(kept["module"])}
     rows = [_icicle_row(row, place) for row in kept.iter_rows(named=True)]
-    left_out = len(inside) - len(kept)
-    caption = f"{_CAPTION} The {left_out:,} smallest modules are not drawn." if left_out else _CAPTION
+    excluded = len(inside) - len(kept)
+    caption = f"{_CAPTION} The {excluded:,} smallest modules are not drawn." if excluded else _CAPTION
     return Icicle(_FIELDS, rows, tuple(_layers(module_quantities(run), place)), caption, FIGURES[0])
 
 

@@ -21,8 +21,8 @@ _MOST_ROWS = 1_200
 
 
 def build(run: Run) -> Section:
-    """Table of `run.op_kinds()`."""
-    kinds = run.op_kinds()
+    """Table of `run.operators()`."""
+    kinds = run.operators()
     if kinds.is_empty():
         return Section("")
     phases = [phase for phase in PHASES if float(kinds[f"{phase}_ns"].fill_null(0).sum()) > 0]

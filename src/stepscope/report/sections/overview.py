@@ -93,8 +93,8 @@ def _capital(text: str) -> str:
 
 
 def _key_figures(run: Run) -> Iterator[KeyFigure]:
-    of_one = pl.col("scope").str.starts_with(RANK) | (pl.col("scope") == LAUNCHER)  # in the table of ranks
-    metrics = run.metrics().filter(pl.col("value").is_not_null() & ~of_one)
+    of_a_rank = pl.col("scope").str.starts_with(RANK) | (pl.col("scope") == LAUNCHER)  # in the table of ranks
+    metrics = run.metrics().filter(pl.col("value").is_not_null() & ~of_a_rank)
     for metric in in_order(metrics["metric"]):
         rows = metrics.filter(pl.col("metric") == metric).sort(*_PREFERRED, maintain_order=True)
         known = find(metric, rows["unit"][0])

@@ -41,8 +41,8 @@ def build(run: Run) -> Section:
     drawn = _scatter(steps, shown, median, top, low) if len(steps) <= _MOST_POINTS else _band(steps, top, low)
     said = f"The {row['note'][0].partition(';')[0]} is {amount(row['value'][0], 'ns')}. " if len(row) else ""
     first = "The first step is" if min(warm, len(steps)) == 1 else f"The first {min(warm, len(steps))} steps are"
-    left_out = f"{said}{first} warm-up and excluded from every number."
-    return Section(left_out if warm else said, (drawn, *_steadiness(run)), closed=True)
+    excluded = f"{said}{first} warm-up and excluded from every number."
+    return Section(excluded if warm else said, (drawn, *_steadiness(run)), closed=True)
 
 
 def _steadiness(run: Run) -> Iterator[Part]:

@@ -91,9 +91,9 @@ def leads_out(folder: Path, root: Path) -> bool:
 def _fill_steps(rows: list[ListedRun], root: Path) -> None:
     """Fill in what only a report would tell of runs that have none yet, as far as their steps say it."""
     without = {one.path: one for one in rows if one.facts["step_ns"] is None and _own_steps(one.path, root)}
-    for folder, glance in quick_stats({folder: one.facts["warmup"] for folder, one in without.items()}).items():
+    for folder, quick in quick_stats({folder: one.facts["warmup"] for folder, one in without.items()}).items():
         facts = without[folder].facts
-        facts.update(steps=glance.steps, step_ns=glance.step_ns, samples_per_s=glance.samples_per_s)
+        facts.update(steps=quick.steps, step_ns=quick.step_ns, samples_per_s=quick.samples_per_s)
 
 
 def _own_steps(folder: Path, root: Path) -> bool:

@@ -220,10 +220,10 @@ def questions(content: bytes) -> Iterator[Question]:
         raise DataUnavailable(f"a file of SQuAD is not as published ({error!r})", hint) from error
 
 
-def encoded_questions(asked: list[Question], numbers: dict[str, int], length: int) -> Encoded:
+def encoded_questions(questions: list[Question], numbers: dict[str, int], length: int) -> Encoded:
     """The questions whose answer lies within `length` tokens."""
     rows, bounds = [], []
-    for each in asked:
+    for each in questions:
         first = [CLS, *(_number(word, numbers) for word in each.question[:_MOST_QUESTION]), SEP]
         room = length - len(first) - 1
         if each.end < room:
@@ -236,12 +236,12 @@ def encoded_questions(asked: list[Question], numbers: dict[str, int], length: in
 def _of_paragraph(paragraph: dict[str, Any]) -> Iterator[Question]:
     found = list(_TOKEN.finditer(paragraph["context"]))
     words = [match[0].lower() for match in found]
-    for asked in paragraph["qas"]:
-        answer = asked["answers"][0]
+    for question in paragraph["qas"]:
+        answer = question["answers"][0]
         begin, end = answer["answer_start"], answer["answer_start"] + len(answer["text"])
         inside = [place for place, match in enumerate(found) if match.start() < end and match.end() > begin]
         if inside:
-            yield Question(_TOKEN.findall(asked["question"].lower()), words, inside[0], inside[-1])
+            yield Question(_TOKEN.findall(question["question"].lower()), words, inside[0], inside[-1])
 
 
 def _number(word: str, numbers: dict[str, int]) -> int:
@@ -253,10 +253,10 @@ def _load_squad(length: int) -> Splits:
     train, dev = (list(questions(cache.read(dataset, file.name))) for file in dataset.files)
     words = [word for each in train for word in (*each.question, *each.paragraph)]
     numbers = vocabulary_of(words, VOCABULARY, reserved=SQUAD_RESERVED)
-    parts = [encoded_questions(asked, numbers, length) for asked in (train, dev)]
-    left_out = len(train) - len(parts[0])
+    parts = [encoded_questions(questions, numbers, length) for questions in (train, dev)]
+    excluded = len(train) - len(parts[0])
     facts = DataFacts(
-        name=f"{dataset.name}, words, {length} tokens, without {left_out} longer ones",
+        name=f"{dataset.name}, words, {length} tokens, without {excluded} longer ones",
         kind="real-full",
         sha256=dataset.files[0].checksum.partition(":")[2],  # `read` has just compared it
         licence=dataset.licence,
