@@ -62,7 +62,7 @@ def fleet_folder(path: Path, boards: list[str], *names: str, **axes: Any) -> Fle
 
 
 def swept(
-    folder: FleetFolder, hosts: Hosts | SchedulerAddress, wait_s: float = 20.0, watch: FleetWatch | None = None
+    folder: FleetFolder, hosts: Hosts | SchedulerAddress, wait_s: float = HANG_S, watch: FleetWatch | None = None
 ) -> list[str]:
     """Make the runs; what was said meanwhile."""
     lines: list[str] = []
