@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -214,6 +215,49 @@ def test_a_zone_that_answers_eagain_reads_nan_while_the_other_goes_on(
     sensor.close()
     assert math.isnan(values[0])
     assert values[1] == 50.0
+
+
+@pytest.mark.parametrize(
+    ("back", "reads"),
+    [
+        ({2: ("gpu", "52000")}, 52.0),  # its driver is there again
+        ({2: ("nvme", "70000")}, None),  # another driver has its number now
+        ({2: ("nvme", "70000"), 5: ("gpu", "52000")}, 52.0),
+        ({5: ("gpu", "52000"), 6: ("gpu", "53000")}, None),  # which of them it is cannot be told
+        ({}, None),
+    ],
+)
+def test_a_zone_that_goes_is_read_again_when_it_is_back_while_others_stay(
+    back: dict[int, tuple[str, str]], reads: float | None, tmp_path: Path
+) -> None:
+    zones, now_ns = tmp_path / "sys/class/thermal", [0]
+
+    def add(number: int, kind: str, text: str) -> None:
+        write(zones, {f"thermal_zone{number}/type": f"{kind}\n", f"thermal_zone{number}/temp": f"{text}\n"})
+
+    add(0, "cpu", "41000")
+    add(2, "gpu", "42000")
+    sensor = found(temperature.discover(tmp_path, Target(1, clock=lambda: now_ns[0])))
+    assert list(sensor.read()) == [41.0, 42.0]
+    shutil.rmtree(zones / "thermal_zone2")
+    assert [str(value) for value in sensor.read()] == ["41.0", "nan"]
+    for number, (kind, text) in back.items():
+        add(number, kind, text)
+    now_ns[0] = 1_000_000_000
+    assert [str(value) for value in sensor.read()] == ["41.0", str(reads or math.nan)]
+    sensor.close()
+
+
+def test_the_zone_that_is_left_of_two_alike_is_never_read_as_the_other(tmp_path: Path) -> None:
+    now_ns = [0]
+    for number in (0, 1):
+        zone = f"sys/class/thermal/thermal_zone{number}"
+        write(tmp_path, {f"{zone}/type": "acpitz\n", f"{zone}/temp": f"5{number}000\n"})
+    sensor = found(temperature.discover(tmp_path, Target(1, clock=lambda: now_ns[0])))
+    shutil.rmtree(tmp_path / "sys/class/thermal/thermal_zone0")
+    for now_ns[0] in (0, 1_000_000_000):
+        assert [str(value) for value in sensor.read()] == ["nan", "51.0"]
+    sensor.close()
 
 
 @given(st.binary(max_size=40))

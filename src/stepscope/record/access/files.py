@@ -21,10 +21,8 @@ from stepscope.record.sensors.contract import (
     Found,
     Missing,
     Target,
-    close_files,
     content,
     missing_because,
-    open_files,
 )
 
 READ_BYTES = 64  # more than any value that is believed; a longer text is cut, and then too great
@@ -145,13 +143,15 @@ class NumberFile:
     size: int = READ_BYTES
     tried: bool = False  # is excluded where it states nothing when it is opened
     remedy: str | None = None  # where it may not be read
+    find: Callable[[], Path | None] | None = None  # where it is now, of a device that may come back elsewhere
 
 
 @dataclass(frozen=True)
 class FileSensor:
     """A sensor that is nothing but files which hold numbers: `find` yields them, and why some are not there.
 
-    A file that fails reads NaN; the sensor is lost when all fail, unless one may answer later (EAGAIN).
+    A file that fails reads NaN, and one whose device has gone is looked for every second. The sensor is lost when all
+    fail, unless one may answer later (EAGAIN).
     """
 
     NAME: str
@@ -162,17 +162,17 @@ class FileSensor:
 
     def discover(self, root: Path, target: Target) -> Found | Missing:
         """Open what is there."""
-        opened: list[tuple[int, NumberFile]] = []
+        opened: list[tuple[DeviceFile, NumberFile]] = []
         reasons: list[Missing] = []
         for file in self.find(root, target):
-            answer = file if isinstance(file, Missing) else _opened(file)
+            answer = file if isinstance(file, Missing) else _opened(file, target.clock)
             if isinstance(answer, Missing):
                 reasons.append(answer)
             elif isinstance(file, NumberFile):
                 opened.append((answer, file))
 
         def close() -> None:
-            close_files([descriptor for descriptor, _ in opened])
+            close_device_files([device for device, _ in opened])
 
         if not opened or (self.whole and reasons):
             close()
@@ -182,29 +182,29 @@ class FileSensor:
         return Found(channels, partial(_read, opened), close, self.every_ns)
 
 
-def _opened(file: NumberFile) -> int | Missing:
+def _opened(file: NumberFile, clock: Clock) -> DeviceFile | Missing:
     try:
-        descriptor = open_files([file.path])[0]
+        device = DeviceFile(file.find or partial(Path, file.path), clock)
     except OSError as error:
         return missing_because(error, file.path, file.remedy if error.errno in (errno.EACCES, errno.EPERM) else None)
     try:
-        if not file.tried or not all(map(math.isnan, file.values(os.pread(descriptor, file.size, 0)))):
-            return descriptor
+        if not file.tried or not all(map(math.isnan, file.values(device.read(file.size)))):
+            return device
         why = Missing("unsupported", f"{file.path} states no {file.channels[0].quantity}")
     except OSError as error:
         why = missing_because(error, file.path)
     except ValueError as error:
         why = Missing("unsupported", f"{file.path}: {error}")
-    os.close(descriptor)
+    device.close()
     return why
 
 
-def _read(opened: Sequence[tuple[int, NumberFile]]) -> list[float]:
+def _read(opened: Sequence[tuple[DeviceFile, NumberFile]]) -> list[float]:
     values: list[float] = []
     errors: list[OSError] = []
-    for descriptor, file in opened:
+    for device, file in opened:
         try:
-            values += file.values(os.pread(descriptor, file.size, 0))
+            values += file.values(device.read(file.size))
         except OSError as error:
             values += [NAN] * len(file.channels)
             errors.append(error)

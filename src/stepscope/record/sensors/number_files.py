@@ -60,15 +60,32 @@ def hertz(text: bytes) -> float:
 def _zones(root: Path, target: Target) -> Iterator[NumberFile]:
     """One gauge a zone, degrees Celsius; one that does not answer now (EAGAIN, powered off) may answer later."""
     seen: Counter[str] = Counter()
-    for zone in numbered(list((root / "sys/class/thermal").glob("thermal_zone*"))):
-        kind = attribute(zone / "type") or zone.name
+    zones = {zone: _kind(zone) for zone in numbered(list((root / "sys/class/thermal").glob("thermal_zone*")))}
+    for zone, kind in zones.items():
         seen[kind] += 1
         name = kind if seen[kind] == 1 else f"{kind}#{seen[kind]}"  # acpitz, acpitz#2
         channel = Channel(
             f"zone.{name}.temperature", "temperature", "temperature", "degC", "gauge", f"zone:{name}",
             str(zone / "temp"), parent_scope="system",
         )  # fmt: skip
-        yield NumberFile(zone / "temp", (channel,), lambda text: [celsius(text)])
+        place = partial(_zone_now, zone, kind, list(zones.values()).count(kind) == 1)
+        yield NumberFile(zone / "temp", (channel,), lambda text: [celsius(text)], find=place)
+
+
+def _kind(zone: Path) -> str:
+    """Return what a thermal zone measures, as its driver calls it."""
+    return attribute(zone / "type") or zone.name
+
+
+def _zone_now(zone: Path, kind: str, alone: bool) -> Path | None:
+    """Return the file of a zone that may have been away: under its number, else the one zone of its kind.
+
+    Another driver's zone may have taken the number in the meantime. alone: no other zone was of this kind.
+    """
+    if _kind(zone) == kind:
+        return zone / "temp"
+    alike = [other for other in zone.parent.glob("thermal_zone*") if _kind(other) == kind]
+    return alike[0] / "temp" if alone and len(alike) == 1 else None
 
 
 def celsius(text: bytes) -> float:
