@@ -95,3 +95,9 @@ def test_the_probe_states_rates_by_size_and_the_fastest_block() -> None:
     assert [row["flops"] for row in products] == [2 * 16**3, 2 * 32**3]
     assert all(row["flops_per_s"] > 0 for row in rows)
     assert {row["kind"] for row in rows} == {"gemm", "convolution", "convolution backward"}
+
+
+def test_a_slow_device_is_asked_for_the_small_products_and_convolutions_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ceiling_probe, "best_s", lambda *asked: 0.2)
+    rows = list(ceiling_probe.arithmetic("cpu", ceiling_probe.DTYPES["float32"], lambda: None))
+    assert [row["kind"] for row in rows] == ["gemm", "convolution", "convolution backward"]

@@ -7,6 +7,7 @@ one op call costs before it computes anything. Of each the fastest block counts:
 from __future__ import annotations
 
 import json
+import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -56,11 +57,14 @@ def arithmetic(device: str, dtype: torch.dtype, wait: Call, sides: Sequence[int]
         yield _rate("gemm", f"{side} x {side} matrices", product_flops(side, side, side), seconds)
         if seconds > _MOST_ONCE_S / 8:  # the next one is eight times slower
             break
+    rate = math.inf
     for batch, channels, side, kernel in CONVOLUTIONS:
+        flops = convolution_flops(batch, (side, side), (channels, channels, kernel, kernel))
+        if 3 * flops / rate > _MOST_ONCE_S:  # forward and backward: on a slow device the small ones have to do
+            continue
         x, grad = (torch.randn(batch, channels, side, side, device=device).to(dtype) for _ in range(2))
         w = torch.randn(channels, channels, kernel, kernel, device=device).to(dtype)
         how = ([1, 1], [kernel // 2] * 2, [1, 1], False, [0, 0], 1)
-        flops = convolution_flops(batch, (side, side), w.shape)
         what = f"{kernel} x {kernel}, {channels} channels, {side} x {side}, batch {batch}"
 
         def forward(x: Tensor = x, w: Tensor = w, how: Any = how) -> Any:
@@ -69,7 +73,9 @@ def arithmetic(device: str, dtype: torch.dtype, wait: Call, sides: Sequence[int]
         def backward(grad: Tensor = grad, x: Tensor = x, w: Tensor = w, how: Any = how) -> Any:
             return torch.ops.aten.convolution_backward(grad, x, w, None, *how, [True, True, False])
 
-        yield _rate("convolution", what, flops, best_s(forward, wait))
+        seconds = best_s(forward, wait)
+        rate = flops / seconds
+        yield _rate("convolution", what, flops, seconds)
         yield _rate("convolution backward", what, 2 * flops, best_s(backward, wait))
 
 
