@@ -16,12 +16,12 @@ from pathlib import Path
 
 from lab.arm64.warm import forked, stepscope, torch
 
-PROFILE, SCRIPT, PROFILED = "profile", *(str(Path(__file__).with_name(name)) for name in ("script.py", "profiled.py"))
+SCRIPT, PROFILED = (str(Path(__file__).with_name(name)) for name in ("script.py", "profiled.py"))
 COMMANDS: dict[str, tuple[str, ...]] = {
     "doctor": ("doctor", "--json"),
-    PROFILE: (),  # a line in a training script
+    "profile": (PROFILED,),  # a line in a training script
     "run of a script": ("run", "--out", "scripts", SCRIPT),
-    "run": ("run", "lenet", "--steps", "12", "--batch", "4", "--out", "runs"),
+    "run": ("run", "lenet", "--steps", "17", "--batch", "2", "--out", "runs"),
     "report": ("report", "last"),
     "page": ("report", "last", "--html"),
     "brief": ("brief", "last"),
@@ -39,6 +39,11 @@ COMMANDS: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 
 
+def run(words: tuple[str, ...]) -> object:
+    """Run a script, or a command line."""
+    return runpy.run_path(*words, run_name="__main__") if words == (PROFILED,) else stepscope(words)
+
+
 def main() -> None:
     """Run all in a folder of their own; what ran is in results.json after each, so that a stop keeps the rest.
 
@@ -51,11 +56,7 @@ def main() -> None:
     versions = {"machine": platform.machine(), "python": platform.python_version(), "torch": torch.__version__}
     results: dict[str, object] = {}
     for name in names:
-        if name == PROFILE:
-            call = partial(runpy.run_path, PROFILED, run_name="__main__")
-        else:
-            call = partial(stepscope, COMMANDS[name])
-        code, seconds = forked(call, out, name.replace(" ", "-"))
+        code, seconds = forked(partial(run, COMMANDS[name]), out, name.replace(" ", "-"))
         results[name] = {"code": code, "seconds": round(seconds, 1)}
         (out / "results.json").write_text(json.dumps({**versions, "commands": results}, indent=1))
 

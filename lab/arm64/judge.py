@@ -21,21 +21,27 @@ COPIES = {"aten::clone", "aten::contiguous", "aten::copy_", "aten::empty", "aten
 SMALL_BYTES = 230_000  # what docs/memory.md states of steps below 20 MB
 
 
-def commands(arm: Path, here: Path) -> Iterator[Row]:
-    """Every command ends as it ends here."""
-    results = {place: json.loads((place / "results.json").read_text())["commands"] for place in (arm, here)}
-    for name in COMMANDS:
-        there, same = (results[place].get(name, {"code": None, "seconds": 0}) for place in (arm, here))
-        detail = (
-            f"exit code {there['code']} after {there['seconds']:.0f} s; here {same['code']}, {same['seconds']:.0f} s"
-        )
-        yield Row("commands", f"{name} ends as on x86-64", there["code"] == same["code"] is not None, detail)
+def commands(arm: Path, here: Path, old: Path) -> Iterator[Row]:
+    """Every command ends as it ends here; a few under an old Python and an old torch."""
+    told = {place: json.loads((place / "results.json").read_text()) for place in (arm, here, old)}
+    for place in told:
+        said = ", ".join(f"{name} {told[place][name]}" for name in ("python", "torch"))
+        yield Row("commands", f"{place.name}: versions", True, f"{told[place]['machine']}, {said}")
+    results = {place: told[place]["commands"] for place in told}
+    for place, names in ((arm, COMMANDS), (old, results[old])):
+        for name in names:
+            there, same = (results[where].get(name, {"code": None, "seconds": 0}) for where in (place, here))
+            what = f"{name} ends as on x86-64" if place is arm else f"{name} ends well, Python and torch old"
+            detail = f"exit code {there['code']} after {there['seconds']:.0f} s"
+            detail += f"; here {same['code']}, {same['seconds']:.0f} s" if place is arm else ""
+            yield Row("commands", what, there["code"] == 0 == same["code"], detail)
 
 
-def runs(arm: Path, here: Path) -> Iterator[Row]:
+def runs(arm: Path, here: Path, old: Path) -> Iterator[Row]:
     """A run folder is the same but for its numbers: files, columns, layers, operators."""
-    for name, folder in (("workload", "runs"), ("script", "scripts"), ("profile", "profiles")):
-        pair = [_run(place / folder) for place in (arm, here)]
+    seen = [("workload", arm / "runs"), ("script", arm / "scripts"), ("profile", arm / "profiles")]
+    for name, place in [*seen, ("script, Python and torch old", old / "scripts")]:
+        pair = [_run(place), _run(here / place.name)]
         shapes = [_schema(run) for run in pair]
         more, less = set(shapes[0]) - set(shapes[1]), set(shapes[1]) - set(shapes[0])
         different = [key for key in shapes[0].keys() & shapes[1].keys() if shapes[0][key] != shapes[1][key]]
@@ -47,6 +53,8 @@ def runs(arm: Path, here: Path) -> Iterator[Row]:
         layers = [_layers(run) for run in pair]
         detail = f"{len(layers[0])} layers of {len(layers[1])}"
         yield Row("run folder", f"{name}: same layers and parameters", layers[0] == layers[1] != [], detail)
+        if place.parent == old:  # its torch has operators of its own
+            continue
         counts = [_operators(run) for run in pair]
         keys = counts[0].keys() | counts[1].keys()
         differ = {key: (counts[0][key], counts[1][key]) for key in keys if counts[0][key] != counts[1][key]}
@@ -92,7 +100,9 @@ def memory(rows: Path) -> Iterator[Row]:
     """Live peaks as predicted on ARM64."""
     for line in rows.read_text().splitlines():
         row: dict[str, Any] = json.loads(line)
-        what = f"{row['workload']}: live peak as predicted (within 3 %, or 0.23 MB)"
+        what = (
+            f"{row['workload']}, batch {row['batch']}: live peak as predicted (within {100 * WITHIN:g} %, or 0.23 MB)"
+        )
         if "error" not in row:
             yield Row("memory", what, False, row.get("note", "not measured"))
             continue
@@ -105,14 +115,12 @@ def memory(rows: Path) -> Iterator[Row]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Judge all; 0 where all checks hold."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("arm", type=Path)
-    parser.add_argument("here", type=Path)
-    parser.add_argument("memory", type=Path)
+    parser.add_argument("out", type=Path, help="folder that go has filled")
     parser.add_argument("--rows", type=Path, required=True, help="JSON file for the rows")
     options = parser.parse_args(argv)
+    places = [options.out / name for name in ("commands", "here", "old")]
     rows: list[Row] = []
-    for scene, words in ((commands, (options.arm, options.here)), (runs, (options.arm, options.here)),
-                         (memory, (options.memory,))):  # fmt: skip
+    for scene, words in ((commands, places), (runs, places), (memory, [options.out / "memory.jsonl"])):
         try:
             rows += scene(*words)
         except Exception as error:

@@ -5,7 +5,8 @@ rule, counts 0 and is named in `not_modelled`. A convolution that the rules were
 dilated, transposed, channels innermost) gets an interval and is named in `uncovered`; so does a kernel of another
 processor.
 
-Convolutions on x86 go through oneDNN: copies in blocked layouts, channels rounded up to a block. So do products in
+Convolutions on x86 go through oneDNN: copies in blocked layouts, channels rounded up to a block (those on ARM:
+`arm_workspaces`). So do products in
 bf16: buffers of one tile; float32 goes to MKL, which allocates nothing through torch. So does an LSTM: what forward
 leaves for backward, and copies of the weights in padded rows. cuDNN decides at run time which kernel runs, so its
 workspace is an interval.
@@ -22,6 +23,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stepscope.record.dry import arm_workspaces
+from stepscope.record.dry.lstm_workspaces import LSTM_RULES
 from stepscope.record.dry.storage_log import NOTHING, Hidden, Rule
 
 _LIBRARY_CALLS = ("conv", "rnn", "lstm", "gru", "attention", "ctc", "fft", "linalg", "mkldnn", "cudnn", "grid_sampler")
@@ -48,7 +51,7 @@ class Workspaces:
         rules = CUDNN_RULES if self.platform.kind == "cuda" else {**CONVOLUTION_RULES, **LSTM_RULES, **PRODUCT_RULES}
         self._rules = {name: rule(self.platform) for name, rule in rules.items()}
         if not self.platform.known and self.platform.kind == "cpu":
-            without = replace(self.platform, block=0)
+            without = replace(self.platform, block=0, acl=False)
             self._rules = {name: _either(rule, rules[name](without)) for name, rule in self._rules.items()}
         self._of: dict[Any, Rule | None] = {}
 
@@ -132,6 +135,7 @@ class Platform:
     native_bf16: bool = False
     threads: int = 1
     known: bool = True  # whether the rules were fitted on such a processor
+    acl: bool = False  # oneDNN over the Arm Compute Library: `arm_workspaces`
 
     @property
     def name(self) -> str:
@@ -140,6 +144,8 @@ class Platform:
             return "CUDA with cuDNN"
         if not self.known:
             return "another processor, its kernels as intervals"
+        if self.acl:
+            return "CPU with oneDNN over the Arm Compute Library"
         return f"CPU with oneDNN, blocks of {self.block}" if self.block else "CPU without oneDNN's blocked layouts"
 
 
@@ -151,9 +157,18 @@ def other_platform(kind: str = "cpu", has_bf16: bool = False) -> Platform:
 def this_platform(kind: str = "cpu") -> Platform:
     """Return what torch says of this process."""
     capability = torch.backends.cpu.get_cpu_capability()
-    known = {"AVX512": 16, "AVX2": 8} if _has_onednn() else {}
-    on_x86 = platform.machine() in ("x86_64", "AMD64")
-    return Platform(kind, known.get(capability, 0), native_bf16(), torch.get_num_threads(), on_x86)
+    blocks = {"AVX512": 16, "AVX2": 8} if _has_onednn() else {}
+    acl = _has_acl()
+    known = platform.machine() in ("x86_64", "AMD64") or (acl and capability == "DEFAULT" and not native_bf16())
+    return Platform(kind, blocks.get(capability, 0), native_bf16(), torch.get_num_threads(), known, acl)
+
+
+def _has_acl() -> bool:
+    """Return whether oneDNN is built with the Arm Compute Library, as the wheels for aarch64 are."""
+    if platform.machine() != "aarch64" or not _has_onednn():
+        return False
+    asked = getattr(torch._C, "_has_acl", None) or getattr(torch.backends.mkldnn, "is_acl_available", None)
+    return True if asked is None else bool(asked() if callable(asked) else asked)
 
 
 def native_bf16() -> bool:
@@ -216,6 +231,8 @@ def convolution_forward(platform: Platform) -> Rule:
         x, weight, groups = args[0], args[1], args[8]
         if not _through_onednn(platform, x, weight, args[3], args[5], args[6], groups):
             return _exactly(_patches(x, weight, out, args[6], args[3], args[4]))
+        if platform.acl:
+            return arm_workspaces.forward(platform, x, weight, out, args[3], args[5], groups)
         first, last = _is_first(platform, x, groups), _channels_last(x)
         inputs = 0 if first or last else _blocked(platform, x)
         weights = _blocked_weight(platform, weight, groups, not first)
@@ -232,6 +249,8 @@ def convolution_backward(platform: Platform) -> Rule:
         gradient, x, weight, groups, mask = args[0], args[1], args[2], args[9], args[10]
         if not _through_onednn(platform, x, weight, args[4], args[6], args[7], groups):
             return _exactly(_patches(x, weight, gradient, args[7], args[4], args[5]))
+        if platform.acl:
+            return arm_workspaces.backward(platform, gradient, x, weight, args[4], mask, out, groups)
         first, last = _is_first(platform, x, groups), _channels_last(x)
         blocked_gradient = 0 if last else _blocked(platform, gradient)
         blocked_input = 0 if last else _blocked(platform, x)
@@ -293,7 +312,7 @@ def _through_onednn(
     """Return whether torch hands this convolution to oneDNN, or to its own loop over samples (ConvUtils.h,
     use_mkldnn).
     """
-    if platform.block == 0 or x.dtype not in (torch.float32, torch.bfloat16):
+    if not (platform.block or platform.acl) or x.dtype not in (torch.float32, torch.bfloat16):
         return False
     if x.dtype == torch.bfloat16:
         return platform.native_bf16
@@ -402,126 +421,6 @@ def _transposed_product(rows: int, depth: int, columns: int) -> int:
 
 def _plain_product(rows: int, depth: int, columns: int) -> int:
     return min(rows, _TILE_ROWS) // 2 * min(depth, 2 * _TILE_DEPTH)
-
-
-# torch's shape function gives the workspace that forward keeps 0 bytes, so without a rule a dry run of an LSTM is up to
-# 80 % low. Fitted on c10's allocations of single layers (torch 2.13, oneDNN 3.12, AVX-512; 8 to 1024 inputs, 64 to 670
-# units, float32 and bf16): exact to 1 % for the kept part, 2 % for the scratch. On AVX2 61.6 B a unit were seen.
-
-# B a unit that forward keeps: a step, in rows of gates and without padding; a state, in rows of states or of inputs,
-# whichever are more, and in rows of states
-_WORKSPACE_IN_FLOAT = (22.0, 8.3, 24.0, 5.8)
-_WORKSPACE_IN_BF16 = (9.5, 7.5, 20.2, 5.2)  # states of cells and their gradients stay in float32
-_TOUCHED = 0.326  # of what is kept: pages that forward writes to; the rest is asked for and never resident
-_TOUCHED_BACKWARD = 16.5  # B a unit of state and step that backward touches of it besides
-_SCRATCH, _SCRATCH_FIXED = 16.6, 17_000
-_SCRATCH_IN_BF16 = 19.0  # B a unit of state and sample: one step at a time
-_LINE = 16  # floats in a cache line
-_ALIASING = 256  # a row of a multiple of this many floats gets another line, against aliasing of 4 KB
-_INPUT, _INPUT_WEIGHT, _STATE_WEIGHT, _HIDDEN_SIZE, _TRAINED = 0, 1, 2, 10, 15
-_WORKSPACE_OUTPUT = 3
-
-
-def lstm_forward(platform: Platform) -> Rule:
-    """aten::mkldnn_rnn_layer(input [T, N, I], weights [4H, I] and [4H, H], biases, hx, cx, ...)."""
-
-    def rule(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Hidden:
-        if not platform.block:
-            return NOTHING
-        x, units = args[_INPUT], args[_HIDDEN_SIZE]
-        steps, weights = x.shape[0] * x.shape[1], (args[_INPUT_WEIGHT], args[_STATE_WEIGHT])
-        size = _lstm_workspace(x, units)
-        if x.element_size() == _FLOAT:
-            scratch = _lstm_copies(*weights) + _lstm_scratch(steps, units)
-        else:
-            scratch = sum(_lstm_gates(units) * w.shape[1] * w.element_size() for w in weights) + _lstm_tile(
-                x.shape[1], units
-            )
-        kept = ((_WORKSPACE_OUTPUT, size, round(_TOUCHED * size)),) if args[_TRAINED] else ()
-        return Hidden(scratch, scratch, scratch, kept)
-
-    return rule
-
-
-def lstm_backward(platform: Platform) -> Rule:
-    """aten::mkldnn_rnn_layer_backward(input, four weights, hx, cx, output, ...)."""
-
-    def rule(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Hidden:
-        if not platform.block:
-            return NOTHING
-        x, weights = args[0], args[1:3]
-        units = weights[1].shape[1]
-        size = sum(t.nbytes for t in args if isinstance(t, Tensor) and not t.is_contiguous())
-        size += (_lstm_in_float if x.element_size() == _FLOAT else _lstm_in_bf16)(x, *weights)
-        touched = size + round(_TOUCHED_BACKWARD * x.shape[0] * x.shape[1] * units)
-        return Hidden(size, touched, touched)
-
-    return rule
-
-
-LSTM_RULES: dict[str, Callable[[Platform], Rule]] = {
-    "mkldnn_rnn_layer.default": lstm_forward,
-    "mkldnn_rnn_layer_backward.default": lstm_backward,
-}
-
-
-def _lstm_workspace(x: Tensor, units: int) -> int:
-    """Of an input [T, N, I]; states are there once more than there are steps."""
-    steps, samples, inputs = x.shape
-    gates, plain, wider, states = _WORKSPACE_IN_FLOAT if x.element_size() == _FLOAT else _WORKSPACE_IN_BF16
-    of_step = gates * _lstm_row(4 * units) / 4 + plain * _whole_lines(units)
-    of_states = wider * _lstm_row(max(inputs, units)) + states * _lstm_row(units)
-    return round(samples * (steps * of_step + (steps + 1) * of_states))
-
-
-def _lstm_scratch(steps: int, units: int) -> int:
-    return round(_SCRATCH * steps * _whole_lines(units) + _SCRATCH_FIXED)
-
-
-def _lstm_in_float(x: Tensor, input_weight: Tensor, state_weight: Tensor) -> int:
-    units = state_weight.shape[1]
-    copies = _lstm_copies(input_weight, state_weight) + _padded_gradients(input_weight, state_weight)
-    return copies + _lstm_scratch(x.shape[0] * x.shape[1], units)
-
-
-def _lstm_in_bf16(x: Tensor, input_weight: Tensor, state_weight: Tensor) -> int:
-    """Weights once more, their gradients in rows of float32, and the gradients of the output as float32."""
-    (steps, samples, _), units = x.shape, state_weight.shape[1]
-    weights = sum(
-        _whole_lines(w.shape[1], 2 * _LINE) * w.shape[0] * w.element_size() for w in (input_weight, state_weight)
-    )
-    rows = sum(w.shape[1] * _lstm_row(w.shape[0]) for w in (input_weight, state_weight))
-    incoming = samples * units * (steps + 2)
-    return weights + _FLOAT * (rows + incoming) + _lstm_tile(samples, units)
-
-
-def _lstm_gates(units: int) -> int:
-    """Gates of so many units as oneDNN packs them in bf16."""
-    return 4 * _whole_lines(units, 2 * _LINE)
-
-
-def _lstm_tile(samples: int, units: int) -> int:
-    return round(_SCRATCH_IN_BF16 * samples * units) + _SCRATCH_FIXED
-
-
-def _lstm_copies(*weights: Tensor) -> int:
-    """Weights [4H, I] as I padded rows of 4H."""
-    return sum(w.shape[1] * _lstm_row(w.shape[0]) * w.element_size() for w in weights)
-
-
-def _padded_gradients(*weights: Tensor) -> int:
-    """Gradients of weights [4H, I] once more in rows of whole lines, where I fills none or would alias."""
-    padded = [w for w in weights if w.shape[1] % _ALIASING == 0 or w.shape[1] % _LINE]
-    return sum(_whole_lines(w.shape[1] + 1) * w.shape[0] * w.element_size() for w in padded)
-
-
-def _whole_lines(size: int, line: int = _LINE) -> int:
-    return -(-size // line) * line
-
-
-def _lstm_row(size: int) -> int:
-    padded = _whole_lines(size)
-    return padded + _LINE if padded % _ALIASING == 0 else padded
 
 
 # No less than nothing (implicit products) and no more than every patch of the input written out, capped by what cuDNN
