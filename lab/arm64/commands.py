@@ -20,7 +20,7 @@ SCRIPT, PROFILED = (str(Path(__file__).with_name(name)) for name in ("script.py"
 COMMANDS: dict[str, tuple[str, ...]] = {
     "doctor": ("doctor", "--json"),
     "profile": (PROFILED,),  # a line in a training script
-    "run of a script": ("run", "--out", "scripts", SCRIPT),
+    "run of a script": ("run", "--record-memory", "all", "--out", "scripts", SCRIPT),
     "run": ("run", "lenet", "--steps", "17", "--batch", "2", "--out", "runs"),
     "report": ("report", "last"),
     "page": ("report", "last", "--html"),
@@ -52,6 +52,8 @@ def main() -> None:
     out, names = Path(sys.argv[1]).absolute(), sys.argv[2:] or list(COMMANDS)
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
+    if "run" not in names:
+        (out / "runs").symlink_to("scripts")  # the newest run is the script's
     os.environ["STEPSCOPE_CEILINGS"] = "off"  # of the runs; the study of kernels measures them
     versions = {"machine": platform.machine(), "python": platform.python_version(), "torch": torch.__version__}
     results: dict[str, object] = {}

@@ -5,7 +5,7 @@ What is touched, since which torch it has had this form, and what happens withou
 | private name | since | without it |
 | --- | --- | --- |
 | torch._C._autograd._prepare_profiler, _enable_profiler, _disable_profiler | 1.9 | no ops are recorded |
-| torch._C._profiler.ProfilerConfig, ProfilerState, _ExperimentalConfig | 2.0 | no ops are recorded |
+| torch._C._profiler.ProfilerConfig, ProfilerState, _ExperimentalConfig | 2.0, 2.5 | no ops are recorded |
 | _KinetoEvent.start_ns, duration_ns, sequence_nr, fwd_thread_id, scope | 2.4 | no ops are recorded |
 | _ProfilerResult.experimental_event_tree, _ExtraFields_Allocation, _TensorMetadata | 2.1 | no memory is recorded |
 | FLAGS_caffe2_log_level of libc10 | 2.0 | c10 warns now and then while memory is recorded |
@@ -145,20 +145,10 @@ def start_window(shapes: bool, cuda: bool, memory: bool = False, in_pass: bool =
     back, before each node, what the thread had as the pass began, so that a profile of the thread would go on.
     Raises RuntimeError where a profiler runs already, AttributeError or TypeError where torch has changed.
     """
-    profiler = torch._C._profiler
     activities = {torch.profiler.ProfilerActivity.CPU}
     if cuda:
         activities.add(torch.profiler.ProfilerActivity.CUDA)
-    config = profiler.ProfilerConfig(
-        profiler.ProfilerState.KINETO,
-        shapes,
-        memory,
-        False,
-        False,
-        False,
-        _experimental(correlate=cuda, in_pass=in_pass),
-        "",
-    )
+    config = _configured(shapes, memory, _experimental(correlate=cuda, in_pass=in_pass))
     global _kineto_runs, _running
     with _one_at_a_time:
         if _running is not None or _others or _other_is_enabled():
@@ -191,10 +181,7 @@ def _disable(overtaken: KinetoWindow | None = None) -> Any:
     autograd, activities = torch._C._autograd, {torch.profiler.ProfilerActivity.CPU}
     with without_usdt_lines():
         if overtaken is not None:
-            profiler = torch._C._profiler
-            config = _experimental(correlate=False, in_pass=False)
-            kineto = profiler.ProfilerState.KINETO
-            config = profiler.ProfilerConfig(kineto, False, False, False, False, False, config, "")
+            config = _configured(False, False, _experimental(correlate=False, in_pass=False))
             autograd._prepare_profiler(config, activities)
         result = autograd._disable_profiler()
     _running = None
@@ -231,6 +218,16 @@ def _silence_the_allocator() -> Callable[[], None]:
         level.value = before
 
     return undo
+
+
+def _configured(shapes: bool, memory: bool, experimental: Any) -> Any:
+    """Return the configuration of a profile of operators, without stacks, FLOPs and modules."""
+    profiler = torch._C._profiler
+    config = functools.partial(profiler.ProfilerConfig, profiler.ProfilerState.KINETO, shapes, memory)
+    try:
+        return config(False, False, False, experimental, "")
+    except TypeError:  # older than 2.5: a trace has no identifier
+        return config(False, False, False, experimental)
 
 
 def _experimental(correlate: bool, in_pass: bool) -> Any:
