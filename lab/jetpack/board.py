@@ -95,13 +95,13 @@ def play(root: Path, layout: Layout) -> None:
             time.sleep(HALF_S)
 
 
-def _files(root: Path, layout: Layout, milliampere: int) -> dict[Path, int]:
+def _files(root: Path, layout: Layout, milliampere: int) -> dict[Path, int | str]:
     if "iio" not in layout.current:
         return {root / layout.current: milliampere, **_voltage(root, layout)}
     folder = root / layout.current
     power = MILLIVOLT * milliampere // 1000
     return {folder / "in_power0_input": power, folder / "in_current0_input": milliampere,
-            folder / "in_voltage0_input": MILLIVOLT}  # fmt: skip
+            folder / "in_voltage0_input": MILLIVOLT, folder / "ui_input_0": f"{MILLIVOLT} {milliampere}"}  # fmt: skip
 
 
 def _voltage(root: Path, layout: Layout) -> dict[Path, int]:
@@ -109,10 +109,10 @@ def _voltage(root: Path, layout: Layout) -> dict[Path, int]:
     return {voltage: MILLIVOLT} if voltage.exists() else {}
 
 
-def _replace(path: Path, value: int) -> None:
+def _replace(path: Path, value: int | str) -> None:
     """In place and of one width, as a driver's file never is empty."""
     file = os.open(path, os.O_WRONLY | os.O_CREAT, 0o644)
-    os.pwrite(file, f"{value:<6}\n".encode(), 0)
+    os.pwrite(file, f"{value:<10}\n".encode(), 0)
     os.close(file)
 
 

@@ -1,7 +1,8 @@
 """Power rails of a Jetson through NVIDIA's tegrastats, W: the way in where the INA3221 itself may not be read.
 
-A child process prints a line an interval. Only a line that is new since the last read is a reading: no new line is
-NaN, never the old value again. A line is up to one interval older than the read that takes it.
+A child process prints a line an interval. Only a line that is new since the last read is a reading: a read waits an
+interval for it, since neither keeps to its period so exactly that there is one each time, and no new line is NaN, never
+the old value again. A line is up to one interval older than the read that takes it.
 
 Lines of L4T 28 to JetPack 7 are read by the class of each token, never by its position.
 """
@@ -53,7 +54,7 @@ def discover(root: Path, target: Target) -> Found | Missing:
         reads += 1
         if reads % LOOK_EVERY == 0 and _rails_are_open(root, target):
             raise OSError("not needed any more: the INA3221 can be read itself")
-        lines = child.take()
+        lines = child.take(EVERY_NS / 1e9)
         if not lines and child.exit_code() is not None:
             raise OSError(f"it has ended with status {child.exit_code()}: {child.complaint()}")
         return rail_watts(parse(lines[-1]), places) if lines else [NAN] * len(places)
