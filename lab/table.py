@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import platform
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
 from pathlib import Path
 
 
@@ -32,6 +35,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("rows", type=Path, nargs="+")
     parts = [json.loads(path.read_text(encoding="utf-8")) for path in parser.parse_args(argv).rows]
+    told = f"{platform.platform()}, {os.cpu_count()} cores, load {os.getloadavg()[2]:.0f}"
+    sys.stdout.write(f"Made by `make lab` on {datetime.now(timezone.utc).date()}: {told}.\n\n")
     sys.stdout.write("| part | scene | check | holds | seen |\n| --- | --- | --- | --- | --- |\n")
     rows = [(part["part"], Row(**row)) for part in parts for row in part["rows"]]
     for part, row in rows:
