@@ -167,8 +167,8 @@ def _has_acl() -> bool:
     """Return whether oneDNN is built with the Arm Compute Library, as the wheels for aarch64 are."""
     if platform.machine() != "aarch64" or not _has_onednn():
         return False
-    asked = getattr(torch._C, "_has_acl", None) or getattr(torch.backends.mkldnn, "is_acl_available", None)
-    return True if asked is None else bool(asked() if callable(asked) else asked)
+    available = getattr(torch.backends.mkldnn, "is_acl_available", lambda: True)
+    return bool(available())
 
 
 def native_bf16() -> bool:
