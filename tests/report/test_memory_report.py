@@ -147,15 +147,11 @@ def test_a_run_without_memory_has_a_section_that_says_so(tmp_path: Path) -> None
 
 
 @needs_altair
-def test_several_steps_are_drawn_below_each_other_on_one_scale(run: Run) -> None:
-    from stepscope.report.charts.memory import build_step_memory, build_steps_memory
+def test_a_limit_is_drawn_over_the_memory_of_a_step(run: Run) -> None:
+    from stepscope.report.charts.memory import build_step_memory
     from stepscope.report.charts.style import draw_svg
 
     series = over_step(run.memory_events).select("category", t_ms=pl.col("t") / 1e6, mb=pl.col("bytes") / 1e6)
-    both = pl.concat([series.with_columns(label=pl.lit(label)) for label in ("training", "inference")])
-    svg = draw_svg(build_steps_memory(both, 900))
-    assert "training" in svg
-    assert "inference" in svg
     assert "var(--warn)" in draw_svg(build_step_memory(series, 900, limit_mb=100))
 
 

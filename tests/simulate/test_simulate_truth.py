@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from stepscope.simulate.marks import State
-from stepscope.simulate.power import SEGMENT, Truth, energy_by_label, load_truth
+from stepscope.simulate.power import SEGMENT, Truth, load_truth
 
 S = 1_000_000_000
 
@@ -48,10 +48,6 @@ def test_parents_count_within_their_step_and_other_lanes_run_beside(truth: Truth
     assert truth.own_energy("all", t0, t1, parent, step).tolist() == pytest.approx([10, 2, 5, 10])
     lane = np.array([0, 1, 0, 0])
     assert truth.own_energy("all", t0, t1, parent, step, lane).tolist() == pytest.approx([12, 2, 5, 10])
-
-
-def test_labels_gather_their_energy() -> None:
-    assert energy_by_label(["a", None, "a"], np.array([1.0, 2.0, 3.0])) == {"a": 4.0, None: 2.0}
 
 
 def test_what_was_saved_is_read_again_from_file_or_folder(truth: Truth, tmp_path: Path) -> None:

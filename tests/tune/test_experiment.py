@@ -14,7 +14,7 @@ from tests.tune.fake_training import FACTS, FakeTraining
 from stepscope.errors import UnknownName
 from stepscope.experiments.tune.arms import FINAL, Arm, Desk, tie_groups, typical
 from stepscope.experiments.tune.changes import offered, wanted
-from stepscope.experiments.tune.judge import judge
+from stepscope.experiments.tune.judge import gains, judge
 from stepscope.experiments.tune.paired import process_interval, ratio_interval
 
 
@@ -263,3 +263,11 @@ def test_where_losses_cannot_be_compared_what_rounds_numbers_is_listed_and_not_r
     helps = next(table for table in findings.tables if table.name == "helps")
     assert [row[1] for row in helps.rows] == ["bf16", "channels_last"]
     assert any("bf16: not recommended" in note for note in findings.notes)
+
+
+def test_a_gain_whose_interval_says_nothing_has_none() -> None:
+    arm = Arm("bf16", ("bf16",), pairs=[(0.0, 0), (-2.0, 0)])
+    gain, low, high = gains(arm)
+    assert gain is not None
+    assert (low, high) == (None, None)
+    assert gains(Arm("bf16", ("bf16",), pairs=[(0.01 * place, 0) for place in range(9)]))[1] is not None

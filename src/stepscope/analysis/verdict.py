@@ -265,7 +265,7 @@ def _dominant(run: Run) -> str:
         return f"{said}."
     kind, share, count = types.row(0)
     one = named.filter(pl.col("type") == kind).row(0, named=True)
-    name = f"module '{one['module']}'" if one["module"] else "the model itself"
+    name = f"module '{one['module']}'" if one["module"] else "(the model)"
     which = f"{name} ({kind})" if count == 1 else f"the {count} {kind} modules"
     of = " of the accelerator's time" if one["device_ns"] is not None else ""
     return f"{said}, {which} {percent(share, 0)}{of}."

@@ -20,7 +20,7 @@ def mcp(
     """Serve runs to an assistant over the Model Context Protocol (stdio): list, ask, compare, measure, fit, tune.
 
     Workloads of the package alone are trained, at most 2,000 steps or 10 minutes; no file is run, and no run outside
-    the folder is read. Needs the extra: pip install 'stepscope[mcp]'.
+    the folder is read. Needs the extra `mcp` of the package.
     """
     sys.stdout.flush()
     server(runs).run("stdio")

@@ -119,8 +119,8 @@ def between(low: float | None, high: float | None, unit: str) -> str:
 
 
 def part_name(row: dict[str, Any], by: str) -> str:
-    """A part as it is called; the model itself is a module without a name."""
-    return "the model itself" if row["name"] == "" and by == "module" else row_label(str(row["name"]))
+    """Return a part as tables show it; the root module has no name."""
+    return "(the model)" if row["name"] == "" and by == "module" else row_label(str(row["name"]))
 
 
 def whole(why: Explanation) -> str:

@@ -239,9 +239,7 @@ def _modules(run: Run) -> dict[str, Any]:
         pl.col("module").is_not_null(), pl.col("module") != FRAMEWORK_OVERHEAD, pl.col("share") > 0
     )
     rows = named.sort("share", "module", descending=[True, False]).head(_TOP).iter_rows(named=True)
-    cells = [
-        (row["share"], (_short(row["module"]) or "the model itself", row["type"] or "", *_times(row))) for row in rows
-    ]
+    cells = [(row["share"], (_short(row["module"]) or "(the model)", row["type"] or "", *_times(row))) for row in rows]
     return {"title": "Modules, self time", "heads": ("module", "type", "a step", "share"), "rows": cells}
 
 

@@ -277,7 +277,7 @@ def memory_at_peak(peak: Peak | None, reserved: dict[str, int]) -> list[Renderab
 
 def place(op: str | None, module: str | None) -> str:
     """Return where something was allocated: the op, and the layer that it ran for."""
-    layer = "" if module is None else f" of {module or 'the model itself'}"
+    layer = "" if module is None else f" of {module or '(the model)'}"
     return f"{op or 'something'}{layer}"
 
 
@@ -293,7 +293,7 @@ def _category(row: tuple[str, int, float]) -> str:
 
 def _tensor(row: dict[str, object]) -> str:
     shape = f" {row['shape']}" if row["shape"] else ""
-    layer = f" of {row['module'] or 'the model itself'}" if row["module"] is not None else ""
+    layer = f" of {row['module'] or '(the model)'}" if row["module"] is not None else ""
     return f"{category_label(str(row['category']))}{shape}{layer} {bytes_(float(str(row['bytes'])))}"
 
 

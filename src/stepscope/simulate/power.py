@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -250,14 +250,6 @@ class Truth:
             spent = self.watts(rail) * (np.diff(self.edges_ns) * 1e-9)
             self._cumulative[rail] = np.concatenate([[0.0], np.cumsum(spent)])
         return self._cumulative[rail]
-
-
-def energy_by_label(labels: Sequence[str | None], joules: Floats) -> dict[str | None, float]:
-    """Energy by label (operator, module, phase), J."""
-    found: dict[str | None, float] = {}
-    for label, energy in zip(labels, joules.tolist(), strict=True):
-        found[label] = found.get(label, 0.0) + energy
-    return found
 
 
 def load_truth(path: Path) -> Truth:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from scipy import sparse  # type: ignore[import-untyped]
 from tests.analysis.attribution.simulated import Execution
 
 from stepscope.analysis.energy.attribution import Attribution
-from stepscope.analysis.energy.rail_fits import Parts, grouping, judge, parts
+from stepscope.analysis.energy.rail_fits import Parts, judge, parts
 from stepscope.arrays import Flags, Floats, Ints
 
 _COUNTED = 0.003  # of the energy: parts below it do not enter the coverage
@@ -35,6 +37,12 @@ def modules(run: Execution) -> Ints:
     """Module and phase of each key, -1 outside of modules."""
     own = np.where(run.program.module < 0, -1, run.program.module * 2 + (run.program.phase > 0))
     return np.append(own, -1)
+
+
+def grouping(group: Ints, count: int) -> Any:
+    """Keys (P,) of each of `count` groups, as a matrix (G, P); a key at -1 is in none."""
+    chosen = np.flatnonzero(group >= 0)
+    return sparse.csr_matrix((np.ones(len(chosen)), (group[chosen], chosen)), shape=(count, len(group)))
 
 
 def truth(run: Execution, group: Ints) -> Floats:

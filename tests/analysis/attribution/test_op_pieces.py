@@ -8,12 +8,13 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 import pytest
+from tests.analysis.attribution.scores import grouping
 from tests.analysis.attribution.simulated import Device, execute, resnet_step, sampled
 from tests.fabricate import STEP, Op, fabricate_run, walk
 
 from stepscope.analysis.energy.attribution import Options, attribute
 from stepscope.analysis.energy.inputs import run_pieces, run_timeline
-from stepscope.analysis.energy.rail_fits import grouping, parts
+from stepscope.analysis.energy.rail_fits import parts
 from stepscope.analysis.energy.timeline import Keys, Lane
 from stepscope.analysis.run import Run
 from stepscope.analysis.time.operators import FRAMEWORK_OVERHEAD, Track, join_tracks

@@ -284,7 +284,7 @@ def _quoted(name: str) -> str:
         if name in UNATTRIBUTED_PARTS or name.startswith("(")
         else f"'{name}'"
         if name
-        else "the model itself"
+        else "(the model)"
     )
 
 

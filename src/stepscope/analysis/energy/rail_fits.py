@@ -24,7 +24,7 @@ from stepscope.analysis.energy.sensor_model import SensorModel
 from stepscope.analysis.energy.timeline import Lane, Timeline
 from stepscope.analysis.result_cache import ResultCache
 from stepscope.analysis.time.steps import profiled_steps
-from stepscope.arrays import Flags, Floats, Ints
+from stepscope.arrays import Flags, Floats
 from stepscope.runfolder import RunReader
 
 FEWEST_READINGS = 2  # readings that the simpler ways need
@@ -201,12 +201,6 @@ class Parts:
     def resolved(self, within: float = 0.10) -> Flags:
         """Groups whose 99 % CI is within so much of the energy."""
         return np.asarray(self.relative <= within)
-
-
-def grouping(group: Ints, count: int) -> Any:
-    """Return the keys (P,) of each of `count` groups, as a matrix (G, P); -1 leaves a key out."""
-    chosen = np.flatnonzero(group >= 0)
-    return sparse.csr_matrix((np.ones(len(chosen)), (group[chosen], chosen)), shape=(count, len(group)))
 
 
 def parts(found: Attribution, gather: Any) -> Parts:

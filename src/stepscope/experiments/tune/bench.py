@@ -26,10 +26,6 @@ class Block:
     losses: tuple[float, ...] = ()
     ended: bool = False  # the training ended within it
 
-    @property
-    def mean_s(self) -> float:
-        return sum(self.seconds) / len(self.seconds)
-
 
 class Bench:
     """A training in this process. step(batch): one step of it, which may return its loss.

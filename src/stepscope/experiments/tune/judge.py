@@ -10,7 +10,7 @@ from stepscope.analysis.results import Findings, ResultTable, Value
 from stepscope.experiments.tune.arms import AS_IS, FINAL, Arm, tie_groups
 from stepscope.experiments.tune.changes import Change
 from stepscope.experiments.tune.tuning import LEAST_GAIN, MOST_DRIFT, Tuning
-from stepscope.units import number
+from stepscope.units import number, plural
 
 if TYPE_CHECKING:
     import polars as pl
@@ -59,7 +59,7 @@ _COLUMNS = (
 
 
 def _row(arm: Arm, rank: int | None) -> tuple[Value, ...]:
-    gain, low, high = _gains(arm)
+    gain, low, high = gains(arm)
     as_is = _median(arm.as_is_s)
     ratio = 1 - gain / 100 if gain is not None else None
     return (
@@ -75,10 +75,15 @@ def _drift(arm: Arm) -> str | None:
     return "none" if arm.losses == arm.as_is_losses else f"{100 * arm.drift:+.3f}"
 
 
-def _gains(arm: Arm) -> tuple[float | None, float | None, float | None]:
+def gains(arm: Arm) -> tuple[float | None, float | None, float | None]:
     """Return the gain in time with its bounds, %."""
     ratio, low, high = arm.interval()
+    if high > _WIDEST * low:  # of two pairs that differ: it would be printed as billions of percent
+        low = high = math.nan
     return tuple(None if math.isnan(value) else 100 * (1 - value) for value in (ratio, high, low))  # type: ignore[return-value]
+
+
+_WIDEST = 100.0  # high end of a CI by its low end, beyond which it says nothing
 
 
 def _memory(arm: Arm) -> Value:
@@ -131,13 +136,13 @@ def _useless_table(arms: Sequence[Arm]) -> ResultTable:
             return "slower"
         if high - low > 0.1 or math.isnan(high):
             return "cannot tell: more minutes would"
-        return "no gain" if low > 1 - 2 * LEAST_GAIN else "no gain that is sure"
+        return "no gain" if low > 1 - 2 * LEAST_GAIN else "no certain gain"
 
     rows = sorted(
-        ((arm.name, *_gains(arm), verdict(arm), _pairs(arm)) for arm in arms), key=lambda row: -(row[1] or -math.inf)
+        ((arm.name, *gains(arm), verdict(arm), _pairs(arm)) for arm in arms), key=lambda row: -(row[1] or -math.inf)
     )
     columns = ("change", "gain %", "low %", "high %", "verdict", "pairs")
-    return ResultTable("no-gain", "What did not help", columns, tuple(rows), meanings=_MEANINGS)
+    return ResultTable("no-gain", "No certain gain", columns, tuple(rows), meanings=_MEANINGS)
 
 
 def _untried_table(arms: Mapping[str, Arm], known: Mapping[str, Change]) -> ResultTable:
@@ -152,11 +157,13 @@ def _answer(tuning: Tuning, best: Arm | None, final: Arm | None, helps: Sequence
         if not tried:
             return "Nothing could be tried: see below why."
         unclear = [arm.name for arm in tuning.arms.values() if arm.status == "measured" and not _clear(arm)]
+        if len(unclear) == tried:
+            return f"Cannot tell yet whether any of {plural(tried, 'change')} helps: give more --minutes."
         more = f" Not clear yet: {', '.join(unclear)}; give more --minutes." if unclear else ""
-        return f"None of {tried} changes surely helps: leave the training as it is.{more}"
+        return f"None of {plural(tried, 'change')} is certain to help: leave the training as it is.{more}"
     checked = final if final is not None and final.status == "measured" else None
     arm = checked or best
-    gain, low, high = _gains(arm)
+    gain, low, high = gains(arm)
     as_is = _median(arm.as_is_s)
     assert gain is not None
     assert as_is is not None
@@ -215,7 +222,7 @@ def _frames(measured: Sequence[Arm], final: Arm | None, helps: Sequence[Arm]) ->
     rows = []
     ended = [final] if final is not None and final.status == "measured" else []
     for arm in [*measured, *ended]:
-        gain, low, high = _gains(arm)
+        gain, low, high = gains(arm)
         kind = "helps" if arm in helps else "checked at the end" if arm.name == FINAL else "does not help"
         name = " + ".join(arm.changes) + (" (checked)" if arm.name == FINAL else "")
         rows.append({"change": name, "gain": gain, "low": low, "high": high, "kind": kind})

@@ -60,15 +60,6 @@ def count_flops(model: nn.Module, loss: LossOf, batch: Any, samples: int | None 
         return FlopCount(reason=f"not counted: {type(error).__name__}: {_first_line(error)}")
 
 
-def sum_of_outputs(model: nn.Module, inputs: tuple[tuple[Any, ...], dict[str, Any]]) -> Tensor:
-    """A loss where only the inputs of a model are known, `(args, kwargs)`: the sum of its outputs."""
-    args, kwargs = inputs
-    outputs = [out.sum() for out in _tensors(model(*args, **kwargs)) if out.requires_grad]
-    if not outputs:
-        raise ValueError("no output of the model depends on a parameter")
-    return torch.stack(outputs).sum()
-
-
 def on_meta(model: nn.Module) -> nn.Module:
     """A copy of the model whose parameters and buffers have shapes and no numbers; needs no memory for them."""
     memo: dict[int, Any] = {}

@@ -26,20 +26,6 @@ def build_step_memory(series: pl.DataFrame, width: int, limit_mb: float | None =
     return panel(series, plot_width(width), _TALL, "time since the step began, ms", None, limit_mb)
 
 
-def build_steps_memory(series: pl.DataFrame, width: int) -> Any:
-    """A panel for each `label` of `series` (label, t_ms, category, mb), below each other; all share the scale of MB."""
-    most = series.group_by("label", "t_ms").agg(pl.col("mb").sum())["mb"]
-    top = float(most.to_numpy().max()) if len(most) else 1.0
-    labels = series["label"].unique(maintain_order=True).to_list()
-    panels = []
-    for place, label in enumerate(labels):
-        title = "time since the step began, ms" if place == len(labels) - 1 else ""
-        shown = series.filter(pl.col("label") == label)
-        drawn = panel(shown, plot_width(width), _LOW, title, top, names=categories_in(series))
-        panels.append(drawn.properties(title=alt.Title(label, anchor="start", fontSize=12, color=LIGHT["ink"])))
-    return alt.vconcat(*panels, spacing=10).resolve_scale(color="shared")
-
-
 def categories_in(series: pl.DataFrame) -> list[str]:
     """Categories of a table in the order in which they are stacked."""
     return [name for name in CATEGORY if name in set(series["category"])]
@@ -143,7 +129,7 @@ def build_treemap(rows: pl.DataFrame, width: int, parts: int = 80) -> Any:
 def _largest_parts(rows: pl.DataFrame, parts: int) -> pl.DataFrame:
     """The largest parts, and the rest of each category as one."""
     named = rows.select(
-        pl.col("module").fill_null(_OUTSIDE).replace({"": "the model itself"}),
+        pl.col("module").fill_null(_OUTSIDE).replace({"": "(the model)"}),
         "category",
         pl.col("bytes").cast(pl.Float64),
     ).sort("bytes", "module", descending=[True, False])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -119,6 +119,18 @@ def _limits(chosen: str) -> tuple[int, int]:
 
 
 _CHANNEL = ("id", "sensor", "quantity", "unit", "kind", "scope")
+
+
+def tables_for(excerpt: Excerpt, folder: Path) -> Iterator[tuple[str, pl.DataFrame]]:
+    """Yield every table of an export that is a folder, which is made."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, table in {**raw_tables(excerpt), **small_tables(excerpt)}.items():
+        yield name, table()
+
+
+def bytes_of_tables(excerpt: Excerpt, *, per_op: int, per_sample: int, per_step: int, fixed: int) -> int:
+    """Return what such a folder takes, roughly."""
+    return fixed + per_op * excerpt.op_count + per_sample * excerpt.sample_count + per_step * len(excerpt.steps)
 
 
 def raw_tables(excerpt: Excerpt) -> dict[str, Callable[[], pl.DataFrame]]:

@@ -6,25 +6,21 @@ from pathlib import Path
 
 import polars as pl
 
-from stepscope.report.exports._excerpt import Excerpt, raw_tables, small_tables
+from stepscope.report.exports._excerpt import Excerpt, bytes_of_tables, tables_for
 
 TITLE = "folder of CSV tables"
 SUFFIX = ""
 
-_PER_OP, _PER_SAMPLE, _PER_STEP, _FIXED = 95, 85, 150, 30_000  # bytes, measured
-
 
 def estimate(excerpt: Excerpt) -> int:
     """Bytes that will be written, roughly."""
-    per_step = _PER_STEP * len(excerpt.steps)
-    return _FIXED + _PER_OP * excerpt.op_count + _PER_SAMPLE * excerpt.sample_count + per_step
+    return bytes_of_tables(excerpt, per_op=95, per_sample=85, per_step=150, fixed=30_000)  # measured
 
 
 def write(excerpt: Excerpt, path: Path) -> None:
     """Write one file a table into the folder, which is made; an empty cell is "not measured"."""
-    path.mkdir(parents=True, exist_ok=True)
-    for name, table in {**raw_tables(excerpt), **small_tables(excerpt)}.items():
-        _flat(table()).write_csv(path / f"{name}.csv")
+    for name, table in tables_for(excerpt, path):
+        _flat(table).write_csv(path / f"{name}.csv")
 
 
 def _flat(table: pl.DataFrame) -> pl.DataFrame:

@@ -216,7 +216,7 @@ function drawAnatomy(figure) {
 
   function describeOp(at) {
     const lines = [called(at), preciseMs(ops.length[at]) + ", " + (100 * ops.length[at] / length).toFixed(1) + " % of the step, begins at " + preciseMs(ops.start[at])];
-    const module = ops.module[at] < 0 ? "outside any module" : data.modules[ops.module[at]] || "the model itself";
+    const module = ops.module[at] < 0 ? "outside any module" : data.modules[ops.module[at]] || "(the model)";
     lines.push(data.phases[ops.phase[at]] + ", " + module);
     if (ops.source[at] >= 0) lines.push("called at " + data.sources[ops.source[at]]);
     if (ops.flops[at]) lines.push(spoken(ops.flops[at], "FLOP") + (ops.bytes[at] ? ", " + spoken(ops.bytes[at], "B") + " in and out" : ""));

@@ -93,7 +93,7 @@ def _modules(modules: pl.DataFrame, rails: list[str], batch: float | None) -> Ta
     columns = (Column("Module", numeric=False), *(Column(phase.capitalize()) for phase in _PHASES))
     cells = [
         (
-            Cell(name_(row["name"] or "the model itself"), name_(row["name"])),
+            Cell(name_(row["name"] or "(the model)"), name_(row["name"])),
             *(_joules(row[phase]) for phase in _PHASES),
             *_estimate_cells(row, batch, True),
         )

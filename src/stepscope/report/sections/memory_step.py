@@ -143,7 +143,7 @@ def _process(run: Run) -> Iterator[Part]:
 
 
 def _name(module: str | None) -> Cell:
-    return Cell("outside any layer" if module is None else module or "the model itself", module)
+    return Cell("outside any layer" if module is None else module or "(the model)", module)
 
 
 def _size(size: float, total: float | None = None) -> Cell:

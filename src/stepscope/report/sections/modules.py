@@ -191,7 +191,7 @@ def _more(row: dict[str, Any], columns: Sequence[tuple[str, str, str, str]]) -> 
 
 
 def _row(row: dict[str, Any]) -> tuple[Cell, ...]:
-    said = {None: OUTSIDE, "": "the model itself"}.get(row["module"], row["module"])
+    said = {None: OUTSIDE, "": "(the model)"}.get(row["module"], row["module"])
     kind = row["type"] if row["module"] is not None else None
     between = "-" if row["low_ns"] is None else f"[{milliseconds(row['low_ns'])}, {milliseconds(row['high_ns'])}]"
     times = ("forward_ns", "backward_ns")
