@@ -218,6 +218,26 @@ def test_a_large_pass_beside_another_thread_is_left_alone_and_that_is_said(tmp_p
     assert run.steps.height == 4
 
 
+def test_where_optimizers_step_within_backward_the_report_says_why_there_are_no_layers(tmp_path: Path) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 3))
+    updaters = {id(p): torch.optim.SGD([p], lr=0.01) for p in model.parameters()}
+    for parameter in model.parameters():
+        hook: Any = parameter.register_post_accumulate_grad_hook
+        hook(lambda p: updaters[id(p)].step())
+
+    def loop(_: Any) -> None:
+        for _ in range(8):
+            model(torch.randn(4, 8)).sum().backward()
+
+    run = record(loop, tmp_path, steps="optimizer", record="adaptive")
+    said = [event for event in run.events if event["kind"] == "steps-end-in-backward"]
+    assert len(said) == 1
+    missing = {entry.what: entry for entry in Run(run.path).not_measured()}["operators and modules"]
+    assert missing.why == said[0]["message"]
+    assert missing.remedy is not None
+    assert "after backward()" in missing.remedy
+
+
 def test_the_module_of_a_node_is_the_innermost_one_that_ran_when_it_was_made() -> None:
     number = iter([0, 2, 5, 5, 9, 12])
     places = CallPlaces({"outer": 0, "inner": 1}.__getitem__, lambda: next(number))

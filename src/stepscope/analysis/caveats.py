@@ -145,10 +145,12 @@ def _step_gaps(run: RunReader) -> Iterator[NotMeasured]:
 
 def _operator_gaps(run: Run) -> Iterator[NotMeasured]:
     table = run.self_times
+    within = [str(event.get("message", "")) for event in run.events if event.get("kind") == "steps-end-in-backward"]
+    remedy = "let the optimizers step after backward() to see layers" if within else None
     if table.is_empty():
         steady = len(profiled_steps(run))
         why = "no part of ops/ could be read" if steady else "no step after the warm-up was profiled"
-        yield NotMeasured("operators and modules", why)
+        yield NotMeasured("operators and modules", within[0] if within else why, remedy)
         return
     seen = table["step"].n_unique()
     for event in run.events:
@@ -157,7 +159,8 @@ def _operator_gaps(run: Run) -> Iterator[NotMeasured]:
     yield from _closed_regions(run)
     if only_warmup_profiled(run):
         why = "only a step of the warm-up was profiled: it is shown, and is slower than those after it, in other shares"
-        yield NotMeasured("layers and operators after the warm-up", why, "train for some steps more")
+        why, remedy = (within[0], remedy) if within else (why, "train for some steps more")
+        yield NotMeasured("layers and operators after the warm-up", why, remedy)
     elif not whole_steps(run):
         yield NotMeasured("whole steps", _in_part(run))
     elif seen < FEW:

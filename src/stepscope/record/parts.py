@@ -17,6 +17,9 @@ NO_PART_OF_BACKWARD = (
     "a backward pass too large for one window is profiled where it runs on the CPU, through all its nodes, "
     "in a process without other threads, with torch 2.7 or later"
 )
+_NO_PROFILE_WITHIN_BACKWARD = (
+    "an optimizer updates within the backward pass, so that steps begin there, where no profile may begin or end"
+)
 
 
 class Parts:
@@ -32,12 +35,18 @@ class Parts:
         self.scope: Scope | None = None  # stands for the optimizer's own range, within a closure's update
         self.undo: Callable[[], None] = _nothing  # of what ends the window within a pass
         self.updating: str | None = None  # the optimizer that updates now
-        self._active = False
+        self._active = self._said_within = False
         self._passes = 0
         self._passes_before = 0  # of the step before
 
     def __bool__(self) -> bool:
         return self._active
+
+    def step_within_backward(self, step: int, note: Callable[..., None]) -> None:
+        """A step begins within a backward pass: neither it nor a part of it is profiled, which is said once."""
+        if not self._said_within:
+            self._said_within = True
+            note("steps-end-in-backward", _NO_PROFILE_WITHIN_BACKWARD, step=step)
 
     def begin(self, step: int, wanted: set[str]) -> None:
         """This step is profiled in parts, and these are wanted."""

@@ -110,6 +110,8 @@ class OpRecorder:
         self.plan.events_per_step = self._expected_events()
         self._open_step = step, monotonic_ns()
         within = torch_private.in_backward()  # an update there has ended a step; no profile may begin or end there
+        if within and self._window is None and self.plan.choice.name != "none":
+            self._parts.step_within_backward(step, self._note)
         wanted = not self._stopped and not within and (again or self.plan.records(step, elapsed_ns))
         if not again:
             self._with_memory = wanted and self.plan.wants_memory(step, elapsed_ns)
