@@ -1,17 +1,19 @@
 """Are the times of layers true? `python -m benchmarks.truth_of_time [--networks NAME ...] [--write PAGE]`.
 
-The truth are plain timers between blocks of layers in a process that nothing profiles: a stamp before and after each
-block, and a tensor hook at each border that stamps the backward pass as it comes by. Beside it, in processes that take
-turns with it, the same training under `stepscope.profile` and under torch.profiler. Each figure is the median of a
-process over its steps, then over the rounds; the bare rounds also say how well the truth repeats. What one stamp
-costs is measured by a second hook on the same tensor and is taken off. Blocks below a fiftieth of their phase are
-judged together. On a shared machine run it with priority.
+The truth are plain timers between blocks of layers while nothing profiles: a stamp before and after each block, and a
+tensor hook at each border that stamps the backward pass as it comes by. Each process trains so, then under
+`stepscope.profile`, torch.profiler or nothing, and then so again: what is said is held against the truth of the same
+process, before and after. Between processes the same step differs by 10 to 50 %, by what glibc's heap happens to give
+back. Each figure is the median of a process over its steps, then over the rounds; the rounds with nothing in between
+say how well the truth repeats. What one stamp costs is measured by a second hook on the same tensor and is taken off.
+Blocks below a fiftieth of their phase are judged together. On a shared machine run it with priority.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 import subprocess
 import sys
@@ -31,6 +33,9 @@ from benchmarks.profiled import ROOT, environment, keep
 PHASES = ("forward", "backward")
 MODES = ("bare", "ours", "torch")
 MEDIAN_BAR, WORST_BAR = 0.03, 0.08
+# Freed memory stays with the process: what glibc gives back and faults in again, by accident of what else lies on the
+# heap, changes a block by up to 60 %, with Stepscope as without it.
+KEPT_HEAP = {"MALLOC_TRIM_THRESHOLD_": "4000000000", "MALLOC_MMAP_THRESHOLD_": "4000000000"}
 _WARM, _LEAST_STEPS, _WINDOWS = 10, 60, 4
 _SMALL = 0.02  # of the phase
 Times = dict[str, list[float]]  # of each phase, ns a block
@@ -200,38 +205,51 @@ def _steps_of(events: list[Any], count: int) -> list[tuple[list[float], list[flo
 CHILDREN: dict[str, Callable[[Timed, int], dict[str, Any]]] = {"bare": bare, "ours": ours, "torch": of_torch}
 
 
+def beside_the_truth(mode: str, timed: Timed, steps: int) -> dict[str, Any]:
+    """Return what is said of each block, and the truth of this process: the mean of before and after."""
+    before = bare(timed, steps // 2)
+    said = CHILDREN[mode](timed, steps)
+    after = before if mode == "torch" else bare(timed, steps // 2)  # its ranges stay on the blocks
+    truth = {
+        phase: [statistics.fmean(pair) for pair in zip(before[phase], after[phase], strict=True)] for phase in PHASES
+    }
+    return {**said, "truth": truth}
+
+
 def child(mode: str, name: str, steps: int) -> dict[str, Any]:
     """Measure one mode in a fresh process."""
     command = [sys.executable, "-m", "benchmarks.truth_of_time", "--child", mode, name, str(steps)]
-    ended = subprocess.run(command, capture_output=True, text=True, env=environment({}), cwd=ROOT, check=False)
+    ended = subprocess.run(command, capture_output=True, text=True, env=environment(KEPT_HEAP), cwd=ROOT, check=False)
     if ended.returncode:
         raise SystemExit(ended.stderr)
     found: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
     return found
 
 
-def median_of(rows: list[dict[str, Any]], phase: str) -> list[float | None]:
-    """Return the median over processes of each block of a phase; None where a process does not say it."""
-    blocks = zip(*(row[phase] for row in rows), strict=True)
-    return [None if None in block else float(statistics.median(block)) for block in blocks]
+def together(
+    typical: list[float], truth: list[float], said: list[float | None]
+) -> tuple[list[float], list[float | None]]:
+    """Put blocks that are typically below a fiftieth of the phase into one, at the end."""
+    small = [time_ns < _SMALL * sum(typical) for time_ns in typical]
+    kept: list[tuple[float, float | None]] = []
+    joined: list[tuple[float, float | None]] = []
+    for pair, little in zip(zip(truth, said, strict=True), small, strict=True):
+        (joined if little else kept).append(pair)
+    if sum(value for value, little in zip(typical, small, strict=True) if little) >= _SMALL * sum(typical):
+        known = [value for _, value in joined if value is not None]
+        kept.append((sum(true for true, _ in joined), sum(known) if len(known) == len(joined) else None))
+    return [true for true, _ in kept], [value for _, value in kept]
 
 
-def together(truth: list[float], said: list[float | None]) -> tuple[list[float], list[float | None]]:
-    """Put blocks below a fiftieth of the phase into one, at the end."""
-    small = [time_ns < _SMALL * sum(truth) for time_ns in truth]
-    joined = [value for value, little in zip(said, small, strict=True) if little]
-    kept = [pair for *pair, little in zip(truth, said, small, strict=True) if not little]
-    if joined and sum(value for value, little in zip(truth, small, strict=True) if little) >= _SMALL * sum(truth):
-        known = [value for value in joined if value is not None]
-        total = sum(value for value, little in zip(truth, small, strict=True) if little)
-        kept.append([total, sum(known) if len(known) == len(joined) else None])
-    return [pair[0] or 0.0 for pair in kept], [pair[1] for pair in kept]
-
-
-def errors(truth: list[float], said: list[float | None]) -> list[float]:
-    """Return the relative error of each block; 1 where nothing is said."""
-    pairs = zip(*together(truth, said), strict=True)
-    return [1.0 if value is None else abs(value / true - 1) for true, value in pairs]
+def errors(rows: list[dict[str, Any]], phase: str) -> list[float]:
+    """Return the relative error of each block, of the median ratio over the processes; 1 where nothing is said."""
+    typical = [statistics.median(block) for block in zip(*(row["truth"][phase] for row in rows), strict=True)]
+    ratios: list[list[float]] = []
+    for row in rows:
+        pairs = zip(*together(typical, row["truth"][phase], row[phase]), strict=True)
+        ratios.append([math.inf if said is None else said / true for true, said in pairs])
+    medians = [statistics.median(block) for block in zip(*ratios, strict=True)]
+    return [abs(ratio - 1) if math.isfinite(ratio) else 1.0 for ratio in medians]
 
 
 def examine(name: str, rounds: int, seconds: float) -> dict[str, Any]:
@@ -244,13 +262,8 @@ def examine(name: str, rounds: int, seconds: float) -> dict[str, Any]:
             rows[mode].append(child(mode, name, steps))
     found: dict[str, Any] = {"network": name, "steps": steps, "step_ns": step_ns, "rows": rows}
     for phase in PHASES:
-        truth = [value or 0.0 for value in median_of(rows["bare"], phase)]
-        found[phase] = {
-            "ours": errors(truth, median_of(rows["ours"], phase)),
-            "torch": errors(truth, median_of(rows["torch"], phase)),
-            "truth": errors([value or 0.0 for value in median_of(rows["bare"][::2], phase)],
-                            median_of(rows["bare"][1::2] or rows["bare"], phase)),
-        }  # fmt: skip
+        said = {"ours": rows["ours"], "torch": rows["torch"], "truth": rows["bare"]}
+        found[phase] = {who: errors(those, phase) for who, those in said.items()}
     return found
 
 
@@ -292,7 +305,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.child:
         mode, name, steps = options.child
-        print(json.dumps(CHILDREN[mode](Timed(name), int(steps))))
+        print(json.dumps(beside_the_truth(mode, Timed(name), int(steps))))
         return
     results = []
     for name in options.networks:
