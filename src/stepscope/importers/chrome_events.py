@@ -23,6 +23,7 @@ from stepscope.arrays import Flags, Ints
 from stepscope.errors import UsageError
 from stepscope.record.ops.costs import count_op_bytes, count_op_flops, has_formula
 from stepscope.record.ops.events import BACKWARD_NODE, MODULE_SCOPE, Events, Names
+from stepscope.runfolder import AUTOGRAD_NODE
 
 CHUNK = 4 << 20
 MOST_EVENT = 64 << 20  # characters of one event, or of one other entry of the file
@@ -167,7 +168,6 @@ MODULE = "nn.Module: "
 _OPS = {"cpu_op", "user_annotation", "operator"}
 _ON_GPU = {"kernel", "gpu_memcpy", "gpu_memset", "memcpy", "memset"}
 _LAUNCHES = {"cuda_runtime", "cuda_driver", "runtime"}
-_ENGINE = "autograd::engine::evaluate_function: "
 _COLUMNS = ("name", "t0", "t1", "thread", "sequence", "forward", "gpu", "correlation", "link", "flops", "bytes")
 
 
@@ -279,14 +279,14 @@ def to_events(caught: EventColumns, base_ns: int) -> tuple[Events, Ints, Ints]:
 
 def _nodes(names: Names) -> Flags:
     """Return the names that are backward nodes: those that the engine says it evaluates."""
-    evaluated = {text.removeprefix(_ENGINE) for text in names.ids if text.startswith(_ENGINE)}
+    evaluated = {text.removeprefix(AUTOGRAD_NODE) for text in names.ids if text.startswith(AUTOGRAD_NODE)}
     return np.array([text in evaluated for text in names.ids], dtype=bool)
 
 
 def _forward_threads(forward: Ints, thread: Ints, sequence: Ints, nodes: Flags, name: Ints, names: Names) -> Ints:
     """The thread that each backward node's forward ran on: the one that has made most of its sequence numbers."""
     found = np.zeros(len(forward), dtype=np.int64)
-    engine = np.array([text.startswith(_ENGINE) for text in names.ids], dtype=bool)
+    engine = np.array([text.startswith(AUTOGRAD_NODE) for text in names.ids], dtype=bool)
     makes = (sequence >= 0) & ~nodes & ~engine[name] if len(name) else nodes
     for number in np.unique(forward[nodes]).tolist():
         rows = nodes & (forward == number)

@@ -35,7 +35,6 @@ from stepscope.analysis.tuning import what_to_change
 from stepscope.quantities import simulated_badge
 from stepscope.report.study_results import text_table
 from stepscope.report.text_tables import (
-    ENGINE,
     OPERATOR_WIDTH,
     WIDTH,
     Fitting,
@@ -55,6 +54,7 @@ from stepscope.report.text_tables import (
     speed,
     utilisation,
 )
+from stepscope.runfolder import AUTOGRAD_NODE
 from stepscope.units import bytes_, category_label, duration, estimate, number, percent, plural, row_label, si
 
 _STATUS_STYLES = {"ok": "green", "running": "cyan"}
@@ -174,7 +174,7 @@ def operator_utilisation(run: Run) -> list[RenderableType]:
     lines = []
     for (quantity, scope, unit), rows in known.group_by("quantity", "scope", "unit", maintain_order=True):
         shown = [
-            f"{row['name'].replace(ENGINE, 'engine: ')} {estimate(row['mean'], row['low'], row['high'], unit)}"
+            f"{row['name'].replace(AUTOGRAD_NODE, 'engine: ')} {estimate(row['mean'], row['low'], row['high'], unit)}"
             for row in rows.head(_MOST_USES).to_dicts()
         ]
         of = "CPU of the process" if unit == "cores" else f"{scope} {str(quantity).replace('_', ' ')}"
@@ -212,7 +212,7 @@ def _operator_table(rows: list[dict[str, Any]], title: str, *, by_sample: bool, 
     ]
     table = new_table(title, *columns)
     for row in rows:
-        name = row_label(row["name"]).replace(ENGINE, "engine: ")
+        name = row_label(row["name"]).replace(AUTOGRAD_NODE, "engine: ")
         each = [si(row[column], "J") for column in ("joules_per_step", "joules_per_sample")[: 1 + by_sample]]
         within, share, watts, verdict = _estimate_cells(row)
         add_row(table, name, *each, within, share, *([watts] if power else []), verdict)

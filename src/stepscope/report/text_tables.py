@@ -22,6 +22,7 @@ from stepscope.analysis.processes import ALL, CHILDREN, LAUNCHER, RANK, WATCHED
 from stepscope.analysis.time.operators import CPU, FRAMEWORK_OVERHEAD
 from stepscope.analysis.time.tables import largest_difference, mean_differs_from_median
 from stepscope.quantities import find
+from stepscope.runfolder import AUTOGRAD_NODE
 from stepscope.units import (
     NOT_MEASURED,
     bracketed,
@@ -49,7 +50,6 @@ OPERATOR_WIDTH = 40  # of an operator, with which aten::max_pool2d_with_indices 
 _WIDTHS = {"forward": 8, "backward": 8, "share": 8, "rate": 12, "median": 8}
 _MODEL_PHASES = ("forward", "backward", "optimizer")
 _LOOP_PHASES = ("data", "communication", "other")
-ENGINE = "autograd::engine::evaluate_function: "
 
 
 def phase_table(phases: pl.DataFrame, whole: bool = True) -> list[RenderableType]:
@@ -219,7 +219,7 @@ def _any_shared(modules: pl.DataFrame) -> bool:
 
 
 def _operator_name(row: dict[str, Any]) -> str:
-    return row_label(str(row["name"])).replace(ENGINE, "engine: ")
+    return row_label(str(row["name"])).replace(AUTOGRAD_NODE, "engine: ")
 
 
 def energy_table(totals: pl.DataFrame) -> list[RenderableType]:

@@ -15,6 +15,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from stepscope.runfolder.schema import (
+    AUTOGRAD_NODE,
     CATEGORIES,
     COLLECTIVE,
     COLLECTIVE_CALL,
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from stepscope.runfolder.reader import MEMORY, MODEL, OPS, SOURCES, STEPS, RunReader, part_of
 
 __all__ = [
+    "AUTOGRAD_NODE",
     "CATEGORIES",
     "COLLECTIVE",
     "COLLECTIVE_CALL",

@@ -16,7 +16,15 @@ import polars as pl
 from stepscope.analysis.time.steps import profiled_steps, shown_steps
 from stepscope.arrays import Flags, Floats, Ints
 from stepscope.errors import StepscopeError
-from stepscope.runfolder import COLLECTIVE, COLLECTIVE_CALL, COMMUNICATION, MODULE_CALL, OPS, RunReader
+from stepscope.runfolder import (
+    AUTOGRAD_NODE,
+    COLLECTIVE,
+    COLLECTIVE_CALL,
+    COMMUNICATION,
+    MODULE_CALL,
+    OPS,
+    RunReader,
+)
 
 if TYPE_CHECKING:
     from stepscope.analysis.time.collectives import CollectiveTime
@@ -29,6 +37,15 @@ COLLECTIVES = f"{COLLECTIVE}|{COLLECTIVE_CALL}|^record_param_comms"  # names of 
 TINY_NS = 10_000  # self time below this is the cost of launching an op, not of the op
 PROFILING = ("profiling_ns", "outside_ns", "below_ns")
 _KEYS = ("phase", "module", "name", "device")
+_IS_NODE = pl.col("parent").is_null() & pl.col("name").cast(pl.String).str.starts_with(AUTOGRAD_NODE)
+_BEFORE = ("step", "thread", pl.col("parent").is_null())
+# Between two nodes of a backward pass autograd's engine looks for the next one: time of that node, not of your loop.
+_ENGINE_NS = (
+    pl.when(_IS_NODE & _IS_NODE.shift(1).over(*_BEFORE))
+    .then((pl.col("t0_ns") - pl.col("t1_ns").shift(1).over(*_BEFORE)).clip(0))
+    .otherwise(0)
+    .fill_null(0)
+)
 
 
 def self_times(run: RunReader, collectives: CollectiveTime | None = None) -> pl.DataFrame:
@@ -40,8 +57,10 @@ def self_times(run: RunReader, collectives: CollectiveTime | None = None) -> pl.
     the ops called; outside_ns in whatever called them.
     """
     steps = shown_steps(run)["step"]
-    wanted = ("step", "self_ns", *_KEYS, "flops", "bytes", "thread", "parent")
-    ops = _with_profiling(run.scan_ops().select(wanted).filter(pl.col("step").is_in(steps.to_list())), run)
+    wanted = ("step", "t0_ns", "t1_ns", "self_ns", *_KEYS, "flops", "bytes", "thread", "parent")
+    ops = run.scan_ops().select(wanted).filter(pl.col("step").is_in(steps.to_list()))
+    ops = _with_profiling(ops.with_columns(engine_ns=_ENGINE_NS), run)
+    ops = ops.with_columns(self_ns=pl.col("self_ns") + pl.col("engine_ns"))
     if collectives is not None:
         aside = pl.col("thread").is_in(list(collectives.threads)) & (pl.col("device").cast(pl.String) == CPU)
         ops = ops.with_columns(self_ns=pl.when(aside).then(0).otherwise("self_ns"))
@@ -108,8 +127,9 @@ def _with_profiling(ops: pl.LazyFrame, run: RunReader) -> pl.LazyFrame:
     called = rows.filter(pl.col("parent").is_not_null()).group_by("step", "parent")
     below = called.agg(below_ns=pl.col("outside_ns").sum())
     joined = rows.join(below, left_on=["step", "row"], right_on=["step", "parent"], how="left")
+    within = pl.when(pl.col("engine_ns") > 0).then("outside_ns").otherwise(0.0)  # its caller is the engine
     return joined.with_columns(pl.col("below_ns").fill_null(0.0)).with_columns(
-        profiling_ns=pl.col("inside_ns") + pl.col("below_ns")
+        profiling_ns=pl.col("inside_ns") + pl.col("below_ns") + within, outside_ns=pl.col("outside_ns") - within
     )
 
 
@@ -201,7 +221,7 @@ def op_pieces(run: RunReader, origin_ns: int) -> OpPieces:
     """Pieces of the profiled steps after warm-up; times in s since `origin_ns`."""
     steps = profiled_steps(run)["step"].cast(OPS["step"])
     wanted = ("step", "t0_ns", "t1_ns", "parent", "thread", *FACTS)
-    every = run.scan_ops().select(wanted)
+    every = run.scan_ops().select(wanted).with_columns(t0_ns=pl.col("t0_ns") - _ENGINE_NS)
     rows = every.join(pl.LazyFrame({"step": steps}), on="step", how="semi", maintain_order="left").collect()
     rows = rows.with_columns(
         pl.col("name", "module", "phase", "device").cast(pl.String), row=pl.int_range(pl.len()).over("step")
