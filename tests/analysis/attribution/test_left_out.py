@@ -7,11 +7,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from scipy import sparse  # type: ignore[import-untyped]
+from tests.analysis.attribution.scores import grouping
 from tests.analysis.attribution.simulated import Device, Execution, execute, resnet_step, sampled
 
 from stepscope.analysis.energy import regression
 from stepscope.analysis.energy.attribution import Options, attribute
-from stepscope.analysis.energy.rail_fits import grouping, parts
+from stepscope.analysis.energy.rail_fits import parts
 from stepscope.analysis.energy.regression import Fit, leave_block_out
 from stepscope.analysis.energy.sensor_model import whitened
 from stepscope.analysis.energy.timeline import KIND, Hierarchy, Lane

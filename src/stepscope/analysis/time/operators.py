@@ -40,7 +40,7 @@ _KEYS = ("phase", "module", "name", "device")
 _IS_NODE = pl.col("parent").is_null() & pl.col("name").cast(pl.String).str.starts_with(AUTOGRAD_NODE)
 _BEFORE = ("step", "thread", pl.col("parent").is_null())
 # Between two nodes of a backward pass autograd's engine looks for the next one: time of that node, not of your loop.
-_ENGINE_NS = (
+ENGINE_NS = (
     pl.when(_IS_NODE & _IS_NODE.shift(1).over(*_BEFORE))
     .then((pl.col("t0_ns") - pl.col("t1_ns").shift(1).over(*_BEFORE)).clip(0))
     .otherwise(0)
@@ -59,7 +59,7 @@ def self_times(run: RunReader, collectives: CollectiveTime | None = None) -> pl.
     steps = shown_steps(run)["step"]
     wanted = ("step", "t0_ns", "t1_ns", "self_ns", *_KEYS, "flops", "bytes", "thread", "parent")
     ops = run.scan_ops().select(wanted).filter(pl.col("step").is_in(steps.to_list()))
-    ops = _with_profiling(ops.with_columns(engine_ns=_ENGINE_NS), run)
+    ops = _with_profiling(ops.with_columns(engine_ns=ENGINE_NS), run)
     ops = ops.with_columns(self_ns=pl.col("self_ns") + pl.col("engine_ns"))
     if collectives is not None:
         aside = pl.col("thread").is_in(list(collectives.threads)) & (pl.col("device").cast(pl.String) == CPU)
@@ -221,7 +221,7 @@ def op_pieces(run: RunReader, origin_ns: int) -> OpPieces:
     """Pieces of the profiled steps after warm-up; times in s since `origin_ns`."""
     steps = profiled_steps(run)["step"].cast(OPS["step"])
     wanted = ("step", "t0_ns", "t1_ns", "parent", "thread", *FACTS)
-    every = run.scan_ops().select(wanted).with_columns(t0_ns=pl.col("t0_ns") - _ENGINE_NS)
+    every = run.scan_ops().select(wanted).with_columns(t0_ns=pl.col("t0_ns") - ENGINE_NS)
     rows = every.join(pl.LazyFrame({"step": steps}), on="step", how="semi", maintain_order="left").collect()
     rows = rows.with_columns(
         pl.col("name", "module", "phase", "device").cast(pl.String), row=pl.int_range(pl.len()).over("step")
