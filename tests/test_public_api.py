@@ -232,10 +232,11 @@ def test_a_check_is_that_of_the_command(here: Path, typed: Typed) -> None:
         stepscope.check("last", "other", {"tme": 0.1})
 
 
-def test_a_comparison_is_that_of_the_command(here: Path, typed: Typed) -> None:
+def test_a_comparison_is_that_of_the_command(here: Path, typed: Typed, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
     fabricate_run(Path("other"), steps=60, noise=0.02, seed=1)
     comparison = stepscope.compare(["last", "other"])
-    assert stepscope.text(comparison, width=120) == typed("compare", "last", "other")
+    assert stepscope.text(comparison, width=80) == typed("compare", "last", "other")
     typed("compare", "last", "other", "--html", "--out", "typed.html")
     assert _numbered_anew(stepscope.page(comparison)) == _numbered_anew(Path("typed.html"))
 

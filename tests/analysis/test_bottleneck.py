@@ -216,7 +216,7 @@ def _twice(ops: tuple[Op, ...]) -> tuple[Op, ...]:
         (Machine(clocks=(1e9, 1e9)), "clock"),
         (
             Machine(0.5, 0.0, {"disk": 0.5}, {"memory:some": 0.5}, 0.5, faults=900.0, swapped=4e7),
-            "The machine (memory): ",
+            "memory",
         ),
     ],
 )

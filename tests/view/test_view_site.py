@@ -72,7 +72,7 @@ def test_a_run_is_drawn_once_until_its_files_change(folder: Path, monkeypatch: p
 def test_ticked_runs_are_compared(folder: Path) -> None:
     site = Site(folder, Access())
     both = "&".join(f"run={key.replace(' ', '%20')}" for key in keys(site))
-    assert "Operands" in get(site, f"/compare?{both}").body
+    assert 'id="sides"' in get(site, f"/compare?{both}").body
     assert get(site, f"/compare?{both}&run=nothing").status == 404
     one = get(site, f"/compare?run={keys(site)[0].replace(' ', '%20')}")
     assert (one.status, one.body.splitlines()[0]) == (409, "one run to compare: 2 to 10 are possible")

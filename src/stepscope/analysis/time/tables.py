@@ -420,16 +420,16 @@ def _call_depths(parent: np.ndarray[Any, np.dtype[Any]]) -> Ints:
     return depth
 
 
-MEAN_MEDIAN_GAP = 0.25  # of the larger of the two
+MEAN_MEDIAN_GAP = 0.25  # of the mean
 _LEAST_SHARE = 0.005  # below, nobody reads the row for its share
 
 
 def mean_differs_from_median(row: Mapping[str, Any], median: str = "total_ns") -> bool:
-    """Return whether interruptions moved the mean of a row of phases, modules or operators by a quarter or more."""
+    """Return whether interruptions raised the mean of a row of phases, modules or operators by a quarter or more."""
     middle, mean, share = row[median], row["mean_ns"], row["share"]
     if middle is None or mean is None or share is None or abs(share) < _LEAST_SHARE:
         return False
-    return bool(abs(mean - middle) >= MEAN_MEDIAN_GAP * max(abs(mean), abs(middle)))
+    return bool(mean - middle >= MEAN_MEDIAN_GAP * mean > 0)
 
 
 def largest_difference(rows: Iterable[Mapping[str, Any]], median: str = "total_ns") -> Mapping[str, Any] | None:
