@@ -4,7 +4,7 @@
 # make bench   what measuring costs              make accuracy  energy per op against the truth of simulated boards
 # make torture kills, failing disks, losses of power, damaged folders: half an hour
 # make package wheel and source archive, tried             make docs    the documentation site, into build/site
-# make lab     beside Linux's own power drivers, in an emulated guest (root, apt, 3 GB; docs/lab.md); PARTS="arm64 jetpack"
+# make lab     beside Linux's own power drivers in an emulated guest, on ARM64, on JetPack's layout (root, apt, 6 GB; docs/lab.md)
 # make clean   remove .venv and caches (runs/ stays)
 # Another Python:  make demo PYTHON=python3.12          More cores:  make test WORKERS=8
 
