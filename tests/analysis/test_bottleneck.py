@@ -70,13 +70,25 @@ class Machine:
         return tuple(found)
 
 
+def _in_blocks(step: int) -> bool:
+    return step // 5 % 2 == 0
+
+
 def _run(
-    out: Path, machine: Machine, ops: tuple[Op, ...] = STEP, residual_us: int = 1000, threads: int = 1, **more: Any
+    out: Path,
+    machine: Machine,
+    ops: tuple[Op, ...] = STEP,
+    residual_us: int = 1000,
+    threads: int = 1,
+    overhead: float | None = None,
+    **more: Any,
 ) -> Run:
+    """A run with every step profiled; with an overhead of profiling half of them."""
     cores = [{"core": core, "online": True, "max_frequency_hz": 2_000_000_000} for core in (0, 1)]
     return Run(
         fabricate_run(
-            out, steps=_STEPS, recorded=every_step, ops=ops, residual_us=residual_us, noise=0.02,
+            out, steps=_STEPS, recorded=every_step if overhead is None else _in_blocks, ops=ops,
+            residual_us=residual_us, noise=0.02, overhead=overhead or 0.0,
             cores=tuple(Core(busy) for busy in machine.busy), process_cores=machine.own_cores,
             sampled=machine.sampled(), header={"threads": threads}, device={"cores": cores, **more},
         )
@@ -180,6 +192,12 @@ def test_operators_far_below_every_ceiling_are_not_called_bound_by_one(tmp_path:
     verdict = _run(tmp_path, Machine(), ops=slow).verdict()
     assert (verdict.bound, verdict.causes[0].name) == ("kernels", "far below the ceilings")
     assert "farthest from it is aten::mm" in verdict.sentence
+
+
+def test_a_bound_is_not_sure_where_profiling_slowed_the_steps_and_no_known_cost_explains_it(tmp_path: Path) -> None:
+    quiet, slowed = (_run(tmp_path / f"{part}", Machine(), overhead=part).verdict() for part in (0.02, 0.5))
+    assert (quiet.bound, quiet.confidence) == ("compute", "high")
+    assert (slowed.bound, slowed.confidence) == ("compute", "medium")
 
 
 def test_operators_that_compute_little_of_the_step_are_not_its_cause(tmp_path: Path) -> None:

@@ -43,6 +43,7 @@ _FAULTS, _SWAPPED = 10.0, 1e5  # a second: faults that read a disk; bytes to and
 _SATURATED = 0.85  # of the cores that it may use
 _LARGEST = 0.4  # of the step, for what the thread does while it runs
 _REACHED = 0.4  # of its ceiling, before a limit is called reached
+_DOUBTFUL = 0.2  # of the time of an operator; a run that was off by more named another bound than six like it
 _BUSY, _IDLE = 0.8, 0.5  # of an accelerator
 
 
@@ -117,13 +118,16 @@ def _of_step(share: float, ns: float, low: float | None, high: float | None) -> 
 
 
 def _cause(
-    bound: Bound, name: str, share: Share, *evidence: Evidence | None, least: float = NOTABLE
+    bound: Bound, name: str, share: Share, *evidence: Evidence | None, least: float = NOTABLE, clear: bool = True
 ) -> Iterator[Cause]:
-    """Yield the cause where it takes a notable share; two pieces of evidence at least, else none."""
+    """Yield the cause where it takes a notable share; two pieces of evidence at least, else none.
+
+    clear: whether it stays the cause where the times of operators are as far off as they may be.
+    """
     given = tuple(each for each in evidence if each is not None)
     if share.value < least or len(given) < 2:
         return
-    sure = share.low is not None and share.low >= least / 2
+    sure = clear and share.low is not None and share.low >= least / 2
     yield Cause(bound, name, share.value, share.low, share.high, HIGH if sure else MEDIUM, given)
 
 
@@ -399,6 +403,7 @@ class _Sums:
     unknown: float
     calls: float
     farthest: tuple[str, float, float] | None  # operator with the most to gain, its time, and at the ceilings
+    doubt: float  # of the time of an operator: what was calibrated away without a known cause, relative
 
 
 def _work(
@@ -451,6 +456,7 @@ def _sums(run: Run, limits: Ceilings, python: float) -> _Sums:
         unknown=total("self_ns", pl.col("limit").is_null()),
         calls=total("calls"),
         farthest=_farthest(rows),
+        doubt=2 * run.step_times.uneven,
     )
 
 
@@ -507,7 +513,8 @@ def _device_bound(sums: _Sums) -> Iterator[Cause]:
             f"they reach {percent(min(reached, 1.0), 0)} of what this device does with calls of their size",
             min(reached, 1.0), source="ceilings",
         )  # fmt: skip
-        yield from _cause(bound, name, share, spent, near, least=_LARGEST)
+        clear = sums.doubt <= _DOUBTFUL and reached >= _REACHED * (1 + sums.doubt)
+        yield from _cause(bound, name, share, spent, near, least=_LARGEST, clear=clear)
 
 
 def _kernels(sums: _Sums, seen: Occupancy) -> Iterator[Cause]:
@@ -527,8 +534,9 @@ def _kernels(sums: _Sums, seen: Occupancy) -> Iterator[Cause]:
         self_ns / best_ns, source="ceilings",
     )  # fmt: skip
     ran = _said("the training thread ran in {} of the time", seen.runs, "schedstat", 0.6)
+    clear = sums.doubt <= _DOUBTFUL and best * (1 + sums.doubt) <= _REACHED * share.value
     yield from _cause(
-        "kernels", "far below the ceilings", share.clipped(), spent, needed, farthest, ran, least=_LARGEST
+        "kernels", "far below the ceilings", share.clipped(), spent, needed, farthest, ran, least=_LARGEST, clear=clear
     )
 
 
