@@ -12,8 +12,9 @@ import torch
 from torch import nn
 
 import stepscope
-from stepscope.record.repeats import Repeats
-from stepscope.record.session import Session
+from stepscope.record import repeats
+from stepscope.record.repeats import Ended, Repeats
+from stepscope.record.session import _SESSIONS, Session
 from stepscope.runfolder import RunReader
 
 Loop = Callable[[random.Random], None]
@@ -89,9 +90,9 @@ def looked_at(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     counted: list[int] = []
     settle = Session.repeated
 
-    def repeated(self: Session, lengths_ns: list[int], sequence: int) -> None:
-        counted.append(len(lengths_ns))
-        settle(self, lengths_ns, sequence)
+    def repeated(self: Session, ended: list[Ended], samples: int | None, sequence: int) -> None:
+        counted.append(len(ended))
+        settle(self, ended, samples, sequence)
 
     monkeypatch.setattr(Session, "repeated", repeated)
     return counted
@@ -139,10 +140,25 @@ def test_a_fault_of_ours_in_a_look_is_told_and_the_training_goes_on(
     with stepscope.profile(model, out=tmp_path, record="none") as scope:
         for step in range(20):
             if step == 15:
-                monkeypatch.setattr(torch, "is_grad_enabled", broken)
+                monkeypatch.setattr(repeats, "_is_grad_enabled", broken)
             model(torch.randn(3, 4))
             monkeypatch.undo()
             optimizer.step()
             scope.step()
-    kinds = [event["kind"] for event in RunReader(scope.path).events]
-    assert kinds.count("profiling-failed") == 1
+    run = RunReader(scope.path)
+    assert [event["kind"] for event in run.events].count("profiling-failed") == 1
+    assert run.steps["step"].to_list() == list(range(15))  # those that waited in memory are written
+
+
+@pytest.mark.usefixtures("no_sampler")
+def test_steps_are_counted_while_they_wait_in_memory(tmp_path: Path, looked_at: list[int]) -> None:
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with stepscope.profile(model, out=tmp_path, record="none"):
+        (session,) = _SESSIONS
+        for step in range(40):
+            assert session.steps == step
+            model(torch.randn(3, 4)).sum().backward()
+            optimizer.step()
+            scope.step()
+    assert sum(looked_at) > 20

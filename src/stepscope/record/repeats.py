@@ -25,20 +25,20 @@ from stepscope.record.steps import batch_size, telling_tensor
 _ALIKE = 2  # steps in a row, before the next ones are only looked at; more after each disappointment
 _MOST_ALIKE = 64
 CALL, BATCH, BACKWARD, UPDATE, UPDATED, STEP = "call", "batch", "backward", "update", "updated", "step"
+FLUSH_EVERY_NS = 500_000_000  # between two times that steps are brought to the disk: what a kill may cost
+_is_grad_enabled, _thread, _as_it_is = torch.is_grad_enabled, threading.get_ident, torch._C.DisableTorchFunction
 _Event = tuple[str, int, Any]  # kind, address of what it is about, and what else tells it from another
+Ended = tuple[int, float | None]  # when a step ended, and its loss where the training said it
 
 
 class Steps(Listener, Protocol):
     """A session, as far as it has to do with steps that repeat."""
 
-    def repeated_step(self, t1_ns: int, samples: int | None, loss: Any) -> None:
-        """Write a step that was as the one before it."""
-
     def fetched(self, iterator: Any, samples: int | None) -> None:
         """A data loader gave so many samples, earlier in the open step."""
 
-    def repeated(self, lengths_ns: list[int], sequence: int) -> None:
-        """So many steps were not followed; with the number of autograd nodes that had been made when the last ended."""
+    def repeated(self, ended: list[Ended], samples: int | None, sequence: int) -> None:
+        """These steps were as the one before them, and not followed; `sequence` autograd nodes when the last ended."""
 
 
 class Repeats:
@@ -52,27 +52,29 @@ class Repeats:
         self._regular = False  # all that happened in it is an event that can be compared
         self._alike, self._needed = 0, _ALIKE
         self.left = 0  # steps that may still be only looked at
-        self._place = 0  # of the next event, in `_before`
-        self._expected_about: list[Callable[[], Any]] = []
+        self._about_before: list[Callable[[], Any]] = []
+        self._expected: list[tuple[str, Callable[[], Any], Any]] = []  # the same in one: kind, about what, and detail
+        self._place = 0  # of the next event, in it
         self._samples: int | None = None
-        self._lengths_ns: list[int] = []
-        self._t0_ns = self._sequence = 0
+        self._ended: list[Ended] = []  # that the session has not been told of
+        self._flushed_ns = 0
+        self._sequence = self._nodes = 0  # autograd nodes when a step last ended, as far as known; that one made
         self._thread: int | None = None
 
     # events; each returns True where it was the expected one
 
     def called(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """A module is called that no other module calls."""
-        if not torch.is_grad_enabled():
+        if not _is_grad_enabled():
             return self.differs()
-        with torch._C.DisableTorchFunction():
-            tensor = telling_tensor(args, kwargs)
-            detail = None if tensor is None else (tensor.shape, tensor.is_floating_point())
+        with _as_it_is():
+            tensor = args[0] if args and type(args[0]) is torch.Tensor else telling_tensor(args, kwargs)
+            detail = None if tensor is None else (tensor.shape, tensor.dtype)
         return self._is_next(CALL, module, detail)
 
     def returned(self, module: nn.Module, output: Any) -> bool:
         """It has returned."""
-        return self.left > 0 or (not torch.is_grad_enabled() and self.differs())
+        return self.left > 0 or (not _is_grad_enabled() and self.differs())
 
     def batch(self, iterator: Any, batch: Any) -> bool:
         """A data loader gave a batch."""
@@ -106,40 +108,58 @@ class Repeats:
 
     # steps
 
+    @property
+    def untold(self) -> int:
+        """Steps that have ended and that the session has not been told of."""
+        return len(self._ended)
+
     def step_ended(self) -> None:
         """A step has ended that was followed event by event."""
         alike = self._regular and self._events == self._before
         self._alike = self._alike + 1 if alike else 0
-        self._before, self._expected_about = self._events, self._about
+        self._before, self._about_before = self._events, self._about
         self._events, self._about, self._regular = [], [], True
+        made = torch_private.autograd_sequence()
+        self._sequence, self._nodes = made, max(made - self._sequence, 0)
 
-    def may_begin(self, steps: int, samples: int | None) -> None:
-        """None of the next steps, the one that begins now included, needs to be followed if it repeats the last."""
+    def may_begin(self, steps: int, samples: int | None, flushed_ns: int) -> None:
+        """None of the next steps, the one that begins now included, needs to be followed if it repeats the last.
+
+        flushed_ns: when steps were last brought to the disk.
+        """
         if steps < 1 or self._alike < self._needed or not self._before:
             return
-        if any(about() is None for about in self._expected_about):
+        if any(about() is None for about in self._about_before):
             return  # made anew in each step
+        self._expected = [
+            (kind, about, detail) for (kind, _, detail), about in zip(self._before, self._about_before, strict=True)
+        ]
         self.left, self._place, self._samples = steps, 0, samples
-        self._t0_ns, self._lengths_ns = monotonic_ns(), []
-        self._sequence, self._thread = torch_private.autograd_sequence(), threading.get_ident()
+        self._flushed_ns = flushed_ns
+        self._sequence, self._thread = torch_private.autograd_sequence(), _thread()
 
     def leave(self) -> None:
         """Whatever comes is followed again, with what has come of the open step."""
         if self.left:
+            self._boundary.call(self.follow)
+
+    def follow(self) -> None:
+        """The same, asked for by the session itself."""
+        if self.left:
             self._needed = min(2 * self._needed, _MOST_ALIKE)
-            self._boundary.call(self._leave)
+            self._leave()
 
     def _is_next(self, kind: str, about: Any, detail: Any, loss: Any = None) -> bool:
         if self.left:
             place = self._place
             if (
-                threading.get_ident() == self._thread  # asked first: another thread's place may be past the end
-                and (expected := self._before[place])[0] is kind
-                and self._expected_about[place]() is about
+                _thread() == self._thread  # asked first: another thread's place may be past the end
+                and (expected := self._expected[place])[0] is kind
+                and expected[1]() is about
                 and expected[2] == detail
             ):
-                self._place = place + 1
-                if self._place == len(self._before):
+                self._place = place = place + 1
+                if place == len(self._expected):
                     self._end_step(loss)
                 return True
             self.leave()
@@ -148,24 +168,35 @@ class Repeats:
         return False
 
     def _end_step(self, loss: Any) -> None:
+        """Note the time and no more, in most steps: each line that runs here runs on cold caches."""
         now_ns = monotonic_ns()
         self._place = 0
         if self.left < 1:  # another thread made an end of it just now
             return
-        self._lengths_ns.append(now_ns - self._t0_ns)
-        self._steps.repeated_step(now_ns, self._samples, loss)
-        self._sequence = torch_private.autograd_sequence()
+        self._ended.append((now_ns, None if loss is None else torch_private.number_in(loss)))
         self.left = max(self.left - 1, 0)
         if not self.left:
             self._needed = _ALIKE
             self._boundary.call(self._leave)
-        self._t0_ns = monotonic_ns()
+        elif now_ns - self._flushed_ns > FLUSH_EVERY_NS:
+            self._flushed_ns = now_ns
+            self._boundary.call(self.tell)
+
+    def tell(self) -> None:
+        """Tell the session of the steps that have ended."""
+        ended, self._ended = self._ended, []
+        expected = self._sequence + len(ended) * self._nodes
+        if _thread() == self._thread:
+            made = torch_private.autograd_sequence()
+            expected = made - min(max(made - expected, 0), self._nodes if self._place else 0)
+        self._sequence = expected
+        self._steps.repeated(ended, self._samples, expected)
 
     def _leave(self) -> None:
+        self.tell()
         made, self._place, self.left = self._place, 0, 0
         self._alike = 0
-        self._steps.repeated(self._lengths_ns, self._sequence)
-        self._events, self._about, self._regular = self._before[:made], self._expected_about[:made], True
+        self._events, self._about, self._regular = self._before[:made], self._about_before[:made], True
         for (kind, _, detail), about in zip(self._events, self._about, strict=True):
             thing = about()
             if thing is not None:  # else it went with the loop that had it

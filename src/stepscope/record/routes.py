@@ -87,7 +87,7 @@ class CallListener(Protocol):
         """The last one that was called returns."""
 
 
-Teller = Callable[..., Any]
+Teller = Callable[..., Any]  # True where what it tells was expected
 _EVERY_STEP = (
     "called", "returned", "batch", "before_backward", "after_backward", "before_optimizer", "after_optimizer",
 )  # fmt: skip
@@ -120,7 +120,7 @@ class Routes:
         self._tell = {name: _teller(boundary, listener, repeating, name) for name in _EVERY_STEP}
         self._undo: list[Callable[[], None]] = []
         self._keras = False
-        self._loading = False
+        self.loading = False  # a data loader makes a batch: modules that it calls are transforms
         self._installed = False
         self._modules = _ModuleRoute(boundary, listener, self, self._tell["called"], self._tell["returned"])
 
@@ -128,11 +128,6 @@ class Routes:
     def calls(self) -> int:
         """Calls of modules in windows so far."""
         return self._modules.calls
-
-    @property
-    def loading(self) -> bool:
-        """Return whether a data loader makes a batch: modules that it calls are transforms."""
-        return self._loading
 
     def install(self) -> None:
         """Listen from now on."""
@@ -206,9 +201,9 @@ class Routes:
         def run(t_outputs: Any, *args: Any, **kwargs: Any) -> Any:
             if not self._installed or _is_compiling():
                 return plain(t_outputs, *args, **kwargs)
-            if not self._keras and "keras" in sys.modules:
+            expected = tell_before(t_outputs, args[3] if len(args) > 3 else None)
+            if not expected and not self._keras and "keras" in sys.modules:
                 self._boundary.call(self._route_keras)
-            tell_before(t_outputs, args[3] if len(args) > 3 else None)
             result = plain(t_outputs, *args, **kwargs)
             tell_after()
             return result
@@ -228,11 +223,11 @@ class Routes:
         def take(iterator: Any) -> Any:
             if not self._installed or _is_compiling():
                 return plain(iterator)
-            self._loading = True
+            self.loading = True
             try:
                 batch = plain(iterator)
             finally:
-                self._loading = False
+                self.loading = False
             self._tell["batch"](iterator, batch)
             return batch
 
@@ -284,13 +279,14 @@ def _teller(boundary: Boundary, listener: Listener, repeating: Repeating | None,
         return functools.partial(boundary.call, heard)
     expected, call, at_ends = getattr(repeating, name), boundary.call, name in ("returned", "after_backward")
 
-    def tell(*about: Any) -> None:  # with as few frames as can be: it runs in every step, on cold caches
+    def tell(*about: Any) -> bool:  # with as few frames as can be: it runs in every step, on cold caches
         try:
             if boundary.open and ((at_ends and repeating.left) or expected(*about)):
-                return
+                return True
         except BaseException as error:
             boundary.failed(error)
         call(heard, *about)
+        return False
 
     return tell
 
@@ -421,7 +417,7 @@ class _ModuleRoute:
         watched = not self._routes.loading and _tracing() is None
         try:
             self._inside = True
-            self._follow()
+            self._plainly = self._installed and not self._watched and self._plain is None  # as `_follow`
             if watched:
                 self._tell_called(module, args, kwargs)
             output = self._call(module, *args, **kwargs)

@@ -30,15 +30,13 @@ from stepscope.record.ops.rows import StepSpan
 from stepscope.record.ops.sources import CallSites
 from stepscope.record.plan import WARMUP_STEPS, Plan
 from stepscope.record.recorder import OpRecorder
-from stepscope.record.repeats import Repeats
+from stepscope.record.repeats import FLUSH_EVERY_NS, Ended, Repeats
 from stepscope.record.routes import Routes
 from stepscope.record.sampler.process import Sampler, start_sampler
 from stepscope.record.settings import Settings, check_settings, parse_memory, parse_schedule
 from stepscope.record.steps import StepFinder, why_no_steps
 from stepscope.record.trainers import Trainers
 from stepscope.runfolder import RunWriter
-
-_FLUSH_EVERY_NS = 500_000_000
 
 
 class Session:
@@ -99,7 +97,7 @@ class Session:
     @property
     def steps(self) -> int:
         """Steps that have ended."""
-        return self._step
+        return self._step + self._repeats.untold
 
     @property
     def begun(self) -> bool:
@@ -215,6 +213,7 @@ class Session:
     def compiled(self, module: nn.Module) -> None:
         """A model was compiled in place: its calls pass us by, and what it is made of is known."""
         if self._recorder is not None:
+            self._repeats.follow()
             self._book.add_root(module)
             self.note("compiled", "a compiled model: ops below it carry the model's name, not their layer's")
 
@@ -235,6 +234,7 @@ class Session:
 
     def skipped_update(self) -> None:
         """A gradient scaler left an update out."""
+        self._repeats.follow()
         self.note("update-skipped", "a gradient scaler skipped an update: its time is in no step", step=self._step)
         self._finder.skipped_update()
 
@@ -276,21 +276,23 @@ class Session:
 
     # steps that repeat
 
-    def repeated_step(self, t1_ns: int, samples: int | None, loss: Any) -> None:
-        """Write a step that was as the one before it."""
-        self._loss = loss
-        self._write_step(t1_ns if self._t0_ns is None else self._t0_ns, t1_ns, samples)
-        self._step += 1
-        self._t0_ns = monotonic_ns()
-
     def fetched(self, iterator: Any, samples: int | None) -> None:
         """A data loader gave so many samples, earlier in the open step."""
         self._finder.fetched(iterator, samples)
 
-    def repeated(self, lengths_ns: list[int], sequence: int) -> None:
-        """So many steps were not followed, and what they would have changed is made up for."""
+    def repeated(self, ended: list[Ended], samples: int | None, sequence: int) -> None:
+        """Write the steps that were not followed, and make up for what they would have changed."""
+        began_ns, lengths_ns = self._t0_ns, []
+        for t1_ns, loss in ended:
+            t0_ns = t1_ns if began_ns is None else began_ns
+            self.writer.step(self._step, t0_ns, t1_ns, samples, loss, False)
+            self._step += 1
+            lengths_ns.append(t1_ns - t0_ns)
+            began_ns = t1_ns
+        self._t0_ns = began_ns
+        self._flush_steps(began_ns or 0)
         self._plan.waited(lengths_ns)
-        self._finder.repeated(len(lengths_ns))
+        self._finder.repeated(len(ended))
         if self._recorder is not None:
             self._recorder.step_begins(sequence)
 
@@ -358,9 +360,9 @@ class Session:
         assert recorder is not None
         t0_ns = t1_ns if self._t0_ns is None else self._t0_ns
         counted = self._finder.step_ended()
-        samples = next(
-            (n for n in (self._stated_samples, self._settings.samples_per_step, counted) if n is not None), None
-        )
+        stated, loss = self._stated_samples, torch_private.number_in(self._loss)
+        self._stated_samples = self._loss = None
+        samples = next((n for n in (stated, self._settings.samples_per_step, counted) if n is not None), None)
         span = StepSpan(self._step, t0_ns, t1_ns, samples)
         self._recorded = self._recorded and recorder.recording  # it may have ended within the step
         if self._recorded:
@@ -369,7 +371,8 @@ class Session:
                 self._evaluated_first = 0
         if not recorder.step_ends():
             self._plan.took(self._recorded, t1_ns - t0_ns)
-        self._write_step(t0_ns, t1_ns, samples)
+        self.writer.step(self._step, t0_ns, t1_ns, samples, loss, self._recorded)
+        self._flush_steps(t1_ns)
         self._step += 1
         self._repeats.step_ended()
         if self._step == WARMUP_STEPS:
@@ -383,15 +386,14 @@ class Session:
         else:
             self._begin_step()
             if not self._recorded and self._step > WARMUP_STEPS and self._finder.repeats:
-                self._repeats.may_begin(self._plan.steps_unprofiled(self._step), samples)
+                self._repeats.may_begin(self._plan.steps_unprofiled(self._step), samples, self._flushed_ns)
 
-    def _write_step(self, t0_ns: int, t1_ns: int, samples: int | None) -> None:
-        loss, self._loss, self._stated_samples = torch_private.number_in(self._loss), None, None
+    def _flush_steps(self, now_ns: int) -> None:
+        if now_ns - self._flushed_ns <= FLUSH_EVERY_NS:
+            return
+        self._flushed_ns = now_ns
         try:
-            self.writer.step(self._step, t0_ns, t1_ns, samples, loss, self._recorded)
-            if t1_ns - self._flushed_ns > _FLUSH_EVERY_NS:
-                self._flushed_ns = t1_ns
-                self.writer.flush_steps()
+            self.writer.flush_steps()
         except OSError as error:
             self._steps_lost += 1
             if self._steps_lost == 1:
@@ -456,6 +458,7 @@ class Session:
     def _failed(self, error: BaseException) -> None:
         """Ours, of any kind: tell it in the run, and let the training be."""
         self._recorded = False
+        self._safely(self._repeats.tell)
         lines = traceback.format_exception(type(error), error, error.__traceback__)
         if self._recorder is not None:
             recorder = self._recorder

@@ -307,10 +307,10 @@ def leaves_of(roots: Any, most: int = 8, most_nodes: int = 20_000) -> list[torch
     return found
 
 
-def without_numbers(shape: torch.Size, floating: bool) -> torch.Tensor:
-    """A tensor of this shape that has no numbers, made unseen by the training."""
+def without_numbers(shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
+    """A tensor of this shape and type that has no numbers, made unseen by the training."""
     with unseen_by_modes():
-        return torch.empty(shape, dtype=torch.float32 if floating else torch.int64, device="meta")
+        return torch.empty(shape, dtype=dtype, device="meta")
 
 
 def in_backward() -> bool:
