@@ -160,5 +160,5 @@ def test_steps_are_counted_while_they_wait_in_memory(tmp_path: Path, looked_at: 
             assert session.steps == step
             model(torch.randn(3, 4)).sum().backward()
             optimizer.step()
-            scope.step()
+            session.step()
     assert sum(looked_at) > 20
