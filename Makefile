@@ -1,6 +1,6 @@
 # make demo    set up, train LeNet on real digits for 600 steps, show what a step costs
 # make test    set up, run every test            make test-quick   those that take no second of CPU time: a minute
-# make check   lint, format and types              make test-all    and the gallery whole: some minutes more
+# make check   lint, format and types
 # make bench   what measuring costs              make accuracy  energy per op against the truth of simulated boards
 # make torture kills, failing disks, losses of power, damaged folders: half an hour
 # make package wheel and source archive, tried             make docs    the documentation site, into build/site
@@ -17,7 +17,7 @@ READY := $(VENV)/.ready
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet
 PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
 
-.PHONY: demo test test-all test-quick check bench accuracy torture package docs lab clean
+.PHONY: demo test test-quick check bench accuracy torture package docs lab clean
 .DEFAULT_GOAL := demo
 
 demo: $(READY)
@@ -31,9 +31,6 @@ test: $(READY)
 	$(PYTEST) --ignore tests/gallery $(addprefix --ignore ,$(NO_TORCH))
 	$(PYTEST) -p tests.no_torch $(NO_TORCH)
 	$(BIN)/python -m pytest tests/gallery  # forks for both cores by itself
-
-test-all:
-	GALLERY=whole $(MAKE) test
 
 test-quick: $(READY)
 	$(PYTEST) --ignore tests/gallery -m 'not slow'

@@ -32,7 +32,13 @@ def job(folder: Path, script: Path, mode: str, number: int, name: str = "", **wh
 def run_jobs(folder: Path, jobs: list[Job], parallel: int, modules: Sequence[str] = ()) -> Results:
     """Return what came of each job, by the name of its folder."""
     (folder / "jobs.json").write_text(json.dumps(jobs), encoding="utf-8")
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1", "PYTHONWARNINGS": ""}
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "PYTHONWARNINGS": "",
+        "PYTHONHASHSEED": "1",
+    }
     command = [sys.executable, str(HERE / "server.py"), str(folder / "jobs.json"), str(parallel), *modules]
     subprocess.run(command, check=True, env=environment, cwd=folder)
     return {Path(job["folder"]).name: _result(Path(job["folder"]), Path(job["script"]).stem) for job in jobs}

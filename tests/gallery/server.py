@@ -1,8 +1,8 @@
 """Runs scripts of the gallery, each in a fork of a process that has imported torch: bare, under `run`, under `profile`.
 
 Usage: python server.py JOBS PARALLEL [MODULE ...]; JOBS is a JSON list of {script, mode, folder, record, memory, fault,
-calls, limit_s, switch_s}. The child ends as the interpreter ends, with the exit code of the script; its stdout and
-stderr lie in `folder`, its files in `folder/work`. The modules are imported beforehand, as torch is.
+calls, limit_s, switch_s, destructors}. The child ends as the interpreter ends, with the exit code of the script; its
+stdout and stderr lie in `folder`, its files in `folder/work`. The modules are imported beforehand, as torch is.
 """
 
 from __future__ import annotations
@@ -67,16 +67,13 @@ def main() -> dict[str, Any] | None:
 
 
 def _copied_to(file: Path) -> int:
-    """A pipe whose other end a process of its own copies into a file."""
+    """A pipe whose other end a process of its own copies into a file; spawned, since a fork of torch takes longer."""
     reader, writer = os.pipe()
-    if os.fork() == 0:
-        os.close(writer)
-        with file.open("wb") as kept:
-            while text := os.read(reader, 65536):
-                kept.write(text)
-                kept.flush()
-        os._exit(0)
+    kept = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+    ends = [(os.POSIX_SPAWN_DUP2, reader, 0), (os.POSIX_SPAWN_DUP2, kept, 1)]
+    os.posix_spawnp("cat", ["cat"], os.environ, file_actions=ends)
     os.close(reader)
+    os.close(kept)
     return writer
 
 
@@ -127,7 +124,7 @@ def run_bare(script: str, arguments: list[str]) -> None:
 
 
 def end_without_destructors() -> None:
-    """Spare the bare script those of torch's C++, a tenth of a second: they would find nothing of ours there."""
+    """Spare this process those of torch's C++, a tenth of a second."""
     libc = ctypes.CDLL(None)
     libc.on_exit.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
     for name in ("_exit", "_IO_flush_all"):  # the one that is registered last comes first
@@ -173,8 +170,9 @@ if __name__ == "__main__":
     this = main()
     if this is not None:
         target, words = begin(this)
-        if this["mode"] == "bare":
+        if not this.get("destructors"):
             end_without_destructors()
+        if this["mode"] == "bare":
             run_bare(target, words)
         elif this["mode"] == "run":
             run_measured(target, words, this)

@@ -1,8 +1,8 @@
 """Scripts that must behave under Stepscope as without it: stdout, exit code, exception, files, and what they print of
 their weights. They were written from the issue and the docs, by somebody who had not read the code.
 
-Every script runs bare and, by turns, under `stepscope run` or within `stepscope.profile`; some of them with a fault in
-some of our own functions. `make test-all` runs every script in both modes, and throws the fault in every function.
+Every script runs bare, under `stepscope run` and within `stepscope.profile`; some of them with a fault in each of our
+own functions in turn.
 """
 
 from __future__ import annotations
@@ -13,29 +13,24 @@ from pathlib import Path
 
 import pytest
 from tests.gallery.faults import MODULES, injectable
-from tests.gallery.jobs import HERE, MODES, RECORDS, SAME, SCRIPTS, Job, Results, job, run_jobs
+from tests.gallery.jobs import HERE, MODES, SAME, SCRIPTS, Job, Results, job, run_jobs
 
 FAULTY = ("early_stopping_restores_best_state", "dataloader_no_workers_shuffled", "gan_two_optimizers",
           "hand_written_sgd_by_data", "lbfgs_closure", "ends_by_uncaught_own_exception")  # fmt: skip
 RACY = ("threads_train_at_once", "threads_make_and_drop_models", "threads_with_large_products_update_by_hand",
         "threads_swap_parameters_while_training", "threads_free_and_refill_storages", "timeouts_by_alarm_ten_times",
         "own_profilers_one_after_another_while_threads_train", "own_profiler_in_a_thread_with_a_schedule")  # fmt: skip
-WHOLE = os.environ.get("GALLERY") == "whole"
-AGAIN = 3 if WHOLE else 1  # times; benchmarks.gallery_stress runs all of them as often as is asked for
+AGAIN = 1  # time more, with threads that take quick turns; benchmarks.gallery_stress: as often as is asked for
 SWITCH_S = 20e-6  # threads take turns so often there
-PARALLEL = 3  # on two cores: who waits for a sampler leaves its core to the next
+DESTRUCTORS_EVERY = 3  # a measured script in so many ends with torch's own, a fifth of what it takes
+PARALLEL = 6  # on two cores: who waits for a sampler leaves its core to the next
 # .ci/run has a limit of time, and machines of one kind differ by a factor of two.
 LATE = time.time() > float(os.environ.get("TESTS_UNTIL", "inf"))
 TIMELY = pytest.mark.skipif(LATE, reason="no time is left: make test runs it")
 CHOSEN = list(enumerate(SCRIPTS))[:: 5 if LATE else 1]
-# Of the two modes each script has one, in such turns that each mode has scripts with every choice of what is recorded.
-CASES = [
-    (script.stem, mode)
-    for number, script in CHOSEN
-    for turn, mode in enumerate(MODES)
-    if WHOLE or turn == number // len(RECORDS) % len(MODES)
-]
-FAULTS = injectable()[:: 1 if WHOLE else 3]
+CASES = [(script.stem, mode) for _, script in CHOSEN for mode in MODES]
+FAULTS = injectable()
+IMPORTED = [f"stepscope.{name}" for name in MODULES]  # once for all, where nothing is measured bare
 
 
 def _faulty_job(folder: Path, script: str, name: str, **what: str) -> Job:
@@ -46,17 +41,16 @@ def _faulty_job(folder: Path, script: str, name: str, **what: str) -> Job:
 def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
     """Scripts bare and in their modes."""
     folder = tmp_path_factory.mktemp("gallery")
-    measured = set(CASES)
+    bare = [job(folder, script, "bare", number) for number, script in CHOSEN]
     jobs = [
-        job(folder, script, mode, number)
+        job(folder, script, mode, number, destructors=number % DESTRUCTORS_EVERY == 0)
         for number, script in CHOSEN
-        for mode in ("bare", *MODES)
-        if mode == "bare" or (script.stem, mode) in measured
+        for mode in MODES
     ]
     for turn in range(0 if LATE else AGAIN):
         again = [(number, HERE / "scripts" / f"{name}.py") for number, name in enumerate(RACY, turn)]
         jobs += [job(folder, path, "run", number, f"{path.stem}-{turn}", switch_s=SWITCH_S) for number, path in again]
-    return run_jobs(folder, jobs, PARALLEL)
+    return run_jobs(folder, bare, PARALLEL) | run_jobs(folder, jobs, PARALLEL, IMPORTED)
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +58,7 @@ def calling(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
     """The functions that each script calls when it is measured, by script."""
     folder = tmp_path_factory.mktemp("calls")
     jobs = [_faulty_job(folder, name, name, calls=str(folder / f"{name}.calls")) for name in FAULTY]
-    run_jobs(folder, jobs, PARALLEL)
+    run_jobs(folder, jobs, PARALLEL, IMPORTED)
     return {name: set((folder / f"{name}.calls").read_text(encoding="utf-8").split()) for name in FAULTY}
 
 
@@ -78,7 +72,7 @@ def faulty(calling: dict[str, set[str]], tmp_path_factory: pytest.TempPathFactor
         script = next((script for script in turns if fault in calling[script]), None)
         if script is not None:
             jobs.append(_faulty_job(folder, script, str(number), fault=fault))
-    return run_jobs(folder, jobs, PARALLEL, [f"stepscope.{name}" for name in MODULES])
+    return run_jobs(folder, jobs, PARALLEL, IMPORTED)
 
 
 @pytest.mark.slow
