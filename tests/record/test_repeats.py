@@ -68,15 +68,30 @@ def failing(picks: random.Random) -> None:
         optimizer.step()
 
 
+def scaled(picks: random.Random) -> None:
+    """A gradient scaler leaves updates out."""
+    model = nn.Linear(3, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    for _ in range(120):
+        batch = torch.randn(5, 3)
+        batch[0, 0] = float("inf") if picks.random() < 0.04 else 1.0
+        optimizer.zero_grad()
+        scaler.scale(model(batch).sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+
+
 def written(loop: Loop, seed: int, out: Path, **options: Any) -> list[tuple[int, int | None]]:
-    """Numbers and samples of the steps of a run of this loop."""
+    """Numbers and samples of the steps of a run of this loop, and the steps in which an update was left out."""
     torch.manual_seed(seed)
     with stepscope.profile(out=out, record="none", steps="optimizer", **options) as scope:
         loop(random.Random(seed))
     run = RunReader(scope.path)
     assert [event["traceback"] for event in run.events if event["kind"] == "profiling-failed"] == []
     assert (run.steps["t1_ns"] >= run.steps["t0_ns"]).all()
-    return list(zip(run.steps["step"], run.steps["samples"], strict=True))
+    skipped = [(int(event["step"]), None) for event in run.events if event["kind"] == "update-skipped"]
+    return [*zip(run.steps["step"], run.steps["samples"], strict=True), *skipped]
 
 
 @pytest.fixture
@@ -99,7 +114,7 @@ def looked_at(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.mark.usefixtures("no_sampler")
-@pytest.mark.parametrize("loop", [accumulated, adversaries, failing])
+@pytest.mark.parametrize("loop", [accumulated, adversaries, failing, scaled])
 @pytest.mark.parametrize("seed", range(4))
 def test_steps_and_samples_are_those_of_a_run_in_which_every_event_is_followed(
     loop: Loop, seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, looked_at: list[int]
