@@ -50,7 +50,10 @@ def print_answer(console: Console, found: FitResult, verbose: bool = False) -> N
 def _facts(found: FitResult) -> Iterator[RenderableType]:
     """Peak of the process, the largest batch, and who reaches the peak."""
     ends = bracketed(*map(bytes_, found.interval))
-    yield labelled("process peak", f"{bytes_(found.process.middle)} {ends}, {bytes_(found.peak_bytes)} of it tensors")
+    name = "process peak" if found.live.reserved is None else "GPU memory"
+    yield labelled(name, f"{bytes_(found.process.middle)} {ends}, {bytes_(found.peak_bytes)} of it tensors")
+    if found.live.reserved is not None:
+        yield labelled("reserved", f"{interval(*found.live.reserved, 'B')} by the caching allocator")
     if found.largest_batch is not None:
         each = f"; each sample takes {bytes_(found.bytes_per_sample)}" if found.bytes_per_sample else ""
         yield labelled("largest batch", f"{_largest_batch(found)}{each}")
@@ -94,7 +97,8 @@ _SMALL = 0.005  # of the peak
 def _options(found: FitResult, verbose: bool) -> Iterator[RenderableType]:
     """What needs less, the most first: a row each, and beneath it what it costs."""
     listed = found.options if verbose else found.options[:_OPTIONS]
-    table = _table("what needs less memory (simulated)", "process peak", "less", "FLOPs", "", left=("",))
+    peak = "process peak" if found.live.reserved is None else "GPU memory"
+    table = _table("what needs less memory (simulated)", peak, "less", "FLOPs", "", left=("",))
     for option in listed:
         table.add_row(*_option(option))
         table.add_row(Padding(Text(option.price, style="dim", overflow="fold"), (0, 0, 0, 2)), "", "", "", "")

@@ -105,13 +105,14 @@ def _plan(console: Console, question: JobQuestion, request: FitRequest, words: S
         return really_trained(child_command([*words, "--batch", str(batch)], _PRICED), question.allocator)
 
     with console.status("the step really runs, with few samples"):
-        priced = None if request.device is not None else measured_step_time(step, question.batch)
+        elsewhere = request.device is not None or request.on != "cpu"
+        priced = None if elsewhere else measured_step_time(step, question.batch)
     with console.status("combinations are simulated"):
         plan = make_plan(question, priced)
     if not request.prove or plan.chosen is None or question.limit is None:
         return plan
-    if request.device is not None:
-        raise UsageError("--prove trains on this machine, not on a board by name", "run it on the board with --memory")
+    if elsewhere:
+        raise UsageError("--prove trains on this machine's processor", "run it on the board with --memory")
     with console.status("the plan is proven"), tempfile.TemporaryDirectory() as folder:
         changed = Path(folder) / "settings.json"
         changed.write_text(json.dumps(asdict(plan.chosen.settings)), encoding="utf-8")
@@ -135,6 +136,8 @@ def _check(request: FitRequest) -> None:
         raise UsageError(f"--precision {precision}: not known", "float32 or bf16")
     if on not in ("cpu", "cuda"):
         raise UsageError(f"--on {on}: not known", "cpu or cuda")
+    if on == "cuda" and (request.here or request.account != "resident"):
+        raise UsageError("--here and --account are of this machine's RAM", "say what the GPU has: --memory 8GB")
     if threads is not None:
         if threads < 1:
             raise UsageError(f"--threads {threads}: torch needs at least one")
@@ -202,7 +205,7 @@ def _calibration(console: Console, job: Job | None, request: FitRequest) -> Devi
     if job is None:
         return calibration.DeviceCalibration()
     with console.status("the empty process is measured, once for this environment"):
-        kept = known_of_device(request.device, request.malloc, job)
+        kept = known_of_device(request.device, request.malloc if request.on == "cpu" else "default", job)
     if request.calibrate:
         kept = calibration.measure_calibration(kept, job)
         calibration.save_calibration(kept, calibration.calibration_path())

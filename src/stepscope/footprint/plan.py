@@ -29,6 +29,7 @@ from stepscope.record.dry.allocator_costs import StepCost
 from stepscope.record.dry.dry_run import DryRun, DryRunStopped
 
 _PARTS = (1, 2, 4, 8, 16)
+_DEFAULT = ALLOCATORS["default"]
 _MOST_S = 60.0  # of processor time for the dry runs
 
 
@@ -66,7 +67,7 @@ class Candidate:
     @property
     def price(self) -> float:
         """For sorting: seconds, or FLOPs where nothing was measured."""
-        low, high = self.seconds or ALLOCATORS[self.settings.allocator].time
+        low, high = self.seconds or ALLOCATORS.get(self.settings.allocator, _DEFAULT).time
         return (low + high) / 2 * (1.0 if self.seconds else self.compute * (1 + 0.02 * (self.settings.parts - 1)))
 
 
@@ -163,7 +164,8 @@ def _candidates(
         return
     live, before = live_peak(run.log), live_peak(plain.log)
     compute = run.flops / plain.flops if plain.flops else 1.0
-    for name, allocator in ALLOCATORS.items():
+    on_gpu = {question.allocator: simulator.allocator} if simulator.on_gpu else None
+    for name, allocator in (on_gpu or ALLOCATORS).items():
         if name != question.allocator and not _installed(name):
             continue
 

@@ -31,6 +31,8 @@ from stepscope.errors import StepscopeError, UsageError
 from stepscope.footprint import calibration
 from stepscope.footprint import result as words
 from stepscope.footprint.calibration import DeviceCalibration
+from stepscope.footprint.cuda import reserved_of
+from stepscope.footprint.cuda_allocator import parse_settings
 from stepscope.footprint.jobs import DEFAULT_BATCH, job_of
 from stepscope.footprint.options import Way, ways, worth_a_line
 from stepscope.footprint.result import FitResult, LivePeak, Option
@@ -39,7 +41,7 @@ from stepscope.footprint.simulator import Simulator, largest_batch, live_peak, s
 from stepscope.record.dry.dry_run import STEPS, DryRun, DryRunStopped, dry_run, quiet
 from stepscope.record.dry.job import Job
 from stepscope.record.dry.probes import CallBook, probe_apart
-from stepscope.record.dry.storage_log import StorageLog
+from stepscope.record.dry.storage_log import Reserve, StorageLog
 from stepscope.record.dry.workspaces import Platform, Workspaces, other_platform, this_platform
 
 BF16_BOARDS = frozenset({"jetson_agx_orin", "jetson_orin_nx", "jetson_orin_nano", "jetson_thor", "apple"})
@@ -210,18 +212,19 @@ def _judged(simulator: Simulator, live: LivePeak, limit: Limit | None, unsure: S
         said, decides = worst_verdict(lambda account: simulator.process(live, account=account), limit, not unsure)
     process = simulator.process(live, account=RESIDENT if decides is None else decides.account)
     return FitResult(
-        "", 0, words.DRY_RUN, live, process, simulator.allocator.name, simulator.workspaces.platform.name, decides,
+        "", 0, words.DRY_RUN, live, process, simulator.allocator_name, simulator.workspaces.platform.name, decides,
         said, unsure=tuple(unsure),
     )  # fmt: skip
 
 
 def unsure_of(question: JobQuestion) -> list[str]:
     """Reasons why a yes can be no more than likely."""
-    reasons = [] if question.kept.environment.measured else [NOT_MEASURED]
+    on_gpu = question.platform.kind == "cuda"
+    reasons = [] if question.kept.environment.measured or (on_gpu and question.platform.known) else [NOT_MEASURED]
     if not question.platform.known:
         reasons.append("the kernels of that processor were not measured")
-    if question.platform.kind == "cuda":
-        reasons.append("what CUDA allocates was never compared with a GPU")
+    if on_gpu:
+        reasons.append("what CUDA's kernels and context take was never compared with a GPU")
     return reasons
 
 
@@ -234,7 +237,7 @@ NOT_MEASURED = "the empty process was not measured where this will run: run fit 
 
 
 def _measured_answer(question: JobQuestion, simulator: Simulator, stop: DryRunStopped) -> FitResult:
-    line = _measure_small_batches(question.job)
+    line = _measure_small_batches(question.job, simulator.reserve)
     live = line.at(question.batch)
     found = _judged(simulator, live, question.limit, [*unsure_of(question), "it is extrapolated from small batches"])
     notes = ("kernels' workspaces are not in it", "no options: they are simulated by dry runs")
@@ -245,9 +248,9 @@ def _measured_answer(question: JobQuestion, simulator: Simulator, stop: DryRunSt
     )  # fmt: skip
 
 
-def _measure_small_batches(job: Job) -> BatchLine:
+def _measure_small_batches(job: Job, reserve: Reserve | None) -> BatchLine:
     try:
-        return measure_line(job)
+        return measure_line(job, reserve)
     except StepscopeError:
         raise
     except Exception as error:  # a user's model or batch maker may raise anything
@@ -270,8 +273,10 @@ def _options(question: JobQuestion, simulator: Simulator, plain: DryRun, as_it_i
     found = [
         _allocator_option(question, simulator, as_it_is, before, name)
         for name in ALLOCATORS
-        if name != simulator.allocator.name
+        if name != simulator.allocator.name and not simulator.on_gpu
     ]
+    if simulator.on_gpu and _EXPANDABLE not in question.allocator:
+        found.append(_expandable_option(question, plain, before))
     has_bf16 = question.platform.native_bf16 if question.has_bf16 is None else question.has_bf16
     for way in ways(question.job, question.batch, plain, has_bf16):
         try:
@@ -298,6 +303,21 @@ def _simulated(question: JobQuestion, simulator: Simulator, plain: DryRun, as_it
 def _allocator_option(question: JobQuestion, simulator: Simulator, live: LivePeak, before: int, name: str) -> Option:
     price, process = _allocator_price(name), partial(_under, simulator, live, name)
     return _option(f"allocator: {name}", live, process, before, price, 1.0, question.limit, not unsure_of(question))
+
+
+_EXPANDABLE = "expandable_segments:True"
+
+
+def _expandable_option(question: JobQuestion, plain: DryRun, before: int) -> Option:
+    """Of the same run, with segments that grow."""
+    text = _EXPANDABLE if question.allocator == "default" else f"{question.allocator},{_EXPANDABLE}"
+    simulator = Simulator(question.platform, question.kept, text)
+    plain.log.reserve = partial(reserved_of, settings=parse_settings(text))
+    grown = live_peak(plain.log)
+    return _option(
+        f"allocator: {_EXPANDABLE}", grown, partial(_under, simulator, grown, "default"), before,
+        f"PYTORCH_CUDA_ALLOC_CONF={text}", 1.0, question.limit, not unsure_of(question),
+    )  # fmt: skip
 
 
 def _under(simulator: Simulator, live: LivePeak, allocator: str, account: str) -> ProcessPeak:
@@ -341,8 +361,10 @@ def _notes(question: JobQuestion, plain: DryRun, live: LivePeak) -> list[str]:
     if limit is not None and parameters > limit.bytes:
         notes.append("the parameters alone are larger than the limit: no batch can fit")
     if question.platform.kind == "cuda":
+        where = "of the GPU" if question.platform.known else "of the board: GPU and host share it"
         notes.append(
-            "CUDA: dispatched as on the CPU; cuDNN's workspaces are an interval, the CUDA context is not in it"
+            f"memory {where}; the caching allocator is simulated on the step's requests; workspaces of cuDNN and cuBLAS"
+            " and the CUDA context are intervals; a data set on the GPU is not in it"
         )
     return notes
 
@@ -373,23 +395,23 @@ class BatchLine:
         }
         size = sum(parts.values())
         # the peak may move to another op on the way: up to 3.1 % from 4 and 16 to 64 samples were seen
-        return replace(high, bytes=size, low=round(size * 0.97), high=round(size * 1.06), breakdown=parts)
+        least, most = round(size * 0.97), round(size * 1.06)
+        reserved = high.reserved
+        if reserved is not None:  # as much beyond the tensors as at the larger of the two
+            reserved = least + reserved[0] - high.low, most + reserved[1] - high.high
+        return replace(high, bytes=size, low=least, high=most, breakdown=parts, reserved=reserved)
 
 
-def measure_line(job: Job) -> BatchLine:
+def measure_line(job: Job, reserve: Reserve | None = None) -> BatchLine:
     """Run two steps at each of two small batches on real tensors; the model's own errors pass through."""
-    (n, low), (m, high) = ((batch, measure_peak(job, batch)) for batch in SMALL)
+    (n, low), (m, high) = ((batch, live_peak(measure_log(job, batch, reserve))) for batch in SMALL)
     return BatchLine((n, low), (m, high))
 
 
-def measure_peak(job: Job, batch: int) -> LivePeak:
-    """Live peak of two real steps, workspaces of kernels excluded."""
-    return live_peak(measure_log(job, batch))
-
-
-def measure_log(job: Job, batch: int) -> StorageLog:
-    """The log of two real steps."""
+def measure_log(job: Job, batch: int, reserve: Reserve | None = None) -> StorageLog:
+    """The log of two real steps, workspaces of kernels excluded; reserve: what a GPU's allocator takes of a log."""
     log = StorageLog()
+    log.reserve = reserve
     with quiet():
         model, optimizers = job.build()
         inputs = job.batch(batch)

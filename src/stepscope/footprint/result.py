@@ -46,6 +46,7 @@ class LivePeak:
     code: KernelCode | None = None
     largest_hole: int = 0  # block below ALWAYS_MAPPED that comes and goes
     high_in_heap: int = 0  # as `high`, where blocks below ALWAYS_MAPPED lie in pages that were written to before
+    reserved: tuple[int, int] | None = None  # on CUDA: what the caching allocator takes of the GPU, least and most
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ class Option:
 
 
 _APART = ("events", "options", "limit", "scenes", "plan")
-_SELDOM = ("arrays that are no tensors", "workers of data loaders")
+_SELDOM = ("arrays that are no tensors", "workers of data loaders", "libraries on the host")
 
 
 @dataclass(frozen=True)
@@ -118,8 +119,9 @@ class FitResult:
     def breakdown(self) -> dict[str, int]:
         """Live bytes at the peak by category, and what comes on top; adds up to the middle of the process's peak."""
         parts = dict(self.live.breakdown)
-        parts["empty process"] = sum(self.process.empty_process) // 2
-        parts["kernels' code"] = sum(self.process.code) // 2
+        on_gpu = self.live.reserved is not None
+        parts["CUDA context" if on_gpu else "empty process"] = sum(self.process.empty_process) // 2
+        parts["libraries on the host" if on_gpu else "kernels' code"] = sum(self.process.code) // 2
         parts["arrays that are no tensors"] = sum(self.process.data) // 2
         parts["workers of data loaders"] = sum(self.process.workers) // 2
         parts["allocator"] = self.process.middle - sum(parts.values())

@@ -54,7 +54,9 @@ class Settings:
         """Lines of Python and of the shell that train so."""
         lines = []
         if self.allocator != "default":
-            lines.append(f"# start it with: {ALLOCATORS[self.allocator].how} python ...")
+            known = ALLOCATORS.get(self.allocator)
+            how = f"PYTORCH_CUDA_ALLOC_CONF={self.allocator}" if known is None else known.how
+            lines.append(f"# start it with: {how} python ...")
         if self.change:
             lines.append(f"# {self.change}: {CHANGES[self.change][1]}")
         if self.recomputed:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import polars as pl
 
@@ -23,7 +24,9 @@ from stepscope.analysis.memory.limits import (
     process_peak,
     worst_verdict,
 )
+from stepscope.footprint import cuda
 from stepscope.footprint.calibration import DeviceCalibration
+from stepscope.footprint.cuda_allocator import parse_settings
 from stepscope.footprint.result import Holder, LivePeak, ScenePeak, code_bytes, kernel_code
 from stepscope.record.dry.dry_run import Change, DryRun, DryRunStopped, dry_run
 from stepscope.record.dry.job import Job
@@ -61,7 +64,11 @@ class Simulator:
     """Dry runs of one question, and what their live bytes mean for a process."""
 
     def __init__(self, platform: Platform, kept: DeviceCalibration, allocator: str) -> None:
-        self.allocator = allocator_of(allocator)
+        self.on_gpu = platform.kind == "cuda"
+        self.allocator = allocator_of("default" if self.on_gpu else allocator)
+        self.allocator_name = allocator
+        settings = parse_settings("" if allocator == "default" else allocator) if self.on_gpu else None
+        self.reserve = None if settings is None else partial(cuda.reserved_of, settings=settings)
         self.workspaces = Workspaces(platform, kept.probed)
         self._kept = kept
         self.loading = Loading()
@@ -73,7 +80,20 @@ class Simulator:
 
     def run(self, job: Job, batch: int, change: Change | None = None) -> DryRun:
         """A dry run; DryRunStopped where it cannot be made."""
-        return dry_run(job, batch, self.workspaces, change)
+        if self.reserve is None:
+            return dry_run(job, batch, self.workspaces, change)
+        run = dry_run(cuda.as_on_cuda(job), batch, self.workspaces, cuda.all_at_once(change))
+        run.log.reserve = self.reserve
+        return run
+
+    def _process_on_gpu(self, live: LivePeak, reserved: tuple[int, int]) -> ProcessPeak:
+        """What a GPU's memory holds: segments and context. A board has one memory, also for the host's process."""
+        beyond = (reserved[0] - live.low, reserved[1] - live.high)
+        if self.workspaces.platform.known:
+            return ProcessPeak((live.low, live.high), beyond, cuda.CONTEXT, (0, 0))
+        host, context = self._kept.environment.resident, cuda.CONTEXT_OF_A_BOARD
+        beside = (host[0] + context[0], host[1] + context[1])
+        return ProcessPeak((live.low, live.high), beyond, beside, cuda.LIBRARIES_ON_HOST)
 
     def process(
         self,
@@ -86,6 +106,8 @@ class Simulator:
 
         `plain`: the same training where nothing runs forward again; its heap bounds that of one where something does.
         """
+        if live.reserved is not None:
+            return self._process_on_gpu(live, live.reserved)
         by = allocator or self.allocator
         if by.holes and live.code is not None and live.code.recomputes:
             by = _recomputing(by, live, plain)
@@ -168,6 +190,7 @@ def live_peak(log: StorageLog) -> LivePeak:
         kernel_code(log),
         _largest_hole(log),
         peak_of(log, _in_heap),
+        None if log.reserve is None else log.reserve(log),
     )
 
 

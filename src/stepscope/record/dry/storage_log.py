@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import polars as pl
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import DataDependentOutputException
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
@@ -86,6 +87,7 @@ class StorageLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.events: list[tuple[int, int, int, int]] = []  # (step, op number, storage, +1 or -1)
         self.scenes = [(0, BUILDING)]  # from which event on the program does what
         self.evaluations = 0  # calls of a model without gradients
+        self.reserve: Reserve | None = None  # of a GPU
         self.step = 0
         self.ops = 0
         self.phase: str | None = None  # None: forward, backward or optimizer, as it comes
@@ -215,6 +217,8 @@ class StorageLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func is _LOOK and self._value_of is not None and self._outside():
             self.looks += 1
             return self._value_of(args[0])
+        if func is _LOOK and self._value_of is not None and self._optimizing:
+            return self._number_of_optimizer(args[0], self._value_of)
         if func is _ADD and not kwargs and self._places.may_be_autograds_own():
             self._note_sum(args[0])
         out = func(*args, **kwargs)
@@ -229,6 +233,14 @@ class StorageLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if hidden is not NOTHING:
             self._kernel_held(hidden, out)
         return out
+
+    @staticmethod
+    def _number_of_optimizer(tensor: Tensor, value_of: Callable[[Tensor], Any]) -> Any:
+        """A count of steps is known; a norm (Adafactor's) is made up: it scales an update, no size follows from it."""
+        try:
+            return _LOOK(tensor)
+        except DataDependentOutputException:
+            return value_of(tensor)
 
     def _kernel_held(self, hidden: Hidden, out: Any) -> None:
         for place, size, resident in hidden.kept:
@@ -327,6 +339,7 @@ class StorageLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.adopt_optimizer(optimizer)
 
 
+Reserve = Callable[[StorageLog], tuple[int, int]]  # what a GPU's allocator takes of the device, least and most, B
 _NONE: tuple[list[int], ...] = ([], [], [], [])
 
 
