@@ -47,7 +47,7 @@ Drawn = tuple[str, nn.Module, Callable[[int], tuple[Tensor, ...]], int]
 
 
 def _size(rng: random.Random, low: int, high: int) -> int:
-    return round(low * (high / low) ** rng.random())
+    return int(low * (high / low) ** rng.random() + 0.5)
 
 
 def _convolution(rng: random.Random) -> Drawn:
