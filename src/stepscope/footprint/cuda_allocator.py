@@ -32,7 +32,7 @@ class OutOfMemory(StepscopeError):
 
 @dataclass(frozen=True)
 class Settings:
-    """What PYTORCH_CUDA_ALLOC_CONF (or PYTORCH_ALLOC_CONF) says; sizes in B, None: no such limit."""
+    """Settings of PYTORCH_CUDA_ALLOC_CONF (or PYTORCH_ALLOC_CONF); sizes in B, None: no such limit."""
 
     expandable_segments: bool = False
     max_split_size: int | None = None
@@ -378,7 +378,7 @@ def _free_before(gap: Block) -> int:
 
 @dataclass(frozen=True)
 class Reserved:
-    """What a log of allocations reserves, B: at its peak, and the most that was given out at once."""
+    """Memory that a log of allocations reserves, B: at its peak; and the most that was given out at once."""
 
     peak: int
     allocated: int

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from stepscope.record.dry import arm_workspaces
+from stepscope.record.dry.attention_workspaces import ATTENTION_RULES
 from stepscope.record.dry.lstm_workspaces import LSTM_RULES
 from stepscope.record.dry.storage_log import NOTHING, Hidden, Rule
 
@@ -53,6 +54,8 @@ class Workspaces:
         if not self.platform.known and self.platform.kind == "cpu":
             without = replace(self.platform, block=0, acl=False)
             self._rules = {name: _either(rule, rules[name](without)) for name, rule in self._rules.items()}
+        if self.platform.kind == "cpu":
+            self._rules |= {name: rule(self.platform.threads) for name, rule in ATTENTION_RULES.items()}
         self._of: dict[Any, Rule | None] = {}
 
     def __call__(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Hidden:
