@@ -279,7 +279,8 @@ def _case_in_child(folder: Path, base: Path, out: Path, writer: int, draw: rando
     """Mutate and read here: a process that has run a query of polars must not fork."""
     status = 1
     try:
-        signal.alarm(SECONDS * 4)
+        signal.setitimer(signal.ITIMER_PROF, SECONDS * 4)
+        signal.alarm(SECONDS * 20)  # it waits for ever; a busy machine alone takes a case past a few minutes
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         null = os.open(os.devnull, os.O_RDWR)
         os.dup2(null, 1)

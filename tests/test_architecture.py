@@ -31,6 +31,7 @@ FOR_ALL = {
     "request",
     "run_paths",
     "secrets",
+    "privacy",
 }
 MAY_IMPORT = {
     "errors": set[str](),
@@ -40,6 +41,7 @@ MAY_IMPORT = {
     "clock": set[str](),
     "liveness": set[str](),
     "secrets": set[str](),
+    "privacy": set[str](),
     "files": {"liveness"},
     "plugins": {"errors"},
     "request": {"errors"},

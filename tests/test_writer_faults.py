@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from stepscope import privacy
 from stepscope.errors import RunDamaged
 from stepscope.files import replace_json
 from stepscope.runfolder import PHASES, Part, RunReader, RunWriter
@@ -319,7 +320,7 @@ def test_a_folder_that_is_removed_in_mid_run_is_an_oserror_and_nothing_else(writ
 def test_a_private_run_says_nothing_of_its_command_line_and_is_closed_to_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(writing.PRIVATE, "1")
+    monkeypatch.setenv(privacy.VARIABLE, "1")
     private = RunWriter.create(tmp_path, "private")
     private.update(argv=["train.py", "--name", "hunter2"], cwd="/home/hunter2", host="hunter2", seed=7)
     private.close("ok")

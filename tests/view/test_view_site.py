@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from tests.fabricate import fabricate_run
 
 pytest.importorskip("altair")
 from stepscope.analysis.run import Run
+from stepscope.report.view import listing as listing_module
 from stepscope.report.view.listing import Listing
 from stepscope.report.view.site import COOKIE, Access, Answer, Site, is_loopback, own_name
 
@@ -240,6 +242,29 @@ def test_the_list_reads_only_what_has_changed(folder: Path, monkeypatch: pytest.
     (listing.look()[0].path / "summary.json").write_text("{}", encoding="utf-8")
     listing.look()
     assert len(read) == 3
+
+
+def test_the_next_process_reads_only_what_has_changed_since_the_last(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(listing_module, "_WORTH_KEEPING", 1)
+    read: list[str] = []
+    whole = listing_module._facts
+    monkeypatch.setattr(listing_module, "_facts", lambda path, root: read.append(path.name) or whole(path, root))
+    first = Listing(folder).look()
+    assert len(first) == len(read) == 2
+    assert Listing(folder).look() == first
+    assert len(read) == 2
+    (first[0].path / "summary.json").write_text("{}", encoding="utf-8")
+    shutil.rmtree(first[1].path)
+    later = Listing(folder)
+    assert later.find(first[1].key) is None
+    assert read[2:] == [first[0].path.name]
+    (kept,) = (tmp_path / "cache").rglob("*.json")
+    assert kept.stat().st_mode & 0o077 == 0
+    kept.write_text("[1", encoding="utf-8")
+    assert [row.key for row in Listing(folder).look()] == [first[0].key]
 
 
 @pytest.mark.parametrize(

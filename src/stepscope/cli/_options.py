@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import os
 import sys
@@ -11,9 +12,40 @@ from typing import Annotated, Any
 
 import typer
 
+from stepscope import privacy
 from stepscope.request import REQUIRED, Parameter, Request, parameters
 
 _METAVARS = {int: "INTEGER", float: "FLOAT"}
+
+
+NoArgv = Annotated[
+    bool, typer.Option("--no-argv", help="Omit the command line from what is written.", rich_help_panel="Advanced")
+]
+NoNames = Annotated[
+    bool,
+    typer.Option("--no-names", help="Omit names of host and user; home folders become ~.", rich_help_panel="Advanced"),
+]
+
+
+def _privacy(no_argv: NoArgv = False, no_names: NoNames = False) -> None:
+    """Omit what was chosen, here and in the processes that follow."""
+    privacy.withhold(*(kind for kind, chosen in (("argv", no_argv), ("names", no_names)) if chosen))
+
+
+def private(command: Callable[..., None]) -> Callable[..., None]:
+    """Return the command with `--no-argv` and `--no-names`: it writes what is made to be shared."""
+    options = inspect.signature(_privacy, eval_str=True).parameters
+
+    @functools.wraps(command)
+    def withholding(**given: Any) -> None:
+        _privacy(**{name: given.pop(name) for name in options if name in given})
+        command(**given)
+
+    own = inspect.signature(command, eval_str=True).parameters.values()
+    known = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in (*own, *options.values())]
+    withholding.__signature__ = inspect.Signature(known)  # type: ignore[attr-defined]
+    withholding.__annotations__ = {parameter.name: parameter.annotation for parameter in known}
+    return withholding
 
 
 def command_of(request: type[Request], act: Callable[..., None], name: str) -> Callable[..., None]:

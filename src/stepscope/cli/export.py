@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from stepscope.api.requests import ExportRequest
-from stepscope.cli._options import command_of
+from stepscope.cli._options import command_of, private
 
 if TYPE_CHECKING:
     from stepscope.report.exports._excerpt import Excerpt, ExportPlan
@@ -24,7 +24,7 @@ def _export(request: ExportRequest) -> None:
     typer.echo(write_export(plan))
 
 
-export = command_of(ExportRequest, _export, "export")
+export = private(command_of(ExportRequest, _export, "export"))
 
 
 def _announcement(plan: ExportPlan) -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from stepscope.cli._options import private
 from stepscope.errors import OutputNotWritable, UsageError
 from stepscope.run_paths import NEWEST
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from stepscope.analysis.run import Run
 
 
+@private
 def report(
     run: Annotated[Path, typer.Argument(help="A run folder, the name of one in runs/, or 'last'.")] = Path(NEWEST),
     html: Annotated[bool, typer.Option("--html", help="Write one self-contained page instead.")] = False,

@@ -15,7 +15,7 @@ import typer
 from typer.core import TyperCommand
 
 from stepscope.api.requests import RunRequest
-from stepscope.cli._options import command_of
+from stepscope.cli._options import command_of, private
 from stepscope.cli.meter import read_logs
 from stepscope.errors import StepscopeError, UsageError
 from stepscope.request import parameters
@@ -113,7 +113,7 @@ def _run(
     raise typer.Exit(_exit_code(code, of_a_script))
 
 
-run = command_of(RunRequest, _run, "run")
+run = private(command_of(RunRequest, _run, "run"))
 
 
 def _settings(request: RunRequest) -> Settings:

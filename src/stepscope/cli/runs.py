@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from stepscope.api.requests import RunsRequest
-from stepscope.cli._options import command_of
+from stepscope.cli._options import command_of, private
 from stepscope.errors import UsageError
 from stepscope.request import parse_amount
 
@@ -102,6 +102,7 @@ def rm(
         typer.echo(f"{run_id}: removed")
 
 
+@private
 def push(
     folders: Annotated[list[Path], typer.Argument(help="Run folders, names in runs/, 'last', or folders of runs.")],
     tag: Annotated[list[str] | None, typer.Option(help="A tag for all of them; may be given again.")] = None,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from stepscope.api.requests import STUDIES, StudyRequest
-from stepscope.cli._options import command_of, print_wide
+from stepscope.cli._options import command_of, print_wide, private
 from stepscope.cli.compare import compare
 from stepscope.errors import UsageError
 from stepscope.experiments.sweeps import PowerModes
@@ -82,5 +82,7 @@ def _confirm(jetson: Jetson, request: PowerModes) -> None:
         raise UsageError("no power mode was set", "leave --apply out to see what would be done")
 
 
-SUBCOMMANDS = {name: command_of(row.request, _answer, name) for name, row in STUDIES.items()} | {"compare": compare}
+SUBCOMMANDS = {name: private(command_of(row.request, _answer, name)) for name, row in STUDIES.items()} | {
+    "compare": compare
+}
 SUBCOMMANDS = dict(sorted(SUBCOMMANDS.items()))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from stepscope.api.requests import SuiteExportRequest, SuiteListRequest, SuiteShowRequest
-from stepscope.cli._options import command_of, print_wide
+from stepscope.cli._options import command_of, print_wide, private
 from stepscope.errors import UsageError
 from stepscope.experiments.suite import SuiteRun
 
@@ -97,9 +97,9 @@ def _list(
 
 
 SUBCOMMANDS = {
-    "run": command_of(SuiteRun, _run, "run"),
+    "run": private(command_of(SuiteRun, _run, "run")),
     "show": command_of(SuiteShowRequest, _show, "show"),
-    "export": command_of(SuiteExportRequest, _export, "export"),
+    "export": private(command_of(SuiteExportRequest, _export, "export")),
     "list": command_of(SuiteListRequest, _list, "list"),
 }
 

@@ -21,7 +21,7 @@ def view(
 ) -> None:
     """Show a folder of runs as a local web page: a list with filters, pages, comparison by ticking, running runs.
 
-    Nothing is written and nothing outside the folder is shown. It listens on this machine alone unless --host says
+    The folder is only read, and nothing outside it is shown. It listens on this machine alone unless --host says
     otherwise; a token is needed then, and is part of the address that is printed. Traffic is not encrypted: between
     machines, `ssh -L 8321:localhost:8321 board` is safer than --host. Ctrl-C ends it.
     """

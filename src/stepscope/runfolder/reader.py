@@ -16,6 +16,7 @@ import polars as pl
 
 from stepscope.errors import RunDamaged, RunError, RunNotFound, SchemaTooNew, UnknownName
 from stepscope.liveness import runs_still
+from stepscope.privacy import cleaned, cleaned_fields
 from stepscope.quantities import SAMPLED
 from stepscope.run_paths import find_run
 from stepscope.runfolder import checked
@@ -250,7 +251,7 @@ class RunReader:
                 self._found_damaged(name)
                 return {}
             self._found_damaged(*_places(name, dropped))
-            self._json_files[name] = content
+            self._json_files[name] = cleaned(content)
         return self._json_files[name]
 
     def _event_lines(self) -> Iterator[dict[str, Any]]:
@@ -268,7 +269,7 @@ class RunReader:
             if dropped:
                 self._found_damaged("events.jsonl")
             if isinstance(event, dict):
-                yield event
+                yield cleaned(event)
 
     def _whole(self, frame: pl.DataFrame, true: pl.Expr, stem: str) -> pl.DataFrame:
         """The rows that can be; where there are others, their file is called damaged."""
@@ -467,7 +468,7 @@ def _migrated(header: dict[str, Any], path: Path) -> dict[str, Any]:
         )
     if header.get("argv"):
         header["argv"] = redacted(header["argv"])  # an earlier version wrote what was typed
-    return header
+    return cleaned_fields(header)
 
 
 _PLAIN: dict[str, Any] = {

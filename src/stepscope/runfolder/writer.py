@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from stepscope.clock import monotonic_ns
 from stepscope.errors import OutputNotWritable, RunDamaged
 from stepscope.files import replace_json, replaced
+from stepscope.privacy import cleaned, cleaned_fields, is_closed
 from stepscope.runfolder.schema import NO_SAMPLES, PACK_STEP, SCHEMA, STEP_ROW
 
 if TYPE_CHECKING:
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
 RESERVE = ".reserve"
 RESERVE_BYTES = 32_768  # more than any run.json: given up where the last status would not fit otherwise
 MOST_WAITING_STEPS = 100_000  # 4.8 MB: what a disk that refuses steps may keep in RAM
-PRIVATE = "STEPSCOPE_PRIVATE"  # "1": nothing of `WITHHELD` is written, and only its owner can enter the folder
-WITHHELD = ("argv", "cwd", "host")
 _APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
 
 
@@ -78,7 +77,7 @@ class RunWriter:
 
     @classmethod
     def _begun(cls, path: Path, header: dict[str, Any]) -> RunWriter:
-        if os.environ.get(PRIVATE) == "1":
+        if is_closed():
             path.chmod(0o700)
         for folder in ("ops", "memory", "samples"):
             (path / folder).mkdir(exist_ok=True)
@@ -104,8 +103,7 @@ class RunWriter:
             return
         with contextlib.suppress(OSError):
             self._header.update(_header_of(self.path) or {})
-        withheld = WITHHELD if os.environ.get(PRIVATE) == "1" else ()
-        self._header.update({key: value for key, value in fields.items() if key not in withheld})
+        self._header.update(cleaned_fields(fields))
         try:
             self._write_header()
         except OSError:
@@ -127,7 +125,7 @@ class RunWriter:
         """Write sources.json: the lines of the training's code that call layers and operators."""
         if self._is_mine():
             with replaced(self.path / "sources.json") as part:  # not indented: a step has thousands of op calls
-                part.write_text(json.dumps(content, separators=(",", ":")), encoding="utf-8")
+                part.write_text(json.dumps(cleaned(content), separators=(",", ":")), encoding="utf-8")
 
     def step(self, step: int, t0_ns: int, t1_ns: int, samples: int | None, loss: float | None, recorded: bool) -> None:
         """Append one step in RAM; `flush_steps` brings it to the disk."""
@@ -160,7 +158,7 @@ class RunWriter:
         if not self._is_mine():
             return
         entry = {"t_ns": monotonic_ns(), "source": source, "kind": kind, "message": message, **fields}
-        line = (json.dumps(entry, default=str) + "\n").encode()
+        line = (json.dumps(cleaned(entry), default=str) + "\n").encode()
         file = os.open(self.path / "events.jsonl", _APPEND, 0o666)
         try:
             if os.write(file, line) < len(line):
@@ -211,7 +209,7 @@ class RunWriter:
 
     def _write_json(self, name: str, content: dict[str, Any]) -> None:
         if self._is_mine():
-            replace_json(self.path / name, content)
+            replace_json(self.path / name, cleaned(content))
 
 
 def _header_of(run: Path) -> dict[str, Any] | None:

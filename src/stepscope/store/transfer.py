@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import json
 import os
 import re
 import secrets
@@ -19,12 +18,12 @@ from typing import Literal
 from stepscope.errors import OutputNotWritable, RunDamaged, RunError, StoreError, UsageError
 from stepscope.files import sync
 from stepscope.liveness import is_running
-from stepscope.runfolder import RunReader, RunWriter
-from stepscope.secrets import redacted
+from stepscope.runfolder import RunReader
 from stepscope.store import manifest as manifests
 from stepscope.store.index import FOLDER, find, read_all, run_facts, write_index
 from stepscope.store.manifest import SHORT, FileEntry, Manifest, digest_of
 from stepscope.store.place import CHUNK_BYTES, Place
+from stepscope.store.redaction import redacted_run
 
 Outcome = Literal["pushed", "replaced", "already there"]
 
@@ -95,10 +94,14 @@ def _pieces(path: Path) -> Iterator[bytes]:
             yield piece
 
 
-def _push_one(place: Place, run: RunReader, tags: tuple[str, ...]) -> Pushed:
-    if run.status == "running":
-        raise UsageError(f"the run {run.id} is still being written", "push it when it has ended")
-    _redact(run)
+def _push_one(place: Place, stated: RunReader, tags: tuple[str, ...]) -> Pushed:
+    if stated.status == "running":
+        raise UsageError(f"the run {stated.id} is still being written", "push it when it has ended")
+    with redacted_run(stated) as run:
+        return _push_redacted(place, run, tags)
+
+
+def _push_redacted(place: Place, run: RunReader, tags: tuple[str, ...]) -> Pushed:
     names = [name for name in place.names(FOLDER) if manifests.id_in(name) == run.id]
     known = max(read_all(place, names).values(), key=lambda each: each.revision, default=None)
     revision = 0 if known is None else known.revision
@@ -113,14 +116,6 @@ def _push_one(place: Place, run: RunReader, tags: tuple[str, ...]) -> Pushed:
     _send_files(place, run.path, new)
     save(place, new, names)
     return Pushed(run.id, "pushed" if known is None else "replaced", new.bytes)
-
-
-def _redact(run: RunReader) -> None:
-    """Take the secrets out of a command line that an earlier version wrote as it was typed."""
-    known = run.meta.get("argv")
-    stated = json.loads((run.path / "run.json").read_bytes().decode("utf-8", errors="replace")).get("argv")
-    if known and isinstance(stated, list) and len(stated) == len(known) and redacted(map(str, stated)) != stated:
-        RunWriter.attach(run.path).update(argv=known)
 
 
 def save(place: Place, manifest: Manifest, older: Iterable[str]) -> None:

@@ -12,7 +12,9 @@ from stepscope.experiments.engine.folder import SweepFolder
 from stepscope.experiments.engine.points import Entry, Grid, names_of_tier, workload_entries, workload_tiers
 from stepscope.experiments.engine.request import check_device
 from stepscope.experiments.suite import SuiteRun
+from stepscope.privacy import cleaned_fields
 from stepscope.run_paths import NEWEST
+from stepscope.secrets import redacted
 
 _SMOKE = {"repeats": 1, "seconds": 4.0, "steps": 40}  # every family within minutes, on two cores
 
@@ -61,7 +63,7 @@ def sweep_plan(request: SuiteRun, entries: Sequence[Entry], axes: Grid, name: st
         "name": name,
         "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "tier": request.tier,
-        "argv": ["suite", "run", *request.words()],
+        **cleaned_fields({"argv": redacted(["suite", "run", *request.words()])}),
         "rules": sweep_rules(request, here),
         "limits": {"memory": MEMORY_LIMIT_METHOD if request.memory else None},
         "device": describe_device(),

@@ -23,6 +23,7 @@ from typing import Any
 from stepscope.clock import Clock, anchors, monotonic_ns, unix_minus_monotonic_ns
 from stepscope.files import replace_json
 from stepscope.liveness import is_running, start_time
+from stepscope.privacy import cleaned
 from stepscope.record.sampler.calibration import with_calibrations
 from stepscope.record.sampler.characterise import (
     SensorProfile,
@@ -347,7 +348,7 @@ class StreamOpener:
     def _write_table(self) -> None:
         """Describe the columns; a disk that refuses is asked again at each look for newcomers."""
         try:
-            replace_json(self._run / "channels.json", self.channel_table(), whole=True)
+            replace_json(self._run / "channels.json", cleaned(self.channel_table()), whole=True)
             self._table_is_old = False
         except OSError as error:
             if not self._table_is_old:

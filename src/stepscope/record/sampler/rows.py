@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.clock import Clock, monotonic_ns
+from stepscope.privacy import cleaned
 
 _APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
 
@@ -61,7 +62,7 @@ class EventLog:
     def write(self, kind: str, message: str, **fields: Any) -> None:
         """Append one event of the sampler."""
         event = {"t_ns": self._clock(), "source": "sampler", "kind": kind, "message": message, **fields}
-        self._waiting.append(json.dumps(event).encode() + b"\n")
+        self._waiting.append(json.dumps(cleaned(event)).encode() + b"\n")
         self.flush()
 
     def flush(self) -> bool:

@@ -13,8 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from stepscope.clock import Clock
+from stepscope.privacy import WITHHELD, withheld
 from stepscope.record.access.child_lines import ChildLines
 from stepscope.record.sensors.contract import NAN, Channel, Found, Meter, Missing, Target, channel_id
+from stepscope.secrets import redacted_text
 
 NAME = "meter_command"
 EVERY_NS = 100_000_000
@@ -184,7 +186,7 @@ def _channel(meter: Meter, quantity: str) -> Channel:
         kind="counter" if quantity == "energy" else "gauge",
         scope=scope,
         parent_scope="system",
-        source=meter.address,
+        source=WITHHELD if "argv" in withheld() else redacted_text(meter.address),
         filter="mean of the lines printed since the last read" if quantity != "energy" else None,
     )
 

@@ -17,9 +17,11 @@ from typing import Any
 
 from stepscope.analysis.time.steps import quick_stats
 from stepscope.report.live.folder import planned_steps, status_of
+from stepscope.report.view import kept_rows
 
 _DEEPEST = 4  # a sweep keeps its runs two folders further down
 _MOST_RUNS = 20_000
+_WORTH_KEEPING = 100  # new rows: fewer are read again in less time than all are written
 _LARGEST = 32_000_000  # bytes of a JSON file that is read for the list
 _METRICS = {
     "step_time": "step_ns",
@@ -43,29 +45,37 @@ class ListedRun:
 
 
 class Listing:
-    """The runs of a folder; a look reads only what has changed since the last."""
+    """The runs of a folder; a look reads only what has changed since the last, in this process or before it."""
 
     def __init__(self, root: Path) -> None:
         self.root = root.resolve()
         self._seen: dict[str, tuple[tuple[int, ...], ListedRun]] = {}
+        self._kept = {
+            key: (state, ListedRun(key, self.root / key, facts))
+            for key, (state, facts) in kept_rows.read(self.root).items()
+        }
         self._lock = threading.Lock()
 
     def look(self) -> list[ListedRun]:
         """Every run that can be listed, the newest first."""
         with self._lock:
+            seen = {**self._kept, **self._seen}
             found: dict[str, tuple[tuple[int, ...], ListedRun]] = {}
             for folder in _folders(self.root):
                 key = folder.relative_to(self.root).as_posix()
                 state = _state(folder)
-                kept = self._seen.get(key)
+                kept = seen.get(key)
                 if kept is not None and kept[0] == state and kept[1].facts["status"] != "running":
                     found[key] = kept
                 elif (facts := _facts(folder, self.root)) is not None:
                     found[key] = (state, ListedRun(key, folder, facts))
                 if len(found) >= _MOST_RUNS:
                     break
-            _fill_steps([one for state, one in found.values() if self._seen.get(one.key) != (state, one)], self.root)
-            self._seen = found
+            new = [one for state, one in found.values() if seen.get(one.key) != (state, one)]
+            _fill_steps(new, self.root)
+            self._seen, self._kept = found, {}
+            if len(new) >= _WORTH_KEEPING:
+                kept_rows.write(self.root, {key: (state, listed.facts) for key, (state, listed) in found.items()})
         rows = [listed for _, listed in found.values()]
         return sorted(rows, key=lambda row: (row.facts["started_s"] or 0.0, row.key), reverse=True)
 
