@@ -175,3 +175,28 @@ def test_a_training_whose_batches_grow_is_profiled_whole_after_a_few_false_alarm
     kinds = [event["kind"] for event in events]
     assert kinds.count("step-profiled-in-part") <= 4, "of 20; before they were remembered, of almost every one"
     assert "recording-stopped" not in kinds
+
+
+KEEPING = """
+import time, torch
+model = torch.nn.Linear(8, 8)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+kept = []
+for step in range(12):
+    optimizer.zero_grad()
+    model(torch.ones(4, 8)).pow(2).mean().backward()
+    time.sleep(0.2)
+    if step == 10:
+        kept.append(torch.ones(20_000_000))
+        time.sleep(0.2)
+    optimizer.step()
+"""
+
+
+def test_a_step_like_those_before_it_is_profiled_whole_though_the_training_keeps_more_memory(tmp_path: Path) -> None:
+    (tmp_path / "keep.py").write_text(KEEPING, encoding="utf-8")
+    run = ["-m", "stepscope", "run", "-q", "--no-ceilings", "--record", "every:5", "--out", str(tmp_path / "runs")]
+    subprocess.run([sys.executable, *run, str(tmp_path / "keep.py")], capture_output=True, check=True)
+    (run_folder,) = (tmp_path / "runs").glob("*keep*")
+    events = (run_folder / "events.jsonl").read_text("utf-8") if (run_folder / "events.jsonl").exists() else ""
+    assert "step-profiled-in-part" not in events

@@ -189,7 +189,7 @@ class Plan:
             self._left = max(_FEWEST_FOR_A_CI if cheap else 1, min(most, affordable))
             return
         missing_ns = self._cost_ns() + self._cost_of_block_ns(most) - self._allowance_ns(elapsed_ns)
-        needed = int(missing_ns / (BUDGET * max(self._step_ns(), 1.0)))
+        needed = int(missing_ns / (BUDGET * max(self.step_ns(), 1.0)))
         self._wait = self._steps_apart(min(max(needed, _SHORTEST_PAUSE), 10 * _DRIFT_EVERY))
 
     def _steps_apart(self, average: int) -> int:
@@ -203,7 +203,7 @@ class Plan:
     def _allowance_ns(self, elapsed_ns: int) -> float:
         """A run is taken to have some hundred steps, until the first block is over."""
         steps = _PRESUMED_STEPS if len(self._plain_ns) > 1 else _PRESUMED_AT_ONCE
-        return BUDGET * max(elapsed_ns, steps * self._step_ns() if self._first else 0.0)
+        return BUDGET * max(elapsed_ns, steps * self.step_ns() if self._first else 0.0)
 
     def _cost_ns(self) -> float:
         return self._spent_ns + self.recorded * self._slower_by_ns()
@@ -220,7 +220,7 @@ class Plan:
             return self._cost_ns() / max(self.recorded, 1)
         return self.events_per_step * self.event_ns + self._slower_by_ns()
 
-    def _step_ns(self) -> float:
+    def step_ns(self) -> float:
         """An unprofiled step; of a few the shortest, since the first ones allocate and compile."""
         if not self._plain_ns:
             return 0.0
@@ -229,7 +229,7 @@ class Plan:
     def _slower_by_ns(self) -> float:
         if not self._recorded_ns or not self._plain_ns:
             return _EVENT_WITHIN_NS * self.events_per_step
-        return max(0.0, float(np.median(self._recorded_ns)) - self._step_ns())
+        return max(0.0, float(np.median(self._recorded_ns)) - self.step_ns())
 
     def _known_share(self) -> float:
         """Share of the op time whose median is known, over the kind of step seen most often."""

@@ -41,6 +41,7 @@ _TO_THE_END_OF_A_PASS = 1.5  # times as many events may it take to see layers in
 _EVENTS_PER_UPDATE = 20  # of a parameter
 _EVENTS_PER_CALL = 2  # of a module's call, beside those of its nodes
 _DEARER = 3  # with shapes or allocations an event takes so many times the memory
+_STILL_USUAL = 4  # times as long as an unprofiled step
 _CLOCK_JUMP_NS = 1_000_000
 
 Note = Callable[..., None]
@@ -53,32 +54,26 @@ class OpRecorder:
     def __init__(
         self, writer: RunWriter, plan: Plan, memory: MemoryWatch, routes: Routes, note: Note, guarded: Guarded
     ) -> None:
-        self.plan = plan
-        self.modules = memory.book
+        self.plan, self.modules = plan, memory.book
         self.paused_ns = 0
         self.once_ns = 0  # before the first step
         self.event_cost: EventCost | None = None
         self.apart: set[int] = set()  # steps profiled with shapes or allocations, which take longer for it
         self.windows = self.rows = self.bytes_written = self.lost_windows = self.most_events = 0
-        self._writer = writer
-        self._routes = routes
-        self._note = note
+        self._writer, self._routes, self._note = writer, routes, note
         self._part_is_full = guarded(self._end_part_within_a_pass)
         self._alarm = RamAlarm(guarded(self._is_full))
         self._open_step = 0, 0  # its number and beginning
-        self._names = Names()
-        self._book = ShapeBook()
+        self._names, self._book = Names(), ShapeBook()
         self._window: torch_private.KinetoWindow | None = None
         self._spans: list[StepSpan] = []
         self._calls = OptimizerCalls()
         self._owners: dict[int, int] = {}
-        self._memory = memory
-        self.memory_book = MemoryBook()
+        self._memory, self.memory_book = memory, MemoryBook()
         self._updated: dict[int, Update] = {}  # by optimizer, the parameters that it updates
         self._together: set[Update] = set()  # updates whose ops serve many parameters at once
         self._sites: CallSites | None = None  # of the first step that is profiled whole
-        self._sites_wanted = True
-        self._lines = LinesToFind()
+        self._sites_wanted, self._lines = True, LinesToFind()
         self._events_seen: float | None = None  # a step, in the last window
         self._parameters: int | None = None
         self._stopped = False
@@ -444,6 +439,10 @@ class OpRecorder:
         if not self.recording or torch_private.in_backward():
             return
         if self._parts.open is None:
+            few = (len(self._spans) + 1) * (self._events_seen or MOST_EVENTS) < MOST_EVENTS_PER_PART
+            if few and monotonic_ns() - self._open_step[1] < _STILL_USUAL * self.plan.step_ns():  # the training grew
+                self._alarm.allow_more()
+                return
             self._begin_parts(self._open_step[0], set())
             self._parts.begins(BEGINNING, self._open_step[1])
         self._end_part("takes memory as if it were too large")

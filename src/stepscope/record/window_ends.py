@@ -45,6 +45,8 @@ class RamAlarm:
 
         available, _ = available_and_swap(_MEMINFO.read_bytes())
         self._most_bytes = max(self._most_bytes, min(_MORE * self._most_bytes, int(available * _OF_AVAILABLE)))
+        if self._clear is not None:
+            self.set()
 
     def set(self) -> None:
         """A window opens: what was resident at most until now is what it may grow from."""
