@@ -236,6 +236,8 @@ def convolution_forward(platform: Platform) -> Rule:
             return _exactly(_patches(x, weight, out, args[6], args[3], args[4]))
         if platform.acl:
             return arm_workspaces.forward(platform, x, weight, out, args[3], args[5], groups)
+        if _as_products(x, weight, groups):
+            return _exactly(max(_expanded(weight, out), out.nbytes))
         first, last = _is_first(platform, x, groups), _channels_last(x)
         inputs = 0 if first or last else _blocked(platform, x)
         weights = _blocked_weight(platform, weight, groups, not first)
@@ -254,6 +256,9 @@ def convolution_backward(platform: Platform) -> Rule:
             return _exactly(_patches(x, weight, gradient, args[7], args[4], args[5]))
         if platform.acl:
             return arm_workspaces.backward(platform, gradient, x, weight, args[4], mask, out, groups)
+        outputs = sum(t.nbytes for t in out if isinstance(t, Tensor))
+        if _as_products(x, weight, groups):
+            return _exactly(_products_backward(gradient, x, weight, mask) - outputs)
         first, last = _is_first(platform, x, groups), _channels_last(x)
         blocked_gradient = 0 if last else _blocked(platform, gradient)
         blocked_input = 0 if last else _blocked(platform, x)
@@ -273,10 +278,35 @@ def convolution_backward(platform: Platform) -> Rule:
                 eights = replace(platform, block=8)
                 inputs, weights = _blocked(eights, x), _blocked_weight(eights, weight, groups, True)
             moments += [to_input + inputs + blocked_gradient + weights + reduced, to_input + weights + weight.nbytes]
-        outputs = sum(t.nbytes for t in out if isinstance(t, Tensor))
         return _exactly(max(moments) - outputs)
 
     return rule
+
+
+_LEAST_BLOCK = 4  # channels of a group, in and out: oneDNN has blocks of 16, 8 and 4
+_PRODUCT_FIXED, _PARTIAL_SUMS = 128, 4  # B, and copies of the weights that their gradient is summed in
+
+
+def _as_products(x: Tensor, weight: Tensor, groups: int) -> bool:
+    """Return whether groups fit in no block: a product then takes a group of one sample, every patch written out."""
+    inputs, outputs = int(weight.shape[1]), int(weight.shape[0]) // groups
+    alone = inputs == outputs == 1
+    whole = inputs % _LEAST_BLOCK == 0 and outputs % _LEAST_BLOCK == 0
+    return groups > 1 and x.dtype == torch.float32 and not (alone or whole)
+
+
+def _expanded(weight: Tensor, out: Tensor) -> int:
+    return int(math.prod(out.shape[2:]) * math.prod(weight.shape[1:]) * weight.element_size() + _PRODUCT_FIXED)
+
+
+def _products_backward(gradient: Tensor, x: Tensor, weight: Tensor, mask: list[bool]) -> int:
+    """The most bytes at once, outputs included: of the input's gradient, then of the weights'."""
+    patches, to_input = _expanded(weight, gradient), x.nbytes if mask[0] else 0
+    moments = [to_input + max(patches, to_input)] if mask[0] else [0]
+    if mask[1]:
+        sums = patches + _PARTIAL_SUMS * weight.nbytes + _PRODUCT_FIXED
+        moments.append(to_input + weight.nbytes + max(sums, weight.nbytes))
+    return max(moments)
 
 
 def batch_norm_backward(platform: Platform) -> Rule:
@@ -355,13 +385,10 @@ def _blocked(platform: Platform, x: Tensor) -> int:
 def _blocked_weight(platform: Platform, weight: Tensor, groups: int, inputs_too: bool) -> int:
     """Bytes of a weight [O, I, ...] in blocks; of a depthwise one only its channels."""
     outputs, inputs = weight.shape[0], weight.shape[1]
+    if groups > 1 and outputs != groups:
+        return int(weight.nbytes)  # blocks as small as the group needs
     if groups > 1:
-        padded = (
-            _whole_blocks(outputs // groups, platform.block) * groups
-            if outputs != groups
-            else _whole_blocks(outputs, platform.block)
-        )
-        inner = _whole_blocks(inputs, platform.block) if outputs != groups else inputs
+        padded, inner = _whole_blocks(outputs, platform.block), inputs
     else:
         padded, inner = (
             _whole_blocks(outputs, platform.block),
