@@ -18,7 +18,7 @@ from torch.nn import functional
 from stepscope.analysis.memory.limits import MARGIN, ProcessPeak, limit_of_memory
 from stepscope.errors import StepscopeError, UnknownName, UsageError
 from stepscope.footprint import calibration as kept_file
-from stepscope.footprint import transforms
+from stepscope.footprint import prediction, transforms
 from stepscope.footprint.calibration import DeviceCalibration
 from stepscope.footprint.options import chosen_segments
 from stepscope.footprint.prediction import JobQuestion, fit, predict_fit
@@ -138,7 +138,10 @@ class Decides(nn.Module):
         return y * 2 if y.sum() > 0 else y
 
 
-def test_a_model_that_looks_at_numbers_is_measured_at_small_batches_and_says_so() -> None:
+def test_a_model_that_looks_at_numbers_is_measured_at_small_batches_and_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(prediction, "_TRAINED_HERE", 0)
     found = predict_fit(JobQuestion(jobs.job(Decides), 64, limit_of_memory("8GB")))
     assert found.method == "measured at small batches and extrapolated"
     assert "local_scalar" in str(found.stopped)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tests.fit.measured import measured
 from torch import Tensor, nn
-from torch.profiler import ProfilerActivity, profile
 
 from stepscope.footprint.jobs import job_of
 from stepscope.record.dry.dry_run import dry_run
@@ -21,18 +21,6 @@ class Grouped(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.as_tensor(self.layer(x * self.scale))
-
-
-def measured(step: object) -> int:
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        step()  # type: ignore[operator]
-    events = profiler.profiler.kineto_results.events()
-    moves = sorted((e.start_ns(), i, e.nbytes()) for i, e in enumerate(events) if e.name() == "[memory]")
-    now = most = 0
-    for _, _, size in moves:
-        now += size
-        most = max(most, now)
-    return most
 
 
 @pytest.mark.skipif(this_platform().block != 16, reason="the rules were fitted with AVX-512")

@@ -237,20 +237,27 @@ NOT_MEASURED = "the empty process was not measured where this will run: run fit 
 
 
 def _measured_answer(question: JobQuestion, simulator: Simulator, stop: DryRunStopped) -> FitResult:
-    line = _measure_small_batches(question.job, simulator.reserve)
+    line = _measure_small_batches(question.job, question.batch, simulator.reserve)
     live = line.at(question.batch)
-    found = _judged(simulator, live, question.limit, [*unsure_of(question), "it is extrapolated from small batches"])
+    itself = question.batch in (line.small[0], line.large[0])
+    reason = "kernels' workspaces are not in it" if itself else "it is extrapolated from small batches"
+    found = _judged(simulator, live, question.limit, [*unsure_of(question), reason])
     notes = ("kernels' workspaces are not in it", "no options: they are simulated by dry runs")
     return replace(
-        found, name=question.job.name, batch=question.batch, method=words.SMALL_BATCHES,
+        found, name=question.job.name, batch=question.batch,
+        method=words.ITS_BATCH if itself else words.SMALL_BATCHES,
         largest_batch=None if question.limit is None else _largest_on(line, simulator, question.limit),
         bytes_per_sample=round(line.bytes_per_sample), stopped=str(stop), notes=notes,
     )  # fmt: skip
 
 
-def _measure_small_batches(job: Job, reserve: Reserve | None) -> BatchLine:
+def _measure_small_batches(job: Job, batch: int, reserve: Reserve | None) -> BatchLine:
+    """Return the line of two small batches, or where it is small enough to be trained here that of the batch itself."""
     try:
-        return measure_line(job, reserve)
+        line = measure_line(job, reserve)
+        if line.large[0] < batch and line.at(batch).high <= _TRAINED_HERE:
+            return BatchLine(line.large, (batch, live_peak(measure_log(job, batch, reserve))))
+        return line
     except StepscopeError:
         raise
     except Exception as error:  # a user's model or batch maker may raise anything
@@ -370,6 +377,7 @@ def _notes(question: JobQuestion, plain: DryRun, live: LivePeak) -> list[str]:
 
 
 SMALL = (2, 4)  # samples
+_TRAINED_HERE = 512_000_000  # B of live tensors at the most
 
 
 @dataclass(frozen=True)

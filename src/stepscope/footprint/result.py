@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 DRY_RUN = "dry run"
 SMALL_BATCHES = "measured at small batches and extrapolated"
+ITS_BATCH = "measured at this batch"
 OWN_BATCH = "measured at the script's own batch"
 
 

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import polars as pl
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import DataDependentOutputException
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
@@ -33,6 +33,11 @@ from stepscope.runfolder import MEMORY
 BUILDING, TRAINING, EVALUATION, SAVING = "building", "training", "evaluation", "saving"  # scenes of a program
 _FREED = -1
 _ADD = torch.ops.aten.add.Tensor
+_GROUPED = getattr(torch.ops.aten, "_grouped_mm", None) and torch.ops.aten._grouped_mm.default
+# Gradients of index_select, gather, index and take are added into zeros; where somebody looks on, torch makes a copy.
+_IN_PLACE = frozenset(
+    getattr(torch.ops.aten, name).default for name in ("index_add", "scatter_add", "index_put", "put")
+)
 _LOOK = torch.ops.aten._local_scalar_dense.default  # .item(), float(), if
 _SHAPED_LIKE = "x"
 
@@ -141,6 +146,10 @@ class StorageLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def adopt(self, tensor: Tensor, category: str, module: str | None = None) -> None:
         """Count a tensor that is there already, or say what a known one is for."""
+        if tensor.layout is not torch.strided:
+            for part in _parts_of(tensor):
+                self.adopt(part, category, module)
+            return
         storage = self.storages[self._seen(tensor, category)]
         if storage.category in (None, "saved"):
             storage.category = category
@@ -149,7 +158,7 @@ class StorageLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def knows(self, tensor: Tensor) -> bool:
         """Return whether a tensor's storage is in the log."""
-        return tensor.untyped_storage()._cdata in self._alive
+        return tensor.layout is torch.strided and tensor.untyped_storage()._cdata in self._alive
 
     def alive_bytes(self) -> int:
         """Return what is live now, B."""
@@ -219,15 +228,16 @@ class StorageLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return self._value_of(args[0])
         if func is _LOOK and self._value_of is not None and self._optimizing:
             return self._number_of_optimizer(args[0], self._value_of)
-        if func is _ADD and not kwargs and self._places.may_be_autograds_own():
+        if (func in _IN_PLACE or (func is _ADD and not kwargs)) and self._places.may_be_autograds_own():
             self._note_sum(args[0])
-        out = func(*args, **kwargs)
+        out = _grouped_product(*args, **kwargs) if func is _GROUPED and _is_fake(args[0]) else func(*args, **kwargs)
         self._places.made_node()
         if isinstance(out, Tensor):
-            self._seen(out)
+            if out.layout is torch.strided:
+                self._seen(out)
         elif isinstance(out, (tuple, list)):
             for leaf in tree_leaves(out):
-                if isinstance(leaf, Tensor):
+                if isinstance(leaf, Tensor) and leaf.layout is torch.strided:
                     self._seen(leaf)
         hidden = self._hidden(func, args, kwargs, out)
         if hidden is not NOTHING:
@@ -299,7 +309,8 @@ class StorageLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
         So a first gradient that ends with this very op ends before the sum is born: they are one. A view holds its
         base, and is not added into: the gradient of a linear layer's weight, for example.
         """
-        number = None if gradient._is_view() else self._alive.get(gradient.untyped_storage()._cdata)
+        own = gradient.layout is torch.strided and not gradient._is_view()
+        number = None if not own else self._alive.get(gradient.untyped_storage()._cdata)
         self._summed = None if number is None else (self.ops, number, len(self.events))
 
     def _outside(self) -> bool:
@@ -311,7 +322,7 @@ class StorageLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return "optimizer" if self._optimizing else "backward" if in_backward() else "forward"
 
     def _saved(self, tensor: Tensor) -> Tensor:
-        number = self._alive.get(tensor.untyped_storage()._cdata)
+        number = self._alive.get(tensor.untyped_storage()._cdata) if tensor.layout is torch.strided else None
         if number is not None and self.storages[number].category is None:
             self.storages[number].category = "saved"
         return tensor
@@ -341,6 +352,23 @@ class StorageLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 Reserve = Callable[[StorageLog], tuple[int, int]]  # what a GPU's allocator takes of the device, least and most, B
 _NONE: tuple[list[int], ...] = ([], [], [], [])
+
+
+def _parts_of(tensor: Tensor) -> tuple[Tensor, ...]:
+    """Return the tensors that a sparse one consists of; of other layouts nothing is known."""
+    return (tensor._indices(), tensor._values()) if tensor.layout is torch.sparse_coo else ()
+
+
+def _is_fake(tensor: Tensor) -> bool:
+    return isinstance(tensor, FakeTensor)
+
+
+def _grouped_product(first: Tensor, second: Tensor, offs: Tensor | None = None, *_: Any, **_named: Any) -> Tensor:
+    """Return what aten::_grouped_mm gives: its own rule for tensors without numbers takes bfloat16 alone."""
+    groups: tuple[int, ...] = (int(first.shape[0]),) if first.dim() == second.dim() == 3 else ()
+    if first.dim() == second.dim() == 2 and offs is not None:  # the gradient of the experts' weights
+        groups = (int(offs.shape[0]),)
+    return first.new_empty(*groups, int(first.shape[-2]), int(second.shape[-1]))
 
 
 def _plain(dtype: Any) -> Any:

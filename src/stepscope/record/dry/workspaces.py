@@ -28,7 +28,10 @@ from stepscope.record.dry.attention_workspaces import ATTENTION_RULES
 from stepscope.record.dry.lstm_workspaces import LSTM_RULES
 from stepscope.record.dry.storage_log import NOTHING, Hidden, Rule
 
-_LIBRARY_CALLS = ("conv", "rnn", "lstm", "gru", "attention", "ctc", "fft", "linalg", "mkldnn", "cudnn", "grid_sampler")
+_LIBRARY_CALLS = (
+    "conv", "rnn", "lstm", "gru", "attention", "ctc", "fft", "linalg", "mkldnn", "cudnn", "grid_sampler", "coalesce",
+    "_trilinear",
+)  # fmt: skip
 _NO_WORKSPACE = (
     "_scaled_dot_product_flash_attention_for_cpu",
     "constant",
@@ -49,7 +52,8 @@ class Workspaces:
     uncovered: set[str] = field(default_factory=set)  # signatures outside of what the rules were fitted on
 
     def __post_init__(self) -> None:
-        rules = CUDNN_RULES if self.platform.kind == "cuda" else {**CONVOLUTION_RULES, **LSTM_RULES, **PRODUCT_RULES}
+        of_cpu = {**CONVOLUTION_RULES, **LSTM_RULES, **PRODUCT_RULES, **MIXED_RULES}
+        rules = CUDNN_RULES if self.platform.kind == "cuda" else of_cpu
         self._rules = {name: rule(self.platform) for name, rule in rules.items()}
         if not self.platform.known and self.platform.kind == "cpu":
             without = replace(self.platform, block=0, acl=False)
@@ -326,6 +330,25 @@ def reduction(platform: Platform) -> Rule:
 
     return rule
 
+
+def mixed_types(platform: Platform) -> Rule:
+    """aten::mul.Tensor(one, other) and its like: on a CPU an input of another type is copied into the common one."""
+
+    def rule(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Hidden:
+        first, second = args[:2]
+        if not isinstance(second, Tensor) or first.dtype == second.dtype:
+            return NOTHING
+        common = torch.result_type(first, second)
+        return _exactly(sum(each.numel() * common.itemsize for each in (first, second) if each.dtype != common))
+
+    return rule
+
+
+_OF_TWO = ("add", "sub", "mul", "div", "eq", "ne", "lt", "le", "gt", "ge", "maximum", "minimum", "pow")
+MIXED_RULES = {
+    f"{name}.{'default' if name.endswith('imum') else 'Tensor_Tensor' if name == 'pow' else 'Tensor'}": mixed_types
+    for name in _OF_TWO
+}
 
 CONVOLUTION_RULES: dict[str, Callable[[Platform], Rule]] = {
     "convolution.default": convolution_forward,
