@@ -59,7 +59,7 @@ def test_copies_and_sums_that_no_op_shows_are_counted(name: str) -> None:
 
 
 @pytest.mark.parametrize("rule", [torch.optim.Adagrad, torch.optim.Adafactor, torch.optim.RAdam])
-def test_optimizers_that_ask_for_numbers_are_followed(rule: type[torch.optim.Optimizer]) -> None:
+def test_optimizers_that_ask_for_numbers_are_followed(rule: Callable[..., torch.optim.Optimizer]) -> None:
     model = nn.Linear(64, 64)
     job = job_of(model, rule(model.parameters()), lambda n: torch.rand(n, 64), lambda m, b: m(b).mean())
     assert predict_fit(JobQuestion(job, 4, options=False)).method == result.DRY_RUN
