@@ -41,7 +41,7 @@ _TO_THE_END_OF_A_PASS = 1.5  # times as many events may it take to see layers in
 _EVENTS_PER_UPDATE = 20  # of a parameter
 _EVENTS_PER_CALL = 2  # of a module's call, beside those of its nodes
 _DEARER = 3  # with shapes or allocations an event takes so many times the memory
-_STILL_USUAL = 4  # times as long as an unprofiled step
+_STILL_USUAL = 4  # times an unprofiled step
 _CLOCK_JUMP_NS = 1_000_000
 
 Note = Callable[..., None]
