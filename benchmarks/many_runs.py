@@ -62,7 +62,7 @@ def _fill(runs: Path, count: int) -> None:
     for number in range(1, count):
         folder = runs / f"20260101T000000Z-lenet-{number:06x}"
         folder.mkdir()
-        clock = {**header["clock"], "unix_ns": header["clock"]["unix_ns"] + number * 10**9}
+        clock = {"monotonic_ns": 0, "unix_ns": 1_767_225_600_000_000_000 + number * 10**9}
         (folder / "run.json").write_text(json.dumps({**header, "id": folder.name, "clock": clock}))
         for name in ("summary.json", "steps.parquet", "device.json", "model.json", "channels.json"):
             if (source / name).exists():
