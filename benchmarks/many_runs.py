@@ -78,7 +78,12 @@ def _fill_store(store: Path, count: int) -> None:
     place = open_place(store)
     (store / FOLDER).mkdir(parents=True, exist_ok=True)
     for number in range(count):
-        facts = {"workload": "lenet", "status": "ok", "steps": 20, "started_s": 1.7e9 + number}
+        facts: dict[str, str | int | float | bool | None] = {
+            "workload": "lenet",
+            "status": "ok",
+            "steps": 20,
+            "started_s": 1.7e9 + number,
+        }
         files = (FileEntry("run.json", 2, f"{number:064x}"),)
         name, content = manifests.to_file(Manifest(f"20260101T000000Z-lenet-{number:06x}", files, facts, (), 0.0, 0))
         (store / FOLDER / name).write_bytes(content)

@@ -51,11 +51,16 @@ class Windows:
 @once_a_run
 def series_of(run: RunReader, quantity: str) -> list[Series]:
     """Every channel of a quantity that was read at least twice; times in ns whatever unit the channel has."""
-    channels = {channel["id"]: channel for channel in run.channels if channel.get("quantity") == quantity}
-    read = run.samples(quantity).group_by(["channel"], maintain_order=True)
-    return [
-        _read_series(channels[str(name)], frame) for (name,), frame in read if frame["value"].drop_nulls().len() > 1
-    ]
+    found = []
+    for channel in run.channels:
+        frame = run.sensor(str(channel["sensor"])) if channel.get("quantity") == quantity else None
+        if frame is None or channel["id"] not in frame.columns:
+            continue
+        # A channel at a time: all of a quantity at once, with their names in each row, are gigabytes of a long run.
+        read = frame.select("t0_ns", "t1_ns", value=pl.col(str(channel["id"])))
+        if read["value"].count() > 1:
+            found.append(_read_series(channel, read))
+    return found
 
 
 def _read_series(channel: dict[str, Any], frame: pl.DataFrame) -> Series:
