@@ -89,7 +89,8 @@ def calibrate(timeline: Timeline, readings: Readings, prior: Prior | None = None
     few = _Problem.of(timeline, spread.first(_affordable(timeline, starts[0].width, FIRST, _FIRST_PIECES)))
     tried = [_descend(few.holding(start.hold), _vector_of(start), free, _TRIAL_ROUNDS) for start in starts]
     promising = sorted(zip(tried, starts, strict=True), key=lambda pair: pair[0].cost)[:_FILTERED]
-    tried += [_descend(few.holding(start.hold), _filtered(few, start), free, _TRIAL_ROUNDS) for _, start in promising]
+    more = [_filtered(few, start) for _, start in promising]
+    tried += [_descend(few.holding(x.hold), x.x, free, _TRIAL_ROUNDS) for x in (*more, *_usual(few, prior))]
     likely = _weighed(few, _distinct(tried), prior, readings.period)[:_FINALISTS]
     likely = [(log, one) for log, one in likely if log > likely[0][0] - _HOPELESS]
     better = _distinct([_descend(few.holding(one.hold), one.x, free, _ROUNDS) for _, one in likely])
@@ -226,11 +227,36 @@ def _vector_of(start: Start) -> Floats:
     return np.array([start.centre, start.width, 1e-8, 1e-8])
 
 
-def _filtered(problem: _Problem, start: Start) -> Floats:
+def _filtered(problem: _Problem, start: Start) -> _Descent:
     """The start behind the analogue filter that explains the readings best: the descent finds none from nothing."""
     vectors = [np.append(_vector_of(start)[:3], rc**2) for rc in _GUESSED_RC]
     held = problem.holding(start.hold)
-    return min(vectors, key=lambda vector: held.solved(vector)[1])
+    return min((_Descent(held.solved(vector)[1], vector, start.hold) for vector in vectors), key=lambda one: one.cost)
+
+
+def _usual(problem: _Problem, prior: Prior) -> list[_Descent]:
+    """The best of what sensors usually are: a known window behind a filter or none, up to one update late.
+
+    Where a step is hardly longer than what the sensor sees, the error has a valley at every few ms of delay, and one
+    power a kind does not tell which is the deepest; and a filter lies far from the window of the same centre.
+    """
+    refresh = prior.refresh or problem.readings.period
+    if problem.readings.width is not None or prior.width is not None:
+        return []
+    few = _Problem.of(problem.timeline, problem.readings.first(_USUAL_READINGS)).holding(prior.hold)
+    chosen = []
+    for rc in (1e-4, *_GUESSED_RC, _SLOWEST):
+        found = []
+        for width in {prior.stated or refresh, refresh, refresh * _SPOT}:
+            for late in _USUAL_DELAYS:
+                x = np.array([late * refresh + rc + (width + prior.hold) / 2, width, 1e-8, rc**2])
+                found.append(_Descent(few.solved(x)[1], x, prior.hold))
+        chosen.append(min(found, key=lambda one: one.cost))
+    return chosen
+
+
+_USUAL_READINGS, _USUAL_DELAYS = 300, (0.05, 0.35, 0.7, 1.05)  # delays as shares of the refresh
+_SPOT, _SLOWEST = 1 / 6, 0.03  # of the refresh: one conversion of several; s
 
 
 def _spread(timeline: Timeline, readings: Readings) -> Readings:
