@@ -225,7 +225,8 @@ def _attribute(timeline: Timeline, readings: Readings, options: Options) -> Attr
     bare = left if rows.theta else (rows.watts - rows.matrix @ fit.watts) / weight * readings.weight
     varies = max(float((readings.watts * readings.weight).var()), 1e-30)
     tested = misfit(timeline, middle, left, bare, varies**0.5, 1 - fit.noise / varies)
-    tested = replace(tested, fatal=tested.fatal or _unknown_past(readings, known, options))
+    tested = replace(tested, fatal=tested.fatal or _unknown_past(readings, known, options, bool(tested.failed)))
+    tested = replace(tested, fatal=tested.fatal or _averaged_away(timeline, readings, fit.watts))
     spread = spread * tested.factor**2
     errors = replace(errors, moved=errors.moved * tested.factor)
     whole = _assemble(timeline, readings, known, fit, coarse, spread, errors, left)
@@ -262,10 +263,19 @@ def _errors_of_times(timeline: Timeline, watts: Floats) -> Floats:
 _FAR_WIDER = 3.0  # than one conversion: a blur that is not the sensor's
 
 
-def _unknown_past(readings: Readings, known: KnownSource, options: Options) -> str:
-    """Return why it is not known how the sensor sees the past; empty where it is."""
+def _unknown_past(readings: Readings, known: KnownSource, options: Options, misfit_shows: bool) -> str:
+    """Return why it is not known how the sensor sees the past; empty where it is.
+
+    misfit_shows: a test of what the fit leaves has failed.
+    """
     if known.tied:
         return _TWO_CLOCKS
+    model = known.last.model
+    if misfit_shows and model.width is not None and model.rc > model.width:
+        return (
+            f"the sensor follows power within {model.rc * 1e3:.2g} ms, and what the fit leaves shows that it does so "
+            "along another curve than the one that was fitted"
+        )
     if readings.register is not None:
         return "the clock of the conversions behind this running average was not found: train more steps"
     width = known.last.model.width
@@ -275,6 +285,27 @@ def _unknown_past(readings: Readings, known: KnownSource, options: Options) -> s
             "follows its cause late, and a running average does not tell how"
         )
     return ""
+
+
+_MOST_AMPLIFIED = 20.0  # a window's shape is known to half a percent, and a claim is of a tenth
+
+
+def _averaged_away(timeline: Timeline, readings: Readings, watts: Floats) -> str:
+    """Return why a blindly found window tells nothing: it averages over nearly whole steps; empty where it does not.
+
+    watts: (P,) as fitted. What is left of their motion in the readings then depends on the window's least detail.
+    """
+    if readings.width is not None or readings.mix is not None:
+        return ""
+    share = timeline.seconds / max(float(timeline.seconds.sum()), 1e-30)
+    moves = float(np.sqrt(share @ (watts - share @ watts) ** 2))
+    shown = float(readings.watts.std())
+    if moves <= _MOST_AMPLIFIED * shown:
+        return ""
+    return (
+        f"the sensor averages over nearly whole steps: readings move {moves / max(shown, 1e-30):.0f} times less than "
+        "power would; train steps of another length (another batch size)"
+    )
 
 
 _NUDGE = 0.05  # of the weight of a conversion

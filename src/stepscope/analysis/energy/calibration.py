@@ -244,18 +244,19 @@ def _usual(problem: _Problem, prior: Prior) -> list[_Descent]:
     if problem.readings.width is not None or prior.width is not None:
         return []
     few = _Problem.of(problem.timeline, problem.readings.first(_USUAL_READINGS)).holding(prior.hold)
-    chosen = []
-    for rc in (1e-4, *_GUESSED_RC, _SLOWEST):
+    chosen, sharp = [], 1e-4
+    for rc in (sharp, *_GUESSED_RC, _SLOWEST):
         found = []
         for width in {prior.stated or refresh, refresh, refresh * _SPOT}:
             for late in _USUAL_DELAYS:
                 x = np.array([late * refresh + rc + (width + prior.hold) / 2, width, 1e-8, rc**2])
                 found.append(_Descent(few.solved(x)[1], x, prior.hold))
-        chosen.append(min(found, key=lambda one: one.cost))
+        chosen += _distinct(found)[: _SHARP_STARTS if rc == sharp else 1]
     return chosen
 
 
 _USUAL_READINGS, _USUAL_DELAYS = 300, (0.05, 0.35, 0.7, 1.05)  # delays as shares of the refresh
+_SHARP_STARTS = 4  # without a filter: each window has valleys of its own
 _SPOT, _SLOWEST = 1 / 6, 0.03  # of the refresh: one conversion of several; s
 
 
