@@ -6,9 +6,12 @@ import numpy as np
 import pytest
 from benchmarks.hostile import sensors, structures
 from benchmarks.hostile.__main__ import Result, measure
+from benchmarks.hostile.folder import together
 from benchmarks.hostile.plant import WARM_UP, Law, Pace, build
-from benchmarks.hostile.rows import GPU, Row
+from benchmarks.hostile.rows import GPU, Row, cells
 from benchmarks.hostile.sensors import Faults, read
+
+from stepscope.analysis.energy.timeline import Keys, Lane, Scatter, Timeline, without_false_detail
 
 SMALL = ("small",)
 SEEDS = (0, 1)
@@ -44,3 +47,31 @@ def test_readings_err_as_they_are_told_to() -> None:
     assert len(rows.values) < 0.9 * len(exact.values)
     assert np.nanmean(rows.values) == pytest.approx(1.1 * exact.values.mean(), rel=0.03)
     assert (np.diff(rows.t0_s) > 0).all()
+
+
+def test_no_claim_is_false_where_the_step_is_hardly_longer_than_the_sensor_sees() -> None:
+    found = {}
+    for place in (2, 7):  # of the grid: a mean over 10 ms behind steps of 15 ms, and of 10 ms
+        row, seed = list(cells(place + 1))[place]
+        score = measure(row, seed)
+        assert score.kinds is not None, score.refused
+        found[row.title] = together([score.kinds])
+    claimed, averaged_away = found.values()
+    assert claimed.true == claimed.called > 0.9
+    assert claimed.error < 0.05
+    assert averaged_away.called == 0
+
+
+def test_pieces_of_filled_in_steps_join_within_what_is_uncertain() -> None:
+    key = np.tile([0, 1], 500)
+    t0 = np.arange(1000) * 1e-4
+    lane, steps = Lane(t0, t0 + 8e-5, key), np.arange(2) * 0.05
+    keys = Keys(np.arange(3), np.arange(3), np.zeros(3, dtype=bool))
+    whole = Timeline((lane,), keys, steps, steps + 0.05, np.array([True, False]),
+                     scatter=Scatter(np.array([0.0, 0.05, 0.0501, 0.1]), np.array([0, 0, 2e-3, 2e-3])))  # fmt: skip
+    fewer = without_false_detail(whole)
+    (joined,) = fewer.lanes
+    assert np.count_nonzero(joined.t0 < 0.05) == 500  # the profiled step is as it was
+    assert np.count_nonzero(joined.t0 >= 0.05) < 200
+    assert (joined.t0[1:] >= joined.t1[:-1] - 1e-12).all()
+    np.testing.assert_allclose(fewer.seconds, whole.seconds)

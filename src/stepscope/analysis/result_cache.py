@@ -22,7 +22,7 @@ from stepscope import __version__
 from stepscope.files import replaced
 from stepscope.runfolder import RunReader
 
-VERSION = 6  # of what finds the results: those of another are not read
+VERSION = 7  # of what finds the results: those of another are not read
 _FOLDER = ".cache"
 _LATE_KEYS = ("status", "reason", "result", "overhead")  # of run.json: stated at the end, and nothing to these results
 _log = logging.getLogger(__name__)

@@ -28,7 +28,7 @@ from stepscope.analysis.energy.clocks import (
     stands_out,
 )
 from stepscope.analysis.energy.coarse_search import Prior
-from stepscope.analysis.energy.misfit import NOTHING_FAILED, Misfit, misfit, trust
+from stepscope.analysis.energy.misfit import NOTHING_FAILED, Misfit, averaged_away, misfit, trust
 from stepscope.analysis.energy.readings import Readings, at_conversions, at_updates, by_clock, surprises
 from stepscope.analysis.energy.regression import (
     ANY_SPREAD,
@@ -56,7 +56,14 @@ from stepscope.analysis.energy.sensor_model import (
     whitened,
     whitened_gram,
 )
-from stepscope.analysis.energy.timeline import Level, Timeline, condense, condensed_keys, hierarchy
+from stepscope.analysis.energy.timeline import (
+    Level,
+    Timeline,
+    condense,
+    condensed_keys,
+    hierarchy,
+    without_false_detail,
+)
 from stepscope.arrays import Floats
 
 _ENOUGH = 300  # readings in profiled steps
@@ -226,7 +233,7 @@ def _attribute(timeline: Timeline, readings: Readings, options: Options) -> Attr
     varies = max(float((readings.watts * readings.weight).var()), 1e-30)
     tested = misfit(timeline, middle, left, bare, varies**0.5, 1 - fit.noise / varies)
     tested = replace(tested, fatal=tested.fatal or _unknown_past(readings, known, options, bool(tested.failed)))
-    tested = replace(tested, fatal=tested.fatal or _averaged_away(timeline, readings, fit.watts))
+    tested = replace(tested, fatal=tested.fatal or averaged_away(timeline, readings, fit.watts))
     spread = spread * tested.factor**2
     errors = replace(errors, moved=errors.moved * tested.factor)
     whole = _assemble(timeline, readings, known, fit, coarse, spread, errors, left)
@@ -285,27 +292,6 @@ def _unknown_past(readings: Readings, known: KnownSource, options: Options, misf
             "follows its cause late, and a running average does not tell how"
         )
     return ""
-
-
-_MOST_AMPLIFIED = 20.0  # a window's shape is known to half a percent, and a claim is of a tenth
-
-
-def _averaged_away(timeline: Timeline, readings: Readings, watts: Floats) -> str:
-    """Return why a blindly found window tells nothing: it averages over nearly whole steps; empty where it does not.
-
-    watts: (P,) as fitted. What is left of their motion in the readings then depends on the window's least detail.
-    """
-    if readings.width is not None or readings.mix is not None:
-        return ""
-    share = timeline.seconds / max(float(timeline.seconds.sum()), 1e-30)
-    moves = float(np.sqrt(share @ (watts - share @ watts) ** 2))
-    shown = float(readings.watts.std())
-    if moves <= _MOST_AMPLIFIED * shown:
-        return ""
-    return (
-        f"the sensor averages over nearly whole steps: readings move {moves / max(shown, 1e-30):.0f} times less than "
-        "power would; train steps of another length (another batch size)"
-    )
 
 
 _NUDGE = 0.05  # of the weight of a conversion
@@ -414,7 +400,7 @@ def _unseen_clock(
         return None
     if shared is not None and not gauge:
         return shared
-    timeline = condense(timeline, *FEW_KEYS)
+    timeline = without_false_detail(condense(timeline, *FEW_KEYS))
     rows, fit = _scaled_rows(timeline, inside, model, ANY_SPREAD)
     if gauge:
         assert refresh is not None, "a gauge that is read too slowly has a refresh"

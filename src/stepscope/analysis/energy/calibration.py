@@ -28,7 +28,7 @@ from stepscope.analysis.energy.sensor_model import (
     unwhitened,
     whitened,
 )
-from stepscope.analysis.energy.timeline import GAP, KIND, SIGNATURE, Timeline, condense, hierarchy
+from stepscope.analysis.energy.timeline import GAP, KIND, SIGNATURE, Timeline, condense, hierarchy, without_false_detail
 from stepscope.arrays import Floats
 
 FIRST, POLISH = 1_500, 6_000  # readings used to find the model, and to refine it
@@ -82,7 +82,7 @@ def calibrate(timeline: Timeline, readings: Readings, prior: Prior | None = None
     prior = prior or Prior()
     known_width = readings.width is not None or prior.width is not None
     free = np.array([True, not known_width, True, True])
-    timeline = condense(timeline, *FEW_KEYS)
+    timeline = without_false_detail(condense(timeline, *FEW_KEYS))
     spread = _spread(timeline, readings)
     near = condense(timeline.until(float(spread.stamp[-1]) + 0.3), _SEARCHED, 0)
     starts = _diverse(coarse_search(near, spread, readings.period, prior), prior)
@@ -120,7 +120,7 @@ def recalibrate(timeline: Timeline, readings: Readings, near: Calibration) -> Ca
     Where its own readings do not tell clearly that it differs (a rail that hardly moves), the known model stands.
     """
     free = np.array([True, readings.width is None, True, True])
-    timeline = condense(timeline, *FEW_KEYS)
+    timeline = without_false_detail(condense(timeline, *FEW_KEYS))
     spread = _spread(timeline, readings)
     known = _vector(near.model, readings)
     part = spread.first(_affordable(timeline, float(known[1]), FIRST, _FIRST_PIECES))

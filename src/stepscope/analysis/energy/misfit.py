@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from stepscope.analysis.energy.readings import Readings
 from stepscope.analysis.energy.timeline import Timeline
 from stepscope.arrays import Flags, Floats, Ints
 
@@ -147,3 +148,24 @@ def _from_step_to_step(step: Ints, left: Floats) -> float:
         return 1.0
     rho = min(rho, _MOST_CORRELATION)
     return float(np.sqrt((1 + rho) / (1 - rho)))
+
+
+_MOST_AMPLIFIED = 20.0  # a window's shape is known to half a percent, and a claim is of a tenth
+
+
+def averaged_away(timeline: Timeline, readings: Readings, watts: Floats) -> str:
+    """Return why a blindly found window tells nothing: it averages over nearly whole steps; empty where it does not.
+
+    watts: (P,) as fitted. What is left of their motion in the readings then depends on the window's least detail.
+    """
+    if readings.width is not None or readings.mix is not None:
+        return ""
+    share = timeline.seconds / max(float(timeline.seconds.sum()), 1e-30)
+    moves = float(np.sqrt(share @ (watts - share @ watts) ** 2))
+    shown = float(readings.watts.std())
+    if moves <= _MOST_AMPLIFIED * shown:
+        return ""
+    return (
+        f"the sensor averages over nearly whole steps: readings move {moves / max(shown, 1e-30):.0f} times less than "
+        "power would; train steps of another length (another batch size)"
+    )

@@ -246,6 +246,35 @@ def _join_keys(lane: Lane, new: Ints) -> Lane:
     return Lane(lane.t0[first], lane.t1[np.append(first[1:], len(key)) - 1], key[first])
 
 
+_SHUFFLED = 0.5  # of a piece's own uncertainty: pieces that are nearer have no order; it grows by 1 % for it
+
+
+def without_false_detail(timeline: Timeline) -> Timeline:
+    """Return it with fewer pieces where steps were filled in: those of a key join within what is uncertain anyway.
+
+    A short step has hundreds of pieces of some us, and where each lies is not known to a tenth of a ms.
+    """
+    if timeline.scatter is None:
+        return timeline
+    return replace(timeline, lanes=tuple(_shuffled(timeline, lane, timeline.scatter) for lane in timeline.lanes))
+
+
+def _shuffled(timeline: Timeline, lane: Lane, scatter: Scatter) -> Lane:
+    if not len(lane.key):
+        return lane
+    step, reach, length = timeline.step_of(lane.t0), _SHUFFLED * scatter.of(lane.t0), lane.t1 - lane.t0
+    alone = timeline.recorded[step] | (reach <= length)
+    stretch = np.floor(np.cumsum(np.where(alone, 1.0, length / np.where(alone, 1.0, reach))))
+    group = np.cumsum(np.append(0, (np.diff(stretch) > 0) | (np.diff(step) > 0) | alone[1:]))
+    order = np.lexsort((lane.key, group))
+    first = np.flatnonzero(np.append(True, (np.diff(group[order]) > 0) | (np.diff(lane.key[order]) != 0)))
+    key, of, spent = lane.key[order][first], group[order][first], np.add.reduceat(length[order], first)
+    before = np.append(0.0, np.cumsum(spent))[:-1]
+    head = np.searchsorted(of, of)  # the first piece of each one's group
+    t0 = lane.t0[np.searchsorted(group, of)] + before - before[head]
+    return Lane(t0, t0 + spent, key)
+
+
 _MOST_TEMPLATES = 64  # structures; what is rarer is left to the gap
 _FEWEST, _UNKNOWN = 3, 0.01  # with fewer steps their spread is not known: this share of the step is taken
 
