@@ -185,3 +185,14 @@ def test_what_grows_once_steps_are_profiled_may_be_the_profilers(tmp_path: Path)
     folder = fabricate_run(tmp_path / "second", steps=40, recorded=late, sampled=sampled, header=header)
     said = " ".join(screen(folder).split())
     assert "the training alone peaks at [900 MB, 1.5 GB]" in said
+
+
+@pytest.mark.parametrize("width", [80, 100])
+def test_operators_with_long_names_stay_different_in_their_tables(tmp_path: Path, width: int) -> None:
+    names = [f"extension_of_ours::attention_with_rotary_positions_{kind}_forward" for kind in ("wide", "long", "half")]
+    ops = tuple(Op(name, "features.0", "forward", 900 + place) for place, name in enumerate(names))
+    text = screen(fabricate_run(tmp_path, steps=60, ops=ops), width)
+    below = text.split("top ops")[1].split("\n\n")[0]
+    shown = [line.split()[0] for line in below.splitlines() if line.startswith("ext")]
+    assert len(shown) == len(set(shown)) == 3, below
+    assert max(map(len, text.splitlines())) <= width

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 from tests.fabricate import fabricate_run
 
 from stepscope import Run
 from stepscope.analysis.tuning import what_to_change
-from stepscope.report.page.parts import Command
+from stepscope.report import screen, text
+from stepscope.report.page.parts import Command, Note
 from stepscope.report.sections import changes
 
 
@@ -59,6 +62,37 @@ def test_a_tune_run_of_another_training_is_not_shown(tmp_path: Path, other: dict
     run = Run(fabricate_run(tmp_path / "runs", steps=20))
     _keep(tmp_path / "studies" / "x-tune-x", _tuned(run, **other))
     assert not what_to_change(run).tables
+
+
+def _delayed(run: Run, low: float) -> dict[str, Any]:
+    table = {"name": "what-if", "title": "", "columns": ["part", "low %", "high %"], "rows": [["conv2", low, 46.0]]}
+    answer = "conv2, if perfect, would save 11 % of the step; it decides 42 % [38, 46] of the step."
+    return {**_tuned(run), "study": "what-if", "answer": answer, "tables": [table]}
+
+
+@pytest.mark.parametrize("tuned", [True, False])
+def test_what_a_perfect_part_would_save_is_one_line_where_it_was_measured(tmp_path: Path, tuned: bool) -> None:
+    run = Run(fabricate_run(tmp_path / "runs", steps=20))
+    _keep(tmp_path / "studies" / "1-what-if-it", _delayed(run, low=38.0))
+    if tuned:
+        _keep(tmp_path / "studies" / "2-tune-it", _tuned(run))
+    section = changes.build(run)
+    assert [part.text for part in section.parts if isinstance(part, Note)] == [what_to_change(run).gain]
+    assert what_to_change(run).gain.endswith("it decides 42 % [38, 46] of the step.")
+    assert bool(what_to_change(run).tables) == tuned
+    for drawn in (text.render(run), screen.render(run)):
+        console = Console(width=100, file=io.StringIO(), highlight=False)
+        console.print(drawn)
+        assert "conv2, if perfect, would save 11 %" in " ".join(console.file.getvalue().split())  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("change", [{"low": 0.0}, {"target": "another"}], ids=["not sure", "another workload"])
+def test_what_no_delay_showed_of_this_training_is_not_said(tmp_path: Path, change: dict[str, Any]) -> None:
+    run = Run(fabricate_run(tmp_path / "runs", steps=20))
+    found = _delayed(run, low=change.get("low", 38.0))
+    found["settings"] = {**found["settings"], **({"target": change["target"]} if "target" in change else {})}
+    _keep(tmp_path / "studies" / "1-what-if-it", found)
+    assert what_to_change(run).gain == ""
 
 
 def test_a_damaged_result_is_none(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -31,13 +31,15 @@ _TABLES = ("helps", "final", "code", "no-gain")
 class WhatToChange:
     """The answer in a sentence; its tables where changes were measured, else `untried`, each with why it could apply.
 
-    command: the line that measures them, or that measured them.
+    command: the line that measures them, or that measured them. gain: what a perfect part would save, in a sentence,
+    where `stepscope tune --what-if` measured it of this training; else empty.
     """
 
     sentence: str
     command: str
     tables: tuple[ResultTable, ...] = ()
     untried: tuple[tuple[str, str], ...] = ()
+    gain: str = ""
 
 
 _known: WeakKeyDictionary[Run, WhatToChange] = WeakKeyDictionary()  # a run is a snapshot: what it says stays
@@ -46,12 +48,12 @@ _known: WeakKeyDictionary[Run, WhatToChange] = WeakKeyDictionary()  # a run is a
 def what_to_change(run: Run) -> WhatToChange:
     """Return what a tune run of this training found; without one the changes that could apply, none with a gain."""
     if run not in _known:
-        _known[run] = _what_to_change(run)
+        _known[run] = replace(_what_to_change(run), gain=_gain(run))
     return _known[run]
 
 
 def _what_to_change(run: Run) -> WhatToChange:
-    found = _findings(run)
+    found = _findings(run, "tune")
     if found is not None:
         rows = {table["name"]: table for table in found["tables"]}
         tables = tuple(_table(rows[name]) for name in _TABLES if name in rows)
@@ -70,23 +72,32 @@ def _table(kept: Mapping[str, Any]) -> ResultTable:
     return ResultTable(kept["name"], kept["title"], tuple(kept["columns"]), rows, kept.get("note", ""))
 
 
-def _findings(run: Run) -> dict[str, Any] | None:
-    """Return the newest findings of a tune run of this training: within the run folder, or in `studies` beside it."""
+def _gain(run: Run) -> str:
+    """Return the answer of the newest what-if experiment, where it surely saw the step wait for a part."""
+    found = _findings(run, "what-if")
+    tables = () if found is None else found["tables"]
+    parts = (pl.DataFrame(t["rows"], t["columns"], orient="row") for t in tables if t["name"] == "what-if")
+    sure = any(bool((table["low %"] > 0).any()) for table in parts)
+    return f"Measured by delays: {found['answer']}" if found is not None and sure else ""
+
+
+def _findings(run: Run, study: str) -> dict[str, Any] | None:
+    """Return the newest findings of a study of this training: within the run folder, or in `studies` beside it."""
     beside = run.path.parent.parent / "studies"
-    places = [run.path / "tune" / "findings.json", *sorted(beside.glob("*tune*/findings.json"), reverse=True)]
+    places = [run.path / study / "findings.json", *sorted(beside.glob(f"*{study}*/findings.json"), reverse=True)]
     for place in places:
-        found = _read(place)
+        found = _read(place, study)
         if found is not None and (place == places[0] or _same_training(run, found)):
             return found
     return None
 
 
-def _read(path: Path) -> dict[str, Any] | None:
+def _read(path: Path, study: str) -> dict[str, Any] | None:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    right = isinstance(found, dict) and found.get("study") == "tune" and isinstance(found.get("tables"), list)
+    right = isinstance(found, dict) and found.get("study") == study and isinstance(found.get("tables"), list)
     return found if right else None
 
 

@@ -159,23 +159,31 @@ def _seconds(ends: tuple[float, float]) -> str:
 def print_trades(console: Console, traded: Sequence[AllocatorTrade], found: FitResult) -> None:
     """A line an allocator, the default first: peak and time with their spread, and the difference to the default."""
     table = Table(box=None, pad_edge=False, title="allocators, measured on this step", title_justify="left")
-    for heading in ("", "process peak", "change", "predicted", "CPU time per step", "change", "limit"):
-        table.add_column(heading, overflow="fold")
+    for heading in ("", "process peak", "", "predicted peak", "CPU time", ""):
+        table.add_column(heading, no_wrap=True)
     first = traded[0]
     for each in traded:
-        table.add_row(*_trade_row(each, first, found.limit is not None))
+        table.add_row(*_trade_row(each, first))
     console.print(table)
+    for within, said in ((True, "within"), (False, "above")) if found.limit is not None else ():
+        names = [each.cost.allocator for each in traded if each.within_limit is within]
+        if names:
+            console.print(f"{said} the limit: {', '.join(names)}")
     for each in traded:
         if each.cost.missing:
-            console.print(f"{each.cost.allocator}: not measured. {each.cost.missing}")
+            console.print(f"{each.cost.allocator}: {_missing(each)}")
 
 
-def _trade_row(each: AllocatorTrade, first: AllocatorTrade, limited: bool) -> tuple[str, ...]:
+def _missing(each: AllocatorTrade) -> str:
+    some = each.cost.peak_bytes is not None
+    return f"{'one of its runs was' if some else ''} not measured: {each.cost.missing}".lstrip()
+
+
+def _trade_row(each: AllocatorTrade, first: AllocatorTrade) -> tuple[str, ...]:
     cost, base = each.cost, first.cost
     low, high = each.predicted
     if cost.peak_bytes is None or cost.step_s is None or base.peak_bytes is None or base.step_s is None:
-        return cost.allocator, "not measured", "", interval(low, high, "B"), "", "", ""
-    held = {True: "[green]kept[/]", False: "[red]exceeded[/]", None: ""}[each.within_limit] if limited else ""
+        return cost.allocator, "not measured", "", interval(low, high, "B"), "", ""
     return (
         cost.allocator,
         estimate(cost.peak_bytes, cost.peak_low, cost.peak_high, "B"),
@@ -183,5 +191,4 @@ def _trade_row(each: AllocatorTrade, first: AllocatorTrade, limited: bool) -> tu
         interval(low, high, "B"),
         estimate(cost.step_s, cost.step_low_s, cost.step_high_s, "s"),
         "" if each is first else f"x {cost.step_s / base.step_s:.2f}",
-        held,
     )

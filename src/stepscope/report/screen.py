@@ -184,6 +184,8 @@ def next_steps(run: Run) -> list[str]:
         tune = changes.sentence if changes.tables else f"{changes.command} tries {names}, and measures each"
         said = [each for each in said if "stepscope tune" not in each]
         said.insert(0 if verdict.causes and verdict.causes[0].bound not in SYSTEM else len(said[:1]), tune)
+    if changes.gain:
+        said.insert(1, changes.gain)
     return [each if _is_code(each.partition(" ")[0]) else f"{each[:1].upper()}{each[1:]}" for each in said]
 
 

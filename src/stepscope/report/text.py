@@ -37,6 +37,7 @@ from stepscope.report.study_results import text_table
 from stepscope.report.text_tables import (
     OPERATOR_WIDTH,
     WIDTH,
+    CutName,
     Fitting,
     add_row,
     energy_notes,
@@ -46,6 +47,7 @@ from stepscope.report.text_tables import (
     missing,
     module_table,
     new_table,
+    operator_name,
     operator_table,
     other_quantities,
     phase_table,
@@ -55,7 +57,7 @@ from stepscope.report.text_tables import (
     utilisation,
 )
 from stepscope.runfolder import AUTOGRAD_NODE
-from stepscope.units import bytes_, category_label, duration, estimate, number, percent, plural, row_label, si
+from stepscope.units import bytes_, category_label, duration, estimate, number, percent, plural, si
 
 _STATUS_STYLES = {"ok": "green", "running": "cyan"}
 
@@ -136,7 +138,9 @@ def _sensor_log(run: Run) -> list[RenderableType]:
 def _change(run: Run) -> list[RenderableType]:
     """Return what `stepscope tune` found of this training; nothing where it was not asked."""
     found = what_to_change(run)
-    return [labelled("change", found.sentence)] if found.tables else []
+    said = [found.sentence] if found.tables else []
+    said += [found.gain] if found.gain else []
+    return [labelled("change", *said)] if said else []
 
 
 _TOP_ROWS, _WIDTH, _MOST_SENTENCES = 6, 100, 3
@@ -211,11 +215,11 @@ def _operator_table(rows: list[dict[str, Any]], title: str, *, by_sample: bool, 
         "verdict",
     ]
     table = new_table(title, *columns)
-    for row in rows:
-        name = row_label(row["name"]).replace(AUTOGRAD_NODE, "engine: ")
+    names = tuple(map(operator_name, rows))
+    for name, row in zip(names, rows, strict=True):
         each = [si(row[column], "J") for column in ("joules_per_step", "joules_per_sample")[: 1 + by_sample]]
         within, share, watts, verdict = _estimate_cells(row)
-        add_row(table, name, *each, within, share, *([watts] if power else []), verdict)
+        add_row(table, CutName(name, names), *each, within, share, *([watts] if power else []), verdict)
     return table
 
 
@@ -227,9 +231,10 @@ def _module_tables(rows: list[dict[str, Any]], title: str) -> list[RenderableTyp
 
 def _module_table(rows: list[dict[str, Any]], title: str, phases: list[str]) -> Table:
     table = new_table(title, *phases, "a step", "95 %", "share", "power", "verdict")
-    for row in rows:
+    names = tuple(row["name"] or "(the model)" for row in rows)
+    for name, row in zip(names, rows, strict=True):
         parts = [si(row[phase], "J") if row[phase] is not None else "" for phase in phases]
-        add_row(table, row["name"] or "(the model)", *parts, si(row["joules_per_step"], "J"), *_estimate_cells(row))
+        add_row(table, CutName(name, names), *parts, si(row["joules_per_step"], "J"), *_estimate_cells(row))
     return table
 
 

@@ -155,12 +155,13 @@ def _operators(kinds: pl.DataFrame, title: str) -> Table:
     table = new_table(title, "calls", *phases, "share", "rate", *(["device"] if on_device else []))
     if kinds["source"].is_not_null().any():
         table.add_column("most at", no_wrap=True)
+    names = tuple(map(operator_name, kinds.iter_rows(named=True)))
     for row in kinds.iter_rows(named=True):
         times = [duration(row[f"{phase}_ns"]) for phase in phases]
         rate = si(row["flops_per_s"], "FLOP/s")
         cells = [number(row["count"]), *times, _share_cell(row), rate, *([row["device"]] if on_device else [])]
         line = [short_source(row["source"])] if len(table.columns) > len(cells) + 1 else []
-        add_row(table, _operator_name(row), *cells, *line)
+        add_row(table, CutName(operator_name(row), names), *cells, *line)
     return table
 
 
@@ -172,6 +173,7 @@ def _operators_by_phase(kinds: pl.DataFrame, title: str, *, with_rate: bool, wit
     table = new_table(title, *calls, "time", "phase", "share", *rates, *(["device"] if on_device else []))
     if with_line:
         table.add_column("most at", no_wrap=True)
+    names = tuple(map(operator_name, kinds.iter_rows(named=True)))
     for row in kinds.iter_rows(named=True):
         spent = {phase: row[f"{phase}_ns"] or 0.0 for phase in (*_MODEL_PHASES, *_LOOP_PHASES)}
         longest, *others = sorted((phase for phase in spent if spent[phase] > 0), key=lambda phase: -spent[phase]) or [
@@ -182,7 +184,7 @@ def _operators_by_phase(kinds: pl.DataFrame, title: str, *, with_rate: bool, wit
         if with_rate:
             cells = [number(row["count"]), *cells, si(row["flops_per_s"], "FLOP/s")]
         line = [short_source(row["source"])] if with_line else []
-        add_row(table, _operator_name(row), *cells, *([row["device"]] if on_device else []), *line)
+        add_row(table, CutName(operator_name(row), names), *cells, *([row["device"]] if on_device else []), *line)
     return table
 
 
@@ -218,7 +220,8 @@ def _any_shared(modules: pl.DataFrame) -> bool:
     return bool(modules.select((pl.col("optimizer_shared") & (pl.col("optimizer_ns") > 0)).any()).item())
 
 
-def _operator_name(row: dict[str, Any]) -> str:
+def operator_name(row: dict[str, Any]) -> str:
+    """Return the name of an operator as the terminal's tables have it."""
     return row_label(str(row["name"])).replace(AUTOGRAD_NODE, "engine: ")
 
 
@@ -289,9 +292,9 @@ def new_table(first: str, *others: str) -> Table:
     return table
 
 
-def add_row(table: Table, *cells: str) -> None:
+def add_row(table: Table, *cells: str | CutName) -> None:
     """Cells as plain text: a name may hold what rich takes for markup."""
-    table.add_row(*(Text(cell) for cell in cells))
+    table.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in cells))
 
 
 def _bar(share: float | None, width: int) -> str:

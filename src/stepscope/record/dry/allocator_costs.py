@@ -106,7 +106,7 @@ def compare_allocators(
             except StepscopeError as error:
                 if name == "default":
                     raise
-                missing[name] = " ".join(filter(None, [str(error), error.hint]))
+                missing[name] = ": ".join(filter(None, [str(error), error.hint]))
     return [_summary(name, costs[name], missing.get(name)) for name in names]
 
 

@@ -22,13 +22,14 @@ _FIRST = ("helps", "code")  # tables that are not closed
 def build(run: Run) -> Section:
     """The measured table, or names without a gain and the command that would measure them."""
     found = what_to_change(run)
+    gain = (Note(found.gain),) if found.gain else ()
     if not found.tables:
         shown = (Items(found.untried), Command(found.command)) if found.untried else (Command(found.command),)
-        return Section(found.sentence, shown, closed=True)
+        return Section(found.sentence, (*gain, *shown), closed=not gain)
     first = [table for table in found.tables if table.name in _FIRST]
     rest = [table for table in found.tables if table.name not in _FIRST]
     closed = (More("Measured anew, and what does not help", tuple(_parts(rest))),) if rest else ()
-    return Section(found.sentence, (*_parts(first), *closed, Command(found.command)))
+    return Section(found.sentence, (*gain, *_parts(first), *closed, Command(found.command)))
 
 
 def _parts(tables: Iterable[ResultTable]) -> Iterator[Part]:
