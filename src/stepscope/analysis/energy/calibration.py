@@ -241,7 +241,8 @@ def _usual(problem: _Problem, prior: Prior) -> list[_Descent]:
     power a kind does not tell which is the deepest; and a filter lies far from the window of the same centre.
     """
     refresh = prior.refresh or problem.readings.period
-    if problem.readings.width is not None or prior.width is not None:
+    known = problem.readings.width is not None or prior.width is not None
+    if known or problem.timeline.step_length > _SHORT * refresh:
         return []
     few = _Problem.of(problem.timeline, problem.readings.first(_USUAL_READINGS)).holding(prior.hold)
     chosen, sharp = [], 1e-4
@@ -256,6 +257,7 @@ def _usual(problem: _Problem, prior: Prior) -> list[_Descent]:
 
 
 _USUAL_READINGS, _USUAL_DELAYS = 300, (0.05, 0.35, 0.7, 1.05)  # delays as shares of the refresh
+_SHORT = 12  # updates a step, below which its valleys lie close
 _SHARP_STARTS = 4  # without a filter: each window has valleys of its own
 _SPOT, _SLOWEST = 1 / 6, 0.03  # of the refresh: one conversion of several; s
 
