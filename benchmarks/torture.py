@@ -10,6 +10,7 @@ is whatever is neither a result nor a StepscopeError: another exception, an abor
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import os
 import random
@@ -322,6 +323,8 @@ def _import_all() -> None:
     from stepscope.report.exports import discovered
 
     discovered()
+    for name in ("altair", "rich.console", "scipy.optimize", "stepscope.analysis.compare", "stepscope.report.html"):
+        importlib.import_module(name)
 
 
 if __name__ == "__main__":

@@ -491,4 +491,5 @@ def test_a_paper_gets_tables_a_paragraph_and_no_sign_that_latex_takes_for_a_comm
     assert "excluded; " in text.split("% Methods")[1]
     rows = [line for line in text.splitlines() if line.endswith("\\\\")]
     assert {line.count(" & ") for line in rows} <= {2, 4, 5}
+    assert max(map(len, rows)) < 80, "characters: the column of a page with two holds no more"
     assert escaped("50_%\\x{}\u202e") == "50\\_\\%\\textbackslash{}x\\{\\}?"

@@ -12,7 +12,7 @@ from stepscope import __version__
 from stepscope.analysis.answer import headline, setting
 from stepscope.quantities import simulated_badge
 from stepscope.report.exports._excerpt import Excerpt
-from stepscope.units import NOT_MEASURED, amount, percent
+from stepscope.units import NOT_MEASURED, amount, cut_in_the_middle, percent
 from stepscope.units import estimate as estimate_text
 
 if TYPE_CHECKING:
@@ -23,8 +23,9 @@ SUFFIX = ".tex"
 
 _MOST_LAYERS = 12
 _FIXED, _PER_LAYER = 1_900, 70  # bytes, measured
+_NAME, _TYPE = 18, 14  # characters: with the numbers as wide as one of two columns
 _SPECIAL = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
-_SPECIAL |= {"µ": r"$\mu$", "°": r"$^\circ$"}
+_SPECIAL |= {"µ": r"$\mu$", "°": r"$^\circ$", "…": r"\ldots{}"}
 _SPECIAL |= {"[": "{[}", "]": "{]}"}  # behind the end of a row a bracket would be an option
 _SPECIAL |= {sign: f"\\{sign}" for sign in "&%$#_{}"}
 
@@ -76,15 +77,17 @@ def _layers(run: Run) -> str:
     if layers.is_empty():
         return ""
     energy = bool(layers["joules"].is_not_null().any())
+    names = cut_in_the_middle([str(name or "(the model)") for name in layers["layer"]], _NAME)
+    types = [cut_in_the_middle([str(kind or "")], _TYPE)[0] for kind in layers["type"]]
     rows = [
         [
-            str(row["layer"] or "(the model)"),
-            str(row["type"] or ""),
+            name,
+            kind,
             *(NOT_MEASURED if row[name] is None else amount(row[name], "ns") for name in ("forward_ns", "backward_ns")),
             NOT_MEASURED if row["share"] is None else percent(row["share"]),
             *([NOT_MEASURED if row["joules"] is None else amount(row["joules"], "J")] if energy else []),
         ]
-        for row in layers.iter_rows(named=True)
+        for name, kind, row in zip(names, types, layers.iter_rows(named=True), strict=True)
     ]
     head = ("layer", "type", "forward", "backward", "share", *(("energy",) if energy else ()))
     what = f"The {len(rows)} most expensive layers" if len(rows) == _MOST_LAYERS else "The layers"
