@@ -62,6 +62,13 @@ def test_a_figure_is_written_as_a_vector_and_as_its_specification(name: str, run
     }
 
 
+@pytest.mark.parametrize("name", ["phases", "anatomy", "step-times", "step-phases", "power", "modules", "memory"])
+def test_a_figure_is_as_wide_as_the_column_that_it_was_asked_for(name: str, run: Run, tmp_path: Path) -> None:
+    svg = figures.write(name, run, tmp_path, "svg", figures.parse_width("acm")).read_text()
+    (width,) = re.findall(r'<svg[^>]*? width="([\d.]+)"', svg)
+    assert float(width) / 96 * MM_PER_INCH == pytest.approx(84.7, abs=0.6)
+
+
 def test_a_figure_is_drawn_from_the_definition_of_the_page(run: Run, tmp_path: Path) -> None:
     """Same labels and same number of marks in the page's drawing and in the picture."""
     (part,) = [part for part in flat(_section("memory").build(run).parts) if isinstance(part, Figure)]

@@ -25,6 +25,8 @@ COLUMNS_MM = {"ieee": 88.9, "ieee-2": 181.9, "acm": 84.7, "acm-2": 177.9}
 _MM = {"": 1.0, "mm": 1.0, "cm": 10.0, "in": 25.4, "pt": 25.4 / 72.27}
 NARROWEST_MM, WIDEST_MM = 60.0, 420.0
 
+_LEGEND_PX = 145  # of a column of a legend
+_MOST_CORRECTED = 0.2  # of the width
 _PX_PER_MM = 96 / 25.4  # CSS pixels: 12 px of type are 9 points on paper
 _PT_PER_PX = 72 / 96
 _PPI = 300
@@ -88,7 +90,7 @@ def write_chart(
     width_mm: float = DOUBLE_COLUMN_MM,
 ) -> Path:
     """Write any chart (a function of the width in px) for paper as png, svg, pdf or vega; returns its path."""
-    specification = _on_paper(chart(round(width_mm * _PX_PER_MM)), description)
+    specification = _as_wide(chart, round(width_mm * _PX_PER_MM), description)
     path = folder / f"{stem}{SUFFIXES[form]}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -113,7 +115,9 @@ def _chart(name: str, run: Run) -> tuple[Callable[[int], Any], str]:
         for found, chart, caption in _charts(part):
             if found == name:
                 return chart, caption
-    raise StepscopeError(f"{run.id} has nothing to draw as '{name}': {section.lede}", "stepscope doctor says why")
+    why = section.lede or "nothing of it was measured"
+    hint = "stepscope doctor says what can be measured"
+    raise StepscopeError(f"{run.id} has nothing to draw as '{name}': {why}", hint)
 
 
 def _charts(part: Part) -> Iterator[tuple[str, Callable[[int], Any], str]]:
@@ -127,13 +131,36 @@ def _charts(part: Part) -> Iterator[tuple[str, Callable[[int], Any], str]]:
             yield part.name, lambda width: steps.build_icicle(cells, width), part.caption
 
 
-def _on_paper(chart: Any, description: str) -> dict[str, Any]:
+def _as_wide(chart: Callable[[int], Any], width: int, description: str) -> dict[str, Any]:
+    """A chart as wide as the column, px: axes and titles take what only drawing tells, so that it is drawn twice."""
+    import vl_convert
+
+    specification = _on_paper(chart(width), description, width)
+    drawn = _SIZE.search(vl_convert.vegalite_to_svg(specification, allowed_base_urls=[]))
+    missing = 0 if drawn is None else round(width - float(drawn["width"]))
+    if missing == 0 or abs(missing) > _MOST_CORRECTED * width:
+        return specification
+    return _on_paper(chart(width + missing), description, width)
+
+
+def _on_paper(chart: Any, description: str, width: int) -> dict[str, Any]:
     from stepscope.report.charts.style import styled
 
     specification: dict[str, Any] = styled(chart).to_dict()
     specification["background"] = specification["config"]["background"] = "white"
     specification["description"] = description
+    _narrow_legends(specification, max(1, width // _LEGEND_PX))
     return specification
+
+
+def _narrow_legends(part: Any, most: int) -> None:
+    """Give every legend at most so many columns."""
+    if isinstance(part, dict):
+        legend = part.get("legend")
+        if isinstance(legend, dict):
+            legend["columns"] = min(int(legend.get("columns") or most), most)
+    for each in part.values() if isinstance(part, dict) else part if isinstance(part, list) else ():
+        _narrow_legends(each, most)
 
 
 def _file_bytes(specification: dict[str, Any], form: str) -> bytes:
