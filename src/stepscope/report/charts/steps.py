@@ -10,6 +10,7 @@ import polars as pl
 from stepscope.analysis.time.sources import slice_names
 from stepscope.analysis.time.tracks import OPERATOR_POWER
 from stepscope.report.charts.style import CATEGORY, LIGHT, NARROW, PHASE, WIDE, axis, plot_width
+from stepscope.units import CATEGORY_LEGEND
 
 if TYPE_CHECKING:
     from stepscope.report.page.parts import Icicle
@@ -196,7 +197,8 @@ def _memory_track(memory: pl.DataFrame, time: alt.Scale, width: int) -> Any:
         mb=pl.col("value") / 1e6,
         place=pl.col("name").replace_strict(order, return_dtype=pl.Int64),
     )
-    colour = alt.Color("name:N", scale=alt.Scale(domain=present, range=[CATEGORY[name] for name in present]))
+    colours = alt.Scale(domain=present, range=[CATEGORY[name] for name in present])
+    colour = alt.Color("name:N", scale=colours, legend=alt.Legend(labelExpr=CATEGORY_LEGEND))
     areas = alt.Chart(shown).mark_area(interpolate="step-after", strokeWidth=0, clip=True)
     y = alt.Y("mb:Q", stack="zero", axis=axis("MB", tickCount=2, grid=False))
     drawn = areas.encode(x=alt.X("t:Q", scale=time, axis=None), y=y, color=colour, order="place:Q")
