@@ -158,8 +158,9 @@ class Repeats:
                 and expected[1]() is about
                 and expected[2] == detail
             ):
-                self._place = place = place + 1
-                if place == len(self._expected):
+                if place + 1 < len(self._expected):
+                    self._place = place + 1
+                else:  # never past the end, where an interrupt could leave it
                     self._end_step(loss)
                 return True
             self.leave()
@@ -169,8 +170,7 @@ class Repeats:
 
     def _end_step(self, loss: Any) -> None:
         """Note the time and no more, in most steps: each line that runs here runs on cold caches."""
-        now_ns = monotonic_ns()
-        self._place = 0
+        self._place, now_ns = 0, monotonic_ns()
         if self.left < 1:  # another thread made an end of it just now
             return
         self._ended.append((now_ns, None if loss is None else torch_private.number_in(loss)))

@@ -22,6 +22,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from stepscope.arrays import Ints
+from stepscope.record.boundary import Undisturbed
 from stepscope.record.ops.events import NO_MODULE
 
 COMPILED, SCRIPTED = "compiled", "scripted"
@@ -117,22 +118,27 @@ class ModuleBook:
         alike = [self.roots[root] for root in self._alike[signature]]
         vacant = next((root for root in alike if root.held() is None and root.within is None), None)
         if vacant is None:
-            first = len(self._modules)
             learns = any(parameters_of(part) for _, part in whole)
-            self._alike[signature].append(len(self.roots))
-            self.roots.append(Root(weakref.ref(module), name, _type(module), learns, first))
-            root = len(self.roots) - 1
-            self._modules += [_Known(weakref.ref(part), root, below, type(part).__name__) for below, part in parts]
-            for below, part in known:
-                self._adopt(part, root, below)
+            with Undisturbed():  # an interrupt in its midst would leave lists that do not fit each other
+                first = len(self._modules)
+                self._new_root(Root(weakref.ref(module), name, _type(module), learns, first), signature, parts)
+                for below, part in known:
+                    self._adopt(part, len(self.roots) - 1, below)
         else:  # a loss of each batch, a model of each fold: made anew, it takes the place of one that is gone
             first = vacant.first
             vacant.held = weakref.ref(module)
             for place, (_, part) in enumerate(parts, first):
                 self._modules[place].held = weakref.ref(part)
-        self._index.update((id(part), place) for place, (_, part) in enumerate(parts, first))
+            self._index.update((id(part), place) for place, (_, part) in enumerate(parts, first))
         self._found_root(module)
         return first
+
+    def _new_root(self, new: Root, signature: tuple[Any, ...], parts: list[tuple[str, nn.Module]]) -> None:
+        root = len(self.roots)
+        self.roots.append(new)
+        self._alike[signature].append(root)
+        self._modules += [_Known(weakref.ref(part), root, below, type(part).__name__) for below, part in parts]
+        self._index.update((id(part), place) for place, (_, part) in enumerate(parts, new.first))
 
     def names(self) -> list[tuple[str, str]]:
         """(qualified name, type) by index. From the first call on, names stay as they are."""
