@@ -12,6 +12,7 @@ from benchmarks.hostile.rows import GPU, Row, cells
 from benchmarks.hostile.sensors import Faults, read
 
 from stepscope.analysis.energy.timeline import Keys, Lane, Scatter, Timeline, without_false_detail
+from stepscope.arrays import Floats
 
 SMALL = ("small",)
 SEEDS = (0, 1)
@@ -64,8 +65,9 @@ def test_no_claim_is_false_where_the_step_is_hardly_longer_than_the_sensor_sees(
 
 def test_pieces_of_filled_in_steps_join_within_what_is_uncertain() -> None:
     key = np.tile([0, 1], 500)
-    t0 = np.arange(1000) * 1e-4
-    lane, steps = Lane(t0, t0 + 8e-5, key), np.arange(2) * 0.05
+    t0: Floats = np.linspace(0.0, 0.0999, 1000)
+    steps = np.array([0.0, 0.05])
+    lane = Lane(t0, t0 + 8e-5, key)
     keys = Keys(np.arange(3), np.arange(3), np.zeros(3, dtype=bool))
     whole = Timeline((lane,), keys, steps, steps + 0.05, np.array([True, False]),
                      scatter=Scatter(np.array([0.0, 0.05, 0.0501, 0.1]), np.array([0, 0, 2e-3, 2e-3])))  # fmt: skip

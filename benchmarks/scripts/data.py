@@ -221,7 +221,7 @@ def conversations(target: Path) -> None:
 
 def resnet_cache(target: Path) -> None:
     """A Hugging Face cache that holds random weights under the name of timm's resnet50d."""
-    import timm  # type: ignore[import-not-found]
+    import timm
     import torch
     from safetensors.torch import save_file
 

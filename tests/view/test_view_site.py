@@ -251,7 +251,12 @@ def test_the_next_process_reads_only_what_has_changed_since_the_last(
     monkeypatch.setattr(listing_module, "_WORTH_KEEPING", 1)
     read: list[str] = []
     whole = listing_module._facts
-    monkeypatch.setattr(listing_module, "_facts", lambda path, root: read.append(path.name) or whole(path, root))
+
+    def noted(path: Path, root: Path) -> Any:
+        read.append(path.name)
+        return whole(path, root)
+
+    monkeypatch.setattr(listing_module, "_facts", noted)
     first = Listing(folder).look()
     assert len(first) == len(read) == 2
     assert Listing(folder).look() == first
