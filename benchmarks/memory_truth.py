@@ -13,6 +13,7 @@ import ctypes
 import gc
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +38,13 @@ def live_peak(step: Any, model: nn.Module, batch: Any) -> int:
         if isinstance(tensor, Tensor):
             storage = tensor.untyped_storage()
             held[storage._cdata] = storage.nbytes()
+    return sum(held.values()) + peak_of_allocations(step, _STEPS - 1)
+
+
+def peak_of_allocations(step: Callable[[], Any], steps: int = 1) -> int:
+    """Peak beyond what is there before, B, by every allocation and free that torch's profiler sees."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        for _ in range(_STEPS - 1):
+        for _ in range(steps):
             step()
     events = profiler.profiler.kineto_results.events()
     moves = sorted((e.start_ns(), i, e.nbytes()) for i, e in enumerate(events) if e.name() == "[memory]")
@@ -46,7 +52,7 @@ def live_peak(step: Any, model: nn.Module, batch: Any) -> int:
     for _, _, size in moves:
         now += size
         most = max(most, now)
-    return sum(held.values()) + most
+    return most
 
 
 def process_peak(step: Any) -> dict[str, int]:

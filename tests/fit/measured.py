@@ -1,22 +1,30 @@
-"""Live bytes of a real step at its peak, by every allocation and free that torch's profiler sees."""
+"""Live bytes of a real step at its peak, and what a dry run says of the same step."""
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
 
-from torch.profiler import ProfilerActivity, profile
+import torch
+from benchmarks.memory_truth import peak_of_allocations
+from torch import Tensor, nn
+
+from stepscope.footprint.jobs import job_of
+from stepscope.record.dry.dry_run import dry_run
+from stepscope.record.dry.workspaces import Workspaces, this_platform
 
 
-def measured(step: Callable[[], None]) -> int:
-    """Return the peak beyond what is there before, B."""
+def predicted_and_measured(model: nn.Module, x: Tensor) -> tuple[int, int]:
+    """Return the peak of a step of SGD on this batch, B: predicted, and measured with batch and parameters."""
+    optimizer = torch.optim.SGD(model.parameters())
+    job = job_of(model, optimizer, lambda n: x[:n], lambda model, batch: model(batch).square().mean())
+    predicted = dry_run(job, len(x), Workspaces(this_platform())).peak_bytes
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+
+    step()
+    optimizer.zero_grad()  # torch would report the end of what an earlier profile in this process had at its place
     gc.collect()  # what ends within the profile must have begun in it
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        step()
-    events = profiler.profiler.kineto_results.events()
-    moves = sorted((e.start_ns(), i, e.nbytes()) for i, e in enumerate(events) if e.name() == "[memory]")
-    now = most = 0
-    for _, _, size in moves:
-        now += size
-        most = max(most, now)
-    return most
+    return predicted, peak_of_allocations(step) + x.nbytes + sum(p.nbytes for p in model.parameters())

@@ -19,6 +19,7 @@ from types import FrameType
 import pytest
 
 from stepscope.record.window_ends import RamAlarm
+from stepscope.runfolder import RunReader
 
 ALWAYS = -(10**15)  # less than nothing is resident: the alarm goes off at once
 
@@ -166,13 +167,17 @@ for step in range(20):
 """
 
 
+def events_of(script: str, record: str, folder: Path) -> list[str]:
+    """The kinds of the events of a run of this script."""
+    (folder / "train.py").write_text(script, encoding="utf-8")
+    run = ["-m", "stepscope", "run", "-q", "--no-ceilings", "--record", record, "--out", str(folder / "runs")]
+    subprocess.run([sys.executable, *run, str(folder / "train.py")], capture_output=True, check=True)
+    (path,) = (folder / "runs").glob("*train*")
+    return [event["kind"] for event in RunReader(path).events]
+
+
 def test_a_training_whose_batches_grow_is_profiled_whole_after_a_few_false_alarms(tmp_path: Path) -> None:
-    (tmp_path / "grow.py").write_text(GROWING, encoding="utf-8")
-    run = ["-m", "stepscope", "run", "-q", "--no-ceilings", "--record", "all", "--out", str(tmp_path / "runs")]
-    subprocess.run([sys.executable, *run, str(tmp_path / "grow.py")], capture_output=True, check=True)
-    (run_folder,) = (tmp_path / "runs").glob("*grow*")
-    events = [json.loads(line) for line in (run_folder / "events.jsonl").read_text("utf-8").splitlines()]
-    kinds = [event["kind"] for event in events]
+    kinds = events_of(GROWING, "all", tmp_path)
     assert kinds.count("step-profiled-in-part") <= 4, "of 20; before they were remembered, of almost every one"
     assert "recording-stopped" not in kinds
 
@@ -194,9 +199,4 @@ for step in range(12):
 
 
 def test_a_step_like_those_before_it_is_profiled_whole_though_the_training_keeps_more_memory(tmp_path: Path) -> None:
-    (tmp_path / "keep.py").write_text(KEEPING, encoding="utf-8")
-    run = ["-m", "stepscope", "run", "-q", "--no-ceilings", "--record", "every:5", "--out", str(tmp_path / "runs")]
-    subprocess.run([sys.executable, *run, str(tmp_path / "keep.py")], capture_output=True, check=True)
-    (run_folder,) = (tmp_path / "runs").glob("*keep*")
-    events = (run_folder / "events.jsonl").read_text("utf-8") if (run_folder / "events.jsonl").exists() else ""
-    assert "step-profiled-in-part" not in events
+    assert "step-profiled-in-part" not in events_of(KEEPING, "every:5", tmp_path)
