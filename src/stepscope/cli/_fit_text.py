@@ -83,8 +83,11 @@ def _breakdown(found: FitResult, verbose: bool) -> Table:
     total = found.process.middle
     rows = sorted(found.breakdown.items(), key=lambda row: -row[1])
     listed = [row for row in rows if verbose or row[1] >= _SMALL * total]
+    low, high = found.process.empty_process
     for name, size in listed:
-        table.add_row(category_label(name), bytes_(size), percent(size / total))
+        ends = name in ("CUDA context", "empty process") and low < high
+        said = estimate(size, low, high, "B") if ends else bytes_(size)
+        table.add_row(category_label(name), said, percent(size / total))
     rest = [size for name, size in rows if (name, size) not in listed]
     if rest:
         table.add_row(plural(len(rest), "other"), bytes_(sum(rest)), percent(sum(rest) / total))
