@@ -19,12 +19,11 @@ from torch import nn
 from stepscope.clock import monotonic_ns
 from stepscope.record import torch_private
 from stepscope.record.boundary import Boundary
-from stepscope.record.routes import Listener
+from stepscope.record.routes import BACKWARD, BATCH, CALL, STEP, UPDATE, UPDATED, Listener
 from stepscope.record.steps import batch_size, telling_tensor
 
 _ALIKE = 2  # steps in a row, before the next ones are only looked at; more after each disappointment
 _MOST_ALIKE = 64
-CALL, BATCH, BACKWARD, UPDATE, UPDATED, STEP = "call", "batch", "backward", "update", "updated", "step"
 FLUSH_EVERY_NS = 500_000_000  # between two times that steps are brought to the disk: what a kill may cost
 _is_grad_enabled, _thread, _as_it_is = torch.is_grad_enabled, threading.get_ident, torch._C.DisableTorchFunction
 _Event = tuple[str, int, Any]  # kind, address of what it is about, and what else tells it from another
@@ -63,6 +62,26 @@ class Repeats:
 
     # events; each returns True where it was the expected one
 
+    def is_next(self, kind: str, about: Any, detail: Any = None, loss: Any = None) -> bool:
+        """Return whether an event is the next one expected; it is told by its kind, what it is about, and the rest."""
+        if self.left:
+            place = self._place
+            if (
+                _thread() == self._thread  # asked first: another thread's place may be past the end
+                and (expected := self._expected[place])[0] is kind
+                and expected[1]() is about
+                and expected[2] == detail
+            ):
+                if place + 1 < len(self._expected):
+                    self._place = place + 1
+                else:  # never past the end, where an interrupt could leave it
+                    self._end_step(loss)
+                return True
+            self.leave()
+        self._events.append((kind, id(about), detail))
+        self._about.append(_reference(about))
+        return False
+
     def called(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """A module is called that no other module calls."""
         if not _is_grad_enabled():
@@ -70,35 +89,19 @@ class Repeats:
         with _as_it_is():
             tensor = args[0] if args and type(args[0]) is torch.Tensor else telling_tensor(args, kwargs)
             detail = None if tensor is None else (tensor.shape, tensor.dtype)
-        return self._is_next(CALL, module, detail)
+        return self.is_next(CALL, module, detail)
 
     def returned(self, module: nn.Module, output: Any) -> bool:
         """It has returned."""
-        return self.left > 0 or (not _is_grad_enabled() and self.differs())
+        return not _is_grad_enabled() and self.differs()
 
     def batch(self, iterator: Any, batch: Any) -> bool:
         """A data loader gave a batch."""
-        return self._is_next(BATCH, iterator, batch_size(iterator, batch))
-
-    def before_backward(self, roots: Any, inputs: Any) -> bool:
-        """Gradients are about to be computed."""
-        return self._is_next(BACKWARD, self, None)
-
-    def after_backward(self) -> bool:
-        """They are computed."""
-        return self.left > 0
-
-    def before_optimizer(self, optimizer: Any) -> bool:
-        """An optimizer is about to update."""
-        return self._is_next(UPDATE, optimizer, None)
-
-    def after_optimizer(self, optimizer: Any) -> bool:
-        """It has updated."""
-        return self._is_next(UPDATED, optimizer, None)
+        return self.is_next(BATCH, iterator, batch_size(iterator, batch))
 
     def stepped(self, loss: Any, samples: int | None) -> bool:
         """The training says that a step has ended."""
-        return self._is_next(STEP, self, samples, loss)
+        return self.is_next(STEP, self, samples, loss)
 
     def differs(self) -> bool:
         """Something happened that is no event of a step that repeats."""
@@ -148,25 +151,6 @@ class Repeats:
         if self.left:
             self._needed = min(2 * self._needed, _MOST_ALIKE)
             self._leave()
-
-    def _is_next(self, kind: str, about: Any, detail: Any, loss: Any = None) -> bool:
-        if self.left:
-            place = self._place
-            if (
-                _thread() == self._thread  # asked first: another thread's place may be past the end
-                and (expected := self._expected[place])[0] is kind
-                and expected[1]() is about
-                and expected[2] == detail
-            ):
-                if place + 1 < len(self._expected):
-                    self._place = place + 1
-                else:  # never past the end, where an interrupt could leave it
-                    self._end_step(loss)
-                return True
-            self.leave()
-        self._events.append((kind, id(about), detail))
-        self._about.append(_reference(about))
-        return False
 
     def _end_step(self, loss: Any) -> None:
         """Note the time and no more, in most steps: each line that runs here runs on cold caches."""

@@ -88,9 +88,9 @@ class CallListener(Protocol):
 
 
 Teller = Callable[..., Any]  # True where what it tells was expected
-_EVERY_STEP = (
-    "called", "returned", "batch", "before_backward", "after_backward", "before_optimizer", "after_optimizer",
-)  # fmt: skip
+CALL, BATCH, BACKWARD, UPDATE, UPDATED, STEP = "call", "batch", "backward", "update", "updated", "step"
+_KINDS = {"before_backward": BACKWARD, "before_optimizer": UPDATE, "after_optimizer": UPDATED}
+_EVERY_STEP = ("called", "returned", "batch", "after_backward", *_KINDS)
 _HERE = str(Path(__file__).parent)
 _LOOK_EVERY = 500  # calls of modules in a window
 
@@ -98,18 +98,23 @@ _LOOK_EVERY = 500  # calls of modules in a window
 class Repeating(Protocol):
     """Asked first about what happens in every step: True where it is what was expected, and the listener need not hear.
 
-    It has the listener's methods of the same names, and tells how many steps may still be only looked at.
+    left: how many steps may still be only looked at; the ends of calls and of backward passes are not even looked at
+    then. The others are the listener's methods of the same names, and `is_next` asks about those that are known by
+    their kind and what they are about: an optimizer, or the one who is asked.
     """
 
     left: int
 
+    def is_next(self, kind: str, about: Any, detail: Any = None) -> bool: ...
     def called(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool: ...
     def returned(self, module: nn.Module, output: Any) -> bool: ...
-    def before_optimizer(self, optimizer: Any) -> bool: ...
-    def after_optimizer(self, optimizer: Any) -> bool: ...
-    def before_backward(self, roots: Any, inputs: Any) -> bool: ...
-    def after_backward(self) -> bool: ...
     def batch(self, iterator: Any, batch: Any) -> bool: ...
+
+
+class _NoneRepeats:
+    """Stands where nobody is asked first."""
+
+    left = 0
 
 
 class Routes:
@@ -122,6 +127,7 @@ class Routes:
         self._keras = False
         self.loading = False  # a data loader makes a batch: modules that it calls are transforms
         self._installed = False
+        self._repeating = repeating or _NoneRepeats
         self._modules = _ModuleRoute(boundary, listener, self, self._tell["called"], self._tell["returned"])
 
     @property
@@ -197,6 +203,7 @@ class Routes:
 
     def _backward(self, plain: Callable[..., Any]) -> Callable[..., Any]:
         tell_before, tell_after = self._tell["before_backward"], self._tell["after_backward"]
+        repeating = self._repeating
 
         def run(t_outputs: Any, *args: Any, **kwargs: Any) -> Any:
             if not self._installed or _is_compiling():
@@ -205,7 +212,8 @@ class Routes:
             if not expected and not self._keras and "keras" in sys.modules:
                 self._boundary.call(self._route_keras)
             result = plain(t_outputs, *args, **kwargs)
-            tell_after()
+            if not repeating.left:
+                tell_after()
             return result
 
         return run
@@ -275,20 +283,32 @@ def _nothing(*_: Any) -> None:
 def _teller(boundary: Boundary, listener: Listener, repeating: Repeating | None, name: str) -> Teller:
     """Return what tells an event of every step: to who is asked first, and where that is not all to the listener."""
     heard: Callable[..., Any] = getattr(listener, name, _nothing)
-    if repeating is None:
-        return functools.partial(boundary.call, heard)
-    expected, call, at_ends = getattr(repeating, name), boundary.call, name in ("returned", "after_backward")
+    call, kind = boundary.call, _KINDS.get(name)
+    expected: Callable[..., bool] | None = getattr(repeating, name, None)
+    if repeating is None or (expected is None and kind is None):
+        return functools.partial(call, heard)
+    is_next, of_optimizer = repeating.is_next, kind is not BACKWARD
 
-    def tell(*about: Any) -> bool:  # with as few frames as can be: it runs in every step, on cold caches
+    # with as few frames as can be: both run in every step, on cold caches
+    def tell(*about: Any) -> bool:
         try:
-            if boundary.open and ((at_ends and repeating.left) or expected(*about)):
+            if boundary.open and expected is not None and expected(*about):
                 return True
         except BaseException as error:
             boundary.failed(error)
         call(heard, *about)
         return False
 
-    return tell
+    def tell_kind(*about: Any) -> bool:
+        try:
+            if boundary.open and is_next(kind, about[0] if of_optimizer else repeating):  # type: ignore[arg-type]
+                return True
+        except BaseException as error:
+            boundary.failed(error)
+        call(heard, *about)
+        return False
+
+    return tell if kind is None else tell_kind
 
 
 def _without_our_frames(walk: Callable[[Any], Iterator[tuple[Any, Any]]]) -> Callable[[Any], Iterator[tuple[Any, Any]]]:
@@ -308,6 +328,7 @@ class _ModuleRoute:
         self, boundary: Boundary, listener: Listener, routes: Routes, tell_called: Teller, tell_returned: Teller
     ) -> None:
         self._boundary, self._listener, self._routes = boundary, listener, routes
+        self._repeating = routes._repeating
         self._tell_called, self._tell_returned = tell_called, tell_returned
         self._profiled = False
         self._inside = False  # a module's call is under way: what it calls is not an outermost one
@@ -420,10 +441,11 @@ class _ModuleRoute:
             self._plainly = self._installed and not self._watched and self._plain is None  # as `_follow`
             if watched:
                 self._tell_called(module, args, kwargs)
-            output = self._call(module, *args, **kwargs)
+            run = module._call_impl if self._plainly else functools.partial(self._call, module)
+            output = run(*args, **kwargs)
         finally:
             self._inside = self._plainly = False
-        if watched:
+        if watched and not self._repeating.left:
             self._tell_returned(module, output)
         return output
 
