@@ -20,7 +20,7 @@ MODULES = (
     "record.plan", "record.facts", "record.settings", "record.torch_private", "record.empty_process", "record.repeats",
     "record.allocators", "record.device", "record.sampler.process", "record.ops.modules", "record.ops.events",
     "record.ops.rows", "record.memory.watch", "record.memory.rows", "record.processes.training",
-    "record.processes.children", "record.window_ends", "runfolder.writer", "runfolder.parts",
+    "record.processes.children", "record.window_ends", "record.event_count", "runfolder.writer", "runfolder.parts",
 )  # fmt: skip
 # Whose failure is no fault inside a training: they run before it, in the process that starts it, or are the guard.
 _BEFORE = {

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 
+import numpy as np
 import pytest
 
 from stepscope.record.window_ends import RamAlarm
@@ -73,6 +74,35 @@ def test_an_alarm_that_is_cleared_or_far_from_its_limit_does_nothing() -> None:
     sum(range(100))
     far.clear()
     assert seen == []
+
+
+def test_what_reading_a_window_took_is_not_what_the_next_one_may_take() -> None:
+    seen: list[int] = []
+    alarm = RamAlarm(lambda: seen.append(1), 100_000_000)
+    alarm.set()
+    alarm.clear()
+    read = np.ones(50_000_000)  # 400 MB, resident and given back
+    del read
+    alarm.set()
+    held = np.ones(20_000_000)  # less than what was resident, more than a window may take
+    busy_until(seen)
+    alarm.clear()
+    assert seen
+    assert held.size
+
+
+def test_a_training_that_has_grown_between_windows_may_keep_what_it_has() -> None:
+    seen: list[int] = []
+    alarm = RamAlarm(lambda: seen.append(1), 100_000_000)
+    alarm.set()
+    alarm.clear()
+    held = np.ones(20_000_000)
+    alarm.set()
+    time.sleep(0.2)
+    sum(range(100))
+    alarm.clear()
+    assert seen == []
+    assert held.size
 
 
 @pytest.mark.usefixtures("interrupts")

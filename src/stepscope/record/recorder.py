@@ -18,6 +18,14 @@ from stepscope.clock import monotonic_ns, unix_minus_monotonic_ns
 from stepscope.record import torch_private
 from stepscope.record.boundary import Undisturbed, is_ours
 from stepscope.record.event_cost import EventCost, measure_event_cost
+from stepscope.record.event_count import (
+    EVENT_BYTES,
+    MOST_EVENTS,
+    MOST_EVENTS_PER_PART,
+    TO_THE_END_OF_A_PASS,
+    EventCount,
+    most_events_of_step,
+)
 from stepscope.record.memory.rows import MemoryBook, memory_rows, read_tree
 from stepscope.record.memory.watch import MemoryWatch, Watched
 from stepscope.record.ops.events import OPTIMIZER_STEP, Names
@@ -32,15 +40,6 @@ from stepscope.record.trainers import at_end_of_thread
 from stepscope.record.window_ends import RamAlarm, when_an_optimizer_steps
 from stepscope.runfolder import RunWriter
 
-MOST_EVENTS = 32_000  # of several steps in one window: a window's events wait in RAM
-MOST_EVENTS_PER_STEP = 48_000  # of one step: a larger one is profiled in parts
-MOST_EVENTS_PER_PART = 16_000
-EVENT_BYTES = 2_000  # that an event takes in RAM until it is written
-_EVENTS_PER_NODE = 4, 5  # of an autograd node: its op and what that calls, and the same in backward
-_TO_THE_END_OF_A_PASS = 1.5  # times as many events may it take to see layers in backward, too
-_EVENTS_PER_UPDATE = 20  # of a parameter
-_EVENTS_PER_CALL = 2  # of a module's call, beside those of its nodes
-_DEARER = 3  # with shapes or allocations an event takes so many times the memory
 _STILL_USUAL = 4  # times an unprofiled step
 _CLOCK_JUMP_NS = 1_000_000
 
@@ -59,7 +58,7 @@ class OpRecorder:
         self.once_ns = 0  # before the first step
         self.event_cost: EventCost | None = None
         self.apart: set[int] = set()  # steps profiled with shapes or allocations, which take longer for it
-        self.windows = self.rows = self.bytes_written = self.lost_windows = self.most_events = 0
+        self.windows = self.rows = self.bytes_written = self.lost_windows = 0
         self._writer, self._routes, self._note = writer, routes, note
         self._part_is_full = guarded(self._end_part_within_a_pass)
         self._alarm = RamAlarm(guarded(self._is_full))
@@ -74,18 +73,11 @@ class OpRecorder:
         self._together: set[Update] = set()  # updates whose ops serve many parameters at once
         self._sites: CallSites | None = None  # of the first step that is profiled whole
         self._sites_wanted, self._lines = True, LinesToFind()
-        self._events_seen: float | None = None  # a step, in the last window
-        self._parameters: int | None = None
+        self._events = EventCount(lambda: routes.calls, lambda: len(self.modules.parameter_modules()))
         self._stopped = False
-        self._offset_ns = self._written = self._caught = 0  # of the window; events that are being written; of the last
+        self._offset_ns = self._written = 0  # of the window; events that are being written
         self._with_memory = self._cuda = False  # the step is to be recorded with its allocations; there is a GPU
         self._parts = Parts()
-        self._step_sequence = torch_private.autograd_sequence()  # when the step began
-        self._step_nodes = 0, 0  # that the last steps made: of two that end at once, late, one has the nodes of both
-        self._sequence = self._passed = 0  # when the window's last step or part did; the last backward pass ended
-        self._calls_before = 0
-        self._reckoned_events = 0.0  # of the whole steps of this window
-        self._events_per_reckoned = 1.0  # learnt from the windows before
 
     @property
     def recording(self) -> bool:
@@ -93,16 +85,21 @@ class OpRecorder:
         return self._window is not None and self._window.is_of_this_thread() and not self._window.overtaken
 
     @property
+    def most_events(self) -> int:
+        """The most events that a window has held."""
+        return self._events.most
+
+    @property
     def held_bytes(self) -> int:
         """The most that a window's events took in RAM beside the training, B."""
-        return self.most_events * EVENT_BYTES
+        return self._events.most * EVENT_BYTES
 
     def before_step(self, step: int, elapsed_ns: int, again: bool = False) -> bool:
         """Open, keep or close the window as the plan says; True where this step is recorded whole.
 
         again: the step was to be recorded, and begins anew behind an evaluation.
         """
-        self.plan.events_per_step = self._expected_events()
+        self.plan.events_per_step = self._events.expected()
         self._open_step = step, monotonic_ns()
         within = torch_private.in_backward()  # an update there has ended a step; no profile may begin or end there
         if within and self._window is None and self.plan.choice.name != "none":
@@ -116,25 +113,23 @@ class OpRecorder:
             not wanted or full or open_now.memory != memory or open_now.shapes != self._shapes(step, elapsed_ns)
         ):
             self.close_window()
-        made = torch_private.autograd_sequence()
-        events = self._reckoned(sum(self._step_nodes) // 2, 0)  # of a step
-        self.step_begins(made)
-        if wanted and events > MOST_EVENTS_PER_STEP:
+        events = self._events.of_graph()
+        self.step_begins(torch_private.autograd_sequence())
+        if wanted and events > most_events_of_step(dear=False):
             self.close_window()
             self._begin_parts(step, {FORWARD, BACKWARD, UPDATE})
             return False
-        large = events > MOST_EVENTS_PER_STEP // _DEARER
+        large = max(events, self._events.seen or 0.0) > most_events_of_step(dear=True)
         shapes = wanted and not large and self._shapes(step, elapsed_ns)
         if wanted and self._window is None:
             if memory and not large:
                 self._timed(lambda: self._watched(self._memory.look_around), once=True)
             self._timed(lambda: self._open(shapes, memory and not large))
-        self._calls_before = self._routes.calls
         return self.recording
 
     def step_begins(self, sequence: int) -> None:
         """A step begins when so many autograd nodes have been made."""
-        self._step_sequence = self._sequence = self._passed = sequence
+        self._events.step_begins(sequence)
 
     def rehearse(self) -> None:
         """Measure once what recording costs on this device, before the first step."""
@@ -157,18 +152,15 @@ class OpRecorder:
         window = self._window
         if window is None or not window.is_of_this_thread():
             return False
-        made = torch_private.autograd_sequence()
-        to_come = self._to_come()
-        events = self._reckoned(made - self._sequence, self._routes.calls - self._calls_before)
+        events, to_come = self._events.so_far(), self._events.to_come()
         if self._parts.open is not None:
             if events - to_come >= MOST_EVENTS_PER_PART:
                 self._end_part()
             return False
-        most = MOST_EVENTS_PER_STEP // (_DEARER if window.shapes or window.memory else 1)
-        if (events < most * _TO_THE_END_OF_A_PASS) if before_pass else (events - to_come < most):
+        most = most_events_of_step(window.shapes or window.memory)
+        if (events < most * TO_THE_END_OF_A_PASS) if before_pass else (events - to_come < most):
             return False
-        passed = self._passed > self._step_sequence
-        self._begin_parts(step, {UPDATE} if passed else {BACKWARD, UPDATE})
+        self._begin_parts(step, {UPDATE} if self._events.has_passed else {BACKWARD, UPDATE})
         self._parts.begins(BEGINNING, t0_ns)
         self._end_part()
         return True
@@ -192,10 +184,10 @@ class OpRecorder:
         self._end_part()
         if BACKWARD not in parts.left:
             return
-        nodes = int(MOST_EVENTS_PER_PART / (_EVENTS_PER_NODE[1] * self._events_per_reckoned))
+        nodes = self._events.nodes_of_part
         # Nodes that are passed over, or run in another thread, do not tell where the window is full.
         if inputs or not torch_private.begins_on_cpu(roots) or not torch_private.stops_within_backward():
-            large = torch_private.autograd_sequence() - self._passed > nodes
+            large = self._events.nodes_to_pass > nodes
             undo = None if large else lambda: None
         else:
             undo = torch_private.act_within_backward(roots, nodes, self._part_is_full)
@@ -208,7 +200,8 @@ class OpRecorder:
 
     def after_pass(self) -> None:
         """A backward pass is done, with all the nodes that were made; an update may follow."""
-        self._passed, parts = torch_private.autograd_sequence(), self._parts
+        self._events.pass_ends()
+        parts = self._parts
         if torch_private.in_backward():
             return
         parts.passed()
@@ -226,7 +219,7 @@ class OpRecorder:
 
     def _begin_parts(self, step: int, wanted: set[str]) -> None:
         """The step that is under way is profiled in parts: windows of its own for what begins in it."""
-        if _EVENTS_PER_UPDATE * len(self.modules.parameter_modules()) > MOST_EVENTS_PER_STEP:
+        if self._events.too_many_updates():
             wanted = wanted - {UPDATE}
         self._parts.begin(step, wanted)
         if BACKWARD in wanted:
@@ -240,9 +233,7 @@ class OpRecorder:
         self._timed(lambda: self._open(False, False, in_pass))
         if not self.recording:
             return
-        self._sequence, self._calls_before = torch_private.autograd_sequence(), self._routes.calls
-        if part == FORWARD:
-            self._passed = self._sequence
+        self._events.part_begins(with_forward=part == FORWARD)
         parts.begins(part, monotonic_ns())
         if part == UPDATE and parts.updating is not None:  # its own range began before this window
             parts.scope = torch_private.make_call_scope(f"{OPTIMIZER_STEP}{parts.updating}.step")
@@ -277,35 +268,13 @@ class OpRecorder:
         if in_parts:
             self._end_part()
             self._drop_parts()
-        made = torch_private.autograd_sequence()
-        self._step_nodes = self._step_nodes[1], made - self._step_sequence
-        self._step_sequence = made
+        self._events.step_ends()
         self._parts.step_ended()
         return in_parts
 
     def _drop_parts(self) -> None:
         self._parts.drop()
         self._routes.note_calls(None)
-
-    def _reckoned(self, nodes: int, calls: int) -> float:
-        return self._events_per_reckoned * (sum(_EVENTS_PER_NODE) * max(nodes, 0) + _EVENTS_PER_CALL * max(calls, 0))
-
-    def _expected_events(self) -> float:
-        """Of a whole step: as many as one had, else reckoned from what the last two steps made."""
-        if self._events_seen is not None:
-            return self._events_seen
-        if self._parameters is None:
-            self._parameters = len(self.modules.parameter_modules())
-        return self._reckoned(sum(self._step_nodes) // 2, 0) + _EVENTS_PER_UPDATE * self._parameters
-
-    def _to_come(self) -> float:
-        """Events of a backward pass through what was made since the last one."""
-        made = torch_private.autograd_sequence() - self._passed
-        return self._events_per_reckoned * _EVENTS_PER_NODE[1] * max(made, 0)
-
-    def _learn(self, events: int, reckoned: float) -> None:
-        if reckoned > 0:
-            self._events_per_reckoned *= min(max(events / reckoned, 0.2), 5.0)
 
     def _shapes(self, step: int, elapsed_ns: int) -> bool:
         again = self._book.missed and not self.recording
@@ -314,8 +283,7 @@ class OpRecorder:
     def after_step(self, span: StepSpan) -> None:
         """A profiled step has ended."""
         if self.recording:
-            nodes = torch_private.autograd_sequence() - self._sequence
-            self._reckoned_events += self._reckoned(nodes, self._routes.calls - self._calls_before)
+            self._events.step_of_window_ends()
             self._spans.append(span)
             self._stop_noting_sites()
             self._watched(self._memory.after_step)
@@ -436,19 +404,21 @@ class OpRecorder:
 
     def _is_full(self) -> None:
         """Memory has grown beyond its peak within a window: it ends, and is the last one where its events were that."""
-        if not self.recording or torch_private.in_backward():
+        window = self._window
+        if window is None or not self.recording or torch_private.in_backward():
             return
+        most = most_events_of_step(window.shapes or window.memory)
         if self._parts.open is None:
-            few = (len(self._spans) + 1) * (self._events_seen or MOST_EVENTS) < MOST_EVENTS_PER_PART
+            few = (len(self._spans) + 1) * (self._events.seen or MOST_EVENTS) < MOST_EVENTS_PER_PART
             if few and monotonic_ns() - self._open_step[1] < _STILL_USUAL * self.plan.step_ns():  # the training grew
                 self._alarm.allow_more()
                 return
             self._begin_parts(self._open_step[0], set())
             self._parts.begins(BEGINNING, self._open_step[1])
         self._end_part("takes memory as if it were too large")
-        if self._caught > MOST_EVENTS_PER_STEP:
-            self._stop_for_good(f"{self._caught:,} operators, most of them outside of modules, filled a window")
-        elif self._caught < MOST_EVENTS_PER_PART:
+        if self._events.caught > most:
+            self._stop_for_good(f"{self._events.caught:,} operators, most of them outside of modules, filled a window")
+        elif self._events.caught < MOST_EVENTS_PER_PART:
             self._alarm.allow_more()
 
     def give_way(self) -> None:
@@ -487,7 +457,7 @@ class OpRecorder:
         if memory:
             self._watched(self._memory.open)
         self._spans, self._calls, self._updated = [], OptimizerCalls(), {}
-        self._reckoned_events = 0.0
+        self._events.window_begins()
         self._offset_ns = unix_minus_monotonic_ns()
         self._window = torch_private.start_window(shapes, self._cuda, memory, in_pass)
         at_end_of_thread(self.thread_ends)
@@ -524,8 +494,7 @@ class OpRecorder:
         window, parts = self._window, self._parts
         assert window is not None
         raw = self._drop()
-        self._caught = len(raw)
-        self.most_events = max(self.most_events, self._caught)
+        self._events.window_ends(len(raw))
         watched = self._memory.close()
         offset = unix_minus_monotonic_ns()
         if abs(offset - self._offset_ns) > _CLOCK_JUMP_NS:
@@ -540,15 +509,13 @@ class OpRecorder:
         if rows.left_open and not torch_private.in_backward():  # there, no window opens before they have ended
             self._stop_for_good(f"{rows.left_open[0]} was still open at the end of a step, and torch could crash")
         if len(rows.part):
-            self._events_seen = max(1.0, len(raw) / max(len(self._spans), 1))
+            self._events.seen = max(1.0, len(raw) / max(len(self._spans), 1))
             self.bytes_written += self._writer.ops(rows.part)
             self.rows += len(rows.part)
         if parts.open is not None:
             parts.rows += len(rows.part)
             if parts.open == FORWARD:
-                nodes = torch_private.autograd_sequence() - self._sequence
-                calls = self._routes.calls - self._calls_before
-                self._learn(len(raw), self._reckoned(nodes, calls) - self._to_come())
+                self._events.learn_from_forward()
             return
         if window.shapes or window.memory:
             self.apart.update(span.step for span in self._spans)
@@ -560,7 +527,7 @@ class OpRecorder:
             self._write_sources(LINES_WAIT_NS)
         self.plan.learn(rows.profiles)
         if self._spans:
-            self._learn(len(raw), self._reckoned_events)
+            self._events.learn_from_steps()
         if window.memory and rows.labelled is not None and self._spans:
             labelled = rows.labelled
             self._watched(lambda: self._write_memory(caught, window.tree, watched, labelled))

@@ -37,6 +37,9 @@ class RamAlarm:
     def __init__(self, act: Callable[[], object], most_bytes: int = MOST_BYTES) -> None:
         self._pending = _PendingCall(act)
         self._most_bytes = most_bytes
+        self._usual_bytes: int | None = None  # resident at most, as far as the training took it: reading takes more
+        self._peak_bytes = 0  # resident at most, when the window was opened
+        self._asked = False
         self._clear: _thread.LockType | None = None
 
     def allow_more(self) -> None:
@@ -45,32 +48,49 @@ class RamAlarm:
 
         available, _ = available_and_swap(_MEMINFO.read_bytes())
         self._most_bytes = max(self._most_bytes, min(_MORE * self._most_bytes, int(available * _OF_AVAILABLE)))
+        self._usual_bytes = max(self._usual_bytes or 0, _resident_bytes())
         if self._clear is not None:
             self.set()
 
     def set(self) -> None:
-        """A window opens: what was resident at most until now is what it may grow from."""
+        """A window opens: what the training has had resident at most until now is what it may grow from."""
         self.clear()
-        peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        self._asked, self._peak_bytes = False, _peak_bytes()
+        if self._usual_bytes is None:  # no window was read before
+            self._usual_bytes = self._peak_bytes
+        with contextlib.suppress(OSError):
+            self._usual_bytes = max(self._usual_bytes, _resident_bytes())
         self._clear = clear = _thread.allocate_lock()
         clear.acquire()
         with contextlib.suppress(RuntimeError):  # no thread to be had, or the interpreter ends
-            _thread.start_new_thread(self._watch, (clear, peak_bytes + self._most_bytes))
+            _thread.start_new_thread(self._watch, (clear, self._usual_bytes + self._most_bytes))
 
     def clear(self) -> None:
-        """The window is closed."""
+        """The window is closed, and not read yet: what it had grown by was the training's, unless it was full."""
         clear, self._clear = self._clear, None
         if clear is not None:
             clear.release()
+            peak_bytes = _peak_bytes()
+            if not self._asked and peak_bytes > self._peak_bytes:
+                self._usual_bytes = max(self._usual_bytes or 0, peak_bytes)
 
     def _watch(self, clear: _thread.LockType, limit_bytes: int) -> None:
         with contextlib.suppress(Exception):  # no procfs, for one: nothing is watched
             while not clear.acquire(timeout=_EVERY_S):
-                if int(_STATM.read_bytes().split()[1]) * _PAGE_BYTES > limit_bytes:
+                if _resident_bytes() > limit_bytes:
+                    self._asked = True
                     self._pending.ask()
 
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+def _peak_bytes() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def _resident_bytes() -> int:
+    return int(_STATM.read_bytes().split()[1]) * _PAGE_BYTES
 
 
 class _PendingCall:
