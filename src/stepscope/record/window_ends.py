@@ -39,7 +39,7 @@ class RamAlarm:
         self._most_bytes = most_bytes
         self._usual_bytes: int | None = None  # resident at most, as far as the training took it: reading takes more
         self._peak_bytes = 0  # resident at most, when the window was opened
-        self._asked = False
+        self._full = False
         self._clear: _thread.LockType | None = None
 
     def allow_more(self) -> None:
@@ -55,7 +55,7 @@ class RamAlarm:
     def set(self) -> None:
         """A window opens: what the training has had resident at most until now is what it may grow from."""
         self.clear()
-        self._asked, self._peak_bytes = False, _peak_bytes()
+        self._full, self._peak_bytes = False, _peak_bytes()
         if self._usual_bytes is None:  # no window was read before
             self._usual_bytes = self._peak_bytes
         with contextlib.suppress(OSError):
@@ -71,14 +71,14 @@ class RamAlarm:
         if clear is not None:
             clear.release()
             peak_bytes = _peak_bytes()
-            if not self._asked and peak_bytes > self._peak_bytes:
+            if not self._full and peak_bytes > self._peak_bytes:
                 self._usual_bytes = max(self._usual_bytes or 0, peak_bytes)
 
     def _watch(self, clear: _thread.LockType, limit_bytes: int) -> None:
         with contextlib.suppress(Exception):  # no procfs, for one: nothing is watched
             while not clear.acquire(timeout=_EVERY_S):
                 if _resident_bytes() > limit_bytes:
-                    self._asked = True
+                    self._full = True
                     self._pending.ask()
 
 
