@@ -17,6 +17,7 @@ MODES = ("run", "profile")
 RECORDS = (("adaptive", "auto"), ("all", "auto"), ("all", "all"), ("every:3", "all"))
 SAME = ("exit", "stdout", "exception", "files")  # what must be as without us
 OWN_FOLDER = "runs"
+LONG = ("compile", "execv", "export", "loop_of_plain", "spawn", "subprocess", "three_thousand")  # in names: start first
 Job = dict[str, Any]
 Results = dict[str, dict[str, Any]]
 
@@ -31,7 +32,8 @@ def job(folder: Path, script: Path, mode: str, number: int, name: str = "", **wh
 
 def run_jobs(folder: Path, jobs: list[Job], parallel: int, modules: Sequence[str] = ()) -> Results:
     """Return what came of each job, by the name of its folder."""
-    (folder / "jobs.json").write_text(json.dumps(jobs), encoding="utf-8")
+    first = sorted(jobs, key=lambda job: not any(word in Path(job["script"]).stem for word in LONG))
+    (folder / "jobs.json").write_text(json.dumps(first), encoding="utf-8")
     environment = {
         **os.environ,
         "OMP_NUM_THREADS": "1",

@@ -7,7 +7,6 @@ stdout and stderr lie in `folder`, its files in `folder/work`. The modules are i
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import importlib
 import json
@@ -123,14 +122,6 @@ def run_bare(script: str, arguments: list[str]) -> None:
     exec(code, vars(main_module))
 
 
-def end_without_destructors() -> None:
-    """Spare this process those of torch's C++, a tenth of a second."""
-    libc = ctypes.CDLL(None)
-    libc.on_exit.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
-    for name in ("_exit", "_IO_flush_all"):  # the one that is registered last comes first
-        libc.on_exit(ctypes.cast(getattr(libc, name), ctypes.c_void_p), None)
-
-
 def out_of(script: str) -> str:
     """Where the run lies: where it does by default for scripts about that folder, else where no script looks."""
     about = ("runs", "folder", "chdir", "umask", "few_file", "file_size")
@@ -163,6 +154,8 @@ def run_profiled(script: str, arguments: list[str], job: dict[str, Any]) -> None
 
 
 if __name__ == "__main__":
+    import ending  # type: ignore[import-not-found]  # first: it is to be the last at the end
+
     for name in ("numpy", "torch", "torch._dynamo", *sys.argv[3:]):  # once, for all of them
         importlib.import_module(name)
     gc.collect()
@@ -171,7 +164,7 @@ if __name__ == "__main__":
     if this is not None:
         target, words = begin(this)
         if not this.get("destructors"):
-            end_without_destructors()
+            ending.spare_libraries()
         if this["mode"] == "bare":
             run_bare(target, words)
         elif this["mode"] == "run":
