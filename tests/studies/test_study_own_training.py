@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from stepscope import workloads
+from stepscope.__main__ import main
 from stepscope.errors import UsageError
 from stepscope.experiments.engine.engine import answer_study
 from stepscope.experiments.sweeps import BatchSweep, OptimizerSweep, PrecisionSweep, ThreadSweep, TrainingSetting
@@ -54,6 +55,22 @@ def test_a_script_is_run_with_the_batch_of_each_setting_and_ended_after_its_step
         assert 11 <= len(run.steps) <= 12
         read[run.meta["argv"][-1]] = run.steps["samples"].drop_nulls().max()
     assert read == {"4": 4, "32": 32}
+    assert "loss-by-step" not in findings.frames  # the script told none
+    pytest.importorskip("altair", reason="needs the extra 'report'")
+    from stepscope.report.charts.comparison import setting_charts
+    from stepscope.report.study_results import render
+
+    assert "batch 32" in render(findings, setting_charts(findings.frames))
+
+
+def test_the_threads_of_a_script_are_studied_by_the_command_that_says_so(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[ThreadSweep] = []
+    monkeypatch.setattr("stepscope.api.study.answer", lambda request, checked, *_, **__: asked.append(checked))
+    line = ["study", "threads", "train.py", "--threads", "1,2", "--quick", "-q", "--", "16"]
+    assert main(line) == 0
+    assert [(one.workload, one.threads, one.arguments) for one in asked] == [("train.py", (1, 2), ("16",))]
 
 
 def test_a_function_is_trained_with_the_batch_and_the_threads_of_its_setting(folder: Path) -> None:

@@ -130,15 +130,18 @@ def _frames(question: Sweep, every: Sequence[SettingCost], trainings: Sequence[T
 
 
 def _curves(question: Sweep, trainings: Sequence[TrainingRun]) -> pl.DataFrame:
-    """Smoothed loss of the first repeat of each setting: label, step, loss; thinned to _MOST_POINTS."""
+    """Smoothed loss of the first repeat of each setting: label, step, loss; thinned to _MOST_POINTS.
 
+    A loss that nobody told, as of most scripts, or that is no number has no point.
+    """
     rows: list[tuple[str, int, float]] = []
     for one in trainings:
         if one.repeat == 0:
             losses = smoothed(one.losses)
             every = max(1, len(losses) // _MOST_POINTS)
             label = question.label(one.setting)
-            rows += [(label, WINDOW + place, float(losses[place])) for place in range(0, len(losses), every)]
+            places = (place for place in range(0, len(losses), every) if math.isfinite(losses[place]))
+            rows += [(label, WINDOW + place, float(losses[place])) for place in places]
     return pl.DataFrame(rows, schema={"label": pl.String, "step": pl.Int64, "loss": pl.Float64}, orient="row")
 
 
