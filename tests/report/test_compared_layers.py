@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ from rich.console import Console
 from tests.fabricate import MODEL, STEP, Op, fabricate_run
 
 from stepscope.analysis.compare import compare
+from stepscope.analysis.estimate import interval_factor
 from stepscope.errors import UnknownName
 from stepscope.report.comparison import render
 
@@ -26,8 +29,8 @@ def three(tmp_path: Path) -> list[Path]:
     ]
 
 
-def screen(paths: list[Path]) -> str:
-    console = Console(width=110)
+def screen(paths: list[Path], width: int = 110) -> str:
+    console = Console(width=width)
     with console.capture() as captured:
         console.print(render(compare(paths)))
     return captured.get()
@@ -68,6 +71,7 @@ def test_the_terminal_has_a_column_for_each_of_three_runs_and_no_such_table_for_
     assert head.split()[-3:] == ["A", "B", "C"]
     line = next(line for line in text.splitlines() if line.startswith("features.9 "))
     assert line.split()[1:3] == ["-", "-"]
+    assert re.search(r"\d [mu]s \[[\d.]+, [\d.]+\]", line)
     assert "self time of a step by layer" not in screen(three[:2])
 
 
@@ -84,3 +88,56 @@ def test_the_page_has_a_section_of_layers_for_three_runs(three: list[Path]) -> N
 
     assert 'id="layers-0"' in compare_page.render(compare(three))
     assert 'id="layers-0"' not in compare_page.render(compare(three[:2]))
+
+
+def slower(ops: tuple[Op, ...], module: str, factor: float) -> tuple[Op, ...]:
+    """The ops with those of a module, wherever they are called, that much longer."""
+    return tuple(
+        replace(op, self_us=round(op.self_us * (factor if op.module == module else 1)),
+                calls=slower(op.calls, module, factor))
+        for op in ops
+    )  # fmt: skip
+
+
+@pytest.fixture
+def differing(tmp_path: Path) -> list[Path]:
+    """A; B is the same program again; in C one layer takes longer, and another less."""
+    ops = slower(slower(STEP, "features.0", 1.3), "fc", 0.7)
+    return [
+        fabricate_run(tmp_path / "a", steps=60, noise=0.01),
+        fabricate_run(tmp_path / "b", steps=60, noise=0.01, seed=1),
+        fabricate_run(tmp_path / "c", steps=60, noise=0.01, seed=2, ops=ops),
+    ]
+
+
+def test_only_layers_that_differ_beyond_chance_are_marked(differing: list[Path]) -> None:
+    found = {row.layer: [value and value.difference for value in row.values] for row in compare(differing).layers()}
+    assert found["features.0"] == [None, "none seen", "larger"]
+    assert found["fc"] == [None, "none seen", "smaller"]
+    assert {said[1] for said in found.values()} == {"none seen"}
+    text = screen(differing)
+    table = text[text.index("self time of a step by layer") : text.index("▲ more, ▼ less than A")]
+    marked = {line.split()[0]: {mark for mark in "▲▼" if mark in line} for line in table.splitlines() if line.strip()}
+    assert marked["features.0"] == {"▲"}
+    assert marked["fc"] == {"▼"}
+    assert marked["features.1"] == set()
+
+
+def test_a_narrow_terminal_keeps_values_and_marks_and_drops_the_intervals(differing: list[Path]) -> None:
+    line = next(line for line in screen(differing, 60).splitlines() if line.startswith("features.0 "))
+    assert "▲" in line
+    assert "[" not in line
+
+
+def test_intervals_of_many_layers_hold_together() -> None:
+    assert interval_factor(1, 1) == 1.0
+    assert interval_factor(1, 40) == pytest.approx(3.227 / 1.960, abs=0.002)  # normal quantiles of 0.05 / 80 and 0.025
+    assert interval_factor(3, 40) > 3 * interval_factor(1, 40)  # three repeats know their spread badly
+
+
+def test_layers_with_unlike_joules_are_not_judged(tmp_path: Path) -> None:
+    paths = [
+        fabricate_run(tmp_path / "a", steps=40, power_w=5.0),
+        fabricate_run(tmp_path / "b", steps=40, power_w=5.0, header={"simulated": "jetson-tx2"}),
+    ]
+    assert {value.difference for row in compare(paths).layers("energy") for value in row.values if value} <= {None}

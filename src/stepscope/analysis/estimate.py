@@ -61,6 +61,17 @@ def mean_intervals(values: Floats, confidence: float = CONFIDENCE) -> tuple[Floa
     return mean, mean - half, mean + half
 
 
+@lru_cache(maxsize=4096)
+def interval_factor(runs: int, count: int, confidence: float = CONFIDENCE) -> float:
+    """By how much the half width of a CI grows for `count` of them to hold together (Bonferroni).
+
+    runs: of which it is the Student interval; of one run, whose steps are many, the normal one.
+    """
+    tails = np.array([1 - (1 - confidence) / (2 * max(count, 1)), (1 + confidence) / 2])
+    wide, one = special.ndtri(tails) if runs < 2 else special.stdtrit(runs - 1, tails)
+    return float(wide / one)
+
+
 def share_interval(hits: int, count: int, confidence: float = CONFIDENCE) -> tuple[float, float, float]:
     """A share of `count` trials and its Wilson interval: (share, low, high); NaN without trials."""
     if count == 0:

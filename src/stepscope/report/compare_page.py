@@ -10,8 +10,11 @@ import polars as pl
 
 from stepscope.analysis.compare import WHAT, Comparison, letter
 from stepscope.analysis.compare.explanation import UNATTRIBUTED_PARTS, Explanation
+from stepscope.analysis.compare.layers import LayerValue
 from stepscope.report.charts.comparison import build_parts, build_ratios
 from stepscope.report.comparison import (
+    LAYER_MARKS,
+    LAYER_NOTE,
     LAYER_TITLES,
     TITLES,
     QuantityRow,
@@ -26,7 +29,7 @@ from stepscope.report.comparison import (
 )
 from stepscope.report.html import Entry, page_of, write_text
 from stepscope.report.page.parts import Cell, Column, Facts, Figure, Items, Note, Part, Section, Table
-from stepscope.units import amount, interval, number, plural
+from stepscope.units import amount, number, plural
 
 _BARS = 14
 _MOST_ROWS = 400
@@ -82,15 +85,18 @@ def _layer_tables(comparison: Comparison, setting: int) -> Iterator[Table]:
         rows = []
         for row in comparison.layers(quantity, setting):
             cells = [Cell(row.layer or "(the model)", row.layer), Cell(row.type, row.type)]
-            for value in row.values:
-                ends = "" if value is None else interval(value.low, value.high, unit)
-                text = layer_amount(value, unit)
-                cells.append(Cell(f"{text} {ends}".strip(), None if value is None else value.value))
+            cells += [_layer_cell(value, unit) for value in row.values]
             rows.append(tuple(cells))
         if rows:
             columns = (*(Column(name, numeric=False) for name in ("Layer", "Type")), *(Column(mark) for mark in marks))
             ends = "; brackets hold the 95 % CI" if quantity != "memory" else ""
-            yield Table(title, columns, rows, f"{title.capitalize()}{ends}.")
+            yield Table(title, columns, rows, f"{title.capitalize()}{ends}. {LAYER_NOTE}")
+
+
+def _layer_cell(value: LayerValue | None, unit: str) -> Cell:
+    mark, _ = LAYER_MARKS.get((value.difference if value else None) or "", ("", ""))
+    said = {"▲": "more than A", "▼": "less than A"}.get(mark, "")
+    return Cell(f"{layer_amount(value, unit)} {mark}".strip(), None if value is None else value.value, hint=said)
 
 
 def _overview(comparison: Comparison) -> Section:

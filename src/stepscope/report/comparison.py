@@ -16,11 +16,11 @@ from rich.text import Text
 
 from stepscope.analysis.compare import NONE, REGRESSION, UNSURE, WHAT, Check, Comparison, Judged, letter
 from stepscope.analysis.compare.explanation import UNATTRIBUTED_PARTS, Explanation
-from stepscope.analysis.compare.layers import LayerValue
+from stepscope.analysis.compare.layers import LayerRow, LayerValue
 from stepscope.analysis.compare.sides import setting_of
 from stepscope.quantities import HIGHER, LOWER, find
-from stepscope.report.text_tables import CutName, add_row, new_table
-from stepscope.units import NOT_MEASURED, amount, bracketed, interval, number, percent, plural, row_label
+from stepscope.report.text_tables import CutName, Fitting, add_row, new_table
+from stepscope.units import NOT_MEASURED, amount, bracketed, estimate, interval, number, percent, plural, row_label
 
 TITLES = {
     "time": "time of a step",
@@ -211,22 +211,41 @@ def _quantities(comparison: Comparison, setting: int) -> RenderableType:
 
 
 def _layers(comparison: Comparison, setting: int, top: int) -> Iterator[RenderableType]:
-    """A layer a row and a run a column, for each quantity that was measured."""
+    """A layer a row and a run a column, for each quantity that was measured; without the CIs where they do not fit."""
     for quantity, (title, unit) in LAYER_TITLES.items():
         rows = comparison.layers(quantity, setting)
         if not rows:
             continue
-        table = new_table(f"{title} ({len(rows)})", *(letter(side) for side in range(len(comparison.run_groups))))
-        names = tuple(row.layer or "(the model)" for row in rows)
-        for name, row in list(zip(names, rows, strict=True))[:top]:
-            table.add_row(CutName(name, names), *(Text(layer_amount(value, unit)) for value in row.values))
         yield Text("")
-        yield table
+        head = f"{title} ({len(rows)})"
+        yield Fitting((_layer_table(rows, head, unit, top, True), _layer_table(rows, head, unit, top, False)))
+        if any(value is not None and value.difference in LAYER_MARKS for row in rows for value in row.values):
+            yield Text(LAYER_NOTE, style="dim", overflow="fold")
 
 
-def layer_amount(value: LayerValue | None, unit: str) -> str:
-    """Return a value of a layer as text; "-" where the side has no such layer, or did not measure it."""
-    return NOT_MEASURED if value is None else amount(value.value, unit)
+def _layer_table(rows: Sequence[LayerRow], title: str, unit: str, top: int, with_ends: bool) -> Table:
+    table = new_table(title, *(letter(side) for side in range(len(rows[0].values))))
+    names = tuple(row.layer or "(the model)" for row in rows)
+    for name, row in list(zip(names, rows, strict=True))[:top]:
+        table.add_row(CutName(name, names), *(_layer_text(value, unit, with_ends) for value in row.values))
+    return table
+
+
+def _layer_text(value: LayerValue | None, unit: str, with_ends: bool) -> Text:
+    said = layer_amount(value, unit, with_ends)
+    mark, style = LAYER_MARKS.get(value.difference or "", (" ", "")) if value is not None else (" ", "")
+    return Text.assemble(said, " ", (mark, style))
+
+
+LAYER_MARKS = {"larger": ("▲", "red"), "smaller": ("▼", "green")}
+LAYER_NOTE = "▲ more, ▼ less than A: more than chance explains in a table of so many layers."
+
+
+def layer_amount(value: LayerValue | None, unit: str, with_ends: bool = True) -> str:
+    """Return a value of a layer with its 95 % CI; "-" where the side has no such layer, or did not measure it."""
+    if value is None:
+        return NOT_MEASURED
+    return estimate(value.value, *((value.low, value.high) if with_ends else (None, None)), unit)
 
 
 def _explained(

@@ -127,10 +127,22 @@ class Comparison:
         return setting_differences(sides[0][0], sides[other][0])
 
     def layers(self, quantity: str = "time", setting: int = 0) -> list[LayerRow]:
-        """Return each layer with its value on every side: "time" (self, ns), "energy" (J) or "memory" (live, B)."""
+        """Return each layer with its value on every side: "time" (self, ns), "energy" (J) or "memory" (live, B).
+
+        Each value says whether it is larger or smaller than the first's; times are not judged where the machine
+        explains the difference, nor joules of unlike sources.
+        """
         if quantity not in QUANTITIES:
             raise UnknownName("quantity of layers", quantity, QUANTITIES)
-        return layers_of_sides(self.settings[setting].sides, quantity)
+        sides = self.settings[setting].sides
+        judged = [other for other in range(1, len(sides)) if self._judges_layers(quantity, other, setting)]
+        return layers_of_sides(sides, quantity, judged)
+
+    def _judges_layers(self, quantity: str, other: int, setting: int) -> bool:
+        if quantity == "time":
+            return not self.by_the_machine(other, setting)
+        sides = self.settings[setting].sides
+        return quantity != "energy" or not explanation.reason_unlike(sides[0], sides[other])
 
     def sentences(self, setting: int = 0) -> list[str]:
         """For each side but the first: how much longer its step is, and which parts that comes from."""

@@ -309,7 +309,7 @@ class _RunEnergy:
 
 def explain_energy(first: Sequence[Run], other: Sequence[Run], by: str, per_sample: bool = False) -> Explanation:
     """The difference in energy a step, J, of the component that both sides measured alike (the whole device first)."""
-    why = _reason_unlike(first, other)
+    why = reason_unlike(first, other)
     component = None if why else _shared_component([*first, *other], by)
     if component is None:
         return Explanation("energy", by, "J", reason=why or "no supply line was measured on both sides and attributed")
@@ -321,8 +321,8 @@ def explain_energy(first: Sequence[Run], other: Sequence[Run], by: str, per_samp
     return replace(found, low=None, high=None)
 
 
-def _reason_unlike(first: Sequence[Run], other: Sequence[Run]) -> str:
-    """Return why the energy of the two cannot be compared at all."""
+def reason_unlike(first: Sequence[Run], other: Sequence[Run]) -> str:
+    """Return why the energy of the two cannot be compared at all; empty where it can."""
     kinds = {(run.simulated is not None, run.attribution == "model") for run in (*first, *other)}
     return "" if len(kinds) == 1 else "measured, simulated and estimated energy are not compared with each other"
 

@@ -1,15 +1,20 @@
-"""The layers of several runs side by side: time, joules and live bytes of each layer in each run, a column a run."""
+"""The layers of several runs side by side: time, joules and live bytes of each layer in each run, a column a run.
+
+A difference to the first run is said only where chance cannot explain it in a table of so many layers and runs: all CIs
+of a table are widened until they hold together (Bonferroni), and those of two values combined as errors that know
+nothing of each other (Zou and Donner, Statistics in Medicine 27, 2008).
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import polars as pl
 
-from stepscope.analysis.estimate import mean_interval, null_if_nan
+from stepscope.analysis.estimate import interval_factor, mean_interval, null_if_nan
 from stepscope.analysis.run import Run
 
 QUANTITIES = {"time": "total_ns", "energy": "joules", "memory": "live_bytes"}
@@ -18,11 +23,17 @@ _BOUNDS = {"time": ("low_ns", "high_ns"), "energy": ("joules_low", "joules_high"
 
 @dataclass(frozen=True)
 class LayerValue:
-    """A quantity of a layer on one side with its 95 % CI: ns, J or B a step. Of repeats, their mean."""
+    """A quantity of a layer on one side with its 95 % CI: ns, J or B a step. Of repeats, their mean.
+
+    difference: to the first side, "larger", "smaller" or "none seen"; null of the first itself, and where it cannot be
+    judged. Bytes are counted, not sampled: they have no CI, and differ where they are not the same.
+    """
 
     value: float
     low: float | None = None
     high: float | None = None
+    runs: int = 1
+    difference: str | None = None
 
 
 @dataclass(frozen=True)
@@ -42,10 +53,13 @@ class LayerRow:
         return max((value.value for value in self.values if value is not None), default=0.0)
 
 
-def layers_of_sides(sides: Sequence[Sequence[Run]], quantity: str = "time") -> list[LayerRow]:
+def layers_of_sides(
+    sides: Sequence[Sequence[Run]], quantity: str = "time", judged: Collection[int] | None = None
+) -> list[LayerRow]:
     """Return the layers of all sides, those with the largest value first; none where no side measured the quantity.
 
     quantity: "time" (self time a step, as it runs without the profiler), "energy" or "memory" (live at the peak).
+    judged: numbers of the sides that are put against the first; default: all.
     """
     tables = [[run.layers() for run in side] for side in sides]
     types: dict[str, list[str]] = {}
@@ -56,7 +70,37 @@ def layers_of_sides(sides: Sequence[Sequence[Run]], quantity: str = "time") -> l
         LayerRow(layer, " / ".join(dict.fromkeys(kinds)), tuple(_value(side, layer, quantity) for side in tables))
         for layer, kinds in types.items()
     ]
-    return sorted((row for row in rows if row.most > 0), key=lambda row: (-row.most, row.layer))
+    wanted = range(1, len(sides)) if judged is None else judged
+    rows = _with_differences([row for row in rows if row.most > 0], wanted)
+    return sorted(rows, key=lambda row: (-row.most, row.layer))
+
+
+def _with_differences(rows: Sequence[LayerRow], judged: Collection[int]) -> list[LayerRow]:
+    pairs = sum(row.values[0] is not None and row.values[side] is not None for row in rows for side in judged)
+    return [
+        replace(row, values=tuple(
+            replace(value, difference=_difference(row.values[0], value, pairs))
+            if value is not None and side in judged else value
+            for side, value in enumerate(row.values)
+        ))
+        for row in rows
+    ]  # fmt: skip
+
+
+def _difference(first: LayerValue | None, other: LayerValue, pairs: int) -> str | None:
+    """Return what a value is beside the first's, among so many pairs; None where one has no CI."""
+    if first is None or (first.low is None) != (other.low is None):
+        return None
+    change = other.value - first.value
+    side = "larger" if change > 0 else "smaller"
+    if first.low is None or first.high is None or other.low is None or other.high is None:
+        return side if change and first.runs == other.runs == 1 else None if change else "none seen"
+    towards = (first.high, other.low) if change > 0 else (first.low, other.high)  # the ends that face each other
+    reach = math.hypot(*(
+        (end - value.value) * interval_factor(value.runs, pairs)
+        for end, value in zip(towards, (first, other), strict=True)
+    ))  # fmt: skip
+    return side if abs(change) > reach else "none seen"
 
 
 def _value(repeats: Sequence[pl.DataFrame], layer: str, quantity: str) -> LayerValue | None:
@@ -66,10 +110,11 @@ def _value(repeats: Sequence[pl.DataFrame], layer: str, quantity: str) -> LayerV
     if not known or len(known) < len(repeats):  # a mean over some repeats would be of another thing
         return None
     if len(known) == 1:
-        low, high = (known[0][name] for name in _BOUNDS.get(quantity, ())) if quantity in _BOUNDS else (None, None)
+        low, high = (known[0][name] for name in _BOUNDS[quantity]) if quantity in _BOUNDS else (None, None)
         return LayerValue(float(known[0][column]), low, high)
     value, low, high = mean_interval(np.array([row[column] for row in known], dtype=np.float64))
-    return LayerValue(float(value), null_if_nan(max(low, 0.0) if not math.isnan(low) else low), null_if_nan(high))
+    ends = null_if_nan(max(low, 0.0) if not math.isnan(low) else low), null_if_nan(high)
+    return LayerValue(float(value), *ends, runs=len(known))
 
 
 def _has(table: pl.DataFrame, layer: str) -> bool:
