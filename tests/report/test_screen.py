@@ -43,6 +43,11 @@ def test_any_run_is_answered_on_one_screen(runs: dict[str, Path], name: str, wid
         ("without sensors", ("Compute bound: arithmetic (confidence", "of the profiled steps", "backward")),
         ("with power", ("80 mJ/step [", "5 W [", "features.0")),
         ("of a simulated board", ("SIMULATED sensors: jetson-tx2", "AMD EPYC", "SIMULATED 60.9", "°C")),
+        ("imported from a GPU", ("10 ms/step", "Conv2d_0", "kernels", "2.7 ms")),
+        (
+            "compiled",
+            ("whose FLOPs and bytes are not known take", "forward and backward of 4 modules"),
+        ),
         ("failed", ("failed", "ValueError: boom")),
         ("empty", ("No training step was recorded", "optimizer.step()")),
         ("warm-up alone", ("3 steps, all of them warm-up",)),

@@ -428,6 +428,9 @@ def _work(
     causes = [*_overhead(sums, limits), *reached, *(() if reached else _kernels(sums, seen))]
     kernels = (sums.arithmetic + sums.memory + sums.unknown) / sums.step_ns
     best = (sums.arithmetic_best + sums.memory_best) / sums.step_ns
+    if sums.unknown > 0.5 * sums.step_ns:
+        unknown = percent(sums.unknown / sums.step_ns, 0)
+        return causes, f"operators whose FLOPs and bytes are not known take {unknown} of the step", ()
     why = (
         f"operators take {percent(kernels, 0)} of the step, and the device could do their arithmetic and traffic "
         f"in {percent(best, 0)} of it: neither ceiling is near"

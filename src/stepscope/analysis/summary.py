@@ -329,16 +329,18 @@ def _module_memory(run: Run) -> tuple[pl.DataFrame, str]:
 def _module_flops(run: Run) -> tuple[pl.DataFrame, str]:
     steps = max(len(profiled_steps(run)), 1)
     stated = run.self_times.filter(pl.col("flops").is_not_null())
-    return stated.select("module", "phase", value=pl.col("flops") / steps), "of the operators that state them"
+    sums = stated.group_by("module", "phase").agg(value=pl.col("flops").sum() / steps)
+    return sums, "of the operators that state them"
 
 
 def _subtrees(own: pl.DataFrame, parents: dict[str, str | None], quantity: str, source: str) -> pl.DataFrame:
     """Own values summed up the tree; children come after their parents, so one pass from the end does."""
     place = {name: row for row, name in enumerate(parents)}
     columns: Floats = np.zeros((len(place), len(PHASES) + 1))
-    for module, phase, value in own.iter_rows():
+    sums = own.group_by("module", "phase").agg(pl.col("value").clip(lower_bound=0.0).sum())
+    for module, phase, value in sums.iter_rows():
         at = PHASES.index(phase) if phase in PHASES else len(PHASES)
-        columns[place[module], at] += max(value, 0.0)
+        columns[place[module], at] += value
     alone = columns.sum(axis=1)
     for name, parent in reversed(parents.items()):
         if parent is not None:

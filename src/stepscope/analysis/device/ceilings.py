@@ -199,9 +199,15 @@ def attained(run: Run, by: str = "module") -> pl.DataFrame:
     return ordered.select(pl.col(name).cast(kind) for name, kind in ATTAINED_SCHEMA.items()).fill_nan(None)
 
 
+# Scopes of torch.compile whose kernels have none of their own: their self time is that of the compiled code.
+_COMPILED = ("Torch-Compiled Region", "CompiledFunction", "## Call CompiledFxGraph")
+
+
 def _only_calls(name: str) -> bool:
     """Return whether an op computes nothing itself: a module, a node of autograd, a wrapper of the optimizer."""
-    return not name.startswith("aten::") and ("::" not in name or name.startswith(("autograd::", "torch::autograd")))
+    return not name.startswith(("aten::", *_COMPILED)) and (
+        "::" not in name or name.startswith(("autograd::", "torch::autograd"))
+    )
 
 
 def _mean_stated(name: str) -> pl.Expr:

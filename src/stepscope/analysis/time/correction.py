@@ -104,10 +104,7 @@ def step_times(run: Run) -> StepTimes:
     bare = np.maximum(raw - (1 + more) * cost, 0.0)
     bare *= (headline.step_ns / np.maximum(bare.sum(axis=1), 1.0))[:, None]
     uncleaned = np.column_stack([cells.values, rest]) * (headline.step_ns / lengths.mean())
-    place = cells.column_of()
-    row = dict(zip(number.to_list(), range(len(number)), strict=True))
-    at = [(row[step], place[key]) for step, *key_ in on_cpu.select("step", *_CELL).iter_rows() for key in [tuple(key_)]]
-    rows, columns = (np.array(index, dtype=np.int64) for index in zip(*at, strict=True))
+    rows, columns = cells.places(on_cpu, number)
     corrected = on_cpu.with_columns(
         self_ns=pl.Series(bare[rows, columns]), recorded_ns=pl.Series(uncleaned[rows, columns])
     )

@@ -160,16 +160,27 @@ class PerStep:
         """Column of each key."""
         return {row: index for index, row in enumerate(self.keys.iter_rows())}
 
+    def places(self, table: pl.DataFrame, steps: pl.Series) -> tuple[Ints, Ints]:
+        """Row and column of `values` that each row of a table with the keys and a step belongs to: (rows,) each."""
+        row, column = _rows_of(steps), self.keys.with_row_index("column")
+        placed = table.join(row, on="step", how="left", maintain_order="left").join(
+            column, on=self.keys.columns, how="left", maintain_order="left"
+        )
+        return placed["row"].to_numpy(), placed["column"].cast(pl.Int64).to_numpy()
+
 
 def per_step(table: pl.DataFrame, steps: pl.Series, keys: tuple[str, ...], value: str) -> PerStep:
     """Sum a column of `self_times` by step and keys; 0 in the steps that have none."""
     summed = table.group_by("step", *keys).agg(pl.col(value).sum())
     names = summed.select(keys).unique().sort(keys)
-    rows = pl.DataFrame({"step": steps, "row": np.arange(len(steps), dtype=np.int64)})
-    placed = summed.join(rows, on="step").join(names.with_row_index("column"), on=list(keys))
+    placed = summed.join(_rows_of(steps), on="step").join(names.with_row_index("column"), on=list(keys))
     values = np.zeros((len(steps), len(names)))
     values[placed["row"].to_numpy(), placed["column"].to_numpy()] = placed[value].to_numpy()
     return PerStep(names, values)
+
+
+def _rows_of(steps: pl.Series) -> pl.DataFrame:
+    return pl.DataFrame({"step": steps, "row": np.arange(len(steps), dtype=np.int64)})
 
 
 def framework_overhead_ns(table: pl.DataFrame, steps: pl.DataFrame) -> Floats:
