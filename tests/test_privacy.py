@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ from tests.fabricate import fabricate_run
 from tests.store.command_line import exit_code
 
 from stepscope import privacy, store
+from stepscope.liveness import start_time
 from stepscope.runfolder import RunReader, RunWriter
 
 ARGUMENT, USER = "argument4711", "user4711"
@@ -61,11 +63,15 @@ def test_a_page_does_not_say_what_is_to_be_left_out(tmp_path: Path) -> None:
 def test_a_push_leaves_out_what_is_to_be_left_out_and_changes_nothing_here(tmp_path: Path) -> None:
     run, place = planted(tmp_path / "runs"), tmp_path / "store"
     before = (run / "run.json").read_bytes()
+    (run.parent / f".push-{2**30}-77-killed" / run.name).mkdir(parents=True)
+    alive = run.parent / f".push-{os.getpid()}-{start_time(os.getpid()) or 0}-another"
+    alive.mkdir()
     for _ in range(2):  # the second finds the run there
         assert exit_code(["runs", "push", str(run), "--store", str(place), "--no-argv", "--no-names"]) == 0
     assert found_in(place, ARGUMENT, USER) == []
     assert (run / "run.json").read_bytes() == before
-    assert [path.name for path in run.parent.iterdir()] == [run.name]
+    assert [path.name for path in run.parent.iterdir() if path != alive] == [run.name]
+    assert alive.exists()
     (pulled,) = store.pull(store.open_place(place), [run.name], tmp_path / "pulled")
     assert not RunReader(pulled).damaged
     assert RunReader(pulled).steps.equals(RunReader(run).steps)

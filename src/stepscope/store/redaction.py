@@ -11,12 +11,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from stepscope.liveness import identity, is_running
 from stepscope.privacy import cleaned, cleaned_fields, withheld
 from stepscope.runfolder import RunReader, RunWriter
 from stepscope.runfolder.checked import SHAPES
 from stepscope.runfolder.checksums import CHECKSUMS
 from stepscope.secrets import redacted
 
+_COPY = ".push-"  # process number, its start, and random letters follow
 _TEXTS = {*SHAPES, "run.json", "summary.json", CHECKSUMS}
 _TABLES = {".parquet", ".rows", ".part"}
 
@@ -32,10 +34,23 @@ def redacted_run(run: RunReader) -> Iterator[RunReader]:
             _redact(stated)
         yield run
         return
-    with tempfile.TemporaryDirectory(prefix=".push-", dir=run.path.absolute().parent) as folder:
+    beside = run.path.absolute().parent
+    _clear_copies(beside)
+    own = identity(os.getpid())
+    prefix = f"{_COPY}{own['pid']}-{own['pid_started'] or 0}-"
+    with tempfile.TemporaryDirectory(prefix=prefix, dir=beside) as folder:
         copy = Path(folder) / run.path.absolute().name
         _copy(run.path, copy)
         yield RunReader(copy)
+
+
+def _clear_copies(folder: Path) -> None:
+    """Remove the copies of pushes that were killed."""
+    for copy in folder.glob(f"{_COPY}*"):
+        pid, _, rest = copy.name.removeprefix(_COPY).partition("-")
+        started = rest.partition("-")[0]
+        if pid.isdecimal() and started.isdecimal() and not is_running(int(pid), int(started) or None):
+            shutil.rmtree(copy, ignore_errors=True)
 
 
 def _redact(run: RunReader) -> None:
