@@ -20,7 +20,7 @@ from stepscope.experiments.suite.rules import Rules
 CHILD = (str(Path(__file__).with_name("fleet_child.py")),)
 
 
-def written_hosts(path: Path, boards: dict[str, str], tls: bool = False, **more: object) -> Path:
+def written_hosts(path: Path, boards: dict[str, str], **more: object) -> Path:
     """A hosts.toml of local hosts with these boards; runs say in started.txt beside it that they begin."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -28,7 +28,6 @@ def written_hosts(path: Path, boards: dict[str, str], tls: bool = False, **more:
     lines = [
         "[fleet]",
         f"port = {port}",
-        f"tls = {str(tls).lower()}",
         *(f"{key} = {value}" for key, value in more.items()),
     ]
     for name, board in boards.items():

@@ -18,7 +18,8 @@ from tests.patience import HANG_S
 from stepscope.api.study import fleet_progress
 from stepscope.errors import UsageError
 from stepscope.experiments.fleet.connection import read_hosts
-from stepscope.experiments.fleet.devices import Device, down, up
+from stepscope.experiments.fleet.devices import down, up
+from stepscope.experiments.fleet.gatherer import Device
 from stepscope.experiments.fleet.processes import running_pid
 from stepscope.experiments.fleet.sweep import FleetFolder
 
@@ -58,7 +59,7 @@ def test_a_lab_of_one_machine_from_up_to_down(local: Path, stepscope_cli: Comman
     ("arguments", "code", "said"),
     [
         (("fleet", "up", "nowhere.toml"), 4, "there is no file 'nowhere.toml'"),
-        (("fleet", "status", "tcp://127.0.0.1:1"), 9, "no scheduler answers at tcp://127.0.0.1:1"),
+        (("fleet", "status", "tls://127.0.0.1:1", "--tls", "nowhere"), 2, "no TLS material"),
         (("suite", "run", "--boards", "a"), 2, "belong to --fleet"),
     ],
 )
@@ -145,7 +146,7 @@ class _SshServer:
 
 
 def _over_ssh(folder: Path, server: _SshServer, python: str, known_hosts: str = "known_hosts") -> Path:
-    path = written_hosts(folder / "hosts.toml", {"pi-1": "pi"}, tls=True)
+    path = written_hosts(folder / "hosts.toml", {"pi-1": "pi"})
     text = path.read_text(encoding="utf-8").replace(
         "local = true",
         f'address = "me@127.0.0.1"\nssh_port = {server.port}\npython = "{python}"\nfolder = "{folder / "on device"}"\n'

@@ -17,7 +17,7 @@ from tests.suite.small_sweeps import small_sweep
 
 from stepscope.errors import OutputNotWritable, RunDamaged
 from stepscope.experiments.engine.folder import SweepFolder
-from stepscope.experiments.fleet.devices import clock_offset
+from stepscope.experiments.fleet.gatherer import clock_offset
 from stepscope.experiments.fleet.sweep import LOST, TRIES, Board
 from stepscope.experiments.fleet.worker import (
     MOST_BYTES,

@@ -29,11 +29,9 @@ def test_a_host_is_its_own_board_unless_it_says_otherwise(tmp_path: Path) -> Non
     assert (hosts.boards, hosts.port, hosts.forget_after_s) == (["a", "pi"], 8786, 60)
 
 
-def test_tls_is_on_outside_loopback_unless_it_is_turned_off(tmp_path: Path) -> None:
-    assert scheduler_of_hosts(read_hosts(_written(tmp_path, LOCAL))).url == "tcp://127.0.0.1:8786"
-    protected = scheduler_of_hosts(read_hosts(_written(tmp_path, LAN + REMOTE)))
-    assert (protected.url, protected.unprotected) == ("tls://192.168.0.2:8786", False)
-    assert scheduler_of_hosts(read_hosts(_written(tmp_path, LAN + "tls = false\n" + REMOTE))).unprotected
+def test_every_connection_is_tls(tmp_path: Path) -> None:
+    assert scheduler_of_hosts(read_hosts(_written(tmp_path, LOCAL))).url == "tls://127.0.0.1:8786"
+    assert scheduler_of_hosts(read_hosts(_written(tmp_path, LAN + "tls = true\n" + REMOTE))).tls.name == "gatherer"
 
 
 @pytest.mark.parametrize(
@@ -55,6 +53,7 @@ def test_tls_is_on_outside_loopback_unless_it_is_turned_off(tmp_path: Path) -> N
         (LOCAL + "environment = { A = 1 }", "environment holds more than text"),
         (REMOTE, "pi-1 cannot reach a scheduler at 127.0.0.1"),
         ("[fleet]\nport = 0\n" + LOCAL, "port 0"),
+        (LAN + "tls = false\n" + REMOTE, "every connection of a fleet is TLS"),
         ("[fleet]\nport = true\n" + LOCAL, "wrong kind"),
         ("[fleet]\nforget_after_s = 0\n" + LOCAL, "less than 1 s"),
         ("[fleet]\nspeed = 1\n" + LOCAL, "nothing is known of speed"),
@@ -71,7 +70,9 @@ def test_a_file_that_is_not_there_is_said(tmp_path: Path) -> None:
         scheduler_address(str(tmp_path / "hosts.toml"))
 
 
-@pytest.mark.parametrize("text", ["tcp://", "tcp://h", "tcp://h:x", "http://h:1", "tcp://h:99999", "tls://h:1"])
+@pytest.mark.parametrize(
+    "text", ["tls://", "tls://h", "tls://h:x", "http://h:1", "tls://h:99999", "tls://h:1", "tcp://h:1"]
+)
 def test_an_address_that_is_none_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match=r"--fleet"):
         scheduler_address(text)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from stepscope.experiments.engine.folder import SweepFolder
     from stepscope.experiments.engine.points import SweepPoint
     from stepscope.experiments.engine.request import StudyRequest
-    from stepscope.experiments.fleet.devices import Device
+    from stepscope.experiments.fleet.gatherer import Device
     from stepscope.experiments.fleet.sweep import FleetFolder, FleetWatch
     from stepscope.report.study_results import Charts
 

@@ -134,13 +134,11 @@ def listed(below: str | Path = "suites") -> dict[str, Any]:
 
 def _run_on_fleet(request: SuiteRun, out: Path, progress: bool, says: Callable[[str], None]) -> None:
     from stepscope.experiments.engine.engine import CHILD
-    from stepscope.experiments.fleet.connection import require_dask, scheduler_address
+    from stepscope.experiments.fleet.connection import require_libraries, scheduler_address
     from stepscope.experiments.fleet.sweep import fleet_sweep, new_fleet, resume_fleet
 
-    require_dask()
+    require_libraries()
     where = scheduler_address(str(request.fleet), request.tls)
-    if where.unprotected:
-        _say(f"{where.url} has no TLS: whoever is on that network can run programs on the devices")
     folder = resume_fleet(request, out) if request.resume else new_fleet(request, out, where, says)
     if progress:
         runs = sum(len(sweep.order) for sweep in folder.boards.values())

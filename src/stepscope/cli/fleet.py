@@ -19,19 +19,22 @@ def fleet() -> None:
     """Bring up workers on many devices, look at them, and end them; `stepscope suite run --fleet` uses them."""
 
 
-def up(hosts: _Hosts) -> None:
+def up(
+    hosts: _Hosts,
+    rotate: Annotated[bool, typer.Option("--rotate", help="New keys and certificates for all.")] = False,
+) -> None:
     """Start the scheduler here and a worker on each device over SSH; what runs already is left as it is.
 
     Each host is asked for its version and its sensors first. One of another version is refused, with both versions,
-    and so is one where a worker of another fleet runs; the others are started all the same. Outside loopback all of it
-    goes through TLS, with certificates that are made here.
+    and so is one where a worker of another fleet runs; the others are started all the same. All of it goes through
+    TLS: certificates are issued here, and renewed when they end soon; each device makes its own key, which stays there.
     """
     from stepscope.experiments.fleet import devices as fleet_up
-    from stepscope.experiments.fleet.connection import read_hosts, require_dask, scheduler_of_hosts
+    from stepscope.experiments.fleet.connection import read_hosts, require_libraries, scheduler_of_hosts
 
-    require_dask()
+    require_libraries()
     read = read_hosts(hosts)
-    refused = [state for state in fleet_up.up(read, _print_up) if state.refused is not None]
+    refused = [state for state in fleet_up.up(read, _print_up, rotate) if state.refused is not None]
     typer.echo(f"scheduler at {scheduler_of_hosts(read).url}; use it with: stepscope suite run --fleet {hosts}")
     if refused:
         raise FleetError(
@@ -41,7 +44,7 @@ def up(hosts: _Hosts) -> None:
 
 
 def status(
-    where: Annotated[str, typer.Argument(help="hosts.toml, tcp://host:port or tls://host:port.")],
+    where: Annotated[str, typer.Argument(help="hosts.toml, or tls://host:port.")],
     tls: Annotated[
         Path | None, typer.Option(help="With tls://...: folder of ca.pem, certificate.pem, key.pem.")
     ] = None,
@@ -50,10 +53,10 @@ def status(
     from rich.console import Console
 
     from stepscope.experiments.fleet import devices as fleet_up
-    from stepscope.experiments.fleet.connection import require_dask, scheduler_address
+    from stepscope.experiments.fleet.connection import require_libraries, scheduler_address
     from stepscope.report.suite_tables import fleet_status_table
 
-    require_dask()
+    require_libraries()
     found = scheduler_address(where, tls)
     states = fleet_up.devices(found)
     rows = [_row(state) for state in states]
@@ -79,7 +82,17 @@ def down(hosts: _Hosts) -> None:
         )
 
 
-SUBCOMMANDS = {"up": up, "status": status, "down": down}
+def revoke(hosts: _Hosts, name: Annotated[str, typer.Argument(help="The host that is to be shut out.")]) -> None:
+    """Let a device in no more: one that was lost, or taken over. Its connection ends within seconds."""
+    from stepscope.experiments.fleet import devices as fleet_up
+    from stepscope.experiments.fleet.connection import read_hosts, require_libraries
+
+    require_libraries()
+    had = fleet_up.shut_out(read_hosts(hosts), name)
+    typer.echo(f"{name}: {'revoked' if had else 'had no certificate, and gets none'}")
+
+
+SUBCOMMANDS = {"up": up, "status": status, "down": down, "revoke": revoke}
 
 
 def _print_up(state: HostState) -> None:

@@ -1,6 +1,7 @@
 """Orders of a fleet on the machine that they are for: `python -m stepscope.experiments.fleet.agent`, orders by stdin.
 
-`work` and `schedule` are the long-lived processes; the others answer with one line of JSON.
+`work` and `schedule` are the long-lived processes. `meet`, `start` and `stop` answer with one line of JSON: the device
+and its public key; the worker that runs with the certificate of that key; whether there was one.
 """
 
 from __future__ import annotations
@@ -29,13 +30,15 @@ def main(orders: Mapping[str, Any]) -> None:
 
 
 def _run_service(orders: Mapping[str, Any]) -> None:
-    from stepscope.experiments.fleet.processes import run_scheduler
+    from stepscope.experiments.fleet.scheduler import run_scheduler
     from stepscope.experiments.fleet.worker import run_worker
 
     (run_worker if orders["do"] == "work" else run_scheduler)(orders)
 
 
 def _answer(orders: Mapping[str, Any]) -> dict[str, Any]:
+    from stepscope.experiments.fleet.certificates import own_public_key
+    from stepscope.experiments.fleet.connection import require_libraries
     from stepscope.experiments.fleet.processes import start_worker, stop_worker
 
     if orders["do"] == "stop":
@@ -44,19 +47,21 @@ def _answer(orders: Mapping[str, Any]) -> dict[str, Any]:
         said = f"it has Stepscope {__version__}, and the machine that starts the fleet {orders['version']}"
         hint = f"install the same there: {sys.executable} -m pip install stepscope=={orders['version']}"
         raise FleetError(said, hint)
-    return {**_about(), **start_worker(orders)}
+    require_libraries()
+    if orders["do"] == "start":
+        return start_worker(orders)
+    public_key = own_public_key(Path(orders["folder"]).expanduser() / "tls", bool(orders["rotate"]))
+    return {**_about(), "public_key": public_key}
 
 
 def _about() -> dict[str, Any]:
     """Versions, and what `stepscope doctor` finds, as far as a fleet shows it."""
     from stepscope.experiments.engine.facts import installed_versions
-    from stepscope.experiments.fleet.connection import require_dask
     from stepscope.record.device import describe_device
     from stepscope.record.sampler.characterise import measures_power
     from stepscope.record.sensors import survey
     from stepscope.record.sensors.contract import Target
 
-    require_dask()
     seen = survey(Path("/"), Target(os.getpid()))
     power = [name for name, found in seen.found.items() if measures_power(found)]
     for found in seen.found.values():

@@ -1,4 +1,4 @@
-"""The long-lived processes of a fleet: started, found again and ended by the lock of their folder; the scheduler.
+"""The long-lived processes of a fleet: started, found again and ended by the lock of their folder.
 
 process.lock    held by the process as long as it lives, with its number: the kernel lets go however it ends
 state.json      what it has to say of itself
@@ -7,7 +7,6 @@ log.txt         what it and its libraries printed
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import fcntl
 import json
@@ -22,8 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.errors import FleetError, UsageError
-from stepscope.experiments.fleet import connection
-from stepscope.experiments.fleet.connection import CA, CERTIFICATE, KEY
+from stepscope.experiments.fleet.certificates import keep_certificate
 from stepscope.files import replace_json
 
 _LOCK, _STATE, _LOG = "process.lock", "state.json", "log.txt"
@@ -134,27 +132,24 @@ _WITHIN_S = 60.0  # a small board takes long to import
 
 
 def start_worker(orders: Mapping[str, Any]) -> dict[str, Any]:
-    """Start the worker unless it runs. orders: folder, scheduler, name, board, tls (texts or null), environment.
+    """Start the worker unless it runs. orders: folder, scheduler, name, board, ca and certificate (PEM), environment.
 
+    A certificate that is new is used from the next connection on.
     One folder is one device: UsageError where the worker of another fleet or name runs in it.
     """
     folder = Path(orders["folder"]).expanduser()
     wanted = {"do": "work", **{key: orders[key] for key in ("scheduler", "name", "board", "environment")}}
-    if running_pid(folder) is not None:
-        return _check_running(folder, wanted)
-    tls = None if orders["tls"] is None else _write_tls(folder / "tls", orders["tls"])
-    said = start_process(AGENT, {**wanted, "folder": str(folder), "tls": tls}, folder, _WITHIN_S)
+    running = _check_running(folder, wanted) if running_pid(folder) is not None else None
+    keep_certificate(folder / "tls", orders["ca"], orders["certificate"])
+    if running is not None:
+        return running
+    said = start_process(AGENT, {**wanted, "folder": str(folder)}, folder, _WITHIN_S)
     return {**said, "pid": running_pid(folder), "began": True}
 
 
 def stop_worker(orders: Mapping[str, Any]) -> dict[str, Any]:
     """End the worker of this folder. orders: folder."""
     return {"stopped": stop_process(Path(orders["folder"]).expanduser())}
-
-
-def tls_material(folder: Path) -> dict[str, str]:
-    """The texts of a host's TLS material, to be sent."""
-    return {name: (folder / name).read_text(encoding="ascii") for name in (CA, CERTIFICATE, KEY)}
 
 
 def _check_running(folder: Path, wanted: Mapping[str, Any]) -> dict[str, Any]:
@@ -166,47 +161,3 @@ def _check_running(folder: Path, wanted: Mapping[str, Any]) -> dict[str, Any]:
             f"a worker runs in '{folder}' already, with {what}", "one device takes one worker: end that one"
         )
     return {**said, "pid": running_pid(folder), "began": False}
-
-
-def _write_tls(folder: Path, texts: Mapping[str, str]) -> str:
-    folder.mkdir(parents=True, exist_ok=True)
-    for name in (CA, CERTIFICATE, KEY):
-        path = folder / name
-        path.unlink(missing_ok=True)
-        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as file:
-            file.write(texts[name])
-    return str(folder)
-
-
-_SCHEDULER_SETTINGS = {
-    "distributed.scheduler.work-stealing": False,
-    "distributed.scheduler.active-memory-manager.start": False,
-    "distributed.scheduler.http.routes": [],
-    "distributed.comm.compression": False,
-}
-
-
-def run_scheduler(orders: Mapping[str, Any]) -> None:
-    """Be the scheduler until told to end (SIGTERM). orders: folder, host, port, tls (or null), forget_after_s."""
-    import dask
-
-    folder = Path(orders["folder"])
-    silence = {"distributed.scheduler.worker-ttl": f"{orders['forget_after_s']} s"}
-    with hold_folder(folder), dask.config.set({**_SCHEDULER_SETTINGS, **silence}):
-        asyncio.run(_scheduler_loop(folder, orders))
-
-
-async def _scheduler_loop(folder: Path, orders: Mapping[str, Any]) -> None:
-    from distributed import Scheduler
-
-    end = asyncio.Event()
-    for each in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(each, end.set)
-    tls = orders.get("tls")
-    options: dict[str, Any] = {} if tls is None else {"security": connection.tls_security(Path(tls))}
-    async with Scheduler(
-        host=orders["host"], port=orders["port"], protocol="tcp" if tls is None else "tls",
-        dashboard=False, dashboard_address="127.0.0.1:0", **options,
-    ) as scheduler:  # fmt: skip
-        publish_state(folder, {"address": scheduler.address})
-        await end.wait()

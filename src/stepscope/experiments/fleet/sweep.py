@@ -1,7 +1,7 @@
 """The sweeps of a fleet: each free device makes the next run of its board, which is gathered into one folder.
 
-Dask carries, watches and restarts; here is only what it cannot know: that a run which was made is not made again,
-that nothing else goes on beside a run, and when to give up.
+A run which was made is not made again, nothing else goes on beside a run, and a device that goes away, does not answer,
+or answers what cannot be true costs no run of another board.
 
 The sweeps of all boards of a fleet from one request: begun, or gone on with.
 """
@@ -18,41 +18,41 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import polars as pl
 
-from stepscope.errors import FleetError, RunDamaged, SchemaTooNew, UnknownName, UsageError
+from stepscope.errors import FleetError, OutputNotWritable, RunDamaged, SchemaTooNew, UnknownName, UsageError
 from stepscope.experiments.engine.folder import SweepFolder, writing_sweep
 from stepscope.experiments.engine.points import Entry, SweepPoint, workload_entries
 from stepscope.experiments.engine.process import Outcome
-from stepscope.experiments.fleet import worker
-from stepscope.experiments.fleet.connection import FleetUnreachable, SchedulerAddress, check_name, connect
-from stepscope.experiments.fleet.devices import (
+from stepscope.experiments.fleet.connection import SchedulerAddress, check_name
+from stepscope.experiments.fleet.gatherer import (
     Device,
     DeviceInfo,
     DeviceLost,
     DeviceUnfit,
+    EndedRun,
+    Gatherer,
     OtherVersion,
     SchedulerLost,
-    ask_device,
-    meet_device,
-    present_devices,
+    connect,
 )
+from stepscope.experiments.fleet.protocol import FleetUnreachable
 from stepscope.experiments.fleet.worker import Piece, gather_run, path_inside
 from stepscope.experiments.suite import SuiteRun
 from stepscope.experiments.suite.plan import chosen_entries, sweep_grid, sweep_plan
 from stepscope.experiments.suite.results import results_of_folder, settings_table
+from stepscope.experiments.suite.rules import LONGEST_COOLING_S
 from stepscope.experiments.suite.sweep import adopt_finished, orders_of, result_of, skip_result, with_cooling
 from stepscope.files import replace_json
 from stepscope.units import plural
 
-if TYPE_CHECKING:
-    from distributed import Client
-
-
 _LOOK_EVERY_S = 0.5
 _SLEPT_S = 0.5
+_SPARE_S = 120.0
+_GATHERED_WITHIN_S = 300.0
+_LEAST_BYTES_PER_S = 50_000
 _CLOCK_S = 1.0
 
 
@@ -111,40 +111,43 @@ class _FleetRunner:
         """Until nothing is left, or nobody to do it; a scheduler that was there and goes away is waited for."""
         while self._goes_on():
             try:
-                async with connect(where) as client:
-                    self._answered = True
-                    await self._with(client)
+                async with connect(where) as gatherer:
+                    if not self._answered:
+                        self._answered, self._seen_s = True, dict.fromkeys(self._boards, monotonic())
+                    await self._with(gatherer)
             except (FleetUnreachable, SchedulerLost) as error:
                 if not self._answered:
                     raise
                 self._watch.says(f"{error}; waiting for it")
                 await asyncio.sleep(_LOOK_EVERY_S)
 
-    async def _with(self, client: Client) -> None:
+    async def _with(self, gatherer: Gatherer) -> None:
         try:
             while self._goes_on():
-                there = await present_devices(client)
+                there = await gatherer.devices()
                 await self._leave([device for device in self._at_work if device not in there], gone=True)
-                self._set_to_work(client, there)
+                self._set_to_work(gatherer, there)
                 ended = await _first_of(self._at_work.values())
                 for device in [device for device, task in self._at_work.items() if task in ended]:
                     self._at_work.pop(device).result()  # what went wrong here, not there, ends the sweep
         finally:
             await self._leave(list(self._at_work), gone=False)
 
-    def _set_to_work(self, client: Client, there: Sequence[Device]) -> None:
+    def _set_to_work(self, gatherer: Gatherer, there: Sequence[Device]) -> None:
         for device in there:
             board = self._boards.get(device.board)
             if board is None or device.address in self._not_used:
                 continue
             self._seen_s[device.board] = monotonic()
             if board.waiting and device not in self._at_work:
-                self._at_work[device] = asyncio.create_task(self._serve(client, device, board))
+                self._at_work[device] = asyncio.create_task(self._serve(gatherer, device, board))
 
     def _goes_on(self) -> bool:
         """Return whether something is left to do for a board that is there, or was a short while ago."""
-        since = monotonic() - self._wait_s
-        return any(board.left() and self._seen_s[name] >= since for name, board in self._boards.items())
+        since, at_work = monotonic() - self._wait_s, {device.board for device in self._at_work}
+        return any(
+            board.left() and (name in at_work or self._seen_s[name] >= since) for name, board in self._boards.items()
+        )
 
     async def _leave(self, devices: Sequence[Device], gone: bool) -> None:
         """No longer wait for these; `gone`: since they are no longer there, which counts as a try."""
@@ -157,31 +160,31 @@ class _FleetRunner:
             if isinstance(answer, Exception) and not isinstance(answer, SchedulerLost):
                 raise answer
 
-    async def _serve(self, client: Client, device: Device, board: Board) -> None:
+    async def _serve(self, gatherer: Gatherer, device: Device, board: Board) -> None:
         """Run after run, as long as its board has some waiting."""
         try:
-            met = await meet_device(client, device)
+            met = await gatherer.meet(device, _longest_s(board))
             self._folder.meet(device.board, met.about)
             if abs(met.offset_s) > _CLOCK_S + met.within_s:
                 self._watch.says(
                     f"{device.name}: its clock is {met.offset_s:+.1f} s from ours; no result depends on it"
                 )
             while board.waiting:
-                await self._next(client, device, board, met)
+                await self._next(gatherer, device, board, met)
         except (OtherVersion, DeviceUnfit) as error:
             self._not_used.add(device.address)
             self._watch.says(f"not used any more: {error}")
         except DeviceLost as error:
             self._watch.says(str(error))
 
-    async def _next(self, client: Client, device: Device, board: Board, met: DeviceInfo) -> None:
+    async def _next(self, gatherer: Gatherer, device: Device, board: Board, met: DeviceInfo) -> None:
         """The run that is first in the line; it waits again unless it ends."""
         point = board.waiting.popleft()
         try:
             result = skip_result(point, board.before(point), board.ended) or adopt_finished(board.sweep, point)
             if result is None:
                 self._watch.begins(device, point)
-                result = await self._run(client, device, board, point, met)
+                result = await self._run(gatherer, device, board, point, met)
             board.end(point, result)
         except BaseException as error:
             why = self._why_lost(device, error)
@@ -196,7 +199,7 @@ class _FleetRunner:
             self._watch.says(f"{device.name}: {error}")
         else:
             self._watch.ends(board.name, device, point, result)
-        await ask_device(client, device, worker.forget_run, self._folder.id, point.id)
+        await gatherer.forget(device, self._folder.id, point.id)
 
     def _why_lost(self, device: Device, error: BaseException) -> str | None:
         """Return why this counts as a try; None where the run can do nothing for it."""
@@ -205,29 +208,58 @@ class _FleetRunner:
         return str(error) if isinstance(error, (DeviceLost, RunDamaged)) else None
 
     async def _run(
-        self, client: Client, device: Device, board: Board, point: SweepPoint, met: DeviceInfo
+        self, gatherer: Gatherer, device: Device, board: Board, point: SweepPoint, met: DeviceInfo
     ) -> dict[str, Any]:
         """Have it made, and bring it home."""
         plan, name = board.sweep.plan, (self._folder.id, point.id)
-        spec = orders_of(point, plan["rules"])
-        source = _own_source(board, point)
-        ended = await ask_device(client, device, worker.make_run, *name, self._child, spec, source)
-        if ended["disk_full"]:
+        orders: dict[str, Any] = {
+            "child": list(self._child),
+            "spec": orders_of(point, plan["rules"]),
+            "source": _own_source(board, point),
+        }
+        made = await gatherer.make(device, _longest_s(board), *name, **orders)
+        if made.ended["disk_full"]:
             with contextlib.suppress(DeviceLost):
-                await ask_device(client, device, worker.forget_run, *name)
+                await gatherer.forget(device, *name)
             raise DeviceUnfit(f"{device.name}: its disk is full")
+        try:
+            result = await self._gathered(gatherer, device, board, point, made)
+        except (OutputNotWritable, RunDamaged, DeviceLost, DeviceUnfit, SchedulerLost):
+            raise
+        except Exception as error:  # of what the device sent: it ends no other board's runs
+            raise RunDamaged(f"a run of {device.name} cannot be read: {type(error).__name__}: {error}") from error
+        clock, slept_s = {"offset_s": met.offset_s, "within_s": met.within_s}, made.ended["slept_s"]
+        slept = [f"the device slept for {slept_s:.1f} s in its midst"] if slept_s > _SLEPT_S else []
+        return {**result, "flags": [*result.get("flags", []), *slept], "made_by": device.name, "clock": clock}
+
+    async def _gathered(
+        self, gatherer: Gatherer, device: Device, board: Board, point: SweepPoint, made: EndedRun
+    ) -> dict[str, Any]:
+        """Fetch the files that the device has signed for, and keep what it signed."""
+        ended, where = made.ended, board.sweep.run_folder(point)
 
         async def fetch(wanted: Sequence[Piece]) -> Sequence[bytes]:
-            return list(await ask_device(client, device, worker.read_pieces, *name, wanted))
+            return await gatherer.pieces(device, self._folder.id, point.id, wanted)
 
-        where = board.sweep.run_folder(point)
-        await gather_run(board.sweep, where, ended["files"], fetch)
+        offered_bytes = sum(file["size_bytes"] for file in ended["files"])
+        within_s = _GATHERED_WITHIN_S + offered_bytes / _LEAST_BYTES_PER_S
+        try:
+            await asyncio.wait_for(gather_run(board.sweep, where, ended["files"], fetch), within_s)
+        except asyncio.TimeoutError as error:
+            raise DeviceUnfit(f"{device.name}: its files did not come within {within_s:.0f} s") from error
+        signatures = board.sweep.path / "signatures"
+        with writing_sweep(board.sweep.path):
+            signatures.mkdir(exist_ok=True)
+            replace_json(signatures / f"{point.id}.json", dict(made.signed), durable=True)
         run = None if ended["run"] is None else path_inside(where, ended["run"])
         outcome = Outcome(ended["status"], ended["reason"], run, ended["wall_s"])
-        result = with_cooling(await asyncio.to_thread(result_of, board.sweep, point, outcome), ended["cooled"])
-        clock = {"offset_s": met.offset_s, "within_s": met.within_s}
-        slept = [f"the device slept for {ended['slept_s']:.1f} s in its midst"] if ended["slept_s"] > _SLEPT_S else []
-        return {**result, "flags": [*result.get("flags", []), *slept], "made_by": device.name, "clock": clock}
+        return with_cooling(await asyncio.to_thread(result_of, board.sweep, point, outcome), ended["cooled"])
+
+
+def _longest_s(board: Board) -> float:
+    """How long a device may be silent about an order: a run of before it, its own, and their pauses, s."""
+    rules = board.sweep.plan.get("rules") or {}
+    return 2 * (float(rules.get("time_limit_s", 0)) + float(rules.get("pause_s", 0)) + LONGEST_COOLING_S) + _SPARE_S
 
 
 def _own_source(board: Board, point: SweepPoint) -> str | None:

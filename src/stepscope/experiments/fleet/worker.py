@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import fcntl
 import hashlib
@@ -14,6 +15,7 @@ import signal
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -22,42 +24,25 @@ from stepscope.errors import OutputNotWritable, RunDamaged, StepscopeError
 from stepscope.experiments.engine.facts import installed_versions
 from stepscope.experiments.engine.folder import SweepFolder, writing_sweep
 from stepscope.experiments.engine.process import disk_was_full, run_child
-from stepscope.experiments.fleet import connection
-from stepscope.experiments.fleet.connection import check_scheduler
+from stepscope.experiments.fleet.certificates import CERTIFICATE, sign
 from stepscope.experiments.fleet.processes import hold_folder, publish_state
+from stepscope.experiments.fleet.protocol import BadMessage, Link, open_link
 from stepscope.experiments.suite.rules import Rules, cool_down
 from stepscope.files import replace_json
 
 _AGAIN_S = 0.5  # grows to
 _AGAIN_MOST_S = 10.0
-# Dask's own watching of a worker, which would run beside what is measured.
-_WORKER_SETTINGS = {
-    "distributed.worker.profile.enabled": False,
-    "distributed.admin.system-monitor.interval": "30s",
-    "distributed.admin.system-monitor.gil.enabled": False,
-    "distributed.admin.tick.interval": "2s",
-    "distributed.admin.tick.limit": "60s",
-    "distributed.worker.memory.spill": False,
-    "distributed.worker.memory.target": False,
-    "distributed.worker.http.routes": [],
-}
-
-
-def board_resource(board: str) -> str:
-    """The resource of which a device of this board has one: each task takes it, so none is beside another."""
-    return f"board:{board}"
+_SILENT_PINGS = 4  # the scheduler has gone without a word
 
 
 def run_worker(orders: Mapping[str, Any]) -> None:
     """Be a worker until told to end (SIGTERM). A scheduler that goes away is waited for; a run goes on meanwhile.
 
-    orders: folder, scheduler (url), name, board, tls (null, or a folder).
+    orders: folder (its `tls` holds key and certificate), scheduler (url), name, board.
     """
-    import dask
-
     folder = Path(orders["folder"])
     os.environ[FOLDER_VARIABLE] = str(folder)
-    with hold_folder(folder), dask.config.set(_WORKER_SETTINGS):
+    with hold_folder(folder):
         asyncio.run(_worker_loop(folder, orders))
     os._exit(0)  # a run in its thread would be waited for; its child ends with this process
 
@@ -67,42 +52,70 @@ async def _worker_loop(folder: Path, orders: Mapping[str, Any]) -> None:
     for each in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(each, end.set)
     wait_s = _AGAIN_S
+    work = ThreadPoolExecutor(1)  # one run at a time, also from one connection to the next
     while not end.is_set():
         try:
-            await _work_connected(folder, orders, end)
+            await _work_connected(folder, orders, work, end)
             wait_s = _AGAIN_S
-        except (StepscopeError, OSError, ValueError, RuntimeError) as error:
+        except (StepscopeError, BadMessage, OSError, ValueError) as error:
             publish_state(folder, {"error": str(error)})
             wait_s = min(2 * wait_s, _AGAIN_MOST_S)
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(end.wait(), wait_s)
 
 
-async def _work_connected(folder: Path, orders: Mapping[str, Any], end: asyncio.Event) -> None:
-    """One connection, from its beginning to its end; ValueError where another device has this name."""
-    from distributed import Worker
-
-    tls = orders.get("tls")
-    options: dict[str, Any] = {} if tls is None else {"security": connection.tls_security(Path(tls))}
-    arguments = options["security"].get_connection_args("worker") if options else {}
-    await check_scheduler(orders["scheduler"], arguments)
-    async with Worker(
-        orders["scheduler"], nthreads=1, name=orders["name"], resources={board_resource(orders["board"]): 1},
-        memory_limit=0, local_directory=str(folder / "dask"), dashboard=False, dashboard_address="127.0.0.1:0",
-        validate=False, **options,
-    ) as worker:  # fmt: skip
-        publish_state(
-            folder, {"address": worker.address, **{key: orders[key] for key in ("scheduler", "name", "board")}}
-        )
-        ends = {asyncio.ensure_future(each) for each in (worker.finished(), end.wait())}
-        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+async def _work_connected(
+    folder: Path, orders: Mapping[str, Any], work: ThreadPoolExecutor, end: asyncio.Event
+) -> None:
+    """Serve one connection, from its beginning to its end. The certificate is read anew: it may have been replaced."""
+    link, hello = await open_link(orders["scheduler"], folder / "tls")
+    publish_state(folder, {key: orders[key] for key in ("scheduler", "name", "board")})
+    ends = {asyncio.ensure_future(_serve(link, hello.get("ping_s", 10.0), work)), asyncio.ensure_future(end.wait())}
+    try:
+        done, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        for each in done:
+            with contextlib.suppress(ConnectionError):
+                each.result()
+    finally:
         for each in ends:
             each.cancel()
-        await worker.close(timeout=1, executor_wait=False)
+        await asyncio.gather(*ends, return_exceptions=True)
+        link.close()
+
+
+async def _serve(link: Link, ping_s: float, work: ThreadPoolExecutor) -> None:
+    """Do order after order; pings are answered meanwhile."""
+    answers: set[asyncio.Task[None]] = set()
+    try:
+        while True:
+            head, body = await link.receive(_SILENT_PINGS * ping_s)
+            if head.get("ping"):
+                await link.send({"pong": True})
+                continue
+            answers.add(asyncio.ensure_future(_answer(link, head["id"], str(head["do"]), body, work)))
+            answers = {answer for answer in answers if not answer.done()}
+    finally:
+        for answer in answers:
+            answer.cancel()
+
+
+async def _answer(link: Link, number: int, do: str, body: bytes, work: ThreadPoolExecutor) -> None:
+    ok, answer = await asyncio.get_running_loop().run_in_executor(work, _done, do, body)
+    with contextlib.suppress(ConnectionError):
+        await link.send({"id": number, "ok": ok}, answer)
+
+
+def _done(do: str, body: bytes) -> tuple[bool, bytes]:
+    """Whether an order was carried out, and the body of the answer: whatever goes wrong is an answer as well."""
+    try:
+        answer = _ORDERS[do](**json.loads(body))
+    except Exception as error:
+        return False, json.dumps({"error": f"{type(error).__name__}: {error}"}).encode()
+    return True, answer if isinstance(answer, bytes) else json.dumps(answer).encode()
 
 
 # A run that has ended is found again by whoever asks for it next: a scheduler that is restarted, a gatherer that is
-# resumed or a connection that breaks costs no second run. Whatever is called here is called as a Dask task.
+# resumed or a connection that breaks costs no second run.
 
 FOLDER_VARIABLE = "STEPSCOPE_FLEET_FOLDER"  # where this device keeps runs that have not been gathered
 _ENDED = "ended.json"
@@ -121,6 +134,14 @@ def clock_ns() -> int:
     return time.time_ns()
 
 
+def signed_run(sweep: str, name: str, **orders: Any) -> dict[str, str]:
+    """Make a run, and return how it ended as a text (JSON), with this device's signature and certificate."""
+    tls = _device_folder() / "tls"
+    text = json.dumps({"sweep": sweep, "name": name, **make_run(sweep, name, **orders)})
+    signature = base64.b64encode(sign(tls, text.encode())).decode("ascii")
+    return {"signed": text, "signature": signature, "certificate": (tls / CERTIFICATE).read_text(encoding="ascii")}
+
+
 def make_run(
     sweep: str, name: str, child: Sequence[str], spec: Mapping[str, Any], source: str | None
 ) -> dict[str, Any]:
@@ -137,19 +158,28 @@ def make_run(
         return ended
 
 
-def read_pieces(sweep: str, name: str, wanted: Sequence[tuple[str, int, int]]) -> list[bytes]:
-    """Parts of the files of a run: (name, offset, size in bytes) each."""
+def read_pieces(sweep: str, name: str, wanted: Sequence[tuple[str, int, int]]) -> bytes:
+    """Return parts of the files of a run, (name, offset, size in bytes) each, one after the other."""
     found = []
     for file_name, offset, size in wanted:
-        with (_run_folder(sweep, name) / "run" / file_name).open("rb") as file:
+        with path_inside(_run_folder(sweep, name) / "run", file_name).open("rb") as file:
             file.seek(offset)
             found.append(file.read(size))
-    return found
+    return b"".join(found)
 
 
 def forget_run(sweep: str, name: str) -> None:
     """Remove a run that has been gathered."""
     shutil.rmtree(_run_folder(sweep, name), ignore_errors=True)
+
+
+_ORDERS: Mapping[str, Callable[..., Any]] = {
+    "facts": device_facts,
+    "clock": lambda: {"unix_ns": clock_ns()},
+    "make": signed_run,
+    "pieces": read_pieces,
+    "forget": forget_run,
+}
 
 
 def _make(folder: Path, child: Sequence[str], spec: Mapping[str, Any]) -> dict[str, Any]:
@@ -200,7 +230,7 @@ def _exclusive() -> Iterator[None]:
 
 
 def _run_folder(sweep: str, name: str) -> Path:
-    return _device_folder() / "runs" / sweep / name
+    return path_inside(path_inside(_device_folder() / "runs", sweep), name)
 
 
 def _device_folder() -> Path:
@@ -212,6 +242,7 @@ Fetch = Callable[[Sequence[Piece]], Awaitable[Sequence[bytes]]]
 PIECE_BYTES = 1 << 22
 _BATCH_FILES = 500  # files
 _LEAST_FREE_BYTES = 64_000_000
+_ROOM_BYTES = 2_000_000_000  # a disk with more is not called full
 
 
 async def gather_run(folder: SweepFolder, where: Path, offered: Sequence[Mapping[str, Any]], fetch: Fetch) -> None:
@@ -223,7 +254,10 @@ async def gather_run(folder: SweepFolder, where: Path, offered: Sequence[Mapping
     coming = folder.path / "runs" / f".coming-{where.name}"
     with writing_sweep(folder.path, _no_room):
         _prepare(coming, files)
-        if shutil.disk_usage(folder.path).free < sum(file.size_bytes for file in files) + _LEAST_FREE_BYTES:
+        free, offered_bytes = shutil.disk_usage(folder.path).free, sum(file.size_bytes for file in files)
+        if free < offered_bytes + _LEAST_FREE_BYTES:
+            if free > _ROOM_BYTES:  # one device does not end the sweep of all
+                raise _damaged(f"{offered_bytes / 1e9:.1f} GB, and there is room for {free / 1e9:.1f} GB here")
             raise _no_room(folder.path)
         missing = list(_batches(_missing(coming / "files", files)))
     for batch in missing:
@@ -300,7 +334,7 @@ def _verify(coming: Path, files: Sequence[FileEntry]) -> None:
 
 
 MOST_FILES = 20_000
-MOST_BYTES = 64_000_000_000
+MOST_BYTES = 16_000_000_000
 _MOST_NAME = 255  # bytes: what file systems take
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _BLOCK = 1 << 20

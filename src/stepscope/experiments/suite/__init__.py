@@ -52,7 +52,7 @@ class SuiteRun(Request):
     out: Path | None = option(None, "Folder of the sweep. Default: suites/<time>-<tier>.")
     resume: bool = option(False, "Go on with the sweep in --out, or the newest.")
     seed: int | None = option(None, "Seed of the order of runs and of the trainings.")
-    fleet: str | None = option(None, "On the boards of a fleet: hosts.toml, tcp://host:port or tls://host:port.")
+    fleet: str | None = option(None, "On the boards of a fleet: hosts.toml, or tls://host:port.")
     boards: tuple[str, ...] | None = option(None, "With --fleet, these boards alone: a,b. Default: all.")
     tls: Path | None = option(None, "With --fleet tls://...: folder of ca.pem, certificate.pem, key.pem.")
     wait: float = option(

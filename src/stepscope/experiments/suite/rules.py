@@ -28,7 +28,7 @@ FEWEST = 2 * WARMUP  # steps of every run, however long they take
 MOST = 100_000
 _CHECK_EVERY = 10
 _POLL_S = 1.0
-_LONGEST_COOLING_S = 900.0
+LONGEST_COOLING_S = 900.0
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def cool_down(
     if rules.pause_s:
         sleep(rules.pause_s)
     now, target = hottest_celsius(root), rules.cool_to_celsius
-    while target is not None and now is not None and now > target and clock() - began_ns < _LONGEST_COOLING_S * 1e9:
+    while target is not None and now is not None and now > target and clock() - began_ns < LONGEST_COOLING_S * 1e9:
         sleep(_POLL_S)
         now = hottest_celsius(root)
     return {
