@@ -22,6 +22,8 @@ from stepscope.run_paths import find_run
 from stepscope.runfolder import checked
 from stepscope.runfolder.checksums import CHECKSUMS, agrees
 from stepscope.runfolder.parts import Part, from_bytes, null_below_zero
+from stepscope.runfolder.samples import LongFile, checked_samples, described_samples
+from stepscope.runfolder.samples import samples_of as samples_of
 from stepscope.runfolder.schema import (
     MEMORY_COLUMNS,
     MODEL_COLUMNS,
@@ -58,6 +60,7 @@ class RunReader:
         self._grows = self.meta.get("status") == "running"
         self._json_files: dict[str, dict[str, Any]] = {}
         self._sensors: dict[str, pl.DataFrame] = {}
+        self._long_files: dict[str, LongFile | None] = {}
         if self._grows:
             self._hold_still()
 
@@ -170,20 +173,67 @@ class RunReader:
         return self._scan("computed", MEMORY).collect().sort("t_ns", maintain_order=True)
 
     def sensor(self, name: str) -> pl.DataFrame:
-        """The samples of one sensor in order of t0_ns: t0_ns, t1_ns and a column a channel, null where not read."""
+        """The samples of one sensor in order of t0_ns: t0_ns, t1_ns and a column a channel, null where not read.
+
+        Where they are more than 262,144 (44 minutes at 10 ms), about so many rows stand for all of them: means of
+        gauges, readings of counters, and exact rows around the extremes. `sensor_between` has all rows of a span.
+        """
         if name not in self._sensors:
-            columns = [channel["id"] for channel in self.channels if channel["sensor"] == name]
-            described, check = partial(_described, columns), partial(_checked_samples, columns)
-            frame = self._rows(f"samples/{name}", sample_dtype(columns), described, check)
-            empty = pl.DataFrame(schema={"t0_ns": pl.Int64, "t1_ns": pl.Int64})
-            self._sensors[name] = (
-                empty
-                if frame is None
-                else self._whole(frame, _TRUE_TIMES & ~_no_row(frame), f"samples/{name}").sort(
-                    "t0_ns", maintain_order=True
-                )
-            )
+            coarser = self._of_long_file(name, LongFile.coarser)
+            self._sensors[name] = self._short_sensor(name) if coarser is None else coarser
         return self._sensors[name]
+
+    def sensor_between(self, name: str, t0_ns: int, t1_ns: int) -> pl.DataFrame:
+        """The samples of one sensor, each as it was read, that touch a span of time."""
+        exact = self._of_long_file(name, lambda file: file.between(t0_ns, t1_ns))
+        if exact is not None:
+            return exact.sort("t0_ns", maintain_order=True)
+        return self.sensor(name).filter((pl.col("t1_ns") >= t0_ns) & (pl.col("t0_ns") <= t1_ns))
+
+    @property
+    def coarser_sensors(self) -> list[str]:
+        """Names of the sensors whose rows stand for several each."""
+        names = dict.fromkeys(str(channel["sensor"]) for channel in self.channels)
+        return [name for name in names if self._long_file(name) is not None]
+
+    def _short_sensor(self, name: str) -> pl.DataFrame:
+        columns = [channel["id"] for channel in self.channels if channel["sensor"] == name]
+        described, check = partial(described_samples, columns), partial(checked_samples, columns)
+        frame = self._rows(f"samples/{name}", sample_dtype(columns), described, check)
+        if frame is None:
+            return pl.DataFrame(schema={"t0_ns": pl.Int64, "t1_ns": pl.Int64})
+        return self._true_samples(name, frame).sort("t0_ns", maintain_order=True)
+
+    def _true_samples(self, name: str, frame: pl.DataFrame) -> pl.DataFrame:
+        return self._whole(frame, _TRUE_TIMES & ~_no_row(frame), f"samples/{name}")
+
+    def _of_long_file(self, name: str, read: Callable[[LongFile], pl.DataFrame]) -> pl.DataFrame | None:
+        """What is read of a file of very many samples; None where there are few, or they are damaged."""
+        while (file := self._long_file(name)) is not None:
+            try:
+                return read(file)
+            except (OSError, ValueError, pl.exceptions.PolarsError, pl.exceptions.PanicException):
+                self._found_damaged(f"samples/{file.path.name}")
+                del self._long_files[name]
+        return None
+
+    def _long_file(self, name: str) -> LongFile | None:
+        if name not in self._long_files:
+            self._long_files[name] = self._open_long_file(name)
+        return self._long_files[name]
+
+    def _open_long_file(self, name: str) -> LongFile | None:
+        for file in (f"samples/{name}.parquet", f"samples/{name}.rows"):
+            size = self.files.get(file, (0, 0))[0]
+            if size and file not in self.damaged:
+                described = [channel for channel in self.channels if channel["sensor"] == name]
+                try:
+                    found = LongFile.opened(self.path / file, size, described, self._checksums.get(file))
+                except (OSError, ValueError, pl.exceptions.PolarsError, pl.exceptions.PanicException):
+                    self._found_damaged(file)
+                    continue
+                return found and found.with_rows(partial(self._true_samples, name))
+        return None
 
     def samples(self, quantity: str) -> pl.DataFrame:
         """All channels of a quantity, long: t0_ns, t1_ns, channel, scope, value (null where not read).
@@ -392,21 +442,6 @@ def _checked_steps(frame: pl.DataFrame) -> pl.DataFrame:
     return frame
 
 
-def _checked_samples(columns: list[str], frame: pl.DataFrame) -> pl.DataFrame:
-    """The columns that a channel describes; what is no number of the physical world is null."""
-    described = [name for name in columns if frame.schema.get(name) == pl.Float64]
-    if [frame.schema.get(name) for name in ("t0_ns", "t1_ns")] != [pl.Int64, pl.Int64]:
-        raise ValueError("it has no times")
-    seen = [pl.when(pl.col(name).abs() <= _LARGEST_VALUE).then(name) for name in described]
-    return frame.select("t0_ns", "t1_ns", *seen)
-
-
-def _described(columns: list[str], rows: _Rows) -> pl.DataFrame:
-    if not columns:
-        raise ValueError("no channel describes these rows")
-    return samples_of(rows, columns)
-
-
 def _parse_part(data: bytes, table: str) -> pl.LazyFrame:
     frame = frame_of(from_bytes(data, table), table)
     return _checked_part(frame, table, frame.lazy())
@@ -490,7 +525,6 @@ SOURCES = {  # turn: which of the calls of this op in the step; null is all of t
 }
 MODEL = {name: _PLAIN.get(kind, pl.String) for name, kind in MODEL_COLUMNS.items()}
 _FIRST_NS, _LAST_NS = -(1 << 61), 3 << 61  # from 73 years ago for 290 years: differences stay within int64
-_LARGEST_VALUE = 1e18  # of a sampled quantity in its unit, counters in ns and bytes among them
 _TRUE_TIMES = (
     (pl.col("t0_ns") >= _FIRST_NS) & (pl.col("t1_ns") < _LAST_NS) & (pl.col("t0_ns") <= pl.col("t1_ns"))
 ).fill_null(False)
@@ -557,12 +591,6 @@ def steps_of(rows: np.ndarray[Any, np.dtype[Any]]) -> pl.DataFrame:
         pl.col("loss").fill_nan(None),
         pl.col("recorded").cast(pl.Boolean),
     )
-
-
-def samples_of(rows: np.ndarray[Any, np.dtype[Any]], columns: list[str]) -> pl.DataFrame:
-    """Rows of a sensor as a frame: t0_ns, t1_ns and one column a channel, null where nothing was read."""
-    frame = pl.DataFrame({name: rows[name] for name in ("t0_ns", "t1_ns", *columns)})
-    return frame.with_columns(pl.col(columns).fill_nan(None)) if columns else frame
 
 
 def _whole_rows(data: bytes, dtype: np.dtype[Any]) -> _Rows:

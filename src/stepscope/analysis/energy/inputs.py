@@ -20,7 +20,8 @@ from stepscope.analysis.energy.readings import (
     taken_apart,
     weight_of_decay,
 )
-from stepscope.analysis.energy.sources import PowerSource, channel_readings
+from stepscope.analysis.energy.sources import PowerSource, channel_readings, power_sources
+from stepscope.analysis.energy.stretch import Stretch, stretch_of
 from stepscope.analysis.energy.timeline import Keys, Lane, Timeline, fill_unprofiled
 from stepscope.analysis.result_cache import ResultCache
 from stepscope.analysis.time.operators import CPU, FACTS, FRAMEWORK_OVERHEAD, UNSTATED, OpPieces, join_tracks, op_pieces
@@ -67,8 +68,13 @@ class RunTimelines:
     """The timelines of a run's ops by component: of a large run they cost seconds, so each is made once, when asked."""
 
     def __init__(self, run: RunReader) -> None:
-        self._run = run
+        self._run = stretch_of(run)
         self._made: dict[str, RunTimeline | None] = {}
+
+    @property
+    def run(self) -> RunReader:
+        """Return the steps that are fitted: of a long run, a stretch."""
+        return self._run
 
     @cached_property
     def origin_ns(self) -> int:
@@ -244,6 +250,8 @@ def _rates(ops: pl.DataFrame, lanes: list[Lane], key: Ints, count: int, seconds:
 def run_readings(run: RunReader, source: PowerSource, origin_ns: int) -> tuple[Readings, Options]:
     """Readings of a channel, and what is known of them."""
     channel, refresh = source.channel, source.refresh_ns / 1e9 or None
+    if isinstance(run, Stretch) and channel is not None:
+        source = next((exact for exact in power_sources(run) if exact.id == source.id), source)
     if source.kind == "counter" or channel is None:
         t = (source.growth.t_ns - origin_ns) / 1e9
         gaps = (source.growth.gaps_ns - origin_ns) / 1e9

@@ -310,7 +310,7 @@ def fit_utilisation(
     of = timelines or RunTimelines(run)
     results = results or ResultCache(run)
     kept, known, found = stored_calibrations(results, "calibration-utilisation"), dict[str, KnownSource](), []
-    for quantity, unit, component, series in _utilisation_channels(run):
+    for quantity, unit, component, series in _utilisation_channels(of.run):
         ops = of.of(component)
         if ops is None:
             continue

@@ -21,9 +21,10 @@ from stepscope.analysis.energy.inputs import (
 from stepscope.analysis.energy.rails import Energy, Line, RailTree, energy_over, idle_stretch, training_stretches
 from stepscope.analysis.energy.readings import Readings
 from stepscope.analysis.energy.sensor_model import SensorModel
+from stepscope.analysis.energy.stretch import brought_to
 from stepscope.analysis.energy.timeline import Lane, Timeline
 from stepscope.analysis.result_cache import ResultCache
-from stepscope.analysis.time.steps import profiled_steps
+from stepscope.analysis.time.steps import profiled_steps, steps_after_warmup
 from stepscope.arrays import Flags, Floats
 from stepscope.runfolder import RunReader
 
@@ -71,7 +72,9 @@ def fit_rails(
         return []
     of = timelines or RunTimelines(run)
     read = [
-        _rail_inputs(run, line, ops, of.origin_ns) for line in tree.lines if (ops := of.of(line.component)) is not None
+        _rail_inputs(of.run, line, ops, of.origin_ns)
+        for line in tree.lines
+        if (ops := of.of(line.component)) is not None
     ]
     results = results or ResultCache(run)
     kept = stored_calibrations(results, "calibration-rails")
@@ -139,6 +142,9 @@ def _fit_rail(run: RunReader, rail: _RailInputs, options: Options) -> RailFit:
         reason = f"{inside.count} readings of this rail fall into the steps: train longer"
     else:
         fit = attribute(ops.timeline, readings, options)
+        steps = len(steps_after_warmup(run))
+        if fit is not None and ops.timeline.steps < steps and measured is not None and measured.watts is not None:
+            fit = brought_to(fit, measured.watts * float(np.diff(spans).sum()) / 1e9 / steps)
         reason = "" if fit is not None else _reason_not_fitted(inside)
     return RailFit(line, ops, inside, fit, reason, idle_w, rail.make, rail.chip, options.stuck_s, measured)
 

@@ -279,7 +279,8 @@ def subtract_energies(whole: Energy, parts: Sequence[Energy]) -> Energy:
 def window_rates(source: PowerSource, spans_ns: Floats) -> Floats:
     """Mean power of windows as short as the source resolves, W, NaN where a gap lies in one; at most a few hundred."""
     longest = max(source.resolved_ns, float(np.diff(spans_ns).sum()) / _MOST_WINDOWS)
-    rates = [power_windows(source, float(begin), float(end), longest)[1] for begin, end in spans_ns]
+    enough = spans_ns[np.diff(spans_ns)[:, 0] >= longest]  # the others hold no window: of days, they are a million
+    rates = [power_windows(source, float(begin), float(end), longest)[1] for begin, end in enough]
     return np.concatenate(rates) if rates else np.empty(0)
 
 

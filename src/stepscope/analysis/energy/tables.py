@@ -24,6 +24,7 @@ from stepscope.analysis.energy.rails import (
     sum_energies,
     training_stretches,
 )
+from stepscope.analysis.energy.stretch import long_run_notes
 from stepscope.analysis.energy.timeline import Timeline
 from stepscope.analysis.time.steps import steps_after_warmup, timed_steps
 from stepscope.arrays import Flags, Floats, Ints
@@ -111,7 +112,7 @@ def energy_tables(run: RunReader, tree: RailTree) -> EnergyTables:
         }
         row = _energy_row(line.component, [line], of[line.key], per, simulated, idle.get(line.key))
         rails.append({**entry, **row, **meter_energy([line], [of[line.key]], run.device)})
-    notes = (*tree.notes, *_table_notes(tree, of, spans), *_meter_notes(components))
+    notes = (*tree.notes, *_table_notes(tree, of, spans), *_meter_notes(components), *long_run_notes(run))
     return EnergyTables(pl.DataFrame(components, schema=TOTAL_SCHEMA), pl.DataFrame(rails, schema=RAIL_SCHEMA), notes)
 
 

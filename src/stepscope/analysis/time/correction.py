@@ -148,10 +148,13 @@ def _near(run: Run, steps: pl.DataFrame) -> float | None:
     every = steps_after_warmup(run)
     recorded = every["recorded"].to_numpy()
     after = np.append(False, recorded[:-1])
-    distance = np.abs(np.subtract.outer(np.flatnonzero(~recorded & ~after), np.flatnonzero(recorded)))
-    if distance.size == 0:
+    bare, profiled = np.flatnonzero(~recorded & ~after), np.flatnonzero(recorded)
+    if not len(bare) or not len(profiled):
         return None
-    near = np.flatnonzero(~recorded & ~after)[distance.min(axis=1) <= _NEAR]
+    later = np.searchsorted(profiled, bare)
+    ahead = profiled[np.minimum(later, len(profiled) - 1)] - bare
+    behind = bare - profiled[np.maximum(later - 1, 0)]
+    near = bare[np.minimum(np.abs(ahead), np.abs(behind)) <= _NEAR]
     lengths = every["length_ns"].to_numpy()[near]
     return float(np.median(lengths)) if len(lengths) >= FEW else None
 

@@ -53,7 +53,7 @@ class Excerpt:
 
     def samples(self, channel: dict[str, Any]) -> pl.DataFrame:
         """Readings of one channel in the time of the chosen steps: t0_ns, t1_ns, value (null where not read)."""
-        frame = self.run.sensor(str(channel["sensor"]))
+        frame = self._sensor(str(channel["sensor"]))
         if channel["id"] not in frame.columns:
             return pl.DataFrame(schema={"t0_ns": pl.Int64, "t1_ns": pl.Int64, "value": pl.Float64})
         read = frame.select("t0_ns", "t1_ns", value=pl.col(channel["id"]).cast(pl.Float64))
@@ -65,7 +65,7 @@ class Excerpt:
         sizes: dict[str, int] = {}
         for channel in self.channels:
             if (sensor := str(channel["sensor"])) not in sizes:
-                sizes[sensor] = len(self._in_time(self.run.sensor(sensor), "t1_ns", "t0_ns"))
+                sizes[sensor] = len(self._in_time(self._sensor(sensor), "t1_ns", "t0_ns"))
         return sum(sizes[str(channel["sensor"])] for channel in self.channels)
 
     @cached_property
@@ -77,6 +77,14 @@ class Excerpt:
     def span_ns(self) -> tuple[int, int] | None:
         """From the first chosen step's begin to the last one's end; None without a step."""
         return None if self.steps.is_empty() else (int(self.steps["t0_ns"][0]), int(self.steps["t1_ns"][-1]))
+
+    def _sensor(self, name: str) -> pl.DataFrame:
+        """The samples as they were read, also of a long run."""
+        return (
+            self.run.sensor(name)
+            if self.whole or self.span_ns is None
+            else self.run.sensor_between(name, *self.span_ns)
+        )
 
     def _of_steps(self, rows: pl.LazyFrame) -> pl.LazyFrame:
         if self.whole:

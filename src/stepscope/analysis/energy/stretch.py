@@ -1,0 +1,116 @@
+"""The stretch of a long run from whose readings the powers of operators are fitted: bounded, around profiled steps.
+
+The fit's cost grows with readings and with pieces of self time, its accuracy hardly any more. What is fitted there is
+brought to the energy of the whole run, which comes from all readings; that power may have changed in another way than
+in proportion is part of the interval.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import polars as pl
+
+from stepscope.analysis.energy.attribution import Attribution
+from stepscope.analysis.result_cache import once_a_run
+from stepscope.analysis.time.steps import profiled_steps, steps_after_warmup
+from stepscope.runfolder import RunReader
+
+MOST_READINGS = 50_000  # of a rail: 8 minutes at 10 ms
+MOST_PIECES = 3_000_000  # of self time, filled-in steps among them
+_USUAL_PERIOD_NS = 10_000_000
+_MARGIN_NS = 2_000_000_000  # of readings before the first and after the last step
+
+
+class Stretch(RunReader):
+    """Some of the steps after warm-up of a run, with what was recorded and read meanwhile, each reading as it is."""
+
+    def __init__(self, run: RunReader, steps: pl.DataFrame) -> None:
+        self.__dict__.update({name: value for name, value in run.__dict__.items() if name not in _OF_WHOLE_RUNS})
+        self.meta = {**run.meta, "warmup_steps": 0}
+        self._run, self._chosen, self._read = run, steps.select(run.steps.columns), dict[str, pl.DataFrame]()
+
+    @property
+    def steps(self) -> pl.DataFrame:
+        """The chosen steps."""
+        return self._chosen
+
+    def sensor(self, name: str) -> pl.DataFrame:
+        """The samples of one sensor within the stretch, and some seconds to either side."""
+        if name not in self._read:
+            begin, end = int(self._chosen["t0_ns"][0]), int(self._chosen["t1_ns"][-1])
+            self._read[name] = self._run.sensor_between(name, begin - _MARGIN_NS, end + _MARGIN_NS)
+        return self._read[name]
+
+
+_OF_WHOLE_RUNS = ("steps", "meta", "results")
+
+
+@once_a_run
+def _chosen_steps(run: RunReader) -> tuple[int, int] | None:
+    """The first of the steps after warm-up that are fitted, and how many; None where all are."""
+    steps = steps_after_warmup(run)
+    profiled = profiled_steps(run)
+    if steps.is_empty() or profiled.is_empty():
+        return None
+    period_ns = float((run.meta.get("sampler") or {}).get("period_ns") or _USUAL_PERIOD_NS)
+    rows = int(run.scan_ops().select(pl.len()).collect().item())
+    each = float((steps["t1_ns"][-1] - steps["t0_ns"][0]) / len(steps))
+    most = max(min(MOST_READINGS * period_ns / each, MOST_PIECES * len(profiled) / max(rows, 1)), 1.0)
+    if len(steps) <= most:
+        return None
+    count = int(most)
+    within = np.append(0, np.cumsum(steps["step"].is_in(profiled["step"].implode()).to_numpy()))
+    return int(np.argmax(within[count:] - within[:-count])), count
+
+
+@once_a_run
+def stretch_of(run: RunReader) -> RunReader:
+    """Return what is fitted of a run: the run itself unless it is long."""
+    chosen = _chosen_steps(run)
+    return run if chosen is None else Stretch(run, steps_after_warmup(run).slice(*chosen))
+
+
+def stretch_sentence(run: RunReader) -> str:
+    """Return which steps the powers of operators come from; empty where from all."""
+    chosen = _chosen_steps(run)
+    if chosen is None:
+        return ""
+    steps = steps_after_warmup(run)
+    part = steps.slice(*chosen)
+    return (
+        f"energy of operators: fitted to steps {part['step'][0]:,} to {part['step'][-1]:,} of {len(steps):,}, "
+        "then brought to the energy of all"
+    )
+
+
+def long_run_notes(run: RunReader) -> Iterator[str]:
+    """Yield what of a long run was read or fitted in part."""
+    if coarser := run.coarser_sensors:
+        rows = ", ".join(f"{name} ({len(run.sensor(name)):,} rows)" for name in coarser)
+        yield f"samples of a long run: means over short spans, extremes as they were read: {rows}"
+    if sentence := stretch_sentence(run):
+        yield sentence
+
+
+def brought_to(found: Attribution, joules_per_step: float) -> Attribution:
+    """The fit of a stretch with so much energy per step in all, as the whole run has it.
+
+    Power changes in proportion (clocks) or by the same everywhere (leakage, fans): their difference is an error.
+    """
+    factor = joules_per_step * found.timeline.steps / found.total.joules
+    seconds = found.timeline.seconds
+    apart = (factor - 1) * (found.joules - found.total.joules * seconds / seconds.sum())
+    meanwhile = None if found.meanwhile is None else found.meanwhile * factor
+    return replace(
+        found,
+        joules=found.joules * factor,
+        covariance=found.covariance * factor**2 + np.outer(apart, apart),
+        statistical=found.statistical * factor**2,
+        coarser=found.coarser * factor,
+        sharper=found.sharper * factor,
+        total=replace(found.total, joules=found.total.joules * factor, sd=found.total.sd * factor),
+        meanwhile=meanwhile,
+    )
