@@ -2,7 +2,7 @@
 # make test    set up, run every test            make test-quick   those that take no second of CPU time: a minute
 # make check   lint, format and types
 # make bench   what measuring costs              make accuracy  energy per op against the truth of simulated boards
-# make torture kills, failing disks, losses of power; 100,000 damaged folders take days: make torture CASES=1000, an hour
+# make torture kills, failing disks, losses of power; 100,000 damaged folders (PROCESSES=8: hours; CASES=1000: less)
 # make package wheel and source archive, tried             make docs    the documentation site, into build/site
 # make lab     beside Linux's own power drivers in an emulated guest, on ARM64, on JetPack's layout (root, apt, 6 GB; docs/lab.md)
 # make clean   remove .venv and caches (runs/ stays)
@@ -12,6 +12,7 @@
 PYTHON ?= python3
 WORKERS ?= 3
 CASES ?= 100000
+PROCESSES ?= 1
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
@@ -50,7 +51,7 @@ accuracy: $(READY)
 torture: $(READY)
 	$(BIN)/python -m benchmarks.kills --kills 1000 --write docs/reliability.md
 	$(BIN)/stepscope run lenet --steps 40 --out build/torture
-	$(BIN)/python -m benchmarks.torture build/torture/* --cases $(CASES)
+	$(BIN)/python -m benchmarks.torture build/torture/* --cases $(CASES) --processes $(PROCESSES)
 
 package: $(READY)
 	PYTHON=$(CURDIR)/$(BIN)/python .ci/package

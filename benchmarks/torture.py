@@ -3,18 +3,22 @@
 Each case is a copy of a real run with one to three mutations: a node of a JSON file that is replaced, deleted or nested
 without end, a flipped bit, a file that is cut, empty, a folder, a pipe or another, a Parquet column of another type,
 with nulls or with numbers that no clock shows. Half of the binary ones have checksums that fit, as an attacker would
-leave them. A child process reads it: `text`, `page`, `compare`, `forecast`, every export and the list of `view`. Wrong
-is whatever is neither a result nor a StepscopeError: another exception, an abort, more than 30 s, more than 1 GB.
+leave them. It is read by `text`, `compare`, `forecast`, the list of `view`, two exports, and in one of four cases by
+`page` (with `--all` by all of them). Wrong is whatever is neither a result nor a StepscopeError: another exception, an
+abort, more than 30 s, more than 1 GB. Cases are read by child processes, a hundred each: one that dies costs its case.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import json
 import os
 import random
+import re
 import resource
+import selectors
 import shutil
 import signal
 import sys
@@ -23,10 +27,10 @@ import time
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import polars as pl
 
@@ -34,6 +38,8 @@ from stepscope.errors import StepscopeError
 from stepscope.runfolder import checksums
 
 SECONDS = 30
+BATCH = 100  # cases of a child process
+PAGES = 0.25  # share of the cases
 MOST_BYTES = 1_000_000_000  # of memory beyond what the libraries map
 FILES = ("run.json", "device.json", "channels.json", "model.json", "sources.json", "summary.json", "events.jsonl")
 NASTY: tuple[Any, ...] = (
@@ -210,23 +216,34 @@ def _made_to_fit(folder: Path, path: Path, draw: random.Random) -> str:
     return ", with its checksum"
 
 
-def read_everything(folder: Path, base: Path, out: Path) -> list[str]:
-    """Call every reader; returns the traceback of each call that ended in what is no StepscopeError."""
+def read_everything(folder: Path, base: Path, out: Path, draw: random.Random | None = None) -> list[str]:
+    """Call every reader; returns the traceback of each call that ended in what is no StepscopeError.
+
+    draw: a page in one of four cases and two of the exports, drawn at random: a third of the time.
+    """
     import stepscope
     from stepscope.analysis.compare import compare
     from stepscope.report.exports import discovered
     from stepscope.report.view.listing import Listing
 
+    opened = [folder]  # read once for all readers, as soon as it can be
+
+    def run() -> Any:
+        opened[0] = stepscope.Run(folder)
+        return opened[0]
+
     calls: dict[str, Callable[[], Any]] = {
-        "text": lambda: stepscope.text(folder),
-        "page": lambda: stepscope.page(folder, out / "page.html"),
+        "text": lambda: stepscope.text(run()),
+        "page": lambda: stepscope.page(opened[0], out / "page.html"),
         "compare": lambda: stepscope.text(compare([base, folder])),
-        "forecast": lambda: stepscope.forecast(folder, steps=1000),
+        "forecast": lambda: stepscope.forecast(opened[0], steps=1000),
         "list": lambda: Listing(folder.parent).look(),
     }
-    for module in discovered().modules:
-        name = module.__name__.rpartition(".")[2]
-        calls[f"export {name}"] = partial(stepscope.export, folder, name, out / name)
+    names = [module.__name__.rpartition(".")[2] for module in discovered().modules]
+    for name in names if draw is None else draw.sample(names, 2):
+        calls[f"export {name}"] = lambda name=name: stepscope.export(opened[0], name, out / name)
+    if draw is not None and draw.random() > PAGES:
+        del calls["page"]
     wrong = []
     for name, call in calls.items():
         began = time.process_time()
@@ -243,55 +260,90 @@ def read_everything(folder: Path, base: Path, out: Path) -> list[str]:
     return wrong
 
 
-def run_case(bases: list[Path], seed: int, kept: Path | None = None) -> tuple[list[str], list[str]]:
-    """One case in a child process: what was mutated, and what went wrong."""
-    draw = random.Random(seed)
-    base = draw.choice(bases)
-    with tempfile.TemporaryDirectory(prefix="torture-") as place:
-        folder, out = Path(place) / "runs" / base.name, Path(place) / "out"
-        shutil.copytree(base, folder)
-        out.mkdir()
+@dataclass(frozen=True)
+class Cases:
+    """The cases of one process: seeds `first`, `first + apart`, ... below `end`."""
+
+    bases: list[Path]
+    first: int
+    end: int
+    apart: int = 1
+    kept: Path | None = None
+    all_readers: bool = False
+
+
+def run_cases(cases: Cases) -> Iterator[tuple[int, list[str], list[str], float]]:
+    """Yield each seed, what was mutated, and what went wrong; the death of a child process costs one case."""
+    seed = cases.first
+    while seed < cases.end:
         reader, writer = os.pipe()
         child = os.fork()
         if child == 0:
-            _case_in_child(folder, base, out, writer, draw)
+            _batch(cases, seed, writer)
         os.close(writer)
+        said: list[str] = []
         with os.fdopen(reader, "rb") as file:
-            content = file.read()
-        _, status, used = os.wait4(child, 0)
-        said, wrong = (*map(json.loads, content.splitlines()), [], [])[:2]
-        if kept is not None:
-            shutil.copytree(folder, kept / str(seed), dirs_exist_ok=True, symlinks=True, ignore=_pipes)
+            for line in file:
+                content = json.loads(line)
+                if "said" in content:
+                    seed, said = content["seed"], content["said"]
+                else:
+                    yield seed, said, content["wrong"], content["cpu_s"]
+                    seed, said = seed + cases.apart, []
+        _, status = os.waitpid(child, 0)
         if status:
-            wrong.append(f"the process: ended by {signal.Signals(status).name if status < 64 else status}")
-        if used.ru_maxrss * 1024 > MOST_BYTES:
-            wrong.append(f"the process: took {used.ru_maxrss / 1024:,.0f} MB")
-        for path in folder.rglob("*"):
-            if path.is_fifo():
-                path.unlink()
-    return said, wrong
+            how = signal.Signals(status & 127).name if status & 127 else f"exit {status >> 8}"
+            yield seed, said, [f"the process: ended by {how}"], 0.0
+            seed += cases.apart
 
 
-def _pipes(folder: str, names: list[str]) -> list[str]:
-    return [name for name in names if (Path(folder) / name).is_fifo()]
-
-
-def _case_in_child(folder: Path, base: Path, out: Path, writer: int, draw: random.Random) -> None:
-    """Mutate and read here: a process that has run a query of polars must not fork."""
+def _batch(cases: Cases, seed: int, writer: int) -> None:
+    """Mutate and read here, until the memory has grown: a process that has run a query of polars must not fork."""
     status = 1
     try:
-        signal.setitimer(signal.ITIMER_PROF, SECONDS * 4)
-        signal.alarm(SECONDS * 20)  # it waits for ever; a busy machine alone takes a case past a few minutes
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         null = os.open(os.devnull, os.O_RDWR)
         os.dup2(null, 1)
         os.dup2(null, 2)
-        said = mutate(folder, draw)
-        os.write(writer, json.dumps(said).encode() + b"\n")
-        os.write(writer, json.dumps(read_everything(folder, base, out)).encode())
+        for place in range(BATCH):
+            if seed + place * cases.apart < cases.end and _resident("VmRSS") < MOST_BYTES / 2:
+                _case(cases, seed + place * cases.apart, writer)
         status = 0
     finally:
         os._exit(status)
+
+
+def _case(cases: Cases, seed: int, writer: int) -> None:
+    signal.setitimer(signal.ITIMER_PROF, SECONDS * 4)
+    signal.alarm(SECONDS * 20)  # it waits for ever; a busy machine alone takes a case past a few minutes
+    draw = random.Random(seed)
+    base = draw.choice(cases.bases)
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    before, began_s = _resident("VmRSS"), time.process_time()
+    with tempfile.TemporaryDirectory(prefix="torture-") as place:
+        folder, out = Path(place) / "runs" / base.name, Path(place) / "out"
+        shutil.copytree(base, folder)
+        out.mkdir()
+        said = mutate(folder, draw)
+        os.write(writer, json.dumps({"seed": seed, "said": said}).encode() + b"\n")
+        wrong = read_everything(folder, base, out, None if cases.all_readers else draw)
+        if (peak := _resident("VmHWM")) > MOST_BYTES:
+            wrong.append(f"the process: took {peak / 1e6:,.0f} MB, {before / 1e6:,.0f} before")
+        if cases.kept is not None:
+            shutil.copytree(folder, cases.kept / str(seed), dirs_exist_ok=True, symlinks=True, ignore=_pipes)
+    took_s = time.process_time() - began_s
+    os.write(writer, json.dumps({"wrong": wrong, "cpu_s": took_s}).encode() + b"\n")
+
+
+def _resident(what: str) -> int:
+    """Return a line of /proc/self/status in bytes."""
+    found = re.search(rf"{what}:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    return int(found[1]) * 1024 if found else 0
+
+
+def _pipes(folder: str, names: list[str]) -> list[str]:
+    return [name for name in names if (Path(folder) / name).is_fifo()]
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -301,21 +353,62 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--cases", type=int, default=500)
     parser.add_argument("--first", type=int, default=0, help="seed of the first case")
     parser.add_argument("--keep", type=Path, help="folder that the mutated folders are copied to")
+    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--all", action="store_true", help="every reader in every case")
     asked = parser.parse_args(arguments)
     warnings.simplefilter("ignore")
+    os.environ.setdefault("POLARS_MAX_THREADS", "1")  # tables of a few rows
     _import_all()
+    bases, end = [run.resolve() for run in asked.runs], asked.first + asked.cases
+    readers = []
+    for place in range(asked.processes):
+        cases = Cases(bases, asked.first + place, end, asked.processes, asked.keep, asked.all)
+        reader, writer = os.pipe()
+        if os.fork() == 0:
+            os.close(reader)
+            _report(cases, writer)
+        os.close(writer)
+        readers.append(os.fdopen(reader, "rb"))
+    return 1 if _collect(readers, asked.cases) else 0
+
+
+def _report(cases: Cases, writer: int) -> None:
+    status = 1
+    try:
+        for case in run_cases(cases):
+            os.write(writer, json.dumps(case).encode() + b"\n")
+        status = 0
+    finally:
+        os._exit(status)
+
+
+def _collect(readers: Sequence[BinaryIO], most: int) -> int:
+    """Print each kind of fault once, and how far it is; returns how many cases went wrong or were not run."""
     places: Counter[str] = Counter()
-    failed = 0
-    for seed in range(asked.first, asked.first + asked.cases):
-        said, wrong = run_case([run.resolve() for run in asked.runs], seed, asked.keep)
-        failed += bool(wrong)
-        for line in wrong:
-            call, _, rest = line.partition(": ")
-            if not places[rest[:60]]:
-                print(f"{seed}: {'; '.join(said)}\n    {call}: {rest}", flush=True)
-            places[rest[:60]] += 1
-    print(f"{asked.cases} mutated folders, {failed} with a fault, {len(places)} kinds of fault")
-    return 1 if failed else 0
+    began, done, failed, took_s = time.monotonic(), 0, 0, 0.0
+    with selectors.DefaultSelector() as selector:
+        for each in readers:
+            selector.register(each, selectors.EVENT_READ)
+        while selector.get_map():
+            for key, _ in selector.select():
+                line = key.fileobj.readline()  # type: ignore[union-attr]
+                if not line:
+                    selector.unregister(key.fileobj)
+                    continue
+                seed, said, wrong, cpu_s = json.loads(line)
+                done, failed, took_s = done + 1, failed + bool(wrong), took_s + cpu_s
+                for text in wrong:
+                    call, _, rest = text.partition(": ")
+                    if not places[rest[:60]]:
+                        print(f"{seed}: {'; '.join(said)}\n    {call}: {rest}", flush=True)
+                    places[rest[:60]] += 1
+                if done % 100 == 0 or done == most:
+                    each_s, rate = took_s / done, done / (time.monotonic() - began)
+                    faults = f"{failed} with a fault, {len(places)} kinds of fault"
+                    print(
+                        f"{done} mutated folders, {faults}; {each_s:.2f} s of CPU each, {rate:.2f} a second", flush=True
+                    )
+    return failed + most - done
 
 
 def _import_all() -> None:
