@@ -29,6 +29,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -226,7 +227,7 @@ def read_everything(folder: Path, base: Path, out: Path, draw: random.Random | N
     from stepscope.report.exports import discovered
     from stepscope.report.view.listing import Listing
 
-    opened = [folder]  # read once for all readers, as soon as it can be
+    opened: list[Any] = [folder]  # read once for all readers, as soon as it can be
 
     def run() -> Any:
         opened[0] = stepscope.Run(folder)
@@ -241,7 +242,7 @@ def read_everything(folder: Path, base: Path, out: Path, draw: random.Random | N
     }
     names = [module.__name__.rpartition(".")[2] for module in discovered().modules]
     for name in names if draw is None else draw.sample(names, 2):
-        calls[f"export {name}"] = lambda name=name: stepscope.export(opened[0], name, out / name)
+        calls[f"export {name}"] = partial(_export, opened, name, out)
     if draw is not None and draw.random() > PAGES:
         del calls["page"]
     wrong = []
@@ -258,6 +259,12 @@ def read_everything(folder: Path, base: Path, out: Path, draw: random.Random | N
         if (took := time.process_time() - began) > SECONDS:
             wrong.append(f"{name}: took {took:.0f} s")
     return wrong
+
+
+def _export(opened: list[Any], name: str, out: Path) -> None:
+    import stepscope
+
+    stepscope.export(opened[0], name, out / name)
 
 
 @dataclass(frozen=True)
