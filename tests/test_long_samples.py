@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from tests.fabricate import START_NS, Sampled, fabricate_run
 
 from stepscope.analysis.energy import stretch
+from stepscope.analysis.energy.sources import power_sources
 from stepscope.analysis.run import Run
 from stepscope.runfolder import RunReader, samples
 
@@ -91,6 +93,25 @@ def test_a_flipped_bit_in_a_long_sensor_costs_that_sensor(tmp_path: Path) -> Non
     run = RunReader(path)
     assert run.sensor("meter").is_empty()
     assert run.damaged == ["samples/meter.parquet"]
+
+
+@pytest.mark.parametrize("grain", [500, 1 << 20], ids=["coarser", "exact"])
+def test_sleep_and_a_counter_that_starts_anew_are_gaps_of_a_long_run_as_of_a_short_one(
+    tmp_path: Path, grain: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(samples, "MOST_ROWS", grain)
+    t = np.arange(_ROWS, dtype=np.int64) * _PERIOD
+    joules = np.where(t < 30_000_000_000, 100 + t * 4e-9, (t - 30_000_000_000) * 4e-9)  # the meter was plugged in again
+    sampled = Sampled(_channel("joules", "counter", "J", "energy"), t, joules)
+    path = fabricate_run(tmp_path, steps=30, sampled=(sampled,))
+    event = {"t_ns": START_NS + 20_000_000_000, "source": "sampler", "kind": "suspend", "message": "slept"}
+    with (path / "events.jsonl").open("a") as file:
+        file.write(json.dumps(event) + "\n")
+    (source,) = power_sources(RunReader(path))
+    covered_s = source.growth.covered_ns[-1] / 1e9
+    assert 58.3 < covered_s < 59.6
+    assert source.growth.grown[-1] == pytest.approx(4 * covered_s, rel=1e-6)
+    assert all(steps >= 0 for steps in source.growth.steps[~source.growth.gap])
 
 
 def test_operators_of_a_long_run_are_fitted_to_a_stretch_and_add_up_to_the_whole(

@@ -6,6 +6,7 @@ import errno
 import json
 import math
 import os
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from itertools import pairwise
@@ -218,6 +219,21 @@ def test_a_wall_clock_that_is_set_leaves_an_event_and_a_sleeping_machine_none_of
     events = RunReader(tmp_path).events
     assert [event["kind"] for event in events] == ["clock-jump", "suspend"]
     assert events[0]["jump_ns"] == -60_001_000_000
+
+
+def test_a_change_to_summer_time_or_of_the_time_zone_is_no_event(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sampling = Sampling([], EventLog(tmp_path / "events.jsonl"), Pace(), 10_000_000)
+    try:
+        for zone in ("EST5", "EST5EDT,0/0,364/23", "Asia/Kolkata", "UTC0"):
+            monkeypatch.setenv("TZ", zone)
+            time.tzset()
+            sampling.chores()
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+    assert not (tmp_path / "events.jsonl").exists()
 
 
 def test_a_slow_power_sensor_has_dithered_deadlines_of_its_own(bench: Bench) -> None:
