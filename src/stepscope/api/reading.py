@@ -11,7 +11,7 @@ import os
 import secrets
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -234,7 +234,7 @@ def doctor(
 
 def figure(
     name: str,
-    run: str | Path | Run = "last",
+    run: str | Path | Run | Sequence[str | Path | Run] = "last",
     out: str | Path = ".",
     *,
     form: str = "png",
@@ -242,13 +242,19 @@ def figure(
 ) -> Path:
     """Write one chart of a run into the folder `out`, which is made, and return the path of the picture.
 
-    name: one of `stepscope.figures()`. run: a Run, the path of its folder, its name in `runs`, or "last". form: png,
-    svg, pdf or vega. width_mm: on paper, 60 to 420; 85 fills one column, 170 two. Raises UnknownName and UsageError,
+    name: one of `stepscope.figures()`. run: a Run, the path of its folder, its name in `runs`, or "last"; several where
+    the figure draws several in one picture (layer-bars, energy-breakdown, memory-stack, step-ecdf, trade-off). form:
+    png, svg, pdf or vega. width_mm: on paper, 60 to 420; 85 fills one column, 170 two. Raises UnknownName, UsageError,
     StepscopeError with the reason where the run has nothing to draw, MissingDependency without the extra `report`,
     OutputNotWritable.
     """
     drawn.check(name, [form], width_mm)
-    return drawn.write(name, open_run(run), Path(out), form, width_mm)
+    runs = list(run) if isinstance(run, Sequence) and not isinstance(run, str) else [run]
+    if len(runs) != 1 and not (runs and drawn.is_shared(name)):
+        raise UsageError(f"'{name}' draws one run, and {len(runs)} were given", "call figure for each of them")
+    if drawn.is_shared(name):
+        return drawn.write_together(name, [open_run(each) for each in runs], Path(out), form, width_mm)
+    return drawn.write(name, open_run(runs[0]), Path(out), form, width_mm)
 
 
 def figures() -> dict[str, str]:

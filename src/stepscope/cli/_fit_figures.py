@@ -63,7 +63,7 @@ def _model_pictures(question: JobQuestion, beside: Sequence[Job]) -> Iterator[Pi
     """Training against inference, and categories against batch, of this model and those beside it."""
     from stepscope.footprint import chart_data
     from stepscope.footprint.simulator import Simulator
-    from stepscope.report.charts import memory
+    from stepscope.report.charts import across_runs, memory
 
     simulator = Simulator(question.platform, question.kept, question.allocator)
     jobs = [question.job, *beside]
@@ -73,6 +73,8 @@ def _model_pictures(question: JobQuestion, beside: Sequence[Job]) -> Iterator[Pi
         lambda width: memory.build_side_by_side(both, width),
         "live tensors over a step, training and inference",
     )
+    peaks = chart_data.peaks(both)
+    yield "fit-peak", lambda width: across_runs.build_memory(peaks, width), "live at the peak, training and inference"
     rows = chart_data.categories_by_batch(simulator, jobs, chart_data.batches_around(question.batch))
     yield "fit-batches", lambda width: memory.build_batches(rows, width), "live tensors at the peak by batch"
 

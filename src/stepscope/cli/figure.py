@@ -25,9 +25,10 @@ def figure(
         typer.Option(help="Width on paper: 85mm is one column, 170mm two; also ieee, ieee-2, acm, acm-2."),
     ] = "170mm",
 ) -> None:
-    """Write a chart of the page as PNG, SVG, PDF, or as its Vega-Lite specification.
+    """Write a chart as PNG, SVG, PDF, or as its Vega-Lite specification, in the size of a paper's column.
 
-    One file a run and format, in the size of a paper's column, from the same definition as the page's.
+    Charts of the page: one file a run and format, from the same definition. layer-bars, energy-breakdown, memory-stack,
+    step-ecdf and trade-off: all runs in one picture.
     """
     from stepscope.report import figures
 
@@ -47,6 +48,11 @@ def _write(name: str, runs: list[Path], out: Path, forms: list[str], width: floa
     from stepscope.analysis.run import Run
     from stepscope.report import figures
 
-    for opened in [Run(run) for run in runs]:
+    opened_runs = [Run(run) for run in runs]
+    if figures.is_shared(name):
+        for form in forms:
+            typer.echo(figures.write_together(name, opened_runs, out, form, width))
+        return
+    for opened in opened_runs:
         for form in forms:
             typer.echo(figures.write(name, opened, out, form, width))

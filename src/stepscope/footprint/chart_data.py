@@ -55,6 +55,14 @@ def training_and_inference(simulator: Simulator, jobs: Sequence[tuple[Job, int]]
     return pl.concat(parts)  # fmt: skip
 
 
+def peaks(series: pl.DataFrame) -> pl.DataFrame:
+    """Return what is live at the peak of each step of `training_and_inference`: run, part (category), value (MB)."""
+    whole = series.group_by("model", "kind", "op", maintain_order=True).agg(whole=pl.col("mb").sum())
+    at = whole.sort("whole", descending=True, maintain_order=True).unique(["model", "kind"], maintain_order=True)
+    rows = series.join(at.drop("whole"), on=["model", "kind", "op"], maintain_order="left").filter(pl.col("mb") > 0)
+    return rows.select(run=pl.format("{}, {}", "model", "kind"), part=pl.col("category").cast(pl.String), value="mb")
+
+
 def inference(job: Job) -> Job:
     """The same model asked for its loss without gradients."""
     loss = job.loss

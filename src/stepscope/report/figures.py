@@ -1,16 +1,16 @@
-"""The charts of the page as pictures for a paper: PNG, SVG, PDF, or the Vega-Lite specification itself."""
+"""The charts of the page, and those of several runs, as pictures: PNG, SVG, PDF, or the Vega-Lite specification."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stepscope.errors import OutputNotWritable, StepscopeError, UnknownName, UsageError
-from stepscope.report import sections
+from stepscope.report import run_figures, sections
 from stepscope.report.page.parts import Anatomy, Figure, Icicle, Part, flat
 
 if TYPE_CHECKING:
@@ -42,9 +42,10 @@ class Entry:
 
 
 def entries() -> list[Entry]:
-    """Every figure by name, in the order of the page."""
+    """Every figure by name, in the order of the page; last those that several runs share."""
     modules = sorted(sections.discovered().modules, key=lambda module: (module.ORDER, module.__name__))
-    return [Entry(name, module.TITLE) for module in modules for name in getattr(module, "FIGURES", ())]
+    of_page = [Entry(name, module.TITLE) for module in modules for name in getattr(module, "FIGURES", ())]
+    return [*of_page, *(Entry(name, title) for name, (title, _) in run_figures.FIGURES.items())]
 
 
 def parse_width(text: float | str) -> float:
@@ -60,7 +61,8 @@ def parse_width(text: float | str) -> float:
 
 def check(name: str, forms: Iterable[str] = (), width_mm: float = DOUBLE_COLUMN_MM) -> None:
     """UnknownName with the nearest where there is no such figure or format, UsageError for a width of no paper."""
-    _section(name)
+    if name not in run_figures.FIGURES:
+        _section(name)
     for unknown in (form for form in forms if form not in SUFFIXES):
         raise UnknownName("format", unknown, SUFFIXES)
     if not NARROWEST_MM <= width_mm <= WIDEST_MM:
@@ -74,11 +76,30 @@ def write(name: str, run: Run, folder: Path, form: str, width_mm: float = DOUBLE
     Raises StepscopeError where the run has nothing to draw, with the reason; OutputNotWritable where the folder fails;
     UsageError where a file is named in place of the folder.
     """
+    if name in run_figures.FIGURES:
+        return write_together(name, [run], folder, form, width_mm)
+    _check_folder(folder)
+    chart, caption = _chart(name, run)
+    return write_chart(chart, f"{run.id}: {caption}", folder, f"{name}-{run.id}", form, width_mm)
+
+
+def write_together(name: str, runs: Sequence[Run], folder: Path, form: str, width_mm: float = DOUBLE_COLUMN_MM) -> Path:
+    """Write a figure of several runs (`run_figures.FIGURES`) into a folder; returns its path, raises as `write`."""
+    _check_folder(folder)
+    chart, caption = run_figures.FIGURES[name][1](runs)
+    description = "; ".join(run_figures.described(caption, runs))
+    return write_chart(chart, description, folder, run_figures.stem(name, runs), form, width_mm)
+
+
+def is_shared(name: str) -> bool:
+    """Return whether a figure draws several runs in one picture."""
+    return name in run_figures.FIGURES
+
+
+def _check_folder(folder: Path) -> None:
     if folder.suffix in SUFFIXES.values() and not folder.is_dir():
         hint = f"--out FOLDER --format {folder.suffix[1:]}: the file is named after the figure and the run"
         raise UsageError(f"'{folder}' is a file's name, and figures are written into a folder", hint)
-    chart, caption = _chart(name, run)
-    return write_chart(chart, f"{run.id}: {caption}", folder, f"{name}-{run.id}", form, width_mm)
 
 
 def write_chart(
@@ -104,7 +125,7 @@ def write_chart(
 def _section(name: str) -> ModuleType:
     by_name = {figure: module for module in sections.discovered().modules for figure in getattr(module, "FIGURES", ())}
     if name not in by_name:
-        raise UnknownName("figure", name, by_name)
+        raise UnknownName("figure", name, [*by_name, *run_figures.FIGURES])
     return by_name[name]
 
 

@@ -1,0 +1,220 @@
+"""Figures of several runs in one picture: what the page of a single run has no place for.
+
+`report.figures` names and writes them like the charts of the page.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import polars as pl
+
+from stepscope.analysis.answer import headline, machine_name
+from stepscope.analysis.time.steps import timed_steps
+from stepscope.errors import StepscopeError
+from stepscope.report.page.reading import name as name_
+from stepscope.units import component_label, cut_in_the_middle
+
+if TYPE_CHECKING:
+    from stepscope.analysis.run import Run
+
+Drawn = tuple[Callable[[int], Any], str]  # chart of a width in px, and what it shows
+
+_MOST_LAYERS, _LAYER_LETTERS = 10, 26
+_PHASES = ("forward", "backward", "optimizer")
+_SHOWN_SHARE = 0.99  # of the steps: a single stall would squeeze all others into a corner
+_FEW_STEPS = 100  # of fewer all are drawn
+_METRICS = ("step_time", "energy_per_step", "peak_memory")
+
+
+def labels(runs: Sequence[Run]) -> list[str]:
+    """Return a name of each run: the workload and what of its setting differs; the run's own where nothing does."""
+    facts = [_facts(run) for run in runs]
+    differing = [key for key in facts[0] if key != "name" and len({fact[key] for fact in facts}) > 1]
+    found = [", ".join(part for part in (fact["name"], *(fact[key] for key in differing)) if part) for fact in facts]
+    found = [f"{said} {run.id.rpartition('-')[2]}" if found.count(said) > 1 else said
+             for said, run in zip(found, runs, strict=True)]  # fmt: skip
+    return [name_(said) for said in found]
+
+
+def _facts(run: Run) -> dict[str, str]:
+    workload = run.meta.get("workload")
+    about: dict[str, Any] = workload if isinstance(workload, dict) else {"name": workload}
+    batch, threads = about.get("batch_size"), run.meta.get("threads")
+    return {
+        "name": str(about.get("name") or run.id),
+        "batch": f"batch {batch}" if batch else "",
+        **{key: str(about.get(key) or "") for key in ("optimizer", "precision")},
+        "machine": machine_name(run) or "",
+        "threads": f"{threads} threads" if threads else "",
+        "simulated": "" if run.simulated is None else "simulated sensors",
+    }
+
+
+def layer_bars(runs: Sequence[Run]) -> Drawn:
+    """Draw the most expensive layers: by phase of one run, side by side of several, with 95 % CIs."""
+    from stepscope.report.charts import across_runs as chart
+
+    tables = [run.layers().filter(pl.col("total_ns") > 0) for run in runs]
+    if any(table.is_empty() for table in tables):
+        raise _nothing(runs, [not table.is_empty() for table in tables], "no operator was recorded")
+    every = pl.concat([table.select("layer", "total_ns") for table in tables])
+    most = every.group_by("layer").agg(pl.col("total_ns").max()).sort("total_ns", "layer", descending=[True, False])
+    chosen = most["layer"].to_list()[:_MOST_LAYERS]
+    shown = [name_(name or "(the model)") for name in chosen]
+    named = dict(zip(chosen, cut_in_the_middle(shown, _LAYER_LETTERS), strict=True))
+    ordered = [(label, dict(zip(table["layer"], table.iter_rows(named=True), strict=True)))
+               for label, table in zip(labels(runs), tables, strict=True)]  # fmt: skip
+    unit = "time in a step, ms"
+    caption = f"The {len(chosen)} most expensive layers, self time, 95 % CI"
+    if len(runs) == 1:
+        rows = ordered[0][1]
+        parts = [{"layer": named[name], "phase": phase, "value": (rows[name][f"{phase}_ns"] or 0.0) / 1e6}
+                 for name in chosen for phase in _PHASES]  # fmt: skip
+        whole = [{"layer": named[name], **_ends(rows[name])} for name in chosen]
+        return lambda width: chart.build_layer_phases(
+            pl.DataFrame(parts).filter(pl.col("value") > 0), _frame(whole), unit, width
+        ), caption
+    bars = [
+        {"run": label, "layer": named[name], "value": rows[name]["total_ns"] / 1e6, **_ends(rows[name])}
+        for name in chosen for label, rows in ordered if name in rows
+    ]  # fmt: skip
+    return lambda width: chart.build_layer_bars(_frame(bars), unit, width), caption
+
+
+def _ends(row: dict[str, Any]) -> dict[str, float | None]:
+    return {end: None if row[f"{end}_ns"] is None else row[f"{end}_ns"] / 1e6 for end in ("low", "high")}
+
+
+def _frame(rows: list[dict[str, Any]]) -> pl.DataFrame:
+    """The rows, bounds as numbers also where none is known."""
+    frame = pl.DataFrame(rows, infer_schema_length=None)
+    bounds = [name for name in frame.columns if name.endswith(("low", "high"))]
+    return frame.with_columns(pl.col(bounds).cast(pl.Float64))
+
+
+def energy_breakdown(runs: Sequence[Run]) -> Drawn:
+    """Draw the energy of a step by component, a bar a run; the parts add up to the whole device."""
+    from stepscope.report.charts import across_runs as chart
+
+    tables = [run.energy_totals().filter(pl.col("joules_per_step").is_not_null()) for run in runs]
+    if any(table.is_empty() for table in tables):
+        raise _nothing(runs, [not table.is_empty() for table in tables], "no power was measured")
+    rows = [
+        {"run": label, "part": component_label(row["component"]), "value": max(row["joules_per_step"], 0.0)}
+        for label, table in zip(labels(runs), tables, strict=True) for row in _parts(table).iter_rows(named=True)
+    ]  # fmt: skip
+    largest = max(float(table["joules_per_step"].to_numpy().max()) for table in tables)
+    scale, unit = (1e3, "mJ") if largest < 1 else (1.0, "J")
+    frame = pl.DataFrame(rows).with_columns(pl.col("value") * scale)
+    kinds = sorted({kind for table in tables for kind in table["kind"]} - {"measured"})
+    marked = f" ({', '.join(kinds)})" if kinds else ""
+    return lambda width: chart.build_energy(frame, f"energy of a step, {unit}{marked}", width), (
+        f"Energy of a step by component, gross{marked}"
+    )
+
+
+def _parts(table: pl.DataFrame) -> pl.DataFrame:
+    """The components beside the total, where they are known to add up to it; else the total, or what there is."""
+    parts = table.filter(pl.col("component") != "total")
+    return parts if "rest" in set(parts["component"]) or len(parts) == len(table) else table.filter(
+        pl.col("component") == "total"
+    )  # fmt: skip
+
+
+def memory_stack(runs: Sequence[Run]) -> Drawn:
+    """Draw the bytes that are live at the peak by category, a bar a run."""
+    from stepscope.report.charts import across_runs as chart
+
+    peaks = [run.peak() for run in runs]
+    if any(peak is None for peak in peaks):
+        raise _nothing(runs, [peak is not None for peak in peaks], "memory by layer was not recorded (--record-memory)")
+    rows = [
+        {"run": label, "part": row["category"], "value": row["bytes"] / 1e6}
+        for label, peak in zip(labels(runs), peaks, strict=True) if peak is not None
+        for row in peak.categories.iter_rows(named=True) if row["bytes"] > 0
+    ]  # fmt: skip
+    return lambda width: chart.build_memory(pl.DataFrame(rows), width), "Live tensors at the peak by category"
+
+
+def step_ecdf(runs: Sequence[Run]) -> Drawn:
+    """Draw the distribution of step times, a line a run, of the steps that the step time is taken from."""
+    from stepscope.report.charts import across_runs as chart
+
+    lengths = [np.sort(timed_steps(run)[0]["length_ns"].to_numpy().astype(np.float64)) / 1e6 for run in runs]
+    if any(len(of_run_ms) == 0 for of_run_ms in lengths):
+        raise _nothing(runs, [len(times_ms) > 0 for times_ms in lengths], "no step after the warm-up")
+    parts, excluded = [], False
+    for label, times_ms in zip(labels(runs), lengths, strict=True):
+        share = np.arange(1, len(times_ms) + 1) / len(times_ms)
+        inside = share <= (_SHOWN_SHARE if len(times_ms) >= _FEW_STEPS else 1.0)
+        excluded = excluded or not bool(inside.all())
+        ms, up_to = np.append(times_ms[:1], times_ms[inside]), np.append(0.0, share[inside])
+        parts.append(pl.DataFrame({"run": [label] * len(ms), "ms": ms, "share": up_to}))
+    frame = pl.concat(parts)
+    return lambda width: chart.build_ecdf(frame, excluded, width), "Share of the steps that took at most so long"
+
+
+def trade_off(runs: Sequence[Run]) -> Drawn:
+    """Draw the step time of each run against its energy; where that is not measured of all, against peak memory."""
+    from stepscope.report.charts import across_runs as chart
+
+    found = [{row.metric: row for row in headline(run)} for run in runs]
+    missing = ["step_time" in rows for rows in found]
+    if not all(missing):
+        raise _nothing(runs, missing, "no step time")
+    other = next((metric for metric in _METRICS[1:] if all(metric in rows for rows in found)), None)
+    if other is None:
+        raise _nothing(runs, [False], "neither energy nor peak memory is known of all")
+    scale, title = (1.0, "energy of a step, J") if other == "energy_per_step" else (1e-6, "peak memory, MB")
+    kinds = sorted({rows[other].kind for rows in found} - {""})
+    marked = f" ({', '.join(kinds)})" if kinds else ""
+    rows = [
+        {
+            "run": label,
+            **_point("x", rows["step_time"], _to_ms(rows["step_time"].unit)),
+            **_point("y", rows[other], scale),
+        }
+        for label, rows in zip(labels(runs), found, strict=True)
+    ]
+    caption = f"Step time against {title.partition(',')[0]}{marked}, 95 % CIs"
+    return lambda width: chart.build_trade_off(_frame(rows), "step time, ms", f"{title}{marked}", width), caption
+
+
+def _to_ms(unit: str) -> float:
+    return {"ns": 1e-6, "s": 1e3}[unit]
+
+
+def _point(name: str, row: Any, scale: float) -> dict[str, float | None]:
+    bounds = {f"{name}_{end}": getattr(row, end) for end in ("low", "high")}
+    return {name: row.value * scale, **{key: None if end is None else end * scale for key, end in bounds.items()}}
+
+
+def _nothing(runs: Sequence[Run], known: Sequence[bool], why: str) -> StepscopeError:
+    lacking = next((run.id for run, has in zip(runs, known, strict=False) if not has), runs[0].id)
+    return StepscopeError(f"{lacking} has nothing to draw: {why}", "leave the run out, or see stepscope doctor")
+
+
+FIGURES: dict[str, tuple[str, Callable[[Sequence[Run]], Drawn]]] = {
+    "layer-bars": ("Layers, with CIs (one or several runs)", layer_bars),
+    "energy-breakdown": ("Energy of a step by component (one or several runs)", energy_breakdown),
+    "memory-stack": ("Live at the peak by category (one or several runs)", memory_stack),
+    "step-ecdf": ("Distribution of step times (one or several runs)", step_ecdf),
+    "trade-off": ("Step time against energy or memory (several runs)", trade_off),
+}
+
+
+def stem(name: str, runs: Sequence[Run]) -> str:
+    """Return the file's name without its ending: the figure and its runs."""
+    if len(runs) == 1:
+        return f"{name}-{runs[0].id}"
+    return f"{name}-{'-'.join(run.id.rpartition('-')[2] for run in runs[:4])}{'-and-more' if len(runs) > 4 else ''}"
+
+
+def described(caption: str, runs: Sequence[Run]) -> Iterator[str]:
+    """Yield the parts of a description: the caption and the runs."""
+    yield f"{runs[0].id if len(runs) == 1 else f'{len(runs)} runs'}: {caption}"
+    if len(runs) > 1:
+        yield ", ".join(run.id for run in runs)
