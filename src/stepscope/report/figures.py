@@ -26,7 +26,8 @@ _MM = {"": 1.0, "mm": 1.0, "cm": 10.0, "in": 25.4, "pt": 25.4 / 72.27}
 NARROWEST_MM, WIDEST_MM = 60.0, 420.0
 
 _LEGEND_PX = 145  # of a column of a legend
-_MOST_CORRECTED = 0.2  # of the width
+_MOST_CORRECTED = 0.3  # of the width
+_MOST_DRAWN = 4
 _PX_PER_MM = 96 / 25.4  # CSS pixels: 12 px of type are 9 points on paper
 _PT_PER_PX = 72 / 96
 _PPI = 300
@@ -153,15 +154,20 @@ def _charts(part: Part) -> Iterator[tuple[str, Callable[[int], Any], str]]:
 
 
 def _as_wide(chart: Callable[[int], Any], width: int, description: str) -> dict[str, Any]:
-    """A chart as wide as the column, px: axes and titles take what only drawing tells, so that it is drawn twice."""
+    """A chart as wide as the column, px: axes and titles take what only drawing tells, so that it is drawn again."""
     import vl_convert
 
-    specification = _on_paper(chart(width), description, width)
-    drawn = _SIZE.search(vl_convert.vegalite_to_svg(specification, allowed_base_urls=[]))
-    missing = 0 if drawn is None else round(width - float(drawn["width"]))
-    if missing == 0 or abs(missing) > _MOST_CORRECTED * width:
-        return specification
-    return _on_paper(chart(width + missing), description, width)
+    best: tuple[float, dict[str, Any]] = (float("inf"), {})
+    asked = width
+    for _ in range(_MOST_DRAWN):
+        specification = _on_paper(chart(asked), description, width)
+        drawn = _SIZE.search(vl_convert.vegalite_to_svg(specification, allowed_base_urls=[]))
+        missing = 0 if drawn is None else round(width - float(drawn["width"]))
+        best = min(best, (abs(missing), specification), key=lambda tried: tried[0])
+        asked += missing
+        if missing == 0 or abs(asked - width) > _MOST_CORRECTED * width:
+            break
+    return best[1]
 
 
 def _on_paper(chart: Any, description: str, width: int) -> dict[str, Any]:

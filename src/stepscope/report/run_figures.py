@@ -26,6 +26,7 @@ _MOST_LAYERS, _LAYER_LETTERS = 10, 26
 _PHASES = ("forward", "backward", "optimizer")
 _SHOWN_SHARE = 0.99  # of the steps: a single stall would squeeze all others into a corner
 _FEW_STEPS = 100  # of fewer all are drawn
+_COMPONENTS = {"total": "whole device", "cpu": "CPU", "gpu": "GPU", "soc": "SoC"}
 _METRICS = ("step_time", "energy_per_step", "peak_memory")
 
 
@@ -102,9 +103,10 @@ def energy_breakdown(runs: Sequence[Run]) -> Drawn:
     tables = [run.energy_totals().filter(pl.col("joules_per_step").is_not_null()) for run in runs]
     if any(table.is_empty() for table in tables):
         raise _nothing(runs, [not table.is_empty() for table in tables], "no power was measured")
+    parts = zip(labels(runs), map(_parts, tables), strict=True)
     rows = [
-        {"run": label, "part": component_label(row["component"]), "value": max(row["joules_per_step"], 0.0)}
-        for label, table in zip(labels(runs), tables, strict=True) for row in _parts(table).iter_rows(named=True)
+        {"run": label, "part": _component(row["component"]), "value": max(row["joules_per_step"], 0.0)}
+        for label, table in parts for row in table.iter_rows(named=True)
     ]  # fmt: skip
     largest = max(float(table["joules_per_step"].to_numpy().max()) for table in tables)
     scale, unit = (1e3, "mJ") if largest < 1 else (1.0, "J")
@@ -114,6 +116,10 @@ def energy_breakdown(runs: Sequence[Run]) -> Drawn:
     return lambda width: chart.build_energy(frame, f"energy of a step, {unit}{marked}", width), (
         f"Energy of a step by component, gross{marked}"
     )
+
+
+def _component(name: str) -> str:
+    return _COMPONENTS.get(name, component_label(name))
 
 
 def _parts(table: pl.DataFrame) -> pl.DataFrame:
@@ -168,7 +174,10 @@ def trade_off(runs: Sequence[Run]) -> Drawn:
     other = next((metric for metric in _METRICS[1:] if all(metric in rows for rows in found)), None)
     if other is None:
         raise _nothing(runs, [False], "neither energy nor peak memory is known of all")
-    scale, title = (1.0, "energy of a step, J") if other == "energy_per_step" else (1e-6, "peak memory, MB")
+    scale, title = (1e-6, "peak memory, MB")
+    if other == "energy_per_step":
+        small = max(rows[other].value for rows in found) < 1
+        scale, title = (1e3, "energy of a step, mJ") if small else (1.0, "energy of a step, J")
     kinds = sorted({rows[other].kind for rows in found} - {""})
     marked = f" ({', '.join(kinds)})" if kinds else ""
     rows = [

@@ -21,8 +21,8 @@ _SHAPES = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down
 _COMPONENTS = {
     name: LIGHT[colour]
     for name, colour in (
-        ("whole device", "rail-1"), ("total", "rail-1"), ("cpu", "rail-3"), ("gpu", "rail-2"), ("memory", "rail-5"),
-        ("soc", "rail-4"), ("storage", "held-workspace"), ("io", "rail-6"), ("unattributed", "residual"),
+        ("whole device", "rail-1"), ("total", "rail-1"), ("CPU", "rail-3"), ("GPU", "rail-2"), ("memory", "rail-5"),
+        ("SoC", "rail-4"), ("storage", "held-workspace"), ("io", "rail-6"), ("unattributed", "residual"),
     )
 }  # fmt: skip
 _LETTER, _ROW, _BAR = 6.6, 26, 13  # px
@@ -80,13 +80,16 @@ def build_layer_phases(rows: pl.DataFrame, whole: pl.DataFrame, unit: str, width
     return alt.layer(bars, whisker).properties(width=inner, height=(_BAR + 7) * len(layers))
 
 
-def build_stacks(rows: pl.DataFrame, names: list[str], colours: list[str], title: str, width: int) -> Any:
+def build_stacks(
+    rows: pl.DataFrame, names: list[str], colours: list[str], title: str, width: int, legend_text: str = ""
+) -> Any:
     """A stacked bar of each run of `rows` (run, part, value), in the order of `names`; title carries the unit."""
     runs = rows["run"].unique(maintain_order=True).to_list()
     room, inner = _names(runs, width)
     order = {name: place for place, name in enumerate(names)}
     placed = rows.with_columns(place=pl.col("part").replace_strict(order, return_dtype=pl.Int64))
-    legend = alt.Legend(columns=3 if width <= NARROW else len(names), labelExpr=CATEGORY_LEGEND)
+    columns = 3 if width <= NARROW else len(names)
+    legend = alt.Legend(columns=columns, labelExpr=legend_text) if legend_text else alt.Legend(columns=columns)
     colour = alt.Color("part:N", scale=alt.Scale(domain=names, range=colours), legend=legend)
     bars = alt.Chart(placed).mark_bar(height=_ROW - 8, stroke="white", strokeWidth=0.6)
     y = alt.Y("run:N", sort=runs, axis=axis("", grid=False, labelLimit=room))
@@ -105,7 +108,7 @@ def build_energy(rows: pl.DataFrame, title: str, width: int) -> Any:
 def build_memory(rows: pl.DataFrame, width: int) -> Any:
     """Stacked bars of `rows` (run, part, value): live bytes at the peak by category, MB."""
     names = categories_in(rows.rename({"part": "category"}))
-    return build_stacks(rows, names, [CATEGORY[name] for name in names], "live at the peak, MB", width)
+    return build_stacks(rows, names, [CATEGORY[name] for name in names], "live at the peak, MB", width, CATEGORY_LEGEND)
 
 
 def build_ecdf(rows: pl.DataFrame, excluded: bool, width: int) -> Any:

@@ -10,7 +10,7 @@ import polars as pl
 from stepscope.analysis.time.sources import slice_names
 from stepscope.analysis.time.tracks import OPERATOR_POWER
 from stepscope.report.charts.style import CATEGORY, LIGHT, NARROW, PHASE, WIDE, axis, plot_width
-from stepscope.units import CATEGORY_LEGEND
+from stepscope.units import CATEGORY_LEGEND, number
 
 if TYPE_CHECKING:
     from stepscope.report.page.parts import Icicle
@@ -206,37 +206,65 @@ def _memory_track(memory: pl.DataFrame, time: alt.Scale, width: int) -> Any:
     return drawn.properties(width=width, height=2 * _TRACK, title=_title(f"live tensors of step {step}"))
 
 
-_ICICLE_HEIGHT, _CELL_LETTER, _CELL_LINE, _THINNEST_CELL = 420, 6.2, 13, 0.25  # px
+_ICICLE_HEIGHT, _CELL_LETTER, _CELL_LINE, _THINNEST_CELL = 360, 6.2, 14, 0.25  # px
 _PHASES = ("forward", "backward", "optimizer")
+_ROOT_COLUMN, _INNER_COLUMN, _LAST_COLUMN = 0.3, 0.5, 1.0  # widths: what computes has the most room
+_TINT = 0.55  # of the colours of phases beneath letters
 
 
 def build_icicle(cells: pl.DataFrame, width: int) -> Any:
-    """Cells (depth, t0_ms, t1_ms, label, hover) and their stripes by phase (as `cells_of` makes them)."""
+    """Cells (depth, t0_ms, t1_ms, label, leaf, hover): containers are grey, what has no children is in its phases."""
     deep, end = int(cells.select(pl.col("depth").max()).item()) + 1, float(cells.select(pl.col("t1_ms").max()).item())
     cells = cells.filter(pl.col("t1_ms") - pl.col("t0_ms") > _THINNEST_CELL * end / _ICICLE_HEIGHT)
     inner = plot_width(width)
-    x = alt.Scale(domain=[0, deep], nice=False)
-    y = alt.Y(
-        "t0_ms:Q", scale=alt.Scale(domain=[end, 0], nice=False), axis=axis("time in a median step, ms", grid=False)
+    edges = _column_edges(deep, inner)
+    right = pl.when("leaf").then(edges[-1]).otherwise(pl.col("depth").replace_strict(dict(enumerate(edges[1:]))))
+    cells = cells.with_columns(left=pl.col("depth").replace_strict(dict(enumerate(edges[:-1]))), right=right)
+    across, time = alt.Scale(domain=[0, edges[-1]], nice=False), alt.Scale(domain=[end, 0], nice=False)
+    x, y = (
+        alt.X("left:Q", scale=across, axis=None),
+        alt.Y("t0_ms:Q", scale=time, axis=axis("time in a median step, ms", grid=False)),
     )
-    names = alt.Axis(title="depth in the module tree", grid=False, domain=False, ticks=False, labels=False)
-    boxes = alt.Chart(_inline(cells)).mark_rect(stroke=LIGHT["paper"], strokeWidth=1, color=LIGHT["rule"])
-    boxes = boxes.encode(
-        x=alt.X("depth:Q", scale=x, axis=names), x2="right:Q", y=y, y2="t1_ms:Q", description="hover:N"
+    place = {"x": x, "x2": "right:Q", "y": y, "y2": "t1_ms:Q"}
+    boxes = alt.Chart(_inline(cells)).mark_rect(color=LIGHT["grid"]).encode(**place, description="hover:N")
+    legend = alt.Legend(symbolOpacity=_TINT)
+    colour = alt.Color(
+        "phase:N", legend=legend, scale=alt.Scale(domain=list(_PHASES), range=[LIGHT[kind] for kind in _PHASES])
     )
-    colour = alt.Color("phase:N", scale=alt.Scale(domain=list(_PHASES), range=[LIGHT[kind] for kind in _PHASES]))
-    stripes = alt.Chart(_inline(_stripes(cells))).mark_rect().encode(
-        x=alt.X("depth:Q", scale=x), x2="right:Q", y=y, y2="t1_ms:Q", color=colour
-    )  # fmt: skip
-    room = int(inner / deep / _CELL_LETTER) - 3
-    tall = pl.col("t1_ms") - pl.col("t0_ms") > _CELL_LINE * end / _ICICLE_HEIGHT
-    long = pl.col("label").str.len_chars() > room
-    short = pl.when(long).then(pl.format("{}…", pl.col("label").str.slice(0, max(room - 1, 1)))).otherwise("label")
-    labels = alt.Chart(_inline(cells.filter(tall).with_columns(label=short))).mark_text(
-        align="left", baseline="top", dx=12, dy=3, fontSize=11, color=LIGHT["ink"]
+    stripes = alt.Chart(_inline(_stripes(cells.filter("leaf")))).mark_rect(opacity=_TINT).encode(**place, color=colour)
+    frames = alt.Chart(_inline(cells)).mark_rect(fill=None, stroke="white", strokeWidth=1.2).encode(**place)
+    labels = alt.Chart(_inline(_labelled(cells, end))).mark_text(
+        align="left", baseline="top", dx=4, dy=3, fontSize=11, color=LIGHT["ink"]
     )
-    text = labels.encode(x=alt.X("depth:Q", scale=x), y=y, text="label:N")
-    return alt.layer(boxes, stripes, text).properties(width=inner, height=_ICICLE_HEIGHT)
+    text = labels.encode(x=x, y=y, text="label:N")
+    return alt.layer(boxes, stripes, frames, text).properties(width=inner, height=_ICICLE_HEIGHT)
+
+
+def _column_edges(deep: int, inner: int) -> list[float]:
+    """Left edges of the columns of an icicle and the right one of the last, px."""
+    widths = [_ROOT_COLUMN, *[_INNER_COLUMN] * (deep - 2), _LAST_COLUMN][:deep] if deep > 1 else [_LAST_COLUMN]
+    edges = [0.0]
+    for part in widths:
+        edges.append(edges[-1] + part * inner / sum(widths))
+    return edges
+
+
+def _labelled(cells: pl.DataFrame, end: float) -> pl.DataFrame:
+    """The cells that have room for a line: their names, cut where they are longer, and the time where it fits too."""
+    rows = []
+    for row in cells.filter(pl.col("t1_ms") - pl.col("t0_ms") > _CELL_LINE * end / _ICICLE_HEIGHT).iter_rows(
+        named=True
+    ):
+        room, name = int((row["right"] - row["left"] - 8) / _CELL_LETTER), row["label"]
+        name = "model" if row["depth"] == 0 and len(name) > room else name
+        timed = f"{name}  {number(row['t1_ms'] - row['t0_ms'])} ms"
+        rows.append(
+            {
+                **row,
+                "label": timed if len(timed) <= room else name if len(name) <= room else f"{name[: max(room - 1, 1)]}…",
+            }
+        )
+    return pl.DataFrame(rows, schema=cells.schema)
 
 
 def icicle_cells(icicle: Icicle) -> pl.DataFrame:
@@ -255,13 +283,21 @@ def icicle_cells(icicle: Icicle) -> pl.DataFrame:
         free.append(begin)
         depth = 0 if row[parent] is None else cells[row[parent]]["depth"] + 1
         said = row[name] or "the model"
-        label = said.rpartition(".")[2] if depth else said
+        label = _last_names(said) if depth else said
         about = {"label": label, "hover": f"{said}: {total:.3f} ms"}
         cells.append(
             {"depth": depth, "t0_ms": begin, "t1_ms": begin + total, **about, **dict(zip(_PHASES, split, strict=True))}
         )
-    frame = pl.DataFrame(cells).filter(pl.col("t1_ms") > pl.col("t0_ms"))
-    return frame.with_columns(right=pl.col("depth") + 1)
+    parents = {above for row, cell in zip(icicle.rows, cells, strict=True)
+               if (above := row[parent]) is not None and cell["t1_ms"] > cell["t0_ms"]}  # fmt: skip
+    frame = pl.DataFrame(cells).with_columns(leaf=pl.Series([place not in parents for place in range(len(cells))]))
+    return frame.filter(pl.col("t1_ms") > pl.col("t0_ms"))
+
+
+def _last_names(module: str) -> str:
+    """Return the last part of a module's name; of one that is a number also the part before it."""
+    *above, last = module.split(".")
+    return f"{above[-1]}.{last}" if above and last.isdigit() else last
 
 
 def _inline(frame: pl.DataFrame) -> Any:
@@ -270,11 +306,11 @@ def _inline(frame: pl.DataFrame) -> Any:
 
 
 def _stripes(cells: pl.DataFrame) -> pl.DataFrame:
-    """At the left of each cell, its time divided by phase."""
+    """The time of each cell divided by phase, from the top."""
     parts, begin = [], pl.col("t0_ms")
     for kind in _PHASES:
         end = pl.min_horizontal(begin + pl.col(kind), "t1_ms")  # medians of parts need not add up to that of the whole
-        stripe = cells.select("depth", right=pl.col("depth") + 0.03, t0_ms=begin, t1_ms=end, phase=pl.lit(kind))
+        stripe = cells.select("left", "right", t0_ms=begin, t1_ms=end, phase=pl.lit(kind))
         parts.append(stripe.filter(pl.col("t1_ms") > pl.col("t0_ms")))
         begin = end
     return pl.concat(parts)
