@@ -38,7 +38,7 @@ def _names(labels: list[str], width: int) -> tuple[int, int]:
 
 def _of_runs(runs: list[str], width: int, **legend: Any) -> alt.Color:
     scale = alt.Scale(domain=runs, range=[RUNS[place % len(RUNS)] for place in range(len(runs))])
-    columns = max(1, round(width / (_LETTER * max(map(len, runs)) + 46)))
+    columns = max(1, int(width / (_LETTER * max(map(len, runs)) + 46)))
     return alt.Color(
         "run:N", sort=runs, scale=scale, legend=alt.Legend(columns=columns, labelLimit=width - 40, **legend)
     )
