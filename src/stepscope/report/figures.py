@@ -158,14 +158,14 @@ def _as_wide(chart: Callable[[int], Any], width: int, description: str) -> dict[
     import vl_convert
 
     best: tuple[float, dict[str, Any]] = (float("inf"), {})
-    asked = width
+    drawn_px = width
     for _ in range(_MOST_DRAWN):
-        specification = _on_paper(chart(asked), description, width)
+        specification = _on_paper(chart(drawn_px), description, width)
         drawn = _SIZE.search(vl_convert.vegalite_to_svg(specification, allowed_base_urls=[]))
         missing = 0 if drawn is None else round(width - float(drawn["width"]))
         best = min(best, (abs(missing), specification), key=lambda tried: tried[0])
-        asked += missing
-        if missing == 0 or abs(asked - width) > _MOST_CORRECTED * width:
+        drawn_px += missing
+        if missing == 0 or abs(drawn_px - width) > _MOST_CORRECTED * width:
             break
     return best[1]
 

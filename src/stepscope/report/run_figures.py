@@ -150,7 +150,7 @@ def step_ecdf(runs: Sequence[Run]) -> Drawn:
     from stepscope.report.charts import across_runs as chart
 
     lengths = [np.sort(timed_steps(run)[0]["length_ns"].to_numpy().astype(np.float64)) / 1e6 for run in runs]
-    if any(len(of_run_ms) == 0 for of_run_ms in lengths):
+    if any(len(times_ms) == 0 for times_ms in lengths):
         raise _nothing(runs, [len(times_ms) > 0 for times_ms in lengths], "no step after the warm-up")
     parts, excluded = [], False
     for label, times_ms in zip(labels(runs), lengths, strict=True):
