@@ -12,6 +12,7 @@ _PAGES = (".md", ".ipynb")
 _FIRST = ("index.md", "install.md", "guide.md", "reading-a-report.md", "coming-from.md", "glossary.md")
 # (title of the part, how the names of its pages begin)
 _PARTS = (
+    ("Case studies", "cases/"),
     ("Guides", "guide-"),
     ("Notebooks", "notebooks/"),
     ("Accuracy", "accuracy|measuring|energy|memory|cost|compatibility"),
