@@ -199,7 +199,7 @@ def _measured(case: Case, result: dict[str, Any]) -> list[str]:
         )
         said.append(f"| {side} | {' | '.join(values)} |")
     said += ["", f"{TITLES[case.metric]}, after / before: **{_times(result['ratio'])}**."] if "ratio" in result else []
-    said += [f"\nBefore: {result['before']['bottleneck']}"] if result["before"]["bottleneck"] else []
+    said += [f"\nBefore: {result['before']['bottleneck'].split(';')[0]}."] if result["before"]["bottleneck"] else []
     if "advice" in result:
         head = [line.rstrip() for line in result["advice"].splitlines()]
         plan = next((place for place, line in enumerate(head) if line.startswith("plan:")), len(head))
