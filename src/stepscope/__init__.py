@@ -1,7 +1,8 @@
 """Profiler of training: what one training step costs, on the device in front of you.
 
 The public API is resolved on first use, so that `import stepscope` costs nothing:
-torch, polars and altair are imported by the parts that need them.
+torch, polars and altair are imported by the parts that need them. (PYTEST_DONT_REWRITE: a script that calls pytest
+after `stepscope run` has imported this package is not warned about it.)
 """
 
 from __future__ import annotations

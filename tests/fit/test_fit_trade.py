@@ -160,7 +160,8 @@ def test_every_picture_is_written_in_the_format_that_was_asked_for(in_a_folder: 
     words = ["lenet", "--batch", "4", "--memory", "1GB", "--no-options", "--figures", "out", "--format", "vega"]
     assert command(*words, "--beside", "ds-cnn-kws") == 0
     names = {path.name for path in (in_a_folder / "out").iterdir()}
-    assert names == {f"fit-{name}-lenet.vl.json" for name in ("step", "modules", "inference", "batches", "options")}
+    drawn = ("step", "modules", "inference", "peak", "batches", "options")
+    assert names == {f"fit-{name}-lenet.vl.json" for name in drawn}
     assert "ds-cnn-kws" in (in_a_folder / "out/fit-inference-lenet.vl.json").read_text()
 
 

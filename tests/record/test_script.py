@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import zipapp
 from pathlib import Path
 
 import pytest
@@ -74,6 +75,22 @@ def test_the_batch_size_can_be_said_instead(script: Path, tmp_path: Path) -> Non
 def test_several_updates_can_be_one_step(script: Path, tmp_path: Path) -> None:
     path, _ = run_script(str(script), [], Settings(out=tmp_path / "runs", optimizer_steps_per_step=2))
     assert RunReader(path).steps["samples"].to_list() == [32, 32]
+
+
+@pytest.mark.parametrize("archive", [False, True])
+def test_a_folder_or_an_archive_with_a_main_is_run_as_python_runs_it(
+    archive: bool, script: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "program"
+    folder.mkdir()
+    (folder / "__main__.py").write_text(f"import sys\nsys.argv[1:] = ['--end', '4']\n{TRAIN}")
+    target = folder
+    if archive:
+        target = tmp_path / "program.pyz"
+        zipapp.create_archive(folder, target)
+    path, code = run_script(str(target), [], Settings(out=tmp_path / "runs"))
+    assert code == 4
+    assert RunReader(path).steps["samples"].to_list() == [16] * 4
 
 
 def test_the_exit_code_of_the_script_is_passed_on(script: Path, tmp_path: Path) -> None:

@@ -59,8 +59,8 @@ class PARSER(TyperCommand):
 
 
 def is_script(target: str) -> bool:
-    """Return whether a target is a script and not the name of a workload."""
-    return target.endswith(".py") or Path(target).is_file()
+    """Return whether a target is a script, an archive or a folder that Python runs, and not the name of a workload."""
+    return target.endswith(".py") or Path(target).is_file() or (Path(target) / "__main__.py").is_file()
 
 
 def _run(

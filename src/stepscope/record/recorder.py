@@ -421,6 +421,16 @@ class OpRecorder:
         elif self._events.caught < MOST_EVENTS_PER_PART:
             self._alarm.allow_more()
 
+    def swaps(self) -> None:
+        """A tensor is about to be swapped with another, which torch refuses where a profile knows one: it ends."""
+        window = self._window
+        if window is None or not window.is_of_this_thread() or not self.recording or torch_private.in_backward():
+            return
+        if self._parts.open is None:
+            self._begin_parts(self._open_step[0], set())
+            self._parts.begins(BEGINNING, self._open_step[1])
+        self._end_part("swaps tensors, too early")
+
     def give_way(self) -> None:
         """Somebody else wants the profiler: it is theirs from now on."""
         if not self._stopped:

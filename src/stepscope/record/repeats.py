@@ -19,7 +19,7 @@ from torch import nn
 from stepscope.clock import monotonic_ns
 from stepscope.record import torch_private
 from stepscope.record.boundary import Boundary
-from stepscope.record.routes import BACKWARD, BATCH, CALL, STEP, UPDATE, UPDATED, Listener
+from stepscope.record.routes import BACKWARD, BATCH, CALL, CALL_WITHIN, STEP, UPDATE, UPDATED, Listener
 from stepscope.record.steps import batch_size, telling_tensor
 
 _ALIKE = 2  # steps in a row, before the next ones are only looked at; more after each disappointment
@@ -88,8 +88,10 @@ class Repeats:
             return self.differs()
         with _as_it_is():
             tensor = args[0] if args and type(args[0]) is torch.Tensor else telling_tensor(args, kwargs)
+            if tensor is not None and tensor.is_nested:  # without a shape to compare
+                return self.differs()
             detail = None if tensor is None else (tensor.shape, tensor.dtype)
-        return self.is_next(CALL, module, detail)
+        return self.is_next(CALL_WITHIN if torch_private.in_backward() else CALL, module, detail)
 
     def returned(self, module: nn.Module, output: Any) -> bool:
         """It has returned."""

@@ -13,6 +13,7 @@ somebody else has wrapped it meanwhile.
 | batches of data loaders | `_BaseDataLoaderIter.__next__` | 1.2 |
 | skipped updates | `GradScaler.step` | 2.3 |
 | models that are compiled in place | `nn.Module.compile` | 2.1 |
+| tensors that are swapped | `torch.utils.swap_tensors`, and `torch._C._swap_tensor_impl` | 2.1 |
 | optimizers of Keras | `keras.optimizers.Optimizer.apply`, once Keras is imported | Keras 3 |
 """
 
@@ -30,6 +31,7 @@ import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from stepscope.record import torch_private
 from stepscope.record.boundary import Boundary
 
 Scope = AbstractContextManager[Any]
@@ -57,6 +59,9 @@ class Listener(Protocol):
 
     def skipped_update(self) -> None:
         """A gradient scaler has left an update out."""
+
+    def swaps(self) -> None:
+        """Two tensors are about to be swapped, which torch refuses while anything refers to one weakly."""
 
     def before_backward(self, roots: Any, inputs: Any) -> None:
         """Gradients are about to be computed, of these roots; of all leaves, unless inputs are given."""
@@ -89,6 +94,7 @@ class CallListener(Protocol):
 
 Teller = Callable[..., Any]  # True where what it tells was expected
 CALL, BATCH, BACKWARD, UPDATE, UPDATED, STEP = "call", "batch", "backward", "update", "updated", "step"
+CALL_WITHIN = "call within a backward pass"
 _KINDS = {"before_backward": BACKWARD, "before_optimizer": UPDATE, "after_optimizer": UPDATED}
 _EVERY_STEP = ("called", "returned", "batch", "after_backward", *_KINDS)
 _HERE = str(Path(__file__).parent)
@@ -144,6 +150,8 @@ class Routes:
             *(hook.remove for hook in self._optimizer_hooks()),
             self._route(torch.autograd, "_engine_run_backward", self._backward),
             self._route(nn.Module, "compile", self._compile),
+            self._route(torch.utils, "swap_tensors", self._swap),
+            self._route(torch._C, "_swap_tensor_impl", self._swap),  # of who has imported the other before
         ]
         iterators = getattr(torch.utils.data.dataloader, "_BaseDataLoaderIter", None)
         if iterators is not None:
@@ -206,7 +214,7 @@ class Routes:
         repeating = self._repeating
 
         def run(t_outputs: Any, *args: Any, **kwargs: Any) -> Any:
-            if not self._installed or _is_compiling():
+            if not self._installed or _is_compiling() or torch_private.in_backward():  # or a checkpoint's pass
                 return plain(t_outputs, *args, **kwargs)
             expected = tell_before(t_outputs, args[3] if len(args) > 3 else None)
             if not expected and not self._keras and "keras" in sys.modules:
@@ -226,6 +234,14 @@ class Routes:
             return result
 
         return compile_in_place
+
+    def _swap(self, plain: Callable[..., Any]) -> Callable[..., Any]:
+        def swap(*tensors: Any, **named: Any) -> Any:
+            if self._installed and not _is_compiling():
+                self._boundary.call(self._listener.swaps)
+            return plain(*tensors, **named)
+
+        return swap
 
     def _next(self, plain: Callable[..., Any]) -> Callable[..., Any]:
         def take(iterator: Any) -> Any:

@@ -44,7 +44,7 @@ def run_script(
     What the script prints is the script's; UsageError where there is no script.
     """
     script = Path(target)
-    if not as_module and not script.is_file():
+    if not as_module and not script.is_file() and not (script / "__main__.py").is_file():
         raise UsageError(f"there is no script '{target}'", "give the path of a Python file, or the name of a workload")
     check_settings(settings)
     name = target if as_module else script.stem

@@ -238,6 +238,12 @@ class Session:
         self.note("update-skipped", "a gradient scaler skipped an update: its time is in no step", step=self._step)
         self._finder.skipped_update()
 
+    def swaps(self) -> None:
+        """Two tensors are about to be swapped."""
+        self._finder.swaps()
+        if self._recorder is not None:
+            self._recorder.swaps()
+
     def before_backward(self, roots: Any, inputs: Any) -> None:
         """Gradients are about to be computed."""
         self._trainers.computes()
@@ -580,10 +586,8 @@ _SESSIONS: set[Session] = set()
 def _in_child() -> None:
     torch_private.end_forked_children_early()
     for session in list(_SESSIONS):
-        try:
+        with contextlib.suppress(Exception):  # nothing of ours may reach a child of the training's
             session.forked()
-        except Exception:  # nothing of ours may reach a child of the training's
-            continue
     _SESSIONS.clear()
 
 

@@ -5,6 +5,7 @@ StepFinder follows calls, backward passes, updates and batches; the classes belo
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import weakref
 from collections import defaultdict, deque
@@ -94,7 +95,7 @@ class StepFinder:
         if self._call is not None:  # the call before it ended with an exception
             self._call = None
             self._note_calls(None)
-        if not torch.is_grad_enabled():
+        if not torch.is_grad_enabled() or torch_private.in_backward():  # computed again there: counted before
             return
         self._work_begins()
         number = self._identities.number(module)
@@ -122,6 +123,7 @@ class StepFinder:
     def before_update(self) -> None:
         """An optimizer is about to update, and may call a closure, whose passes are no updates by hand."""
         self._optimized = True
+        self._watched = None
         self._samples.updating()
 
     def after_update(self, optimizer: Any) -> None:
@@ -199,6 +201,9 @@ class StepFinder:
             self._unbatched = None
             if size is None:
                 return
+            if tensor.is_nested:
+                self._samples.called(number, size, True)
+                return
             shape = tuple(tensor.shape)
             if len(shape) > 1 and number not in self._axis and self._ask_for_axis(module, number, shape):
                 return
@@ -268,6 +273,10 @@ class StepFinder:
             leaves = torch_private.leaves_of(roots)
             self._watched = [weakref.ref(leaf) for leaf in leaves]
 
+    def swaps(self) -> None:
+        """A tensor is about to be swapped with another, which torch refuses where one has weak references."""
+        self._watched = None
+
     def _something_else(self) -> None:
         if self._manual.undecided and self._by_hand():
             self._manual.something_else(self._fingerprint())
@@ -312,8 +321,8 @@ def why_no_steps(signs: Mapping[str, int]) -> str:
 
 
 def _length(tensor: torch.Tensor) -> int | None:
-    """Its first dimension where it has one that is a plain number (not a symbol of a tracer)."""
-    size = tensor.shape[0] if tensor.dim() else None
+    """Its first dimension where it has one that is a plain number (not a symbol of a tracer), nested or not."""
+    size = tensor.size(0) if tensor.dim() else None
     return size if type(size) is int else None
 
 
@@ -325,10 +334,23 @@ def batch_size(iterator: Any, batch: Any) -> int | None:
         if tensor is None or not tensor.dim():
             length = len(batch) if type(batch) in (list, tuple) else None
             return stated if isinstance(stated, int) else length
-        sides = [side for side in tensor.shape[:2] if type(side) is int]
-    if isinstance(stated, int) and (stated in sides or (sides and sides[0] > stated)):
+        sides = [tensor.size(0)] if tensor.is_nested else [side for side in tensor.shape[:2] if type(side) is int]
+        listed = _listed(batch, stated)
+    if listed is None and isinstance(stated, int) and (stated in sides or (sides and sides[0] > stated)):
         return stated
-    return sides[0] if sides else None
+    return listed or (sides[0] if sides else None)
+
+
+def _listed(batch: Any, most: Any) -> int | None:
+    """The samples of a batch that is a list of images, another of targets: as long as each other, not stacked."""
+    if type(batch) not in (list, tuple) or len(batch) < 2 or not isinstance(most, int):
+        return None
+    lengths = {len(column) if type(column) in (list, tuple) else None for column in batch}
+    length = lengths.pop() if len(lengths) == 1 else None
+    if length is None or not 0 < length <= most:
+        return None
+    stacked = len({tensor.size(0) for tensor in _tensors(batch) if tensor.dim()}) == 1  # pairs of pairs, for one
+    return None if stacked else length
 
 
 # A step is one round of the optimizers: the step of a GAN ends with the last of its optimizers, gradients that add up
@@ -510,3 +532,6 @@ def _tensors(value: Any, depth: int = 0) -> Iterator[Any]:
     elif depth < 8 and type(value) in (dict, list, tuple):
         for item in list(value.values() if isinstance(value, dict) else value):  # other threads may change it
             yield from _tensors(item, depth + 1)
+    elif depth < 3 and issubclass(type(value), Mapping):  # its attributes: to ask it would run the training's code
+        with contextlib.suppress(AttributeError):
+            yield from _tensors(object.__getattribute__(value, "__dict__"), depth + 1)

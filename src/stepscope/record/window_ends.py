@@ -10,7 +10,6 @@ import _thread
 import contextlib
 import ctypes
 import os
-import resource
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
@@ -23,7 +22,7 @@ MOST_BYTES = 32_000_000  # beyond what was resident at most before: 60,000 event
 _MORE = 4  # times as much after a false alarm
 _OF_AVAILABLE = 1 / 40  # of what the machine has left at most: read, the events take half of that
 _EVERY_S = 0.03
-_STATM, _MEMINFO = Path("/proc/self/statm"), Path("/proc/meminfo")
+_STATM, _STATUS, _MEMINFO = Path("/proc/self/statm"), Path("/proc/self/status"), Path("/proc/meminfo")
 
 
 class RamAlarm:
@@ -55,11 +54,14 @@ class RamAlarm:
     def set(self) -> None:
         """A window opens: what the training has had resident at most until now is what it may grow from."""
         self.clear()
-        self._full, self._peak_bytes = False, _peak_bytes()
-        if self._usual_bytes is None:  # no window was read before
-            self._usual_bytes = self._peak_bytes
-        with contextlib.suppress(OSError):
+        self._full = False
+        try:
+            self._peak_bytes = _peak_bytes()
+            if self._usual_bytes is None:  # no window was read before
+                self._usual_bytes = self._peak_bytes
             self._usual_bytes = max(self._usual_bytes, _resident_bytes())
+        except (OSError, StopIteration):  # no procfs: nothing is watched
+            return
         self._clear = clear = _thread.allocate_lock()
         clear.acquire()
         with contextlib.suppress(RuntimeError):  # no thread to be had, or the interpreter ends
@@ -70,9 +72,10 @@ class RamAlarm:
         clear, self._clear = self._clear, None
         if clear is not None:
             clear.release()
-            peak_bytes = _peak_bytes()
-            if not self._full and peak_bytes > self._peak_bytes:
-                self._usual_bytes = max(self._usual_bytes or 0, peak_bytes)
+            with contextlib.suppress(OSError):
+                peak_bytes = _peak_bytes()
+                if not self._full and peak_bytes > self._peak_bytes:
+                    self._usual_bytes = max(self._usual_bytes or 0, peak_bytes)
 
     def _watch(self, clear: _thread.LockType, limit_bytes: int) -> None:
         with contextlib.suppress(Exception):  # no procfs, for one: nothing is watched
@@ -86,7 +89,9 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 def _peak_bytes() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    """Return what was resident at most (proc(5)); getrusage has the peak of the process that started this one, too."""
+    line = next(line for line in _STATUS.read_bytes().splitlines() if line.startswith(b"VmHWM:"))
+    return int(line.split()[1]) * 1024
 
 
 def _resident_bytes() -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import weakref
 from collections import defaultdict
@@ -10,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, UntypedStorage, nn
 
 from stepscope.clock import monotonic_ns
 from stepscope.record.allocators import reserved_reader
@@ -58,7 +59,7 @@ class MemoryWatch:
         self.trainers = trainers
         self._reserved = reserved_reader()
         self._optimizers: dict[int, weakref.ref[Any]] = {}
-        self._held: list[weakref.ref[Tensor]] | None = None
+        self._held: list[tuple[weakref.ref[UntypedStorage], tuple[int, ...]]] | None = None
         self._watched: Watched | None = None
         self._owners: dict[int, int] = {}
 
@@ -71,7 +72,10 @@ class MemoryWatch:
     def look_around(self) -> None:
         """Search all objects for tensors, which is dear: once a run, before the first window that is watched."""
         if self._held is None:
-            self._held = [weakref.ref(each) for each in _tensors_of_python()]
+            self._held = []
+            for each in _tensors_of_python():  # of the storage: a tensor with weak references cannot be swapped
+                with contextlib.suppress(RuntimeError, NotImplementedError, TypeError):
+                    self._held.append((weakref.ref(each.untyped_storage()), tuple(each.shape)))
 
     def open(self) -> None:
         """A window opens between two steps: note all that is alive."""
@@ -79,11 +83,11 @@ class MemoryWatch:
         self._watched = Watched()
         known: dict[tuple[str, int], Mark] = {}
         for mark, tensor in self._owned():
-            known.setdefault((mark.device, mark.pointer), _followed(mark, tensor))
-        for tensor in self._kept_by_somebody():
-            found = _mark(tensor, "other", NO_MODULE)
+            known.setdefault((mark.device, mark.pointer), _followed(mark, tensor.untyped_storage()))
+        for storage, shape in self._kept_by_somebody():
+            found = _mark_of(storage, shape, "other", NO_MODULE)
             if found is not None:
-                known.setdefault((found.device, found.pointer), _followed(found, tensor))
+                known.setdefault((found.device, found.pointer), _followed(found, storage))
         self._watched.before = list(known.values())
 
     def before_optimizer(self) -> None:
@@ -117,7 +121,7 @@ class MemoryWatch:
             if not tensor.requires_grad:
                 mark = _mark(tensor, "input", NO_MODULE)
                 if mark is not None:
-                    self._watched.marks.append(_followed(mark, tensor))
+                    self._watched.marks.append(_followed(mark, tensor.untyped_storage()))
 
     def _owned(self) -> Iterator[tuple[Mark, Tensor]]:
         for index, module in enumerate(self.book.modules()):
@@ -146,7 +150,7 @@ class MemoryWatch:
         for module in self.book.modules():
             yield from parameters_of(module)
         for optimizer in self._stepped():
-            yield from (parameter for group in optimizer.param_groups for parameter in group["params"])
+            yield from (parameter for group in vars(optimizer).get("param_groups", ()) for parameter in group["params"])
 
     def _state(self, optimizer: Any) -> Iterator[tuple[Mark, Tensor]]:
         for parameter, state in entries(optimizer.state):
@@ -155,7 +159,7 @@ class MemoryWatch:
                 mark = _mark(tensor, "optimizer", module)
                 if mark is not None:
                     yield mark, tensor
-        for group in optimizer.param_groups:  # parameters that no module has
+        for group in vars(optimizer).get("param_groups", ()):  # parameters that no module has
             for parameter in group["params"]:
                 mark = None if id(parameter) in self._owners else _mark(parameter, "parameter", NO_MODULE)
                 if mark is not None:
@@ -167,11 +171,11 @@ class MemoryWatch:
             if optimizer is not None:
                 yield optimizer
 
-    def _kept_by_somebody(self) -> Iterator[Tensor]:
-        """Tensors that Python held when it was looked around, and that are alive."""
+    def _kept_by_somebody(self) -> Iterator[tuple[UntypedStorage, tuple[int, ...]]]:
+        """Storages of tensors that Python held when it was looked around, and that are alive, with a shape each."""
         self.look_around()
-        alive = [tensor for tensor in (each() for each in self._held or ()) if tensor is not None]
-        self._held = [weakref.ref(tensor) for tensor in alive]
+        alive = [(storage, shape) for reference, shape in self._held or () if (storage := reference()) is not None]
+        self._held = [(weakref.ref(storage), shape) for storage, shape in alive]
         yield from alive
 
 
@@ -199,20 +203,26 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
 def _mark(tensor: Tensor, category: str, module: int) -> Mark | None:
     """None where the tensor has no storage of its own: sparse, on the meta device, a wrapper, or empty."""
     try:
-        storage = tensor.untyped_storage()
+        return _mark_of(tensor.untyped_storage(), tuple(tensor.shape), category, module)
+    except (RuntimeError, NotImplementedError, TypeError):
+        return None
+
+
+def _mark_of(storage: UntypedStorage, shape: tuple[int, ...], category: str, module: int) -> Mark | None:
+    try:
         pointer, size = storage.data_ptr(), storage.nbytes()
     except (RuntimeError, NotImplementedError, TypeError):
         return None
     if size == 0 or pointer == 0:
         return None
-    return Mark(monotonic_ns(), pointer, size, str(storage.device), category, module, tuple(tensor.shape))
+    return Mark(monotonic_ns(), pointer, size, str(storage.device), category, module, shape)
 
 
-def _followed(mark: Mark, tensor: Tensor) -> Mark:
+def _followed(mark: Mark, storage: UntypedStorage) -> Mark:
     """The mark learns when its storage ends: of what is older than a profile the CPU allocator reports no frees."""
 
     # The default of a key that is looked up is the time. There is no function of Python's in it: a signal handler could
     # run within that, and what it raises would be lost.
-    mark.end = weakref.ref(tensor.untyped_storage(), mark.ended.__getitem__)
+    mark.end = weakref.ref(storage, mark.ended.__getitem__)
     hash(mark.end)  # known while the storage is there
     return mark

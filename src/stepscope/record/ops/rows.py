@@ -151,7 +151,8 @@ def rows_of_events(
     parent, phase, module = _kernels_join_their_ops(events, parent, phase, module)
     module = modules_of_updates(events, parent, module, names.texts(), window.optimizer_calls)
     table = Labelled(events, parent, own, phase, module, events.t0 - window.unix_offset_ns, labels.made_by)
-    return replace(_assemble(table, window, names, modules, book), labelled=table)
+    rows = _assemble(table, window, names, modules, book)
+    return replace(rows, labelled=replace(table, events=replace(events, raw=[])))  # torch's refer to tensors, weakly
 
 
 def until_the_close(events: Events, names: Names) -> tuple[Events, tuple[str, ...]]:

@@ -43,7 +43,7 @@ class Update:
         import torch  # runs are read without it
 
         with torch._C.DisableTorchFunction():
-            stated = getattr(optimizer, "param_groups", [])
+            stated = vars(optimizer).get("param_groups", [])  # a property would run code of the training
             groups = [[(id(p), p.numel()) for p in group["params"] if every or p.grad is not None] for group in stated]
         of_module = owners({key for group in groups for key, _ in group})
         return Update(

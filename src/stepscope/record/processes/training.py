@@ -12,6 +12,7 @@ import ctypes
 import importlib
 import json
 import os
+import pkgutil
 import runpy
 import signal
 import sys
@@ -114,6 +115,10 @@ def run_target(orders_text: str, target: str, arguments: Sequence[str]) -> None:
             sys.path.insert(0, str(Path.cwd()))
             _empty(sys.modules["__main__"], None)
             runpy._run_module_as_main(target, alter_argv=True)  # type: ignore[attr-defined]
+        elif pkgutil.get_importer(target) is not None:  # a folder or an archive with a __main__.py
+            sys.path.insert(0, os.path.abspath(target))  # noqa: PTH100 - as python itself
+            _empty(sys.modules["__main__"], None)
+            runpy._run_module_as_main("__main__", alter_argv=False)  # type: ignore[attr-defined]
         else:
             _run_script(Path(target))
     except BaseException as error:

@@ -1,0 +1,134 @@
+"""Samples and steps where batches are no plain tensors, and where parts of a step are computed again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader, default_collate
+
+import stepscope
+from stepscope.runfolder import RunReader
+
+
+def recorded(loop: Callable[[], None], folder: Path, record: str = "every:3", **options: Any) -> RunReader:
+    """A run of a loop whose optimizer makes the steps."""
+    with stepscope.profile(steps="optimizer", out=folder, record=record, **options) as scope:
+        loop()
+    return RunReader(scope.path)
+
+
+def train(samples: list[Any], collate: Callable[[list[Any]], Any], loss: Callable[[nn.Module, Any], Any]) -> None:
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    for batch in DataLoader(samples, 5, collate_fn=collate):  # type: ignore[arg-type]
+        optimizer.zero_grad()
+        loss(model, batch).backward()
+        optimizer.step()
+
+
+def test_a_batch_of_a_list_of_images_and_one_of_targets_has_as_many_samples(tmp_path: Path) -> None:
+    pairs = [(torch.randn(3 + number % 2, 4), {"labels": torch.ones(1)}) for number in range(22)]
+    loss = lambda model, batch: sum(model(image).mean() for image in batch[0])  # noqa: E731
+    run = recorded(lambda: train(pairs, lambda rows: tuple(zip(*rows, strict=True)), loss), tmp_path)
+    assert run.steps["samples"].to_list() == [5, 5, 5, 5, 2]
+
+
+def test_a_batch_of_pairs_of_stacked_tensors_has_the_samples_of_each(tmp_path: Path) -> None:
+    pairs = [((torch.randn(4), torch.randn(4)), (torch.ones(1), torch.ones(1))) for _ in range(22)]
+    run = recorded(lambda: train(pairs, default_collate, lambda model, batch: model(batch[0][0]).mean()), tmp_path)
+    assert run.steps["samples"].to_list() == [5, 5, 5, 5, 2]
+
+
+class Named(Mapping[str, Any]):
+    """A batch type of somebody's own, which counts how often it is asked."""
+
+    asked = 0
+
+    def __init__(self, **tensors: Any) -> None:
+        self.tensors = tensors
+
+    def __getitem__(self, name: str) -> Any:
+        type(self).asked += 1
+        return self.tensors[name]
+
+    def __iter__(self) -> Iterator[str]:
+        type(self).asked += 1
+        return iter(self.tensors)
+
+    def __len__(self) -> int:
+        return len(self.tensors)
+
+
+def test_a_mapping_of_the_trainings_own_tells_its_samples_and_is_not_asked(tmp_path: Path) -> None:
+    rows = list(torch.randn(22, 4))
+    run = recorded(
+        lambda: train(rows, lambda each: Named(x=torch.stack(each)), lambda model, batch: model(batch["x"]).mean()),
+        tmp_path,
+    )
+    assert run.steps["samples"].to_list() == [5, 5, 5, 5, 2]
+    assert Named.asked == 5
+
+
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_steps_with_nested_tensors_are_found(layout: torch.layout, tmp_path: Path) -> None:
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+
+    def loop() -> None:
+        for _ in range(8):
+            batch = torch.nested.nested_tensor([torch.randn(2, 4), torch.randn(3, 4)], layout=layout)
+            optimizer.zero_grad()
+            torch.stack([part.square().mean() for part in model(batch).unbind()]).sum().backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+
+    run = recorded(loop, tmp_path)
+    assert run.steps["samples"].to_list() == [2] * 8
+    assert "profiling-failed" not in [event["kind"] for event in run.events]
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_what_a_checkpoint_computes_again_counts_no_samples(reentrant: bool, tmp_path: Path) -> None:
+    first, second, last = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 1)
+    optimizer = torch.optim.SGD([*first.parameters(), *second.parameters(), *last.parameters()], 0.01)
+
+    def loop() -> None:
+        for number in range(14):
+            optimizer.zero_grad()
+            hidden = checkpoint(second, first(torch.randn(5, 4)), use_reentrant=reentrant)
+            last(hidden).sum().backward()
+            if number == 9:  # what repeats is told after the fact here
+                second(torch.randn(5, 4)).detach()
+            optimizer.step()
+
+    run = recorded(loop, tmp_path, record="adaptive")
+    samples = run.steps["samples"].to_list()
+    assert [*samples[:9], *samples[10:]] == [5] * 13
+
+
+@pytest.mark.parametrize("record", ["all", "every:3", "none"])
+def test_tensors_can_be_swapped_in_every_state_of_a_run(record: str, tmp_path: Path) -> None:
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+
+    def swap() -> None:
+        optimizer.zero_grad()
+        torch.utils.swap_tensors(model.bias, nn.Parameter(model.bias.detach() * 2))  # type: ignore[no-untyped-call]
+
+    def loop() -> None:
+        for _ in range(8):
+            model(torch.randn(5, 4)).sum().backward()
+            optimizer.step()
+            swap()
+            model(torch.randn(5, 4))
+            swap()
+
+    run = recorded(loop, tmp_path, record=record, memory="auto" if record == "none" else "all")
+    swap()
+    assert len(run.steps) == 8
