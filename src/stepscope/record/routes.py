@@ -60,9 +60,6 @@ class Listener(Protocol):
     def skipped_update(self) -> None:
         """A gradient scaler has left an update out."""
 
-    def swaps(self) -> None:
-        """Two tensors are about to be swapped, which torch refuses while anything refers to one weakly."""
-
     def before_backward(self, roots: Any, inputs: Any) -> None:
         """Gradients are about to be computed, of these roots; of all leaves, unless inputs are given."""
 
@@ -236,9 +233,11 @@ class Routes:
         return compile_in_place
 
     def _swap(self, plain: Callable[..., Any]) -> Callable[..., Any]:
+        heard = getattr(self._listener, "swaps", _nothing)  # who keeps no tensors need not know
+
         def swap(*tensors: Any, **named: Any) -> Any:
             if self._installed and not _is_compiling():
-                self._boundary.call(self._listener.swaps)
+                self._boundary.call(heard)
             return plain(*tensors, **named)
 
         return swap
