@@ -2,7 +2,7 @@
 their weights. They were written from the issue and the docs, by somebody who had not read the code.
 
 Every script runs bare, under `stepscope run` and within `stepscope.profile`; some of them with a fault in each of our
-own functions in turn. Where time is limited (`TESTS_UNTIL`, in CI) a third of the scripts, more than a hundred, are within
+own functions in turn. Where time is limited (`TESTS_UNTIL`, in CI) a third of them, more than a hundred, run within
 `profile`: a sampler takes as long to start as a script.
 """
 
