@@ -78,7 +78,8 @@ CASES = (
         "threads", "Sixteen threads on two cores",
         "The script comes from a server and asks torch for 16 threads.",
         "stepscope run threads.py", "stepscope run threads.py --threads 2",
-        "Threads beyond the cores wait for each other at the end of every operator. `stepscope study threads "
+        "What is called background load are the script's own threads: beyond the cores they wait "
+        "for each other at the end of every operator. `stepscope study threads "
         "train.py` tries each number.",
     ),
     Case(
@@ -199,7 +200,8 @@ def _measured(case: Case, result: dict[str, Any]) -> list[str]:
         )
         said.append(f"| {side} | {' | '.join(values)} |")
     said += ["", f"{TITLES[case.metric]}, after / before: **{_times(result['ratio'])}**."] if "ratio" in result else []
-    said += [f"\nBefore: {result['before']['bottleneck'].split(';')[0]}."] if result["before"]["bottleneck"] else []
+    if result["before"]["bottleneck"]:
+        said.append(f"\nBefore: {result['before']['bottleneck'].split(';')[0].rstrip('.')}.")
     if "advice" in result:
         head = [line.rstrip() for line in result["advice"].splitlines()]
         plan = next((place for place, line in enumerate(head) if line.startswith("plan:")), len(head))
@@ -235,9 +237,7 @@ def gallery(results: dict[str, Any]) -> str:
     lines = ["# Trainings, before and after", "",
              "Small scripts, each with one thing wrong, measured on the two cores of a virtual machine before and "
              "after it was changed. Numbers are as Stepscope says them, with their 95 % CIs; pages and pictures are "
-             "made from what was stored (`python docs/cases/make.py --pages`). Other programs ran beside these: "
-             "where a page speaks of "
-             "background load, times are longer than on a machine of one's own."]  # fmt: skip
+             "made from what was stored (`python docs/cases/make.py --pages`)."]  # fmt: skip
     for case in CASES:
         if case.name in results:
             mark = " (simulated)" if case.simulated else ""
