@@ -26,6 +26,7 @@ _ALIKE = 2  # steps in a row, before the next ones are only looked at; more afte
 _MOST_ALIKE = 64
 FLUSH_EVERY_NS = 500_000_000  # between two times that steps are brought to the disk: what a kill may cost
 _is_grad_enabled, _thread, _as_it_is = torch.is_grad_enabled, threading.get_ident, torch._C.DisableTorchFunction
+_Tensor, _graph_task, _NO_TASK = torch.Tensor, torch_private.graph_task, torch_private.NO_TASK
 _Event = tuple[str, int, Any]  # kind, address of what it is about, and what else tells it from another
 Ended = tuple[int, float | None]  # when a step ended, and its loss where the training said it
 
@@ -55,6 +56,7 @@ class Repeats:
         self._expected: list[tuple[str, Callable[[], Any], Any]] = []  # the same in one: kind, about what, and detail
         self._place = 0  # of the next event, in it
         self._samples: int | None = None
+        self._batch: tuple[Callable[[], Any], list[torch.Size] | None, int | None] = (lambda: None, None, None)
         self._ended: list[Ended] = []  # that the session has not been told of
         self._flushed_ns = 0
         self._sequence = self._nodes = 0  # autograd nodes when a step last ended, as far as known; that one made
@@ -87,19 +89,29 @@ class Repeats:
         if not _is_grad_enabled():
             return self.differs()
         with _as_it_is():
-            tensor = args[0] if args and type(args[0]) is torch.Tensor else telling_tensor(args, kwargs)
+            tensor = args[0] if args and type(args[0]) is _Tensor else telling_tensor(args, kwargs)
             if tensor is not None and tensor.is_nested:  # without a shape to compare
                 return self.differs()
             detail = None if tensor is None else (tensor.shape, tensor.dtype)
-        return self.is_next(CALL_WITHIN if torch_private.in_backward() else CALL, module, detail)
+        return self.is_next(CALL if _graph_task() == _NO_TASK else CALL_WITHIN, module, detail)
 
     def returned(self, module: nn.Module, output: Any) -> bool:
         """It has returned."""
         return not _is_grad_enabled() and self.differs()
 
     def batch(self, iterator: Any, batch: Any) -> bool:
-        """A data loader gave a batch."""
-        return self.is_next(BATCH, iterator, batch_size(iterator, batch))
+        """A data loader gave a batch: of as many samples as the last one, where its tensors have the same shapes."""
+        shapes = None
+        if type(batch) in (list, tuple):
+            with _as_it_is():
+                shapes = [item.shape for item in batch if type(item) is _Tensor and not item.is_nested]
+            if len(shapes) < len(batch):
+                shapes = None
+        loader, known, samples = self._batch
+        if shapes is None or shapes != known or loader() is not iterator:
+            samples = batch_size(iterator, batch)
+            self._batch = _reference(iterator), shapes, samples
+        return self.is_next(BATCH, iterator, samples)
 
     def stepped(self, loss: Any, samples: int | None) -> bool:
         """The training says that a step has ended."""

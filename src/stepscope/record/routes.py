@@ -89,11 +89,8 @@ class CallListener(Protocol):
         """The last one that was called returns."""
 
 
-Teller = Callable[..., Any]  # True where what it tells was expected
 CALL, BATCH, BACKWARD, UPDATE, UPDATED, STEP = "call", "batch", "backward", "update", "updated", "step"
 CALL_WITHIN = "call within a backward pass"
-_KINDS = {"before_backward": BACKWARD, "before_optimizer": UPDATE, "after_optimizer": UPDATED}
-_EVERY_STEP = ("called", "returned", "batch", "after_backward", *_KINDS)
 _HERE = str(Path(__file__).parent)
 _LOOK_EVERY = 500  # calls of modules in a window
 
@@ -119,19 +116,26 @@ class _NoneRepeats:
 
     left = 0
 
+    def is_next(self, *_: Any) -> bool:
+        return False
+
+    called = returned = batch = is_next
+
 
 class Routes:
     """The routes of one session, from `install` to `remove`; `profiled` says whether each module call gets a scope."""
 
     def __init__(self, boundary: Boundary, listener: Listener, repeating: Repeating | None = None) -> None:
         self._boundary, self._listener = boundary, listener
-        self._tell = {name: _teller(boundary, listener, repeating, name) for name in _EVERY_STEP}
         self._undo: list[Callable[[], None]] = []
         self._keras = False
         self.loading = False  # a data loader makes a batch: modules that it calls are transforms
         self._installed = False
-        self._repeating = repeating or _NoneRepeats
-        self._modules = _ModuleRoute(boundary, listener, self, self._tell["called"], self._tell["returned"])
+        self._repeating: Repeating = repeating or _NoneRepeats()
+        self._updates = 0
+        self._before_update = self._update_teller(UPDATE, listener, "before_optimizer")
+        self._after_update = self._update_teller(UPDATED, listener, "after_optimizer")
+        self._modules = _ModuleRoute(boundary, listener, self)
 
     @property
     def calls(self) -> int:
@@ -144,7 +148,8 @@ class Routes:
         self._modules.install()
         self._undo += [
             self._modules.remove,
-            *(hook.remove for hook in self._optimizer_hooks()),
+            register_optimizer_step_pre_hook(self._before_update).remove,
+            register_optimizer_step_post_hook(self._after_update).remove,
             self._route(torch.autograd, "_engine_run_backward", self._backward),
             self._route(nn.Module, "compile", self._compile),
             self._route(torch.utils, "swap_tensors", self._swap),
@@ -192,36 +197,70 @@ class Routes:
 
         return undo
 
-    def _optimizer_hooks(self) -> list[Any]:
-        tell_before, tell_after = self._tell["before_optimizer"], self._tell["after_optimizer"]
+    # What follows runs in every step, on cold caches: each event takes as few frames as can be.
 
-        def before(optimizer: Any, _args: Any, _kwargs: Any) -> None:
-            if not _is_compiling():
-                tell_before(optimizer)
+    def _update_teller(self, kind: str, listener: Listener, name: str) -> Callable[..., None]:
+        """Return the hook of an update's beginning or end."""
+        boundary, is_next, heard = self._boundary, self._repeating.is_next, getattr(listener, name, _nothing)
+        counts = kind is UPDATED
 
-        def after(optimizer: Any, _args: Any, _kwargs: Any) -> None:
-            if not _is_compiling():
-                self._modules.updates += 1
-                tell_after(optimizer)
+        def tell(optimizer: Any, *_: Any) -> None:
+            if _is_compiling():
+                return
+            self._updates += counts
+            try:
+                if boundary.open and is_next(kind, optimizer):
+                    return
+            except BaseException as error:
+                boundary.failed(error)
+            boundary.call(heard, optimizer)
 
-        return [register_optimizer_step_pre_hook(before), register_optimizer_step_post_hook(after)]
+        return tell
 
     def _backward(self, plain: Callable[..., Any]) -> Callable[..., Any]:
-        tell_before, tell_after = self._tell["before_backward"], self._tell["after_backward"]
-        repeating = self._repeating
+        boundary, listener, repeating = self._boundary, self._listener, self._repeating
+        is_next, graph_task, none = repeating.is_next, torch_private.graph_task, torch_private.NO_TASK
 
         def run(t_outputs: Any, *args: Any, **kwargs: Any) -> Any:
-            if not self._installed or _is_compiling() or torch_private.in_backward():  # or a checkpoint's pass
+            if not self._installed or _is_compiling() or graph_task() != none:  # or a checkpoint's pass
                 return plain(t_outputs, *args, **kwargs)
-            expected = tell_before(t_outputs, args[3] if len(args) > 3 else None)
-            if not expected and not self._keras and "keras" in sys.modules:
-                self._boundary.call(self._route_keras)
+            try:
+                expected = boundary.open and is_next(BACKWARD, repeating)
+            except BaseException as error:
+                expected = False
+                boundary.failed(error)
+            if not expected:
+                boundary.call(listener.before_backward, t_outputs, args[3] if len(args) > 3 else None)
+                if not self._keras and "keras" in sys.modules:
+                    boundary.call(self._route_keras)
             result = plain(t_outputs, *args, **kwargs)
             if not repeating.left:
-                tell_after()
+                boundary.call(listener.after_backward)
             return result
 
         return run
+
+    def _next(self, plain: Callable[..., Any]) -> Callable[..., Any]:
+        boundary, listener, repeating = self._boundary, self._listener, self._repeating
+
+        def take(iterator: Any) -> Any:
+            if not self._installed or _is_compiling():
+                return plain(iterator)
+            self.loading = True
+            try:
+                batch = plain(iterator)
+            finally:
+                self.loading = False
+            try:
+                expected = boundary.open and repeating.batch(iterator, batch)
+            except BaseException as error:
+                expected = False
+                boundary.failed(error)
+            if not expected:
+                boundary.call(listener.batch, iterator, batch)
+            return batch
+
+        return take
 
     def _compile(self, plain: Callable[..., Any]) -> Callable[..., Any]:
         def compile_in_place(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -242,27 +281,13 @@ class Routes:
 
         return swap
 
-    def _next(self, plain: Callable[..., Any]) -> Callable[..., Any]:
-        def take(iterator: Any) -> Any:
-            if not self._installed or _is_compiling():
-                return plain(iterator)
-            self.loading = True
-            try:
-                batch = plain(iterator)
-            finally:
-                self.loading = False
-            self._tell["batch"](iterator, batch)
-            return batch
-
-        return take
-
     def _scaler_step(self, plain: Callable[..., Any]) -> Callable[..., Any]:
         def step(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
             if _is_compiling():
                 return plain(scaler, optimizer, *args, **kwargs)
-            before = self._modules.updates
+            before = self._updates
             result = plain(scaler, optimizer, *args, **kwargs)
-            if self._installed and self._modules.updates == before and scaler.is_enabled():
+            if self._installed and self._updates == before and scaler.is_enabled():
                 self._boundary.call(self._listener.skipped_update)
             return result
 
@@ -281,11 +306,10 @@ class Routes:
         def apply(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
             if not self._installed or _is_compiling():
                 return plain(optimizer, *args, **kwargs)
-            self._tell["before_optimizer"](optimizer)
+            self._before_update(optimizer)
             with self._boundary.call(self._listener.optimizer_scope, optimizer) or nullcontext():
                 result = plain(optimizer, *args, **kwargs)
-            self._modules.updates += 1
-            self._tell["after_optimizer"](optimizer)
+            self._after_update(optimizer)
             return result
 
         return apply
@@ -293,37 +317,6 @@ class Routes:
 
 def _nothing(*_: Any) -> None:
     return None
-
-
-def _teller(boundary: Boundary, listener: Listener, repeating: Repeating | None, name: str) -> Teller:
-    """Return what tells an event of every step: to who is asked first, and where that is not all to the listener."""
-    heard: Callable[..., Any] = getattr(listener, name, _nothing)
-    call, kind = boundary.call, _KINDS.get(name)
-    expected: Callable[..., bool] | None = getattr(repeating, name, None)
-    if repeating is None or (expected is None and kind is None):
-        return functools.partial(call, heard)
-    is_next, of_optimizer = repeating.is_next, kind is not BACKWARD
-
-    # with as few frames as can be: both run in every step, on cold caches
-    def tell(*about: Any) -> bool:
-        try:
-            if boundary.open and expected is not None and expected(*about):
-                return True
-        except BaseException as error:
-            boundary.failed(error)
-        call(heard, *about)
-        return False
-
-    def tell_kind(*about: Any) -> bool:
-        try:
-            if boundary.open and is_next(kind, about[0] if of_optimizer else repeating):  # type: ignore[arg-type]
-                return True
-        except BaseException as error:
-            boundary.failed(error)
-        call(heard, *about)
-        return False
-
-    return tell if kind is None else tell_kind
 
 
 def _without_our_frames(walk: Callable[[Any], Iterator[tuple[Any, Any]]]) -> Callable[[Any], Iterator[tuple[Any, Any]]]:
@@ -339,12 +332,9 @@ class _ModuleRoute:
     It runs for every module of every step, so that a frame less is a percent of a overhead bound one.
     """
 
-    def __init__(
-        self, boundary: Boundary, listener: Listener, routes: Routes, tell_called: Teller, tell_returned: Teller
-    ) -> None:
+    def __init__(self, boundary: Boundary, listener: Listener, routes: Routes) -> None:
         self._boundary, self._listener, self._routes = boundary, listener, routes
         self._repeating = routes._repeating
-        self._tell_called, self._tell_returned = tell_called, tell_returned
         self._profiled = False
         self._inside = False  # a module's call is under way: what it calls is not an outermost one
         self._plainly = False  # and nothing is to be done for these: one look tells, in a step that is not profiled
@@ -357,7 +347,6 @@ class _ModuleRoute:
         self._undo: list[Callable[[], None]] = []
         self._plain: Callable[..., Any] | None = None  # what somebody put in the place of torch's own, before us
         self._installed = False
-        self.updates = 0
         self.calls = 0
 
     def install(self) -> None:
@@ -455,13 +444,20 @@ class _ModuleRoute:
             self._inside = True
             self._plainly = self._installed and not self._watched and self._plain is None  # as `_follow`
             if watched:
-                self._tell_called(module, args, kwargs)
+                try:
+                    expected = self._boundary.open and self._repeating.called(module, args, kwargs)
+                except BaseException as error:
+                    expected = False
+                    self._boundary.failed(error)
+                if not expected:
+                    self._boundary.call(self._listener.called, module, args, kwargs)
             run = module._call_impl if self._plainly else functools.partial(self._call, module)
             output = run(*args, **kwargs)
         finally:
             self._inside = self._plainly = False
-        if watched and not self._repeating.left:
-            self._tell_returned(module, output)
+        left = self._repeating.left
+        if watched and not left and not self._boundary.asks(self._repeating.returned, module, output):
+            self._boundary.call(self._listener.returned, module, output)
         return output
 
     def _close(self, scope: Scope) -> None:

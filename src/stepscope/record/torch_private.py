@@ -62,9 +62,9 @@ _others: set[int] = set()  # profiles of the training's, from before they are pr
 _kineto_runs = False  # in this process, now or before
 _FORMS: dict[Any, str] = {torch.float32: "f", torch.float64: "d"}  # of numbers in RAM
 _HOOKS = 16  # of the nodes where a window ends: without some of them, another one tells
-_NO_TASK = -1
+NO_TASK = -1
 _is_lazy_copy: Callable[[Any], bool] = getattr(torch._C, "_is_cow_tensor", lambda _: False)
-_graph_task: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", lambda: 0)
+graph_task: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", lambda: 0)
 _sequence_number: Callable[[], int] = getattr(torch.autograd, "_get_sequence_nr", lambda: 0)
 
 
@@ -315,7 +315,7 @@ def without_numbers(shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
 
 def in_backward() -> bool:
     """Return whether a backward pass is under way in this thread; always where torch does not tell."""
-    return bool(_graph_task() != _NO_TASK)
+    return bool(graph_task() != NO_TASK)
 
 
 def stops_within_backward() -> bool:
