@@ -30,6 +30,9 @@ def parser() -> PARSER:
         ("train.py -- --epochs 2", ["--epochs", "2"]),
         ("--out runs -q train.py --steps 9 -q", ["--steps", "9", "-q"]),
         ("train.py -q -- --epochs 2", ["--epochs", "2"]),  # as it was typed before
+        ("train.py data -- more", ["data", "--", "more"]),
+        ("train.py --rate 1 -- more", ["--rate", "1", "--", "more"]),
+        ("train.py --period 5ms -q -- more -- less", ["more", "--", "less"]),
         ("-m pkg.train --epochs 2", ["--epochs", "2"]),
         ("--period 5ms train.py data --epochs=2", ["data", "--epochs=2"]),
         ("train.py", []),

@@ -8,7 +8,10 @@ after `stepscope run` has imported this package is not warned about it.)
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+
+TYPE_CHECKING = False  # as typing has it: each Python process that a training starts imports this
+if TYPE_CHECKING:
+    from typing import Any
 
 __version__ = "0.1.0"
 

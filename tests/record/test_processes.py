@@ -67,6 +67,21 @@ def test_a_script_and_its_children_see_nothing_of_us(tmp_path: Path, monkeypatch
     assert Path("seen.txt").read_text() == "[] None []\n[] /somewhere []\n[]False"
 
 
+def test_a_child_that_does_not_train_imports_next_to_nothing_of_us(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    script = tmp_path / "asks.py"
+    script.write_text(
+        "import subprocess, sys\nsubprocess.run([sys.executable, '-c', 'import sys; print(*sys.modules)'])"
+    )
+    run_script(str(script), [], Settings(out=tmp_path / "runs"))
+    imported = set(capfd.readouterr().out.split())
+    ours = {name for name in imported if name.partition(".")[0] == "stepscope"}
+    package = "stepscope.record.processes"
+    assert ours == {"stepscope", "stepscope.record", package, f"{package}.children"}
+    assert imported.isdisjoint({"typing", "ctypes", "dataclasses", "inspect", "pathlib", "json", "threading"})
+
+
 @pytest.mark.slow
 def test_processes_that_a_script_spawns_are_parts_of_its_run(tmp_path: Path) -> None:
     script = tmp_path / "spawn.py"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -132,3 +133,37 @@ def test_tensors_can_be_swapped_in_every_state_of_a_run(record: str, tmp_path: P
     run = recorded(loop, tmp_path, record=record, memory="auto" if record == "none" else "all")
     swap()
     assert len(run.steps) == 8
+
+
+def test_a_loaders_batch_that_is_trained_on_in_chunks_counts_what_each_step_was_called_with(tmp_path: Path) -> None:
+    def loop() -> None:
+        model = nn.Linear(4, 1)
+        optimizer = torch.optim.SGD(model.parameters(), 0.01)
+        for batch in DataLoader(list(torch.randn(26, 4)), 8):  # type: ignore[arg-type]
+            for chunk in batch.split(4):
+                optimizer.zero_grad()
+                model(chunk).mean().backward()
+                optimizer.step()
+
+    run = recorded(loop, tmp_path)
+    assert run.steps["samples"].to_list() == [8, 4, 4, 4, 4, 4, 2]  # what follows the first is not known by then
+
+
+def test_a_forward_pass_that_raised_counts_no_samples(tmp_path: Path) -> None:
+    class Picky(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if len(x) == 15:
+                raise ValueError
+            return super().forward(x)
+
+    def loop() -> None:
+        model = Picky(4, 1)
+        optimizer = torch.optim.SGD(model.parameters(), 0.01)
+        for number in range(24):
+            with contextlib.suppress(ValueError):
+                model(torch.randn(15 if number % 5 == 4 else 9, 4))  # one that returns is twice the same samples
+            optimizer.zero_grad()
+            model(torch.randn(14, 4)).mean().backward()
+            optimizer.step()
+
+    assert set(recorded(loop, tmp_path).steps["samples"].to_list()[4::5]) == {14}

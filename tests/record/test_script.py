@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import zipapp
@@ -109,6 +110,46 @@ def test_a_script_that_raises_shows_its_own_traceback_and_none_of_ours(
     assert "stepscope" not in error
     assert "runpy" not in error
     assert RunReader(path).meta["reason"] == "ValueError: the script's own"
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="groups of exceptions came with Python 3.11")
+def test_causes_and_members_of_a_group_are_shown_without_our_frames(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    script = tmp_path / "group.py"
+    script.write_text(
+        "from torch import nn\n"
+        "class Model(nn.Module):\n"
+        "    def forward(self):\n"
+        "        raise ValueError('within')\n"
+        "def fails():\n"
+        "    try:\n"
+        "        Model()()\n"
+        "    except ValueError as error:\n"
+        "        raise KeyError('then') from error\n"
+        "try:\n"
+        "    fails()\n"
+        "except KeyError as error:\n"
+        "    raise ExceptionGroup('all of them', [error, OSError('another')])\n"
+    )
+    run_script(str(script), [], Settings(out=tmp_path / "runs"))
+    error = capfd.readouterr().err
+    assert "ValueError: within" in error
+    assert "all of them" in error
+    assert str(Path(stepscope.__file__).parent) not in error
+
+
+def test_descriptors_that_were_handed_over_are_the_scripts(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    read, write = os.pipe()
+    os.set_inheritable(read, True)
+    os.write(write, b"from somewhere else")
+    os.close(write)
+    script = tmp_path / "reads.py"
+    script.write_text("import sys; print(open(sys.argv[1]).read())")
+    _, code = run_script(str(script), [f"/dev/fd/{read}"], Settings(out=tmp_path / "runs"))
+    os.close(read)
+    assert code == 0
+    assert capfd.readouterr().out == "from somewhere else\n"
 
 
 def test_the_scripts_settings_of_the_interpreter_are_put_back(script: Path, tmp_path: Path) -> None:

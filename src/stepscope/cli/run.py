@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -49,13 +49,23 @@ class PARSER(TyperCommand):
             of_a_module |= args[place] in ("-m", "--module")
             place += 2 if takes_value.get(args[place], False) else 1
         rest = args[place + 1 :]
-        if place >= len(args) or "--" in args or not rest or not (of_a_module or is_script(args[place])):
+        if place >= len(args) or args[place] == "--" or not rest or not (of_a_module or is_script(args[place])):
+            return args
+        if "--" in rest and _are_options(rest[: rest.index("--")], takes_value):
             return args
         ours = [word for word in rest if word.partition("=")[0] in takes_value]
         if ours:
             said = f"{', '.join(ours)} of {args[place]}: options of stepscope go before the script"
             sys.stderr.write(f"{said}\n")
         return [*args[: place + 1], "--", *rest]
+
+
+def _are_options(words: Sequence[str], takes_value: Mapping[str, bool]) -> bool:
+    """Return whether all words are options of ours and their values, as they may stand before a typed `--`."""
+    place = 0
+    while place < len(words) and words[place].partition("=")[0] in takes_value:
+        place += 2 if takes_value[words[place].partition("=")[0]] and "=" not in words[place] else 1
+    return place == len(words)
 
 
 def is_script(target: str) -> bool:

@@ -48,6 +48,9 @@ class Listener(Protocol):
     def returned(self, module: nn.Module, output: Any) -> None:
         """It has returned."""
 
+    def raised(self, module: nn.Module) -> None:
+        """It has ended with an exception."""
+
     def compiled(self, module: nn.Module) -> None:
         """A module was compiled in place: its calls pass us by from now on."""
 
@@ -453,6 +456,10 @@ class _ModuleRoute:
                     self._boundary.call(self._listener.called, module, args, kwargs)
             run = module._call_impl if self._plainly else functools.partial(self._call, module)
             output = run(*args, **kwargs)
+        except BaseException:
+            if watched:
+                self._boundary.call(getattr(self._listener, "raised", _nothing), module)
+            raise
         finally:
             self._inside = self._plainly = False
         left = self._repeating.left

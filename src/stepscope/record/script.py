@@ -87,8 +87,9 @@ def _trained(
     flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
     command = [sys.executable, *flags, str(_START), text, target, *arguments]
     environment = None if malloc == "default" else child_environment(malloc)
-    try:
-        child = subprocess.Popen(command, pass_fds=(go,), env=environment)
+    os.set_inheritable(go, True)
+    try:  # with the descriptors that this process was given: `train.py <(zcat data.gz)`, a lock, a supervisor's pipe
+        child = subprocess.Popen(command, close_fds=False, env=environment)
     finally:
         os.close(go)
     with _signals_passed_on(child):

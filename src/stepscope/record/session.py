@@ -210,6 +210,11 @@ class Session:
         if self._recorder is not None:
             self._finder.returned(module, output)
 
+    def raised(self, module: nn.Module) -> None:
+        """It has ended with an exception."""
+        self._repeats.differs()
+        self._finder.raised(module)
+
     def compiled(self, module: nn.Module) -> None:
         """A model was compiled in place: its calls pass us by, and what it is made of is known."""
         if self._recorder is not None:
@@ -567,7 +572,7 @@ class Session:
         """The interpreter ends with the run open: a running profiler would crash it."""
         self.close(*self.status)
 
-    def _safely(self, action: Callable[[], Any], note: bool = True) -> bool:
+    def _safely(self, action: Callable[[], Any], note: bool = True) -> None:
         """Do it; what fails on our side is noted and nothing else."""
         try:
             action()
@@ -576,8 +581,6 @@ class Session:
                 raise
             if note:
                 self.note("write-failed", f"{type(error).__name__}: {error}")
-            return False
-        return True
 
 
 _SESSIONS: set[Session] = set()

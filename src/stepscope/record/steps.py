@@ -92,9 +92,6 @@ class StepFinder:
         """An outermost module is called, with gradients or without."""
         self.signs["calls"] += 1
         self._something_else()
-        if self._call is not None:  # the call before it ended with an exception
-            self._call = None
-            self._note_calls(None)
         if not torch.is_grad_enabled() or torch_private.in_backward():  # computed again there: counted before
             return
         self._work_begins()
@@ -119,6 +116,14 @@ class StepFinder:
             self._leave_out(now_ns)
         else:
             self._gaps.evaluated(number, now_ns)
+
+    def raised(self, module: nn.Module) -> None:
+        """It has ended with an exception."""
+        if self._call is not None:
+            self._call = None
+            self._note_calls(None)
+        elif torch.is_grad_enabled():
+            self._samples.raised(self._identities.number(module))
 
     def before_update(self) -> None:
         """An optimizer is about to update, and may call a closure, whose passes are no updates by hand."""
@@ -388,7 +393,7 @@ class SampleCount:
     """The samples of a step: those of the data loader's batches, else those of the calls that gradients go back to.
 
     A batch of a loader is trained on once: as many batches as there were backward passes belong to a step, the others
-    were fetched ahead. Without a loader a pass counts the largest batch that its first model was called with (twin
+    were fetched ahead. Where later steps fetch none and are called with just what is left of it, calls count. Without a loader a pass counts the largest batch that its first model was called with (twin
     networks and unrolled ones are called many times with the same samples; of unbatched calls each is a sample), and
     passes add up to an update. Of several updates in a step (a GAN) the one with the fewest samples counts, since a
     discriminator is shown real and made ones.
@@ -404,6 +409,8 @@ class SampleCount:
         self._known = True  # in all of those passes
         self._updates: list[tuple[int, int]] = []  # passes and samples of each update of this step
         self._updating = False
+        self._in_chunks = False  # a loader's batch is trained on in several steps, which their calls tell
+        self._left_of_batch = 0  # samples of the last batch that no step has had, as far as calls tell
 
     def batch(self, loader: int, samples: int) -> None:
         """A loader gave so many samples."""
@@ -415,6 +422,11 @@ class SampleCount:
     def called(self, model: int, samples: int | None, batched: bool) -> None:
         """A model is called with gradients, with so many samples; None where nothing tells."""
         self._calls.setdefault(model, []).append((samples, batched))
+
+    def raised(self, model: int) -> None:
+        """The last call of a model ended with an exception: nothing comes of it."""
+        if self._calls.get(model):
+            self._calls[model].pop()
 
     def backward(self) -> None:
         """Gradients are computed: those calls counted."""
@@ -459,7 +471,13 @@ class SampleCount:
         passes = sum(passes for passes, _ in updates)
         waiting = sum(passes for passes, _ in self._updates)
         fetched = sum(self._take_from(loader, passes, waiting) for loader in list(self._fetched))
-        return fetched or min((samples for _, samples in updates if samples), default=None)
+        called = min((samples for _, samples in updates if samples), default=None)
+        if fetched:
+            self._left_of_batch = fetched - called if called else 0
+        elif called and self._left_of_batch > 0:
+            self._left_of_batch -= called
+            self._in_chunks |= self._left_of_batch == 0
+        return called if called and self._in_chunks else fetched or called
 
     def _settle(self) -> None:
         self._updates.append((self._passes, self._samples if self._known else 0))

@@ -2,39 +2,51 @@
 
 The training's own environment stays as it is. A child that is a Python process gets one more folder on PYTHONPATH,
 whose sitecustomize takes both back before any other code runs, and waits for torch as the script's own process does.
-Children that never train are not touched further. Forked children are never joined.
+Children that never train are not touched further: what is imported here, each of them imports, so that it is no more
+than every Python process has. Forked children are never joined.
 """
 
 from __future__ import annotations
 
-import functools
 import os
 import sys
-import threading
-from collections.abc import Callable, Mapping, Sequence
-from importlib.machinery import ModuleSpec
-from pathlib import Path
-from types import ModuleType
-from typing import Any
+from _thread import RLock
 
-from stepscope.record.boundary import is_ours
+TYPE_CHECKING = False  # as typing has it
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
+    from typing import Any
 
 ORDERS = "STEPSCOPE_TRAINING"
 PYTHONPATH = "STEPSCOPE_PYTHONPATH"  # what PYTHONPATH was
-STARTUP = Path(__file__).parent / "startup"
+STARTUP = f"{__file__.rpartition(os.sep)[0]}{os.sep}startup"
 _PYTHONS = ("python", "pypy")
 _LAUNCHERS = ("torchrun", "accelerate", "deepspeed", "fabric", "lightning")
-_environment_lock = threading.RLock()
+_environment_lock = RLock()
 _ENV_PLACE = 10  # of `env` among the positional arguments of Popen, behind args
 
 
 def _in_child() -> None:
     global _environment_lock
-    _environment_lock = threading.RLock()  # another thread may have held it
+    _environment_lock = RLock()  # another thread may have held it
 
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_in_child)
+
+
+def join(orders: str) -> None:
+    """This Python process was started by a training: record it too, should it train."""
+
+    def record(torch: ModuleType) -> None:
+        from stepscope.record.processes.training import Orders, Recording
+
+        Recording(Orders.from_json(orders)).torch_is_here(torch)
+
+    when_imported("torch", record)
+    join_children(orders)
 
 
 def join_children(orders: str) -> None:
@@ -46,7 +58,7 @@ def join_children(orders: str) -> None:
 def environment(orders: str, inherited: Mapping[str, str]) -> dict[str, str]:
     """The environment of a child that joins."""
     before = inherited.get("PYTHONPATH")
-    joined = {**inherited, ORDERS: orders, "PYTHONPATH": os.pathsep.join(filter(None, [str(STARTUP), before]))}
+    joined = {**inherited, ORDERS: orders, "PYTHONPATH": os.pathsep.join(filter(None, [STARTUP, before]))}
     return joined if before is None else {**joined, PYTHONPATH: before}
 
 
@@ -60,7 +72,7 @@ def take_orders(environ: Any) -> str | None:
         environ.pop("PYTHONPATH", None)
     else:
         environ["PYTHONPATH"] = before
-    sys.path[:] = [entry for entry in sys.path if entry != str(STARTUP)]
+    sys.path[:] = [entry for entry in sys.path if entry != STARTUP]
     return orders
 
 
@@ -83,8 +95,7 @@ def _joining_popen(plain: Callable[..., Any], orders: str) -> Callable[..., Any]
                 given = options.get("env")
                 options["env"] = environment(orders, os.environ if given is None else given)
         except Exception as error:
-            if not is_ours(error):
-                raise
+            _raise_unless_ours(error)
         return plain(self, args, *rest, **options)
 
     return start
@@ -109,14 +120,13 @@ def _joining_spawn(plain: Callable[..., Any], orders: str) -> Callable[..., Any]
 
 
 def _wrap(owner: Any, name: str, around: Callable[[Callable[..., Any], str], Callable[..., Any]], orders: str) -> None:
+    from functools import wraps
+
     plain = vars(owner)[name]
-    setattr(owner, name, functools.wraps(plain)(around(plain, orders)))
+    setattr(owner, name, wraps(plain)(around(plain, orders)))
 
 
-Action = Callable[[ModuleType], object]
-
-
-def when_imported(name: str, action: Action) -> None:
+def when_imported(name: str, action: Callable[[ModuleType], object]) -> None:
     """Call `action` with the module once it is imported, or now where it is there; what fails in it stays there."""
     known = sys.modules.get(name)
     if known is not None:
@@ -125,18 +135,24 @@ def when_imported(name: str, action: Action) -> None:
         sys.meta_path.insert(0, _Finder(name, action))
 
 
-def _act(action: Action, module: ModuleType) -> None:
+def _act(action: Callable[[ModuleType], object], module: ModuleType) -> None:
     try:
         action(module)
     except BaseException as error:
-        if not is_ours(error):
-            raise
+        _raise_unless_ours(error)
+
+
+def _raise_unless_ours(error: BaseException) -> None:
+    from stepscope.record.boundary import is_ours
+
+    if not is_ours(error):
+        raise error
 
 
 class _Finder:
     """Finds one module by whatever stands behind it, until the module is loaded: asking for it alone loads nothing."""
 
-    def __init__(self, name: str, action: Action) -> None:
+    def __init__(self, name: str, action: Callable[[ModuleType], object]) -> None:
         self._name, self._action = name, action
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:

@@ -7,6 +7,7 @@ The script's own process reports nothing: whoever started it does, once it has e
 from __future__ import annotations
 
 import atexit
+import builtins
 import contextlib
 import ctypes
 import importlib
@@ -35,6 +36,7 @@ SIGNS = ".signs"  # why the script's own process saw no step
 _PR_SET_PDEATHSIG = 1  # prctl(2)
 _OURS = str(Path(__file__).parents[2])
 _MOST_RANKS = 4096
+_GROUP: Any = vars(builtins).get("BaseExceptionGroup", ())  # since Python 3.11
 
 
 class Recording:
@@ -47,7 +49,7 @@ class Recording:
 
     def wait_for_torch(self) -> None:
         """Record from the first sign of a training on."""
-        when_imported("torch", self._torch_is_here)
+        when_imported("torch", self.torch_is_here)
 
     def ended(self, error: BaseException | None) -> None:
         """The script has ended with this; the session closes when the interpreter ends."""
@@ -56,7 +58,8 @@ class Recording:
 
             self.session.status = status_of(error)
 
-    def _torch_is_here(self, torch: Any) -> None:
+    def torch_is_here(self, torch: Any) -> None:
+        """Listen to the training that torch was imported for, if it is one."""
         before = _resident_bytes()
         from stepscope.record.session import Session
         from stepscope.record.settings import Metering, Settings
@@ -127,13 +130,6 @@ def run_target(orders_text: str, target: str, arguments: Sequence[str]) -> None:
             _show_without_us()
         raise
     _guarded(recording.ended, None)
-
-
-def join(orders_text: str) -> None:
-    """This Python process was started by a training: record it too, should it train."""
-    orders = Orders.from_json(orders_text)
-    Recording(orders).wait_for_torch()
-    join_children(orders_text)
 
 
 def claim_writer(run: Path) -> RunWriter:
@@ -218,9 +214,25 @@ def _show_without_us() -> None:
 
     def show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> Any:
         own = _without_us(trace)
+        for other in _shown_with(error):
+            other.__traceback__ = _without_us(other.__traceback__)
         return shown(kind, error.with_traceback(own), own)
 
     sys.excepthook = show
+
+
+def _shown_with(error: BaseException) -> list[BaseException]:
+    """Return the causes, contexts and members of groups that are shown with an exception."""
+    found: list[BaseException] = []
+    left = [error]
+    while left:
+        shown = left.pop()
+        members = getattr(shown, "exceptions", ()) if isinstance(shown, _GROUP) else ()
+        for other in (shown.__cause__, shown.__context__, *members):
+            if isinstance(other, BaseException) and all(other is not known for known in (error, *found)):
+                found.append(other)
+                left.append(other)
+    return found
 
 
 def _without_us(trace: TracebackType | None) -> TracebackType | None:

@@ -9,12 +9,10 @@ def _start() -> None:
     here = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120 - nothing is imported that need not be
     sys.path[:] = [entry for entry in sys.path if entry != here]
     try:
-        from stepscope.record.processes.children import take_orders
+        from stepscope.record.processes.children import join, take_orders
 
         orders = take_orders(os.environ)
         if orders is not None:
-            from stepscope.record.processes.training import join
-
             join(orders)
     except Exception:
         pass
