@@ -392,10 +392,11 @@ class Identities:
 class SampleCount:
     """The samples of a step: those of the data loader's batches, else those of the calls that gradients go back to.
 
-    A batch of a loader is trained on once: as many batches as there were backward passes belong to a step, the others
-    were fetched ahead. Where later steps fetch none and are called with just what is left of it, calls count. Without a loader a pass counts the largest batch that its first model was called with (twin
-    networks and unrolled ones are called many times with the same samples; of unbatched calls each is a sample), and
-    passes add up to an update. Of several updates in a step (a GAN) the one with the fewest samples counts, since a
+    A batch of a loader is trained on once: as many batches as there were backward passes belong to a step, the
+    others were fetched ahead. Where later steps fetch none and are called with just what is left of it, calls
+    count. Without a loader a pass counts the largest batch that its first model was called with (twin networks and
+    unrolled ones are called many times with the same samples; of unbatched calls each is a sample), and passes add
+    up to an update. Of several updates in a step (a GAN) the one with the fewest samples counts, since a
     discriminator is shown real and made ones.
     """
 
