@@ -119,8 +119,7 @@ class Session:
             self._boundary.call(self._book.add_root, model, name)
         self._routes.install()
         self._ending.append(self._routes.remove)
-        undo = torch_private.before_other_profilers(self._boundary.guarded(self._other_profiler))
-        self._ending.append(undo)
+        self._ending.append(torch_private.before_other_profilers(self._boundary.guarded(self._other_profiler)))
         self._began_ns = self._flushed_ns = monotonic_ns()
         if self._settings.steps_from == "calls" or self._book.roots:  # else with the first call of a model
             self._boundary.call(self._begin_step, self._began_ns)
@@ -528,9 +527,8 @@ class Session:
     def _close_run(self, status: str, reason: str | None) -> None:
         self._safely(self._stop_sampler)
         if self._step == 0:
-            self._safely(
-                lambda: self.note("no-steps", "no step ended while this run was recorded: " + self.why_no_steps())
-            )
+            why = self.why_no_steps
+            self._safely(lambda: self.note("no-steps", f"no step ended while this run was recorded: {why()}"))
         if self._step and self._finder.calls_no_module:
             self.note(
                 "no-module-calls",
