@@ -167,15 +167,15 @@ _RULES: dict[str, Callable[[Any], str]] = {
 def write_page(results: Results, against: str | None, models: bool, out: Path) -> Path:
     """The same as a page; returns its path."""
     from stepscope.experiments.suite.results import corrected_models, settings_table
-    from stepscope.report import suite_page
+    from stepscope.report.html import write_text
+    from stepscope.report.suite_page import render
     from stepscope.report.suite_tables import notes
 
     frame = settings_table(results)
     facts = [("Sweep", results_heading(results)[0]), *(("", line) for line in results_heading(results)[1:])]
     found = [(score_line(each), each.parts) for each in result_scores(results, against)]
-    return suite_page.write(
-        out, results.name, facts, frame, notes(frame), found, corrected_models(results) if models else ()
-    )
+    shown = corrected_models(results) if models else ()
+    return write_text(out, render(results.name, facts, frame, notes(frame), found, shown))
 
 
 def results_heading(results: Results) -> list[str]:

@@ -9,8 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import torch
-
 import stepscope
 from stepscope import workloads
 from stepscope.analysis.summary import write_summary
@@ -20,7 +18,7 @@ from stepscope.footprint.computed_memory import write_computed_memory
 from stepscope.record.ceilings import write_ceilings
 from stepscope.record.empty_process import write_empty_process_bytes
 from stepscope.record.settings import Schedule, Settings, sampling_period_ns
-from stepscope.record.train import EXIT_CODES, train_workload
+from stepscope.record.train import EXIT_CODES, torch_threads, train_workload
 from stepscope.simulate.simulation import sensor_root
 
 if TYPE_CHECKING:
@@ -86,7 +84,7 @@ def measure(
     most = steps or (_STEPS if until_resolved is None else MOST)
     with (
         sensor_root(simulate, settings.root) as chosen,
-        _threads(threads),
+        torch_threads(threads),
         _resolution_stop(request.until_resolved, out) as stop,
     ):
         metering = replace(settings.metering, simulated=simulate)
@@ -105,18 +103,6 @@ def measure(
     run = stepscope.Run(path)
     write_summary(run)
     return run
-
-
-@contextmanager
-def _threads(wanted: int | None) -> Iterator[None]:
-    """So many threads of torch, and afterwards as many as before."""
-    before = torch.get_num_threads()
-    if wanted is not None:
-        torch.set_num_threads(wanted)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from stepscope import privacy
+from stepscope.errors import UsageError
 from stepscope.request import REQUIRED, Parameter, Request, parameters
 
 _METAVARS = {int: "INTEGER", float: "FLOAT"}
@@ -68,6 +69,21 @@ def command_of(request: type[Request], act: Callable[..., None], name: str) -> C
     command.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
     command.__annotations__ = {option.name: option.annotation for option in options}
     return command
+
+
+def check_page_options(html: bool, json: bool, out: Path | None = None, open_page: bool = False) -> None:
+    """Raise UsageError where options of the page contradict `--json`, or are given without `--html`."""
+    if html and json:
+        raise UsageError("--html and --json exclude each other", "run the command twice")
+    if not html and (out is not None or open_page):
+        raise UsageError("--out and --open belong to --html", "add --html")
+
+
+def show_page(written: Path, open_page: bool) -> None:
+    """Print where the page lies, and open it in the browser where that is wanted."""
+    typer.echo(written)
+    if open_page:
+        typer.launch(written.resolve().as_uri())
 
 
 def print_wide(*parts: Any, width: int = 120) -> None:

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from stepscope.api.requests import CompareRequest
-from stepscope.cli._options import command_of, print_wide
-from stepscope.errors import UsageError
+from stepscope.cli._options import check_page_options, command_of, print_wide, show_page
 from stepscope.run_paths import last_runs
 
 if TYPE_CHECKING:
@@ -28,10 +27,7 @@ def _compare(
     open_page: Annotated[bool, typer.Option("--open/--no-open", help="Show the page in the browser.")] = False,
 ) -> None:
     """Draw the comparison on the screen, as a page or as JSON."""
-    if html and as_json:
-        raise UsageError("--html and --json exclude each other", "run the command twice")
-    if not html and (out is not None or open_page):
-        raise UsageError("--out and --open belong to --html", "add --html")
+    check_page_options(html, as_json, out, open_page)
     from stepscope.analysis.compare import WHAT
     from stepscope.analysis.compare import compare as compared
 
@@ -59,6 +55,4 @@ def _page(comparison: Comparison, whats: tuple[str, ...], path: Path, open_page:
     from stepscope.report import compare_page
 
     written = compare_page.write(comparison, path, whats)
-    typer.echo(written)
-    if open_page:
-        typer.launch(written.resolve().as_uri())
+    show_page(written, open_page)

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from stepscope.cli._options import private
-from stepscope.errors import OutputNotWritable, UsageError
+from stepscope.cli._options import check_page_options, private, show_page
+from stepscope.errors import OutputNotWritable
 from stepscope.run_paths import NEWEST
 
 if TYPE_CHECKING:
@@ -33,10 +33,7 @@ def report(
     open_page: Annotated[bool, typer.Option("--open/--no-open", help="Show the page in the browser.")] = False,
 ) -> None:
     """Show a run on one screen: how fast, at what cost, what limits it, what to do next, and where the step goes."""
-    if html and as_json:
-        raise UsageError("--html and --json exclude each other", "run the command twice")
-    if not html and (out is not None or open_page):
-        raise UsageError("--out and --open belong to --html", "add --html")
+    check_page_options(html, as_json, out, open_page)
     from stepscope.analysis.run import Run
 
     opened = Run(run, attribution)
@@ -77,9 +74,7 @@ def _page(run: Run, path: Path, open_page: bool) -> None:
         raise OutputNotWritable(
             f"cannot write '{path}': {error.strerror or error}", "choose a file with --out"
         ) from error
-    typer.echo(written)
-    if open_page:
-        typer.launch(written.resolve().as_uri())
+    show_page(written, open_page)
 
 
 def _json(run: Run) -> None:

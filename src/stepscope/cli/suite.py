@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from stepscope.api.requests import SuiteExportRequest, SuiteListRequest, SuiteShowRequest
-from stepscope.cli._options import command_of, print_wide, private
+from stepscope.cli._options import check_page_options, command_of, print_wide, private
 from stepscope.errors import UsageError
 from stepscope.experiments.suite import SuiteRun
 
@@ -56,8 +56,7 @@ def _show(
     from stepscope.experiments.suite.results import read_results
 
     path, against, models = find_sweep(request.path), request.against, request.models
-    if html and json:
-        raise UsageError("--html and --json exclude each other", "run the command twice")
+    check_page_options(html, json)
     if (path / "fleet.json").exists():
         print_fleet(path, against, models, json, html)
         return

@@ -14,7 +14,7 @@ from stepscope.errors import UsageError
 from stepscope.importers.chrome_events import EventColumns, read_events, to_events
 from stepscope.record.ops import events as tree
 from stepscope.record.ops.events import MODULE_SCOPE, NO_PARENT, OPTIMIZER_STEP, Events, Names
-from stepscope.record.ops.rows import StepProfile, StepSpan, Window, rows_of_events
+from stepscope.record.ops.rows import StepProfile, StepSpan, UncostedRows, Window, rows_of_events
 from stepscope.record.ops.updates import OptimizerCalls
 from stepscope.runfolder import RunWriter
 
@@ -230,20 +230,10 @@ class StatedCosts:
     flops: Ints
     bytes: Ints
 
-    def look_up(
-        self,
-        window: Window,
-        events: Events,
-        order: Ints,
-        place: Ints,
-        name: Ints,
-        module: Ints,
-        self_ns: Ints,
-        texts: list[str],
-    ) -> tuple[list[StepProfile], Ints, Ints]:
+    def look_up(self, window: Window, rows: UncostedRows) -> tuple[list[StepProfile], Ints, Ints]:
         """No profiles: nothing is planned by a file that is complete."""
-        rows = np.array([events.raw[row] for row in order.tolist()], dtype=np.int64)
-        return [], self.flops[rows], self.bytes[rows]
+        stated = np.array([rows.events.raw[event] for event in rows.order.tolist()], dtype=np.int64)
+        return [], self.flops[stated], self.bytes[stated]
 
 
 def write_ops(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,20 @@ if TYPE_CHECKING:
 EXIT_CODES = {"interrupted": 130, "oom": 8}  # results of a run in their own right, not faults
 Progress = Callable[[int, float | None], None]
 Stop = Callable[[], bool]  # asked after every step: was that the last one?
+
+
+@contextmanager
+def torch_threads(count: int | None) -> Iterator[None]:
+    """Let torch compute with so many threads (None: as it does), and afterwards with as many as before."""
+    import torch
+
+    before = torch.get_num_threads()
+    if count is not None:
+        torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def train_workload(

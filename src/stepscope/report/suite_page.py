@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import polars as pl
 
 from stepscope.report.charts import comparison
-from stepscope.report.html import Entry, page_of, write_text
+from stepscope.report.html import Entry, page_of
 from stepscope.report.page.parts import Cell, Column, Facts, Figure, Items, Part, Section, Table
 from stepscope.report.suite_tables import differing_axes, measured_columns, setting_words, with_interval
 from stepscope.units import NOT_MEASURED, number, plural, si
@@ -24,19 +23,6 @@ _DRAWN = (
 _MOST_LINES = 20
 
 
-def write(
-    path: str | Path,
-    name: str,
-    facts: Sequence[tuple[str, str]],
-    table: pl.DataFrame,
-    notes: Sequence[str] = (),
-    scores: Sequence[tuple[str, pl.DataFrame]] = (),
-    models: Sequence[Mapping[str, Any]] = (),
-) -> Path:
-    """Write the page and return its path. table: as `suite.results.table`; scores: sentence and parts of each."""
-    return write_text(path, render(name, facts, table, notes, scores, models))
-
-
 def render(
     name: str,
     facts: Sequence[tuple[str, str]],
@@ -45,7 +31,7 @@ def render(
     scores: Sequence[tuple[str, pl.DataFrame]] = (),
     models: Sequence[Mapping[str, Any]] = (),
 ) -> str:
-    """The page as HTML text."""
+    """Return the page as HTML text. table: as `suite.results.table`; scores: sentence and parts of each."""
     entries = [Entry("overview", "Overview", _overview(table, facts, scores))]
     entries.append(Entry("results", "Results", _results(table)))
     curves = tuple(_curves(table))

@@ -10,7 +10,6 @@ import numpy as np
 import polars as pl
 
 from stepscope.analysis.results import Findings, ResultTable, Value
-from stepscope.errors import UsageError
 from stepscope.experiments.daily import DailyTraining
 from stepscope.experiments.engine.engine import Plan, Point, Result
 from stepscope.experiments.engine.facts import (
@@ -20,10 +19,9 @@ from stepscope.experiments.engine.facts import (
     Mean,
     energy_name,
     energy_notes,
-    failure_table,
-    first_failure,
     mean_of,
-    trained,
+    results_by_setting,
+    trained_settings,
     value_and_bounds,
 )
 from stepscope.experiments.engine.points import in_rounds
@@ -37,27 +35,16 @@ def daily_plan(request: DailyTraining) -> Plan:
     points = daily_points(request)
 
     def judge(results: Mapping[str, Result]) -> Findings:
-        of_setting = {
-            setting: [results[point.id] for point in points if point.setting == setting.id]
-            for setting in daily_settings(request)
-        }
-        return build_findings(of_setting, request)
+        return build_findings(results_by_setting(daily_settings(request), points, results), request)
 
     return Plan(points, judge, time_limit_s=request.time_limit)
 
 
 def build_findings(of_setting: Mapping[DailySetting, Sequence[Result]], request: DailyTraining) -> Findings:
     """The findings from the results of the seeds of each setting."""
-    made = [
-        setting_outcome(setting, cells, request.days)
-        for setting, results in of_setting.items()
-        if (cells := trained(results))
-    ]
-    unmade = [(setting.name, failed) for setting, results in of_setting.items() for failed in first_failure(results)]
-    if not made:
-        raise UsageError(f"no day could be trained: {unmade[0][1]['reason'] if unmade else 'nothing was made'}")
-    tables = [accuracy_table(made), cost_table(made, request)]
-    tables += [failure_table("setting", unmade)] if unmade else []
+    cells, failures = trained_settings(of_setting, "day", "setting")
+    made = [setting_outcome(setting, of, request.days) for setting, of in cells.items()]
+    tables = [accuracy_table(made), cost_table(made, request), *failures]
     return Findings(
         title=f"{request.workload} through {request.days} days of {request.images} new images",
         answer=_answer(made, request),

@@ -9,14 +9,18 @@ import platform
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 
 from stepscope import __version__
 from stepscope.analysis.estimate import mean_interval
 from stepscope.analysis.results import ResultTable
+from stepscope.errors import UsageError
 from stepscope.record.device import describe_device
+
+if TYPE_CHECKING:
+    from stepscope.experiments.engine.engine import Point, Result
 
 
 def device_name() -> str:
@@ -101,18 +105,41 @@ def energy_notes(cells: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         yield f"the sensor missed up to {100 * gap:.2g} % of the time of a training: {said}"
 
 
-def trained(results: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return the results that ended well."""
-    return [result for result in results if result["status"] == "ok"]
+AnySetting = TypeVar("AnySetting", bound="SettingLike")
+Cell = Mapping[str, Any]  # what the training of one seed returned
 
 
-def first_failure(results: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return the first result that did not end well, or nothing."""
-    return [result for result in results if result["status"] != "ok"][:1]
+class SettingLike(Protocol):
+    """A setting as this file sees it: `id` is its points', `name` is for people."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def name(self) -> str: ...
 
 
-def failure_table(setting: str, failures: Sequence[tuple[str, Mapping[str, Any]]]) -> ResultTable:
-    """Return the settings of which a training failed, with status and reason. setting: title of the first column."""
-    rows = tuple((name, str(result["status"]), str(result["reason"])) for name, result in failures)
+def results_by_setting(
+    settings: Iterable[AnySetting], points: Sequence[Point], results: Mapping[str, Result]
+) -> dict[AnySetting, list[Result]]:
+    """Return the results of the points of each setting, one a seed."""
+    return {setting: [results[point.id] for point in points if point.setting == setting.id] for setting in settings}
+
+
+def trained_settings(
+    results: Mapping[AnySetting, Sequence[Result]], noun: str, column: str
+) -> tuple[dict[AnySetting, list[Cell]], list[ResultTable]]:
+    """Return the cells of each setting that was trained, and a table of the failures where there are any.
+
+    noun: what a setting is for people; column: title of the table's first. UsageError where nothing was trained.
+    """
+    cells = {setting: [result for result in of if result["status"] == "ok"] for setting, of in results.items()}
+    failures = []
+    for setting, of in results.items():
+        failed = next((result for result in of if result["status"] != "ok"), None)
+        if failed is not None:
+            failures.append((setting.name, str(failed["status"]), str(failed["reason"])))
+    if not any(cells.values()):
+        raise UsageError(f"no {noun} could be trained: {failures[0][2] if failures else 'nothing was made'}")
     note = "What was not refused but failed is tried again by the same command."
-    return ResultTable("unmade", "Not trained", (setting, "status", "why"), rows, note)
+    table = ResultTable("unmade", "Not trained", (column, "status", "why"), tuple(failures), note)
+    return {setting: list(of) for setting, of in cells.items() if of}, [table] if failures else []

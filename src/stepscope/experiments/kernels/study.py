@@ -40,6 +40,7 @@ from stepscope.experiments.kernels.rates import (
 from stepscope.experiments.kernels.shapes import Kernel, kernels_of, square, sweep_kernels
 from stepscope.experiments.kernels.timing import FORWARD, against_bare_loop, parts_of, time_call
 from stepscope.record.ceilings import ceilings
+from stepscope.record.train import torch_threads
 from stepscope.units import plural
 
 _MOST = 0.5  # of the memory that is free: a kernel may want as much again for its own
@@ -74,7 +75,7 @@ def kernel_plan(request: Kernels) -> Plan:
         [Point(name, title) for name, (title, _) in tasks.items()],
         judge,
         measure=lambda point: tasks[point.id][1](),
-        around=lambda folder: _threads(request.threads),
+        around=lambda folder: torch_threads(request.threads),
     )
 
 
@@ -88,16 +89,6 @@ def _requested_kernels(request: Kernels) -> list[Kernel]:
 
 def _pair_id(where: Mapping[str, Any]) -> str:
     return "five-three-" + "-".join(f"{axis}{at}" for axis, at in where.items())
-
-
-@contextlib.contextmanager
-def _threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _cell(kernel: Kernel, request: Kernels) -> dict[str, Any]:

@@ -13,7 +13,6 @@ import numpy as np
 import polars as pl
 
 from stepscope.analysis.results import Findings, ResultTable, Value
-from stepscope.errors import UsageError
 from stepscope.experiments.engine.engine import Plan, Point, Result
 from stepscope.experiments.engine.facts import (
     AMOUNT,
@@ -21,10 +20,9 @@ from stepscope.experiments.engine.facts import (
     Mean,
     energy_name,
     energy_notes,
-    failure_table,
-    first_failure,
     mean_of,
-    trained,
+    results_by_setting,
+    trained_settings,
     value_and_bounds,
 )
 from stepscope.experiments.engine.points import in_rounds
@@ -109,11 +107,7 @@ def partial_plan(request: PartialTraining) -> Plan:
     points = partial_points(request)
 
     def judge(results: Mapping[str, Result]) -> Findings:
-        of_setting = {
-            setting: [results[point.id] for point in points if point.setting == setting.id]
-            for setting in partial_settings(request)
-        }
-        return build_findings(of_setting, request)
+        return build_findings(results_by_setting(partial_settings(request), points, results), request)
 
     return Plan(points, judge, time_limit_s=request.time_limit)
 
@@ -122,19 +116,15 @@ def build_findings(of_setting: Mapping[PartialSetting, Sequence[Result]], reques
     """The findings from the results of the seeds of each setting."""
     from stepscope.experiments.partial.ways import WAYS
 
-    outcomes = [
-        setting_outcome(setting, cells) for setting, results in of_setting.items() if (cells := trained(results))
-    ]
-    unmade = [(setting.name, failed) for setting, results in of_setting.items() for failed in first_failure(results)]
-    if not outcomes:
-        raise UsageError(f"no way could be trained: {unmade[0][1]['reason'] if unmade else 'nothing was made'}")
+    cells, failures = trained_settings(of_setting, "way", "way")
+    outcomes = [setting_outcome(setting, of) for setting, of in cells.items()]
     kinds = {cell["energy_kind"] for each in outcomes for cell in each.cells}
     kind = next(iter(kinds)) if len(kinds) == 1 else None
     tables = [way_table(outcomes, kind), saving_table(outcomes)]
     before = before_table(outcomes)
     tables += [before] if before is not None else []
     tables += [reference_table(outcomes)] if request.preset else []
-    tables += [failure_table("way", unmade)] if unmade else []
+    tables += failures
     made = {setting.way for setting in partial_settings(request)}
     meaning = tuple((name, way.trains, way.saves) for name, way in WAYS.items() if name in made)
     return Findings(

@@ -40,21 +40,24 @@ if TYPE_CHECKING:
 NOT_KNOWN = -1
 
 
+@dataclass(frozen=True)
+class UncostedRows:
+    """Rows of a window (n,): the event of each, and of which step it is, name, module and self time in ns."""
+
+    events: Events
+    order: Ints  # into the events
+    step: Ints  # into the steps of the window
+    name: Ints  # into `texts`
+    module: Ints
+    self_ns: Ints
+    texts: list[str]
+
+
 class Costs(Protocol):
     """Costs of ops: per step its profile; per row FLOPs and bytes, NOT_KNOWN where nothing tells."""
 
-    def look_up(
-        self,
-        window: Window,
-        events: Events,
-        order: Ints,
-        place: Ints,
-        name: Ints,
-        module: Ints,
-        self_ns: Ints,
-        texts: list[str],
-    ) -> tuple[list[StepProfile], Ints, Ints]:
-        """Rows in `order`, each in the step of `place`."""
+    def look_up(self, window: Window, rows: UncostedRows) -> tuple[list[StepProfile], Ints, Ints]:
+        """Look up rows of the steps of a window."""
 
 
 class ShapeBook:
@@ -64,32 +67,23 @@ class ShapeBook:
         self._known: dict[tuple[int, int | None], tuple[Ints, Ints]] = {}
         self.missed = False  # a step came by whose shapes were never seen: worth another look
 
-    def look_up(
-        self,
-        window: Window,
-        events: Events,
-        order: Ints,
-        place: Ints,
-        name: Ints,
-        module: Ints,
-        self_ns: Ints,
-        texts: list[str],
-    ) -> tuple[list[StepProfile], Ints, Ints]:
+    def look_up(self, window: Window, rows: UncostedRows) -> tuple[list[StepProfile], Ints, Ints]:
         """Per step its profile; per row FLOPs and bytes, NOT_KNOWN where shapes do not tell."""
-        flops = np.full(len(order), NOT_KNOWN, dtype=np.int64)
-        read = np.full(len(order), NOT_KNOWN, dtype=np.int64)
+        flops = np.full(len(rows.order), NOT_KNOWN, dtype=np.int64)
+        read = np.full(len(rows.order), NOT_KNOWN, dtype=np.int64)
         profiles = []
-        on_cpu = events.gpu[order] < 0
-        edges = np.searchsorted(place, np.arange(len(window.steps) + 1))
+        on_cpu = rows.events.gpu[rows.order] < 0
+        edges = np.searchsorted(rows.step, np.arange(len(window.steps) + 1))
         for span, first, last in zip(window.steps, edges[:-1], edges[1:], strict=True):
-            rows = first + np.flatnonzero(on_cpu[first:last])
-            signature = hash((name[rows].tobytes(), module[rows].tobytes()))
-            profiles.append(StepProfile(span.step, signature, self_ns[first:last]))
+            ops = first + np.flatnonzero(on_cpu[first:last])
+            signature = hash((rows.name[ops].tobytes(), rows.module[ops].tobytes()))
+            profiles.append(StepProfile(span.step, signature, rows.self_ns[first:last]))
             key = (signature, span.samples)
             if window.shapes and key not in self._known:
-                self._known[key] = _costs([events.raw[row] for row in order[rows]], name[rows], texts)
+                raw = [rows.events.raw[event] for event in rows.order[ops]]
+                self._known[key] = _costs(raw, rows.name[ops], rows.texts)
             if key in self._known:
-                flops[rows], read[rows] = self._known[key]
+                flops[ops], read[ops] = self._known[key]
             else:
                 self.missed = True
         return profiles, flops, read
@@ -243,7 +237,8 @@ def _finished(
     overhang = np.where(on_cpu, np.maximum(t1_ns - ends[place], 0), 0)
     t1_ns, self_ns = t1_ns - overhang, np.maximum(table.own[order] - overhang, 0)
     name, module = events.name[order], table.module[order]
-    profiles, flops, read = book.look_up(window, events, order, place, name, module, self_ns, names.texts())
+    rows = UncostedRows(events, order, place, name, module, self_ns, names.texts())
+    profiles, flops, read = book.look_up(window, rows)
     texts = [row_name(text, modules) for text in names.texts()]
     step = np.array([span.step for span in window.steps])[place]
     gpus = ["cpu", *(f"cuda:{index}" for index in range(int(events.gpu.max(initial=-1)) + 1))]

@@ -129,15 +129,8 @@ def record_square(found: Mapping[str, Found], target: Target, seconds: float, pr
 
 def _poll(sensor: Found, trace: Trace, clock: Callable[[], int], end_ns: int) -> None:
     gap_ns = _POLL_WAITING_NS if sensor.blocking else _POLL_NS
-    while (before := clock()) < end_ns:
-        try:
-            values = sensor.read()
-        except Exception:
-            values = [math.nan] * len(trace.channels)
-        after = clock()
-        trace.values.append(values)
-        trace.times_ns.append((before + after) // 2)
-        time.sleep(max(gap_ns, after - before) / 1e9)
+    while clock() < end_ns:
+        time.sleep(max(gap_ns, trace.read(sensor, clock)) / 1e9)
 
 
 def _watts(channel: Channel, trace: Trace, place: int) -> Readings:

@@ -54,6 +54,19 @@ class Trace:
     costs_ns: list[int] = field(default_factory=list)
     values: list[Sequence[float]] = field(default_factory=list)
 
+    def read(self, sensor: Found, clock: Clock) -> int:
+        """Read the sensor once and return how long it took, ns. A read that fails leaves a gap."""
+        before = clock()
+        try:
+            values = sensor.read()
+        except Exception:
+            values = [math.nan] * len(self.channels)
+        after = clock()
+        self.values.append(values)
+        self.times_ns.append((before + after) // 2)
+        self.costs_ns.append(after - before)
+        return after - before
+
     def of(self, place: int) -> tuple[list[int], list[float]]:
         """Times and values of one channel, without what was not read."""
         pairs = [(t, row[place]) for t, row in zip(self.times_ns, self.values, strict=False)]
@@ -215,19 +228,12 @@ def _profile(
 
 
 def _poll(sensor: Found, trace: Trace, clock: Clock, end_ns: int) -> None:
-    """Read until the end; half of the time at most goes into reading. A read that fails leaves a gap."""
+    """Read until the end; half of the time at most goes into reading."""
     slowest_ns = sensor.every_ns // _PARTS_OF_OWN_PERIOD
     gap_ns = max(_POLL_WAITING_NS, slowest_ns) if sensor.blocking else _POLL_NS
-    while (before := clock()) < end_ns:
-        try:
-            values = sensor.read()
-        except Exception:
-            values = [math.nan] * len(trace.channels)
-        after = clock()
-        trace.values.append(values)
-        trace.times_ns.append((before + after) // 2)
-        trace.costs_ns.append(after - before)
-        time.sleep(max(gap_ns - (after - before), after - before if sensor.blocking else 50_000) / 1e9)
+    while clock() < end_ns:
+        cost_ns = trace.read(sensor, clock)
+        time.sleep(max(gap_ns - cost_ns, cost_ns if sensor.blocking else 50_000) / 1e9)
 
 
 def _report(clock: Clock, start_ns: int, end_ns: int, progress: Progress | None, what: str) -> None:

@@ -48,6 +48,13 @@ class Channel:
     calibration: dict[str, Any] | None = None  # what a meter showed of it on this device: `stepscope calibrate`
 
 
+def rail_channel(sensor: str, name: str, quantity: str, source: str, **known: Any) -> Channel:
+    """Return the channel of a rail's power, voltage or current. known: fields that differ, and others of a channel."""
+    about = {"rail": name, "parent_scope": "board", **known}
+    unit = {"power": "W", "voltage": "V", "current": "A"}[quantity]
+    return Channel(f"rail.{name}.{quantity}", sensor, quantity, unit, "gauge", f"rail:{name}", source, **about)
+
+
 class ProcessEnded(Exception):
     """Raised by a read: the process that it is of has ended. The sensor is let go without a gap or an event."""
 

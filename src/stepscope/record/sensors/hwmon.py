@@ -37,6 +37,7 @@ from stepscope.record.sensors.contract import (
     missing_because,
     numbered,
     open_files,
+    rail_channel,
 )
 
 HWMON = "hwmon_power"
@@ -290,18 +291,9 @@ def _rail(root: Path, folder: Path, number: int) -> str:
 
 def _ina238_channel(rail: str, folder: Path, paths: list[Path]) -> Channel:
     interval = attribute(folder / "update_interval")
-    return Channel(
-        id=f"rail.{rail}.power",
-        sensor=INA238,
-        quantity="power",
-        unit="W",
-        kind="gauge",
-        scope=f"rail:{rail}",
-        parent_scope="board",
-        source=str(paths[0]),
-        rail=rail.partition("#")[0],
-        refresh_ns=int(interval) * 1_000_000 if interval.isdigit() and len(interval) < 10 else None,
-    )
+    refresh_ns = int(interval) * 1_000_000 if interval.isdigit() and len(interval) < 10 else None
+    label = rail.partition("#")[0]
+    return rail_channel(INA238, rail, "power", str(paths[0]), rail=label, refresh_ns=refresh_ns)
 
 
 SENSORS = (NamedSensor(HWMON, discover_hwmon), NamedSensor(INA238, discover_ina238))

@@ -30,6 +30,7 @@ from stepscope.record.sensors.contract import (
     missing_because,
     numbered,
     open_files,
+    rail_channel,
 )
 
 NAME = "ina3221"
@@ -212,21 +213,16 @@ class _Reader:
 def _channels(chips: Sequence[Chip], values: Sequence[float]) -> tuple[Channel, ...]:
     labels = Counter(rail.label for chip in chips for rail in chip.rails)
     rails = [(chip.timing, rail) for chip in chips for rail in chip.rails]
-    units = {"power": "W", "voltage": "V", "current": "A"}
     channels: list[Channel] = []
     for timing, rail in rails:
         name = rail.label if labels[rail.label] == 1 else f"{rail.label}@{rail.place}"
         now = dict(zip(rail.quantities, values[len(channels) :], strict=False))
         channels += [
-            Channel(
-                id=f"rail.{name}.{quantity}",
-                sensor=NAME,
-                quantity=quantity,
-                unit=units[quantity],
-                kind="gauge",
-                scope=f"rail:{name}",
-                parent_scope="board",
-                source=str(rail.files[0]),
+            rail_channel(
+                NAME,
+                name,
+                quantity,
+                str(rail.files[0]),
                 rail=rail.label,
                 refresh_ns=timing.refresh_ns,
                 step_size=_step(quantity, rail.shunt_ohm, now),

@@ -26,7 +26,16 @@ from functools import partial
 from pathlib import Path
 
 from stepscope.record.access.files import open_device_files
-from stepscope.record.sensors.contract import NAN, Channel, Found, Missing, NamedSensor, Target, missing_because
+from stepscope.record.sensors.contract import (
+    NAN,
+    Channel,
+    Found,
+    Missing,
+    NamedSensor,
+    Target,
+    missing_because,
+    rail_channel,
+)
 
 TIMEOUT_S = 1.0  # of the program; it answers in 24 ms
 _GENCMD = 0x00030080  # tag of the property interface: run a command line, answer with text
@@ -190,8 +199,8 @@ def discover_pmic(root: Path, target: Target) -> Found | Missing:
         detail = f"{firmware.source} {_READ_ADC}: a Raspberry Pi 5 alone measures its rails; the answer was: {said}"
         return Missing("unsupported", detail, "put a meter beside the board: a smart plug or an INA219")
     channels = (
-        *(_rail_channel(rail, "power", "W", firmware.source) for rail in powered),
-        *(_rail_channel(rail, "voltage", "V", firmware.source) for rail in bare),
+        *(rail_channel(PMIC, rail, "power", f"{firmware.source} {_READ_ADC}") for rail in powered),
+        *(rail_channel(PMIC, rail, "voltage", f"{firmware.source} {_READ_ADC}") for rail in bare),
     )
     return Found(
         channels, partial(_read, firmware, powered, bare), firmware.close, every_ns=PMIC_EVERY_NS, blocking=True
@@ -209,20 +218,6 @@ def _read(firmware: Firmware, powered: list[str], bare: list[str]) -> list[float
     if not adc.voltages_v:
         raise ValueError(f"{firmware.source} {_READ_ADC}: no rail in the answer")
     return values(adc, powered, bare)
-
-
-def _rail_channel(rail: str, quantity: str, unit: str, source: str) -> Channel:
-    return Channel(
-        id=f"rail.{rail}.{quantity}",
-        sensor=PMIC,
-        quantity=quantity,
-        unit=unit,
-        kind="gauge",
-        scope=f"rail:{rail}",
-        parent_scope="board",
-        source=f"{source} {_READ_ADC}",
-        rail=rail,
-    )
 
 
 THROTTLED = "rpi_throttled"

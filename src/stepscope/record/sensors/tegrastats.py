@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from stepscope.record.access.child_lines import ChildLines
 from stepscope.record.sensors import ina3221
-from stepscope.record.sensors.contract import NAN, Channel, Found, Missing, Target, missing_because
+from stepscope.record.sensors.contract import NAN, Channel, Found, Missing, Target, missing_because, rail_channel
 
 NAME = "tegrastats"
 EVERY_NS = 100_000_000
@@ -128,18 +128,7 @@ def _program(root: Path) -> Path | None:
 
 
 def _channel(name: str, program: Path) -> Channel:
-    return Channel(
-        id=f"rail.{name}.power",
-        sensor=NAME,
-        quantity="power",
-        unit="W",
-        kind="gauge",
-        scope=f"rail:{name}",
-        parent_scope="board",
-        source=str(program),
-        rail=name.partition("#")[0],
-        refresh_ns=EVERY_NS,
-    )
+    return rail_channel(NAME, name, "power", str(program), rail=name.partition("#")[0], refresh_ns=EVERY_NS)
 
 
 #     [stamp] RAM u/tMB (lfb NxM) [SWAP u/tMB (cached c)] [IRAM u/tkB(lfb n)] CPU [p%@MHz|off,...]

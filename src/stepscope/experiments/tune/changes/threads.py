@@ -53,14 +53,10 @@ def shell(environment: dict[str, str]) -> str:
 def _threads(count: int) -> Switch:
     @contextlib.contextmanager
     def switch(_: Targets) -> Iterator[None]:
-        import torch
+        from stepscope.record.train import torch_threads
 
-        before = torch.get_num_threads()
-        torch.set_num_threads(count)
-        try:
+        with torch_threads(count):
             yield
-        finally:
-            torch.set_num_threads(before)
 
     return switch
 
