@@ -47,6 +47,28 @@ def test_it_is_what_a_fit_without_the_block_misses(theta: float) -> None:
         assert found[mine] == pytest.approx(watts[mine] - rows[mine] @ mean, rel=1e-6)
 
 
+@pytest.mark.parametrize("theta", [0.0, 0.3])
+@pytest.mark.parametrize("weight", [1.0, 1e6])
+def test_it_is_the_inverse_of_what_the_hat_matrix_leaves(theta: float, weight: float) -> None:
+    """By the definition on whole matrices; a key that one block alone saw, and saw very well, is cut at 0.001."""
+    random = np.random.default_rng(2)
+    cluster = np.repeat(np.arange(4), [3, 40, 32, 9])
+    plain = random.random((len(cluster), 3)) * (random.random((len(cluster), 3)) < 0.6)
+    plain[:, 2] = np.where(cluster == 3, weight * plain[:, 2], 0.0)
+    blocks = np.cumsum(np.isin(np.arange(len(cluster)), [3, 35, 43, 75]))  # 32 readings at the most
+    rows = np.concatenate([whitened(plain[blocks == one], theta) for one in range(5)])
+    fit, left = _ridge(rows, random.normal(5, 1, len(rows))), random.normal(0, 1, len(rows))
+    found = leave_block_out(fit, sparse.csr_matrix(plain), left, theta, cluster)
+    cut = False
+    for one in range(5):
+        mine = rows[blocks == one]
+        share, axes = np.linalg.eigh(mine @ fit.covariance @ mine.T / NOISE)
+        cut |= bool(share.max() > 0.999)
+        wanted = axes @ ((axes.T @ left[blocks == one]) / np.maximum(1 - share, 1e-3))
+        assert found[blocks == one] == pytest.approx(wanted, rel=1e-6, abs=1e-9)
+    assert cut is (weight > 1)
+
+
 def _stalled(seed: int) -> Execution:
     """A short op that in two steps lasts about 25 ms, as when another program takes the core, at a power by chance.
 

@@ -219,15 +219,20 @@ def _reading_blocks(cluster: Ints) -> Iterator[tuple[int, int]]:
 
 
 def _residuals_without(matrix: Any, hat: Floats, left: Floats, theta: float, begin: int) -> Floats:
-    """(I - H)^-1 of the block times its residuals, H being its part of the hat matrix."""
-    starts = matrix.indptr[begin : begin + len(left) + 1]
-    keys, place = np.unique(matrix.indices[starts[0] : starts[-1]], return_inverse=True)
-    seen = np.zeros((len(left), len(keys)))
-    np.add.at(seen, (np.repeat(np.arange(len(left)), np.diff(starts)), place), matrix.data[starts[0] : starts[-1]])
-    seen = whitened(seen, theta)
-    own = seen @ hat[np.ix_(keys, keys)] @ seen.T
-    share, axes = np.linalg.eigh((own + own.T) / 2)
-    alone: Floats = axes @ ((axes.T @ left) / np.maximum(1 - share, _LEAST_MISSED))
+    """(I - H)^-1 of the block times its residuals, H being its part of the hat matrix.
+
+    A factorisation says whether any direction is decided by the block alone; only then are all of them looked at.
+    """
+    seen = matrix[begin : begin + len(left)]
+    own = whitened(whitened(np.asarray(seen @ np.asarray(seen @ hat).T), theta).T, theta)
+    missed = np.eye(len(left)) - (own + own.T) / 2
+    least = _LEAST_MISSED * np.eye(len(left))
+    alone: Floats
+    if lapack.dpotrf(missed - least)[1] == 0:
+        alone = lapack.dposv(missed, left)[1]
+        return alone
+    share, axes = np.linalg.eigh(missed)
+    alone = axes @ ((axes.T @ left) / np.maximum(share, _LEAST_MISSED))
     return alone
 
 
