@@ -1,4 +1,4 @@
-"""Packing a closed run: the same run afterwards, in bounded memory, whatever kills it, and never in the training."""
+"""Packing a closed run: the same run afterwards, in bounded memory, whatever kills it."""
 
 from __future__ import annotations
 
@@ -13,12 +13,11 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
-from tests.patience import HANG_S
 from tests.test_parts import window
 
 from stepscope.runfolder import RunReader, RunWriter, sample_dtype
 from stepscope.runfolder import pack as packing
-from stepscope.runfolder.pack import pack, pack_apart
+from stepscope.runfolder.pack import pack
 
 linux = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc")
 
@@ -111,7 +110,6 @@ def test_a_damaged_part_stays_and_the_others_are_packed(writer: RunWriter) -> No
     assert unpacked(writer.path) == ["000001.part"]
     run = RunReader(writer.path)
     assert (run.ops.height, run.damaged) == (200, ["ops/000001.part"])
-    assert not pack_apart(writer.path)
 
 
 # kills
@@ -184,42 +182,13 @@ def test_a_reader_that_looks_while_a_file_is_packed_finds_it(
     assert run.damaged == []
 
 
-# in a process of its own
-
-
-def test_packing_apart_does_it_and_says_so(writer: RunWriter) -> None:
-    recorded(writer)
-    before = content(writer.path)
-    assert pack_apart(writer.path, timeout_s=HANG_S)
-    assert unpacked(writer.path) == []
-    assert content(writer.path) == before
-
-
-def test_packing_apart_that_takes_too_long_is_ended_and_says_so(writer: RunWriter) -> None:
-    recorded(writer)
-    assert not pack_apart(writer.path, timeout_s=0.0)
-    assert len(content(writer.path)) == 5
-
-
-@pytest.mark.parametrize("executable", ["", "/nowhere/python"])
-def test_packing_apart_that_cannot_start_says_so(
-    writer: RunWriter, monkeypatch: pytest.MonkeyPatch, executable: str
-) -> None:
-    recorded(writer)
-    monkeypatch.setattr(sys, "executable", executable)
-    assert not pack_apart(writer.path)
-
-
-@pytest.mark.parametrize("disposition", [signal.SIG_IGN, signal.SIG_DFL])
-def test_packing_apart_does_not_depend_on_who_waits_for_the_child(writer: RunWriter, disposition: Any) -> None:
-    recorded(writer)
-    held = signal.signal(signal.SIGCHLD, disposition)
-    try:
-        assert pack_apart(writer.path, timeout_s=HANG_S)
-    finally:
-        signal.signal(signal.SIGCHLD, held)
-
-
+# What is freed goes back to the system at once, and no thread keeps a row group: else the peak grows with the run.
+ALLOCATION = {
+    "POLARS_MAX_THREADS": "1",
+    "_RJEM_MALLOC_CONF": "dirty_decay_ms:0,muzzy_decay_ms:0",
+    "MALLOC_ARENA_MAX": "1",
+    "MALLOC_MMAP_THRESHOLD_": "100000",
+}
 PEAK = """
 import sys
 from pathlib import Path
@@ -242,7 +211,7 @@ def peak_of_packing(run: Path, blocks: int) -> tuple[int, int]:
         for _ in range(blocks):
             file.write(block)
     writer.close("ok")
-    command, environment = [sys.executable, "-c", PEAK, str(writer.path)], {**os.environ, **packing.ALLOCATION}
+    command, environment = [sys.executable, "-c", PEAK, str(writer.path)], {**os.environ, **ALLOCATION}
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
     assert RunReader(writer.path).sensor_between("ina", 0, (1 << 63) - 1).height == blocks * 100_000
     return int(done.stdout) * 1024, blocks * len(block)

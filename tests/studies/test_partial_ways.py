@@ -16,7 +16,7 @@ from stepscope import workloads
 from stepscope.errors import UsageError
 from stepscope.experiments import partial
 from stepscope.experiments.engine.training import Place
-from stepscope.experiments.partial import study, ways
+from stepscope.experiments.partial import ways
 from stepscope.experiments.partial.training import (
     Absent,
     Lesson,
@@ -66,7 +66,6 @@ def _weights(training: Training) -> dict[str, torch.Tensor]:
 
 def test_the_command_knows_every_way_without_torch() -> None:
     assert tuple(WAYS) == partial.WAYS
-    assert tuple(name for name, way in WAYS.items() if way.fractional) == study.FRACTIONAL
 
 
 def test_what_is_frozen_gets_no_gradient_and_does_not_move(training: Training) -> None:

@@ -353,7 +353,7 @@ def _profiling_rows(run: RunReader) -> list[Measured]:
         note += ", all in one direction: drift of the step time is not cancelled"
     value, low, high = (None if bound is None else max(bound, 0.0) for bound in cost)
     step = Measured("recorded_step_overhead", "run", value, "ns", low, high, count, "steps", note)
-    share = Measured("recorded_step_overhead_share", "run", *_relative(base, step, "1"), count, "steps", note)
+    share = Measured("recorded_step_overhead_share", "run", *_relative(base, step), count, "steps", note)
     return [step, share, _whole_run(run, step)]
 
 
@@ -365,9 +365,9 @@ _RECORDING_UNITS = (
 )
 
 
-def _relative(base_ns: float, step: Measured, unit: str) -> tuple[float | None, str, float | None, float | None]:
+def _relative(base_ns: float, step: Measured) -> tuple[float | None, str, float | None, float | None]:
     value, low, high = (None if x is None else x / base_ns for x in (step.value, step.low, step.high))
-    return value, unit, low, high
+    return value, "1", low, high
 
 
 def _whole_run(run: RunReader, step: Measured) -> Measured:

@@ -19,7 +19,7 @@ from stepscope.errors import UsageError
 from stepscope.runfolder import RunReader
 from stepscope.units import duration, plural
 
-J_PER_WH, KWH_PER_J = 3600.0, 1 / 3_600_000
+J_PER_WH = 3600.0
 WATCHED, WATCH_EVERY = 20, 500  # steps measured of every so many: 4 % of the run holds the forecast to 0.3 %
 _FEWEST_STEPS = 10
 _THROTTLED = 2 / 3  # of the clock: what a condition names as an example

@@ -296,7 +296,6 @@ def _print_cost(
 
 
 _PRICED = 7  # real steps of each of the two batches that price a plan
-_MILLION = 1_000_000  # samples: the search for the largest batch ends there
 
 
 def child_command(words: Sequence[str], steps: int, script_arguments: Sequence[str] = ()) -> list[str]:

@@ -384,11 +384,6 @@ class Reserved:
     allocated: int
     retries: int = 0
 
-    @property
-    def waste(self) -> float:
-        """Reserved beyond what is given out, as a share of it."""
-        return self.peak / self.allocated - 1 if self.allocated else 0.0
-
 
 def reserved_by(
     events: Iterable[tuple[int, int]], sizes: Mapping[int, int] | list[int], settings: Settings = Settings()

@@ -10,12 +10,11 @@ import torch
 from torch import nn
 
 from stepscope.footprint import transforms
-from stepscope.record.dry.dry_run import Change, DryRun, DryRunStopped, Segment
+from stepscope.record.dry.dry_run import Change, DryRun, Segment
 from stepscope.record.dry.job import Job, Optimizers, accumulated_step
 
 _LEAST_GAIN = 0.005  # of the process's peak: less is not worth a line
 _RECOMPUTED_AT_MOST = 0.5  # of the forward FLOPs, for a choice of segments
-Simulate = Callable[[Job, int, Change | None], DryRun]
 
 
 @dataclass(frozen=True)
@@ -142,6 +141,3 @@ def _has_pictures(plain: DryRun) -> bool:
 
 def _has_linears(plain: DryRun) -> bool:
     return any(s.op in ("aten.addmm.default", "aten.mm.default") for s in plain.log.storages)
-
-
-__all__ = ["DryRunStopped", "Simulate", "Way", "chosen_segments", "ways", "worth_a_line"]

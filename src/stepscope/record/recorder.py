@@ -85,11 +85,6 @@ class OpRecorder:
         return self._window is not None and self._window.is_of_this_thread() and not self._window.overtaken
 
     @property
-    def most_events(self) -> int:
-        """The most events that a window has held."""
-        return self._events.most
-
-    @property
     def held_bytes(self) -> int:
         """The most that a window's events took in RAM beside the training, B."""
         return self._events.most * EVENT_BYTES

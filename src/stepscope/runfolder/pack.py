@@ -1,6 +1,6 @@
-"""Turn the rows and parts of a closed run into Parquet, outside the training process and in bounded memory.
+"""Turn the rows and parts of a closed run into Parquet, once the training is over and in bounded memory.
 
-`python -m stepscope.runfolder.pack RUN`. Each file is written, renamed into place and only then is what it was made of
+Each file is written, renamed into place and only then is what it was made of
 removed: whoever is killed in between leaves both, which readers understand and the next call cleans up.
 """
 
@@ -10,8 +10,6 @@ import contextlib
 import json
 import os
 import re
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -19,7 +17,6 @@ from typing import Any
 
 import numpy as np
 
-import stepscope
 from stepscope.files import clear_parts, replaced
 from stepscope.runfolder import checksums
 from stepscope.runfolder.parts import read_part
@@ -27,13 +24,6 @@ from stepscope.runfolder.schema import STEP_ROW, TABLES, channel_names, sample_d
 from stepscope.runfolder.writer import RunWriter
 
 CHUNK_BYTES = 4_000_000  # of rows that are in memory at a time
-# What is freed goes back to the system at once, and no thread keeps a row group: else the peak grows with the run.
-ALLOCATION = {
-    "POLARS_MAX_THREADS": "1",
-    "_RJEM_MALLOC_CONF": "dirty_decay_ms:0,muzzy_decay_ms:0",
-    "MALLOC_ARENA_MAX": "1",
-    "MALLOC_MMAP_THRESHOLD_": "100000",
-}
 _Rows = np.ndarray[Any, np.dtype[Any]]
 
 
@@ -53,41 +43,6 @@ def pack(path: str | Path) -> list[str]:
         if _is_closed(folder)
         for name in _pack_folder(folder)
     ]
-
-
-def pack_apart(path: str | Path, timeout_s: float = 600.0) -> bool:
-    """Pack a run in a process of its own; False where something of it stays as rows, which are read too."""
-    if not sys.executable:
-        return False
-    command = [sys.executable, "-m", "stepscope.runfolder.pack", str(Path(path).absolute())]
-    try:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            cwd=Path(stepscope.__file__).parent.parent,  # a polars.py of the user's must not become ours
-            env={**os.environ, **ALLOCATION},
-            start_new_session=True,
-        )
-    except OSError:
-        return False
-    try:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(timeout_s)
-    finally:
-        if process.poll() is None:  # out of time, or a signal handler of the user's raises
-            process.kill()
-            process.wait()
-    # The exit code is lost where the user's code waits for all children, or ignores SIGCHLD: the folder tells as well.
-    return process.returncode == 0 and not _left(Path(path))
-
-
-def _left(run: Path) -> bool:
-    """Return whether anything of a run that is closed, or of its closed ranks, is not packed."""
-    folders = [run, *(run / "ranks").glob("*")]
-    patterns = ("steps.rows", "samples/*.rows", *(f"{table}/*.part" for table in TABLES))
-    return any(_sorted(folder, pattern) for folder in folders if _is_closed(folder) for pattern in patterns)
 
 
 def _is_closed(run: Path) -> bool:
@@ -213,15 +168,3 @@ def _sink_rows(path: Path, dtype: np.dtype[Any], frame_of: Callable[[_Rows], Any
     lazy = register_io_source(source, schema=schema)
     with disk_errors():
         lazy.sink_parquet(target, compression="zstd", compression_level=3, statistics=False, row_group_size=131_072)
-
-
-def main(arguments: list[str]) -> int:
-    """Pack the run of the command line; 1 where something of it stays as it was."""
-    try:
-        return 1 if pack(arguments[0]) else 0
-    except OSError:
-        return 1
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

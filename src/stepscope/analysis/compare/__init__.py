@@ -318,7 +318,6 @@ _METRICS = {
     "memory": ("live_peak", "peak_memory", "resident_memory"),
     "energy": ("energy_per_step", "simulated_energy_per_step", "estimated_energy_per_step"),
 }
-LIMITED = tuple(_METRICS)
 LIMITS = {"time": 0.05, "memory": 0.03, "energy": 0.05}  # growth that is allowed where none is given
 _PROBABLE = "total"  # of several components of energy
 

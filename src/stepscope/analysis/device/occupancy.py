@@ -75,7 +75,6 @@ class Occupancy:
     busy_cores: float | None
     pressure: dict[str, Share]  # "cpu:some", "memory:some", "memory:full", "io:some", "io:full"
     throttled_periods: Share | None
-    throttled_cores: Share | None
     quota: float | None
     allowed: float | None
     steal_cores: Share | None
@@ -129,7 +128,6 @@ def occupancy(run: RunReader) -> Occupancy:
         pressure={series.scope: found.clipped() for series in series_of(run, "stall_time")
                   if (found := _growth(run, series, 1.0)) is not None},
         throttled_periods=_throttled_periods(run),
-        throttled_cores=_rate(run, "throttled_time", "cgroup", 1.0),
         quota=_typical(run, "cpu_quota", span),
         allowed=_typical(run, "allowed_cores", span) if one else None,
         steal_cores=_rate(run, "steal_time", "system", 1.0),

@@ -45,7 +45,6 @@ class Chip:
     offset_steps: float  # of the channel's own step
 
 
-_SHUNT = 0.01  # tolerance of the resistor that a board carries; better ones are not stated by any driver
 # Data sheets of Texas Instruments, largest error at 25 degC: gain of shunt and bus voltage, shunt offset in LSB.
 _CHIPS = {
     "ina3221": Chip("INA3221: 0.25 % a voltage, offset 80 uV (TI SBOS576); resistor 1 %", 0.0106, 2.0),

@@ -111,7 +111,6 @@ def _timer(call: Call, threads: int, clock: Callable[[], float] = benchmark.time
 
 FORWARD, WEIGHT, INPUT, BOTH = "forward", "weight gradient", "input gradient", "both gradients"
 WHOLE, UPDATE = "forward and both", "update"
-PARTS = (FORWARD, WEIGHT, INPUT, BOTH, WHOLE, UPDATE)
 _NORM_FORWARD, _NORM_WEIGHT, _NORM_INPUT = 6, 4, 8  # FLOPs an element: statistics and scaling; sums; sums and scaling
 _UPDATE = {"sgd": (2, 3), "momentum": (4, 5), "adam": (12, 7), "adamw": (14, 7)}  # FLOPs, numbers moved, a parameter
 _OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {

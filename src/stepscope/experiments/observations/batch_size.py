@@ -48,7 +48,6 @@ from stepscope.units import plural
 FOLLOWS, USE_STAYS = 0.03, 0.05  # of all time: the paper saw 0.10 to 0.13, and 0.021
 _USE_TEST = f"mean use of a model's runs at each batch size; {TOGETHER}"
 _READING = "counterpart on a CPU: the use of its training threads"
-_ONE_BATCH = "it ran with one batch size"
 
 
 def judge_use_follows_batch(evidence: Evidence) -> Verdict:

@@ -166,7 +166,7 @@ class Terms:
 
 @dataclass(frozen=True)
 class Way:
-    """fractional: has a fraction; drawn: chooses anew; missing: why a model cannot be trained so, null if it can."""
+    """drawn: chooses anew; missing: why a model cannot be trained so, null if it can."""
 
     name: str
     trains: str
@@ -174,7 +174,6 @@ class Way:
     plan: Callable[[nn.Module, Terms], Plan]
     missing: Callable[[nn.Module], str | None] = lambda model: None
     setup: Callable[[nn.Module], None] = lambda model: None
-    fractional: bool = False
     drawn: bool = False
 
 
@@ -316,14 +315,13 @@ WAYS = {
     way.name: way
     for way in (
         Way(ALL, "everything", "nothing", lambda model, terms: _always(_names(model))),
-        Way("layers", "layers drawn anew", _INPUTS, _layers, fractional=True, drawn=True),
+        Way("layers", "layers drawn anew", _INPUTS, _layers, drawn=True),
         Way(
             "filters",
             "filters of each convolution drawn anew, other layers whole",
             "nothing: the gradient of a weight is one operator, and a mask comes after it",
             _filters,
             _no_filters,
-            fractional=True,
             drawn=True,
         ),
         Way(
@@ -332,7 +330,6 @@ WAYS = {
             "like filters at first; once all filters of a layer are frozen, its weight gradient",
             _cumulative,
             _no_filters,
-            fractional=True,
             drawn=True,
         ),
         Way("last", "the last layer", "all backward work below the last layer", _last),
@@ -357,7 +354,6 @@ WAYS = {
             "the last layer, and whole weights by their gradients until the fraction of all numbers is spent",
             _INPUTS,
             _sparse,
-            fractional=True,
         ),
         Way("gradual", "the last layer first, then one more at equal distances", f"early on: {_INPUTS}", _gradual),
     )

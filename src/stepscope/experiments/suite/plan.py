@@ -16,8 +16,6 @@ from stepscope.privacy import cleaned_fields
 from stepscope.run_paths import NEWEST
 from stepscope.secrets import redacted
 
-_SMOKE = {"repeats": 1, "seconds": 4.0, "steps": 40}  # every family within minutes, on two cores
-
 
 def chosen_entries(request: SuiteRun) -> list[Entry]:
     """The workloads that were asked for; the smoke tier by default."""
@@ -35,7 +33,7 @@ def sweep_grid(request: SuiteRun, here: bool = True) -> Grid:
         precisions=request.precisions or ("fp32",),
         threads=request.threads or (),
         device=device,
-        repeats=request.repeats or int(_smoke(request, "repeats", 3)),
+        repeats=request.repeats or (1 if _is_smoke(request) else 3),
     )
 
 
@@ -99,12 +97,8 @@ def _ends(request: SuiteRun) -> Mapping[str, Any]:
     if (request.steps, request.seconds, request.interval) != (None, None, None):
         return {"steps": request.steps, "seconds": request.seconds, "interval": request.interval}
     if _is_smoke(request):
-        return {"steps": _SMOKE["steps"], "seconds": _SMOKE["seconds"]}
+        return {"steps": 40, "seconds": 4.0}  # every family within minutes, on two cores
     return {"steps": 1000, "seconds": 60.0, "interval": 0.02}
-
-
-def _smoke(request: SuiteRun, name: str, otherwise: int) -> float:
-    return _SMOKE[name] if _is_smoke(request) else otherwise
 
 
 def _is_smoke(request: SuiteRun) -> bool:

@@ -15,7 +15,6 @@ from stepscope.units import number, plural
 if TYPE_CHECKING:
     import polars as pl
 
-GOAL_NOUN = {"time": "step time", "energy": "energy of a step", "memory": "memory"}
 _MEANINGS = {
     "rank": "by what was to improve; changes whose CIs overlap share a rank",
     "gain %": "less time a step than as is; below 0 it is slower",

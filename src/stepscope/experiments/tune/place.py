@@ -21,8 +21,6 @@ from typing import Any
 from stepscope.clock import monotonic_ns
 from stepscope.errors import StepscopeError, UsageError
 
-_TRAINEE = "stepscope.experiments.tune.trainee"
-
 
 class PlaceEnded(StepscopeError):
     """The process of a training ended, or gave no answer in time; the message says how."""

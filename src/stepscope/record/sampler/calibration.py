@@ -37,7 +37,6 @@ from stepscope.record.sensors import Survey
 from stepscope.record.sensors.contract import Channel, Found, Target
 
 FORMAT = 1
-SECONDS, LEAST_SECONDS = 60.0, 20.0
 _PLATEAU_S = (5.0, 7.0)  # shortest and longest: of unequal lengths, so that a log without stamps fits at one place
 _SETTLED_S = 2.5  # after a change of load: what plugs and fans need, longer than any window of a sensor
 _GUARD_S = 0.8  # before the next change: a plug's delay is known to within its own interval

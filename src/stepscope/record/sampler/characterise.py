@@ -31,8 +31,7 @@ from stepscope.record.sampler.sensor_response import (
     refresh_period_ns,
     step_size,
 )
-from stepscope.record.sensors import survey
-from stepscope.record.sensors.contract import Channel, Found, Target
+from stepscope.record.sensors.contract import Channel, Found
 from stepscope.units import plural
 
 SECONDS = 4.0
@@ -81,18 +80,6 @@ class Observation:
     traces: dict[str, Trace]
     load: Load
     processes: int
-
-
-def characterise(
-    root: Path, target: Target, seconds: float = SECONDS, progress: Progress | None = None
-) -> dict[str, SensorProfile]:
-    """Profiles of all channels of the sensors that measure power, by channel id; empty where there is none."""
-    found = survey(root, target).found
-    try:
-        return build_profiles(observe(found, target.clock, seconds, progress))
-    finally:
-        for sensor in found.values():
-            sensor.close()
 
 
 def may_characterise(root: Path, asked_for: bool) -> bool:

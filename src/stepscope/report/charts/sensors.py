@@ -152,7 +152,6 @@ def _clock_panel(rows: pl.DataFrame, title: str, width: int) -> Any:
     return drawn.properties(width=width, height=_CLOCK_HEIGHT)
 
 
-FORMATS = (".png", ".svg", ".html")
 _RESPONSE_HEIGHT = 130
 
 
