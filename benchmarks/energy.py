@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from stepscope import simulate
-from stepscope.analysis.energy.sources import PowerSource, power_sources
+from stepscope.analysis.energy.power_sources import PowerSource, power_sources
 from stepscope.record.sampler.process import start_sampler
 from stepscope.runfolder import RunReader, RunWriter
 from stepscope.simulate.boards import Fault

@@ -20,9 +20,9 @@ import time
 from pathlib import Path
 
 from stepscope.experiments.engine.points import Entry, Grid, SweepPoint
-from stepscope.experiments.fleet.connection import Hosts, read_hosts, scheduler_of_hosts
 from stepscope.experiments.fleet.devices import down, up
 from stepscope.experiments.fleet.gatherer import Device
+from stepscope.experiments.fleet.hosts import Hosts, read_hosts, scheduler_of_hosts
 from stepscope.experiments.fleet.processes import running_pid
 from stepscope.experiments.fleet.sweep import FleetFolder, FleetWatch, fleet_sweep
 from stepscope.experiments.suite.rules import Rules

@@ -19,8 +19,8 @@ from typing import Any
 
 import stepscope
 from stepscope.experiments.tune.changes import Change, offered, wanted
-from stepscope.experiments.tune.paired import process_interval
-from stepscope.experiments.tune.place import Place, PlaceEnded
+from stepscope.experiments.tune.pair_statistics import process_interval
+from stepscope.experiments.tune.process import Place, PlaceEnded
 
 _LIMIT_S = 1800.0
 _BLOCK = 10  # steps

@@ -10,8 +10,8 @@ import polars as pl
 import pytest
 from tests.fabricate import START_NS, Sampled, fabricate_run
 
-from stepscope.analysis.energy import stretch
-from stepscope.analysis.energy.sources import power_sources
+from stepscope.analysis.energy import fit_span
+from stepscope.analysis.energy.power_sources import power_sources
 from stepscope.analysis.run import Run
 from stepscope.runfolder import RunReader, samples
 
@@ -117,7 +117,7 @@ def test_sleep_and_a_counter_that_starts_anew_are_gaps_of_a_long_run_as_of_a_sho
 def test_operators_of_a_long_run_are_fitted_to_a_stretch_and_add_up_to_the_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stretch, "MOST_READINGS", 300)
+    monkeypatch.setattr(fit_span, "MOST_READINGS", 300)
     random = np.random.default_rng(1)
     t = np.arange(640, dtype=np.int64) * _PERIOD
     busy = (t % 16_000_000 < 6_000_000).astype(float)
@@ -133,7 +133,7 @@ def test_operators_of_a_long_run_are_fitted_to_a_stretch_and_add_up_to_the_whole
     )
     fitted = run.attributed_rails[0]
     assert fitted.ops.timeline.steps < 200
-    assert "of 387" in stretch.stretch_sentence(run)
+    assert "of 387" in fit_span.stretch_sentence(run)
     energy = run.energy("kind")
     measured = fitted.measured
     assert measured is not None

@@ -20,7 +20,7 @@ import stepscope
 from stepscope.errors import RunDamaged, StepscopeError
 from stepscope.liveness import runs_still
 from stepscope.runfolder import RunReader, checksums
-from stepscope.runfolder.checked import DEEPEST, clean_text, parse
+from stepscope.runfolder.validation import DEEPEST, clean_text, parse
 from stepscope.secrets import redacted
 
 

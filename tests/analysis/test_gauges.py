@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from stepscope.analysis.energy.sources import seen_refresh_ns
+from stepscope.analysis.energy.power_sources import seen_refresh_ns
 
 MS = 1e6
 T = (np.arange(300) * 100 * MS).astype(np.float64)

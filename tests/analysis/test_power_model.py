@@ -15,7 +15,7 @@ from rich.console import Console
 from tests.analysis.powered import TX2, channel, powered, rail, seconds, times, total
 from tests.fabricate import Core, Sampled
 
-from stepscope.analysis.energy.sources import ComponentPower, parse_power_model
+from stepscope.analysis.energy.power_sources import ComponentPower, parse_power_model
 from stepscope.errors import UnknownName, UsageError
 from stepscope.report import html
 from stepscope.report.text_tables import energy_table

@@ -29,7 +29,7 @@ from stepscope.experiments.fleet.certificates import (
     own_public_key,
     sign,
 )
-from stepscope.experiments.fleet.connection import SchedulerAddress
+from stepscope.experiments.fleet.hosts import SchedulerAddress
 from stepscope.experiments.fleet.protocol import Link, open_link
 from stepscope.experiments.fleet.scheduler import Scheduler
 

@@ -12,8 +12,8 @@ from tests.patience import HANG_S
 from tests.suite.small_sweeps import entry
 
 from stepscope.experiments.engine.points import Grid
-from stepscope.experiments.fleet.connection import Hosts, SchedulerAddress, read_hosts, scheduler_of_hosts
 from stepscope.experiments.fleet.devices import down, up
+from stepscope.experiments.fleet.hosts import Hosts, SchedulerAddress, read_hosts, scheduler_of_hosts
 from stepscope.experiments.fleet.sweep import FleetFolder, FleetWatch, fleet_sweep
 from stepscope.experiments.suite.rules import Rules
 

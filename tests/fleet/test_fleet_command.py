@@ -17,9 +17,9 @@ from tests.patience import HANG_S
 
 from stepscope.api.study import fleet_progress
 from stepscope.errors import UsageError
-from stepscope.experiments.fleet.connection import read_hosts
 from stepscope.experiments.fleet.devices import down, up
 from stepscope.experiments.fleet.gatherer import Device
+from stepscope.experiments.fleet.hosts import read_hosts
 from stepscope.experiments.fleet.processes import running_pid
 from stepscope.experiments.fleet.sweep import FleetFolder
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from stepscope.errors import RunNotFound, UsageError
-from stepscope.experiments.fleet.connection import read_hosts, scheduler_address, scheduler_of_hosts
+from stepscope.experiments.fleet.hosts import read_hosts, scheduler_address, scheduler_of_hosts
 
 LOCAL = '[[host]]\nname = "a"\nlocal = true\n'
 REMOTE = '[[host]]\nname = "pi-1"\naddress = "pi@192.168.0.7"\n'

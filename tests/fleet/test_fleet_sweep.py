@@ -18,15 +18,15 @@ from stepscope.errors import FleetError, UsageError
 from stepscope.experiments.engine.points import SweepPoint
 from stepscope.experiments.fleet import gatherer as gatherer_module
 from stepscope.experiments.fleet.certificates import make_certificates
-from stepscope.experiments.fleet.connection import (
+from stepscope.experiments.fleet.devices import devices, up
+from stepscope.experiments.fleet.gatherer import Device
+from stepscope.experiments.fleet.hosts import (
     Hosts,
     SchedulerAddress,
     read_hosts,
     scheduler_address,
     scheduler_of_hosts,
 )
-from stepscope.experiments.fleet.devices import devices, up
-from stepscope.experiments.fleet.gatherer import Device
 from stepscope.experiments.fleet.processes import running_pid, stop_process
 from stepscope.experiments.fleet.sweep import FleetFolder, FleetIncomplete, FleetWatch, fleet_results
 from stepscope.runfolder import RunReader

@@ -17,7 +17,7 @@ from stepscope.record.ops.events import MODULE_SCOPE, Names
 from stepscope.record.ops.modules import ModuleBook
 from stepscope.record.ops.rows import ShapeBook, StepSpan, Window, rows_of
 from stepscope.record.ops.updates import OptimizerCalls
-from stepscope.record.routes import Routes
+from stepscope.record.torch_hooks import Routes
 from stepscope.runfolder.reader import frame_of
 
 

@@ -200,7 +200,7 @@ def test_a_torch_that_has_lost_the_private_parts_records_steps_without_ops(
 
 
 def test_this_torch_still_has_every_private_name_that_is_used() -> None:
-    assert vars(nn.Module)["__call__"] is nn.Module._wrapped_call_impl, "Module.__call__ does more: see routes.py"
+    assert vars(nn.Module)["__call__"] is nn.Module._wrapped_call_impl, "Module.__call__ does more: see torch_hooks.py"
     assert callable(torch.autograd._engine_run_backward)  # type: ignore[attr-defined]
     assert "__next__" in vars(torch.utils.data.dataloader._BaseDataLoaderIter)
     assert torch_private.autograd_sequence() >= 0

@@ -22,7 +22,7 @@ import stepscope
 from stepscope.record import torch_private
 from stepscope.record.ops.events import CLOSING, Names, columns
 from stepscope.record.ops.rows import until_the_close
-from stepscope.record.routes import _ModuleRoute
+from stepscope.record.torch_hooks import _ModuleRoute
 from stepscope.runfolder import RunReader
 
 NESTED = """

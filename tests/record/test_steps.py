@@ -12,9 +12,9 @@ from tests.record.loops import last_step, record, simple_loop
 from torch import nn
 
 from stepscope import Run
-from stepscope.record.rounds import ManualRounds, OptimizerRounds
 from stepscope.record.steps import Gaps, Identities, SampleCount, first_tensor
 from stepscope.record.torch_private import first_bytes
+from stepscope.record.update_rounds import ManualRounds, OptimizerRounds
 
 
 def rounds(calls: str, per_round: int | None = None) -> list[int]:

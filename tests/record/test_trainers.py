@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import torch
 
-from stepscope.record.trainers import Trainers
+from stepscope.record.gradient_threads import Trainers
 
 
 def _in_a_thread(action: Callable[[], None]) -> Callable[[], None]:

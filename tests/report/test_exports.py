@@ -30,7 +30,7 @@ from stepscope.report.exports import perfetto as protobuf
 from stepscope.report.exports._excerpt import Excerpt, excerpt, raw_tables, small_tables
 from stepscope.report.exports._tracks import lanes
 from stepscope.runfolder import RunWriter
-from stepscope.runfolder.checked import clean_text
+from stepscope.runfolder.validation import clean_text
 
 NAMES = sorted(module.__name__.rpartition(".")[2] for module in exports.discovered().modules)
 KERNEL = Op("sgemm_kernel", "fc", "forward", 400, device="cuda:0", thread=7)

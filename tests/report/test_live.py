@@ -24,7 +24,7 @@ from stepscope.clock import anchors
 from stepscope.errors import RunNotFound
 from stepscope.report.live import folder, live_view
 from stepscope.report.live.folder import STEP_ROW, Channel, LineTail, RowTail, planned_steps, status_of
-from stepscope.report.live.now import Now, Watch, total_scopes
+from stepscope.report.live.run_state import Now, Watch, total_scopes
 from stepscope.report.live.screen import Screen, ending_of, line_of, watch
 from stepscope.runfolder import RunWriter, schema
 

@@ -18,7 +18,7 @@ from stepscope.analysis.run import Run
 from stepscope.report import html, text
 from stepscope.report.exports import csv, perfetto
 from stepscope.report.exports._excerpt import excerpt
-from stepscope.report.live.now import Watch
+from stepscope.report.live.run_state import Watch
 from stepscope.report.live.screen import Screen, line_of
 
 STEP_NS = 16_000_000

@@ -11,7 +11,7 @@ from tests.analysis.powered import TX2, powered, rail, times, total
 
 import stepscope
 from stepscope.analysis.energy.accuracy import GPU_LINES, _of_gpu, accuracy_of
-from stepscope.analysis.energy.sources import power_sources
+from stepscope.analysis.energy.power_sources import power_sources
 from stepscope.api import calibration as api
 from stepscope.errors import UsageError
 from stepscope.record import diagnosis

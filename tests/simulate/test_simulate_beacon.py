@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from stepscope.simulate.beacon import Beacon, Models
 from stepscope.simulate.marks import RingReader, State, StateLog, StateReader, create_ring, open_writer
+from stepscope.simulate.training_hooks import Beacon, Models
 
 Attach = Callable[[Models], Beacon]
 

@@ -24,7 +24,7 @@ from stepscope.runfolder import RunReader, RunWriter
 from stepscope.store import Choice, Place, open_place
 from stepscope.store import index as store_listing
 from stepscope.store import manifest as manifests
-from stepscope.store.place import within
+from stepscope.store.storage import within
 
 
 def make_run(out: Path, workload: str = "lenet", started_s: float = 1.7e9, batch: int = 32) -> Path:

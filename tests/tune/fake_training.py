@@ -9,7 +9,7 @@ from typing import Any
 
 from stepscope.experiments.tune.arms import Desk, Rules
 from stepscope.experiments.tune.changes import Change
-from stepscope.experiments.tune.place import PlaceEnded
+from stepscope.experiments.tune.process import PlaceEnded
 from stepscope.experiments.tune.tuning import Tuning
 
 FACTS: dict[str, Any] = {

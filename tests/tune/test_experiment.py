@@ -15,7 +15,7 @@ from stepscope.errors import UnknownName
 from stepscope.experiments.tune.arms import FINAL, Arm, Desk, tie_groups, typical
 from stepscope.experiments.tune.changes import offered, wanted
 from stepscope.experiments.tune.judge import gains, judge
-from stepscope.experiments.tune.paired import process_interval, ratio_interval
+from stepscope.experiments.tune.pair_statistics import process_interval, ratio_interval
 
 
 def test_one_disturbed_pair_does_not_bend_the_ratio() -> None:

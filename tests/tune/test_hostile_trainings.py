@@ -25,8 +25,8 @@ import stepscope
 from stepscope.errors import UsageError
 from stepscope.experiments.tune.changes import offered
 from stepscope.experiments.tune.in_loop import LoopPlace, loop_bench
-from stepscope.experiments.tune.place import PlaceEnded
-from stepscope.experiments.tune.subject import Targets
+from stepscope.experiments.tune.process import PlaceEnded
+from stepscope.experiments.tune.training import Targets
 
 
 @pytest.fixture(autouse=True)

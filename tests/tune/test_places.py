@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from stepscope.experiments.tune.place import LastingPlace, PlaceEnded, TooShort
+from stepscope.experiments.tune.process import LastingPlace, PlaceEnded, TooShort
 
 _LIMIT_S = 120.0
 _BREAKS_WITH_VIEW = """

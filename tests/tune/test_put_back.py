@@ -16,9 +16,9 @@ import stepscope
 from stepscope import workloads
 from stepscope.errors import UnknownName, UsageError
 from stepscope.experiments.tune.bench import Bench
+from stepscope.experiments.tune.child import bench_of
 from stepscope.experiments.tune.state import State
-from stepscope.experiments.tune.subject import Targets
-from stepscope.experiments.tune.trainee import bench_of
+from stepscope.experiments.tune.training import Targets
 
 LIVE = ("channels_last", "bf16", "fused", "foreach", "flush-denormals", "threads=1", "matmul=medium", "checkpoint")
 

@@ -9,7 +9,7 @@ import pytest
 from tests.patience import HANG_S
 
 from stepscope.errors import UsageError
-from stepscope.experiments.tune.place import LastingPlace
+from stepscope.experiments.tune.process import LastingPlace
 
 SCRIPT = """
 import json, sys, torch

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from stepscope.experiments.fleet import devices as fleet_up
-from stepscope.experiments.fleet.connection import read_hosts, require_libraries, scheduler_address
 from stepscope.experiments.fleet.devices import DeviceState, HostState
+from stepscope.experiments.fleet.hosts import read_hosts, require_libraries, scheduler_address
 
 __all__ = ["down", "revoke", "status", "up"]
 

@@ -29,7 +29,7 @@ from stepscope.record.diagnosis import characterise_sensors, diagnose
 from stepscope.record.meter_log import import_csv
 from stepscope.report import figures as drawn
 from stepscope.report.exports._excerpt import plan_export, write_export
-from stepscope.report.live.now import Now, Watch
+from stepscope.report.live.run_state import Now, Watch
 from stepscope.report.live.screen import looks
 from stepscope.report.view.server import DEFAULT_PORT, ViewServer, make_server
 from stepscope.report.view.site import is_loopback

@@ -134,7 +134,7 @@ def listed(below: str | Path = "suites") -> dict[str, Any]:
 
 def _run_on_fleet(request: SuiteRun, out: Path, progress: bool, says: Callable[[str], None]) -> None:
     from stepscope.experiments.engine.engine import CHILD
-    from stepscope.experiments.fleet.connection import require_libraries, scheduler_address
+    from stepscope.experiments.fleet.hosts import require_libraries, scheduler_address
     from stepscope.experiments.fleet.sweep import fleet_sweep, new_fleet, resume_fleet
 
     require_libraries()

@@ -61,7 +61,7 @@ def tune(
 def answer(request: TuneRequest, folder: Path, progress: bool) -> tuple[Findings, Tuning | None]:
     """Tune a workload or script in a folder, with findings.json, figures and page.html; no Tuning of `what_if`."""
     from stepscope import workloads
-    from stepscope.experiments.tune.place import LastingPlace
+    from stepscope.experiments.tune.process import LastingPlace
 
     orders = request.orders()
     if request.of_a_script and not Path(request.target).is_file():
@@ -86,7 +86,7 @@ def what_if(request: TuneRequest, folder: Path, progress: bool) -> Findings:
     from stepscope.analysis.tuning import refuse_other_training
     from stepscope.experiments.engine.folder import StudyFolder
     from stepscope.experiments.tune.arms import Desk
-    from stepscope.experiments.tune.place import LastingPlace
+    from stepscope.experiments.tune.process import LastingPlace
     from stepscope.experiments.tune.what_if import STUDY, WhatIf, judge_parts, parts_of
 
     assert request.what_if is not None
@@ -157,7 +157,7 @@ def _concluded(findings: Findings, request: TuneRequest, kept: Any, folder: Path
 
 def _targets(model: Any, optimizer: Any) -> Any:
     """Return the models and optimizers of a step; UsageError where it could not be put back."""
-    from stepscope.experiments.tune.subject import Targets
+    from stepscope.experiments.tune.training import Targets
 
     models = tuple(model) if isinstance(model, (list, tuple)) else () if model is None else (model,)
     optimizers = tuple(optimizer) if isinstance(optimizer, (list, tuple)) else () if optimizer is None else (optimizer,)

@@ -30,7 +30,7 @@ def up(
     TLS: certificates are issued here, and renewed when they end soon; each device makes its own key, which stays there.
     """
     from stepscope.experiments.fleet import devices as fleet_up
-    from stepscope.experiments.fleet.connection import read_hosts, require_libraries, scheduler_of_hosts
+    from stepscope.experiments.fleet.hosts import read_hosts, require_libraries, scheduler_of_hosts
 
     require_libraries()
     read = read_hosts(hosts)
@@ -53,7 +53,7 @@ def status(
     from rich.console import Console
 
     from stepscope.experiments.fleet import devices as fleet_up
-    from stepscope.experiments.fleet.connection import require_libraries, scheduler_address
+    from stepscope.experiments.fleet.hosts import require_libraries, scheduler_address
     from stepscope.report.suite_tables import fleet_status_table
 
     require_libraries()
@@ -71,7 +71,7 @@ def status(
 def down(hosts: _Hosts) -> None:
     """End the workers and the scheduler; runs that were not gathered stay on their devices for a later --resume."""
     from stepscope.experiments.fleet import devices as fleet_up
-    from stepscope.experiments.fleet.connection import read_hosts
+    from stepscope.experiments.fleet.hosts import read_hosts
 
     read = read_hosts(hosts)
     left = [state for state in fleet_up.down(read, _print_down) if state.refused is not None]
@@ -85,7 +85,7 @@ def down(hosts: _Hosts) -> None:
 def revoke(hosts: _Hosts, name: Annotated[str, typer.Argument(help="The host that is to be shut out.")]) -> None:
     """Let a device in no more: one that was lost, or taken over. Its connection ends within seconds."""
     from stepscope.experiments.fleet import devices as fleet_up
-    from stepscope.experiments.fleet.connection import read_hosts, require_libraries
+    from stepscope.experiments.fleet.hosts import read_hosts, require_libraries
 
     require_libraries()
     had = fleet_up.shut_out(read_hosts(hosts), name)

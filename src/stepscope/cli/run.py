@@ -86,7 +86,7 @@ def _run(
     if not of_a_script:
         workloads.refuse_unknown(request.target)  # before anything heavy is imported
 
-    from stepscope.experiments.tune.applied import TO_SCRIPTS, note_of
+    from stepscope.experiments.tune.run_with_config import TO_SCRIPTS, note_of
     from stepscope.record import allocators
     from stepscope.record.ceilings import write_ceilings
     from stepscope.record.empty_process import write_empty_process_bytes
@@ -214,8 +214,8 @@ def _config(request: RunRequest) -> Config | None:
     """Return the configuration to train with; this process starts anew where its environment is another."""
     if request.with_ is None:
         return None
-    from stepscope.experiments.tune.applied import changes_of, restart_with
     from stepscope.experiments.tune.config import read_config
+    from stepscope.experiments.tune.run_with_config import changes_of, restart_with
 
     config = read_config(request.with_)
     changes_of(config)  # an unknown one is refused before anything is trained
@@ -234,7 +234,7 @@ def _workload(request: RunRequest, settings: Settings, quiet: bool, config: Conf
         )
     workload = workloads.find(request.target)
     if config is not None:
-        from stepscope.experiments.tune.applied import configured
+        from stepscope.experiments.tune.run_with_config import configured
 
         workload = configured(workload, config)
     steps = request.steps or (100 if request.until_resolved is None else MOST)

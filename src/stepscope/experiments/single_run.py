@@ -163,7 +163,7 @@ def parse_metering(
 ) -> Metering:
     """Meters by address, commands that print watts, a model such as cpu=2W..15W; UsageError where one cannot be."""
     if power_model is not None:
-        from stepscope.analysis.energy.sources import parse_power_model
+        from stepscope.analysis.energy.power_sources import parse_power_model
 
         parse_power_model(power_model)
     return Metering(parse_meters(plugs, commands), power_model, characterise, dither)

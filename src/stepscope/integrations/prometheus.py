@@ -15,7 +15,7 @@ from stepscope.integrations._library import load
 
 if TYPE_CHECKING:
     from stepscope.analysis.run import Run
-    from stepscope.report.live.now import Now
+    from stepscope.report.live.run_state import Now
 
 TITLE = "Prometheus text file"
 EXTRA = "prometheus"
@@ -39,7 +39,7 @@ def log_run(run: Run, out: str | Path | None = None) -> str:
 @contextlib.contextmanager
 def live_file(folder: Path, target: Path, every_s: float = LOOK_EVERY_S) -> Iterator[None]:
     """Keep a text file of live gauges up to date while the block lasts; the last state stays in it."""
-    from stepscope.report.live.now import Watch
+    from stepscope.report.live.run_state import Watch
 
     done = threading.Event()
     with contextlib.closing(Watch(folder)) as follows:
@@ -66,7 +66,7 @@ def live_server(folder: Path, port: int) -> Iterator[int]:
 
     Port 0 is any that is free. The run folder is looked at when somebody asks: nobody asks, nothing is read.
     """
-    from stepscope.report.live.now import Watch
+    from stepscope.report.live.run_state import Watch
 
     library = load("prometheus_client", EXTRA)
     follows, one_at_a_time = Watch(folder), threading.Lock()

@@ -26,17 +26,17 @@ from stepscope.record.event_count import (
     EventCount,
     most_events_of_step,
 )
+from stepscope.record.gradient_threads import at_end_of_thread
 from stepscope.record.memory.rows import MemoryBook, memory_rows, read_tree
 from stepscope.record.memory.watch import MemoryWatch, Watched
 from stepscope.record.ops.events import OPTIMIZER_STEP, Names
 from stepscope.record.ops.modules import CallPlaces
 from stepscope.record.ops.rows import Labelled, ShapeBook, StepSpan, Window, rows_of
-from stepscope.record.ops.sources import LINES_WAIT_NS, CallSites, LinesToFind
+from stepscope.record.ops.source_lines import LINES_WAIT_NS, CallSites, LinesToFind
 from stepscope.record.ops.updates import OptimizerCalls, Update, shares_of
-from stepscope.record.parts import BACKWARD, BEGINNING, FORWARD, NO_PART_OF_BACKWARD, UPDATE, Parts
 from stepscope.record.plan import Plan
-from stepscope.record.routes import Routes
-from stepscope.record.trainers import at_end_of_thread
+from stepscope.record.step_parts import BACKWARD, BEGINNING, FORWARD, NO_PART_OF_BACKWARD, UPDATE, Parts
+from stepscope.record.torch_hooks import Routes
 from stepscope.record.window_ends import RamAlarm, when_an_optimizer_steps
 from stepscope.runfolder import RunWriter
 

@@ -23,19 +23,19 @@ from stepscope.errors import StepscopeError
 from stepscope.record import facts, torch_private
 from stepscope.record.batch_axis import BatchWitness
 from stepscope.record.boundary import Boundary, Undisturbed, is_ours
+from stepscope.record.gradient_threads import Trainers
 from stepscope.record.memory.watch import MemoryWatch
 from stepscope.record.ops.events import MODULE_SCOPE, OPTIMIZER_STEP
 from stepscope.record.ops.modules import Models, ModuleBook, named_models
 from stepscope.record.ops.rows import StepSpan
-from stepscope.record.ops.sources import CallSites
+from stepscope.record.ops.source_lines import CallSites
 from stepscope.record.plan import WARMUP_STEPS, Plan
 from stepscope.record.recorder import OpRecorder
 from stepscope.record.repeats import FLUSH_EVERY_NS, Ended, Repeats
-from stepscope.record.routes import Routes
 from stepscope.record.sampler.process import Sampler, start_sampler
 from stepscope.record.settings import Settings, check_settings, parse_memory, parse_schedule
 from stepscope.record.steps import StepFinder, why_no_steps
-from stepscope.record.trainers import Trainers
+from stepscope.record.torch_hooks import Routes
 from stepscope.runfolder import RunWriter
 
 

@@ -18,9 +18,9 @@ from torch import nn
 from stepscope.clock import monotonic_ns
 from stepscope.record import torch_private
 from stepscope.record.batch_axis import TELLING, BatchWitness
+from stepscope.record.gradient_threads import Trainers
 from stepscope.record.ops.modules import parts_of
-from stepscope.record.rounds import Ended, ManualRounds, OptimizerRounds
-from stepscope.record.trainers import Trainers
+from stepscope.record.update_rounds import Ended, ManualRounds, OptimizerRounds
 
 
 class StepFinder:

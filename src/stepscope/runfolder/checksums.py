@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.files import replace_json
-from stepscope.runfolder.checked import MOST_BYTES, read_regular
+from stepscope.runfolder.validation import MOST_BYTES, read_regular
 
 CHECKSUMS = "checksums.json"
 

@@ -19,7 +19,7 @@ from stepscope.liveness import runs_still
 from stepscope.privacy import cleaned, cleaned_fields
 from stepscope.quantities import SAMPLED
 from stepscope.run_paths import find_run
-from stepscope.runfolder import checked
+from stepscope.runfolder import validation
 from stepscope.runfolder.checksums import CHECKSUMS, agrees
 from stepscope.runfolder.parts import Part, from_bytes, null_below_zero
 from stepscope.runfolder.samples import LongFile, checked_samples, described_samples
@@ -135,7 +135,7 @@ class RunReader:
         """The line that calls each op of a step, columns as `SOURCES`, in order of turn; empty where none was noted."""
         content = self._json("sources.json")
         texts, rows = content.get("sources") or [], []
-        for phase, module, name, lines in checked.rows_of_sources(content):
+        for phase, module, name, lines in validation.rows_of_sources(content):
             alone = len(lines) == 1
             rows += [
                 (phase, module, name, None if alone else turn, texts[line] if line >= 0 else None)
@@ -276,7 +276,7 @@ class RunReader:
 
     def _bytes(self, name: str) -> bytes:
         """The content of a file as far as it reached: the one place where a file of the folder is opened."""
-        content = checked.read_regular(self.path / name, checked.MOST_BYTES if name.endswith(_TEXTS) else None)
+        content = validation.read_regular(self.path / name, validation.MOST_BYTES if name.endswith(_TEXTS) else None)
         if self._grows and name.endswith(_APPENDED):
             return content[: self.files.get(name, (0, 0))[0]]
         if name in self._checksums and not agrees(content, self._checksums[name]):
@@ -291,8 +291,8 @@ class RunReader:
         if name not in self._json_files:
             self._json_files[name] = {}
             try:
-                data = checked.read_regular(self.path / name, checked.MOST_BYTES)
-                content, dropped = checked.parse(data, checked.SHAPES.get(name))
+                data = validation.read_regular(self.path / name, validation.MOST_BYTES)
+                content, dropped = validation.parse(data, validation.SHAPES.get(name))
             except FileNotFoundError:
                 return {}
             except (OSError, ValueError):
@@ -311,7 +311,7 @@ class RunReader:
             return
         for number, line in enumerate(lines, 1):
             try:
-                event, dropped = checked.parse(line.encode("utf-8", "replace"), checked.EVENT)
+                event, dropped = validation.parse(line.encode("utf-8", "replace"), validation.EVENT)
             except ValueError:
                 if number < len(lines):  # the last may be cut off by a crash, and lacks nothing that was whole
                     self._found_damaged("events.jsonl")
@@ -428,7 +428,7 @@ def _checked_part(frame: pl.DataFrame, table: str, lazy: pl.LazyFrame) -> pl.Laz
     known = {name: set(frame[name].unique().drop_nulls().cast(pl.String)) for name in texts}
     if known["phase"] - {*PHASES}:
         raise ValueError("it holds a phase that there is not")
-    clean = {name: {text: checked.clean_text(text) for text in values} for name, values in known.items()}
+    clean = {name: {text: validation.clean_text(text) for text in values} for name, values in known.items()}
     others = {name: changed for name, of in clean.items() if (changed := {k: v for k, v in of.items() if k != v})}
     if not others:
         return lazy
@@ -480,8 +480,8 @@ def _read_header(path: Path, damaged: list[str]) -> dict[str, Any]:
     if not path.is_dir():
         raise RunNotFound(f"no run folder at '{path}'", _near(path))
     try:
-        content = checked.read_regular(path / "run.json", checked.MOST_BYTES)
-        header, dropped = checked.parse(content, checked.RUN)
+        content = validation.read_regular(path / "run.json", validation.MOST_BYTES)
+        header, dropped = validation.parse(content, validation.RUN)
     except FileNotFoundError:
         raise RunNotFound(f"'{path}' holds no run.json", _inside(path)) from None
     except (OSError, ValueError) as error:

@@ -23,9 +23,9 @@ from stepscope.errors import OutputNotWritable, StepscopeError
 from stepscope.simulate.boards import Options, parse_board, parse_options
 
 if TYPE_CHECKING:
-    from stepscope.simulate.beacon import Beacon, Models
     from stepscope.simulate.marks import StateLog
     from stepscope.simulate.power import Truth
+    from stepscope.simulate.training_hooks import Beacon, Models
 
 
 _READY_S, _END_S = 15.0, 15.0
@@ -100,8 +100,8 @@ def start(
     """
     board, said = parse_board(board)
     chosen = parse_options({**said, **options})
-    from stepscope.simulate.beacon import Beacon
     from stepscope.simulate.marks import StateLog, create_ring, open_writer
+    from stepscope.simulate.training_hooks import Beacon
 
     shared = _SHARED_MEMORY if os.access(_SHARED_MEMORY, os.W_OK) else None
     home = Path(tempfile.mkdtemp(prefix="stepscope-board-", dir=shared))

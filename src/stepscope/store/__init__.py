@@ -11,7 +11,7 @@ compares it with the names of the manifests and reads what is missing.
 from __future__ import annotations
 
 from stepscope.store.index import Choice, find, listed, runs
-from stepscope.store.place import Place, open_place
+from stepscope.store.storage import Place, open_place
 from stepscope.store.transfer import collect, pull, push, remove, tag
 
 __all__ = ["Choice", "Place", "collect", "find", "listed", "open_place", "pull", "push", "remove", "runs", "tag"]

@@ -23,7 +23,7 @@ from stepscope.errors import RunError, RunNotFound, UsageError
 from stepscope.runfolder import RunReader
 from stepscope.store import manifest as manifests
 from stepscope.store.manifest import MOST_MANIFEST_BYTES, Fact, Manifest
-from stepscope.store.place import Place
+from stepscope.store.storage import Place
 
 FACTS: dict[str, Any] = {
     **{"status": pl.String, "workload": pl.String, "batch_size": pl.Int64, "optimizer": pl.String},

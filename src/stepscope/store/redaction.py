@@ -14,8 +14,8 @@ from typing import Any
 from stepscope.liveness import identity, is_running
 from stepscope.privacy import cleaned, cleaned_fields, withheld
 from stepscope.runfolder import RunReader, RunWriter
-from stepscope.runfolder.checked import SHAPES
 from stepscope.runfolder.checksums import CHECKSUMS
+from stepscope.runfolder.validation import SHAPES
 from stepscope.secrets import redacted
 
 _COPY = ".push-"  # process number, its start, and random letters follow

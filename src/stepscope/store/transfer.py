@@ -22,8 +22,8 @@ from stepscope.runfolder import RunReader
 from stepscope.store import manifest as manifests
 from stepscope.store.index import FOLDER, find, read_all, run_facts, write_index
 from stepscope.store.manifest import SHORT, FileEntry, Manifest, digest_of
-from stepscope.store.place import CHUNK_BYTES, Place
 from stepscope.store.redaction import redacted_run
+from stepscope.store.storage import CHUNK_BYTES, Place
 
 Outcome = Literal["pushed", "replaced", "already there"]
 

@@ -11,6 +11,7 @@ from typing import Any
 import polars as pl
 
 from stepscope.analysis.compare import explanation
+from stepscope.analysis.compare.conditions import EXPLAINS, Surrounding, surroundings
 from stepscope.analysis.compare.explanation import (
     TIME_BY,
     UNATTRIBUTED_PARTS,
@@ -30,7 +31,6 @@ from stepscope.analysis.compare.sides import (
     run_group,
     setting_differences,
 )
-from stepscope.analysis.compare.surroundings import EXPLAINS, Surrounding, surroundings
 from stepscope.analysis.metrics import Measured, background_warning
 from stepscope.analysis.run import Run
 from stepscope.errors import RunError, UnknownName, UsageError

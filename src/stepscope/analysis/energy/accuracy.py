@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from stepscope.analysis.energy.power_sources import PowerSource
 from stepscope.analysis.energy.rails import Energy, Line
-from stepscope.analysis.energy.sources import PowerSource
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,8 @@ import polars as pl
 from stepscope.analysis.energy.attribution import CONVERSION, Options
 from stepscope.analysis.energy.calibration import KnownSource, known_from_json, known_to_json
 from stepscope.analysis.energy.clocks import is_periodic
+from stepscope.analysis.energy.fit_span import Stretch, stretch_of
+from stepscope.analysis.energy.power_sources import PowerSource, channel_readings, power_sources
 from stepscope.analysis.energy.readings import (
     Readings,
     from_counter,
@@ -20,8 +22,6 @@ from stepscope.analysis.energy.readings import (
     taken_apart,
     weight_of_decay,
 )
-from stepscope.analysis.energy.sources import PowerSource, channel_readings, power_sources
-from stepscope.analysis.energy.stretch import Stretch, stretch_of
 from stepscope.analysis.energy.timeline import Keys, Lane, Timeline, fill_unprofiled
 from stepscope.analysis.result_cache import ResultCache
 from stepscope.analysis.time.operators import CPU, FACTS, FRAMEWORK_OVERHEAD, UNSTATED, OpPieces, join_tracks, op_pieces

@@ -11,6 +11,7 @@ from scipy import sparse, special  # type: ignore[import-untyped]
 
 from stepscope.analysis.energy.attribution import Attribution, Options, attribute
 from stepscope.analysis.energy.calibration import KnownSource
+from stepscope.analysis.energy.fit_span import brought_to
 from stepscope.analysis.energy.inputs import (
     RunTimeline,
     RunTimelines,
@@ -21,7 +22,6 @@ from stepscope.analysis.energy.inputs import (
 from stepscope.analysis.energy.rails import Energy, Line, RailTree, energy_over, idle_stretch, training_stretches
 from stepscope.analysis.energy.readings import Readings
 from stepscope.analysis.energy.sensor_model import SensorModel
-from stepscope.analysis.energy.stretch import brought_to
 from stepscope.analysis.energy.timeline import Lane, Timeline
 from stepscope.analysis.result_cache import ResultCache
 from stepscope.analysis.time.steps import profiled_steps, steps_after_warmup

@@ -12,6 +12,7 @@ from scipy import sparse  # type: ignore[import-untyped]
 
 from stepscope.analysis.energy.accuracy import meter_energy
 from stepscope.analysis.energy.attribution import Attribution
+from stepscope.analysis.energy.fit_span import long_run_notes
 from stepscope.analysis.energy.rail_fits import COARSE, RailFit, parts, trouble
 from stepscope.analysis.energy.rails import (
     Energy,
@@ -24,7 +25,6 @@ from stepscope.analysis.energy.rails import (
     sum_energies,
     training_stretches,
 )
-from stepscope.analysis.energy.stretch import long_run_notes
 from stepscope.analysis.energy.timeline import Timeline
 from stepscope.analysis.time.steps import steps_after_warmup, timed_steps
 from stepscope.arrays import Flags, Floats, Ints

@@ -38,7 +38,7 @@ def _run_service(orders: Mapping[str, Any]) -> None:
 
 def _answer(orders: Mapping[str, Any]) -> dict[str, Any]:
     from stepscope.experiments.fleet.certificates import own_public_key
-    from stepscope.experiments.fleet.connection import require_libraries
+    from stepscope.experiments.fleet.hosts import require_libraries
     from stepscope.experiments.fleet.processes import start_worker, stop_worker
 
     if orders["do"] == "stop":

@@ -13,11 +13,11 @@ from typing import Any
 from stepscope import __version__
 from stepscope.errors import FleetError, MissingDependency, OutputNotWritable, StepscopeError, UnknownName
 from stepscope.experiments.fleet.certificates import CA, DEVICE, Identity, admit, make_certificates, revoke
-from stepscope.experiments.fleet.connection import TLS_FOLDER, Host, Hosts, SchedulerAddress, scheduler_of_hosts
 from stepscope.experiments.fleet.gatherer import Device, DeviceInfo, connect
+from stepscope.experiments.fleet.hosts import TLS_FOLDER, Host, Hosts, SchedulerAddress, scheduler_of_hosts
 from stepscope.experiments.fleet.processes import AGENT, running_pid, start_process, stop_process
-from stepscope.runfolder.checked import DEVICE as DEVICE_SHAPE
-from stepscope.runfolder.checked import parse
+from stepscope.runfolder.validation import DEVICE as DEVICE_SHAPE
+from stepscope.runfolder.validation import parse
 
 _SCHEDULER = "scheduler"
 _SCHEDULER_WITHIN_S = 30.0

@@ -16,11 +16,11 @@ from stepscope import __version__
 from stepscope.clock import monotonic_ns
 from stepscope.errors import FleetError, RunDamaged
 from stepscope.experiments.fleet.certificates import CA, DEVICE, Identity, NotAdmitted, signed_by
-from stepscope.experiments.fleet.connection import SchedulerAddress
+from stepscope.experiments.fleet.hosts import SchedulerAddress
 from stepscope.experiments.fleet.protocol import BadMessage, Head, Link, checked, open_link
 from stepscope.experiments.fleet.worker import Piece, clock_ns
-from stepscope.runfolder.checked import DEVICE as DEVICE_SHAPE
-from stepscope.runfolder.checked import FileName, Row, Within
+from stepscope.runfolder.validation import DEVICE as DEVICE_SHAPE
+from stepscope.runfolder.validation import FileName, Row, Within
 
 _ANSWERS_WITHIN_S = 30.0
 ASKED_WITHIN_S = 120.0  # for what takes a device no time; it may be at a run of an earlier connection

@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 
 from stepscope.errors import FleetError
 from stepscope.experiments.fleet.certificates import SCHEDULER, tls_context
-from stepscope.runfolder.checked import Row, Within, parse
+from stepscope.runfolder.validation import Row, Within, parse
 
 MOST_HEAD_BYTES = 4096
 MOST_BODY_BYTES = 8 << 20

@@ -26,7 +26,6 @@ from stepscope.errors import FleetError, OutputNotWritable, RunDamaged, SchemaTo
 from stepscope.experiments.engine.folder import SweepFolder, writing_sweep
 from stepscope.experiments.engine.points import Entry, SweepPoint, workload_entries
 from stepscope.experiments.engine.process import Outcome
-from stepscope.experiments.fleet.connection import SchedulerAddress, check_name
 from stepscope.experiments.fleet.gatherer import (
     Device,
     DeviceInfo,
@@ -38,6 +37,7 @@ from stepscope.experiments.fleet.gatherer import (
     SchedulerLost,
     connect,
 )
+from stepscope.experiments.fleet.hosts import SchedulerAddress, check_name
 from stepscope.experiments.fleet.protocol import FleetUnreachable
 from stepscope.experiments.fleet.worker import Piece, gather_run, path_inside
 from stepscope.experiments.suite import SuiteRun

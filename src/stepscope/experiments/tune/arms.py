@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
-from stepscope.experiments.tune.paired import process_interval, ratio_interval
+from stepscope.experiments.tune.pair_statistics import process_interval, ratio_interval
 
 FINAL, AS_IS = "final", "as-is"
 

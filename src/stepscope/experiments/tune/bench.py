@@ -13,7 +13,7 @@ from stepscope.clock import monotonic_ns
 from stepscope.experiments.tune.changes import Change, offered, switched
 from stepscope.experiments.tune.delays import DELAY, delay_of
 from stepscope.experiments.tune.state import State
-from stepscope.experiments.tune.subject import Observer, Targets, facts_of, observed
+from stepscope.experiments.tune.training import Observer, Targets, facts_of, observed
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from stepscope.clock import monotonic_ns
 from stepscope.experiments.tune.changes import Change, Switch
 
 if TYPE_CHECKING:
-    from stepscope.experiments.tune.subject import Targets
+    from stepscope.experiments.tune.training import Targets
 
 DELAY = "slower="
 LAYER, LOADER, OPTIMIZER = "layer", "loader", "optimizer"

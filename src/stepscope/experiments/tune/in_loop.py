@@ -9,9 +9,9 @@ from typing import Any
 from stepscope.errors import StepscopeError, UsageError
 from stepscope.experiments.tune.bench import Bench
 from stepscope.experiments.tune.changes.loading import with_arguments
-from stepscope.experiments.tune.place import PlaceEnded
-from stepscope.experiments.tune.subject import Targets
-from stepscope.experiments.tune.trainee import obeyed
+from stepscope.experiments.tune.child import obeyed
+from stepscope.experiments.tune.process import PlaceEnded
+from stepscope.experiments.tune.training import Targets
 
 
 class LoopPlace:

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 from stepscope.clock import monotonic_ns
 from stepscope.experiments.tune.changes import Change, offered, switched
+from stepscope.experiments.tune.child import Commands, changes_at_start, process_peak
 from stepscope.experiments.tune.delays import DELAY, delay_of, waited, watch_batches
-from stepscope.experiments.tune.trainee import Commands, changes_at_start, process_peak
 from stepscope.record.processes.children import when_imported
 from stepscope.record.processes.training import _run_script
 
 if TYPE_CHECKING:
-    from stepscope.experiments.tune.subject import Observer, Targets
+    from stepscope.experiments.tune.training import Observer, Targets
 
 _WARMUP = 3  # steps before the first command
 
@@ -71,9 +71,9 @@ class _Loop:
         """Torch is there: listen to the training, and make what it begins with."""
         import torch
 
-        from stepscope.experiments.tune.subject import Observer, Targets
+        from stepscope.experiments.tune.training import Observer, Targets
         from stepscope.record.boundary import Boundary
-        from stepscope.record.routes import Routes
+        from stepscope.record.torch_hooks import Routes
 
         if self._orders.get("threads") is not None:
             torch.set_num_threads(self._orders["threads"])
@@ -174,7 +174,7 @@ class _Loop:
                 self._commands.answer(failed=f"a script cannot be asked for {what}")
 
     def _facts(self) -> dict[str, Any]:
-        from stepscope.experiments.tune.subject import facts_of
+        from stepscope.experiments.tune.training import facts_of
 
         assert self._targets is not None
         assert self._seen is not None
@@ -194,8 +194,8 @@ class _Listener:
     """Hands on what the training does: to the rules that find steps, and to whom observes it."""
 
     def __init__(self, seen: Observer, ended: Any) -> None:
+        from stepscope.record.gradient_threads import Trainers
         from stepscope.record.steps import StepFinder
-        from stepscope.record.trainers import Trainers
 
         self.routes: Any = None
         self._seen = seen
@@ -249,4 +249,5 @@ class _Listener:
 
     def many_calls(self) -> None: ...
     def makes_scope(self, module: Any) -> None: ...
+    def raised(self, module: Any) -> None: ...
     def optimizer_scope(self, optimizer: Any) -> None: ...

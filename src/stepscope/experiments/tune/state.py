@@ -14,7 +14,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from stepscope.errors import UsageError
-from stepscope.experiments.tune.subject import Targets
+from stepscope.experiments.tune.training import Targets
 
 _COUNTED = (collections.OrderedDict, collections.defaultdict, collections.Counter)
 _CONTAINERS = (list, dict, set, collections.deque, *_COUNTED)

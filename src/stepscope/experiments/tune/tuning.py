@@ -27,8 +27,8 @@ from stepscope.experiments.tune.arms import (
     typical,
 )
 from stepscope.experiments.tune.changes import Change, offered, wanted
-from stepscope.experiments.tune.paired import LEAST_PAIRS, ratio_interval
-from stepscope.experiments.tune.place import PlaceEnded, TooShort
+from stepscope.experiments.tune.pair_statistics import LEAST_PAIRS, ratio_interval
+from stepscope.experiments.tune.process import PlaceEnded, TooShort
 
 LEAST_GAIN = 0.01  # of the step: less is of no use to anybody
 MOST_DRIFT = 0.05  # of the loss, in the same steps from the same state: more is not combined by itself

@@ -19,8 +19,8 @@ from stepscope.clock import monotonic_ns
 from stepscope.errors import UsageError
 from stepscope.experiments.tune.arms import Desk, PlaceLike, typical
 from stepscope.experiments.tune.delays import LAYER, LOADER, OPTIMIZER, delay_name
-from stepscope.experiments.tune.paired import LEAST_PAIRS, centre_interval
-from stepscope.experiments.tune.place import PlaceEnded, TooShort
+from stepscope.experiments.tune.pair_statistics import LEAST_PAIRS, centre_interval
+from stepscope.experiments.tune.process import PlaceEnded, TooShort
 
 if TYPE_CHECKING:
     from stepscope.analysis.run import Run

@@ -15,9 +15,9 @@ from torch import Tensor, UntypedStorage, nn
 
 from stepscope.clock import monotonic_ns
 from stepscope.record.allocators import reserved_reader
+from stepscope.record.gradient_threads import Trainers
 from stepscope.record.ops.events import NO_MODULE
 from stepscope.record.ops.modules import ModuleBook, entries, parameters_of
-from stepscope.record.trainers import Trainers
 
 HELD = "held"  # the op of tensors that somebody kept from before, whoever that is
 

@@ -15,7 +15,7 @@ from rich.style import Style
 from rich.text import Text
 
 from stepscope.quantities import simulated_badge
-from stepscope.report.live.now import Named, Now, Watch
+from stepscope.report.live.run_state import Named, Now, Watch
 from stepscope.units import NOT_MEASURED, amount, bytes_, duration, number, percent, si
 
 LOOKS_PER_S = 2.0

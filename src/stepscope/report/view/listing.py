@@ -6,6 +6,8 @@ lead out of it are not followed.
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import json
 import os
 import stat
@@ -15,9 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from stepscope import __version__
 from stepscope.analysis.time.steps import quick_stats
+from stepscope.files import replaced
 from stepscope.report.live.folder import planned_steps, status_of
-from stepscope.report.view import kept_rows
 
 _DEEPEST = 4  # a sweep keeps its runs two folders further down
 _MOST_RUNS = 20_000
@@ -33,6 +36,12 @@ _METRICS = {
 }
 _WARMUP = 3  # steps, of a run that does not say
 _WHOLE = ("run", "process", "processes", "total", "device")
+
+# The rows of a list, from one process to the next: in the user's own cache, for what lies in the folder is not trusted.
+# A row counts while run.json and summary.json are as they were; a file that cannot be read or written costs time alone.
+Rows = dict[str, tuple[tuple[int, ...], dict[str, Any]]]  # by the path below the folder: state of its files, facts
+_FORMAT = 1
+_LARGEST_CACHE = 256_000_000  # bytes
 
 
 @dataclass(frozen=True)
@@ -51,8 +60,7 @@ class Listing:
         self.root = root.resolve()
         self._seen: dict[str, tuple[tuple[int, ...], ListedRun]] = {}
         self._kept = {
-            key: (state, ListedRun(key, self.root / key, facts))
-            for key, (state, facts) in kept_rows.read(self.root).items()
+            key: (state, ListedRun(key, self.root / key, facts)) for key, (state, facts) in read_rows(self.root).items()
         }
         self._lock = threading.Lock()
 
@@ -75,7 +83,7 @@ class Listing:
             _fill_steps(new, self.root)
             self._seen, self._kept = found, {}
             if len(new) >= _WORTH_KEEPING:
-                kept_rows.write(self.root, {key: (state, listed.facts) for key, (state, listed) in found.items()})
+                write_rows(self.root, {key: (state, listed.facts) for key, (state, listed) in found.items()})
         rows = [listed for _, listed in found.values()]
         return sorted(rows, key=lambda row: (row.facts["started_s"] or 0.0, row.key), reverse=True)
 
@@ -218,3 +226,35 @@ def _number(value: object) -> float | None:
     """A finite number; JSON files of others may hold NaN."""
     known = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
     return float(value) if known and isinstance(value, int | float) else None
+
+
+def read_rows(root: Path) -> Rows:
+    """Return the rows that an earlier process stored of this folder; empty where there are none."""
+    try:
+        path = _rows_path(root)
+        if path.stat().st_size > _LARGEST_CACHE:
+            return {}
+        content = json.loads(path.read_bytes())
+        if content["made_by"] != [_FORMAT, __version__] or content["root"] != str(root):
+            return {}
+        return {key: (tuple(state), facts) for key, (state, facts) in content["rows"].items()}
+    except (OSError, ValueError, RuntimeError, LookupError, TypeError, AttributeError):
+        return {}
+
+
+def write_rows(root: Path, rows: Rows) -> None:
+    """Store the rows of this folder, readable by this user alone."""
+    with contextlib.suppress(OSError, RuntimeError):
+        path = _rows_path(root)
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        content = {"made_by": [_FORMAT, __version__], "root": str(root), "rows": rows}
+        with replaced(path) as part:
+            part.touch(mode=0o600)
+            part.write_text(json.dumps(content, separators=(",", ":")), encoding="utf-8")
+
+
+def _rows_path(root: Path) -> Path:
+    """Below XDG_CACHE_HOME (freedesktop.org base directories), one file a folder; RuntimeError without a home."""
+    stated = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    cache = stated if stated.is_absolute() else Path.home() / ".cache"
+    return cache / "stepscope" / "lists" / f"{hashlib.sha256(os.fsencode(root)).hexdigest()[:16]}.json"

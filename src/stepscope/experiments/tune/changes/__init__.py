@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from stepscope.errors import UnknownName, UsageError
 
 if TYPE_CHECKING:
-    from stepscope.experiments.tune.subject import Targets
+    from stepscope.experiments.tune.training import Targets
 
 Facts = Mapping[str, Any]
 Switch = Callable[["Targets"], AbstractContextManager[None]]

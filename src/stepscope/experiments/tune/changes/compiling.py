@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from stepscope.experiments.tune.changes import Change, Facts
 
 if TYPE_CHECKING:
-    from stepscope.experiments.tune.subject import Targets
+    from stepscope.experiments.tune.training import Targets
 
 
 def changes(facts: Facts) -> Iterator[Change]:

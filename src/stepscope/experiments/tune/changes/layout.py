@@ -11,7 +11,7 @@ from stepscope.experiments.tune.changes import Change, Facts
 if TYPE_CHECKING:
     import torch
 
-    from stepscope.experiments.tune.subject import Targets
+    from stepscope.experiments.tune.training import Targets
 
 
 def changes(facts: Facts) -> Iterator[Change]:

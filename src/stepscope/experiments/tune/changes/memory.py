@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from stepscope.experiments.tune.changes import Change, Facts, Switch
 
 if TYPE_CHECKING:
-    from stepscope.experiments.tune.subject import Targets
+    from stepscope.experiments.tune.training import Targets
 
 
 def changes(facts: Facts) -> Iterator[Change]:

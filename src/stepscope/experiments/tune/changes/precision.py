@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from stepscope.experiments.tune.changes import Change, Facts, Switch
 
 if TYPE_CHECKING:
-    from stepscope.experiments.tune.subject import Targets
+    from stepscope.experiments.tune.training import Targets
 
 _BF16 = "8 bits of mantissa in forward and backward: compare the loss of a whole training before you keep it"
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from stepscope.experiments.tune.changes import Change, Facts, Switch
 
 if TYPE_CHECKING:
-    from stepscope.experiments.tune.subject import Targets
+    from stepscope.experiments.tune.training import Targets
 
 _RISK = "sums are made in another order: the last digits of the loss"
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from stepscope.experiments.tune.changes import Change, Facts, Switch
 
 if TYPE_CHECKING:
-    from stepscope.experiments.tune.subject import Targets
+    from stepscope.experiments.tune.training import Targets
 
 _FUSED = ("SGD", "Adam", "AdamW", "Adagrad")
 _FOREACH = (*_FUSED, "Adadelta", "Adamax", "ASGD", "NAdam", "RAdam", "RMSprop", "Rprop")

@@ -18,7 +18,7 @@ from stepscope.clock import monotonic_ns
 from stepscope.errors import MissingDependency
 from stepscope.record import allocators
 from stepscope.record.boundary import Boundary
-from stepscope.record.routes import Routes
+from stepscope.record.torch_hooks import Routes
 
 _RELEVANT = ("MALLOC_", "GLIBC_TUNABLES", "OMP_", "ONEDNN_", "ATEN_CPU_CAPABILITY", "LD_PRELOAD", "PYTORCH_")
 
@@ -89,6 +89,7 @@ class Observer:
     def after_backward(self) -> None: ...
     def many_calls(self) -> None: ...
     def makes_scope(self, module: nn.Module) -> None: ...
+    def raised(self, module: nn.Module) -> None: ...
     def optimizer_scope(self, optimizer: Any) -> None: ...
 
 

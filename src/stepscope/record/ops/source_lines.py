@@ -41,7 +41,7 @@ _PASSED_OVER, _LIBRARY, _OWN = range(3)
 _PACKAGE = str(Path(__file__).parents[2])
 _TORCH = str(Path(torch.__file__).parent)
 _STANDARD = sysconfig.get_path("stdlib")
-_ROUTES = str(Path(__file__).parents[1] / "routes.py")
+_ROUTES = str(Path(__file__).parents[1] / "torch_hooks.py")
 _TRAINED_HERE = (str(Path(_PACKAGE) / "workloads"), str(Path(_PACKAGE) / "record" / "train.py"))
 _INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 

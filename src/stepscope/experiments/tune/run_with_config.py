@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from stepscope.workloads.contract import Batch, Training, Workload
 
-TO_SCRIPTS = "stepscope.experiments.tune.applied:apply_to_script"
+TO_SCRIPTS = "stepscope.experiments.tune.run_with_config:apply_to_script"
 _UPDATES = 3  # of optimizers, before the models of a script are known
 _kept = contextlib.ExitStack()  # as long as the process lives: the whole training is meant
 atexit.register(_kept.close)
@@ -51,7 +51,7 @@ def configured(workload: Workload, config: Config) -> Workload:
     changes = changes_of(config)
     if not changes:
         return workload
-    from stepscope.experiments.tune.subject import Targets, observed
+    from stepscope.experiments.tune.training import Targets, observed
 
     early = [change for change in changes if change.at_start and change.group != "compile"]
     _kept.enter_context(switched(early, Targets((), ())))
@@ -79,9 +79,9 @@ def apply_to_script(path: str) -> None:
 
 def make_in_script(changes: Sequence[Change]) -> None:
     """In the process of a script, once torch is there: make the changes after its first updates."""
-    from stepscope.experiments.tune.subject import Observer, Targets
+    from stepscope.experiments.tune.training import Observer, Targets
     from stepscope.record.boundary import Boundary
-    from stepscope.record.routes import Routes
+    from stepscope.record.torch_hooks import Routes
 
     early = [change for change in changes if change.at_start and change.group != "compile"]
     _kept.enter_context(switched(early, Targets((), ())))

@@ -1,7 +1,7 @@
 """A process that is there for tuning: a workload, or a script of the user's, that makes steps when it is told to.
 
 Commands and answers are lines of JSON through two pipes. `Place` is the side that tells; the process runs
-`stepscope.experiments.tune.trainee`.
+`stepscope.experiments.tune.child`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Place:
         try:
             with log.open("wb") as out:
                 self._child = subprocess.Popen(
-                    [sys.executable, "-m", "stepscope.experiments.tune.trainee", text],
+                    [sys.executable, "-m", "stepscope.experiments.tune.child", text],
                     stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, pass_fds=(orders_end, heard),
                     env={**os.environ, **environment}, start_new_session=True,
                 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""The process that is there for tuning: `python -m stepscope.experiments.tune.trainee ORDERS`, driven through pipes.
+"""The process that is there for tuning: `python -m stepscope.experiments.tune.child ORDERS`, driven through pipes.
 
 Of a workload the steps are made here. A script runs as it is, and is stopped between two of its steps, where commands
 are taken: as-is and changed blocks alternate within its own loop. Its end is the end of this process: what it writes
@@ -132,7 +132,7 @@ def workload_bench(orders: Orders) -> Bench:
         torch.set_num_threads(orders["threads"])
     from stepscope import workloads
     from stepscope.experiments.tune.changes import switched
-    from stepscope.experiments.tune.subject import Targets
+    from stepscope.experiments.tune.training import Targets
 
     if orders.get("what_if"):
         watch_batches()
@@ -153,7 +153,7 @@ def workload_bench(orders: Orders) -> Bench:
 def bench_of(training: Training, targets: Any = None, restored: bool = False) -> Bench:
     """Return the bench of a prepared workload: its own step, its own batches."""
     from stepscope.experiments.tune.bench import Bench
-    from stepscope.experiments.tune.subject import Targets
+    from stepscope.experiments.tune.training import Targets
 
     targets = targets or Targets((training.model,), training.optimizers)
     divisible = training.workload.step is None
