@@ -13,7 +13,7 @@ from lab.jetpack.board import LAYOUTS, RAIL
 from lab.kernel.truth import ENERGY_WITHIN, channel_of, covered_energy, registers
 from lab.table import Row, write_rows
 
-from stepscope.analysis.energy.sources import channel_readings, power_sources
+from stepscope.analysis.energy.power_sources import channel_readings, power_sources
 from stepscope.runfolder import RunReader
 
 _STEP_W = 0.001  # of the files

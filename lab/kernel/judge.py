@@ -17,7 +17,7 @@ from lab.kernel.judge_load import characterised, training
 from lab.kernel.truth import ENERGY_WITHIN, STEP_W, channel_of, covered_energy, registers, run_of
 from lab.table import Row, write_rows
 
-from stepscope.analysis.energy.sources import channel_readings, power_sources
+from stepscope.analysis.energy.power_sources import channel_readings, power_sources
 from stepscope.runfolder import RunReader
 
 

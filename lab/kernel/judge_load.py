@@ -10,7 +10,7 @@ import numpy as np
 from lab.kernel.truth import ENERGY_WITHIN, STEP_W, channel_of, covered_energy, registers, run_of
 from lab.table import Row
 
-from stepscope.analysis.energy.sources import power_sources
+from stepscope.analysis.energy.power_sources import power_sources
 
 CONVERSION_S = 0.01  # of the chips of `board.py load`
 _REFRESH_WITHIN = 0.1
