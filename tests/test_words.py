@@ -75,6 +75,13 @@ REFUSED_NAMES = (
     "asked", "told", "left_out", "glance", "which_run", "of_run", "of_one", "foretold", "op_kinds", "own_time",
     "own_times", "operands", "found_by",
 )  # fmt: skip
+# What stands in the place of a noun. Not in workloads, whose digest stands in counted.json.
+REFUSED_VARIABLES = ("one", "each", "of_run")
+# Files are named after what they hold, with nouns.
+REFUSED_FILE_WORDS = (
+    "found", "asked", "told", "said", "shown", "kept", "left", "made", "called", "checked", "applied", "paired",
+    "listed", "seen", "given", "held", "done", "taken", "known",
+)  # fmt: skip
 ALLOWED = (
     Allowed(r"footprint/prediction\.py", r"^CPU time x", "a range over allocators, no CI"),
     Allowed(
@@ -226,6 +233,37 @@ def test_names_comments_and_docstrings_of_the_code_have_no_refused_word() -> Non
     ]
     said = [*complaints(iter(texts)), *named]
     assert not said, "\n".join(["the glossary refuses:", *said])
+
+
+def _variables(path: Path) -> Iterator[Text]:
+    """Yield the names that a function of a file binds: its parameters, and what it assigns."""
+    for function in ast.walk(_parsed(path)):
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            for node in ast.walk(function):
+                if isinstance(node, ast.arg):
+                    yield Text(str(path.relative_to(ROOT)), node.lineno, node.arg)
+                elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                    yield Text(str(path.relative_to(ROOT)), node.lineno, node.id)
+
+
+def test_variables_are_nouns() -> None:
+    paths = [path for path in sorted(SOURCE.rglob("*.py")) if SOURCE / "workloads" not in path.parents]
+    said = {
+        f"{text.path}:{text.line}: the variable {text.text}: name what it holds"
+        for path in paths
+        for text in _variables(path)
+        if text.text in REFUSED_VARIABLES
+    }
+    assert not said, "\n".join(sorted(said))
+
+
+def test_files_are_named_after_what_they_hold() -> None:
+    said = [
+        f"{path.relative_to(ROOT)}: a noun says what it holds"
+        for path in sorted(SOURCE.rglob("*.py"))
+        if set(path.stem.split("_")) & set(REFUSED_FILE_WORDS)
+    ]
+    assert not said, "\n".join(said)
 
 
 def test_public_docstrings_begin_with_what_the_function_does_or_returns() -> None:

@@ -162,7 +162,7 @@ def _of_options(error: Any, arguments: Sequence[str]) -> StepscopeError:
 
 def _option_hint(option: str, called: str, context: Any) -> str:
     """Return the option that was meant, and where those of a script go."""
-    known = [name.removeprefix("--") for each in context.command.params for name in each.opts if name[:2] == "--"]
+    known = [name.removeprefix("--") for param in context.command.params for name in param.opts if name[:2] == "--"]
     near = str(UnknownName("option", option.lstrip("-"), known).hint)
     said = re.sub(r"(mean|or) (?=\w)", r"\1 --", near) if near.startswith("did you mean") else ""
     end = "" if called == "stepscope run" else "-- "

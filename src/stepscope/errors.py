@@ -63,8 +63,8 @@ def _nearest(name: str, names: list[str]) -> str:
 _ALIKE = 0.75  # of names that begin otherwise: "fecth" is fetch, "small" is not all
 
 
-def _ratio(one: str, other: str) -> float:
-    return difflib.SequenceMatcher(None, one, other).ratio()
+def _ratio(name: str, other: str) -> float:
+    return difflib.SequenceMatcher(None, name, other).ratio()
 
 
 class MissingDependency(StepscopeError):

@@ -124,7 +124,7 @@ def _cause(
 
     clear: whether it stays the cause where the times of operators are as far off as they may be.
     """
-    given = tuple(each for each in evidence if each is not None)
+    given = tuple(entry for entry in evidence if entry is not None)
     if share.value < least or len(given) < 2:
         return
     sure = clear and share.low is not None and share.low >= least / 2
@@ -141,7 +141,7 @@ def _said(text: str, share: Share | None, source: str, least: float = 0.0) -> Ev
     """Evidence where it was measured and is at least so much; "{}" is its number as a percentage."""
     if share is None or share.value < least:
         return None
-    value, low, high = (percent(each, 0) for each in (share.value, share.low, share.high))
+    value, low, high = (percent(ratio, 0) for ratio in (share.value, share.low, share.high))
     between = "" if share.low is None or share.high is None or low == high else f" [{low}, {high}]"
     return Evidence(text.format(f"{value}{between}"), share.value, share.low, share.high, source)
 
@@ -166,11 +166,11 @@ def _memory_capacity(seen: Occupancy) -> Iterator[Cause]:
         _rate("the training had {} that read a disk", seen.major_faults, "page faults/s", "/proc/PID/stat", _FAULTS),
         _said("the training thread waited for pages in {} of the time", seen.waits.get("disk"), "thread", _CLEAR),
     ]
-    known_machine, known_own = ([each for each in side if each is not None] for side in (machine, own))
+    known_machine, known_own = ([entry for entry in side if entry is not None] for side in (machine, own))
     if not known_machine or not known_own:
         return
     stalled = [seen.pressure.get("memory:some", NOTHING), seen.waits.get("disk", NOTHING)]
-    share = max(stalled, key=lambda each: each.value)
+    share = max(stalled, key=lambda entry: entry.value)
     yield from _cause("memory-capacity", "swap and reclaim", share, *known_machine, *known_own)
 
 
@@ -217,7 +217,7 @@ def _load_evidence(seen: Occupancy) -> list[Evidence]:
         _rate("background processes kept {} busy", seen.background_cores, "cores", "core and process times", _OTHERS),
         _said("programs waited for a core in {} of the time", seen.pressure.get("cpu:some"), "PSI", 2 * _CLEAR),
     ]
-    return [each for each in found if each is not None]
+    return [entry for entry in found if entry is not None]
 
 
 def _quota_evidence(seen: Occupancy) -> list[Evidence]:
@@ -337,7 +337,7 @@ def _disk_evidence(seen: Occupancy) -> list[Evidence]:
         _rate("it read {} from storage", seen.storage_read, "B/s", "/proc/PID/io", 1e5),
         _rate("it wrote {} to storage", seen.storage_written, "B/s", "/proc/PID/io", 1e5),
     ]
-    return [each for each in found if each is not None]
+    return [entry for entry in found if entry is not None]
 
 
 def _late_rank(run: Run) -> Evidence | None:
@@ -472,8 +472,8 @@ def _shares(run: Run, rows: pl.DataFrame) -> dict[str, Share]:
     found = {}
     for (limit,), part in table.group_by("limit"):
         summed = steps.join(part.group_by("step").agg(pl.col("self_ns").sum()), on="step", how="left").fill_null(0)
-        each = summed["self_ns"].to_numpy() / max(times.step_ns, 1.0)
-        mean, low, high = mean_interval(each)
+        step_share = summed["self_ns"].to_numpy() / max(times.step_ns, 1.0)
+        mean, low, high = mean_interval(step_share)
         found[str(limit)] = Share(mean) if np.isnan(low) else Share(mean, low, high).clipped()
     return found
 
@@ -523,9 +523,9 @@ def _device_bound(sums: _Sums) -> Iterator[Cause]:
 def _kernels(sums: _Sums, seen: Occupancy) -> Iterator[Cause]:
     """Operators that compute, and stay far below the ceilings of calls of their size: other kernels may be faster."""
     found = [sums.shares[limit] for limit in ("arithmetic", "memory") if limit in sums.shares]
-    ends = [(each.value if each.low is None else each.low, each.value if each.high is None else each.high)
-            for each in found]  # fmt: skip
-    share = Share(sum(each.value for each in found), sum(low for low, _ in ends), sum(high for _, high in ends))
+    ends = [(entry.value if entry.low is None else entry.low, entry.value if entry.high is None else entry.high)
+            for entry in found]  # fmt: skip
+    share = Share(sum(entry.value for entry in found), sum(low for low, _ in ends), sum(high for _, high in ends))
     best = (sums.arithmetic_best + sums.memory_best) / sums.step_ns
     if sums.farthest is None or best >= _REACHED * share.value:
         return

@@ -68,8 +68,8 @@ def interval_factor(runs: int, count: int, confidence: float = CONFIDENCE) -> fl
     runs: of which it is the Student interval; of one run, whose steps are many, the normal one.
     """
     tails = np.array([1 - (1 - confidence) / (2 * max(count, 1)), (1 + confidence) / 2])
-    wide, one = special.ndtri(tails) if runs < 2 else special.stdtrit(runs - 1, tails)
-    return float(wide / one)
+    wide, narrow = special.ndtri(tails) if runs < 2 else special.stdtrit(runs - 1, tails)
+    return float(wide / narrow)
 
 
 def share_interval(hits: int, count: int, confidence: float = CONFIDENCE) -> tuple[float, float, float]:

@@ -53,7 +53,7 @@ def log_sentence(run: Run) -> str:
     """Return the headline of a sensor log: its length, power and energy of the total, else of its first rail."""
     table = log_table(run)
     assert table is not None
-    spans = [run.sensor(name).select("t0_ns", "t1_ns") for name in {str(each["sensor"]) for each in run.channels}]
+    spans = [run.sensor(name).select("t0_ns", "t1_ns") for name in {str(channel["sensor"]) for channel in run.channels}]
     times = pl.concat(spans)
     seconds = (int(times["t1_ns"].sort()[-1]) - int(times["t0_ns"].sort()[0])) / 1e9
     said = f"A log of sensors, {number(seconds)} s, without a training: no step, operator or layer is in it."

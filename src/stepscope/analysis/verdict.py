@@ -158,7 +158,7 @@ def verdict(run: Run) -> Verdict:
 
 def _proof(cause: Cause) -> str:
     """The bound with its evidence and how sure it is."""
-    evidence = "; ".join(each.text for each in cause.evidence)
+    evidence = "; ".join(entry.text for entry in cause.evidence)
     named = "" if cause.name in ("arithmetic", "memory traffic", "collectives", "clock") else f" ({cause.name})"
     return f"{TITLES[cause.bound]}{named}: {evidence} ({cause.confidence} confidence)."
 
@@ -264,8 +264,8 @@ def _dominant(run: Run) -> str:
     if types.is_empty() or types["share"][0] <= 0:
         return f"{said}."
     kind, share, count = types.row(0)
-    one = named.filter(pl.col("type") == kind).row(0, named=True)
-    name = f"module '{one['module']}'" if one["module"] else "(the model)"
+    dearest = named.filter(pl.col("type") == kind).row(0, named=True)
+    name = f"module '{dearest['module']}'" if dearest["module"] else "(the model)"
     which = f"{name} ({kind})" if count == 1 else f"the {count} {kind} modules"
-    of = " of the accelerator's time" if one["device_ns"] is not None else ""
+    of = " of the accelerator's time" if dearest["device_ns"] is not None else ""
     return f"{said}, {which} {percent(share, 0)}{of}."

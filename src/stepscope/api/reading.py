@@ -253,7 +253,7 @@ def figure(
     if len(runs) != 1 and not (runs and drawn.is_shared(name)):
         raise UsageError(f"'{name}' draws one run, and {len(runs)} were given", "call figure for each of them")
     if drawn.is_shared(name):
-        return drawn.write_together(name, [open_run(each) for each in runs], Path(out), form, width_mm)
+        return drawn.write_together(name, [open_run(folder) for folder in runs], Path(out), form, width_mm)
     return drawn.write(name, open_run(runs[0]), Path(out), form, width_mm)
 
 

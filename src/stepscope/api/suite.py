@@ -173,7 +173,7 @@ def write_page(results: Results, against: str | None, models: bool, out: Path) -
 
     frame = settings_table(results)
     facts = [("Sweep", results_heading(results)[0]), *(("", line) for line in results_heading(results)[1:])]
-    found = [(score_line(each), each.parts) for each in result_scores(results, against)]
+    found = [(score_line(result), result.parts) for result in result_scores(results, against)]
     shown = corrected_models(results) if models else ()
     return write_text(out, render(results.name, facts, frame, notes(frame), found, shown))
 
@@ -203,16 +203,16 @@ def result_scores(results: Results, against: str | None) -> list[Score]:
         return []
     other = reference(name)
     found = [score(results, other), score(results, other, "energy_per_sample_j")]
-    return [each for each in found if each.value is not None or (against is not None and each is found[0])]
+    return [result for result in found if result.value is not None or (against is not None and result is found[0])]
 
 
-def score_line(each: Score) -> str:
+def score_line(result: Score) -> str:
     """The score in a sentence."""
-    what = {"step_time_ms": "speed", "energy_per_sample_j": "energy"}[each.column]
-    if each.value is None:
-        return f"no {what} score against {each.reference}: no part was measured by both"
-    parts = f"{each.counted} of {len(each.parts)} parts"
-    return f"{what} score {estimate(each.value, each.low, each.high, '')} against {each.reference}, {parts}"
+    what = {"step_time_ms": "speed", "energy_per_sample_j": "energy"}[result.column]
+    if result.value is None:
+        return f"no {what} score against {result.reference}: no part was measured by both"
+    parts = f"{result.counted} of {len(result.parts)} parts"
+    return f"{what} score {estimate(result.value, result.low, result.high, '')} against {result.reference}, {parts}"
 
 
 def refuse_export(to: str, runs: bool) -> None:

@@ -55,8 +55,8 @@ def _facts(found: FitResult) -> Iterator[RenderableType]:
     if found.live.reserved is not None:
         yield labelled("reserved", f"{interval(*found.live.reserved, 'B')} by the caching allocator")
     if found.largest_batch is not None:
-        each = f"; each sample takes {bytes_(found.bytes_per_sample)}" if found.bytes_per_sample else ""
-        yield labelled("largest batch", f"{_largest_batch(found)}{each}")
+        sample_note = f"; each sample takes {bytes_(found.bytes_per_sample)}" if found.bytes_per_sample else ""
+        yield labelled("largest batch", f"{_largest_batch(found)}{sample_note}")
     where = f"layer '{found.peak_module}'" if found.peak_module else "no layer"
     yield labelled("reached by", f"{found.peak_op} of {where}, in {found.live.phase}")
     if found.scenes:
@@ -165,33 +165,33 @@ def print_trades(console: Console, traded: Sequence[AllocatorTrade], found: FitR
     for heading in ("", "process peak", "", "predicted peak", "CPU time", ""):
         table.add_column(heading, no_wrap=True)
     first = traded[0]
-    for each in traded:
-        table.add_row(*_trade_row(each, first))
+    for trade in traded:
+        table.add_row(*_trade_row(trade, first))
     console.print(table)
     for within, said in ((True, "within"), (False, "above")) if found.limit is not None else ():
-        names = [each.cost.allocator for each in traded if each.within_limit is within]
+        names = [trade.cost.allocator for trade in traded if trade.within_limit is within]
         if names:
             console.print(f"{said} the limit: {', '.join(names)}")
-    for each in traded:
-        if each.cost.missing:
-            console.print(f"{each.cost.allocator}: {_missing(each)}")
+    for trade in traded:
+        if trade.cost.missing:
+            console.print(f"{trade.cost.allocator}: {_missing(trade)}")
 
 
-def _missing(each: AllocatorTrade) -> str:
-    some = each.cost.peak_bytes is not None
-    return f"{'one of its runs was' if some else ''} not measured: {each.cost.missing}".lstrip()
+def _missing(trade: AllocatorTrade) -> str:
+    some = trade.cost.peak_bytes is not None
+    return f"{'one of its runs was' if some else ''} not measured: {trade.cost.missing}".lstrip()
 
 
-def _trade_row(each: AllocatorTrade, first: AllocatorTrade) -> tuple[str, ...]:
-    cost, base = each.cost, first.cost
-    low, high = each.predicted
+def _trade_row(trade: AllocatorTrade, first: AllocatorTrade) -> tuple[str, ...]:
+    cost, base = trade.cost, first.cost
+    low, high = trade.predicted
     if cost.peak_bytes is None or cost.step_s is None or base.peak_bytes is None or base.step_s is None:
         return cost.allocator, "not measured", "", interval(low, high, "B"), "", ""
     return (
         cost.allocator,
         estimate(cost.peak_bytes, cost.peak_low, cost.peak_high, "B"),
-        "" if each is first else f"{cost.peak_bytes / base.peak_bytes - 1:+.1%}",
+        "" if trade is first else f"{cost.peak_bytes / base.peak_bytes - 1:+.1%}",
         interval(low, high, "B"),
         estimate(cost.step_s, cost.step_low_s, cost.step_high_s, "s"),
-        "" if each is first else f"x {cost.step_s / base.step_s:.2f}",
+        "" if trade is first else f"x {cost.step_s / base.step_s:.2f}",
     )

@@ -58,7 +58,7 @@ def _fetch(names: Sequence[str]) -> None:
     from stepscope.workloads.data import cache, catalogue
 
     if not names:
-        known = ", ".join(each.name for each in catalogue.DATA_SETS)
+        known = ", ".join(data_set.name for data_set in catalogue.DATA_SETS)
         raise UsageError("fetch needs the name of a data set", f"one or more of: {known}")
     chosen = [catalogue.find(name) for name in names]
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())

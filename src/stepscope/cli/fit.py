@@ -160,7 +160,7 @@ def _check_pictures(figures: Path | None, beside: Sequence[str] | None, form: Se
     except ModuleNotFoundError as error:
         hint = "pip install 'stepscope[report]'"
         raise MissingDependency(f"pictures need {error.name}, which is not installed", hint) from error
-    for unknown in (one for one in form or () if one not in SUFFIXES):
+    for unknown in (suffix for suffix in form or () if suffix not in SUFFIXES):
         raise UnknownName("format", unknown, SUFFIXES)
 
 

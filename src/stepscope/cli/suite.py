@@ -119,10 +119,10 @@ def render_results(results: Results, against: str | None, models: bool) -> list[
     said = notes(frame)
     more = [f"... and {len(said) - _MOST_NOTES} more (see suite export)"] if len(said) > _MOST_NOTES else []
     parts += [Text(f"- {line}", style="dim", overflow="fold") for line in [*said[:_MOST_NOTES], *more]]
-    for each in result_scores(results, against):
-        parts += [Text(""), Text(score_line(each), style="bold")]
+    for score in result_scores(results, against):
+        parts += [Text(""), Text(score_line(score), style="bold")]
         if against is not None:
-            parts.append(score_table(each.parts))
+            parts.append(score_table(score.parts))
     if models:
         parts += [Text(""), model_table(corrected_models(results))]
     return parts
@@ -136,7 +136,7 @@ def results_json(results: Results, against: str | None) -> dict[str, Any]:
     return {
         **{key: results.content[key] for key in ("name", "created", "tier", "rules", "limits", "device", "versions")},
         "settings": settings_table(results).to_dicts(),
-        "scores": [{**vars(each), "parts": each.parts.to_dicts()} for each in result_scores(results, against)],
+        "scores": [{**vars(score), "parts": score.parts.to_dicts()} for score in result_scores(results, against)],
         "models": corrected_models(results),
     }
 
@@ -144,7 +144,7 @@ def results_json(results: Results, against: str | None) -> dict[str, Any]:
 def contents_text(found: dict[str, Any]) -> list[str]:
     """The same for people."""
     lines = [f"{tier} ({len(names)}): {', '.join(names)}" for tier, names in found["tiers"].items()]
-    lines += [""] + [_sweep_text(each) for each in found["sweeps"]]
+    lines += [""] + [_sweep_text(sweep) for sweep in found["sweeps"]]
     return [*lines, f"reference devices: {', '.join(found['reference_devices']) or 'none'}"]
 
 
@@ -163,8 +163,10 @@ def print_fleet(path: Path, against: str | None, models: bool, json: bool, html:
 
     folder = FleetFolder(path)
     if against is not None or models or html:
-        one = next(iter(folder.boards.values())).path
-        raise UsageError("--against, --models and --html are of one board", f"for example stepscope suite show {one}")
+        board_path = next(iter(folder.boards.values())).path
+        raise UsageError(
+            "--against, --models and --html are of one board", f"for example stepscope suite show {board_path}"
+        )
     frame = fleet_results(folder)
     if json:
         typer.echo(json_format.dumps({"boards": list(folder.boards), "settings": frame.to_dicts()}, default=str))

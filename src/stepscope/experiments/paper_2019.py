@@ -241,7 +241,7 @@ def _against(model: PaperModel, found: Mapping[str, Any]) -> str:
     if model.trained:
         said = {"does not fit": f"differs: up to batch {found['likely']}", "too close": "cannot tell"}
         return said.get(str(verdict), "as the paper")
-    none = all(each in (None, "does not fit") for each in found["verdicts"].values())
+    none = all(answer in (None, "does not fit") for answer in found["verdicts"].values())
     if none:
         return "as the paper"
     return f"differs: likely up to batch {found['likely']}" if found["likely"] else "cannot tell"

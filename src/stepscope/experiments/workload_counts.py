@@ -70,7 +70,7 @@ def _shipped_rows() -> dict[str, Any]:
 def _is_ours(workload: Workload) -> bool:
     """A workload of the user's may change without any file of ours changing: it is counted each time."""
     modules = [module for name, module in sys.modules.items() if name.startswith(f"{workloads.__name__}.")]
-    return any(workload is each for module in modules for each in getattr(module, "WORKLOADS", ()))
+    return any(workload is known for module in modules for known in getattr(module, "WORKLOADS", ()))
 
 
 def _read_cache() -> tuple[dict[str, Any], Path | None]:

@@ -305,7 +305,7 @@ class CachingAllocator:
         if most is None:
             return
         whole = [block for block in self._blocks.values() if block.whole and block.size >= max(most, size)]
-        for block in sorted(whole, key=lambda each: each.size)[:1]:
+        for block in sorted(whole, key=lambda candidate: candidate.size)[:1]:
             self._release(block)
             return
         for block in sorted((b for b in self._blocks.values() if b.whole and b.size >= most), key=lambda b: -b.size):

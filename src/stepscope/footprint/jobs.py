@@ -129,7 +129,7 @@ def _parts(made: Any, name: str) -> JobParts:
 def _check(model: Any, optimizers: tuple[Any, ...], make_batch: Any) -> None:
     if not isinstance(model, nn.Module):
         raise UsageError(f"the model is a {type(model).__name__}, not an nn.Module", _SHAPE)
-    if not optimizers or not all(isinstance(each, Optimizer) for each in optimizers):
+    if not optimizers or not all(isinstance(optimizer, Optimizer) for optimizer in optimizers):
         raise UsageError("the optimizer is no torch.optim.Optimizer", _SHAPE)
     if not callable(make_batch):
         raise UsageError("make_batch cannot be called", "give a function of the number of samples that returns a batch")

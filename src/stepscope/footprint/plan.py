@@ -46,8 +46,8 @@ class StepTime:
         small, large = self.samples
         weight = (batch / parts - small) / (large - small)
         least = max(self.small_s[0], self.large_s[0]) if weight > 1 else 0.0  # more samples take no less
-        ends = (sorted(part * each[end] for end in (0, 2)) for part, each in self._parts(weight))
-        low, high = (sum(each) for each in zip(*ends, strict=True))
+        ends = (sorted(part * cost[end] for end in (0, 2)) for part, cost in self._parts(weight))
+        low, high = (sum(pair) for pair in zip(*ends, strict=True))
         return parts * max(low, least), parts * max(high, least)
 
     def _parts(self, weight: float) -> tuple[tuple[float, tuple[float, float, float]], ...]:
@@ -86,8 +86,8 @@ class Plan:
     def frame(self) -> pl.DataFrame:
         """For the chart: words, peak_mb, price (seconds, or FLOPs against the present step), verdict, nothing_beats."""
         rows = [
-            (each.settings.words, each.process.high / 1e6, each.price, each.verdict, each in self.front)
-            for each in self.candidates
+            (plan.settings.words, plan.process.high / 1e6, plan.price, plan.verdict, plan in self.front)
+            for plan in self.candidates
         ]
         return pl.DataFrame(rows, schema=["words", "peak_mb", "price", "verdict", "nothing_beats"], orient="row")
 
@@ -130,7 +130,7 @@ def make_plan(question: JobQuestion, step_time: StepTime | None = None) -> Plan:
         if any(_fits(candidate) for candidate in found):
             break
     fitting = [candidate for candidate in found if _fits(candidate)]
-    chosen = min(fitting, key=lambda each: (VERDICTS.index(each.verdict), each.price), default=None)
+    chosen = min(fitting, key=lambda choice: (VERDICTS.index(choice.verdict), choice.price), default=None)
     return Plan(question.batch, chosen, tuple(_front(found)), tuple(found), step_time, complete)
 
 
@@ -193,7 +193,7 @@ def _installed(allocator: str) -> bool:
 def _front(found: list[Candidate]) -> Iterator[Candidate]:
     """Those that no other beats in both memory and price, the smallest first."""
     best = float("inf")
-    for candidate in sorted(found, key=lambda each: (each.process.high, each.price)):
+    for candidate in sorted(found, key=lambda choice: (choice.process.high, choice.price)):
         if candidate.price < best and candidate.verdict in (*VERDICTS[:-1], NO_FIT):
             best = candidate.price
             yield candidate

@@ -454,7 +454,7 @@ def predict_script_fit(
     not_modelled = {name: count for name, count in workspaces.not_modelled.items() if count}
     unsure = [
         *([] if simulator.measured else [NOT_MEASURED]),
-        *(f"not followed: {each}" for each in watched.missed),
+        *(f"not followed: {call}" for call in watched.missed),
         *_without_rule(not_modelled),
     ]
     found = _judged(simulator, live, limit, unsure)

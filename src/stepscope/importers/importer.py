@@ -319,7 +319,7 @@ def _kind(path: Path, given: str | None) -> str:
 def _logs(path: Path, kind: str, clock: Clock) -> list[SensorLog]:
     if kind == TORCH:
         raise UsageError(f"'{path}' is no log of a sensor", "give the torch.profiler file first, and logs by --with")
-    found: LogKind = next(each for each in sensor_logs.KINDS if each.name == kind)
+    found: LogKind = next(log_kind for log_kind in sensor_logs.KINDS if log_kind.name == kind)
     try:
         logs = found.read(log_text(path), path.name, clock)
     except ValueError as error:

@@ -51,10 +51,12 @@ def pin() -> None:
 def child_environment(name: str, root: Path = Path("/"), inherited: Mapping[str, str] = os.environ) -> dict[str, str]:
     """The environment in which a child process allocates so, whatever the parent's was."""
     environment = {key: value for key, value in inherited.items() if key not in ("GLIBC_TUNABLES", "LD_PRELOAD")}
-    preloads = [one for one in inherited.get("LD_PRELOAD", "").replace(":", " ").split() if "tcmalloc" not in one]
+    preloads = [word for word in inherited.get("LD_PRELOAD", "").replace(":", " ").split() if "tcmalloc" not in word]
     if check(name) == "tcmalloc":
         preloads.insert(0, str(tcmalloc_library(root)))
-    tunables = [one for one in inherited.get("GLIBC_TUNABLES", "").split(":") if one and "mmap_threshold" not in one]
+    tunables = [
+        word for word in inherited.get("GLIBC_TUNABLES", "").split(":") if word and "mmap_threshold" not in word
+    ]
     if name == "pinned":
         tunables.append(_TUNABLE)
     said = {"LD_PRELOAD": ":".join(preloads), "GLIBC_TUNABLES": ":".join(tunables)}

@@ -113,10 +113,10 @@ def _highest(known: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
         best = {(row["kind"], row.get("flops", row.get("bytes"))): row for row in known.get(name, [])}
         for row in found[name]:
             key = row["kind"], row.get("flops", row.get("bytes"))
-            best[key] = max(best.get(key, row), row, key=lambda each: float(each[rate]))
+            best[key] = max(best.get(key, row), row, key=lambda candidate: float(candidate[rate]))
         rows[name] = list(best.values())
     costs = {name: min(ns, known.get("dispatch", {}).get(name, ns)) for name, ns in found["dispatch"].items()}
-    quieter = min(known, found, key=lambda each: each.get("run_queue_share") or 0.0)
+    quieter = min(known, found, key=lambda candidate: candidate.get("run_queue_share") or 0.0)
     return {**found, **rows, "dispatch": costs, "run_queue_share": quieter.get("run_queue_share")}
 
 

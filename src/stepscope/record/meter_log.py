@@ -65,7 +65,7 @@ def import_csv(run_path: str | Path, csv_path: str | Path, align: Align) -> Chan
     with replaced(samples / f"{channel.sensor}.parquet") as part:
         frame.write_parquet(part, compression="zstd")
     checksums.note(run.path, f"samples/{channel.sensor}.parquet")
-    others = [each for each in table["channels"] if each["sensor"] != channel.sensor]
+    others = [row for row in table["channels"] if row["sensor"] != channel.sensor]
     replace_json(run.path / "channels.json", {**table, "channels": [*others, asdict(channel)]})
     message = f"{source.name}: {len(log.t_s)} readings of '{log.power_column}', {aligned.words()}"
     RunWriter(run.path, run.meta).event(
@@ -115,7 +115,7 @@ def _table(path: Path) -> dict[str, Any]:
     """The content of channels.json; raises RunDamaged where it is no table of channels."""
     try:
         table = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"channels": []}
-        if all("sensor" in each for each in table["channels"]):
+        if all("sensor" in row for row in table["channels"]):
             return dict(table)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RunDamaged(f"'{path}' cannot be read: {error}") from error

@@ -31,7 +31,7 @@ class Scope:
 
     def __init__(self, session: Session, trained: Sequence[Any] = ()) -> None:
         self._session = session
-        self._trained = [weakref.ref(each) for each in trained]  # models and optimizers, which belong to the training
+        self._trained = [weakref.ref(part) for part in trained]  # models and optimizers, which belong to the training
 
     @property
     def path(self) -> Path:
@@ -62,9 +62,9 @@ class Scope:
 
         step makes one step of a batch. model and optimizer: those that `profile` was given, unless named here.
         """
-        alive = [each for each in (reference() for reference in self._trained) if each is not None]
-        models = [each for each in alive if isinstance(each, nn.Module)]
-        optimizers = [each for each in alive if not isinstance(each, nn.Module)]
+        alive = [part for part in (reference() for reference in self._trained) if part is not None]
+        models = [part for part in alive if isinstance(part, nn.Module)]
+        optimizers = [part for part in alive if not isinstance(part, nn.Module)]
         known = {"model": models, "optimizer": optimizers, "out": self.path / "tune"}
         self.pause()
         try:

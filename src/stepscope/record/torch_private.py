@@ -552,8 +552,8 @@ def follow_ranges() -> Callable[[], None]:
     def end() -> None:
         if ranges.__enter__ is follow and ranges.__exit__ is forget:  # else somebody wrapped ours: they pass through
             ranges.__enter__, ranges.__exit__ = enter, leave
-        for each in reversed(list(entered.values())):
-            leave(each, None, None, None)
+        for entry in reversed(list(entered.values())):
+            leave(entry, None, None, None)
         entered.clear()
 
     return end

@@ -54,7 +54,7 @@ def _findings(run: Run) -> Iterator[str]:
     for number, cause in enumerate(verdict.causes[:_CAUSES], 1):
         share = estimate(cause.share, cause.low, cause.high, "1")
         yield f"bottleneck {number}: {cause.bound} ({cause.name}), {share} of the step, confidence {cause.confidence}"
-        yield from (f"  evidence: {each.text}" for each in cause.evidence)
+        yield from (f"  evidence: {entry.text}" for entry in cause.evidence)
     yield from (f"caution: {said}" for said in verdict.cautions)
     yield from (f"next: {said}" for said in verdict.next)
 

@@ -235,11 +235,11 @@ def _table(why: Explanation, other: int) -> Table:
 
 def _sides(comparison: Comparison) -> Section:
     parts: list[Part] = []
-    for side, one in enumerate(comparison.run_groups):
-        rows = [("Runs", ", ".join(run.id for run in one.runs))]
+    for side, group in enumerate(comparison.run_groups):
+        rows = [("Runs", ", ".join(run.id for run in group.runs))]
         if side:
             unlike = comparison.differences(side)
             rows += [(f"{name.capitalize()} (A, {letter(side)})", f"{a}, {b}") for name, (a, b) in unlike.items()]
             rows += [] if unlike else [("Setting, device and data", "as those of A")]
-        parts.append(Facts(((f"{letter(side)}", one.name), *rows)))
+        parts.append(Facts(((f"{letter(side)}", group.name), *rows)))
     return Section("What was compared, and in what the others differ from A.", tuple(parts))

@@ -52,7 +52,7 @@ class QuantityRow:
 def legend(comparison: Comparison) -> list[tuple[str, str, str]]:
     """Letter, name and what it is, of each side."""
     rows = []
-    for side, one in enumerate(comparison.run_groups):
+    for side, group in enumerate(comparison.run_groups):
         about = setting_of(comparison.settings[0].sides[side][0])
         single = len(comparison.settings) == 1
         batch = f"batch {about['batch']}" if about["batch"] is not None else None
@@ -61,8 +61,8 @@ def legend(comparison: Comparison) -> list[tuple[str, str, str]]:
             [about["workload"], batch, *facts] if single else [plural(len(comparison.settings), "shared setting")]
         )
         facts_of.append(_board(comparison, side))
-        facts_of.append(plural(len(one.runs), "run") if len(one.runs) > 1 else None)
-        rows.append((letter(side), one.name, " · ".join(str(fact) for fact in facts_of if fact)))
+        facts_of.append(plural(len(group.runs), "run") if len(group.runs) > 1 else None)
+        rows.append((letter(side), group.name, " · ".join(str(fact) for fact in facts_of if fact)))
     return rows
 
 
@@ -326,8 +326,8 @@ _SPECIAL = str.maketrans({mark: f"\\{mark}" for mark in "\\`*_{}[]<>()#+!|~"})
 def render_check(check: Check) -> RenderableType:
     """The outcome, a row a limit, and what each outcome rests on."""
     table = new_table(*_TITLES)
-    for one in check.judged:
-        add_row(table, *_cells(one))
+    for row in check.judged:
+        add_row(table, *_cells(row))
     return Group(
         Text(f"{check.outcome}: {_checked_sides(check)}", style=_OUTCOME_STYLES[check.outcome], overflow="fold"),
         table,
@@ -337,7 +337,7 @@ def render_check(check: Check) -> RenderableType:
 
 def markdown(check: Check) -> str:
     """The same as a Markdown section; names are escaped."""
-    rows = [_TITLES, ("---",) * len(_TITLES), *(_cells(one) for one in check.judged)]
+    rows = [_TITLES, ("---",) * len(_TITLES), *(_cells(judged) for judged in check.judged)]
     lines = [f"### Stepscope: {check.outcome}", "", _escaped(_checked_sides(check)), ""]
     lines += ["| " + " | ".join(cell if cell == "---" else _escaped(cell) for cell in row) + " |" for row in rows]
     lines += ["", *(f"- {_escaped(line)}" for line in reasons(check))]
@@ -346,7 +346,7 @@ def markdown(check: Check) -> str:
 
 def reasons(check: Check) -> list[str]:
     """Return the basis of each outcome, and what was not measured at all."""
-    said = [f"{one.what}: {one.outcome}: {one.why}" for one in check.judged]
+    said = [f"{row.what}: {row.outcome}: {row.why}" for row in check.judged]
     return [*said, *(f"{what}: not judged: it was not measured on both sides" for what in check.not_judged)]
 
 
@@ -355,11 +355,11 @@ def _checked_sides(check: Check) -> str:
     return f"{check.run} ({mine}) against {check.baseline} ({theirs})"
 
 
-def _cells(one: Judged) -> tuple[str, ...]:
-    label = find(one.metric).title if one.metric else one.what.capitalize()
-    ends = NOT_MEASURED if one.low is None or one.high is None else f"[{_growth(one.low)}, {_growth(one.high)}]"
-    values = (amount(value, one.unit) if one.unit else NOT_MEASURED for value in (one.baseline, one.run))
-    return (label, *values, _growth(one.ratio), ends, f"+{number(one.limit * 100)} %", one.outcome)
+def _cells(row: Judged) -> tuple[str, ...]:
+    label = find(row.metric).title if row.metric else row.what.capitalize()
+    ends = NOT_MEASURED if row.low is None or row.high is None else f"[{_growth(row.low)}, {_growth(row.high)}]"
+    values = (amount(value, row.unit) if row.unit else NOT_MEASURED for value in (row.baseline, row.run))
+    return (label, *values, _growth(row.ratio), ends, f"+{number(row.limit * 100)} %", row.outcome)
 
 
 def _growth(ratio: float | None) -> str:

@@ -186,8 +186,8 @@ def _narrow_legends(part: Any, most: int) -> None:
         legend = part.get("legend")
         if isinstance(legend, dict):
             legend["columns"] = min(int(legend.get("columns") or most), most)
-    for each in part.values() if isinstance(part, dict) else part if isinstance(part, list) else ():
-        _narrow_legends(each, most)
+    for spec in part.values() if isinstance(part, dict) else part if isinstance(part, list) else ():
+        _narrow_legends(spec, most)
 
 
 def _file_bytes(specification: dict[str, Any], form: str) -> bytes:

@@ -145,7 +145,7 @@ def _answer(run: Run, most: int) -> list[RenderableType]:
     if verdict.causes:
         first = verdict.causes[0]
         named = f"{TITLES[first.bound]}: {first.name}", "bold"
-        evidence = "; ".join(each.text for each in first.evidence[:_EVIDENCE])
+        evidence = "; ".join(entry.text for entry in first.evidence[:_EVIDENCE])
         said = [Text.assemble(named, f" (confidence {first.confidence})"), Text(evidence)]
     else:
         said = [Text(verdict.why or verdict.sentence, style="bold")]
@@ -171,7 +171,7 @@ def _overhead(run: Run) -> list[str]:
 
 def _next(run: Run, most: int) -> list[RenderableType]:
     """Return what to change, a line each."""
-    following = [Text(each) for each in next_steps(run)[:most]]
+    following = [Text(step) for step in next_steps(run)[:most]]
     return [_labelled("NEXT", *following)] if following else []
 
 
@@ -182,11 +182,11 @@ def next_steps(run: Run) -> list[str]:
     if changes.tables or changes.untried:
         names = ", ".join(name for name, _ in changes.untried)
         tune = changes.sentence if changes.tables else f"{changes.command} tries {names}, and measures each"
-        said = [each for each in said if "stepscope tune" not in each]
+        said = [line for line in said if "stepscope tune" not in line]
         said.insert(0 if verdict.causes and verdict.causes[0].bound not in SYSTEM else len(said[:1]), tune)
     if changes.gain:
         said.insert(1, changes.gain)
-    return [each if _is_code(each.partition(" ")[0]) else f"{each[:1].upper()}{each[1:]}" for each in said]
+    return [line if _is_code(line.partition(" ")[0]) else f"{line[:1].upper()}{line[1:]}" for line in said]
 
 
 def _is_code(word: str) -> bool:

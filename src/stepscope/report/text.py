@@ -217,9 +217,9 @@ def _operator_table(rows: list[dict[str, Any]], title: str, *, by_sample: bool, 
     table = new_table(title, *columns)
     names = tuple(map(operator_name, rows))
     for name, row in zip(names, rows, strict=True):
-        each = [si(row[column], "J") for column in ("joules_per_step", "joules_per_sample")[: 1 + by_sample]]
+        amounts = [si(row[column], "J") for column in ("joules_per_step", "joules_per_sample")[: 1 + by_sample]]
         within, share, watts, verdict = _estimate_cells(row)
-        add_row(table, CutName(name, names), *each, within, share, *([watts] if power else []), verdict)
+        add_row(table, CutName(name, names), *amounts, within, share, *([watts] if power else []), verdict)
     return table
 
 

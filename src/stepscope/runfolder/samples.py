@@ -54,7 +54,7 @@ class LongFile:
             return None
         if path.suffix == ".parquet" and checksum is not None and checksums.of(path) != checksum:
             raise ValueError("its content is not what was written")
-        return cls(path, rows, read, frozenset(str(one["id"]) for one in channels if one.get("kind") == "counter"))
+        return cls(path, rows, read, frozenset(str(row["id"]) for row in channels if row.get("kind") == "counter"))
 
     def with_rows(self, chosen: Callable[[pl.DataFrame], pl.DataFrame]) -> LongFile:
         """The same file, of which a function chooses the rows."""

@@ -116,7 +116,9 @@ class Faults:
             fault = self._waiting.pop(0)
             self._begin(fault)
             self._active.append(fault)
-        for fault in [one for one in self._active if one.for_s is not None and one.at_s + one.for_s <= elapsed_s]:
+        for fault in [
+            other for other in self._active if other.for_s is not None and other.at_s + other.for_s <= elapsed_s
+        ]:
             self._active.remove(fault)
             self._end(fault)
 

@@ -105,7 +105,7 @@ def _manifest(stated: dict[str, Any]) -> Manifest:
     if not isinstance(stated["files"], list) or len(stated["files"]) > MOST_FILES:
         raise StoreError(f"a manifest that lists more than {MOST_FILES:,} files")
     files = tuple(FileEntry(str(f["path"]), int(f["bytes"]), str(f["sha256"])) for f in stated["files"])
-    tags = tuple(str(each) for each in stated["tags"])
+    tags = tuple(str(tag) for tag in stated["tags"])
     facts = {str(key): _fact(value) for key, value in dict(stated["facts"]).items()}
     manifest = Manifest(str(stated["id"]), files, facts, tags, float(stated["pushed_s"]), int(stated["revision"]))
     check(manifest)

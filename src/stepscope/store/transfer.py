@@ -52,7 +52,7 @@ def push(
             if done is not None:
                 done(pushed[-1])
     finally:
-        if any(each.outcome != "already there" for each in pushed):
+        if any(entry.outcome != "already there" for entry in pushed):
             write_index(place)
     return pushed
 
@@ -103,7 +103,7 @@ def _push_one(place: Place, stated: RunReader, tags: tuple[str, ...]) -> Pushed:
 
 def _push_redacted(place: Place, run: RunReader, tags: tuple[str, ...]) -> Pushed:
     names = [name for name in place.names(FOLDER) if manifests.id_in(name) == run.id]
-    known = max(read_all(place, names).values(), key=lambda each: each.revision, default=None)
+    known = max(read_all(place, names).values(), key=lambda entry: entry.revision, default=None)
     revision = 0 if known is None else known.revision
     kept = () if known is None else known.tags
     new = Manifest(run.id, entries_of(run.path), run_facts(run), (), time.time(), revision)
@@ -318,9 +318,9 @@ def collect(place: Place, older_than_s: float = DAY_S, dry_run: bool = False) ->
     """Remove what no manifest names and nobody has written to for `older_than_s`: a push may still be going on."""
     names = [name for name in place.names(FOLDER) if manifests.id_in(name) is not None]
     found = read_all(place, names)
-    latest = {each.id: each.revision for each in sorted(found.values(), key=lambda each: each.revision)}
+    latest = {entry.id: entry.revision for entry in sorted(found.values(), key=lambda entry: entry.revision)}
     stale = [name for name in names if name not in found or found[name].revision < latest[found[name].id]]
-    named = {each.folder for each in found.values() if each.revision == latest[each.id]}
+    named = {entry.folder for entry in found.values() if entry.revision == latest[entry.id]}
     removed, young, freed = [f"{FOLDER}/{name}" for name in stale], [], 0
     for run_id in place.names("runs"):
         for content in place.names(f"runs/{run_id}"):

@@ -71,12 +71,12 @@ class Comparison:
 
     @property
     def names(self) -> tuple[str, ...]:
-        return tuple(one.name for one in self.run_groups)
+        return tuple(group.name for group in self.run_groups)
 
     @cached_property
     def quantities(self) -> pl.DataFrame:
         """A row a setting, metric, scope and side: value, interval, ratio to the first. See stepscope.quantities."""
-        frames = [quantities(one.sides).with_columns(setting=pl.lit(one.label)) for one in self.settings]
+        frames = [quantities(setting.sides).with_columns(setting=pl.lit(setting.label)) for setting in self.settings]
         return pl.concat(frames)
 
     def overall_ratios(self) -> Iterator[tuple[str, int, Ratio]]:
@@ -153,7 +153,9 @@ class Comparison:
     ) -> dict[str, Any]:
         """Everything as plain JSON values, SI units; null is not measured."""
         return {
-            "operands": [{"name": one.name, "runs": [str(run.path) for run in one.runs]} for one in self.run_groups],
+            "operands": [
+                {"name": group.name, "runs": [str(run.path) for run in group.runs]} for group in self.run_groups
+            ],
             "per": self.per,
             "notes": list(self.notes),
             "quantities": self.quantities.to_dicts(),
@@ -183,29 +185,33 @@ def compare(runs: Sequence[str | Path | Run], per: str = "step", attribution: st
         raise UnknownName("unit to count parts by", per, PER)
     run_groups = tuple(run_group(run, attribution) for run in runs)
     settings, notes = match_settings(run_groups)
-    if per == "sample" and any(samples_per_step(run) is None for one in settings for side in one.sides for run in side):
+    if per == "sample" and any(
+        samples_per_step(run) is None for setting in settings for side in setting.sides for run in side
+    ):
         raise UsageError("per='sample': the samples of a step were not counted in all runs", "compare per step")
     return Comparison(_distinct_names(run_groups), settings, (*notes, *_warnings(settings, run_groups)), per)
 
 
 def _distinct_names(run_groups: tuple[RunGroup, ...]) -> tuple[RunGroup, ...]:
     """Operands with names of their own: the same folder name can be given twice."""
-    names = [one.name for one in run_groups]
+    names = [group.name for group in run_groups]
     if len(set(names)) == len(names):
         return run_groups
-    return tuple(RunGroup(f"{one.name} ({place})", one.runs, one.excluded) for place, one in enumerate(run_groups, 1))
+    return tuple(
+        RunGroup(f"{group.name} ({place})", group.runs, group.excluded) for place, group in enumerate(run_groups, 1)
+    )
 
 
 def _warnings(settings: Sequence[Setting], run_groups: Sequence[RunGroup]) -> Iterator[str]:
-    if any(len(side) == 1 for one in settings for side in one.sides):
+    if any(len(side) == 1 for setting in settings for side in setting.sides):
         yield (
             "The interval of a single run covers its own steps, not how much runs differ. Several runs in one folder "
             "are taken as repeats."
         )
-    shared = {run.simulated is not None for one in run_groups for run in one.runs}
+    shared = {run.simulated is not None for group in run_groups for run in group.runs}
     if True in shared:
         yield "SIMULATED sensors: power and energy of some of these are of a simulated board, not of a device."
-    disturbed = [letter(side) for side, one in enumerate(run_groups) if any(_disturbed(run) for run in one.runs)]
+    disturbed = [letter(side) for side, group in enumerate(run_groups) if any(_disturbed(run) for run in group.runs)]
     if disturbed:
         yield f"Background CPU load during {', '.join(disturbed)}: times there are not the training's alone."
 
@@ -234,7 +240,7 @@ def _difference_sentence(comparison: Comparison, other: int, setting: int) -> st
     if comparison.by_the_machine(other, setting):
         return " ".join([*said, "No layer is named: the machine differed, and layers took longer or shorter with it."])
     kinds = comparison.explain("time", "kind", other, setting)
-    named = [text for each in (why, kinds) if (text := _dominant_parts(each))]
+    named = [text for explained in (why, kinds) if (text := _dominant_parts(explained))]
     return " ".join([*said, *(named or ["No part of the profiled steps shows it."]), *_unexplained_note(why)])
 
 
@@ -355,7 +361,7 @@ class Check:
     @property
     def outcome(self) -> str:
         """A regression if any limit shows one, else cannot tell if any does not, else no regression."""
-        outcomes = {one.outcome for one in self.judged}
+        outcomes = {result.outcome for result in self.judged}
         return next((outcome for outcome in (REGRESSION, UNSURE) if outcome in outcomes), NONE if outcomes else UNSURE)
 
 
@@ -377,7 +383,7 @@ def check(
     for what in limits:
         if what not in _METRICS:
             raise UnknownName("limit", what, _METRICS)
-    sides = [run_group(one) for one in (run, against)]
+    sides = [run_group(given_runs) for given_runs in (run, against)]
     for side in sides:
         _refuse_failed(side)
     if not anyway:

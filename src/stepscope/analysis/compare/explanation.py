@@ -126,9 +126,9 @@ def explain_difference(what: str, by: str, unit: str, first: Parts, other: Parts
 
 
 def _time_side(runs: Sequence[Run], by: str, kernels: bool, per_sample: bool) -> Parts | None:
-    each = [_time_parts(run, by, kernels, per_sample) for run in runs]
-    known = [parts for parts in each if parts is not None]
-    if not known or len(known) < len(each):
+    run_parts = [_time_parts(run, by, kernels, per_sample) for run in runs]
+    known = [parts for parts in run_parts if parts is not None]
+    if not known or len(known) < len(run_parts):
         return None
     return _pool_parts(known) if kernels else _pool_to_step_time(known)
 
@@ -205,21 +205,21 @@ def _resampled(lengths: Floats) -> Floats:
     return _middle_half(lengths[picks], picks)
 
 
-def _pool_to_step_time(each: Sequence[Parts]) -> Parts:
+def _pool_to_step_time(run_parts: Sequence[Parts]) -> Parts:
     """Repeats pooled, their sum the geometric mean that is stated as the step time of that side."""
-    pooled = _pool_parts(each)
-    shift = geometric_mean([float(parts.values.sum()) for parts in each]) - float(pooled.values.sum())
+    pooled = _pool_parts(run_parts)
+    shift = geometric_mean([float(parts.values.sum()) for parts in run_parts]) - float(pooled.values.sum())
     at = np.array([name == TIMED for name in pooled.names])
     draws = None if pooled.draws is None else pooled.draws + shift * at
     return Parts(pooled.names, pooled.values + shift * at, draws, None if pooled.sums is None else pooled.sums + shift)
 
 
-def _pool_parts(each: Sequence[Parts]) -> Parts:
+def _pool_parts(run_parts: Sequence[Parts]) -> Parts:
     """Mean of repeats; its draws resample the runs too."""
-    if len(each) == 1:
-        return each[0]
-    names = list(dict.fromkeys(name for parts in each for name in parts.names))
-    aligned = [_align(parts, names) for parts in each]
+    if len(run_parts) == 1:
+        return run_parts[0]
+    names = list(dict.fromkeys(name for parts in run_parts for name in parts.names))
+    aligned = [_align(parts, names) for parts in run_parts]
     values = np.mean([np.nan_to_num(parts.values) for parts in aligned], axis=0)
     sums = _mean_drawn([None if parts.sums is None else parts.sums[:, None] for parts in aligned])
     draws = _mean_drawn([parts.draws for parts in aligned])
@@ -228,7 +228,7 @@ def _pool_parts(each: Sequence[Parts]) -> Parts:
 
 def _mean_drawn(drawn: Sequence[Floats | None]) -> Floats | None:
     """Mean of the repeats in each draw (draws, k); None where one of them has none."""
-    known = [one for one in drawn if one is not None]
+    known = [resample for resample in drawn if resample is not None]
     if len(known) < len(drawn):
         return None
     mean: Floats = np.mean(list(_runs_resampled(np.stack(known))), axis=0)
@@ -274,10 +274,10 @@ def _memory_side(runs: Sequence[Run], by: str) -> Parts | None:
     """Mean over repeats."""
     peaks = [peak for run in runs if (peak := run.peak()) is not None]
     alike = len({peak.computed for peak in peaks}) < 2
-    each = [_live_at_peak(run, peak, by) for run, peak in zip(runs, peaks, strict=False)] if alike else []
-    if len(each) < len(runs):
+    run_parts = [_live_at_peak(run, peak, by) for run, peak in zip(runs, peaks, strict=False)] if alike else []
+    if len(run_parts) < len(runs):
         return None
-    whole = pl.concat(each).group_by("name", maintain_order=True).agg(pl.col("bytes").sum() / len(each))
+    whole = pl.concat(run_parts).group_by("name", maintain_order=True).agg(pl.col("bytes").sum() / len(run_parts))
     return Parts(tuple(whole["name"]), np.asarray(whole["bytes"].to_numpy(), dtype=np.float64), None)
 
 
@@ -346,21 +346,21 @@ def _energy_frame(run: Run, by: str) -> pl.DataFrame:
 
 def _energy_side(runs: Sequence[Run], by: str, component: str, per_sample: bool, seed: int) -> Parts | None:
     """Mean of the repeats with draws from their intervals, and over the repeats where there are several."""
-    each = []
+    run_parts = []
     for run in runs:
         scale = samples_per_step(run) if per_sample else 1.0
         found = _energy_parts(run, by, component, scale) if scale else None
         if found is None:
             return None
-        each.append(found)
-    names = list(dict.fromkeys(name for one in each for name in one.names))
-    joules = np.stack([_values_in_order(one.names, one.joules, names) for one in each])
-    half = np.stack([_values_in_order(one.names, one.half, names) for one in each])
+        run_parts.append(found)
+    names = list(dict.fromkeys(name for parts in run_parts for name in parts.names))
+    joules = np.stack([_values_in_order(parts.names, parts.joules, names) for parts in run_parts])
+    half = np.stack([_values_in_order(parts.names, parts.half, names) for parts in run_parts])
     if np.isnan(half).any():
         return Parts(tuple(names), joules.mean(axis=0), None)
     random = np.random.default_rng(seed)
-    picks = random.integers(0, len(each), (_DRAWS, len(each)))
-    noise = random.standard_normal((_DRAWS, len(each), len(names)))
+    picks = random.integers(0, len(run_parts), (_DRAWS, len(run_parts)))
+    noise = random.standard_normal((_DRAWS, len(run_parts), len(names)))
     draws = (joules[picks] + noise * half[picks] / Z_95).mean(axis=1)
     return Parts(tuple(names), joules.mean(axis=0), draws)
 

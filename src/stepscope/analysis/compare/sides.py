@@ -67,8 +67,8 @@ def match_settings(run_groups: Sequence[RunGroup]) -> tuple[tuple[Setting, ...],
         given = "one run" if len(run_groups) == 1 else f"{len(run_groups)} runs"
         hint = "name two or more; without a name the last two are compared"
         raise UsageError(f"{given} to compare: {FEWEST} to {MOST} are possible", hint)
-    axes = (*_ALWAYS, *(axis for axis in _WHERE_SEVERAL if any(_varies(one, axis) for one in run_groups)))
-    groups = [_group_by_setting(one.runs, axes) for one in run_groups]
+    axes = (*_ALWAYS, *(axis for axis in _WHERE_SEVERAL if any(_varies(side, axis) for side in run_groups)))
+    groups = [_group_by_setting(side.runs, axes) for side in run_groups]
     if all(len(group) == 1 for group in groups):
         return (Setting("", tuple(next(iter(group.values())) for group in groups)),), _excluded_notes(run_groups)
     common = [key for key in groups[0] if all(key in group for group in groups[1:])]
@@ -146,8 +146,8 @@ def _run_folders(path: Path) -> Iterator[Path]:
         yield from (header.parent for header in sorted(path.glob(pattern)))
 
 
-def _varies(one: RunGroup, axis: str) -> bool:
-    return len({setting_of(run)[axis] for run in one.runs}) > 1
+def _varies(side: RunGroup, axis: str) -> bool:
+    return len({setting_of(run)[axis] for run in side.runs}) > 1
 
 
 def _group_by_setting(runs: Iterable[Run], axes: Sequence[str]) -> dict[tuple[Any, ...], tuple[Run, ...]]:
@@ -166,10 +166,10 @@ def _setting_label(key: tuple[Any, ...]) -> str:
 
 def _excluded_notes(run_groups: Sequence[RunGroup]) -> tuple[str, ...]:
     said = []
-    for one in run_groups:
-        more = [f"{one.name}: {len(one.excluded) - _MOST_NOTES} more runs excluded"]
-        said += [f"{one.name}: excluded: {why}" for why in one.excluded[:_MOST_NOTES]]
-        said += more if len(one.excluded) > _MOST_NOTES else []
+    for group in run_groups:
+        more = [f"{group.name}: {len(group.excluded) - _MOST_NOTES} more runs excluded"]
+        said += [f"{group.name}: excluded: {why}" for why in group.excluded[:_MOST_NOTES]]
+        said += more if len(group.excluded) > _MOST_NOTES else []
     return tuple(said)
 
 
@@ -178,11 +178,11 @@ def _unmatched_notes(
     groups: Sequence[dict[tuple[Any, ...], tuple[Run, ...]]],
     common: set[tuple[Any, ...]],
 ) -> Iterator[str]:
-    for one, group in zip(run_groups, groups, strict=True):
+    for side, group in zip(run_groups, groups, strict=True):
         alone = [_setting_label(key) for key in group if key not in common]
         if alone:
             named = ", ".join(alone[:_MOST_NOTES]) + (", ..." if len(alone) > _MOST_NOTES else "")
-            yield f"{one.name}: {len(alone)} settings are not in all of them: {named}"
+            yield f"{side.name}: {len(alone)} settings are not in all of them: {named}"
 
 
 QUANTITY_SCHEMA = {
@@ -235,9 +235,9 @@ def quantities(sides: Sequence[Sequence[Run]]) -> pl.DataFrame:
 
 def pool_repeats(runs: Sequence[Run]) -> dict[tuple[str, str], Measured]:
     """The quantities of repeats, by metric and scope; one that not every repeat has is excluded."""
-    each = [{(row.metric, row.scope): row for row in headline_metrics(run)} for run in runs]
-    shared = [key for key in each[0] if all(key in one for one in each[1:])]
-    return {key: _pool([one[key] for one in each]) for key in shared}
+    rows_of_runs = [{(row.metric, row.scope): row for row in headline_metrics(run)} for run in runs]
+    shared = [key for key in rows_of_runs[0] if all(key in rows for rows in rows_of_runs[1:])]
+    return {key: _pool([rows[key] for rows in rows_of_runs]) for key in shared}
 
 
 def headline_metrics(run: Run) -> list[Measured]:
@@ -272,15 +272,15 @@ def ratio(first: Measured, other: Measured) -> Ratio | None:
 
 def overall_ratio(ratios: Iterable[Ratio]) -> Ratio | None:
     """Geometric mean of the ratios of several settings with the interval of that mean."""
-    each = list(ratios)
-    if not each:
+    pairs = list(ratios)
+    if not pairs:
         return None
-    value = math.exp(float(np.mean([math.log(one.value) for one in each])))
-    lows, highs = [one.low for one in each], [one.high for one in each]
+    value = math.exp(float(np.mean([math.log(pair.value) for pair in pairs])))
+    lows, highs = [pair.low for pair in pairs], [pair.high for pair in pairs]
     if None in lows or None in highs:
         return Ratio(value)
-    down = math.hypot(*(math.log(one.value / one.low) for one in each if one.low)) / len(each)
-    up = math.hypot(*(math.log(one.high / one.value) for one in each if one.high)) / len(each)
+    down = math.hypot(*(math.log(pair.value / pair.low) for pair in pairs if pair.low)) / len(pairs)
+    up = math.hypot(*(math.log(pair.high / pair.value) for pair in pairs if pair.high)) / len(pairs)
     return Ratio(value, value * math.exp(-down), value * math.exp(up))
 
 

@@ -245,7 +245,7 @@ def roofline(run: Run) -> pl.DataFrame:
         limits[device][roof] = value
 
     def of(roof: str) -> pl.Expr:
-        known = {device: each[roof] for device, each in limits.items()}
+        known = {device: of_device[roof] for device, of_device in limits.items()}
         return pl.col("device").replace_strict(known, default=None, return_dtype=pl.Float64)
 
     slope = pl.col("flop_per_byte") * of("memory")

@@ -108,19 +108,19 @@ class Occupancy:
 def occupancy(run: RunReader) -> Occupancy:
     """Read all of it from a run; of one whose training processes are not the watched one, what is of the machine."""
     span = span_ns(run)
-    one = not several(run)
+    single_process = not several(run)
     utilised = core_utilisation(run)
     used = [] if span is None else process_cpu_utilisation(run)
     own = next((row for row in used if row.scope in OWN), None)
-    background = background_cpu_load([*utilised, *used]) if one and not run.part_folders else []
+    background = background_cpu_load([*utilised, *used]) if single_process and not run.part_folders else []
     threads = run.meta.get("threads")
     online = [core for core in run.device.get("cores") or [] if core.get("online", True)]
     return Occupancy(
         cores=len(utilised) or len(online) or 1,
         threads=threads if isinstance(threads, int) else None,
-        runs=_rate(run, "thread_cpu_time", "thread", 1.0) if one else None,
-        delayed=_rate(run, "run_delay", "thread", 1.0) if one else None,
-        waits=_waits(run, span) if one else {},
+        runs=_rate(run, "thread_cpu_time", "thread", 1.0) if single_process else None,
+        delayed=_rate(run, "run_delay", "thread", 1.0) if single_process else None,
+        waits=_waits(run, span) if single_process else {},
         process_cores=_share(own),
         children_cores=_share(next((row for row in used if row.scope == CHILDREN), None)),
         background_cores=_share(background[0]) if background else None,
@@ -129,14 +129,14 @@ def occupancy(run: RunReader) -> Occupancy:
                   if (found := _growth(run, series, 1.0)) is not None},
         throttled_periods=_throttled_periods(run),
         quota=_typical(run, "cpu_quota", span),
-        allowed=_typical(run, "allowed_cores", span) if one else None,
+        allowed=_typical(run, "allowed_cores", span) if single_process else None,
         steal_cores=_rate(run, "steal_time", "system", 1.0),
-        major_faults=_rate(run, "major_faults", "process", 1e9) if one else None,
+        major_faults=_rate(run, "major_faults", "process", 1e9) if single_process else None,
         swapped=_sum([_rate(run, name, "system", 1e9) for name in ("swap_in", "swap_out")]),
         reclaimed=_rate(run, "direct_reclaim", "system", 1e9),
         limit_hits=_rate(run, "memory_limit_hits", "cgroup", 1e9),
-        storage_read=_rate(run, "storage_read", "process", 1e9) if one else None,
-        storage_written=_rate(run, "storage_written", "process", 1e9) if one else None,
+        storage_read=_rate(run, "storage_read", "process", 1e9) if single_process else None,
+        storage_written=_rate(run, "storage_written", "process", 1e9) if single_process else None,
         clock=None if span is None else _clock(run, span),
     )  # fmt: skip
 

@@ -197,7 +197,7 @@ def _by_likeliest_clock(timeline: Timeline, readings: Readings, options: Options
     fits = [(place, fit) for place, way in enumerate(ways) if (fit := _attribute(timeline, way, options)) is not None]
     if not fits:
         return None
-    fits.sort(key=lambda one: one[1].unexplained)
+    fits.sort(key=lambda entry: entry[1].unexplained)
     place, best = fits[0]
     odds = [TEMPER / 2 * best.readings.count * np.log(other.unexplained / best.unexplained) for _, other in fits[1:]]
     tied = bool(odds and min(odds) < _TOLD_APART)
@@ -224,7 +224,7 @@ def _attribute(timeline: Timeline, readings: Readings, options: Options) -> Attr
     others = _other_models(timeline, readings, found)
     of_times = _errors_of_times(timeline, fit.watts)
     of_weight = _errors_of_weight(timeline, readings, found.model, options.weight_sd)
-    rivals = (np.sqrt(one.probability) * one.moved for one in others)
+    rivals = (np.sqrt(other.probability) * other.moved for other in others)
     errors = replace(errors, moved=np.vstack([errors.moved, *rivals, of_times, of_weight]))
     _, width = found.model.windows(readings)
     middle = readings.at - found.model.lag - (float(np.median(width)) + found.model.hold) / 2
@@ -323,9 +323,11 @@ def _other_models(timeline: Timeline, readings: Readings, found: Calibration) ->
     cut = timeline.until(float(few.stamp[-1]) + 0.3)
     new, _ = condensed_keys(cut, *FEW_KEYS)
     cut = condense(cut, *FEW_KEYS)
-    seen = np.all([covered(cut, few, model) for model in (found.model, *(one.model for one in found.rivals))], axis=0)
+    seen = np.all(
+        [covered(cut, few, model) for model in (found.model, *(other.model for other in found.rivals))], axis=0
+    )
     few = few.kept(seen) if seen.sum() >= FEWEST else few
-    weight = np.exp([0.0, *(one.log_odds for one in found.rivals)])
+    weight = np.exp([0.0, *(other.log_odds for other in found.rivals)])
     own = _scaled_rows(cut, few, found.model)[1].watts
     others = []
     for rival, probability in zip(found.rivals, (weight / weight.sum())[1:].tolist(), strict=True):
@@ -582,6 +584,6 @@ def _misfits(timeline: Timeline, readings: Readings, model: SensorModel, watts: 
     step = _REACH * nominal / _AGES
     window = min(model.width, nominal)
     sharp = [SensorModel(begin + (row + 0.5) * step - window / 2, window) for row in range(_AGES)]
-    error = np.array([(readings.watts - predicted(timeline, readings, one, watts)) ** 2 for one in sharp])
+    error = np.array([(readings.watts - predicted(timeline, readings, other, watts)) ** 2 for other in sharp])
     usual = float(np.median(error[round((0.5 + _YOUNGEST) / _REACH * _AGES)]))
     return _Misfits(readings.stamp - readings.stamp[0], np.minimum(error, _CLIP * usual), step)

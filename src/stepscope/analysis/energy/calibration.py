@@ -92,24 +92,24 @@ def calibrate(timeline: Timeline, readings: Readings, prior: Prior | None = None
     more = [_filtered(few, start) for _, start in promising]
     tried += [_descend(few.holding(x.hold), x.x, free, _TRIAL_ROUNDS) for x in (*more, *_usual(few, prior))]
     likely = _weighed(few, _distinct(tried), prior, readings.period)[:_FINALISTS]
-    likely = [(log, one) for log, one in likely if log > likely[0][0] - _HOPELESS]
-    better = _distinct([_descend(few.holding(one.hold), one.x, free, _ROUNDS) for _, one in likely])
+    likely = [(log, descent) for log, descent in likely if log > likely[0][0] - _HOPELESS]
+    better = _distinct([_descend(few.holding(descent.hold), descent.x, free, _ROUNDS) for _, descent in likely])
     problem, most = few, _affordable(timeline, float(likely[0][1].x[1]), POLISH, _POLISH_PIECES)
     if readings.count > 1.3 * few.readings.count and most > few.readings.count:
         larger = _Problem.of(timeline, readings.first(most))
         if larger.timeline.steps >= few.timeline.steps:  # else many readings a step: the spread ones saw more
             problem = larger
     weighed = _weighed(few, better, prior, readings.period)
-    last = [one for log, one in weighed if log > weighed[0][0] - _HOPELESS]
-    last = _distinct([_settled(problem.holding(one.hold), one.x, free) for one in last])
+    last = [descent for log, descent in weighed if log > weighed[0][0] - _HOPELESS]
+    last = _distinct([_settled(problem.holding(descent.hold), descent.x, free) for descent in last])
     weighed = _weighed(problem, last, prior, readings.period)
     (_, best), others = weighed[0], weighed[1:]
     own = problem.holding(best.hold)
     sd = own.learnt(best.x).uncertainty(best.x, free)
     rivals = tuple(
-        Rival(problem.holding(one.hold).model(one.x), log - weighed[0][0])
-        for log, one in others
-        if log > weighed[0][0] - _STANDS and not _alike(problem, best, one)
+        Rival(problem.holding(descent.hold).model(descent.x), log - weighed[0][0])
+        for log, descent in others
+        if log > weighed[0][0] - _STANDS and not _alike(problem, best, descent)
     )
     return Calibration(own.model(best.x), *sd, rivals=rivals)
 
@@ -176,15 +176,15 @@ _EXPECTED = (1.0, 0.5, 0.25)  # of the refresh: windows of gauges
 def _distinct(found: list[_Descent]) -> list[_Descent]:
     """Descents by cost, each end once."""
     chosen: list[_Descent] = []
-    for one in sorted(found, key=lambda one: one.cost):
-        near = _DISTINCT * float(one.x[1])
+    for descent in sorted(found, key=lambda descent: descent.cost):
+        near = _DISTINCT * float(descent.x[1])
         if not any(
-            other.hold == one.hold
-            and np.abs(other.x[:2] - one.x[:2]).max() < near
-            and abs(np.sqrt(max(other.x[3], 0)) - np.sqrt(max(one.x[3], 0))) < near
+            other.hold == descent.hold
+            and np.abs(other.x[:2] - descent.x[:2]).max() < near
+            and abs(np.sqrt(max(other.x[3], 0)) - np.sqrt(max(descent.x[3], 0))) < near
             for other in chosen
         ):
-            chosen.append(one)
+            chosen.append(descent)
     return chosen
 
 
@@ -192,12 +192,12 @@ def _weighed(problem: _Problem, found: list[_Descent], prior: Prior, period: flo
     """Logarithm of the weight of each model, best first, by readings that all of them cover."""
     if len(found) == 1:
         return [(0.0, found[0])]
-    models = [problem.holding(one.hold).model(one.x) for one in found]
+    models = [problem.holding(descent.hold).model(descent.x) for descent in found]
     seen = np.all([covered(problem.timeline, problem.readings, model) for model in models], axis=0)
     same = _Problem.of(problem.timeline, problem.readings.kept(seen)) if seen.sum() >= _FEWEST_COMPARED else problem
     weighed = [
-        (TEMPER * same.holding(one.hold).evidence(one.x) + prior.weight(model, period), one)
-        for one, model in zip(found, models, strict=True)
+        (TEMPER * same.holding(descent.hold).evidence(descent.x) + prior.weight(model, period), descent)
+        for descent, model in zip(found, models, strict=True)
     ]
     return sorted(weighed, key=lambda pair: -pair[0])
 
@@ -205,11 +205,12 @@ def _weighed(problem: _Problem, found: list[_Descent], prior: Prior, period: flo
 _FEWEST_COMPARED = 20
 
 
-def _alike(problem: _Problem, one: _Descent, other: _Descent) -> bool:
+def _alike(problem: _Problem, descent: _Descent, other: _Descent) -> bool:
     """Do two models give the kinds nearly the same energies, so that it does not matter which is right?"""
     seconds, kind = problem.timeline.seconds, problem.timeline.keys.kind
     first, second = (
-        np.bincount(kind, seconds * problem.holding(way.hold).prepared(way.x).solved(way.x)[0]) for way in (one, other)
+        np.bincount(kind, seconds * problem.holding(way.hold).prepared(way.x).solved(way.x)[0])
+        for way in (descent, other)
     )
     return bool(np.abs(first - second).sum() < _SAME_ENERGIES * np.abs(first).sum())
 
@@ -231,7 +232,9 @@ def _filtered(problem: _Problem, start: Start) -> _Descent:
     """The start behind the analogue filter that explains the readings best: the descent finds none from nothing."""
     vectors = [np.append(_vector_of(start)[:3], rc**2) for rc in _GUESSED_RC]
     held = problem.holding(start.hold)
-    return min((_Descent(held.solved(vector)[1], vector, start.hold) for vector in vectors), key=lambda one: one.cost)
+    return min(
+        (_Descent(held.solved(vector)[1], vector, start.hold) for vector in vectors), key=lambda descent: descent.cost
+    )
 
 
 def _usual(problem: _Problem, prior: Prior) -> list[_Descent]:
@@ -341,7 +344,7 @@ class _Problem:
         steps = np.diag(_difference_steps(x))[free]
         models = [self.model(x + step) for step in (np.zeros(4), *steps)]
         base, *moved = predicted_each(self.timeline, self.readings, models, watts)
-        columns = np.column_stack([(one - base) / step.sum() for one, step in zip(moved, steps, strict=True)])
+        columns = np.column_stack([(changed - base) / step.sum() for changed, step in zip(moved, steps, strict=True)])
         return whitened(columns * (self.gain * self.scale(x))[:, None], self.theta)
 
     def learnt(self, x: Floats) -> _Problem:

@@ -129,7 +129,7 @@ def comb(t: Floats, weight: Floats, nominal: float) -> tuple[float, complex]:
         part, share = since[:count], weight[:count]
         fine = _FINE * period**2 / max(float(part[-1]), period)
         tried = period + np.arange(-near * period, near * period + fine, fine)
-        strength = [abs(share @ np.exp(2j * np.pi / one * part)) for one in tried]
+        strength = [abs(share @ np.exp(2j * np.pi / length * part)) for length in tried]
         period = float(tried[int(np.argmax(strength))])
         if count >= len(since):
             break
@@ -188,10 +188,10 @@ def _best_clocks(error: ClockError, tried: list[tuple[float, Floats]], count: in
         for off, phase in zip(error(period, phases, count), phases, strict=True)
     )
     kept: list[tuple[float, float, float]] = []
-    for one in ranked:
-        like = [other for other in kept if abs(one[1] - other[1]) <= 1e-12]
-        if len(like) < _OF_A_PERIOD and all(abs(one[2] - other[2]) > 1e-12 for other in like):
-            kept.append(one)
+    for clock in ranked:
+        like = [other for other in kept if abs(other[1] - clock[1]) <= 1e-12]
+        if len(like) < _OF_A_PERIOD and all(abs(other[2] - clock[2]) > 1e-12 for other in like):
+            kept.append(clock)
         if len(kept) == _SURVIVORS:
             break
     return kept
@@ -272,7 +272,7 @@ def clocks_of_repeats(stamp: Floats, value: Floats, nominal: float | None) -> li
         return np.asarray(np.where(early == late, still[:count], moved[:count]).mean(axis=1))
 
     first = [search_clock(error, pairs.after[:_SEEN_FIRST], guess, _BAND) for guess in _likely_periods(pairs, nominal)]
-    first = sorted(first, key=lambda one: one[2])[:_BANDS_LEFT]
+    first = sorted(first, key=lambda entry: entry[2])[:_BANDS_LEFT]
     found: list[tuple[float, UpdateClock]] = []
     for near, _, _ in first:
         period, phase, least = search_clock(error, pairs.after[:_SEEN], near, _CLOSE)
@@ -283,7 +283,7 @@ def clocks_of_repeats(stamp: Floats, value: Floats, nominal: float | None) -> li
             clock = UpdateClock.even(float(stamp[0]) + phase, period)
             if explains_repeats(clock, stamp, value):
                 found.append((cost, clock))
-    found.sort(key=lambda one: one[0])
+    found.sort(key=lambda entry: entry[0])
     kept: list[UpdateClock] = []
     for cost, clock in found:
         if cost < found[0][0] + _POSSIBLE and all(abs(clock.period / other.period - 1) > _BAND / 2 for other in kept):
@@ -319,7 +319,7 @@ def _refined(error: ClockError, since: Floats, period: float, phase: float) -> t
     for _ in range(_ZOOMS):
         offsets = np.arange(-_AROUND, _AROUND + 1) / _AROUND
         tried = [period + drift * offset for offset in offsets]
-        cost = np.array([error(one, centre + shift * offsets - turns * one, count) for one in tried])
+        cost = np.array([error(length, centre + shift * offsets - turns * length, count) for length in tried])
         best = cost <= cost.min() + 0.3 / count
         period = float(np.mean([np.mean(np.array(tried)[best.any(axis=1)])]))
         centre = float(np.mean((centre + shift * offsets)[best.any(axis=0)]))

@@ -120,9 +120,9 @@ def _spent_by_kind(timeline: Timeline) -> _Spent:
     for lane in timeline.lanes:
         edges = np.stack([lane.t0, np.maximum(lane.t1, lane.t0)], 1).ravel()
         kind = timeline.keys.kind[lane.key]
-        for one in np.unique(kind):
-            inside = np.stack([np.zeros(len(kind)), (lane.t1 - lane.t0) * (kind == one)], 1).ravel()
-            spent[:, one] += np.interp(grid, edges, np.cumsum(inside))
+        for number in np.unique(kind):
+            inside = np.stack([np.zeros(len(kind)), (lane.t1 - lane.t0) * (kind == number)], 1).ravel()
+            spent[:, number] += np.interp(grid, edges, np.cumsum(inside))
     first = timeline.keys.kind[np.unique(timeline.lanes[0].key)]
     gap = int(timeline.keys.kind[timeline.keys.gap])
     spent[:, gap] += grid - timeline.begin - spent[:, np.unique(first)].sum(axis=1)

@@ -57,8 +57,8 @@ def _chosen_steps(run: RunReader) -> tuple[int, int] | None:
         return None
     period_ns = float((run.meta.get("sampler") or {}).get("period_ns") or _USUAL_PERIOD_NS)
     rows = int(run.scan_ops().select(pl.len()).collect().item())
-    each = float((steps["t1_ns"][-1] - steps["t0_ns"][0]) / len(steps))
-    most = max(min(MOST_READINGS * period_ns / each, MOST_PIECES * len(profiled) / max(rows, 1)), 1.0)
+    step_ns = float((steps["t1_ns"][-1] - steps["t0_ns"][0]) / len(steps))
+    most = max(min(MOST_READINGS * period_ns / step_ns, MOST_PIECES * len(profiled) / max(rows, 1)), 1.0)
     if len(steps) <= most:
         return None
     count = int(most)

@@ -256,7 +256,7 @@ def parse_power_model(spec: str) -> tuple[ComponentPower, ...]:
     """The components of a power model; raises UsageError, with what to write instead."""
     parts = [part.strip() for part in spec.split(",")]
     model = tuple(_parse_component(part) for part in parts)
-    names = [one.component for one in model]
+    names = [component_power.component for component_power in model]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise UsageError(f"the power model names '{twice[0]}' twice: '{spec}'", "give each component once")
@@ -279,7 +279,7 @@ def _parse_component(part: str) -> ComponentPower:
 
 def modelled_sources(run: RunReader) -> list[PowerSource]:
     """The estimated power of each component of the run's own power model that has a utilisation; empty without one."""
-    return [source for one in _model_of_run(run) if (source := _estimated_source(run, one)) is not None]
+    return [source for part in _model_of_run(run) if (source := _estimated_source(run, part)) is not None]
 
 
 def power_model_gaps(run: RunReader) -> Iterator[str]:
@@ -290,9 +290,9 @@ def power_model_gaps(run: RunReader) -> Iterator[str]:
     except StepscopeError as error:
         yield f"{error}"
         return
-    for one in model:
-        if _estimated_source(run, one) is None:
-            yield f"the power model names '{one.component}', whose utilisation was not sampled in this run"
+    for part in model:
+        if _estimated_source(run, part) is None:
+            yield f"the power model names '{part.component}', whose utilisation was not sampled in this run"
 
 
 def _model_of_run(run: RunReader) -> tuple[ComponentPower, ...]:
@@ -303,8 +303,8 @@ def _model_of_run(run: RunReader) -> tuple[ComponentPower, ...]:
         return ()  # `without_utilisation` says why
 
 
-def _estimated_source(run: RunReader, one: ComponentPower) -> PowerSource | None:
-    if one.component == "cpu":
+def _estimated_source(run: RunReader, part: ComponentPower) -> PowerSource | None:
+    if part.component == "cpu":
         edges, used = _cpu_use(run)
         used = used * _relative_clock(series_of(run, "core_frequency"), edges, _highest_clock(run))
     else:
@@ -313,14 +313,14 @@ def _estimated_source(run: RunReader, one: ComponentPower) -> PowerSource | None
         used = used * _relative_clock(clocks, edges, None)
     if len(used) == 0 or not np.isfinite(used).any():
         return None
-    watts = one.idle_w + (one.busy_w - one.idle_w) * np.clip(used, 0, 1)
+    watts = part.idle_w + (part.busy_w - part.idle_w) * np.clip(used, 0, 1)
     gap = np.isnan(watts)
     length_ns = float(np.diff(edges).mean())
     return PowerSource(
-        id=f"model.{one.component}.power",
+        id=f"model.{part.component}.power",
         sensor=SENSOR,
         kind="estimate",
-        scope=f"model:{one.component}",
+        scope=f"model:{part.component}",
         parent_scope=None,
         rail=None,
         growth=Growth(edges, np.where(gap, np.nan, watts * np.diff(edges) / 1e9), gap),

@@ -121,10 +121,10 @@ def _similar_source(rail: _RailInputs, known: dict[str, KnownSource], found: dic
     """Return the sensor model of a rail of the same make that has a filter: of the same chip where there is one."""
     if "counter" in rail.make:
         return {}
-    alike = [one for source, one in found.items() if source in known and one.make == rail.make]
+    alike = [other for source, other in found.items() if source in known and other.make == rail.make]
     if not alike:
         return {}
-    nearest = next((one for one in alike if rail.chip and one.chip == rail.chip), alike[0])
+    nearest = next((other for other in alike if rail.chip and other.chip == rail.chip), alike[0])
     return {"near": known[nearest.line.best.id], "same_chip": nearest.chip == rail.chip != ""}
 
 
@@ -325,9 +325,9 @@ def _reason(found: Attribution, whole: Parts, index: int, names: Sequence[str]) 
         spread = whole.correlation[np.ix_(pair, pair)] * np.outer(whole.sd[pair], whole.sd[pair])
         half = Z_95 * float(np.sqrt(max(spread.sum(), 0.0))) / float(whole.joules[pair].sum())
         return f"always beside {names[partner]}; the two together are known to {half:.0%}"
-    each = whole.seconds[index] / found.timeline.steps
+    step_s = whole.seconds[index] / found.timeline.steps
     _, width = found.calibration.model.windows(found.readings)
-    return f"{each * 1e3:.3g} ms a step, seen through windows of {float(np.median(width)) * 1e3:.3g} ms: more steps"
+    return f"{step_s * 1e3:.3g} ms a step, seen through windows of {float(np.median(width)) * 1e3:.3g} ms: more steps"
 
 
 def identifiability(found: Attribution, whole: Parts) -> Identifiability:

@@ -125,7 +125,7 @@ def _build_line(key: str, sources: list[PowerSource], board: Board, span: tuple[
     entry = rail_of(board, name, key, first.scope)
     covered = {source.id: source.covered_share(*span) if span else 1.0 for source in sources}
     good = _AS_GOOD * max(covered.values())
-    ranked = sorted(sources, key=lambda one: (covered[one.id] < good, _OF_KIND[one.kind], one.resolved_ns))
+    ranked = sorted(sources, key=lambda other: (covered[other.id] < good, _OF_KIND[other.kind], other.resolved_ns))
     component = entry.component if entry else UNKNOWN
     return Line(key, name, first.scope, component, entry, tuple(ranked))
 
@@ -332,11 +332,11 @@ def _edges_j(source: PowerSource, spans_ns: Floats, peak_w: float) -> float:
     """
     edges = spans_ns.ravel()
     if source.kind == "counter":
-        each = _bracket_j(source.growth, edges) + source.lag_ns / 1e9 * peak_w + source.step_size
+        error_j = _bracket_j(source.growth, edges) + source.lag_ns / 1e9 * peak_w + source.step_size
     else:
-        each = np.full(len(edges), source.lag_ns / 1e9 * source.spread_w)
+        error_j = np.full(len(edges), source.lag_ns / 1e9 * source.spread_w)
     return float(
-        min(each.sum(), 2 * np.sqrt((each**2).sum() / 3))
+        min(error_j.sum(), 2 * np.sqrt((error_j**2).sum() / 3))
     )  # each anywhere within its bound: sd = bound / sqrt 3
 
 

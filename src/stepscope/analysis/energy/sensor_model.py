@@ -161,7 +161,7 @@ def predicted_each(
         # In the first lane a piece takes the place of the gap; in the others its power comes on top.
         extra = watts - watts[timeline.keys.gap] if number == 0 else watts
         seen = [total + part for total, part in zip(seen, _added(timeline, lane, models, windows, extra), strict=True)]
-    return seen if readings.mix is None else [readings.mix @ one for one in seen]
+    return seen if readings.mix is None else [readings.mix @ values for values in seen]
 
 
 def _added(

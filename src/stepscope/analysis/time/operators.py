@@ -257,15 +257,15 @@ def _split_parts(ops: pl.DataFrame, tracks: list[Track]) -> tuple[pl.DataFrame, 
     distinct = np.unique(np.concatenate(named))
     table = ops[(distinct // len(_PARTS)).tolist()].with_columns(part=pl.Series(distinct % len(_PARTS)))
     return table, [
-        replace(track, op=np.searchsorted(distinct, one).astype(np.int64))
-        for track, one in zip(tracks, named, strict=True)
+        replace(track, op=np.searchsorted(distinct, lane).astype(np.int64))
+        for track, lane in zip(tracks, named, strict=True)
     ]
 
 
 def _by_thread(rows: pl.DataFrame) -> list[Ints]:
     """Rows of each thread of the CPU and of each stream of an accelerator."""
     number = rows.select(pl.struct("device", "thread").rank("dense")).to_series().to_numpy()
-    return [np.flatnonzero(number == one) for one in np.unique(number)]
+    return [np.flatnonzero(number == lane) for lane in np.unique(number)]
 
 
 def _track(chosen: Ints, rows: pl.DataFrame, origin_ns: int) -> Track:

@@ -252,7 +252,9 @@ class _ModuleTimes:
 
     def subtrees(self, tree: list[Module]) -> _ModuleTimes:
         split = {phase: _subtree_sums(times, tree) for phase, times in self.split.items()}
-        return _ModuleTimes(split, *(_subtree_sums(each, tree) for each in (self.total, self.profiling, self.recorded)))
+        return _ModuleTimes(
+            split, *(_subtree_sums(own_ns, tree) for own_ns in (self.total, self.profiling, self.recorded))
+        )
 
     def ran(self) -> Flags:
         """Return of which modules anything was seen in forward or backward, (modules + 1,)."""

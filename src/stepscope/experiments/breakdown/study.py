@@ -78,17 +78,17 @@ def _evidence(runs: Sequence[TrainingRun], jobs: Mapping[str, Job], request: Bre
     energy: dict[Key, FamilyEnergy] = {}
     lacking: dict[Key, str] = {}
     notes = []
-    for one in runs:
-        key = (one.setting.workload, one.setting.kind)
-        if one.status != "ok" or one.run is None:
-            notes.append(f"{_label(one.setting)}: {one.status}: {one.reason}")
+    for single in runs:
+        key = (single.setting.workload, single.setting.kind)
+        if single.status != "ok" or single.run is None:
+            notes.append(f"{_label(single.setting)}: {single.status}: {single.reason}")
             continue
-        run = Run(one.run)
+        run = Run(single.run)
         spent = family_milliseconds(run)
         if spent:
             times.setdefault(key, []).append(spent)
         else:  # nothing recorded is no step of 0 ms
-            notes.append(f"{_label(one.setting)}, repeat {one.repeat + 1}: no operators were recorded")
+            notes.append(f"{_label(single.setting)}, repeat {single.repeat + 1}: no operators were recorded")
         measured, lacking[key] = (energy[key], "") if key in energy else _joules(run)
         if measured is not None:
             energy[key] = measured
@@ -168,16 +168,16 @@ def _saved_by_family(peak: Mapping[tuple[str, str], int]) -> dict[str, int]:
 
 def _mean_times(repeats: Sequence[Mapping[str, float]]) -> dict[str, tuple[float, float | None, float | None]]:
     """Mean ms of each family over the repeats with Student's interval; the means add up to the mean step."""
-    names = {name for one in repeats for name in one}
+    names = {name for repeat in repeats for name in repeat}
     found = {}
     for name in names:
-        mean, low, high = mean_interval(np.array([one.get(name, 0.0) for one in repeats]))
+        mean, low, high = mean_interval(np.array([repeat.get(name, 0.0) for repeat in repeats]))
         found[name] = (mean, None if null_if_nan(low) is None else max(low, 0.0), null_if_nan(high))
     return found
 
 
 def _mean_wholes(repeats: Sequence[Mapping[str, float]]) -> tuple[float, float | None, float | None]:
-    mean, low, high = mean_interval(np.array([sum(one.values()) for one in repeats]))
+    mean, low, high = mean_interval(np.array([sum(repeat.values()) for repeat in repeats]))
     return mean, None if null_if_nan(low) is None else max(low, 0.0), null_if_nan(high)
 
 

@@ -55,7 +55,7 @@ def build_findings(of_setting: Mapping[DailySetting, Sequence[Result]], request:
 
 
 def _answer(made: Sequence[SettingOutcome], request: DailyTraining) -> str:
-    best = max(made, key=lambda each: each.end.value)
+    best = max(made, key=lambda outcome: outcome.end.value)
     slope = estimate(best.slope.value, best.slope.low, best.slope.high, "points a day")
     said = (
         f"Best after {request.days} days: {best.setting.name}, from {best.start.value:.1f} to {best.end.value:.1f} %, "
@@ -63,7 +63,7 @@ def _answer(made: Sequence[SettingOutcome], request: DailyTraining) -> str:
     )
     if request.charging is None:
         return said
-    fitting = sum(each.fits(request.charging) is True for each in made)
+    fitting = sum(outcome.fits(request.charging) is True for outcome in made)
     return f"{said} {fitting} of {len(made)} settings fit while the device charges."
 
 
@@ -74,10 +74,10 @@ def _notes(made: Sequence[SettingOutcome], request: DailyTraining) -> Iterator[s
     yield f"pre-trained on {cell['pretrained_on']} other images until {request.start:.0%} of the test images were right"
     yield "every setting of a seed begins with the same weights and gets the same images each day"
     yield "time and energy are those of the training steps; looking at the accuracy is not counted"
-    if min(len(each.cells) for each in made) < 2:
+    if min(len(outcome.cells) for outcome in made) < 2:
         yield "one seed gives no CI: --seeds 5"
-    yield from energy_notes([cell for each in made for cell in each.cells])
-    if request.battery is not None and all(each.day_j is None for each in made):
+    yield from energy_notes([cell for outcome in made for cell in outcome.cells])
+    if request.battery is not None and all(outcome.day_j is None for outcome in made):
         yield "--battery cannot be judged without energy"
 
 
@@ -212,9 +212,15 @@ Row = tuple[Value, ...]
 
 def accuracy_table(made: Sequence[SettingOutcome]) -> ResultTable:
     rows: list[Row] = []
-    for each in made:
-        begin: Row = (each.setting.batch, each.setting.replay, len(each.cells), each.start.value, *each.end.row)
-        rows.append((*begin, *each.gain.row, *each.slope.row, each.lowest.value))
+    for outcome in made:
+        begin: Row = (
+            outcome.setting.batch,
+            outcome.setting.replay,
+            len(outcome.cells),
+            outcome.start.value,
+            *outcome.end.row,
+        )
+        rows.append((*begin, *outcome.gain.row, *outcome.slope.row, outcome.lowest.value))
     columns = (
         "batch", "replay", "seeds", "at first %", "at the end %", "low", "high", "gain, points", "low ", "high ",
         "points a day", "low  ", "high  ", "lowest evening %",
@@ -228,18 +234,18 @@ def accuracy_table(made: Sequence[SettingOutcome]) -> ResultTable:
 
 def cost_table(made: Sequence[SettingOutcome], request: DailyTraining) -> ResultTable:
     """Return what the longest day takes, and whether that fits."""
-    kind = next((each.energy_kind for each in made if each.day_j is not None), None)
-    with_energy = kind is not None and all(each.energy_kind in (kind, None) for each in made)
+    kind = next((outcome.energy_kind for outcome in made if outcome.day_j is not None), None)
+    with_energy = kind is not None and all(outcome.energy_kind in (kind, None) for outcome in made)
     rows: list[Row] = []
-    for each in made:
-        images = max(day["trained_on"] for day in each.cells[0]["days"])
-        row: Row = (each.setting.batch, each.setting.replay, images * request.passes, *each.day_s.row)
+    for outcome in made:
+        images = max(day["trained_on"] for day in outcome.cells[0]["days"])
+        row: Row = (outcome.setting.batch, outcome.setting.replay, images * request.passes, *outcome.day_s.row)
         if request.charging is not None:
-            row = (*row, *_fitting(each, request.charging))
+            row = (*row, *_fitting(outcome, request.charging))
         if with_energy:
-            row = (*row, *value_and_bounds(each.day_j))
+            row = (*row, *value_and_bounds(outcome.day_j))
             if request.battery is not None:
-                row = (*row, None if each.day_j is None else 100 * each.day_j.value / request.battery)
+                row = (*row, None if outcome.day_j is None else 100 * outcome.day_j.value / request.battery)
         rows.append(row)
     columns: tuple[str, ...] = ("batch", "replay", "images trained", "s a day", "low", "high")
     if request.charging is not None:
@@ -251,9 +257,9 @@ def cost_table(made: Sequence[SettingOutcome], request: DailyTraining) -> Result
     return ResultTable("cost", "What a day takes", columns, tuple(rows), note)
 
 
-def _fitting(each: SettingOutcome, charging_s: float) -> Row:
+def _fitting(outcome: SettingOutcome, charging_s: float) -> Row:
     answers = {True: "yes", False: "no", None: "cannot be judged: the interval spans it, or there is none"}
-    return 100 * each.day_s.value / charging_s, answers[each.fits(charging_s)]
+    return 100 * outcome.day_s.value / charging_s, answers[outcome.fits(charging_s)]
 
 
 _DAY = {"title": pl.String, "setting": pl.String, "batch": pl.String, "replay": pl.String} | dict.fromkeys(
@@ -281,20 +287,20 @@ _TITLES = {
 }
 
 
-def _titled(name: str, each: SettingOutcome) -> str:
+def _titled(name: str, outcome: SettingOutcome) -> str:
     """The title of the axis: energy that is not measured says so."""
-    return _TITLES[name].replace("energy", energy_name(each.energy_kind))
+    return _TITLES[name].replace("energy", energy_name(outcome.energy_kind))
 
 
 def _by_day(made: Sequence[SettingOutcome], name: str, first: int, days: int) -> Iterator[dict[str, Any]]:
-    for each in made:
+    for outcome in made:
         about = {
-            "title": _titled(name, each),
-            "setting": each.setting.name,
-            "batch": str(each.setting.batch),
-            "replay": each.setting.replay,
+            "title": _titled(name, outcome),
+            "setting": outcome.setting.name,
+            "batch": str(outcome.setting.batch),
+            "replay": outcome.setting.replay,
         }
         for day in range(first, days + 1):
-            mean = mean_of_day(each, name, day)
+            mean = mean_of_day(outcome, name, day)
             if mean is not None:
                 yield {**about, "day": day, "value": mean.value, "low": mean.low, "high": mean.high}

@@ -132,7 +132,7 @@ def names_of_tier(names: Mapping[str, Iterable[str]], tier: str | None, wanted: 
 
     A workload of the user's own (`path/to/file.py:name`) belongs to every tier.
     """
-    tiers = sorted({each for tiers_of_name in names.values() for each in tiers_of_name})
+    tiers = sorted({tier_name for tiers_of_name in names.values() for tier_name in tiers_of_name})
     if tier is not None and tier not in (*tiers, ALL):
         raise UnknownName("tier", tier, [*tiers, ALL])
     inside = [name for name, tiers_of_name in names.items() if tier in (None, ALL) or tier in tiers_of_name]

@@ -155,7 +155,7 @@ class Gatherer:
             said = f"{device.name} has Stepscope {there}, and this machine {__version__}"
             raise OtherVersion(said, "install the same version on both; stepscope fleet up checks it")
         tries = [await self._clock(device) for _ in range(3)]
-        offset_s, within_s = min(tries, key=lambda each: each[1])
+        offset_s, within_s = min(tries, key=lambda attempt: attempt[1])
         return DeviceInfo(about, offset_s, within_s)
 
     async def _clock(self, device: Device) -> tuple[float, float]:

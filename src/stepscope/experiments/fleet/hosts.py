@@ -117,7 +117,7 @@ def read_hosts(path: Path) -> Hosts:
     fleet, listed = content.get("fleet", {}), content.get("host", [])
     if not isinstance(fleet, dict) or not isinstance(listed, list) or not listed:
         raise UsageError(f"'{path}' names no device", "add a [[host]] with name and address for each")
-    hosts = tuple(_host(path, place, each) for place, each in enumerate(listed, 1))
+    hosts = tuple(_host(path, place, entry) for place, entry in enumerate(listed, 1))
     _refuse_twice(path, "name", [host.name for host in hosts])
     _refuse_twice(path, "address", [f"{h.address}:{h.ssh_port}" for h in hosts if h.address])
     return _fleet(path, fleet, hosts)

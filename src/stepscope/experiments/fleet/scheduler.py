@@ -44,8 +44,8 @@ def run_scheduler(orders: Mapping[str, Any]) -> None:
 
 async def _until_told(folder: Path, orders: Mapping[str, Any]) -> None:
     end = asyncio.Event()
-    for each in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(each, end.set)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, end.set)
     scheduler = Scheduler(Path(orders["tls"]), float(orders["forget_after_s"]))
     async with scheduler.listening(orders["host"], orders["port"]):
         publish_state(folder, {"address": f"tls://{orders['host']}:{orders['port']}"})

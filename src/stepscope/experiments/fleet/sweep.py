@@ -423,7 +423,7 @@ def _chosen_boards(named: Sequence[str] | None, where: SchedulerAddress) -> Sequ
     """Those of the hosts.toml, or that the scheduler knows now; or some of them."""
     from stepscope.experiments.fleet.devices import devices
 
-    there = list(dict.fromkeys(each.device.board for each in devices(where)))
+    there = list(dict.fromkeys(device.device.board for device in devices(where)))
     known = there if where.hosts is None else where.hosts.boards
     if not known:
         raise UsageError(

@@ -49,8 +49,8 @@ def run_worker(orders: Mapping[str, Any]) -> None:
 
 async def _worker_loop(folder: Path, orders: Mapping[str, Any]) -> None:
     end = asyncio.Event()
-    for each in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(each, end.set)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, end.set)
     wait_s = _AGAIN_S
     work = ThreadPoolExecutor(1)  # one run at a time, also from one connection to the next
     while not end.is_set():
@@ -73,12 +73,12 @@ async def _work_connected(
     ends = {asyncio.ensure_future(_serve(link, hello.get("ping_s", 10.0), work)), asyncio.ensure_future(end.wait())}
     try:
         done, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-        for each in done:
+        for task in done:
             with contextlib.suppress(ConnectionError):
-                each.result()
+                task.result()
     finally:
-        for each in ends:
-            each.cancel()
+        for task in ends:
+            task.cancel()
         await asyncio.gather(*ends, return_exceptions=True)
         link.close()
 
@@ -358,10 +358,10 @@ def list_files(folder: Path) -> list[FileEntry]:
 def check_files(content: Iterable[Mapping[str, Any]]) -> list[FileEntry]:
     """A list that came from elsewhere; RunDamaged where a file would leave the folder, or it is beyond measure."""
     files: list[FileEntry] = []
-    for each in content:
+    for entry in content:
         if len(files) == MOST_FILES:
             raise _damaged(f"more than {MOST_FILES} files")
-        files.append(_check_entry(each))
+        files.append(_check_entry(entry))
     if sum(file.size_bytes for file in files) > MOST_BYTES:
         raise _damaged(f"more than {MOST_BYTES / 1e9:.0f} GB")
     names = {file.name.lower() for file in files}  # two that differ in case alone are one on some disks

@@ -250,16 +250,16 @@ class ProfilerTables:
         """Repeats in ms by (where, part) and size of the kernel, of convolutions with as many channels out as in."""
         found: dict[tuple[str, str], dict[int, Floats]] = defaultdict(dict)
         for tables in self._groups().values():
-            one = tables[0]
-            if one.inputs == one.outputs:
-                where = f"{one.device}: batch {one.batch}, channels {one.inputs}, size {one.side}"
-                found[where, one.part][one.kernel] = np.array([table.ms for table in tables])
+            first = tables[0]
+            if first.inputs == first.outputs:
+                where = f"{first.device}: batch {first.batch}, channels {first.inputs}, size {first.side}"
+                found[where, first.part][first.kernel] = np.array([table.ms for table in tables])
         return dict(found)
 
     def _groups(self) -> dict[tuple[object, ...], list[ProfilerTable]]:
         groups: dict[tuple[object, ...], list[ProfilerTable]] = defaultdict(list)
-        for one in sorted(self.tables, key=lambda table: table.repeat):
-            groups[one.device, one.batch, one.inputs, one.side, one.outputs, one.kernel, one.part].append(one)
+        for row in sorted(self.tables, key=lambda table: table.repeat):
+            groups[row.device, row.batch, row.inputs, row.side, row.outputs, row.kernel, row.part].append(row)
         return {key: [t for t in tables if t.repeat > 0] or tables for key, tables in groups.items()}
 
 
@@ -328,19 +328,19 @@ def _times(words: Iterable[str]) -> Iterator[tuple[str, str]]:
 
 
 def _row_of_tables(tables: list[ProfilerTable]) -> Row:
-    one = tables[0]
+    first = tables[0]
     ms, low, high = median_interval(np.array([table.ms for table in tables]))
     sizes = {
-        "batch": one.batch, "inputs": one.inputs, "height": one.side, "width": one.side, "outputs": one.outputs,
-        "kernel_height": one.kernel, "kernel_width": one.kernel, "stride": 1, "padding_height": 0,
-        "padding_width": 0, "dilation": 1, "groups": 1,
+        "batch": first.batch, "inputs": first.inputs, "height": first.side, "width": first.side,
+        "outputs": first.outputs, "kernel_height": first.kernel, "kernel_width": first.kernel, "stride": 1,
+        "padding_height": 0, "padding_width": 0, "dilation": 1, "groups": 1,
     }  # fmt: skip
-    channels = one.inputs if one.inputs == one.outputs else f"{one.inputs} to {one.outputs}"
-    place = {"kernel": one.kernel, "batch": one.batch, "channels": channels, "size": one.side}
-    weight, left = (one.outputs, one.inputs, one.kernel, one.kernel), one.side - one.kernel + 1
-    flops = convolution_flops(one.batch, (left, left), weight)
-    images = one.batch * (one.inputs * one.side**2 + one.outputs * left**2)
+    channels = first.inputs if first.inputs == first.outputs else f"{first.inputs} to {first.outputs}"
+    place = {"kernel": first.kernel, "batch": first.batch, "channels": channels, "size": first.side}
+    weight, left = (first.outputs, first.inputs, first.kernel, first.kernel), first.side - first.kernel + 1
+    flops = convolution_flops(first.batch, (left, left), weight)
+    images = first.batch * (first.inputs * first.side**2 + first.outputs * left**2)
     moved = 4 * (images + math.prod(weight))
     kernel = Kernel("conv", sizes, place)
     bounds = [None if null_if_nan(float(ns)) is None else float(ns) * 1e6 for ns in (low, high)]
-    return Row(one.device, kernel, one.part, float(ms) * 1e6, bounds[0], bounds[1], flops, moved)
+    return Row(first.device, kernel, first.part, float(ms) * 1e6, bounds[0], bounds[1], flops, moved)

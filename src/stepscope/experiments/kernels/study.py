@@ -65,7 +65,7 @@ def kernel_plan(request: Kernels) -> Plan:
 
     def judge(results: Mapping[str, Result]) -> Findings:
         rows = [row for kernel in todo for row in _rows(kernel, results[kernel.id])]
-        skipped = {each.called: results[each.id]["skipped"] for each in todo if "skipped" in results[each.id]}
+        skipped = {point.called: results[point.id]["skipped"] for point in todo if "skipped" in results[point.id]}
         pairs = {name: results[_pair_id(where)] for name, where in places.items()}
         bare = {op: timed for op, timed in results["bare-loop"].items() if isinstance(timed, dict)}
         evidence = Evidence(rows, results["ceilings"], pairs, bare, skipped)
@@ -210,10 +210,11 @@ def _answer(rows: Sequence[Row], pairs: Sequence[Mapping[str, Any]], roofs: Mapp
         op, spent, whole = _dearest(own)
         said.append(f"Of {whole / 1e6:.3g} ms that a step spends in these kernels, {op} takes {spent / whole:.0%}.")
     counts = {
-        each: sum(pair["verdict"] == each and pair["source"] == HERE for pair in pairs) for each in (HOLDS, FAILS, OPEN)
+        answer: sum(pair["verdict"] == answer and pair["source"] == HERE for pair in pairs)
+        for answer in (HOLDS, FAILS, OPEN)
     }
     if sum(counts.values()):
-        words = ", ".join(f"{each} in {count}" for each, count in counts.items() if count)
+        words = ", ".join(f"{answer} in {count}" for answer, count in counts.items() if count)
         said.append(f"That a 5x5 and a 3x3 take less time than a 7x7 {words} of {sum(counts.values())} cases.")
     return " ".join(said)
 
@@ -248,11 +249,11 @@ def _sweet_table(rows: Sequence[Row]) -> ResultTable:
     )
     body: list[tuple[Value, ...]] = [
         (
-            each.best.source, each.best.kernel.op, each.best.part, each.best.kernel.called, each.best.ps_per_flop,
-            _end(each.best, "low"), _end(each.best, "high"), each.best.flops_per_s / 1e9, each.worst.kernel.called,
-            each.worst.ps_per_flop / each.best.ps_per_flop, f"{each.alike} of {each.of - 1} others",
+            row.best.source, row.best.kernel.op, row.best.part, row.best.kernel.called, row.best.ps_per_flop,
+            _end(row.best, "low"), _end(row.best, "high"), row.best.flops_per_s / 1e9, row.worst.kernel.called,
+            row.worst.ps_per_flop / row.best.ps_per_flop, f"{row.alike} of {row.of - 1} others",
         )
-        for each in best_kernels(rows)
+        for row in best_kernels(rows)
     ]  # fmt: skip
     note = "Time for one useful FLOP, with its 95 % CI; as good: others whose CI reaches into it."
     return ResultTable("sweet-spots", "Where a useful FLOP takes least time", columns, tuple(body), note)

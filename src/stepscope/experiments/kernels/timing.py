@@ -257,7 +257,7 @@ def _gradient(out: Tensor, of: list[Any], g: Tensor) -> Callable[[], Any]:
 
 
 def _bytes(*tensors: Tensor) -> int:
-    return sum(math.prod(each.shape) * each.element_size() for each in tensors)
+    return sum(math.prod(tensor.shape) * tensor.element_size() for tensor in tensors)
 
 
 _MAKERS: dict[str, Callable[[Mapping[str, Any]], Parts]] = {

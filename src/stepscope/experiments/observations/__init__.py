@@ -34,9 +34,9 @@ def discovered() -> Discovery:
 
 def every() -> list[Observation]:
     """All observations, in order of their numbers."""
-    found: list[object] = [each for module in discovered().modules for each in getattr(module, "OBSERVATIONS", ())]
+    found: list[object] = [entry for module in discovered().modules for entry in getattr(module, "OBSERVATIONS", ())]
     found += [getattr(module, "OBSERVATION", None) for module in discovered().modules]  # of a plug-in with one
-    return sorted((each for each in found if isinstance(each, Observation)), key=lambda each: each.number)
+    return sorted((entry for entry in found if isinstance(entry, Observation)), key=lambda entry: entry.number)
 
 
 QUICK_WORKLOADS = ("squeezenet-c32", "inception-v1-narrow-c32", "char-lstm-80", "dqn-2013-84")
@@ -107,13 +107,13 @@ class Observations(StudyRequest):
     @property
     def needs(self) -> set[str]:
         """The kinds of measurement: runs, memory, days."""
-        return {each.needs for each in every() if not self.only or each.number in self.only}
+        return {observation.needs for observation in every() if not self.only or observation.number in self.only}
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.workloads or not self.batch:
             raise UsageError("no workload or no batch size is asked for", "leave --workloads and --batch out for all")
-        known = [each.number for each in every()] if self.only else []
+        known = [observation.number for observation in every()] if self.only else []
         for number in self.only:
             if number not in known:
                 raise UnknownName("observation", str(number), map(str, known))
@@ -128,8 +128,8 @@ class Observations(StudyRequest):
         axes: dict[str, Any] = {}
         if self.workloads in (PAPER_WORKLOADS, QUICK_WORKLOADS):
             stated: list[dict[str, Any]] = [run.meta.get("workload") or {} for run in runs]
-            names = tuple(dict.fromkeys(str(each.get("name")) for each in stated if each.get("name") in known))
-            batches = tuple(sorted({int(each["batch_size"]) for each in stated if each.get("batch_size")}))
+            names = tuple(dict.fromkeys(str(row.get("name")) for row in stated if row.get("name") in known))
+            batches = tuple(sorted({int(row["batch_size"]) for row in stated if row.get("batch_size")}))
             axes = {"workloads": names, "batch": batches} if names and batches else {}
         for name in self.workloads:
             if name not in known:

@@ -122,10 +122,10 @@ def unjudged(claim: str, test: str, why: str) -> Part:
 
 def verdict(observation: Observation, parts: list[Part], reading: str = AS_THE_PAPER) -> Verdict:
     """All parts must hold; one that does not is enough against the whole."""
-    outcomes = [each.outcome for each in parts]
+    outcomes = [result.outcome for result in parts]
     outcome = FAILS if FAILS in outcomes else UNKNOWN if UNKNOWN in outcomes else HOLDS
-    decisive = [each for each in parts if each.outcome == outcome]
-    why = "; ".join(dict.fromkeys(f"{each.claim}: {each.why}" for each in decisive))
+    decisive = [result for result in parts if result.outcome == outcome]
+    why = "; ".join(dict.fromkeys(f"{result.claim}: {result.why}" for result in decisive))
     return Verdict(observation.number, observation.claim, reading, outcome, why, tuple(parts))
 
 

@@ -308,7 +308,7 @@ def use_of(run: Run) -> Use | None:
     length = max(length, (span[1] - span[0]) / _MOST)
     seen = [windows(core, *span, length) for core in cores]
     edges = seen[0].edges_ns
-    busy = np.clip(np.stack([each.rates for each in seen]), 0, 1)
+    busy = np.clip(np.stack([series.rates for series in seen]), 0, 1)
     names = tuple(core.scope for core in cores)
     if gauge is not None:
         return Use(edges, names, busy, _gauge_use(gauge, edges), gauge.source)

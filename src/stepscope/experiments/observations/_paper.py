@@ -96,7 +96,7 @@ def judge_rankings(evidence: Evidence) -> list[Part]:
             found.append(unjudged(claim, _TEST, why))
             continue
         pairs = [
-            (f"{ours[0].model} over {each.model}", ours[0].runs + each.runs, lead(ours[0], each)) for each in others
+            (f"{ours[0].model} over {other.model}", ours[0].runs + other.runs, lead(ours[0], other)) for other in others
         ]
         found.append(judge_models(claim, _TEST, "ratio of the energies", limits, pairs, math.exp))
     return found

@@ -101,8 +101,8 @@ def _cells(model: str, batches: dict[int, list[tuple[float, float]]]) -> Cells:
     squares = sum(float(((x - x.mean()) ** 2).sum()) for x in values)
     scatter = math.sqrt(squares / freedom) if freedom else math.nan
     errors = (
-        max(scatter / math.sqrt(len(x)), math.sqrt(float((each**2).sum())) / len(x)) if freedom else math.nan
-        for x, each in zip(values, inside, strict=True)
+        max(scatter / math.sqrt(len(x)), math.sqrt(float((is_inside**2).sum())) / len(x)) if freedom else math.nan
+        for x, is_inside in zip(values, inside, strict=True)
     )
     return Cells(model, tuple(order), tuple(float(x.mean()) for x in values), tuple(errors), freedom, runs)
 
@@ -113,8 +113,8 @@ def level(cells: Cells) -> list[Comparison]:
     error = math.sqrt(sum(error**2 for error in cells.errors)) / count
     found = [Comparison("", sum(cells.means) / count, error, cells.freedom)]
     single = zip(cells.batches, cells.means, cells.errors, strict=True)
-    each = [Comparison(f"at batch {batch}", mean, error, cells.freedom) for batch, mean, error in single]
-    return found + each if count > 1 else found
+    comparisons = [Comparison(f"at batch {batch}", mean, error, cells.freedom) for batch, mean, error in single]
+    return found + comparisons if count > 1 else found
 
 
 def exponents(cells: Cells) -> list[Comparison]:
@@ -140,7 +140,7 @@ def growth(cells: Cells) -> list[Comparison]:
     """The change from the smallest batch to the largest; from no batch size to the next may it clearly fall."""
     found = _changes(cells, list(pairwise(range(len(cells.batches)))), strict=False)
     ends = _changes(cells, [(0, len(cells.batches) - 1)], strict=True)
-    falls = [replace(each, limits=Limits(least=0.0)) for each in found] if len(found) > 1 else []
+    falls = [replace(comparison, limits=Limits(least=0.0)) for comparison in found] if len(found) > 1 else []
     return [*ends, *falls] if found else []
 
 
@@ -210,17 +210,17 @@ def judge_models(
 
 def summed_up(claim: str, test: str, effect: str, limits: Limits, verdicts: Sequence[ModelVerdict], runs: int) -> Part:
     """The verdict on a claim about all models from those on each; the number is that of the model that decides."""
-    outcomes = {each.outcome for each in verdicts}
+    outcomes = {verdict.outcome for verdict in verdicts}
     outcome: Outcome = FAILS if FAILS in outcomes else UNKNOWN if UNKNOWN in outcomes else HOLDS
-    deciding = [each for each in verdicts if each.outcome == outcome]
-    worst = min(deciding, key=lambda each: _margin(each.found, limits))
-    others = ", ".join(each.model for each in verdicts if each.outcome == HOLDS)
+    deciding = [verdict for verdict in verdicts if verdict.outcome == outcome]
+    worst = min(deciding, key=lambda model_result: _margin(model_result.found, limits))
+    others = ", ".join(verdict.model for verdict in verdicts if verdict.outcome == HOLDS)
     held = f"; holds for {others}" if outcome != HOLDS and others else ""
     of = f"{plural(runs, 'run')}; models: {len(verdicts)}"
     if outcome == HOLDS:
         why = f"for each of {plural(len(verdicts), 'model')}; nearest to the limit {worst.model}: {worst.why}"
     else:
-        why = "; ".join(f"{each.model}: {each.why}" for each in deciding) + held
+        why = "; ".join(f"{model_result.model}: {model_result.why}" for model_result in deciding) + held
     return Part(claim, test, effect, worst.found, limits, of, outcome, why, tuple(verdicts))
 
 
@@ -240,14 +240,14 @@ def _judge_model(
     if not comparisons[0].freedom:
         return ModelVerdict(model, UNKNOWN, Interval(shown(comparisons[0].value)), ONCE)
     judged = []
-    for place, each in enumerate(comparisons):
-        found, own = each.interval(together), each.limits or limits
+    for place, comparison in enumerate(comparisons):
+        found, own = comparison.interval(together), comparison.limits or limits
         spread = Interval(*(shown(x) for x in (found.value, found.low, found.high)))
-        judged.append((_outcome(spread, own, each.strict or place == 0), each, spread, own))
+        judged.append((_outcome(spread, own, comparison.strict or place == 0), comparison, spread, own))
     for wanted in (FAILS, UNKNOWN):
-        for outcome, each, spread, own in judged:
+        for outcome, comparison, spread, own in judged:
             if outcome == wanted:
-                where = f" {each.what}" if each.what else ""
+                where = f" {comparison.what}" if comparison.what else ""
                 if wanted == FAILS:
                     return ModelVerdict(model, FAILS, spread, f"{interval_text(spread)}{where}, not {own}")
                 why = f"{interval_text(spread)}{where} spans the limit ({own}); more repeats or longer runs would tell"
@@ -304,7 +304,7 @@ def log_within(column: str) -> pl.Expr:
 
 def models_of(runs: pl.DataFrame, cells: Sequence[Cells], why: str) -> dict[str, str]:
     """Return why nothing is known of the models that have runs and no cells."""
-    measured = {each.model for each in cells}
+    measured = {cell.model for cell in cells}
     return {str(name): why for name in runs["workload"].unique(maintain_order=True) if name not in measured}
 
 
@@ -343,7 +343,7 @@ def periodic(rhythm: pl.DataFrame, runs: pl.DataFrame, of: str, what: str, name:
             FOLD_TEST,
             "share of the variance predicted",
             Limits(least=LEAST_EXPLAINED),
-            [(each.model, each.runs, level(each)) for each in cells],
+            [(cell.model, cell.runs, level(cell)) for cell in cells],
             lacking=lacking,
         ),
     ]

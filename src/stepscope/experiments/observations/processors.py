@@ -157,8 +157,8 @@ def judge_cores_differ(evidence: Evidence) -> Verdict:
     runs = evidence.undisturbed
     known = runs["core_spread"].drop_nulls()
     if known.is_empty():
-        one = not runs.is_empty() and runs["cores"].max() == 1
-        why = "there is one core" if one else "the busy time of the cores was not read for long enough"
+        single_core = not runs.is_empty() and runs["cores"].max() == 1
+        why = "there is one core" if single_core else "the busy time of the cores was not read for long enough"
         return verdict(CORES_DIFFER, [unjudged("the cores differ", _CORES, why)], reading)
     effect = "difference of the shares of busy time"
     parts = [_of_each(runs, pl.col("core_spread"), ("the cores differ", _CORES, effect, Limits(least=CORES_APART)))]

@@ -76,7 +76,7 @@ def build_findings(evidence: Evidence, runs: Sequence[Run], request: Observation
 
 def judge_all(evidence: Evidence, only: Sequence[int] = ()) -> list[Verdict]:
     """The verdict on every observation, or on those of these numbers."""
-    return [each.judge(evidence) for each in every() if not only or each.number in only]
+    return [observation.judge(evidence) for observation in every() if not only or observation.number in only]
 
 
 def _comparable(result: Measurements) -> tuple[list[Run], list[str]]:
@@ -105,13 +105,13 @@ def _not_requested(request: Observations) -> dict[str, str]:
 
 
 def _answer(verdicts: Sequence[Verdict]) -> str:
-    by = {outcome: [str(each.number) for each in verdicts if each.outcome == outcome] for outcome in _ORDER}
+    by = {outcome: [str(verdict.number) for verdict in verdicts if verdict.outcome == outcome] for outcome in _ORDER}
     said = [
         f"{len(numbers)} {_ORDER[outcome][len(numbers) > 1]} ({', '.join(numbers)})"
         for outcome, numbers in by.items()
         if numbers
     ]
-    others = [str(each.number) for each in verdicts if each.reading != AS_THE_PAPER]
+    others = [str(verdict.number) for verdict in verdicts if verdict.reading != AS_THE_PAPER]
     more = f" Judged by a counterpart that this device has: {', '.join(others)}." if others else ""
     return f"Of {len(verdicts)} observations {'; '.join(said)}.{more}"
 
@@ -125,33 +125,33 @@ _ORDER = {  # of one, of several
 
 def _verdict_table(verdicts: Sequence[Verdict]) -> ResultTable:
     rows: list[tuple[Value, ...]] = []
-    for each in verdicts:
-        read = "paper" if each.reading == AS_THE_PAPER else "counterpart"
-        effect = (each.deciding.effect or None, *_bounds(each.deciding.found))
-        rows.append((each.number, each.claim, each.outcome, read, *effect))
+    for verdict in verdicts:
+        read = "paper" if verdict.reading == AS_THE_PAPER else "counterpart"
+        effect = (verdict.deciding.effect or None, *_bounds(verdict.deciding.found))
+        rows.append((verdict.number, verdict.claim, verdict.outcome, read, *effect))
     columns = ("no.", "observation", "verdict", "read as", "effect", "value", "low", "high")
     note = "Value with its 95 % CI is that of the claim that decides; every test is in the tables below."
     return ResultTable("verdicts", "Verdicts", columns, tuple(rows), note)
 
 
 def _paper_table(verdicts: Sequence[Verdict], drawn: dict[str, pl.DataFrame]) -> ResultTable:
-    about = {each.number: each for each in every()}
+    about = {observation.number: observation for observation in every()}
     rows: list[tuple[Value, ...]] = []
-    for each in verdicts:
-        known = about[each.number]
+    for verdict in verdicts:
+        known = about[verdict.number]
         figure = known.figure if known.figure in drawn else "not drawn: no data"
-        rows.append((each.number, known.paper, figure, None if each.reading == AS_THE_PAPER else each.reading))
+        rows.append((verdict.number, known.paper, figure, None if verdict.reading == AS_THE_PAPER else verdict.reading))
     columns = ("no.", "the paper saw", "figure from own data", "judged in its place")
     return ResultTable("paper", "What the paper saw", columns, tuple(rows))
 
 
 def _part_table(verdicts: Sequence[Verdict]) -> ResultTable:
     rows: list[tuple[Value, ...]] = []
-    for each in verdicts:
-        for one in each.parts:
-            limits = None if one.limits is None else str(one.limits)
-            about = one.why if one.outcome == UNKNOWN else one.of
-            rows.append((each.number, one.claim, one.outcome, *_bounds(one.found), limits, about))
+    for verdict in verdicts:
+        for part in verdict.parts:
+            limits = None if part.limits is None else str(part.limits)
+            about = part.why if part.outcome == UNKNOWN else part.of
+            rows.append((verdict.number, part.claim, part.outcome, *_bounds(part.found), limits, about))
     columns = ("no.", "claim", "outcome", "value", "low", "high", "true if", "taken from, or why not judged")
     note = "A claim holds where its whole interval lies within the limits, and does not where none of it does."
     return ResultTable("tests", "Tests", columns, tuple(rows), note)
@@ -172,7 +172,9 @@ def _model_table(verdicts: Sequence[Verdict]) -> ResultTable:
 
 
 def _method_table(verdicts: Sequence[Verdict]) -> ResultTable:
-    rows = tuple((each.number, one.claim, one.effect or None, one.test) for each in verdicts for one in each.parts)
+    rows = tuple(
+        (verdict.number, part.claim, part.effect or None, part.test) for verdict in verdicts for part in verdict.parts
+    )
     return ResultTable("methods", "How each was tested", ("no.", "claim", "number", "test"), rows)
 
 

@@ -118,7 +118,7 @@ def build_findings(of_setting: Mapping[PartialSetting, Sequence[Result]], reques
 
     cells, failures = trained_settings(of_setting, "way", "way")
     outcomes = [setting_outcome(setting, of) for setting, of in cells.items()]
-    kinds = {cell["energy_kind"] for each in outcomes for cell in each.cells}
+    kinds = {cell["energy_kind"] for outcome in outcomes for cell in outcome.cells}
     kind = next(iter(kinds)) if len(kinds) == 1 else None
     tables = [way_table(outcomes, kind), saving_table(outcomes)]
     before = before_table(outcomes)
@@ -138,12 +138,12 @@ def build_findings(of_setting: Mapping[PartialSetting, Sequence[Result]], reques
 
 def _answer(outcomes: Sequence[SettingOutcome]) -> str:
     """Return what all of it gives, and the parts that nothing beats in time or memory."""
-    whole = next((each for each in outcomes if each.setting.way == "all"), None)
+    whole = next((outcome for outcome in outcomes if outcome.setting.way == "all"), None)
     said = [] if whole is None else [f"Training all gives {_accuracy(whole)} in {whole.time_s.value:.3g} s."]
     for cost, word in (("time_s", "time"), ("peak_mb", "memory")):
-        names = [each for each in outcomes if each.setting.name in front(outcomes, cost)]
+        names = [outcome for outcome in outcomes if outcome.setting.name in front(outcomes, cost)]
         if names:
-            listed = ", ".join(f"{each.setting.name} ({each.accuracy.value:.1f} %)" for each in names)
+            listed = ", ".join(f"{name.setting.name} ({name.accuracy.value:.1f} %)" for name in names)
             said.append(f"For its {word} unbeaten: {listed}.")
     return " ".join(said)
 
@@ -158,14 +158,14 @@ def _notes(outcomes: Sequence[SettingOutcome], request: PartialTraining) -> Iter
     data = cell["data"]
     yield f"data: {data['name']} ({data['kind']}), {data['train_size']} to train, {data['test_size']} to test"
     yield f"{cell['steps']} steps of {cell['batch']} samples, {cell['optimizer']}; the time of looking is not counted"
-    seeds = {len(each.cells) for each in outcomes}
+    seeds = {len(outcome.cells) for outcome in outcomes}
     if min(seeds) < 2:
         yield "one seed gives no CI: --seeds 5"
-    yield from energy_notes([cell for each in outcomes for cell in each.cells])
+    yield from energy_notes([cell for outcome in outcomes for cell in outcome.cells])
     if 1.0 in request.fractions and set(FRACTIONAL) & set(request.ways):
         yield "100 % of layers or filters is the same training as all, and is shown as such"
     yield from dict.fromkeys(
-        f"{each.setting.name}: {note}" for each in outcomes for one in each.cells for note in one["notes"]
+        f"{outcome.setting.name}: {note}" for outcome in outcomes for made in outcome.cells for note in made["notes"]
     )
 
 
@@ -185,28 +185,33 @@ def front(outcomes: Sequence[SettingOutcome], cost: str) -> set[str]:
     """Settings that no other beats in accuracy and this cost."""
     return unbeaten(
         {
-            each.setting.name: (costs_by_axis(each)[cost].value, each.accuracy.value)
-            for each in outcomes
-            if cost in costs_by_axis(each)
+            outcome.setting.name: (costs_by_axis(outcome)[cost].value, outcome.accuracy.value)
+            for outcome in outcomes
+            if cost in costs_by_axis(outcome)
         }
     )
 
 
 def way_table(outcomes: Sequence[SettingOutcome], energy_kind: str | None) -> ResultTable:
-    known = [name for name in COSTS if any(name in costs_by_axis(each) for each in outcomes)]
+    known = [name for name in COSTS if any(name in costs_by_axis(outcome) for outcome in outcomes)]
     best = {name: front(outcomes, name) for name in known}
     rows: list[Row] = []
-    for each in outcomes:
-        costs = costs_by_axis(each)
-        unbeaten_in = ", ".join(name.partition("_")[0] for name in known if each.setting.name in best[name])
-        row: Row = (each.setting.name, len(each.cells), 100 * each.trained_share, *value_and_bounds(each.accuracy))
+    for outcome in outcomes:
+        costs = costs_by_axis(outcome)
+        unbeaten_in = ", ".join(name.partition("_")[0] for name in known if outcome.setting.name in best[name])
+        row: Row = (
+            outcome.setting.name,
+            len(outcome.cells),
+            100 * outcome.trained_share,
+            *value_and_bounds(outcome.accuracy),
+        )
         row = (
             *row,
-            *value_and_bounds(each.time_s),
+            *value_and_bounds(outcome.time_s),
             *((None if m is None else m.value) for m in (costs.get("peak_mb"),)),
         )
-        if each.energy_j is not None or energy_kind:
-            row = (*row, *value_and_bounds(each.energy_j))
+        if outcome.energy_j is not None or energy_kind:
+            row = (*row, *value_and_bounds(outcome.energy_j))
         rows.append((*row, unbeaten_in or None))
     columns: tuple[str, ...] = (
         "way",
@@ -232,20 +237,20 @@ def way_table(outcomes: Sequence[SettingOutcome], energy_kind: str | None) -> Re
 
 def saving_table(outcomes: Sequence[SettingOutcome]) -> ResultTable:
     """Return what each way really saves in a step, next to training all."""
-    whole = next((each for each in outcomes if each.setting.way == "all"), None)
+    whole = next((outcome for outcome in outcomes if outcome.setting.way == "all"), None)
     rows: list[Row] = [
         (
-            each.setting.name,
-            _scaled(each.flops_forward, 1e-6),
-            _scaled(each.flops_backward, 1e-6),
-            _saved(each, whole, "flops_backward"),
-            *value_and_bounds(each.step_ms),
-            _step_saved(each, whole),
-            _scaled(each.saved_bytes, 1e-6),
-            _saved(each, whole, "saved_bytes"),
-            _saved(each, whole, "peak_bytes"),
+            outcome.setting.name,
+            _scaled(outcome.flops_forward, 1e-6),
+            _scaled(outcome.flops_backward, 1e-6),
+            _saved(outcome, whole, "flops_backward"),
+            *value_and_bounds(outcome.step_ms),
+            _step_saved(outcome, whole),
+            _scaled(outcome.saved_bytes, 1e-6),
+            _saved(outcome, whole, "saved_bytes"),
+            _saved(outcome, whole, "peak_bytes"),
         )
-        for each in outcomes
+        for outcome in outcomes
     ]
     columns = (
         "way", "forward MFLOP", "backward MFLOP", "saved %", "ms a step", "low", "high", "saved % ",
@@ -263,13 +268,13 @@ def before_table(outcomes: Sequence[SettingOutcome]) -> ResultTable | None:
     """Return how much of what was pre-trained remains."""
     rows = tuple(
         (
-            each.setting.name,
-            *value_and_bounds(each.start),
-            *value_and_bounds(each.before[0]),
-            *value_and_bounds(each.before[1]),
+            outcome.setting.name,
+            *value_and_bounds(outcome.start),
+            *value_and_bounds(outcome.before[0]),
+            *value_and_bounds(outcome.before[1]),
         )
-        for each in outcomes
-        if each.before is not None
+        for outcome in outcomes
+        if outcome.before is not None
     )
     columns = (
         "way", "new classes before %", "low", "high", "old classes before %", "low ", "high ", "old classes after %",
@@ -282,14 +287,14 @@ def before_table(outcomes: Sequence[SettingOutcome]) -> ResultTable | None:
 def reference_table(outcomes: Sequence[SettingOutcome]) -> ResultTable:
     """Our seeds beside the known points; they agree where the ranges of the seeds overlap."""
     rows: list[Row] = []
-    for each in outcomes:
-        known = POINTS.get((each.setting.way, each.setting.fraction))
+    for outcome in outcomes:
+        known = POINTS.get((outcome.setting.way, outcome.setting.fraction))
         if known is None:
             continue
-        ours = [100 * cell["curve"][-1]["accuracy"] for cell in each.cells]
+        ours = [100 * cell["curve"][-1]["accuracy"] for cell in outcome.cells]
         agree = min(ours) <= max(known) and min(known) <= max(ours)
         bounds = (min(ours), max(ours), min(known), max(known))
-        rows.append((each.setting.name, each.accuracy.value, *bounds, "agree" if agree else "differ"))
+        rows.append((outcome.setting.name, outcome.accuracy.value, *bounds, "agree" if agree else "differ"))
     columns = ("way", "accuracy %", "least seed", "best seed", "known, least", "known, best", "ranges of seeds")
     note = (
         "Known: LeNet of the second paper on the same 5,000 digits, two seeds. Agree: the ranges of the seeds overlap."
@@ -314,8 +319,8 @@ _POINT = {"way": pl.String, "cost": pl.String, "unbeaten": pl.Boolean, **dict.fr
 
 def _curves(outcomes: Sequence[SettingOutcome], cost: str) -> pl.DataFrame:
     rows: list[dict[str, Any]] = []
-    for each in outcomes:
-        for looks in zip(*(cell["curve"] for cell in each.cells), strict=True):
+    for outcome in outcomes:
+        for looks in zip(*(cell["curve"] for cell in outcome.cells), strict=True):
             at, gain = (
                 mean_of([look[cost] for look in looks]),
                 mean_of([look["accuracy"] for look in looks], 100, SHARE),
@@ -324,8 +329,8 @@ def _curves(outcomes: Sequence[SettingOutcome], cost: str) -> pl.DataFrame:
                 bounds = {"low": gain.low, "high": gain.high}
                 rows.append(
                     {
-                        "way": each.setting.name,
-                        "title": _title(cost, each),
+                        "way": outcome.setting.name,
+                        "title": _title(cost, outcome),
                         "step": looks[0]["step"],
                         "cost": at.value,
                         "percent": gain.value,
@@ -343,39 +348,43 @@ def _title(cost: str, found: SettingOutcome) -> str:
 def _points(outcomes: Sequence[SettingOutcome]) -> Iterator[dict[str, Any]]:
     for cost in COSTS:
         best = front(outcomes, cost)
-        for each in outcomes:
-            mean = costs_by_axis(each).get(cost)
+        for outcome in outcomes:
+            mean = costs_by_axis(outcome).get(cost)
             if mean is not None:
-                own = {"way": each.setting.name, "cost": _title(cost, each), "unbeaten": each.setting.name in best}
-                gain = {"percent": each.accuracy.value, "low": each.accuracy.low, "high": each.accuracy.high}
+                own = {
+                    "way": outcome.setting.name,
+                    "cost": _title(cost, outcome),
+                    "unbeaten": outcome.setting.name in best,
+                }
+                gain = {"percent": outcome.accuracy.value, "low": outcome.accuracy.low, "high": outcome.accuracy.high}
                 yield {**own, **gain, "value": mean.value, "value_low": mean.low, "value_high": mean.high}
 
 
 def _shares(outcomes: Sequence[SettingOutcome]) -> Iterator[dict[str, Any]]:
     """Return what a step of each way costs in % of a step that trains all."""
-    whole = next((each for each in outcomes if each.setting.way == "all"), None)
-    for each in outcomes if whole else ():
+    whole = next((outcome for outcome in outcomes if outcome.setting.way == "all"), None)
+    for outcome in outcomes if whole else ():
         values = {
-            "backward FLOPs": _saved(each, whole, "flops_backward"),
-            "time of a step": _step_saved(each, whole),
-            "activation bytes": _saved(each, whole, "saved_bytes"),
-            "peak of live tensors": _saved(each, whole, "peak_bytes"),
+            "backward FLOPs": _saved(outcome, whole, "flops_backward"),
+            "time of a step": _step_saved(outcome, whole),
+            "activation bytes": _saved(outcome, whole, "saved_bytes"),
+            "peak of live tensors": _saved(outcome, whole, "peak_bytes"),
         }
         yield from (
-            {"way": each.setting.name, "what": what, "percent": 100 - saved}
+            {"way": outcome.setting.name, "what": what, "percent": 100 - saved}
             for what, saved in values.items()
             if saved is not None
         )
 
 
-def _saved(each: SettingOutcome, whole: SettingOutcome | None, name: str) -> float | None:
+def _saved(outcome: SettingOutcome, whole: SettingOutcome | None, name: str) -> float | None:
     """In % of what training all takes; null where one of them is not known."""
-    ours, all_of_it = getattr(each, name), None if whole is None else getattr(whole, name)
+    ours, all_of_it = getattr(outcome, name), None if whole is None else getattr(whole, name)
     return None if ours is None or not all_of_it else 100 * (1 - ours / all_of_it)
 
 
-def _step_saved(each: SettingOutcome, whole: SettingOutcome | None) -> float | None:
-    return None if whole is None else 100 * (1 - each.step_ms.value / whole.step_ms.value)
+def _step_saved(outcome: SettingOutcome, whole: SettingOutcome | None) -> float | None:
+    return None if whole is None else 100 * (1 - outcome.step_ms.value / whole.step_ms.value)
 
 
 def _scaled(value: float | None, factor: float) -> float | None:

@@ -271,7 +271,7 @@ def _flops(training: Training, choices: Sequence[Choice]) -> tuple[tuple[float |
         if counted.total_forward is None or counted.total_backward is None:
             return (None, None), f"FLOPs {counted.reason}"
         found.append((counted.total_forward, counted.total_backward))
-    forward, backward = (training.batch_size * sum(each) / len(found) for each in zip(*found, strict=True))
+    forward, backward = (training.batch_size * sum(counts) / len(found) for counts in zip(*found, strict=True))
     return (forward, backward), None
 
 

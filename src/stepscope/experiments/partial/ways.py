@@ -273,7 +273,7 @@ def _sparse(model: nn.Module, terms: Terms) -> Plan:
     budget = terms.fraction * sum(parameter.numel() for parameter in named.values())
     chosen = set(last)
     for name in sorted(worth, key=lambda name: -worth[name]):
-        if sum(named[each].numel() for each in {*chosen, name}) <= budget:
+        if sum(named[other].numel() for other in {*chosen, name}) <= budget:
             chosen.add(name)
     order = list(named)
     first = min(order.index(name) for name in chosen)

@@ -129,7 +129,7 @@ def plan_differences(kept: Mapping[str, Any], request: Mapping[str, Any]) -> lis
         if kept["rules"].get(name) != value
     ]
     for axis in ("workload", "batch", "optimizer", "precision", "threads", "device", "repeat"):
-        before, after = ({point[axis] for point in each["order"]} for each in (kept, request))
+        before, after = ({point[axis] for point in content["order"]} for content in (kept, request))
         if before != after:
             rules.append(f"  {axis}: {_comma_list(before)} -> {_comma_list(after)}")
     return rules

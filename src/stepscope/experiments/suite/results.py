@@ -164,7 +164,7 @@ def _over_repeats(repeats: Sequence[Mapping[str, float | None]]) -> tuple[float 
     """(low, value, high) over the repeats; on a logarithmic scale, since times, rates and sizes are above 0."""
     if len(repeats) == 1:
         return repeats[0]["low"], repeats[0]["value"], repeats[0]["high"]
-    values = np.array([each["value"] for each in repeats], dtype=np.float64)
+    values = np.array([repeat["value"] for repeat in repeats], dtype=np.float64)
     if len(values) and values.min() > 0:
         mean, low, high = (null_if_nan(math.exp(x)) for x in mean_interval(np.log(values)))
     else:

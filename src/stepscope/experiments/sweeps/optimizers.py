@@ -50,7 +50,7 @@ def _with_target(rules: TrainingRules, runs: Sequence[TrainingRun]) -> tuple[Tra
     """The rules with the target that was asked for, or with one that every optimizer has reached."""
     if rules.target_loss is not None:
         return rules, []
-    lowest = [value for one in runs if one.losses and (value := lowest_loss(one.losses)) is not None]
+    lowest = [value for run in runs if run.losses and (value := lowest_loss(run.losses)) is not None]
     if not lowest:
         return rules, ["no target: a loss is smoothed over ten steps, and no training made so many"]
     target = float(np.max(lowest))

@@ -99,9 +99,9 @@ def _limits(
         yield "energy and time to a target were not asked for: give --target with a loss"
     if any(cost.repeats == 1 for cost in every):
         yield "settings with a single repeat have the interval within their run alone"
-    flagged = {flag.partition(":")[0]: flag for one in trainings for flag in one.flags}
+    flagged = {flag.partition(":")[0]: flag for training in trainings for flag in training.flags}
     for kind, flag in flagged.items():
-        count = sum(any(each.startswith(kind) for each in one.flags) for one in trainings)
+        count = sum(any(flag_text.startswith(kind) for flag_text in training.flags) for training in trainings)
         yield f"{count} of {len(trainings)} runs: {flag}"
     for cost in every:
         if cost.status != OK:
@@ -135,11 +135,11 @@ def _curves(question: Sweep, trainings: Sequence[TrainingRun]) -> pl.DataFrame:
     A loss that nobody told, as of most scripts, or that is no number has no point.
     """
     rows: list[tuple[str, int, float]] = []
-    for one in trainings:
-        if one.repeat == 0:
-            losses = smoothed(one.losses)
+    for training in trainings:
+        if training.repeat == 0:
+            losses = smoothed(training.losses)
             every = max(1, len(losses) // _MOST_POINTS)
-            label = question.label(one.setting)
+            label = question.label(training.setting)
             places = (place for place in range(0, len(losses), every) if math.isfinite(losses[place]))
             rows += [(label, WINDOW + place, float(losses[place])) for place in places]
     return pl.DataFrame(rows, schema={"label": pl.String, "step": pl.Int64, "loss": pl.Float64}, orient="row")
@@ -221,8 +221,8 @@ class BestSetting:
 def setting_costs(trainings: Sequence[TrainingRun], target_loss: float | None = None) -> list[SettingCost]:
     """One for each setting, in their order."""
     groups: dict[TrainingSetting, list[TrainingRun]] = {}
-    for one in trainings:
-        groups.setdefault(one.setting, []).append(one)
+    for training in trainings:
+        groups.setdefault(training.setting, []).append(training)
     return [_cost(setting, group, target_loss) for setting, group in groups.items()]
 
 
@@ -249,23 +249,24 @@ def _alike(best: SettingCost, having: Sequence[SettingCost], quantity: Quantity)
     return tuple(cost for cost in others if _overlap(cost.values[quantity], top))
 
 
-def _overlap(one: MeanValue, other: MeanValue) -> bool:
-    if None in (one.low, one.high, other.low, other.high):
+def _overlap(value: MeanValue, other: MeanValue) -> bool:
+    if None in (value.low, value.high, other.low, other.high):
         return True
-    return float(one.low or 0) <= float(other.high or 0) and float(other.low or 0) <= float(one.high or 0)
+    return float(value.low or 0) <= float(other.high or 0) and float(other.low or 0) <= float(value.high or 0)
 
 
 def _cost(setting: TrainingSetting, group: Sequence[TrainingRun], target: float | None) -> SettingCost:
-    well = [one for one in group if one.status == OK]
-    counted = Counter(one.status for one in group)
+    well = [training for training in group if training.status == OK]
+    counted = Counter(training.status for training in group)
     status = OK if len(well) == len(group) else ", ".join(f"{name} {count}" for name, count in counted.items())
-    reason = next((one.reason for one in group if one.reason and one.status != OK), None)
-    to_target = [None if target is None else steps_to(one.losses, target) for one in well]
+    reason = next((training.reason for training in group if training.reason and training.status != OK), None)
+    to_target = [None if target is None else steps_to(training.losses, target) for training in well]
     reached = None if target is None or not well else sum(steps is not None for steps in to_target)
     values = {
         quantity: value
         for quantity, of in _MEASURED.items()
-        if (value := _over_repeats([of(one, steps) for one, steps in zip(well, to_target, strict=True)])) is not None
+        if (value := _over_repeats([of(training, steps) for training, steps in zip(well, to_target, strict=True)]))
+        is not None
     }
     return SettingCost(setting, len(well), status, reason, values, reached)
 
@@ -276,13 +277,13 @@ Measure = Callable[[TrainingRun, "int | None"], "Ends | None"]
 
 def _over_repeats(repeats: Sequence[Ends | None]) -> MeanValue | None:
     """A quantity over the repeats; null where one of them lacks it."""
-    known_ones = [one for one in repeats if one is not None and one[0] is not None and one[0] >= 0]
+    known_ones = [repeat for repeat in repeats if repeat is not None and repeat[0] is not None and repeat[0] >= 0]
     if not repeats or len(known_ones) < len(repeats):
         return None
     if len(known_ones) == 1:
         value, low, high = known_ones[0]
         return MeanValue(float(value or 0), low, high)
-    values = np.array([float(one[0] or 0) for one in known_ones])
+    values = np.array([float(pair[0] or 0) for pair in known_ones])
     if not values.all():  # SGD keeps nothing: zero has no logarithm
         return MeanValue(*mean_interval(values))
     mean, low, high = mean_interval(np.log(values))
@@ -290,8 +291,8 @@ def _over_repeats(repeats: Sequence[Ends | None]) -> MeanValue | None:
 
 
 def _number(name: str, factor: float = 1.0) -> Measure:
-    def of(one: TrainingRun, _: int | None) -> Ends | None:
-        found = one.numbers.get(name)
+    def of(training: TrainingRun, _: int | None) -> Ends | None:
+        found = training.numbers.get(name)
         ends = [None if found is None or found[end] is None else float(found[end] or 0) * factor for end in _ENDS]
         return None if found is None else (ends[0], ends[1], ends[2])
 
@@ -302,8 +303,8 @@ def _to_target(name: str) -> Measure:
     """Energy of a step times the steps that it took, J."""
     per_step = _number(name.replace("per_sample", "per_step"))
 
-    def of(one: TrainingRun, steps: int | None) -> Ends | None:
-        ends = per_step(one, None)
+    def of(training: TrainingRun, steps: int | None) -> Ends | None:
+        ends = per_step(training, None)
         if ends is None or steps is None:
             return None
         value, low, high = (None if end is None else end * steps for end in ends)
@@ -312,8 +313,8 @@ def _to_target(name: str) -> Measure:
     return of
 
 
-def _state_size(one: TrainingRun, _: int | None) -> Ends | None:
-    size = one.state_bytes
+def _state_size(training: TrainingRun, _: int | None) -> Ends | None:
+    size = training.state_bytes
     return None if size is None else (size / _MB, size / _MB, size / _MB)
 
 
@@ -321,8 +322,8 @@ def _steps(_: TrainingRun, steps: int | None) -> Ends | None:
     return None if steps is None else (float(steps), None, None)
 
 
-def _seconds(one: TrainingRun, steps: int | None) -> Ends | None:
-    return None if steps is None else (one.times_s[steps - 1], None, None)
+def _seconds(training: TrainingRun, steps: int | None) -> Ends | None:
+    return None if steps is None else (training.times_s[steps - 1], None, None)
 
 
 _ENDS = ("value", "low", "high")

@@ -88,7 +88,7 @@ def training_plan(
 
     def judge_results(results: Mapping[str, Result]) -> Findings:
         repeats = range(rules.repeats)
-        return judge([_training_run(each, n, results[_id(each, n)]) for each in settings for n in repeats])
+        return judge([_training_run(setting, n, results[_id(setting, n)]) for setting in settings for n in repeats])
 
     return Plan(
         points,

@@ -57,7 +57,7 @@ class Arm:
         """Return the ratio of its step time to that of the training as is: (ratio, low, high)."""
         couples = sorted({couple for _, couple in self.pairs})
         if len(couples) > 1:
-            logs = [[log for log, couple in self.pairs if couple == each] for each in couples]
+            logs = [[log for log, couple in self.pairs if couple == wanted] for wanted in couples]
             return (
                 process_interval(logs)
                 if self.of_process

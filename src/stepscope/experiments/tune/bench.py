@@ -123,8 +123,8 @@ class Bench:
             ends.append(monotonic_ns())
         if _wait():
             ended_ns = monotonic_ns()
-            each = (ended_ns - began_ns) / 1e9 / max(1, len(ends))
-            return Block((each,) * len(ends), began_ns, ended_ns)
+            step_s = (ended_ns - began_ns) / 1e9 / max(1, len(ends))
+            return Block((step_s,) * len(ends), began_ns, ended_ns)
         seconds = tuple((after - before) / 1e9 for before, after in itertools.pairwise([began_ns, *ends]))
         loss = _number(last)
         return Block(seconds, began_ns, ends[-1], () if loss is None else (loss,))

@@ -79,8 +79,8 @@ def backward(
     always = [2 * to_input]
     if mask[1]:
         always += [to_input + weight.nbytes + sums + bias, to_input + 2 * (weight.nbytes + bias)]
-    one, all_of_them = (to_input + threads * patches + _LINE for threads in (1, platform.threads))
-    usual = all_of_them if samples % platform.threads == 0 else one
+    single, all_of_them = (to_input + threads * patches + _LINE for threads in (1, platform.threads))
+    usual = all_of_them if samples % platform.threads == 0 else single
     kept = sum(t.nbytes for t in out if isinstance(t, Tensor))
-    low, high = max(*always, to_input and one), max(*always, to_input and all_of_them)
+    low, high = max(*always, to_input and single), max(*always, to_input and all_of_them)
     return Hidden(max(*always, to_input and usual) - kept, low - kept, high - kept)

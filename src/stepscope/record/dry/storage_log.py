@@ -186,7 +186,7 @@ class StorageLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def frame(self) -> pl.DataFrame:
         """The log as allocations and frees, columns as `runfolder.MEMORY`; `t_ns` is the number of the op."""
         step, time, number, sign = (list(column) for column in zip(*self.events, strict=True)) if self.events else _NONE
-        of = [self.storages[each] for each in number]
+        of = [self.storages[index] for index in number]
         columns = {
             "step": step,
             "t_ns": time,

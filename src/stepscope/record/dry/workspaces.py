@@ -339,7 +339,7 @@ def mixed_types(platform: Platform) -> Rule:
         if not isinstance(second, Tensor) or first.dtype == second.dtype:
             return NOTHING
         common = torch.result_type(first, second)
-        return _exactly(sum(each.numel() * common.itemsize for each in (first, second) if each.dtype != common))
+        return _exactly(sum(tensor.numel() * common.itemsize for tensor in (first, second) if tensor.dtype != common))
 
     return rule
 
@@ -384,7 +384,7 @@ def _sums_in_float(platform: Platform, weight: Tensor, blocked: int, groups: int
     """Of a bf16 gradient of weights: its sums in float32; where a kernel is more than a pixel, tiles of a sample."""
     if weight.dtype != torch.bfloat16 or groups > 1:
         return 0
-    tiles = sum(_blocked(platform, each[:1]) + _TILES_FIXED for each in transposed)
+    tiles = sum(_blocked(platform, shape[:1]) + _TILES_FIXED for shape in transposed)
     return 2 * blocked + (0 if all(k == 1 for k in weight.shape[2:]) else tiles)
 
 

@@ -105,8 +105,8 @@ def _innermost(ops: Labelled, t_ns: Ints, thread: Ints) -> Ints:
     row_of[cpu] = np.arange(len(cpu))
     parent = row_of[ops.parent[cpu]]
     place = np.full(len(t_ns), _NOWHERE, dtype=np.int64)
-    for each in set(thread.tolist()):
-        rows, positions = np.flatnonzero(on == each), np.flatnonzero(thread == each)
+    for thread_id in set(thread.tolist()):
+        rows, positions = np.flatnonzero(on == thread_id), np.flatnonzero(thread == thread_id)
         if len(rows) == 0:
             continue
         at = np.searchsorted(t0[rows], t_ns[positions], side="right") - 1
@@ -421,10 +421,10 @@ def _uses(node: Any, fields: Any) -> list[Use]:
     t_ns, thread = node.start_time_ns, node.start_tid
     found = []
     for value in fields.inputs:
-        for each in value if isinstance(value, list) else (value,):
-            pointer = getattr(each, "storage_data_ptr", None)
+        for tensor in value if isinstance(value, list) else (value,):
+            pointer = getattr(tensor, "storage_data_ptr", None)
             if pointer:
-                found.append(Use(t_ns, thread, pointer, tuple(each.sizes)))
+                found.append(Use(t_ns, thread, pointer, tuple(tensor.sizes)))
     return found
 
 

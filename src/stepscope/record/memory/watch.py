@@ -73,9 +73,9 @@ class MemoryWatch:
         """Search all objects for tensors, which is dear: once a run, before the first window that is watched."""
         if self._held is None:
             self._held = []
-            for each in _tensors_of_python():  # of the storage: a tensor with weak references cannot be swapped
+            for tensor in _tensors_of_python():  # of the storage: a tensor with weak references cannot be swapped
                 with contextlib.suppress(RuntimeError, NotImplementedError, TypeError):
-                    self._held.append((weakref.ref(each.untyped_storage()), tuple(each.shape)))
+                    self._held.append((weakref.ref(tensor.untyped_storage()), tuple(tensor.shape)))
 
     def open(self) -> None:
         """A window opens between two steps: note all that is alive."""
@@ -182,9 +182,9 @@ class MemoryWatch:
 def _tensors_of_python() -> list[Tensor]:
     """All tensors that Python holds: what refers to their types, which takes half of a look at all objects."""
     kinds, known = (Tensor, nn.Parameter), torch.empty(0)
-    found = [each for each in gc.get_referrers(*kinds) if type(each) in kinds]
-    if not any(each is known for each in found):  # where a tensor's type is no reference
-        found = [each for each in gc.get_objects() if type(each) in kinds]
+    found = [referrer for referrer in gc.get_referrers(*kinds) if type(referrer) in kinds]
+    if not any(candidate is known for candidate in found):  # where a tensor's type is no reference
+        found = [candidate for candidate in gc.get_objects() if type(candidate) in kinds]
     return found
 
 
@@ -193,11 +193,11 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, dict):
-        for _, each in entries(value):
-            yield from tensors_in(each)
+        for _, entry in entries(value):
+            yield from tensors_in(entry)
     elif isinstance(value, (list, tuple)):
-        for each in value:
-            yield from tensors_in(each)
+        for entry in value:
+            yield from tensors_in(entry)
 
 
 def _mark(tensor: Tensor, category: str, module: int) -> Mark | None:

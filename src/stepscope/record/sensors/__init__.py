@@ -83,9 +83,9 @@ def survey(root: Path, target: Target, names: Collection[str] | None = None, pat
             looks[name].wait(_GRACE_S)  # one after the other: side by side they would spoil the read cost
     found: dict[str, Found] = {}
     missing: dict[str, Missing] = {}
-    for name, one in looks.items():
-        one.wait(max(0.0, until - time.monotonic()))
-        answer = one.answer()
+    for name, look in looks.items():
+        look.wait(max(0.0, until - time.monotonic()))
+        answer = look.answer()
         if isinstance(answer, Found):
             found[name] = answer
         else:

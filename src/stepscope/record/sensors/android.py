@@ -73,7 +73,9 @@ def discover(root: Path, target: Target) -> Found | Missing:
     if all(phone.discharging is False for phone in phones) or not any(map(_stated, phones)):
         return Missing("unsupported", "the phone is being charged: its battery does not show what it takes", _UNPLUG)
     kept = [(battery, place) for battery, phone in zip(batteries, phones, strict=True) for place in _stated(phone)]
-    return Found(tuple(_channel(*each) for each in kept), _reader(kept), lambda: None, every_ns=EVERY_NS, blocking=True)
+    return Found(
+        tuple(_channel(*quantity) for quantity in kept), _reader(kept), lambda: None, every_ns=EVERY_NS, blocking=True
+    )
 
 
 def _reader(kept: Sequence[tuple[_Battery, int]]) -> Callable[[], list[float]]:

@@ -300,8 +300,10 @@ def _channels(battery: Path, quantities: Sequence[_Quantity], supply: Supply | N
         rail=battery.name,
     )
     return [
-        replace(channel, id=f"battery.{battery.name}.{one.quantity}", quantity=one.quantity, unit=one.unit)
-        for one in quantities
+        replace(
+            channel, id=f"battery.{battery.name}.{quantity.quantity}", quantity=quantity.quantity, unit=quantity.unit
+        )
+        for quantity in quantities
     ]
 
 

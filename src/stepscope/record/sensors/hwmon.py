@@ -76,22 +76,22 @@ class Input:
 def discover_hwmon(root: Path, target: Target) -> Found | Missing:
     """A gauge of W for each power, a counter of J for each energy; a chip that comes back is found again."""
     folder = root / "sys/class/hwmon"
-    inputs = [one for chip in chips(folder) for one in inputs_of(chip)]
+    inputs = [meter for chip in chips(folder) for meter in inputs_of(chip)]
     if not inputs:
         return Missing("absent", f"{folder}: no chip measures power (an INA219 or INA226 on I2C would)")
     opened: list[tuple[Input, list[DeviceFile]]] = []
     refused: list[Missing] = []
-    for one in inputs:
+    for meter in inputs:
         try:
-            opened.append((one, _open(folder, one, target)))
+            opened.append((meter, _open(folder, meter, target)))
         except OSError as error:
-            refused.append(missing_because(error, one.chip.folder / one.files[0]))
+            refused.append(missing_because(error, meter.chip.folder / meter.files[0]))
     if not opened:
         return refused[0]
     every_file = [file for _, files in opened for file in files]
     return Found(
-        tuple(_meter_channel(one, [other for other, _ in opened]) for one, _ in opened),
-        partial(_read, folder, [(one.stem, files) for one, files in opened]),
+        tuple(_meter_channel(meter, [other for other, _ in opened]) for meter, _ in opened),
+        partial(_read, folder, [(meter.stem, files) for meter, files in opened]),
         lambda: close_device_files(every_file),
     )
 
@@ -137,11 +137,11 @@ def watts_or_joules(texts: Sequence[bytes], stem: str) -> float:
     return micro / 1e6 if _LEAST_UW <= micro <= _MOST_UW else NAN
 
 
-def _open(folder: Path, one: Input, target: Target) -> list[DeviceFile]:
+def _open(folder: Path, meter: Input, target: Target) -> list[DeviceFile]:
     opened: list[DeviceFile] = []
     try:
-        for file in one.files:
-            opened += [DeviceFile(device_file_finder(folder, one.chip, file), target.clock)]
+        for file in meter.files:
+            opened += [DeviceFile(device_file_finder(folder, meter.chip, file), target.clock)]
     except OSError:
         close_device_files(opened)
         raise
@@ -172,14 +172,14 @@ def _read(folder: Path, opened: Sequence[tuple[str, Sequence[DeviceFile]]]) -> l
     return values
 
 
-def _meter_channel(one: Input, inputs: Sequence[Input]) -> Channel:
-    is_energy = one.stem.startswith("energy")
+def _meter_channel(meter: Input, inputs: Sequence[Input]) -> Channel:
+    is_energy = meter.stem.startswith("energy")
     quantity = "energy" if is_energy else "power"
-    scope, parent = _scope(one, inputs)
-    interval_ns = _milliseconds(one.chip.folder / "update_interval")
-    average_ns = _milliseconds(one.chip.folder / f"{one.stem}_average_interval")
-    averages = one.files[0].endswith("_average") and average_ns is not None
-    is_ina = POWER_CHIPS.fullmatch(one.chip.name) is not None and interval_ns is not None
+    scope, parent = _scope(meter, inputs)
+    interval_ns = _milliseconds(meter.chip.folder / "update_interval")
+    average_ns = _milliseconds(meter.chip.folder / f"{meter.stem}_average_interval")
+    averages = meter.files[0].endswith("_average") and average_ns is not None
+    is_ina = POWER_CHIPS.fullmatch(meter.chip.name) is not None and interval_ns is not None
     return Channel(
         id=f"{scope.replace(':', '.')}.{quantity}",
         sensor=HWMON,
@@ -188,29 +188,29 @@ def _meter_channel(one: Input, inputs: Sequence[Input]) -> Channel:
         kind="counter" if is_energy else "gauge",
         scope=scope,
         parent_scope=parent,
-        source=" x ".join(str(one.chip.folder / file) for file in one.files),
-        rail=one.label or f"{one.chip.identity}/{one.stem}",
+        source=" x ".join(str(meter.chip.folder / file) for file in meter.files),
+        rail=meter.label or f"{meter.chip.identity}/{meter.stem}",
         refresh_ns=interval_ns,
-        step_size=1e-6 if is_energy and one.chip.name == "i915" else None,
-        filter=f"average over {one.stem}_average_interval" if averages else "block average" if is_ina else None,
+        step_size=1e-6 if is_energy and meter.chip.name == "i915" else None,
+        filter=f"average over {meter.stem}_average_interval" if averages else "block average" if is_ina else None,
         window_ns=average_ns if averages else interval_ns if is_ina else None,
         most_per_s=_MOST_W if is_energy else None,
     )
 
 
-def _scope(one: Input, inputs: Sequence[Input]) -> tuple[str, str]:
+def _scope(meter: Input, inputs: Sequence[Input]) -> tuple[str, str]:
     """Scope and parent: a graphics card by its bus address, the ACPI meter, any other chip a rail of the board."""
-    name = one.label or one.stem
-    if one.chip.name in _GPUS:
-        card = f"gpu:{one.chip.bus or one.chip.name}"
+    name = meter.label or meter.stem
+    if meter.chip.name in _GPUS:
+        card = f"gpu:{meter.chip.bus or meter.chip.name}"
         return (card, "system") if name in _WHOLE_CARD else (f"{card}/{name}", card)
-    if one.chip.name == "power_meter":  # ACPI: what the whole machine draws
-        return f"meter:{one.chip.identity}/{name}", "system"
-    scope = f"rail:{one.chip.identity}/{name}"
-    if one.chip.name == "amd_energy" and name.startswith("Ecore"):
-        sockets = [other.label for other in inputs if other.chip == one.chip and (other.label or "").startswith("Es")]
+    if meter.chip.name == "power_meter":  # ACPI: what the whole machine draws
+        return f"meter:{meter.chip.identity}/{name}", "system"
+    scope = f"rail:{meter.chip.identity}/{name}"
+    if meter.chip.name == "amd_energy" and name.startswith("Ecore"):
+        sockets = [other.label for other in inputs if other.chip == meter.chip and (other.label or "").startswith("Es")]
         if len(sockets) == 1:
-            return scope, f"rail:{one.chip.identity}/{sockets[0]}"
+            return scope, f"rail:{meter.chip.identity}/{sockets[0]}"
     return scope, "board"
 
 

@@ -50,16 +50,16 @@ def discover(root: Path, target: Target) -> Found | Missing:
         return Missing("absent", f"{folder}: no chip measures a temperature of board or processor (an LM75 would)")
     opened: list[tuple[Input, DeviceFile]] = []
     refused: list[Missing] = []
-    for one in inputs:
-        file = f"{one.stem}_input"
+    for chip_input in inputs:
+        file = f"{chip_input.stem}_input"
         try:
-            opened.append((one, DeviceFile(device_file_finder(folder, one.chip, file), target.clock)))
+            opened.append((chip_input, DeviceFile(device_file_finder(folder, chip_input.chip, file), target.clock)))
         except OSError as error:
-            refused.append(missing_because(error, one.chip.folder / file))
+            refused.append(missing_because(error, chip_input.chip.folder / file))
     if not opened:
         return refused[0]
     files = [file for _, file in opened]
-    channels = tuple(_channel(one) for one, _ in opened)
+    channels = tuple(_channel(chip_input) for chip_input, _ in opened)
     return Found(channels, partial(_read, files), lambda: close_device_files(files), _EVERY_NS)
 
 
@@ -79,9 +79,9 @@ def temperatures(folder: Path) -> list[Input]:
     return found
 
 
-def _channel(one: Input) -> Channel:
-    scope = f"zone:{one.chip.identity}/{one.label}"
-    source = str(one.chip.folder / f"{one.stem}_input")
+def _channel(chip_input: Input) -> Channel:
+    scope = f"zone:{chip_input.chip.identity}/{chip_input.label}"
+    source = str(chip_input.chip.folder / f"{chip_input.stem}_input")
     return Channel(
         f"{scope.replace(':', '.')}.temperature", NAME, "temperature", "degC", "gauge", scope, source,
         parent_scope="system",

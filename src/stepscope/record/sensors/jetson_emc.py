@@ -38,7 +38,7 @@ def discover(root: Path, target: Target) -> Found | Missing:
         if denied is None:
             return Missing("absent", f"{root / _ACTIVITY[0]}: neither activity nor clock of the memory controller")
         return Missing("denied", f"{denied.filename}: {denied.strerror}", REMEDY)
-    scales = [(*each, scale) for each, scale in ((activity, 1000.0), (clock, 1.0)) if each is not None]
+    scales = [(*opened, scale) for opened, scale in ((activity, 1000.0), (clock, 1.0)) if opened is not None]
     descriptors = [file for file, _, _ in scales]
     quantities = _quantities(activity is not None, clock is not None)
 

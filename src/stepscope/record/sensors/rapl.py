@@ -176,8 +176,8 @@ def _with_twins(channels: Sequence[Channel], energies_j: Sequence[float]) -> lis
     return noted
 
 
-def _dies_of_one_package(one: Channel, other: Channel) -> bool:
-    rails = (one.rail or "", other.rail or "")
+def _dies_of_one_package(channel: Channel, other: Channel) -> bool:
+    rails = (channel.rail or "", other.rail or "")
     dies = [match.group(1) is not None for rail in rails if (match := _PACKAGE.fullmatch(rail))]
     return dies == [True, True] and rails[0].partition("-die-")[0] == rails[1].partition("-die-")[0]
 

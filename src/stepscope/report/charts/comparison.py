@@ -28,11 +28,11 @@ def build_ratios(rows: pl.DataFrame, width: int) -> Any:
     offset = alt.YOffset("letter:N", sort=letters)
     colour = alt.Color("letter:N", sort=letters, scale=alt.Scale(domain=letters, range=_SIDE_COLOURS[: len(letters)]))
     x = alt.X("ratio:Q", scale=alt.Scale(type="log", nice=True), axis=axis("times A", grid=True, format="~g"))
-    one = alt.Chart(pl.DataFrame({"ratio": [1.0]})).mark_rule(color=LIGHT["ink"], strokeWidth=1.2).encode(x="ratio:Q")
+    line = alt.Chart(pl.DataFrame({"ratio": [1.0]})).mark_rule(color=LIGHT["ink"], strokeWidth=1.2).encode(x="ratio:Q")
     known = alt.Chart(rows.filter(pl.col("low").is_not_null())).mark_rule(strokeWidth=2)
     points = alt.Chart(rows).mark_point(filled=True, size=48, opacity=1)
     layers = [
-        one,
+        line,
         known.encode(x=alt.X("low:Q"), x2="high:Q", y=y, yOffset=offset, color=colour),
         points.encode(x=x, y=y, yOffset=offset, color=colour, description="hover:N"),
     ]
@@ -108,9 +108,11 @@ def _setting_panels(rows: pl.DataFrame, width: int) -> Any:
     numeric = rows["at"].null_count() == 0 and rows["at"].n_unique() > 1
     quantities = rows["quantity"].unique(maintain_order=True).to_list()
     columns = _PANEL_COLUMNS if numeric else 1
-    each = plot_width(width) // columns - _PANEL_MARGIN if numeric else plot_width(width, _NAME_WIDTH + _PANEL_MARGIN)
+    panel_width = (
+        plot_width(width) // columns - _PANEL_MARGIN if numeric else plot_width(width, _NAME_WIDTH + _PANEL_MARGIN)
+    )
     draw = _line if numeric else _bars
-    panels = [draw(rows.filter(pl.col("quantity") == name), name, each) for name in quantities]
+    panels = [draw(rows.filter(pl.col("quantity") == name), name, panel_width) for name in quantities]
     return alt.concat(*panels, columns=columns)
 
 
@@ -168,11 +170,11 @@ def _daily_panels(rows: pl.DataFrame, title: str, zero: bool, width: int) -> Any
     """All panels have the same scale, so that batch sizes can be compared."""
     batches = rows["batch"].unique(maintain_order=True).to_list()
     columns = min(len(batches), 3)
-    each = plot_width(width) // columns - 26
+    panel_width = plot_width(width) // columns - 26
     scale = alt.Scale(zero=zero, domain=_domain(rows, zero), nice=True)
     drawn = [
         _daily_panel(rows.filter(batch=batch), scale, title if place % columns == 0 else "").properties(
-            width=each, height=_DAILY_HEIGHT, title=_title(f"batch {batch}")
+            width=panel_width, height=_DAILY_HEIGHT, title=_title(f"batch {batch}")
         )
         for place, batch in enumerate(batches)
     ]
@@ -226,11 +228,13 @@ def _against_cost(frames: Mapping[str, pl.DataFrame], width: int) -> Any:
     """A panel a cost; the ways that nothing beats are named and joined by a line."""
     rows = frames["accuracy-and-cost"]
     panels = rows["cost"].unique(maintain_order=True).to_list()
-    each = plot_width(width) // len(panels) - 24
+    panel_width = plot_width(width) // len(panels) - 24
     names = rows["way"].unique(maintain_order=True).to_list()
     colour, scale = _way_colour(names), _gains(rows)
     drawn = [
-        _cost_panel(rows.filter(cost=name), colour, scale, place == 0).properties(width=each, height=_PARTIAL_HEIGHT)
+        _cost_panel(rows.filter(cost=name), colour, scale, place == 0).properties(
+            width=panel_width, height=_PARTIAL_HEIGHT
+        )
         for place, name in enumerate(panels)
     ]
     return alt.hconcat(*drawn)
@@ -288,7 +292,7 @@ def _savings(frames: Mapping[str, pl.DataFrame], width: int) -> Any:
     rows = frames["savings"]
     kinds = rows["what"].unique(maintain_order=True).to_list()
     ways = rows["way"].unique(maintain_order=True).to_list()
-    each = (plot_width(width, 150)) // len(kinds) - 14
+    panel_width = (plot_width(width, 150)) // len(kinds) - 14
     drawn = []
     for place, kind in enumerate(kinds):
         part = rows.filter(what=kind)
@@ -300,7 +304,7 @@ def _savings(frames: Mapping[str, pl.DataFrame], width: int) -> Any:
         )
         title = alt.TitleParams(kind, fontSize=12, fontWeight="normal", color=LIGHT["ink"])
         panel = alt.layer(bars.encode(x=x, y=y, tooltip=["way:N", "percent:Q"]), whole)
-        drawn.append(panel.properties(width=each, height=22 * len(ways), title=title))
+        drawn.append(panel.properties(width=panel_width, height=22 * len(ways), title=title))
     return alt.hconcat(*drawn)
 
 

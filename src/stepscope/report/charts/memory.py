@@ -82,7 +82,7 @@ def build_side_by_side(series: pl.DataFrame, width: int) -> Any:
     most = series.group_by("model", "kind", "op").agg(pl.col("mb").sum())["mb"]
     top = float(most.to_numpy().max()) if len(most) else 1.0
     models, kinds = (series[name].unique(maintain_order=True).to_list() for name in ("model", "kind"))
-    each = plot_width(width) // len(kinds) - _COLUMN_GAP
+    panel_width = plot_width(width) // len(kinds) - _COLUMN_GAP
     rows = []
     for model in models:
         last = model == models[-1]
@@ -90,7 +90,7 @@ def build_side_by_side(series: pl.DataFrame, width: int) -> Any:
         for kind in kinds:
             shown = series.filter((pl.col("model") == model) & (pl.col("kind") == kind))
             title = alt.Title(f"{model}, {kind}", anchor="start", fontSize=12, color=LIGHT["ink"])
-            drawn = panel(shown, each, _LOW, _OP_AXIS if last else "", top, None, "op", categories_in(series))
+            drawn = panel(shown, panel_width, _LOW, _OP_AXIS if last else "", top, None, "op", categories_in(series))
             panels.append(drawn.properties(title=title))
         rows.append(alt.hconcat(*panels, spacing=12))
     return alt.vconcat(*rows, spacing=10).resolve_scale(color="shared")
@@ -200,7 +200,7 @@ def _worst(areas: list[float], short: float) -> float:
     total = sum(areas)
     if total <= 0 or short <= 0:
         return float("inf")
-    return max(max(short**2 * each / total**2, total**2 / (short**2 * max(each, 1e-12))) for each in areas)
+    return max(max(short**2 * area / total**2, total**2 / (short**2 * max(area, 1e-12))) for area in areas)
 
 
 def _row(areas: list[float], box: Box) -> tuple[list[Box], Box]:

@@ -230,9 +230,9 @@ def _panels(rows: pl.DataFrame, width: int, panel: Callable[[pl.DataFrame, bool]
     """A panel a model, four in a line; `own_axis` where models are of different size."""
     models = rows["workload"].unique(maintain_order=True).to_list()
     columns = min(len(models), 4)
-    each = plot_width(width) // columns - (2 * _BESIDE + 10 if own_axis else _BESIDE)
+    panel_width = plot_width(width) // columns - (2 * _BESIDE + 10 if own_axis else _BESIDE)
     drawn = [panel(rows.filter(workload=name), place % columns == 0).properties(
-        width=each, height=_HEIGHT, title=_title(name)) for place, name in enumerate(models)]  # fmt: skip
+        width=panel_width, height=_HEIGHT, title=_title(name)) for place, name in enumerate(models)]  # fmt: skip
     return alt.concat(*drawn, columns=columns).resolve_scale(color="shared")
 
 

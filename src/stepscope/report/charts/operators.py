@@ -122,8 +122,8 @@ def _lines(rows: pl.DataFrame, width: int) -> Any:
     """A panel an axis; on each axis the line with the most points."""
     axes = rows["axis"].unique(maintain_order=True).to_list()
     columns = min(len(axes), _PANEL_COLUMNS)
-    each = plot_width(width) // columns - _PANEL_MARGIN
-    panels = [_panel(_longest(rows.filter(pl.col("axis") == name)), name, each) for name in axes]
+    panel_width = plot_width(width) // columns - _PANEL_MARGIN
+    panels = [_panel(_longest(rows.filter(pl.col("axis") == name)), name, panel_width) for name in axes]
     return alt.concat(*panels, columns=columns).resolve_scale(color="shared")
 
 

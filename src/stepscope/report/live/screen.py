@@ -114,7 +114,7 @@ def _lines(now: Now, width: int, ascii_only: bool) -> Iterator[list[Piece]]:
         bar = _bar(min(used / whole, 1.0), 2 * _BAR, ascii_only) if whole else []
         limit = f" of {bytes_(whole)}" if whole else ""
         yield [*_label(""), *bar, (f"  {name} {bytes_(used)}{limit}", _PLAIN)]
-    yield from _wrapped("heat", [_heat(one) for one in now.temperatures if one[1] is not None], width)
+    yield from _wrapped("heat", [_heat(sensor) for sensor in now.temperatures if sensor[1] is not None], width)
     known = [(name, value, unit) for name, value, unit in now.others if value is not None]
     yield from _wrapped("other", [(f"{name} {amount(value, unit)}", _PLAIN) for name, value, unit in known], width)
     for warning in now.warnings:
@@ -194,8 +194,8 @@ def _memory(now: Now, ascii_only: bool) -> list[Piece]:
     return [*line, (f"{whose} {bytes_(now.resident_bytes)}{limit}{free}", _PLAIN)]
 
 
-def _heat(one: Named) -> Piece:
-    name, degrees = one
+def _heat(sensor: Named) -> Piece:
+    name, degrees = sensor
     assert degrees is not None
     return f"{name} {degrees:.0f} °C", _BAD if degrees >= _HOT_C else _PLAIN
 

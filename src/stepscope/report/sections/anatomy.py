@@ -67,26 +67,26 @@ def _lanes(ops: pl.DataFrame) -> dict[str, Any]:
     """Columns of the ops, with names as numbers into lists: a step has few names and many op calls."""
     names, modules = ops["name"].unique(maintain_order=True), ops["module"].drop_nulls().unique(maintain_order=True)
     place = {module: at for at, module in enumerate(modules)}
-    called = {one: at for at, one in enumerate(names)}
+    called = {text: at for at, text in enumerate(names)}
     lines = ops["source"].drop_nulls().unique(maintain_order=True)
-    line = {one: at for at, one in enumerate(lines)}
+    line = {text: at for at, text in enumerate(lines)}
     lanes = ops.group_by("lane", "label", maintain_order=True).agg(levels=pl.col("level").max() + 1)
     phases = [phase for phase in PHASES if phase in set(ops["phase"])]
     return {
         "lanes": lanes.select("label", "levels").to_dicts(),
-        "names": [name(one) for one in names],
-        "modules": [name(one) for one in modules],
-        "sources": [name(one) for one in lines],
+        "names": [name(text) for text in names],
+        "modules": [name(text) for text in modules],
+        "sources": [name(text) for text in lines],
         "phases": phases,
         "ops": {
             "lane": ops["lane"].to_list(),
             "level": ops["level"].to_list(),
             "start": ops["start_ns"].to_list(),
             "length": (ops["end_ns"] - ops["start_ns"]).to_list(),
-            "name": [called[one] for one in ops["name"]],
-            "module": [place.get(one, -1) for one in ops["module"]],
-            "source": [line.get(one, -1) for one in ops["source"]],
-            "phase": [phases.index(one) for one in ops["phase"]],
+            "name": [called[op] for op in ops["name"]],
+            "module": [place.get(op, -1) for op in ops["module"]],
+            "source": [line.get(op, -1) for op in ops["source"]],
+            "phase": [phases.index(op) for op in ops["phase"]],
             "flops": ops["flops"].to_list(),
             "bytes": ops["bytes"].to_list(),
         },

@@ -64,7 +64,7 @@ def build(run: Run) -> Section:
     answer = Answer(
         title=without_long_words(title),
         confidence="" if first is None else first.confidence,
-        evidence=() if first is None else tuple(_capital(each.text) for each in first.evidence[:_EVIDENCE]),
+        evidence=() if first is None else tuple(_capital(entry.text) for entry in first.evidence[:_EVIDENCE]),
         cautions=found.cautions,
         next=tuple(next_steps(run)[:_NEXT]),
         fits=_capital(fits_sentence(run) or ""),

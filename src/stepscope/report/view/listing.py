@@ -79,7 +79,7 @@ class Listing:
                     found[key] = (state, ListedRun(key, folder, facts))
                 if len(found) >= _MOST_RUNS:
                     break
-            new = [one for state, one in found.values() if seen.get(one.key) != (state, one)]
+            new = [listed for state, listed in found.values() if seen.get(listed.key) != (state, listed)]
             _fill_steps(new, self.root)
             self._seen, self._kept = found, {}
             if len(new) >= _WORTH_KEEPING:
@@ -108,8 +108,8 @@ def leads_out(folder: Path, root: Path) -> bool:
 
 def _fill_steps(rows: list[ListedRun], root: Path) -> None:
     """Fill in what only a report would tell of runs that have none yet, as far as their steps say it."""
-    without = {one.path: one for one in rows if one.facts["step_ns"] is None and _own_steps(one.path, root)}
-    for folder, quick in quick_stats({folder: one.facts["warmup"] for folder, one in without.items()}).items():
+    without = {row.path: row for row in rows if row.facts["step_ns"] is None and _own_steps(row.path, root)}
+    for folder, quick in quick_stats({folder: listed.facts["warmup"] for folder, listed in without.items()}).items():
         facts = without[folder].facts
         facts.update(steps=quick.steps, step_ns=quick.step_ns, samples_per_s=quick.samples_per_s)
 

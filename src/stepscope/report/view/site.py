@@ -123,14 +123,14 @@ class Site:
 
     def _compared(self, keys: list[str]) -> Answer:
         found = [self.listing.find(key) for key in dict.fromkeys(keys)]
-        chosen = [one for one in found if one is not None]
+        chosen = [run for run in found if run is not None]
         if len(chosen) < len(found):
             return Answer(404, "one of these runs is not in this folder")
-        if any(leads_out(one.path, self.listing.root) for one in chosen):
+        if any(leads_out(run.path, self.listing.root) for run in chosen):
             return Answer(403, "a link in one of these runs leads out of the folder: it is not shown")
-        state = tuple(state_of(one.path) for one in chosen)
-        cache_key = ("compare", *(one.key for one in chosen))
-        paths = [one.path for one in chosen]
+        state = tuple(state_of(run.path) for run in chosen)
+        cache_key = ("compare", *(run.key for run in chosen))
+        paths = [run.path for run in chosen]
         return Answer(200, self._kept.get(cache_key, state, lambda: compare_page.render(compare(paths))), _HTML)
 
 
@@ -173,7 +173,7 @@ class Access:
         if self.token is None:
             return None if own_name(headers.get("Host", "")) else "this address is not one of this server's own names"
         offered = (given, _bearer(headers.get("Authorization", "")), _cookie(headers.get("Cookie", "")))
-        if any(one is not None and _same(one, self.token) for one in offered):
+        if any(token is not None and _same(token, self.token) for token in offered):
             return None
         return "the token is missing or wrong: open the address that `stepscope view` printed"
 
@@ -210,8 +210,8 @@ def _cookie(header: str) -> str | None:
     return None if found is None else found.value
 
 
-def _same(one: str, other: str) -> bool:
-    return hmac.compare_digest(one.encode(), other.encode())
+def _same(given: str, other: str) -> bool:
+    return hmac.compare_digest(given.encode(), other.encode())
 
 
 _MOST_PAGES = 24  # pages
