@@ -40,7 +40,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 
@@ -252,7 +252,7 @@ def without_usdt_lines() -> Iterator[None]:
         return
     with contextlib.ExitStack() as opened:
         try:
-            caught = opened.enter_context(tempfile.TemporaryFile())
+            caught = opened.enter_context(_file_in_ram())
         except OSError:  # a full disk, or no file descriptor left: better a line too many than a profile that runs on
             os.close(kept)
             yield
@@ -267,6 +267,12 @@ def without_usdt_lines() -> Iterator[None]:
             others = [line for line in caught.read().splitlines(keepends=True) if not any(w in line for w in _CHATTER)]
             if others:
                 os.write(2, b"".join(others))
+
+
+def _file_in_ram() -> IO[bytes]:
+    """Return a file without a disk or folder that a training may have forbidden (Linux), else a temporary one."""
+    make = getattr(os, "memfd_create", None)
+    return tempfile.TemporaryFile() if make is None else os.fdopen(make("stepscope"), "w+b")
 
 
 def make_scope(name: str) -> Scope:
