@@ -75,8 +75,9 @@ MISTAKES = (
     Mistake("fit lenet --memory 8", 2, "8 bytes hold no training", "did you mean --memory 8GB?"),
     Mistake("fit lenet --memory 8 GB", 2, "'GB': a workload takes no arguments", "--memory 8GB"),
     Mistake("fit lenet --memory lots", 2, "--memory lots: not an amount of memory", "8GB, 512MB or 7.5GiB"),
-    Mistake("fit lenet --device tx3", 2, "unknown device 'tx3'", "did you mean tx2"),
-    Mistake("fit lenet --device cuda", 2, "'cuda' is no board", "--on cuda"),
+    Mistake("fit lenet --board tx3", 2, "unknown board 'tx3'", "did you mean tx2"),
+    Mistake("fit lenet --board cuda", 2, "'cuda' is no board", "--device cuda"),
+    Mistake("fit lenet --device tx2", 2, "--device tx2: not known", "--board tx2"),
     Mistake("suite run --tier small", 2, "unknown tier 'small'", "known: all"),
     Mistake("tune lenet --for speed", 2, "unknown goal 'speed'", "known: energy, memory, time"),
     # runs

@@ -308,8 +308,8 @@ def test_workloads_and_data_sets_are_those_of_the_commands(typed: Typed) -> None
 
 
 def test_whether_it_fits_is_answered_as_by_the_command(typed: Typed) -> None:
-    shown = json.loads(typed("fit", "lenet", "--batch", "8", "--device", "tx2", "--no-options", "--json"))
-    found = stepscope.fit_workload("lenet", batch=8, device="tx2", options=False).as_dict()
+    shown = json.loads(typed("fit", "lenet", "--batch", "8", "--board", "tx2", "--no-options", "--json"))
+    found = stepscope.fit_workload("lenet", batch=8, board="tx2", options=False).as_dict()
     unlike = {name for name in shown if shown[name] != _as_json(found)[name]}
     assert unlike <= {"seconds"}
     assert found["verdict"] == "likely fits"  # the board's own process was not measured
@@ -327,8 +327,8 @@ def test_a_script_is_asked_whether_it_fits_as_by_the_command(tmp_path: Path, typ
         "    optimizer.step()\n",
         encoding="utf-8",
     )
-    shown = json.loads(typed("fit", script, "--device", "tx2", "--json", "--", "64"))
-    found = stepscope.fit_script(script, ["64"], device="tx2")
+    shown = json.loads(typed("fit", script, "--board", "tx2", "--json", "--", "64"))
+    found = stepscope.fit_script(script, ["64"], board="tx2")
     assert _as_json(found.as_dict())["live"] == shown["live"]
 
 

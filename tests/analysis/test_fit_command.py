@@ -21,7 +21,7 @@ def meta(*argv: str, **about: Any) -> dict[str, Any]:
         (meta("run", "--optimizer=adam", "lenet"), "stepscope fit lenet --batch 64 --optimizer adam"),
         (
             meta("run", "lenet", "--threads", "2", "--malloc", "pinned", device="cuda:0"),
-            "stepscope fit lenet --batch 64 --threads 2 --malloc pinned --on cuda",
+            "stepscope fit lenet --batch 64 --threads 2 --malloc pinned --device cuda",
         ),
         (meta("run", "lenet", precision="bfloat16 (autocast)"), None),
         (meta("run", "my nets.py:mine", name="mine"), None),

@@ -1,4 +1,4 @@
-"""`--on cuda`: what a GPU's allocator reserves and its context, never glibc's factors, and at most likely."""
+"""`--device cuda`: what a GPU's allocator reserves and its context, never glibc's factors, and at most likely."""
 
 from __future__ import annotations
 

@@ -224,7 +224,7 @@ def test_what_cannot_be_asked_is_refused_in_words(change: dict[str, Any], words:
 def test_a_board_that_does_not_exist_gets_the_nearest() -> None:
     model = jobs.blocks_model()
     with pytest.raises(UnknownName) as caught:
-        fit(model, torch.optim.SGD(model.parameters(), lr=0.1), jobs.job().batch, jobs.loss, device="orin-nan0")
+        fit(model, torch.optim.SGD(model.parameters(), lr=0.1), jobs.job().batch, jobs.loss, board="orin-nan0")
     assert "orin" in str(caught.value.hint)
 
 

@@ -68,7 +68,7 @@ def answered(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, objec
 
 
 def test_a_workload_gets_a_verdict_a_breakdown_and_ways_to_need_less(capsys: pytest.CaptureFixture[str]) -> None:
-    assert asked("lenet", "--device", "tx2", "--batch", "512") == 0
+    assert asked("lenet", "--board", "tx2", "--batch", "512") == 0
     shown = capsys.readouterr().out
     for words in (
         "It likely fits.",
@@ -125,16 +125,16 @@ def test_a_script_that_fake_tensors_cannot_run_is_measured(capsys: pytest.Captur
     ("words", "said"),
     [
         (["lennet"], "did you mean lenet"),
-        (["lenet", "--device", "tx3"], "did you mean"),
+        (["lenet", "--board", "tx3"], "did you mean"),
         (["lenet", "--memory", "many"], "not an amount of memory"),
-        (["lenet", "--here", "--device", "tx2"], "two devices"),
+        (["lenet", "--here", "--board", "tx2"], "two machines"),
         (["lenet", "--batch", "0"], "batch of 0"),
         (["lenet", "--optimizer", "adamm"], "did you mean adam"),
         (["lenet", "--malloc", "tcmaloc"], "tcmalloc"),
         (["lenet", "--precision", "int3"], "float32 or bf16"),
-        (["lenet", "--on", "tpu"], "cpu or cuda"),
+        (["lenet", "--device", "tpu"], "cpu or cuda"),
         (["lenet", "--", "--width"], "for a script"),
-        (["lenet", "--device", "tx2", "--calibrate"], "not a board by name"),
+        (["lenet", "--board", "tx2", "--calibrate"], "not a board by name"),
         (["nowhere.py"], "there is no script"),
         (["train.py", "--batch", "4", "--", "64"], "--batch"),
         (["mine_to_fit:trainin"], "it has: training"),

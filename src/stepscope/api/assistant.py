@@ -70,10 +70,10 @@ class Assistant:
         _check(workload)
         return self._apart("measure", workload=workload, steps=steps, batch=batch, threads=threads)
 
-    def fit(self, workload: str, memory: str | None = None, device: str | None = None, batch: int | None = None) -> str:
-        """Say without training whether a workload fits a memory ("2GB"), a device ("jetson-nano") or this machine."""
+    def fit(self, workload: str, memory: str | None = None, board: str | None = None, batch: int | None = None) -> str:
+        """Say without training whether a workload fits a memory ("2GB"), a board ("jetson-nano") or this machine."""
         _check(workload)
-        return self._apart("fit", workload=workload, memory=memory, device=device, batch=batch)
+        return self._apart("fit", workload=workload, memory=memory, board=board, batch=batch)
 
     def tune(self, workload: str, minutes: float = 1.0, goal: str = "time") -> str:
         """Try changes on a workload and measure each in pairs: what makes it faster (time) or smaller (memory)."""
@@ -151,7 +151,7 @@ def _fitted(orders: Mapping[str, Any]) -> str:
     from stepscope.api.workloads import fit_workload
     from stepscope.units import bytes_
 
-    settings = {name: orders[name] for name in ("memory", "device", "batch")}
+    settings = {name: orders[name] for name in ("memory", "board", "batch")}
     found = fit_workload(orders["workload"], **settings, options=False)
     low, high = found.interval
     limit = "no limit" if found.limit is None else f"{bytes_(found.limit.bytes)}, {found.limit.source}"

@@ -26,12 +26,12 @@ def fit_workload(
     batch: int | None = None,
     optimizer: str | None = None,
     memory: float | str | None = None,
-    device: str | None = None,
+    board: str | None = None,
     allocator: str = "default",
     options: bool = True,
     plan: bool = False,
 ) -> FitResult:
-    """Return whether the training of a workload fits into a memory (8e9, or "8GB"), a device ("tx2") or this machine,
+    """Return whether the training of a workload fits into a memory (8e9, or "8GB"), a board ("tx2") or this machine,
     unrun.
 
     workload: a name, "path/to/file.py:name", or a Workload; batch and optimizer default to its own. options: also
@@ -41,7 +41,7 @@ def fit_workload(
     """
     job = workload_job(workloads.find(workload) if isinstance(workload, str) else workload, optimizer)
     size = job.default_batch if batch is None else batch
-    question = question_of(job, size, memory, device, allocator, options)
+    question = question_of(job, size, memory, board, allocator, options)
     return replace(predict_fit(question), plan=make_plan(question) if plan else None)
 
 
@@ -50,16 +50,16 @@ def fit_script(
     arguments: Sequence[str] = (),
     *,
     memory: float | str | None = None,
-    device: str | None = None,
+    board: str | None = None,
     allocator: str = "default",
 ) -> FitResult:
     """The same of a training script, followed to its end in this process without computing, its long loops cut.
 
     arguments: the script's own. Raises UsageError where the script cannot be followed.
     """
-    limit = requested_limit(memory, device, here=memory is None and device is None)
+    limit = requested_limit(memory, board, here=memory is None and board is None)
     known = partial(measured_environment, allocator)
-    return predict_script_fit(str(script), list(arguments), limit, allocator, *(() if device else (known,)))
+    return predict_script_fit(str(script), list(arguments), limit, allocator, *(() if board else (known,)))
 
 
 def workload_facts(*names: str, tier: str | None = None) -> list[dict[str, Any]]:

@@ -105,7 +105,7 @@ def _plan(console: Console, question: JobQuestion, request: FitRequest, words: S
         return really_trained(child_command([*words, "--batch", str(batch)], _PRICED), question.allocator)
 
     with console.status("the step really runs, with few samples"):
-        elsewhere = request.device is not None or request.on != "cpu"
+        elsewhere = request.board is not None or request.device != "cpu"
         priced = None if elsewhere else measured_step_time(step, question.batch)
     with console.status("combinations are simulated"):
         plan = make_plan(question, priced)
@@ -129,14 +129,14 @@ def _refuse_unknown(target: str) -> None:
 
 
 def _check(request: FitRequest) -> None:
-    batch, precision, on, threads = request.batch, request.precision, request.on, request.threads
+    batch, precision, device, threads = request.batch, request.precision, request.device, request.threads
     if batch is not None and batch < 1:
         raise UsageError(f"a batch of {batch} samples cannot be trained", "use --batch 1 or more")
     if precision not in ("float32", "bf16"):
         raise UsageError(f"--precision {precision}: not known", "float32 or bf16")
-    if on not in ("cpu", "cuda"):
-        raise UsageError(f"--on {on}: not known", "cpu or cuda")
-    if on == "cuda" and (request.here or request.account != "resident"):
+    if device not in ("cpu", "cuda"):
+        raise UsageError(f"--device {device}: not known, cpu or cuda", f"of a board: --board {device}")
+    if device == "cuda" and (request.here or request.account != "resident"):
         raise UsageError("--here and --account are of this machine's RAM", "say what the GPU has: --memory 8GB")
     if threads is not None:
         if threads < 1:
@@ -200,12 +200,12 @@ def _calibration(console: Console, job: Job | None, request: FitRequest) -> Devi
     from stepscope.footprint import calibration
     from stepscope.footprint.prediction import known_of_device
 
-    if request.device is not None and request.calibrate:
+    if request.board is not None and request.calibrate:
         raise UsageError("--calibrate measures this machine, not a board by name", "run it on the board with --here")
     if job is None:
         return calibration.DeviceCalibration()
     with console.status("the empty process is measured, once for this environment"):
-        kept = known_of_device(request.device, request.malloc if request.on == "cpu" else "default", job)
+        kept = known_of_device(request.board, request.malloc if request.device == "cpu" else "default", job)
     if request.calibrate:
         kept = calibration.measure_calibration(kept, job)
         calibration.save_calibration(kept, calibration.calibration_path())
@@ -215,7 +215,7 @@ def _calibration(console: Console, job: Job | None, request: FitRequest) -> Devi
 def _limit(request: FitRequest) -> Limit | None:
     from stepscope.footprint.prediction import requested_limit
 
-    return requested_limit(request.memory, request.device, request.here, request.account)
+    return requested_limit(request.memory, request.board, request.here, request.account)
 
 
 def _question(request: FitRequest, job: Job, limit: Limit | None, kept: DeviceCalibration) -> JobQuestion:
@@ -226,9 +226,9 @@ def _question(request: FitRequest, job: Job, limit: Limit | None, kept: DeviceCa
         job.default_batch if request.batch is None else request.batch,
         limit,
         request.malloc,
-        platform_of(request.device, request.on),
+        platform_of(request.board, request.device),
         kept,
-        board_has_bf16(request.device),
+        board_has_bf16(request.board),
         request.options,
     )
 
@@ -247,7 +247,7 @@ def _answer_script(console: Console, request: FitRequest, arguments: list[str], 
         with console.status("the empty process is measured, once for these imports"):
             return measured_environment(request.malloc, imports)
 
-    here = None if request.device is not None else environment
+    here = None if request.board is not None else environment
     return predict_script_fit(request.target, arguments, limit, request.malloc, here)
 
 

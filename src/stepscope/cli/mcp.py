@@ -58,8 +58,8 @@ def server(runs: Path) -> MCPServer[None]:
         return answered(lambda: verbs.measure(workload, steps, batch, threads))
 
     @made.tool(description=verbs.fit.__doc__)
-    def fit(workload: str, memory: str | None = None, device: str | None = None, batch: int | None = None) -> str:
-        return answered(lambda: verbs.fit(workload, memory, device, batch))
+    def fit(workload: str, memory: str | None = None, board: str | None = None, batch: int | None = None) -> str:
+        return answered(lambda: verbs.fit(workload, memory, board, batch))
 
     @made.tool(description=verbs.tune.__doc__)
     def tune(workload: str, minutes: float = 1.0, goal: str = "time") -> str:

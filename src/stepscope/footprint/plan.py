@@ -116,7 +116,7 @@ def make_plan(question: JobQuestion, step_time: StepTime | None = None) -> Plan:
     where fake tensors cannot run the step as it is.
     """
     if question.limit is None:
-        raise UsageError("a plan is made for a limit", "say it with --memory, --device or --here")
+        raise UsageError("a plan is made for a limit", "say it with --memory, --board or --here")
     simulator = Simulator(question.platform, question.kept, question.allocator)
     plain = simulator.run(question.job, question.batch)
     began, complete = time.process_time(), True

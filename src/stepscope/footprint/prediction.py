@@ -55,56 +55,56 @@ def fit(
     *,
     batch: int = DEFAULT_BATCH,
     memory: float | str | None = None,
-    device: str | None = None,
+    board: str | None = None,
     allocator: str = "default",
     options: bool = True,
 ) -> FitResult:
-    """Return whether this training fits into a memory, or a device, without running it.
+    """Return whether this training fits into a memory, or a board, without running it.
 
     Nothing given is changed or moved.
 
     make_batch(n) gives a batch of n samples; loss(model, batch) a scalar (or a criterion of outputs and targets; None
-    takes the model's own). With neither memory ("8GB") nor device ("tx2") the question is this machine, now.
+    takes the model's own). With neither memory ("8GB") nor board ("tx2") the question is this machine, now.
     """
-    return fit_job(job_of(model, optimizer, make_batch, loss), batch, memory, device, allocator, options)
+    return fit_job(job_of(model, optimizer, make_batch, loss), batch, memory, board, allocator, options)
 
 
 def fit_job(
     job: Job,
     batch: int,
     memory: float | str | None,
-    device: str | None,
+    board: str | None,
     allocator: str = "default",
     options: bool = True,
 ) -> FitResult:
     """The same of a job: a training that has not been built yet."""
-    return predict_fit(question_of(job, batch, memory, device, allocator, options))
+    return predict_fit(question_of(job, batch, memory, board, allocator, options))
 
 
 def question_of(
-    job: Job, batch: int, memory: float | str | None, device: str | None, allocator: str, options: bool
+    job: Job, batch: int, memory: float | str | None, board: str | None, allocator: str, options: bool
 ) -> JobQuestion:
-    """The question as from Python: of this machine, now, where neither memory nor device is given."""
+    """The question as from Python: of this machine, now, where neither memory nor board is given."""
     return JobQuestion(
         job,
         batch,
-        requested_limit(memory, device, here=memory is None and device is None),
+        requested_limit(memory, board, here=memory is None and board is None),
         allocator,
-        platform=platform_of(device),
-        kept=known_of_device(device, allocator, job),
-        has_bf16=board_has_bf16(device),
+        platform=platform_of(board),
+        kept=known_of_device(board, allocator, job),
+        has_bf16=board_has_bf16(board),
         options=options,
     )
 
 
-def platform_of(device: str | None, kind: str = "cpu") -> Platform:
+def platform_of(board: str | None, kind: str = "cpu") -> Platform:
     """Return the kernels of this machine, or of a board by name."""
-    return this_platform(kind) if device is None else other_platform(kind, bool(board_has_bf16(device)))
+    return this_platform(kind) if board is None else other_platform(kind, bool(board_has_bf16(board)))
 
 
-def known_of_device(device: str | None, allocator: str, job: Job | None) -> DeviceCalibration:
+def known_of_device(board: str | None, allocator: str, job: Job | None) -> DeviceCalibration:
     """Return what is known of this machine, its empty process measured where it was not yet; of a board nothing is."""
-    if device is not None:
+    if board is not None:
         return DeviceCalibration()
     kept = calibration.load_calibration(calibration.calibration_path())
     imports = frozenset() if job is None else calibration.imports_of(job.build()[0])
@@ -112,30 +112,30 @@ def known_of_device(device: str | None, allocator: str, job: Job | None) -> Devi
 
 
 def requested_limit(
-    memory: float | str | None, device: str | None, here: bool, account: str = RESIDENT
+    memory: float | str | None, board: str | None, here: bool, account: str = RESIDENT
 ) -> Limit | None:
-    """The limit that was asked for; a device's memory may be said beside it. None where none was.
+    """The limit that was asked for; a board's memory may be said beside it. None where none was.
 
     account: who counts what may be taken of `memory`.
     """
-    if here and device is not None:
-        raise UsageError("--here and --device are two devices", "give one of them")
-    if account != RESIDENT and (memory is None or device is not None):
-        raise UsageError(f"--account {account} says who counts --memory", "give --memory, without --device")
-    if device is not None:
-        return limit_of_board(device, memory)
+    if here and board is not None:
+        raise UsageError("--here and --board are two machines", "give one of them")
+    if account != RESIDENT and (memory is None or board is not None):
+        raise UsageError(f"--account {account} says who counts --memory", "give --memory, without --board")
+    if board is not None:
+        return limit_of_board(board, memory)
     if memory is not None:
         return limit_of_memory(memory, account)
     return limit_of_this_machine() if here else None
 
 
-def board_has_bf16(device: str | None) -> bool | None:
+def board_has_bf16(board: str | None) -> bool | None:
     """Return whether a board trains in bf16; None where it is this machine, which can be asked."""
-    if device is None:
+    if board is None:
         return None
     from stepscope.analysis.memory.limits import board_named
 
-    return board_named(device).name in BF16_BOARDS
+    return board_named(board).name in BF16_BOARDS
 
 
 @dataclass(frozen=True)

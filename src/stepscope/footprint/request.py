@@ -12,7 +12,7 @@ from stepscope.request import REQUIRED, Request, option
 class FitRequest(Request):
     """Say without training whether it fits: peak memory, largest batch, and what would make it fit.
 
-    `stepscope fit resnet18-c32 --batch 64 --device tx2` makes one step on tensors without numbers. A script is followed
+    `stepscope fit resnet18-c32 --batch 64 --board tx2` makes one step on tensors without numbers. A script is followed
     to its end, with long loops cut. `--plan` looks for the cheapest combination of changes that fits, `--prove` trains
     it. `--probe` trains for real in child processes until one fails, and what it finds corrects later answers on this
     device. `--allocators` runs the step for real under each allocator.
@@ -23,13 +23,13 @@ class FitRequest(Request):
     account: str = option(
         "resident", "Who counts --memory: resident (RAM), cgroup, address-space (ulimit -v), data (-d)."
     )
-    device: str | None = option(None, "A board: tx2, orin-nano, rpi5; less what its system keeps.")
+    board: str | None = option(None, "A board: tx2, orin-nano, rpi5; its memory less what its system keeps.")
     here: bool = option(None, "What is available on this machine now.")
-    batch: int | None = option(None, "Samples per step.")
+    batch: int | None = option(None, "Samples per step.", short="--batch-size")
     optimizer: str | None = option(None, "Optimizer: sgd, momentum, adam, adamw, rmsprop.")
     precision: str = option("float32", "float32, or bf16 for everything.")
     malloc: str = option("default", "Allocator: default (glibc), pinned, tcmalloc; on cuda PYTORCH_CUDA_ALLOC_CONF.")
-    on: str = option("cpu", "Memory and kernels of: cpu, or cuda (a GPU's own memory).")
+    device: str = option("cpu", "Device of torch whose memory and kernels count: cpu, or cuda (a GPU's own).")
     threads: int | None = option(None, "Threads that torch computes with.")
     options: bool = option(True, "Look for what would make it fit.")
     plan: bool = option(None, "Look for the cheapest combination of changes that fits.")

@@ -294,7 +294,7 @@ def _rlimits() -> dict[str, int]:
 def board_named(name: str) -> Board:
     """A board by a part of its name that no other has ("tx2", "orin nano", "rpi5"); UnknownName with the nearest."""
     if name.partition(":")[0] in ("cpu", "cuda", "gpu", "mps"):
-        raise UsageError(f"'{name}' is no board", "name one, such as --device tx2; kernels of CUDA: --on cuda")
+        raise UsageError(f"'{name}' is no board", "name one, such as --board tx2; kernels of CUDA: --device cuda")
     known = {board.name: board for board in all_boards() if board.memory_bytes}
     wanted = _normalised(name)
     if wanted in known:
@@ -305,8 +305,8 @@ def board_named(name: str) -> Board:
 
 def _unknown_board(name: str, wanted: str, known: dict[str, Board]) -> Board:
     short = {full.removeprefix("jetson_"): full for full in known}
-    near = UnknownName("device", wanted, {*short, *known})
-    raise UnknownName("device", name, _dashed([*known]), near.hint and near.hint.replace("_", "-"))
+    near = UnknownName("board", wanted, {*short, *known})
+    raise UnknownName("board", name, _dashed([*known]), near.hint and near.hint.replace("_", "-"))
 
 
 def _dashed(names: Iterable[str]) -> list[str]:
@@ -390,7 +390,7 @@ def fit_command(meta: Mapping[str, Any]) -> str | None:
     for option in _SHARED_OPTIONS:
         value = _option_value(argv, option)
         words += [] if value is None else [option, value]
-    words += ["--on", "cuda"] if str(workload.get("device")).startswith("cuda") else []
+    words += ["--device", "cuda"] if str(workload.get("device")).startswith("cuda") else []
     return shlex.join(words)
 
 
