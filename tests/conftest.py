@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 from tests.cpu_times import function_of, slow_functions
 from tests.patience import HANG_S
 from tests.warm_python import WarmPython
@@ -23,6 +24,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 if "PYTEST_XDIST_WORKER" not in os.environ:
     # What a user's earlier runs have left in the cache must not change a test, nor a test what the user finds there.
     os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="stepscope-tests-")  # workers inherit it
+
+settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("busy")  # a machine that does something else is no fault of a test
 
 os.environ["STEPSCOPE_CEILINGS"] = "off"  # a probe of some seconds, which only its own tests ask for
 

@@ -167,3 +167,33 @@ def test_a_forward_pass_that_raised_counts_no_samples(tmp_path: Path) -> None:
             optimizer.step()
 
     assert set(recorded(loop, tmp_path).steps["samples"].to_list()[4::5]) == {14}
+
+
+def test_gradients_by_what_a_model_was_called_with_are_neither_a_step_nor_samples(tmp_path: Path) -> None:
+    def loop() -> None:
+        model = nn.Linear(4, 1)
+        optimizer = torch.optim.SGD(model.parameters(), 0.01)
+        for _ in range(12):
+            x = torch.randn(16, 4)
+            for _ in range(5):  # an attack
+                x = x.detach().requires_grad_()
+                (slope,) = torch.autograd.grad(model(x).square().mean(), x)
+                x = x + 0.1 * slope.sign()
+            optimizer.zero_grad()
+            model(x.detach()).square().mean().backward()
+            optimizer.step()
+
+    assert recorded(loop, tmp_path).steps["samples"].to_list() == [16] * 12
+
+
+def test_functional_training_by_gradients_of_plain_tensors_has_its_steps(tmp_path: Path) -> None:
+    def loop() -> None:
+        model = nn.Linear(4, 1)
+        weights = {name: tensor.detach().clone().requires_grad_() for name, tensor in model.named_parameters()}
+        for _ in range(12):
+            loss = torch.func.functional_call(model, weights, torch.randn(16, 4)).square().mean()
+            slopes = torch.autograd.grad(loss, list(weights.values()))
+            pairs = zip(weights.items(), slopes, strict=True)
+            weights = {name: (old - 0.1 * slope).detach().requires_grad_() for (name, old), slope in pairs}
+
+    assert recorded(loop, tmp_path).steps["samples"].to_list() == [16] * 12

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import py_compile
+import signal
 import subprocess
 import sys
 import zipapp
@@ -10,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from tests.conftest import CommandLine
+from tests.patience import HANG_S
 from tests.warm_python import WarmPython
 
 import stepscope
@@ -210,3 +213,40 @@ def test_options_of_a_workload_are_refused_for_a_script(
 def test_a_loop_that_never_calls_step_is_warned_about(tmp_path: Path) -> None:
     with pytest.warns(RuntimeWarning, match="scope.step"), stepscope.profile(out=tmp_path):
         pass
+
+
+def test_output_that_is_closed_or_full_changes_no_exit_code(script: Path, tmp_path: Path) -> None:
+    for way in (">&-", "2>/dev/full", "2>&- >&-"):
+        command = f"{sys.executable} -m stepscope run --no-ceilings {script} {way}"
+        done = subprocess.run(["sh", "-c", command], cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, (way, done.stderr)
+
+
+def test_a_compiled_script_is_run_as_python_runs_it(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    script = tmp_path / "hello.py"
+    script.write_text("print('hello', __file__.rpartition('.')[2])")
+    compiled = tmp_path / "hello.pyc"
+    py_compile.compile(str(script), cfile=str(compiled))
+    _, code = run_script(str(compiled), [], Settings(out=tmp_path / "runs"))
+    assert code == 0
+    assert capfd.readouterr().out == "hello pyc\n"
+
+
+def test_an_interrupt_of_this_process_alone_reaches_the_script(tmp_path: Path) -> None:
+    script = tmp_path / "waits.py"
+    script.write_text(
+        "import sys, time\n"
+        "try:\n"
+        "    print('ready', flush=True)\n"
+        "    time.sleep(60)\n"
+        "except KeyboardInterrupt:\n"
+        "    sys.exit(9)\n"
+    )
+    command = [sys.executable, "-m", "stepscope", "run", "-q", str(script)]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=tmp_path, start_new_session=True
+    ) as started:
+        assert started.stdout is not None
+        assert started.stdout.readline() == b"ready\n"
+        started.send_signal(signal.SIGINT)
+        assert started.wait(HANG_S) == 9

@@ -54,9 +54,8 @@ class PARSER(TyperCommand):
         if "--" in rest and _are_options(rest[: rest.index("--")], takes_value):
             return args
         ours = [word for word in rest if word.partition("=")[0] in takes_value]
-        if ours:
-            said = f"{', '.join(ours)} of {args[place]}: options of stepscope go before the script"
-            sys.stderr.write(f"{said}\n")
+        if ours and not {"-q", "--quiet"}.intersection(args[:place]):
+            _say(f"{', '.join(ours)} of {args[place]}: options of stepscope go before the script")
         return [*args[: place + 1], "--", *rest]
 
 
@@ -114,10 +113,10 @@ def _run(
     if config is not None:
         RunWriter.attach(path).update(configuration=note_of(config, str(request.with_)))
     if code == 0 and request.record_memory != "off":
-        write_empty_process_bytes(path, lambda said: sys.stderr.write(f"{said}\n"))
+        write_empty_process_bytes(path, _say)
         if not of_a_script and config is None:
             _compute_memory(path, request)
-    write_ceilings(path, lambda said: sys.stderr.write(f"{said}\n"), request.ceilings and code == 0)
+    write_ceilings(path, _say, request.ceilings and code == 0)
     _pack(path)
     _report(path, request.meter_csv, quiet, html, of_a_script)
     raise typer.Exit(_exit_code(code, of_a_script))
@@ -200,7 +199,7 @@ def _pack(path: Path) -> None:
     try:
         pack(path)
     except (StepscopeError, OSError) as error:
-        sys.stderr.write(f"the run could not be packed into Parquet, and is whole without: {error}\n")
+        _say(f"the run could not be packed into Parquet, and is whole without: {error}")
 
 
 def _compute_memory(path: Path, request: RunRequest) -> None:
@@ -266,7 +265,7 @@ def _resolution_stop(wanted: float | None, out: Path) -> Iterator[UntilResolved 
         yield resolved
     finally:
         resolved.close()
-    sys.stderr.write(f"{resolved.sentence}\n")
+    _say(resolved.sentence)
 
 
 def progress_bar(name: str, steps: int, quiet: bool) -> Any:
@@ -297,7 +296,7 @@ def progress_bar(name: str, steps: int, quiet: bool) -> Any:
 def _report(path: Path, logs: Sequence[Path], quiet: bool, html: bool, of_a_script: bool) -> None:
     """Do what follows a run: the logs of meters beside it, the report, the page; stdout of a script is left to it."""
     for complaint in read_logs(path, logs):
-        sys.stderr.write(f"{complaint}\n")
+        _say(complaint)
     _finish(path, quiet, of_a_script)
     if html:
         _page(path, of_a_script)
@@ -313,15 +312,23 @@ def _finish(path: Path, quiet: bool, of_a_script: bool) -> None:
     try:
         run = RunReader(path)
         if of_a_script and run.status != "running" and run.steps.is_empty():
-            sys.stderr.write(f"{_without_steps(run)}\n")
+            _say(_without_steps(run))
         elif not (quiet and of_a_script):
             _summarise(path, quiet, of_a_script)
     except (StepscopeError, OSError) as error:
-        sys.stderr.write(f"the run could not be reported: {error}\n")
+        _say(f"the run could not be reported: {error}")
     except Exception:  # a fault of ours: it is shown, and does not become the end of a training that went well
-        traceback.print_exc()
         again = f"after an update: stepscope report {path}"
-        sys.stderr.write(f"the report failed, which is a fault in Stepscope; the run is whole. {again}\n")
+        _say(f"{traceback.format_exc()}the report failed, which is a fault in Stepscope; the run is whole. {again}")
+
+
+def _say(text: str) -> None:
+    """Write a line to stderr; where it takes none (closed, on a full disk) the line is lost, and not the exit code."""
+    try:
+        sys.stderr.write(f"{text}\n")
+        sys.stderr.flush()
+    except (OSError, ValueError, AttributeError):
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123, SIM115 - what is buffered would fail again at the end
 
 
 def _summarise(path: Path, quiet: bool, of_a_script: bool) -> None:
@@ -342,10 +349,9 @@ def _without_steps(run: RunReader) -> str:
     """Return the one sentence about a script that made no training step: there is nothing else to say of it."""
     if run.status != "ok":
         return f"stepscope: the script ended before its first training step ({run.meta.get('reason') or run.status})"
-    return (
-        "stepscope: no training step was seen, so nothing was measured: a step is a call of optimizer.step(). "
-        "Does it train in another process, or not at all?"
-    )
+    why = next((str(event["message"]) for event in run.events if event.get("kind") == "no-steps"), "")
+    seen = "no training step was seen (a step is a call of optimizer.step()), so nothing was measured"
+    return f"stepscope: {seen}: {why.partition(': ')[2] or why}"
 
 
 def _page(path: Path, of_a_script: bool) -> None:

@@ -111,9 +111,7 @@ def known_of_device(board: str | None, allocator: str, job: Job | None) -> Devic
     return replace(kept, environment=calibration.measured_environment(allocator, imports))
 
 
-def requested_limit(
-    memory: float | str | None, board: str | None, here: bool, account: str = RESIDENT
-) -> Limit | None:
+def requested_limit(memory: float | str | None, board: str | None, here: bool, account: str = RESIDENT) -> Limit | None:
     """The limit that was asked for; a board's memory may be said beside it. None where none was.
 
     account: who counts what may be taken of `memory`.

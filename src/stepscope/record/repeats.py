@@ -207,7 +207,7 @@ class Repeats:
         elif kind == BATCH:
             self._steps.fetched(about, detail)
         elif kind == BACKWARD:
-            self._steps.before_backward(None, None)
+            self._steps.before_backward(None, (None,) if detail else None)  # of tensors that are no parameters
             self._steps.after_backward()
         elif kind == UPDATE:
             self._steps.before_optimizer(about)

@@ -7,6 +7,7 @@ This process only starts the script and the sampler, waits, and closes the run: 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import resource
 import signal
@@ -82,7 +83,7 @@ def run_script(
 def _trained(
     orders: Orders, target: str, arguments: Sequence[str], settings: Settings, writer: RunWriter, malloc: str
 ) -> int:
-    go, tell = os.pipe()
+    go, tell = _pipe()
     text = replace(orders, go=go).to_json()
     flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
     command = [sys.executable, *flags, str(_START), text, target, *arguments]
@@ -101,6 +102,15 @@ def _trained(
             if end.died_early and end.exit_code != 0:  # with the script it ends by itself, in order
                 _note(writer, "sampler-lost", f"the sampling process ended early (exit code {end.exit_code})")
     return code
+
+
+def _pipe() -> tuple[int, int]:
+    """Return the ends of a pipe, neither where an output that was closed is missing: the script must miss it too."""
+    low = os.pipe()
+    ends = [fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 3) for end in low]
+    for end in low:
+        os.close(end)
+    return ends[0], ends[1]
 
 
 def _sampler(writer: RunWriter, settings: Settings, pid: int) -> Sampler | None:
@@ -127,7 +137,7 @@ def _waited(child: subprocess.Popen[bytes]) -> int:
 
 @contextlib.contextmanager
 def _signals_passed_on(child: subprocess.Popen[bytes]) -> Iterator[None]:
-    """A signal for this process is for the training; Ctrl-C reaches it by itself, since it shares the terminal."""
+    """A signal for this process is for the training; Ctrl-C of a terminal reaches it by itself."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -137,7 +147,7 @@ def _signals_passed_on(child: subprocess.Popen[bytes]) -> Iterator[None]:
             child.send_signal(number)
 
     handlers: dict[int, Callable[[int, Any], None]] = {
-        signal.SIGINT: lambda *_: None,
+        signal.SIGINT: lambda *of: None if _in_foreground() else passed_on(*of),
         **dict.fromkeys(_PASSED_ON, passed_on),
     }
     before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
@@ -146,6 +156,20 @@ def _signals_passed_on(child: subprocess.Popen[bytes]) -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _in_foreground() -> bool:
+    """Return whether a terminal sends its Ctrl-C to the process group of this process, and so to the script as well."""
+    try:
+        terminal = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY)
+    except OSError:
+        return False
+    try:
+        return os.tcgetpgrp(terminal) == os.getpgrp()
+    except OSError:
+        return False
+    finally:
+        os.close(terminal)
 
 
 def _close(writer: RunWriter, code: int) -> None:

@@ -252,7 +252,7 @@ class Session:
         """Gradients are about to be computed."""
         self._trainers.computes()
         self._begin()
-        self._finder.before_backward(roots)
+        self._finder.before_backward(roots, inputs)
         self._open_step()
         self._look(before_pass=True)
         if self._recorder is not None:

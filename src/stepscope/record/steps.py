@@ -58,6 +58,8 @@ class StepFinder:
         self._optimized = False  # an optimizer has begun to update, now or before
         self._worked = False  # something with gradients ran since the last update
         self._step_pass_called = False
+        self._given: set[int] = set()  # addresses of tensors that models were called with since the last pass
+        self._aside = False  # the last pass was no training: its gradients are of none of the parameters
         self._direct_passes = 0  # gradients of what no module's call computed
         self.signs = {"calls": 0, "passes": 0, "updates": 0, "forks": 0}  # of a training, for one without a step
         self.input_shape: list[int] | None = None
@@ -98,6 +100,7 @@ class StepFinder:
         number = self._identities.number(module)
         self._trained.add(number)
         self._step_pass_called = True
+        self._given.update(id(tensor) for tensor in _tensors((args, kwargs)))
         self._count(module, number, args, kwargs)
 
     def returned(self, module: nn.Module, output: Any) -> None:
@@ -145,20 +148,24 @@ class StepFinder:
             self._leave_out(monotonic_ns())
             self._samples.take()
 
-    def before_backward(self, roots: Any) -> None:
-        """Gradients are about to be computed."""
+    def before_backward(self, roots: Any, inputs: Any) -> None:
+        """Gradients are about to be computed: of parameters, or aside, of what a model was called with."""
         self._work_begins()
+        self._aside = bool(inputs) and self._none_is_trained(inputs)
+        if self._aside:
+            return
+        self._given.clear()
         self.signs["passes"] += 1
         self._direct_passes += not self._step_pass_called
         self._step_pass_called = False
         if self._by_hand():
-            self._watch_leaves(roots)
+            self._watch_leaves(roots, inputs or ())
             self._manual.begins(self._fingerprint())
         self._samples.backward()
 
     def after_backward(self) -> None:
         """They are computed."""
-        if self._by_hand():
+        if self._by_hand() and not self._aside:
             self._manual.passed(self._fingerprint())
 
     def batch(self, iterator: Any, batch: Any) -> None:
@@ -268,11 +275,25 @@ class StepFinder:
         self._samples.called(number, size if batched else 1, batched)
         self.input_shape = [] if batched else [size]
 
+    def _none_is_trained(self, inputs: Any) -> bool:
+        """Return whether gradients of these are no training: an attack, a penalty, a derivative by coordinates.
+
+        Before an optimizer has updated, what is no nn.Parameter may be one all the same, unless a model was given it.
+        """
+        if any(isinstance(tensor, nn.Parameter) for tensor in inputs):
+            return False
+        return self._optimized or all(id(tensor) in self._given for tensor in inputs)
+
     def _by_hand(self) -> bool:
         return self._from_updates and not self._optimized
 
-    def _watch_leaves(self, roots: Any) -> None:
-        if self._watched is not None and any(reference() is not None for reference in self._watched):
+    def _watch_leaves(self, roots: Any, inputs: Any) -> None:
+        watched = {id(leaf) for leaf in (reference() for reference in self._watched or ()) if leaf is not None}
+        leaves = [tensor for tensor in inputs if isinstance(tensor, torch.Tensor) and tensor.is_leaf]
+        if leaves and watched.isdisjoint(map(id, leaves)):  # functional training makes parameters anew in each step
+            self._watched = [weakref.ref(leaf) for leaf in leaves[:8]]
+            return
+        if watched:
             return
         if self._watched is None or self._manual.passes < 50:  # functional training has none: looked for now and then
             leaves = torch_private.leaves_of(roots)
@@ -321,7 +342,10 @@ def why_no_steps(signs: Mapping[str, int]) -> str:
             "start them with the 'spawn' method, or call stepscope.profile in the function that trains"
         )
     if signs.get("calls"):
-        return "models were called but no gradients computed: this is inference, and Stepscope profiles training"
+        return (
+            "models were called but no backward pass was made: that is inference, or training without one (forward "
+            "mode, evolution), where stepscope.profile is told of each step by scope.step()"
+        )
     return "no model was called, no gradient computed and no optimizer stepped with torch in this process"
 
 

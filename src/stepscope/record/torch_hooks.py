@@ -227,13 +227,15 @@ class Routes:
         def run(t_outputs: Any, *args: Any, **kwargs: Any) -> Any:
             if not self._installed or _is_compiling() or graph_task() != none:  # or a checkpoint's pass
                 return plain(t_outputs, *args, **kwargs)
+            inputs: Any = args[3] if len(args) > 3 else None
             try:
-                expected = boundary.open and is_next(BACKWARD, repeating)
+                of_others = bool(inputs) and not any(isinstance(tensor, nn.Parameter) for tensor in inputs)
+                expected = boundary.open and is_next(BACKWARD, repeating, of_others)
             except BaseException as error:
                 expected = False
                 boundary.failed(error)
             if not expected:
-                boundary.call(listener.before_backward, t_outputs, args[3] if len(args) > 3 else None)
+                boundary.call(listener.before_backward, t_outputs, inputs)
                 if not self._keras and "keras" in sys.modules:
                     boundary.call(self._route_keras)
             result = plain(t_outputs, *args, **kwargs)

@@ -238,7 +238,7 @@ class _Listener:
 
     def before_backward(self, roots: Any, inputs: Any) -> None:
         self._seen.before_backward(roots, inputs)
-        self._finder.before_backward(roots)
+        self._finder.before_backward(roots, inputs)
 
     def after_backward(self) -> None:
         self._finder.after_backward()

@@ -27,7 +27,6 @@ from stepscope.record.ops.events import NO_MODULE
 
 COMPILED, SCRIPTED = "compiled", "scripted"
 _COMPILED = "_orig_mod"  # the attribute under which torch.compile keeps the model
-_GONE = nn.Module()  # stands for one that has died: it owns nothing
 Reference = Callable[[], nn.Module | None]
 Models = nn.Module | Sequence[nn.Module] | Mapping[str, nn.Module] | None
 
@@ -227,7 +226,7 @@ class ModuleBook:
 
 def _alive(held: Reference) -> nn.Module:
     module = held()  # never asked whether it is true: that may be the training's own code
-    return _GONE if module is None else module
+    return nn.Module() if module is None else module  # one that has died owns nothing
 
 
 def _named_modules(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:

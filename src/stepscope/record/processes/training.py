@@ -10,8 +10,9 @@ import atexit
 import builtins
 import contextlib
 import ctypes
-import importlib
+import importlib.util
 import json
+import marshal
 import os
 import pkgutil
 import runpy
@@ -20,7 +21,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from types import ModuleType, TracebackType
+from types import CodeType, ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any
 
 from stepscope.record.boundary import is_ours
@@ -168,7 +169,15 @@ def _run_script(path: Path) -> None:
         sys.path.insert(0, str(path.resolve().parent))
     main = sys.modules["__main__"]
     _empty(main, absolute)
-    exec(compile(source, absolute, "exec", dont_inherit=True), vars(main))
+    exec(_code(source, absolute), vars(main))
+
+
+def _code(source: bytes, file: str) -> CodeType:
+    """Return the code of a script, or of one that was compiled (`python train.pyc`)."""
+    if file.endswith(".pyc") and source[:4] == importlib.util.MAGIC_NUMBER:
+        code: CodeType = marshal.loads(source[16:])
+        return code
+    return compile(source, file, "exec", dont_inherit=True)
 
 
 def _empty(main: ModuleType, file: str | None) -> None:
