@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import json
+import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -46,9 +48,15 @@ def test_they_are_measured_once_by_threads_and_precision(probe: Probe) -> None:
     assert ceilings.cached_ceilings("cpu", "bf16", 1) is not None
 
 
-def test_a_disturbed_probe_is_made_again_and_the_highest_rate_is_kept(probe: Probe) -> None:
+def test_a_disturbed_probe_is_made_again_an_hour_later_and_the_highest_rate_is_kept(
+    probe: Probe, tmp_path: Path
+) -> None:
     probe.quiet = 0.5
-    ceilings.ceilings(threads=1)
+    for _ in range(2):
+        ceilings.ceilings(threads=1)
+    assert probe.calls == 1
+    (kept,) = tmp_path.glob("cache/stepscope/ceilings/*.json")
+    os.utime(kept, (0, time.time() - 4000))
     probe.quiet, probe.faster = 0.3, 0.5
     found = ceilings.ceilings(threads=1)
     assert probe.calls == 2

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import polars as pl
 import pytest
+from rich.console import Console
 
 from stepscope import Run
 from stepscope.record.processes import children
@@ -15,6 +16,7 @@ from stepscope.record.processes.children import when_imported
 from stepscope.record.processes.training import Orders
 from stepscope.record.script import run_script
 from stepscope.record.settings import Settings
+from stepscope.report.screen import render
 from stepscope.runfolder import RunReader
 
 SEEN = """
@@ -92,6 +94,10 @@ def test_processes_that_a_script_spawns_are_parts_of_its_run(tmp_path: Path) -> 
     assert sorted(part.steps.height for part in parts) == [6, 7]
     assert [part.status for part in parts] == ["ok", "ok"]
     assert [part.steps["samples"].to_list()[0] for part in parts] == [3, 3]
+    console = Console(width=100)
+    with console.capture() as shown:
+        console.print(render(Run(path)))
+    assert f"2 trained, {parts[0].steps.height}, {parts[1].steps.height} steps" in shown.get()
 
 
 @pytest.mark.slow

@@ -197,3 +197,39 @@ def test_functional_training_by_gradients_of_plain_tensors_has_its_steps(tmp_pat
             weights = {name: (old - 0.1 * slope).detach().requires_grad_() for (name, old), slope in pairs}
 
     assert recorded(loop, tmp_path).steps["samples"].to_list() == [16] * 12
+
+
+def test_the_first_batch_after_a_validation_counts_when_gradients_add_up(tmp_path: Path) -> None:
+    def loop() -> None:
+        model = nn.Linear(4, 1)
+        optimizer = torch.optim.SGD(model.parameters(), 0.01)
+        train: DataLoader[Any] = DataLoader(list(torch.randn(64, 4)), 8)  # type: ignore[arg-type]
+        check: DataLoader[Any] = DataLoader(list(torch.randn(64, 4)), 8)  # type: ignore[arg-type]
+        for _ in range(3):
+            for number, batch in enumerate(train):
+                model(batch).mean().backward()
+                if number % 2:
+                    optimizer.step()
+                    optimizer.zero_grad()
+            with torch.no_grad():
+                for batch in check:
+                    model(batch)
+
+    assert recorded(loop, tmp_path).steps["samples"].to_list() == [16] * 12
+
+
+def test_stages_that_hand_over_tensors_of_their_own_make_no_step_more(tmp_path: Path) -> None:
+    def loop() -> None:
+        stages = [nn.Linear(4, 4), nn.Linear(4, 1)]
+        optimizers = [torch.optim.SGD(stage.parameters(), 0.01) for stage in stages]
+        for _ in range(12):
+            for chunk in torch.randn(4, 8, 4):
+                first = stages[0](chunk)
+                handed = first.detach().requires_grad_()
+                stages[1](handed).mean().backward()
+                first.backward(handed.grad)
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad()
+
+    assert recorded(loop, tmp_path).steps.height == 12

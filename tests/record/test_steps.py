@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,15 @@ import torch
 from tests.record.loops import last_step, record, simple_loop
 from torch import nn
 
+import stepscope
 from stepscope import Run
 from stepscope.record.steps import Gaps, Identities, SampleCount, first_tensor
 from stepscope.record.torch_private import first_bytes
 from stepscope.record.update_rounds import ManualRounds, OptimizerRounds
+
+
+def fails() -> float:
+    raise ValueError
 
 
 def rounds(calls: str, per_round: int | None = None) -> list[int]:
@@ -483,3 +489,19 @@ def test_layers_that_are_called_past_their_call_are_said_to_be_unknown_and_why(t
     run = Run(record(loop, tmp_path, steps="optimizer").path)
     said = [item.why for item in run.not_measured() if item.what == "layers"]
     assert ["'forward' of its modules itself" in why for why in said] == ([True] if direct else [])
+
+
+def test_an_optimizer_whose_step_calls_that_of_its_base_class_updates_once(tmp_path: Path) -> None:
+    class Centred(torch.optim.Adam):
+        def step(self, closure: Any = None) -> Any:
+            return super().step(closure)
+
+    torch.optim.Adam([nn.Parameter(torch.ones(1))])  # torch routes the base class too from here on
+    model = nn.Linear(4, 1)
+    optimizer = Centred(model.parameters())
+    with stepscope.profile(steps="optimizer", out=tmp_path) as scope:
+        for number in range(20):
+            model(torch.randn(3, 4)).mean().backward()
+            with contextlib.suppress(ValueError):
+                optimizer.step(fails if number == 7 else None)
+    assert Run(scope.path).steps.height == 19

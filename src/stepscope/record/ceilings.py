@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -19,6 +21,7 @@ from stepscope.record.device import changing_facts, describe_device
 FORMAT = 1  # of the probe: another number is measured anew
 SWITCH = "STEPSCOPE_CEILINGS"  # "off": nothing is measured after a run, as with --no-ceilings
 QUIET = 0.1  # share of the probe's time in run queues up to which its result is kept for good
+_AGAIN_S = 3600  # after which one that was disturbed is made again
 _TIMEOUT_S = 120
 _IDENTITY = ("board", "cpu", "machine", "kernel", "power_mode", "governors", "frequency_limits_hz")
 _PRECISIONS = {"bf16": "bfloat16", "bfloat16": "bfloat16", "fp16": "float16", "float16": "float16"}
@@ -32,12 +35,12 @@ def ceilings(
 
     `arithmetic`: FLOP/s by kind and size of the call; `bandwidth`: B/s by working set; `dispatch`: ns of a call;
     `run_queue_share`: how much of the probe's time background processes took. A probe that was disturbed
-    is made again the next time, and of each rate the highest that was seen is kept. threads: those of torch where
+    is made again an hour later, and of each rate the highest that was seen is kept. threads: those of torch where
     None, which are measured in any case. again: measure in any case.
     """
     conditions: dict[str, Any] = {"device": device, "precision": precision_of(precision), "threads": threads}
     known = cached_ceilings(device, precision, threads)
-    if known is not None and not again and (known.get("run_queue_share") or 0.0) <= QUIET:
+    if known is not None and not again and not _is_due(known, **conditions):
         return known
     found = _probed(conditions)
     if found is None:
@@ -47,6 +50,15 @@ def ceilings(
     best = found if known is None else _highest(known, found)
     _keep(conditions, best)
     return best
+
+
+def _is_due(known: dict[str, Any], device: str, precision: str, threads: int | None) -> bool:
+    """Return whether a probe was disturbed by other load, and so long ago that another one may not be."""
+    if (known.get("run_queue_share") or 0.0) <= QUIET:
+        return False
+    with contextlib.suppress(OSError, RuntimeError):
+        return time.time() - _file(device, precision_of(precision), threads).stat().st_mtime > _AGAIN_S
+    return False
 
 
 def cached_ceilings(
@@ -82,11 +94,7 @@ def write_ceilings(run: Path, says: Says = lambda said: None, measure: bool = Tr
         threads = meta.get("threads")
         conditions = (str(workload.get("device") or "cpu"), str(workload.get("precision") or ""), threads)
         known = cached_ceilings(*conditions)
-        if (
-            measure
-            and os.environ.get(SWITCH) != "off"
-            and (known is None or (known.get("run_queue_share") or 0.0) > QUIET)
-        ):
+        if measure and os.environ.get(SWITCH) != "off" and (known is None or _is_due(known, *conditions)):
             says("once for this device: what it can reach, as ceilings for the bottleneck and the roofline (seconds)")
             known = ceilings(*conditions)
         if known is not None:

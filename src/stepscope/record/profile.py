@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import warnings
 import weakref
@@ -170,7 +171,8 @@ class profile:  # noqa: N801 - reads as torch.profiler.profile does
             self._session.close(*status_of(error))
             if self._session.steps == 0 and error is None:
                 why = self._session.why_no_steps()
-                warnings.warn(f"stepscope recorded no training step: {why}", RuntimeWarning, stacklevel=2)
+                with contextlib.suppress(RuntimeWarning):  # of those who turn warnings into errors
+                    warnings.warn(f"stepscope recorded no training step: {why}", RuntimeWarning, stacklevel=2)
 
 
 def _listed(given: Any) -> list[Any]:

@@ -201,7 +201,7 @@ class StepFinder:
     def _leave_out(self, now_ns: int) -> None:
         if self._from_updates:
             self._rounds.finish()
-        self._samples.evaluated()
+        self._samples.evaluated_before()
         self._excluded(now_ns)
 
     def _count(self, module: nn.Module, number: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -296,7 +296,8 @@ class StepFinder:
         if watched:
             return
         if self._watched is None or self._manual.passes < 50:  # functional training has none: looked for now and then
-            leaves = torch_private.leaves_of(roots)
+            found = torch_private.leaves_of(roots)
+            leaves = [leaf for leaf in found if isinstance(leaf, nn.Parameter)] or found  # others come and go
             self._watched = [weakref.ref(leaf) for leaf in leaves]
 
     def swaps(self) -> None:
@@ -427,6 +428,7 @@ class SampleCount:
     def __init__(self) -> None:
         self._fetched: dict[int, deque[int]] = defaultdict(deque)
         self._trained_on: set[int] = set()  # loaders
+        self._since: set[int] = set()  # loaders that gave a batch since the last call without gradients
         self._evaluated: set[int] = set()  # loaders whose batches a model that is not trained was called with, perhaps
         self._calls: dict[int, list[tuple[int | None, bool]]] = {}
         self._passes = 0  # and their samples, since the last update
@@ -443,6 +445,7 @@ class SampleCount:
             self._evaluated.remove(loader)
             self._fetched.pop(loader, None)
         self._fetched[loader].append(samples)
+        self._since.add(loader)
 
     def called(self, model: int, samples: int | None, batched: bool) -> None:
         """A model is called with gradients, with so many samples; None where nothing tells."""
@@ -479,13 +482,19 @@ class SampleCount:
 
     def evaluated(self) -> None:
         """Count as evaluation what was fetched from loaders that are not trained on."""
-        for loader in [loader for loader in self._fetched if loader not in self._trained_on]:
+        self._since.clear()
+        self.evaluated_before()
+
+    def evaluated_before(self) -> None:
+        """The same of what was fetched before the last call without gradients."""
+        for loader in [loader for loader in self._fetched if loader not in self._trained_on | self._since]:
             del self._fetched[loader]
         self._evaluated.clear()
 
     def shown(self) -> None:
         """A model that is not trained was called: a teacher, where gradients are computed next, else an evaluation."""
         self._evaluated |= self._fetched.keys() - self._trained_on
+        self._since.clear()
 
     def take(self, ahead: int = 0) -> int | None:
         """The samples of the step that has ended, None where nothing tells; `ahead` updates are of the next step."""

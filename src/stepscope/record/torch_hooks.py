@@ -25,6 +25,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from types import FrameType
 from typing import Any, Protocol
 
 import torch
@@ -136,8 +137,10 @@ class Routes:
         self._installed = False
         self._repeating: Repeating = repeating or _NoneRepeats()
         self._updates = 0
-        self._before_update = self._update_teller(UPDATE, listener, "before_optimizer")
-        self._after_update = self._update_teller(UPDATED, listener, "after_optimizer")
+        self._updating: list[int] = []  # addresses of optimizers that are within an update, the innermost last
+        tell_before = self._update_teller(UPDATE, listener, "before_optimizer")
+        tell_after = self._update_teller(UPDATED, listener, "after_optimizer")
+        self._before_update, self._after_update = self._outermost_updates(tell_before, tell_after)
         self._modules = _ModuleRoute(boundary, listener, self)
 
     @property
@@ -205,12 +208,8 @@ class Routes:
     def _update_teller(self, kind: str, listener: Listener, name: str) -> Callable[..., None]:
         """Return the hook of an update's beginning or end."""
         boundary, is_next, heard = self._boundary, self._repeating.is_next, getattr(listener, name, _nothing)
-        counts = kind is UPDATED
 
-        def tell(optimizer: Any, *_: Any) -> None:
-            if _is_compiling():
-                return
-            self._updates += counts
+        def tell(optimizer: Any) -> None:
             try:
                 if boundary.open and is_next(kind, optimizer):
                     return
@@ -219,6 +218,32 @@ class Routes:
             boundary.call(heard, optimizer)
 
         return tell
+
+    def _outermost_updates(self, tell_before: Callable[[Any], None], tell_after: Callable[[Any], None]) -> Any:
+        """Return both hooks: torch calls them twice where an optimizer's `step` calls that of its base class."""
+
+        def before(optimizer: Any, *_: Any) -> None:
+            if _is_compiling():
+                return
+            updating = self._updating
+            if updating:  # or an exception has ended it
+                within = _updates_below(sys._getframe(1))
+                self._updating = updating = [key for key in updating if key in within]
+            updating.append(id(optimizer))
+            if updating.count(id(optimizer)) == 1:
+                tell_before(optimizer)
+
+        def after(optimizer: Any, *_: Any) -> None:
+            if _is_compiling():
+                return
+            key, updating = id(optimizer), self._updating
+            if key in updating:
+                updating.remove(key)
+            if key not in updating:
+                self._updates += 1
+                tell_after(optimizer)
+
+        return before, after
 
     def _backward(self, plain: Callable[..., Any]) -> Callable[..., Any]:
         boundary, listener, repeating = self._boundary, self._listener, self._repeating
@@ -322,6 +347,16 @@ class Routes:
 
 def _nothing(*_: Any) -> None:
     return None
+
+
+def _updates_below(newest: FrameType) -> set[int]:
+    """Return the addresses of optimizers whose `step` is under way below this frame, torch's wrapper of another one."""
+    found, frame = set(), newest.f_back
+    while frame is not None:
+        if frame.f_code is newest.f_code:
+            found.add(id(frame.f_locals.get("self")))
+        frame = frame.f_back
+    return found
 
 
 def _without_our_frames(walk: Callable[[Any], Iterator[tuple[Any, Any]]]) -> Callable[[Any], Iterator[tuple[Any, Any]]]:

@@ -45,6 +45,7 @@ LINES, WIDTH = 24, 100
 _LABEL = 14
 _MOST_LAYERS, _LEAST_LAYERS = 8, 3
 _EVIDENCE = 2
+_MOST_PROCESSES = 8  # whose steps one line holds
 _ROOM = ((3, 2), (2, 2), (2, 1), (1, 1))  # cautions and what to do next, the more the better
 _NAME = 18  # characters of a name for which columns give way
 _SMALL = 0.005  # of the step: phases below it are no line of the answer
@@ -150,10 +151,23 @@ def _answer(run: Run, most: int) -> list[RenderableType]:
     else:
         said = [Text(verdict.why or verdict.sentence, style="bold")]
     lines = [_labelled("BOTTLENECK", *said)]
-    last = rank_sentences(run.rank_table()) if len(run.ranks) > 1 else []
-    lines += [_labelled("RANKS", Text(f"{len(run.ranks)} ranks; {'; '.join(last)}".rstrip("; ")))] if last else []
+    lines += _processes(run)
     cautions = [Text(caution) for caution in (*_simulated_first(run, verdict.cautions), *_overhead(run))][:most]
     return [*lines, *([_labelled("CAUTION", *cautions, style="yellow")] if cautions else [])]
+
+
+def _processes(run: Run) -> list[RenderableType]:
+    """Return what several processes of one training, or of one script, have to do with each other."""
+    if len(run.ranks) < 2:
+        return []
+    table = run.rank_table()
+    last = rank_sentences(table)
+    if last:
+        return [_labelled("RANKS", Text(f"{len(run.ranks)} ranks; {'; '.join(last)}"))]
+    steps = [f"{count:,}" for count in table["steps"].to_list()[:_MOST_PROCESSES]]
+    steps += ["..."] if len(run.ranks) > _MOST_PROCESSES else []
+    said = f"{len(run.ranks)} trained, {', '.join(steps)} steps; this is the first, stepscope report -v lists them"
+    return [_labelled("PROCESSES", Text(said))]
 
 
 def _simulated_first(run: Run, cautions: Sequence[str]) -> list[str]:
