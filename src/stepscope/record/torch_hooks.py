@@ -495,7 +495,7 @@ class _ModuleRoute:
             output = run(*args, **kwargs)
         except BaseException:
             if watched:
-                self._boundary.call(getattr(self._listener, "raised", _nothing), module)
+                self._boundary.call(self._listener.raised, module)
             raise
         finally:
             self._inside = self._plainly = False

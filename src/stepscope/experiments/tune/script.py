@@ -223,6 +223,9 @@ class _Listener:
         if self._trains:
             self._finder.returned(module, output)
 
+    def raised(self, module: Any) -> None:
+        self._finder.raised(module)
+
     def compiled(self, module: Any) -> None:
         self._seen.compiled(module)
 
