@@ -5,6 +5,7 @@
 # make torture kills, failing disks, losses of power; 100,000 damaged folders (PROCESSES=8: hours; CASES=1000: less)
 # make package wheel and source archive, tried             make docs    the documentation site, into build/site
 # make lab     beside Linux's own power drivers in an emulated guest, on ARM64, on JetPack's layout (root, apt, 6 GB; docs/lab.md)
+# make first-screens   draw the pictures anew that tests compare the first screen of the page with (Chromium)
 # make clean   remove .venv and caches (runs/ stays)
 # Another Python:  make demo PYTHON=python3.12          More cores:  make test WORKERS=8
 
@@ -19,7 +20,7 @@ READY := $(VENV)/.ready
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet
 PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
 
-.PHONY: demo test test-quick check bench accuracy torture package docs lab clean
+.PHONY: demo test test-quick check bench accuracy torture package docs lab first-screens clean
 .DEFAULT_GOAL := demo
 
 demo: $(READY)
@@ -62,6 +63,9 @@ docs: $(READY)
 
 lab: $(READY)
 	PARTS="$(PARTS)" PYTHON=$(CURDIR)/$(BIN)/python lab/run
+
+first-screens: $(READY)
+	$(BIN)/python -m tests.report.first_screen
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
