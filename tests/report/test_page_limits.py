@@ -64,6 +64,34 @@ def test_what_is_not_there_is_one_line_at_the_end(pages: dict[str, Path]) -> Non
     assert text.index('id="absent"') > text.rindex("</section>")
 
 
+@pytest.mark.parametrize("width", [1400, 390])
+@pytest.mark.parametrize("name", ["of a simulated board", "of two ranks", "without sensors"])
+def test_headline_numbers_are_each_on_one_line_and_begin_level(
+    chromium: Browser, pages: dict[str, Path], name: str, width: int
+) -> None:
+    chromium.open(pages[name], width)
+    boxes = chromium.run(
+        "[...document.querySelectorAll('#overview > .key-figures > div')].map((card) => {"
+        " const value = card.querySelector('.value'), box = value.getBoundingClientRect();"
+        " return [card.getBoundingClientRect().top, box.top, box.height, value.scrollWidth - value.clientWidth]; })"
+    )
+    assert boxes
+    assert all(height < 40 and excess <= 0 for _, _, height, excess in boxes)
+    rows = {round(top): {round(value) for row, value, *_ in boxes if round(row) == round(top)} for top, *_ in boxes}
+    assert all(len(values) == 1 for values in rows.values())
+
+
+def test_short_layers_have_microseconds_and_lists_without_source_no_empty_column(
+    chromium: Browser, pages: dict[str, Path]
+) -> None:
+    chromium.open(pages["of a simulated board"])
+    shown = chromium.run("[...document.querySelectorAll('.layers td.n')].map((cell) => cell.textContent)")
+    assert {value.split()[1] for value in shown} == {"ms", "µs"}
+    assert all(1 <= float(value.split()[0]) < 1000 for value in shown)
+    beside = "document.querySelector('.layers table').getBoundingClientRect().right"
+    assert chromium.run(f"{beside} - document.querySelector('.layers td.n').getBoundingClientRect().right") < 10
+
+
 def test_a_simulated_run_is_framed_and_named_so_everywhere(chromium: Browser, pages: dict[str, Path]) -> None:
     page = pages["of a simulated board"]
     text = page.read_text(encoding="utf-8")

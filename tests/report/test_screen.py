@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from rich.text import Text
 from tests.fabricate import Op, fabricate_run
 from tests.report.stored_runs import RUNS
 
 from stepscope.analysis.run import Run
-from stepscope.report.screen import LINES, render
+from stepscope.report.screen import LINES, _labelled, render
 
 
 def screen(path: Path, width: int = 100, colour: bool = False) -> str:
@@ -70,6 +71,23 @@ def test_a_number_that_was_simulated_is_marked_on_the_screen_itself(runs: dict[s
     joules = first.split(" mJ/step")[0].rsplit("SIMULATED", 1)
     assert len(joules) == 2
     assert len(joules[1].split()) == 1  # the number alone lies between the mark and its unit
+
+
+@pytest.mark.parametrize("width", range(60, 101))
+def test_no_line_breaks_within_an_interval_or_before_a_percent_sign(width: int) -> None:
+    sentence = "the thread had no core in 78 % [72 %, 84 %] of the time; 50 ms [50, 1,234] after the first, 9 %"
+    console = Console(width=width, file=io.StringIO())
+    with console.capture() as captured:
+        console.print(_labelled("BOTTLENECK", Text(sentence)))
+    lines = [line[14:].strip() for line in captured.get().splitlines()]
+    assert " ".join(lines) == sentence
+    assert [line for line in lines if line.count("[") != line.count("]") or line.startswith("%")] == []
+
+
+def test_where_the_rest_is_takes_the_name_of_the_run_once(runs: dict[str, Path]) -> None:
+    said = screen(runs["of two ranks"]).replace("\n", "")
+    assert said.count(runs["of two ranks"].name) == 1
+    assert "--html: the page" in said
 
 
 def test_the_phases_add_up_to_the_step(runs: dict[str, Path]) -> None:

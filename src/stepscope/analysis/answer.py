@@ -125,11 +125,15 @@ def _hottest(run: Run) -> Iterator[Headline]:
     yield Headline("temperature", f"Hottest zone ({zone})", value, "°C", kind=kind, note=held)
 
 
+_DATA = {"real-full": "all of it", "real-subset": "a subset", "synthetic": "synthetic data"}
+
+
 def _accuracy(run: Run) -> Iterator[Headline]:
     accuracy = (run.meta.get("result") or {}).get("accuracy")
     if isinstance(accuracy, int | float):
         data = (run.meta.get("workload") or {}).get("data")
-        of = " ".join(str(data[key]) for key in ("name", "kind") if data.get(key)) if isinstance(data, dict) else ""
+        said = [data.get("name"), _DATA.get(str(data.get("kind")))] if isinstance(data, dict) else []
+        of = ", ".join(str(phrase) for phrase in said if phrase)
         yield Headline("accuracy", "Accuracy on test data", float(accuracy), "1", note=of)
 
 

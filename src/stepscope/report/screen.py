@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -305,8 +306,9 @@ class _Names:
 def _footer(run: Run) -> list[RenderableType]:
     """Return where the rest is."""
     page, name = run.path / "report.html", _typed(run.path)
-    there = _inside(page) if page.exists() else f"stepscope report {name}--html"
-    return [_labelled("MORE", Text(f"stepscope report {name}-v   page: {there}", overflow="fold"), style="dim")]
+    there = f"page: {_inside(page)}" if page.exists() else "--html: the page"
+    said = tuple(Text(phrase, overflow="fold") for phrase in (f"stepscope report {name}-v", there))
+    return [_labelled("MORE", _Flow(said), style="dim")]
 
 
 def _typed(path: Path) -> str:
@@ -329,10 +331,27 @@ def _inside(path: Path) -> Path:
         return path
 
 
+_GLUE = "\ue000"  # takes the place of a space at which no line is broken
+_GLUED = re.compile(r" (?=%)|(?<=[\[,]) (?=[^\[\]]*\])")
+
+
+@dataclass(frozen=True)
+class _Sentence:
+    """A sentence on lines that break neither within brackets nor between a number and its percent sign."""
+
+    text: Text
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        glued = Text(_GLUED.sub(_GLUE, self.text.plain), style=self.text.style)
+        for line in glued.wrap(console, options.max_width):
+            yield Text(line.plain.replace(_GLUE, " "), style=self.text.style)
+
+
 def _labelled(label: str, *said: RenderableType, style: str = "") -> RenderableType:
     line = Table.grid(padding=(0, 0))
     line.add_column(width=_LABEL, style=f"cyan {style}".strip(), no_wrap=True)
     line.add_column(style=style, ratio=1)
     for row, text in enumerate(said):
-        line.add_row(Text(label if row == 0 else ""), text)
+        plain = isinstance(text, Text) and not text.spans and text.overflow is None
+        line.add_row(Text(label if row == 0 else ""), _Sentence(text) if plain else text)  # type: ignore[arg-type]
     return line

@@ -92,7 +92,7 @@ function drawLayers(figure) {
       return make("span", {}, swatch, part);
     }));
   }
-  figure.prepend(make("div", { class: "find" }, quantities, groups, search, key), make("table", { "aria-label": "Layers" }, body), more);
+  figure.prepend(make("div", { class: "find" }, quantities, groups, search, key), make("table", { "aria-label": "Layers", class: all.some((row) => row.source) ? null : "without-lines" }, body), more);
   draw();
 }
 document.querySelectorAll("[data-layers]").forEach(drawLayers);

@@ -12,13 +12,13 @@ const make = (tag, attributes = {}, ...children) => {
 };
 
 /* A value in the prefix that keeps it short, with three digits. */
-const PREFIXES = [[1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"], [1, ""], [1e-3, "m"], [1e-6, "µ"]];
+const PREFIXES = [[1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"], [1, ""], [1e-3, "m"], [1e-6, "µ"], [1e-9, "n"]];
 function spoken(value, unit) {
   if (value === null || value === undefined) return "-";
-  if (unit === "1") return (100 * value).toFixed(1) + " %";
+  if (unit === "1") return (100 * value).toFixed(value < 1 ? 1 : 0) + " %";
   const digits = (number) => number.toLocaleString("en", { minimumSignificantDigits: 3, maximumSignificantDigits: 3 });
   if (value === 0) return unit === "ns" ? "0 ms" : "0 " + unit;
-  if (unit === "ns") return digits(value / 1e6) + " ms";
+  if (unit === "ns") return spoken(value / 1e9, "s");
   const [scale, prefix] = PREFIXES.find(([size]) => Math.abs(value) >= size) || PREFIXES[PREFIXES.length - 1];
   return digits(value / scale) + " " + prefix + unit;
 }

@@ -45,6 +45,16 @@ class KeyFigure:
     interval: str = ""
     note: str = ""
 
+    @property
+    def number(self) -> str:
+        """Return the value without its unit."""
+        return self.value.partition(" ")[0]
+
+    @property
+    def unit(self) -> str:
+        """Return the unit, empty where the value has none."""
+        return self.value.partition(" ")[2]
+
 
 @dataclass(frozen=True)
 class KeyFigures:
