@@ -47,13 +47,13 @@ class KeyFigure:
 
     @property
     def number(self) -> str:
-        """Return the value without its unit."""
-        return self.value.partition(" ")[0]
+        """Return the value without its unit; a percent sign stays with it."""
+        return self.value if self.value.endswith(" %") else self.value.partition(" ")[0]
 
     @property
     def unit(self) -> str:
         """Return the unit, empty where the value has none."""
-        return self.value.partition(" ")[2]
+        return self.value.removeprefix(self.number).strip()
 
 
 @dataclass(frozen=True)
