@@ -17,6 +17,9 @@ def view(
     token: Annotated[
         str | None, typer.Option(help="Token that visitors need. Default: none on this machine, else a new one.")
     ] = None,
+    over_time: Annotated[
+        bool, typer.Option("--over-time", help="Begin with the newest runs over each other by time, not the list.")
+    ] = False,
     open_page: Annotated[bool, typer.Option("--open/--no-open", help="Show the page in the browser.")] = False,
 ) -> None:
     """Show a folder of runs as a local web page: a list with filters, pages, comparison by ticking, running runs.
@@ -32,9 +35,10 @@ def view(
 
     needed = token if token is not None or is_loopback(host) else secrets.token_urlsafe(24)
     server = make_server(folder, host, port, needed)
-    typer.echo(f"{folder} is shown at {server.address} (Ctrl-C ends this)")
+    address = server.address_of("over-time") if over_time else server.address
+    typer.echo(f"{folder} is shown at {address} (Ctrl-C ends this)")
     if open_page:
-        typer.launch(server.address)
+        typer.launch(address)
     try:
         server.serve_forever()
     except KeyboardInterrupt:

@@ -105,5 +105,8 @@ $("runs").addEventListener("submit", (event) => {
   event.preventDefault();
   if (ticked.size >= 2) location.href = "/compare?" + [...ticked].map((key) => "run=" + encodeURIComponent(key)).join("&");
 });
+$("over-time").addEventListener("click", () => {
+  location.href = "/over-time?" + [...ticked].map((key) => "run=" + encodeURIComponent(key)).join("&");
+});
 choices(); headings(); show();
 setTimeout(follow, FAST_MS);

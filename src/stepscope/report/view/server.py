@@ -39,6 +39,11 @@ class ViewServer(ThreadingHTTPServer):
         token = "" if site.token is None else f"?token={site.token}"
         self.address = f"http://{shown}:{self.server_address[1]}/{token}"
 
+    def address_of(self, page: str) -> str:
+        """Return the address of one of its pages, such as "over-time"."""
+        begin, _, token = self.address.partition("/?")
+        return f"{begin.rstrip('/')}/{page}{f'?{token}' if token else ''}"
+
     def process_request(self, request: Any, client_address: Any) -> None:
         """Give this connection a thread, where there is a place for one more."""
         if not self._places.acquire(blocking=False):

@@ -28,6 +28,7 @@ from stepscope.quantities import simulated_badge
 from stepscope.report import compare_page, html
 from stepscope.report.charts.style import DARK, LIGHT
 from stepscope.report.live.run_state import Now, Watch
+from stepscope.report.view import over_time
 from stepscope.report.view.listing import ListedRun, Listing, leads_out
 from stepscope.units import amount, bytes_, duration, number, percent, plural, si
 
@@ -94,6 +95,8 @@ class Site:
             return Answer(200, page, _HTML, _own_page(script))
         if path == "/runs.json":
             return Answer(200, json.dumps({"rows": self._rows()}, allow_nan=False), _JSON)
+        if path == "/over-time":
+            return self._over_time(query.get("run", []))
         if path == "/compare":
             return self._compared(query.get("run", []))
         kind, _, key = path.lstrip("/").partition("/")
@@ -121,13 +124,31 @@ class Site:
     def _now(self, listed: ListedRun) -> Answer:
         return Answer(200, json.dumps(self._watches.look(listed.path), allow_nan=False), _JSON)
 
-    def _compared(self, keys: list[str]) -> Answer:
+    def _chosen(self, keys: list[str]) -> list[ListedRun] | Answer:
+        """Return the runs under these keys, or why they cannot be shown."""
         found = [self.listing.find(key) for key in dict.fromkeys(keys)]
-        chosen = [run for run in found if run is not None]
+        chosen = [listed for listed in found if listed is not None]
         if len(chosen) < len(found):
             return Answer(404, "one of these runs is not in this folder")
-        if any(leads_out(run.path, self.listing.root) for run in chosen):
+        if any(leads_out(listed.path, self.listing.root) for listed in chosen):
             return Answer(403, "a link in one of these runs leads out of the folder: it is not shown")
+        return chosen
+
+    def _over_time(self, keys: list[str]) -> Answer:
+        """The runs laid over each other by time; the newest of the folder where none is named."""
+        chosen = self._chosen(keys) if keys else over_time.newest(self.listing.look(), self.listing.root)
+        if isinstance(chosen, Answer):
+            return chosen
+        state = tuple(state_of(listed.path) for listed in chosen)
+        cache_key = ("over-time", *(listed.key for listed in chosen))
+        data = self._kept.get(cache_key, state, lambda: json.dumps(over_time.data_of(chosen), allow_nan=False))
+        page, script = _page("over_time", title="Over time", about=self.listing.root.name, data=json.loads(data))
+        return Answer(200, page, _HTML, _own_page(script))
+
+    def _compared(self, keys: list[str]) -> Answer:
+        chosen = self._chosen(keys)
+        if isinstance(chosen, Answer):
+            return chosen
         state = tuple(state_of(run.path) for run in chosen)
         cache_key = ("compare", *(run.key for run in chosen))
         paths = [run.path for run in chosen]
