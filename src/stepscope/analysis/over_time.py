@@ -1,4 +1,4 @@
-"""How step time, power, memory and clock of a run went over its time: lines that several runs are laid over by."""
+"""Lines of step time, power, memory and clock over the time of a run, to lay several runs over each other."""
 
 from __future__ import annotations
 
