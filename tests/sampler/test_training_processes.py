@@ -24,6 +24,7 @@ from stepscope.record.sensors.contract import Found, Missing, Pace, ProcessEnded
 from stepscope.runfolder import RunReader
 
 LAUNCHER = 4711
+NO_PROCESS = 1 << 22  # no kernel gives a number so large: the process of this test must be none of its workers
 STAT = "{pid} (py thon) {state} 1 1 1 0 -1 4194560 9 9 0 0 123 45 7 8 20 0 3 0 {began} 1000000 2048 1 1\n"
 TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -237,7 +238,7 @@ def test_of_hundreds_of_workers_few_files_stay_open_and_all_are_counted(tmp_path
     machine, count = Machine(tmp_path), 3 * children.MOST_HELD
     tasks = machine.process(LAUNCHER) / f"task/{LAUNCHER}"
     tasks.mkdir(parents=True)
-    pids = range(10_000, 10_000 + count)
+    pids = range(NO_PROCESS, NO_PROCESS + count)
     for pid in pids:
         machine.process(pid)
     (tasks / "children").write_text(" ".join(map(str, pids)))
@@ -258,15 +259,16 @@ def test_of_hundreds_of_workers_few_files_stay_open_and_all_are_counted(tmp_path
 def test_proportional_memory_of_children_leaves_out_those_with_streams_of_their_own(machine: Machine) -> None:
     tasks = machine.process(LAUNCHER) / f"task/{LAUNCHER}"
     tasks.mkdir(parents=True)
-    for pid in (50, 51):
+    pids = range(NO_PROCESS, NO_PROCESS + 2 * children.MOST)
+    for pid in pids[:2]:
         machine.process(pid)
-    (tasks / "children").write_text("50 51 52")  # 52 has ended meanwhile
+    (tasks / "children").write_text(" ".join(map(str, pids[:3])))  # the third has ended meanwhile
     sensor = children.discover_memory(machine.root, machine.target)
     assert isinstance(sensor, Found)
     assert list(sensor.read()) == [2 * 6_144_000]
-    machine.target.training.add(50)
+    machine.target.training.add(pids[0])
     assert list(sensor.read()) == [6_144_000]
-    (tasks / "children").write_text(" ".join(str(pid) for pid in range(50, 50 + 2 * children.MOST)))
+    (tasks / "children").write_text(" ".join(map(str, pids)))
     assert math.isnan(sensor.read()[0]), "a sum of some of them would be no sum"
 
 

@@ -87,7 +87,7 @@ def test_a_model_counted_on_dry_runs_has_verdicts_that_agree_with_its_largest_ba
 
 
 def test_an_unknown_board_is_refused_before_anything_runs() -> None:
-    with pytest.raises(UnknownName, match="device 'tx9'"):
+    with pytest.raises(UnknownName, match="unknown board 'tx9'"):
         Paper2019(board="tx9").checked()
 
 
