@@ -92,7 +92,7 @@ def measure(workers: int, runs: int, kills: int, seconds: float, size: int, seed
         hosts = hosts_of(Path(place), workers)
         began = time.monotonic()
         try:
-            refused = [str(state.refused) for state in up(hosts) if state.refused]
+            refused = [str(state.refused) for state in up(hosts, lives_with=os.getpid()) if state.refused]
             assert not refused, refused
             print(f"{workers} workers up in {time.monotonic() - began:.1f} s", flush=True)
             folder = sweep_of(Path(place) / "sweep", runs)

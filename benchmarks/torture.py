@@ -1,11 +1,12 @@
 """`python -m benchmarks.torture RUN... --cases N`: folders with anything in them, through everything that reads a run.
 
 Each case is a copy of a real run with one to three mutations: a node of a JSON file that is replaced, deleted or nested
-without end, a flipped bit, a file that is cut, empty, a folder, a pipe or another, a Parquet column of another type,
-with nulls or with numbers that no clock shows. Half of the binary ones have checksums that fit, as an attacker would
-leave them. It is read by `text`, `compare`, `forecast`, the list of `view`, two exports, and in one of four cases by
-`page` (with `--all` by all of them). Wrong is whatever is neither a result nor a StepscopeError: another exception, an
-abort, more than 30 s, more than 1 GB. Cases are read by child processes, a hundred each: one that dies costs its case.
+without end, a flipped bit, a file that is cut, empty, a folder, a pipe or another, a column (Parquet, or the parts and
+rows of a run that was not packed) of another type, with nulls or with numbers that no clock shows, a run that has ended
+and reads as one that goes on. Half of the binary ones have checksums that fit, as an attacker would leave them. It is
+read by `text`, `compare`, `forecast`, the list of `view`, two exports, and in one of four cases by `page` (with `--all`
+by all of them). Wrong is whatever is neither a result nor a StepscopeError: another exception, an abort, more than
+30 s, more than 1 GB. Cases are read by child processes, a hundred each: one that dies costs its case.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import resource
 import selectors
 import shutil
 import signal
+import struct
 import sys
 import tempfile
 import time
@@ -36,13 +38,13 @@ from typing import Any, BinaryIO
 import polars as pl
 
 from stepscope.errors import StepscopeError
-from stepscope.runfolder import checksums
+from stepscope.liveness import identity
+from stepscope.runfolder import checksums, parts
 
 SECONDS = 30
 BATCH = 100  # cases of a child process
 PAGES = 0.25  # share of the cases
 MOST_BYTES = 1_000_000_000  # of memory beyond what the libraries map
-FILES = ("run.json", "device.json", "channels.json", "model.json", "sources.json", "summary.json", "events.jsonl")
 NASTY: tuple[Any, ...] = (
     *(None, True, False, 0, -1, 1, 3, 2**31, 2**63, 2**64, 10**400, -(2**70), 1e308, -1e308, 1e-320, 0.5),
     *(
@@ -75,18 +77,23 @@ NASTY: tuple[Any, ...] = (
 )
 
 
+NUMBERS = (0, 1, -1, 2**31, -(2**31), 2**62, -(2**62), 2**63 - 1, -(2**63))
+REALS = (0.0, -1.0, 1e308, -1e308, 1e-320, float("nan"), float("inf"), float("-inf"))
+TEXTS = ("\x00", "\x1b[2J", "backward", "", "\ufffe", "<b>", "[/]")
+
+
 def mutate(folder: Path, draw: random.Random) -> list[str]:
     """Change a copy of a run in one to three places; returns what was done, in words."""
     said = []
     for _ in range(draw.choice((1, 1, 2, 3))):
-        kind = draw.choices((_json, _bytes, _file, _column), (8, 3, 2, 4))[0]
+        kind = draw.choices((_json, _bytes, _file, _column, _raw, _alive), (16, 6, 4, 8, 4, 1))[0]
         said.append(kind(folder, draw))
     return said
 
 
 def _json(folder: Path, draw: random.Random) -> str:
-    name = draw.choice([name for name in FILES if (folder / name).is_file()])
-    path = folder / name
+    path = _any_file(folder, draw, ".json", ".jsonl", ".signs")
+    name = path.relative_to(folder).as_posix()
     try:
         text = path.read_text(encoding="utf-8")
         lines = text.splitlines() if name.endswith("l") else [text]
@@ -119,8 +126,12 @@ def _somewhere(content: Any, draw: random.Random) -> tuple[Any, Any, str]:
     return holder, key, where
 
 
-def _any_file(folder: Path, draw: random.Random, suffix: str = "") -> Path:
-    return draw.choice(sorted(path for path in folder.rglob("*") if path.is_file() and path.name.endswith(suffix)))
+def _any_file(folder: Path, draw: random.Random, *suffixes: str) -> Path:
+    """A file of this kind, or of any where there is none; those at the top as often as all of those below."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    files = [path for path in files if path.name.endswith(suffixes)] or files if suffixes else files
+    top = [path for path in files if path.parent == folder]
+    return draw.choice(top if top and draw.random() < 0.5 else files)
 
 
 def _bytes(folder: Path, draw: random.Random) -> str:
@@ -194,6 +205,47 @@ def _column(folder: Path, draw: random.Random) -> str:
     return f"{path.relative_to(folder)}: {name} {kind}{_made_to_fit(folder, path, draw)}"
 
 
+def _raw(folder: Path, draw: random.Random) -> str:
+    """Numbers of a run that was not packed: a number of a row, or a column of a part with checksums that fit."""
+    path = _any_file(folder, draw, ".rows", ".part")
+    data = bytearray(path.read_bytes())
+    if path.suffix == ".part":
+        table = path.parent.name
+        try:
+            part = parts.from_bytes(bytes(data), table)
+        except (ValueError, KeyError):
+            return f"{path.name}: no part any more"
+        name = draw.choice(list(part.columns))
+        column = part.columns[name].copy()
+        if len(column):
+            column[slice(None) if draw.random() < 0.3 else draw.randrange(len(column))] = draw.choice(NUMBERS)
+        texts = {
+            key: [draw.choice(TEXTS) if draw.random() < 0.1 else text for text in part.texts[key]] for key in part.texts
+        }
+        try:
+            path.write_bytes(parts.to_bytes(parts.Part({**part.columns, name: column}, texts), table))
+        except (ValueError, LookupError, OverflowError) as error:
+            return f"{path.name}: {name} cannot be written: {type(error).__name__}"
+        return f"{path.relative_to(folder)}: {name} of the part"
+    for _ in range(draw.choice((1, 1, 20))):
+        at = draw.randrange(len(data) // 8 + 1) * 8
+        number = draw.choice(NUMBERS)
+        data[at : at + 8] = struct.pack("<q", number) if draw.random() < 0.5 else struct.pack("<d", draw.choice(REALS))
+    path.write_bytes(data)
+    return f"{path.relative_to(folder)}: numbers"
+
+
+def _alive(folder: Path, draw: random.Random) -> str:
+    """The run goes on, in this process."""
+    path = folder / "run.json"
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        path.write_text(json.dumps({**content, "status": "running", **identity(os.getpid())}), encoding="utf-8")
+    except (OSError, ValueError, TypeError, RecursionError):
+        return "run.json: no JSON any more"
+    return "run.json: goes on"
+
+
 def _value(frame: pl.DataFrame, name: str, draw: random.Random) -> pl.Expr:
     dtype = frame.schema[name]
     if dtype.is_integer():
@@ -206,8 +258,8 @@ def _value(frame: pl.DataFrame, name: str, draw: random.Random) -> pl.Expr:
         )
         return pl.lit(draw.choice((low, high, 0, 1)), dtype=dtype)
     if dtype.is_float():
-        return pl.lit(draw.choice((1e308, -1e308, float("nan"), float("inf"), 0.0, -1.0)), dtype=dtype)
-    return pl.lit(draw.choice(("\x00", "\x1b[2J", "backward", "", "\ufffe", "<b>", "[/]"))).cast(dtype)
+        return pl.lit(draw.choice(REALS), dtype=dtype)
+    return pl.lit(draw.choice(TEXTS)).cast(dtype)
 
 
 def _made_to_fit(folder: Path, path: Path, draw: random.Random) -> str:
@@ -236,7 +288,7 @@ def read_everything(folder: Path, base: Path, out: Path, draw: random.Random | N
     calls: dict[str, Callable[[], Any]] = {
         "text": lambda: stepscope.text(run()),
         "page": lambda: stepscope.page(opened[0], out / "page.html"),
-        "compare": lambda: stepscope.text(compare([base, folder])),
+        "compare": lambda: stepscope.text(compare([_reference(base), folder])),
         "forecast": lambda: stepscope.forecast(opened[0], steps=1000),
         "list": lambda: Listing(folder.parent).look(),
     }
@@ -259,6 +311,18 @@ def read_everything(folder: Path, base: Path, out: Path, draw: random.Random | N
         if (took := time.process_time() - began) > SECONDS:
             wrong.append(f"{name}: took {took:.0f} s")
     return wrong
+
+
+_REFERENCES: dict[Path, Any] = {}  # of this process
+
+
+def _reference(base: Path) -> Any:
+    """The run that was mutated, analysed once."""
+    import stepscope
+
+    if base not in _REFERENCES:
+        _REFERENCES[base] = stepscope.Run(base)
+    return _REFERENCES[base]
 
 
 def _export(opened: list[Any], name: str, out: Path) -> None:
@@ -409,7 +473,7 @@ def _collect(readers: Sequence[BinaryIO], most: int) -> int:
                     if not places[rest[:60]]:
                         print(f"{seed}: {'; '.join(said)}\n    {call}: {rest}", flush=True)
                     places[rest[:60]] += 1
-                if done % 100 == 0 or done == most:
+                if done % 20 == 0 or done == most:
                     each_s, rate = took_s / done, done / (time.monotonic() - began)
                     faults = f"{failed} with a fault, {len(places)} kinds of fault"
                     print(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -42,7 +43,7 @@ def fleet_of(path: Path) -> Iterator[Hosts]:
     """The fleet of a hosts.toml, up; ended whatever happens."""
     hosts = read_hosts(path)
     try:
-        refused = [str(state.refused) for state in up(hosts) if state.refused]
+        refused = [str(state.refused) for state in up(hosts, lives_with=os.getpid()) if state.refused]
         assert not refused
         yield hosts
     finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import socket
 import sys
 import threading
@@ -35,7 +36,7 @@ def local(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.mark.slow
 def test_a_lab_of_one_machine_from_up_to_down(local: Path, stepscope_cli: CommandLine) -> None:
-    done = stepscope_cli("fleet", "up", "hosts.toml")
+    done = stepscope_cli("fleet", "up", "hosts.toml", "--lives-with", str(os.getpid()))
     assert (done.returncode, "here: started" in done.stdout) == (0, True), done.stderr
     done = stepscope_cli("fleet", "status", "hosts.toml")
     assert (done.returncode, "free" in done.stdout) == (0, True), done.stderr
@@ -160,7 +161,7 @@ def test_a_host_over_ssh_is_started_and_ended_and_its_key_is_in_no_command(tmp_p
     with _SshServer(tmp_path) as server:
         hosts = read_hosts(_over_ssh(tmp_path, server, sys.executable))
         try:
-            (state,) = up(hosts)
+            (state,) = up(hosts, lives_with=os.getpid())
             assert state.refused is None
             assert state.about is not None
             assert running_pid(tmp_path / "on device") == state.about["pid"]
@@ -187,7 +188,7 @@ def test_hosts_that_fail_say_why_and_what_to_do(tmp_path: Path) -> None:
         for python, known in ((old, "known_hosts"), (other, "known_hosts"), (old, "nobody")):
             hosts = read_hosts(_over_ssh(tmp_path, server, str(python), known))
             try:
-                (state,) = up(hosts)
+                (state,) = up(hosts, lives_with=os.getpid())
             finally:
                 down(hosts)
             assert state.refused is not None

@@ -26,7 +26,7 @@ def test_a_host_is_its_own_board_unless_it_says_otherwise(tmp_path: Path) -> Non
         ("a", "a", sys.executable),
         ("b", "pi", sys.executable),
     ]
-    assert (hosts.boards, hosts.port, hosts.forget_after_s) == (["a", "pi"], 8786, 60)
+    assert (hosts.boards, hosts.port, hosts.forget_after_s, hosts.alone_s) == (["a", "pi"], 8786, 60, 604_800)
 
 
 def test_every_connection_is_tls(tmp_path: Path) -> None:
@@ -56,6 +56,7 @@ def test_every_connection_is_tls(tmp_path: Path) -> None:
         (LAN + "tls = false\n" + REMOTE, "every connection of a fleet is TLS"),
         ("[fleet]\nport = true\n" + LOCAL, "wrong kind"),
         ("[fleet]\nforget_after_s = 0\n" + LOCAL, "less than 1 s"),
+        ("[fleet]\nalone_s = 0\n" + LOCAL, "not above 0 s"),
         ("[fleet]\nspeed = 1\n" + LOCAL, "nothing is known of speed"),
     ],
 )

@@ -46,7 +46,7 @@ def fleet(hosts: Hosts) -> Hosts:
     """All three there, and nothing started yet."""
     (hosts.path.parent / "started.txt").unlink(missing_ok=True)
     if not all(running_pid(hosts.state / "devices" / name) for name in DEVICES):
-        assert not [state.refused for state in up(hosts) if state.refused]
+        assert not [state.refused for state in up(hosts, lives_with=os.getpid()) if state.refused]
     return hosts
 
 
@@ -104,7 +104,7 @@ def test_a_scheduler_that_is_restarted_costs_no_second_run(fleet: Hosts, tmp_pat
         begun.wait(HANG_S)
         until(lambda: started(fleet))
         stop_process(fleet.state / "scheduler")
-        up(fleet)
+        up(fleet, lives_with=os.getpid())
 
     thread = threading.Thread(target=restart)
     thread.start()
@@ -136,7 +136,7 @@ def test_a_board_that_stays_away_is_said_and_its_runs_are_made_when_it_is_back(f
     with pytest.raises(FleetIncomplete, match=r"solo \(1 run not made\)"):
         swept(folder, fleet, wait_s=1.0)
     assert statuses(folder) == {"pair": ["ok"], "solo": []}
-    up(fleet)
+    up(fleet, lives_with=os.getpid())
     swept(FleetFolder(folder.path), fleet)
     assert statuses(folder) == {"pair": ["ok"], "solo": ["ok"]}
     assert len(started(fleet)) == 2
@@ -175,13 +175,13 @@ def test_keys_can_be_read_by_their_owner_alone(fleet: Hosts) -> None:
 
 def test_hosts_that_run_already_are_left_alone_and_no_second_fleet_takes_them(fleet: Hosts, tmp_path: Path) -> None:
     before = _worker(fleet, "z")
-    assert [state.about["began"] for state in up(fleet) if state.about] == [False] * 3
+    assert [state.about["began"] for state in up(fleet, lives_with=os.getpid()) if state.about] == [False] * 3
     assert _worker(fleet, "z") == before
     other = written_hosts(tmp_path / "hosts.toml", {"w": "w"})
     with other.open("a", encoding="utf-8") as file:
         file.write(f'folder = "{fleet.state / "devices" / "z"}"\n')
     try:
-        (state,) = up(read_hosts(other))
+        (state,) = up(read_hosts(other), lives_with=os.getpid())
     finally:
         stop_process(other.with_suffix(".fleet") / "scheduler")
     assert "a worker runs in" in str(state.refused)
@@ -197,7 +197,7 @@ def test_a_run_that_takes_its_device_with_it_each_time_is_marked_lost(fleet: Hos
         if point.workload == "wait-5":
             killed.append(_worker(fleet, "z"))
             os.kill(killed[-1], signal.SIGKILL)
-            threading.Thread(target=up, args=(fleet,)).start()
+            threading.Thread(target=up, args=(fleet,), kwargs={"lives_with": os.getpid()}).start()
 
     said = swept(folder, fleet, watch=FleetWatch(begins=kill))
     assert statuses(folder) == {"solo": ["lost", "ok"]}

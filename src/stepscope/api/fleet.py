@@ -17,16 +17,20 @@ __all__ = ["down", "revoke", "status", "up"]
 
 
 def up(
-    hosts: str | Path, says: Callable[[HostState], None] = lambda state: None, rotate: bool = False
+    hosts: str | Path,
+    says: Callable[[HostState], None] = lambda state: None,
+    rotate: bool = False,
+    lives_with: int | None = None,
 ) -> list[HostState]:
     """Start the scheduler here and a worker on each host of a hosts.toml; what runs already is left as it is.
 
     rotate: a new authority, new keys and certificates for all; what had others is let in no more.
+    lives_with: what is started on this machine ends with the process of this number, for example `os.getpid()`.
     says: told of each host as soon as it is up or refused. `refused` of a state is the reason, an error, or None.
     Raises UsageError for a file that cannot be understood, MissingDependency without the extra `fleet`.
     """
     require_libraries()
-    return fleet_up.up(read_hosts(Path(hosts)), says, rotate)
+    return fleet_up.up(read_hosts(Path(hosts)), says, rotate, lives_with)
 
 
 def status(where: str | Path, tls: str | Path | None = None) -> list[DeviceState]:

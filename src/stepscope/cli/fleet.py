@@ -22,6 +22,12 @@ def fleet() -> None:
 def up(
     hosts: _Hosts,
     rotate: Annotated[bool, typer.Option("--rotate", help="New keys and certificates for all.")] = False,
+    lives_with: Annotated[
+        int | None,
+        typer.Option(
+            "--lives-with", metavar="PID", help="What is started here ends with this process, as in a CI job."
+        ),
+    ] = None,
 ) -> None:
     """Start the scheduler here and a worker on each device over SSH; what runs already is left as it is.
 
@@ -34,7 +40,7 @@ def up(
 
     require_libraries()
     read = read_hosts(hosts)
-    refused = [state for state in fleet_up.up(read, _print_up, rotate) if state.refused is not None]
+    refused = [state for state in fleet_up.up(read, _print_up, rotate, lives_with) if state.refused is not None]
     typer.echo(f"scheduler at {scheduler_of_hosts(read).url}; use it with: stepscope suite run --fleet {hosts}")
     if refused:
         raise FleetError(

@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from stepscope import __version__
-from stepscope.errors import FleetError, MissingDependency, OutputNotWritable, StepscopeError, UnknownName
+from stepscope.errors import FleetError, MissingDependency, OutputNotWritable, StepscopeError, UnknownName, UsageError
 from stepscope.experiments.fleet.certificates import CA, DEVICE, Identity, admit, make_certificates, revoke
 from stepscope.experiments.fleet.gatherer import Device, DeviceInfo, connect
 from stepscope.experiments.fleet.hosts import TLS_FOLDER, Host, Hosts, SchedulerAddress, scheduler_of_hosts
 from stepscope.experiments.fleet.processes import AGENT, running_pid, start_process, stop_process
+from stepscope.liveness import identity, is_running
 from stepscope.runfolder.validation import DEVICE as DEVICE_SHAPE
 from stepscope.runfolder.validation import parse
 
@@ -41,20 +42,29 @@ class DeviceState:
     refused: str | None = None
 
 
-def up(hosts: Hosts, says: Callable[[HostState], None] = lambda state: None, rotate: bool = False) -> list[HostState]:
+def up(
+    hosts: Hosts,
+    says: Callable[[HostState], None] = lambda state: None,
+    rotate: bool = False,
+    lives_with: int | None = None,
+) -> list[HostState]:
     """Start what is not running; every host is told of with `says` as soon as it is up or refused.
 
     rotate: a new authority, new keys and certificates for all; what had others is let in no more.
+    lives_with: what is started on this machine ends with the process of this number.
     """
+    if lives_with is not None and not is_running(lives_with):
+        raise UsageError(f"there is no process {lives_with} to live with", "give the number of one that runs")
+    tied = None if lives_with is None else identity(lives_with)
     tls, folder = hosts.state / TLS_FOLDER, hosts.state / _SCHEDULER
     _make_folder(hosts.state)
     if make_certificates(tls, rotate):
         stop_process(folder)
     if running_pid(folder) is None:
         orders = {"do": "schedule", "folder": str(folder), "host": hosts.scheduler, "port": hosts.port,
-                  "tls": str(tls), "forget_after_s": hosts.forget_after_s}  # fmt: skip
+                  "tls": str(tls), "forget_after_s": hosts.forget_after_s, "lives_with": tied}  # fmt: skip
         start_process(AGENT, orders, folder, _SCHEDULER_WITHIN_S)
-    return asyncio.run(_on_every_host(hosts, lambda host: _bring_up(hosts, host, rotate), says))
+    return asyncio.run(_on_every_host(hosts, lambda host: _bring_up(hosts, host, rotate, tied), says))
 
 
 def shut_out(hosts: Hosts, name: str) -> bool:
@@ -107,7 +117,7 @@ async def _on_every_host(hosts: Hosts, do: Any, says: Callable[[HostState], None
     return list(await asyncio.gather(*(one(host) for host in hosts.hosts)))
 
 
-async def _bring_up(hosts: Hosts, host: Host, rotate: bool) -> dict[str, Any]:
+async def _bring_up(hosts: Hosts, host: Host, rotate: bool, lives_with: Mapping[str, Any] | None) -> dict[str, Any]:
     """The host looks at its version and sensors first, and starts nothing that cannot be used."""
     tls, folder = hosts.state / TLS_FOLDER, _folder(hosts, host)
     order = {"version": __version__, "folder": folder}
@@ -115,7 +125,9 @@ async def _bring_up(hosts: Hosts, host: Host, rotate: bool) -> dict[str, Any]:
     certificate = admit(tls, Identity(DEVICE, host.name, host.board), str(about.get("public_key")))
     place = {"scheduler": scheduler_of_hosts(hosts).url, "name": host.name, "board": host.board}
     pems = {"ca": (tls / CA).read_text(encoding="ascii"), "certificate": certificate}
-    began = await send_orders(host, {"do": "start", **order, **place, **pems, "environment": dict(host.environment)})
+    ends = {"alone_s": hosts.alone_s, "lives_with": lives_with if host.local else None}
+    environment = {"environment": dict(host.environment)}
+    began = await send_orders(host, {"do": "start", **order, **place, **pems, **environment, **ends})
     return {**about, **began}
 
 

@@ -64,6 +64,7 @@ _TOML: Any = importlib.import_module("tomllib" if sys.version_info >= (3, 11) el
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _MOST_PORT = 65535
+_WEEK_S = 604_800
 
 
 @dataclass(frozen=True)
@@ -84,13 +85,18 @@ class Host:
 
 @dataclass(frozen=True)
 class Hosts:
-    """Content of a hosts.toml; `forget_after_s`: silence after which a device counts as gone."""
+    """Content of a hosts.toml.
+
+    forget_after_s: silence after which a device counts as gone; alone_s: time without a scheduler after which a worker
+    ends.
+    """
 
     path: Path
     hosts: tuple[Host, ...]
     scheduler: str
     port: int
     forget_after_s: float
+    alone_s: float
 
     @property
     def state(self) -> Path:
@@ -136,7 +142,7 @@ def is_loopback(host: str) -> bool:
 
 
 def _fleet(path: Path, fleet: Mapping[str, Any], hosts: tuple[Host, ...]) -> Hosts:
-    _only(path, "[fleet]", fleet, ("scheduler", "port", "tls", "forget_after_s"))
+    _only(path, "[fleet]", fleet, ("scheduler", "port", "tls", "forget_after_s", "alone_s"))
     scheduler = _typed(path, "[fleet]", fleet, "scheduler", str, "127.0.0.1")
     port = _typed(path, "[fleet]", fleet, "port", int, 8786)
     if not 0 < port <= _MOST_PORT:
@@ -151,7 +157,10 @@ def _fleet(path: Path, fleet: Mapping[str, Any], hosts: tuple[Host, ...]) -> Hos
     silence_s = float(_typed(path, "[fleet]", fleet, "forget_after_s", (int, float), 60))
     if silence_s < 1:
         raise UsageError(f"'{path}': [fleet]: forget_after_s {silence_s:g}: less than 1 s", "for example 60")
-    return Hosts(path, hosts, scheduler, port, silence_s)
+    alone_s = float(_typed(path, "[fleet]", fleet, "alone_s", (int, float), _WEEK_S))
+    if alone_s <= 0:
+        raise UsageError(f"'{path}': [fleet]: alone_s {alone_s:g}: not above 0 s", f"for example {_WEEK_S}, a week")
+    return Hosts(path, hosts, scheduler, port, silence_s, alone_s)
 
 
 def _host(path: Path, place: int, content: Mapping[str, Any]) -> Host:

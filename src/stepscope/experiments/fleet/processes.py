@@ -1,12 +1,14 @@
 """The long-lived processes of a fleet: started, found again and ended by the lock of their folder.
 
-process.lock    held by the process as long as it lives, with its number: the kernel lets go however it ends
+process.lock    held by the process as long as it lives, with its number: the kernel lets go however it ends; a
+                process whose lock is gone, or another's, ends
 state.json      what it has to say of itself
 log.txt         what it and its libraries printed
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import fcntl
 import json
@@ -23,9 +25,11 @@ from typing import Any
 from stepscope.errors import FleetError, UsageError
 from stepscope.experiments.fleet.certificates import keep_certificate
 from stepscope.files import replace_json
+from stepscope.liveness import runs_still
 
 _LOCK, _STATE, _LOG = "process.lock", "state.json", "log.txt"
 _POLL_S = 0.05
+_WATCH_S = 1.0
 _LOG_LINES = 5
 
 
@@ -47,6 +51,22 @@ def hold_folder(folder: Path) -> Iterator[None]:
         file.write(str(os.getpid()))
         file.flush()
         yield
+
+
+async def watch_over(folder: Path, lives_with: Mapping[str, Any] | None, end: asyncio.Event) -> None:
+    """Set `end` once nobody has a use for the process of this folder any more.
+
+    That is: the folder has been removed, or the process that it `lives_with` (`liveness.identity`) has ended.
+    """
+    lock = (folder / _LOCK).stat().st_ino
+    while not end.is_set():
+        await asyncio.sleep(_WATCH_S)
+        try:
+            mine = (folder / _LOCK).stat().st_ino == lock
+        except OSError:
+            mine = False
+        if not mine or (lives_with is not None and not runs_still(lives_with)):
+            end.set()
 
 
 def publish_state(folder: Path, state: Mapping[str, Any]) -> None:
@@ -134,6 +154,7 @@ _WITHIN_S = 60.0  # a small board takes long to import
 def start_worker(orders: Mapping[str, Any]) -> dict[str, Any]:
     """Start the worker unless it runs. orders: folder, scheduler, name, board, ca and certificate (PEM), environment.
 
+    Of a worker of this machine also lives_with, of any alone_s: see `run_worker`.
     A certificate that is new is used from the next connection on.
     One folder is one device: UsageError where the worker of another fleet or name runs in it.
     """
@@ -143,7 +164,8 @@ def start_worker(orders: Mapping[str, Any]) -> dict[str, Any]:
     keep_certificate(folder / "tls", orders["ca"], orders["certificate"])
     if running is not None:
         return running
-    said = start_process(AGENT, {**wanted, "folder": str(folder)}, folder, _WITHIN_S)
+    ends = {key: orders[key] for key in ("lives_with", "alone_s") if orders.get(key) is not None}
+    said = start_process(AGENT, {**wanted, **ends, "folder": str(folder)}, folder, _WITHIN_S)
     return {**said, "pid": running_pid(folder), "began": True}
 
 

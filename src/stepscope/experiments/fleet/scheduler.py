@@ -26,7 +26,7 @@ from stepscope.experiments.fleet.certificates import (
     admitted,
     tls_context,
 )
-from stepscope.experiments.fleet.processes import hold_folder, publish_state
+from stepscope.experiments.fleet.processes import hold_folder, publish_state, watch_over
 from stepscope.experiments.fleet.protocol import BadMessage, Link
 
 _MOST_CONNECTIONS = 512
@@ -36,7 +36,10 @@ _GONE = (OSError, BadMessage, NotAdmitted)
 
 
 def run_scheduler(orders: Mapping[str, Any]) -> None:
-    """Be the scheduler until told to end (SIGTERM). orders: folder, host, port, tls (folder), forget_after_s."""
+    """Be the scheduler until told to end (SIGTERM), or until the process that it `lives_with` has ended.
+
+    orders: folder, host, port, tls (folder), forget_after_s, and lives_with where it is given.
+    """
     folder = Path(orders["folder"])
     with hold_folder(folder):
         asyncio.run(_until_told(folder, orders))
@@ -49,7 +52,9 @@ async def _until_told(folder: Path, orders: Mapping[str, Any]) -> None:
     scheduler = Scheduler(Path(orders["tls"]), float(orders["forget_after_s"]))
     async with scheduler.listening(orders["host"], orders["port"]):
         publish_state(folder, {"address": f"tls://{orders['host']}:{orders['port']}"})
+        watch = asyncio.ensure_future(watch_over(folder, orders.get("lives_with"), end))
         await end.wait()
+        watch.cancel()
 
 
 @dataclass(eq=False)

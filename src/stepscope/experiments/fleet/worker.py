@@ -8,6 +8,7 @@ import contextlib
 import fcntl
 import hashlib
 import json
+import math
 import os
 import re
 import shutil
@@ -25,7 +26,7 @@ from stepscope.experiments.engine.facts import installed_versions
 from stepscope.experiments.engine.folder import SweepFolder, writing_sweep
 from stepscope.experiments.engine.process import disk_was_full, run_child
 from stepscope.experiments.fleet.certificates import CERTIFICATE, sign
-from stepscope.experiments.fleet.processes import hold_folder, publish_state
+from stepscope.experiments.fleet.processes import hold_folder, publish_state, watch_over
 from stepscope.experiments.fleet.protocol import BadMessage, Link, open_link
 from stepscope.experiments.suite.rules import Rules, cool_down
 from stepscope.files import replace_json
@@ -38,7 +39,8 @@ _SILENT_PINGS = 4  # the scheduler has gone without a word
 def run_worker(orders: Mapping[str, Any]) -> None:
     """Be a worker until told to end (SIGTERM). A scheduler that goes away is waited for; a run goes on meanwhile.
 
-    orders: folder (its `tls` holds key and certificate), scheduler (url), name, board.
+    orders: folder (its `tls` holds key and certificate), scheduler (url), name, board. Where it is given, the worker
+    ends with the process that it `lives_with`, and after `alone_s` seconds in which no scheduler let it in.
     """
     folder = Path(orders["folder"])
     os.environ[FOLDER_VARIABLE] = str(folder)
@@ -53,22 +55,32 @@ async def _worker_loop(folder: Path, orders: Mapping[str, Any]) -> None:
         asyncio.get_running_loop().add_signal_handler(number, end.set)
     wait_s = _AGAIN_S
     work = ThreadPoolExecutor(1)  # one run at a time, also from one connection to the next
-    while not end.is_set():
+    watch = asyncio.ensure_future(watch_over(folder, orders.get("lives_with"), end))
+    alone_s, alone_since = float(orders.get("alone_s") or math.inf), time.monotonic()
+    while not end.is_set() and (time.monotonic() - alone_since < alone_s or _at_a_run()):
         try:
-            await _work_connected(folder, orders, work, end)
-            wait_s = _AGAIN_S
+            link, hello = await open_link(orders["scheduler"], folder / "tls")
+            try:
+                await _work_connected(link, hello, folder, orders, work, end)
+            finally:
+                wait_s, alone_since = _AGAIN_S, time.monotonic()
         except (StepscopeError, BadMessage, OSError, ValueError) as error:
             publish_state(folder, {"error": str(error)})
             wait_s = min(2 * wait_s, _AGAIN_MOST_S)
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(end.wait(), wait_s)
+    watch.cancel()
 
 
 async def _work_connected(
-    folder: Path, orders: Mapping[str, Any], work: ThreadPoolExecutor, end: asyncio.Event
+    link: Link,
+    hello: Mapping[str, Any],
+    folder: Path,
+    orders: Mapping[str, Any],
+    work: ThreadPoolExecutor,
+    end: asyncio.Event,
 ) -> None:
-    """Serve one connection, from its beginning to its end. The certificate is read anew: it may have been replaced."""
-    link, hello = await open_link(orders["scheduler"], folder / "tls")
+    """Serve one connection, from its beginning to its end."""
     publish_state(folder, {key: orders[key] for key in ("scheduler", "name", "board")})
     ends = {asyncio.ensure_future(_serve(link, hello.get("ping_s", 10.0), work)), asyncio.ensure_future(end.wait())}
     try:
@@ -227,6 +239,15 @@ def _exclusive() -> Iterator[None]:
     with path.open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
+
+
+def _at_a_run() -> bool:
+    try:
+        with (_device_folder() / "run.lock").open("a") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    return False
 
 
 def _run_folder(sweep: str, name: str) -> Path:
