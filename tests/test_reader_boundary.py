@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import random
@@ -17,6 +18,7 @@ from benchmarks.torture import mutate
 from tests.fabricate import fabricate_run
 
 import stepscope
+from stepscope.analysis.result_cache import ResultCache
 from stepscope.errors import RunDamaged, StepscopeError
 from stepscope.liveness import runs_still
 from stepscope.runfolder import RunReader, checksums
@@ -85,6 +87,54 @@ def test_a_pipe_or_a_device_in_the_place_of_a_file_is_not_read(run: Path, name: 
                 RunReader(run)
         else:
             assert stepscope.text(run)
+
+
+@pytest.mark.parametrize("name", ["device.json", "samples", "ops"])
+def test_a_link_in_a_run_folder_leads_nowhere(run: Path, name: str) -> None:
+    outside = run.parent.parent / "outside" / name
+    outside.parent.mkdir()
+    if name == "device.json":
+        (run / name).unlink()
+        outside.write_text('{"board": {"name": "a secret of mine"}}', encoding="utf-8")
+    else:
+        (run / name).rename(outside)
+    (run / name).symlink_to(outside)
+    opened = RunReader(run)
+    assert "a secret" not in json.dumps(opened.device)
+    assert opened.ops.height == 0 or name != "ops"
+    assert name != "samples" or all(not opened.sensor(channel["sensor"]).height for channel in opened.channels)
+    assert stepscope.text(run)
+
+
+def test_a_page_in_a_run_folder_is_not_written_through_a_link(run: Path) -> None:
+    mine = run.parent.parent / "mine.txt"
+    mine.write_text("mine", encoding="utf-8")
+    (run / "report.html").symlink_to(mine)
+    stepscope.page(run)
+    assert mine.read_text(encoding="utf-8") == "mine"
+    assert "<html" in (run / "report.html").read_text(encoding="utf-8")
+
+
+def test_results_that_somebody_else_put_beside_a_run_are_not_read(run: Path, tmp_path: Path) -> None:
+    def table(word: str) -> pl.DataFrame:
+        return ResultCache(RunReader(run)).table("layers", lambda: pl.DataFrame({"word": [word]}))
+
+    assert table("made")["word"].to_list() == ["made"]
+    assert table("made again")["word"].to_list() == ["made"], "what this user made is read"
+    (kept,) = (run / ".cache").glob("layers.*.parquet")
+    buffer = io.BytesIO()
+    pl.DataFrame({"word": ["planted"]}).write_parquet(buffer)
+    for content in (buffer.getvalue(), bytes(32) + buffer.getvalue(), kept.read_bytes()[:-1], b""):
+        kept.write_bytes(content)
+        assert table("made anew")["word"].to_list() == ["made anew"]
+    kept.unlink()
+    os.mkfifo(kept)
+    assert table("beside a pipe")["word"].to_list() == ["beside a pipe"]
+    shutil.rmtree(run / ".cache")
+    (tmp_path / "elsewhere").mkdir()
+    (run / ".cache").symlink_to(tmp_path / "elsewhere")
+    assert table("nowhere")["word"].to_list() == ["nowhere"]
+    assert not list((tmp_path / "elsewhere").iterdir())
 
 
 def test_what_cannot_be_is_dropped_and_named_with_its_place(run: Path) -> None:

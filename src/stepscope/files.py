@@ -36,6 +36,12 @@ def replaced(path: Path, durable: bool = False, whole: bool = False) -> Iterator
         raise
 
 
+def user_cache() -> Path:
+    """Return this user's folder for what can be made anew, below XDG_CACHE_HOME; RuntimeError without a home."""
+    stated = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    return (stated if stated.is_absolute() else Path.home() / ".cache") / "stepscope"
+
+
 def replace_json(path: Path, content: object, durable: bool = False, whole: bool = False) -> None:
     """Write a value as indented JSON in the place of a file; what JSON does not know becomes text."""
     with replaced(path, durable, whole) as part:

@@ -1,17 +1,21 @@
 """Results that are found once: in memory for a run that is open, beside it for the next reader of the same files.
 
 The latter lie in `.cache/` of the run folder, which this module alone writes: no part of the contract, hidden, never
-sent to a store, and free to be deleted. A run that goes on keeps its results in memory alone.
+sent to a store, and free to be deleted. A run that goes on keeps its results in memory alone. Each begins with a seal
+(HMAC-SHA256 by a key of this user): a run folder comes from anywhere, and what others put there is not read.
 """
 
 from __future__ import annotations
 
 import hashlib
+import hmac
 import io
 import json
 import logging
+import os
+import secrets
 from collections.abc import Callable
-from functools import cached_property, wraps
+from functools import cache, cached_property, wraps
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 from weakref import WeakKeyDictionary
@@ -19,11 +23,14 @@ from weakref import WeakKeyDictionary
 import polars as pl
 
 from stepscope import __version__
-from stepscope.files import replaced
+from stepscope.files import replaced, user_cache
 from stepscope.runfolder import RunReader
+from stepscope.runfolder.validation import read_regular
 
-VERSION = 7  # of what finds the results: those of another are not read
+VERSION = 8  # of what finds the results: those of another are not read
 _FOLDER = ".cache"
+_SEAL_BYTES = 32
+_MOST_BYTES = 1 << 28
 _LATE_KEYS = ("status", "reason", "result", "overhead")  # of run.json: stated at the end, and nothing to these results
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -85,25 +92,59 @@ class ResultCache:
     def _read(self, name: str, form: str, parse: Callable[[bytes], T]) -> T | None:
         path = self._path(name, form)
         try:
-            return parse(path.read_bytes()) if path.exists() else None
+            return parse(self._opened(path)) if path.exists() else None
         except (OSError, ValueError, LookupError, TypeError, AttributeError, pl.exceptions.PolarsError) as error:
             _log.debug("%s is not used: %s", path, error)
             return None
 
     def _write(self, name: str, form: str, data: bytes) -> None:
         """Write the file as a whole in the place of those of other keys."""
-        if self._run.status == "running":
+        key = _user_key()
+        if self._run.status == "running" or key is None:
             return
         path = self._path(name, form)
         try:
             path.parent.mkdir(exist_ok=True)
+            if path.parent.is_symlink():
+                raise OSError(f"'{path.parent}' leads elsewhere")
             with replaced(path) as part:
-                part.write_bytes(data)
+                part.write_bytes(_seal(key, path.name, data) + data)
             for older in path.parent.glob(f"{name}.*.{form}"):
                 if older != path:
                     older.unlink(missing_ok=True)
         except OSError as error:
             _log.debug("%s cannot be written: %s", path, error)
 
+    def _opened(self, path: Path) -> bytes:
+        """Return what was written under this name by this user; ValueError where it is somebody else's."""
+        content, key = read_regular(path, _MOST_BYTES), _user_key()
+        seal, data = content[:_SEAL_BYTES], content[_SEAL_BYTES:]
+        if key is None or not hmac.compare_digest(seal, _seal(key, path.name, data)):
+            raise ValueError("it has no seal of this user")
+        return data
+
     def _path(self, name: str, form: str) -> Path:
         return self._run.path / _FOLDER / f"{name}.{self.key}.{form}"
+
+
+def _seal(key: bytes, name: str, data: bytes) -> bytes:
+    """The name holds the key of the files that the result was found from: none is taken for that of another run."""
+    return hmac.digest(key, name.encode() + b"\0" + data, "sha256")
+
+
+@cache
+def _user_key() -> bytes | None:
+    """Return the secret of this user, made at the first need; None where there is no place for it."""
+    try:
+        path = user_cache() / "results.key"
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        try:
+            with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
+                file.write(secrets.token_bytes(_SEAL_BYTES))
+        except FileExistsError:
+            pass
+        key = read_regular(path, _SEAL_BYTES)
+    except (OSError, RuntimeError) as error:
+        _log.debug("results are kept in memory alone: %s", error)
+        return None
+    return key if len(key) == _SEAL_BYTES else None

@@ -19,6 +19,7 @@ import polars as pl
 from stepscope.analysis.answer import setting
 from stepscope.analysis.time.operators import FRAMEWORK_OVERHEAD
 from stepscope.errors import MissingDependency, OutputNotWritable
+from stepscope.files import replaced
 from stepscope.quantities import simulated_badge
 from stepscope.report.page.reading import without_long_words
 from stepscope.units import duration, percent
@@ -54,7 +55,11 @@ def write_text(path: str | Path, content: str) -> Path:
     """Write a page to a file and return its path; OutputNotWritable says what to do."""
     target = Path(path)
     try:
-        target.write_text(content, encoding="utf-8", newline="\n")
+        if (target.parent / "run.json").is_file():  # a link that lies in a run folder is not written through
+            with replaced(target) as part:
+                part.write_text(content, encoding="utf-8", newline="\n")
+        else:
+            target.write_text(content, encoding="utf-8", newline="\n")
     except OSError as error:
         hint = "choose a file in a folder that exists and that you can write"
         raise OutputNotWritable(f"cannot write the page to '{target}': {error.strerror or error}", hint) from error

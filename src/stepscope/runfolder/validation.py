@@ -24,6 +24,7 @@ _LARGEST_REAL = 1e30
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff\ufffe\uffff]")
 _FILE_NAME = re.compile(r"(?!\.)[^/\x00]{1,200}")
 _DROPPED = object()
+_FOLDERS = ("ops", "memory", "samples", "ranks")  # of a run
 
 Shape = Any  # a type, a list of one shape, an object of shapes by key (... is every other key), or one of those below
 
@@ -172,8 +173,13 @@ SHAPES = {
 
 
 def read_regular(path: Path, most: int | None = None) -> bytes:
-    """Return the content of a plain file; OSError where it is none (a pipe would never end), or larger than `most`."""
-    number = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    """Return the content of a plain file; OSError where it is none (a pipe would never end), or larger than `most`.
+
+    A link is none either: a folder from elsewhere could name any file of its reader's with it.
+    """
+    if path.parent.name in _FOLDERS and path.parent.is_symlink():
+        raise OSError(f"'{path.parent}' is a link")
+    number = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)
     with os.fdopen(number, "rb") as file:
         state = os.fstat(number)
         if not stat.S_ISREG(state.st_mode):

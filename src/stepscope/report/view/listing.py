@@ -19,7 +19,7 @@ from typing import Any
 
 from stepscope import __version__
 from stepscope.analysis.time.steps import quick_stats
-from stepscope.files import replaced
+from stepscope.files import replaced, user_cache
 from stepscope.report.live.folder import planned_steps, status_of
 
 _DEEPEST = 4  # a sweep keeps its runs two folders further down
@@ -255,6 +255,4 @@ def write_rows(root: Path, rows: Rows) -> None:
 
 def _rows_path(root: Path) -> Path:
     """Below XDG_CACHE_HOME (freedesktop.org base directories), one file a folder; RuntimeError without a home."""
-    stated = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    cache = stated if stated.is_absolute() else Path.home() / ".cache"
-    return cache / "stepscope" / "lists" / f"{hashlib.sha256(os.fsencode(root)).hexdigest()[:16]}.json"
+    return user_cache() / "lists" / f"{hashlib.sha256(os.fsencode(root)).hexdigest()[:16]}.json"
