@@ -302,3 +302,17 @@ def test_nan_in_a_row_reads_as_null_and_zero_stays_zero(tmp_path: Path) -> None:
     bench.file.waiting += bench.file.pack(1, 2, math.nan, 0.0)
     bench.stream.close()
     assert RunReader(tmp_path).sensor("wobbly").row(0) == (1, 2, None, 0.0)
+
+
+def test_an_event_that_the_disk_takes_in_two_pieces_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, sizes = os.write, [7]
+
+    def half(file: int, data: bytes) -> int:
+        return write(file, data[: sizes.pop()] if sizes else data)
+
+    monkeypatch.setattr("stepscope.record.sampler.rows.os.write", half)
+    EventLog(tmp_path / "events.jsonl", clock=lambda: 5).write("gap", "no reading")
+    (line,) = (tmp_path / "events.jsonl").read_text(encoding="utf-8").splitlines()
+    assert json.loads(line)["message"] == "no reading"

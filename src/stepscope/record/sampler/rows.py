@@ -79,7 +79,9 @@ class EventLog:
             return False
         try:
             while self._waiting:
-                if os.write(file, self._waiting[0]) < len(self._waiting[0]):
+                line = self._waiting[0]
+                written = os.write(file, line)
+                if written < len(line) and os.write(file, line[written:]) < len(line) - written:
                     os.write(file, b"\n")  # cut off: ends the broken line, so that the next one can be read
                     return False
                 self._waiting.popleft()
