@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import typer
 from tests.fabricate import fabricate_run
+from tests.patience import HANG_S
 from typer.main import get_command
 
 from stepscope.__main__ import build_app, main
+from stepscope.api.run_request import RunRequest
 from stepscope.cli import PANELS, command_names, load_commands
+from stepscope.cli._script import typed_plainly
 from stepscope.cli.run import PARSER
 from stepscope.errors import RunNotFound
 from stepscope.run_paths import last_runs
@@ -52,6 +57,60 @@ def test_an_option_of_ours_behind_the_script_is_passed_on_and_said(
     context = parser.make_context("run", ["train.py", "--threads", "1"])
     assert context.params["arguments"] == ["--threads", "1"]
     assert "--threads of train.py: options of stepscope go before the script" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "typed",
+    [
+        "train.py",
+        "-q train.py --epochs 2 x",
+        "--quiet --out there --period=5ms --no-dither --record first:3 train.py",
+        "--batch-size 8 --batch 9 --threads 2 train.py --rate=1",
+        "--plug shelly=1.2.3.4 --plug adb=X train.py",
+        "-m --no-ceilings json.tool --indent 2",
+        "--record-memory off --malloc pinned --updates-per-step 3 train.py",
+    ],
+)
+def test_the_short_way_of_a_script_reads_what_the_library_of_options_reads(
+    parser: PARSER, typed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = typed.split()
+    read = typed_plainly(words)
+    assert read is not None
+    fields = parser.make_context("run", list(words)).params
+    quiet = fields.pop("quiet")
+    known = {name: value for name, value in fields.items() if value not in (None, []) and name in read[0].__dict__}
+    assert read == (RunRequest.from_settings(known, "run"), quiet)
+
+
+@pytest.mark.parametrize(
+    "typed",
+    [
+        *("lenet --steps 9", "-h", "--helo train.py", "train.py --threads 1", "train.py -q", "train.py -- --epochs 2"),
+        *("--threads", "--threads none train.py", "--no-argv train.py", "--html train.py", "--live train.py", ""),
+        *("--module=1 train", "--no-module train.py", "--quiet=1 train.py", "-- train.py", "--steps 0 train.py"),
+    ],
+)
+def test_what_needs_a_closer_look_is_left_to_the_library_of_options(typed: str) -> None:
+    assert typed_plainly(typed.split()) is None
+
+
+def test_a_script_is_waited_for_without_the_libraries_of_options_tables_and_arrays(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import torch\nweight = torch.nn.Linear(4, 1)\nupdate = torch.optim.SGD(weight.parameters(), lr=0.1)\n"
+        "for _ in range(5):\n    weight(torch.ones(2, 4)).sum().backward()\n    update.step()\nprint('trained')\n"
+    )
+    program = (
+        "import sys\nfrom stepscope.runfolder import RunWriter\nfrom stepscope.__main__ import main\n"
+        "from stepscope.cli import _script\n"
+        "def packed(path):\n    print(*sorted({'typer', 'rich', 'polars', 'numpy', 'torch'} & set(sys.modules)))\n"
+        "_script.pack_run = packed\n"
+        f"print(main(['run', '-q', '--no-ceilings', '--out', {str(tmp_path / 'runs')!r}, {str(script)!r}]))"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=HANG_S, check=True)
+    assert ended.stdout.splitlines() == ["trained", "", "0"]
 
 
 def test_batch_has_the_name_that_other_tools_give_it(parser: PARSER) -> None:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
-import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
@@ -14,19 +11,25 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from stepscope.api.requests import RunRequest
+from stepscope.api.run_request import RunRequest
 from stepscope.cli._options import command_of, private
-from stepscope.cli.meter import read_logs
-from stepscope.errors import StepscopeError, UsageError
-from stepscope.request import parameters
+from stepscope.cli._script import (
+    end_of_script,
+    is_script,
+    pack_run,
+    refuse_logs_without_a_folder,
+    report_run,
+    say,
+    script_run,
+    settings_of,
+)
+from stepscope.errors import UsageError
 
 if TYPE_CHECKING:
     from stepscope.experiments.single_run import UntilResolved
     from stepscope.experiments.tune.config import Config
     from stepscope.record.settings import Settings
-    from stepscope.runfolder import RunReader
 
-_LONGEST_PERIOD_S = 1.0
 CONTEXT = {"ignore_unknown_options": False, "allow_interspersed_args": True}
 
 
@@ -55,7 +58,7 @@ class PARSER(TyperCommand):
             return args
         ours = [word for word in rest if word.partition("=")[0] in takes_value]
         if ours and not {"-q", "--quiet"}.intersection(args[:place]):
-            _say(f"{', '.join(ours)} of {args[place]}: options of stepscope go before the script")
+            say(f"{', '.join(ours)} of {args[place]}: options of stepscope go before the script")
         return [*args[: place + 1], "--", *rest]
 
 
@@ -65,11 +68,6 @@ def _are_options(words: Sequence[str], takes_value: Mapping[str, bool]) -> bool:
     while place < len(words) and words[place].partition("=")[0] in takes_value:
         place += 2 if takes_value[words[place].partition("=")[0]] and "=" not in words[place] else 1
     return place == len(words)
-
-
-def is_script(target: str) -> bool:
-    """Return whether a target is a script, an archive or a folder that Python runs, and not the name of a workload."""
-    return target.endswith(".py") or Path(target).is_file() or (Path(target) / "__main__.py").is_file()
 
 
 def _run(
@@ -87,15 +85,14 @@ def _run(
 
     from stepscope.experiments.tune.run_with_config import TO_SCRIPTS, note_of
     from stepscope.record import allocators
-    from stepscope.record.ceilings import write_ceilings
-    from stepscope.record.empty_process import write_empty_process_bytes
     from stepscope.runfolder import RunWriter
     from stepscope.simulate.simulation import sensor_root
 
     config = _config(request)
-    (allocators.check if of_a_script else allocators.use)(request.malloc)
-    settings = _settings(request)
-    _refuse_logs_without_a_folder(request.meter_csv)
+    if not of_a_script:
+        allocators.use(request.malloc)
+        refuse_logs_without_a_folder(request.meter_csv)
+    settings = settings_of(request)
     board = request.simulate
     with (
         sensor_root(None if of_a_script else board, settings.root) as place,
@@ -104,54 +101,21 @@ def _run(
         settings = replace(settings, root=place.root, metering=replace(settings.metering, simulated=board))
         if of_a_script:
             settings = replace(settings, prepare=None if config is None else (TO_SCRIPTS, str(request.with_)))
-            _refuse_for_a_script(request)
-            path, code = _script(request, settings)
+            path, code = script_run(request, settings)
         else:
             _set_threads(request.threads)
             path, code = _workload(request, settings, quiet or live, config)
         place.runs.append(path)
     if config is not None:
         RunWriter.attach(path).update(configuration=note_of(config, str(request.with_)))
-    if code == 0 and request.record_memory != "off":
-        write_empty_process_bytes(path, _say)
-        if not of_a_script and config is None:
-            _compute_memory(path, request)
-    write_ceilings(path, _say, request.ceilings and code == 0)
-    _pack(path)
-    _report(path, request.meter_csv, quiet, html, of_a_script)
-    raise typer.Exit(_exit_code(code, of_a_script))
+    if of_a_script:
+        raise typer.Exit(end_of_script(path, code, request, quiet, html))
+    _end_of_workload(path, code, request, config)
+    report_run(path, request.meter_csv, quiet, html, False)
+    raise typer.Exit(code)
 
 
 run = private(command_of(RunRequest, _run, "run"))
-
-
-def _settings(request: RunRequest) -> Settings:
-    """Return the settings of the recording, but for the sensors of a simulated board."""
-    from stepscope.experiments.single_run import parse_metering
-    from stepscope.record.settings import Settings
-
-    if request.period > _LONGEST_PERIOD_S:
-        given = f"{request.period:g}"
-        raise UsageError(f"--period {given}: {given} s are longer than most steps", f"did you mean --period {given}ms?")
-    return Settings(
-        out=request.out,
-        record=request.record,
-        memory=request.record_memory,
-        period_ns=request.period_ns,
-        samples_per_step=request.batch,
-        optimizer_steps_per_step=request.updates_per_step,
-        root=os.environ.get("STEPSCOPE_ROOT"),
-        metering=parse_metering(
-            request.plug, request.meter_command, request.power_model, request.characterise, request.dither
-        ),
-    )
-
-
-def _exit_code(code: int, of_a_script: bool) -> int:
-    """Return the exit code of the run; of a script that a signal ended, this process ends by the same."""
-    from stepscope.record.script import end_as
-
-    return end_as(code) if of_a_script else code
 
 
 def _set_threads(threads: int | None) -> None:
@@ -159,21 +123,6 @@ def _set_threads(threads: int | None) -> None:
         import torch
 
         torch.set_num_threads(threads)
-
-
-def _refuse_for_a_script(request: RunRequest) -> None:
-    """A script decides these itself: to take them in silence would be to lie about the run."""
-    known = parameters(RunRequest)
-    names = ("optimizer", "lr", "device", "seed", "precision", "steps", "until_resolved")
-    given = [known[name].flag for name in names if getattr(request, name) is not None]
-    if given:
-        raise UsageError(f"{', '.join(given)}: of a workload only", "give a script its own arguments after its name")
-
-
-def _refuse_logs_without_a_folder(logs: Sequence[Path]) -> None:
-    for log in logs:
-        if not log.parent.is_dir():  # the log itself may still be on its way from the meter
-            raise UsageError(f"--meter-csv {log}: there is no folder '{log.parent}'", "give the path of the log")
 
 
 def _live_view(live: bool, out: Path, of_a_script: bool) -> AbstractContextManager[None]:
@@ -185,21 +134,16 @@ def _live_view(live: bool, out: Path, of_a_script: bool) -> AbstractContextManag
     return live_view(out, lines=of_a_script)
 
 
-def _script(request: RunRequest, settings: Settings) -> tuple[Path, int]:
-    from stepscope.record.script import run_script
+def _end_of_workload(path: Path, code: int, request: RunRequest, config: Config | None) -> None:
+    from stepscope.record.ceilings import write_ceilings
+    from stepscope.record.empty_process import write_empty_process_bytes
 
-    arguments = list(request.arguments)
-    return run_script(request.target, arguments, settings, request.module, request.threads, request.malloc)
-
-
-def _pack(path: Path) -> None:
-    """Make Parquet of what was written while the training went on; what cannot be stays as it is, and can be read."""
-    from stepscope.runfolder.pack import pack
-
-    try:
-        pack(path)
-    except (StepscopeError, OSError) as error:
-        _say(f"the run could not be packed into Parquet, and is whole without: {error}")
+    if code == 0 and request.record_memory != "off":
+        write_empty_process_bytes(path, say)
+        if config is None:
+            _compute_memory(path, request)
+    write_ceilings(path, say, request.ceilings and code == 0)
+    pack_run(path)
 
 
 def _compute_memory(path: Path, request: RunRequest) -> None:
@@ -265,7 +209,7 @@ def _resolution_stop(wanted: float | None, out: Path) -> Iterator[UntilResolved 
         yield resolved
     finally:
         resolved.close()
-    _say(resolved.sentence)
+    say(resolved.sentence)
 
 
 def progress_bar(name: str, steps: int, quiet: bool) -> Any:
@@ -291,73 +235,3 @@ def progress_bar(name: str, steps: int, quiet: bool) -> Any:
             yield advance
 
     return bar()
-
-
-def _report(path: Path, logs: Sequence[Path], quiet: bool, html: bool, of_a_script: bool) -> None:
-    """Do what follows a run: the logs of meters beside it, the report, the page; stdout of a script is left to it."""
-    for complaint in read_logs(path, logs):
-        _say(complaint)
-    _finish(path, quiet, of_a_script)
-    if html:
-        _page(path, of_a_script)
-
-
-def _finish(path: Path, quiet: bool, of_a_script: bool) -> None:
-    """summary.json and the report; the training is done, so what fails here is said and changes no exit code.
-
-    Of a script that is to be left in quiet neither: the first report that is asked for writes the summary.
-    """
-    from stepscope.runfolder import RunReader
-
-    try:
-        run = RunReader(path)
-        if of_a_script and run.status != "running" and run.steps.is_empty():
-            _say(_without_steps(run))
-        elif not (quiet and of_a_script):
-            _summarise(path, quiet, of_a_script)
-    except (StepscopeError, OSError) as error:
-        _say(f"the run could not be reported: {error}")
-    except Exception:  # a fault of ours: it is shown, and does not become the end of a training that went well
-        again = f"after an update: stepscope report {path}"
-        _say(f"{traceback.format_exc()}the report failed, which is a fault in Stepscope; the run is whole. {again}")
-
-
-def _say(text: str) -> None:
-    """Write a line to stderr; where it takes none (closed, on a full disk) the line is lost, and not the exit code."""
-    try:
-        sys.stderr.write(f"{text}\n")
-        sys.stderr.flush()
-    except (OSError, ValueError, AttributeError):
-        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123, SIM115 - what is buffered would fail again at the end
-
-
-def _summarise(path: Path, quiet: bool, of_a_script: bool) -> None:
-    """Show the report, unless quiet, and write the summary: with what takes 0.4 s of CPU time to import."""
-    from rich.console import Console
-
-    from stepscope.analysis.run import Run
-    from stepscope.analysis.summary import write_summary
-    from stepscope.report.screen import render
-
-    run = Run(path)
-    if not quiet:
-        Console(highlight=False, stderr=of_a_script).print(render(run))
-    write_summary(run)
-
-
-def _without_steps(run: RunReader) -> str:
-    """Return the one sentence about a script that made no training step: there is nothing else to say of it."""
-    if run.status != "ok":
-        return f"stepscope: the script ended before its first training step ({run.meta.get('reason') or run.status})"
-    why = next((str(event["message"]) for event in run.events if event.get("kind") == "no-steps"), "")
-    seen = "no training step was seen (a step is a call of optimizer.step()), so nothing was measured"
-    return f"stepscope: {seen}: {why.partition(': ')[2] or why}"
-
-
-def _page(path: Path, of_a_script: bool) -> None:
-    from rich.console import Console
-
-    from stepscope.analysis.run import Run
-    from stepscope.report.html import write
-
-    Console(stderr=of_a_script).print(f"page: {write(Run(path), path / 'report.html')}", soft_wrap=True)

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -84,12 +83,14 @@ def write_ceilings(run: Path, says: Says = lambda said: None, measure: bool = Tr
     Nothing is written into a run of no step, of other sensors than this machine's, or that has them already.
     measure: False, and the environment's STEPSCOPE_CEILINGS=off, take only what is known already.
     """
-    from stepscope.runfolder import RunReader, RunWriter
+    from stepscope.runfolder import RunWriter
+    from stepscope.runfolder.writer import has_steps
 
     try:
-        reader = RunReader(run)
-        meta, workload = reader.meta, reader.meta.get("workload") or {}
-        if reader.device.get("ceilings") or meta.get("simulated") or reader.steps.is_empty():
+        writer = RunWriter.attach(run)
+        meta, device = writer.header, _device_of(run)
+        workload = meta.get("workload") or {}
+        if device.get("ceilings") or meta.get("simulated") or not has_steps(run):
             return
         threads = meta.get("threads")
         conditions = (str(workload.get("device") or "cpu"), str(workload.get("precision") or ""), threads)
@@ -98,9 +99,18 @@ def write_ceilings(run: Path, says: Says = lambda said: None, measure: bool = Tr
             says("once for this device: what it can reach, as ceilings for the bottleneck and the roofline (seconds)")
             known = ceilings(*conditions)
         if known is not None:
-            RunWriter(run, meta).device({**reader.device, "ceilings": known})
+            writer.device({**device, "ceilings": known})
     except (StepscopeError, OSError) as error:
         says(f"the ceilings of this device could not be written: {error}")
+
+
+def _device_of(run: Path) -> dict[str, Any]:
+    """device.json of a run, empty where there is none."""
+    try:
+        device = json.loads((run / "device.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return device if isinstance(device, dict) else {}
 
 
 def _probed(conditions: dict[str, Any]) -> dict[str, Any] | None:
@@ -154,6 +164,8 @@ def _allowed_cores() -> int:
 
 
 def _torch_version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
     try:
         return version("torch")
     except PackageNotFoundError:

@@ -15,9 +15,9 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
-from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
+from stepscope.errors import StepscopeError
 from stepscope.files import replace_json
 from stepscope.record.allocators import child_environment
 
@@ -131,10 +131,13 @@ def cached_empty_process_bytes(allocator: str = "default", cache: Path | None = 
 
 def write_empty_process_bytes(run: Path, says: Callable[[str], object] = lambda said: None) -> None:
     """Write it into a run that lacks it, measured now where it is not known (seconds): after the run, not beside it."""
-    from stepscope.runfolder import RunReader, RunWriter
+    from stepscope.runfolder import RunWriter
 
-    meta = RunReader(run).meta
-    malloc = meta.get("malloc") or {}
+    try:
+        writer = RunWriter.attach(run)
+    except (StepscopeError, OSError):  # the training has removed it: the report says so
+        return
+    malloc = writer.header.get("malloc") or {}
     if "name" not in malloc or malloc.get("empty_process_bytes") is not None:
         return
     says("once for this device: the memory of an empty training process (seconds)")
@@ -142,7 +145,7 @@ def write_empty_process_bytes(run: Path, says: Callable[[str], object] = lambda 
     if size is None:
         says("it could not be measured; the process's peak will not be taken apart")
     else:
-        RunWriter(run, meta).update(malloc={**malloc, "empty_process_bytes": size})
+        writer.update(malloc={**malloc, "empty_process_bytes": size})
 
 
 def _process(content: object) -> EmptyProcess | None:
@@ -174,6 +177,8 @@ def _store(key: str, found: EmptyProcess, cache: Path | None) -> None:
 
 def installed_version(package: str) -> str | None:
     """The version of an installed package, not imported; its description is not parsed, which takes 7 ms."""
+    from importlib.metadata import PackageNotFoundError, distribution
+
     try:
         stated = re.search(r"^Version: *(\S+)", distribution(package).read_text("METADATA") or "", re.MULTILINE)
     except PackageNotFoundError:
@@ -194,6 +199,8 @@ def _key(allocator: str, threads: int, imports: Iterable[str]) -> str:
 
 def _build() -> str:
     """The library that is as large as the build: libtorch_cpu's size, B, and whether there is one for CUDA."""
+    from importlib.metadata import PackageNotFoundError, distribution
+
     try:
         folder = Path(str(distribution("torch").locate_file("torch/lib")))
         sizes = [library.stat().st_size for library in sorted(folder.glob("*torch_c*"))]

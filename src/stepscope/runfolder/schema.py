@@ -1,6 +1,7 @@
 """Content of a run folder: names, columns, and the rows of files that are appended while a run goes on.
 
-numpy and the standard library alone: the training process imports this. The same columns for polars are in `tables`.
+The standard library alone, and numpy where a dtype is asked for: the command line that waits for a training imports
+this. The same columns for polars are in `tables`.
 """
 
 from __future__ import annotations
@@ -8,9 +9,12 @@ from __future__ import annotations
 import json
 import struct
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
+if TYPE_CHECKING:
+    import numpy as np
+
+    STEP_ROW: np.dtype[Any]
 
 SCHEMA = 1
 STATUSES = ("running", "ok", "failed", "oom", "interrupted")
@@ -82,15 +86,16 @@ MODEL_COLUMNS = {
     "update_share": "float64",  # of what an optimizer's kernels update for many modules at once; null: seen apart
     "region": TEXT,  # compiled or scripted: code within which no call of a module is seen; null is neither
 }
-STEP_ROW = np.dtype(
-    [("step", "<i8"), ("t0_ns", "<i8"), ("t1_ns", "<i8"), ("samples", "<i8"), ("loss", "<f8"), ("recorded", "<i8")]
-)
-PACK_STEP = struct.Struct("<4qdq").pack  # the same row, twenty times faster than through numpy
+_STEP_STRUCT = struct.Struct("<4qdq")
+PACK_STEP = _STEP_STRUCT.pack  # the same row, twenty times faster than through numpy
+STEP_BYTES = _STEP_STRUCT.size
 NO_SAMPLES = -1  # in the rows of a running run; null once read
 
 
 def sample_dtype(columns: list[str]) -> np.dtype[Any]:
     """One appended row of a sensor: two time stamps and one float64 a channel, little endian; NaN is "not read"."""
+    import numpy as np
+
     return np.dtype([("t0_ns", "<i8"), ("t1_ns", "<i8"), *((name, "<f8") for name in columns)])
 
 
@@ -98,3 +103,13 @@ def channel_names(run: Path, sensor: str) -> list[str]:
     """Column order of a sensor's rows, as channels.json has it."""
     channels = json.loads((run / "channels.json").read_text(encoding="utf-8"))["channels"]
     return [channel["id"] for channel in channels if channel["sensor"] == sensor]
+
+
+def __getattr__(name: str) -> Any:
+    """Return STEP_ROW, the dtype of an appended step: the only name here that needs numpy."""
+    if name != "STEP_ROW":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import numpy as np
+
+    globals()[name] = dtype = np.dtype([(column, "<f8" if column == "loss" else "<i8") for column in STEPS_COLUMNS])
+    return dtype

@@ -15,7 +15,7 @@ from stepscope.clock import monotonic_ns
 from stepscope.errors import OutputNotWritable, RunDamaged
 from stepscope.files import replace_json, replaced
 from stepscope.privacy import cleaned, cleaned_fields, is_closed
-from stepscope.runfolder.schema import NO_SAMPLES, PACK_STEP, SCHEMA, STEP_ROW
+from stepscope.runfolder.schema import NO_SAMPLES, PACK_STEP, SCHEMA, STEP_BYTES
 
 if TYPE_CHECKING:
     from stepscope.runfolder.parts import Part
@@ -93,6 +93,11 @@ class RunWriter:
         return self.path.parent.name == "ranks"
 
     @property
+    def header(self) -> dict[str, Any]:
+        """Return run.json as it was when it was last read or written."""
+        return dict(self._header)
+
+    @property
     def status(self) -> str:
         """As run.json had it when it was last read or written."""
         return str(self._header.get("status", "running"))
@@ -137,11 +142,11 @@ class RunWriter:
         if not self._steps or not self._is_mine():
             return
         try:
-            _append_rows(self.path / "steps.rows", self._steps, STEP_ROW.itemsize)
+            _append_rows(self.path / "steps.rows", self._steps, STEP_BYTES)
         except OSError:
-            too_many = len(self._steps) // STEP_ROW.itemsize - MOST_WAITING_STEPS
+            too_many = len(self._steps) // STEP_BYTES - MOST_WAITING_STEPS
             if too_many > 0:
-                del self._steps[: too_many * STEP_ROW.itemsize]
+                del self._steps[: too_many * STEP_BYTES]
                 self.steps_dropped += too_many
             raise
 
@@ -174,7 +179,7 @@ class RunWriter:
         self.update(status=status, reason=reason)
         (self.path / RESERVE).unlink(missing_ok=True)
         if refused is not None and (refused := self._flushed()) is not None:  # the reserve may have made room
-            self.steps_dropped += len(self._steps) // STEP_ROW.itemsize
+            self.steps_dropped += len(self._steps) // STEP_BYTES
             self._steps.clear()
             raise refused
 
@@ -250,3 +255,12 @@ def _next_number(folder: Path) -> int:
 
 def _nan(value: float | None) -> float:
     return float("nan") if value is None else value
+
+
+def has_steps(run: Path) -> bool:
+    """Return whether any step of a run was written: a run without one has no such file, or an empty one."""
+    for name in ("steps.parquet", "steps.rows"):
+        with contextlib.suppress(OSError):
+            if (run / name).stat().st_size:
+                return True
+    return False

@@ -1,0 +1,97 @@
+"""The question of `stepscope run`, apart from the others: what waits for a training imports this one alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from stepscope.request import REQUIRED, Request, option
+
+
+@dataclass(frozen=True)
+class RunRequest(Request):
+    """Train a workload, or a script of yours, and measure it.
+
+    `stepscope run lenet --steps 300` trains a workload; `stepscope run train.py --epochs 1` runs a script unchanged,
+    with all that follows its name (options of Stepscope go before it): its steps are taken from its optimizers, its
+    samples from its data loader. The report follows at the end, of a script on stderr, since stdout is the script's;
+    its own exit code is passed on.
+    """
+
+    target: str = option(REQUIRED, "A workload (see `stepscope workloads`), or a Python script.", argument=True)
+    arguments: tuple[str, ...] = option(
+        (), "The script's own arguments, after its name or after `--`.", argument=True, stated=True
+    )
+    batch: int | None = option(
+        None, "Samples per step. Of a script: what one step counts as.", least=1, example="32", short="--batch-size"
+    )
+    steps: int | None = option(None, "Training steps of a workload (default: 100).", least=1, example="300")
+    until_resolved: float | None = option(
+        None,
+        "Train until this share of the energy is within 10 %, such as 90%; --steps bounds it.",
+        above=0,
+        most=1,
+        unit="share",
+        example="90%",
+        advanced=True,
+    )
+    optimizer: str | None = option(None, "Optimizer of a workload: sgd, momentum, adam, ...")
+    lr: float | None = option(None, "Learning rate of a workload.", example="0.01")
+    device: str | None = option(None, "Device of a workload: cpu (default) or cuda.")
+    precision: str | None = option(None, "Precision of a workload: fp32 (default) or bf16.")
+    threads: int | None = option(None, "Threads that torch computes with.", least=1, example="2")
+    seed: int | None = option(None, "Seed of a workload: the same seed repeats the run.")
+    out: Path = option(Path("runs"), "Folder that the run folder is made in.")
+    record: str = option("adaptive", "Steps to profile: adaptive, all, none, first:N or every:N.")
+    record_memory: str = option(
+        "auto", "Profiled steps whose allocations are recorded: auto (one or two), all or off.", advanced=True
+    )
+    with_: Path | None = option(None, "Train with the configuration that `stepscope tune --apply FILE` wrote.")
+    malloc: str = option(
+        "default", "C allocator: default, pinned (glibc's mmap threshold: smaller, slower) or tcmalloc.", advanced=True
+    )
+    period: float = option(
+        "10ms",
+        "Period of the sampler, for example 10ms, 5ms or 1ms.",
+        above=0,
+        unit="s",
+        example="5ms",
+        advanced=True,
+    )
+    updates_per_step: int | None = option(
+        None, "Of a script: optimizer steps that make one training step.", advanced=True
+    )
+    plug: tuple[str, ...] = option(
+        (), "A meter by address: shelly=192.168.1.20, tasmota=..., adb=SERIAL, termux.", separate=True, stated=True
+    )
+    meter_command: tuple[str, ...] = option(
+        (), "A command of yours that prints watts, a reading a line.", separate=True, stated=True, advanced=True
+    )
+    meter_csv: tuple[Path, ...] = option(
+        (),
+        "Log of a meter with its own clock, aligned when the run has ended.",
+        separate=True,
+        stated=True,
+        advanced=True,
+    )
+    power_model: str | None = option(None, "Estimate power from utilisation, labelled so: cpu=2W..15W,gpu=1W..10W.")
+    simulate: str | None = option(
+        None,
+        "Read a simulated board's sensors (all output says so): jetson-tx2, jetson-tx2,average=76,stuck=5s+3s.",
+        advanced=True,
+    )
+    characterise: bool = option(
+        True, "Measure refresh, step and filter of power sensors that are new on this device.", advanced=True
+    )
+    dither: bool = option(True, "Spread the sampler's reads, so that no step locks to them.", advanced=True)
+    ceilings: bool = option(
+        True,
+        "Measure what this device can reach after the run, once for each device (seconds): bottleneck, roofline.",
+        advanced=True,
+    )
+    module: bool = option(False, "TARGET is a module, as with `python -m`.", short="-m")
+
+    @property
+    def period_ns(self) -> int:
+        """The period of the sampler, ns."""
+        return round(self.period * 1e9)

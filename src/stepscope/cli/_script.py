@@ -1,0 +1,236 @@
+"""`stepscope run` of a script, started with as little as can be: what is imported here is paid by each run.
+
+The library of options, the analysis and the tables are left alone until something of them is needed.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from stepscope.api.run_request import RunRequest
+from stepscope.errors import StepscopeError, UsageError
+from stepscope.request import parameters
+from stepscope.runfolder.writer import has_steps
+
+if TYPE_CHECKING:
+    from stepscope.record.settings import Settings
+    from stepscope.runfolder import RunReader
+
+_LONGEST_PERIOD_S = 1.0
+_QUIET = ("-q", "--quiet")
+
+
+def run_plainly(words: Sequence[str]) -> int | None:
+    """Run the script that these words of `stepscope run` name; its exit code, or None where they need a closer look.
+
+    What is typed wrong, workloads, and options that need more than the recording are left to the library of options.
+    """
+    typed = typed_plainly(words)
+    if typed is None:
+        return None
+    request, quiet = typed
+    if request.with_ is not None or request.simulate is not None:
+        return None
+    settings = settings_of(request)
+    return end_of_script(*script_run(request, settings), request, quiet)
+
+
+def typed_plainly(words: Sequence[str]) -> tuple[RunRequest, bool] | None:
+    """Return the request and whether it is a quiet one; None where a word is none of the usual ones."""
+    known = parameters(RunRequest)
+    options = {name: p for p in known.values() if not p.option.argument for name in (p.flag, p.option.short) if name}
+    given: dict[str, object] = {}
+    left, quiet = list(words), False
+    while left and left[0].startswith("-"):
+        word, equals, value = left.pop(0).partition("=")
+        turned_off = word.startswith("--no-") and f"--{word[5:]}" in options
+        option = options.get(f"--{word[5:]}" if turned_off else word)
+        if word in _QUIET and not equals:
+            quiet = True
+        elif option is None or option.mapping or (turned_off and not option.option.default):
+            return None
+        elif option.type is bool:
+            if equals:
+                return None
+            given[option.name] = not turned_off
+        elif equals or left:
+            text = value if equals else left.pop(0)
+            if option.many:
+                before = given.get(option.name, ())
+                given[option.name] = (*before, text) if isinstance(before, tuple) else text
+            else:
+                given[option.name] = text
+        else:
+            return None
+    if not left or not (given.get("module") or is_script(left[0])):
+        return None
+    if any(word == "--" or word.partition("=")[0] in (*options, *_QUIET) for word in left[1:]):
+        return None
+    try:
+        return RunRequest.from_settings({**given, "target": left[0], "arguments": tuple(left[1:])}, "run"), quiet
+    except StepscopeError:
+        return None
+
+
+def is_script(target: str) -> bool:
+    """Return whether a target is a script, an archive or a folder that Python runs, and not the name of a workload."""
+    return target.endswith(".py") or Path(target).is_file() or (Path(target) / "__main__.py").is_file()
+
+
+def settings_of(request: RunRequest) -> Settings:
+    """Return the settings of the recording, but for the sensors of a simulated board."""
+    from stepscope.record.settings import Metering, Settings
+
+    if request.period > _LONGEST_PERIOD_S:
+        given = f"{request.period:g}"
+        raise UsageError(f"--period {given}: {given} s are longer than most steps", f"did you mean --period {given}ms?")
+    metering = Metering(characterise=request.characterise, dither=request.dither)
+    if request.plug or request.meter_command or request.power_model is not None:
+        from stepscope.experiments.single_run import parse_metering
+
+        metering = parse_metering(
+            request.plug, request.meter_command, request.power_model, request.characterise, request.dither
+        )
+    return Settings(
+        out=request.out,
+        record=request.record,
+        memory=request.record_memory,
+        period_ns=request.period_ns,
+        samples_per_step=request.batch,
+        optimizer_steps_per_step=request.updates_per_step,
+        root=os.environ.get("STEPSCOPE_ROOT"),
+        metering=metering,
+    )
+
+
+def script_run(request: RunRequest, settings: Settings) -> tuple[Path, int]:
+    from stepscope.record.script import run_script
+
+    if request.malloc != "default":
+        from stepscope.record import allocators
+
+        allocators.check(request.malloc)
+    refuse_logs_without_a_folder(request.meter_csv)
+    _refuse_for_a_script(request)
+    arguments = list(request.arguments)
+    return run_script(request.target, arguments, settings, request.module, request.threads, request.malloc)
+
+
+def pack_run(path: Path) -> None:
+    """Make Parquet of what was written while the training went on; what cannot be stays as it is, and can be read."""
+    from stepscope.runfolder.pack import pack
+
+    try:
+        pack(path)
+    except (StepscopeError, OSError) as error:
+        say(f"the run could not be packed into Parquet, and is whole without: {error}")
+
+
+def end_of_script(path: Path, code: int, request: RunRequest, quiet: bool, html: bool = False) -> int:
+    """Do what follows a script, and return the exit code; of a script that a signal ended, this process ends so too."""
+    from stepscope.record.ceilings import write_ceilings
+    from stepscope.record.script import end_as
+
+    if code == 0 and request.record_memory != "off":
+        from stepscope.record.empty_process import write_empty_process_bytes
+
+        write_empty_process_bytes(path, say)
+    write_ceilings(path, say, request.ceilings and code == 0)
+    pack_run(path)
+    report_run(path, request.meter_csv, quiet, html, True)
+    return end_as(code)
+
+
+def _refuse_for_a_script(request: RunRequest) -> None:
+    """A script decides these itself: to take them in silence would be to lie about the run."""
+    known = parameters(RunRequest)
+    names = ("optimizer", "lr", "device", "seed", "precision", "steps", "until_resolved")
+    given = [known[name].flag for name in names if getattr(request, name) is not None]
+    if given:
+        raise UsageError(f"{', '.join(given)}: of a workload only", "give a script its own arguments after its name")
+
+
+def refuse_logs_without_a_folder(logs: Sequence[Path]) -> None:
+    for log in logs:
+        if not log.parent.is_dir():  # the log itself may still be on its way from the meter
+            raise UsageError(f"--meter-csv {log}: there is no folder '{log.parent}'", "give the path of the log")
+
+
+def report_run(path: Path, logs: Sequence[Path], quiet: bool, html: bool, of_a_script: bool) -> None:
+    """Do what follows a run: the logs of meters beside it, the report, the page; stdout of a script is left to it."""
+    if logs:
+        from stepscope.cli.meter import read_logs
+
+        for complaint in read_logs(path, logs):
+            say(complaint)
+    _finish(path, quiet, of_a_script)
+    if html:
+        _page(path, of_a_script)
+
+
+def _finish(path: Path, quiet: bool, of_a_script: bool) -> None:
+    """summary.json and the report; the training is done, so what fails here is said and changes no exit code.
+
+    Of a script that is to be left in quiet neither: the first report that is asked for writes the summary.
+    """
+    if quiet and of_a_script and has_steps(path):
+        return
+    from stepscope.runfolder import RunReader
+
+    try:
+        run = RunReader(path)
+        if of_a_script and run.status != "running" and run.steps.is_empty():
+            say(_without_steps(run))
+        elif not (quiet and of_a_script):
+            _summarise(path, quiet, of_a_script)
+    except (StepscopeError, OSError) as error:
+        say(f"the run could not be reported: {error}")
+    except Exception:  # a fault of ours: it is shown, and does not become the end of a training that went well
+        again = f"after an update: stepscope report {path}"
+        say(f"{traceback.format_exc()}the report failed, which is a fault in Stepscope; the run is whole. {again}")
+
+
+def say(text: str) -> None:
+    """Write a line to stderr; where it takes none (closed, on a full disk) the line is lost, and not the exit code."""
+    try:
+        sys.stderr.write(f"{text}\n")
+        sys.stderr.flush()
+    except (OSError, ValueError, AttributeError):
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123, SIM115 - what is buffered would fail again at the end
+
+
+def _summarise(path: Path, quiet: bool, of_a_script: bool) -> None:
+    """Show the report, unless quiet, and write the summary: with what takes 0.4 s of CPU time to import."""
+    from rich.console import Console
+
+    from stepscope.analysis.run import Run
+    from stepscope.analysis.summary import write_summary
+    from stepscope.report.screen import render
+
+    run = Run(path)
+    if not quiet:
+        Console(highlight=False, stderr=of_a_script).print(render(run))
+    write_summary(run)
+
+
+def _without_steps(run: RunReader) -> str:
+    """Return the one sentence about a script that made no training step: there is nothing else to say of it."""
+    if run.status != "ok":
+        return f"stepscope: the script ended before its first training step ({run.meta.get('reason') or run.status})"
+    why = next((str(event["message"]) for event in run.events if event.get("kind") == "no-steps"), "")
+    seen = "no training step was seen (a step is a call of optimizer.step()), so nothing was measured"
+    return f"stepscope: {seen}: {why.partition(': ')[2] or why}"
+
+
+def _page(path: Path, of_a_script: bool) -> None:
+    from rich.console import Console
+
+    from stepscope.analysis.run import Run
+    from stepscope.report.html import write
+
+    Console(stderr=of_a_script).print(f"page: {write(Run(path), path / 'report.html')}", soft_wrap=True)
