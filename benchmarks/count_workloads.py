@@ -8,7 +8,7 @@ import torch
 from rich.progress import track
 
 from stepscope import workloads
-from stepscope.experiments.workload_counts import count_row, counting_digest
+from stepscope.api.workloads import count_row, counting_digest
 from stepscope.workloads import FILE, files_digest
 
 

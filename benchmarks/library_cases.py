@@ -12,7 +12,7 @@ from torch import nn
 
 from benchmarks import library_models as build
 from stepscope.footprint.jobs import job_of
-from stepscope.record.dry.job import Job
+from stepscope.record.dry import Job
 
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "sgd": partial(torch.optim.SGD, lr=0.01),

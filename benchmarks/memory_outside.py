@@ -25,7 +25,7 @@ from benchmarks.outside_models import JOBS
 from stepscope.errors import StepscopeError
 from stepscope.footprint.calibration import calibration_path, load_calibration
 from stepscope.footprint.prediction import JobQuestion, predict_fit
-from stepscope.record.dry.job import Job
+from stepscope.record.dry import Job
 
 _ROUNDING = 1e-3  # of the truth: a scalar or a random number generator's state is no miss
 

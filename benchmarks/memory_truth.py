@@ -25,7 +25,7 @@ from torch.utils._pytree import tree_leaves
 from stepscope import workloads
 from stepscope.footprint.jobs import workload_job
 from stepscope.footprint.transforms import VARIANTS
-from stepscope.record.dry.job import Job
+from stepscope.record.dry import Job
 
 _MMAP_THRESHOLD, _PINNED = -3, 65_536  # mallopt(3)
 _STEPS = 3

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from stepscope.footprint.jobs import job_of
-from stepscope.record.dry.job import Job
+from stepscope.record.dry import Job
 
 _INNER: dict[int, Any] = {2: torch.channels_last, 3: torch.channels_last_3d}
 

@@ -11,7 +11,7 @@ from torch.nn import functional
 from torch.optim import SGD, Adam, AdamW
 
 from stepscope.footprint.jobs import job_of
-from stepscope.record.dry.job import Job
+from stepscope.record.dry import Job
 
 _WORDS, _LENGTH, _CLASSES = 8000, 128, 10
 

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import stepscope
+from stepscope.experiments.tune.arms import process_interval
 from stepscope.experiments.tune.changes import Change, offered, wanted
-from stepscope.experiments.tune.pair_statistics import process_interval
 from stepscope.experiments.tune.process import Place, PlaceEnded
 
 _LIMIT_S = 1800.0

@@ -207,6 +207,7 @@ def test_the_sampling_process_is_standard_library_alone() -> None:
         ("from stepscope.__main__ import build_app; build_app()", HEAVY),
         ("from stepscope.__main__ import main\ntry: main(['--help'])\nexcept SystemExit: pass", HEAVY),
         ("import stepscope.analysis.run", {"torch"}),
+        ("import stepscope.footprint.real_steps, stepscope.footprint.transforms", {"polars", "scipy", "altair"}),
     ],
 )
 def test_nothing_heavy_is_imported_before_it_is_needed(statement: str, refused: set[str]) -> None:

@@ -13,7 +13,7 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils._pytree import tree_leaves
 
 from stepscope.footprint.calibration import DeviceCalibration, environment_of
-from stepscope.record.dry.job import Job, plain_step
+from stepscope.record.dry import Job, plain_step
 from stepscope.record.empty_process import EmptyProcess
 
 CLASSES = 10

@@ -9,12 +9,11 @@ from torch import nn
 from stepscope.analysis.memory.limits import limit_of_memory
 from stepscope.errors import StepscopeError
 from stepscope.footprint.calibration import DeviceCalibration
-from stepscope.footprint.cuda import as_on_cuda
 from stepscope.footprint.jobs import job_of
 from stepscope.footprint.prediction import JobQuestion, predict_fit
 from stepscope.footprint.result import FitResult
-from stepscope.footprint.simulator import Simulator, live_peak
-from stepscope.record.dry.job import Job
+from stepscope.footprint.simulator import Simulator, as_on_cuda, live_peak
+from stepscope.record.dry import Job
 from stepscope.record.dry.workspaces import Platform, other_platform
 
 GPU = Platform("cuda", 16, True)

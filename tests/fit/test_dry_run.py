@@ -15,10 +15,10 @@ from torch import Tensor, nn
 
 from stepscope import Run, workloads
 from stepscope.footprint import transforms
-from stepscope.footprint.computed_memory import write_computed_memory
+from stepscope.footprint.jobs import write_computed_memory
 from stepscope.footprint.simulator import live_peak
+from stepscope.record.dry import Job, accumulated_step, plain_step
 from stepscope.record.dry.dry_run import DryRunStopped, dry_run
-from stepscope.record.dry.job import Job, accumulated_step, plain_step
 from stepscope.record.dry.workspaces import Platform, Workspaces, other_platform, this_platform
 from stepscope.runfolder import CATEGORIES, MEMORY, RunReader, RunWriter, part_of
 

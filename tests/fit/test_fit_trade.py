@@ -22,8 +22,8 @@ from stepscope.footprint.measurements import trade_allocators, trade_dicts, trad
 from stepscope.footprint.prediction import JobQuestion, predict_fit
 from stepscope.footprint.real_steps import script_steps
 from stepscope.footprint.simulator import Simulator
+from stepscope.record.dry import Job, plain_step
 from stepscope.record.dry.allocator_costs import StepCost, report
-from stepscope.record.dry.job import Job, plain_step
 from stepscope.record.dry.workspaces import this_platform
 from stepscope.runfolder import CATEGORIES
 
@@ -182,7 +182,7 @@ def test_pictures_asked_for_wrongly_are_refused(
 
 
 def test_what_was_never_simulated_is_not_drawn() -> None:
-    from stepscope.cli._fit_figures import draw_figures
+    from stepscope.cli._fit_answer import draw_figures
 
     pytest.importorskip("altair")
     job = jobs.job()

@@ -16,7 +16,7 @@ from stepscope.errors import UsageError
 from stepscope.footprint.measurements import prove
 from stepscope.footprint.plan import Plan, StepTime, make_plan, measured_step_time
 from stepscope.footprint.prediction import JobQuestion
-from stepscope.footprint.settings import Settings
+from stepscope.footprint.transforms import Settings
 from stepscope.record.dry.allocator_costs import StepCost
 from stepscope.record.dry.workspaces import Platform
 

@@ -19,7 +19,7 @@ from stepscope.record.sampler.process import start_sampler
 from stepscope.record.sampler.rows import EventLog, RowFile
 from stepscope.record.sampler.stream import ReaderThread, Stream
 from stepscope.record.sampler.training_processes import MOST, TrainingProcesses
-from stepscope.record.sensors import children
+from stepscope.record.sensors import processes
 from stepscope.record.sensors.contract import Found, Missing, Pace, ProcessEnded, Target
 from stepscope.runfolder import RunReader
 
@@ -235,7 +235,7 @@ def test_a_stream_ends_with_its_process_without_a_row_an_event_or_an_open_file(m
 
 
 def test_of_hundreds_of_workers_few_files_stay_open_and_all_are_counted(tmp_path: Path) -> None:
-    machine, count = Machine(tmp_path), 3 * children.MOST_HELD
+    machine, count = Machine(tmp_path), 3 * processes.MOST_HELD
     tasks = machine.process(LAUNCHER) / f"task/{LAUNCHER}"
     tasks.mkdir(parents=True)
     pids = range(NO_PROCESS, NO_PROCESS + count)
@@ -243,14 +243,14 @@ def test_of_hundreds_of_workers_few_files_stay_open_and_all_are_counted(tmp_path
         machine.process(pid)
     (tasks / "children").write_text(" ".join(map(str, pids)))
     before, now = open_files(), [0]
-    sensor = children.discover(machine.root, Target(LAUNCHER, clock=lambda: now[0]))
+    sensor = processes.discover_children(machine.root, Target(LAUNCHER, clock=lambda: now[0]))
     assert isinstance(sensor, Found)
     assert list(sensor.read()) == [count * 168 * TICK_NS, count * 2048 * PAGE]
-    assert open_files() - before == children.MOST_HELD
+    assert open_files() - before == processes.MOST_HELD
     for pid in pids:
         shutil.rmtree(machine.root / f"proc/{pid}")
     (tasks / "children").write_text("")
-    now[0] += children.LOOK_AGAIN_NS
+    now[0] += processes.LOOK_AGAIN_NS
     assert list(sensor.read()) == [count * 168 * TICK_NS, 0], "the CPU time of those that ended stays in the sum"
     assert open_files() == before
     sensor.close()
@@ -259,11 +259,11 @@ def test_of_hundreds_of_workers_few_files_stay_open_and_all_are_counted(tmp_path
 def test_proportional_memory_of_children_leaves_out_those_with_streams_of_their_own(machine: Machine) -> None:
     tasks = machine.process(LAUNCHER) / f"task/{LAUNCHER}"
     tasks.mkdir(parents=True)
-    pids = range(NO_PROCESS, NO_PROCESS + 2 * children.MOST)
+    pids = range(NO_PROCESS, NO_PROCESS + 2 * processes.MOST)
     for pid in pids[:2]:
         machine.process(pid)
     (tasks / "children").write_text(" ".join(map(str, pids[:3])))  # the third has ended meanwhile
-    sensor = children.discover_memory(machine.root, machine.target)
+    sensor = processes.discover_memory(machine.root, machine.target)
     assert isinstance(sensor, Found)
     assert list(sensor.read()) == [2 * 6_144_000]
     machine.target.training.add(pids[0])

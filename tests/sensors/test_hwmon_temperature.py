@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 from tests.sensors.pc_trees import by_id, found, hwmon, missing, watching, write
 
-from stepscope.record.sensors import hwmon_temperature as chips
+from stepscope.record.sensors import hwmon as chips
 from stepscope.record.sensors import load
 
 LM75 = {"temp1_input": "45500\n", "temp1_max": "80000\n", "update_interval": "300\n"}
 
 
 def test_an_lm75_on_the_board_gives_degrees_celsius(tmp_path: Path) -> None:
-    sensor = found(chips.discover(hwmon(tmp_path, 2, "lm75", "0-0048", LM75), watching()))
+    sensor = found(chips.discover_temperatures(hwmon(tmp_path, 2, "lm75", "0-0048", LM75), watching()))
     assert by_id(sensor) == {"zone.lm75-0-0048/temp1.temperature": 45.5}
     sensor.close()
     (channel,) = sensor.channels
@@ -25,7 +25,7 @@ def test_an_lm75_on_the_board_gives_degrees_celsius(tmp_path: Path) -> None:
 def test_labels_name_the_inputs_of_a_processor_in_the_order_of_their_numbers(tmp_path: Path) -> None:
     files = {"temp1_input": "50000\n", "temp1_label": "Package id 0\n", "temp10_input": "48000\n"}
     files |= {"temp10_label": "Core 8\n", "temp2_input": "47000\n", "temp2_label": "Core 0\n"}
-    sensor = found(chips.discover(hwmon(tmp_path, 0, "coretemp", "coretemp.0", files), watching()))
+    sensor = found(chips.discover_temperatures(hwmon(tmp_path, 0, "coretemp", "coretemp.0", files), watching()))
     sensor.close()
     assert [channel.scope for channel in sensor.channels] == [
         "zone:coretemp-coretemp.0/Package id 0",
@@ -44,20 +44,20 @@ def test_labels_name_the_inputs_of_a_processor_in_the_order_of_their_numbers(tmp
 def test_power_chips_drives_open_inputs_and_copies_of_zones_are_left_alone(
     name: str, device: str, tmp_path: Path
 ) -> None:
-    answer = missing(chips.discover(hwmon(tmp_path, 0, name, device, LM75), watching()))
+    answer = missing(chips.discover_temperatures(hwmon(tmp_path, 0, name, device, LM75), watching()))
     assert answer.reason == "absent"
 
 
 def test_an_input_that_its_driver_states_to_be_faulty_is_excluded(tmp_path: Path) -> None:
     files = LM75 | {"temp2_input": "127000\n", "temp2_fault": "1\n"}
-    sensor = found(chips.discover(hwmon(tmp_path, 0, "lm90", "0-004c", files), watching()))
+    sensor = found(chips.discover_temperatures(hwmon(tmp_path, 0, "lm90", "0-004c", files), watching()))
     sensor.close()
     assert [channel.scope for channel in sensor.channels] == ["zone:lm90-0-004c/temp1"]
 
 
 @pytest.mark.parametrize(("text", "celsius"), [("-5000\n", -5.0), ("-256000\n", None), ("n/a\n", None), ("", None)])
 def test_a_chip_reads_degrees_or_nothing(text: str, celsius: float | None, tmp_path: Path) -> None:
-    sensor = found(chips.discover(hwmon(tmp_path, 0, "lm75", "0-0048", {"temp1_input": text}), watching()))
+    sensor = found(chips.discover_temperatures(hwmon(tmp_path, 0, "lm75", "0-0048", {"temp1_input": text}), watching()))
     value = sensor.read()[0]
     sensor.close()
     assert math.isnan(value) if celsius is None else value == celsius
@@ -65,7 +65,7 @@ def test_a_chip_reads_degrees_or_nothing(text: str, celsius: float | None, tmp_p
 
 def test_a_chip_that_is_unbound_is_lost_and_one_that_comes_back_under_another_number_is_read(tmp_path: Path) -> None:
     now = [0]
-    sensor = found(chips.discover(hwmon(tmp_path, 2, "lm75", "0-0048", LM75), watching(lambda: now[0])))
+    sensor = found(chips.discover_temperatures(hwmon(tmp_path, 2, "lm75", "0-0048", LM75), watching(lambda: now[0])))
     for path in (tmp_path / "sys/devices/bus/0-0048/hwmon/hwmon2").iterdir():
         path.unlink()
     (tmp_path / "sys/class/hwmon/hwmon2").unlink()

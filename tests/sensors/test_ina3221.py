@@ -30,7 +30,7 @@ from tests.sensors.jetson_trees import (
     xavier_nx,
 )
 
-from stepscope.record.access.files import natural, signed
+from stepscope.record.access import natural, signed
 from stepscope.record.sampler.rows import EventLog, RowFile
 from stepscope.record.sampler.stream import Stream
 from stepscope.record.sensors import ina3221

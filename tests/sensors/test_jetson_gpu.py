@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from tests.sensors.jetson_trees import BOARDS, compatible, gpu, orin_nano, refusing, tx2
 from tests.sensors.test_sensor_readings import found, write
 
-from stepscope.record.sensors import jetson_emc, load, number_files
+from stepscope.record.sensors import load, number_files
 from stepscope.record.sensors.contract import Found, Missing, Target
 
-jetson_gpu, jetson_memory = (load()[name] for name in ("jetson_gpu", "jetson_memory"))
+jetson_gpu, jetson_memory, jetson_emc = (load()[name] for name in ("jetson_gpu", "jetson_memory", "jetson_emc"))
 ME = Target(4711)
 CLIENTS = """CLIENT                        PROCESS      PID        SIZE
 user                       Xorg      812     28672K

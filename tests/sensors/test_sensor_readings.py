@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.record.sensors import children, cpu, load, number_files
+from stepscope.record.sensors import cpu, load, number_files, processes
 from stepscope.record.sensors.contract import Found, Missing, Target
 
 cpu_frequency, process_memory, process_memory_map, system_memory, temperature = (
@@ -142,7 +142,7 @@ def test_a_child_that_ends_keeps_its_cpu_time_in_the_sum_and_gives_back_its_memo
     now = [0]
     tree = {"proc/4711/task/4711/children": "5 6 ", "proc/5/task/5/children": "", "proc/5/stat": PROCESS_STAT}
     write(tmp_path, {**tree, "proc/6/stat": PROCESS_STAT.replace("2048", "1")})
-    sensor = found(children.discover(tmp_path, Target(4711, clock=lambda: now[0])))
+    sensor = found(processes.discover_children(tmp_path, Target(4711, clock=lambda: now[0])))
     assert list(sensor.read()) == [2 * 168 * tick_ns, 2049 * page]
     write(tmp_path, {"proc/4711/task/4711/children": "6 "})
     now[0] += 1_000_000_000
@@ -152,7 +152,7 @@ def test_a_child_that_ends_keeps_its_cpu_time_in_the_sum_and_gives_back_its_memo
 
 def test_grandchildren_count_as_children_and_the_sampler_does_not(tmp_path: Path) -> None:
     write(tmp_path, {"4711/task/4711/children": f"5 {os.getpid()}", "5/task/5/children": "", "5/task/8/children": "9"})
-    assert children.descendants(tmp_path, 4711) == {5, 9}
+    assert processes.descendants(tmp_path, 4711) == {5, 9}
 
 
 def test_available_memory_and_used_swap_come_from_meminfo(tmp_path: Path) -> None:
@@ -312,7 +312,7 @@ def test_a_child_whose_numbers_are_garbage_is_not_one_that_has_ended(tmp_path: P
         (tmp_path / f"proc/{pid}/task/{pid}").mkdir(parents=True)
         (tmp_path / f"proc/{pid}/task/{pid}/children").write_text(below)
         (tmp_path / f"proc/{pid}/stat").write_text(f"{pid} {numbers}")
-    sensor = children.discover(tmp_path, Target(1, clock=lambda: 0))
+    sensor = processes.discover_children(tmp_path, Target(1, clock=lambda: 0))
     assert isinstance(sensor, Found)
     before = list(sensor.read())
     (tmp_path / "proc/7/stat").write_text("7 (w) garbage\n")

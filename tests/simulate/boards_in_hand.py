@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from stepscope.simulate.board_run import RING_FILE, STATES_FILE, BoardRun
 from stepscope.simulate.boards import parse_options
 from stepscope.simulate.marks import State, StateLog, create_ring, open_writer
+from stepscope.simulate.process import RING_FILE, STATES_FILE, BoardRun
 
 MS = 1_000_000
 S = 1_000_000_000

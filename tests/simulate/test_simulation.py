@@ -18,9 +18,9 @@ from torch import nn
 import stepscope
 from stepscope import simulate
 from stepscope.errors import StepscopeError, UnknownName, UsageError
-from stepscope.simulate.board_run import RING_FILE, STATES_FILE
 from stepscope.simulate.marks import StateLog, create_ring
 from stepscope.simulate.power import TRUTH_FILE
+from stepscope.simulate.process import RING_FILE, STATES_FILE
 
 
 def train(seconds: float) -> nn.Module:

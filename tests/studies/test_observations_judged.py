@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 from tests.studies.tx2_board import Behaviour, board_evidence, days, memory
 
-from stepscope.experiments.observations import discovered, every
-from stepscope.experiments.observations._contract import AS_THE_PAPER, FAILS, HOLDS, UNKNOWN, Outcome, Verdict
+from stepscope.experiments.observations import AS_THE_PAPER, FAILS, HOLDS, UNKNOWN, Outcome, Verdict, discovered, every
 from stepscope.experiments.observations._evidence import Evidence
 
 # All that the paper saw turned round at once: each of the observations 1 to 11 has its own reason to fail.

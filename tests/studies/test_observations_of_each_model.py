@@ -12,8 +12,16 @@ import polars as pl
 import pytest
 from scipy import special  # type: ignore[import-untyped]
 
-from stepscope.experiments.observations import QUICK_BATCHES, QUICK_WORKLOADS, every
-from stepscope.experiments.observations._contract import AS_THE_PAPER, FAILS, HOLDS, UNKNOWN, Verdict
+from stepscope.experiments.observations import (
+    AS_THE_PAPER,
+    FAILS,
+    HOLDS,
+    QUICK_BATCHES,
+    QUICK_WORKLOADS,
+    UNKNOWN,
+    Verdict,
+    every,
+)
 from stepscope.experiments.observations._evidence import OWN_TIME, POWER, RUNS, Evidence
 from stepscope.experiments.observations._statistics import cells_of, exponents
 

@@ -13,8 +13,7 @@ import torch
 
 from stepscope.errors import UnknownName, UsageError
 from stepscope.experiments.engine.child import perform
-from stepscope.experiments.engine.engine import Point, Watch, answer_study
-from stepscope.experiments.engine.facts import SHARE, mean_of
+from stepscope.experiments.engine.engine import SHARE, Point, Watch, answer_study, mean_of
 from stepscope.experiments.partial import PartialTraining as Partial
 from stepscope.experiments.partial.study import partial_points, partial_settings, unbeaten
 from stepscope.report.charts.comparison import partial_charts

@@ -12,8 +12,7 @@ from tests.studies.tx2_board import Behaviour, board_runs, days, memory
 from stepscope.errors import UnknownName
 from stepscope.experiments.observations import Observations
 from stepscope.experiments.observations._evidence import gather_evidence
-from stepscope.experiments.observations._paper import paper_points
-from stepscope.experiments.observations.study import build_findings
+from stepscope.experiments.observations.study import build_findings, paper_points
 from stepscope.experiments.paper_2019 import BATCHES, MODELS, Paper2019, count_model, paper_findings
 from stepscope.report.charts.observations import paper_charts
 

@@ -10,7 +10,7 @@ from tests.patience import HANG_S
 
 from stepscope.experiments.engine.folder import SweepFolder
 from stepscope.experiments.engine.points import Entry, Grid
-from stepscope.experiments.suite.rules import Rules
+from stepscope.experiments.suite.plan import Rules
 from stepscope.experiments.suite.sweep import sweep
 
 CHILD = (sys.executable, "-S", "-E", str(Path(__file__).with_name("child.py")))

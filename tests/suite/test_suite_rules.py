@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 
 from stepscope.errors import UsageError
-from stepscope.experiments.engine.limits import LEAST_BYTES, refuse_memory_limit
+from stepscope.experiments.engine.child import LEAST_BYTES, refuse_memory_limit
 from stepscope.experiments.suite import SuiteRun
-from stepscope.experiments.suite.plan import sweep_rules
-from stepscope.experiments.suite.rules import (
+from stepscope.experiments.suite.plan import (
     FEWEST,
     Rules,
     StopCondition,
     cool_down,
     parse_cooldown,
     steady_start,
+    sweep_rules,
 )
 
 

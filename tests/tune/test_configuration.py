@@ -10,7 +10,7 @@ from tests.tune.fake_training import FACTS
 
 from stepscope import workloads
 from stepscope.errors import UnknownName, UsageError
-from stepscope.experiments.tune import run_with_config
+from stepscope.experiments.tune import config
 from stepscope.experiments.tune.changes import offered
 from stepscope.experiments.tune.config import Config, read_config, refuse_path, write_config
 
@@ -44,14 +44,14 @@ def test_a_file_that_is_no_configuration_is_refused(tmp_path: Path, text: str) -
 def test_one_written_by_hand_needs_no_facts_and_an_unknown_change_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "x.toml"
     path.write_text('changes = ["channels_last", "fused"]\n', encoding="utf-8")
-    assert [change.name for change in run_with_config.changes_of(read_config(path))] == ["channels_last", "fused"]
+    assert [change.name for change in config.changes_of(read_config(path))] == ["channels_last", "fused"]
     with pytest.raises(UnknownName, match="chanels_last"):
-        run_with_config.changes_of(Config(("chanels_last",)))
+        config.changes_of(Config(("chanels_last",)))
 
 
 def test_a_workload_trains_with_it_from_its_second_step_on() -> None:
     plain = workloads.find("lenet")
-    training = run_with_config.configured(plain, Config(("channels_last", "fused"))).prepare(batch=2)
+    training = config.configured(plain, Config(("channels_last", "fused"))).prepare(batch=2)
     weight = training.model.get_parameter("conv2.weight")
     layouts = []
     try:
@@ -61,7 +61,7 @@ def test_a_workload_trains_with_it_from_its_second_step_on() -> None:
         assert layouts == [True, True]
         assert training.optimizer.param_groups[0]["fused"]
     finally:
-        run_with_config._kept.close()
+        config._kept.close()
     assert weight.is_contiguous()
 
 

@@ -12,10 +12,9 @@ import pytest
 from tests.tune.fake_training import FACTS, FakeTraining
 
 from stepscope.errors import UnknownName
-from stepscope.experiments.tune.arms import FINAL, Arm, Desk, tie_groups, typical
+from stepscope.experiments.tune.arms import FINAL, Arm, Desk, process_interval, ratio_interval, tie_groups, typical
 from stepscope.experiments.tune.changes import offered, wanted
 from stepscope.experiments.tune.judge import gains, judge
-from stepscope.experiments.tune.pair_statistics import process_interval, ratio_interval
 
 
 def test_one_disturbed_pair_does_not_bend_the_ratio() -> None:

@@ -23,8 +23,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import stepscope
 from stepscope.errors import UsageError
+from stepscope.experiments.tune.bench import LoopPlace, loop_bench
 from stepscope.experiments.tune.changes import offered
-from stepscope.experiments.tune.in_loop import LoopPlace, loop_bench
 from stepscope.experiments.tune.process import PlaceEnded
 from stepscope.experiments.tune.training import Targets
 

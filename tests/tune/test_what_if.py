@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 from stepscope.errors import UsageError
+from stepscope.experiments.tune import TuneRequest
 from stepscope.experiments.tune.bench import Bench
 from stepscope.experiments.tune.delays import LAYER, LOADER, OPTIMIZER, delay_name, delay_of, waited
-from stepscope.experiments.tune.request import TuneRequest
 from stepscope.experiments.tune.training import Targets
 from stepscope.experiments.tune.what_if import Part, WhatIf, judge_parts
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from stepscope import workloads
-from stepscope.experiments.workload_counts import counting_digest
+from stepscope.api.workloads import counting_digest
 from stepscope.record.dry.flops import FlopCount, count_flops
 from stepscope.workloads import FILE, files_digest
 

@@ -10,9 +10,9 @@ import pytest
 from tests.patience import HANG_S
 
 from stepscope import workloads as suite
+from stepscope.api.workloads import workload_rows
 from stepscope.cli.workloads import workloads
 from stepscope.errors import UnknownName
-from stepscope.experiments.workload_counts import workload_rows
 from stepscope.workloads.contract import Workload
 
 
@@ -71,7 +71,7 @@ def test_after_a_change_of_a_file_everything_is_counted_anew_and_kept(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr("stepscope.experiments.workload_counts.shipped", dict)
+    monkeypatch.setattr("stepscope.api.workloads.shipped", dict)
     asked: list[int] = []
     for _ in range(2):
         workload_rows([suite.find("lenet")], lambda new: asked.append(len(new)) or new)  # type: ignore[func-returns-value]

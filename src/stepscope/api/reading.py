@@ -34,7 +34,7 @@ from stepscope.report.live.screen import looks
 from stepscope.report.view.server import DEFAULT_PORT, ViewServer, make_server
 from stepscope.report.view.site import is_loopback
 from stepscope.runfolder import RunReader
-from stepscope.simulate.simulation import sensor_root
+from stepscope.simulate import sensor_root
 
 if TYPE_CHECKING:
     from stepscope import Run

@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
     from stepscope.analysis.results import Findings
+    from stepscope.experiments.engine import StudyRequest
     from stepscope.experiments.engine.engine import Point, Watch
     from stepscope.experiments.engine.folder import SweepFolder
     from stepscope.experiments.engine.points import SweepPoint
-    from stepscope.experiments.engine.request import StudyRequest
     from stepscope.experiments.fleet.gatherer import Device
     from stepscope.experiments.fleet.sweep import FleetFolder, FleetWatch
     from stepscope.report.study_results import Charts

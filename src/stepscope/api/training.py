@@ -14,12 +14,12 @@ from stepscope import workloads
 from stepscope.analysis.summary import write_summary
 from stepscope.api.requests import RunRequest
 from stepscope.experiments.single_run import MOST, UntilResolved, parse_metering
-from stepscope.footprint.computed_memory import write_computed_memory
+from stepscope.footprint.jobs import write_computed_memory
 from stepscope.record.ceilings import write_ceilings
 from stepscope.record.empty_process import write_empty_process_bytes
 from stepscope.record.settings import Schedule, Settings, sampling_period_ns
 from stepscope.record.train import EXIT_CODES, torch_threads, train_workload
-from stepscope.simulate.simulation import sensor_root
+from stepscope.simulate import sensor_root
 
 if TYPE_CHECKING:
     from stepscope import Run

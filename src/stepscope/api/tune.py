@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stepscope.errors import UnknownName, UsageError
-from stepscope.experiments.tune.request import TuneRequest, refuse_energy
+from stepscope.experiments.tune import TuneRequest, refuse_energy
 
 if TYPE_CHECKING:
     from stepscope.analysis.results import Findings
@@ -136,7 +136,7 @@ def _answer(
 
 def _concluded(findings: Findings, request: TuneRequest, kept: Any, folder: Path) -> Findings:
     """Return the findings with what they are of, once they, their figures and their page are written."""
-    from stepscope.experiments.engine.facts import device_name, versions
+    from stepscope.experiments.engine.engine import device_name, versions
     from stepscope.report.charts.tuning import tuning_charts
     from stepscope.report.html import write_text
     from stepscope.report.study_results import render, save_figures
@@ -178,7 +178,7 @@ def _tune_step(
     progress: bool,
     settings: Mapping[str, Any],
 ) -> Findings:
-    from stepscope.experiments.tune.in_loop import LoopPlace, loop_bench
+    from stepscope.experiments.tune.bench import LoopPlace, loop_bench
     from stepscope.experiments.tune.state import RandomNumbers
 
     known = {"minutes", "for_", "only", "not_"}

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import stepscope
 from stepscope import workloads
-from stepscope.experiments.workload_counts import chosen_workloads, workload_rows
+from stepscope.errors import UnknownName
+from stepscope.files import digest_of
 from stepscope.footprint.calibration import measured_environment
 from stepscope.footprint.jobs import workload_job
 from stepscope.footprint.plan import make_plan
 from stepscope.footprint.prediction import predict_fit, predict_script_fit, question_of, requested_limit
 from stepscope.footprint.result import FitResult
+from stepscope.workloads import files_digest, shipped
+from stepscope.workloads.contract import TIERS
 
 if TYPE_CHECKING:
     from stepscope.workloads.contract import Workload
@@ -71,3 +80,106 @@ def workload_facts(*names: str, tier: str | None = None) -> list[dict[str, Any]]
     Raises UnknownName, MissingDependency.
     """
     return workload_rows(chosen_workloads(names, tier))
+
+
+# The workloads of the suite as rows: parameters and FLOPs computed from the models themselves, and kept.
+#
+# Those of our own files come with the package, as long as these files are what they were counted from; what else
+# there is (a file that was changed, a plug-in's) is counted here, and kept between calls where that is safe.
+
+Counting = Callable[["Sequence[Workload]"], "Iterable[Workload]"]
+
+
+def chosen_workloads(names: Sequence[str] = (), tier: str | None = None) -> list[Workload]:
+    """The workloads of these names, or all, of this tier alone where one is named; UnknownName."""
+    if tier is not None and tier not in TIERS:
+        raise UnknownName("tier", tier, TIERS)
+    every = [workloads.find(name) for name in names] if names else list(workloads.every())
+    return [workload for workload in every if tier is None or tier in workload.tiers]
+
+
+def workload_rows(chosen: Sequence[Workload], counting: Counting = lambda new: new) -> list[dict[str, Any]]:
+    """A row each; as shipped, or from the cache where the same files were counted by the same torch before.
+
+    counting: is handed the workloads that have to be counted now, and gives them back one after the other.
+    """
+    known, file = _shipped_rows(), None
+    if any(workload.name not in known for workload in chosen):
+        kept, file = _read_cache()
+        known = {**kept, **known}
+    new = [workload for workload in chosen if workload.name not in known or not _is_ours(workload)]
+    for workload in counting(new):
+        known[workload.name] = count_row(workload)
+    if new and file is not None:
+        _write_cache(file, known)
+    return [
+        {**known[workload.name], "data": workload.data.name, "data_kind": workload.data.kind} for workload in chosen
+    ]
+
+
+def counting_digest() -> str:
+    """Of the files that count."""
+    folder = Path(stepscope.__file__).parent / "record"
+    return digest_of([folder / "dry" / "flops.py", folder / "ops" / "costs.py"])
+
+
+def _shipped_rows() -> dict[str, Any]:
+    """The rows of the package; none where something has changed since they were counted."""
+    content = shipped()
+    return dict(content["rows"]) if content.get("counting") == counting_digest() else {}
+
+
+def _is_ours(workload: Workload) -> bool:
+    """A workload of the user's may change without any file of ours changing: it is counted each time."""
+    modules = [module for name, module in sys.modules.items() if name.startswith(f"{workloads.__name__}.")]
+    return any(workload is known for module in modules for known in getattr(module, "WORKLOADS", ()))
+
+
+def _read_cache() -> tuple[dict[str, Any], Path | None]:
+    """Return the earlier counts, and the file that they are kept in; a file that cannot be read is no loss."""
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "stepscope"
+    file = folder / f"workloads-{_digest()}.json"
+    try:
+        return dict(json.loads(file.read_text(encoding="utf-8"))), file
+    except (OSError, ValueError):
+        return {}, file
+
+
+def _digest() -> str:
+    """Of everything that the counts depend on: the workloads' files, the counting, and torch."""
+    import torch
+
+    return hashlib.sha256(f"{torch.__version__} {files_digest()} {counting_digest()}".encode()).hexdigest()[:16]
+
+
+def _write_cache(file: Path, rows: dict[str, Any]) -> None:
+    with contextlib.suppress(OSError):  # a home that cannot be written costs time, nothing else
+        file.parent.mkdir(parents=True, exist_ok=True)
+        for old in file.parent.glob("workloads-*.json"):
+            old.unlink()
+        file.write_text(json.dumps(rows), encoding="utf-8")
+
+
+def count_row(workload: Workload) -> dict[str, Any]:
+    """Return what is known of a workload without training it; the model is built without memory for its parameters."""
+    import torch
+
+    from stepscope.record.dry.flops import count_flops
+
+    with torch.device("meta"):
+        model = workload.build()
+        counted = count_flops(model, workload.loss, workload.example(2))
+    forward, backward = counted.total_forward, counted.total_backward
+    return {
+        "name": workload.name,
+        "domain": workload.domain,
+        "summary": workload.summary,
+        "tiers": list(workload.tiers),
+        "input_shape": list(workload.input_shape),
+        "default_batch": workload.default_batch,
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "flops_forward": forward,
+        "flops_training": None if forward is None or backward is None else forward + backward,
+        "flops_not_counted": counted.reason,
+        "counted_with": f"torch {torch.__version__.partition('+')[0]}",
+    }

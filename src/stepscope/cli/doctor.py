@@ -36,7 +36,7 @@ def _doctor(
 
     from stepscope.quantities import simulated_badge
     from stepscope.record.diagnosis import diagnose
-    from stepscope.simulate.simulation import sensor_root
+    from stepscope.simulate import sensor_root
 
     if request.picture is not None:
         check_picture(request.picture)

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from stepscope.api.requests import FitRequest
 from stepscope.cli._options import command_of
 from stepscope.errors import UsageError
-from stepscope.footprint.request import FitRequest
 from stepscope.request import UNITS
 from stepscope.units import bytes_, percent
 
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from stepscope.footprint.plan import Plan
     from stepscope.footprint.prediction import JobQuestion
     from stepscope.footprint.result import FitResult
+    from stepscope.record.dry import Job
     from stepscope.record.dry.allocator_costs import StepCost
-    from stepscope.record.dry.job import Job
 
 
 CONTEXT = {"allow_extra_args": True, "ignore_unknown_options": False}
@@ -80,7 +80,7 @@ def _fit(
         found = replace(found, plan=_plan(console, question, request, words))
     _print_all(console, found, traded, as_json, verbose)
     if request.figures is not None:
-        from stepscope.cli._fit_figures import draw_figures
+        from stepscope.cli._fit_answer import draw_figures
 
         drawn = draw_figures(
             request.figures, request.format or ["png"], found, question,
@@ -267,7 +267,7 @@ def _print_all(console: Console, found: FitResult, traded: list[AllocatorTrade],
         typer.echo(json.dumps({**found.as_dict(), **measured}, indent=1))
         return
 
-    from stepscope.cli._fit_text import print_answer, print_plan, print_trades
+    from stepscope.cli._fit_answer import print_answer, print_plan, print_trades
 
     print_answer(console, found, verbose)
     if traded:
@@ -288,7 +288,7 @@ def _print_cost(
         return
     size = batch or job.default_batch
     if changed is not None:
-        from stepscope.footprint.settings import Settings
+        from stepscope.footprint.transforms import Settings
 
         settings = json.loads(Path(changed).read_text(encoding="utf-8"))
         job, size = Settings(**{**settings, "recomputed": tuple(settings["recomputed"])}).apply(job, size)

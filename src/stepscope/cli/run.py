@@ -83,10 +83,10 @@ def _run(
     if not of_a_script:
         workloads.refuse_unknown(request.target)  # before anything heavy is imported
 
-    from stepscope.experiments.tune.run_with_config import TO_SCRIPTS, note_of
+    from stepscope.experiments.tune.config import TO_SCRIPTS, note_of
     from stepscope.record import allocators
     from stepscope.runfolder import RunWriter
-    from stepscope.simulate.simulation import sensor_root
+    from stepscope.simulate import sensor_root
 
     config = _config(request)
     if not of_a_script:
@@ -148,7 +148,7 @@ def _end_of_workload(path: Path, code: int, request: RunRequest, config: Config 
 
 def _compute_memory(path: Path, request: RunRequest) -> None:
     from stepscope import workloads
-    from stepscope.footprint.computed_memory import write_computed_memory
+    from stepscope.footprint.jobs import write_computed_memory
 
     write_computed_memory(path, workloads.find(request.target), request.optimizer, request.precision or "fp32")
 
@@ -157,8 +157,7 @@ def _config(request: RunRequest) -> Config | None:
     """Return the configuration to train with; this process starts anew where its environment is another."""
     if request.with_ is None:
         return None
-    from stepscope.experiments.tune.config import read_config
-    from stepscope.experiments.tune.run_with_config import changes_of, restart_with
+    from stepscope.experiments.tune.config import changes_of, read_config, restart_with
 
     config = read_config(request.with_)
     changes_of(config)  # an unknown one is refused before anything is trained
@@ -177,7 +176,7 @@ def _workload(request: RunRequest, settings: Settings, quiet: bool, config: Conf
         )
     workload = workloads.find(request.target)
     if config is not None:
-        from stepscope.experiments.tune.run_with_config import configured
+        from stepscope.experiments.tune.config import configured
 
         workload = configured(workload, config)
     steps = request.steps or (100 if request.until_resolved is None else MOST)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from stepscope.cli._options import command_of, print_wide
-from stepscope.experiments.tune.request import TuneRequest
+from stepscope.experiments.tune import TuneRequest
 
 if TYPE_CHECKING:
     from stepscope.experiments.tune.tuning import Tuning

@@ -41,7 +41,7 @@ def workloads(
     for name in names or ():
         suite.refuse_unknown(name)  # before anything heavy is imported
 
-    from stepscope.experiments.workload_counts import chosen_workloads, workload_rows
+    from stepscope.api.workloads import chosen_workloads, workload_rows
 
     errors = Console(stderr=True)
     chosen = chosen_workloads(names or (), tier)

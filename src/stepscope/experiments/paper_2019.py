@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from stepscope.experiments.engine.request import SIMULATE, StudyRequest
+from stepscope.experiments.engine import SIMULATE, StudyRequest
 from stepscope.experiments.observations import QUICK_BATCHES, QUICK_WORKLOADS, Observations
 from stepscope.request import option
 

@@ -14,8 +14,8 @@ from stepscope.analysis.memory.limits import UNMEASURED, Environment
 from stepscope.errors import MissingDependency, OutputNotWritable
 from stepscope.files import replace_json
 from stepscope.record.allocators import child_environment
+from stepscope.record.dry import Job
 from stepscope.record.dry.dry_run import dry_run
-from stepscope.record.dry.job import Job
 from stepscope.record.dry.probes import CallBook, probe_all
 from stepscope.record.dry.workspaces import Probed, Workspaces, this_platform
 from stepscope.record.empty_process import EmptyProcess, empty_process

@@ -15,8 +15,8 @@ from stepscope.analysis.memory.limits import ALLOCATORS, Limit, ProcessPeak, fit
 from stepscope.footprint.options import Way, ways
 from stepscope.footprint.prediction import JobQuestion
 from stepscope.footprint.simulator import Simulator, live_peak
+from stepscope.record.dry import Job, Optimizers
 from stepscope.record.dry.dry_run import DryRunStopped
-from stepscope.record.dry.job import Job, Optimizers
 from stepscope.runfolder import CATEGORIES
 
 AS_IT_IS = "as it is"

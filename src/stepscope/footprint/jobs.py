@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from stepscope.errors import UnknownName, UsageError
-from stepscope.record.dry.job import Job, Loss, Optimizers, plain_step
+from stepscope.errors import StepscopeError, UnknownName, UsageError
+from stepscope.files import replaced
+from stepscope.record.dry import Job, Loss, Optimizers, plain_step
 
 if TYPE_CHECKING:
-    from stepscope.record.dry.job import Step
+    from stepscope.record.dry import Step
     from stepscope.workloads.contract import Workload
-
 
 _SHAPE = "return (model, optimizer, make_batch, loss), or a dict with these names"
 DEFAULT_BATCH = 16
@@ -161,7 +161,7 @@ def _own_loss(model: nn.Module, batch: Any) -> Tensor:
 
 def workload_job(workload: Workload, optimizer: str | None = None) -> Job:
     """The training that `workload.prepare(optimizer=...)` makes ready; its batches have the shapes of its examples."""
-    from stepscope.record.dry.job import Job
+    from stepscope.record.dry import Job
 
     rule = optimizer or workload.default_optimizer
     if rule not in workload.hyperparameters:
@@ -196,3 +196,36 @@ def _step_without_data(workload: Workload) -> Step:
         Training(workload, model, optimizers, len(batch[0]), torch.device("cpu"), 0, no_data).step(batch)
 
     return step
+
+
+# Memory of a step by layer for a run in which no step's allocations were profiled: computed, and marked so.
+
+
+def write_computed_memory(run: Path, workload: Workload, optimizer: str | None = None, precision: str = "fp32") -> None:
+    """Write the allocations of a step on tensors without data into a run that has ended on a CPU.
+
+    Nothing is written where allocations were profiled or not wanted, or where fake tensors cannot run the step. Never
+    raises on account of the run or of the disk.
+    """
+    import polars as pl
+
+    from stepscope.record.dry.dry_run import DryRunStopped, dry_run
+    from stepscope.record.precision import in_precision
+    from stepscope.runfolder import MEMORY, RunReader
+
+    try:
+        reader = RunReader(run)
+        recorder: dict[str, Any] = reader.meta.get("recorder") or {}
+        about: dict[str, Any] = reader.meta.get("workload") or {}
+        wanted = recorder.get("memory") == "auto" and recorder.get("mode") != "none" and not reader.steps.is_empty()
+        if not wanted or about.get("device") != "cpu" or not reader.memory_events.is_empty():
+            return
+        job = workload_job(in_precision(workload, precision, "cpu"), optimizer)
+        as_profiled = pl.col("op").str.replace(r"^(\w+)\.(\w+)\..*$", "${1}::${2}")  # aten.mm.default is aten::mm
+        events = dry_run(job, int(about["batch_size"])).events().with_columns(as_profiled)
+        (run / "computed").mkdir(exist_ok=True)
+        with replaced(run / "computed" / "memory.parquet") as part:
+            columns = (pl.col(name).cast(dtype) for name, dtype in MEMORY.items())
+            events.select(columns).write_parquet(part, compression="zstd", statistics=False)
+    except (StepscopeError, OSError, DryRunStopped, KeyError):
+        return

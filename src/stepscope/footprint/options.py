@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from stepscope.footprint import transforms
+from stepscope.record.dry import Job, Optimizers, accumulated_step
 from stepscope.record.dry.dry_run import Change, DryRun, Segment
-from stepscope.record.dry.job import Job, Optimizers, accumulated_step
 
 _LEAST_GAIN = 0.005  # of the process's peak: less is not worth a line
 _RECOMPUTED_AT_MOST = 0.5  # of the forward FLOPs, for a choice of segments

@@ -22,8 +22,8 @@ from stepscope.errors import StepscopeError, UsageError
 from stepscope.footprint import transforms
 from stepscope.footprint.options import chosen_segments
 from stepscope.footprint.prediction import JobQuestion, unsure_of
-from stepscope.footprint.settings import CHANGES, Settings
 from stepscope.footprint.simulator import Simulator, live_peak
+from stepscope.footprint.transforms import CHANGES, Settings
 from stepscope.record.allocators import child_environment
 from stepscope.record.dry.allocator_costs import StepCost
 from stepscope.record.dry.dry_run import DryRun, DryRunStopped

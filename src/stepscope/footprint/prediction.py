@@ -31,15 +31,14 @@ from stepscope.errors import StepscopeError, UsageError
 from stepscope.footprint import calibration
 from stepscope.footprint import result as words
 from stepscope.footprint.calibration import DeviceCalibration
-from stepscope.footprint.cuda import reserved_of
 from stepscope.footprint.cuda_allocator import parse_settings
 from stepscope.footprint.jobs import DEFAULT_BATCH, job_of
 from stepscope.footprint.options import Way, ways, worth_a_line
 from stepscope.footprint.result import FitResult, LivePeak, Option
 from stepscope.footprint.script import watch_script
-from stepscope.footprint.simulator import Simulator, largest_batch, live_peak, scene_peaks
+from stepscope.footprint.simulator import Simulator, largest_batch, live_peak, reserved_of, scene_peaks
+from stepscope.record.dry import Job
 from stepscope.record.dry.dry_run import STEPS, DryRun, DryRunStopped, dry_run, quiet
-from stepscope.record.dry.job import Job
 from stepscope.record.dry.probes import CallBook, probe_apart
 from stepscope.record.dry.storage_log import Reserve, StorageLog
 from stepscope.record.dry.workspaces import Platform, Workspaces, other_platform, this_platform

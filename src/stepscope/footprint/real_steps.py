@@ -15,8 +15,8 @@ from typing import Any
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from stepscope.errors import UsageError
+from stepscope.record.dry import Job
 from stepscope.record.dry.allocator_costs import StepClock, StepCost, measured_steps
-from stepscope.record.dry.job import Job
 
 
 def job_steps(job: Job, batch: int, steps: int) -> StepCost:

@@ -1,14 +1,11 @@
-"""Ways to train the same model in less memory, each as a change of model and optimizers before a dry run.
-
-A change works in place and gives the optimizers to train with. It holds for real tensors as for fake ones, so that
-what is promised can also be measured.
-"""
+"""Changes of a training that need less memory, alone and combined, applied to a job and written as code."""
 
 from __future__ import annotations
 
 import functools
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,9 +13,15 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.checkpoint import checkpoint
 
-from stepscope.record.dry.job import Optimizers
+from stepscope.analysis.memory.limits import ALLOCATORS
+from stepscope.record.dry import Job, Optimizers, accumulated_step
 
-Change = Callable[[nn.Module, Optimizers], Optimizers]
+# Ways to train the same model in less memory, each as a change of model and optimizers before a dry run.
+#
+# A change works in place and gives the optimizers to train with. It holds for real tensors as for fake ones, so that
+# what is promised can also be measured.
+
+Change = Callable[[nn.Module, tuple[Optimizer, ...]], tuple[Optimizer, ...]]
 RANK = 8  # of adapters: usual for fine-tuning (Hu et al., ICLR 2022)
 
 
@@ -189,3 +192,80 @@ def _last(x: Tensor) -> Tensor:
 
 def _pictures_last(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], Any]:
     return tuple(_map_tensors(_last, args)), dict(zip(kwargs, _map_tensors(_last, kwargs.values()), strict=True))
+
+
+# Combinations of changes that need less memory, applied to a job and written as code.
+#
+# Only torch is imported here: what measures a training must not add to it.
+
+CHANGES: dict[str, tuple[Change, str]] = {
+    "bf16": (bf16, "8 bits of precision"),
+    "SGD with momentum": (optimizer_of(torch.optim.SGD, lr=1e-3, momentum=0.9), "another learning rate"),
+    "SGD": (optimizer_of(torch.optim.SGD, lr=1e-3), "another learning rate"),
+    "last layers only": (all_but_last, "the other layers stay as they are"),
+}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """One combination: passes of a step, modules that run forward again, a change of the training, the allocator."""
+
+    parts: int = 1
+    recomputed: tuple[str, ...] = ()
+    change: str = ""
+    allocator: str = "default"
+
+    def apply(self, job: Job, batch: int) -> tuple[Job, int]:
+        """Return the job that trains so, and the samples of one pass."""
+        small = batch // self.parts
+
+        def build() -> tuple[nn.Module, Optimizers]:
+            model, optimizers = job.build()
+            return model, self.change_of(model, optimizers)
+
+        if self.parts == 1 or job.loss is None:
+            return replace(job, build=build), small
+        step = accumulated_step(job.loss, self.parts, lambda: job.batch(small))
+        return replace(job, build=build, step=step), small
+
+    def change_of(self, model: nn.Module, optimizers: Optimizers) -> Optimizers:
+        """Change a model in place; the optimizers to train it with."""
+        if self.change:
+            optimizers = CHANGES[self.change][0](model, optimizers)
+        return checkpointed(self.recomputed)(model, optimizers) if self.recomputed else optimizers
+
+    def code(self, batch: int) -> str:
+        """Lines of Python and of the shell that train so."""
+        lines = []
+        if self.allocator != "default":
+            known = ALLOCATORS.get(self.allocator)
+            how = f"PYTORCH_CUDA_ALLOC_CONF={self.allocator}" if known is None else known.how
+            lines.append(f"# start it with: {how} python ...")
+        if self.change:
+            lines.append(f"# {self.change}: {CHANGES[self.change][1]}")
+        if self.recomputed:
+            lines += [
+                "from functools import partial",
+                "from torch.utils.checkpoint import checkpoint",
+                f"for name in {list(self.recomputed)!r}:",
+                "    module = model.get_submodule(name)",
+                "    module.forward = partial(checkpoint, module.forward, use_reentrant=False)",
+            ]
+        if self.parts > 1:
+            lines += [
+                f"# {self.parts} batches of {batch // self.parts} for each update",
+                f"(loss / {self.parts}).backward()",
+                f"if (number + 1) % {self.parts} == 0:",
+                "    optimizer.step()",
+                "    optimizer.zero_grad()",
+            ]
+        return "\n".join(lines)
+
+    @property
+    def words(self) -> str:
+        """For the table."""
+        said = [f"{self.parts} passes"] if self.parts > 1 else []
+        said += [f"{len(self.recomputed)} modules recomputed"] if self.recomputed else []
+        said += [self.change] if self.change else []
+        said += [self.allocator] if self.allocator != "default" else []
+        return ", ".join(said) or "as it is"

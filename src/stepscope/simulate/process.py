@@ -1,15 +1,11 @@
-"""The process behind a simulated board: python -m stepscope.simulate.process; it owns the tree and drives it live.
-
-It reads the training process's marks, follows the power model, lets every sensor model see each stretch of time, and
-keeps what was true. It ends when it is told to ("stop" on stdin) or when the training process is gone, and then clears
-its files.
-"""
+"""The process behind a simulated board, `python -m stepscope.simulate.process`: the board, and what drives it."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
 import json
+import math
 import os
 import select
 import shutil
@@ -17,13 +13,158 @@ import signal
 import sys
 import tempfile
 from collections.abc import Sequence
+from fnmatch import fnmatch
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO
 
-from stepscope.clock import monotonic_ns
+import numpy as np
 
-if TYPE_CHECKING:
-    from stepscope.simulate.board_run import BoardRun
+from stepscope.clock import Clock, monotonic_ns
+from stepscope.simulate.boards import BOARDS, Fault, Options
+from stepscope.simulate.layouts import BUILDS, Site
+from stepscope.simulate.marks import RingReader, StateReader
+from stepscope.simulate.power import SEGMENT, Plant, PowerTable, Segments, Truth
+from stepscope.simulate.sensors import SensorModel
+from stepscope.simulate.tree import PROC_REFRESH_NS, LiveFile, Losses, Tree
+
+# One simulated board while it runs: marks in, files out, and everything that was true kept on the way.
+
+_LONGEST_TICKS = 2
+_BEFORE_NS = 50_000_000  # the board was on before: every converter has shown something when the first reader comes
+RING_FILE, STATES_FILE, ROOT_FOLDER = "ring", "states.jsonl", "root"
+
+
+class BoardRun:
+    """Advances with `tick`; segments go to a file, since a long training makes millions."""
+
+    def __init__(
+        self, board: str, home: Path, options: Options, seed: int, segments: IO[bytes], clock: Clock = monotonic_ns
+    ) -> None:
+        self._board, self._options, self._file = BOARDS[board], options, segments
+        self._ring, self._states = RingReader(home / RING_FILE), StateReader(home / STATES_FILE)
+        self._table = PowerTable(self._board, options, seed)
+        self._table.add(self._states.read())
+        self._tree = Tree(home / ROOT_FOLDER, Losses(options.repeated, options.unread, seed))
+        now_ns = clock()
+        self._t0_ns = now_ns - _BEFORE_NS
+        rng = np.random.default_rng([seed, 2])
+        site = Site(self._board, self._tree, options, self._table.idle_w, rng, self._t0_ns)
+        built = BUILDS[board](site)
+        self._sensors, self._proc = built.sensors, built.proc
+        self._faults = Faults(options.faults, self._tree, self._sensors)
+        self._plant = Plant(self._table, options, seed, self._t0_ns, self._keep)
+        self._end_ns = self._t0_ns
+        self._proc_due_ns = self._t0_ns + PROC_REFRESH_NS
+        self.tick(now_ns)
+
+    def tick(self, now_ns: int) -> None:
+        """Bring the board to `now_ns` less its latency."""
+        until_ns = now_ns - self._options.latency_ns
+        if until_ns <= self._end_ns:
+            return
+        t_ns, states = self._ring.read()
+        if len(states) and int(states.max()) >= len(self._table.states):
+            self._table.add(self._states.read())
+        stretch = self._plant.advance(until_ns, t_ns, states)
+        self._end_ns = until_ns
+        shown = stretch.shown(self._options.gain, self._options.offset_w, self._t0_ns)
+        for sensor in self._sensors:
+            sensor.advance(shown)
+        self._faults.step((until_ns - self._t0_ns) * 1e-9)
+        if self._proc is not None and now_ns >= self._proc_due_ns:
+            self._proc_due_ns = now_ns + PROC_REFRESH_NS
+            self._proc.refresh()
+
+    def next_ns(self, now_ns: int) -> int:
+        """Return when to tick again: as soon as a sensor has something new, and in any case soon enough for the
+        marks.
+        """
+        new_ns = min(sensor.next_ns for sensor in self._sensors) + self._options.latency_ns
+        return math.ceil(min(max(new_ns, now_ns), now_ns + _LONGEST_TICKS * self._board.tick_ns))
+
+    def finish(self, now_ns: int) -> None:
+        """The last tick: up to now itself, so that the truth covers all that was measured."""
+        self.tick(now_ns + self._options.latency_ns)
+
+    def truth(self) -> Truth:
+        """Everything until the last tick."""
+        self._file.flush()
+        self._file.seek(0)
+        return Truth(
+            board=self._board.name,
+            rails=tuple(self._board.rails),
+            states=tuple(self._table.states),
+            idle_w=self._table.idle_w,
+            above_idle_w=self._table.above_idle_w,
+            segments=np.frombuffer(self._file.read(), dtype=SEGMENT),
+            end_ns=self._end_ns,
+            lost_marks=self._ring.lost,
+        )
+
+    def close(self) -> None:
+        """Let go of every file; what they say last stays."""
+        self._tree.close()
+        self._states.close()
+
+    def _keep(self, segments: Segments) -> None:
+        self._file.write(segments.tobytes())
+
+
+_CONTENT = {"stuck": None, "empty": b"", "garbage": b"\xff\x00not a number\n"}
+
+
+class Faults:
+    """Begins and ends each fault once."""
+
+    def __init__(self, faults: Sequence[Fault], tree: Tree, sensors: Sequence[SensorModel]) -> None:
+        self._waiting = sorted(faults, key=lambda fault: fault.at_s)
+        self._active: list[Fault] = []
+        self._tree, self._sensors = tree, sensors
+
+    def step(self, elapsed_s: float) -> None:
+        """Bring faults to this moment since the board was ready."""
+        while self._waiting and self._waiting[0].at_s <= elapsed_s:
+            fault = self._waiting.pop(0)
+            self._begin(fault)
+            self._active.append(fault)
+        for fault in [
+            other for other in self._active if other.for_s is not None and other.at_s + other.for_s <= elapsed_s
+        ]:
+            self._active.remove(fault)
+            self._end(fault)
+
+    def _begin(self, fault: Fault) -> None:
+        if fault.kind == "renumbered":
+            self._tree.renumber()
+        elif fault.kind in ("reset", "plugged"):
+            self._tell_sensors(fault, on=True)
+        for file in self._files(fault):
+            if fault.kind == "lost":
+                file.remove()
+            else:
+                file.hold(_CONTENT[fault.kind])
+
+    def _end(self, fault: Fault) -> None:
+        self._tell_sensors(fault, on=False)
+        for file in self._files(fault):
+            file.release()
+
+    def _files(self, fault: Fault) -> list[LiveFile]:
+        if fault.kind != "lost" and fault.kind not in _CONTENT:
+            return []
+        root = self._tree.root
+        return [file for file in self._tree.live if fnmatch(file.path.relative_to(root).as_posix(), fault.files)]
+
+    def _tell_sensors(self, fault: Fault, on: bool) -> None:
+        for sensor in self._sensors:
+            sensor.fault(fault.kind, on)
+
+
+# The process behind a simulated board: python -m stepscope.simulate.process; it owns the tree and drives it live.
+#
+# It reads the training process's marks, follows the power model, lets every sensor model see each stretch of time,
+# and keeps what was true. It ends when it is told to ("stop" on stdin) or when the training process is gone, and then
+# clears its files.
 
 
 def detach() -> None:
@@ -63,7 +204,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Simulate until told to stop; 0 after an orderly end."""
     options = arguments(argv)
     detach()
-    from stepscope.simulate.board_run import BoardRun  # numpy's threads must not be started before the fork
     from stepscope.simulate.boards import parse_options
 
     with tempfile.TemporaryFile(dir=options.truth) as segments:

@@ -22,8 +22,8 @@ from stepscope.experiments.sweeps import INFERENCE, TRAINING, TrainingSetting
 from stepscope.experiments.sweeps.trainings import TrainingRun, training_plan
 from stepscope.footprint.chart_data import TRAINING as DRY_TRAINING
 from stepscope.footprint.chart_data import inference, step_series
+from stepscope.record.dry import Job
 from stepscope.record.dry.dry_run import DryRunStopped, dry_run
-from stepscope.record.dry.job import Job
 from stepscope.record.dry.workspaces import Workspaces, this_platform
 from stepscope.runfolder import PHASES
 

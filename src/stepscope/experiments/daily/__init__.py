@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from stepscope.errors import UsageError
-from stepscope.experiments.engine.request import (
+from stepscope.experiments.engine import (
     ANY_DEVICE,
     DATA,
     LEARNING_RATE,

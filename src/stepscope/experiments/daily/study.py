@@ -11,12 +11,14 @@ import polars as pl
 
 from stepscope.analysis.results import Findings, ResultTable, Value
 from stepscope.experiments.daily import DailyTraining
-from stepscope.experiments.engine.engine import Plan, Point, Result
-from stepscope.experiments.engine.facts import (
+from stepscope.experiments.engine.engine import (
     AMOUNT,
     ANY,
     SHARE,
     Mean,
+    Plan,
+    Point,
+    Result,
     energy_name,
     energy_notes,
     mean_of,

@@ -1,0 +1,95 @@
+"""The engine of many runs, and the request of a study: names and checks that several studies share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from stepscope.errors import UnknownName, UsageError
+from stepscope.request import Option, Request
+
+if TYPE_CHECKING:
+    from stepscope.experiments.engine.engine import Plan
+    from stepscope.workloads.contract import Workload
+
+# The request of a study, and the checks that several studies share: of names, and of what this machine has.
+
+
+@dataclass(frozen=True)
+class StudyRequest(Request):
+    """A question that many runs answer. study: its name; subject: what it is about, for the name of its folder."""
+
+    study: ClassVar[str]
+
+    @property
+    def subject(self) -> str:
+        return str(getattr(self, "workload", ""))
+
+    def checked(self) -> StudyRequest:
+        """Return the request as it is stored, with what this machine adds. Whatever cannot be is refused here."""
+        return self
+
+    def plan(self) -> Plan:
+        """Return what is measured and how it is judged."""
+        raise NotImplementedError
+
+
+def known_boards() -> Iterable[str]:
+    """The boards that can be simulated."""
+    from stepscope.simulate.boards import BOARDS
+
+    return BOARDS
+
+
+OPTIMIZER = Option("Optimizer. Default: the workload's own.")
+THREADS = Option("Threads. Default: torch's own choice.", least=1, example="4")
+DEVICE = Option("cpu or cuda.", choices=("cpu", "cuda"))
+SIMULATE = Option(
+    "Read the power of a simulated board: jetson-tx2.", choices=known_boards, kind="simulated board"
+)  # fmt: skip
+# Of a study that trains a classifier in its own way.
+OWN_OPTIMIZER = Option("sgd, momentum, adam, adamw or rmsprop.")
+LEARNING_RATE = Option("Learning rate. Default: the optimizer's own.", above=0)
+DATA = Option("A data set of the workload, or a folder; the best here.")
+ANY_DEVICE = Option("cpu, cuda or mps.")
+
+
+def check_device(device: str) -> str:
+    """Return the device; UsageError for cuda where torch has none."""
+    if device == "cuda":
+        import torch
+
+        if not torch.cuda.is_available():
+            raise UsageError("--device cuda: torch sees no CUDA device here", "leave --device out")
+    return device
+
+
+def find_workload(workload: str, optimizer: str | None = None) -> Workload:
+    """Return the workload of this name; UnknownName where there is none, or where it has no such optimizer."""
+    from stepscope import workloads
+    from stepscope.experiments.sweeps.optimizers import with_every_optimizer
+
+    known = workloads.find(workload)
+    if optimizer is not None:
+        every = with_every_optimizer(known).hyperparameters
+        if optimizer not in every:
+            raise UnknownName("optimizer", optimizer, every)
+    return known
+
+
+def check_classifier(workload: str, optimizer: str | None) -> Workload:
+    """Return the workload; UsageError where it has no accuracy, UnknownName where it has no such optimizer."""
+    from stepscope import workloads
+
+    known = workloads.find(workload)
+    if optimizer is not None and optimizer not in known.hyperparameters:
+        raise UnknownName("optimizer", optimizer, known.hyperparameters)
+    if known.correct is None:
+        raise UsageError(f"'{workload}' has no accuracy", "take a classifier: stepscope workloads")
+    return known
+
+
+def chosen(request: Request, names: Iterable[str]) -> dict[str, Any]:
+    """Return these fields of a request by name; those that it does not have are excluded."""
+    return {name: getattr(request, name) for name in names if hasattr(request, name)}

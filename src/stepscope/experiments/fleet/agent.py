@@ -56,7 +56,7 @@ def _answer(orders: Mapping[str, Any]) -> dict[str, Any]:
 
 def _about() -> dict[str, Any]:
     """Versions, and what `stepscope doctor` finds, as far as a fleet shows it."""
-    from stepscope.experiments.engine.facts import installed_versions
+    from stepscope.experiments.engine.engine import installed_versions
     from stepscope.record.device import describe_device
     from stepscope.record.sampler.characterise import measures_power
     from stepscope.record.sensors import survey

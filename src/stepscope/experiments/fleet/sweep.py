@@ -41,9 +41,8 @@ from stepscope.experiments.fleet.hosts import SchedulerAddress, check_name
 from stepscope.experiments.fleet.protocol import FleetUnreachable
 from stepscope.experiments.fleet.worker import Piece, gather_run, path_inside
 from stepscope.experiments.suite import SuiteRun
-from stepscope.experiments.suite.plan import chosen_entries, sweep_grid, sweep_plan
+from stepscope.experiments.suite.plan import LONGEST_COOLING_S, chosen_entries, sweep_grid, sweep_plan
 from stepscope.experiments.suite.results import results_of_folder, settings_table
-from stepscope.experiments.suite.rules import LONGEST_COOLING_S
 from stepscope.experiments.suite.sweep import adopt_finished, orders_of, result_of, skip_result, with_cooling
 from stepscope.files import replace_json
 from stepscope.units import plural

@@ -22,13 +22,13 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from stepscope.errors import OutputNotWritable, RunDamaged, StepscopeError
-from stepscope.experiments.engine.facts import installed_versions
+from stepscope.experiments.engine.engine import installed_versions
 from stepscope.experiments.engine.folder import SweepFolder, writing_sweep
 from stepscope.experiments.engine.process import disk_was_full, run_child
 from stepscope.experiments.fleet.certificates import CERTIFICATE, sign
 from stepscope.experiments.fleet.processes import hold_folder, publish_state, watch_over
 from stepscope.experiments.fleet.protocol import BadMessage, Link, open_link
-from stepscope.experiments.suite.rules import Rules, cool_down
+from stepscope.experiments.suite.plan import Rules, cool_down
 from stepscope.files import replace_json
 
 _AGAIN_S = 0.5  # grows to

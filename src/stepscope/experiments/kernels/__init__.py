@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from stepscope.errors import UsageError
-from stepscope.experiments.engine.request import DEVICE, THREADS, StudyRequest, check_device
+from stepscope.experiments.engine import DEVICE, THREADS, StudyRequest, check_device
 from stepscope.request import option
 
 if TYPE_CHECKING:

@@ -17,8 +17,7 @@ from stepscope.analysis.device.ceilings import read_ceilings
 from stepscope.analysis.memory.limits import limit_of_this_machine
 from stepscope.analysis.results import Findings, ResultTable, Value
 from stepscope.errors import StepscopeError
-from stepscope.experiments.engine.engine import Plan, Point, Result
-from stepscope.experiments.engine.facts import device_name
+from stepscope.experiments.engine.engine import Plan, Point, Result, device_name
 from stepscope.experiments.kernels import Kernels
 from stepscope.experiments.kernels import rates as tables
 from stepscope.experiments.kernels.rates import (

@@ -19,11 +19,11 @@ from stepscope.analysis.run import Run
 from stepscope.analysis.time.operators import CPU
 from stepscope.analysis.time.steps import profiled_steps, span_ns, steps_after_warmup
 from stepscope.arrays import Floats
-from stepscope.experiments.observations._contract import AS_THE_PAPER
+from stepscope.experiments.observations import AS_THE_PAPER
 from stepscope.units import number
 
 if TYPE_CHECKING:
-    from stepscope.record.dry.job import Job
+    from stepscope.record.dry import Job
 
 
 CONVOLUTIONAL, RECURRENT, OTHER = "convolutional", "recurrent", "other"

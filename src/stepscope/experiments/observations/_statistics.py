@@ -19,7 +19,7 @@ import polars as pl
 from scipy import special  # type: ignore[import-untyped]  # scipy.stats takes half a second to import
 
 from stepscope.analysis.estimate import CONFIDENCE, mean_interval, share_interval
-from stepscope.experiments.observations._contract import (
+from stepscope.experiments.observations import (
     FAILS,
     FEWEST,
     HOLDS,

@@ -18,7 +18,7 @@ from collections.abc import Callable
 
 import polars as pl
 
-from stepscope.experiments.observations._contract import (
+from stepscope.experiments.observations import (
     AS_THE_PAPER,
     Interval,
     Limits,

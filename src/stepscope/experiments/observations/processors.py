@@ -17,7 +17,7 @@ from itertools import product
 
 import polars as pl
 
-from stepscope.experiments.observations._contract import (
+from stepscope.experiments.observations import (
     AS_THE_PAPER,
     Limits,
     Observation,

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from stepscope.errors import UsageError
-from stepscope.experiments.engine.request import (
+from stepscope.experiments.engine import (
     ANY_DEVICE,
     DATA,
     LEARNING_RATE,

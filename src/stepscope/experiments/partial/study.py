@@ -13,11 +13,13 @@ import numpy as np
 import polars as pl
 
 from stepscope.analysis.results import Findings, ResultTable, Value
-from stepscope.experiments.engine.engine import Plan, Point, Result
-from stepscope.experiments.engine.facts import (
+from stepscope.experiments.engine.engine import (
     AMOUNT,
     SHARE,
     Mean,
+    Plan,
+    Point,
+    Result,
     energy_name,
     energy_notes,
     mean_of,

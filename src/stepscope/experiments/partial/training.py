@@ -30,9 +30,9 @@ from stepscope.experiments.engine.training import (
 )
 from stepscope.experiments.partial.ways import WAYS, Choice, Plan, Terms, Way, freeze, hold_filters, layers
 from stepscope.files import replaced
+from stepscope.record.dry import Job, Optimizers
 from stepscope.record.dry.dry_run import DryRunStopped, dry_run
 from stepscope.record.dry.flops import count_flops
-from stepscope.record.dry.job import Job, Optimizers
 from stepscope.workloads.contract import OPTIMIZERS, Training, Workload
 from stepscope.workloads.data.source import Batch, DataFacts, Splits
 

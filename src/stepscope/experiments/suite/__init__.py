@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stepscope.errors import UsageError
-from stepscope.experiments.engine.request import DEVICE
+from stepscope.experiments.engine import DEVICE
 from stepscope.experiments.sweeps import PRECISIONS
 from stepscope.request import Request, option, parameters
 

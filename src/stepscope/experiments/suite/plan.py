@@ -1,20 +1,206 @@
-"""The plan of a sweep from its request: which runs in which order and by which rules; begun, or gone on with."""
+"""The rules of a run: when it is warm, when it has steps enough, when the device is cool, and what spoils a result.
+
+One run of a sweep, as a task of the engine: a workload trained by the rules of the sweep.
+"""
 
 from __future__ import annotations
 
+import time
+import traceback
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from stepscope.analysis.estimate import median_interval
+from stepscope.arrays import Floats
+from stepscope.clock import Clock, monotonic_ns
 from stepscope.errors import RunNotFound, UsageError
+from stepscope.experiments.engine import check_device
+from stepscope.experiments.engine.child import Orders, ended_run, limit_accelerator, limit_memory
 from stepscope.experiments.engine.folder import SweepFolder
 from stepscope.experiments.engine.points import Entry, Grid, names_of_tier, workload_entries, workload_tiers
-from stepscope.experiments.engine.request import check_device
 from stepscope.experiments.suite import SuiteRun
 from stepscope.privacy import cleaned_fields
+from stepscope.record.device import changing_facts
+from stepscope.request import parse_amount
 from stepscope.run_paths import NEWEST
 from stepscope.secrets import redacted
+
+WARMUP = 3  # steps, as in the paper of 2019
+FEWEST = 2 * WARMUP  # steps of every run, however long they take
+MOST = 100_000
+_CHECK_EVERY = 10
+_POLL_S = 1.0
+LONGEST_COOLING_S = 900.0
+
+
+@dataclass(frozen=True)
+class Rules:
+    """Rules of every run of a sweep; what is null does not end a run."""
+
+    steps: int | None = None
+    seconds: float | None = None
+    interval: float | None = None  # half-width of the 95 % CI of the step time, as a share of it
+    cool_to_celsius: float | None = None
+    pause_s: float = 0.0
+    memory_bytes: int | None = None
+    time_limit_s: float = 900.0
+    seed: int = 0
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class StopCondition:
+    """Asked after each step whether the run has steps enough; keeps the ends of the steps for that."""
+
+    def __init__(self, rules: Rules, clock: Clock = monotonic_ns) -> None:
+        self._rules, self._clock = rules, clock
+        self._ends_ns: list[int] = []
+
+    def __call__(self) -> bool:
+        ends = self._ends_ns  # the first step's start is not seen, and it is warm-up in any case
+        ends.append(self._clock())
+        made = len(ends)
+        if made < FEWEST:
+            return made == self._rules.steps
+        if self._rules.seconds is not None and ends[-1] - ends[0] >= self._rules.seconds * 1e9:
+            return True
+        return self._rules.interval is not None and made % _CHECK_EVERY == 0 and self._is_narrow(self._rules.interval)
+
+    def _is_narrow(self, share: float) -> bool:
+        lengths = np.diff(np.array(self._ends_ns, dtype=np.float64))
+        median, low, high = (float(x) for x in median_interval(lengths[steady_start(lengths) :]))
+        return bool(high - low <= 2 * share * median)  # False where one is NaN
+
+
+def steady_start(lengths: Floats, fewest: int = WARMUP) -> int:
+    """The first step that is not warm-up: where the rest has the least standard error of its mean (MSER).
+
+    lengths: (n,) in order. At least `fewest` and at most half of the steps are excluded; single stalls do not count.
+    K. P. White, An effective truncation heuristic for bias reduction in simulation output, Simulation 69, 1997.
+    """
+    last = len(lengths) // 2
+    if last <= fewest:
+        return min(fewest, len(lengths))
+    tame = np.minimum(lengths, 3 * np.median(lengths[last:]))
+    errors = [float(tame[start:].var()) / (len(tame) - start) for start in range(fewest, last + 1)]
+    return fewest + int(np.argmin(errors))
+
+
+def cool_down(
+    rules: Rules,
+    root: Path = Path("/"),
+    sleep: Callable[[float], None] = time.sleep,
+    clock: Clock = monotonic_ns,
+) -> dict[str, Any]:
+    """Wait for the pause and until the hottest zone is cool enough; what was waited for and reached, for the result."""
+    began_ns, first = clock(), hottest_celsius(root)
+    if rules.pause_s:
+        sleep(rules.pause_s)
+    now, target = hottest_celsius(root), rules.cool_to_celsius
+    while target is not None and now is not None and now > target and clock() - began_ns < LONGEST_COOLING_S * 1e9:
+        sleep(_POLL_S)
+        now = hottest_celsius(root)
+    return {
+        "waited_s": (clock() - began_ns) / 1e9,
+        "from_celsius": first,
+        "to_celsius": now,
+        "reached": target is None or (now is not None and now <= target),
+    }
+
+
+def hottest_celsius(root: Path) -> float | None:
+    """The highest temperature of the thermal zones, degrees Celsius; null where none answers."""
+    read = [value for value in changing_facts(root)["temperatures_celsius"].values() if value is not None]
+    return max(read, default=None)
+
+
+def parse_cooldown(text: str | None, root: Path | None = Path("/")) -> tuple[float | None, float]:
+    """(temperature to cool down to, pause in s) from `45C` or `30s`; a temperature needs a sensor.
+
+    root: where the sensors of the device are; None where it is another machine, which flags what it cannot keep.
+    """
+    if text is None:
+        return None, 0.0
+    if text.strip().endswith(("C", "c")):
+        degrees = parse_amount("--cooldown", text, "degC")
+        if root is not None and hottest_celsius(root) is None:
+            raise UsageError(f"--cooldown {text}: no temperature can be read here", "give a time: --cooldown 30s")
+        return degrees, 0.0
+    return None, parse_amount("--cooldown", text, "s")
+
+
+def train_point(orders: Orders) -> dict[str, Any]:
+    """Train as ordered; returns how the run ended."""
+    rules = Rules(**orders["rules"])
+    if rules.memory_bytes is not None:
+        _start_libraries()
+        limit_memory(rules.memory_bytes)
+        if orders["device"] != "cpu":
+            limit_accelerator(rules.memory_bytes)
+    try:
+        path = _train(orders, rules)
+    except RuntimeError as error:
+        # What oneDNN says when an allocation of its own was refused: under a limit on memory that is the limit.
+        if rules.memory_bytes is None or "could not create a primitive" not in str(error):
+            raise
+        traceback.print_exc()
+        return {"status": "oom", "reason": str(error)}
+    _mark_steady_start(path)
+    return ended_run(path)
+
+
+def _start_libraries() -> None:
+    """Polars and torch start threads and take memory when first used; refused that, Polars stands still.
+
+    What they have taken counts in the limit all the same, so this changes where memory runs out, not when.
+    """
+    import io
+
+    import polars as pl
+    import torch
+
+    pl.DataFrame({"a": [1, 2]}).group_by("a").len().write_parquet(io.BytesIO())
+    torch.ones(8, requires_grad=True).sum().backward()  # type: ignore[no-untyped-call]
+
+
+def _train(orders: Orders, rules: Rules) -> Path:
+    from stepscope import workloads
+    from stepscope.record.settings import Settings
+    from stepscope.record.train import train_workload
+
+    path, _ = train_workload(
+        workloads.find(orders["workload"]),
+        rules.steps or MOST,
+        Settings(out=orders["out"]),
+        batch=orders["batch"],
+        optimizer=orders["optimizer"],
+        device=orders["device"],
+        precision=orders["precision"],
+        seed=rules.seed + orders["repeat"],
+        evaluate=False,
+        stop=StopCondition(rules),
+    )
+    return path
+
+
+def _mark_steady_start(path: Path) -> None:
+    """Write into run.json where the steady state began."""
+    from stepscope.runfolder import RunReader, RunWriter
+
+    run = RunReader(path)
+    steps = run.steps
+    lengths: Floats = (steps["t1_ns"] - steps["t0_ns"]).to_numpy().astype("float64")
+    if len(lengths) > run.warmup_steps:
+        RunWriter(path, run.meta).update(warmup_steps=steady_start(lengths, run.warmup_steps))
+
+
+# The plan of a sweep from its request: which runs in which order and by which rules; begun, or gone on with.
 
 
 def chosen_entries(request: SuiteRun) -> list[Entry]:
@@ -39,8 +225,7 @@ def sweep_grid(request: SuiteRun, here: bool = True) -> Grid:
 
 def sweep_rules(request: SuiteRun, here: bool = True) -> dict[str, Any]:
     """The rules of every run: by steps or by time where one is given, else until the interval is narrow."""
-    from stepscope.experiments.engine.limits import refuse_memory_limit
-    from stepscope.experiments.suite.rules import Rules, parse_cooldown
+    from stepscope.experiments.engine.child import refuse_memory_limit
 
     if request.memory is not None:
         refuse_memory_limit(request.memory)
@@ -53,7 +238,7 @@ def sweep_rules(request: SuiteRun, here: bool = True) -> dict[str, Any]:
 
 def sweep_plan(request: SuiteRun, entries: Sequence[Entry], axes: Grid, name: str, here: bool = True) -> dict[str, Any]:
     """Return the content of sweep.json, but for the workloads."""
-    from stepscope.experiments.engine.limits import MEMORY_LIMIT_METHOD
+    from stepscope.experiments.engine.child import MEMORY_LIMIT_METHOD
     from stepscope.record.device import describe_device
 
     seed = request.seed or 0

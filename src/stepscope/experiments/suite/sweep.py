@@ -20,7 +20,7 @@ from stepscope.experiments.engine.engine import CHILD, Result, Watch, measure_po
 from stepscope.experiments.engine.folder import SweepFolder, disk_full
 from stepscope.experiments.engine.points import SweepPoint
 from stepscope.experiments.engine.process import NO_FIT, Outcome, disk_was_full, finished_outcome, run_child
-from stepscope.experiments.suite.rules import Rules, cool_down
+from stepscope.experiments.suite.plan import Rules, cool_down
 from stepscope.quantities import SUITE_COLUMNS
 from stepscope.units import plural
 
@@ -29,7 +29,7 @@ WOULD_NOT_FIT = "would not fit"
 EndedRuns = Mapping[str, Mapping[str, Any]]
 
 
-TASK = "stepscope.experiments.suite.rules:train_point"
+TASK = "stepscope.experiments.suite.plan:train_point"
 
 
 def sweep(

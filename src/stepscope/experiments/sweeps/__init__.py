@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from stepscope.errors import UnknownName, UsageError
-from stepscope.experiments.engine.request import (
+from stepscope.experiments.engine import (
     DEVICE,
     OPTIMIZER,
     SIMULATE,

@@ -107,7 +107,7 @@ def prepare(text: str) -> None:
     about = json.loads(text)
     if about["precision"] == "bf16":
         from stepscope.experiments.tune.changes import offered
-        from stepscope.experiments.tune.run_with_config import make_in_script
+        from stepscope.experiments.tune.config import make_in_script
 
         make_in_script([offered({})["bf16"]])
     register_optimizer_step_pre_hook(_End(about["steps"], about["seconds"]))

@@ -161,7 +161,7 @@ def _forward_alone(training: Training, batch: Batch) -> Tensor:
 
 def _stop_condition(orders: Orders) -> tuple[Progress, Stop]:
     """Return what hears of every loss, and what then says whether that is enough."""
-    from stepscope.experiments.suite.rules import Rules, StopCondition
+    from stepscope.experiments.suite.plan import Rules, StopCondition
     from stepscope.experiments.sweeps.results import WINDOW
 
     enough = StopCondition(Rules(steps=orders["steps"], seconds=orders["seconds"]))

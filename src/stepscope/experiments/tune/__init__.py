@@ -1,1 +1,80 @@
 """Changes that could make a training faster or smaller, measured in pairs against the training as it is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stepscope.errors import UsageError
+from stepscope.request import REQUIRED, Request, option
+
+# The request of `stepscope tune`.
+
+GOALS = ("time", "energy", "memory")
+
+
+@dataclass(frozen=True)
+class TuneRequest(Request):
+    """Try changes on a training and measure each in pairs against it as it is: what makes it faster or smaller.
+
+    `stepscope tune lenet` tries them on a workload, `stepscope tune train.py -- --epochs 1` within the loop of a
+    script, whose end is not waited for. Blocks of real steps, as is and changed, take turns in random order; a change
+    that a process must begin with (an environment, an allocator) has processes of its own. Nothing of a change stays.
+    Ctrl-C keeps what is known, and the same command with the same --out goes on.
+    """
+
+    target: str = option(REQUIRED, "A workload (see `stepscope workloads`), or a Python script.", argument=True)
+    arguments: tuple[str, ...] = option((), "After `--`: the script's own arguments.", argument=True, stated=True)
+    minutes: float = option(3.0, "How long it may take, minutes.", above=0, example="3")
+    for_: str = option(
+        "time",
+        "What to improve: time or memory (energy is refused: blocks are too short for power sensors).",
+        choices=GOALS,
+        kind="goal",
+    )
+    only: tuple[str, ...] = option(
+        (), "Try these changes alone, by name or group: channels_last,threads.", stated=True, example="channels_last"
+    )  # fmt: skip
+    not_: tuple[str, ...] = option((), "Do not try these changes: bf16,compile.", stated=True, example="bf16")
+    what_if: Path | None = option(
+        None, "A recorded run of it, or last: delay each layer instead, and say what a perfect one would save."
+    )
+    batch: int | None = option(None, "Samples per step of a workload.", least=1, example="16")
+    optimizer: str | None = option(None, "Optimizer of a workload. Default: its own.")
+    threads: int | None = option(None, "Threads of the training as it is.", least=1, example="2")
+    device: str | None = option(None, "Device of a workload: cpu (default) or cuda.")
+
+    @property
+    def of_a_script(self) -> bool:
+        """Return whether the target is a script of the user's."""
+        return self.target.endswith(".py")
+
+    @property
+    def subject(self) -> str:
+        """The name of what is tuned, for its folder."""
+        return self.target.rpartition("/")[2].removesuffix(".py")
+
+    def orders(self) -> dict[str, Any]:
+        """Return what the process of a training is told; UsageError for what cannot be."""
+        refuse_energy(self.for_)
+        if self.what_if is not None and (self.only or self.not_ or self.for_ != "time"):
+            raise UsageError("--what-if tries no changes: --only, --not and --for do not apply", "leave them out")
+        if not self.of_a_script:
+            if self.arguments:
+                raise UsageError(f"a workload takes no arguments of its own: {' '.join(self.arguments)}")
+            names = ("batch", "optimizer", "threads", "device")
+            return {"workload": self.target, **{name: getattr(self, name) for name in names}}
+        given = [f"--{name}" for name in ("batch", "optimizer", "device") if getattr(self, name) is not None]
+        if given:
+            raise UsageError(f"{', '.join(given)}: of a workload only", "give a script its own arguments after --")
+        return {"script": self.target, "arguments": list(self.arguments), "threads": self.threads}
+
+
+def refuse_energy(goal: str) -> None:
+    """Raise UsageError for a goal that is not measured: the blocks are shorter than what power sensors average over."""
+    if goal == "energy":
+        raise UsageError(
+            "--for energy: tune measures time and memory, its blocks are shorter than the windows of power sensors",
+            "take a configuration that is faster, and compare the energy of two runs: stepscope compare A B",
+        )

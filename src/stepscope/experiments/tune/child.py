@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from stepscope.clock import monotonic_ns
 from stepscope.errors import StepscopeError
-from stepscope.experiments.engine.limits import die_with
+from stepscope.experiments.engine.child import die_with
 from stepscope.experiments.tune.delays import waited, watch_batches
 
 if TYPE_CHECKING:
@@ -185,7 +185,7 @@ def bench_of(training: Training, targets: Any = None, restored: bool = False) ->
 
 def _made_anew(training: Training, arguments: Mapping[str, Any]) -> Iterator[Any]:
     """Return the batches of a data loader that is made with other arguments."""
-    from stepscope.experiments.tune.changes.loading import loaders_made_with
+    from stepscope.experiments.tune.changes.loop import loaders_made_with
 
     with loaders_made_with(arguments):
         return training.batches()

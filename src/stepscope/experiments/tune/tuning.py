@@ -18,16 +18,17 @@ from stepscope.clock import monotonic_ns
 from stepscope.errors import UsageError
 from stepscope.experiments.tune.arms import (
     FINAL,
+    LEAST_PAIRS,
     Arm,
     Desk,
     PlaceLike,
     Rules,
     file_name,
+    ratio_interval,
     saving,
     typical,
 )
 from stepscope.experiments.tune.changes import Change, offered, wanted
-from stepscope.experiments.tune.pair_statistics import LEAST_PAIRS, ratio_interval
 from stepscope.experiments.tune.process import PlaceEnded, TooShort
 
 LEAST_GAIN = 0.01  # of the step: less is of no use to anybody

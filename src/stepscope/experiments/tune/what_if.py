@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Any
 from stepscope.analysis.results import Findings, ResultTable, Value
 from stepscope.clock import monotonic_ns
 from stepscope.errors import UsageError
-from stepscope.experiments.tune.arms import Desk, PlaceLike, typical
+from stepscope.experiments.tune.arms import LEAST_PAIRS, Desk, PlaceLike, centre_interval, typical
 from stepscope.experiments.tune.delays import LAYER, LOADER, OPTIMIZER, delay_name
-from stepscope.experiments.tune.pair_statistics import LEAST_PAIRS, centre_interval
 from stepscope.experiments.tune.process import PlaceEnded, TooShort
 
 if TYPE_CHECKING:

@@ -1,1 +1,224 @@
-"""Access of sensors to what they read: kept files, buses, mailboxes, child processes, plugs; standard library only."""
+"""Files of sysfs and proc: whole numbers that may be believed, files that stay open, the device tree.
+
+Python's own int() would also take a plus, an underscore between digits (1_000) and other scripts' digits.
+"""
+
+from __future__ import annotations
+
+import errno
+import math
+import os
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from stepscope.clock import Clock, monotonic_ns
+from stepscope.record.sensors.contract import NAN, READ_ONLY, Channel, Found, Missing, Target, content, missing_because
+
+READ_BYTES = 64  # more than any value that is believed; a longer text is cut, and then too great
+_COUNT_DIGITS = 15  # 31 years in us; a thousand petabytes in kB
+
+
+def natural(text: bytes, most: float) -> float:
+    """The whole number that a file states, 0 to `most`; NaN for text, an empty file, a sign, or more than can be."""
+    digits = text.strip()
+    if not digits.isdigit():
+        return NAN
+    value = int(digits)
+    return float(value) if value <= most else NAN
+
+
+def signed(text: bytes, least: float, most: float) -> float:
+    """The whole number that a file states, `least` (below 0) to `most`; NaN as for `natural`."""
+    digits = text.strip()
+    if digits[:1] != b"-":
+        return natural(digits, most)
+    return 0.0 - natural(digits[1:], -least) if digits[1:].isdigit() else NAN
+
+
+def count(field: bytes) -> int:
+    """A field of /proc (ticks, pages, kB); raises ValueError where it is no whole number, or more than can be."""
+    if not field.isdigit() or len(field) > _COUNT_DIGITS:
+        raise ValueError(f"{field[:20]!r} is no count")
+    return int(field)
+
+
+def unless_all_failed(values: Sequence[float | OSError]) -> list[float]:
+    """NaN for each failed read; raises the first error where all failed and none is worth waiting for (EAGAIN)."""
+    errors = [value for value in values if isinstance(value, OSError)]
+    if errors and len(errors) == len(values) and not any(isinstance(error, BlockingIOError) for error in errors):
+        raise errors[0]
+    return [NAN if isinstance(value, OSError) else value for value in values]
+
+
+RETRY_NS = 1_000_000_000
+_GONE = (errno.ENODEV, errno.ENXIO, errno.ENOENT, errno.ESTALE)
+
+
+class DeviceFile:
+    """Opens what `find` names; a device that comes back, even under another number, is read again within a second."""
+
+    def __init__(self, find: Callable[[], Path | None], clock: Clock = monotonic_ns) -> None:
+        self._find, self._clock = find, clock
+        self._retry_at_ns = 0
+        self._file: int | None = None
+        self._open()
+
+    def read(self, size: int) -> bytes:
+        """Up to size bytes from the beginning; raises OSError, ENODEV while the device is away."""
+        if self._file is not None and not os.fstat(self._file).st_nlink:
+            self.close()  # a plain file of a simulated tree was replaced; the old one would be read for ever
+            self._retry_at_ns = 0
+        if self._file is None:
+            self._look_again()
+        file = self._file
+        if file is None:
+            raise OSError(errno.ENODEV, os.strerror(errno.ENODEV))
+        try:
+            return os.pread(file, size, 0)
+        except OSError as error:
+            if error.errno in _GONE:
+                self.close()
+                self._retry_at_ns = 0
+            raise
+
+    def close(self) -> None:
+        """Let go of the file; a later read looks for it again."""
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+    def _look_again(self) -> None:
+        now_ns = self._clock()
+        if now_ns < self._retry_at_ns:
+            return
+        self._retry_at_ns = now_ns + RETRY_NS
+        self._open()
+
+    def _open(self) -> None:
+        path = self._find()
+        if path is None:
+            raise OSError(errno.ENODEV, os.strerror(errno.ENODEV))
+        self._file = os.open(path, READ_ONLY)
+
+
+def open_device_files(
+    paths: list[Path], clock: Clock = monotonic_ns
+) -> tuple[list[tuple[Path, DeviceFile]], list[OSError]]:
+    """Those of the paths that open, and why the others do not."""
+    kept: list[tuple[Path, DeviceFile]] = []
+    refused: list[OSError] = []
+    for path in paths:
+        try:
+            kept.append((path, DeviceFile(partial(Path, path), clock)))
+        except OSError as error:
+            error.filename = error.filename or str(path)
+            refused.append(error)
+    return kept, refused
+
+
+def close_device_files(files: list[DeviceFile]) -> None:
+    """Close every file."""
+    for file in files:
+        file.close()
+
+
+@dataclass(frozen=True)
+class NumberFile:
+    """A file and the channels that are read from it; `values` gives one float a channel, or raises ValueError."""
+
+    path: Path
+    channels: tuple[Channel, ...]
+    values: Callable[[bytes], Sequence[float]]
+    size: int = READ_BYTES
+    tried: bool = False  # is excluded where it states nothing when it is opened
+    remedy: str | None = None  # where it may not be read
+    find: Callable[[], Path | None] | None = None  # where it is now, of a device that may come back elsewhere
+
+
+@dataclass(frozen=True)
+class FileSensor:
+    """A sensor that is nothing but files which hold numbers: `find` yields them, and why some are not there.
+
+    A file that fails reads NaN, and one whose device has gone is looked for every second. The sensor is lost when all
+    fail, unless one may answer later (EAGAIN).
+    """
+
+    NAME: str
+    find: Callable[[Path, Target], Iterable[NumberFile | Missing]]
+    absent: str  # the folder below the root, and what is not in it
+    every_ns: int = 0
+    whole: bool = False  # all files or none
+
+    def discover(self, root: Path, target: Target) -> Found | Missing:
+        """Open what is there."""
+        opened: list[tuple[DeviceFile, NumberFile]] = []
+        reasons: list[Missing] = []
+        for file in self.find(root, target):
+            answer = file if isinstance(file, Missing) else _opened(file, target.clock)
+            if isinstance(answer, Missing):
+                reasons.append(answer)
+            elif isinstance(file, NumberFile):
+                opened.append((answer, file))
+
+        def close() -> None:
+            close_device_files([device for device, _ in opened])
+
+        if not opened or (self.whole and reasons):
+            close()
+            reasons.append(Missing("absent", str(root / self.absent)))
+            return next((why for why in reasons if why.reason == "denied"), reasons[0])
+        channels = tuple(channel for _, file in opened for channel in file.channels)
+        return Found(channels, partial(_read, opened), close, self.every_ns)
+
+
+def _opened(file: NumberFile, clock: Clock) -> DeviceFile | Missing:
+    try:
+        device = DeviceFile(file.find or partial(Path, file.path), clock)
+    except OSError as error:
+        return missing_because(error, file.path, file.remedy if error.errno in (errno.EACCES, errno.EPERM) else None)
+    try:
+        if not file.tried or not all(map(math.isnan, file.values(device.read(file.size)))):
+            return device
+        why = Missing("unsupported", f"{file.path} states no {file.channels[0].quantity}")
+    except OSError as error:
+        why = missing_because(error, file.path)
+    except ValueError as error:
+        why = Missing("unsupported", f"{file.path}: {error}")
+    device.close()
+    return why
+
+
+def _read(opened: Sequence[tuple[DeviceFile, NumberFile]]) -> list[float]:
+    values: list[float] = []
+    errors: list[OSError] = []
+    for device, file in opened:
+        try:
+            values += file.values(device.read(file.size))
+        except OSError as error:
+            values += [NAN] * len(file.channels)
+            errors.append(error)
+    if len(errors) == len(opened) and not any(isinstance(error, BlockingIOError) for error in errors):
+        raise errors[0]
+    return values
+
+
+_SEEN_AT = "proc/device-tree/compatible"
+
+
+def is_jetson(root: Path) -> bool:
+    """Return whether this is an NVIDIA Tegra board: `compatible` names the chip, or L4T has left its release file."""
+    try:
+        return b"nvidia,tegra" in content(root / _SEEN_AT)
+    except OSError:
+        return (root / "etc/nv_tegra_release").exists()
+
+
+def cell(path: Path) -> int | None:
+    """A property of one 32-bit cell, big endian (Devicetree Specification 2.2.4); None where there is none."""
+    try:
+        cells = content(path)
+    except OSError:
+        return None
+    return int.from_bytes(cells, "big") if len(cells) == 4 else None

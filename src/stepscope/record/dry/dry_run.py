@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._pytree import tree_map
 from torch.utils.flop_counter import flop_registry
 
-from stepscope.record.dry.job import Job, Optimizers
+from stepscope.record.dry import Job, Optimizers
 from stepscope.record.dry.storage_log import Hidden, Rule, StorageLog, nothing_hidden, peak_of
 from stepscope.record.ops.costs import convolution_backward_flops
 

@@ -23,9 +23,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stepscope.record.dry import arm_workspaces
-from stepscope.record.dry.attention_workspaces import ATTENTION_RULES
-from stepscope.record.dry.lstm_workspaces import LSTM_RULES
+from stepscope.record.dry import op_workspaces
+from stepscope.record.dry.op_workspaces import ATTENTION_RULES, LSTM_RULES
 from stepscope.record.dry.storage_log import NOTHING, Hidden, Rule
 
 _LIBRARY_CALLS = (
@@ -239,7 +238,7 @@ def convolution_forward(platform: Platform) -> Rule:
         if not _through_onednn(platform, x, weight, args[3], args[5], args[6], groups):
             return _exactly(_patches(x, weight, out, args[6], args[3], args[4]))
         if platform.acl:
-            return arm_workspaces.forward(platform, x, weight, out, args[3], args[5], groups)
+            return op_workspaces.acl_forward(platform, x, weight, out, args[3], args[5], groups)
         if _as_products(x, weight, groups):
             return _exactly(max(_expanded(weight, out), out.nbytes))
         first, last = _is_first(platform, x, groups), _channels_last(x)
@@ -259,7 +258,7 @@ def convolution_backward(platform: Platform) -> Rule:
         if not _through_onednn(platform, x, weight, args[4], args[6], args[7], groups):
             return _exactly(_patches(x, weight, gradient, args[7], args[4], args[5]))
         if platform.acl:
-            return arm_workspaces.backward(platform, gradient, x, weight, args[4], mask, out, groups)
+            return op_workspaces.acl_backward(platform, gradient, x, weight, args[4], mask, out, groups)
         outputs = sum(t.nbytes for t in out if isinstance(t, Tensor))
         if _as_products(x, weight, groups):
             return _exactly(_products_backward(gradient, x, weight, mask) - outputs)

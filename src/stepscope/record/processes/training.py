@@ -273,7 +273,7 @@ def _guarded(action: Any, *arguments: Any) -> None:
 
 def _simulated(board: str, orders: Orders) -> str:
     """Start a board beside this process; its truth is kept with the run when the interpreter ends."""
-    from stepscope.simulate.simulation import start
+    from stepscope.simulate import start
 
     simulation = start(board)
 

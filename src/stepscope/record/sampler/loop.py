@@ -36,7 +36,7 @@ from stepscope.record.sampler.process import CHARACTERISING, PID_FILE, STDERR
 from stepscope.record.sampler.rows import EventLog, RowFile
 from stepscope.record.sampler.stream import SPREAD, Deadlines, ReaderThread, Stream, needs_thread, stop_all
 from stepscope.record.sampler.training_processes import TrainingProcesses
-from stepscope.record.sensors import NO_ANSWER, Survey, children, distinct, load, survey
+from stepscope.record.sensors import NO_ANSWER, Survey, distinct, load, processes, survey
 from stepscope.record.sensors.contract import Found, Meter, Missing, Pace, Target, as_seen_below
 
 CHORES_NS = 240_000_000  # rows reach the disk this often
@@ -340,7 +340,7 @@ class StreamOpener:
             stream = self._stream(name, found)
             if needs_thread(found, self._period_ns):
                 readers.append(ReaderThread(stream, self._events, self._target.clock))
-                self._others = readers[-1] if name == children.MEMORY else self._others
+                self._others = readers[-1] if name == processes.MEMORY else self._others
             else:
                 streams.append(stream)
         return streams, readers

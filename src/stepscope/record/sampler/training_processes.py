@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from stepscope.liveness import start_time
-from stepscope.record.access.files import count
+from stepscope.record.access import count
 from stepscope.record.sensors.contract import (
     NAN,
     Channel,

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from stepscope.record.access.files import DeviceFile, close_device_files, open_device_files
+from stepscope.record.access import DeviceFile, close_device_files, open_device_files
 from stepscope.record.sensors.contract import NAN, Channel, Found, Missing, Target, attribute, missing_because, numbered
 
 # The kernel's ABI (sysfs-class-power) states uV, uA, uW, uAh and uWh and, since 2020, a negative current while

@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from stepscope.record.access.files import count, natural
+from stepscope.record.access import count, natural
 from stepscope.record.sensors.contract import (
     NAN,
     Channel,

@@ -1,10 +1,4 @@
-"""Power meters under /sys/class/hwmon: power*_input, W, energy*_input, J, and INA219/INA226 from voltage and current.
-
-Files and units as in the kernel's hwmon/sysfs-interface. Chips that other sensors read (INA3221 and INA238 of
-Jetsons) and copies of batteries are left to those. A chip is known by its name and its device, never by its number.
-
-Power of the supply of a board, W: the TI INA238 (Jetson Thor's VIN) through hwmon, which states whole microwatts.
-"""
+"""Power rails and temperatures of chips under /sys/class/hwmon: monitors on a board, coretemp and k10temp of a PC."""
 
 from __future__ import annotations
 
@@ -16,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from stepscope.record.access.files import (
+from stepscope.record.access import (
     READ_BYTES,
     DeviceFile,
     close_device_files,
@@ -39,6 +33,14 @@ from stepscope.record.sensors.contract import (
     open_files,
     rail_channel,
 )
+from stepscope.record.sensors.number_files import celsius
+
+# Power meters under /sys/class/hwmon: power*_input, W, energy*_input, J, and INA219/INA226 from voltage and current.
+#
+# Files and units as in the kernel's hwmon/sysfs-interface. Chips that other sensors read (INA3221 and INA238 of
+# Jetsons) and copies of batteries are left to those. A chip is known by its name and its device, never by its number.
+#
+# Power of the supply of a board, W: the TI INA238 (Jetson Thor's VIN) through hwmon, which states whole microwatts.
 
 HWMON = "hwmon_power"
 _ELSEWHERE = re.compile(r"ina3221x?|ina238|BAT.*|ACAD.*")
@@ -296,4 +298,87 @@ def _ina238_channel(rail: str, folder: Path, paths: list[Path]) -> Channel:
     return rail_channel(INA238, rail, "power", str(paths[0]), rail=label, refresh_ns=refresh_ns)
 
 
-SENSORS = (NamedSensor(HWMON, discover_hwmon), NamedSensor(INA238, discover_ina238))
+# Temperatures of chips under /sys/class/hwmon, degrees Celsius: an LM75 on the board, coretemp and k10temp of a PC.
+#
+# Files and units as in the kernel's hwmon/sysfs-interface. Chips that are no more than copies of a thermal zone are
+# left to the zones; not read are power meters (their die is not what trains), batteries, drives, network cards, and
+# Super-I/O chips, which state a number for an input with nothing connected.
+
+TEMPERATURE = "hwmon_temperature"
+_EVERY_NS = 1_000_000_000  # a transfer on I2C is dear, and a chip of this kind converts a few times a second
+_NO_DEVICE_OF_A_TRAINING = re.compile(
+    r"nvme|drivetemp|iwlwifi.*|ath\d+.*|mt79.*|r8169.*|enp.*|mlx.*|power_meter|.*psu.*"
+    r"|nct\d.*|it8\d.*|w836.*|f71.*|sch5.*|asus.*|dell.*|thinkpad|applesmc"
+)
+
+
+@dataclass(frozen=True)
+class ThermalInput:
+    """One temperature of a chip: the file of its number, and what the chip calls it."""
+
+    chip: Chip
+    stem: str  # temp1
+    label: str
+
+
+def discover_temperatures(root: Path, target: Target) -> Found | Missing:
+    """A gauge of degrees Celsius each input; a chip that comes back is found again within a second."""
+    folder = root / "sys/class/hwmon"
+    inputs = temperatures(folder)
+    if not inputs:
+        return Missing("absent", f"{folder}: no chip measures a temperature of board or processor (an LM75 would)")
+    opened: list[tuple[ThermalInput, DeviceFile]] = []
+    refused: list[Missing] = []
+    for chip_input in inputs:
+        file = f"{chip_input.stem}_input"
+        try:
+            opened.append((chip_input, DeviceFile(device_file_finder(folder, chip_input.chip, file), target.clock)))
+        except OSError as error:
+            refused.append(missing_because(error, chip_input.chip.folder / file))
+    if not opened:
+        return refused[0]
+    files = [file for _, file in opened]
+    channels = tuple(_temperature_channel(chip_input) for chip_input, _ in opened)
+    return Found(channels, partial(_read_celsius, files), lambda: close_device_files(files), _EVERY_NS)
+
+
+def temperatures(folder: Path) -> list[ThermalInput]:
+    """The inputs of every chip in order of number; one whose sensor the driver states to be faulty is excluded."""
+    found = []
+    for chip in chips(folder):
+        if POWER_CHIPS.fullmatch(chip.name) or _NO_DEVICE_OF_A_TRAINING.fullmatch(chip.name):
+            continue
+        if chip.bus.startswith("thermal_zone"):
+            continue
+        matches = [re.fullmatch(r"temp(\d+)_input", path.name) for path in chip.folder.glob("temp*_input")]
+        for index in sorted(int(match[1]) for match in matches if match):
+            stem = f"temp{index}"
+            if attribute(chip.folder / f"{stem}_fault") != "1":
+                found.append(ThermalInput(chip, stem, attribute(chip.folder / f"{stem}_label") or stem))
+    return found
+
+
+def _temperature_channel(chip_input: ThermalInput) -> Channel:
+    scope = f"zone:{chip_input.chip.identity}/{chip_input.label}"
+    source = str(chip_input.chip.folder / f"{chip_input.stem}_input")
+    return Channel(
+        f"{scope.replace(':', '.')}.temperature", TEMPERATURE, "temperature", "degC", "gauge", scope, source,
+        parent_scope="system",
+    )  # fmt: skip
+
+
+def _read_celsius(files: Sequence[DeviceFile]) -> list[float]:
+    values: list[float | OSError] = []
+    for file in files:
+        try:
+            values.append(celsius(file.read(READ_BYTES)))
+        except OSError as error:
+            values.append(error)
+    return unless_all_failed(values)
+
+
+SENSORS = (
+    NamedSensor(HWMON, discover_hwmon),
+    NamedSensor(INA238, discover_ina238),
+    NamedSensor(TEMPERATURE, discover_temperatures),
+)

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from stepscope.record.access.files import READ_BYTES, cell, natural, signed
+from stepscope.record.access import READ_BYTES, cell, natural, signed
 from stepscope.record.sensors.contract import (
     NAN,
     Channel,

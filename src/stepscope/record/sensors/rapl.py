@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from stepscope.record.access.files import READ_BYTES, DeviceFile, close_device_files, natural, open_device_files
+from stepscope.record.access import READ_BYTES, DeviceFile, close_device_files, natural, open_device_files
 from stepscope.record.access.perf_event import PARANOID, count, open_event
 from stepscope.record.sensors.contract import (
     NAN,

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from stepscope.record.access.files import open_device_files
+from stepscope.record.access import open_device_files
 from stepscope.record.sensors.contract import (
     NAN,
     Channel,

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from stepscope.record.access.files import FileSensor, NumberFile, count, natural
+from stepscope.record.access import FileSensor, NumberFile, count, natural
 from stepscope.record.sensors.contract import (
     NAN,
     Channel,

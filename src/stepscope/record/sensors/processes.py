@@ -1,21 +1,15 @@
-"""Resident memory and CPU time of all child processes (training processes of a launcher, data loader workers).
-
-Read from /proc/PID/stat of each.
-
-Proportional memory of child processes that have no streams of their own (data loader workers): smaps_rollup of each.
-
-Kept apart from `children`, since the kernel walks page tables for it.
-"""
+"""CPU time and memory of the processes beside the training: its children, and the sampling process itself."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from stepscope.clock import Clock
-from stepscope.record.access.files import count
+from stepscope.record.access import count
 from stepscope.record.sensors.contract import (
     NAN,
     Channel,
@@ -30,13 +24,22 @@ from stepscope.record.sensors.contract import (
 )
 from stepscope.record.sensors.number_files import PSS
 
-NAME = "children"
+# Resident memory and CPU time of all child processes (training processes of a launcher, data loader workers).
+#
+# Read from /proc/PID/stat of each.
+#
+# Proportional memory of child processes that have no streams of their own (data loader workers): smaps_rollup of
+# each.
+#
+# Kept apart from `children`, since the kernel walks page tables for it.
+
+CHILDREN = "children"
 EVERY_NS = 100_000_000
 LOOK_AGAIN_NS = 1_000_000_000
 MOST_HELD = 256  # files that stay open: of hundreds of workers the others are opened for each read
 
 
-def discover(root: Path, target: Target) -> Found | Missing:
+def discover_children(root: Path, target: Target) -> Found | Missing:
     """Two channels over all descendants but this process; 0 where there are none."""
     tasks = root / f"proc/{target.pid}/task"
     try:
@@ -137,7 +140,7 @@ def _channels(tasks: Path) -> tuple[Channel, ...]:
 
     def channel(name: str, quantity: str, unit: str, kind: Kind, step: float, refresh_ns: int | None) -> Channel:
         return Channel(
-            f"children.{name}", NAME, quantity, unit, kind, "children", source, None, "system", refresh_ns, step
+            f"children.{name}", CHILDREN, quantity, unit, kind, "children", source, None, "system", refresh_ns, step
         )
 
     return (
@@ -192,4 +195,33 @@ def _proportional(proc: Path, pid: int) -> float:
     return 0.0
 
 
-SENSORS = (NamedSensor(NAME, discover), NamedSensor(MEMORY, discover_memory))
+# Cost of sampling itself: CPU time of the sampling process, worst lateness of its ticks, ticks missed.
+
+SAMPLER = "sampler"
+SAMPLER_EVERY_NS = 100_000_000
+
+
+def discover_sampler(root: Path, target: Target) -> Found | Missing:
+    """Three channels of the process that samples; there is no machine without them."""
+    pace = target.pace
+    process_time_ns = time.process_time_ns
+
+    def read() -> list[float]:
+        return [process_time_ns(), pace.take_lateness(), pace.missed]
+
+    def channel(name: str, unit: str, kind: Kind, source: str) -> Channel:
+        return Channel(f"sampler.{name}", SAMPLER, f"sampler_{name}", unit, kind, "sampler", source, step_size=1.0)
+
+    channels = (
+        channel("cpu_time", "ns", "counter", "CLOCK_PROCESS_CPUTIME_ID"),
+        channel("lateness", "ns", "gauge", "sampling loop, worst tick since the sample before"),
+        channel("missed", "1", "counter", "sampling loop"),
+    )
+    return Found(channels, read, lambda: None, every_ns=SAMPLER_EVERY_NS)
+
+
+SENSORS = (
+    NamedSensor(CHILDREN, discover_children),
+    NamedSensor(MEMORY, discover_memory),
+    NamedSensor(SAMPLER, discover_sampler),
+)

@@ -1,0 +1,255 @@
+"""Changes of what the model computes on: layout and precision of its tensors, how many of them are there at once."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from stepscope.experiments.tune.changes import Change, Facts, Switch
+
+if TYPE_CHECKING:
+    import torch
+
+    from stepscope.experiments.tune.training import Targets
+
+# Memory layout of pictures and of the weights of convolutions.
+
+
+def _layout_changes(facts: Facts) -> Iterator[Change]:
+    """Yield channels innermost, for convolutions over pictures that are not laid out so."""
+    refused = ""
+    if not facts["conv2d"]:
+        refused = "no convolution over pictures"
+    elif facts["channels_last"]:
+        refused = "the weights are laid out so already"
+    code = "model = model.to(memory_format=torch.channels_last)\nx = x.to(memory_format=torch.channels_last)"
+    risk = "other kernels of the convolutions: the last digits of the loss"
+    yield Change("channels_last", "channels_last memory format", "layout", code, risk, channels_last, refused=refused)
+    reason = "" if facts["channels_last"] else "the weights are laid out so already"
+    yield Change(
+        "contiguous", "contiguous memory format instead of channels_last", "layout",
+        "model = model.to(memory_format=torch.contiguous_format)", risk, contiguous, refused=reason,
+    )  # fmt: skip
+
+
+@contextlib.contextmanager
+def channels_last(targets: Targets) -> Iterator[None]:
+    """Lay out weights, gradients and optimizer state of four dimensions with channels innermost, and the pictures."""
+    import torch
+
+    with laid_out(targets, torch.channels_last):
+        yield
+
+
+@contextlib.contextmanager
+def contiguous(targets: Targets) -> Iterator[None]:
+    """Lay them out with the last dimension innermost."""
+    import torch
+
+    with laid_out(targets, torch.contiguous_format):
+        yield
+
+
+@contextlib.contextmanager
+def laid_out(targets: Targets, form: torch.memory_format) -> Iterator[None]:
+    """Move the tensors to a layout, in the same objects; afterwards each has the memory that it had before."""
+    import torch
+
+    moved: list[tuple[torch.Tensor, torch.Tensor]] = []
+    for tensor in _tensors(targets):
+        memory = tensor.data
+        changed = memory.to(memory_format=form)  # what torch's own `Module.to` does
+        if changed.data_ptr() != memory.data_ptr() or changed.stride() != memory.stride():
+            tensor.data = changed
+            moved.append((tensor, memory))
+
+    def into(_: object, args: tuple[object, ...]) -> tuple[object, ...]:
+        return tuple(x.to(memory_format=form) if isinstance(x, torch.Tensor) and x.dim() == 4 else x for x in args)
+
+    hooks = [model.register_forward_pre_hook(into) for model in targets.called]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+        with torch.no_grad():
+            for tensor, memory in moved:
+                memory.copy_(tensor.data)
+                tensor.data = memory
+
+
+def _tensors(targets: Targets) -> Iterator[torch.Tensor]:
+    import torch
+
+    seen: set[int] = set()
+    for tensor in targets.tensors():
+        if tensor.dim() == 4 and id(tensor) not in seen:
+            seen.add(id(tensor))
+            yield tensor
+            if isinstance(tensor.grad if tensor.is_leaf else None, torch.Tensor):
+                assert tensor.grad is not None
+                yield tensor.grad
+
+
+# The arithmetic: bfloat16 under autocast, products of float32 in fewer bits, numbers near zero.
+
+_BF16 = "8 bits of mantissa in forward and backward: compare the loss of a whole training before you keep it"
+
+
+def _precision_changes(facts: Facts) -> Iterator[Change]:
+    """Yield autocast, the precision of float32 products, and flushing of denormal numbers."""
+    device = str(facts["device"])
+    taken = "the training uses autocast already" if facts["autocast"] else ""
+    unknown = "" if facts["calls"] else "no module of the training is called"
+    code = f'with torch.autocast("{device}", dtype=torch.bfloat16):\n    loss = criterion(model(x), y)'
+    yield Change(
+        "bf16", "autocast to bfloat16", "precision", code, _BF16, _autocast(device),
+        refused=taken or unknown, lossy=True,
+    )  # fmt: skip
+    lower = "medium" if device == "cpu" else "high"
+    least = "" if facts["matmul_precision"] == "highest" else f"the precision is {facts['matmul_precision']} already"
+    yield Change(
+        f"matmul={lower}", "float32 products in fewer bits", "matmul", f'torch.set_float32_matmul_precision("{lower}")',
+        "products are rounded: compare the loss of a whole training before you keep it", _matmul(lower), refused=least,
+        lossy=True,
+    )  # fmt: skip
+    reason = "of the CPU alone" if device != "cpu" else "they are flushed already" if facts["flushes_denormals"] else ""
+    yield Change(
+        "flush-denormals", "denormal numbers become zero", "denormals", "torch.set_flush_denormal(True)",
+        "numbers below 1e-38 become zero", _flush, refused=reason,
+    )  # fmt: skip
+
+
+def _autocast(device: str) -> Switch:
+    @contextlib.contextmanager
+    def switch(targets: Targets) -> Iterator[None]:
+        """Autocast within the calls of the models; what they return is float32 again, so that any loss takes it."""
+        import torch
+
+        opened: list[Any] = []
+
+        def begin(_module: object, _args: object) -> None:
+            opened.append(torch.autocast(device, dtype=torch.bfloat16))
+            opened[-1].__enter__()
+
+        def end(_module: object, _args: object, output: Any) -> Any:
+            if opened:
+                opened.pop().__exit__(None, None, None)
+            return _in_float(output)
+
+        hooks: list[Any] = []
+        for model in targets.called:
+            hooks += [model.register_forward_pre_hook(begin), model.register_forward_hook(end, always_call=True)]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+            while opened:
+                opened.pop().__exit__(None, None, None)
+
+    return switch
+
+
+def _in_float(output: Any) -> Any:
+    """The output with float32 in place of bfloat16, in tuples, lists and dictionaries as well."""
+    import torch
+
+    if isinstance(output, torch.Tensor):
+        return output.float() if output.dtype == torch.bfloat16 else output
+    if type(output) in (tuple, list):
+        return type(output)(map(_in_float, output))
+    if isinstance(output, dict):
+        for name, value in output.items():
+            output[name] = _in_float(value)
+    return output
+
+
+def _matmul(precision: str) -> Switch:
+    @contextlib.contextmanager
+    def switch(_: Targets) -> Iterator[None]:
+        import torch
+
+        before = torch.get_float32_matmul_precision()
+        torch.set_float32_matmul_precision(precision)
+        try:
+            yield
+        finally:
+            torch.set_float32_matmul_precision(before)
+
+    return switch
+
+
+@contextlib.contextmanager
+def _flush(_: Targets) -> Iterator[None]:
+    import torch
+
+    torch.set_flush_denormal(True)
+    try:
+        yield
+    finally:
+        torch.set_flush_denormal(False)
+
+
+# Memory of a step: activations that are computed again, and a batch in parts whose gradients add up.
+
+
+def _memory_changes(facts: Facts) -> Iterator[Change]:
+    """Yield checkpoints around the blocks that a model repeats, and a batch in two and four parts."""
+    blocks = "" if facts["blocks"] else "the model repeats no block of layers"
+    yield Change(
+        "checkpoint", f"activations of {facts['blocks'] or 'no'} blocks computed again in backward", "checkpoint",
+        "x = torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)",
+        "batch statistics are updated twice a step", _checkpointed, goal="memory", refused=blocks,
+    )  # fmt: skip
+    for parts in (2, 4):
+        refused = "" if facts["divisible"] else "only a step that Stepscope makes itself can be divided"
+        if not refused and facts["batch"] % parts:
+            refused = f"{facts['batch']} samples are not divisible by {parts}"
+        yield Change(
+            f"accumulate={parts}", f"the batch in {parts} parts, gradients added up", "accumulate",
+            f"for part in batch.chunk({parts}): (loss(part) / {parts}).backward()",
+            "batch statistics are of a part of the batch", _accumulated(parts), goal="memory", refused=refused,
+        )  # fmt: skip
+
+
+@contextlib.contextmanager
+def _checkpointed(targets: Targets) -> Iterator[None]:
+    from torch.utils.checkpoint import checkpoint
+
+    from stepscope.footprint.transforms import blocks
+
+    changed: list[Any] = []
+    for model in targets.called:
+        names = set(blocks(model))
+        for name, module in model.named_modules():
+            if name in names and "forward" not in vars(module):
+                forward: Any = functools.partial(checkpoint, module.forward, use_reentrant=False)
+                module.forward = forward
+                changed.append(module)
+    try:
+        yield
+    finally:
+        for module in changed:
+            del module.forward
+
+
+def _accumulated(parts: int) -> Switch:
+    @contextlib.contextmanager
+    def switch(targets: Targets) -> Iterator[None]:
+        before, targets.parts = targets.parts, parts
+        try:
+            yield
+        finally:
+            targets.parts = before
+
+    return switch
+
+
+def changes(facts: Facts) -> Iterator[Change]:
+    """Yield the changes of layout, precision and memory."""
+    yield from _layout_changes(facts)
+    yield from _precision_changes(facts)
+    yield from _memory_changes(facts)
