@@ -46,6 +46,11 @@ class Quantity:
         return f"{self.label} {self.of}".rstrip()
 
     @property
+    def label_within(self) -> str:
+        """The label within a line: "fan load", but "DRAM bandwidth"."""
+        return self.label if self.label[1:2].isupper() else f"{self.label[:1].lower()}{self.label[1:]}"
+
+    @property
     def shown_unit(self) -> str:
         """The unit as people write it."""
         return self.sign or _SIGNS.get(self.unit, self.unit)
@@ -188,8 +193,7 @@ def find(name: str, unit: str = "") -> Quantity:
     quantity = _KNOWN.get(plain, Quantity(plain, unit, label=_words(plain)))
     if not kind:
         return quantity
-    label = f"{quantity.label[:1].lower()}{quantity.label[1:]}"
-    return replace(quantity, name=name, label=f"{_words(kind[:-1])} {label}")
+    return replace(quantity, name=name, label=f"{_words(kind[:-1])} {quantity.label_within}")
 
 
 def simulated_badge(board: str | None) -> str:

@@ -70,7 +70,7 @@ def _scale(value: float, unit: str) -> tuple[float, str]:
         return scale * factor, shown
     if unit in _SHARES:
         return 0.01, "%"
-    if "/" in unit or " " in unit or unit in _NO_PREFIX:
+    if (("/" in unit or " " in unit) and unit != "B/s") or unit in _NO_PREFIX:
         return 1.0, _NO_PREFIX.get(unit, unit)
     scale, prefix = _prefix(value, unit)
     return scale, f"{prefix}{unit}"

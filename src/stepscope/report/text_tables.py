@@ -369,7 +369,7 @@ def other_quantities(metrics: pl.DataFrame) -> list[RenderableType]:
     for row in metrics.filter(pl.col("value").is_not_null()).iter_rows(named=True):
         known = find(row["metric"], row["unit"])
         if known.plain:
-            label = f"{known.label[:1].lower()}{known.label[1:]}, {row['scope'].replace(':', ' ')}"
+            label = f"{known.label_within}, {row['scope'].replace(':', ' ')}"
             lines.append(f"{label}: {_estimate(row)}")
     return [labelled("other", *lines)] if lines else []
 

@@ -298,7 +298,7 @@ class UtilisationFit:
     ops: RunTimeline
     fit: Attribution | None
     reason: str
-    most: float  # all cores of the machine, or a share of 1
+    most: float  # all cores of the machine, a share of 1; of a rate, without end
 
 
 def fit_utilisation(
@@ -320,8 +320,8 @@ def fit_utilisation(
         sensor = _PROMPT if unit == "cores" else kept.get(place)
         fit = attribute(ops.timeline, readings, replace(options, known=sensor))
         reason = "" if fit is not None else f"{readings.count} readings are too few, or all the same: train more steps"
-        most = float(len(core_busy_time(run)) or np.inf) if unit == "cores" else 1.0
-        found.append(UtilisationFit(quantity, series.scope, unit, ops, fit, reason, most))
+        bounds = {"cores": float(len(core_busy_time(run)) or np.inf), "1": 1.0}
+        found.append(UtilisationFit(quantity, series.scope, unit, ops, fit, reason, bounds.get(unit, np.inf)))
         if fit is not None and sensor is not _PROMPT:
             known[place] = fit.known
     if known.keys() - kept.keys():

@@ -125,7 +125,7 @@ def is_drawn(quantity: str) -> bool:
 
 def _clock_title(quantity: str) -> str:
     known = find(quantity)
-    return "°C" if known.unit == "degC" else f"{known.label[:1].lower()}{known.label[1:]}, GHz"
+    return "°C" if known.unit == "degC" else f"{known.label_within}, GHz"
 
 
 def _clock_panel(rows: pl.DataFrame, title: str, width: int) -> Any:

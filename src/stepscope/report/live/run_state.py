@@ -169,7 +169,7 @@ class Watch:
         for channel in self._readings.channels:
             quantity = find(channel.quantity, channel.unit)
             if quantity.plain:
-                label = f"{quantity.label.lower()} {_scope_text(channel.scope)}" + (" (estimated)" * channel.estimated)
+                label = f"{quantity.label_within} {_scope_text(channel.scope)}" + (" (estimated)" * channel.estimated)
                 yield label, self._readings.value(channel), channel.shown_unit
 
     def _find_total(self) -> tuple[str, ...]:
