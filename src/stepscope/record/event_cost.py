@@ -40,7 +40,7 @@ class EventCost:
 def measure_event_cost() -> EventCost:
     """Profile ranges, calls and operators of nothing; 3 ms. Raises what starting a window raises."""
     scope = torch_private.make_call_scope(_SCOPE)
-    call, nothing, profile_calls = trial_call(lambda: torch_private.make_call_scope(_CALL))
+    call, nothing, profile_calls, _ = trial_call(lambda: torch_private.make_call_scope(_CALL))
     transposed = torch.empty(2, 2, device="cpu").t
 
     def enter_and_leave() -> None:

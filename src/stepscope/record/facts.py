@@ -171,7 +171,9 @@ def of_malloc() -> dict[str, Any]:
 def of_overhead(recorder: OpRecorder, span_ns: int) -> dict[str, Any]:
     """Return what profiling took of a run of this length: between steps, once before the first, and an event."""
     event = None if recorder.event_cost is None else recorder.event_cost.facts()
-    return {"paused_ns": recorder.paused_ns, "once_ns": recorder.once_ns, "span_ns": span_ns, "event": event}
+    layer = None if recorder.layers.cost is None else recorder.layers.cost.facts()
+    spent = {"paused_ns": recorder.paused_ns, "once_ns": recorder.once_ns, "span_ns": span_ns}
+    return {**spent, "event": event, "layer": layer}
 
 
 def of_recording(recorder: OpRecorder, steps_from: str, detected_by: str) -> dict[str, Any]:

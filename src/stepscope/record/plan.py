@@ -32,6 +32,10 @@ _CHEAP_NS = 40_000_000  # so much once, for shapes and again for the first block
 _PRESUMED_STEPS = 300
 _PRESUMED_AT_ONCE = 60  # of which only the first step was seen, which allocates and compiles
 _BLOCK = 2
+_LAYER_BLOCK = 6  # steps whose layers alone are timed; the first of them only settles
+_LAYER_BLOCKS = 3  # of these for each of the others, until the medians are known
+_LAYER_COST = 0.15  # of what a profiled step costs, until one tells
+_LAYERS_CHEAP_NS = 10_000_000  # so much once, for the first of them
 _BETWEEN = 6  # unprofiled steps between blocks, on average
 _DRIFT_EVERY = 200  # the same once the medians are known
 _APART = (0.5, 1.5)  # times the average, evenly distributed
@@ -62,12 +66,19 @@ class Plan:
     events_per_step: float = 0.0  # as far as it is known, or reckoned
     window_ns: float = 2e6  # to open, close and write a window, beside its events
     event_ns: float = 6e3  # to write an event
+    layers_possible: bool = False  # layers can be timed without their operators
+    times_layers: bool = False  # the step that was asked about last: its layers alone are timed
+    layers_timed: bool = False  # and so it was
     _profiles: dict[int, list[Ints]] = field(default_factory=lambda: defaultdict(list))
     _spent_ns: int = 0
     _recorded_ns: list[int] = field(default_factory=list)
     _plain_ns: list[int] = field(default_factory=list)
     _wait: int = 0  # unprofiled steps still to come before the next block
     _left: int = 0  # profiled steps still to come in this one
+    _layers_left: int = 0  # steps whose layers alone are timed, still to come in this one
+    _layers_due: int = _LAYER_BLOCKS  # blocks of these, before the next one of operators
+    _layer_ns: float | None = None  # to write a step of layers
+    _layer_steps_ns: list[int] = field(default_factory=list)
     _steady: int = 0  # profiled steps after warm-up
     _shapes_at: int = _SHAPES
     _shapes_wanted: bool = False  # in the step that is under way
@@ -80,6 +91,7 @@ class Plan:
 
     def records(self, step: int, elapsed_ns: int) -> bool:
         """Are the ops of this step recorded? Asked once, in order, before each step."""
+        self.times_layers = self.layers_timed = False
         if not self.choice.adaptive:
             return self.choice.records(step)
         if step < _FIRST or step == self._shapes_at:
@@ -88,8 +100,14 @@ class Plan:
                 return self._shapes_wanted
         if step == _FIRST and self._affordable(elapsed_ns) <= 1 and not self.together:
             return False  # where one step is all that there is for, it is not one of the warm-up
-        if self._left == 0 and self._wait == 0:
+        if self._left == self._layers_left == self._wait == 0:
             self._begin_block(elapsed_ns)
+        if self._layers_left:
+            self._layers_left -= 1
+            self.times_layers = True
+            if self._layers_left == 0:
+                self._wait = self._steps_apart(_BETWEEN)
+            return False
         if self._left == 0:
             self._wait -= 1
             return False
@@ -103,7 +121,8 @@ class Plan:
     def steps_unprofiled(self, step: int) -> int:
         """Number of steps, this unprofiled one included, that end before the next decision."""
         if self.choice.adaptive:
-            return 0 if self._left or self._wanted else self._wait  # one that is asked for may be profiled in parts
+            asked_for = self._wanted or self.times_layers  # and may be profiled in parts
+            return 0 if self._left or self._layers_left or asked_for else self._wait
         return next((ahead - 1 for ahead in range(1, _LOOK_AHEAD) if self.choice.records(step + ahead)), _LOOK_AHEAD)
 
     def waited(self, lengths_ns: list[int]) -> None:
@@ -151,16 +170,18 @@ class Plan:
         if self._shapes_wanted and not recorded and self._shapes_at < _FIRST:
             self._shapes_at += 1  # the first step of a script is known to have ended only with the second update
         self._wanted = self._shapes_wanted = False
-        times = self._recorded_ns if recorded else self._plain_ns
+        times = self._recorded_ns if recorded else self._layer_steps_ns if self.layers_timed else self._plain_ns
         if not recorded or self._steady:  # a profiled step of the warm-up is slow for reasons of its own
             times.append(ns)
             del times[:-_LENGTHS]
         self.recorded += recorded
         self._first = self._first and (self._steady == 0 or self._left > 0)
 
-    def spent(self, ns: int, events: int = 0) -> None:
-        """Wall time spent between steps on starting, stopping and writing; events that were written in it."""
+    def spent(self, ns: int, events: int = 0, layer_steps: int = 0) -> None:
+        """Wall time spent between steps on starting, stopping and writing; events or steps of layers written in it."""
         self._spent_ns += ns
+        if layer_steps:
+            self._layer_ns = max(ns - self.window_ns, 0.2 * ns) / layer_steps
         if events:
             self.event_ns = max(ns - self.window_ns, 0.2 * ns) / events
 
@@ -181,14 +202,27 @@ class Plan:
         return self._steady >= _MOST or (self.known is not None and self.known >= 1 - _NEGLIGIBLE)
 
     def _begin_block(self, elapsed_ns: int) -> None:
-        """Profile the next steps, or wait until the allowance pays for them."""
+        """Profile the next steps, or time their layers alone, or wait until the allowance pays for it."""
+        if self._steady and self.layers_possible and not self.together and self._layers_due > 0:
+            cost_ns = self._window_cost_ns() + _LAYER_BLOCK * self._cost_of_layers_ns()
+            cheap = self._layer_ns is None and cost_ns <= _LAYERS_CHEAP_NS
+            if cheap or self._cost_ns() + cost_ns <= self._allowance_ns(elapsed_ns):
+                self._layers_left, self._layers_due = _LAYER_BLOCK, self._layers_due - 1
+            else:
+                self._wait_for(self._cost_ns() + cost_ns - self._allowance_ns(elapsed_ns))
+            return
         most = _FIRST_BLOCK if self._steady == 0 else _BLOCK
         affordable = most if self.together else self._affordable(elapsed_ns)
         if affordable >= most or self._steady == 0:
             cheap = self._steady == 0 and self._cost_of_block_ns(_FEWEST_FOR_A_CI) <= _CHEAP_NS
             self._left = max(_FEWEST_FOR_A_CI if cheap else 1, min(most, affordable))
+            enough = self._is_done() or len(self._layer_steps_ns) >= _LENGTHS
+            self._layers_due = 1 if enough else _LAYER_BLOCKS
             return
-        missing_ns = self._cost_ns() + self._cost_of_block_ns(most) - self._allowance_ns(elapsed_ns)
+        self._wait_for(self._cost_ns() + self._cost_of_block_ns(most) - self._allowance_ns(elapsed_ns))
+
+    def _wait_for(self, missing_ns: float) -> None:
+        """Wait until the allowance has grown by so much."""
         needed = int(missing_ns / (BUDGET * max(self.step_ns(), 1.0)))
         self._wait = self._steps_apart(min(max(needed, _SHORTEST_PAUSE), 10 * _DRIFT_EVERY))
 
@@ -207,6 +241,13 @@ class Plan:
 
     def _cost_ns(self) -> float:
         return self._spent_ns + self.recorded * self._slower_by_ns()
+
+    def _cost_of_layers_ns(self) -> float:
+        """Of a step whose layers alone are timed."""
+        if self._layer_ns is None:
+            return _LAYER_COST * self._cost_of_step_ns()
+        slower_ns = float(np.median(self._layer_steps_ns)) - self.step_ns() if self._layer_steps_ns else 0.0
+        return self._layer_ns + max(slower_ns, 0.0)
 
     def _cost_of_block_ns(self, steps: int) -> float:
         return self._window_cost_ns() + steps * self._cost_of_step_ns()

@@ -27,13 +27,14 @@ from stepscope.record.event_count import (
     most_events_of_step,
 )
 from stepscope.record.gradient_threads import at_end_of_thread
+from stepscope.record.layer_times import LayerRecorder
 from stepscope.record.memory.rows import MemoryBook, memory_rows, read_tree
 from stepscope.record.memory.watch import MemoryWatch, Watched
 from stepscope.record.ops.events import OPTIMIZER_STEP, Names
 from stepscope.record.ops.modules import CallPlaces
 from stepscope.record.ops.rows import Labelled, ShapeBook, StepSpan, Window, rows_of
 from stepscope.record.ops.source_lines import LINES_WAIT_NS, CallSites, LinesToFind
-from stepscope.record.ops.updates import OptimizerCalls, Update, shares_of
+from stepscope.record.ops.updates import OptimizerCalls, UpdateBook
 from stepscope.record.plan import Plan
 from stepscope.record.step_parts import BACKWARD, BEGINNING, FORWARD, NO_PART_OF_BACKWARD, UPDATE, Parts
 from stepscope.record.torch_hooks import Routes
@@ -67,10 +68,8 @@ class OpRecorder:
         self._window: torch_private.KinetoWindow | None = None
         self._spans: list[StepSpan] = []
         self._calls = OptimizerCalls()
-        self._owners: dict[int, int] = {}
         self._memory, self.memory_book = memory, MemoryBook()
-        self._updated: dict[int, Update] = {}  # by optimizer, the parameters that it updates
-        self._together: set[Update] = set()  # updates whose ops serve many parameters at once
+        self._updates = UpdateBook(memory.book.parameter_modules, memory.trainers.others)
         self._sites: CallSites | None = None  # of the first step that is profiled whole
         self._sites_wanted, self._lines = True, LinesToFind()
         self._events = EventCount(lambda: routes.calls, lambda: len(self.modules.parameter_modules()))
@@ -78,10 +77,15 @@ class OpRecorder:
         self._offset_ns = self._written = 0  # of the window; events that are being written
         self._with_memory = self._cuda = False  # the step is to be recorded with its allocations; there is a GPU
         self._parts = Parts()
+        self.layers = LayerRecorder(routes, self.modules.index)
 
     @property
     def recording(self) -> bool:
         """Are ops recorded, here in this thread?"""
+        return self._is_open and self.layers.open is None
+
+    @property
+    def _is_open(self) -> bool:
         return self._window is not None and self._window.is_of_this_thread() and not self._window.overtaken
 
     @property
@@ -94,7 +98,8 @@ class OpRecorder:
 
         again: the step was to be recorded, and begins anew behind an evaluation.
         """
-        self.plan.events_per_step = self._events.expected()
+        self.plan.events_per_step = events = self._events.expected()
+        self.plan.layers_possible = self.layers.may_open(events)
         self._open_step = step, monotonic_ns()
         within = torch_private.in_backward()  # an update there has ended a step; no profile may begin or end there
         if within and self._window is None and self.plan.choice.name != "none":
@@ -104,8 +109,11 @@ class OpRecorder:
             self._with_memory = wanted and self.plan.wants_memory(step, elapsed_ns)
         full, memory = (len(self._spans) + 1) * self.plan.events_per_step > MOST_EVENTS, wanted and self._with_memory
         open_now = None if within else self._window
+        layers = self.plan.times_layers and not (wanted or within or self._stopped or self._parts)
         if open_now is not None and (
-            not wanted or full or open_now.memory != memory or open_now.shapes != self._shapes(step, elapsed_ns)
+            layers != open_now.nodes_alone
+            if layers or open_now.nodes_alone
+            else not wanted or full or open_now.memory != memory or open_now.shapes != self._shapes(step, elapsed_ns)
         ):
             self.close_window()
         events = self._events.of_graph()
@@ -120,7 +128,16 @@ class OpRecorder:
             if memory and not large:
                 self._timed(lambda: self._watched(self._memory.look_around), once=True)
             self._timed(lambda: self._open(shapes, memory and not large))
+        if layers and self._window is None:
+            self._timed(self._open_layers)
         return self.recording
+
+    def _open_layers(self) -> None:
+        self._offset_ns = unix_minus_monotonic_ns()
+        self._window = self.layers.start()
+        at_end_of_thread(self.thread_ends)
+        self.step_begins(torch_private.autograd_sequence())  # behind nodes of ours
+        self._alarm.set()
 
     def step_begins(self, sequence: int) -> None:
         """A step begins when so many autograd nodes have been made."""
@@ -145,7 +162,7 @@ class OpRecorder:
         reckoned from autograd nodes and calls of modules, as learnt from the windows before (else: `window_ends`).
         """
         window = self._window
-        if window is None or not window.is_of_this_thread():
+        if window is None or window.nodes_alone or not window.is_of_this_thread():
             return False
         events, to_come = self._events.so_far(), self._events.to_come()
         if self._parts.open is not None:
@@ -210,7 +227,8 @@ class OpRecorder:
 
     def updates(self, optimizer: Any | None) -> None:
         """This optimizer is about to update, or (None) one has updated."""
-        self._parts.updating = None if optimizer is None else type(optimizer).__name__
+        self._parts.updating = kind = None if optimizer is None else type(optimizer).__name__
+        self.layers.updating(kind)
 
     def _begin_parts(self, step: int, wanted: set[str]) -> None:
         """The step that is under way is profiled in parts: windows of its own for what begins in it."""
@@ -257,8 +275,13 @@ class OpRecorder:
         if self._parts.open == BACKWARD and self.recording:
             self._end_part()
 
-    def step_ends(self) -> bool:
+    def step_ends(self, span: StepSpan) -> bool:
         """Every step's end, recorded or not; True where it was profiled in parts."""
+        if self.layers.open is not None and self._is_open:
+            if span.step == self._open_step[0]:
+                self.plan.layers_timed = self.layers.open.append(span)
+            elif not torch_private.in_backward():  # it has ended late, and the next one may do so as well
+                self.close_window()
         in_parts = bool(self._parts)
         if in_parts:
             self._end_part()
@@ -320,24 +343,17 @@ class OpRecorder:
             return
         self.mark("optimizer")
         self._watched(self._memory.before_optimizer)
-        known = self._updated.get(id(optimizer))
-        if known is None:  # once a window: it costs a percent of a overhead bound step
-            every = self._memory.trainers.others()  # they may share parameters
-            known = self._updated[id(optimizer)] = Update.of(optimizer, every, self._owners_of)
-        self._calls.updates.append(known)
-
-    def _owners_of(self, parameters: set[int]) -> dict[int, int]:
-        if not parameters <= self._owners.keys():
-            self._owners = self.modules.parameter_modules()
-        return self._owners
+        self._calls.updates.append(self._updates.of(optimizer))
 
     def update_shares(self) -> dict[int, float]:
         """Share of each module, by index, in the elements that an optimizer's kernels update for many at once."""
-        return shares_of(self._together)
+        return self._updates.shares()
 
     def close_window(self) -> None:
         """Stop recording and write what was caught; RAM is free again afterwards."""
-        if self.recording:
+        if self.layers.open is not None and self._is_open:
+            self._timed(self._flush_layers)
+        elif self.recording:
             self._timed(self._flush)
             self._parts.ends()
         elif self._window is not None and self._window.overtaken:
@@ -347,7 +363,7 @@ class OpRecorder:
 
     def abandon_window(self, why: str) -> None:
         """Stop the window that is open, without its events: an exception of the training's came in between."""
-        if self.recording:
+        if self._is_open:
             self._memory.close()
             with Undisturbed(), contextlib.suppress(Exception):
                 self._drop()
@@ -363,13 +379,13 @@ class OpRecorder:
         self._alarm.clear()
         self._memory.close()
         if gone := window.leave(self._end_scopes):
-            self._window = None
+            self._window = self.layers.open = None
         self._drop_parts()
         return gone
 
     def thread_ends(self) -> None:
         """A thread that trained ends: a profile of its own would outlive it, and crash the process at its end."""
-        if self.recording:
+        if self._is_open:
             self._stopped = True
             self.abandon_window("the thread that trained has ended")
         else:
@@ -379,7 +395,7 @@ class OpRecorder:
         """This is a forked child: nothing of the window is its own, and no call into the profiler is safe."""
         if self._window is not None:
             torch_private.forget_callbacks()
-        self._window, self._stopped = None, True
+        self._window, self.layers.open, self._stopped = None, None, True
         self._drop_parts()
 
     def close(self) -> None:
@@ -395,12 +411,15 @@ class OpRecorder:
     def _drop_unwritten(self) -> bool:
         if self._window is None or not self._window.is_of_this_thread():
             return False
-        return self._drop() is not None if self.recording else self._leave_overtaken()
+        return self._drop() is not None if self._is_open else self._leave_overtaken()
 
     def _is_full(self) -> None:
         """Memory has grown beyond its peak within a window: it ends, and is the last one where its events were that."""
         window = self._window
-        if window is None or not self.recording or torch_private.in_backward():
+        if window is None or not self._is_open or torch_private.in_backward():
+            return
+        if window.nodes_alone:
+            self.close_window()
             return
         most = most_events_of_step(window.shapes or window.memory)
         if self._parts.open is None:
@@ -419,7 +438,10 @@ class OpRecorder:
     def swaps(self) -> None:
         """A tensor is about to be swapped with another, which torch refuses where a profile knows one: it ends."""
         window = self._window
-        if window is None or not window.is_of_this_thread() or not self.recording or torch_private.in_backward():
+        if window is None or not self._is_open or torch_private.in_backward():
+            return
+        if window.nodes_alone:
+            self.close_window()
             return
         if self._parts.open is None:
             self._begin_parts(self._open_step[0], set())
@@ -452,8 +474,8 @@ class OpRecorder:
             self.once_ns += spent_ns
         else:
             self.paused_ns += spent_ns
-            self.plan.spent(spent_ns, self._written)
-        self._written = 0
+            self.plan.spent(spent_ns, self._written, self.layers.written)
+        self._written = self.layers.written = 0
 
     def _open(self, shapes: bool, memory: bool, in_pass: bool = False) -> None:
         self._cuda = bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call] # other questions initialise it
@@ -461,7 +483,8 @@ class OpRecorder:
             torch.cuda.synchronize()
         if memory:
             self._watched(self._memory.open)
-        self._spans, self._calls, self._updated = [], OptimizerCalls(), {}
+        self._spans, self._calls = [], OptimizerCalls()
+        self._updates.window_begins()
         self._events.window_begins()
         self._offset_ns = unix_minus_monotonic_ns()
         self._window = torch_private.start_window(shapes, self._cuda, memory, in_pass)
@@ -476,7 +499,7 @@ class OpRecorder:
 
     def _drop(self) -> list[Any]:
         """Stop the profile, whatever else fails: one that ran on would fill the RAM and slow the training."""
-        window, self._window = self._window, None
+        window, self._window, layers, self.layers.open = self._window, None, self.layers.open, None
         assert window is not None
         try:
             self._alarm.clear()
@@ -486,14 +509,25 @@ class OpRecorder:
             try:
                 raw = window.stop(self._end_scopes)
             except torch_private.Overtaken:
-                self._window = window
+                self._window, self.layers.open = window, layers
                 raise
         return raw
 
     def _end_scopes(self) -> None:
         self._parts.end_scope()
         self._stop_noting_sites()
+        self._routes.time_calls(None)
         self._routes.profile_calls(False)
+
+    def _flush_layers(self) -> None:
+        layers = self.layers.open
+        assert layers is not None
+        raw = self._drop()
+        self.windows += 1
+        if layers.spans and abs(unix_minus_monotonic_ns() - self._offset_ns) <= _CLOCK_JUMP_NS:
+            part = layers.part(raw, self._offset_ns, self._names, self.modules.names())
+            self.bytes_written += self._writer.layers(part) if len(part) else 0
+            self.layers.written = len(layers.spans)
 
     def _flush(self) -> None:
         window, parts = self._window, self._parts
@@ -510,13 +544,14 @@ class OpRecorder:
         self._book.missed = False
         rows = rows_of(caught, self._names, self.modules.names(), self._book)
         self.windows += 1
-        self._together = (self._together | self._calls.together) - self._calls.apart
+        self._updates.learn(self._calls)
         if rows.left_open and not torch_private.in_backward():  # there, no window opens before they have ended
             self._stop_for_good(f"{rows.left_open[0]} was still open at the end of a step, and torch could crash")
         if len(rows.part):
             self._events.seen = max(1.0, len(raw) / max(len(self._spans), 1))
             self.bytes_written += self._writer.ops(rows.part)
             self.rows += len(rows.part)
+            self.layers.learn(rows.part)
         if parts.open is not None:
             parts.rows += len(rows.part)
             if parts.open == FORWARD:
@@ -547,15 +582,9 @@ class OpRecorder:
         """Run an action of the memory watch; a failure ends the watch, and nothing else."""
         if self.plan.memory == "off":
             return
-        try:
-            with torch_private.unseen_by_modes():
-                action()
-        except BaseException as error:
-            self._memory.close()
-            if not is_ours(error):
-                raise
-            if not isinstance(error, OSError):
-                self.plan.memory = "off"
+        error = self._memory.tried(action)
+        if error is not None:
+            self.plan.memory = self.plan.memory if isinstance(error, OSError) else "off"
             self._note("memory-lost", f"{type(error).__name__}: {error}")
 
     def _lost(self, error: BaseException) -> None:
@@ -565,7 +594,7 @@ class OpRecorder:
         self._memory.close()
         if not isinstance(error, OSError):
             self._stopped = True
-        if self.recording:  # it failed between start and stop
+        if self._is_open:  # it failed between start and stop
             with Undisturbed(), contextlib.suppress(Exception):
                 self._drop()
         self._note("ops-lost", f"{type(error).__name__}: {error}", steps=[span.step for span in self._spans])

@@ -379,7 +379,7 @@ class Session:
             recorder.after_step(span)
             if not self._anew:
                 self._evaluated_first = 0
-        if not recorder.step_ends():
+        if not recorder.step_ends(span):
             self._plan.took(self._recorded, t1_ns - t0_ns)
         self.writer.step(self._step, t0_ns, t1_ns, samples, loss, self._recorded)
         self._flush_steps(t1_ns)

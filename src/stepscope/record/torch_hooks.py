@@ -25,6 +25,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from threading import get_ident
 from types import FrameType
 from typing import Any, Protocol
 
@@ -32,6 +33,7 @@ import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from stepscope.clock import monotonic_ns
 from stepscope.record import torch_private
 from stepscope.record.boundary import Boundary
 
@@ -83,6 +85,15 @@ class Listener(Protocol):
         """The same for the update of an optimizer that does not announce itself."""
 
 
+class CallTimes(Protocol):
+    """Times of the calls of modules in one thread, as `_routed_call` notes them: module, time in ns, autograd nodes."""
+
+    thread: int
+    noted: list[int]  # three numbers for each beginning, and for each end, whose module is ENDED
+    known: dict[int, int]  # index of each module, by its id
+    index: Callable[[Any], int]  # of a module that is not known yet
+
+
 class CallListener(Protocol):
     """Listener, for a while, to every call of a module."""
 
@@ -97,6 +108,8 @@ CALL, BATCH, BACKWARD, UPDATE, UPDATED, STEP = "call", "batch", "backward", "upd
 CALL_WITHIN = "call within a backward pass"
 _HERE = str(Path(__file__).parent)
 _LOOK_EVERY = 500  # calls of modules in a window
+ENDED = -1
+MOST_NOTED = 600_000  # numbers of `CallTimes`: 100,000 calls
 
 
 class Repeating(Protocol):
@@ -182,6 +195,10 @@ class Routes:
     def note_calls(self, noted: CallListener | None) -> None:
         """Tell each module call to `noted` from now on, or to nobody."""
         self._modules.note(noted)
+
+    def time_calls(self, times: CallTimes | None) -> None:
+        """Note the time of each module call of a thread in `times` from now on, or of none."""
+        self._modules.time(times)
 
     def remove(self) -> None:
         """Take every route back; calls that are under way end as plain ones."""
@@ -379,7 +396,9 @@ class _ModuleRoute:
         self._inside = False  # a module's call is under way: what it calls is not an outermost one
         self._plainly = False  # and nothing is to be done for these: one look tells, in a step that is not profiled
         self._noted_by: CallListener | None = None
-        self._watched = False  # profiled, or noted
+        self._times: CallTimes | None = None
+        self._timed: CallTimes | None = None  # the same, while nobody else hears of calls
+        self._watched = False  # profiled, timed or noted
         self._window = 0
         self._free: dict[int, Scope] = {}  # an open scope cannot be entered again: it is taken out meanwhile
         self._open: list[Scope] = []
@@ -412,6 +431,7 @@ class _ModuleRoute:
     def remove(self) -> None:
         self.profile(False)
         self.note(None)
+        self.time(None)
         for undo in self._undo:
             undo()
         self._undo = []
@@ -419,7 +439,6 @@ class _ModuleRoute:
     def profile(self, profiled: bool) -> None:
         """Scopes are made anew for each window: none may outlive the window in which it was entered."""
         self._profiled = profiled
-        self._watched = profiled or self._noted_by is not None
         self._follow()
         self._window += 1
         opened, self._open, self._free = self._open, [], {}
@@ -432,15 +451,21 @@ class _ModuleRoute:
     def note(self, noted: CallListener | None) -> None:
         """Calls that are under way are not told: those who hear of a call hear of its end."""
         self._noted_by = noted
-        self._watched = self._profiled or noted is not None
+        self._follow()
+
+    def time(self, times: CallTimes | None) -> None:
+        self._times = times
         self._follow()
 
     def _follow(self) -> None:
+        self._timed = self._times if self._noted_by is None and not self._profiled else None
+        self._watched = self._profiled or self._noted_by is not None or self._timed is not None
         self._plainly = self._installed and self._inside and not self._watched and self._plain is None
 
     def _routed_call(self, plain: Callable[..., Any]) -> Callable[..., Any]:
         """Replacement of `Module.__call__`; as torch's own it calls `_call_impl`, with nothing in between."""
         compiling, route, alone = _is_compiling, self, self._plain is None
+        this_thread, clock, sequence = get_ident, monotonic_ns, torch_private.autograd_sequence
 
         def call(module: Any, *args: Any, **kwargs: Any) -> Any:
             if compiling():
@@ -454,7 +479,18 @@ class _ModuleRoute:
             run = module._call_impl if alone else functools.partial(plain, module)
             if not route._watched:
                 return run(*args, **kwargs)
-            window, key, noted = route._window, id(module), route._noted_by
+            window, key, noted, times = route._window, id(module), route._noted_by, route._timed
+            if times is not None:  # on one line each, since its cost is part of what is timed
+                index = times.known.get(key)
+                if index is None and (index := route._boundary.call(times.index, module)) is not None:
+                    times.known[key] = index
+                if index is None or times.thread != this_thread() or len(times.noted) > MOST_NOTED:
+                    return run(*args, **kwargs)
+                times.noted.extend((index, clock(), sequence()))
+                try:
+                    return run(*args, **kwargs)
+                finally:
+                    times.noted.extend((ENDED, clock(), sequence()))
             if noted is not None:
                 route._boundary.call(noted.enter, module, args, kwargs)
             scope = None
@@ -531,11 +567,14 @@ class _Trial:
         return self._make()
 
 
-def trial_call(make: Callable[[], Scope]) -> tuple[Callable[[], Any], Callable[[], Any], Callable[[bool], None]]:
-    """A routed call of nothing, the same unrouted, and what makes it open a range: to measure what a call costs."""
+def trial_call(
+    make: Callable[[], Scope],
+) -> tuple[Callable[[], Any], Callable[[], Any], Callable[[bool], None], Callable[[CallTimes | None], None]]:
+    """A routed call of nothing, the same unrouted, and what makes it open a range or note its time: to measure both."""
     listener: Any = _Trial(make)
     route = Routes(Boundary(lambda _: None), listener)._modules
     nothing = _Nothing()
     route._installed = route._inside = True
     route._follow()
-    return functools.partial(route._routed_call(nn.Module.__call__), nothing), nothing._call_impl, route.profile
+    call = functools.partial(route._routed_call(nn.Module.__call__), nothing)
+    return call, nothing._call_impl, route.profile, route.time

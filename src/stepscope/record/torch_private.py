@@ -7,6 +7,8 @@ What is touched, since which torch it has had this form, and what happens withou
 | torch._C._autograd._prepare_profiler, _enable_profiler, _disable_profiler | 1.9 | no ops are recorded |
 | torch._C._profiler.ProfilerConfig, ProfilerState, _ExperimentalConfig | 2.0, 2.5 | no ops are recorded |
 | _KinetoEvent.start_ns, duration_ns, sequence_nr, fwd_thread_id, scope | 2.4 | no ops are recorded |
+| torch._C._profiler.RecordScope | 1.13 | layers are not timed apart from operators |
+| torch.autograd.Variable._execution_engine.run_backward | 1.8 | a node of these costs as much as an operator's event |
 | _ProfilerResult.experimental_event_tree, _ExtraFields_Allocation, _TensorMetadata | 2.1 | no memory is recorded |
 | FLAGS_caffe2_log_level of libc10 | 2.0 | c10 warns now and then while memory is recorded |
 | torch._C._profiler._RecordFunctionFast | 2.2 | torch.profiler.record_function |
@@ -63,9 +65,11 @@ _kineto_runs = False  # in this process, now or before
 _FORMS: dict[Any, str] = {torch.float32: "f", torch.float64: "d"}  # of numbers in RAM
 _HOOKS = 16  # of the nodes where a window ends: without some of them, another one tells
 NO_TASK = -1
+TIMES_NODES_ALONE = hasattr(torch._C._profiler, "RecordScope")
 _is_lazy_copy: Callable[[Any], bool] = getattr(torch._C, "_is_cow_tensor", lambda _: False)
 graph_task: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", lambda: 0)
-_sequence_number: Callable[[], int] = getattr(torch.autograd, "_get_sequence_nr", lambda: 0)
+autograd_sequence: Callable[[], int] = getattr(torch.autograd, "_get_sequence_nr", lambda: 0)
+"""Return how many autograd nodes this thread has made; 0 for ever where torch does not tell."""
 
 
 class Overtaken(RuntimeError):
@@ -82,6 +86,7 @@ class KinetoWindow:
 
     shapes: bool
     memory: bool = False
+    nodes_alone: bool = False  # nodes of backward passes, and no operators
     tree: list[Any] = field(default_factory=list)  # roots of `_ProfilerEvent`s, once stopped, where memory is recorded
     speak_again: Callable[[], None] = lambda: None
     end_ranges: Callable[[], None] = lambda: None
@@ -138,8 +143,12 @@ class KinetoWindow:
                 toggle(False, {torch.profiler.ProfilerActivity.CPU})
 
 
-def start_window(shapes: bool, cuda: bool, memory: bool = False, in_pass: bool = False) -> KinetoWindow:
+def start_window(
+    shapes: bool, cuda: bool, memory: bool = False, in_pass: bool = False, nodes_alone: bool = False
+) -> KinetoWindow:
     """Start recording on this thread and on the autograd threads that it feeds.
+
+    nodes_alone: of backward passes, without any operator or range: a tenth of the events, and no new memory pages.
 
     in_pass: it may be stopped within a backward pass, in a process where no other thread runs Python. The engine puts
     back, before each node, what the thread had as the pass began, so that a profile of the thread would go on.
@@ -149,20 +158,24 @@ def start_window(shapes: bool, cuda: bool, memory: bool = False, in_pass: bool =
     if cuda:
         activities.add(torch.profiler.ProfilerActivity.CUDA)
     config = _configured(shapes, memory, _experimental(correlate=cuda, in_pass=in_pass))
+    enable: Any = torch._C._autograd._enable_profiler
+    if nodes_alone:
+        enable = functools.partial(enable, scopes={torch._C._profiler.RecordScope.BACKWARD_FUNCTION})
     global _kineto_runs, _running
     with _one_at_a_time:
         if _running is not None or _others or _other_is_enabled():
             raise RuntimeError("another torch profiler is running")  # to prepare another would disturb it
-        window = KinetoWindow(shapes, memory)  # before it runs: nobody would stop a profile that has none
+        window = KinetoWindow(shapes, memory, nodes_alone)  # before it runs: nobody would stop a profile that has none
         _kineto_runs = True
         with without_usdt_lines():
             torch._C._autograd._prepare_profiler(config, activities)
-            torch._C._autograd._enable_profiler(config, activities)
+            enable(config, activities)
         _running = window
         try:
             if memory:
                 window.speak_again = _silence_the_allocator()
-            window.end_ranges = follow_ranges()
+            if not nodes_alone:  # which knows no range
+                window.end_ranges = follow_ranges()
         except BaseException:
             _disable()
             raise
@@ -291,9 +304,25 @@ def make_call_scope(name: str) -> Scope:
     return _fast_scope(name)
 
 
-def autograd_sequence() -> int:
-    """Return how many autograd nodes this thread has made; 0 for ever where torch does not tell."""
-    return _sequence_number()
+def chain_of_nodes(length: int) -> Callable[[], None] | None:
+    """A backward pass of ours through so many nodes that do nothing, to be run again and again; None without.
+
+    It calls the engine as `backward` does, past whoever listens there.
+    """
+    engine: Any = getattr(torch.autograd.Variable, "_execution_engine", None)
+    if engine is None or torch.is_anomaly_enabled() or torch.is_inference_mode_enabled():
+        return None
+    with torch.enable_grad():
+        end = torch.empty(2, 2, device="cpu", dtype=torch.float32, requires_grad=True)
+        start = end
+        for _ in range(length):
+            start = start.t()
+    gradient = torch.zeros(2, 2, device="cpu", dtype=torch.float32)
+
+    def run() -> None:
+        engine.run_backward((start,), (gradient,), True, False, (end,), allow_unreachable=True, accumulate_grad=False)
+
+    return run
 
 
 def leaves_of(roots: Any, most: int = 8, most_nodes: int = 20_000) -> list[torch.Tensor]:

@@ -147,11 +147,9 @@ class RunReader:
     def steps(self) -> pl.DataFrame:
         """Every step, columns as `STEPS`, in order."""
         frame = self._rows("steps", STEP_ROW, steps_of, _checked_steps)
-        return (
-            pl.DataFrame(schema=STEPS)
-            if frame is None
-            else self._whole(frame, _TRUE_STEP & ~_no_row(frame), "steps").sort("step")
-        )
+        if frame is None:
+            return pl.DataFrame(schema=STEPS)
+        return self._whole(frame, _TRUE_STEP & ~_no_row(frame), "steps").sort("step")
 
     @property
     def ops(self) -> pl.DataFrame:
@@ -161,6 +159,11 @@ class RunReader:
     def scan_ops(self) -> pl.LazyFrame:
         """The op calls as a lazy frame: pick columns before collecting a long run."""
         return self._packed_ops
+
+    @cached_property
+    def layer_calls(self) -> pl.DataFrame:
+        """Module calls, backward nodes and updates of the steps whose layers alone were timed, columns as `OPS`."""
+        return self._scan("layers", OPS).collect()
 
     @cached_property
     def memory_events(self) -> pl.DataFrame:
@@ -389,7 +392,7 @@ _APPENDED = (".rows", ".jsonl")
 _TEXTS = (".json", ".jsonl")
 _MOST_PLACES = 5  # of one file that a report names
 _FACTS = {*_REPLACED, "events.jsonl", "steps.rows", "steps.parquet"}
-_FOLDERS = ("computed", "ops", "memory", "samples")
+_FOLDERS = ("computed", "ops", "layers", "memory", "samples")
 _TABLES = (".parquet", ".part", ".rows")
 _Rows = np.ndarray[Any, np.dtype[Any]]
 
@@ -408,8 +411,7 @@ def _listed(run: Path) -> Iterator[tuple[str, tuple[int, int]]]:
 
 def _scan_parquet(data: bytes, table: str) -> pl.LazyFrame:
     """The file in memory, as small as on disk, from which each query takes its columns; raises where it is damaged."""
-    schema = {"ops": OPS, "memory": MEMORY}[table]
-    if dict(pl.read_parquet_schema(io.BytesIO(data))) != schema:
+    if dict(pl.read_parquet_schema(io.BytesIO(data))) != {"ops": OPS, "memory": MEMORY}[table]:
         raise ValueError(f"its columns are not those of {table}")
     return _checked_part(pl.read_parquet(data), table, pl.scan_parquet(data))
 

@@ -61,8 +61,9 @@ MEMORY_COLUMNS = {
     "device": TEXT,
     "shape": TEXT,  # "64x3x32x32"; null where it is no tensor
 }
-TABLES = {"ops": OPS_COLUMNS, "memory": MEMORY_COLUMNS}  # what is written in parts
-NULL_BELOW_ZERO = {"ops": frozenset({"parent", "flops", "bytes"}), "memory": frozenset[str]()}
+TABLES = {"ops": OPS_COLUMNS, "layers": OPS_COLUMNS, "memory": MEMORY_COLUMNS}  # what is written in parts
+_NULL_OF_OPS = frozenset({"parent", "flops", "bytes"})
+NULL_BELOW_ZERO = {"ops": _NULL_OF_OPS, "layers": _NULL_OF_OPS, "memory": frozenset[str]()}
 CATEGORIES = (
     "parameter",
     "buffer",

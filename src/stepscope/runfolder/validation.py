@@ -95,7 +95,7 @@ RUN: dict[Any, Shape] = {
     "malloc": {"name": str, "library": str, "empty_process_bytes": float, "mmap_threshold": float},
     "overhead": {
         **dict.fromkeys(("paused_ns", "once_ns", "span_ns"), float),
-        "event": _NUMBERS,
+        **dict.fromkeys(("event", "layer"), _NUMBERS),
     },
     "result": {"accuracy": float, "steps": _COUNT, "counters": _NUMBERS},
     "imported": {},

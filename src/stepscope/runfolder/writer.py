@@ -154,6 +154,11 @@ class RunWriter:
         """Write the op calls of one window as a new part; returns its size in bytes."""
         return self._write_part("ops", part)
 
+    def layers(self, part: Part) -> int:
+        """Write the calls and backward nodes of steps whose layers alone were timed; returns its size in bytes."""
+        (self.path / "layers").mkdir(exist_ok=True)
+        return self._write_part("layers", part)
+
     def memory(self, part: Part) -> int:
         """Write the allocations and frees of one window as a new part; returns its size in bytes."""
         return self._write_part("memory", part)

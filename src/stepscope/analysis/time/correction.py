@@ -5,7 +5,9 @@
 2. What a profiled step then still takes longer than the unprofiled steps around it is divided between the events
    (which cost more among many than in the measurement) and everything alike (caches, clocks), by how far each is off
    what is likely.
-3. Each profiled step is scaled to the headline, the step time that the report states: so phases, layers and operators
+3. Where steps were recorded in which layers alone were timed (`layers`), the time of a layer in forward and backward,
+   and of the update, is what those say; profiled steps say how it is divided among operators.
+4. Each profiled step is scaled to the headline, the step time that the report states: so phases, layers and operators
    sum to it, and agree with one another, since all of them are sums of the same cells.
 
 A cell is an operator of a layer in a phase. Of a cell that ran equally often in every profiled step, a time far above
@@ -14,15 +16,23 @@ the others (the process was interrupted) counts as the median of the others. The
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 import polars as pl
 
 from stepscope.analysis.estimate import mean_intervals, median_interval
-from stepscope.analysis.time.operators import CPU, per_step
-from stepscope.analysis.time.steps import FEW, shown_steps, steps_after_warmup, timed_steps, whole_steps
+from stepscope.analysis.time.layers import LayerTimes, group_of_cells, layer_times
+from stepscope.analysis.time.operators import CPU, PerStep, per_step
+from stepscope.analysis.time.steps import (
+    FEW,
+    layer_timed_steps,
+    shown_steps,
+    steps_after_warmup,
+    timed_steps,
+    whole_steps,
+)
 from stepscope.arrays import Flags, Floats
 
 if TYPE_CHECKING:
@@ -35,6 +45,7 @@ _AND_A_TENTH = 0.1  # of the median
 _EVENT_DOUBT, _EVEN_DOUBT = 0.3, 0.05  # standard deviation of the events' cost, and of what slows everything, relative
 _UNEVEN = 0.5  # of what slows everything may be elsewhere than it is taken to be (95 %); all, where no cost is known
 _NEAR = 10  # unprofiled steps on either side of a profiled one tell how long it would have taken
+_LEAST_OF_OTHERS = 0.5  # of what is in no layer stays at least, whatever the layers say
 _NORMAL = 1.96
 
 
@@ -103,6 +114,14 @@ def step_times(run: Run) -> StepTimes:
     more, event_doubt, uneven = _divided(raw.sum(axis=1), cost.sum(axis=1), headline.near_ns)
     bare = np.maximum(raw - (1 + more) * cost, 0.0)
     bare *= (headline.step_ns / np.maximum(bare.sum(axis=1), 1.0))[:, None]
+    layers = layer_times(run, cells) if headline.near_ns is not None else None
+    if layers is not None and headline.near_ns is not None:
+        layers = replace(layers, ns=_without_interruptions(layers.ns))
+        bare, cost = _with_layers(bare, cost, cells, layers, headline.step_ns, headline.near_ns)
+        cells_cost = PerStep(cells.keys, cost[:, :-1])
+        rows, columns = cells_cost.places(on_cpu, number)
+        on_cpu = on_cpu.with_columns(profiling_ns=pl.Series(cost[rows, columns]))
+        rest_cost = cost[:, -1]
     uncleaned = np.column_stack([cells.values, rest]) * (headline.step_ns / lengths.mean())
     rows, columns = cells.places(on_cpu, number)
     corrected = on_cpu.with_columns(
@@ -143,10 +162,38 @@ class _Headline:
         return cls(median, doubt, _near(run, steps) if which == "unprofiled steps" else None)
 
 
+def _with_layers(
+    bare: Floats, cost: Floats, cells: PerStep, layers: LayerTimes, step_ns: float, near_ns: float
+) -> tuple[Floats, Floats]:
+    """Cells and what is in no cell, (steps, cells + 1), with the times of layers; and the recorder's cost in them.
+
+    A group of cells takes the time of its layer, and its cells their shares of it as they were; all others, with the
+    rest, share what is left of the step.
+    """
+    group = np.append(group_of_cells(cells, layers), -1)
+    wanted = layers.for_steps(len(bare)) * (step_ns / near_ns)
+    others = bare[:, group < 0].sum(axis=1)
+    room = np.maximum(step_ns - _LEAST_OF_OTHERS * others, 0.0)
+    wanted *= np.minimum(1.0, room / wanted.sum(axis=1))[:, None]
+    bare, cost = bare.copy(), cost.copy()
+    left = step_ns - wanted.sum(axis=1)
+    bare[:, group < 0] *= (left / np.maximum(others, 1.0))[:, None]
+    for number in range(len(layers.keys)):
+        mine = np.flatnonzero(group == number)
+        whole = bare[:, mine].sum(axis=1, keepdims=True)
+        share = np.where(whole > 0, bare[:, mine] / np.maximum(whole, 1.0), 1.0 / len(mine))
+        bare[:, mine] = share * wanted[:, [number]]
+        # So the doubt about the cost of events is that of these steps for a layer, of profiled ones for an operator.
+        spare = cost[:, mine].sum(axis=1, keepdims=True) - layers.cost_ns[:, number].mean()
+        cost[:, mine] -= share * spare
+    return bare, cost
+
+
 def _near(run: Run, steps: pl.DataFrame) -> float | None:
     """Median of the unprofiled steps around the profiled ones, without the first after each, on cold caches."""
     every = steps_after_warmup(run)
-    recorded = every["recorded"].to_numpy()
+    timed = every["step"].is_in(layer_timed_steps(run).to_list())
+    recorded = (every["recorded"] | timed).to_numpy()
     after = np.append(False, recorded[:-1])
     bare, profiled = np.flatnonzero(~recorded & ~after), np.flatnonzero(recorded)
     if not len(bare) or not len(profiled):

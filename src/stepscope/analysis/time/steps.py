@@ -95,10 +95,17 @@ def profiled_parts(run: RunReader) -> pl.DataFrame:
     return pl.DataFrame(rows, schema=schema, orient="row")
 
 
+@once_a_run
+def layer_timed_steps(run: RunReader) -> pl.Series:
+    """Numbers of the steps in which layers alone were timed: no operator, but they are no unprofiled steps either."""
+    return run.layer_calls["step"].cast(run.steps.schema["step"]).unique().sort()
+
+
 def timed_steps(run: RunReader) -> tuple[pl.DataFrame, str]:
     """The steps that the step time is taken from, and which they are: unprofiled ones where there are enough."""
     steps = steps_after_warmup(run)
-    bare = steps.filter(~pl.col("recorded")).join(profiled_parts(run).select("step"), on="step", how="anti")
+    bare = steps.filter(~pl.col("recorded"), ~pl.col("step").is_in(layer_timed_steps(run).to_list()))
+    bare = bare.join(profiled_parts(run).select("step"), on="step", how="anti")
     return (bare, "unprofiled steps") if len(bare) >= FEW else (steps, "all steps")
 
 

@@ -6,7 +6,7 @@ import contextlib
 import gc
 import weakref
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +14,9 @@ import torch
 from torch import Tensor, UntypedStorage, nn
 
 from stepscope.clock import monotonic_ns
+from stepscope.record import torch_private
 from stepscope.record.allocators import reserved_reader
+from stepscope.record.boundary import is_ours
 from stepscope.record.gradient_threads import Trainers
 from stepscope.record.ops.events import NO_MODULE
 from stepscope.record.ops.modules import ModuleBook, entries, parameters_of
@@ -62,6 +64,18 @@ class MemoryWatch:
         self._held: list[tuple[weakref.ref[UntypedStorage], tuple[int, ...]]] | None = None
         self._watched: Watched | None = None
         self._owners: dict[int, int] = {}
+
+    def tried(self, action: Callable[[], None]) -> BaseException | None:
+        """Run an action of the watch; where it fails on our account the watch ends, and the error is returned."""
+        try:
+            with torch_private.unseen_by_modes():
+                action()
+        except BaseException as error:
+            self.close()
+            if not is_ours(error):
+                raise
+            return error
+        return None
 
     def saw(self, optimizer: Any) -> None:
         """An optimizer steps, now or in any earlier step."""

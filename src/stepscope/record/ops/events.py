@@ -6,16 +6,12 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from stepscope.arrays import Flags, Ints
 from stepscope.runfolder import COLLECTIVE, PHASES
-
-if TYPE_CHECKING:
-    from stepscope.record.ops.modules import CallPlaces
-
 
 BACKWARD_NODE = 1  # RecordScope::BACKWARD_FUNCTION
 _ROW_KINDS = {"cpu_op", "user_annotation", "kernel", "gpu_memcpy", "gpu_memset", ""}
@@ -180,6 +176,13 @@ _COLLECTIVE = re.compile(COLLECTIVE)
 _CALLS = ("c10d::", "_c10d_functional::", "c10d_functional::", "record_param_comms", "torch.distributed.ddp.reducer::")
 
 
+class Places(Protocol):
+    """Tells the modules of backward nodes whose forward ops are not among the events."""
+
+    def modules_of(self, sequence: Ints) -> Ints:
+        """Index of the module that made each of these nodes, NO_MODULE where none or an unknown one did."""
+
+
 @dataclass(frozen=True)
 class Labels:
     """Phase (index into PHASES) and module (index, or NO_MODULE) of every event."""
@@ -213,7 +216,7 @@ def label(
     depth: Ints,
     texts: list[str],
     thread: int | None = None,
-    places: CallPlaces | None = None,
+    places: Places | None = None,
 ) -> Labels:
     """Phase and module of every event; events in the order of `by_thread_and_time`.
 
@@ -315,7 +318,7 @@ def _makers(events: Events, marked: Ints) -> Ints:
     return made_by
 
 
-def _modules_noted(events: Events, made_by: Ints, thread: int | None, places: CallPlaces | None) -> Ints:
+def _modules_noted(events: Events, made_by: Ints, thread: int | None, places: Places | None) -> Ints:
     """Module of each backward node whose forward op is not in this window, from the calls that were noted."""
     noted = np.full(len(events.name), NO_MODULE, dtype=np.int64)
     if places is not None and thread is not None:

@@ -32,7 +32,7 @@ from stepscope.record.ops.updates import OptimizerCalls, modules_of_updates
 from stepscope.runfolder import PHASES, Part
 
 if TYPE_CHECKING:
-    from stepscope.record.ops.modules import CallPlaces  # importers have no torch
+    from stepscope.record.ops.events import Places
 
 # Recording shapes makes a overhead bound step a quarter slower, so it is done in warm-up steps only. A later step takes
 # the numbers over when it ran the same ops in the same places on as many samples; otherwise they stay null.
@@ -290,7 +290,7 @@ class Window:
     optimizer_calls: OptimizerCalls
     shapes: bool
     cuda: bool
-    places: CallPlaces | None = None  # whose calls were noted, where a window holds no forward pass
+    places: Places | None = None  # whose calls were noted, where a window holds no forward pass
     rows_before: int = 0  # of the same step, in other windows
 
 

@@ -80,6 +80,44 @@ class OptimizerCalls:
     together: set[Update] = field(default_factory=set)
 
 
+class UpdateBook:
+    """Parameters of each optimizer, looked at once a window, and how updates of many layers at once are shared.
+
+    owners: index of the module of each parameter, by the parameter's id; others: whether a gradient may be replaced
+    while it is looked at.
+    """
+
+    def __init__(self, owners: Callable[[], Mapping[int, int]], others: Callable[[], bool]) -> None:
+        self._all_owners, self._others = owners, others
+        self._owners: Mapping[int, int] = {}
+        self._known: dict[int, Update] = {}  # by optimizer
+        self._together: set[Update] = set()  # whose ops serve many parameters at once
+
+    def window_begins(self) -> None:
+        """Optimizers may have other parameters now."""
+        self._known = {}
+
+    def of(self, optimizer: Any) -> Update:
+        """Return what it updates; once a window, since it costs a percent of a overhead bound step."""
+        known = self._known.get(id(optimizer))
+        if known is None:
+            known = self._known[id(optimizer)] = Update.of(optimizer, self._others(), self._owners_of)
+        return known
+
+    def learn(self, calls: OptimizerCalls) -> None:
+        """The ops of these updates were told apart, or could not be."""
+        self._together = (self._together | calls.together) - calls.apart
+
+    def shares(self) -> dict[int, float]:
+        """Share of each module, by index, in the elements that an optimizer's kernels update for many at once."""
+        return shares_of(self._together)
+
+    def _owners_of(self, parameters: set[int]) -> Mapping[int, int]:
+        if not parameters <= self._owners.keys():
+            self._owners = self._all_owners()
+        return self._owners
+
+
 def modules_of_updates(events: Events, parent: Ints, module: Ints, texts: list[str], calls: OptimizerCalls) -> Ints:
     """Modules of the rows below each `Optimizer.step`; of updates of many parameters at once they stay as they are."""
     is_step = np.array([text.startswith(OPTIMIZER_STEP) for text in texts], dtype=bool)

@@ -1,0 +1,141 @@
+"""Times of layers from steps in which nothing else was profiled: nearly as long as any other step.
+
+Of a layer such a step has the time in forward and in backward, of the optimizer its update; operators it does not know.
+`correction` takes the time of a layer from here, and from profiled steps how it is divided among its operators.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import polars as pl
+
+from stepscope.analysis.time.operators import ENGINE_NS, OUTSIDE, PerStep, per_step
+from stepscope.analysis.time.steps import layer_timed_steps, steps_after_warmup
+from stepscope.arrays import Floats, Ints
+from stepscope.runfolder import AUTOGRAD_NODE, MODULE_CALL, RunReader
+
+if TYPE_CHECKING:
+    from stepscope.analysis.run import Run
+
+GROUP = ("phase", "module")
+UPDATE = "optimizer"  # this phase is one group: its operators belong to layers, its range to none
+_PHASES = ("forward", "backward", UPDATE)
+_UPDATE = "Optimizer.step#"
+_RESET = ("Optimizer.zero_grad", "aten::zero_", "aten::_foreach_zero_", "aten::fill_")  # in its phase, but not of it
+_FEWEST = 4
+
+
+@dataclass(frozen=True)
+class LayerTimes:
+    """Time of each layer in forward and in backward, and of the update, (steps, groups), ns; `keys` as GROUP.
+
+    cost_ns: of the looks at the clock and of the events, which was taken off; length_ns: of each of these steps.
+    """
+
+    keys: pl.DataFrame
+    ns: Floats
+    cost_ns: Floats
+    length_ns: Floats
+
+    def for_steps(self, count: int) -> Floats:
+        """Return times for so many profiled steps, (count, groups): each has the mean of its part of these steps.
+
+        So the mean over all of them is the same, and their spread tells how well it is known.
+        """
+        parts = [self.ns[place::count].mean(axis=0) for place in range(min(count, len(self.ns)))]
+        found = np.array([parts[place % len(parts)] for place in range(count)])
+        mean = found.mean(axis=0)
+        widened: Floats = mean + (found - mean) * np.sqrt(count / len(parts))  # where some count twice
+        return np.maximum(widened, 1.0)
+
+
+def layer_times(run: Run, cells: PerStep) -> LayerTimes | None:
+    """Return them for the layers that `cells` of profiled steps have with as many calls and nodes; None without any."""
+    rows = _settled(run)
+    if rows.is_empty():
+        return None
+    cost = (run.meta.get("overhead") or {}).get("layer") or {}
+    event = (run.meta.get("overhead") or {}).get("event") or {}
+    inside, outside = (float(cost.get(f"call_{where}_ns") or 0.0) for where in ("inside", "outside"))
+    node = cost.get("node_ns")
+    node_ns = float(event.get("op_inside_ns", 0.0) + event.get("op_outside_ns", 0.0) if node is None else node)
+    is_call = pl.col("name").str.starts_with(MODULE_CALL)
+    is_node = pl.col("name").str.starts_with(AUTOGRAD_NODE)
+    rows = rows.with_columns(
+        row=pl.int_range(pl.len(), dtype=pl.Int32).over("step"),
+        own=pl.when(is_call).then(inside).when(is_node).then(node_ns).otherwise(0.0),
+    )
+    below = rows.filter(is_call, pl.col("parent").is_not_null()).group_by("step", "parent").agg(pl.len() * outside)
+    rows = rows.join(below, left_on=["step", "row"], right_on=["step", "parent"], how="left")
+    rows = rows.with_columns(
+        cost=pl.col("own") + pl.col("len").fill_null(0.0), kind=is_call.cast(pl.Int8) + 2 * is_node
+    )
+    counted = pl.col("kind") > 0
+    grouped = (
+        rows.filter(counted | pl.col("name").str.starts_with(_UPDATE))
+        .group_by("step", *GROUP)
+        .agg(pl.col("self_ns").sum().cast(pl.Float64), pl.col("cost").sum(), count=counted.sum().cast(pl.Int64))
+    )
+    steps = rows["step"].unique(maintain_order=True)
+    return _agreeing(grouped, steps, _lengths(run, steps), cells, run)
+
+
+def _settled(run: RunReader) -> pl.DataFrame:
+    """Rows of the steps after the warm-up, without the first of each block, whose time between nodes is the node's."""
+    timed = set(layer_timed_steps(run).to_list())
+    kept = [step for step in steps_after_warmup(run)["step"].to_list() if step in timed and step - 1 in timed]
+    rows = run.layer_calls.filter(pl.col("step").is_in(kept))
+    if len(kept) < _FEWEST:
+        return rows.clear()
+    return rows.with_columns(
+        pl.col("step").cast(pl.Int64),
+        pl.col("name", "phase").cast(pl.String),
+        pl.col("module").cast(pl.String).fill_null(OUTSIDE),
+        self_ns=pl.col("self_ns") + ENGINE_NS,
+    )
+
+
+def _lengths(run: RunReader, steps: pl.Series) -> Floats:
+    known = steps_after_warmup(run).filter(pl.col("step").is_in(steps.to_list())).sort("step")
+    found: Floats = known["length_ns"].to_numpy().astype(np.float64)
+    return found
+
+
+def _agreeing(grouped: pl.DataFrame, steps: pl.Series, lengths: Floats, cells: PerStep, run: Run) -> LayerTimes | None:
+    """The groups that have as many calls of modules and backward nodes in each step as in each profiled step."""
+    found, cost, count = (per_step(grouped, steps, GROUP, name) for name in ("self_ns", "cost", "count"))
+    events = run.self_times.filter(
+        pl.col("name").str.starts_with(MODULE_CALL) | pl.col("name").str.starts_with(AUTOGRAD_NODE)
+    )
+    profiled = per_step(events, run.self_times["step"].unique().sort(), GROUP, "count")
+    place = profiled.column_of()
+    in_cells = {
+        (phase, OUTSIDE if phase == UPDATE else module) for phase, module in cells.keys.select(GROUP).iter_rows()
+    }
+    kept = []
+    for column, key in enumerate(found.keys.iter_rows()):
+        other = profiled.values[:, place[key]] if key in place else np.zeros(len(profiled.values))
+        mine = count.values[:, column]
+        same = (mine == mine[0]).all() and (other == mine[0]).all()
+        if key in in_cells and same and key[0] in _PHASES:
+            kept.append(column)
+    if not kept:
+        return None
+    return LayerTimes(
+        found.keys[kept], np.maximum(found.values - cost.values, 1.0)[:, kept], cost.values[:, kept], lengths
+    )
+
+
+def group_of_cells(cells: PerStep, layers: LayerTimes) -> Ints:
+    """Place of the group in `layers` that each cell belongs to, -1 for none, (cells,)."""
+    place = {key: number for number, key in enumerate(layers.keys.iter_rows())}
+    found = [
+        -1
+        if phase == UPDATE and name.startswith(_RESET)
+        else place.get((phase, OUTSIDE if phase == UPDATE else module), -1)
+        for phase, module, name in cells.keys.select(*GROUP, "name").iter_rows()
+    ]
+    return np.array(found, dtype=np.int64)

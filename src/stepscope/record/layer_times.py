@@ -1,0 +1,214 @@
+"""Steps in which layers alone are timed: module calls by two looks at the clock, backward passes node by node.
+
+A step whose operators are profiled runs 10 to 60 % longer, by the memory that each event takes between the tensors and
+by its own time, and not evenly. Without operators there is a tenth of the events, and what a layer takes comes out as
+it is. So this kind of step tells the time of layers, the other how it is divided among operators.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+
+from stepscope.arrays import Ints
+from stepscope.clock import monotonic_ns
+from stepscope.record import torch_private
+from stepscope.record.event_count import MOST_EVENTS
+from stepscope.record.ops.events import BACKWARD_NODE, MODULE_SCOPE, NO_MODULE, OPTIMIZER_STEP, Events, Names, columns
+from stepscope.record.ops.rows import NOT_KNOWN, StepProfile, StepSpan, UncostedRows, Window, rows_of_events
+from stepscope.record.ops.updates import OptimizerCalls
+from stepscope.record.torch_hooks import ENDED, CallTimes, Routes, trial_call
+from stepscope.runfolder import AUTOGRAD_NODE, COMMUNICATION, PHASES, Part
+
+_NODES, _PASSES = 24, 5  # of a trial
+_CALLS = 12
+_NONE = -1
+
+
+@dataclass(frozen=True)
+class LayerCost:
+    """Cost of timing a module's call, within its two times and around them, and of a backward node, ns."""
+
+    call_inside_ns: float
+    call_outside_ns: float
+    node_ns: float | None
+
+    def facts(self) -> dict[str, float]:
+        """Return it for run.json."""
+        return {name: round(value, 1) for name, value in asdict(self).items() if value is not None}
+
+
+class LayerTimes(CallTimes):
+    """Notes of one window beside the nodes of backward passes: calls of modules, and updates, of this thread."""
+
+    def __init__(self, index: Callable[[Any], int]) -> None:
+        self.index = index
+        self.thread = threading.get_ident()
+        self.noted: list[int] = []
+        self.known: dict[int, int] = {}
+        self.updates: list[tuple[str, int, int]] = []  # kind of the optimizer, begin, end
+        self.spans: list[StepSpan] = []
+        self._updating: tuple[str, int] | None = None
+
+    def append(self, span: StepSpan) -> bool:
+        """A step of the window has ended; True, it is one of its steps."""
+        self.spans.append(span)
+        return True
+
+    def updating(self, kind: str | None) -> None:
+        """An optimizer of this kind begins to update, or (None) has ended."""
+        now_ns = monotonic_ns()
+        if kind is not None:
+            self._updating = kind, now_ns
+        elif self._updating is not None:
+            self.updates.append((*self._updating, now_ns))
+            self._updating = None
+
+    def part(self, raw: list[Any], unix_offset_ns: int, names: Names, modules: list[tuple[str, str]]) -> Part:
+        """Return rows as those of ops/, of module calls, backward nodes and updates; raw: the nodes, in Unix ns."""
+        nodes = columns([event for event in raw if event.scope() == BACKWARD_NODE], names, cuda=False)
+        texts = names.texts()
+        whole = [names.intern(f"{AUTOGRAD_NODE}{texts[name]}") for name in nodes.name.tolist()]
+        nodes = replace(nodes, name=np.array(whole, dtype=np.int64))
+        made_in = Counter(nodes.forward_thread[nodes.sequence >= 0].tolist()).most_common(1)
+        thread = made_in[0][0] if made_in else 0
+        calls, places = _calls_of(self.noted)
+        marks = [(names.intern(f"{MODULE_SCOPE}{index}"), t0, t1) for index, t0, t1 in calls]
+        marks += [(names.intern(f"{OPTIMIZER_STEP}{kind}.step"), t0, t1) for kind, t0, t1 in self.updates]
+        events = _joined(nodes, marks, thread, unix_offset_ns)
+        window = Window([], self.spans, unix_offset_ns, OptimizerCalls(), shapes=False, cuda=False, places=places)
+        return rows_of_events(events, window, names, modules, _NoCosts(), thread).part
+
+
+@dataclass(frozen=True)
+class _Places:
+    """The innermost module by autograd number: from each of `begins` on it is that one."""
+
+    begins: Ints
+    module: Ints
+
+    def modules_of(self, sequence: Ints) -> Ints:
+        """Index of the module that made each of these nodes, NO_MODULE where none did."""
+        place = np.searchsorted(self.begins, sequence, side="right") - 1
+        found: Ints = np.where(place >= 0, self.module[np.maximum(place, 0)], NO_MODULE)
+        return found
+
+
+class _NoCosts:
+    """FLOPs and bytes are those of operators."""
+
+    def look_up(self, window: Window, rows: UncostedRows) -> tuple[list[StepProfile], Ints, Ints]:
+        nothing = np.full(len(rows.order), NOT_KNOWN, dtype=np.int64)
+        return [], nothing, nothing
+
+
+def _calls_of(noted: list[int]) -> tuple[list[tuple[int, int, int]], _Places]:
+    """Return the module, begin and end of each call, and which module was the innermost as autograd counted."""
+    calls: list[tuple[int, int, int]] = []
+    waiting: list[tuple[int, int]] = []
+    begins, innermost = [_NONE], [NO_MODULE]
+    for index, t_ns, sequence in zip(noted[::3], noted[1::3], noted[2::3], strict=True):
+        if index != ENDED:
+            waiting.append((index, t_ns))
+        elif waiting:
+            module, t0_ns = waiting.pop()
+            calls.append((module, t0_ns, t_ns))
+        begins.append(sequence)
+        innermost.append(waiting[-1][0] if waiting else NO_MODULE)
+    return calls, _Places(np.array(begins, dtype=np.int64), np.array(innermost, dtype=np.int64))
+
+
+def _joined(nodes: Events, marks: list[tuple[int, int, int]], thread: int, unix_offset_ns: int) -> Events:
+    """The nodes with ranges (name, begin, end in monotonic ns) of the thread that trains, as events of one window."""
+    count = len(marks)
+    found = np.array(marks, dtype=np.int64).reshape(count, 3)
+    constant = {"thread": thread, "scope": 0, "sequence": _NONE, "forward_thread": 0, "gpu": _NONE}
+    own = {name: np.full(count, value, dtype=np.int64) for name, value in constant.items()}
+    own |= {"name": found[:, 0], "t0": found[:, 1] + unix_offset_ns, "t1": found[:, 2] + unix_offset_ns}
+    own |= {name: np.full(count, _NONE, dtype=np.int64) for name in ("correlation", "link")}
+    return Events(**{name: np.concatenate([getattr(nodes, name), column]) for name, column in own.items()}, raw=[])
+
+
+class LayerRecorder:
+    """Opens windows in which layers alone are timed, and turns each into a part of the run folder."""
+
+    def __init__(self, routes: Routes, index: Callable[[Any], int]) -> None:
+        self.cost: LayerCost | None = None
+        self.open: LayerTimes | None = None  # the window that is open now
+        self.written = 0  # steps, by the last window
+        self._routes, self._index = routes, index
+        self._apart = False
+
+    def learn(self, part: Part) -> None:
+        """The rows of a profiled step tell whether layers can be timed: in one thread, and without a collective."""
+        thread, phase = part.columns["thread"], part.columns["phase"]
+        alone = bool((thread == thread[0]).all()) and not (phase == PHASES.index(COMMUNICATION)).any()
+        self._apart = torch_private.TIMES_NODES_ALONE and alone
+
+    def may_open(self, events_per_step: float) -> bool:
+        """Return whether the next steps can be timed so; they have at most as many events as one that is profiled."""
+        return self._apart and events_per_step <= MOST_EVENTS and not torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+
+    def start(self) -> torch_private.KinetoWindow:
+        """Begin; the first time, measure what it costs, half before and half within."""
+        trial = LayerTrial() if self.cost is None else None
+        window = torch_private.start_window(shapes=False, cuda=False, nodes_alone=True)
+        self.open = LayerTimes(self._index)
+        if trial is not None:
+            self.cost = trial.within()
+        self._routes.time_calls(self.open)
+        return window
+
+    def updating(self, kind: str | None) -> None:
+        """An optimizer of this kind begins to update, or (None) has ended."""
+        if self.open is not None:
+            self.open.updating(kind)
+
+
+class LayerTrial:
+    """Measures what timing layers costs on this device: half before the first window of this kind, half within it."""
+
+    def __init__(self) -> None:
+        self._pass = torch_private.chain_of_nodes(_NODES)
+        self._call, nothing, _, self._time = trial_call(lambda: torch_private.make_call_scope(""))
+        self._bare_call, self._bare_inner = _per_call(self._call), _per_call(nothing)
+        self._bare_pass = self._pass_ns()
+
+    def within(self) -> LayerCost:
+        """Return the cost, from what the same takes now that a window is open."""
+        times = LayerTimes(lambda _: 0)
+        self._time(times)
+        timed_call = _per_call(self._call)
+        self._time(None)
+        lasted = [end - begin for begin, end in zip(times.noted[1::6], times.noted[4::6], strict=True)]
+        of_call = max(timed_call - self._bare_call, 0.0)
+        inside = min(max(median(lasted) - self._bare_inner, 0.0), of_call)
+        passed, bare = self._pass_ns(), self._bare_pass
+        node = None if passed is None or bare is None else max(passed - bare, 0.0) / (_NODES + 1)
+        return LayerCost(inside, of_call - inside, node)
+
+    def _pass_ns(self) -> float | None:
+        if self._pass is None:
+            return None
+        try:
+            return _per_call(self._pass, calls=1, chunks=_PASSES)
+        except (RuntimeError, TypeError):  # another torch
+            self._pass = None
+            return None
+
+
+def _per_call(function: Callable[[], object], calls: int = _CALLS, chunks: int = 6) -> float:
+    times = []
+    for _ in range(chunks):
+        began_ns = monotonic_ns()
+        for _ in range(calls):
+            function()
+        times.append((monotonic_ns() - began_ns) / calls)
+    return float(median(times))
