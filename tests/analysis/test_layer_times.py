@@ -1,0 +1,166 @@
+"""Times of layers from steps in which they alone were timed, and how operators share them; on made-up runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+from tests.fabricate import fabricate_run
+
+from stepscope.analysis.run import Run
+from stepscope.analysis.time.steps import timed_steps
+from stepscope.runfolder import AUTOGRAD_NODE, RunWriter, part_of
+from stepscope.runfolder.pack import pack
+from stepscope.runfolder.reader import OPS
+
+US = 1000
+COST = {"call_inside_ns": 2_000.0, "call_outside_ns": 5_000.0, "node_ns": 3_000.0}
+# Calls as the made-up step has them: name, module, row of the caller. Its profile says 100, 50, 3150, 400 and 1000 us.
+CALLS = (
+    ("nn.Net", "", None),
+    ("nn.Sequential", "features", 0),
+    ("nn.Conv2d", "features.0", 1),
+    ("nn.ReLU", "features.1", 1),
+    ("nn.Linear", "fc", 0),
+)
+NODES = (("AddmmBackward0", "fc"), ("ReluBackward0", "features.1"), ("ConvolutionBackward0", "features.0"))
+PROFILED = {
+    **{("forward", ""): 100, ("forward", "features"): 50, ("forward", "features.0"): 3150},
+    **{("forward", "features.1"): 400, ("forward", "fc"): 1000, ("optimizer", None): 800},
+    **{("backward", "fc"): 1800, ("backward", "features.1"): 400, ("backward", "features.0"): 6000},
+}
+TIMED = range(20, 27)  # the first of them only settles
+Times = dict[tuple[str, str | None], int]
+
+
+def _rows(step: int, t0_ns: int, times: Times, engine_us: int, left_out: str) -> list[dict[str, Any]]:
+    """Rows of one step: what each layer takes, in us, and what looking at it costs."""
+    constant = {"step": step, "thread": 1, "device": "cpu", "flops": None, "bytes": None}
+    made: list[dict[str, Any]] = []
+    now = t0_ns
+    for place, (name, module, caller) in enumerate(CALLS):
+        children = sum(other == place for _, _, other in CALLS)
+        own = int(times["forward", module] * US + COST["call_inside_ns"] + children * COST["call_outside_ns"])
+        made.append(
+            {"name": name, "module": module, "phase": "forward", "parent": caller, "t0_ns": now, "self_ns": own}
+        )
+        now += own
+    for name, module in NODES:
+        if name == left_out:
+            continue
+        own = int(times["backward", module] * US + COST["node_ns"])
+        row = {"name": f"{AUTOGRAD_NODE}{name}", "module": module, "phase": "backward", "parent": None}
+        made.append({**row, "t0_ns": now, "self_ns": own - engine_us * US})
+        now += own
+    own = times["optimizer", None] * US
+    row = {"name": "Optimizer.step#SGD.step", "module": None, "phase": "optimizer", "parent": None}
+    made.append({**row, "t0_ns": now, "self_ns": own})
+    return [{**constant, **row, "t1_ns": row["t0_ns"] + row["self_ns"]} for row in made]
+
+
+def run_with(
+    out: Path, changed: Times | None = None, spread: float = 0.0, engine_us: int = 0, left_out: str = ""
+) -> Run:
+    """Return a run of 40 steps, ten of them profiled, in seven of which layers were timed; what differs from PROFILED.
+
+    spread: of a layer's time from step to step, relative; engine_us: of each node's time that lies before it.
+    """
+    path = fabricate_run(out, steps=40, recorded=lambda step: 3 <= step < 13, samples=False, status=None)
+    begins = dict(Run(path).steps.select("step", "t0_ns").iter_rows())
+    times = {**PROFILED, **(changed or {})}
+    rows = []
+    for step in TIMED:
+        factor = 1 + spread * (step % 3 - 1)
+        now = {key: round(us * factor) for key, us in times.items()}
+        rows += _rows(step, begins[step], now, engine_us, left_out)
+    writer = RunWriter.attach(path)
+    writer.update(overhead={"paused_ns": 0, "layer": COST})
+    frame = pl.DataFrame(rows, schema_overrides={"parent": pl.Int32, "flops": pl.Int64, "bytes": pl.Int64})
+    writer.layers(part_of(frame.select(pl.col(name).cast(kind) for name, kind in OPS.items()), "layers"))
+    writer.close("ok")
+    pack(path)
+    return Run(path)
+
+
+def layer(run: Run, name: str) -> dict[str, Any]:
+    return run.modules().row(by_predicate=pl.col("module") == name, named=True)
+
+
+def test_a_layer_takes_what_these_steps_say_of_it_and_not_what_profiled_ones_do(tmp_path: Path) -> None:
+    run = run_with(tmp_path, {("forward", "features.0"): 2000, ("backward", "fc"): 2500})
+    assert layer(run, "features.0")["forward_ns"] == pytest.approx(2000 * US, rel=1e-3)
+    assert layer(run, "features.0")["backward_ns"] == pytest.approx(6000 * US, rel=1e-3)
+    assert layer(run, "fc")["backward_ns"] == pytest.approx(2500 * US, rel=1e-3)
+    assert layer(run, "features")["tree_forward_ns"] == pytest.approx((50 + 2000 + 400) * US, rel=1e-3)
+
+
+def test_operators_share_the_time_of_their_layer_as_profiled_and_everything_still_adds_up(tmp_path: Path) -> None:
+    run = run_with(tmp_path, {("forward", "features.0"): 2000, ("backward", "features.0"): 7000})
+    step_ns = run.step_times.step_ns
+    operators = dict(run.operators().select("name", "total_ns").iter_rows())
+    assert operators["aten::mkldnn_convolution"] == pytest.approx(2000 * US * 3000 / 3150, rel=1e-3)
+    assert operators["aten::convolution_backward"] == pytest.approx(7000 * US * 5980 / 6000, rel=1e-3)
+    for table, column in (("phases", "ns"), ("operators", "total_ns"), ("modules", "total_ns")):
+        assert getattr(run, table)()[column].sum() == pytest.approx(step_ns, rel=1e-6)
+
+
+def test_what_is_in_no_layer_takes_what_is_left_of_the_step(tmp_path: Path) -> None:
+    before = run_with(tmp_path / "a")
+    after = run_with(tmp_path / "b", {("backward", "features.0"): 6500})
+    assert before.step_times.step_ns == after.step_times.step_ns
+
+    def outside(run: Run) -> float:
+        rows = run.modules().filter(pl.col("module").is_null() | (pl.col("module") == "(between operations)"))
+        return float(rows["total_ns"].sum())
+
+    assert outside(before) - outside(after) == pytest.approx(500 * US, rel=0.01)
+
+
+def test_layers_that_take_more_than_the_step_are_cut_to_it(tmp_path: Path) -> None:
+    run = run_with(tmp_path, {("backward", "features.0"): 60_000})
+    assert run.modules()["total_ns"].sum() == pytest.approx(run.step_times.step_ns, rel=1e-6)
+    assert (run.modules()["total_ns"].drop_nulls() >= 0).all()
+
+
+def test_time_between_two_nodes_is_that_of_the_later_one(tmp_path: Path) -> None:
+    run = run_with(tmp_path, engine_us=100)
+    assert layer(run, "features.1")["backward_ns"] == pytest.approx(400 * US, rel=1e-3)
+    assert layer(run, "fc")["backward_ns"] == pytest.approx(1700 * US, rel=1e-3)  # the first: nobody knows what for
+
+
+def test_a_layer_without_as_many_nodes_as_profiled_keeps_what_was_profiled(tmp_path: Path) -> None:
+    run = run_with(tmp_path, {("forward", "features.0"): 2000}, left_out="ConvolutionBackward0")
+    bare = run_with(tmp_path / "bare", {("forward", "features.0"): 2000})
+    assert layer(run, "features.0")["forward_ns"] == pytest.approx(2000 * US, rel=1e-3)
+    assert layer(run, "features.0")["backward_ns"] != pytest.approx(layer(bare, "features.0")["backward_ns"], rel=1e-3)
+    assert layer(run, "fc")["backward_ns"] == pytest.approx(layer(bare, "fc")["backward_ns"], rel=1e-3)
+
+
+def test_the_interval_of_a_layer_holds_how_far_these_steps_differ(tmp_path: Path) -> None:
+    steady, uneven = layer(run_with(tmp_path / "a"), "fc"), layer(run_with(tmp_path / "b", spread=0.1), "fc")
+    for row in (steady, uneven):
+        assert row["low_ns"] <= 2800 * US <= row["high_ns"]
+    assert uneven["high_ns"] - uneven["low_ns"] > 5 * (steady["high_ns"] - steady["low_ns"])
+    assert uneven["high_ns"] - uneven["low_ns"] > 0.02 * uneven["total_ns"]
+
+
+def test_an_update_takes_what_these_steps_say_whichever_layers_it_belongs_to(tmp_path: Path) -> None:
+    run = run_with(tmp_path, {("optimizer", None): 1200})
+    phases = dict(run.phases().select("phase", "ns").iter_rows())
+    assert phases["optimizer"] == pytest.approx(1200 * US, rel=1e-3)
+
+
+def test_these_steps_do_not_count_as_unprofiled(tmp_path: Path) -> None:
+    steps, which = timed_steps(run_with(tmp_path))
+    assert which == "unprofiled steps"
+    assert not {*TIMED} & {*steps["step"].to_list()}
+
+
+def test_a_damaged_file_of_layers_leaves_the_rest_of_the_run(tmp_path: Path) -> None:
+    path = run_with(tmp_path, {("forward", "features.0"): 2000}).path
+    (path / "layers" / "000000.parquet").write_bytes(b"PAR1 and no more")
+    run = Run(path)
+    assert layer(run, "features.0")["forward_ns"] > 2500 * US
+    assert run.damaged == ["layers/000000.parquet"]
