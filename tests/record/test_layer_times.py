@@ -37,7 +37,7 @@ def net() -> nn.Sequential:
 
 
 def recorded(loop: Loop, out: Path, model: Any = None) -> RunReader:
-    return record(loop, out, model, record="adaptive", sampler=False)
+    return record(loop, out, model, record="adaptive")
 
 
 def layer_rows(run: RunReader) -> pl.DataFrame:
@@ -183,7 +183,7 @@ def test_nothing_stays_on_the_model_or_the_class_after_such_steps(tmp_path: Path
 
 
 def test_fixed_choices_of_steps_time_no_layers(tmp_path: Path) -> None:
-    assert record(simple_loop(net(), 20), tmp_path, record="every:5", sampler=False).layer_calls.is_empty()
+    assert record(simple_loop(net(), 20), tmp_path, record="every:5").layer_calls.is_empty()
 
 
 def test_a_profiler_of_the_trainings_own_takes_over_and_the_training_goes_on(tmp_path: Path) -> None:
@@ -293,7 +293,7 @@ def test_a_training_whose_layers_cannot_be_timed_apart_is_profiled_as_before() -
 
 
 def test_what_a_run_says_of_layers_comes_from_these_steps(tmp_path: Path) -> None:
-    with stepscope.profile(net_model := net(), out=tmp_path, sampler=False) as scope:
+    with stepscope.profile(net_model := net(), out=tmp_path) as scope:
         simple_loop(net_model, 80)(scope.step)
     run = Run(scope.path)
     times, modules = run.step_times, run.modules()
