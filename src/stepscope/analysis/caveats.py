@@ -27,11 +27,13 @@ from stepscope.analysis.processes import (
 from stepscope.analysis.time.operators import CPU
 from stepscope.analysis.time.steps import (
     FEW,
+    layer_timed_steps,
     only_warmup_profiled,
     profiled_parts,
     profiled_steps,
     span_ns,
     steps_after_warmup,
+    timed_steps,
     whole_steps,
 )
 from stepscope.arrays import Floats
@@ -342,6 +344,7 @@ class _Change:
 
 def _profiling_rows(run: RunReader) -> list[Measured]:
     steps = steps_after_warmup(run)
+    steps = steps.filter(~pl.col("step").is_in(layer_timed_steps(run).to_list()))
     changes = _changes(steps)
     reason = _reason_not_comparable(steps, changes)
     if reason:
@@ -371,24 +374,40 @@ def _relative(base_ns: float, step: Measured) -> tuple[float | None, str, float 
 
 
 def _whole_run(run: RunReader, step: Measured) -> Measured:
-    """Profiled steps times their cost, and the pauses to write them, as a share of the run without both."""
-    steps = run.steps
+    """Profiled steps times their cost, and the pauses to write them, as a share of the run without both.
+
+    Steps whose layers alone were timed count likewise, with what they took longer.
+    """
+    steps, layers = run.steps, layer_timed_steps(run)
+    layers_ns = len(layers) * _slower_by_ns(run, layers)
     recorded = int(steps["recorded"].sum())
     stated = run.meta.get("overhead") or {}
     paused_ns, once_ns = (float(stated.get(name) or 0) for name in ("paused_ns", "once_ns"))
     spent_ns = float(steps["t1_ns"][-1] - steps["t0_ns"][0])
 
     def share(cost_ns: float | None) -> float | None:
-        total = None if cost_ns is None else recorded * cost_ns + paused_ns
+        total = None if cost_ns is None else recorded * cost_ns + layers_ns + paused_ns
         return None if total is None else total / max(spent_ns - total, 1)
 
-    note = f"{recorded} profiled of {plural(len(steps), 'step')}, and {paused_ns / 1e6:.3g} ms to write them"
+    note = f"{recorded} profiled of {plural(len(steps), 'step')}"
+    note += f", {len(layers)} more of which layers alone were timed" if len(layers) else ""
+    note += f", and {paused_ns / 1e6:.3g} ms to write them"
     note += f"; besides, {once_ns / 1e6:.3g} ms once, before the first step" if once_ns else ""
     value = share(step.value)
     if value is None or value > _MOST:
         return Measured("run_overhead_share", "run", None, "1", note=_TOO_FEW)
     values = value, "1", share(step.low), share(step.high)
     return Measured("run_overhead_share", "run", *values, len(steps), "steps", note)
+
+
+def _slower_by_ns(run: RunReader, chosen: pl.Series) -> float:
+    """Return by how much the median of these steps exceeds that of the steps a step time is taken from, ns."""
+    lengths = steps_after_warmup(run).filter(pl.col("step").is_in(chosen.to_list()))["length_ns"]
+    usual = timed_steps(run)[0]["length_ns"].median()
+    typical = lengths.median()
+    if not isinstance(typical, float) or not isinstance(usual, float):
+        return 0.0
+    return max(typical - usual, 0.0)
 
 
 def _reason_not_comparable(steps: pl.DataFrame, changes: list[_Change]) -> str | None:

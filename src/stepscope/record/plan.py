@@ -4,6 +4,7 @@ Steps repeat, so a few profiled ones tell each op's time. A block of consecutive
 also a short run its layers with their intervals. Small blocks follow at random distances, so that no period of the
 training (a logging step, an epoch) is met always or never: until every op's median is known to 2 % (95 % CI,
 order statistics) or the share of time that profiling may take is used up; then a block now and then notices drift.
+Blocks in which layers alone are timed (`layer_times`), at a tenth of the cost, come before each of these.
 
 Cost and allowance are both wall time. What is paid once a process (the first start of the profiler) is apart, and
 what costs little once is done however short the run is: a step with its shapes, and as many steps as an interval needs.
