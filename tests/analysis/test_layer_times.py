@@ -26,7 +26,7 @@ CALLS = (
     ("nn.Linear", "fc", 0),
 )
 NODES = (("AddmmBackward0", "fc"), ("ReluBackward0", "features.1"), ("ConvolutionBackward0", "features.0"))
-PROFILED = {
+PROFILED: dict[tuple[str, str | None], int] = {
     **{("forward", ""): 100, ("forward", "features"): 50, ("forward", "features.0"): 3150},
     **{("forward", "features.1"): 400, ("forward", "fc"): 1000, ("optimizer", None): 800},
     **{("backward", "fc"): 1800, ("backward", "features.1"): 400, ("backward", "features.0"): 6000},

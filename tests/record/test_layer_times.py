@@ -113,7 +113,7 @@ def test_a_forward_pass_that_is_made_again_belongs_to_the_backward_pass(tmp_path
     def loop(step: Callable[[], None]) -> None:
         for _ in range(60):
             optimizer.zero_grad()
-            checkpoint(inner, model(torch.randn(4, 8)), use_reentrant=False).sum().backward()  # type: ignore[union-attr]
+            checkpoint(inner, model(torch.randn(4, 8)), use_reentrant=False).sum().backward()
             optimizer.step()
             step()
 
@@ -274,14 +274,14 @@ def test_layers_are_timed_in_blocks_of_their_own_more_often_than_operators_are_p
     assert layers[0] > WARMUP_STEPS + 6  # the operators first: they tell whether layers can be timed apart
     assert len(layers) > len(profiled)
     starts = [step for step in layers if step - 1 not in layers]
-    assert all({*range(start, start + 6)} <= {*layers} for start in starts[:-1])
+    assert all({*range(start, start + 5)} <= {*layers} for start in starts[:-1])
     assert not {*layers} & {*profiled}
 
 
 def test_layers_stay_within_the_allowance_of_profiling(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("stepscope.record.plan.BUDGET", 0.02)
     made, _, layers = plan(cost_of_layers_ms=20)
-    assert 6 <= len(layers) <= 60
+    assert 5 <= len(layers) <= 60
     assert made._spent_ns <= 0.03 * 2_000 * 10 * MS
 
 

@@ -8,7 +8,6 @@ it is. So this kind of step tells the time of layers, the other how it is divide
 from __future__ import annotations
 
 import threading
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from statistics import median
@@ -73,14 +72,18 @@ class LayerTimes(CallTimes):
 
     def part(self, raw: list[Any], unix_offset_ns: int, names: Names, modules: list[tuple[str, str]]) -> Part:
         """Return rows as those of ops/, of module calls, backward nodes and updates; raw: the nodes, in Unix ns."""
-        nodes = columns([event for event in raw if event.scope() == BACKWARD_NODE], names, cuda=False)
-        texts = names.texts()
-        whole = [names.intern(f"{AUTOGRAD_NODE}{texts[name]}") for name in nodes.name.tolist()]
-        nodes = replace(nodes, name=np.array(whole, dtype=np.int64))
-        made_in = Counter(nodes.forward_thread[nodes.sequence >= 0].tolist()).most_common(1)
-        thread = made_in[0][0] if made_in else 0
+        nodes = columns(raw, names, cuda=False)
+        nodes = nodes.take(np.flatnonzero(nodes.scope == BACKWARD_NODE))
+        texts, kinds = names.texts(), np.bincount(nodes.name)
+        whole = np.zeros(len(kinds), dtype=np.int64)
+        for name in np.flatnonzero(kinds).tolist():
+            whole[name] = names.intern(f"{AUTOGRAD_NODE}{texts[name]}")
+        nodes = replace(nodes, name=whole[nodes.name])
+        made_in = np.bincount(nodes.forward_thread[nodes.sequence >= 0])
+        thread = int(made_in.argmax()) if len(made_in) else 0
         calls, places = _calls_of(self.noted)
-        marks = [(names.intern(f"{MODULE_SCOPE}{index}"), t0, t1) for index, t0, t1 in calls]
+        scopes = {index: names.intern(f"{MODULE_SCOPE}{index}") for index in self.known.values()}
+        marks = [(scopes[index], t0, t1) for index, t0, t1 in calls]
         marks += [(names.intern(f"{OPTIMIZER_STEP}{kind}.step"), t0, t1) for kind, t0, t1 in self.updates]
         events = _joined(nodes, marks, thread, unix_offset_ns)
         window = Window([], self.spans, unix_offset_ns, OptimizerCalls(), shapes=False, cuda=False, places=places)

@@ -98,7 +98,8 @@ def profiled_parts(run: RunReader) -> pl.DataFrame:
 @once_a_run
 def layer_timed_steps(run: RunReader) -> pl.Series:
     """Numbers of the steps in which layers alone were timed: no operator, but they are no unprofiled steps either."""
-    return run.layer_calls["step"].cast(run.steps.schema["step"]).unique().sort()
+    numbers: pl.Series = run.layer_calls["step"].cast(pl.Int64).unique().sort()
+    return numbers
 
 
 def timed_steps(run: RunReader) -> tuple[pl.DataFrame, str]:
