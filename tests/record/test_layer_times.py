@@ -56,7 +56,7 @@ def test_each_call_and_each_node_of_a_step_has_the_layer_that_a_profiled_step_gi
     run = recorded(simple_loop(net(), 60), tmp_path)
     timed = run.layer_calls["step"].unique().sort().to_list()
     profiled = run.steps.filter("recorded", pl.col("step") >= WARMUP_STEPS)["step"].to_list()
-    assert len(timed) >= 6
+    assert len(timed) >= 5
     expected = by_layer(run.ops, profiled[-1])
     assert ("backward", "2.0") in expected
     assert all(by_layer(run.layer_calls, step) == expected for step in timed)
@@ -119,7 +119,7 @@ def test_a_forward_pass_that_is_made_again_belongs_to_the_backward_pass(tmp_path
 
     rows = layer_rows(recorded(loop, tmp_path, {"inner": inner, "model": model}))
     again = rows.filter(pl.col("name") == "nn.ReLU").group_by("step").agg(pl.col("phase").sort())
-    assert len(again) >= 6
+    assert len(again) >= 5
     assert all(phases.to_list() == ["backward", "forward"] for phases in again["phase"])
 
 
@@ -149,7 +149,35 @@ def test_an_exception_within_a_layer_reaches_the_training_and_calls_stay_nested(
     assert caught == 60
     assert not run.events
     rows = layer_rows(run)
-    assert rows.filter(pl.col("name") == "nn.Fails")["step"].n_unique() == rows["step"].n_unique() >= 6
+    assert rows.filter(pl.col("name") == "nn.Fails")["step"].n_unique() == rows["step"].n_unique() >= 5
+
+
+class Recurrent(nn.Module):
+    """A model whose calls are also heard for the axis of their batch: as long as its sequences, it never settles."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(8, 8, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.as_tensor(self.lstm(x)[0])
+
+
+def test_calls_that_somebody_else_hears_of_are_timed_all_the_same(tmp_path: Path) -> None:
+    model = Recurrent()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def loop(step: Callable[[], None]) -> None:
+        for _ in range(60):
+            optimizer.zero_grad()
+            model(torch.randn(4, 4, 8)).sum().backward()
+            optimizer.step()
+            step()
+
+    run = recorded(loop, tmp_path, model)
+    rows = layer_rows(run)
+    assert rows.filter(pl.col("module") == "lstm", pl.col("phase") == "forward")["step"].n_unique() >= 5
+    assert rows.filter(pl.col("module") == "lstm", pl.col("phase") == "backward")["step"].n_unique() >= 5
 
 
 def test_calls_of_other_threads_are_not_noted(tmp_path: Path) -> None:
@@ -169,7 +197,7 @@ def test_calls_of_other_threads_are_not_noted(tmp_path: Path) -> None:
             step()
 
     rows = layer_rows(recorded(loop, tmp_path, {"model": model, "beside": beside}))
-    assert rows["step"].n_unique() >= 6
+    assert rows["step"].n_unique() >= 5
     assert not rows.filter(pl.col("name").str.starts_with("nn."), pl.col("module").str.starts_with("beside")).height
 
 

@@ -397,7 +397,7 @@ class _ModuleRoute:
         self._plainly = False  # and nothing is to be done for these: one look tells, in a step that is not profiled
         self._noted_by: CallListener | None = None
         self._times: CallTimes | None = None
-        self._timed: CallTimes | None = None  # the same, while nobody else hears of calls
+        self._timed: CallTimes | None = None  # the same, while calls get no scope
         self._watched = False  # profiled, timed or noted
         self._window = 0
         self._free: dict[int, Scope] = {}  # an open scope cannot be entered again: it is taken out meanwhile
@@ -458,7 +458,7 @@ class _ModuleRoute:
         self._follow()
 
     def _follow(self) -> None:
-        self._timed = self._times if self._noted_by is None and not self._profiled else None
+        self._timed = None if self._profiled else self._times
         self._watched = self._profiled or self._noted_by is not None or self._timed is not None
         self._plainly = self._installed and self._inside and not self._watched and self._plain is None
 
@@ -480,19 +480,23 @@ class _ModuleRoute:
             if not route._watched:
                 return run(*args, **kwargs)
             window, key, noted, times = route._window, id(module), route._noted_by, route._timed
-            if times is not None:  # on one line each, since its cost is part of what is timed
+            if noted is not None:
+                route._boundary.call(noted.enter, module, args, kwargs)
+            if times is not None:  # what stands between the two looks at the clock is part of what is timed
                 index = times.known.get(key)
                 if index is None and (index := route._boundary.call(times.index, module)) is not None:
                     times.known[key] = index
-                if index is None or times.thread != this_thread() or len(times.noted) > MOST_NOTED:
-                    return run(*args, **kwargs)
-                times.noted.extend((index, clock(), sequence()))
+                if index is not None and times.thread == this_thread() and len(times.noted) < MOST_NOTED:
+                    times.noted.extend((index, clock(), sequence()))
+                else:
+                    times = None
                 try:
                     return run(*args, **kwargs)
                 finally:
-                    times.noted.extend((ENDED, clock(), sequence()))
-            if noted is not None:
-                route._boundary.call(noted.enter, module, args, kwargs)
+                    if times is not None:
+                        times.noted.extend((ENDED, clock(), sequence()))
+                    if noted is not None and route._noted_by is noted:
+                        route._boundary.call(noted.leave)
             scope = None
             if route._profiled:
                 scope = route._free.pop(key, None) or route._boundary.call(route._listener.makes_scope, module)

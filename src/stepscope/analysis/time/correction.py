@@ -115,9 +115,11 @@ def step_times(run: Run) -> StepTimes:
     bare = np.maximum(raw - (1 + more) * cost, 0.0)
     bare *= (headline.step_ns / np.maximum(bare.sum(axis=1), 1.0))[:, None]
     layers = layer_times(run, cells) if headline.near_ns is not None else None
-    if layers is not None and headline.near_ns is not None:
-        layers = replace(layers, ns=_without_interruptions(layers.ns))
-        bare, cost = _with_layers(bare, cost, cells, layers, headline.step_ns, headline.near_ns)
+    if layers is not None:
+        unprofiled_ns = np.maximum(layers.length_ns - layers.cost_ns.sum(axis=1), 1.0)
+        scaled = layers.ns * (headline.step_ns / unprofiled_ns)[:, None]
+        layers = replace(layers, ns=_without_interruptions(scaled))
+        bare, cost = _with_layers(bare, cost, cells, layers, headline.step_ns)
         cells_cost = PerStep(cells.keys, cost[:, :-1])
         rows, columns = cells_cost.places(on_cpu, number)
         on_cpu = on_cpu.with_columns(profiling_ns=pl.Series(cost[rows, columns]))
@@ -163,7 +165,7 @@ class _Headline:
 
 
 def _with_layers(
-    bare: Floats, cost: Floats, cells: PerStep, layers: LayerTimes, step_ns: float, near_ns: float
+    bare: Floats, cost: Floats, cells: PerStep, layers: LayerTimes, step_ns: float
 ) -> tuple[Floats, Floats]:
     """Cells and what is in no cell, (steps, cells + 1), with the times of layers; and the recorder's cost in them.
 
@@ -171,7 +173,7 @@ def _with_layers(
     rest, share what is left of the step.
     """
     group = np.append(group_of_cells(cells, layers), -1)
-    wanted = layers.for_steps(len(bare)) * (step_ns / near_ns)
+    wanted = layers.for_steps(len(bare))
     others = bare[:, group < 0].sum(axis=1)
     room = np.maximum(step_ns - _LEAST_OF_OTHERS * others, 0.0)
     wanted *= np.minimum(1.0, room / wanted.sum(axis=1))[:, None]
