@@ -210,6 +210,35 @@ def test_nothing_stays_on_the_model_or_the_class_after_such_steps(tmp_path: Path
     assert not torch._C._autograd._profiler_enabled()
 
 
+@pytest.mark.filterwarnings("ignore:stepscope recorded no training step")
+@pytest.mark.parametrize(
+    "place",
+    ["LayerRecorder.learn", "LayerRecorder.may_open", "LayerRecorder.start", "LayerRecorder.updating",
+     "LayerTimes.__init__", "LayerTimes.append", "LayerTimes.part", "LayerTimes.updating", "LayerTrial.__init__",
+     "LayerTrial.within", "_calls_of", "_joined", "_per_call"],
+)  # fmt: skip
+def test_a_fault_of_ours_ends_profiling_and_the_training_computes_what_it_would(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fault(*_: Any, **__: Any) -> Any:
+        raise ZeroDivisionError("of ours")
+
+    def trained(loop_of: Callable[[nn.Module], None]) -> list[float]:
+        torch.manual_seed(7)
+        model = net()
+        loop_of(model)
+        return [float(parameter.detach().sum()) for parameter in model.parameters()]
+
+    bare = trained(lambda model: simple_loop(model, 60)(lambda: None))
+    monkeypatch.setattr(f"stepscope.record.layer_times.{place}", fault)
+    runs: list[RunReader] = []
+    assert trained(lambda model: runs.append(recorded(simple_loop(model, 60), tmp_path, model))) == bare
+    lost = {event["kind"] for event in runs[0].events if "of ours" in event["message"]}
+    assert lost & {"ops-lost", "profiling-failed"}
+    assert len(runs[0].steps) == 60 or "profiling-failed" in lost
+    assert not torch._C._autograd._profiler_enabled()
+
+
 def test_fixed_choices_of_steps_time_no_layers(tmp_path: Path) -> None:
     assert record(simple_loop(net(), 20), tmp_path, record="every:5").layer_calls.is_empty()
 

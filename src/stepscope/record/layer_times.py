@@ -162,11 +162,16 @@ class LayerRecorder:
     def start(self) -> torch_private.KinetoWindow:
         """Begin; the first time, measure what it costs, half before and half within."""
         trial = LayerTrial() if self.cost is None else None
+        times = LayerTimes(self._index)
         window = torch_private.start_window(shapes=False, cuda=False, nodes_alone=True)
-        self.open = LayerTimes(self._index)
-        if trial is not None:
-            self.cost = trial.within()
-        self._routes.time_calls(self.open)
+        try:
+            if trial is not None:
+                self.cost = trial.within()
+            self._routes.time_calls(times)
+        except BaseException:  # a profile that nobody knows of would run on
+            window.stop()
+            raise
+        self.open = times
         return window
 
     def updating(self, kind: str | None) -> None:
