@@ -465,7 +465,7 @@ class _ModuleRoute:
     def _routed_call(self, plain: Callable[..., Any]) -> Callable[..., Any]:
         """Replacement of `Module.__call__`; as torch's own it calls `_call_impl`, with nothing in between."""
         compiling, route, alone = _is_compiling, self, self._plain is None
-        this_thread, clock, sequence = get_ident, monotonic_ns, torch_private.autograd_sequence
+        clock, sequence = monotonic_ns, torch_private.autograd_sequence
 
         def call(module: Any, *args: Any, **kwargs: Any) -> Any:
             if compiling():
@@ -479,24 +479,9 @@ class _ModuleRoute:
             run = module._call_impl if alone else functools.partial(plain, module)
             if not route._watched:
                 return run(*args, **kwargs)
-            window, key, noted, times = route._window, id(module), route._noted_by, route._timed
+            window, key, noted = route._window, id(module), route._noted_by
             if noted is not None:
                 route._boundary.call(noted.enter, module, args, kwargs)
-            if times is not None:  # what stands between the two looks at the clock is part of what is timed
-                index = times.known.get(key)
-                if index is None and (index := route._boundary.call(times.index, module)) is not None:
-                    times.known[key] = index
-                if index is not None and times.thread == this_thread() and len(times.noted) < MOST_NOTED:
-                    times.noted.extend((index, clock(), sequence()))
-                else:
-                    times = None
-                try:
-                    return run(*args, **kwargs)
-                finally:
-                    if times is not None:
-                        times.noted.extend((ENDED, clock(), sequence()))
-                    if noted is not None and route._noted_by is noted:
-                        route._boundary.call(noted.leave)
             scope = None
             if route._profiled:
                 scope = route._free.pop(key, None) or route._boundary.call(route._listener.makes_scope, module)
@@ -506,9 +491,14 @@ class _ModuleRoute:
                 route.calls += 1
                 if route.calls % _LOOK_EVERY == 0:
                     route._boundary.call(route._listener.many_calls)
+            times = None if route._timed is None else route._times_of(module)
+            if times is not None:
+                times.noted.extend((times.known[key], clock(), sequence()))
             try:
                 return run(*args, **kwargs)
             finally:
+                if times is not None:
+                    times.noted.extend((ENDED, clock(), sequence()))
                 if noted is not None and route._noted_by is noted:
                     route._boundary.call(noted.leave)
                 if scope is not None and route._window == window:  # else it was ended with its window, inside this call
@@ -517,6 +507,18 @@ class _ModuleRoute:
                     route._free[key] = scope
 
         return call
+
+    def _times_of(self, module: Any) -> CallTimes | None:
+        """Where the time of this call is noted; None in another thread, or where there are too many."""
+        times, key = self._timed, id(module)
+        if times is None or times.thread != get_ident() or len(times.noted) >= MOST_NOTED:
+            return None
+        if key not in times.known:
+            index = self._boundary.call(times.index, module)
+            if index is None:
+                return None
+            times.known[key] = index
+        return times
 
     def _outermost_call(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         watched = not self._routes.loading and _tracing() is None
