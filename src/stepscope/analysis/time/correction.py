@@ -24,7 +24,7 @@ import polars as pl
 
 from stepscope.analysis.estimate import mean_intervals, median_interval
 from stepscope.analysis.time.layers import LayerTimes, group_of_cells, layer_times
-from stepscope.analysis.time.operators import CPU, PerStep, per_step
+from stepscope.analysis.time.operators import CPU, PerStep, per_step, sums_per_step
 from stepscope.analysis.time.steps import (
     FEW,
     layer_timed_steps,
@@ -101,12 +101,14 @@ def step_times(run: Run) -> StepTimes:
         nothing = np.zeros(len(steps))
         return StepTimes(number, table, nothing, nothing, nothing, 0.0)
     on_cpu = table.filter(pl.col("device") == CPU)
-    cells, count, profiling = (per_step(on_cpu, number, _CELL, name) for name in ("self_ns", "count", "profiling_ns"))
+    cells, count, profiling = sums_per_step(on_cpu, number, _CELL, ("self_ns", "count", "profiling_ns"))
     lengths = steps["length_ns"].to_numpy().astype(np.float64)
     rest = lengths - cells.values.sum(axis=1)
     rest = np.where(rest < 0, max(float(np.median(rest)), 0.0), rest)  # below 0 where threads overlap
-    outside = per_step(on_cpu, number, ("device",), "outside_ns").values.sum(axis=1)
-    rest_cost = np.maximum(outside - per_step(on_cpu, number, ("device",), "below_ns").values.sum(axis=1), 0.0)
+    outside, below = (
+        found.values.sum(axis=1) for found in sums_per_step(on_cpu, number, ("device",), ("outside_ns", "below_ns"))
+    )
+    rest_cost = np.maximum(outside - below, 0.0)
     regular = (count.values == count.values[0]).all(axis=0)
     raw = np.column_stack([_without_interruptions(cells.values, regular), _without_interruptions(rest[:, None])])
     cost = np.column_stack([profiling.values, rest_cost])

@@ -171,12 +171,23 @@ class PerStep:
 
 def per_step(table: pl.DataFrame, steps: pl.Series, keys: tuple[str, ...], value: str) -> PerStep:
     """Sum a column of `self_times` by step and keys; 0 in the steps that have none."""
-    summed = table.group_by("step", *keys).agg(pl.col(value).sum())
+    return sums_per_step(table, steps, keys, (value,))[0]
+
+
+def sums_per_step(
+    table: pl.DataFrame, steps: pl.Series, keys: tuple[str, ...], values: tuple[str, ...]
+) -> list[PerStep]:
+    """Sum several columns of `self_times` by step and the same keys, in one pass."""
+    summed = table.group_by("step", *keys).agg(pl.col(values).sum())
     names = summed.select(keys).unique().sort(keys)
     placed = summed.join(_rows_of(steps), on="step").join(names.with_row_index("column"), on=list(keys))
-    values = np.zeros((len(steps), len(names)))
-    values[placed["row"].to_numpy(), placed["column"].to_numpy()] = placed[value].to_numpy()
-    return PerStep(names, values)
+    row, column = placed["row"].to_numpy(), placed["column"].to_numpy()
+    found = []
+    for value in values:
+        matrix = np.zeros((len(steps), len(names)))
+        matrix[row, column] = placed[value].to_numpy()
+        found.append(PerStep(names, matrix))
+    return found
 
 
 def _rows_of(steps: pl.Series) -> pl.DataFrame:

@@ -10,7 +10,7 @@ import numpy as np
 import polars as pl
 
 from stepscope.analysis.time.correction import StepTimes
-from stepscope.analysis.time.operators import CPU, FRAMEWORK_OVERHEAD, OUTSIDE, PerStep, per_step
+from stepscope.analysis.time.operators import CPU, FRAMEWORK_OVERHEAD, OUTSIDE, PerStep, per_step, sums_per_step
 from stepscope.analysis.time.source_lines import sources_of_modules, sources_of_operators, with_sources
 from stepscope.analysis.time.steps import shown_steps
 from stepscope.arrays import Flags, Floats, Ints
@@ -49,7 +49,7 @@ def operator_table(run: Run) -> pl.DataFrame:
     if times.is_empty:
         return pl.DataFrame(schema=OPERATOR_SCHEMA)
     table, number, keys = times.table, times.steps, ("name", "device")
-    total, profiling, recorded = (per_step(table, number, keys, name) for name in ("self_ns", *_RECORDED))
+    total, profiling, recorded = sums_per_step(table, number, keys, ("self_ns", *_RECORDED))
     spent, low, high = times.estimates(total.values, profiling.values)
     flops = _mean_stated(table, number, total, "flops")
     kinds = total.keys.with_columns(
@@ -119,7 +119,7 @@ def phase_table(run: Run) -> pl.DataFrame:
         return pl.DataFrame(schema=PHASE_SCHEMA)
     table, number = times.table, times.steps
     on_cpu = table.filter(pl.col("device") == CPU)
-    spent, profiling, recorded = (per_step(on_cpu, number, ("phase",), name) for name in ("self_ns", *_RECORDED))
+    spent, profiling, recorded = sums_per_step(on_cpu, number, ("phase",), ("self_ns", *_RECORDED))
     kernels = per_step(table.filter(pl.col("device") != CPU), number, ("phase",), "self_ns")
     value, low, high = times.estimates(spent.values, profiling.values)
     phases = spent.keys.with_columns(
@@ -150,20 +150,27 @@ def phases_by_step(run: Run, most: int) -> pl.DataFrame:
     known = spent.filter(pl.col("step").is_in(steps["step"].to_list()))
     if known.is_empty():
         return pl.DataFrame(schema={"step": pl.Int64, "phase": pl.String, "ns": pl.Float64, "t0_ns": pl.Float64})
-    profiled = steps["step"].is_in(known["step"].unique().to_list())
-    room = max(most - int(profiled.sum()), 0)
-    others = steps.filter(~profiled)
-    chosen = np.unique(np.linspace(0, len(others) - 1, min(room, len(others))).astype(np.int64))
+    is_profiled = steps["step"].is_in(known["step"].unique().to_list())
+    profiled = _evenly(steps.filter(is_profiled), most)
+    timed = _evenly(steps.filter(~is_profiled), most - len(profiled))
+    known = known.filter(pl.col("step").is_in(profiled["step"].to_list()))
     left = pl.col("length") - pl.col("ns")
     rest = steps.join(known.group_by("step").agg(pl.col("ns").sum()), on="step")
     parts = [
         known.select("step", "phase", pl.col("ns").cast(pl.Float64)),
         rest.select("step", phase=pl.lit(FRAMEWORK_OVERHEAD), ns=left.clip(0).cast(pl.Float64)),
-        others[chosen].select("step", phase=pl.lit(UNPROFILED), ns=pl.col("length").cast(pl.Float64)),
+        timed.select("step", phase=pl.lit(UNPROFILED), ns=pl.col("length").cast(pl.Float64)),
     ]
     order = [*PHASES, FRAMEWORK_OVERHEAD, UNPROFILED]
     whole = pl.concat(parts).sort("step", pl.col("phase").replace_strict(order, range(len(order)), default=len(order)))
     return whole.with_columns(t0_ns=pl.col("ns").cum_sum().over("step") - pl.col("ns"))
+
+
+def _evenly(rows: pl.DataFrame, most: int) -> pl.DataFrame:
+    """At most so many of the rows, the first and the last among them, in order."""
+    if len(rows) <= most:
+        return rows
+    return rows[np.unique(np.linspace(0, len(rows) - 1, most).astype(np.int64)).tolist()]
 
 
 _SPLIT = ("forward", "backward", "optimizer")
@@ -248,7 +255,7 @@ class _ModuleTimes:
         split = {
             phase: _step_matrix(table.filter(pl.col("phase") == phase), steps, tree, "self_ns") for phase in _SPLIT
         }
-        return cls(split, *(_step_matrix(table, steps, tree, name) for name in ("self_ns", *_RECORDED)))
+        return cls(split, *_step_matrices(table, steps, tree, ("self_ns", *_RECORDED)))
 
     def subtrees(self, tree: list[Module]) -> _ModuleTimes:
         split = {phase: _subtree_sums(times, tree) for phase, times in self.split.items()}
@@ -281,11 +288,17 @@ class _ModuleTimes:
 
 def _step_matrix(table: pl.DataFrame, steps: pl.Series, tree: list[Module], value: str) -> Floats:
     """A quantity by step and module, (steps, modules + 1): the last column is outside any module."""
-    known = per_step(table, steps, ("module",), value)
+    return _step_matrices(table, steps, tree, (value,))[0]
+
+
+def _step_matrices(table: pl.DataFrame, steps: pl.Series, tree: list[Module], values: tuple[str, ...]) -> list[Floats]:
     place = {module.name: column for column, module in enumerate(tree)} | {OUTSIDE: len(tree)}
-    matrix = np.zeros((len(steps), len(tree) + 1))
-    matrix[:, [place[name] for name in known.keys["module"]]] = known.values
-    return matrix
+    matrices: list[Floats] = []
+    for known in sums_per_step(table, steps, ("module",), values):
+        matrix = np.zeros((len(steps), len(tree) + 1))
+        matrix[:, [place[name] for name in known.keys["module"]]] = known.values
+        matrices.append(matrix)
+    return matrices
 
 
 def _subtree_sums(own: Floats, tree: list[Module]) -> Floats:
