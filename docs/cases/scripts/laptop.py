@@ -28,7 +28,7 @@ except ProcessLookupError:
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--cap", action="store_true")
-parser.add_argument("--steps", type=int, default=1200)
+parser.add_argument("--steps", type=int, default=3000)
 options = parser.parse_args()
 heat = ("0", "0.75") if options.cap else ("4", "0.4")
 laptop = subprocess.Popen([sys.executable, "-c", HEAT, str(os.getpid()), *heat])

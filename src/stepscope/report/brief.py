@@ -32,7 +32,10 @@ def _lines(run: Run) -> Iterator[str]:
     if reason := run.meta.get("reason"):
         yield f"reason: {quoted(str(reason), 160)}"
     yield f"setting: {', '.join(quoted(fact) for fact in setting(run))}"
-    yield from (f"{row.label.lower()}: {figure_text(row)}" for row in headline(run))
+    for row in headline(run):
+        said = figure_text(row)
+        label = row.label.lower()
+        yield said if said.startswith(("peak ", "accuracy ")) else f"{label}: {said}"
     if fits := fits_sentence(run):
         yield f"memory: {fits}"
     yield from _findings(run)

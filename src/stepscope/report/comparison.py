@@ -14,11 +14,12 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from stepscope.analysis.answer import machine_name
 from stepscope.analysis.compare import NONE, REGRESSION, UNSURE, WHAT, Check, Comparison, Judged, letter
 from stepscope.analysis.compare.explanation import UNATTRIBUTED_PARTS, Explanation
 from stepscope.analysis.compare.layers import LayerRow, LayerValue
 from stepscope.analysis.compare.sides import setting_of
-from stepscope.quantities import HIGHER, LOWER, find
+from stepscope.quantities import HIGHER, LOWER, find, simulated_badge
 from stepscope.report.text_tables import CutName, Fitting, add_row, new_table
 from stepscope.units import NOT_MEASURED, amount, bracketed, estimate, interval, number, percent, plural, row_label
 
@@ -60,17 +61,17 @@ def legend(comparison: Comparison) -> list[tuple[str, str, str]]:
         facts_of = (
             [about["workload"], batch, *facts] if single else [plural(len(comparison.settings), "shared setting")]
         )
-        facts_of.append(_board(comparison, side))
+        facts_of.append(_machine(comparison, side))
         facts_of.append(plural(len(group.runs), "run") if len(group.runs) > 1 else None)
         rows.append((letter(side), group.name, " · ".join(str(fact) for fact in facts_of if fact)))
     return rows
 
 
-def _board(comparison: Comparison, side: int) -> str | None:
-    device = comparison.settings[0].sides[side][0].device
-    board = device.get("board") or device.get("cpu")
-    name = board.get("name") if isinstance(board, dict) else board
-    return None if name is None else str(name)
+def _machine(comparison: Comparison, side: int) -> str | None:
+    """The machine that trained; simulated sensors are named as such, never as the machine."""
+    run = comparison.settings[0].sides[side][0]
+    named = [machine_name(run), simulated_badge(run.simulated)]
+    return " · ".join(name for name in named if name) or None
 
 
 def quantity_rows(comparison: Comparison, setting: int = 0) -> Iterator[QuantityRow]:
@@ -154,7 +155,7 @@ def render(
             parts.append(Text(setting.label, style="bold"))
         parts += [Text(line, overflow="fold") for line in comparison.sentences(index)]
         pair = len(comparison.run_groups) == 2 and not verbose
-        parts += [Text(""), _pair(comparison, index) if pair else _quantities(comparison, index)]
+        parts += [Text(""), *(_pair(comparison, index) if pair else [_quantities(comparison, index)])]
         if len(comparison.run_groups) > 2:
             parts += _layers(comparison, index, top or _PARTS_VERBOSE)
         if len(comparison.settings) == 1:
@@ -181,20 +182,31 @@ def _sides(comparison: Comparison) -> RenderableType:
     return table
 
 
-def _pair(comparison: Comparison, setting: int) -> RenderableType:
-    """Two sides in a row a quantity: both values, and the ratio with its interval."""
+def _pair(comparison: Comparison, setting: int) -> Iterator[RenderableType]:
+    """Two sides in a row a quantity: both values, and the ratio with its interval; below it what one side alone has."""
     table = new_table("", "A", "B", "B / A [95 % CI]")
     table.columns[0].no_wrap, table.columns[0].overflow = False, "fold"
+    table.padding = (0, 1, 0, 0)  # so that no word is broken at 80 columns
     table.add_column("", no_wrap=True)
     sides: dict[str, dict[str, QuantityRow]] = {}
     for row in quantity_rows(comparison, setting):
         sides.setdefault(row.label.replace("of the training processes", "(training)"), {})[row.letter] = row
+    alone: dict[str, list[str]] = {"A": [], "B": []}
     for label, rows in sides.items():
+        measured = [side for side in "AB" if side in rows and rows[side].value != NOT_MEASURED]
+        if len(measured) == 1:
+            alone[measured[0]].append(find(rows[measured[0]].numbers["metric"], "").title.lower())
+            continue
         values = [rows[side].value if side in rows else NOT_MEASURED for side in "AB"]
         other = rows.get("B")
         compared = (f"{other.ratio} {other.ratio_interval}".rstrip(), other.outcome) if other else ("", "")
         table.add_row(*map(Text, (label, *values, compared[0])), Text(compared[1], style=_STYLES.get(compared[1], "")))
-    return table
+    yield table
+    for side, names in alone.items():
+        if names:
+            yield Text(
+                f"Measured in {side} alone: {', '.join(dict.fromkeys(names))} (-v)", style="dim", overflow="fold"
+            )
 
 
 def _quantities(comparison: Comparison, setting: int) -> RenderableType:

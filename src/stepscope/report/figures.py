@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 SUFFIXES = {"png": ".png", "svg": ".svg", "pdf": ".pdf", "vega": ".vl.json"}
 DOUBLE_COLUMN_MM = 170.0
 # Columns of the templates IEEEtran (conference) and acmart (sigconf): of one, and across two.
-COLUMNS_MM = {"ieee": 88.9, "ieee-2": 181.9, "acm": 84.7, "acm-2": 177.9}
+COLUMNS_MM = {"ieee": 88.5, "ieee-2": 181.3, "acm": 84.7, "acm-2": 177.9}
 _MM = {"": 1.0, "mm": 1.0, "cm": 10.0, "in": 25.4, "pt": 25.4 / 72.27}
 NARROWEST_MM, WIDEST_MM = 60.0, 420.0
 
@@ -112,7 +112,7 @@ def write_chart(
     width_mm: float = DOUBLE_COLUMN_MM,
 ) -> Path:
     """Write any chart (a function of the width in px) for paper as png, svg, pdf or vega; returns its path."""
-    specification = _as_wide(chart, round(width_mm * _PX_PER_MM), description)
+    specification = _as_wide(chart, int(width_mm * _PX_PER_MM), description)
     path = folder / f"{stem}{SUFFIXES[form]}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -155,28 +155,38 @@ def _charts(part: Part) -> Iterator[tuple[str, Callable[[int], Any], str]]:
 
 def _as_wide(chart: Callable[[int], Any], width: int, description: str) -> dict[str, Any]:
     """A chart as wide as the column, px: axes and titles take what only drawing tells, so that it is drawn again."""
+    most = max(1, width // _LEGEND_PX)
+    missing, specification = _nearest(chart, width, description, most)
+    while missing < 0 and most > 1:  # its legend is wider
+        most -= 1
+        missing, specification = _nearest(chart, width, description, most)
+    return specification
+
+
+def _nearest(chart: Callable[[int], Any], width: int, description: str, most: int) -> tuple[int, dict[str, Any]]:
+    """What a chart lacks of a width, px, as near as it comes, and itself; legends have at most so many columns."""
     import vl_convert
 
-    best: tuple[float, dict[str, Any]] = (float("inf"), {})
+    best: tuple[int, dict[str, Any]] = (width, {})
     drawn_px = width
     for _ in range(_MOST_DRAWN):
-        specification = _on_paper(chart(drawn_px), description, width)
+        specification = _on_paper(chart(drawn_px), description, most)
         drawn = _SIZE.search(vl_convert.vegalite_to_svg(specification, allowed_base_urls=[]))
         missing = 0 if drawn is None else round(width - float(drawn["width"]))
-        best = min(best, (abs(missing), specification), key=lambda tried: tried[0])
+        best = min(best, (missing, specification), key=lambda tried: abs(tried[0]))
         drawn_px += missing
         if missing == 0 or abs(drawn_px - width) > _MOST_CORRECTED * width:
             break
-    return best[1]
+    return best
 
 
-def _on_paper(chart: Any, description: str, width: int) -> dict[str, Any]:
+def _on_paper(chart: Any, description: str, columns: int) -> dict[str, Any]:
     from stepscope.report.charts.style import styled
 
     specification: dict[str, Any] = styled(chart).to_dict()
     specification["background"] = specification["config"]["background"] = "white"
     specification["description"] = description
-    _narrow_legends(specification, max(1, width // _LEGEND_PX))
+    _narrow_legends(specification, columns)
     return specification
 
 

@@ -50,7 +50,7 @@ def _facts(run: Run) -> dict[str, str]:
         **{key: str(about.get(key) or "") for key in ("optimizer", "precision")},
         "machine": machine_name(run) or "",
         "threads": f"{threads} threads" if threads else "",
-        "simulated": "" if run.simulated is None else "simulated sensors",
+        "simulated": "" if run.simulated is None else "simulated",
     }
 
 

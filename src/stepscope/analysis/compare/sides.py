@@ -105,7 +105,8 @@ def setting_differences(first: Run, other: Run) -> dict[str, tuple[Any, Any]]:
 
 
 def _board_name(run: Run) -> object:
-    stated = run.device.get("board") or run.device.get("cpu")
+    board = run.device.get("board") if run.simulated is None else None  # else not what trained
+    stated = board or run.device.get("cpu")
     return stated.get("name") if isinstance(stated, dict) else stated
 
 

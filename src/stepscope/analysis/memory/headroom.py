@@ -110,8 +110,11 @@ def _gb(size: int) -> str:
 
 def _measured(run: Run, peak: Peak) -> str:
     whose = "its processes" if peak.several else "the process"
-    between = bytes_(peak.high) if peak.low == peak.high else f"[{bytes_(peak.low)}, {bytes_(peak.high)}]"
-    lower = "shared pages counted once, and in each" if peak.several else "without the profiler, and with it"
+    low, high = bytes_(peak.low), bytes_(peak.high)
+    if peak.several:
+        two = f"{low}, shared pages counted once, and {high}, counted in each"
+    else:
+        two = f"{low} without the profiler, {high} with it"
     beside = [f"{bytes_(size)} on {device}" for device, size in reserved_bytes(run).items() if device != "cpu"]
     also = f", beside {' and '.join(beside)}" if beside else ""
-    return f"{whose} peaked at {between}{'' if peak.low == peak.high else f' ({lower})'}{also}"
+    return f"{whose} peaked at {high if peak.low == peak.high else two}{also}"

@@ -170,7 +170,8 @@ def _evenly(rows: pl.DataFrame, most: int) -> pl.DataFrame:
     """At most so many of the rows, the first and the last among them, in order."""
     if len(rows) <= most:
         return rows
-    return rows[np.unique(np.linspace(0, len(rows) - 1, most).astype(np.int64)).tolist()]
+    chosen: list[int] = np.unique(np.linspace(0, len(rows) - 1, most).astype(np.int64)).tolist()
+    return rows[chosen]
 
 
 _SPLIT = ("forward", "backward", "optimizer")

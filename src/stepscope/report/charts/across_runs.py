@@ -25,7 +25,7 @@ _COMPONENTS = {
         ("SoC", "rail-4"), ("storage", "held-workspace"), ("io", "rail-6"), ("unattributed", "residual"),
     )
 }  # fmt: skip
-_LETTER, _ROW, _BAR = 6.6, 26, 13  # px
+_LETTER, _ROW, _BAR, _SYMBOL = 6.6, 26, 13, 24  # px
 _HEIGHT = 210
 
 
@@ -36,11 +36,12 @@ def _names(labels: list[str], width: int) -> tuple[int, int]:
     return room, plot_width(width, room + 16)
 
 
-def _of_runs(runs: list[str], width: int, **legend: Any) -> alt.Color:
+def _of_runs(runs: list[str], inner: int, **legend: Any) -> alt.Color:
+    """The colour of each run, with a legend that begins where the plot does, and is at most as wide, px."""
     scale = alt.Scale(domain=runs, range=[RUNS[place % len(RUNS)] for place in range(len(runs))])
-    columns = max(1, int(width / (_LETTER * max(map(len, runs)) + 46)))
+    columns = max(1, int(inner / (_LETTER * max(map(len, runs)) + 46)))
     return alt.Color(
-        "run:N", sort=runs, scale=scale, legend=alt.Legend(columns=columns, labelLimit=width - 40, **legend)
+        "run:N", sort=runs, scale=scale, legend=alt.Legend(columns=columns, labelLimit=inner - _SYMBOL, **legend)
     )
 
 
@@ -50,7 +51,7 @@ def build_layer_bars(rows: pl.DataFrame, unit: str, width: int) -> Any:
     room, inner = _names(layers, width)
     y = alt.Y("layer:N", sort=layers, axis=axis("", grid=False, labelLimit=room))
     offset = alt.YOffset("run:N", sort=runs, scale=alt.Scale(paddingInner=0.1))
-    colour = _of_runs(runs, width)
+    colour = _of_runs(runs, inner)
     x = alt.X("value:Q", axis=axis(unit))
     known = alt.Chart(rows.filter(pl.col("low").is_not_null()))
     whisker = known.mark_rule(color=LIGHT["ink"], strokeWidth=1.1)
@@ -122,14 +123,14 @@ def build_ecdf(rows: pl.DataFrame, excluded: bool, width: int) -> Any:
     shares = alt.Y("share:Q", axis=axis("share of steps", format="%"), scale=alt.Scale(domain=[0, 1]))
     x = alt.X("ms:Q", scale=scale, axis=axis(title, grid=False, format="~g"))
     line = alt.Chart(rows).mark_line(interpolate="step-after", strokeWidth=1.6, clip=True)
-    drawn = line.encode(x=x, y=shares, color=_of_runs(runs, width, symbolType="stroke"), strokeDash=dash)
+    drawn = line.encode(x=x, y=shares, color=_of_runs(runs, plot_width(width), symbolType="stroke"), strokeDash=dash)
     return drawn.properties(width=plot_width(width), height=_HEIGHT)
 
 
 def build_trade_off(rows: pl.DataFrame, x_title: str, y_title: str, width: int) -> Any:
     """Points of `rows` (run, x, x_low, x_high, y, y_low, y_high), a run each, with both CIs; lower left is better."""
     runs = rows["run"].to_list()
-    colour = _of_runs(runs, width)
+    colour = _of_runs(runs, plot_width(width))
     shape = alt.Shape("run:N", sort=runs, legend=None, scale=alt.Scale(domain=runs, range=_cycled(_SHAPES, runs)))
     zero = alt.Scale(domainMin=0, nice=True)
     x, y = alt.X("x:Q", axis=axis(x_title), scale=zero), alt.Y("y:Q", axis=axis(y_title), scale=zero)

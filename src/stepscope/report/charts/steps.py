@@ -179,7 +179,7 @@ def _track(frame: pl.DataFrame, name: str, time: alt.Scale, width: int) -> Any:
     ticks = axis("" if unit == "1" else unit, values=[0, top], format=".0%" if unit == "1" else ".3~g", grid=False)
     y = alt.Y("value:Q", scale=alt.Scale(domain=[0, top], nice=False), axis=ticks)
     x = alt.X("t0:Q", scale=time, axis=None)
-    sure, unsure = LIGHT["estimated" if kind == "estimated" else "power"], LIGHT["other"]
+    sure, unsure = LIGHT["estimated" if kind == "estimated" else "load" if unit == "1" else "power"], LIGHT["other"]
     colour = alt.condition(alt.datum.known, alt.value(sure), alt.value(unsure))
     bars = alt.Chart(read).mark_rect(clip=True).encode(x=x, x2="t1:Q", y=y, y2=alt.datum(0), color=colour)
     gaps = alt.Chart(shown.filter(pl.col("value").is_null())).mark_rect(color=LIGHT["gap"], clip=True)

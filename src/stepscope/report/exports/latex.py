@@ -49,7 +49,7 @@ def escaped(text: str) -> str:
 
 def _table(caption: str, label: str, columns: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     lines = [" & ".join(map(escaped, row)) + r" \\" for row in rows]
-    above = [r"\begin{table}[t]", r"\centering\footnotesize"]
+    above = [r"\begin{table}[t]", r"\centering\footnotesize\setlength{\tabcolsep}{4pt}"]
     above += [f"\\caption{{{escaped(caption)}}}", f"\\label{{tab:{label}}}"]
     body = [
         f"\\begin{{tabular}}{{@{{}}{columns}@{{}}}}",
@@ -83,7 +83,7 @@ def _layers(run: Run) -> str:
         [
             name,
             kind,
-            *(NOT_MEASURED if row[name] is None else amount(row[name], "ns") for name in ("forward_ns", "backward_ns")),
+            *(NOT_MEASURED if row[name] is None else _duration(row[name]) for name in ("forward_ns", "backward_ns")),
             NOT_MEASURED if row["share"] is None else percent(row["share"]),
             *([NOT_MEASURED if row["joules"] is None else amount(row["joules"], "J")] if energy else []),
         ]
@@ -91,7 +91,13 @@ def _layers(run: Run) -> str:
     ]
     head = ("layer", "type", "forward", "backward", "share", *(("energy",) if energy else ()))
     what = f"The {len(rows)} most expensive layers" if len(rows) == _MOST_LAYERS else "The layers"
-    return _table(f"{what} of a step: self time.", "layers", "ll" + "r" * (len(head) - 2), head, rows)
+    badge = f" Energy: {simulated_badge(run.simulated)}." if run.simulated and energy else ""
+    return _table(f"{what} of a step: self time.{badge}", "layers", "ll" + "r" * (len(head) - 2), head, rows)
+
+
+def _duration(ns: float) -> str:
+    """A time with the sign of micro, which a terminal may lack and paper has."""
+    return amount(ns, "ns").replace(" us", " µs")
 
 
 def _methods(run: Run) -> str:

@@ -90,6 +90,7 @@ function enliven(box) {
     setTimeout(() => { copy.textContent = "Copy"; }, 1500);
   }
   headings.forEach((heading, column) => {
+    if (!heading.textContent) return; // a column without a name is no button
     const button = make("button", { type: "button", onclick: () => sortBy(column) }, heading.textContent);
     heading.replaceChildren(button);
   });

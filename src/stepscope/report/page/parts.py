@@ -143,7 +143,7 @@ class Views:
 class Answer:
     """The bottleneck of a run, how sure that is, the evidence, what to know before a number is used, the next step.
 
-    fits: which sizes of memory the training fits, as it was measured.
+    fits: which sizes of memory the training fits, as it was measured; layer: the one that takes longest.
     """
 
     title: str
@@ -152,6 +152,7 @@ class Answer:
     cautions: tuple[str, ...]
     next: tuple[str, ...]
     fits: str = ""
+    layer: str = ""
     kind: ClassVar[str] = "answer"
 
 

@@ -71,7 +71,7 @@ def _bars(run: Run) -> Bars:
     metrics = [metric for metric in _metrics(run, layers) if any(row is not None for row in metric["rows"])]
     facts = ("layer", "type", "source", "parameters", "share")
     rows = [[name(row[0] or "the model"), *row[1:]] for row in layers.select(facts).iter_rows()]
-    return Bars({"rows": rows, "metrics": metrics}, "A layer alone: layers inside it have bars of their own.")
+    return Bars({"rows": rows, "metrics": metrics}, "Self time of each layer: layers inside it have bars of their own.")
 
 
 def _metrics(run: Run, layers: pl.DataFrame) -> Iterator[dict[str, Any]]:

@@ -14,7 +14,7 @@ from stepscope.analysis.time.operators import FRAMEWORK_OVERHEAD
 from stepscope.analysis.time.steps import profiled_sentence
 from stepscope.analysis.time.tables import UNPROFILED, phases_by_step
 from stepscope.analysis.verdict import TITLES
-from stepscope.quantities import find, in_order
+from stepscope.quantities import find, in_order, simulated_badge
 from stepscope.report.charts import steps as chart
 from stepscope.report.page.parts import (
     SHARE_MEANING,
@@ -35,7 +35,8 @@ from stepscope.report.page.parts import (
 )
 from stepscope.report.page.reading import milliseconds, without_long_words
 from stepscope.report.screen import next_steps
-from stepscope.units import NOT_MEASURED, ROW_LABELS, amount, interval, percent, row_label
+from stepscope.report.text_tables import short_source
+from stepscope.units import NOT_MEASURED, ROW_LABELS, amount, duration, interval, percent, row_label
 
 if TYPE_CHECKING:
     from stepscope.analysis.run import Run
@@ -65,9 +66,10 @@ def build(run: Run) -> Section:
         title=without_long_words(title),
         confidence="" if first is None else first.confidence,
         evidence=() if first is None else tuple(_capital(entry.text) for entry in first.evidence[:_EVIDENCE]),
-        cautions=found.cautions,
+        cautions=tuple(said for said in found.cautions if not said.startswith(simulated_badge(run.simulated) or "\0")),
         next=tuple(next_steps(run)[:_NEXT]),
         fits=_capital(fits_sentence(run) or ""),
+        layer=_most_expensive(run),
     )
     shown, every = tuple(headlines(run)), tuple(_key_figures(run))
     phases = run.phases()
@@ -80,12 +82,27 @@ def build(run: Run) -> Section:
 
 def headlines(run: Run) -> Iterator[KeyFigure]:
     """The few numbers that answer how fast and at what cost."""
-    for row in headline(run):
+    rows = headline(run)
+    known = {row.metric for row in rows}
+    for row in rows:
         kind = f"{row.kind.capitalize()}: " if row.kind else ""
         note = row.note if row.metric in ("temperature", "accuracy") else ""
         note = f"of {amount(row.whole, row.unit)}" if row.whole else note
         label = _SHORT.get(row.metric, row.label)
+        if row.metric == "peak_memory" and "energy_per_step" not in known:
+            yield KeyFigure("Energy per step", NOT_MEASURED, note="not measured")
         yield KeyFigure(f"{kind}{label}", amount(row.value, row.unit), interval(row.low, row.high, row.unit), note)
+
+
+def _most_expensive(run: Run) -> str:
+    """The layer that takes longest: its name, type, time and share of the step, and the line that calls it."""
+    for row in run.layers().head(1).iter_rows(named=True):
+        on_device, ns = bool(row["device_ns"]), row["device_ns"] or row["total_ns"]
+        if ns and row["layer"]:
+            where = "on the accelerator" if on_device else f"{percent(row['share'], 0)} of the step"
+            source = [short_source(row["source"])] if row["source"] else []
+            return ", ".join([f"{row['layer']} ({row['type']}): {duration(ns)}", where, *source])
+    return ""
 
 
 def _capital(text: str) -> str:

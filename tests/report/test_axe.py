@@ -1,0 +1,112 @@
+"""axe-core on every kind of page, light and dark, every fold open: no serious or critical finding."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.fabricate import fabricate_run
+from tests.report import browser
+from tests.report.browser import Browser
+from tests.report.stored_runs import RUNS
+from tests.report.test_suite_page import results
+
+import stepscope
+from stepscope.analysis.run import Run
+from stepscope.experiments.suite.results import settings_table
+from stepscope.report import compare_page, html, study_results, suite_page
+from stepscope.report.view.site import Access, Site
+
+HERE = {"Host": "localhost"}
+
+_GRAVE = ("serious", "critical")
+_OPENED = "document.querySelectorAll('details').forEach((fold) => { fold.open = true; })"
+_ASKED = "axe.run(document, {resultTypes: ['violations']}).then((found) => found.violations)"
+
+
+@pytest.fixture(scope="module")
+def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    if browser.PATH is None:
+        pytest.skip("no Chromium here")
+    with Browser(tmp_path_factory.mktemp("profile")) as opened:
+        yield opened
+
+
+def grave(chromium: Browser) -> list[tuple[str, list[str]]]:
+    """What axe-core finds grave on the page that is open, with every fold open: rule, and the places."""
+    script = pytest.importorskip("axe_playwright_python.base").AXE_SCRIPT
+    chromium.run(_OPENED)
+    chromium.run(script + ";0")
+    found: list[dict[str, Any]] = chromium.run(_ASKED)
+    return [
+        (rule["id"], [place["html"][:120] for place in rule["nodes"][:3]]) for rule in found if rule["impact"] in _GRAVE
+    ]
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_nothing_grave_is_found_on_the_page_of_a_run(chromium: Browser, tmp_path: Path, name: str) -> None:
+    page = html.write(Run(RUNS[name](tmp_path)), tmp_path / "page.html")
+    for dark in (False, True):
+        chromium.open(page, dark=dark)
+        assert grave(chromium) == []
+
+
+def compared(folder: Path) -> str:
+    paths = [RUNS["with power"](folder / side) for side in "ab"]
+    return compare_page.render(stepscope.compare(paths))
+
+
+def suite(folder: Path) -> str:
+    return suite_page.render("a board", [("Suite", "on a board")], settings_table(results("lenet", "resnet8-c32")))
+
+
+def study(folder: Path) -> str:
+    pytest.importorskip("torch")
+    from stepscope.experiments.breakdown import Breakdown
+    from stepscope.experiments.engine.engine import answer_study
+    from stepscope.report.charts.operators import breakdown_charts
+
+    findings = answer_study(Breakdown(("lenet",), batch=4, memory_only=True), folder, child=("false",))
+    return study_results.render(findings, breakdown_charts(findings.frames))
+
+
+def viewed(address: str) -> Callable[[Path], str]:
+    def page(folder: Path) -> str:
+        for seed in range(2):
+            fabricate_run(folder, steps=12, power_w=5.0, seed=seed)
+        header = {"pid": os.getpid(), "planned_steps": 100}
+        running = fabricate_run(folder, steps=8, status=None, header=header, seed=3).name
+        site = Site(folder, Access())
+        answer = site.answer(address.format(running=running), HERE)
+        site.close()
+        assert answer.status == 200
+        return str(answer.body)
+
+    return page
+
+
+OTHERS = {
+    "a comparison": compared,
+    "a suite": suite,
+    "a study": study,
+    "the list of runs": viewed("/"),
+    "runs over time": viewed("/over-time"),
+    "a run that is going on": viewed("/live/{running}"),
+}
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_nothing_grave_is_found_on_the_other_pages(chromium: Browser, tmp_path: Path, kind: str) -> None:
+    page = html.write_text(tmp_path / "page.html", OTHERS[kind](tmp_path / "runs"))
+    for dark in (False, True):
+        chromium.open(page, dark=dark)
+        assert grave(chromium) == []
+
+
+def test_a_picture_without_a_name_is_found(chromium: Browser, tmp_path: Path) -> None:
+    page = "<!doctype html><html lang=en><title>t</title><main><img src='data:,'></main>"
+    chromium.open(html.write_text(tmp_path / "page.html", page))
+    assert [rule for rule, _ in grave(chromium)] == ["image-alt"]
