@@ -24,7 +24,7 @@ import polars as pl
 
 from stepscope.analysis.estimate import mean_intervals, median_interval
 from stepscope.analysis.time.layers import LayerTimes, group_of_cells, layer_times
-from stepscope.analysis.time.operators import CPU, PerStep, per_step, sums_per_step
+from stepscope.analysis.time.operators import CPU, PerStep, sums_per_step
 from stepscope.analysis.time.steps import (
     FEW,
     layer_timed_steps,
