@@ -105,10 +105,8 @@ def step_times(run: Run) -> StepTimes:
     lengths = steps["length_ns"].to_numpy().astype(np.float64)
     rest = lengths - cells.values.sum(axis=1)
     rest = np.where(rest < 0, max(float(np.median(rest)), 0.0), rest)  # below 0 where threads overlap
-    outside, below = (
-        found.values.sum(axis=1) for found in sums_per_step(on_cpu, number, ("device",), ("outside_ns", "below_ns"))
-    )
-    rest_cost = np.maximum(outside - below, 0.0)
+    outside, below = sums_per_step(on_cpu, number, ("device",), ("outside_ns", "below_ns"))
+    rest_cost = np.maximum((outside.values - below.values).sum(axis=1), 0.0)
     regular = (count.values == count.values[0]).all(axis=0)
     raw = np.column_stack([_without_interruptions(cells.values, regular), _without_interruptions(rest[:, None])])
     cost = np.column_stack([profiling.values, rest_cost])
