@@ -30,6 +30,7 @@ FOR_ALL = {
     "plugins",
     "request",
     "run_paths",
+    "part_names",
     "secrets",
     "privacy",
 }
@@ -46,6 +47,7 @@ MAY_IMPORT = {
     "plugins": {"errors"},
     "request": {"errors"},
     "run_paths": {"errors"},
+    "part_names": set[str](),
     "runfolder": FOR_ALL,
     "workloads": FOR_ALL,
     "simulate": FOR_ALL,

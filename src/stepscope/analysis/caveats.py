@@ -24,6 +24,7 @@ from stepscope.analysis.processes import (
     training_processes,
     watched_pid_stated,
 )
+from stepscope.analysis.thinning import thinning_sentences
 from stepscope.analysis.time.operators import CPU
 from stepscope.analysis.time.steps import (
     FEW,
@@ -83,6 +84,7 @@ def not_measured(run: Run) -> list[NotMeasured]:
         *_memory_gaps(run),
         *_overhead_gaps(run),
         *_sensor_gaps(run),
+        *_thinned(run),
         *_damaged_files(run),
         *_losses_by_kind(run),
     ]
@@ -300,6 +302,12 @@ def _stated_reason(entry: dict[str, Any]) -> str:
 def _damaged_files(run: RunReader) -> Iterator[NotMeasured]:
     for name in run.damaged:
         yield NotMeasured(name, "the file is damaged and was excluded", group=LOST)
+
+
+def _thinned(run: Run) -> Iterator[NotMeasured]:
+    """Yield what the run gave up to keep to its room on the disk."""
+    if said := list(thinning_sentences(run)):
+        yield NotMeasured("all of a long run", "; ".join(said), "a larger --max-disk keeps more")
 
 
 def _losses_by_kind(run: RunReader) -> Iterator[NotMeasured]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from stepscope.record.settings import LEAST_DISK
 from stepscope.request import REQUIRED, Request, option
 
 
@@ -56,6 +57,14 @@ class RunRequest(Request):
         above=0,
         unit="s",
         example="5ms",
+        advanced=True,
+    )
+    max_disk: float | None = option(
+        None,
+        "Room on the disk for a run of days: old samples become means, operators a random choice of windows.",
+        least=LEAST_DISK,
+        unit="B",
+        example="500MB",
         advanced=True,
     )
     updates_per_step: int | None = option(

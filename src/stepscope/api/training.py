@@ -17,7 +17,7 @@ from stepscope.experiments.single_run import MOST, UntilResolved, parse_metering
 from stepscope.footprint.jobs import write_computed_memory
 from stepscope.record.ceilings import write_ceilings
 from stepscope.record.empty_process import write_empty_process_bytes
-from stepscope.record.settings import Schedule, Settings, sampling_period_ns
+from stepscope.record.settings import Schedule, Settings, disk_room, sampling_period_ns
 from stepscope.record.train import EXIT_CODES, torch_threads, train_workload
 from stepscope.simulate import sensor_root
 
@@ -52,6 +52,7 @@ def measure(
     dither: bool = True,
     ceilings: bool = True,
     simulate: str | None = None,
+    max_disk: float | str | None = None,
     out: str | Path = "runs",
     progress: Callable[[int, float | None], None] | None = None,
 ) -> Run:
@@ -79,7 +80,9 @@ def measure(
         memory=memory,
         period_ns=request.period_ns,
         root=os.environ.get("STEPSCOPE_ROOT"),
-        metering=parse_metering(plugs, meter_commands, power_model, characterise, dither),
+        metering=replace(
+            parse_metering(plugs, meter_commands, power_model, characterise, dither), max_disk=disk_room(max_disk)
+        ),
     )
     most = steps or (_STEPS if until_resolved is None else MOST)
     with (

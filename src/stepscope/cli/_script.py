@@ -9,6 +9,7 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -84,7 +85,7 @@ def is_script(target: str) -> bool:
 
 def settings_of(request: RunRequest) -> Settings:
     """Return the settings of the recording, but for the sensors of a simulated board."""
-    from stepscope.record.settings import Metering, Settings
+    from stepscope.record.settings import Metering, Settings, disk_room
 
     if request.period > _LONGEST_PERIOD_S:
         given = f"{request.period:g}"
@@ -104,7 +105,7 @@ def settings_of(request: RunRequest) -> Settings:
         samples_per_step=request.batch,
         optimizer_steps_per_step=request.updates_per_step,
         root=os.environ.get("STEPSCOPE_ROOT"),
-        metering=metering,
+        metering=replace(metering, max_disk=disk_room(request.max_disk)),
     )
 
 

@@ -36,7 +36,7 @@ def of_beginning(settings: Settings, mode: str, pid: int) -> dict[str, Any]:
         "clock": anchors(),
         "warmup_steps": WARMUP_STEPS,
         "recorder": {"mode": mode, "steps_from": settings.steps_from},
-        "sampler": {"period_ns": settings.period_ns},
+        "sampler": {"period_ns": settings.period_ns, "max_disk": settings.metering.max_disk},
         "malloc": of_malloc(),
         **rank_of_process(),
         **of_metering(settings.metering),

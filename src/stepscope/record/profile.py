@@ -21,7 +21,7 @@ from stepscope.record.facts import status_of
 from stepscope.record.meters import parse_meters
 from stepscope.record.ops.modules import Models
 from stepscope.record.session import Session
-from stepscope.record.settings import Metering, Schedule, Settings, sampling_period_ns
+from stepscope.record.settings import Metering, Schedule, Settings, disk_room, sampling_period_ns
 
 if TYPE_CHECKING:
     from stepscope import Run
@@ -108,7 +108,8 @@ class profile:  # noqa: N801 - reads as torch.profiler.profile does
     name. steps: "calls" of `scope.step()`, or
     "optimizer" for a step at each optimizer step. plugs, meter_commands, power_model, characterise
     and dither: as the options of `stepscope run`. simulation: a board of `stepscope.simulate.start` to read instead of
-    this machine. Raises OutputNotWritable and UsageError before the loop, and nothing of its own within it.
+    this machine. max_disk: bytes that the run may take on the disk, or a text such as "500MB": what is long ago is
+    thinned to stay within it. Raises OutputNotWritable and UsageError before the loop, and nothing of its own in it.
     """
 
     def __init__(
@@ -131,6 +132,7 @@ class profile:  # noqa: N801 - reads as torch.profiler.profile does
         characterise: bool = True,
         dither: bool = True,
         simulation: SimulatedBoard | None = None,
+        max_disk: float | str | None = None,
     ) -> None:
         if steps not in ("calls", "optimizer"):
             raise UsageError(f"steps='{steps}' is not known", "choose 'calls' or 'optimizer'")
@@ -152,6 +154,7 @@ class profile:  # noqa: N801 - reads as torch.profiler.profile does
                 characterise,
                 dither,
                 simulation.board if simulation else None,
+                disk_room(max_disk),
             ),
             facts={"workload": workload},
         )

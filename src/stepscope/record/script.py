@@ -57,7 +57,7 @@ def run_script(
         workload={"name": name},
         clock=anchors(),
         warmup_steps=3,
-        sampler={"period_ns": settings.period_ns},
+        sampler={"period_ns": settings.period_ns, "max_disk": settings.metering.max_disk},
         recorder={"mode": str(settings.record), "steps_from": "optimizer"},
         **({"power_model": settings.metering.power_model} if settings.metering.power_model else {}),
     )
@@ -74,6 +74,7 @@ def run_script(
         simulate=settings.metering.simulated,
         module=as_module,
         prepare=settings.prepare,
+        max_disk=settings.metering.max_disk,
     )
     code = _trained(orders, target, arguments, settings, writer, malloc)
     _close(writer, code)

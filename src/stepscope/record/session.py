@@ -334,6 +334,7 @@ class Session:
         self._began_ns = self._flushed_ns = monotonic_ns()
 
     def _write_beginning(self) -> None:
+        self.writer.max_disk = self._settings.metering.max_disk
         self.writer.update(**facts.of_beginning(self._settings, self._plan.choice.name, self._pid))
         if not self.writer.is_rank:
             self._safely(lambda: self.writer.device(facts.of_device(self._settings.root)))
@@ -504,12 +505,8 @@ class Session:
 
     def _start_sampler(self) -> None:
         try:
-            self._sampler = start_sampler(
-                self.path,
-                self._settings.period_ns,
-                root=self._settings.root,
-                metering=self._settings.metering,
-            )
+            settings = self._settings
+            self._sampler = start_sampler(self.path, settings.period_ns, root=settings.root, metering=settings.metering)
         except (StepscopeError, OSError) as error:
             self.note("sampler-failed", str(error))
 

@@ -15,13 +15,14 @@ from stepscope.request import parse_amount
 
 @dataclass(frozen=True)
 class Metering:
-    """Sources of power: meters that the user names, and what is made of the sensors that answer."""
+    """Sources of power: meters that the user names, what is made of the sensors that answer, and the room for it."""
 
     meters: tuple[Meter, ...] = ()
     power_model: str | None = None  # "cpu=2W..15W": estimated, by the user's choice alone
     characterise: bool = True  # measure refresh, step and filter of each power sensor, once a device
     dither: bool = True
     simulated: str | None = None  # the board that `root` pretends to be, with its settings
+    max_disk: int | None = None  # bytes that the run may take on the disk: what is long ago is thinned
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,19 @@ def check_settings(settings: Settings) -> Settings:
     if settings.period_ns < 1_000_000:
         raise UsageError("the sampling period must be 1 ms or more", "for example --period 5ms")
     return settings
+
+
+LEAST_DISK = 20_000_000  # bytes: less than the model, the first parts and the last ones take
+
+
+def disk_room(amount: float | str | None) -> int | None:
+    """Return the bytes that a run may take, given in bytes or as a text such as "500MB"; UsageError where too few."""
+    if amount is None:
+        return None
+    room = parse_amount("max_disk", amount, "B") if isinstance(amount, str) else float(amount)
+    if not room >= LEAST_DISK:
+        raise UsageError(f"a run cannot keep to {amount}: at least 20 MB", 'for example max_disk="500MB"')
+    return int(room)
 
 
 # "adaptive" (default)   the steps that are needed to know every op's median, then now and then

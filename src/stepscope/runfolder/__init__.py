@@ -7,6 +7,7 @@ needs polars, and the command line that waits for it neither.
 
 Schema history
   1  first version
+  2  samples and steps may lie in several files, see `stepscope.part_names`
 """
 
 from __future__ import annotations

@@ -19,12 +19,18 @@ CHECKSUMS = "checksums.json"
 
 def note(run: Path, *names: str) -> None:
     """Write down the checksums of files that have just been written; those of files that are gone are dropped."""
-    known: dict[str, Any] = {}
-    with contextlib.suppress(OSError, ValueError, RecursionError):
-        content = json.loads(read_regular(run / CHECKSUMS, MOST_BYTES))
-        known = content if isinstance(content, dict) else {}
+    known = stated(run)
     known.update({name: of(run / name) for name in names})
     replace_json(run / CHECKSUMS, {name: known[name] for name in sorted(known) if (run / name).exists()}, whole=True)
+
+
+def stated(run: Path) -> dict[str, Any]:
+    """Return what was noted, by file."""
+    with contextlib.suppress(OSError, ValueError, RecursionError):
+        content = json.loads(read_regular(run / CHECKSUMS, MOST_BYTES))
+        if isinstance(content, dict):
+            return content
+    return {}
 
 
 def of(path: Path) -> list[int]:

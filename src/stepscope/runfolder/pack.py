@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from stepscope.files import clear_parts, replaced
+from stepscope.part_names import PartName, closed, counting, parsed
 from stepscope.runfolder import checksums
 from stepscope.runfolder.parts import read_part
 from stepscope.runfolder.schema import STEP_ROW, TABLES, channel_names, sample_dtype
@@ -63,18 +64,66 @@ def _pack_folder(run: Path) -> Iterator[str]:
             with _staying(run, part) as kept:
                 _replace(run, part, partial(_write, frame_of(read_part(part, table), table)))
             yield from kept
-    steps = run / "steps.rows"
-    if steps.exists():
-        with _staying(run, steps) as kept:
-            _replace(run, steps, partial(_sink_rows, steps, STEP_ROW, _step_frame))
-        yield from kept
-    for rows in _sorted(run / "samples", "*.rows"):
-        with _staying(run, rows) as kept:
-            columns = channel_names(run, rows.stem)
+    clear_superseded(run)
+    for rows in row_files(run):
+        if not rows.packed:
+            yield from _pack_rows(run, rows)
+
+
+def pack_closed_parts(run: Path) -> Iterator[PartName]:
+    """Pack the rows of a run that goes on to which nothing is added any more, and give each file when it was."""
+    clear_parts(run)
+    clear_superseded(run)
+    for rows in closed([part.name for part in row_files(run)]):
+        _pack_rows(run, rows)
+        yield rows
+
+
+def row_files(run: Path) -> list[PartName]:
+    """Return the files of steps and samples, as they are now."""
+    found = [*_sorted(run, "steps.*"), *_sorted(run / "samples", "*.*")]
+    parts = [parsed(path.relative_to(run).as_posix()) for path in found]
+    return [part for part in parts if part is not None]
+
+
+def clear_superseded(run: Path) -> None:
+    """Remove what a file holds that was made of it, where a kill came in between and that file is whole."""
+    files = row_files(run)
+    for stem in dict.fromkeys(part.stem for part in files):
+        counts = counting(stem, [part.name for part in files])
+        for part in files:
+            holder = next((at for at in counts if at.first <= part.first and part.last <= at.last), part)
+            if part.stem == stem and part not in counts and holder.grain and _is_whole(run, holder):
+                (run / part.name).unlink(missing_ok=True)
+
+
+def _is_whole(run: Path, part: PartName) -> bool:
+    """Return whether a file is what was written; one that was not noted, after a kill, is read, and noted."""
+    import polars as pl
+
+    stated = checksums.stated(run).get(part.name)
+    if stated is not None:
+        return bool(checksums.of(run / part.name) == stated)
+    try:
+        pl.read_parquet((run / part.name).read_bytes())
+    except (OSError, ValueError, pl.exceptions.PolarsError, pl.exceptions.PanicException):
+        return False
+    checksums.note(run, part.name)
+    return True
+
+
+def _pack_rows(run: Path, part: PartName) -> list[str]:
+    """Make Parquet of a file of rows; return its name where it stays."""
+    rows = run / part.name
+    with _staying(run, rows) as kept:
+        if part.stem == "steps":
+            _replace(run, rows, partial(_sink_rows, rows, STEP_ROW, _step_frame))
+        else:
+            columns = channel_names(run, part.stem.removeprefix("samples/"))
             if not columns:
                 raise ValueError("no channel describes it")
             _replace(run, rows, partial(_sink_rows, rows, sample_dtype(columns), _sample_frame))
-        yield from kept
+    return kept
 
 
 def _sorted(folder: Path, pattern: str) -> list[Path]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import io
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -14,32 +13,35 @@ from typing import Any, TypeVar
 import numpy as np
 import polars as pl
 
-from stepscope.errors import RunDamaged, RunError, RunNotFound, SchemaTooNew, UnknownName
+from stepscope.errors import RunError, UnknownName
 from stepscope.liveness import runs_still
-from stepscope.privacy import cleaned, cleaned_fields
+from stepscope.part_names import PartName, counting, of_stem, parsed
+from stepscope.privacy import cleaned
 from stepscope.quantities import SAMPLED
 from stepscope.run_paths import find_run
-from stepscope.runfolder import validation
+from stepscope.runfolder import samples, validation
 from stepscope.runfolder.checksums import CHECKSUMS, agrees
-from stepscope.runfolder.parts import Part, from_bytes, null_below_zero
-from stepscope.runfolder.samples import LongFile, checked_samples, described_samples
-from stepscope.runfolder.samples import samples_of as samples_of
-from stepscope.runfolder.schema import (
-    MEMORY_COLUMNS,
-    MODEL_COLUMNS,
-    NO_SAMPLES,
-    OPS_COLUMNS,
-    PARTS,
-    PHASES,
-    SCHEMA,
-    STATUSES,
-    STEP_ROW,
-    STEPS_COLUMNS,
-    TABLES,
-    TEXT,
-    sample_dtype,
+from stepscope.runfolder.header import places, read_header
+from stepscope.runfolder.parts import from_bytes
+from stepscope.runfolder.samples import (
+    LongSensor,
+    SampleFile,
+    Unreadable,
+    checked_samples,
+    described_samples,
 )
-from stepscope.secrets import redacted
+from stepscope.runfolder.samples import samples_of as samples_of
+from stepscope.runfolder.schema import PARTS, PHASES, STATUSES, STEP_ROW, TABLES, TEXT, sample_dtype
+from stepscope.runfolder.tables import MEMORY as MEMORY
+from stepscope.runfolder.tables import MODEL as MODEL
+from stepscope.runfolder.tables import OPS as OPS
+from stepscope.runfolder.tables import SOURCES as SOURCES
+from stepscope.runfolder.tables import STEPS as STEPS
+from stepscope.runfolder.tables import frame_of as frame_of
+from stepscope.runfolder.tables import part_of as part_of
+from stepscope.runfolder.tables import read_last_step_rows as read_last_step_rows
+from stepscope.runfolder.tables import steps_of as steps_of
+from stepscope.runfolder.tables import whole_rows
 
 R = TypeVar("R")
 
@@ -56,11 +58,12 @@ class RunReader:
     def __init__(self, path: str | Path) -> None:
         self.path = find_run(path)
         self.damaged: list[str] = []
-        self.meta = _read_header(self.path, self.damaged)
+        self.meta = read_header(self.path, self.damaged)
         self._grows = self.meta.get("status") == "running"
         self._json_files: dict[str, dict[str, Any]] = {}
         self._sensors: dict[str, pl.DataFrame] = {}
-        self._long_files: dict[str, LongFile | None] = {}
+        self._long_sensors: dict[str, LongSensor | None] = {}
+        self._relisted: dict[str, list[str]] = {}  # names of the parts of a stem, where some were packed meanwhile
         if self._grows:
             self._hold_still()
 
@@ -145,11 +148,36 @@ class RunReader:
 
     @cached_property
     def steps(self) -> pl.DataFrame:
-        """Every step, columns as `STEPS`, in order."""
-        frame = self._rows("steps", STEP_ROW, steps_of, _checked_steps)
-        if frame is None:
-            return pl.DataFrame(schema=STEPS)
-        return self._whole(frame, _TRUE_STEP & ~_no_row(frame), "steps").sort("step")
+        """Every step, columns as `STEPS`, in order; of those that were profiled, where a part of the windows was chosen
+        (`max_disk`), the ones that are there.
+        """
+        frames = [frame for _, frame in self._rows("steps", STEP_ROW, steps_of, _checked_steps)]
+        frame = pl.concat(frames) if frames else pl.DataFrame(schema=STEPS)
+        whole = self._whole(frame, _TRUE_STEP & ~_no_row(frame), "steps").sort("step")
+        if self.max_disk is None:
+            return whole
+        there = self.scan_ops().select(pl.col("step").cast(pl.Int64)).unique().collect()["step"]
+        return whole.filter(~pl.col("recorded") | pl.col("step").is_in(there.implode()))
+
+    @property
+    def max_disk(self) -> int | None:
+        """Return the bytes that this run was to keep to; None where it had all the room."""
+        most = (self.meta.get("sampler") or {}).get("max_disk")
+        return None if most is None else int(most)
+
+    @property
+    def thinned_steps(self) -> list[PartName]:
+        """Return the files of steps of which not all blocks are there."""
+        return [part for part in self._counting("steps") if part.grain]
+
+    @property
+    def windows_recorded(self) -> tuple[int, int]:
+        """Return how many windows of operators are there, and how many there were."""
+        numbers = {
+            int(stem) for name in self.files if name.startswith("ops/") and (stem := name[4:].split(".")[0]).isdecimal()
+        }
+        stated = int((self.meta.get("recorder") or {}).get("windows") or 0)  # at the end of the run
+        return len(numbers), max(stated, max(numbers, default=-1) + 1)
 
     @property
     def ops(self) -> pl.DataFrame:
@@ -182,13 +210,13 @@ class RunReader:
         gauges, readings of counters, and exact rows around the extremes. `sensor_between` has all rows of a span.
         """
         if name not in self._sensors:
-            coarser = self._of_long_file(name, LongFile.coarser)
+            coarser = self._of_long_sensor(name, LongSensor.coarser)
             self._sensors[name] = self._short_sensor(name) if coarser is None else coarser
         return self._sensors[name]
 
     def sensor_between(self, name: str, t0_ns: int, t1_ns: int) -> pl.DataFrame:
         """The samples of one sensor, each as it was read, that touch a span of time."""
-        exact = self._of_long_file(name, lambda file: file.between(t0_ns, t1_ns))
+        exact = self._of_long_sensor(name, lambda sensor: sensor.between(t0_ns, t1_ns))
         if exact is not None:
             return exact.sort("t0_ns", maintain_order=True)
         return self.sensor(name).filter((pl.col("t1_ns") >= t0_ns) & (pl.col("t0_ns") <= t1_ns))
@@ -196,47 +224,108 @@ class RunReader:
     @property
     def coarser_sensors(self) -> list[str]:
         """Names of the sensors whose rows stand for several each."""
-        names = dict.fromkeys(str(channel["sensor"]) for channel in self.channels)
-        return [name for name in names if self._long_file(name) is not None]
+        return [name for name in self._sensor_names if self._long_sensor(name) is not None]
+
+    @cached_property
+    def thinned_samples(self) -> list[tuple[int, int, int]]:
+        """Spans whose samples are means: begin and end, ns, and their length, s; of all sensors, in order of time."""
+        spans = set()
+        for name in self._sensor_names:
+            for _ in range(_MOST_TRIES):
+                sensor = self._long_sensor(name)
+                try:
+                    spans |= set(sensor.thinned_spans if sensor is not None else ())
+                    break
+                except Unreadable as error:
+                    self._lost(error.part)
+                    del self._long_sensors[name]
+        return sorted(spans)
+
+    @property
+    def _sensor_names(self) -> list[str]:
+        return list(dict.fromkeys(str(channel["sensor"]) for channel in self.channels))
+
+    def _described(self, name: str) -> list[dict[str, Any]]:
+        return [channel for channel in self.channels if channel["sensor"] == name]
 
     def _short_sensor(self, name: str) -> pl.DataFrame:
-        columns = [channel["id"] for channel in self.channels if channel["sensor"] == name]
+        columns = [channel["id"] for channel in self._described(name)]
         described, check = partial(described_samples, columns), partial(checked_samples, columns)
-        frame = self._rows(f"samples/{name}", sample_dtype(columns), described, check)
-        if frame is None:
+        frames = self._rows(f"samples/{name}", sample_dtype(columns), described, check)
+        if not frames:
             return pl.DataFrame(schema={"t0_ns": pl.Int64, "t1_ns": pl.Int64})
-        return self._true_samples(name, frame).sort("t0_ns", maintain_order=True)
+        whole = [self._true_samples(part, frame) for part, frame in frames]
+        return pl.concat(whole, how="diagonal").sort("t0_ns", maintain_order=True)
 
-    def _true_samples(self, name: str, frame: pl.DataFrame) -> pl.DataFrame:
-        return self._whole(frame, _TRUE_TIMES & ~_no_row(frame), f"samples/{name}")
+    def _true_samples(self, part: PartName, frame: pl.DataFrame) -> pl.DataFrame:
+        return self._whole(frame, _TRUE_TIMES & ~_no_row(frame), part.name.rpartition(".")[0])
 
-    def _of_long_file(self, name: str, read: Callable[[LongFile], pl.DataFrame]) -> pl.DataFrame | None:
-        """What is read of a file of very many samples; None where there are few, or they are damaged."""
-        while (file := self._long_file(name)) is not None:
+    def _of_long_sensor(self, name: str, read: Callable[[LongSensor], pl.DataFrame]) -> pl.DataFrame | None:
+        """What is read of a sensor of very many samples; None where there are few."""
+        for _ in range(_MOST_TRIES):
+            sensor = self._long_sensor(name)
+            if sensor is None:
+                return None
             try:
-                return read(file)
-            except (OSError, ValueError, pl.exceptions.PolarsError, pl.exceptions.PanicException):
-                self._found_damaged(f"samples/{file.path.name}")
-                del self._long_files[name]
+                return read(sensor)
+            except Unreadable as error:
+                self._lost(error.part)
+                del self._long_sensors[name]
         return None
 
-    def _long_file(self, name: str) -> LongFile | None:
-        if name not in self._long_files:
-            self._long_files[name] = self._open_long_file(name)
-        return self._long_files[name]
-
-    def _open_long_file(self, name: str) -> LongFile | None:
-        for file in (f"samples/{name}.parquet", f"samples/{name}.rows"):
-            size = self.files.get(file, (0, 0))[0]
-            if size and file not in self.damaged:
-                described = [channel for channel in self.channels if channel["sensor"] == name]
+    def _long_sensor(self, name: str) -> LongSensor | None:
+        for _ in range(_MOST_TRIES):
+            if name not in self._long_sensors:
                 try:
-                    found = LongFile.opened(self.path / file, size, described, self._checksums.get(file))
-                except (OSError, ValueError, pl.exceptions.PolarsError, pl.exceptions.PanicException):
-                    self._found_damaged(file)
+                    self._long_sensors[name] = self._open_long_sensor(name)
+                except Unreadable as error:
+                    self._lost(error.part)
                     continue
-                return found and found.with_rows(partial(self._true_samples, name))
+            return self._long_sensors[name]
         return None
+
+    def _open_long_sensor(self, name: str) -> LongSensor | None:
+        described = self._described(name)
+        columns = [str(channel["id"]) for channel in described]
+        counters = frozenset(str(row["id"]) for row in described if row.get("kind") == "counter")
+        parts = self._counting(f"samples/{name}")
+        few = sum(self._size(part) for part in parts) < samples.LEAST_BYTES
+        if not columns or (few and not any(part.grain for part in parts)):
+            return None
+        files = [
+            SampleFile.opened(
+                self.path, part, self._rows_noted(part), columns, counters, partial(self._true_samples, part)
+            )
+            for part in parts
+        ]
+        if sum(file.rows for file in files) <= samples.MOST_ROWS and not any(part.grain for part in parts):
+            return None
+        for file in files:
+            file.check(self._checksums.get(file.part.name))
+        return LongSensor(tuple(files), counters)
+
+    # the parts that rows lie in
+
+    def _counting(self, stem: str) -> list[PartName]:
+        """The files of rows that count, without those that are damaged."""
+        return counting(stem, self._relisted.get(stem, self.files), self.damaged)
+
+    def _size(self, part: PartName) -> int:
+        return self.files.get(part.name, (0, 0))[0] or _size_of(self.path / part.name)
+
+    def _rows_noted(self, part: PartName) -> int | None:
+        """The bytes of rows that count of the part of a run that goes on; None for all that there are."""
+        noted = self.files.get(part.name if not part.packed else f"{part.name.rpartition('.')[0]}.rows")
+        return noted[0] if noted and self._grows and (not part.packed or part.name not in self.files) else None
+
+    def _lost(self, part: PartName) -> None:
+        """A file could not be read: it is damaged, or was packed since, and lies elsewhere now."""
+        if (self.path / part.name).exists():
+            self._found_damaged(part.name)
+            return
+        most = max((known.last for known in of_stem(part.stem, self.files)), default=0)
+        now = [known for known in of_stem(part.stem, (name for name, _ in _listed(self.path))) if known.first <= most]
+        self._relisted[part.stem] = [known.name for known in now]
 
     def samples(self, quantity: str) -> pl.DataFrame:
         """All channels of a quantity, long: t0_ns, t1_ns, channel, scope, value (null where not read).
@@ -288,7 +377,7 @@ class RunReader:
 
     @cached_property
     def _checksums(self) -> dict[str, Any]:
-        return {} if self._grows else self._json(CHECKSUMS)
+        return self._json(CHECKSUMS)
 
     def _json(self, name: str) -> dict[str, Any]:
         if name not in self._json_files:
@@ -303,7 +392,7 @@ class RunReader:
             if not isinstance(content, dict):
                 self._found_damaged(name)
                 return {}
-            self._found_damaged(*_places(name, dropped))
+            self._found_damaged(*places(name, dropped))
             self._json_files[name] = cleaned(content)
         return self._json_files[name]
 
@@ -337,20 +426,24 @@ class RunReader:
         dtype: np.dtype[Any],
         frame_of_rows: Callable[[_Rows], pl.DataFrame],
         check: Callable[[pl.DataFrame], pl.DataFrame],
-    ) -> Any:
-        """The rows of a file that grows, packed or not; None where there is none."""
-        packed, rows = f"{stem}.parquet", f"{stem}.rows"
-        if self._grows and not {packed, rows} & self.files.keys():
-            return None
-        frame = self._either(
-            packed,
-            lambda data: check(pl.read_parquet(data)),
-            rows,
-            lambda data: check(frame_of_rows(_whole_rows(data, dtype))),
-        )
-        if frame is None or not self._grows or packed in self.files:
-            return frame
-        return frame.head(self.files[rows][0] // dtype.itemsize)  # it may have been packed since, with what came then
+    ) -> list[tuple[PartName, pl.DataFrame]]:
+        """The parts of rows that grow, packed or not, in order."""
+        read: dict[str, pl.DataFrame] = {}
+        for _ in range(_MOST_TRIES):
+            parts = self._counting(stem)
+            missing = next((part for part in parts if part.name not in read), None)
+            if missing is None:
+                return [(part, read[part.name]) for part in parts]
+            try:
+                data = self._bytes(missing.name)
+                frame = check(pl.read_parquet(data) if missing.packed else frame_of_rows(whole_rows(data, dtype)))
+            except (OSError, ValueError, pl.exceptions.PolarsError, pl.exceptions.PanicException):
+                self._lost(missing)
+                continue
+            noted = self._rows_noted(missing)
+            # It may have been packed since, with what came then.
+            read[missing.name] = frame if noted is None else frame.head(noted // dtype.itemsize)
+        return []
 
     def _scan(self, folder: str, schema: dict[str, Any]) -> pl.LazyFrame:
         """All parts of a folder: Parquet where one was packed, held as it lies on disk, else as it was written."""
@@ -390,8 +483,8 @@ class RunReader:
 _REPLACED = ("device.json", "channels.json", "model.json", "sources.json")  # as a whole, also while a run goes on
 _APPENDED = (".rows", ".jsonl")
 _TEXTS = (".json", ".jsonl")
-_MOST_PLACES = 5  # of one file that a report names
-_FACTS = {*_REPLACED, "events.jsonl", "steps.rows", "steps.parquet"}
+_MOST_TRIES = 100_000  # to read the parts of a stem: more than there can be
+_FACTS = {*_REPLACED, "events.jsonl"}
 _FOLDERS = ("computed", "ops", "layers", "memory", "samples")
 _TABLES = (".parquet", ".part", ".rows")
 _Rows = np.ndarray[Any, np.dtype[Any]]
@@ -402,11 +495,23 @@ def _listed(run: Path) -> Iterator[tuple[str, tuple[int, int]]]:
     for folder in ("", *_FOLDERS):
         with contextlib.suppress(OSError), os.scandir(run / folder) as entries:
             for entry in entries:
-                read = entry.name.endswith(_TABLES) and entry.name[0] != "." if folder else entry.name in _FACTS
+                read = entry.name.endswith(_TABLES) and entry.name[0] != "." if folder else _is_of_run(entry.name)
                 with contextlib.suppress(OSError):
                     if read and entry.is_file():
                         state = entry.stat()
                         yield f"{folder}/{entry.name}".lstrip("/"), (state.st_size, state.st_mtime_ns)
+
+
+def _is_of_run(name: str) -> bool:
+    part = parsed(name)
+    return name in _FACTS or (part is not None and part.stem == "steps")
+
+
+def _size_of(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
 
 
 def _scan_parquet(data: bytes, table: str) -> pl.LazyFrame:
@@ -455,77 +560,6 @@ def _no_row(frame: pl.DataFrame) -> pl.Expr:
     return pl.all_horizontal(zero).fill_null(False)
 
 
-def _places(name: str, dropped: list[str]) -> list[str]:
-    """The file with the places in it where something was dropped, the first few of them."""
-    more = [f"{name}: {len(dropped) - _MOST_PLACES:,} more"] if len(dropped) > _MOST_PLACES else []
-    return [f"{name}: {where}" for where in dropped[:_MOST_PLACES]] + more
-
-
-def _near(path: Path) -> str:
-    """Return the run that was meant: 'last', or one of a like name in the same folder or in runs/."""
-    folders = {header.parent for parent in (path.parent, path.parent / "runs") for header in parent.glob("*/run.json")}
-    names = ["last", *sorted((folder.name for folder in folders), reverse=True)]
-    near = difflib.get_close_matches(path.name, names, n=1) or [name for name in names if path.name in name][:1]
-    return f"did you mean {near[0]}?" if near else "list the folder that you gave to --out (default: runs/)"
-
-
-def _inside(path: Path) -> str:
-    """Return the newest run in a folder of runs, or what a run's folder is called."""
-    newest = max((header.parent for header in path.glob("*/run.json")), default=None)
-    called = "runs/<stamp>-<name>-<id>" if newest is None else f"the newest here is {newest}"
-    return f"give the folder of one run, {called}"
-
-
-def _read_header(path: Path, damaged: list[str]) -> dict[str, Any]:
-    if path.is_file():
-        raise RunNotFound(f"'{path}' is a file, not a run folder", "stepscope import makes a run of a profiler's file")
-    if not path.is_dir():
-        raise RunNotFound(f"no run folder at '{path}'", _near(path))
-    try:
-        content = validation.read_regular(path / "run.json", validation.MOST_BYTES)
-        header, dropped = validation.parse(content, validation.RUN)
-    except FileNotFoundError:
-        raise RunNotFound(f"'{path}' holds no run.json", _inside(path)) from None
-    except (OSError, ValueError) as error:
-        raise RunDamaged(f"'{path / 'run.json'}' cannot be read: {error}") from error
-    if not isinstance(header, dict):
-        raise RunDamaged(f"'{path / 'run.json'}' does not hold an object")
-    damaged += sorted(_places("run.json", dropped))
-    return _migrated(header, path)
-
-
-def _migrated(header: dict[str, Any], path: Path) -> dict[str, Any]:
-    """The header as the present schema has it; a newer schema is refused."""
-    schema = header.get("schema")
-    if not isinstance(schema, int) or schema < 1:
-        raise RunDamaged(f"'{path / 'run.json'}' states no schema")
-    if schema > SCHEMA:
-        raise SchemaTooNew(
-            f"'{path}' has schema {schema}; this Stepscope reads up to {SCHEMA}", "pip install --upgrade stepscope"
-        )
-    if header.get("argv"):
-        header["argv"] = redacted(header["argv"])  # an earlier version wrote what was typed
-    return cleaned_fields(header)
-
-
-_PLAIN: dict[str, Any] = {
-    "bool": pl.Boolean,
-    "int32": pl.Int32,
-    "int64": pl.Int64,
-    "uint32": pl.UInt32,
-    "float64": pl.Float64,
-}
-STEPS = {name: _PLAIN[kind] for name, kind in STEPS_COLUMNS.items()}
-OPS = {name: _PLAIN.get(kind, pl.Categorical) for name, kind in OPS_COLUMNS.items()}
-MEMORY = {name: _PLAIN.get(kind, pl.Categorical) for name, kind in MEMORY_COLUMNS.items()}
-SOURCES = {  # turn: which of the calls of this op in the step; null is all of them
-    "phase": pl.String,
-    "module": pl.String,
-    "name": pl.String,
-    "turn": pl.Int64,
-    "source": pl.String,
-}
-MODEL = {name: _PLAIN.get(kind, pl.String) for name, kind in MODEL_COLUMNS.items()}
 _FIRST_NS, _LAST_NS = -(1 << 61), 3 << 61  # from 73 years ago for 290 years: differences stay within int64
 _TRUE_TIMES = (
     (pl.col("t0_ns") >= _FIRST_NS) & (pl.col("t1_ns") < _LAST_NS) & (pl.col("t0_ns") <= pl.col("t1_ns"))
@@ -537,64 +571,3 @@ _TRUE_STEP = (
     & pl.col("samples").is_between(0, 1 << 53).fill_null(True)
     & pl.col("recorded").is_not_null()
 )
-
-
-def part_of(frame: pl.DataFrame, table: str) -> Part:
-    """Return a frame of op calls or memory events as a part, for `RunWriter.ops` or `RunWriter.memory`."""
-    columns: dict[str, np.ndarray[Any, Any]] = {}
-    texts: dict[str, list[str]] = {}
-    for name, kind in TABLES[table].items():
-        column = frame[name]
-        if kind == TEXT:
-            column = column.cast(pl.String)
-            texts[name] = column.drop_nulls().unique(maintain_order=True).to_list()
-            numbers = dict(zip(texts[name], range(len(texts[name])), strict=True))
-            column = column.replace_strict(numbers, default=None, return_dtype=pl.Int64)
-        filled = column.cast(pl.Int64).fill_null(-1) if null_below_zero(table, name) else column.cast(pl.Int64)
-        if filled.null_count():
-            raise ValueError(f"null in column {name}, which has none in {table}")
-        columns[name] = filled.to_numpy()
-    return Part(columns, texts)
-
-
-def frame_of(part: Part, table: str) -> pl.DataFrame:
-    """Return a part as a frame with the columns `OPS` or `MEMORY`."""
-    columns = []
-    for name, kind in TABLES[table].items():
-        values = part.columns[name]
-        column = pl.Series(name, values)
-        if null_below_zero(table, name) and len(values) and values.min() < 0:
-            column = column.set(column < 0, None)
-        if kind == TEXT:
-            taken = pl.Series(name, part.texts[name], dtype=pl.String).cast(pl.Categorical)
-            columns.append(taken.gather(column.cast(pl.UInt32)))
-        else:
-            columns.append(column.cast(_PLAIN[kind]))
-    return pl.DataFrame(columns)
-
-
-def read_last_step_rows(path: Path, most: int) -> tuple[int, pl.DataFrame]:
-    """Return how many whole rows there are, and the last of them."""
-    with path.open("rb") as file:
-        count = file.seek(0, 2) // STEP_ROW.itemsize
-        file.seek(max(count - most, 0) * STEP_ROW.itemsize)
-        data = file.read(min(count, most) * STEP_ROW.itemsize)
-    return count, steps_of(np.frombuffer(data, dtype=STEP_ROW))
-
-
-def steps_of(rows: np.ndarray[Any, np.dtype[Any]]) -> pl.DataFrame:
-    """Rows of steps.rows as a frame with the columns `STEPS`."""
-    frame = pl.DataFrame({name: rows[name] for name in STEPS})
-    return frame.select(
-        "step",
-        "t0_ns",
-        "t1_ns",
-        pl.when(pl.col("samples") != NO_SAMPLES).then("samples"),
-        pl.col("loss").fill_nan(None),
-        pl.col("recorded").cast(pl.Boolean),
-    )
-
-
-def _whole_rows(data: bytes, dtype: np.dtype[Any]) -> _Rows:
-    """The complete rows of an appended file; a last row that a crash cut off is dropped."""
-    return np.frombuffer(data[: len(data) // dtype.itemsize * dtype.itemsize], dtype=dtype)

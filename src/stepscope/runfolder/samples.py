@@ -3,21 +3,26 @@
 A coarser row stands for several: gauges hold their mean, counters what they showed at the time of the row, which is
 that of the reading in the middle. Exact rows stay where the highest and the lowest reading of a gauge lie and where
 something was not read; a silence is a row in which nothing was read.
+
+Where parts were thinned, the whole is as coarse as most of them, so that each row stands for as much time.
 """
 
 from __future__ import annotations
 
+import contextlib
 import stat
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import polars as pl
 
+from stepscope.part_names import PartName
 from stepscope.runfolder import checksums
 from stepscope.runfolder.schema import sample_dtype
+from stepscope.runfolder.thinning import COUNT, HIGH, LAST, LOW, thinned_columns
 
 MOST_ROWS = 262_144  # of a sensor that are read as they are: 44 minutes at 10 ms
 LEAST_BYTES = 100_000  # of a file that may hold more
@@ -25,66 +30,153 @@ _AT_A_TIME = 262_144
 _SILENT, _SILENT_NS = 20.0, 500_000_000  # typical distances; a longer silence than both is a gap
 _MOST_EXACT = 0.1  # of the blocks: what fails more often is no gap, but how this sensor answers
 _HALF = 0.5  # of a block that was read, from which its mean stands for it
+_NOT_A_FEW = 0.1  # of a long run: from so much thinned time on, the whole is as coarse
 Chunk = Callable[[int, int], pl.DataFrame]  # first row, number of rows
+Chosen = Callable[[pl.DataFrame], pl.DataFrame]
+
+
+class Unreadable(Exception):
+    """A file of samples could not be read: it is damaged, or not there any more."""
+
+    def __init__(self, part: PartName) -> None:
+        super().__init__(part.name)
+        self.part = part
+
+
+@contextlib.contextmanager
+def _reading(part: PartName) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, ValueError, pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
+        raise Unreadable(part) from error
 
 
 @dataclass
-class LongFile:
-    """A file of many rows. `begins`: time of the first row of each chunk, ns, known once it was read as a whole."""
+class SampleFile:
+    """A file of samples. `begins`: time of the first row of each chunk, ns, known once it was read as a whole."""
 
+    part: PartName
     path: Path
     rows: int
     read: Chunk
-    counters: frozenset[str]
+    columns: list[str]
+    stands_for: int = 0  # rows as they were read
     begins: list[int] = field(default_factory=list)
 
     @classmethod
-    def opened(cls, path: Path, size: int, channels: Sequence[dict[str, Any]], checksum: Any) -> LongFile | None:
-        """Open a file of samples; None where it has few. ValueError or OSError where it is damaged.
+    def opened(
+        cls,
+        run: Path,
+        part: PartName,
+        most: int | None,
+        columns: list[str],
+        counters: frozenset[str],
+        chosen: Chosen,
+    ) -> SampleFile:
+        """Open a file of samples; raises Unreadable.
 
-        size: bytes that count; channels: of the sensor, in order; checksum: as noted of a packed file.
+        most: bytes of rows that count; columns: of the sensor, in order; chosen: the rows that can be true.
         """
-        columns = [str(channel["id"]) for channel in channels]
-        if size < LEAST_BYTES:
-            return None
-        if not stat.S_ISREG(path.stat().st_mode):
-            raise OSError(f"'{path}' is no plain file")
-        rows, read = _packed(path, columns) if path.suffix == ".parquet" else _appended(path, columns, size)
-        if rows <= MOST_ROWS:
-            return None
-        if path.suffix == ".parquet" and checksum is not None and checksums.of(path) != checksum:
-            raise ValueError("its content is not what was written")
-        return cls(path, rows, read, frozenset(str(row["id"]) for row in channels if row.get("kind") == "counter"))
+        path = run / part.name
+        with _reading(part):
+            state = path.stat()
+            if not stat.S_ISREG(state.st_mode):
+                raise OSError(f"'{path}' is no plain file")
+            size = state.st_size if most is None else most
+            if part.grain:
+                rows, stands_for, read = _thinned(path, columns, counters)
+            else:
+                rows, read = _packed(path, columns) if part.packed else _appended(path, columns, size)
+                stands_for = rows
+        if part.packed and most is not None:
+            rows = min(rows, most // sample_dtype(columns).itemsize)
 
-    def with_rows(self, chosen: Callable[[pl.DataFrame], pl.DataFrame]) -> LongFile:
-        """The same file, of which a function chooses the rows."""
-        return replace(self, read=lambda first, count: chosen(self.read(first, count)))
+        def read_chosen(first: int, count: int) -> pl.DataFrame:
+            with _reading(part):
+                return chosen(read(first, min(count, rows - first)))
 
-    def coarser(self) -> pl.DataFrame:
-        """Return about MOST_ROWS rows that stand for all of them."""
-        grain = Grain(-(-self.rows // MOST_ROWS), self.counters)
-        parts, self.begins = [], []
-        for chunk in self._chunks():
-            self.begins.append(int(chunk["t0_ns"].min() or 0))  # type: ignore[arg-type]
-            parts.append(grain.coarser(chunk))
-        return pl.concat(parts)
+        return cls(part, path, rows, read_chosen, ["t0_ns", "t1_ns", *columns], stands_for)
 
-    def between(self, t0_ns: int, t1_ns: int) -> pl.DataFrame:
-        """Return the exact rows that touch a span of time."""
+    def check(self, checksum: Any) -> None:
+        """Compare a packed file with what was noted of it; raises Unreadable."""
+        with _reading(self.part):
+            if self.part.packed and checksum is not None and checksums.of(self.path) != checksum:
+                raise ValueError("its content is not what was written")
+
+    def chunks(self) -> Iterator[pl.DataFrame]:
+        """The rows, some at a time; the file knows its begins afterwards."""
+        begins = []
+        for first in range(0, self.rows, _AT_A_TIME):
+            chunk = self.read(first, _AT_A_TIME)
+            begins.append(int(chunk["t0_ns"].min() or 0))  # type: ignore[arg-type]
+            yield chunk
+        self.begins = begins
+
+    def between(self, t0_ns: int, t1_ns: int) -> Iterator[pl.DataFrame]:
+        """The exact rows that touch a span of time, a frame a chunk."""
         within = (pl.col("t1_ns") >= t0_ns) & (pl.col("t0_ns") <= t1_ns)
         after = [*self.begins[1:], None] if self.begins else [None] * -(-self.rows // _AT_A_TIME)
         begins: list[int | None] = [*self.begins] or [None] * len(after)
-        near = [
-            number
-            for number, (begin, end) in enumerate(zip(begins, after, strict=True))
+        for number, (begin, end) in enumerate(zip(begins, after, strict=True)):
+            if (begin is None or begin <= t1_ns) and (end is None or end >= t0_ns):
+                chunk = self.read(number * _AT_A_TIME, _AT_A_TIME).filter(within)
+                yield chunk.select([name for name in self.columns if name in chunk.columns])
+
+    def span_ns(self) -> tuple[int, int]:
+        """From the begin of the first row to the end of the last one."""
+        first, last = self.read(0, 1), self.read(max(self.rows - 1, 0), 1)
+        return (int(first["t0_ns"][0]), int(last["t1_ns"][0])) if len(first) and len(last) else (0, 0)
+
+
+@dataclass(frozen=True)
+class LongSensor:
+    """The files of a sensor of many rows, in order. counters: its channels that count."""
+
+    files: tuple[SampleFile, ...]
+    counters: frozenset[str]
+
+    def coarser(self) -> pl.DataFrame:
+        """Return about MOST_ROWS rows that stand for all of them."""
+        grain = Grain(self._size(), self.counters)
+        coarser = [
+            grain.of_thinned(chunk) if file.part.grain else grain.coarser(chunk)
+            for file in self.files
+            for chunk in file.chunks()
+        ]
+        return pl.concat(coarser, how="diagonal")
+
+    def _size(self) -> int:
+        """Return how many rows become one: as many as in the coarsest files of which there are not just a few."""
+        whole = sum(file.stands_for for file in self.files)
+        size = -(-whole // MOST_ROWS)
+        by_grain: dict[int, list[SampleFile]] = {}
+        for file in self.files:
+            by_grain.setdefault(file.part.grain, []).append(file)
+        for grain, files in by_grain.items():
+            stands_for, rows = sum(file.stands_for for file in files), sum(file.rows for file in files)
+            if grain and stands_for > _NOT_A_FEW * whole and rows:
+                size = max(size, round(stands_for / rows))
+        return size
+
+    @property
+    def thinned_spans(self) -> list[tuple[int, int, int]]:
+        """Begin and end, ns, and length of the means, s, of each file that is thinned."""
+        return [(*file.span_ns(), file.part.grain) for file in self.files if file.part.grain]
+
+    def between(self, t0_ns: int, t1_ns: int) -> pl.DataFrame:
+        """Return the exact rows that touch a span of time."""
+        parts = [chunk for file in self._near(t0_ns, t1_ns) for chunk in file.between(t0_ns, t1_ns)]
+        return pl.concat(parts, how="diagonal") if parts else self.files[0].read(0, 0)
+
+    def _near(self, t0_ns: int, t1_ns: int) -> list[SampleFile]:
+        """The files that may have rows of a span: a part ends where the next one begins."""
+        begins = [file.begins[0] if file.begins else None for file in self.files]
+        ends = [*begins[1:], None]
+        return [
+            file
+            for file, begin, end in zip(self.files, begins, ends, strict=True)
             if (begin is None or begin <= t1_ns) and (end is None or end >= t0_ns)
         ]
-        parts = [self.read(number * _AT_A_TIME, _AT_A_TIME).filter(within) for number in near]
-        return pl.concat(parts) if parts else self.read(0, 0)
-
-    def _chunks(self) -> Iterator[pl.DataFrame]:
-        for first in range(0, self.rows, _AT_A_TIME):
-            yield self.read(first, min(_AT_A_TIME, self.rows - first))
 
 
 class Grain:
@@ -118,6 +210,90 @@ class Grain:
         kept = whole.filter(pl.Series(np.repeat(exact, self._size)))
         means = pl.DataFrame(columns, schema=frame.schema, nan_to_null=True)
         return pl.concat([means, kept, rest]).sort("t0_ns", maintain_order=True)
+
+    def of_thinned(self, frame: pl.DataFrame) -> pl.DataFrame:
+        """Return the thinned rows of a chunk, sorted by time, as rows of the same grain: joined, or divided evenly.
+
+        A row lies in the middle of its time. Where its neighbours are longer, shorter or not there, its begin and its
+        end are rows as well, so that what is integrated between rows is the mean over its own time.
+        """
+        frame = self._with_silences(frame.sort("t0_ns", maintain_order=True))
+        names = [name for name in frame.columns if name not in ("t0_ns", "t1_ns") and "~" not in name]
+        frame = frame.with_columns(pl.col(COUNT).fill_null(0))
+        if frame.is_empty():
+            return frame.select("t0_ns", "t1_ns", *names)
+        joined = self._joined(frame, names)
+        middle = (pl.col("begin") + pl.col("end")) // 2
+        rows = [self._at(joined, middle, 0.5, names)]
+        length, apart = joined["end"] - joined["begin"], joined["begin"] - joined["end"].shift(1)
+        as_long = (length - length.shift(1)).abs() * 10 <= length
+        regular = (as_long & (apart * 10 <= length)).fill_null(False)
+        ends = joined.filter(~(regular & regular.shift(-1, fill_value=False)) & (length > 2))
+        rows += [self._at(ends, pl.col("begin") + 1, 0.0, names), self._at(ends, pl.col("end") - 1, 1.0, names)]
+        rows += [self._around(joined, at, name, value, names) for at, name, value in self._extremes(frame, names)]
+        return pl.concat(rows).sort("t0_ns", maintain_order=True)
+
+    def _joined(self, frame: pl.DataFrame, names: list[str]) -> pl.DataFrame:
+        """Rows of means: several that follow each other as one, long ones as several. Columns: begin and end, gauges,
+        and of counters what they showed at both.
+        """
+        counters = [name for name in names if name in self._counters]
+        count = pl.col(COUNT)
+        fell = [(pl.col(name).shift(-1) < pl.col(name)) | (pl.col(name) < pl.col(name).shift(1)) for name in counters]
+        alone = (count == 0) | pl.any_horizontal(pl.lit(False), *fell).fill_null(False)
+        block = (count.cum_sum() - count) // self._size
+        frame = frame.with_columns(times=pl.when(alone).then(1).otherwise((count // self._size).clip(1)), alone=alone)
+        apart = pl.col("alone") | (pl.col("times") > 1)
+        frame = frame.with_columns(
+            group=pl.when(apart).then(-pl.int_range(pl.len()) - 1).otherwise(block), segment=apart.cum_sum()
+        )
+        frame = _repeated(frame)
+        length = pl.col("t1_ns") - pl.col("t0_ns")
+        edges = [(pl.col("turn") + after) / pl.col("times") for after in (0, 1)]
+        begin, end = (pl.col("t0_ns") + (length * edge).cast(pl.Int64) for edge in edges)
+        columns = [begin.first().alias("begin"), end.last().alias("end")]
+        for name in names:
+            value, known = pl.col(name), pl.col(name).is_not_null()
+            if name in self._counters:
+                grown = pl.coalesce(name + LAST, name) - value
+                columns += [(value + grown * edges[0]).first().alias(name)]
+                columns += [(value + grown * edges[1]).last().alias(name + LAST)]
+                continue
+            weight = count.clip(1).filter(known)
+            mean = (value.filter(known) * weight).sum() / weight.sum()
+            enough = known.sum() * 2 >= pl.len()
+            columns.append(pl.when(enough & (weight.sum() > 0)).then(mean).alias(name))
+        return frame.group_by(["segment", "group", "turn"], maintain_order=True).agg(columns)
+
+    def _at(self, joined: pl.DataFrame, t_ns: pl.Expr, share: float, names: list[str]) -> pl.DataFrame:
+        """A row for each of these, at a time that is so much of the way from its begin to its end."""
+        values = [
+            pl.col(name) + (pl.col(name + LAST) - pl.col(name)) * share if name in self._counters else pl.col(name)
+            for name in names
+        ]
+        return joined.select(t_ns.alias("t0_ns"), t_ns.alias("t1_ns"), *values)
+
+    def _extremes(self, frame: pl.DataFrame, names: list[str]) -> Iterator[tuple[int, str, float]]:
+        """Where the highest or lowest reading so far of a gauge lies within a mean: time, ns, channel and reading."""
+        for name in names:
+            if name in self._counters or name + HIGH not in frame.columns:
+                continue
+            for column, known, sign in ((name + HIGH, self._highest, 1), (name + LOW, self._lowest, -1)):
+                of_row = sign * frame[column].fill_null(frame[name])
+                value, place = of_row.max(), of_row.arg_max()
+                if not isinstance(value, float) or place is None or value <= sign * known.get(name, sign * -np.inf):
+                    continue
+                known[name] = sign * value
+                if frame[COUNT][place] > 1:
+                    yield (frame["t0_ns"][place] + frame["t1_ns"][place]) // 2, name, sign * value
+
+    def _around(self, joined: pl.DataFrame, at: int, name: str, value: float, names: list[str]) -> pl.DataFrame:
+        """Three rows in the midst of the mean that holds a reading: the mean, that reading, and the mean again."""
+        place = max(int(joined["begin"].search_sorted(at, "right")) - 1, 0)
+        middle = (pl.col("begin") + pl.col("end")) // 2
+        moments = [self._at(joined.slice(place, 1), middle + step, 0.5, names) for step in (2, 3, 4)]
+        moments[1] = moments[1].with_columns(pl.lit(value).alias(name))
+        return pl.concat(moments)
 
     def _value(self, name: str, rows: np.ndarray[Any, Any], known: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         if name in self._counters:
@@ -156,6 +332,32 @@ class Grain:
         return pl.concat([frame, nothing], how="diagonal").sort("t0_ns", maintain_order=True)
 
 
+def _repeated(frame: pl.DataFrame) -> pl.DataFrame:
+    """Each row so many times as its `times` says, with the number of its `turn`."""
+    times = frame["times"].to_numpy()
+    if not len(times) or times.max() <= 1:
+        return frame.with_columns(turn=pl.lit(0, pl.Int64))
+    turn = np.arange(times.sum()) - np.repeat(np.cumsum(times) - times, times)
+    return frame[np.repeat(np.arange(len(times)), times)].with_columns(turn=pl.Series(turn, dtype=pl.Int64))
+
+
+def _thinned(path: Path, columns: list[str], counters: frozenset[str]) -> tuple[int, int, Chunk]:
+    """Return rows of a thinned file, how many readings they stand for, and what reads some of them."""
+    names = thinned_columns(columns, counters)
+
+    def read(first: int, count: int) -> pl.DataFrame:
+        frame = pl.scan_parquet(path, low_memory=True).slice(first, count).collect()
+        if frame.schema.get(COUNT) != pl.Int64 or [frame.schema.get(name) for name in names[:2]] != [pl.Int64] * 2:
+            raise ValueError("it is not thinned as it should be")
+        values = [name for name in names[3:] if frame.schema.get(name) in (pl.Float64, pl.Float32)]
+        seen = [pl.when(pl.col(name).abs() <= _LARGEST_VALUE).then(name) for name in values]
+        kept = pl.col(COUNT).is_between(1, _MOST_IN_A_ROW)
+        return frame.select("t0_ns", "t1_ns", pl.when(kept).then(COUNT), *seen).filter(pl.col(COUNT).is_not_null())
+
+    counts = pl.scan_parquet(path).select(pl.len(), pl.col(COUNT).clip(0, _MOST_IN_A_ROW).sum().alias("sum")).collect()
+    return int(counts["len"][0]), int(counts["sum"][0]), read
+
+
 def _packed(path: Path, columns: list[str]) -> tuple[int, Chunk]:
     """Return the number of rows of a Parquet file, and what reads some of them."""
 
@@ -180,6 +382,7 @@ def _appended(path: Path, columns: list[str], most: int) -> tuple[int, Chunk]:
     return rows, read
 
 
+_MOST_IN_A_ROW = 100_000_000  # readings that a thinned row can stand for
 _LARGEST_VALUE = 1e18  # of a sampled quantity in its unit, counters in ns and bytes among them
 _Rows = np.ndarray[Any, np.dtype[Any]]
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     STEP_ROW: np.dtype[Any]
 
-SCHEMA = 1
+SCHEMA = 2
 STATUSES = ("running", "ok", "failed", "oom", "interrupted")
 PHASES = ("data", "forward", "backward", "optimizer", "communication", "other")
 PARTS = "ranks"  # the folder of a run that holds a part for each further process of a distributed training
@@ -102,8 +102,13 @@ def sample_dtype(columns: list[str]) -> np.dtype[Any]:
 
 def channel_names(run: Path, sensor: str) -> list[str]:
     """Column order of a sensor's rows, as channels.json has it."""
-    channels = json.loads((run / "channels.json").read_text(encoding="utf-8"))["channels"]
-    return [channel["id"] for channel in channels if channel["sensor"] == sensor]
+    return [channel["id"] for channel in read_channels(run) if channel["sensor"] == sensor]
+
+
+def read_channels(run: Path) -> list[dict[str, Any]]:
+    """Return what channels.json says of each sampled column, while a run is written; readers check it."""
+    channels: list[dict[str, Any]] = json.loads((run / "channels.json").read_text(encoding="utf-8"))["channels"]
+    return channels
 
 
 def __getattr__(name: str) -> Any:

@@ -91,7 +91,7 @@ RUN: dict[Any, Shape] = {
         "modules_bytes": float,
         "reserved_bytes": _NUMBERS,
     },
-    "sampler": {"period_ns": Within(1, _LARGEST_WHOLE)},
+    "sampler": {"period_ns": Within(1, _LARGEST_WHOLE), "max_disk": _COUNT},
     "malloc": {"name": str, "library": str, "empty_process_bytes": float, "mmap_threshold": float},
     "overhead": {
         **dict.fromkeys(("paused_ns", "once_ns", "span_ns"), float),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import heapq
 import json
 import os
 import secrets
@@ -14,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from stepscope.clock import monotonic_ns
 from stepscope.errors import OutputNotWritable, RunDamaged
 from stepscope.files import replace_json, replaced
+from stepscope.part_names import name_of, next_number
 from stepscope.privacy import cleaned, cleaned_fields, is_closed
 from stepscope.runfolder.schema import NO_SAMPLES, PACK_STEP, SCHEMA, STEP_BYTES
 
@@ -23,6 +26,8 @@ if TYPE_CHECKING:
 RESERVE = ".reserve"
 RESERVE_BYTES = 32_768  # more than any run.json: given up where the last status would not fit otherwise
 MOST_WAITING_STEPS = 100_000  # 4.8 MB: what a disk that refuses steps may keep in RAM
+WINDOWS_SHARE = {"ops": 0.12, "layers": 0.04, "memory": 0.04}  # of the disk that a run may take
+STEP_PART_BYTES = 48_000_000  # of rows of steps, a million, after which the next file begins
 _APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
 
 
@@ -39,6 +44,9 @@ class RunWriter:
         self._owner = os.getpid()
         self._steps = bytearray()
         self._parts: dict[str, int] = {}  # number of the next part of each folder
+        self._steps_part: int | None = None  # that is being written
+        self.max_disk: int | None = None  # bytes that the run may take: of windows a random choice stays
+        self._windows: dict[str, Reservoir] = {}  # of each folder
 
     @classmethod
     def create(cls, out: str | Path, workload: str, unix_s: float | None = None) -> RunWriter:
@@ -142,7 +150,11 @@ class RunWriter:
         if not self._steps or not self._is_mine():
             return
         try:
-            _append_rows(self.path / "steps.rows", self._steps, STEP_BYTES)
+            if self._steps_part is None:
+                self._steps_part = next_number((path.name for path in self.path.iterdir()), "steps")
+            reached = _append_rows(self.path / name_of("steps", self._steps_part), self._steps, STEP_BYTES)
+            most = STEP_PART_BYTES if self.max_disk is None else min(STEP_PART_BYTES, self.max_disk // 32)
+            self._steps_part += reached >= most
         except OSError:
             too_many = len(self._steps) // STEP_BYTES - MOST_WAITING_STEPS
             if too_many > 0:
@@ -211,6 +223,11 @@ class RunWriter:
         with replaced(self.path / folder / f"{number:06d}.part") as part_file:
             part_file.write_bytes(data)
         self._parts[folder] = number + 1
+        if self.max_disk is not None:
+            room = int(self.max_disk * WINDOWS_SHARE[folder])
+            windows = self._windows.setdefault(folder, Reservoir(room, self.path.name))
+            for gone in windows.add(number, len(data), int(part.columns["step"][0]) if len(part) else number):
+                (self.path / folder / f"{gone:06d}.part").unlink(missing_ok=True)
         return len(data)
 
     def _write_header(self) -> None:
@@ -222,6 +239,38 @@ class RunWriter:
             replace_json(self.path / name, cleaned(content))
 
 
+class Reservoir:
+    """Which windows stay where all of them are too much: a random choice, uniform over the whole run.
+
+    Each step draws a number; those with the lowest ones stay. What was recorded of one step stays or goes together.
+    """
+
+    def __init__(self, room: int, seed: str) -> None:
+        self._room, self._seed = room, seed
+        self._bytes = 0
+        self._windows: dict[int, list[tuple[int, int]]] = {}  # step: number and size of its windows
+        self._drawn: list[tuple[int, int]] = []  # a heap: the highest number first, less than zero, with its step
+        self._highest = 1 << 64  # a step that drew this or more is gone
+
+    def add(self, number: int, size: int, step: int) -> list[int]:
+        """Take a window; return the numbers of those that go."""
+        drawn = int.from_bytes(hashlib.blake2b(f"{self._seed}/{step}".encode(), digest_size=8).digest(), "big")
+        if drawn >= self._highest:
+            return [number]
+        if step not in self._windows:
+            heapq.heappush(self._drawn, (-drawn, step))
+        self._windows.setdefault(step, []).append((number, size))
+        self._bytes += size
+        gone: list[int] = []
+        while self._bytes > self._room and len(self._drawn) > 1:
+            drawn, last = heapq.heappop(self._drawn)
+            self._highest = -drawn
+            for window, bytes_ in self._windows.pop(last):
+                self._bytes -= bytes_
+                gone.append(window)
+        return gone
+
+
 def _header_of(run: Path) -> dict[str, Any] | None:
     """Return the content of run.json; None where it holds no object, OSError where it cannot be read."""
     try:
@@ -231,8 +280,11 @@ def _header_of(run: Path) -> dict[str, Any] | None:
     return header if isinstance(header, dict) else None
 
 
-def _append_rows(path: Path, rows: bytearray, row_bytes: int) -> None:
-    """Append rows and take off those that are on the disk; the file ends on a whole row, also on a full disk."""
+def _append_rows(path: Path, rows: bytearray, row_bytes: int) -> int:
+    """Append rows and take off those that are on the disk; the file ends on a whole row, also on a full disk.
+
+    Return its size in bytes.
+    """
     file = os.open(path, _APPEND, 0o666)
     try:
         before = os.fstat(file).st_size
@@ -248,6 +300,7 @@ def _append_rows(path: Path, rows: bytearray, row_bytes: int) -> None:
             if torn := written % row_bytes:
                 os.ftruncate(file, before + written - torn)
             del rows[: written - torn]
+        return before + written
     finally:
         os.close(file)
 

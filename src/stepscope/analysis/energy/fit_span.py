@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import polars as pl
@@ -59,11 +60,33 @@ def _chosen_steps(run: RunReader) -> tuple[int, int] | None:
     rows = int(run.scan_ops().select(pl.len()).collect().item())
     step_ns = float((steps["t1_ns"][-1] - steps["t0_ns"][0]) / len(steps))
     most = max(min(MOST_READINGS * period_ns / step_ns, MOST_PIECES * len(profiled) / max(rows, 1)), 1.0)
-    if len(steps) <= most:
+    usable = _whole_stretches(run, steps)
+    if len(steps) <= most and usable == [(0, len(steps))]:
         return None
-    count = int(most)
     within = np.append(0, np.cumsum(steps["step"].is_in(profiled["step"].implode()).to_numpy()))
-    return int(np.argmax(within[count:] - within[:-count])), count
+    best = (-1, 0, 0)
+    for first, last in usable:
+        count = min(int(most), last - first)
+        seen = within[first + count : last + 1] - within[first : last + 1 - count]
+        place = int(np.argmax(seen))
+        best = max(best, (int(seen[place]), count, first + place))
+    return best[2], best[1]
+
+
+def _whole_stretches(run: RunReader, steps: pl.DataFrame) -> list[tuple[int, int]]:
+    """The stretches, first step and the one after the last, of which no samples and no steps were thinned."""
+    spans = run.thinned_samples
+    if not spans and not run.thinned_steps:
+        return [(0, len(steps))]
+    begins, ends, numbers = (steps[name].to_numpy() for name in ("t0_ns", "t1_ns", "step"))
+    usable = np.ones(len(steps), dtype=bool)
+    for t0_ns, t1_ns, _ in spans:
+        usable &= (ends < t0_ns - _MARGIN_NS) | (begins > t1_ns + _MARGIN_NS)
+    edge = np.ones(len(steps) + 1, dtype=bool)
+    edge[1:-1] = (usable[1:] != usable[:-1]) | (np.diff(numbers) != 1)
+    edges = np.flatnonzero(edge)
+    found = [(int(first), int(last)) for first, last in pairwise(edges) if usable[first]]
+    return found or [(0, len(steps))]
 
 
 @once_a_run

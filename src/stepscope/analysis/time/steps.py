@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import polars as pl
 
 from stepscope.analysis.result_cache import once_a_run
+from stepscope.part_names import counting
 from stepscope.runfolder import RunReader
 from stepscope.runfolder.reader import read_last_step_rows
 from stepscope.units import plural
@@ -135,8 +137,12 @@ class StepStats:
 
 def quick_stats(warmups: Mapping[Path, int]) -> dict[Path, StepStats]:
     """A glance at each of these run folders that has steps; warmups: how many steps of each do not count."""
-    closed = [folder for folder in warmups if _can_be_read(folder / "steps.parquet")]
-    frames = [*_all_at_once(closed), *(_last_rows(folder) for folder in warmups if folder not in set(closed))]
+    newest = {folder: _newest_part(folder) for folder in warmups}
+    closed = [folder for folder, part in newest.items() if part == "steps.parquet" and _can_be_read(folder / part)]
+    frames = [
+        *_all_at_once(closed),
+        *(_last_rows(folder, newest[folder]) for folder in warmups if folder not in set(closed)),
+    ]
     known = [frame for frame in frames if frame is not None and len(frame)]
     if not known:
         return {}
@@ -166,14 +172,31 @@ def _all_at_once(folders: list[Path]) -> list[pl.DataFrame]:
         return [] if len(folders) == 1 else [frame for half in halves for frame in _all_at_once(half)]
 
 
-def _last_rows(folder: Path) -> pl.DataFrame | None:
-    """The last steps of a run whose file of steps is not closed."""
-    file = folder / "steps.rows"
+def _newest_part(folder: Path) -> str:
+    """The name of the last file of steps of a run; that of a short one where there is none."""
     try:
-        total, rows = read_last_step_rows(file, _LAST_ROWS)
-    except (OSError, ValueError):
+        parts = counting("steps", os.listdir(folder))  # noqa: PTH208 - of each run of a long list
+    except OSError:
+        parts = []
+    return parts[-1].name if parts else "steps.parquet"
+
+
+def _last_rows(folder: Path, name: str) -> pl.DataFrame | None:
+    """The last steps of a run whose steps are not closed, or lie in several parts."""
+    file = folder / name
+    try:
+        if file.suffix == ".parquet":
+            if name == "steps.parquet" or not _can_be_read(file):
+                return None
+            rows = pl.read_parquet(file).tail(_LAST_ROWS)
+            total = 0
+        else:
+            total, rows = read_last_step_rows(file, _LAST_ROWS)
+        if name not in ("steps.rows", "steps.parquet") and len(rows):
+            total = int(rows["step"][-1]) + 1
+        return rows.select("step", *_typed_columns(), run=pl.lit(str(folder)), total=pl.lit(total, pl.UInt32))
+    except (OSError, ValueError, pl.exceptions.PolarsError):
         return None
-    return rows.select("step", *_typed_columns(), run=pl.lit(str(folder)), total=pl.lit(total, pl.UInt32))
 
 
 def _typed_columns() -> Iterable[pl.Expr]:

@@ -85,7 +85,7 @@ class Recording:
             samples_per_step=orders.samples_per_step,
             root=root,
             sampler=simulated is not None,
-            metering=Metering(simulated=simulated),
+            metering=Metering(simulated=simulated, max_disk=orders.max_disk),
         )
         self.session = Session(settings, lambda: claim_writer(Path(orders.run)))
         self.session.status = ("ok", None)
@@ -301,6 +301,7 @@ class Orders:
     simulate: str | None = None  # a board that is simulated beside the script's own process
     module: bool = False  # the target is a module, as with `python -m`
     prepare: tuple[str, str] | None = None  # "module:function" to call once torch is there, and its argument
+    max_disk: int | None = None  # bytes that the run may take
     go: int | None = None  # the descriptor that says when the sampler is ready
 
     def to_json(self) -> str:

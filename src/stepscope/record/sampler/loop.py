@@ -32,8 +32,9 @@ from stepscope.record.sampler.characterise import (
     too_fine,
     with_profiles,
 )
+from stepscope.record.sampler.part_packing import PartPacking, part_bytes
 from stepscope.record.sampler.process import CHARACTERISING, PID_FILE, STDERR
-from stepscope.record.sampler.rows import EventLog, RowFile
+from stepscope.record.sampler.rows import EventLog, PartTurn, RowFile
 from stepscope.record.sampler.stream import SPREAD, Deadlines, ReaderThread, Stream, needs_thread, stop_all
 from stepscope.record.sampler.training_processes import TrainingProcesses
 from stepscope.record.sensors import NO_ANSWER, Survey, distinct, load, processes, survey
@@ -67,6 +68,7 @@ class Sampling:
         self._wall_ns = _wall_ns()
         self.stopped = False
         self.newcomers: Callable[[], tuple[list[Stream], list[ReaderThread]]] = lambda: ([], [])
+        self.pack_parts: Callable[[], None] = lambda: None
 
     def run(self, wait: Callable[[float], bool]) -> None:
         """Sample until `wait(seconds)` answers True or `stopped` is set; then bring everything to the disk."""
@@ -111,6 +113,7 @@ class Sampling:
             reader.look()
         self._let_go()
         self._take_in(*self.newcomers())
+        self.pack_parts()
         self._events.flush()
         suspended_ns, wall_ns = _suspended_ns(), _wall_ns()
         gap_ns = suspended_ns - self._suspended_ns
@@ -203,6 +206,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--meter", nargs=3, action="append", default=[], metavar=("KIND", "NAME", "ADDRESS"))
     parser.add_argument("--look-again-ns", type=int, default=LOOK_AGAIN_NS, help="between asking missing ones")
+    parser.add_argument("--max-disk", type=int, help="bytes that the run may take on the disk")
     return parser.parse_args(argv)
 
 
@@ -217,7 +221,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     meters = tuple(Meter(kind, address, name) for kind, name, address in options.meter)
     target = Target(options.pid, meters=meters)
     events = EventLog(options.run / "events.jsonl")
-    crew = StreamOpener(options.run, options.root, target, events, options.period_ns, options.dither)
+    turn = PartTurn(samples, most_bytes=part_bytes(options.max_disk))
+    packing = PartPacking(options.run, turn, options.max_disk)
+    crew = StreamOpener(options.run, options.root, target, events, options.period_ns, options.dither, turn)
     seen = survey(options.root, target)
     profiles: Mapping[str, SensorProfile] = {}
     if may_characterise(options.root, options.characterise):
@@ -226,13 +232,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     streams, readers = crew.hire(seen, profiles)
     sampling = Sampling(streams, events, target.pace, options.period_ns, options.dither, readers)
     sampling.newcomers = crew.newcomers(seen, options.look_again_ns)
+    sampling.pack_parts = packing.look
     signal.signal(signal.SIGTERM, lambda *_: setattr(sampling, "stopped", True))
     wait = watch({options.pid, options.starter or options.pid})
     if not seen.found:
         events.write("no-sensors", "no sensor answers on this machine; channels.json says why")
     settle(options.cpu)
     _print(b"ready\n")
-    sampling.run(wait)
+    try:
+        sampling.run(wait)
+    finally:
+        packing.stop()
     if options.starter is not None:
         _remove_traces(samples)
     return 0
@@ -271,10 +281,17 @@ class StreamOpener:
     """Opens a row file for every sensor that answers, now or later."""
 
     def __init__(
-        self, run: Path, root: Path, target: Target, events: EventLog, period_ns: int, dither: bool = False
+        self,
+        run: Path,
+        root: Path,
+        target: Target,
+        events: EventLog,
+        period_ns: int,
+        dither: bool = False,
+        turn: PartTurn | None = None,
     ) -> None:
         self._run, self._root, self._target, self._events = run, root, target, events
-        self._period_ns, self._dither = period_ns, dither
+        self._period_ns, self._dither, self._turn = period_ns, dither, turn
         self._sensors = load()
         self._found: dict[str, Found] = {}
         self._missing: dict[str, Missing] = {}
@@ -357,7 +374,7 @@ class StreamOpener:
             self._table_is_old = True
 
     def _stream(self, name: str, found: Found) -> Stream:
-        file = RowFile(self._run / "samples" / f"{name}.rows", len(found.channels))
+        file = RowFile(self._run / "samples" / f"{name}.rows", len(found.channels), self._turn)
         sensor = self._sensors[name]
         return Stream(sensor, found, self._target, self._root, file, self._events, self._period_ns, self._dither)
 

@@ -103,9 +103,10 @@ def start_sampler(
 ) -> Sampler:
     """Start the sampling process and wait until it is ready; raises SamplerFailed.
 
-    metering: the meters to read, whether power sensors are characterised and ticks dithered; none, yes and yes where
-    not given. pid: the process to watch, this one where not given. The sampling process ends when that one or this one
-    is gone. On a device whose power sensors are new it is ready some seconds later: it characterises them first.
+    metering: the meters to read, whether power sensors are characterised and ticks dithered, and the room on the disk;
+    none, yes, yes and all where not given. pid: the process to watch, this one where not given. The sampling process
+    ends when that one or this one is gone. On a device whose power sensors are new it is ready some seconds later: it
+    characterises them first.
     """
     if not sys.executable:
         raise SamplerFailed("this Python does not know its own executable", "start the training with a python command")
@@ -118,6 +119,7 @@ def start_sampler(
     if metering is not None:
         command += ["--dither" if metering.dither else "--no-dither"]
         command += ["--characterise" if metering.characterise else "--no-characterise"]
+        command += [] if metering.max_disk is None else ["--max-disk", str(metering.max_disk)]
         command += [word for meter in metering.meters for word in ("--meter", meter.kind, meter.name, meter.address)]
     command += [] if look_again_ns is None else ["--look-again-ns", str(look_again_ns)]
     try:

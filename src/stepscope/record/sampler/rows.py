@@ -13,29 +13,63 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.clock import Clock, monotonic_ns
+from stepscope.part_names import name_of, next_number
 from stepscope.privacy import cleaned
 
 _APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+PART_NS = 3_600_000_000_000  # a part of samples is closed after an hour
+PART_BYTES = 256_000_000  # or when all sensors together have written so much
+
+
+class PartTurn:
+    """The part of the samples that is being written: all sensors go on to the next one together.
+
+    most_bytes: of the rows of a part, all sensors together.
+    """
+
+    def __init__(self, folder: Path, clock: Clock = monotonic_ns, most_bytes: int = PART_BYTES) -> None:
+        names: list[str] = []
+        with contextlib.suppress(OSError):
+            names = [path.name for path in folder.iterdir()]
+        self.number = next_number(names)
+        self.bytes = 0  # that were written of this part
+        self._clock, self._most_bytes = clock, most_bytes
+        self._due_ns = clock() + PART_NS
+
+    def look(self) -> bool:
+        """Close the part where it is full; return whether it was."""
+        now_ns = self._clock()
+        if now_ns < self._due_ns and self.bytes < self._most_bytes:
+            return False
+        self.number, self.bytes, self._due_ns = self.number + 1, 0, now_ns + PART_NS
+        return True
 
 
 class RowFile:
-    """samples/<sensor>.rows: two time stamps (i64) and one float64 a channel, little endian; NaN is "not read"."""
+    """samples/<sensor>.rows: two time stamps (i64) and one float64 a channel, little endian; NaN is "not read".
 
-    def __init__(self, path: Path, channels: int) -> None:
+    It goes on in another file with each part of `turn`.
+    """
+
+    def __init__(self, path: Path, channels: int, turn: PartTurn | None = None) -> None:
         row = struct.Struct(f"<qq{channels}d")
         self.pack = row.pack
         self.row_bytes = row.size
         self.waiting = bytearray()
-        self._path = path
+        self._folder, self._stem, self._turn = path.parent, path.name.removesuffix(".rows"), turn
         self._file: int | None = None
-        with contextlib.suppress(OSError):  # a full disk: the next flush says so, or opens it
-            self._file = os.open(path, _APPEND, 0o644)
+        self._open()
 
     def flush(self) -> None:
         """Bring the waiting rows to the disk. Raises OSError: they are lost, and the file still ends on a whole row."""
         data, self.waiting = self.waiting, bytearray()
+        if self._turn is not None and self._turn.number != self._number:
+            self.close()
+            self._open()
         if self._file is None:
             self._file = os.open(self._path, _APPEND, 0o644)
+        if self._turn is not None:
+            self._turn.bytes += len(data)
         try:
             while data:
                 del data[: os.write(self._file, data)]
@@ -48,6 +82,14 @@ class RowFile:
         """Close the file; flush first."""
         if self._file is not None:
             os.close(self._file)
+            self._file = None
+
+    def _open(self) -> None:
+        """Open the file of the present part; where the disk is full, the next flush says so, or opens it."""
+        self._number = 0 if self._turn is None else self._turn.number
+        self._path = self._folder / name_of(self._stem, self._number)
+        with contextlib.suppress(OSError):
+            self._file = os.open(self._path, _APPEND, 0o644)
 
 
 class EventLog:

@@ -15,6 +15,7 @@ from statistics import median
 from typing import Any
 
 from stepscope.liveness import runs_still
+from stepscope.part_names import name_of, of_stem
 from stepscope.quantities import find
 
 
@@ -113,10 +114,12 @@ _MOST_BYTES = 1_048_576  # a look
 
 
 class RowTail:
-    """Rows of one struct; the file may come later, and once open it is read even when its name is gone."""
+    """Rows of one struct, part after part; the file may come later, and once open it is read even without its name."""
 
     def __init__(self, path: Path, row: struct.Struct) -> None:
         self._path, self._row = path, row
+        self._stem = path.name.removesuffix(".rows")
+        self._number = -1  # of the part that is open
         self._file: int | None = None
         self._at = 0
 
@@ -134,6 +137,9 @@ class RowTail:
         end = size - size % row
         begin = max(self._at, end - most // row * row)
         if end <= begin:
+            if self._newest() > self._number:
+                self.close()
+                self._at = 0
             return iter(())
         data = os.pread(self._file, end - begin, begin)
         self._at = begin + len(data) - len(data) % row
@@ -155,11 +161,21 @@ class RowTail:
 
     def _open(self) -> bool:
         if self._file is None:
+            self._number = self._newest()
             try:
-                self._file = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+                path = self._path.with_name(name_of(self._stem, self._number)) if self._number else self._path
+                self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             except OSError:
                 return False
         return True
+
+    def _newest(self) -> int:
+        """The number of the newest part that is not packed."""
+        try:
+            parts = of_stem(self._stem, os.listdir(self._path.parent))  # noqa: PTH208 - names, once a look
+        except OSError:
+            return 0
+        return max((part.last for part in parts if not part.packed), default=0)
 
 
 class LineTail:
@@ -203,7 +219,7 @@ class Pace:
 
 
 class Steps:
-    """Follows steps.rows."""
+    """Follows the rows of steps."""
 
     def __init__(self, run: Path) -> None:
         self._tail = RowTail(run / "steps.rows", STEP_ROW)

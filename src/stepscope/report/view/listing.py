@@ -116,7 +116,7 @@ def _fill_steps(rows: list[ListedRun], root: Path) -> None:
 
 def _own_steps(folder: Path, root: Path) -> bool:
     """Return whether there is a file of steps, and none that a link leads out to."""
-    files = [folder / name for name in ("steps.parquet", "steps.rows") if _is_file(folder / name)]
+    files = [path for path in folder.glob("steps.*") if _is_file(path)]
     return bool(files) and all(file.resolve().is_relative_to(root) for file in files)
 
 
