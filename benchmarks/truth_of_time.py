@@ -1,7 +1,8 @@
 """Are the times of layers true? `python -m benchmarks.truth_of_time [--networks NAME ...] [--write PAGE]`.
 
 The truth are plain timers between blocks of layers while nothing profiles: a stamp before and after each block, and a
-tensor hook at each border that stamps the backward pass as it comes by. Each process trains so, then under
+tensor hook at each border that stamps the backward pass as it comes by; of the first block, where the last of its
+gradients is there: what follows, up to the return of `backward`, is no layer's. Each process trains so, then under
 `stepscope.profile`, torch.profiler or nothing, and then so again: what is said is held against the truth of the same
 process, before and after. Between processes the same step differs by 10 to 50 %, by what glibc's heap happens to give
 back. Each figure is the median of a process over its steps, then over the rounds; the rounds with nothing in between
@@ -50,6 +51,8 @@ class Timed:
         self.made: Network = network(name)
         self.optimizer = torch.optim.SGD(self.made.model.parameters(), lr=1e-3, momentum=0.9)
         self.batches = [self.made.batch(self.made.samples) for _ in range(4)]
+        self.first = list(self.made.model[0].parameters())
+        self.last_ns: list[int] = []  # when each gradient of the first block was there
 
     def batch(self, step: int) -> Batch:
         return self.batches[step % 4]
@@ -65,6 +68,7 @@ class Timed:
         """Train on a batch; return ns of each block forward and backward, and what a stamp in between costs."""
         clock = time.perf_counter_ns
         forward: list[int] = []
+        self.last_ns.clear()
         borders: dict[int, list[int]] = {}
         x: Any
         x, targets = self.batch(step)
@@ -83,6 +87,8 @@ class Timed:
         self.optimizer.step()
         count = len(forward)
         costs = [borders[number][1] - borders[number][0] for number in range(count)]
+        if self.last_ns:  # each but the last of these stamps delays the last one
+            ended = self.last_ns[-1] - (len(self.last_ns) - 1) * int(statistics.median(costs))
         until = [ended if number == 0 else borders[number - 1][0] for number in range(count)]
         backward = [until[number] - borders[number][1] for number in range(count)]
         return forward, backward, int(statistics.median(costs))
@@ -99,12 +105,16 @@ def bare(timed: Timed, steps: int) -> dict[str, Any]:
     """Return the truth: median ns of each block and phase, the time of the step, and what a stamp costs."""
     rows = []
     spent = []
+    stamp = _stamp(timed.last_ns, time.perf_counter_ns)
+    ends = [parameter.register_post_accumulate_grad_hook(stamp) for parameter in timed.first]  # type: ignore[no-untyped-call]
     for step in range(_WARM + steps):
         began = time.perf_counter_ns()
         row = timed.stamped_step(step)
         if step >= _WARM:
             rows.append(row)
             spent.append(time.perf_counter_ns() - began)
+    for end in ends:
+        end.remove()
     cost = statistics.median(row[2] for row in rows)
     forward = [float(statistics.median(block)) for block in zip(*(row[0] for row in rows), strict=True)]
     backward = [statistics.median(block) - cost for block in zip(*(row[1] for row in rows), strict=True)]

@@ -33,7 +33,8 @@ _CHEAP_NS = 40_000_000  # so much once, for shapes and again for the first block
 _PRESUMED_STEPS = 300
 _PRESUMED_AT_ONCE = 60  # of which only the first step was seen, which allocates and compiles
 _BLOCK = 2
-_LAYER_BLOCK = 5  # steps whose layers alone are timed; the first of them only settles
+_LAYER_BLOCK = 5, 12  # steps whose layers alone are timed, fewest and most; the first of them only settles
+_LAYER_BLOCK_NS = 6_000_000  # as many as cost so much
 _LAYER_BLOCKS = 3  # of these for each of the others, until the medians are known
 _LAYER_COST = 0.1  # of what a profiled step costs, until one tells
 _LAYERS_CHEAP_NS = 20_000_000  # so much once, for the first of them
@@ -205,10 +206,11 @@ class Plan:
     def _begin_block(self, elapsed_ns: int) -> None:
         """Profile the next steps, or time their layers alone, or wait until the allowance pays for it."""
         if self._steady and self.layers_possible and not self.together and self._layers_due > 0:
-            cost_ns = self._window_cost_ns() + _LAYER_BLOCK * self._cost_of_layers_ns()
+            steps = int(np.clip(_LAYER_BLOCK_NS / max(self._cost_of_layers_ns(), 1.0), *_LAYER_BLOCK))
+            cost_ns = self._window_cost_ns() + steps * self._cost_of_layers_ns()
             cheap = self._layer_ns is None and cost_ns <= _LAYERS_CHEAP_NS
             if cheap or self._cost_ns() + cost_ns <= self._allowance_ns(elapsed_ns):
-                self._layers_left, self._layers_due = _LAYER_BLOCK, self._layers_due - 1
+                self._layers_left, self._layers_due = steps, self._layers_due - 1
             else:
                 self._wait_for(self._cost_ns() + cost_ns - self._allowance_ns(elapsed_ns))
             return
