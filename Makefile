@@ -3,7 +3,8 @@
 # make check   lint, format and types
 # make bench   what measuring costs              make accuracy  energy per op against the truth of simulated boards
 # make torture kills, failing disks, losses of power; 100,000 damaged folders (PROCESSES=8: hours; CASES=1000: less)
-# make package wheel and source archive, tried             make docs    the documentation site, into build/site
+# make package wheel and source archive (twice alike), SBOM   make docs    the documentation site, into build/site
+# make audit   known holes in what is installed (network)  make hashes  constraints-hashed.txt anew (network)
 # make lab     beside Linux's own power drivers in an emulated guest, on ARM64, on JetPack's layout (root, apt, 6 GB; docs/lab.md)
 # make first-screens   draw the pictures anew that tests compare the first screen of the page with (Chromium)
 # make clean   remove .venv and caches (runs/ stays)
@@ -20,7 +21,7 @@ READY := $(VENV)/.ready
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet
 PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
 
-.PHONY: demo test test-quick check bench accuracy torture package docs lab first-screens clean
+.PHONY: demo test test-quick check bench accuracy torture package audit hashes docs lab first-screens clean
 .DEFAULT_GOAL := demo
 
 demo: $(READY)
@@ -56,6 +57,12 @@ torture: $(READY)
 
 package: $(READY)
 	PYTHON=$(CURDIR)/$(BIN)/python .ci/package
+
+audit: $(READY)
+	.ci/audit
+
+hashes: $(READY)
+	.ci/hashes
 
 docs: $(READY)
 	$(PIP) -c constraints.txt --no-build-isolation -e '.[docs]'

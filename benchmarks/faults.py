@@ -79,6 +79,7 @@ class Ended:
     said: list[Any] = field(default_factory=list)
     calls: list[tuple[str, str]] = field(default_factory=list)
     status: int = 0
+    over: bool = True  # the fault was, when all processes had ended: the disk took things again
 
     @property
     def struck(self) -> str:
@@ -204,6 +205,7 @@ class _Following:
             self._stopped(thread, status)
         if self._disk is not None and self._dark:
             self._disk.lose(random.Random(self._fault.seed))
+        self._ended.over = self._over or len(self._ended.calls) < self._fault.at or self._fault.kind == "none"
         return self._ended
 
     def _stopped(self, thread: int, status: int) -> None:

@@ -33,7 +33,7 @@ CHILD = (
     "orders = json.loads(sys.argv[1])\n"
     "time.sleep({seconds})\n"
     "pathlib.Path(orders['out'], 'data.bin').write_bytes(bytes({size}))\n"
-    'pathlib.Path(orders[\'said\']).write_text(\'{{"status": "ok", "reason": null}}\')\n'
+    'pathlib.Path(orders[\'ended\']).write_text(\'{{"status": "ok", "reason": null}}\')\n'
 )
 
 

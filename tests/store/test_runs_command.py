@@ -32,6 +32,12 @@ def test_push_list_show_tag_pull_rm_and_gc_work_one_after_the_other(capsys: pyte
     assert json.loads(capsys.readouterr().out)["tags"] == ["baseline"]
     assert exit_code(["runs", "pull", names[0], "--out", "pulled"]) == 0
     assert (Path("pulled") / names[0] / "run.json").exists()
+    assert exit_code(["runs", "verify"]) == 0
+    assert "files of 3 runs" in capsys.readouterr().out
+    next(Path("store").glob(f"runs/{names[1]}/*/run.json")).write_text("{}", encoding="utf-8")
+    assert exit_code(["runs", "verify", names[0]]) == 0
+    assert exit_code(["runs", "verify"]) == 8
+    assert f"{names[1]}: run.json: 2 bytes" in capsys.readouterr().out
     assert exit_code(["runs", "rm", names[1], "--yes"]) == 0
     capsys.readouterr()
     assert exit_code(["runs", "gc"]) == 0

@@ -457,3 +457,55 @@ def test_a_push_redacts_what_an_earlier_version_wrote(local: Place, tmp_path: Pa
     pushed = [path.read_bytes() for path in Path(local.root).rglob("*") if path.is_file()]
     assert pushed
     assert not any(b"hunter2" in content for content in pushed)
+
+
+def test_verifying_names_every_file_that_is_not_what_was_pushed(place: Place, tmp_path: Path) -> None:
+    names = [make_run(tmp_path / "runs", f"net{number}", 1.7e9 + number).name for number in range(3)]
+    store.push(place, [tmp_path / "runs" / name for name in names])
+    assert [run.wrong for run in store.verify(place)] == [{}, {}, {}]
+    _, manifest = store.find(place, names[1])
+    first, second, *_ = manifest.files
+    flipped = bytearray(place.read(f"{manifest.folder}/{first.path}", 1 << 20))
+    flipped[len(flipped) // 2] ^= 1
+    place.write(f"{manifest.folder}/{first.path}", bytes(flipped))
+    place.remove(f"{manifest.folder}/{second.path}")
+    place.write(f"{manifest.folder}/more.txt", b"more")
+    told: list[str] = []
+    found = {run.id: run.wrong for run in store.verify(place, done=lambda run: told.append(run.id))}
+    assert told == sorted(names)
+    assert found[names[0]] == found[names[2]] == {}
+    assert sorted(found[names[1]]) == sorted([first.path, second.path, "more.txt"])
+    assert "SHA-256" in found[names[1]][first.path]
+    assert found[names[1]][second.path] == "missing"
+    assert store.verify(place, [names[0]])[0].files == len(manifest.files)
+    with pytest.raises(RunNotFound):
+        store.verify(place, ["no-such-run"])
+
+
+def test_a_damaged_manifest_is_a_run_that_is_not_what_was_pushed(local: Place, tmp_path: Path) -> None:
+    run = make_run(tmp_path / "runs")
+    store.push(local, [run])
+    (name,) = local.names("manifests")
+    local.write(f"manifests/{name}", b"{")
+    assert store.verify(local)[0].wrong == {"manifests": "the manifest is damaged"}
+
+
+def test_a_folder_that_refuses_a_file_refuses_the_push_with_a_sentence(
+    local: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run(tmp_path / "runs")
+    opened = local.fs.open
+
+    def full(path: str, mode: str) -> Any:
+        file = opened(path, mode)
+        if "w" in mode:
+            monkeypatch.setattr(
+                file, "write", lambda data: (_ for _ in ()).throw(OSError(28, "No space left on device"))
+            )
+        return file
+
+    monkeypatch.setattr(local.fs, "open", full)
+    with pytest.raises(StoreError, match="No space left on device"):
+        store.push(local, [run])
+    monkeypatch.undo()
+    assert store.push(local, [run])[0].outcome == "pushed"

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import polars as pl
 
     from stepscope.store import Place
-    from stepscope.store.transfer import Pushed
+    from stepscope.store.transfer import Pushed, Verified
 
 ENVIRONMENT = "STEPSCOPE_STORE"
 StoreOption = Annotated[
@@ -129,6 +129,27 @@ def pull(
         typer.echo(path)
 
 
+def verify(
+    names: Annotated[list[str] | None, typer.Argument(help="Names of runs in the store; none: all.")] = None,
+    store: StoreOption = None,
+    timeout: TimeoutOption = 30.0,
+) -> None:
+    """Read every file of a store and compare it with what was pushed; nothing is changed."""
+    from stepscope.errors import StoreError
+    from stepscope.store import verify as verified
+    from stepscope.units import bytes_
+
+    found = verified(_place(store, timeout), names or None, _print_verified)
+    damaged = [run.id for run in found if run.wrong]
+    read = bytes_(sum(run.bytes for run in found))
+    typer.echo(f"{sum(run.files for run in found):,} files of {len(found):,} runs, {read}: {len(damaged)} runs damaged")
+    if damaged:
+        raise StoreError(
+            f"{len(damaged)} of {len(found):,} runs are not what was pushed: {', '.join(damaged[:3])}",
+            "push them again from where they were recorded, or remove them: stepscope runs rm",
+        )
+
+
 def gc(
     older_than: Annotated[float, typer.Option(help="Hours without a write after which a left-over is one.")] = 24.0,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be removed.")] = False,
@@ -154,6 +175,7 @@ SUBCOMMANDS = {
     "rm": rm,
     "push": push,
     "pull": pull,
+    "verify": verify,
     "gc": gc,
 }
 
@@ -182,6 +204,11 @@ def _print_pushed(pushed: Pushed) -> None:
     from stepscope.units import bytes_
 
     typer.echo(f"{pushed.id}: {pushed.outcome} ({bytes_(pushed.bytes)})")
+
+
+def _print_verified(run: Verified) -> None:
+    for path, what in run.wrong.items():
+        typer.echo(f"{run.id}: {path}: {what}")
 
 
 def _table(frame: pl.DataFrame, most: int) -> None:

@@ -183,8 +183,12 @@ class RunWriter:
         line = (json.dumps(cleaned(entry), default=str) + "\n").encode()
         file = os.open(self.path / "events.jsonl", _APPEND, 0o666)
         try:
-            if os.write(file, line) < len(line):
-                os.write(file, b"\n")  # cut off: ends the broken line, so that the next one can be read
+            written = os.write(file, line)
+            try:
+                written += os.write(file, line[written:]) if written < len(line) else 0
+            finally:
+                if written < len(line):
+                    os.write(file, b"\n")  # cut off: ends the broken line, so that the next one can be read
         finally:
             os.close(file)
 

@@ -12,6 +12,19 @@ from __future__ import annotations
 
 from stepscope.store.index import Choice, find, listed, runs
 from stepscope.store.storage import Place, open_place
-from stepscope.store.transfer import collect, pull, push, remove, tag
+from stepscope.store.transfer import collect, pull, push, remove, tag, verify
 
-__all__ = ["Choice", "Place", "collect", "find", "listed", "open_place", "pull", "push", "remove", "runs", "tag"]
+__all__ = [
+    "Choice",
+    "Place",
+    "collect",
+    "find",
+    "listed",
+    "open_place",
+    "pull",
+    "push",
+    "remove",
+    "runs",
+    "tag",
+    "verify",
+]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import posixpath
 import threading
@@ -182,10 +183,15 @@ def within(seconds: float, call: Callable[[], T], what: str) -> T:
 
 
 def _discard(file: Any) -> None:
-    """Give up a file that is half written: no object comes of it where the store can tell."""
+    """Give up a file that is half written: no object comes of it where the store can tell.
+
+    In a plain folder what was written stays; nothing names it, and the next push writes it anew.
+    """
     discard = getattr(file, "discard", None)
-    if discard is not None:
+    if discard is not None and not getattr(file, "autocommit", False):
         discard()
+    with contextlib.suppress(OSError):
+        file.close()
 
 
 def _written_s(info: dict[str, Any]) -> float | None:

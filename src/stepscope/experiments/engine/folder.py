@@ -70,7 +70,9 @@ class ResultFolder:
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """Nobody else works in this folder meanwhile; the kernel lets go of the lock however this process ends."""
-        with (self.path / ".lock").open("a") as file:
+        with self.writing():
+            file = (self.path / ".lock").open("a")
+        with file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
