@@ -29,7 +29,7 @@ from stepscope.experiments.fleet.certificates import CERTIFICATE, sign
 from stepscope.experiments.fleet.processes import hold_folder, publish_state, watch_over
 from stepscope.experiments.fleet.protocol import BadMessage, Link, open_link
 from stepscope.experiments.suite.plan import Rules, cool_down
-from stepscope.files import replace_json
+from stepscope.files import replace_json, sync
 
 _AGAIN_S = 0.5  # grows to
 _AGAIN_MOST_S = 10.0
@@ -287,8 +287,11 @@ async def gather_run(folder: SweepFolder, where: Path, offered: Sequence[Mapping
             _write_pieces(coming / "files", batch, contents)
     with writing_sweep(folder.path, _no_room):
         _verify(coming, files)
+        for file in files:  # the device forgets the run once it is here: no loss of power may take it
+            sync(coming / "files" / file.name)
         shutil.rmtree(where, ignore_errors=True)
         (coming / "files").replace(where)
+        sync(where.parent)
         shutil.rmtree(coming, ignore_errors=True)
 
 
