@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import http.client
 import json
+import socket
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -169,6 +171,23 @@ def test_live_gauges_are_served_on_loopback_while_the_run_is_watched(run: Run) -
     assert about == {"name": "fabricated", "run": run.id, "status": "ok"}
     with pytest.raises(urllib.error.URLError):
         urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=HANG_S)
+
+
+def test_live_gauges_are_for_those_who_name_this_machine_and_a_slow_visitor_holds_nobody_up(run: Run) -> None:
+    library("prometheus_client")
+    with prometheus.live_server(run.path, 0) as port:
+        slow = [socket.create_connection((prometheus.LOOPBACK, port)) for _ in range(5)]
+        for connection in slow:
+            connection.sendall(b"GET /metr")
+        for host, path, status in (("evil.example", "/metrics", 403), ("localhost", "/etc/passwd", 404)):
+            asked = http.client.HTTPConnection(prometheus.LOOPBACK, port, timeout=HANG_S)
+            asked.request("GET", path, headers={"Host": host})
+            assert asked.getresponse().status == status
+            asked.close()
+        with urllib.request.urlopen(f"http://localhost:{port}/metrics", timeout=HANG_S) as answer:
+            assert "stepscope_live_info" in answer.read().decode()
+        for connection in slow:
+            connection.close()
 
 
 def test_live_gauges_of_a_running_run_follow_it_in_a_file(tmp_path: Path) -> None:

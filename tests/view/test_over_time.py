@@ -21,7 +21,7 @@ from stepscope.analysis.over_time import MOST_POINTS, lines_over_time
 from stepscope.analysis.run import Run
 
 pytest.importorskip("altair")
-from stepscope.report.view.server import ViewServer, make_server
+from stepscope.report.view.server import BoundedServer, make_server
 from stepscope.report.view.site import Access, Answer, Site
 
 HERE = {"Host": "localhost:8321"}
@@ -109,7 +109,7 @@ def test_runs_that_cannot_be_drawn_are_named_or_refused(folder: Path) -> None:
 
 
 @pytest.fixture
-def server(folder: Path) -> Iterator[ViewServer]:
+def server(folder: Path) -> Iterator[BoundedServer]:
     made = make_server(folder, port=0)
     thread = threading.Thread(target=made.serve_forever, daemon=True)
     thread.start()
@@ -134,7 +134,9 @@ _PALETTE = (
 
 
 @pytest.mark.skipif(browser.PATH is None, reason="no Chromium here")
-def test_check_boxes_choose_runs_and_quantities_and_no_two_lines_look_alike(server: ViewServer, tmp_path: Path) -> None:
+def test_check_boxes_choose_runs_and_quantities_and_no_two_lines_look_alike(
+    server: BoundedServer, tmp_path: Path
+) -> None:
     paths = "[...document.querySelectorAll('[data-quantity=\"step time\"] path[data-run]')]"
     with Browser(tmp_path / "profile") as opened:
         opened.call("Page.navigate", url=server.address_of("over-time"))

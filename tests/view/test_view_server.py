@@ -18,13 +18,14 @@ pytest.importorskip("altair")
 
 from stepscope.errors import RunNotFound, UsageError
 from stepscope.report.view import server as serving
-from stepscope.report.view.server import ViewServer, make_server
+from stepscope.report.view.server import BoundedServer, make_server
+from stepscope.report.view.site import Site
 
 HOSTILE = "<img src=x onerror=alert(1)>"
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[ViewServer]:
+def server(tmp_path: Path) -> Iterator[BoundedServer]:
     for name in ("lenet", HOSTILE):
         fabricate_run(tmp_path / "runs", steps=8, header={"workload": {"name": name, "device": "cpu"}})
     server = make_server(tmp_path / "runs", port=0)
@@ -36,7 +37,7 @@ def server(tmp_path: Path) -> Iterator[ViewServer]:
     server.server_close()
 
 
-def asked(server: ViewServer, method: str, target: str, **headers: str) -> http.client.HTTPResponse:
+def asked(server: BoundedServer, method: str, target: str, **headers: str) -> http.client.HTTPResponse:
     connection = http.client.HTTPConnection("127.0.0.1", server.server_address[1], timeout=HANG_S)
     connection.request(method, target, headers=headers)
     answer = connection.getresponse()
@@ -45,7 +46,7 @@ def asked(server: ViewServer, method: str, target: str, **headers: str) -> http.
     return answer
 
 
-def test_the_list_is_sent_with_headers_that_keep_it_here(server: ViewServer) -> None:
+def test_the_list_is_sent_with_headers_that_keep_it_here(server: BoundedServer) -> None:
     answer = asked(server, "GET", "/")
     assert answer.status == 200
     assert answer.headers["X-Content-Type-Options"] == "nosniff"
@@ -57,20 +58,30 @@ def test_the_list_is_sent_with_headers_that_keep_it_here(server: ViewServer) -> 
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS"])
-def test_nothing_can_be_written(method: str, server: ViewServer) -> None:
+def test_nothing_can_be_written(method: str, server: BoundedServer) -> None:
     assert asked(server, method, "/").status == 501
 
 
-def test_another_host_name_is_refused(server: ViewServer) -> None:
+def test_another_host_name_is_refused(server: BoundedServer) -> None:
     assert asked(server, "GET", "/", Host="evil.example").status == 403
 
 
+@pytest.mark.parametrize("target", ["/?" + "&".join(f"a{n}=1" for n in range(70)), "/?token=[" + "&" * 100])
+def test_an_address_that_cannot_be_read_is_the_visitors_fault(
+    target: str, server: BoundedServer, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert asked(server, "GET", target).status == 400
+    assert asked(server, "GET", "/").status == 200
+    assert capfd.readouterr().err == ""
+
+
 def test_a_fault_of_ours_answers_500_and_the_server_goes_on(
-    server: ViewServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    server: BoundedServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fault(*_: object) -> None:
         raise ZeroDivisionError("secret")
 
+    assert isinstance(server.site, Site)
     monkeypatch.setattr(server.site.listing, "look", fault)
     answer = asked(server, "GET", "/runs.json")
     assert answer.status == 500
@@ -87,7 +98,7 @@ def test_a_fault_of_ours_answers_500_and_the_server_goes_on(
     until(told)
 
 
-def test_a_port_in_use_a_missing_folder_and_a_missing_token_are_refused(server: ViewServer, tmp_path: Path) -> None:
+def test_a_port_in_use_a_missing_folder_and_a_missing_token_are_refused(server: BoundedServer, tmp_path: Path) -> None:
     port = server.server_address[1]
     with pytest.raises(UsageError, match=f"port {port} of 127.0.0.1 is in use"):
         make_server(tmp_path, port=port)
@@ -113,7 +124,7 @@ def test_an_address_that_others_reach_needs_the_token(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(PATH is None, reason="no Chromium here")
-def test_the_list_filters_sorts_and_compares_in_a_browser(server: ViewServer, tmp_path: Path) -> None:
+def test_the_list_filters_sorts_and_compares_in_a_browser(server: BoundedServer, tmp_path: Path) -> None:
     with Browser(tmp_path / "profile") as browser:
         browser.call("Page.navigate", url=f"http://127.0.0.1:{server.server_address[1]}/")
         loaded = "new Promise(r => document.readyState === 'complete' ? r(1) : addEventListener('load', () => r(1)))"
@@ -138,7 +149,7 @@ def test_the_list_filters_sorts_and_compares_in_a_browser(server: ViewServer, tm
         assert all(address.startswith(("http://127.0.0.1:", "data:")) for address in browser.asked)
 
 
-def opened(server: ViewServer) -> socket.socket:
+def opened(server: BoundedServer) -> socket.socket:
     return socket.create_connection(("127.0.0.1", server.server_address[1]), timeout=HANG_S)
 
 
@@ -153,7 +164,7 @@ def rest(visitor: socket.socket) -> bytes:
     return got
 
 
-def test_connections_beyond_the_bound_are_turned_away_and_the_next_visitor_is_served(server: ViewServer) -> None:
+def test_connections_beyond_the_bound_are_turned_away_and_the_next_visitor_is_served(server: BoundedServer) -> None:
     waiting = [opened(server) for _ in range(serving.MOST_CONNECTIONS)]
     until(lambda: server._places._value == 0)
     with opened(server) as beyond:
@@ -165,7 +176,7 @@ def test_connections_beyond_the_bound_are_turned_away_and_the_next_visitor_is_se
 
 
 def test_a_slow_visitor_is_cut_off_however_often_a_byte_comes(
-    server: ViewServer, monkeypatch: pytest.MonkeyPatch
+    server: BoundedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(serving, "REQUEST_S", 0.02)
     with opened(server) as slow:
@@ -173,7 +184,7 @@ def test_a_slow_visitor_is_cut_off_however_often_a_byte_comes(
         assert rest(slow) == b""
 
 
-def test_a_request_without_end_is_refused(server: ViewServer) -> None:
+def test_a_request_without_end_is_refused(server: BoundedServer) -> None:
     with opened(server) as endless:
         head = b"GET / HTTP/1.1\r\nHost: localhost\r\n"
         line = b"X-A: " + b"a" * 1000 + b"\r\n"

@@ -31,7 +31,7 @@ from stepscope.report import figures as drawn
 from stepscope.report.exports._excerpt import plan_export, write_export
 from stepscope.report.live.run_state import Now, Watch
 from stepscope.report.live.screen import looks
-from stepscope.report.view.server import DEFAULT_PORT, ViewServer, make_server
+from stepscope.report.view.server import DEFAULT_PORT, BoundedServer, make_server
 from stepscope.report.view.site import is_loopback
 from stepscope.runfolder import RunReader
 from stepscope.simulate import sensor_root
@@ -264,7 +264,7 @@ def figures() -> dict[str, str]:
 
 def view(
     folder: str | Path = "runs", *, host: str = "127.0.0.1", port: int = DEFAULT_PORT, token: str | None = None
-) -> ViewServer:
+) -> BoundedServer:
     """A server that shows a folder of runs at its `address`: call `serve_forever()`, `server_close()` ends it.
 
     port: 0 takes any free one. token: what visitors need; beyond this machine the default is a new one, and it is

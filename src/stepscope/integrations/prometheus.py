@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,8 @@ from stepscope.integrations._library import load
 
 if TYPE_CHECKING:
     from stepscope.analysis.run import Run
-    from stepscope.report.live.run_state import Now
+    from stepscope.report.live.run_state import Now, Watch
+    from stepscope.report.view.site import Answer
 
 TITLE = "Prometheus text file"
 EXTRA = "prometheus"
@@ -67,30 +68,51 @@ def live_server(folder: Path, port: int) -> Iterator[int]:
     Port 0 is any that is free. The run folder is looked at when somebody asks: nobody asks, nothing is read.
     """
     from stepscope.report.live.run_state import Watch
+    from stepscope.report.view.server import BoundedServer
 
-    library = load("prometheus_client", EXTRA)
-    follows, one_at_a_time = Watch(folder), threading.Lock()
-
-    def look() -> Now:
-        with one_at_a_time:
-            return follows.look()
-
-    registry = library.CollectorRegistry(auto_describe=False)
-    registry.register(_Collector(lambda: _live_samples(look())))
+    site = _Gauges(Watch(folder))
     try:
-        server, thread = library.start_http_server(port, addr=LOOPBACK, registry=registry)
+        server = BoundedServer(site, LOOPBACK, port)
     except (OSError, OverflowError) as error:
-        follows.close()
+        site.close()
         raise UsageError(
             f"port {port} of {LOOPBACK} cannot be used: {error}", "choose another, or 0 for any"
         ) from error
+    thread = threading.Thread(target=server.serve_forever, name="stepscope-prometheus", daemon=True)
+    thread.start()
     try:
         yield int(server.server_port)
     finally:
         server.shutdown()
         server.server_close()
         thread.join()
-        follows.close()
+
+
+class _Gauges:
+    """Live gauges as Prometheus reads them, for whoever names this machine as the host (no DNS rebinding)."""
+
+    token: str | None = None
+
+    def __init__(self, follows: Watch) -> None:
+        library = load("prometheus_client", EXTRA)
+        self._follows, self._one_at_a_time = follows, threading.Lock()
+        self._library, self._registry = library, library.CollectorRegistry(auto_describe=False)
+        self._registry.register(_Collector(lambda: _live_samples(follows.look())))
+
+    def answer(self, target: str, headers: Mapping[str, str]) -> Answer:
+        from stepscope.report.view.site import Answer, own_name
+
+        if not own_name(headers.get("Host", "")):
+            return Answer(403, "this address is not one of this server's own names")
+        if target.partition("?")[0] not in ("/", "/metrics"):
+            return Answer(404, "the gauges are at /metrics")
+        with self._one_at_a_time:
+            text = self._library.generate_latest(self._registry).decode("utf-8")
+        return Answer(200, text, "text/plain; version=0.0.4; charset=utf-8")
+
+    def close(self) -> None:
+        """Let go of the files of the run."""
+        self._follows.close()
 
 
 class _Collector:

@@ -9,9 +9,10 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 from stepscope.errors import RunNotFound, UsageError
 from stepscope.report.view.site import Access, Answer, Site, is_loopback
@@ -25,12 +26,24 @@ MOST_CONNECTIONS = 64  # at a time; further ones are closed at once
 MOST_REQUEST_BYTES = 65_536  # of a request with all its headers
 
 
-class ViewServer(ThreadingHTTPServer):
-    """Serves one folder of runs until it is shut down, at `address`, which holds the token where one is needed."""
+class Answering(Protocol):
+    """What a server serves: a function of an address and headers, which names the token where one is needed."""
+
+    token: str | None
+
+    def answer(self, target: str, headers: Mapping[str, str]) -> Answer:
+        """Return the answer to GET target."""
+
+    def close(self) -> None:
+        """Let go of its files."""
+
+
+class BoundedServer(ThreadingHTTPServer):
+    """Serves until it is shut down, at `address`, which holds the token where one is needed."""
 
     daemon_threads = True
 
-    def __init__(self, site: Site, host: str, port: int) -> None:
+    def __init__(self, site: Answering, host: str, port: int) -> None:
         self.site = site
         self._places = threading.BoundedSemaphore(MOST_CONNECTIONS)
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -105,7 +118,7 @@ class _Request(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     server_version, sys_version = "stepscope", ""
     timeout: ClassVar[float] = _IDLE_S
-    server: ViewServer
+    server: BoundedServer
 
     def setup(self) -> None:
         super().setup()
@@ -150,7 +163,7 @@ class _Request(BaseHTTPRequestHandler):
 
 def make_server(
     root: str | Path, host: str = "127.0.0.1", port: int = DEFAULT_PORT, token: str | None = None
-) -> ViewServer:
+) -> BoundedServer:
     """A server that listens but does not serve yet: call `serve_forever`. Port 0 takes any free one.
 
     token: needed wherever others than this machine can reach it. UsageError where it cannot listen there, RunNotFound
@@ -164,7 +177,7 @@ def make_server(
     if token is not None and _TOKEN.fullmatch(token) is None:
         raise UsageError("this token would not get through an address", "letters, digits and . _ ~ -")
     try:
-        return ViewServer(Site(folder, Access(token)), host, port)
+        return BoundedServer(Site(folder, Access(token)), host, port)
     except OSError as error:
         raise UsageError(*_why_not(error, host, port)) from error
     except OverflowError as error:

@@ -76,8 +76,11 @@ class Site:
         """The answer to GET target; whatever is wrong with a run becomes a message, never an exception."""
         if len(target) > _LONGEST:
             return Answer(414, "this address is too long")
-        parts = urlsplit(target)
-        query = parse_qs(parts.query, max_num_fields=64)
+        try:
+            parts = urlsplit(target)
+            query = parse_qs(parts.query, max_num_fields=64)
+        except ValueError:
+            return Answer(400, "this address cannot be read")
         given = query.get("token", [None])[0]
         refused = self._access.refusal(headers, given)
         if refused is not None:
