@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import json
+import os
 import re
 import shutil
 import subprocess
@@ -92,11 +94,59 @@ def test_the_source_archive_can_be_built_and_tested(built: Path) -> None:
         "Makefile",
         "mkdocs.yml",
         "constraints.txt",
+        "constraints-hashed.txt",
         "docs/man/stepscope.1",
         "docker/x86.Dockerfile",
     }
     assert not wanted - names
     assert "tests/test_packaging.py" in names
+
+
+def test_archives_that_are_built_again_from_the_source_archive_are_the_same_bytes(built: Path, tmp_path: Path) -> None:
+    with tarfile.open(next(built.glob("*.tar.gz"))) as archive:
+        archive.extractall(tmp_path, filter="data")
+    (source,) = tmp_path.iterdir()
+    for path in source.rglob("*"):
+        os.utime(path, (1_800_000_000, 1_800_000_000))
+    command = [sys.executable, "-m", "hatchling", "build", "-d", str(tmp_path / "again")]
+    place = {**os.environ, "TZ": "Asia/Tokyo", "LC_ALL": "C"}
+    subprocess.run(command, cwd=source, check=True, capture_output=True, env=place)
+    for archive in built.iterdir():
+        assert archive.read_bytes() == (tmp_path / "again" / archive.name).read_bytes(), archive.name
+
+
+def _pins(name: str) -> dict[str, set[str]]:
+    """The versions of each library in a file of constraints, by its name as indexes spell it."""
+    found: dict[str, set[str]] = {}
+    for library, version in re.findall(
+        r"^([\w.-]+)==([^\s;]+)", (ROOT / name).read_text(encoding="utf-8"), re.MULTILINE
+    ):
+        found.setdefault(re.sub(r"[-_.]+", "-", library).lower(), set()).add(version)
+    return found
+
+
+def test_constraints_with_hashes_are_those_without_and_name_every_library_that_a_run_needs() -> None:
+    text = (ROOT / "constraints-hashed.txt").read_text(encoding="utf-8")
+    hashed, plain = _pins("constraints-hashed.txt"), _pins("constraints.txt")
+    assert not {name for name, versions in hashed.items() if not versions <= plain.get(name, set())}, "run: make hashes"
+    entries = re.split(r"^(?=[\w.-]+==)", text, flags=re.MULTILINE)[1:]
+    assert len(entries) == len(hashed)
+    assert all(re.search(r"--hash=sha256:[0-9a-f]{64}\b", entry) for entry in entries)
+    assert "://" not in text, "any index serves these files"
+    project = _needed(ROOT / "pyproject.toml")
+    assert not {name for name in project if name not in hashed}, "run: make hashes"
+
+
+def _needed(path: Path) -> set[str]:
+    """Names of what the package needs, with the extras that constraints-hashed.txt covers."""
+    text = path.read_text(encoding="utf-8")
+    lists = [re.search(r"^dependencies = (\[.*\])$", text, re.MULTILINE)]
+    covered = ("report", "data", "store", "fleet", "prometheus", "mcp")
+    lists += [re.search(rf"^{extra} = (\[.*\])$", text, re.MULTILINE) for extra in covered]
+    wanted = [
+        line for found in lists if found is not None for line in json.loads(found[1]) if "python_version" not in line
+    ]
+    return {re.sub(r"[-_.]+", "-", re.split(r"[<>=!~\[ ]", line)[0]).lower() for line in wanted}
 
 
 @pytest.mark.parametrize("name", ["x86", "jetson"])
