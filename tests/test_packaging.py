@@ -111,8 +111,8 @@ def test_archives_that_are_built_again_from_the_source_archive_are_the_same_byte
     command = [sys.executable, "-m", "hatchling", "build", "-d", str(tmp_path / "again")]
     place = {**os.environ, "TZ": "Asia/Tokyo", "LC_ALL": "C"}
     subprocess.run(command, cwd=source, check=True, capture_output=True, env=place)
-    for archive in built.iterdir():
-        assert archive.read_bytes() == (tmp_path / "again" / archive.name).read_bytes(), archive.name
+    for file in built.iterdir():
+        assert file.read_bytes() == (tmp_path / "again" / file.name).read_bytes(), file.name
 
 
 def _pins(name: str) -> dict[str, set[str]]:
