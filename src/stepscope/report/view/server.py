@@ -27,7 +27,7 @@ MOST_REQUEST_BYTES = 65_536  # of a request with all its headers
 
 
 class Answering(Protocol):
-    """What a server serves: a function of an address and headers, which names the token where one is needed."""
+    """Contract of what a server serves: answers by address and headers; `token` where one is needed."""
 
     token: str | None
 
