@@ -17,7 +17,8 @@ from tests.report.test_memory_report import events
 
 import stepscope
 from stepscope.analysis.compare import WHAT, compare
-from stepscope.analysis.compare.sides import TIMED, overall_ratio, ratio
+from stepscope.analysis.compare.sides import TIMED, _estimate
+from stepscope.analysis.estimate import Estimate, over_repeats, overall
 from stepscope.analysis.metrics import Measured
 from stepscope.analysis.run import Run
 from stepscope.analysis.time.operators import FRAMEWORK_OVERHEAD
@@ -284,10 +285,8 @@ ABOVE = st.floats(1e-3, 1e6)
 
 @given(ABOVE, ABOVE, st.floats(0.0, 0.9), st.floats(0.0, 3.0))
 def test_a_ratio_lies_in_its_interval_and_turns_round(a: float, b: float, below: float, above: float) -> None:
-    first, other = (
-        Measured("step_time", "run", value, "ns", value * (1 - below), value * (1 + above)) for value in (a, b)
-    )
-    there, back = ratio(first, other), ratio(other, first)
+    first, other = (Estimate(value, value * (1 - below), value * (1 + above)) for value in (a, b))
+    there, back = other / first, first / other
     assert there is not None
     assert back is not None
     assert there.low is not None
@@ -295,12 +294,24 @@ def test_a_ratio_lies_in_its_interval_and_turns_round(a: float, b: float, below:
     assert there.low <= there.value <= there.high
     assert back.low == pytest.approx(1 / there.high)
     assert back.high == pytest.approx(1 / there.low)
-    mean = overall_ratio([there, there])
+    mean = overall([there, there])
     assert mean is not None
     assert mean.value == pytest.approx(there.value)
 
 
 @pytest.mark.parametrize("value", [0.0, -1.0, None])
 def test_nothing_is_divided_by_what_is_not_above_0(value: float | None) -> None:
-    measured = Measured("step_time", "run", 1.0, "ns", 0.5, 2.0)
-    assert ratio(Measured("step_time", "run", value, "ns"), measured) is None
+    measured = Estimate(1.0, 0.5, 2.0)
+    assert measured / _estimate(Measured("step_time", "run", value, "ns")) is None
+
+
+def test_repeats_are_pooled_on_a_logarithmic_scale_and_a_single_one_keeps_its_interval() -> None:
+    single = Estimate(3.0, 2.0, 4.0)
+    assert over_repeats([single]) == single
+    pooled = over_repeats([Estimate(1.0), Estimate(2.0), Estimate(4.0)])
+    assert pooled.value == pytest.approx(2.0)
+    assert pooled.low is not None
+    assert pooled.high is not None
+    assert pooled.low * pooled.high == pytest.approx(4.0), "the interval is as wide below as above, as factors"
+    with_zero = over_repeats([Estimate(0.0), Estimate(2.0)])
+    assert with_zero.value == 1.0, "zero has no logarithm"

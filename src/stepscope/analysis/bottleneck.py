@@ -15,8 +15,8 @@ import numpy as np
 import polars as pl
 
 from stepscope.analysis.device.ceilings import WOULD_TELL, Ceilings, attainable, ceilings_of
-from stepscope.analysis.device.occupancy import NOTHING, Clock, Occupancy, Share, occupancy
-from stepscope.analysis.estimate import mean_interval
+from stepscope.analysis.device.occupancy import NOTHING, Clock, Occupancy, occupancy
+from stepscope.analysis.estimate import Estimate, mean_interval
 from stepscope.analysis.metrics import accelerator_utilisation
 from stepscope.analysis.time.operators import CPU, FRAMEWORK_OVERHEAD
 from stepscope.analysis.time.ranks import last_rank
@@ -102,7 +102,7 @@ def _rank(cause: Cause) -> float:
     return -cause.share if cause.bound in _OF_WORK else -2 * cause.share
 
 
-def _phases(run: Run) -> dict[str, Share]:
+def _phases(run: Run) -> dict[str, Estimate]:
     """Share of the profiled steps in each phase, and outside operators (FRAMEWORK_OVERHEAD)."""
     return {
         row["phase"]: _of_step(row["share"], row["ns"], row["low_ns"], row["high_ns"])
@@ -110,15 +110,15 @@ def _phases(run: Run) -> dict[str, Share]:
     }
 
 
-def _of_step(share: float, ns: float, low: float | None, high: float | None) -> Share:
+def _of_step(share: float, ns: float, low: float | None, high: float | None) -> Estimate:
     """A share with the relative interval of its median time."""
     if not ns or ns <= 0 or low is None or high is None:
-        return Share(share).clipped()
-    return Share(share, share * low / ns, share * high / ns).clipped()
+        return Estimate(share).clipped()
+    return Estimate(share, share * low / ns, share * high / ns).clipped()
 
 
 def _cause(
-    bound: Bound, name: str, share: Share, *evidence: Evidence | None, least: float = NOTABLE, clear: bool = True
+    bound: Bound, name: str, share: Estimate, *evidence: Evidence | None, least: float = NOTABLE, clear: bool = True
 ) -> Iterator[Cause]:
     """Yield the cause where it takes a notable share; two pieces of evidence at least, else none.
 
@@ -137,7 +137,7 @@ def _system(seen: Occupancy) -> Iterator[Cause]:
     yield from _throttled(seen)
 
 
-def _said(text: str, share: Share | None, source: str, least: float = 0.0) -> Evidence | None:
+def _said(text: str, share: Estimate | None, source: str, least: float = 0.0) -> Evidence | None:
     """Evidence where it was measured and is at least so much; "{}" is its number as a percentage."""
     if share is None or share.value < least:
         return None
@@ -146,7 +146,7 @@ def _said(text: str, share: Share | None, source: str, least: float = 0.0) -> Ev
     return Evidence(text.format(f"{value}{between}"), share.value, share.low, share.high, source)
 
 
-def _rate(text: str, share: Share | None, unit: str, source: str, least: float) -> Evidence | None:
+def _rate(text: str, share: Estimate | None, unit: str, source: str, least: float) -> Evidence | None:
     """The same of a rate, "{}" being its number with the unit."""
     if share is None or share.value < least:
         return None
@@ -187,20 +187,20 @@ def _starved(seen: Occupancy) -> Iterator[Cause]:
         return
     pinned = _pinned(seen)
     if pinned:
-        lost = Share(max(held.value, 1 - (seen.allowed or 1) / max(seen.threads or 1, seen.cores)))
+        lost = Estimate(max(held.value, 1 - (seen.allowed or 1) / max(seen.threads or 1, seen.cores)))
         yield from _cause("cpu-starved", "affinity", lost, *pinned, queue if held.value >= _CLEAR else None)
         return
     stolen = seen.steal_cores
     if stolen is not None and stolen.value >= NOTABLE and (seen.background_cores or NOTHING).value < _OTHERS:
         by_host = _rate("the hypervisor took {}", stolen, "cores", "/proc/stat", NOTABLE)
         yield from _cause(
-            "cpu-starved", "hypervisor", Share(max(stolen.value / seen.cores, held.value)), by_host, queue
+            "cpu-starved", "hypervisor", Estimate(max(stolen.value / seen.cores, held.value)), by_host, queue
         )
         return
     yield from _cause("cpu-starved", "background load", held, queue, *_load_evidence(seen))
 
 
-def starved_share(seen: Occupancy) -> Share | None:
+def starved_share(seen: Occupancy) -> Estimate | None:
     """Return the share of the time without a core; of operators with threads, also that in which one waits for another.
 
     None where the kernel's run-queue times were not sampled.
@@ -209,7 +209,7 @@ def starved_share(seen: Occupancy) -> Share | None:
     if held is None or (seen.threads or 1) < 2 or not _load_evidence(seen):
         return held
     lock = seen.waits.get("lock", NOTHING)
-    return held if lock.value < _CLEAR else Share(held.value + lock.value).clipped()
+    return held if lock.value < _CLEAR else Estimate(held.value + lock.value).clipped()
 
 
 def _load_evidence(seen: Occupancy) -> list[Evidence]:
@@ -245,7 +245,7 @@ def _starved_by_utilisation(seen: Occupancy) -> Iterator[Cause]:
     if used is None or others is None or seen.busy_cores is None or seen.busy_cores < 0.9 * seen.cores:
         return
     wanted = min(seen.threads or 1, seen.cores)
-    lost = Share(1 - used.value / wanted).clipped()
+    lost = Estimate(1 - used.value / wanted).clipped()
     got = _rate(f"the training got {{}} of the {wanted} that its threads ask for", used, "cores", "CPU time", 0.0)
     yield from _cause("cpu-starved", "background load", lost, got, *_load_evidence(seen), least=0.3)
 
@@ -258,7 +258,7 @@ def _throttled(seen: Occupancy) -> Iterator[Cause]:
     low, high = (None if end is None else 1 - end for end in (clock.share.high, clock.share.low))
     slow = _said("the fastest core's clock was {} of its maximum", clock.share, "cpufreq")
     signs = [Evidence(sign, None, source="limits and flags") for sign in clock.signs]
-    yield from _cause("throttled", "clock", Share(1 - clock.share.value, low, high), slow, *signs, _fell(clock))
+    yield from _cause("throttled", "clock", Estimate(1 - clock.share.value, low, high), slow, *signs, _fell(clock))
 
 
 def _fell(clock: Clock) -> Evidence | None:
@@ -269,7 +269,7 @@ def _fell(clock: Clock) -> Evidence | None:
 
 
 def _off_core(
-    seen: Occupancy, phases: dict[str, Share], accelerated: bool, loaders: bool, late: Evidence | None
+    seen: Occupancy, phases: dict[str, Estimate], accelerated: bool, loaders: bool, late: Evidence | None
 ) -> Iterator[Cause]:
     """What the training thread waits for by itself: data, other ranks, a lock, a disk, or nothing.
 
@@ -304,14 +304,14 @@ def _taken(waits: dict[str, float], share: float, kinds: tuple[str, ...]) -> dic
     return taken
 
 
-def _rest(share: Share, value: float) -> Share:
+def _rest(share: Estimate, value: float) -> Estimate:
     """A share of which a part was taken: its bounds move with it."""
     gone = share.value - value
     low, high = (None if end is None else max(end - gone, 0.0) for end in (share.low, share.high))
-    return Share(max(value, 0.0), low, high)
+    return Estimate(max(value, 0.0), low, high)
 
 
-def _input(seen: Occupancy, data: Share, waits: dict[str, float]) -> Iterator[Cause]:
+def _input(seen: Occupancy, data: Estimate, waits: dict[str, float]) -> Iterator[Cause]:
     loading = _said("loading data takes {} of the steps", data, "operators")
     slept = sum(waits.values())
     disk = waits.get("disk", 0.0)
@@ -349,29 +349,29 @@ def _late_rank(run: Run) -> Evidence | None:
     return Evidence(text, late.share, source="ranks")
 
 
-def _communication(seen: Occupancy, exposed: Share, late: Evidence | None) -> Iterator[Cause]:
+def _communication(seen: Occupancy, exposed: Estimate, late: Evidence | None) -> Iterator[Cause]:
     collectives = _said("collectives that nothing overlaps take {} of the profiled steps", exposed, "operators")
-    waits = Share(sum(seen.waits.get(name, NOTHING).value for name in ("process", "lock")))
+    waits = Estimate(sum(seen.waits.get(name, NOTHING).value for name in ("process", "lock")))
     slept = _said("the training thread waited for others in {} of the time", waits, "thread", _CLEAR)
     used = _rate("the training used {}", seen.process_cores, "cores", "CPU time", 0.0)
     yield from _cause("communication", "collectives", exposed, collectives, slept or used, late)
 
 
-def _lock(seen: Occupancy, left: dict[str, Share]) -> Iterator[Cause]:
+def _lock(seen: Occupancy, left: dict[str, Estimate]) -> Iterator[Cause]:
     """Sleeps on a lock while other threads of the same process run; those of an operator's own threads do not count."""
     interpreter, lock = left.get("interpreter", NOTHING), left.get("lock", NOTHING)
     parallel = (seen.threads or 1) > 1 and interpreter.value < NOTABLE
     waited = interpreter if interpreter.value >= lock.value or parallel else lock
     if seen.runs is None or seen.process_cores is None:
         return
-    others = Share(seen.process_cores.value - seen.runs.value)
+    others = Estimate(seen.process_cores.value - seen.runs.value)
     name = "interpreter lock (GIL)" if waited is interpreter else "lock"
     slept = _said(f"the training thread waited for the {name} in {{}} of the time", waited, "thread")
     running = _rate("other threads of the training used {}", others, "cores", "CPU time", 0.2)
     yield from _cause("lock", name, waited, slept, running)
 
 
-def _sleeping(seen: Occupancy, left: dict[str, Share], phases: dict[str, Share]) -> Iterator[Cause]:
+def _sleeping(seen: Occupancy, left: dict[str, Estimate], phases: dict[str, Estimate]) -> Iterator[Cause]:
     outside = phases.get(FRAMEWORK_OVERHEAD, NOTHING)
     nothing_runs = _said("no operator ran in {} of the profiled steps", outside, "operators", NOTABLE)
     used = _rate("the training used {}", seen.process_cores, "cores", "CPU time", 0.0)
@@ -397,7 +397,7 @@ class _Sums:
     python: float
     arithmetic: float
     memory: float
-    shares: dict[str, Share]  # of the step in operators of each limit
+    shares: dict[str, Estimate]  # of the step in operators of each limit
     arithmetic_best: float
     memory_best: float
     unknown: float
@@ -407,7 +407,7 @@ class _Sums:
 
 
 def _work(
-    run: Run, seen: Occupancy, phases: dict[str, Share], busiest: float | None
+    run: Run, seen: Occupancy, phases: dict[str, Estimate], busiest: float | None
 ) -> tuple[list[Cause], str, tuple[str, ...]]:
     """What the time is spent on in which the training runs; else why that cannot be told, and what would tell."""
     if run.step_times.is_empty:
@@ -417,7 +417,7 @@ def _work(
         return _accelerated(run, seen, limits, busiest)
     outside = phases.get(FRAMEWORK_OVERHEAD, NOTHING)
     asleep = 0.0 if seen.runs is None else max(seen.asleep - phases.get("data", NOTHING).value, 0.0)
-    python = Share(max(outside.value - asleep - (seen.held or NOTHING).value * outside.value, 0.0))
+    python = Estimate(max(outside.value - asleep - (seen.held or NOTHING).value * outside.value, 0.0))
     if limits is None:
         ran = _said("the training thread ran in {} of the time", seen.runs, "schedstat", 0.6)
         idle = _said("no operator ran in {} of the profiled steps", outside, "operators")
@@ -463,7 +463,7 @@ def _sums(run: Run, limits: Ceilings, python: float) -> _Sums:
     )
 
 
-def _shares(run: Run, rows: pl.DataFrame) -> dict[str, Share]:
+def _shares(run: Run, rows: pl.DataFrame) -> dict[str, Estimate]:
     """Share of the profiled steps in operators of each limit, with Student's interval over the steps."""
     times = run.step_times
     steps = pl.DataFrame({"step": times.steps.cast(pl.Int64)})
@@ -474,7 +474,7 @@ def _shares(run: Run, rows: pl.DataFrame) -> dict[str, Share]:
         summed = steps.join(part.group_by("step").agg(pl.col("self_ns").sum()), on="step", how="left").fill_null(0)
         step_share = summed["self_ns"].to_numpy() / max(times.step_ns, 1.0)
         mean, low, high = mean_interval(step_share)
-        found[str(limit)] = Share(mean) if np.isnan(low) else Share(mean, low, high).clipped()
+        found[str(limit)] = Estimate(mean) if np.isnan(low) else Estimate(mean, low, high).clipped()
     return found
 
 
@@ -483,7 +483,7 @@ def _overhead(sums: _Sums, limits: Ceilings) -> Iterator[Cause]:
     calls_take = sums.shares.get("dispatch", NOTHING)
     outside = max((sums.dispatch + sums.python) / sums.step_ns - calls_take.value, 0.0)
     bounds = (None if end is None else end + outside for end in (calls_take.low, calls_take.high))
-    share = Share(calls_take.value + outside, *bounds).clipped()
+    share = Estimate(calls_take.value + outside, *bounds).clipped()
     name = "dispatch" if sums.dispatch >= sums.python else "Python"
     least_ns = sums.calls * limits.op_ns
     calls = Evidence(
@@ -525,7 +525,7 @@ def _kernels(sums: _Sums, seen: Occupancy) -> Iterator[Cause]:
     found = [sums.shares[limit] for limit in ("arithmetic", "memory") if limit in sums.shares]
     ends = [(entry.value if entry.low is None else entry.low, entry.value if entry.high is None else entry.high)
             for entry in found]  # fmt: skip
-    share = Share(sum(entry.value for entry in found), sum(low for low, _ in ends), sum(high for _, high in ends))
+    share = Estimate(sum(entry.value for entry in found), sum(low for low, _ in ends), sum(high for _, high in ends))
     best = (sums.arithmetic_best + sums.memory_best) / sums.step_ns
     if sums.farthest is None or best >= _REACHED * share.value:
         return
@@ -557,12 +557,12 @@ def _accelerated(
     run: Run, seen: Occupancy, limits: Ceilings | None, busy: float
 ) -> tuple[list[Cause], str, tuple[str, ...]]:
     """The CPU only asks here: an idle accelerator waits to be asked, a busy one is held against its own ceilings."""
-    used = _said("its kernels run in {} of the profiled steps", Share(busy), "operators")
+    used = _said("its kernels run in {} of the profiled steps", Estimate(busy), "operators")
     if busy < _IDLE:
         ran = _said("the training thread ran in {} of the time", seen.runs, "schedstat", 0.5) or _rate(
             "the training used {}", seen.process_cores, "cores", "CPU time", 0.5
         )
-        return [*_cause("overhead", "dispatch", Share(1 - busy), used, ran)], "the accelerator is seldom busy", ()
+        return [*_cause("overhead", "dispatch", Estimate(1 - busy), used, ran)], "the accelerator is seldom busy", ()
     if limits is None or limits.device.partition(":")[0] == CPU:
         return [], "the ceilings of this accelerator were not measured", (WOULD_TELL,)
     steps = run.self_times["step"].n_unique()
@@ -577,5 +577,5 @@ def _accelerated(
         rate = float(cpu_ops[column].sum()) / steps / busy_s
         near = Evidence(f"its kernels reach {si(rate, unit)} of {si(peak, unit)}", rate / peak, source="ceilings")
         if rate >= _REACHED * peak and busy >= _BUSY:
-            causes += _cause(bound, name, Share(busy), used, near)
+            causes += _cause(bound, name, Estimate(busy), used, near)
     return causes, "the accelerator's kernels are near neither of its ceilings", ()

@@ -1,10 +1,12 @@
-"""Estimates with a 95 % CI: medians, means and shares; and changes of level of a series.
+"""Estimates with a 95 % CI: medians, means and shares, over repeats and as ratios; and changes of level of a series.
 
 Changes of level: two-sided CUSUM.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -86,6 +88,64 @@ def share_interval(hits: int, count: int, confidence: float = CONFIDENCE) -> tup
 def null_if_nan(value: float) -> float | None:
     """NaN as null: not measured."""
     return None if np.isnan(value) else float(value)
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A number with its 95 % CI; the bounds are null where too little was measured to tell."""
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+
+    @property
+    def row(self) -> tuple[float, float | None, float | None]:
+        """Value and bounds, for three columns of a table."""
+        return self.value, self.low, self.high
+
+    def clipped(self, most: float = 1.0) -> Estimate:
+        """Return the same within 0 and `most`."""
+        low, high = (None if end is None else min(max(end, 0.0), most) for end in (self.low, self.high))
+        return Estimate(min(max(self.value, 0.0), most), low, high)
+
+    def __truediv__(self, other: Estimate) -> Estimate | None:
+        """Return the ratio; its CI is of both on a logarithmic scale (MOVER). None: one of them is not above 0."""
+        if self.value <= 0 or other.value <= 0:
+            return None
+        value = self.value / other.value
+        if not self.low or not self.high or not other.low or not other.high or min(self.low, other.low) < 0:
+            return Estimate(value)
+        down = math.hypot(math.log(self.value / self.low), math.log(other.high / other.value))
+        up = math.hypot(math.log(self.high / self.value), math.log(other.value / other.low))
+        return Estimate(value, value * math.exp(-down), value * math.exp(up))
+
+
+def over_repeats(repeats: Sequence[Estimate]) -> Estimate:
+    """Geometric mean of repeats with Student's interval between them; of a single repeat, the interval within it.
+
+    Where one of the repeats is not above 0, and so has no logarithm, the mean is arithmetic.
+    """
+    if len(repeats) == 1:
+        return repeats[0]
+    values = np.array([repeat.value for repeat in repeats], dtype=np.float64)
+    if len(values) and values.min() > 0:
+        ends = [math.exp(end) for end in mean_interval(np.log(values))]
+    else:
+        ends = list(mean_interval(values))
+    return Estimate(ends[0], null_if_nan(ends[1]), null_if_nan(ends[2]))
+
+
+def overall(ratios: Iterable[Estimate]) -> Estimate | None:
+    """Geometric mean of ratios of several settings, with the CI that theirs give it; None without any."""
+    pairs = list(ratios)
+    if not pairs:
+        return None
+    value = math.exp(float(np.mean([math.log(pair.value) for pair in pairs])))
+    if any(pair.low is None or pair.high is None for pair in pairs):
+        return Estimate(value)
+    down = math.hypot(*(math.log(pair.value / pair.low) for pair in pairs if pair.low)) / len(pairs)
+    up = math.hypot(*(math.log(pair.high / pair.value) for pair in pairs if pair.high)) / len(pairs)
+    return Estimate(value, value * math.exp(-down), value * math.exp(up))
 
 
 BLOCK_STEPS = 5  # steps whose median is one observation: single stalls do not count

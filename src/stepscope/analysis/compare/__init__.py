@@ -24,17 +24,16 @@ from stepscope.analysis.compare.explanation import (
 from stepscope.analysis.compare.layers import QUANTITIES, LayerRow, layers_of_sides
 from stepscope.analysis.compare.sides import (
     TIMED,
-    Ratio,
     RunGroup,
     Setting,
     match_settings,
-    overall_ratio,
     quantities,
     run_group,
     setting_differences,
     timed_length,
 )
-from stepscope.analysis.device.occupancy import Occupancy, Share, occupancy
+from stepscope.analysis.device.occupancy import Occupancy, occupancy
+from stepscope.analysis.estimate import Estimate, overall
 from stepscope.analysis.metrics import Measured, background_warning
 from stepscope.analysis.run import Run
 from stepscope.errors import RunError, UnknownName, UsageError
@@ -89,7 +88,7 @@ def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
 
 
-def _lost(side: Side, share: Callable[[Occupancy], Share | None]) -> tuple[float, Ends] | None:
+def _lost(side: Side, share: Callable[[Occupancy], Estimate | None]) -> tuple[float, Ends] | None:
     """Time of a step that goes to a share of it, and its interval, ns; None where a run does not tell."""
     found = []
     for seen, length, ends in side:
@@ -206,18 +205,18 @@ class Comparison:
         frames = [quantities(setting.sides).with_columns(setting=pl.lit(setting.label)) for setting in self.settings]
         return pl.concat(frames)
 
-    def overall_ratios(self) -> Iterator[tuple[str, int, Ratio]]:
+    def overall_ratios(self) -> Iterator[tuple[str, int, Estimate]]:
         """Title of each metric, number of a side, and its ratio to the first over all settings."""
         for metric in in_order(self.quantities["metric"]):
             for other in range(1, len(self.run_groups)):
                 if (ratio := self.overall(metric, other)) is not None:
                     yield find(metric).title, other, ratio
 
-    def overall(self, metric: str, other: int = 1) -> Ratio | None:
+    def overall(self, metric: str, other: int = 1) -> Estimate | None:
         """Geometric mean over the settings of other / first, of the scope of that metric which comes first."""
         rows = self.quantities.filter((pl.col("metric") == metric) & (pl.col("side") == other))
         rows = rows.filter(pl.col("ratio").is_not_null()).unique("setting", keep="first", maintain_order=True)
-        return overall_ratio(Ratio(r["ratio"], r["ratio_low"], r["ratio_high"]) for r in rows.iter_rows(named=True))
+        return overall(Estimate(r["ratio"], r["ratio_low"], r["ratio_high"]) for r in rows.iter_rows(named=True))
 
     def explain(self, what: str = "time", by: str = "module", other: int = 1, setting: int = 0) -> Explanation:
         """Return the parts that make the difference between a side (from 1) and the first: they add up to it.

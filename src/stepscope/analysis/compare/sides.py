@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from stepscope.analysis.estimate import mean_interval, null_if_nan
+from stepscope.analysis.estimate import Estimate, mean_interval, over_repeats
 from stepscope.analysis.metrics import Measured
 from stepscope.analysis.processes import CHILDREN, LAUNCHER, RANK
 from stepscope.analysis.run import Run
@@ -198,22 +198,13 @@ _PROPORTIONAL = "pss"
 _BLOCKS, _LEAST_IN_BLOCK = 10, 4
 
 
-@dataclass(frozen=True)
-class Ratio:
-    """other / first with its 95 % CI; None where one of the two has none."""
-
-    value: float
-    low: float | None = None
-    high: float | None = None
-
-    @property
-    def difference(self) -> str:
-        """larger, smaller, none seen (the interval holds 1), or no interval."""
-        if self.low is None or self.high is None:
-            return "no interval"
-        if self.low == self.high == 1:
-            return "none"
-        return "larger" if self.low > 1 else "smaller" if self.high < 1 else "none seen"
+def difference(ratio: Estimate) -> str:
+    """larger, smaller, none seen (the interval of a ratio holds 1), or no interval."""
+    if ratio.low is None or ratio.high is None:
+        return "no interval"
+    if ratio.low == ratio.high == 1:
+        return "none"
+    return "larger" if ratio.low > 1 else "smaller" if ratio.high < 1 else "none seen"
 
 
 def quantities(sides: Sequence[Sequence[Run]]) -> pl.DataFrame:
@@ -259,34 +250,12 @@ def _of_the_training(row: Measured) -> bool:
     return row.source != _PROPORTIONAL and row.scope not in (CHILDREN, LAUNCHER) and not row.scope.startswith(RANK)
 
 
-def ratio(first: Measured, other: Measured) -> Ratio | None:
-    """other / first; the interval from both intervals on a logarithmic scale (MOVER). None: one of them is 0."""
-    if not first.value or not other.value or first.value < 0 or other.value < 0:
-        return None
-    value = other.value / first.value
-    if not first.low or not first.high or not other.low or not other.high or min(first.low, other.low) < 0:
-        return Ratio(value)
-    down = math.hypot(math.log(other.value / other.low), math.log(first.high / first.value))
-    up = math.hypot(math.log(other.high / other.value), math.log(first.value / first.low))
-    return Ratio(value, value * math.exp(-down), value * math.exp(up))
-
-
-def overall_ratio(ratios: Iterable[Ratio]) -> Ratio | None:
-    """Geometric mean of the ratios of several settings with the interval of that mean."""
-    pairs = list(ratios)
-    if not pairs:
-        return None
-    value = math.exp(float(np.mean([math.log(pair.value) for pair in pairs])))
-    lows, highs = [pair.low for pair in pairs], [pair.high for pair in pairs]
-    if None in lows or None in highs:
-        return Ratio(value)
-    down = math.hypot(*(math.log(pair.value / pair.low) for pair in pairs if pair.low)) / len(pairs)
-    up = math.hypot(*(math.log(pair.high / pair.value) for pair in pairs if pair.high)) / len(pairs)
-    return Ratio(value, value * math.exp(-down), value * math.exp(up))
+def _estimate(row: Measured) -> Estimate:
+    return Estimate(row.value or 0.0, row.low, row.high)
 
 
 def _quantity_row(measured: Measured, runs: int, first: Measured | None) -> dict[str, object]:
-    found = ratio(first, measured) if first is not None else None
+    found = _estimate(measured) / _estimate(first) if first is not None else None
     exact = measured.metric == "live_peak"
     of = None if measured.low is None or measured.high is None else "exact" if exact else "steps"
     return {
@@ -296,7 +265,7 @@ def _quantity_row(measured: Measured, runs: int, first: Measured | None) -> dict
         "ratio": found.value if found else None,
         "ratio_low": found.low if found else None,
         "ratio_high": found.high if found else None,
-        "difference": found.difference if found else None,
+        "difference": difference(found) if found else None,
     }
 
 
@@ -304,12 +273,9 @@ def _pool(rows: Sequence[Measured]) -> Measured:
     """Geometric mean of repeats and its Student interval; of a single one, the row as it is."""
     if len(rows) == 1:
         return rows[0]
-    values = np.array([row.value for row in rows], dtype=np.float64)
-    if values.min() <= 0:
-        value, low, high = (null_if_nan(x) for x in mean_interval(values))
-    else:
-        value, low, high = (null_if_nan(math.exp(x)) for x in mean_interval(np.log(values)))
-    return replace(rows[0], value=value, low=low, high=high, n=len(rows), note=f"mean of {len(rows)} runs")
+    mean = over_repeats([_estimate(row) for row in rows])
+    note = f"mean of {len(rows)} runs"
+    return replace(rows[0], value=mean.value, low=mean.low, high=mean.high, n=len(rows), note=note)
 
 
 def _with_drift(run: Run, row: Measured) -> Measured:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from stepscope.analysis.channels import Series, resolved_ns, series_of, windows
-from stepscope.analysis.estimate import mean_interval
+from stepscope.analysis.estimate import Estimate, mean_interval
 from stepscope.analysis.metrics import background_cpu_load, core_utilisation, process_cpu_utilisation
 from stepscope.analysis.processes import CHILDREN, OWN, several
 from stepscope.analysis.time.steps import span_ns
@@ -30,28 +30,14 @@ _SOME_PERIODS = 0.05  # of a quota, in which it held the training back
 _STEADY = 0.97  # of its limit: a clock that reaches it
 
 
-@dataclass(frozen=True)
-class Share:
-    """A share or a rate with its 95 % CI; the bounds are null where too little was read."""
-
-    value: float
-    low: float | None = None
-    high: float | None = None
-
-    def clipped(self, most: float = 1.0) -> Share:
-        """The same within 0 and `most`."""
-        low, high = (None if end is None else min(max(end, 0.0), most) for end in (self.low, self.high))
-        return Share(min(max(self.value, 0.0), most), low, high)
-
-
-NOTHING = Share(0.0, 0.0, 0.0)
+NOTHING = Estimate(0.0, 0.0, 0.0)
 
 
 @dataclass(frozen=True)
 class Clock:
     """The clock of the fastest core while steps ran, as a share of the hardware's maximum, and signs of throttling."""
 
-    share: Share
+    share: Estimate
     first: float  # of the first fifth of the steps
     last: float
     signs: tuple[str, ...]  # sentences: a limit below the maximum, flags, cooling, trip points
@@ -66,35 +52,35 @@ class Occupancy:
 
     cores: int
     threads: int | None
-    runs: Share | None
-    delayed: Share | None
-    waits: dict[str, Share]
-    process_cores: Share | None
-    children_cores: Share | None
-    background_cores: Share | None
+    runs: Estimate | None
+    delayed: Estimate | None
+    waits: dict[str, Estimate]
+    process_cores: Estimate | None
+    children_cores: Estimate | None
+    background_cores: Estimate | None
     busy_cores: float | None
-    pressure: dict[str, Share]  # "cpu:some", "memory:some", "memory:full", "io:some", "io:full"
-    throttled_periods: Share | None
+    pressure: dict[str, Estimate]  # "cpu:some", "memory:some", "memory:full", "io:some", "io:full"
+    throttled_periods: Estimate | None
     quota: float | None
     allowed: float | None
-    steal_cores: Share | None
-    major_faults: Share | None
-    swapped: Share | None  # B/s, in and out
-    reclaimed: Share | None  # B/s
-    limit_hits: Share | None
-    storage_read: Share | None  # B/s
-    storage_written: Share | None
+    steal_cores: Estimate | None
+    major_faults: Estimate | None
+    swapped: Estimate | None  # B/s, in and out
+    reclaimed: Estimate | None  # B/s
+    limit_hits: Estimate | None
+    storage_read: Estimate | None  # B/s
+    storage_written: Estimate | None
     clock: Clock | None
 
     @property
-    def held(self) -> Share | None:
+    def held(self) -> Estimate | None:
         """Share of the time in which the training thread was ready to run and did not get a core."""
         if self.delayed is None or self.runs is None:
             return None
         if self.throttled_periods is None or self.throttled_periods.value < _SOME_PERIODS:
             return self.delayed
         left = 1 - self.runs.value - sum(share.value for share in self.waits.values())  # a quota takes threads off
-        return self.delayed if left <= self.delayed.value else Share(left).clipped()
+        return self.delayed if left <= self.delayed.value else Estimate(left).clipped()
 
     @property
     def asleep(self) -> float:
@@ -141,22 +127,22 @@ def occupancy(run: RunReader) -> Occupancy:
     )  # fmt: skip
 
 
-def _share(row: Measured | None) -> Share | None:
-    return None if row is None or row.value is None else Share(row.value, row.low, row.high)
+def _share(row: Measured | None) -> Estimate | None:
+    return None if row is None or row.value is None else Estimate(row.value, row.low, row.high)
 
 
-def _sum(shares: Iterable[Share | None]) -> Share | None:
+def _sum(shares: Iterable[Estimate | None]) -> Estimate | None:
     known = [share for share in shares if share is not None]
-    return Share(sum(share.value for share in known)) if known else None
+    return Estimate(sum(share.value for share in known)) if known else None
 
 
-def _rate(run: RunReader, quantity: str, scope: str, factor: float) -> Share | None:
+def _rate(run: RunReader, quantity: str, scope: str, factor: float) -> Estimate | None:
     """Growth a ns, times a factor, of the one channel of a quantity and scope."""
     series = next((series for series in series_of(run, quantity) if series.scope == scope), None)
     return None if series is None else _growth(run, series, factor)
 
 
-def _growth(run: RunReader, series: Series, factor: float) -> Share | None:
+def _growth(run: RunReader, series: Series, factor: float) -> Estimate | None:
     """Mean growth over the steps, with Student's interval over windows of them."""
     span = span_ns(run)
     if span is None:
@@ -165,10 +151,10 @@ def _growth(run: RunReader, series: Series, factor: float) -> Share | None:
     mean, low, high = mean_interval(rates)
     if np.isnan(mean):
         return None
-    return Share(mean) if np.isnan(low) else Share(mean, max(low, 0.0), high)
+    return Estimate(mean) if np.isnan(low) else Estimate(mean, max(low, 0.0), high)
 
 
-def _waits(run: RunReader, span: tuple[int, int] | None) -> dict[str, Share]:
+def _waits(run: RunReader, span: tuple[int, int] | None) -> dict[str, Estimate]:
     """Share of the readings at which the training thread slept, by what it waited in."""
     found = {}
     for series in series_of(run, "thread_waiting") if span is not None else ():
@@ -179,19 +165,23 @@ def _waits(run: RunReader, span: tuple[int, int] | None) -> dict[str, Share]:
     return found
 
 
-def _mean_of_stretches(values: Floats) -> Share:
+def _mean_of_stretches(values: Floats) -> Estimate:
     """Mean of a gauge; the interval from stretches, since neighbouring readings are alike."""
     _, low, high = mean_interval(np.array([part.mean() for part in np.array_split(values, min(len(values), 20))]))
-    return Share(float(values.mean())) if np.isnan(low) else Share(float(values.mean()), max(low, 0.0), min(high, 1.0))
+    return (
+        Estimate(float(values.mean()))
+        if np.isnan(low)
+        else Estimate(float(values.mean()), max(low, 0.0), min(high, 1.0))
+    )
 
 
-def _throttled_periods(run: RunReader) -> Share | None:
+def _throttled_periods(run: RunReader) -> Estimate | None:
     """Share of the periods of a CPU quota in which it held the training back; None without a quota."""
     held, all_of = (_rate(run, name, "cgroup", 1e9) for name in ("throttled_periods", "quota_periods"))
     if held is None or all_of is None or all_of.value <= 0:
         return None
     low, high = (None if end is None else end / all_of.value for end in (held.low, held.high))
-    return Share(held.value / all_of.value, low, high).clipped()
+    return Estimate(held.value / all_of.value, low, high).clipped()
 
 
 def _typical(run: RunReader, quantity: str, span: tuple[int, int] | None) -> float | None:

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import polars as pl
 
+from stepscope.analysis.estimate import Estimate
 from stepscope.analysis.results import Findings, ResultTable, Value
 from stepscope.experiments.daily import DailyTraining
 from stepscope.experiments.engine.engine import (
     AMOUNT,
     ANY,
     SHARE,
-    Mean,
     Plan,
     Point,
     Result,
@@ -154,13 +154,13 @@ class SettingOutcome:
 
     setting: DailySetting
     cells: tuple[Cell, ...]
-    start: Mean
-    end: Mean
-    slope: Mean
-    gain: Mean
-    lowest: Mean
-    day_s: Mean
-    day_j: Mean | None
+    start: Estimate
+    end: Estimate
+    slope: Estimate
+    gain: Estimate
+    lowest: Estimate
+    day_s: Estimate
+    day_j: Estimate | None
     energy_kind: str | None
 
     def fits(self, seconds: float) -> bool | None:
@@ -192,7 +192,7 @@ def setting_outcome(setting: DailySetting, cells: Sequence[Cell], days: int) -> 
     )
 
 
-def mean_of_day(found: SettingOutcome, name: str, day: int) -> Mean | None:
+def mean_of_day(found: SettingOutcome, name: str, day: int) -> Estimate | None:
     """A quantity of a day over the seeds: accuracy in %, time_s, energy_j; null where it is not known."""
     values = [cell["days"][day][name] for cell in found.cells]
     return mean_of(values, 100, SHARE) if name == "accuracy" else mean_of(values)
@@ -203,7 +203,7 @@ def _most_joules(cell: Cell) -> float | None:
     return None if any(value is None for value in values) else max(values)
 
 
-def _over(values: np.ndarray[Any, Any], possible: tuple[float, float]) -> Mean:
+def _over(values: np.ndarray[Any, Any], possible: tuple[float, float]) -> Estimate:
     found = mean_of([float(value) for value in values], possible=possible)
     assert found is not None, "every cell has its accuracies and times"
     return found

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import numpy as np
 
 from stepscope import __version__
-from stepscope.analysis.estimate import mean_interval
+from stepscope.analysis.estimate import Estimate, mean_interval
 from stepscope.analysis.results import ResultTable
 from stepscope.clock import monotonic_ns
 from stepscope.errors import UsageError
@@ -60,21 +60,9 @@ AMOUNT = (0.0, math.inf)  # seconds, joules
 ANY = (-math.inf, math.inf)
 
 
-@dataclass(frozen=True)
-class Mean:
-    """A mean over seeds with its 95 % CI; bounds are null with fewer than two seeds."""
-
-    value: float
-    low: float | None
-    high: float | None
-
-    @property
-    def row(self) -> tuple[float | None, float | None, float | None]:
-        """For three columns of a table."""
-        return self.value, self.low, self.high
-
-
-def mean_of(values: Sequence[float | None], factor: float = 1.0, possible: tuple[float, float] = AMOUNT) -> Mean | None:
+def mean_of(
+    values: Sequence[float | None], factor: float = 1.0, possible: tuple[float, float] = AMOUNT
+) -> Estimate | None:
     """Null where one of the seeds has no value: a mean over the others would be of another thing.
 
     Bounds beyond what is possible (more than 100 % of the images) are put at its end.
@@ -83,10 +71,10 @@ def mean_of(values: Sequence[float | None], factor: float = 1.0, possible: tuple
     if len(known) < len(values) or not known:
         return None
     value, low, high = mean_interval(np.array(known, dtype=np.float64) * factor)
-    return Mean(value, *(None if math.isnan(bound) else float(np.clip(bound, *possible)) for bound in (low, high)))
+    return Estimate(value, *(None if math.isnan(bound) else float(np.clip(bound, *possible)) for bound in (low, high)))
 
 
-def value_and_bounds(mean: Mean | None) -> tuple[float | None, float | None, float | None]:
+def value_and_bounds(mean: Estimate | None) -> tuple[float | None, float | None, float | None]:
     """A mean, low and high, or three times "not measured"."""
     return (None, None, None) if mean is None else mean.row
 

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import polars as pl
 
+from stepscope.analysis.estimate import Estimate
 from stepscope.analysis.results import Findings, ResultTable, Value
 from stepscope.experiments.engine.engine import (
     AMOUNT,
     SHARE,
-    Mean,
     Plan,
     Point,
     Result,
@@ -175,11 +175,11 @@ Row = tuple[Value, ...]
 COSTS = {"time_s": "training time, s", "energy_j": "energy, J", "peak_mb": "peak of live tensors, MB"}
 
 
-def costs_by_axis(found: SettingOutcome) -> dict[str, Mean]:
+def costs_by_axis(found: SettingOutcome) -> dict[str, Estimate]:
     """Return the cost of a setting by the name of the axis; without those that are not known."""
     costs = {"time_s": found.time_s, "energy_j": found.energy_j}
     if found.peak_bytes is not None:
-        costs["peak_mb"] = Mean(found.peak_bytes / 1e6, None, None)
+        costs["peak_mb"] = Estimate(found.peak_bytes / 1e6, None, None)
     return {name: mean for name, mean in costs.items() if mean is not None}
 
 
@@ -405,12 +405,12 @@ class SettingOutcome:
 
     setting: PartialSetting
     cells: tuple[Cell, ...]
-    accuracy: Mean
-    start: Mean
-    time_s: Mean
-    step_ms: Mean
-    energy_j: Mean | None
-    before: tuple[Mean, Mean] | None
+    accuracy: Estimate
+    start: Estimate
+    time_s: Estimate
+    step_ms: Estimate
+    energy_j: Estimate | None
+    before: tuple[Estimate, Estimate] | None
     flops_forward: float | None
     flops_backward: float | None
     peak_bytes: float | None
@@ -421,7 +421,7 @@ class SettingOutcome:
 def setting_outcome(setting: PartialSetting, cells: Sequence[Cell]) -> SettingOutcome:
     """From the cells of a setting, one at least."""
 
-    def at(name: str, place: int = -1) -> Mean | None:
+    def at(name: str, place: int = -1) -> Estimate | None:
         factor, possible = (1.0, AMOUNT) if name in ("time_s", "energy_j") else (100.0, SHARE)
         return mean_of([cell["curve"][place].get(name) for cell in cells], factor, possible)
 
@@ -459,6 +459,6 @@ def unbeaten(points: Mapping[str, tuple[float, float]]) -> set[str]:
     }
 
 
-def _required(found: Mean | None) -> Mean:
+def _required(found: Estimate | None) -> Estimate:
     assert found is not None, "every cell has its accuracies and times"
     return found

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import polars as pl
 
-from stepscope.analysis.estimate import mean_interval, null_if_nan
+from stepscope.analysis.estimate import Estimate, over_repeats, overall
 from stepscope.errors import RunDamaged, RunNotFound, SchemaTooNew, UnknownName
 from stepscope.experiments.engine.folder import SweepFolder, writing_sweep
 from stepscope.files import replace_json
@@ -161,15 +159,14 @@ def _status(runs: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _over_repeats(repeats: Sequence[Mapping[str, float | None]]) -> tuple[float | None, float | None, float | None]:
-    """(low, value, high) over the repeats; on a logarithmic scale, since times, rates and sizes are above 0."""
-    if len(repeats) == 1:
-        return repeats[0]["low"], repeats[0]["value"], repeats[0]["high"]
-    values = np.array([repeat["value"] for repeat in repeats], dtype=np.float64)
-    if len(values) and values.min() > 0:
-        mean, low, high = (null_if_nan(math.exp(x)) for x in mean_interval(np.log(values)))
-    else:
-        mean, low, high = (null_if_nan(x) for x in mean_interval(values))
-    return low, mean, high
+    """(low, value, high) over the repeats."""
+    measured = [
+        Estimate(repeat["value"], repeat["low"], repeat["high"]) for repeat in repeats if repeat["value"] is not None
+    ]
+    if not repeats or len(measured) < len(repeats):
+        return None, None, None
+    mean = over_repeats(measured)
+    return mean.low, mean.value, mean.high
 
 
 def _results_of_file(path: Path) -> Results:
@@ -238,12 +235,10 @@ def score(here: Results, against: Results, column: str = "step_time_ms") -> Scor
     rows = [_part(key, theirs[key], ours.get(key), here, against, column) for key in sorted(theirs)]
     parts = pl.DataFrame(rows, schema=_PARTS)
     ratios = parts.drop_nulls("ratio")
-    if ratios.is_empty():
+    whole = overall(Estimate(*ends) for ends in ratios.select("ratio", "low", "high").iter_rows())
+    if whole is None:
         return Score(column, against.name, None, None, None, parts)
-    value = math.exp(float(ratios["ratio"].log().mean()))  # type: ignore[arg-type]
-    half = _half_width(ratios)
-    low, high = (None, None) if half is None else (value * math.exp(-half), value * math.exp(half))
-    return Score(column, against.name, value, low, high, parts)
+    return Score(column, against.name, *whole.row, parts)
 
 
 def _best(results: Results, column: str) -> dict[tuple[Any, ...], dict[str, Any]]:
@@ -277,25 +272,15 @@ def _part(
 
 
 def _ratio(theirs: Mapping[str, Any], ours: Mapping[str, Any], column: str) -> dict[str, float | None]:
-    ratio = theirs[column] / ours[column]
-    spreads = [_log_half(row, column) for row in (theirs, ours)]
-    if None in spreads:
-        return {"ratio": ratio, "low": None, "high": None}
-    half = math.hypot(*(spread for spread in spreads if spread is not None))
-    return {"ratio": ratio, "low": ratio * math.exp(-half), "high": ratio * math.exp(half)}
+    found = _estimate(theirs, column) / _estimate(ours, column)
+    value, low, high = (None, None, None) if found is None else found.row
+    return {"ratio": value, "low": low, "high": high}
 
 
-def _log_half(row: Mapping[str, Any], column: str) -> float | None:
-    """Half of the interval on a logarithmic scale; an end at or below 0 counts as a tenth of the value."""
-    low, high, value = row[f"{column}_low"], row[f"{column}_high"], row[column]
-    return None if low is None or high is None else math.log(high / max(low, value / 10)) / 2
-
-
-def _half_width(ratios: pl.DataFrame) -> float | None:
-    if ratios["low"].null_count() > 0:
-        return None
-    halves = ratios.select((pl.col("high") / pl.col("low")).log() / 2).to_series()
-    return math.sqrt(float((halves**2).sum())) / len(halves)
+def _estimate(row: Mapping[str, Any], column: str) -> Estimate:
+    """A number of a row; an end at or below 0 counts as a tenth of the value."""
+    value, low = row[column], row[f"{column}_low"]
+    return Estimate(value, None if low is None else max(low, value / 10), row[f"{column}_high"])
 
 
 def _model(results: Results, workload: str) -> object:

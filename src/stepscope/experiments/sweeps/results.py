@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import polars as pl
 
-from stepscope.analysis.estimate import mean_interval, null_if_nan
+from stepscope.analysis.estimate import Estimate, over_repeats
 from stepscope.analysis.results import Findings, ResultTable
 from stepscope.arrays import Floats
 from stepscope.experiments.engine.engine import Plan
@@ -185,15 +185,6 @@ _MB = 1e6
 
 
 @dataclass(frozen=True)
-class MeanValue:
-    """Geometric mean over the repeats with Student's interval; of one repeat, the interval within it."""
-
-    value: float
-    low: float | None = None
-    high: float | None = None
-
-
-@dataclass(frozen=True)
 class SettingCost:
     """A setting over its repeats; a quantity that was not measured in any of them is not there.
 
@@ -205,7 +196,7 @@ class SettingCost:
     repeats: int
     status: str
     reason: str | None
-    values: Mapping[Quantity, MeanValue] = field(default_factory=dict)
+    values: Mapping[Quantity, Estimate] = field(default_factory=dict)
     reached: int | None = None
 
 
@@ -249,7 +240,7 @@ def _alike(best: SettingCost, having: Sequence[SettingCost], quantity: Quantity)
     return tuple(cost for cost in others if _overlap(cost.values[quantity], top))
 
 
-def _overlap(value: MeanValue, other: MeanValue) -> bool:
+def _overlap(value: Estimate, other: Estimate) -> bool:
     if None in (value.low, value.high, other.low, other.high):
         return True
     return float(value.low or 0) <= float(other.high or 0) and float(other.low or 0) <= float(value.high or 0)
@@ -275,19 +266,12 @@ Ends = tuple[float | None, float | None, float | None]
 Measure = Callable[[TrainingRun, "int | None"], "Ends | None"]
 
 
-def _over_repeats(repeats: Sequence[Ends | None]) -> MeanValue | None:
+def _over_repeats(repeats: Sequence[Ends | None]) -> Estimate | None:
     """A quantity over the repeats; null where one of them lacks it."""
     known_ones = [repeat for repeat in repeats if repeat is not None and repeat[0] is not None and repeat[0] >= 0]
     if not repeats or len(known_ones) < len(repeats):
         return None
-    if len(known_ones) == 1:
-        value, low, high = known_ones[0]
-        return MeanValue(float(value or 0), low, high)
-    values = np.array([float(pair[0] or 0) for pair in known_ones])
-    if not values.all():  # SGD keeps nothing: zero has no logarithm
-        return MeanValue(*mean_interval(values))
-    mean, low, high = mean_interval(np.log(values))
-    return MeanValue(math.exp(mean), *(None if null_if_nan(x) is None else math.exp(x) for x in (low, high)))
+    return over_repeats([Estimate(float(value or 0), low, high) for value, low, high in known_ones])
 
 
 def _number(name: str, factor: float = 1.0) -> Measure:
