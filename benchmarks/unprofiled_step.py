@@ -34,7 +34,8 @@ import torch
 from torch import nn
 
 import stepscope
-from stepscope.record.session import _SESSIONS, Session
+from stepscope.record.forks import SESSIONS
+from stepscope.record.session import Session
 
 WARM_STEPS = 300  # the first blocks of profiled steps lie in them
 SETTLING = 4  # steps at the beginning of each block that do not count
@@ -133,7 +134,7 @@ def main() -> None:
     ):
         for _ in range(WARM_STEPS):
             step()
-        (session,), sampler = _SESSIONS, sampler_of(os.getpid())
+        (session,), sampler = SESSIONS, sampler_of(os.getpid())
         for name, routes in (("all of Stepscope", True), ("its sampling process", False)):
             line = compared(step, sampler, session, routes, options.pairs, options.steps)
             sys.stdout.write(f"{name}, {options.threads} threads: {line} (bar: 1.01)\n")

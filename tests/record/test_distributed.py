@@ -150,3 +150,42 @@ def test_collectives_have_a_phase_of_their_own_and_the_loss_stays_forward(run: R
         threads = set(ops.filter(pl.col("name") == "gloo:all_reduce")["thread"])
         beside = ops.filter(pl.col("thread").is_in(sorted(threads)))
         assert set(beside["phase"]) == {"communication"}
+
+
+RPC = """
+import os, sys, torch
+import torch.distributed.autograd as dist_autograd
+import torch.distributed.rpc as rpc
+from torch import nn, optim
+from torch.distributed.optim import DistributedOptimizer
+os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": sys.argv[1]}
+rpc.init_rpc("me", rank=0, world_size=1)
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 2))
+optimizer = DistributedOptimizer(getattr(optim, sys.argv[2]), [rpc.RRef(p) for p in model.parameters()], lr=0.05)
+for number in range(14):
+    with dist_autograd.context() as context:
+        loss = model(torch.randn(5, 8)).pow(2).mean()
+        dist_autograd.backward(context, [loss])
+        optimizer.step(context)
+print(sum(p.double().sum() for p in model.parameters()).item())
+rpc.shutdown()
+"""
+
+
+@pytest.mark.parametrize("rule", ["SGD", "ASGD"])  # with functional updates by torch, and by an optimizer of its own
+def test_steps_of_distributed_autograd_and_its_optimizer_are_found(rule: str, tmp_path: Path) -> None:
+    script = tmp_path / "trains.py"
+    script.write_text(RPC)
+    shown = []
+    for words in ([], ["-m", "stepscope", "run", "-q", "--no-ceilings", "--record", "every:3", "--out", "runs"]):
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = str(free.getsockname()[1])
+        command = [sys.executable, *words, str(script), port, rule]
+        shown.append(subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=HANG_S, check=True))
+    assert shown[0].stdout == shown[1].stdout
+    run = Run(next((tmp_path / "runs").iterdir()))
+    assert run.steps["samples"].to_list() == [5] * 14
+    layers = run.modules()
+    assert layers.filter(pl.col("module") == "2")["forward_ns"].item() > 0

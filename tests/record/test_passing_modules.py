@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import weakref
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
 import stepscope
 from stepscope.record.facts import of_modules
+from stepscope.record.ops import modules
 from stepscope.record.ops.modules import ModuleBook
 
 _Held = weakref.ReferenceType[nn.Module]
@@ -133,3 +136,32 @@ def test_a_part_that_was_told_of_keeps_its_name() -> None:
     assert book.names() == [("", "Linear")]
     book.index(model)
     assert book.names() == [("", "Linear"), ("Sequential", "Sequential")]
+
+
+@pytest.mark.parametrize("place", range(1, 7))
+def test_an_exception_amid_the_registering_of_a_model_leaves_the_book_as_it_was(
+    place: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one that another thread sets, which no signal mask puts off."""
+    book, part = ModuleBook(), nn.Linear(2, 2)
+    book.add_root(part)
+    model = nn.Sequential(nn.Sequential(part, nn.ReLU()), nn.Tanh())
+    left, plain = place, modules._Known
+
+    def interrupted(*args: Any) -> Any:
+        nonlocal left
+        left -= 1
+        if left == 0:
+            raise TimeoutError
+        return plain(*args)
+
+    monkeypatch.setattr(modules, "_Known", interrupted)
+    adopt = ModuleBook._adopt
+    monkeypatch.setattr(ModuleBook, "_adopt", lambda *args: (adopt(*args), interrupted(*[None] * 4)))
+    with pytest.raises(TimeoutError) if place <= 5 else contextlib.nullcontext():
+        book.add_root(model)
+    assert book.knows(model) is (place > 5)
+    left = 0
+    book.add_root(model)
+    assert book.names()[book.index(part)] == ("0.0", "Linear")
+    assert sorted(name for name, _ in book.names()) == ["", "0", "0.0", "0.1", "1"]

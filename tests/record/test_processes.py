@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+import subprocess
 import sys
 from pathlib import Path
 
 import polars as pl
 import pytest
 from rich.console import Console
+from tests.patience import HANG_S
 
 from stepscope import Run
 from stepscope.record.processes import children
@@ -129,15 +132,29 @@ def test_only_commands_that_start_python_are_joined() -> None:
     assert children.is_python(["torchrun", "train.py"])
     assert not children.is_python(["ls", "python"])
     assert not children.is_python([])
+    assert children.is_python([sys.executable, "-u", "-W", "-I", "train.py", "-S"])
+    assert children.is_python([sys.executable, "-cS"])
+    for deaf in ("-I", "-S", "-uE", "-XdevI -Ic"):
+        assert not children.is_python([sys.executable, *deaf.split(), "train.py"]), deaf
 
 
-def test_a_child_takes_back_what_its_parent_left() -> None:
-    environ = children.environment("orders", {"A": "1", "PYTHONPATH": "/x"})
-    assert children.take_orders(environ) == "orders"
-    assert environ == {"A": "1", "PYTHONPATH": "/x"}
-    environ = children.environment("orders", {"A": "1"})
-    assert children.take_orders(environ) == "orders"
-    assert environ == {"A": "1"}
+@pytest.mark.parametrize("installed", [True, False], ids=["this Python", "one without us"])
+@pytest.mark.parametrize("before", [None, "/x"])
+def test_a_child_takes_back_what_its_parent_left(installed: bool, before: str | None) -> None:
+    program = (
+        f"import os, sys\nsys.path.insert(0, {children.STARTUP!r})\n"
+        + ("" if installed else "sys.modules['stepscope'] = None\n")
+        + "try:\n    import sitecustomize\nexcept ImportError as error:\n    assert error.name == 'sitecustomize'\n"
+        "assert 'startup' not in str(sys.modules.get('sitecustomize'))\n"
+        f"print([name for name in {[children.ORDERS, children.PYTHONPATH]} if name in os.environ])\n"
+        "print(os.environ.get('PYTHONPATH'))"
+    )
+    plain = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    orders = Orders(run="/none", name="x").to_json()
+    environ = children.environment(orders, plain if before is None else {**plain, "PYTHONPATH": before})
+    command = [sys.executable, "-S", "-c", program]  # -S: nothing has run before
+    ended = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=HANG_S, check=True)
+    assert ended.stdout == f"[]\n{before}\n"
 
 
 def test_an_import_is_acted_on_once_and_leaves_no_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

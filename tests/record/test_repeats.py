@@ -13,8 +13,9 @@ from torch import nn
 
 import stepscope
 from stepscope.record import repeats
+from stepscope.record.forks import SESSIONS
 from stepscope.record.repeats import Ended, Repeats
-from stepscope.record.session import _SESSIONS, Session
+from stepscope.record.session import Session
 from stepscope.runfolder import RunReader
 
 Loop = Callable[[random.Random], None]
@@ -170,7 +171,7 @@ def test_steps_are_counted_while_they_wait_in_memory(tmp_path: Path, looked_at: 
     model = nn.Linear(4, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     with stepscope.profile(model, out=tmp_path, record="none"):
-        (session,) = _SESSIONS
+        (session,) = SESSIONS
         for step in range(40):
             assert session.steps == step
             model(torch.randn(3, 4)).sum().backward()

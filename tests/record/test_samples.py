@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils import swap_tensors
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, default_collate
 
@@ -135,6 +137,24 @@ def test_tensors_can_be_swapped_in_every_state_of_a_run(record: str, tmp_path: P
     assert len(run.steps) == 8
 
 
+def test_tensors_are_swapped_by_a_name_that_was_imported_before_while_updates_are_by_hand(tmp_path: Path) -> None:
+    model, plain = nn.Linear(4, 1), (swap_tensors.__code__, inspect.signature(swap_tensors))
+
+    def loop() -> None:
+        for number in range(9):
+            model(torch.randn(5, 4)).sum().backward()
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    assert parameter.grad is not None
+                    parameter.sub_(parameter.grad, alpha=0.1)
+                    parameter.grad = None
+            if number % 3 == 2:
+                swap_tensors(model.bias, nn.Parameter(model.bias.detach() * 2))  # type: ignore[no-untyped-call]
+
+    assert len(recorded(loop, tmp_path).steps) == 9
+    assert plain == (swap_tensors.__code__, inspect.signature(swap_tensors)), "it is torch's own again"
+
+
 def test_a_loaders_batch_that_is_trained_on_in_chunks_counts_what_each_step_was_called_with(tmp_path: Path) -> None:
     def loop() -> None:
         model = nn.Linear(4, 1)
@@ -167,6 +187,68 @@ def test_a_forward_pass_that_raised_counts_no_samples(tmp_path: Path) -> None:
             optimizer.step()
 
     assert set(recorded(loop, tmp_path).steps["samples"].to_list()[4::5]) == {14}
+
+
+class Refused(torch.autograd.Function):
+    """The same on the way there; on the way back it refuses what is not finite."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        if not gradient.isfinite().all():
+            raise ValueError("not finite")
+        return gradient
+
+
+@pytest.mark.parametrize("loaded", [True, False])
+def test_a_backward_pass_that_raised_counts_no_samples(loaded: bool, tmp_path: Path) -> None:
+    data = list(torch.randn(9 * 30 + 4, 4))
+
+    def batches() -> Iterator[torch.Tensor]:
+        return iter(DataLoader(data, 9)) if loaded else iter(torch.stack(data).split(9))  # type: ignore[arg-type,no-untyped-call]
+
+    def loop() -> None:
+        model = nn.Linear(4, 1)
+        optimizer = torch.optim.SGD(model.parameters(), 0.01)
+        for number, batch in enumerate(batches()):
+            optimizer.zero_grad()
+            loss = Refused.apply(model(batch)).mean()  # type: ignore[no-untyped-call]
+            try:
+                (loss * (float("nan") if number % 7 == 6 else 1)).backward()
+            except ValueError:
+                continue
+            optimizer.step()
+
+    assert recorded(loop, tmp_path).steps["samples"].to_list() == [9] * 26 + [4]
+
+
+@pytest.mark.parametrize("loaded", [True, False])
+@pytest.mark.parametrize("accumulated", [1, 2])
+def test_a_backward_pass_whose_gradients_were_dropped_counts_no_samples(
+    loaded: bool, accumulated: int, tmp_path: Path
+) -> None:
+    data = list(torch.randn(9 * 64, 4))
+
+    def loop() -> None:
+        model = nn.Linear(4, 1)
+        optimizer = torch.optim.SGD(model.parameters(), 0.01)
+        batches = iter(DataLoader(data, 9) if loaded else torch.stack(data).split(9))  # type: ignore[arg-type,no-untyped-call]
+        for number, batch in enumerate(batches):
+            model(batch).mean().backward()
+            if number in ((2, 21, 40, 60) if accumulated == 1 else (2, 21)):  # at the beginning, amid steps that repeat
+                optimizer.zero_grad()
+            elif number % accumulated == accumulated - 1:
+                optimizer.step()
+                optimizer.zero_grad()
+
+    steps = recorded(loop, tmp_path, record="none").steps["samples"].to_list()
+    if accumulated == 1:
+        assert steps == [9] * 60
+    else:
+        assert steps == [18, 9, *[18] * 29]
 
 
 def test_gradients_by_what_a_model_was_called_with_are_neither_a_step_nor_samples(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from tests.warm_python import WarmPython
 
 import stepscope
 from stepscope.errors import UsageError
-from stepscope.record.script import run_script
+from stepscope.record.script import interpreter_options, run_script
 from stepscope.record.settings import Settings
 from stepscope.runfolder import RunReader
 
@@ -230,6 +230,63 @@ def test_a_compiled_script_is_run_as_python_runs_it(tmp_path: Path, capfd: pytes
     _, code = run_script(str(compiled), [], Settings(out=tmp_path / "runs"))
     assert code == 0
     assert capfd.readouterr().out == "hello pyc\n"
+
+
+@pytest.mark.parametrize(
+    ("typed", "options"),
+    [
+        ("-m stepscope run x.py", []),
+        ("-X dev -Im stepscope -q", ["-Xdev", "-I"]),
+        ("-Wignore -W error -BOOu -c pass -b", ["-Wignore", "-Werror", "-BOOu"]),
+        ("--check-hash-based-pycs always -i -bi stepscope", ["--check-hash-based-pycs", "always", "-b"]),
+        ("stepscope -m", []),
+        ("- -b", []),
+        ("", []),
+    ],
+)
+def test_the_script_gets_the_options_that_this_python_was_given(typed: str, options: list[str]) -> None:
+    assert interpreter_options(typed.split()) == options
+
+
+def test_what_the_environment_says_to_python_is_not_said_twice(tmp_path: Path) -> None:
+    script = tmp_path / "shows.py"
+    script.write_text("import sys; print(sys.warnoptions, sys._xoptions, sys.flags)")
+    environ = {**os.environ, "PYTHONDEVMODE": "1", "PYTHONWARNINGS": "ignore", "PYTHONOPTIMIZE": "1"}
+    shown = {
+        subprocess.run(
+            [sys.executable, *words, script], cwd=tmp_path, env=environ, capture_output=True, check=True
+        ).stdout
+        for words in ([], ["-m", "stepscope", "run", "-q"])
+    }
+    assert len(shown) == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGWINCH, signal.SIGALRM, signal.SIGRTMIN + 3])
+def test_a_signal_for_this_process_reaches_the_script(number: int, tmp_path: Path) -> None:
+    script = tmp_path / "waits.py"
+    script.write_text(
+        f"import signal, sys, time\nsignal.signal({int(number)}, lambda *of: sys.exit(9))\n"
+        "print('ready', flush=True)\ntime.sleep(60)\n"
+    )
+    command = [sys.executable, "-m", "stepscope", "run", "-q", str(script)]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=tmp_path, start_new_session=True
+    ) as started:
+        assert started.stdout is not None
+        assert started.stdout.readline() == b"ready\n"
+        started.send_signal(number)
+        assert started.wait(HANG_S) == 9
+
+
+def test_a_sitecustomize_of_the_users_that_prints_does_not_cost_the_samples(script: Path, tmp_path: Path) -> None:
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib/sitecustomize.py").write_text("print('mine', flush=True)")
+    environ = {**os.environ, "PYTHONPATH": str(tmp_path / "lib")}
+    command = [sys.executable, "-m", "stepscope", "run", "-q", "--no-ceilings", "--out", "runs", str(script)]
+    subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, timeout=HANG_S, check=True)
+    (run,) = (RunReader(path) for path in (tmp_path / "runs").iterdir())
+    assert run.sensor("process_cpu").height > 0
+    assert [event["kind"] for event in run.events if event["kind"].startswith("sampler")] == []
 
 
 def test_an_interrupt_of_this_process_alone_reaches_the_script(tmp_path: Path) -> None:

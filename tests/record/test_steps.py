@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ from torch import nn
 
 import stepscope
 from stepscope import Run
-from stepscope.record.steps import Gaps, Identities, SampleCount, first_tensor
+from stepscope.record.sample_count import SampleCount
+from stepscope.record.steps import Gaps, Identities, first_tensor
 from stepscope.record.torch_private import first_bytes
 from stepscope.record.update_rounds import ManualRounds, OptimizerRounds
 
@@ -24,13 +26,13 @@ def fails() -> float:
 
 
 def rounds(calls: str, per_round: int | None = None) -> list[int]:
-    """Times at which rounds end when optimizers step in this order, one time unit apart."""
+    """Times at which rounds end when optimizers step in this order, one time unit apart; + is one that joins."""
     ended: list[int] = []
     now = iter(range(1, 1000))
-    optimizers = {name: object() for name in sorted(set(calls))}
     watch = OptimizerRounds(lambda t, late: ended.append(t), per_round, clock=lambda: next(now))
-    for name in calls:
-        watch.stepped(optimizers[name])
+    for before, name in pairwise(f" {calls}"):
+        if name != "+":
+            watch.stepped(name, before == "+")
     watch.finish()
     return ended
 
@@ -70,6 +72,11 @@ def test_an_optimizer_that_updates_more_often_than_another_makes_no_step_of_its_
     assert [t for t in found if t in ends] == ends
     if calls.startswith("d"):
         assert found[found.index(ends[0]) :] == ends
+
+
+@pytest.mark.parametrize("calls", ["a+ba+ba+b+c" * 8, "a+ba+bc+a+b" * 8, "aaa+c" * 8, "a+c+baa" * 8])
+def test_an_optimizer_that_joins_others_now_and_then_makes_no_step_more_or_less(calls: str) -> None:
+    assert len(rounds(calls)) == calls.replace("+b", "").replace("+c", "").replace("c+", "").count("a")
 
 
 def test_optimizers_that_take_turns_for_whole_epochs_have_a_step_for_each_update() -> None:
@@ -505,3 +512,29 @@ def test_an_optimizer_whose_step_calls_that_of_its_base_class_updates_once(tmp_p
             with contextlib.suppress(ValueError):
                 optimizer.step(fails if number == 7 else None)
     assert Run(scope.path).steps.height == 19
+
+
+class Several:
+    """Several optimizers behind one step, of which the last updates every third time."""
+
+    def __init__(self, *optimizers: torch.optim.Optimizer) -> None:
+        self.optimizers, self.steps = optimizers, 0
+
+    def step(self) -> None:
+        self.steps += 1
+        for optimizer in self.optimizers[: None if self.steps % 3 == 0 else -1]:
+            optimizer.step()
+
+
+def test_one_step_over_three_optimizers_of_which_one_rests_is_a_step_each_time(tmp_path: Path) -> None:
+    model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(3)))
+    several = Several(*(torch.optim.SGD(layer.parameters(), 0.01) for layer in model))
+
+    def loop(_: object) -> None:
+        for _ in range(24):
+            model.zero_grad()
+            model(torch.randn(5, 4)).sum().backward()
+            several.step()
+
+    run = record(loop, tmp_path, steps="optimizer", record="every:5")
+    assert run.steps["samples"].to_list() == [5] * 24

@@ -15,7 +15,7 @@ import torch
 from stepscope.clock import monotonic_ns
 from stepscope.record import torch_private
 from stepscope.record.ops.events import Names, columns
-from stepscope.record.torch_hooks import trial_call
+from stepscope.record.trial_call import trial_call
 
 _CALLS, _CHUNKS = 12, 6  # the median of some short stretches: single interruptions do not count
 _SCOPE, _CALL = "#stepscope.trial.scope", "#stepscope.trial.call"

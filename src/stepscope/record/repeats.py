@@ -61,6 +61,7 @@ class Repeats:
         self._flushed_ns = 0
         self._sequence = self._nodes = 0  # autograd nodes when a step last ended, as far as known; that one made
         self._thread: int | None = None
+        self.replaying = False  # what is told now happened before
 
     # events; each returns True where it was the expected one
 
@@ -195,10 +196,14 @@ class Repeats:
         made, self._place, self.left = self._place, 0, 0
         self._alike = 0
         self._events, self._about, self._regular = self._before[:made], self._about_before[:made], True
-        for (kind, _, detail), about in zip(self._events, self._about, strict=True):
-            thing = about()
-            if thing is not None:  # else it went with the loop that had it
-                self._replay(kind, thing, detail)
+        self.replaying = True
+        try:
+            for (kind, _, detail), about in zip(self._events, self._about, strict=True):
+                thing = about()
+                if thing is not None:  # else it went with the loop that had it
+                    self._replay(kind, thing, detail)
+        finally:
+            self.replaying = False
 
     def _replay(self, kind: str, about: Any, detail: Any) -> None:
         """Tell the session of an event of the open step after the fact."""

@@ -29,7 +29,12 @@ from stepscope.runfolder import RunWriter
 from stepscope.secrets import redacted
 
 _START = Path(__file__).parent / "processes" / "start.py"
-_PASSED_ON = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+_NAMES = "TERM HUP USR1 USR2 ALRM VTALRM PROF IO URG PWR"
+_PASSED_ON = (
+    *(getattr(signal, f"SIG{name}") for name in _NAMES.split() if hasattr(signal, f"SIG{name}")),
+    *(range(signal.SIGRTMIN, signal.SIGRTMAX + 1) if hasattr(signal, "SIGRTMIN") else ()),
+)
+_OF_TERMINALS = (signal.SIGINT, signal.SIGQUIT, signal.SIGWINCH)  # one that has us in its foreground tells the script
 
 
 def run_script(
@@ -86,8 +91,8 @@ def _trained(
 ) -> int:
     go, tell = _pipe()
     text = replace(orders, go=go).to_json()
-    flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
-    command = [sys.executable, *flags, str(_START), text, target, *arguments]
+    options = interpreter_options(sys.orig_argv[1:])
+    command = [sys.executable, *options, str(_START), text, target, *arguments]
     environment = None if malloc == "default" else child_environment(malloc)
     os.set_inheritable(go, True)
     try:  # with the descriptors that this process was given: `train.py <(zcat data.gz)`, a lock, a supervisor's pipe
@@ -103,6 +108,29 @@ def _trained(
             if end.died_early and end.exit_code != 0:  # with the script it ends by itself, in order
                 _note(writer, "sampler-lost", f"the sampling process ended early (exit code {end.exit_code})")
     return code
+
+
+def interpreter_options(words: Sequence[str]) -> list[str]:
+    """Return the options that this Python was given, for the script's; what the environment says, it says there too."""
+    options: list[str] = []
+    left = list(words)
+    while left and left[0].startswith("-") and left[0] not in ("-", "--"):
+        word = left.pop(0)
+        if word.startswith("--"):
+            options += [word, *left[:1]]  # --check-hash-based-pycs, the only one that starts a program
+            del left[:1]
+            continue
+        letters = ""
+        for place, letter in enumerate(word[1:], 1):
+            if letter in "cm":
+                return [*options, *([f"-{letters}"] if letters else [])]
+            if letter in "WX":
+                letters += letter + (word[place + 1 :] or "".join(left[:1]))
+                del left[: word[place + 1 :] == ""]
+                break
+            letters += letter if letter != "i" else ""  # at its end this process is not interactive either
+        options += [f"-{letters}"] if letters else []
+    return options
 
 
 def _pipe() -> tuple[int, int]:
@@ -148,7 +176,7 @@ def _signals_passed_on(child: subprocess.Popen[bytes]) -> Iterator[None]:
             child.send_signal(number)
 
     handlers: dict[int, Callable[[int, Any], None]] = {
-        signal.SIGINT: lambda *of: None if _in_foreground() else passed_on(*of),
+        **dict.fromkeys(_OF_TERMINALS, lambda *of: None if _in_foreground() else passed_on(*of)),
         **dict.fromkeys(_PASSED_ON, passed_on),
     }
     before = {number: signal.signal(number, handler) for number, handler in handlers.items()}

@@ -23,6 +23,7 @@ from stepscope.errors import StepscopeError
 from stepscope.record import facts, torch_private
 from stepscope.record.batch_axis import BatchWitness
 from stepscope.record.boundary import Boundary, Undisturbed, is_ours
+from stepscope.record.forks import SESSIONS
 from stepscope.record.gradient_threads import Trainers
 from stepscope.record.memory.watch import MemoryWatch
 from stepscope.record.ops.events import MODULE_SCOPE, OPTIMIZER_STEP
@@ -111,7 +112,7 @@ class Session:
 
     def start(self, models: Models = None) -> None:
         """Begin: sampler ready, routes in place, first step open."""
-        _SESSIONS.add(self)
+        SESSIONS.add(self)
         atexit.register(self._at_exit)
         if self._writer is not None:
             self._begin()
@@ -173,7 +174,7 @@ class Session:
             self._safely(lambda: self._close_run(status, reason))
         self.closed = True
         atexit.unregister(self._at_exit)
-        _SESSIONS.discard(self)
+        SESSIONS.discard(self)
 
     def pack(self) -> None:
         """Make Parquet of the closed run, in this process: for those to whom it belongs. What cannot be stays rows."""
@@ -261,10 +262,17 @@ class Session:
 
     def after_backward(self) -> None:
         """Gradients are computed."""
-        self._finder.after_backward()
+        self._finder.after_backward(self._repeats.replaying)
         if self._recorder is not None:
             self._recorder.after_pass()
             self._look()
+
+    def backward_raised(self) -> None:
+        """An exception has ended a backward pass."""
+        self._repeats.differs()
+        self._finder.backward_raised()
+        if self._recorder is not None:
+            self._recorder.after_pass()
 
     def batch(self, iterator: Any, batch: Any) -> None:
         """A data loader gave a batch."""
@@ -576,22 +584,3 @@ class Session:
                 raise
             if note:
                 self.note("write-failed", f"{type(error).__name__}: {error}")
-
-
-_SESSIONS: set[Session] = set()
-
-
-def _in_child() -> None:
-    torch_private.end_forked_children_early()
-    for session in list(_SESSIONS):
-        with contextlib.suppress(Exception):  # nothing of ours may reach a child of the training's
-            session.forked()
-    _SESSIONS.clear()
-
-
-def _in_parent() -> None:
-    for session in list(_SESSIONS):
-        session.forks()
-
-
-os.register_at_fork(after_in_child=_in_child, after_in_parent=_in_parent)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import weakref
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -19,7 +19,8 @@ from stepscope.clock import monotonic_ns
 from stepscope.record import torch_private
 from stepscope.record.batch_axis import TELLING, BatchWitness
 from stepscope.record.gradient_threads import Trainers
-from stepscope.record.ops.modules import parts_of
+from stepscope.record.ops.modules import parameters_of, parts_of
+from stepscope.record.sample_count import SampleCount
 from stepscope.record.update_rounds import Ended, ManualRounds, OptimizerRounds
 
 
@@ -45,6 +46,7 @@ class StepFinder:
         self._rounds = OptimizerRounds(ended, updates_per_step)
         self._manual = ManualRounds(ended)
         self._gaps = Gaps()
+        self._gradients = GradientWitness()
         self._samples = SampleCount()
         self._watched: list[weakref.ref[torch.Tensor]] | None = None  # leaves whose updates show steps by hand
         self._note_calls = note_calls
@@ -99,6 +101,8 @@ class StepFinder:
         self._work_begins()
         number = self._identities.number(module)
         self._trained.add(number)
+        if not self._step_pass_called:
+            self._gradients.called(number, module)
         self._step_pass_called = True
         self._given.update(id(tensor) for tensor in _tensors((args, kwargs)))
         self._count(module, number, args, kwargs)
@@ -137,10 +141,10 @@ class StepFinder:
     def after_update(self, optimizer: Any) -> None:
         """It has updated: the step may have ended."""
         self.signs["updates"] += 1
-        self._worked = False
+        joins, self._worked = self.signs["passes"] > 0 and not self._worked, False
         self._samples.updated()
         if self._from_updates:
-            self._rounds.stepped(self._identities.number(optimizer))
+            self._rounds.stepped(self._identities.number(optimizer), joins)
 
     def skipped_update(self) -> None:
         """A gradient scaler left an update out: what was computed for it is no step."""
@@ -161,12 +165,22 @@ class StepFinder:
         if self._by_hand():
             self._watch_leaves(roots, inputs or ())
             self._manual.begins(self._fingerprint())
+        elif self._samples.pending and self._gradients.are_gone() and not self._trainers.others():
+            self._samples.passes_dropped()
         self._samples.backward()
 
-    def after_backward(self) -> None:
-        """They are computed."""
-        if self._by_hand() and not self._aside:
+    def after_backward(self, replayed: bool = False) -> None:
+        """They are computed; replayed: this is told later, when gradients may have been reset."""
+        if self._aside:
+            return
+        self._gradients.passed(replayed)
+        if self._by_hand():
             self._manual.passed(self._fingerprint())
+
+    def backward_raised(self) -> None:
+        """The pass that began last ended with an exception."""
+        if not self._aside:
+            self._samples.pass_raised()
 
     def batch(self, iterator: Any, batch: Any) -> None:
         """A data loader gave a batch."""
@@ -303,6 +317,7 @@ class StepFinder:
     def swaps(self) -> None:
         """A tensor is about to be swapped with another, which torch refuses where one has weak references."""
         self._watched = None
+        self._gradients = GradientWitness()
 
     def _something_else(self) -> None:
         if self._manual.undecided and self._by_hand():
@@ -389,8 +404,6 @@ def _listed(batch: Any, most: Any) -> int | None:
 # or their gradients are not what the last one left. Evaluation without gradients, of whatever model, lies between
 # steps, unless it belongs to most of them (a target network, a teacher).
 
-_AHEAD = 2  # batches that a loader's wrapper fetches before they are trained on
-
 
 class Identities:
     """Small numbers for objects that live: one that took the address of another has a number of its own."""
@@ -414,117 +427,44 @@ class Identities:
         return number
 
 
-class SampleCount:
-    """The samples of a step: those of the data loader's batches, else those of the calls that gradients go back to.
-
-    A batch of a loader is trained on once: as many batches as there were backward passes belong to a step, the
-    others were fetched ahead. Where later steps fetch none and are called with just what is left of it, calls
-    count. Without a loader a pass counts the largest batch that its first model was called with (twin networks and
-    unrolled ones are called many times with the same samples; of unbatched calls each is a sample), and passes add
-    up to an update. Of several updates in a step (a GAN) the one with the fewest samples counts, since a
-    discriminator is shown real and made ones.
-    """
+class GradientWitness:
+    """A parameter of each model that had a gradient after a pass: without it before the next, the pass was dropped."""
 
     def __init__(self) -> None:
-        self._fetched: dict[int, deque[int]] = defaultdict(deque)
-        self._trained_on: set[int] = set()  # loaders
-        self._since: set[int] = set()  # loaders that gave a batch since the last call without gradients
-        self._evaluated: set[int] = set()  # loaders whose batches a model that is not trained was called with, perhaps
-        self._calls: dict[int, list[tuple[int | None, bool]]] = {}
-        self._passes = 0  # and their samples, since the last update
-        self._samples = 0
-        self._known = True  # in all of those passes
-        self._updates: list[tuple[int, int]] = []  # passes and samples of each update of this step
-        self._updating = False
-        self._in_chunks = False  # a loader's batch is trained on in several steps, which their calls tell
-        self._left_of_batch = 0  # samples of the last batch that no step has had, as far as calls tell
+        self._parameters: dict[int, weakref.ref[torch.Tensor]] = {}  # by model
+        self._model: tuple[int, weakref.ref[nn.Module]] | None = None  # that was called first since the last pass
+        self._last: weakref.ref[torch.Tensor] | None = None  # of the last pass
 
-    def batch(self, loader: int, samples: int) -> None:
-        """A loader gave so many samples."""
-        if loader in self._evaluated:
-            self._evaluated.remove(loader)
-            self._fetched.pop(loader, None)
-        self._fetched[loader].append(samples)
-        self._since.add(loader)
+    def called(self, number: int, module: nn.Module) -> None:
+        """A model is called, the first one since the last pass."""
+        with contextlib.suppress(TypeError):  # it takes no weak references
+            self._model = number, weakref.ref(module)
 
-    def called(self, model: int, samples: int | None, batched: bool) -> None:
-        """A model is called with gradients, with so many samples; None where nothing tells."""
-        self._calls.setdefault(model, []).append((samples, batched))
+    def passed(self, replayed: bool) -> None:
+        """A pass is done."""
+        model, self._model, self._last = self._model, None, None
+        if model is None:
+            return
+        number, held = model
+        known = self._parameters.get(number)
+        with torch._C.DisableTorchFunction():
+            parameter = None if known is None else known()
+            if known is None or parameter is None:
+                module = held()
+                parts = [] if module is None or replayed else parts_of(module)
+                of_parts = (parameter for part in parts for parameter in parameters_of(part))
+                parameter = next((candidate for candidate in of_parts if candidate.grad is not None), None)
+                if parameter is None:
+                    return
+                known = self._parameters[number] = weakref.ref(parameter)
+            if replayed or parameter.grad is not None:
+                self._last = known
 
-    def raised(self, model: int) -> None:
-        """The last call of a model ended with an exception: nothing comes of it."""
-        if self._calls.get(model):
-            self._calls[model].pop()
-
-    def backward(self) -> None:
-        """Gradients are computed: those calls counted."""
-        if sum(map(bool, self._fetched.values())) > 1:
-            for loader in self._evaluated:
-                self._fetched.pop(loader, None)
-        self._evaluated.clear()
-        calls = next(iter(self._calls.values()), [])
-        self._calls = {}
-        if self._updating and self._passes:
-            return  # a closure is called again, with the same samples
-        self._passes += 1
-        self._known = self._known and all(samples is not None for samples, _ in calls)
-        of_batches = [samples or 0 for samples, batched in calls if batched]
-        self._samples += max(of_batches) if of_batches else len(calls)
-
-    def updating(self) -> None:
-        """An optimizer begins to update, and may call a closure."""
-        self._updating = True
-
-    def updated(self) -> None:
-        """It has updated."""
-        self._updating = False
-        self._settle()
-
-    def evaluated(self) -> None:
-        """Count as evaluation what was fetched from loaders that are not trained on."""
-        self._since.clear()
-        self.evaluated_before()
-
-    def evaluated_before(self) -> None:
-        """The same of what was fetched before the last call without gradients."""
-        for loader in [loader for loader in self._fetched if loader not in self._trained_on | self._since]:
-            del self._fetched[loader]
-        self._evaluated.clear()
-
-    def shown(self) -> None:
-        """A model that is not trained was called: a teacher, where gradients are computed next, else an evaluation."""
-        self._evaluated |= self._fetched.keys() - self._trained_on
-        self._since.clear()
-
-    def take(self, ahead: int = 0) -> int | None:
-        """The samples of the step that has ended, None where nothing tells; `ahead` updates are of the next step."""
-        if not ahead and self._passes:
-            self._settle()
-        cut = len(self._updates) - ahead
-        updates, self._updates = self._updates[:cut], self._updates[cut:]
-        passes = sum(passes for passes, _ in updates)
-        waiting = sum(passes for passes, _ in self._updates)
-        fetched = sum(self._take_from(loader, passes, waiting) for loader in list(self._fetched))
-        called = min((samples for _, samples in updates if samples), default=None)
-        if fetched:
-            self._left_of_batch = fetched - called if called else 0
-        elif called and self._left_of_batch > 0:
-            self._left_of_batch -= called
-            self._in_chunks |= self._left_of_batch == 0
-        return called if called and self._in_chunks else fetched or called
-
-    def _settle(self) -> None:
-        self._updates.append((self._passes, self._samples if self._known else 0))
-        self._passes, self._samples, self._known = 0, 0, True
-
-    def _take_from(self, loader: int, passes: int, ahead: int) -> int:
-        waiting = self._fetched[loader]
-        wanted = max(min(len(waiting), max(passes, 1)), len(waiting) - _AHEAD - ahead)
-        self._trained_on.add(loader)
-        taken = sum(waiting.popleft() for _ in range(wanted))
-        if not waiting and len(self._fetched) > 8:  # of epochs that are over
-            del self._fetched[loader]
-        return taken
+    def are_gone(self) -> bool:
+        """Return whether that parameter has no gradient any more."""
+        parameter = None if self._last is None else self._last()
+        with torch._C.DisableTorchFunction():
+            return parameter is not None and parameter.grad is None
 
 
 class Gaps:

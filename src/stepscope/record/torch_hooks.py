@@ -10,10 +10,11 @@ somebody else has wrapped it meanwhile.
 | tracebacks | `traceback.walk_tb`, which leaves our frames out of what a training prints | Python 3.10 |
 | steps of torch optimizers | `register_optimizer_step_pre_hook` and `..._post_hook` | 2.0 |
 | backward passes | `torch.autograd._engine_run_backward`, which `backward` and `grad` call | 2.1 |
+| those of distributed autograd | `torch.distributed.autograd.backward`, `DistributedOptimizer.step` | 2.1 |
 | batches of data loaders | `_BaseDataLoaderIter.__next__` | 1.2 |
 | skipped updates | `GradScaler.step` | 2.3 |
 | models that are compiled in place | `nn.Module.compile` | 2.1 |
-| tensors that are swapped | `torch.utils.swap_tensors`, and `torch._C._swap_tensor_impl` | 2.1 |
+| tensors that are swapped | the code of `torch.utils.swap_tensors`, and `torch._C._swap_tensor_impl` | 2.1 |
 | optimizers of Keras | `keras.optimizers.Optimizer.apply`, once Keras is imported | Keras 3 |
 """
 
@@ -22,11 +23,10 @@ from __future__ import annotations
 import functools
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
 from threading import get_ident
-from types import FrameType
+from types import FunctionType
 from typing import Any, Protocol
 
 import torch
@@ -36,6 +36,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from stepscope.clock import monotonic_ns
 from stepscope.record import torch_private
 from stepscope.record.boundary import Boundary
+from stepscope.record.call_frames import updates_below, without_our_frames
+from stepscope.record.routed_code import code_that_calls
 
 Scope = AbstractContextManager[Any]
 _is_compiling: Callable[[], bool] = getattr(torch.compiler, "is_dynamo_compiling", torch.compiler.is_compiling)
@@ -72,6 +74,9 @@ class Listener(Protocol):
     def after_backward(self) -> None:
         """They are computed."""
 
+    def backward_raised(self) -> None:
+        """An exception has ended a backward pass."""
+
     def batch(self, iterator: Any, batch: Any) -> None:
         """A data loader gave a batch."""
 
@@ -106,7 +111,6 @@ class CallListener(Protocol):
 
 CALL, BATCH, BACKWARD, UPDATE, UPDATED, STEP = "call", "batch", "backward", "update", "updated", "step"
 CALL_WITHIN = "call within a backward pass"
-_HERE = str(Path(__file__).parent)
 _LOOK_EVERY = 500  # calls of modules in a window
 ENDED = -1
 MOST_NOTED = 600_000  # numbers of `CallTimes`: 100,000 calls
@@ -145,7 +149,7 @@ class Routes:
     def __init__(self, boundary: Boundary, listener: Listener, repeating: Repeating | None = None) -> None:
         self._boundary, self._listener = boundary, listener
         self._undo: list[Callable[[], None]] = []
-        self._keras = False
+        self._keras = self._distributed = False
         self.loading = False  # a data loader makes a batch: modules that it calls are transforms
         self._installed = False
         self._repeating: Repeating = repeating or _NoneRepeats()
@@ -171,9 +175,12 @@ class Routes:
             register_optimizer_step_post_hook(self._after_update).remove,
             self._route(torch.autograd, "_engine_run_backward", self._backward),
             self._route(nn.Module, "compile", self._compile),
-            self._route(torch.utils, "swap_tensors", self._swap),
-            self._route(torch._C, "_swap_tensor_impl", self._swap),  # of who has imported the other before
+            self._route_code(torch.utils, "swap_tensors", self._swap),  # also of who has imported it by its name
+            self._route(torch._C, "_swap_tensor_impl", self._swap),
         ]
+        distributed = sys.modules.get("torch.distributed.autograd")  # torch has imported it, if this build has it
+        if distributed is not None:
+            self._undo.append(self._route(distributed, "backward", self._distributed_backward))
         iterators = getattr(torch.utils.data.dataloader, "_BaseDataLoaderIter", None)
         if iterators is not None:
             self._undo.append(self._route(iterators, "__next__", self._next))
@@ -181,7 +188,7 @@ class Routes:
         if scaler is not None:
             self._undo.append(self._route(scaler, "step", self._scaler_step))
         for name in ("walk_tb", "_walk_tb_with_full_positions"):
-            self._undo.append(self._route(traceback, name, _without_our_frames))
+            self._undo.append(self._route(traceback, name, without_our_frames))
 
     def profile_calls(self, profiled: bool) -> None:
         """Open a scope around every module call from now on, or around none; open ones end."""
@@ -220,6 +227,21 @@ class Routes:
 
         return undo
 
+    def _route_code(self, owner: Any, name: str, around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Any:
+        """Route a function of two tensors by its code, where it can be."""
+        function = vars(owner).get(name)
+        code = getattr(function, "__code__", None)
+        if not isinstance(function, FunctionType) or code is None or code.co_freevars or code.co_argcount != 2:
+            return self._route(owner, name, around)
+        plain = FunctionType(code, function.__globals__, name, function.__defaults__)
+        routed = function.__code__ = code_that_calls(around(plain), code)
+
+        def undo() -> None:
+            if function.__code__ is routed:
+                function.__code__ = code
+
+        return undo
+
     # What follows runs in every step, on cold caches: each event takes as few frames as can be.
 
     def _update_teller(self, kind: str, listener: Listener, name: str) -> Callable[..., None]:
@@ -244,7 +266,7 @@ class Routes:
                 return
             updating = self._updating
             if updating:  # or an exception has ended it
-                within = _updates_below(sys._getframe(1))
+                within = updates_below(sys._getframe(1))
                 self._updating = updating = [key for key in updating if key in within]
             updating.append(id(optimizer))
             if updating.count(id(optimizer)) == 1:
@@ -265,6 +287,7 @@ class Routes:
     def _backward(self, plain: Callable[..., Any]) -> Callable[..., Any]:
         boundary, listener, repeating = self._boundary, self._listener, self._repeating
         is_next, graph_task, none = repeating.is_next, torch_private.graph_task, torch_private.NO_TASK
+        raised = getattr(listener, "backward_raised", _nothing)
 
         def run(t_outputs: Any, *args: Any, **kwargs: Any) -> Any:
             if not self._installed or _is_compiling() or graph_task() != none:  # or a checkpoint's pass
@@ -280,12 +303,44 @@ class Routes:
                 boundary.call(listener.before_backward, t_outputs, inputs)
                 if not self._keras and "keras" in sys.modules:
                     boundary.call(self._route_keras)
-            result = plain(t_outputs, *args, **kwargs)
+            try:
+                result = plain(t_outputs, *args, **kwargs)
+            except BaseException:
+                boundary.call(raised)
+                raise
             if not repeating.left:
                 boundary.call(listener.after_backward)
             return result
 
         return run
+
+    def _distributed_backward(self, plain: Callable[..., Any]) -> Callable[..., Any]:
+        boundary, listener, repeating = self._boundary, self._listener, self._repeating
+        raised = getattr(listener, "backward_raised", _nothing)
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            if not self._installed or _is_compiling():
+                return plain(*args, **kwargs)
+            if not self._distributed:
+                boundary.call(self._route_distributed)
+            if not boundary.asks(repeating.is_next, BACKWARD, repeating, False):
+                boundary.call(listener.before_backward, args[1] if len(args) > 1 else kwargs.get("roots"), None)
+            try:
+                result = plain(*args, **kwargs)
+            except BaseException:
+                boundary.call(raised)
+                raise
+            if not repeating.left:
+                boundary.call(listener.after_backward)
+            return result
+
+        return run
+
+    def _route_distributed(self) -> None:
+        optimizers = getattr(sys.modules.get("torch.distributed.optim"), "DistributedOptimizer", None)
+        if optimizers is not None:  # who has one has imported it by now
+            self._distributed = True
+            self._undo.append(self._route(optimizers, "step", self._announced_update))
 
     def _next(self, plain: Callable[..., Any]) -> Callable[..., Any]:
         boundary, listener, repeating = self._boundary, self._listener, self._repeating
@@ -347,9 +402,9 @@ class Routes:
         if owner is None:  # it is being imported just now
             return
         self._keras = True
-        self._undo.append(self._route(owner, "apply", self._keras_apply))
+        self._undo.append(self._route(owner, "apply", self._announced_update))
 
-    def _keras_apply(self, plain: Callable[..., Any]) -> Callable[..., Any]:
+    def _announced_update(self, plain: Callable[..., Any]) -> Callable[..., Any]:
         def apply(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
             if not self._installed or _is_compiling():
                 return plain(optimizer, *args, **kwargs)
@@ -364,23 +419,6 @@ class Routes:
 
 def _nothing(*_: Any) -> None:
     return None
-
-
-def _updates_below(newest: FrameType) -> set[int]:
-    """Return the addresses of optimizers whose `step` is under way below this frame, torch's wrapper of another one."""
-    found, frame = set(), newest.f_back
-    while frame is not None:
-        if frame.f_code is newest.f_code:
-            found.add(id(frame.f_locals.get("self")))
-        frame = frame.f_back
-    return found
-
-
-def _without_our_frames(walk: Callable[[Any], Iterator[tuple[Any, Any]]]) -> Callable[[Any], Iterator[tuple[Any, Any]]]:
-    def frames(trace: Any) -> Iterator[tuple[Any, Any]]:
-        return (item for item in walk(trace) if not item[0].f_code.co_filename.startswith(_HERE))
-
-    return frames
 
 
 class _ModuleRoute:
@@ -467,31 +505,32 @@ class _ModuleRoute:
         compiling, route, alone = _is_compiling, self, self._plain is None
         clock, sequence = monotonic_ns, torch_private.autograd_sequence
 
-        def call(module: Any, *args: Any, **kwargs: Any) -> Any:
+        # torch's profiler with stacks looks for the local variable `self` of this code, and crashes without it.
+        def call(self: Any, *args: Any, **kwargs: Any) -> Any:
             if compiling():
-                return plain(module, *args, **kwargs)
-            if route._plainly and module._compiled_call_impl is None:
-                return module._call_impl(*args, **kwargs)
-            if not route._installed or module._compiled_call_impl is not None:
-                return plain(module, *args, **kwargs)
+                return plain(self, *args, **kwargs)
+            if route._plainly and self._compiled_call_impl is None:
+                return self._call_impl(*args, **kwargs)
+            if not route._installed or self._compiled_call_impl is not None:
+                return plain(self, *args, **kwargs)
             if not route._inside:
-                return route._outermost_call(module, args, kwargs)
-            run = module._call_impl if alone else functools.partial(plain, module)
+                return route._outermost_call(self, args, kwargs)
+            run = self._call_impl if alone else functools.partial(plain, self)
             if not route._watched:
                 return run(*args, **kwargs)
-            window, key, noted = route._window, id(module), route._noted_by
+            window, key, noted = route._window, id(self), route._noted_by
             if noted is not None:
-                route._boundary.call(noted.enter, module, args, kwargs)
+                route._boundary.call(noted.enter, self, args, kwargs)
             scope = None
             if route._profiled:
-                scope = route._free.pop(key, None) or route._boundary.call(route._listener.makes_scope, module)
+                scope = route._free.pop(key, None) or route._boundary.call(route._listener.makes_scope, self)
             if scope is not None:
                 scope.__enter__()
                 route._open.append(scope)
                 route.calls += 1
                 if route.calls % _LOOK_EVERY == 0:
                     route._boundary.call(route._listener.many_calls)
-            times = None if route._timed is None else route._times_of(module)
+            times = None if route._timed is None else route._times_of(self)
             if times is not None:
                 times.noted.extend((times.known[key], clock(), sequence()))
             try:
@@ -552,35 +591,3 @@ class _ModuleRoute:
             opened.pop()
         elif scope in opened:  # another thread's call ended in between
             opened.remove(scope)
-
-
-class _Nothing:
-    """Stands for a module whose call does nothing, and of which no hook of the training's hears."""
-
-    _compiled_call_impl = None
-
-    def _call_impl(self) -> None:
-        return None
-
-
-class _Trial:
-    """A listener that makes ranges, for calls of no model."""
-
-    def __init__(self, make: Callable[[], Scope]) -> None:
-        self._make = make
-
-    def makes_scope(self, _: object) -> Scope:
-        return self._make()
-
-
-def trial_call(
-    make: Callable[[], Scope],
-) -> tuple[Callable[[], Any], Callable[[], Any], Callable[[bool], None], Callable[[CallTimes | None], None]]:
-    """A routed call of nothing, the same unrouted, and what makes it open a range or note its time: to measure both."""
-    listener: Any = _Trial(make)
-    route = Routes(Boundary(lambda _: None), listener)._modules
-    nothing = _Nothing()
-    route._installed = route._inside = True
-    route._follow()
-    call = functools.partial(route._routed_call(nn.Module.__call__), nothing)
-    return call, nothing._call_impl, route.profile, route.time

@@ -56,6 +56,7 @@ _CHATTER = (
     b"External init callback must run in same thread",  # from any thread but the main one
     b"no active profiling session found",  # these of a profile that another one took the place of
     b"Failed to recover relationship between all profiler and kineto events",
+    b"Failed to read process name",  # where /proc is hidden
     b"Toggling CPU activity with GPU activity on",
 )
 _one_at_a_time = threading.RLock()  # whoever starts or stops a profile, of ours or of the training's

@@ -15,7 +15,8 @@ class OptimizerRounds:
     """Calls `ended(t_ns, late)` when a round has ended; late is one that is known only by the next round's first.
 
     Where one optimizer updates more often than another (critics of a GAN, a delayed policy), a round is what came
-    between two updates of the rarer one, from the second time on that this was the same.
+    between two updates of the rarer one, from the second time on that this was the same. An update that joins the one
+    before it (no gradient was computed in between) is of the same step, however seldom its optimizer comes.
     """
 
     def __init__(self, ended: Ended, steps_per_round: int | None = None, clock: Clock = monotonic_ns) -> None:
@@ -27,11 +28,11 @@ class OptimizerRounds:
         self.ahead = 0  # updates of the next round that were made by the time a round is known to have ended
         self._closer: Hashable = None
         self._known: set[Hashable] = set()  # optimizers of rounds that have ended
-        self._history: deque[Hashable] = deque(maxlen=2 * _LONGEST_RHYTHM)
+        self._history: deque[tuple[Hashable, bool]] = deque(maxlen=2 * _LONGEST_RHYTHM)  # and whether each joins
         self._rhythm: tuple[Hashable, ...] = ()
 
-    def stepped(self, key: Hashable) -> None:
-        """An optimizer has just stepped."""
+    def stepped(self, key: Hashable, joins: bool = False) -> None:
+        """An optimizer has just stepped; joins: nothing was computed since the last update."""
         now = self._clock()
         last_ns, self._last_ns = self._last_ns, now
         if self._fixed is not None:
@@ -47,11 +48,14 @@ class OptimizerRounds:
         if self._rhythm:
             self._rhythm = ()
             self._history.clear()
-        self._history.append(key)
+        self._history.append((key, joins))
         self._rhythm = _repeated(list(self._history))
         if self._rhythm:
             self._seen.append(key)
             self._close(now)
+            return
+        if joins and not self._seen and key != self._closer:
+            self._known.add(key)  # it ends a step that was taken for ended
             return
         if key in self._seen:  # the last one before it closed the round, if none that is known to do so came
             self._closer, self.ahead = self._seen[-1], 1
@@ -78,12 +82,31 @@ class OptimizerRounds:
         self._ended(t_ns, late)
 
 
-def _repeated(updates: list[Hashable]) -> tuple[Hashable, ...]:
-    """Return what came twice, with the last update at its end, some optimizer more than once in it; else nothing."""
+def _repeated(updates: list[tuple[Hashable, bool]]) -> tuple[Hashable, ...]:
+    """Return what came twice, with the last update at its end, some optimizer more than once in it; else nothing.
+
+    Nothing either where some optimizer is among all that updated together: then each time is a step.
+    """
     length = next((back for back in range(1, len(updates)) if updates[-1 - back] == updates[-1]), 0)
     last = updates[-length:]
-    uneven = 1 < len(set(last)) < length
-    return tuple(last) if uneven and updates[-2 * length : -length] == last else ()
+    keys = [key for key, _ in last]
+    uneven = 1 < len(set(keys)) < length and updates[-2 * length : -length] == last
+    return tuple(keys) if uneven and not set.intersection(*_together(last)) else ()
+
+
+def _together(updates: list[tuple[Hashable, bool]]) -> list[set[Hashable]]:
+    """Return the optimizers that updated with nothing computed in between; the first follow the last."""
+    groups: list[set[Hashable]] = []
+    waiting: set[Hashable] = set()
+    for key, joins in updates:
+        if not joins:
+            groups.append({key})
+        else:
+            (groups[-1] if groups else waiting).add(key)
+    if not groups:
+        return [waiting]
+    groups[-1] |= waiting
+    return groups
 
 
 class ManualRounds:

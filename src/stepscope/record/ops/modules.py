@@ -118,11 +118,16 @@ class ModuleBook:
         vacant = next((root for root in alike if root.held() is None and root.within is None), None)
         if vacant is None:
             learns = any(parameters_of(part) for _, part in whole)
-            with Undisturbed():  # an interrupt in its midst would leave lists that do not fit each other
-                first = len(self._modules)
-                self._new_root(Root(weakref.ref(module), name, _type(module), learns, first), signature, parts)
-                for below, part in known:
-                    self._adopt(part, len(self.roots) - 1, below)
+            first, roots = len(self._modules), len(self.roots)
+            before = [(entry, entry.root, entry.below) for entry in self._modules] if known else []
+            try:
+                with Undisturbed():  # an interrupt in its midst would leave lists that do not fit each other
+                    self._new_root(Root(weakref.ref(module), name, _type(module), learns, first), signature, parts)
+                    for below, part in known:
+                        self._adopt(part, roots, below)
+            except BaseException:  # set by another thread, which nothing puts off: as if nobody had called it yet
+                self._drop_from(first, roots, before)
+                raise
         else:  # a loss of each batch, a model of each fold: made anew, it takes the place of one that is gone
             first = vacant.first
             vacant.held = weakref.ref(module)
@@ -138,6 +143,18 @@ class ModuleBook:
         self._alike[signature].append(root)
         self._modules += [_Known(weakref.ref(part), root, below, type(part).__name__) for below, part in parts]
         self._index.update((id(part), place) for place, (_, part) in enumerate(parts, new.first))
+
+    def _drop_from(self, first: int, roots: int, before: list[tuple[_Known, int, str]]) -> None:
+        """Drop modules and roots from these numbers on, and give the others the roots and names that they had."""
+        for known, root, below in before:
+            known.root, known.below = root, below
+        for former in self.roots[:roots]:
+            if former.within is not None and former.within >= roots:
+                former.within = None
+        self._index = {key: place for key, place in self._index.items() if place < first}
+        for alike in self._alike.values():
+            alike[:] = [root for root in alike if root < roots]
+        del self._modules[first:], self.roots[roots:]
 
     def names(self) -> list[tuple[str, str]]:
         """(qualified name, type) by index. From the first call on, names stay as they are."""

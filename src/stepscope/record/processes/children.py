@@ -62,22 +62,11 @@ def environment(orders: str, inherited: Mapping[str, str]) -> dict[str, str]:
     return joined if before is None else {**joined, PYTHONPATH: before}
 
 
-def take_orders(environ: Any) -> str | None:
-    """The orders that a parent left, taken out of the environment with all that came with them; None without."""
-    orders: str | None = environ.pop(ORDERS, None)
-    if orders is None:
-        return None
-    before = environ.pop(PYTHONPATH, None)
-    if before is None:
-        environ.pop("PYTHONPATH", None)
-    else:
-        environ["PYTHONPATH"] = before
-    sys.path[:] = [entry for entry in sys.path if entry != STARTUP]
-    return orders
-
-
 def is_python(command: Any) -> bool:
-    """Return whether a command of `subprocess` starts Python, as far as its first word shows."""
+    """Return whether a command of `subprocess` starts Python, as far as its words show, and one that hears of us.
+
+    With -I, -E or -S it looks at no PYTHONPATH, or for no sitecustomize: what we left there would stay there.
+    """
     if isinstance(command, (str, bytes, os.PathLike)):
         words: Sequence[Any] = os.fsdecode(command).split()
     else:
@@ -85,7 +74,29 @@ def is_python(command: Any) -> bool:
     if not words:
         return False
     first = os.path.basename(os.fsdecode(words[0]))  # noqa: PTH119 - may be bytes of any kind
-    return first.startswith(_PYTHONS) or first in _LAUNCHERS
+    if first in _LAUNCHERS:
+        return True
+    return first.startswith(_PYTHONS) and not _is_deaf(words[1:])
+
+
+def _is_deaf(words: Sequence[Any]) -> bool:
+    """Return whether one of the options before the program is -I, -E or -S, alone or among others (-Ic)."""
+    valued = False
+    for word in map(os.fsdecode, words):
+        if valued:
+            valued = False
+            continue
+        if not word.startswith("-") or word.startswith("--"):
+            break
+        for place, letter in enumerate(word[1:], 2):
+            if letter in "IES":
+                return True
+            if letter in "cm":
+                return False
+            if letter in "WX":
+                valued = place == len(word)
+                break
+    return False
 
 
 def _joining_popen(plain: Callable[..., Any], orders: str) -> Callable[..., Any]:

@@ -167,7 +167,9 @@ def _pid_when_ready(process: subprocess.Popen[bytes], run: Path, timeout_s: floa
         with process.stdout as stdout:
             deadline = time.monotonic() + timeout_s
             answered, line = _next_line(stdout, deadline)
-            if line.strip().isdigit():
+            while line and not line.strip().isdigit():  # printed by a sitecustomize of the user's
+                answered, line = _next_line(stdout, deadline)
+            if line:
                 pid = int(line)
                 answered, line = _next_line(stdout, deadline)
             if line.startswith(CHARACTERISING):

@@ -1,0 +1,146 @@
+"""The samples of each step, from what loaders gave and models were called with."""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+
+_AHEAD = 2  # batches that a loader's wrapper fetches before they are trained on
+
+
+class SampleCount:
+    """The samples of a step: those of the data loader's batches, else those of the calls that gradients go back to.
+
+    A batch of a loader is trained on once: as many batches as there were backward passes belong to a step, the
+    others were fetched ahead. Where later steps fetch none and are called with just what is left of it, calls
+    count. Without a loader a pass counts the largest batch that its first model was called with (twin networks and
+    unrolled ones are called many times with the same samples; of unbatched calls each is a sample), and passes add
+    up to an update. Of several updates in a step (a GAN) the one with the fewest samples counts, since a
+    discriminator is shown real and made ones.
+    """
+
+    def __init__(self) -> None:
+        self._fetched: dict[int, deque[int]] = defaultdict(deque)
+        self._trained_on: set[int] = set()  # loaders
+        self._since: set[int] = set()  # loaders that gave a batch since the last call without gradients
+        self._evaluated: set[int] = set()  # loaders whose batches a model that is not trained was called with, perhaps
+        self._calls: dict[int, list[tuple[int | None, bool]]] = {}
+        self._before_pass: tuple[int, int, bool] | None = None  # what the last pass added to
+        self._passes = 0  # and their samples, since the last update
+        self._samples = 0
+        self._known = True  # in all of those passes
+        self._updates: list[tuple[int, int]] = []  # passes and samples of each update of this step
+        self._updating = False
+        self._in_chunks = False  # a loader's batch is trained on in several steps, which their calls tell
+        self._left_of_batch = 0  # samples of the last batch that no step has had, as far as calls tell
+
+    def batch(self, loader: int, samples: int) -> None:
+        """A loader gave so many samples."""
+        if loader in self._evaluated:
+            self._evaluated.remove(loader)
+            self._fetched.pop(loader, None)
+        self._fetched[loader].append(samples)
+        self._since.add(loader)
+
+    def called(self, model: int, samples: int | None, batched: bool) -> None:
+        """A model is called with gradients, with so many samples; None where nothing tells."""
+        self._calls.setdefault(model, []).append((samples, batched))
+
+    def raised(self, model: int) -> None:
+        """The last call of a model ended with an exception: nothing comes of it."""
+        if self._calls.get(model):
+            self._calls[model].pop()
+
+    def backward(self) -> None:
+        """Gradients are computed: those calls counted."""
+        if sum(map(bool, self._fetched.values())) > 1:
+            for loader in self._evaluated:
+                self._fetched.pop(loader, None)
+        self._evaluated.clear()
+        calls = next(iter(self._calls.values()), [])
+        self._calls = {}
+        self._before_pass = self._passes, self._samples, self._known
+        if self._updating and self._passes:
+            return  # a closure is called again, with the same samples
+        self._passes += 1
+        self._known = self._known and all(samples is not None for samples, _ in calls)
+        of_batches = [samples or 0 for samples, batched in calls if batched]
+        self._samples += max(of_batches) if of_batches else len(calls)
+
+    def pass_raised(self) -> None:
+        """The last pass ended with an exception: nothing comes of it, nor of the batch that it was made of."""
+        if self._before_pass is None:
+            return
+        more = self._passes > self._before_pass[0]
+        (self._passes, self._samples, self._known), self._before_pass = self._before_pass, None
+        if more:
+            for waiting in self._fetched.values():
+                if len(waiting) > self._passes:
+                    waiting.popleft()
+
+    @property
+    def pending(self) -> bool:
+        """Return whether a pass was made since the last update, and none is under way."""
+        return self._passes > 0 and not self._updating
+
+    def passes_dropped(self) -> None:
+        """The gradients of the passes since the last update are gone: nothing comes of their batches."""
+        dropped, self._before_pass = self._passes, None
+        self._passes, self._samples, self._known = 0, 0, True
+        for waiting in self._fetched.values():
+            for _ in range(min(dropped, len(waiting) - 1)):
+                waiting.popleft()
+
+    def updating(self) -> None:
+        """An optimizer begins to update, and may call a closure."""
+        self._updating = True
+
+    def updated(self) -> None:
+        """It has updated."""
+        self._updating = False
+        self._settle()
+
+    def evaluated(self) -> None:
+        """Count as evaluation what was fetched from loaders that are not trained on."""
+        self._since.clear()
+        self.evaluated_before()
+
+    def evaluated_before(self) -> None:
+        """The same of what was fetched before the last call without gradients."""
+        for loader in [loader for loader in self._fetched if loader not in self._trained_on | self._since]:
+            del self._fetched[loader]
+        self._evaluated.clear()
+
+    def shown(self) -> None:
+        """A model that is not trained was called: a teacher, where gradients are computed next, else an evaluation."""
+        self._evaluated |= self._fetched.keys() - self._trained_on
+        self._since.clear()
+
+    def take(self, ahead: int = 0) -> int | None:
+        """The samples of the step that has ended, None where nothing tells; `ahead` updates are of the next step."""
+        if not ahead and self._passes:
+            self._settle()
+        cut = len(self._updates) - ahead
+        updates, self._updates = self._updates[:cut], self._updates[cut:]
+        passes = sum(passes for passes, _ in updates)
+        waiting = sum(passes for passes, _ in self._updates)
+        fetched = sum(self._take_from(loader, passes, waiting) for loader in list(self._fetched))
+        called = min((samples for _, samples in updates if samples), default=None)
+        if fetched:
+            self._left_of_batch = fetched - called if called else 0
+        elif called and self._left_of_batch > 0:
+            self._left_of_batch -= called
+            self._in_chunks |= self._left_of_batch == 0
+        return called if called and self._in_chunks else fetched or called
+
+    def _settle(self) -> None:
+        self._updates.append((self._passes, self._samples if self._known else 0))
+        self._passes, self._samples, self._known = 0, 0, True
+
+    def _take_from(self, loader: int, passes: int, ahead: int) -> int:
+        waiting = self._fetched[loader]
+        wanted = max(min(len(waiting), max(passes, 1)), len(waiting) - _AHEAD - ahead)
+        self._trained_on.add(loader)
+        taken = sum(waiting.popleft() for _ in range(wanted))
+        if not waiting and len(self._fetched) > 8:  # of epochs that are over
+            del self._fetched[loader]
+        return taken
