@@ -109,24 +109,28 @@ def _described(sensor: str, quantity: str, unit: str, kind: str, scope: str) -> 
 
 def _sample(path: Path, channels: list[dict[str, Any]], rows: int, random: np.random.Generator) -> None:
     """Rows of one sensor: power follows the operators, counters grow, the rest wanders."""
-    names = [str(channel["id"]) for channel in channels]
     with path.open("wb") as file:
         for first in range(0, rows, _AT_A_TIME):
-            count = min(_AT_A_TIME, rows - first)
-            table = np.zeros(count, dtype=sample_dtype(names))
-            table["t0_ns"] = (first + np.arange(count)) * 10_000_000 + random.integers(0, 3_000_000, count)
-            table["t1_ns"] = table["t0_ns"] + random.integers(10_000, 90_000, count)
-            for number, channel in enumerate(channels):
-                noise = random.normal(0, 1, count)
-                if channel["kind"] == "counter":
-                    values = table["t0_ns"] * (0.3 + 0.1 * number) // 1
-                elif channel["quantity"] == "power":
-                    at = table["t0_ns"] % _STEP_NS / _STEP_NS
-                    values = np.round((2 + 3 * (at < 0.5) + 0.1 * noise) * (1 + number) / 4 / 0.019) * 0.019
-                else:
-                    values = _USUAL[channel["unit"]] * (1 + 0.01 * np.round(noise, 2))
-                table[names[number]] = values
-            file.write(table.tobytes())
+            file.write(_rows(channels, first, min(_AT_A_TIME, rows - first), random).tobytes())
+
+
+def _rows(channels: list[dict[str, Any]], first: int, count: int, random: np.random.Generator) -> Any:
+    """So many rows of one sensor, from the one that would be number `first`."""
+    names = [str(channel["id"]) for channel in channels]
+    table = np.zeros(count, dtype=sample_dtype(names))
+    table["t0_ns"] = (first + np.arange(count)) * 10_000_000 + random.integers(0, 3_000_000, count)
+    table["t1_ns"] = table["t0_ns"] + random.integers(10_000, 90_000, count)
+    for number, channel in enumerate(channels):
+        noise = random.normal(0, 1, count)
+        if channel["kind"] == "counter":
+            values = table["t0_ns"] * (0.3 + 0.1 * number) // 1
+        elif channel["quantity"] == "power":
+            at = table["t0_ns"] % _STEP_NS / _STEP_NS
+            values = np.round((2 + 3 * (at < 0.5) + 0.1 * noise) * (1 + number) / 4 / 0.019) * 0.019
+        else:
+            values = _USUAL[channel["unit"]] * (1 + 0.01 * np.round(noise, 2))
+        table[names[number]] = values
+    return table
 
 
 _USUAL = {"Hz": 2e9, "1": 0.5, "B": 1e9, "degC": 50.0}

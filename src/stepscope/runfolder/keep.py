@@ -166,8 +166,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--max-disk", type=int, help="bytes that the run may take on the disk")
     options = parser.parse_args(argv)
     run, most, starter = options.run.absolute(), options.max_disk, os.getppid()
-    with contextlib.suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, 0, 19)
     work: list[Iterator[Any]] = [pack_closed_parts(run)]
     work += [] if most is None else [thin(run, most)]
     with contextlib.suppress(OSError):  # a disk that refuses: the next part, or the end of the run
@@ -180,4 +178,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    with contextlib.suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, 0, 19)
     raise SystemExit(main())
