@@ -64,9 +64,14 @@ def names(writer: RunWriter) -> list[str]:
     return sorted(path.name for path in (writer.path / "samples").iterdir())
 
 
-def integral(frame: pl.DataFrame) -> float:
+def integral(frame: pl.DataFrame, channel: str = "watts") -> float:
     middle = ((frame["t0_ns"] + frame["t1_ns"]) // 2).to_numpy()
-    return float(np.trapezoid(frame["watts"].to_numpy(), middle)) / 1e9
+    return float(np.trapezoid(frame[channel].to_numpy(), middle)) / 1e9
+
+
+def mean(frame: pl.DataFrame, channel: str) -> float:
+    """Mean over time: rows of extremes last no time."""
+    return integral(frame, channel) * 1e9 / (int(frame["t0_ns"][-1]) - int(frame["t0_ns"][0]))
 
 
 def kept(writer: RunWriter, room: int) -> None:
@@ -147,20 +152,20 @@ def test_energy_counters_extremes_and_mean_of_a_thinned_run_are_those_of_the_who
     run = RunReader(writer.path)
     read = run.sensor("meter")
     assert run.coarser_sensors == ["meter"]
-    assert integral(read) / (int(read["t0_ns"][-1]) - int(read["t0_ns"][0])) == pytest.approx(
-        integral(rows) / (int(rows["t0_ns"][-1]) - int(rows["t0_ns"][0])), rel=3e-3
-    )
+    assert mean(read, "watts") == pytest.approx(mean(rows, "watts"), rel=3e-3)
     assert read["heat"].max() == 91.0
-    assert read["heat"].mean() == pytest.approx(rows["heat"].mean(), rel=2e-3)
+    assert mean(read, "heat") == pytest.approx(mean(rows, "heat"), rel=2e-3)
     middle = ((read["t0_ns"] + read["t1_ns"]) / 2).to_numpy()
     true = np.interp(middle, ((rows["t0_ns"] + rows["t1_ns"]) / 2).to_numpy(), rows["joules"].to_numpy())
     longest = np.diff(middle).max() / _PERIOD
     assert np.abs(read["joules"].to_numpy() - true).max() < 2 + 2 * (longest / 12) ** 0.5, "even growth within a mean"
     assert (read["joules"].diff().drop_nulls() >= 0).all()
     distances = np.diff(middle)
+    distances = distances[distances > 10]  # rows of extremes last no time
     assert np.median(distances) >= 0.9e9, "as coarse as most of it: no reading is made up"
     source = next(source for source in power_sources(run) if source.id == "watts")
-    assert source.resolved_ns >= 1.8e9
+    if room > 0.1:  # else three means are all there is, and most rows are extremes
+        assert source.resolved_ns >= 1.8e9
     assert source.covered_share(middle[0], middle[-1]) > 0.999
 
 

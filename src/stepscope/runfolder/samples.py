@@ -22,7 +22,7 @@ import polars as pl
 from stepscope.part_names import PartName
 from stepscope.runfolder import checksums
 from stepscope.runfolder.schema import sample_dtype
-from stepscope.runfolder.thinning import COUNT, HIGH, LAST, LOW, thinned_columns
+from stepscope.runfolder.thinning import COUNT, HIGH, LAST, LOW, thinned, thinned_columns
 
 MOST_ROWS = 262_144  # of a sensor that are read as they are: 44 minutes at 10 ms
 LEAST_BYTES = 100_000  # of a file that may hold more
@@ -137,26 +137,37 @@ class LongSensor:
 
     def coarser(self) -> pl.DataFrame:
         """Return about MOST_ROWS rows that stand for all of them."""
-        grain = Grain(self._size(), self.counters)
-        coarser = [
-            grain.of_thinned(chunk) if file.part.grain else grain.coarser(chunk)
-            for file in self.files
+        size, length_s = self._grain()
+        grain = Grain(size, self.counters)
+        return pl.concat([self._coarser(file, grain, length_s) for file in self.files], how="diagonal")
+
+    def _coarser(self, file: SampleFile, grain: Grain, length_s: int) -> pl.DataFrame:
+        """Rows of a file; of a run that is thinned elsewhere, means of the same length also of what is not."""
+        if not length_s:
+            return pl.concat([grain.coarser(chunk) for chunk in file.chunks()])
+        columns = file.columns[2:]
+        means = [
+            chunk if file.part.grain else thinned(chunk, columns, self.counters, length_s * 1_000_000_000)
             for chunk in file.chunks()
         ]
-        return pl.concat(coarser, how="diagonal")
+        return pl.concat([grain.of_thinned(chunk) for chunk in means], how="diagonal")
 
-    def _size(self) -> int:
-        """Return how many rows become one: as many as in the coarsest files of which there are not just a few."""
+    def _grain(self) -> tuple[int, int]:
+        """Return how many rows become one, and the length, s, of the coarsest means of which there are not just a few.
+
+        The length is 0 where nothing is thinned.
+        """
         whole = sum(file.stands_for for file in self.files)
         size = -(-whole // MOST_ROWS)
+        length_s = min((file.part.grain for file in self.files if file.part.grain), default=0)
         by_grain: dict[int, list[SampleFile]] = {}
         for file in self.files:
             by_grain.setdefault(file.part.grain, []).append(file)
         for grain, files in by_grain.items():
             stands_for, rows = sum(file.stands_for for file in files), sum(file.rows for file in files)
             if grain and stands_for > _NOT_A_FEW * whole and rows:
-                size = max(size, round(stands_for / rows))
-        return size
+                size, length_s = max(size, round(stands_for / rows)), max(length_s, grain)
+        return size, length_s
 
     @property
     def thinned_spans(self) -> list[tuple[int, int, int]]:
