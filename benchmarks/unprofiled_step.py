@@ -36,6 +36,8 @@ from torch import nn
 import stepscope
 from stepscope.record.forks import SESSIONS
 from stepscope.record.session import Session
+from stepscope.record.torch_hooks import Routes
+from stepscope.record.torch_recorder import TorchRecorder
 
 WARM_STEPS = 300  # the first blocks of profiled steps lie in them
 SETTLING = 4  # steps at the beginning of each block that do not count
@@ -69,29 +71,35 @@ def sampler_of(pid: int) -> int:
     raise SystemExit("the sampling process was not found: is STEPSCOPE_DISABLE set?")
 
 
+def _routes(session: Session) -> Routes:
+    recorder = session._recorder
+    assert isinstance(recorder, TorchRecorder)
+    return recorder.routes
+
+
 @contextlib.contextmanager
 def without(session: Session | None, sampler: int) -> Iterator[None]:
     """As if Stepscope were not there: no routes (of a session), no sampling."""
     os.kill(sampler, signal.SIGSTOP)
     if session is not None:
-        session._routes.remove()
+        _routes(session).remove()
     try:
         yield
     finally:
         if session is not None:
-            session._routes.install()
+            _routes(session).install()
         os.kill(sampler, signal.SIGCONT)
 
 
 def block(step: Callable[[], None], steps: int, session: Session) -> float:
     """Mean step of a block, ns, of those that neither are profiled nor come right before or after one that is."""
     took: list[int] = []
-    profiled = [session._recorded]
+    profiled = [session.profiled]
     for _ in range(SETTLING + steps):
         began = time.perf_counter_ns()
         step()
         took.append(time.perf_counter_ns() - began)
-        profiled.append(session._recorded)
+        profiled.append(session.profiled)
     near = [any(profiled[max(0, place - 1) : place + 3]) for place in range(len(took))]
     kept = [length for length, skipped in zip(took[SETTLING:], near[SETTLING:], strict=True) if not skipped]
     return fmean(kept) if kept else math.nan
@@ -104,7 +112,7 @@ def compared(step: Callable[[], None], sampler: int, session: Session, routes: b
     while len(logs) < pairs:
         with_first = random.random() < 0.5
         ours = block(step, steps, session) if with_first else 0.0
-        while session._recorded:  # a profiled step ends before the routes are taken back
+        while session.profiled:  # a profiled step ends before the routes are taken back
             step()
         with without(session if routes else None, sampler):
             bare = block(step, steps, session)

@@ -291,7 +291,7 @@ def test_no_function_but_an_entry_point_has_more_than_eight_parameters() -> None
 
 def test_what_the_package_asks_for_is_what_it_imports() -> None:
     project = (SOURCE.parents[1] / "pyproject.toml").read_text(encoding="utf-8")
-    asked = "".join(re.findall(r"^(?:dependencies|torch|report|fleet|mcp) = \[.*\]$", project, re.MULTILINE))
+    asked = "".join(re.findall(r"^(?:dependencies|torch|jax|report|fleet|mcp) = \[.*\]$", project, re.MULTILINE))
     declared = {name.removesuffix("-python") for name in re.findall(r'"([a-z][a-z0-9-]*)>=', asked)}
     roots = {name.split(".")[0] for path in FILES for name in _imports(path)}
     # pytest imports the plug-in that imports it.

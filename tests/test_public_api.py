@@ -132,7 +132,22 @@ for name in stepscope.__all__:
         print(name)
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=HANG_S, check=True)
-    assert done.stdout.split() == ["fit", "fit_script", "fit_workload", "measure", "profile", "workload_facts"]
+    assert done.stdout.split() == ["fit", "fit_script", "fit_workload", "measure", "workload_facts"]
+
+
+def test_without_torch_a_loop_is_refused_with_what_to_install(tmp_path: Path) -> None:
+    script = f"""
+import sys
+sys.modules["torch"] = None
+import stepscope
+try:
+    stepscope.profile(out={str(tmp_path)!r}).__enter__()
+except stepscope.errors.MissingDependency as error:
+    print(error, error.hint)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=HANG_S, check=True)
+    assert "stepscope[torch]" in done.stdout
+    assert list(tmp_path.iterdir()) == []
 
 
 # Of a run that lies on disk.

@@ -16,7 +16,8 @@ import stepscope
 _FILE = str(Path(stepscope.__file__).parent / "record" / "a_fault.py")  # the traceback is one of ours
 _SOURCE = "def broken(*args, **kwargs):\n    raise RuntimeError('a fault of ours, on purpose')\n"
 MODULES = (
-    "record.session", "record.recorder", "record.step_parts", "record.steps", "record.update_rounds",
+    "record.session", "record.torch_recorder", "record.recorder", "record.step_parts", "record.steps",
+    "record.update_rounds",
     "record.batch_axis", "record.plan", "record.facts", "record.settings", "record.torch_private",
     "record.empty_process", "record.repeats", "record.sample_count", "record.forks",
     "record.allocators", "record.device", "record.sampler.process", "record.ops.modules", "record.ops.events",
@@ -26,6 +27,7 @@ MODULES = (
 # Whose failure is no fault inside a training: they run before it, in the process that starts it, or are the guard.
 _BEFORE = {
     "record.session:Session.__init__", "record.repeats:Repeats.__init__",
+    "record.torch_recorder:TorchRecorder.__init__", "record.torch_recorder:TorchRecorder.listen",
     "record.processes.training:run_target", "record.processes.training:_run_script",
     "record.processes.training:_empty", "record.processes.training:_guarded", "record.processes.training:_without_us",
     "record.processes.training:_end_with_parent", "record.processes.training:_wait_for_go",

@@ -14,8 +14,10 @@ from torch import nn
 import stepscope
 from stepscope.record import repeats
 from stepscope.record.forks import SESSIONS
-from stepscope.record.repeats import Ended, Repeats
+from stepscope.record.framework import Ended
+from stepscope.record.repeats import Repeats
 from stepscope.record.session import Session
+from stepscope.record.torch_recorder import TorchRecorder
 from stepscope.runfolder import RunReader
 
 Loop = Callable[[random.Random], None]
@@ -104,13 +106,13 @@ def no_sampler(monkeypatch: pytest.MonkeyPatch) -> None:
 def looked_at(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Steps that were only looked at."""
     counted: list[int] = []
-    settle = Session.repeated
+    settle = TorchRecorder.repeated
 
-    def repeated(self: Session, ended: list[Ended], samples: int | None, sequence: int) -> None:
+    def repeated(self: TorchRecorder, ended: list[Ended], samples: int | None, sequence: int) -> None:
         counted.append(len(ended))
         settle(self, ended, samples, sequence)
 
-    monkeypatch.setattr(Session, "repeated", repeated)
+    monkeypatch.setattr(TorchRecorder, "repeated", repeated)
     return counted
 
 

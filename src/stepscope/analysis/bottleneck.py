@@ -44,6 +44,7 @@ _SATURATED = 0.85  # of the cores that it may use
 _LARGEST = 0.4  # of the step, for what the thread does while it runs
 _REACHED = 0.4  # of its ceiling, before a limit is called reached
 _DOUBTFUL = 0.2  # of the time of an operator; a run that was off by more named another bound than six like it
+WORKS_ELSEWHERE = frozenset({"jax"})  # whose operators run in threads of their own, while the training's waits for them
 _BUSY, _IDLE = 0.8, 0.5  # of an accelerator
 
 
@@ -89,7 +90,8 @@ def bottleneck(run: Run) -> Bottleneck:
     system = sorted(_system(seen), key=lambda cause: -cause.share)
     busiest = max((row.value or 0.0 for row in accelerator_utilisation(run)), default=None)
     loaders = bool(run.self_times["name"].str.contains("MultiProcessingDataLoader").any())
-    off_core = [*_off_core(seen, phases, busiest is not None, loaders, _late_rank(run))]
+    elsewhere = busiest is not None or run.framework in WORKS_ELSEWHERE
+    off_core = [*_off_core(seen, phases, elsewhere, loaders, _late_rank(run))]
     work, why, would_tell = _work(run, seen, phases, busiest)
     waits = max((cause.share for cause in off_core), default=0.0)
     first = [cause for cause in system if cause.share >= waits]
@@ -269,11 +271,12 @@ def _fell(clock: Clock) -> Evidence | None:
 
 
 def _off_core(
-    seen: Occupancy, phases: dict[str, Estimate], accelerated: bool, loaders: bool, late: Evidence | None
+    seen: Occupancy, phases: dict[str, Estimate], elsewhere: bool, loaders: bool, late: Evidence | None
 ) -> Iterator[Cause]:
     """What the training thread waits for by itself: data, other ranks, a lock, a disk, or nothing.
 
-    With an accelerator it waits for that, and for the thread that backward runs in: neither is a lock or a sleep.
+    elsewhere: operators run on an accelerator, or in threads apart. The thread waits for those, and for the thread that
+    backward runs in: neither is a lock or a sleep.
     loaders: the data is loaded by processes of its own. late: the rank that the others wait for.
     """
     data, exposed = phases.get("data", NOTHING), phases.get(COMMUNICATION, NOTHING)
@@ -285,7 +288,7 @@ def _off_core(
     _taken(waits, exposed.value, ("process", "lock", "interpreter"))
     yield from _communication(seen, exposed, late)
     left = {name: _rest(seen.waits[name], value) for name, value in waits.items()}
-    if not accelerated:
+    if not elsewhere:
         yield from _lock(seen, left)
         yield from _sleeping(seen, left, phases)
     if not any(cause.bound == "memory-capacity" for cause in _memory_capacity(seen)):
@@ -417,11 +420,15 @@ def _work(
         return _accelerated(run, seen, limits, busiest)
     outside = phases.get(FRAMEWORK_OVERHEAD, NOTHING)
     asleep = 0.0 if seen.runs is None else max(seen.asleep - phases.get("data", NOTHING).value, 0.0)
+    if run.framework in WORKS_ELSEWHERE:  # it sleeps while operators run
+        asleep = max(asleep - (1 - outside.value), 0.0)
     python = Estimate(max(outside.value - asleep - (seen.held or NOTHING).value * outside.value, 0.0))
     if limits is None:
         ran = _said("the training thread ran in {} of the time", seen.runs, "schedstat", 0.6)
         idle = _said("no operator ran in {} of the profiled steps", outside, "operators")
         causes = [*_cause("overhead", "Python", python, idle, ran, least=_LARGEST)]
+        if run.framework != "torch":
+            return causes, f"ceilings are measured with torch's kernels, and bound none of {run.framework}'s", ()
         return causes, "the ceilings of this device were not measured", (WOULD_TELL,)
     sums = _sums(run, limits, python.value)
     reached = [*_device_bound(sums)]

@@ -60,6 +60,10 @@ _LOSSES = ("lost", "gap", "dropped", "stopped", "jump", "damaged", "hung", "stal
 
 IN_RUN, ENERGY, MACHINE, LOST = "in this run", "energy", "not on this machine", "lost or damaged"
 GROUPS = (IN_RUN, ENERGY, MACHINE, LOST)
+_WITHOUT_LAYERS = {  # events that say so, and what helps
+    "no-module-calls": "call layer(x) instead of layer.forward(x)",
+    "no-named-scopes": "put each layer into `with jax.named_scope('layer'):`",
+}
 
 
 @dataclass(frozen=True)
@@ -158,8 +162,9 @@ def _operator_gaps(run: Run) -> Iterator[NotMeasured]:
         return
     seen = table["step"].n_unique()
     for event in run.events:
-        if event.get("kind") == "no-module-calls":
-            yield NotMeasured("layers", str(event.get("message", "")), "call layer(x) instead of layer.forward(x)")
+        remedy_of_layers = _WITHOUT_LAYERS.get(str(event.get("kind")))
+        if remedy_of_layers is not None:
+            yield NotMeasured("layers", str(event.get("message", "")), remedy_of_layers)
     yield from _closed_regions(run)
     if only_warmup_profiled(run):
         why = "only a step of the warm-up was profiled: it is shown, and is slower than those after it, in other shares"
@@ -209,6 +214,10 @@ def _in_part(run: Run) -> str:
 
 def _memory_gaps(run: RunReader) -> Iterator[NotMeasured]:
     """A run that says nothing of a choice is older than it, and nobody would miss it there."""
+    if run.framework != "torch":
+        why = f"allocations are not recorded with {run.framework}: the process's memory is sampled"
+        yield NotMeasured("memory by layer", why)
+        return
     chosen = (run.meta.get("recorder") or {}).get("memory")
     if chosen is not None and run.memory_events.is_empty() and run.computed_memory_events.is_empty():
         why = {

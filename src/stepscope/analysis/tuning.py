@@ -58,6 +58,8 @@ def _what_to_change(run: Run) -> WhatToChange:
         rows = {table["name"]: table for table in found["tables"]}
         tables = tuple(_table(rows[name]) for name in _TABLES if name in rows)
         return WhatToChange(str(found["answer"]), str(found["command"]), tables)
+    if run.framework != "torch":
+        return WhatToChange("`stepscope tune` changes trainings with torch: none of what it tries applies here.", "")
     untried = tuple(_possible(run))
     command = shlex.join(_command(run))
     if not untried:

@@ -185,9 +185,13 @@ def _advice(run: Run, cause: Cause) -> tuple[str, ...]:
         )  # fmt: skip
     if cause.bound == "overhead":
         updates = run.phases().filter(pl.col("phase") == "optimizer")["share"].sum()
-        if updates > 0.2 and not any("_foreach_" in name or "_fused_" in name for name in names):
+        if (
+            run.framework == "torch"
+            and updates > 0.2
+            and not any("_foreach_" in name or "_fused_" in name for name in names)
+        ):
             found.append("give the optimizer foreach=True or fused=True: it updates tensor by tensor")
-        if not any("Compiled" in name for name in names):
+        if run.framework == "torch" and not any("Compiled" in name for name in names):
             found.append("try torch.compile(model): it merges small operators")
     return tuple(found)
 

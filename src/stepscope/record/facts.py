@@ -11,41 +11,43 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from stepscope import __version__
 from stepscope.clock import anchors
 from stepscope.liveness import boot_id, identity
 from stepscope.record import allocators
 from stepscope.record.device import changing_facts, describe_device
 from stepscope.record.empty_process import cached_empty_process_bytes, installed_version
-from stepscope.record.ops.modules import ModuleBook
 from stepscope.record.plan import WARMUP_STEPS
 from stepscope.record.settings import Metering, Settings
 from stepscope.secrets import redacted
 
 if TYPE_CHECKING:
+    from stepscope.record.ops.modules import ModuleBook
     from stepscope.record.recorder import OpRecorder
 
 
-def of_beginning(settings: Settings, mode: str, pid: int) -> dict[str, Any]:
+_OUT_OF_MEMORY = ("can't allocate memory", "RESOURCE_EXHAUSTED")  # of torch; of XLA
+
+
+def of_beginning(settings: Settings, mode: str, pid: int, framework: str) -> dict[str, Any]:
     """Return what run.json states from the beginning of a run of this process."""
     return {
         **identity(pid),
+        "framework": framework,
         "workload": {"name": settings.name, **settings.facts.get("workload", {})},
         "clock": anchors(),
         "warmup_steps": WARMUP_STEPS,
         "recorder": {"mode": mode, "steps_from": settings.steps_from},
         "sampler": {"period_ns": settings.period_ns, "max_disk": settings.metering.max_disk},
-        "malloc": of_malloc(),
+        "malloc": of_malloc(framework),
         **rank_of_process(),
         **of_metering(settings.metering),
-        **of_process(),
+        **of_process(framework),
         **{key: value for key, value in settings.facts.items() if key != "workload"},
     }
 
 
-def of_process() -> dict[str, Any]:
+def of_process(framework: str = "torch") -> dict[str, Any]:
     """Versions, working directory and the command line of this process.
 
     Nothing of it makes torch set anything up: threads and GPUs are asked for at the end, see `of_device`.
@@ -60,7 +62,7 @@ def of_process() -> dict[str, Any]:
         "versions": {
             "stepscope": __version__,
             "python": platform.python_version(),
-            "torch": str(torch.__version__),
+            framework: str(getattr(sys.modules.get(framework), "__version__", None)),
             "polars": installed_version("polars"),
         },
     }
@@ -129,7 +131,8 @@ def _parents_first(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _gpus() -> list[dict[str, Any]]:
-    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
         return []
     found = []
     with contextlib.suppress(RuntimeError, AssertionError):  # a GPU that has failed
@@ -141,8 +144,8 @@ def _gpus() -> list[dict[str, Any]]:
 
 def rank_of_process() -> dict[str, Any]:
     """Rank and size of the group that this process trains in, where it does."""
-    distributed = torch.distributed
-    if distributed.is_available() and distributed.is_initialized():
+    distributed = getattr(sys.modules.get("torch"), "distributed", None)
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
         rank, size = distributed.get_rank(), distributed.get_world_size()
     elif os.environ.get("RANK", "").isdecimal() and os.environ.get("WORLD_SIZE", "").isdecimal():
         rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -162,10 +165,11 @@ def of_metering(metering: Metering) -> dict[str, Any]:
     return {key: value for key, value in chosen.items() if value is not None}
 
 
-def of_malloc() -> dict[str, Any]:
-    """The allocator, and what a process takes that trains nothing, where this device has measured it."""
+def of_malloc(framework: str) -> dict[str, Any]:
+    """The allocator, and what a process of torch takes that trains nothing, where this device has measured it."""
     stated = allocators.in_force()
-    return {**stated, "empty_process_bytes": cached_empty_process_bytes(stated["name"])}
+    empty = cached_empty_process_bytes(stated["name"]) if framework == "torch" else None
+    return {**stated, "empty_process_bytes": empty}
 
 
 def of_overhead(recorder: OpRecorder, span_ns: int) -> dict[str, Any]:
@@ -207,5 +211,7 @@ def status_of(error: BaseException | None) -> tuple[str, str | None]:
     reason = f"{type(error).__name__}: {text}" if text else type(error).__name__
     if isinstance(error, KeyboardInterrupt):
         return "interrupted", "Ctrl-C"
-    ran_out = isinstance(error, (MemoryError, torch.cuda.OutOfMemoryError)) or "can't allocate memory" in text
+    torch = sys.modules.get("torch")
+    kinds = (MemoryError,) if torch is None else (MemoryError, torch.cuda.OutOfMemoryError)
+    ran_out = isinstance(error, kinds) or any(sign in text for sign in _OUT_OF_MEMORY)
     return ("oom" if ran_out else "failed"), reason

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 from typing import Any
-
-from stepscope.record import torch_private
 
 SESSIONS: set[Any] = set()  # each hears of it by `forked` and `forks`
 
 
 def _in_child() -> None:
-    torch_private.end_forked_children_early()
+    torch_private: Any = sys.modules.get("stepscope.record.torch_private")
+    if torch_private is not None:  # a training with torch
+        torch_private.end_forked_children_early()
     for session in list(SESSIONS):
         with contextlib.suppress(Exception):  # nothing of ours may reach a child of the training's
             session.forked()

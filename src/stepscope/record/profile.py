@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Sequence
@@ -12,18 +13,19 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
-import torch
-from torch import nn
-
 import stepscope
 from stepscope.errors import UsageError
 from stepscope.record.facts import status_of
+from stepscope.record.framework import framework_of
 from stepscope.record.meters import parse_meters
-from stepscope.record.ops.modules import Models
 from stepscope.record.session import Session
 from stepscope.record.settings import Metering, Schedule, Settings, disk_room, sampling_period_ns
 
 if TYPE_CHECKING:
+    import jax
+    import torch
+    from torch import nn
+
     from stepscope import Run
 
 
@@ -46,8 +48,11 @@ class Scope:
             self._session.pack()
         return stepscope.Run(self.path)
 
-    def step(self, loss: torch.Tensor | float | None = None, samples: int | None = None) -> None:
-        """One training step has ended; its loss and number of samples may be given."""
+    def step(self, loss: torch.Tensor | jax.Array | float | None = None, samples: int | None = None) -> None:
+        """One training step has ended; its loss and number of samples may be given.
+
+        With JAX it waits for the loss to be computed, and without one for every array.
+        """
         self._session.step(loss, samples)
 
     def pause(self) -> None:
@@ -64,18 +69,21 @@ class Scope:
         step makes one step of a batch. model and optimizer: those that `profile` was given, unless named here.
         """
         alive = [part for part in (reference() for reference in self._trained) if part is not None]
-        models = [part for part in alive if isinstance(part, nn.Module)]
-        optimizers = [part for part in alive if not isinstance(part, nn.Module)]
+        models = [part for part in alive if _is_module(part)]
+        optimizers = [part for part in alive if not _is_module(part)]
         known = {"model": models, "optimizer": optimizers, "out": self.path / "tune"}
         self.pause()
         try:
-            with self._session._boundary.deaf():
+            with self._session.boundary.deaf():
                 return stepscope.tune(step, batches, **{**known, **settings})
         finally:
             self.resume()
 
-    def inside(self, module: nn.Module) -> AbstractContextManager[Any]:
-        """A range that counts as a call of this module, where a function of it is called instead: forward, its loss."""
+    def inside(self, module: nn.Module | str) -> AbstractContextManager[Any]:
+        """A range that counts as a call of this module, where a function of it is called instead: forward, its loss.
+
+        With JAX the name of a layer, as `jax.named_scope`.
+        """
         return self._session.inside(module)
 
     def note(self, kind: str, message: str, **fields: Any) -> None:
@@ -109,12 +117,14 @@ class profile:  # noqa: N801 - reads as torch.profiler.profile does
     "optimizer" for a step at each optimizer step. plugs, meter_commands, power_model, characterise
     and dither: as the options of `stepscope run`. simulation: a board of `stepscope.simulate.start` to read instead of
     this machine. max_disk: bytes that the run may take on the disk, or a text such as "500MB": what is long ago is
-    thinned to stay within it. Raises OutputNotWritable and UsageError before the loop, and nothing of its own in it.
+    thinned to stay within it. framework: "torch" or "jax" (experimental, docs/guide-jax.md); default: that of what is
+    given as model, for JAX the parameters, else the one that is imported. Raises OutputNotWritable and UsageError
+    before the loop, and nothing of its own in it.
     """
 
     def __init__(
         self,
-        model: Models = None,
+        model: Any = None,
         optimizer: Any = None,
         *,
         out: str | Path = "runs",
@@ -133,15 +143,17 @@ class profile:  # noqa: N801 - reads as torch.profiler.profile does
         dither: bool = True,
         simulation: SimulatedBoard | None = None,
         max_disk: float | str | None = None,
+        framework: str | None = None,
     ) -> None:
         if steps not in ("calls", "optimizer"):
             raise UsageError(f"steps='{steps}' is not known", "choose 'calls' or 'optimizer'")
+        self._framework = framework or framework_of(model)
         self._models = model
-        self._trained = [*_listed(model), *_listed(optimizer)]
+        self._trained = [*_listed(model), *_listed(optimizer)] if self._framework == "torch" else []
         workload = {"optimizer": type(optimizer).__name__} if optimizer is not None else {}
         self._settings = Settings(
             out=out,
-            name=name or (type(model).__name__ if isinstance(model, nn.Module) else "loop"),
+            name=name or (type(model).__name__ if _is_module(model) else "loop"),
             record=schedule or record,
             memory=memory,
             period_ns=sampling_period_ns(period, period_ms),
@@ -161,7 +173,7 @@ class profile:  # noqa: N801 - reads as torch.profiler.profile does
         self._session: Session | None = None
 
     def __enter__(self) -> Scope:
-        self._session = Session(self._settings)
+        self._session = Session(self._settings, framework=self._framework)
         models, self._models = self._models, None  # the training's alone from here on: it may let go of them
         self._session.start(models)
         trained, self._trained = self._trained, []
@@ -185,3 +197,9 @@ def _listed(given: Any) -> list[Any]:
     if isinstance(given, dict):
         return list(given.values())
     return list(given) if isinstance(given, (list, tuple)) else [given]
+
+
+def _is_module(part: Any) -> bool:
+    """Return whether this is a module of torch, without importing torch."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(part, torch.nn.Module)

@@ -19,16 +19,15 @@ from torch import nn
 from stepscope.clock import monotonic_ns
 from stepscope.record import torch_private
 from stepscope.record.boundary import Boundary
+from stepscope.record.framework import FLUSH_EVERY_NS, Ended
 from stepscope.record.steps import batch_size, telling_tensor
 from stepscope.record.torch_hooks import BACKWARD, BATCH, CALL, CALL_WITHIN, STEP, UPDATE, UPDATED, Listener
 
 _ALIKE = 2  # steps in a row, before the next ones are only looked at; more after each disappointment
 _MOST_ALIKE = 64
-FLUSH_EVERY_NS = 500_000_000  # between two times that steps are brought to the disk: what a kill may cost
 _is_grad_enabled, _thread, _as_it_is = torch.is_grad_enabled, threading.get_ident, torch._C.DisableTorchFunction
 _Tensor, _graph_task, _NO_TASK = torch.Tensor, torch_private.graph_task, torch_private.NO_TASK
 _Event = tuple[str, int, Any]  # kind, address of what it is about, and what else tells it from another
-Ended = tuple[int, float | None]  # when a step ended, and its loss where the training said it
 
 
 class Steps(Listener, Protocol):

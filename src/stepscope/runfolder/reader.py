@@ -59,6 +59,7 @@ class RunReader:
         self.path = find_run(path)
         self.damaged: list[str] = []
         self.meta = read_header(self.path, self.damaged)
+        self.framework = str(self.meta.get("framework") or "torch")  # that trained
         self._grows = self.meta.get("status") == "running"
         self._json_files: dict[str, dict[str, Any]] = {}
         self._sensors: dict[str, pl.DataFrame] = {}

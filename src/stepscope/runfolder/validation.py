@@ -73,6 +73,7 @@ RUN: dict[Any, Shape] = {
     "cwd": str,
     "seed": int,
     "threads": Within(1, 1 << 20),
+    "framework": str,
     "versions": {...: str},
     "clock": _CLOCK,
     "clock_end": _CLOCK,

@@ -70,7 +70,12 @@ class Ceilings:
 
 
 def ceilings_of(run: RunReader) -> Ceilings | None:
-    """The ceilings that were written into a run; None where none were, or of a run whose device was another's."""
+    """The ceilings that were written into a run; None where none were, or of a run whose device was another's.
+
+    They are measured with torch's kernels, and bound no others.
+    """
+    if run.framework != "torch":
+        return None
     stated = run.device.get("ceilings")
     try:
         return read_ceilings(stated) if isinstance(stated, Mapping) else None

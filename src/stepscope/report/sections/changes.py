@@ -24,7 +24,8 @@ def build(run: Run) -> Section:
     found = what_to_change(run)
     gain = (Note(found.gain),) if found.gain else ()
     if not found.tables:
-        shown = (Items(found.untried), Command(found.command)) if found.untried else (Command(found.command),)
+        command = (Command(found.command),) if found.command else ()
+        shown = (Items(found.untried), *command) if found.untried else command
         return Section(found.sentence, (*gain, *shown), closed=not gain)
     first = [table for table in found.tables if table.name in _FIRST]
     rest = [table for table in found.tables if table.name not in _FIRST]

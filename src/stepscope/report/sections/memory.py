@@ -50,7 +50,8 @@ def build(run: Run) -> Section:
     if command is not None:
         parts += [Note("What the training alone takes, without this recording and before it runs:"), Command(command)]
     whose = "the processes of the run" if several(run) else "the training process"
-    lede = f"What the system gave to {whose}, with what Python and torch have reserved and do not use at the moment."
+    unused = f"what Python and {run.framework} have reserved and do not use at the moment"
+    lede = f"What the system gave to {whose}, with {unused}."
     return Section(lede, tuple(parts), closed=True)
 
 

@@ -41,6 +41,8 @@ def build(run: Run) -> Section:
     """Live tensors over the step of the peak, its categories, the peak by module, and the largest tensors."""
     peak = run.peak()
     if peak is None:
+        if run.framework != "torch":
+            return Section(f"allocations are not recorded with {run.framework}")
         return Section("no step's allocations were recorded; --record-memory all records them")
     series = over_step(run.allocations, peak.step).select("category", t_ms=pl.col("t") / 1e6, mb=pl.col("bytes") / 1e6)
     modules = live_by_module(peak.tensors)

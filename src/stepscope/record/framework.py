@@ -1,0 +1,217 @@
+"""The seam between a session and the framework that trains: a `Recorder` for each framework, and the session it sees.
+
+A session knows steps, their numbers and times, the plan, the run folder and the sampler. Its recorder knows the
+framework: what tells that a training is under way, when a step's work is done, how a step's ops are recorded, what
+layers there are. Neither imports the other; torch is imported by its recorder alone.
+"""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+from stepscope.errors import MissingDependency, UsageError
+from stepscope.record.boundary import Boundary
+from stepscope.record.ops.rows import StepSpan
+from stepscope.record.plan import Plan
+from stepscope.record.settings import Settings
+from stepscope.runfolder import RunWriter
+
+FLUSH_EVERY_NS = 500_000_000  # between two times that steps are brought to the disk: what a kill may cost
+Ended = tuple[int, float | None]  # when a step ended, and its loss where the training said it
+
+
+class TrainingSession(Protocol):
+    """A session, as its recorder sees it."""
+
+    boundary: Boundary  # through which the training calls
+    plan: Plan
+    begun: bool  # a training was seen, and a run is written
+    number: int  # of the open step
+    t0_ns: int | None  # when it began; None before the first
+    profiled: bool  # its ops are recorded as a whole
+
+    @property
+    def settings(self) -> Settings: ...
+    @property
+    def writer(self) -> RunWriter:
+        """The writer of the run; StepscopeError before there is one."""
+
+    def note(self, kind: str, message: str, **fields: Any) -> None:
+        """Append to the run's events."""
+
+    def begin(self) -> None:
+        """There is a training: open the run, where none is open."""
+
+    def begin_step(self, at_ns: int | None = None, again: bool = False) -> None:
+        """The open step begins, now or then; again: it began before, and what was recorded of it is dropped."""
+
+    def end_step(self, t1_ns: int, late: bool = False) -> None:
+        """The open step ended then; late: the next one is under way by now."""
+
+    def repeated(self, ended: list[Ended], samples: int | None) -> None:
+        """Write unprofiled steps that ended at these times."""
+
+
+class Recorder(Protocol):
+    """A framework's part of a session: steps, windows of op rows, layers and memory rows, and its own overhead.
+
+    Whatever the training calls comes through the session's boundary. Rows of ops and memory go to the run's writer.
+    """
+
+    framework: str  # its name in run.json
+
+    # the run
+
+    def listen(self, models: Any) -> None:
+        """Hear of the training from now on; models: what `stepscope.profile` was given."""
+
+    @property
+    def knows_models(self) -> bool:
+        """Return whether the first step begins at once, and not with the first sign of a training."""
+
+    def open(self, writer: RunWriter) -> None:
+        """There is a run to write to: be ready to record."""
+
+    def rehearse(self) -> None:
+        """Measure once what recording costs here, before the first step."""
+
+    def finish(self) -> None:
+        """The training is over: end the step that is open, where nothing else ends it."""
+
+    def close(self) -> None:
+        """Write what is recorded, and record no more."""
+
+    def leave(self) -> None:
+        """Take back whatever listens to the training; safe to call twice."""
+
+    # steps
+
+    @property
+    def recording(self) -> bool:
+        """Are ops recorded, here in this thread?"""
+
+    @property
+    def paused_ns(self) -> int:
+        """Time spent between steps on recording, ns."""
+
+    @property
+    def untold(self) -> int:
+        """Steps that have ended and that the session has not been told of."""
+
+    def stepped(self, loss: Any, samples: int | None) -> bool:
+        """The training says that a step has ended: True where the recorder needs no more, and tells it later."""
+
+    def wait(self, loss: Any) -> None:
+        """Return once the step's work is done, where the framework works on after its calls have returned."""
+
+    def number_in(self, loss: Any) -> float | None:
+        """The number that a loss holds; None where it is no single number."""
+
+    def before_step(self, step: int, elapsed_ns: int, again: bool) -> bool:
+        """Open, keep or close the window as the plan says; True where this step is recorded whole."""
+
+    def count_samples(self) -> int | None:
+        """Samples of the step that has just ended; None where nothing tells."""
+
+    def after_step(self, span: StepSpan) -> None:
+        """A profiled step has ended."""
+
+    def step_ends(self, span: StepSpan) -> bool:
+        """Every step's end, profiled or not; True where it was profiled in parts."""
+
+    def may_repeat(self, samples: int | None, flushed_ns: int) -> None:
+        """The step that begins is not profiled: if it does what the last one did, it need not be followed."""
+
+    def differs(self) -> bool:
+        """Something happens that is no part of a step that repeats; always False."""
+
+    def close_window(self) -> None:
+        """End the open window and write it."""
+
+    def inside(self, layer: Any) -> AbstractContextManager[Any]:
+        """A range of the step that counts as a call of this layer."""
+
+    # results
+
+    def model(self) -> list[dict[str, Any]]:
+        """Rows of model.json, parents before children."""
+
+    def outcome(self, span_ns: int) -> dict[str, Any]:
+        """Fields of run.json at the end of a run of this length: `recorder`, `overhead`, `threads`, versions."""
+
+    def remarks(self) -> list[tuple[str, str]]:
+        """(kind, message) of what a reader should know of how the training was seen."""
+
+    def why_no_steps(self) -> str:
+        """The reason why no step was found, and what helps."""
+
+    # faults
+
+    def settle(self) -> None:
+        """Tell the session of steps that have ended and that it has not been told of."""
+
+    def abandon_window(self, why: str) -> None:
+        """Drop the open window without writing it."""
+
+    def forks(self) -> None:
+        """The process has made a copy of itself."""
+
+    def forget(self) -> None:
+        """This is that copy: nothing of the recording is its own."""
+
+
+# A framework is one row of each: its recorder, and the packages that its parameters and models come from.
+_RECORDERS = {
+    "torch": ("stepscope.record.torch_recorder", "TorchRecorder"),
+    "jax": ("stepscope.record.jax.recorder", "JaxRecorder"),
+}
+_PACKAGES = {"torch": {"torch"}, "jax": {"jax", "jaxlib", "flax", "equinox", "optax"}}
+_MOST_LEAVES = 1_000  # that are looked at
+FRAMEWORKS = tuple(_RECORDERS)
+
+
+def find_recorder(framework: str) -> Callable[[TrainingSession], Recorder]:
+    """The recorder of a framework; MissingDependency where that is not installed."""
+    if framework not in _RECORDERS:
+        raise UsageError(f"framework='{framework}' is not known", f"choose one of {', '.join(FRAMEWORKS)}")
+    module, name = _RECORDERS[framework]
+    try:
+        recorder: Callable[[TrainingSession], Recorder] = getattr(importlib.import_module(module), name)
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] != framework:
+            raise
+        raise MissingDependency(
+            f"{framework} is not installed, and this is a training with it", f"pip install 'stepscope[{framework}]'"
+        ) from error
+    return recorder
+
+
+def framework_of(models: Any) -> str:
+    """The framework of the models or parameters that `stepscope.profile` was given.
+
+    Where they tell nothing, the one that is imported; torch, where both are.
+    """
+    for thing in itertools.islice(_leaves(models), _MOST_LEAVES):
+        packages = {kind.__module__.partition(".")[0] for kind in type(thing).__mro__}
+        for framework, known in _PACKAGES.items():
+            if packages & known:
+                return framework
+    imported = [framework for framework in FRAMEWORKS if sys.modules.get(framework) is not None]
+    return imported[0] if imported else FRAMEWORKS[0]
+
+
+def _leaves(value: Any, depth: int = 0) -> Iterator[Any]:
+    """Yield what nested dictionaries, lists and tuples hold; a class of its own counts as it is."""
+    if isinstance(value, Mapping) and depth < 20:
+        for item in value.values():
+            yield from _leaves(item, depth + 1)
+    elif isinstance(value, (list, tuple)) and depth < 20:
+        for item in value:
+            yield from _leaves(item, depth + 1)
+    elif value is not None:
+        yield value

@@ -1,0 +1,316 @@
+"""JAX's side of a session: steps as the training tells them, ops of traced steps, layers by named scopes.
+
+JAX works on after its calls have returned. A step ends when the loss that `scope.step(loss)` was given is computed,
+and what was given none ends when every array is; so it waits, where the training might not have. What it is waited for
+costs is the overlap of the training's Python with the device's work.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from numbers import Number
+from typing import Any
+
+import jax
+
+from stepscope.clock import monotonic_ns
+from stepscope.errors import UsageError
+from stepscope.record.boundary import Undisturbed, is_ours
+from stepscope.record.framework import TrainingSession
+from stepscope.record.jax import profiler
+from stepscope.record.jax.layers import Layers
+from stepscope.record.jax.programs import Program, read_program
+from stepscope.record.jax.rows import offset_ns, read_trace, rows_of
+from stepscope.record.ops.rows import StepSpan
+from stepscope.record.plan import WARMUP_STEPS
+from stepscope.runfolder import RunWriter
+
+MOST_EVENTS = 60_000  # of several steps in one window
+MOST_EVENTS_PER_STEP = 400_000  # a step that makes more is not recorded again: its events wait in RAM
+EVENT_BYTES = 250  # that an event takes in RAM until it is written
+
+
+class JaxRecorder:
+    """The recorder of a training with JAX: ops on the CPU, times of steps on any device."""
+
+    framework = "jax"
+    knows_models = True  # the first step begins at once
+
+    def __init__(self, session: TrainingSession) -> None:
+        self._session, self._plan = session, session.plan
+        if session.settings.steps_from != "calls":
+            raise UsageError("with JAX the training says where a step ends", "call scope.step(loss) after each update")
+        if session.plan.memory == "all":
+            raise UsageError("allocations are not recorded with JAX", "leave memory as it is")
+        self.layers = Layers()
+        self.paused_ns = self.once_ns = 0
+        self.untold = 0
+        self._writer: RunWriter | None = None
+        self._window: profiler.Window | None = None
+        self._spans: list[StepSpan] = []
+        self._programs: dict[tuple[str, int], Program] = {}
+        self._stopped = False
+        self._leaving = contextlib.ExitStack()
+        self._windows = self._rows = self._bytes = self._lost = self._most = 0
+        self._compile_s = self._compiled_before_s = 0.0
+
+    # the run
+
+    def listen(self, models: Any) -> None:
+        """Note the parameters' sizes, hear of compiling, and of other traces."""
+        self._session.boundary.call(self.layers.count, models)
+        self._leaving.callback(profiler.hear_compiling(self._compiled))
+        guarded = self._session.boundary.guarded(self._give_way)
+        self._leaving.callback(profiler.before_other_traces(guarded))
+
+    def open(self, writer: RunWriter) -> None:
+        """Be ready to record into this run."""
+        self._writer = writer
+
+    def rehearse(self) -> None:
+        """Nothing of JAX is set up before the training does so itself."""
+
+    def finish(self) -> None:
+        """A step that was not said to have ended is none."""
+
+    def close(self) -> None:
+        """Write what is recorded, and record no more."""
+        self.close_window()
+        self._stopped = True
+
+    def leave(self) -> None:
+        """Hear of nothing any more."""
+        self._leaving.close()
+
+    # steps
+
+    @property
+    def recording(self) -> bool:
+        """Are ops recorded? A trace is of all threads."""
+        return self._window is not None
+
+    def stepped(self, loss: Any, samples: int | None) -> bool:
+        """Every step is followed."""
+        return False
+
+    def wait(self, loss: Any) -> None:
+        """Return once the loss is computed; without one, once every array is. A number was waited for before."""
+        if loss is None:
+            for array in jax.live_arrays():  # type: ignore[no-untyped-call]
+                if not array.is_deleted():
+                    array.block_until_ready()
+        elif not isinstance(loss, Number):
+            jax.block_until_ready(loss)  # type: ignore[no-untyped-call]
+
+    def number_in(self, loss: Any) -> float | None:
+        """The number that a loss holds, an array or a number; None where it is no single number."""
+        if loss is None or getattr(loss, "size", 1) != 1:
+            return None
+        try:
+            return float(loss.item() if hasattr(loss, "item") else loss)  # quicker than of an array itself
+        except (TypeError, ValueError):
+            return None
+
+    def before_step(self, step: int, elapsed_ns: int, again: bool) -> bool:
+        """Open, keep or close the window as the plan says."""
+        wanted = not self._stopped and self._plan.records(step, elapsed_ns)
+        full = (len(self._spans) + 1) * self._plan.events_per_step > MOST_EVENTS
+        if self._window is not None and (full or not wanted):
+            self.close_window()
+        if wanted and self._window is None and not self._stopped:
+            self._timed(self._open)
+        return self.recording
+
+    def count_samples(self) -> int | None:
+        """Only the training knows."""
+        return None
+
+    def after_step(self, span: StepSpan) -> None:
+        """A profiled step has ended."""
+        self._spans.append(span)
+
+    def step_ends(self, span: StepSpan) -> bool:
+        """A step after warm-up that compiled a function anew says so; none is profiled in parts."""
+        compiled_s = self._compile_s - self._compiled_before_s
+        self._compiled_before_s = self._compile_s
+        if compiled_s > 0 and self._session.number >= WARMUP_STEPS:
+            step = self._session.number
+            message = f"step {step} compiled a function for {compiled_s:.2g} s (new shapes, or a new function)"
+            self._session.note("compiled-anew", message, step=step)
+        return False
+
+    def may_repeat(self, samples: int | None, flushed_ns: int) -> None:
+        """Every step is followed: that takes no more than a look at the clock."""
+
+    def differs(self) -> bool:
+        """Nothing is expected of a step."""
+        return False
+
+    def close_window(self) -> None:
+        """End the open window and write it."""
+        if self._window is not None:
+            self._timed(self._flush)
+
+    def inside(self, layer: str) -> AbstractContextManager[Any]:
+        """A named scope: what is traced in it is a part of this layer."""
+        scope: AbstractContextManager[Any] = jax.named_scope(layer)
+        return scope
+
+    # windows
+
+    def _open(self) -> None:
+        if not profiler.reads_traces():
+            self._stop_for_good(f"JAX {jax.__version__} does not read its own traces, 0.8 or newer does")
+            return
+        platform = profiler.platform()
+        if platform not in ("cpu", None):
+            self._stop_for_good(f"ops are recorded on the CPU alone so far, and this training computes on '{platform}'")
+            return
+        self._spans = []
+        self._window = profiler.Window()
+
+    def _flush(self) -> None:
+        window, self._window = self._window, None
+        assert window is not None
+        assert self._writer is not None
+        trace = read_trace(profiler.traced_lines(window.stop()))
+        self._windows += 1
+        self._most = max(self._most, trace.events)
+        spans, self._spans = self._spans, []
+        if trace.events > MOST_EVENTS_PER_STEP * max(len(spans), 1):
+            self._stop_for_good(f"a step makes {trace.events:,} events in the trace")
+        if not spans:
+            return
+        self._learn_programs({call.program for call in trace.calls})
+        rows = rows_of(trace, offset_ns(trace, window.marks), spans, self._programs)
+        self._plan.events_per_step = max(1.0, trace.events / len(spans))
+        self._written = trace.events
+        if len(rows.part):
+            self._bytes += self._writer.ops(rows.part)
+            self._rows += len(rows.part)
+        self._plan.learn(rows.profiles)
+
+    def _learn_programs(self, wanted: set[tuple[str, int]]) -> None:
+        """Read the compiled programs that are new, once each."""
+        new = wanted - self._programs.keys()
+        if not new:
+            return
+        began = monotonic_ns()
+        for data in profiler.programs_named({name for name, _ in new}):
+            program = read_program(data)
+            self._programs.setdefault((program.name, program.number), program)
+        for key in new:  # that were freed by now: their instructions keep their names alone
+            program = self._programs.setdefault(key, Program(*key))
+            self.layers.found(program)
+        spent = monotonic_ns() - began
+        self.once_ns += spent
+        self._once_within = spent
+
+    def _timed(self, action: Callable[[], object]) -> None:
+        """Do it between steps, undisturbed by signals and collections; what fails ends the recording of ops."""
+        began, collecting = monotonic_ns(), gc.isenabled()
+        self._written = self._once_within = 0
+        gc.disable()
+        try:
+            with Undisturbed():
+                action()
+        except BaseException as error:
+            if not is_ours(error):
+                raise
+            self._lost_window(error)
+        finally:
+            if collecting:
+                gc.enable()
+        spent = monotonic_ns() - began - self._once_within
+        self.paused_ns += spent
+        self._plan.spent(spent, self._written)
+
+    def _lost_window(self, error: BaseException) -> None:
+        self._lost += 1
+        if not isinstance(error, OSError):
+            self._stopped = True
+        steps = [span.step for span in self._spans]
+        self._drop()
+        self._session.note("ops-lost", f"{type(error).__name__}: {error}", steps=steps)
+
+    def _drop(self) -> None:
+        window, self._window, self._spans = self._window, None, []
+        if window is not None:
+            with contextlib.suppress(Exception):
+                window.stop()
+
+    def _stop_for_good(self, why: str) -> None:
+        self._stopped = True
+        self._session.note("recording-stopped", f"{why}: ops are recorded up to here")
+
+    def _give_way(self) -> None:
+        if not self._stopped:
+            self._stop_for_good("the training started a trace of its own")
+        self.close_window()
+
+    def _compiled(self, seconds: float) -> None:
+        self._compile_s += seconds
+
+    # results
+
+    def model(self) -> list[dict[str, Any]]:
+        """Rows of model.json: the named scopes that ops were seen in."""
+        return self.layers.rows()
+
+    def outcome(self, span_ns: int) -> dict[str, Any]:
+        """Return what run.json says at the end of a run of this length."""
+        plan = self._plan
+        return {
+            "recorder": {
+                "mode": plan.choice.name,
+                "steps_from": self._session.settings.steps_from,
+                "steps_found_by": "calls",
+                "recorded_steps": plan.recorded,
+                "known_share": plan.known,
+                "steps_apart": [],
+                "windows": self._windows,
+                "lost_windows": self._lost,
+                "rows": self._rows,
+                "bytes": self._bytes,
+                "memory": "off",
+                "held_bytes": self._most * EVENT_BYTES,
+                "reserved_bytes": {},
+            },
+            "overhead": {
+                **{"paused_ns": self.paused_ns, "once_ns": self.once_ns, "span_ns": span_ns},
+                **{"event": None, "layer": None},  # not measured apart
+            },
+            "compile_s": self._compile_s or None,
+        }
+
+    def remarks(self) -> list[tuple[str, str]]:
+        """Return what a reader should know of how the training was seen."""
+        if self._rows and not self.layers.known:
+            message = "no operator lies in a named scope, and only those tell layers apart"
+            return [("no-named-scopes", message)]
+        return []
+
+    def why_no_steps(self) -> str:
+        """Steps are told."""
+        return "scope.step() was never called"
+
+    # faults
+
+    def settle(self) -> None:
+        """Every step was told."""
+
+    def abandon_window(self, why: str) -> None:
+        """Drop the open window without writing it."""
+        if self._window is not None:
+            self._drop()
+            self._session.note("ops-lost", f"{why}: the op calls of an open window are lost")
+
+    def forks(self) -> None:
+        """JAX warns of forks itself."""
+
+    def forget(self) -> None:
+        """This is a forked child: the trace is its parent's."""
+        self._window, self._stopped = None, True

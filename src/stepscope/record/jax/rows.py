@@ -1,0 +1,295 @@
+"""Turn the trace of a window into the rows of a part of ops/: one row a run of an instruction.
+
+XLA runs instructions of a program on several threads at once, and shares one out among threads: the thread that began
+it, which may go on with the next meanwhile, and regions in others, which the trace links to it. A row lasts from its
+begin to the end of its last region; rows that overlap have lanes apart in place of threads. At each moment the threads
+that work share its wall time evenly: that is self time, so that the self times of a step add up to the time in which
+anything ran, and an instruction that waits in a queue takes none.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from stepscope.arrays import Ints
+from stepscope.record.jax.programs import OTHER, Op, Program
+from stepscope.record.ops.rows import NOT_KNOWN, StepProfile, StepSpan
+from stepscope.runfolder import PHASES, Part
+
+CLOCK = "#stepscope.clock"  # the range that ties the trace's clock to ours
+_CONTINUES = "ThunkExecutor::Execute"  # what a thread runs once it has done its part: instructions that waited for it
+_GIVES, _TAKES, _RETURNS = (f"ThreadpoolListener::{what}" for what in ("Record", "StartRegion", "StopRegion"))
+_DEEPEST = 8  # of loops within each other, and of tasks: what lies further back has ended
+_NONE = -1
+SEPARATOR = "."  # between the scopes of a layer's name
+
+Span = tuple[float, float]  # ns of the trace's clock
+
+
+@dataclass(frozen=True)
+class Call:
+    """A run of an instruction: the spans in which threads worked on it, that of the thread which began it first."""
+
+    program: tuple[str, int]  # name and number
+    instruction: str
+    work: list[Span]
+
+    @property
+    def t0(self) -> float:
+        return self.work[0][0]
+
+    @property
+    def t1(self) -> float:
+        return max(end for _, end in self.work)
+
+
+@dataclass
+class Trace:
+    """A window's trace: calls in order of time, when its clock marks were, and the number of its events."""
+
+    calls: list[Call] = field(default_factory=list)
+    marks: list[float] = field(default_factory=list)
+    events: int = 0
+
+
+def read_trace(lines: Iterable[list[Any]]) -> Trace:
+    """Read the instructions of a trace, the events of each thread, with all threads that worked on each."""
+    trace, threads = Trace(), []
+    for events in lines:
+        trace.events += len(events)
+        threads.append(_Thread(events, trace.marks))
+    givers = {task: thread for thread in threads for task in thread.given}
+    takers = {task: thread for thread in threads for task in thread.regions}
+    for thread in threads:
+        thread.calls.sort(key=lambda call: call.t0)
+    for task, thread in takers.items():
+        call = _call_of(task, givers, takers)
+        if call is not None:
+            call.work.append(thread.worked(task))
+    trace.calls = sorted((call for thread in threads for call in thread.calls), key=lambda call: call.t0)
+    trace.marks.sort()
+    return trace
+
+
+def _call_of(task: int, givers: dict[int, _Thread], takers: dict[int, _Thread]) -> Call | None:
+    """The call that shared this task out; a thread that works on a task of it may have shared it further."""
+    for _ in range(64):
+        giver = givers.get(task)
+        if giver is None:
+            return None
+        time = giver.given[task]
+        call = giver.call_at(time)
+        if call is not None:
+            return call
+        above = giver.region_at(time)
+        if above is None or above == task:
+            return None
+        task = above
+    return None
+
+
+class _Thread:
+    """Events of one thread of a trace: calls that it began, tasks that it gave to others, and that it took."""
+
+    def __init__(self, events: list[Any], marks: list[float]) -> None:
+        self.calls: list[Call] = []
+        self.given: dict[int, float] = {}
+        self.regions: dict[int, Span] = {}
+        self._continued: list[float] = []
+        begun: list[tuple[float, int]] = []  # regions that are open
+        for event in events:
+            name: str = event.name
+            if name == _CONTINUES:
+                self._continued.append(event.start_ns)
+            elif name == _GIVES:
+                self.given[int(dict(event.stats)["_p"])] = event.start_ns
+            elif name == _TAKES:
+                begun.append((event.start_ns, int(dict(event.stats)["_c"])))
+            elif name == _RETURNS and begun:
+                t0, task = begun.pop()
+                self.regions[task] = (t0, event.start_ns)
+            elif name == CLOCK:
+                marks.append(event.start_ns)
+            elif "::" not in name and " " not in name:
+                stats: dict[str, Any] = dict(event.stats)
+                if "hlo_op" in stats:
+                    program = str(stats.get("hlo_module", "")), int(stats.get("program_id", 0))
+                    span = event.start_ns, event.start_ns + event.duration_ns
+                    self.calls.append(Call(program, str(stats["hlo_op"]), [span]))
+        self._continued.sort()
+        self._begun = sorted((t0, task) for task, (t0, _) in self.regions.items())
+
+    def call_at(self, time: float) -> Call | None:
+        """The innermost call that this thread was within then."""
+        last = bisect_right(self.calls, time, key=lambda call: call.t0) - 1
+        for place in range(last, max(last - _DEEPEST, -1), -1):
+            if self.calls[place].work[0][1] >= time:
+                return self.calls[place]
+        return None
+
+    def region_at(self, time: float) -> int | None:
+        """The innermost task that this thread was at then."""
+        last = bisect_right(self._begun, time, key=lambda begun: begun[0]) - 1
+        tasks = (self._begun[place][1] for place in range(last, max(last - _DEEPEST, -1), -1))
+        return next((task for task in tasks if self.regions[task][1] >= time), None)
+
+    def worked(self, task: int) -> Span:
+        """The part of a region before the thread went on with what had waited for the instruction."""
+        t0, t1 = self.regions[task]
+        place = bisect_right(self._continued, t0)
+        return t0, min(t1, self._continued[place]) if place < len(self._continued) else t1
+
+
+def offset_ns(trace: Trace, marks: list[int]) -> float:
+    """Return what the trace's clock lacks to the monotonic one: the second mark of each pair is the quick one."""
+    quick = trace.marks[1::2]
+    if not quick or len(quick) != len(marks):
+        raise ValueError(f"a trace has {len(trace.marks)} marks of the clock in place of {2 * len(marks)}")
+    return float(np.median(np.array(marks) - np.array(quick)))
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The rows of a window, and per step what the plan learns from."""
+
+    part: Part
+    profiles: list[StepProfile]
+
+
+def rows_of(trace: Trace, clock_ns: float, spans: list[StepSpan], programs: dict[tuple[str, int], Program]) -> Rows:
+    """Convert a window: calls that begin in its steps."""
+    begin = np.array([call.t0 + clock_ns for call in trace.calls])
+    end = np.array([call.t1 + clock_ns for call in trace.calls])
+    starts = np.array([span.t0_ns for span in spans])
+    place = np.searchsorted(starts, begin, side="right") - 1
+    lasts = np.array([span.t1_ns for span in spans])
+    inside = np.flatnonzero((place >= 0) & (begin < lasts[np.maximum(place, 0)]))
+    if len(inside) == 0:
+        return Rows(Part(), [])
+    chosen = inside[np.lexsort((-end[inside], begin[inside], place[inside]))]
+    calls, place = [trace.calls[row] for row in chosen], place[chosen]
+    t0 = np.round(begin[chosen]).astype(np.int64)
+    t1 = np.clip(np.round(end[chosen]).astype(np.int64), t0, np.maximum(lasts[place], t0))
+    ops = [_op_of(call, programs) for call in calls]
+    parent = _parents(t0, t1, ops)
+    self_ns = np.minimum(_shared_ns([call.work for call in calls], parent), t1 - t0)
+    names, layers = _Texts(), _Texts()
+    columns = {
+        "step": np.array([span.step for span in spans])[place],
+        "t0_ns": t0,
+        "t1_ns": t1,
+        "self_ns": self_ns,
+        "parent": _within_step(parent, place),
+        "name": np.array([names.number(op.name) for op in ops]),
+        "module": np.array([_NONE if op.layer is None else layers.number(SEPARATOR.join(op.layer)) for op in ops]),
+        "phase": np.array([PHASES.index(op.phase) for op in ops]),
+        "thread": _lanes(t0, t1, parent),
+        "device": np.zeros(len(ops), dtype=np.int64),
+        "flops": np.array([_or_unknown(op.flops) for op in ops]),
+        "bytes": np.array([_or_unknown(op.bytes) for op in ops]),
+    }
+    texts = {"name": list(names.ids), "module": list(layers.ids), "phase": PHASES, "device": ["cpu"]}
+    return Rows(Part(columns, texts), _profiles(calls, place, self_ns, spans))
+
+
+def _op_of(call: Call, programs: dict[tuple[str, int], Program]) -> Op:
+    program = programs.get(call.program)
+    known = None if program is None else program.ops.get(call.instruction)
+    return Op(call.instruction, None, OTHER, None, None) if known is None else known
+
+
+def _parents(t0: Ints, t1: Ints, ops: list[Op]) -> Ints:
+    """Row of the loop, branch or call that each row runs in: the last one that has begun and not ended."""
+    parent = np.full(len(ops), _NONE, dtype=np.int64)
+    open_rows: list[int] = []
+    for row, op in enumerate(ops):
+        while open_rows and t1[open_rows[-1]] <= t0[row]:
+            open_rows.pop()
+        if open_rows and t1[row] <= t1[open_rows[-1]]:
+            parent[row] = open_rows[-1]
+        if op.holds_others:
+            open_rows.append(row)
+    return parent
+
+
+def _shared_ns(work: list[list[Span]], parent: Ints) -> Ints:
+    """Self time of each row: at each moment the threads that work share it evenly, of loops where nothing else runs."""
+    edges = sorted(
+        (time, begins, row)
+        for row, spans in enumerate(work)
+        for span in spans
+        if span[1] > span[0]
+        for time, begins in zip(span, (1, -1), strict=True)
+    )
+    shared = np.zeros(len(work))
+    threads: dict[int, int] = {}  # that work on each row
+    below = np.zeros(len(work), dtype=np.int64)  # threads that work on what a row calls
+    last = 0.0
+    for time, begins, row in edges:
+        if threads and time > last:
+            counted = {number: count for number, count in threads.items() if below[number] == 0}
+            each_ns = (time - last) / max(sum(counted.values()), 1)
+            for number, count in counted.items():
+                shared[number] += count * each_ns
+        last = time
+        threads[row] = threads.get(row, 0) + begins
+        if threads[row] == 0:
+            del threads[row]
+        if parent[row] != _NONE:
+            below[parent[row]] += begins
+    return np.floor(shared).astype(np.int64)
+
+
+def _lanes(t0: Ints, t1: Ints, parent: Ints) -> Ints:
+    """A lane for each row in which it overlaps with none but those that it runs in."""
+    lanes: list[list[int]] = []  # rows that are open in each, innermost last
+    lane = np.zeros(len(t0), dtype=np.int64)
+    for row in range(len(t0)):
+        for open_rows in lanes:
+            while open_rows and t1[open_rows[-1]] <= t0[row]:
+                open_rows.pop()
+        free = (number for number, open_rows in enumerate(lanes) if not open_rows or open_rows[-1] == parent[row])
+        lane[row] = next(free, len(lanes))
+        if lane[row] == len(lanes):
+            lanes.append([])
+        lanes[lane[row]].append(row)
+    return lane
+
+
+def _within_step(parent: Ints, place: Ints) -> Ints:
+    """Number parents within their step."""
+    first = np.searchsorted(place, place)
+    above = np.maximum(parent, 0)
+    same = (parent != _NONE) & (place[above] == place)
+    return np.where(same, parent - first, _NONE)
+
+
+def _profiles(calls: list[Call], place: Ints, shared: Ints, spans: list[StepSpan]) -> list[StepProfile]:
+    """What the plan learns from: self times in an order that does not depend on which thread was first."""
+    profiles = []
+    for number, span in enumerate(spans):
+        rows = np.flatnonzero(place == number)
+        keys = [(calls[row].program, calls[row].instruction) for row in rows]
+        order = sorted(range(len(rows)), key=lambda at: (keys[at], rows[at]))
+        signature = hash(tuple(keys[at] for at in order))
+        profiles.append(StepProfile(span.step, signature, shared[rows[order]]))
+    return profiles
+
+
+def _or_unknown(value: int | None) -> int:
+    return NOT_KNOWN if value is None else value
+
+
+class _Texts:
+    """Texts as small numbers."""
+
+    def __init__(self) -> None:
+        self.ids: dict[str, int] = {}
+
+    def number(self, text: str) -> int:
+        return self.ids.setdefault(text, len(self.ids))

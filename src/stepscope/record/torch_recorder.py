@@ -1,0 +1,385 @@
+"""torch's side of a session: hears of the training through `routes`, and finds its steps, ops, layers and memory.
+
+Routes tell of calls, passes, updates and batches; `StepFinder` makes steps of them, `OpRecorder` records those that
+the plan picks, and `Repeats` stands before both while steps repeat.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import torch
+from torch import nn
+
+from stepscope.clock import monotonic_ns
+from stepscope.record import facts, torch_private
+from stepscope.record.batch_axis import BatchWitness
+from stepscope.record.framework import Ended, TrainingSession
+from stepscope.record.gradient_threads import Trainers
+from stepscope.record.memory.watch import MemoryWatch
+from stepscope.record.ops.events import MODULE_SCOPE, OPTIMIZER_STEP
+from stepscope.record.ops.modules import Models, ModuleBook, named_models
+from stepscope.record.ops.rows import StepSpan
+from stepscope.record.ops.source_lines import CallSites
+from stepscope.record.recorder import OpRecorder
+from stepscope.record.repeats import Repeats
+from stepscope.record.steps import StepFinder, why_no_steps
+from stepscope.record.torch_hooks import Routes
+from stepscope.runfolder import RunWriter
+
+
+class TorchRecorder:
+    """The recorder of a training with torch, and the listener of its routes: what the training does."""
+
+    framework = "torch"
+
+    def __init__(self, session: TrainingSession) -> None:
+        self._session, self._boundary = session, session.boundary
+        self._ops: OpRecorder | None = None
+        self._repeats = Repeats(self._boundary, self)
+        self.routes = Routes(self._boundary, self, self._repeats)
+        self._book = ModuleBook(self._found_root)
+        self._trainers = Trainers()
+        settings = session.settings
+        self._finder = StepFinder(
+            self._trainers,
+            settings.steps_from == "optimizer",
+            settings.optimizer_steps_per_step,
+            session.end_step,
+            self._excluded,
+            self._note_calls,
+        )
+        self._leaving = contextlib.ExitStack()
+        self._begins_anew = self._anew = False  # recorded from the end of the evaluation at its beginning: will be, is
+        self._evaluated_first = 0  # steps that were to be recorded and began with evaluation, since one that did not
+        self.stepped, self.differs = self._repeats.stepped, self._repeats.differs  # no frame of ours in between
+
+    # the run
+
+    def listen(self, models: Models) -> None:
+        """Routes in place, models known, and the first step open where nothing else begins it."""
+        for name, model in named_models(models):
+            self._boundary.call(self._book.add_root, model, name)
+        self.routes.install()
+        self._leaving.callback(self.routes.remove)
+        self._leaving.callback(torch_private.before_other_profilers(self._boundary.guarded(self._other_profiler)))
+
+    @property
+    def knows_models(self) -> bool:
+        """Return whether any model is known so far."""
+        return bool(self._book.roots)
+
+    def open(self, writer: RunWriter) -> None:
+        """Be ready to record into this run."""
+        memory, session = MemoryWatch(self._book, self._trainers), self._session
+        self._ops = OpRecorder(writer, session.plan, memory, self.routes, session.note, self._boundary.guarded)
+
+    def rehearse(self) -> None:
+        """Measure once what recording costs on this device, before the first step."""
+        if self._ops is not None:
+            self._ops.rehearse()
+
+    def finish(self) -> None:
+        """The training is over: what was left open has ended."""
+        self._finder.finish()
+
+    def close(self) -> None:
+        """Write what is recorded, and record no more."""
+        if self._ops is not None:
+            self._ops.close()
+
+    def leave(self) -> None:
+        """Take every route back."""
+        self._leaving.close()
+
+    # steps
+
+    @property
+    def recording(self) -> bool:
+        """Are ops recorded, here in this thread?"""
+        return self._ops is not None and self._ops.recording
+
+    @property
+    def paused_ns(self) -> int:
+        """Time spent between steps on recording, ns."""
+        return 0 if self._ops is None else self._ops.paused_ns
+
+    @property
+    def untold(self) -> int:
+        """Steps that have ended and that the session has not been told of."""
+        return self._repeats.untold
+
+    def wait(self, loss: Any) -> None:
+        """Calls on a CPU return when their work is done; of a GPU, a step is what was asked for in it."""
+
+    def number_in(self, loss: Any) -> float | None:
+        """The number that a loss holds."""
+        return torch_private.number_in(loss)
+
+    def before_step(self, step: int, elapsed_ns: int, again: bool) -> bool:
+        """Open, keep or close the window as the plan says."""
+        assert self._ops is not None
+        recorded = self._ops.before_step(step, elapsed_ns, again)
+        self._begins_anew, self._anew = False, again
+        return recorded
+
+    def count_samples(self) -> int | None:
+        """Samples of the step that has just ended, from its batches and calls."""
+        return self._finder.step_ended()
+
+    def after_step(self, span: StepSpan) -> None:
+        """A profiled step has ended."""
+        assert self._ops is not None
+        self._ops.after_step(span)
+        if not self._anew:
+            self._evaluated_first = 0
+
+    def step_ends(self, span: StepSpan) -> bool:
+        """Every step's end, profiled or not; True where it was profiled in parts."""
+        assert self._ops is not None
+        in_parts = self._ops.step_ends(span)
+        self._repeats.step_ended()
+        return in_parts
+
+    def may_repeat(self, samples: int | None, flushed_ns: int) -> None:
+        """Unprofiled steps that repeat the last one need no more than a look, as many as the plan says."""
+        if self._finder.repeats:
+            session = self._session
+            self._repeats.may_begin(session.plan.steps_unprofiled(session.number), samples, flushed_ns)
+
+    def close_window(self) -> None:
+        """End the open window and write it."""
+        if self._ops is not None:
+            self._ops.close_window()
+
+    def inside(self, layer: nn.Module) -> torch_private.Scope:
+        """A range of the step that counts as a call of this module, for code that calls a function of it instead."""
+        index = self._boundary.call(self._book.index, layer)
+        return torch_private.make_scope("call" if index is None else f"{MODULE_SCOPE}{index}")
+
+    # what the training does, as the routes tell
+
+    def called(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """A module is called that no other module calls."""
+        if not self._book.knows(module):
+            self._book.add_root(module)
+        if self._ops is None and not (torch.is_grad_enabled() and self._book.learns(module)):
+            self._finder.signs["calls"] += 1  # no training so far: a transform in a worker, inference
+            return
+        self._session.begin()
+        self._finder.called(module, args, kwargs)
+        if self._finder.awaits_output:
+            self._repeats.differs()
+        self._open_step()
+        if self._ops is None or not torch.is_grad_enabled():
+            return
+        if self._session.profiled:
+            self._ops.called(args, kwargs)
+            self._look()
+        else:
+            self._ops.works()
+
+    def returned(self, module: nn.Module, output: Any) -> None:
+        """It has returned."""
+        if self._ops is not None:
+            self._finder.returned(module, output)
+
+    def raised(self, module: nn.Module) -> None:
+        """It has ended with an exception."""
+        self._repeats.differs()
+        self._finder.raised(module)
+
+    def compiled(self, module: nn.Module) -> None:
+        """A model was compiled in place: its calls pass us by, and what it is made of is known."""
+        if self._ops is not None:
+            self._repeats.follow()
+            self._book.add_root(module)
+            self._note_compiled()
+
+    def before_optimizer(self, optimizer: Any) -> None:
+        """An optimizer is about to update."""
+        self._session.begin()
+        self._finder.before_update()
+        if self._ops is not None:
+            self._look()
+            self._ops.updates(optimizer)
+            self._ops.optimizer_steps(optimizer)
+
+    def after_optimizer(self, optimizer: Any) -> None:
+        """An optimizer has updated: the step may have ended."""
+        if self._ops is not None:
+            self._ops.updates(None)
+        self._finder.after_update(optimizer)
+
+    def skipped_update(self) -> None:
+        """A gradient scaler left an update out."""
+        self._repeats.follow()
+        message = "a gradient scaler skipped an update: its time is in no step"
+        self._session.note("update-skipped", message, step=self._session.number)
+        self._finder.skipped_update()
+
+    def swaps(self) -> None:
+        """Two tensors are about to be swapped."""
+        self._finder.swaps()
+        if self._ops is not None:
+            self._ops.swaps()
+
+    def before_backward(self, roots: Any, inputs: Any) -> None:
+        """Gradients are about to be computed."""
+        self._trainers.computes()
+        self._session.begin()
+        self._finder.before_backward(roots, inputs)
+        self._open_step()
+        self._look(before_pass=True)
+        if self._ops is not None:
+            self._ops.mark("backward")
+            self._ops.before_pass(roots, inputs)
+
+    def after_backward(self) -> None:
+        """Gradients are computed."""
+        self._finder.after_backward(self._repeats.replaying)
+        if self._ops is not None:
+            self._ops.after_pass()
+            self._look()
+
+    def backward_raised(self) -> None:
+        """An exception has ended a backward pass."""
+        self._repeats.differs()
+        self._finder.backward_raised()
+        if self._ops is not None:
+            self._ops.after_pass()
+
+    def batch(self, iterator: Any, batch: Any) -> None:
+        """A data loader gave a batch."""
+        self._finder.batch(iterator, batch)
+        if self._ops is not None:
+            self._ops.mark("data")
+
+    def makes_scope(self, module: nn.Module) -> torch_private.Scope:
+        """The range of a module's call in the window that records now."""
+        return torch_private.make_call_scope(f"{MODULE_SCOPE}{self._book.index(module)}")
+
+    def many_calls(self) -> None:
+        """Many modules were called in a profiled step: is it still small enough?"""
+        self._look()
+
+    def optimizer_scope(self, optimizer: Any) -> torch_private.Scope:
+        """The range by which a torch optimizer announces itself, for another."""
+        return torch_private.make_scope(f"{OPTIMIZER_STEP}{type(optimizer).__name__}.step")
+
+    # steps that repeat
+
+    def fetched(self, iterator: Any, samples: int | None) -> None:
+        """A data loader gave so many samples, earlier in the open step."""
+        self._finder.fetched(iterator, samples)
+
+    def repeated(self, ended: list[Ended], samples: int | None, sequence: int) -> None:
+        """Write the steps that were not followed, and make up for what they would have changed."""
+        self._session.repeated(ended, samples)
+        self._finder.repeated(len(ended))
+        if self._ops is not None:
+            self._ops.step_begins(sequence)
+
+    # where steps begin, and how large they are
+
+    def _open_step(self) -> None:
+        """The first step of a training that says nothing of its steps begins with its first work."""
+        if (self._session.t0_ns is None or self._begins_anew) and torch.is_grad_enabled():
+            self._session.begin_step(again=self._begins_anew)
+
+    def _excluded(self, now_ns: int) -> None:
+        """Begin the step now: what went before is no part of it, and what was recorded is dropped from RAM."""
+        session = self._session
+        if self._ops is not None and self._ops.recording:
+            self._ops.close_window()
+            self._evaluated_first += session.profiled
+            # Each time: else none would be recorded.
+            self._begins_anew = session.profiled and self._evaluated_first > 1
+            session.profiled = False
+            now_ns = monotonic_ns()
+        session.t0_ns = now_ns
+
+    def _look(self, before_pass: bool = False) -> None:
+        ops, session = self._ops, self._session
+        if ops is None or session.t0_ns is None or not ops.recording:
+            return
+        if ops.look(session.number, session.t0_ns, before_pass):
+            session.profiled = False
+
+    # modules
+
+    def _note_calls(self, witness: BatchWitness | None) -> bool:
+        """Tell a witness of the calls that follow, unless somebody else hears of them; nobody, where it is None."""
+        noted_by = self.routes.calls_noted_by
+        if isinstance(noted_by, CallSites):
+            noted_by.also = witness
+            return True
+        if noted_by is not None and not isinstance(noted_by, BatchWitness):
+            return False
+        self.routes.note_calls(witness)
+        return True
+
+    def _found_root(self, root: nn.Module) -> None:
+        if "_orig_mod" in (vars(root).get("_modules") or {}):
+            self._note_compiled()
+
+    def _note_compiled(self) -> None:
+        message = "a compiled model: ops below it carry the model's name, not their layer's"
+        self._session.note("compiled", message)
+
+    def _other_profiler(self) -> None:
+        if self._ops is not None:
+            self._ops.give_way()
+
+    # results
+
+    def model(self) -> list[dict[str, Any]]:
+        """Rows of model.json: the modules that were called or given."""
+        shares = {} if self._ops is None else self._ops.update_shares()
+        return facts.of_modules(self._book, self._session.settings.flops, shares)
+
+    def outcome(self, span_ns: int) -> dict[str, Any]:
+        """Return what run.json says at the end of a run of this length."""
+        assert self._ops is not None
+        return {
+            "threads": torch.get_num_threads(),  # at the end: a script sets their number after the run has begun
+            "recorder": facts.of_recording(self._ops, self._session.settings.steps_from, self._finder.detected_by),
+            "overhead": facts.of_overhead(self._ops, span_ns),
+            "compile_s": torch_private.compile_seconds(),
+            "input_shape": self._finder.input_shape,
+        }
+
+    def remarks(self) -> list[tuple[str, str]]:
+        """Return what a reader should know of how the training was seen."""
+        if not self._finder.calls_no_module:
+            return []
+        message = (
+            "gradients were computed, and never of what a call of a module had computed: the training calls "
+            "'forward' of its modules itself, or uses functions alone, and only calls of modules tell layers apart"
+        )
+        return [("no-module-calls", message)]
+
+    def why_no_steps(self) -> str:
+        """The reason why there is no step, as far as it was seen, and what helps."""
+        return why_no_steps(self._finder.signs)
+
+    # faults
+
+    def settle(self) -> None:
+        """Tell the session of steps that have ended and that it has not been told of."""
+        self._repeats.tell()
+
+    def abandon_window(self, why: str) -> None:
+        """Drop the open window without its events."""
+        if self._ops is not None:
+            self._ops.abandon_window(why)
+
+    def forks(self) -> None:
+        """This process has made a copy of itself."""
+        self._finder.signs["forks"] += 1
+
+    def forget(self) -> None:
+        """This is a forked child: nothing of the window is its own."""
+        if self._ops is not None:
+            self._ops.forget()
