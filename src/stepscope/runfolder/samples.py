@@ -241,7 +241,11 @@ class Grain:
         regular = (as_long & (apart * 10 <= length)).fill_null(False)
         ends = joined.filter(~(regular & regular.shift(-1, fill_value=False)) & (length > 2))
         rows += [self._at(ends, pl.col("begin") + 1, 0.0, names), self._at(ends, pl.col("end") - 1, 1.0, names)]
-        rows += [self._around(joined, at, name, value, names) for at, name, value in self._extremes(frame, names)]
+        extremes = list(self._extremes(frame, names))
+        if len(joined) + len(ends) > 10 * len(
+            extremes
+        ):  # of a few means they would be most rows, and no period is left
+            rows += [self._around(joined, at, name, value, names) for at, name, value in extremes]
         return pl.concat(rows).sort("t0_ns", maintain_order=True)
 
     def _joined(self, frame: pl.DataFrame, names: list[str]) -> pl.DataFrame:
