@@ -11,6 +11,7 @@ import polars as pl
 from stepscope.analysis.compare import WHAT, Comparison, letter
 from stepscope.analysis.compare.explanation import UNATTRIBUTED_PARTS, Explanation
 from stepscope.analysis.compare.layers import LayerValue
+from stepscope.quantities import simulated_badge
 from stepscope.report.charts.comparison import build_parts, build_ratios
 from stepscope.report.comparison import (
     LAYER_MARKS,
@@ -45,7 +46,9 @@ def write(comparison: Comparison, path: str | Path, whats: Sequence[str] = tuple
 def render(comparison: Comparison, whats: Sequence[str] = tuple(TITLES)) -> str:
     """The page as HTML text."""
     about = [plural(len(comparison.run_groups), "side"), f"compared with {letter(0)}", f"per {comparison.per}"]
-    return page_of(_title(comparison), about, None, list(_entries(comparison, whats)))
+    boards = {run.simulated for setting in comparison.settings for side in setting.sides for run in side} - {None}
+    badge = simulated_badge(", ".join(sorted(map(str, boards))))
+    return page_of(_title(comparison), about, None, list(_entries(comparison, whats)), badge=badge)
 
 
 def _title(comparison: Comparison) -> str:
@@ -202,7 +205,7 @@ def _bars(why: Explanation, other: int) -> Part:
 
 
 def _bar(row: dict[str, Any], why: Explanation, scale: float) -> dict[str, Any]:
-    way = "residual" if row["name"] in UNATTRIBUTED_PARTS else "more" if row["difference"] > 0 else "less"
+    way = "unattributed" if row["name"] in UNATTRIBUTED_PARTS else "more" if row["difference"] > 0 else "less"
     name = part_name(row, why.by)
     ends = {end: None if row[end] is None else row[end] / scale for end in ("low", "high")}
     hover = f"{name}: {change(row['difference'], why.unit)} ({between(row['low'], row['high'], why.unit)})"

@@ -222,7 +222,7 @@ def _frames(measured: Sequence[Arm], final: Arm | None, helps: Sequence[Arm]) ->
     ended = [final] if final is not None and final.status == "measured" else []
     for arm in [*measured, *ended]:
         gain, low, high = gains(arm)
-        kind = "helps" if arm in helps else "checked at the end" if arm.name == FINAL else "does not help"
+        kind = "helps" if arm in helps else "checked at the end" if arm.name == FINAL else "no certain gain"
         name = " + ".join(arm.changes) + (" (checked)" if arm.name == FINAL else "")
         rows.append({"change": name, "gain": gain, "low": low, "high": high, "kind": kind})
     frames = {}

@@ -41,14 +41,15 @@ def build_ratios(rows: pl.DataFrame, width: int) -> Any:
 
 
 _PART_ROW = 22  # px
-_WAY_COLOURS = {"more": LIGHT["backward"], "less": LIGHT["forward"], "residual": LIGHT["other"]}
+_WAY_COLOURS = {"more": LIGHT["warn"], "less": LIGHT["accent"], "unattributed": LIGHT["other"]}
 
 
 def build_parts(rows: pl.DataFrame, unit: str, width: int) -> Any:
-    """Bars of `rows` (name, way, difference, low, high, hover) in this unit; way is more, less or residual."""
+    """Bars of `rows` (name, way, difference, low, high, hover) in this unit; way is more, less or unattributed."""
     names = rows["name"].to_list()
     label = 130 if width <= NARROW else 260
-    y = alt.Y("name:N", sort=names, axis=axis("", grid=False, labelLimit=label))
+    room = label + 40  # as above
+    y = alt.Y("name:N", sort=names, axis=axis("", grid=False, labelLimit=room, minExtent=room))
     ways = [way for way in _WAY_COLOURS if way in rows["way"].to_list()]
     scale = alt.Scale(domain=ways, range=[_WAY_COLOURS[way] for way in ways])
     x = alt.X("difference:Q", axis=axis(f"difference, {unit}", grid=True))
@@ -56,7 +57,7 @@ def build_parts(rows: pl.DataFrame, unit: str, width: int) -> Any:
     bars = bars.encode(x=x, y=y, color=alt.Color("way:N", scale=scale), description="hover:N")
     known = alt.Chart(rows.filter(pl.col("low").is_not_null())).mark_rule(color=LIGHT["ink"])
     ends = known.encode(x=alt.X("low:Q"), x2="high:Q", y=y)
-    return alt.layer(bars, ends).properties(width=plot_width(width, label + 14), height=_PART_ROW * len(names))
+    return alt.layer(bars, ends).properties(width=plot_width(width, room + 14), height=_PART_ROW * len(names))
 
 
 _HEIGHT = 280

@@ -11,7 +11,7 @@ import polars as pl
 from stepscope.report.charts.style import LIGHT, axis, plot_width
 
 _ROW, _NAME_WIDTH, _LOSS_HEIGHT = 22, 190, 170
-_COLOURS = {"helps": "optimizer", "checked at the end": "forward", "does not help": "other"}
+_COLOURS = {"helps": "optimizer", "checked at the end": "forward", "no certain gain": "other"}
 Chart = Callable[[int], Any]
 
 
@@ -31,10 +31,10 @@ def tuning_charts(frames: Mapping[str, pl.DataFrame]) -> dict[str, tuple[Chart, 
 def _forest(rows: pl.DataFrame, width: int) -> Any:
     order, kinds = rows["change"].to_list(), list(_COLOURS)
     colours = alt.Scale(domain=kinds, range=[LIGHT[_COLOURS[kind]] for kind in kinds])
-    y = alt.Y("change:N", sort=order, axis=axis("", grid=False, labelLimit=_NAME_WIDTH))
+    y = alt.Y("change:N", sort=order, axis=axis("", grid=False, labelLimit=_NAME_WIDTH, minExtent=_NAME_WIDTH))
     # A change that is many times slower would leave no room for the others.
     scale = alt.Scale(domain=[max(-60.0, _least(rows)), max(5.0, _most(rows))], clamp=True)
-    x = axis("gain, %", format="~g")
+    x = axis("gain, %", format=".0f")
     colour = alt.Color("kind:N", scale=colours)
     points = alt.Chart(rows).mark_point(filled=True, size=70).encode(
         x=alt.X("gain:Q", scale=scale, axis=x), y=y, color=colour
