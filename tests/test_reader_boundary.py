@@ -8,6 +8,7 @@ import os
 import random
 import shutil
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -228,9 +229,28 @@ def test_a_run_of_another_boot_or_of_a_pid_that_is_taken_again_does_not_run() ->
         ("--remote https://me:hunter2@host/x", "--remote https://me:[redacted]@host/x"),
         ("--note ghp_hunter2hunter2hunter2", "--note [redacted]"),
         ("--token --verbose", "--token --verbose"),
+        ("--wandb-key hunter2 --sort-key name", "--wandb-key [redacted] --sort-key name"),
+        ("MY_SERVICE_KEY=hunter2 keyboard=us", "MY_SERVICE_KEY=[redacted] keyboard=us"),
+        ('{"api_key":"hunter2x","lr":0.1}', '{"api_key":"[redacted]","lr":0.1}'),
+        ("Authorization:hunter2x --note token:5", "Authorization:[redacted] --note token:5"),
     ],
 )
 def test_secrets_of_a_command_line_are_redacted(run: Path, typed: str, kept: str) -> None:
     assert redacted(typed.split()) == kept.split()
     _edit(run / "run.json", argv=["train.py", *typed.split()])
     assert RunReader(run).meta["argv"] == ["train.py", *kept.split()]
+
+
+def test_secrets_within_one_word_of_a_command_line_are_redacted() -> None:
+    assert redacted(["Authorization: Bearer hunter2x", "--lr"]) == ["Authorization: Bearer [redacted]", "--lr"]
+    assert redacted(["postgres://u:hunter2@h/db"]) == ["postgres://u:[redacted]@h/db"]
+
+
+@pytest.mark.parametrize(
+    "piece", ["a.", "a_token.", "eyJ-", "secret_", '"', "token: ", "auth", "x://a:", "-----BEGIN A "]
+)
+def test_words_of_any_length_are_looked_at_in_little_time(piece: str) -> None:
+    word = piece * (100_000 // len(piece))
+    began = time.process_time()
+    redacted([word, f"{word}=x", "--lr"])
+    assert time.process_time() - began < 20.0, "without bounds it takes minutes"
