@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.fabricate import STEP, Op, every_step, fabricate_run
+from tests.fabricate import CEILINGS, STEP, Op, every_step, fabricate_run
 
-from stepscope.analysis.device.ceilings import roofline, roofs
+from stepscope.analysis.device.ceilings import roofline, roofs, why_no_ceilings
 from stepscope.analysis.run import Run
+from stepscope.report.sections.roofline import build
 
 
 def _run(folder: Path) -> Run:
@@ -59,3 +60,19 @@ def test_the_share_of_the_attainable_is_of_the_time_under_the_ceilings(tmp_path:
     assert rows["aten::mm"]["attained"] == pytest.approx(2e6 / 1.2e9 / 1.78e-3, rel=0.01)
     assert rows["aten::clamp_min"]["attained"] is None
     assert {row["name"] for row in _run(tmp_path / "m").attained().to_dicts()} >= {"features.0", "fc"}
+
+
+def test_ceilings_that_were_measured_under_load_are_withheld_with_all_that_is_built_on_them(tmp_path: Path) -> None:
+    run = Run(
+        fabricate_run(
+            tmp_path, steps=10, recorded=every_step, device={"ceilings": {**CEILINGS, "run_queue_share": 0.83}}
+        )
+    )
+    assert roofs(run).is_empty()
+    assert run.attained("operator").is_empty()
+    assert roofline(run)["attained"].to_list() == [None, None]
+    assert why_no_ceilings(run).endswith("are withheld: their probe waited for a CPU core in 83 % of its time")
+    verdict = run.verdict()
+    assert verdict.bound not in ("compute", "memory-bandwidth", "kernels")
+    assert "withheld" in verdict.sentence
+    assert "withheld" in build(run).lede

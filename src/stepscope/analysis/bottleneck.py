@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 import polars as pl
 
-from stepscope.analysis.device.ceilings import WOULD_TELL, Ceilings, attainable, ceilings_of
+from stepscope.analysis.device.ceilings import WOULD_TELL, Ceilings, attainable, ceilings_of, why_no_ceilings
 from stepscope.analysis.device.occupancy import NOTHING, Clock, Occupancy, occupancy
 from stepscope.analysis.estimate import Estimate, mean_interval
 from stepscope.analysis.metrics import accelerator_utilisation
@@ -428,8 +428,8 @@ def _work(
         idle = _said("no operator ran in {} of the profiled steps", outside, "operators")
         causes = [*_cause("overhead", "Python", python, idle, ran, least=_LARGEST)]
         if run.framework != "torch":
-            return causes, f"ceilings are measured with torch's kernels, and bound none of {run.framework}'s", ()
-        return causes, "the ceilings of this device were not measured", (WOULD_TELL,)
+            return causes, why_no_ceilings(run), ()
+        return causes, why_no_ceilings(run), (WOULD_TELL,)
     sums = _sums(run, limits, python.value)
     reached = [*_device_bound(sums)]
     causes = [*_overhead(sums, limits), *reached, *(() if reached else _kernels(sums, seen))]
@@ -570,7 +570,9 @@ def _accelerated(
             "the training used {}", seen.process_cores, "cores", "CPU time", 0.5
         )
         return [*_cause("overhead", "dispatch", Estimate(1 - busy), used, ran)], "the accelerator is seldom busy", ()
-    if limits is None or limits.device.partition(":")[0] == CPU:
+    if limits is None:
+        return [], why_no_ceilings(run, "this accelerator"), (WOULD_TELL,)
+    if limits.device.partition(":")[0] == CPU:
         return [], "the ceilings of this accelerator were not measured", (WOULD_TELL,)
     steps = run.self_times["step"].n_unique()
     cpu_ops = run.self_times.filter(pl.col("device") == CPU)

@@ -231,7 +231,7 @@ def _print_ceilings(console: Console, found: dict[str, Any] | None) -> None:
     """Rates by size, fastest of many blocks; how quiet the machine was meanwhile."""
     from rich.table import Table
 
-    from stepscope.record.ceilings import QUIET
+    from stepscope.runfolder.schema import QUIET
     from stepscope.units import bytes_, duration, percent, plural, si
 
     if found is None:
@@ -252,8 +252,8 @@ def _print_ceilings(console: Console, found: dict[str, Any] | None) -> None:
     waited = found.get("run_queue_share")
     if waited is not None and waited > QUIET:
         console.print(
-            f"Background processes took {percent(waited, 0)} of the time meanwhile: these are lower bounds, and the "
-            "next run measures again."
+            f"Background processes took {percent(waited, 0)} of the time meanwhile: these are lower bounds, "
+            "withheld from every report, and a run in an hour measures again."
         )
 
 

@@ -16,10 +16,10 @@ from typing import Any
 from stepscope.errors import StepscopeError
 from stepscope.files import replace_json
 from stepscope.record.device import changing_facts, describe_device
+from stepscope.runfolder.schema import QUIET
 
 FORMAT = 1  # of the probe: another number is measured anew
 SWITCH = "STEPSCOPE_CEILINGS"  # "off": nothing is measured after a run, as with --no-ceilings
-QUIET = 0.1  # share of the probe's time in run queues up to which its result is kept for good
 _AGAIN_S = 3600  # after which one that was disturbed is made again
 _TIMEOUT_S = 120
 _IDENTITY = ("board", "cpu", "machine", "kernel", "power_mode", "governors", "frequency_limits_hz")

@@ -16,6 +16,8 @@ from stepscope.analysis.time.operators import CPU
 from stepscope.arrays import Floats
 from stepscope.errors import UnknownName
 from stepscope.runfolder import RunReader
+from stepscope.runfolder.schema import QUIET
+from stepscope.units import percent
 
 if TYPE_CHECKING:
     from stepscope.analysis.run import Run
@@ -70,17 +72,36 @@ class Ceilings:
 
 
 def ceilings_of(run: RunReader) -> Ceilings | None:
-    """The ceilings that were written into a run; None where none were, or of a run whose device was another's.
+    """The ceilings that were written into a run; None where none were, or where other load disturbed their probe.
 
     They are measured with torch's kernels, and bound no others.
     """
+    found = _stated(run) if run.framework == "torch" else None
+    return None if found is None or _disturbed(found) else found
+
+
+def why_no_ceilings(run: RunReader, device: str = "this device") -> str:
+    """Return why `ceilings_of` has none, as a part of a sentence."""
     if run.framework != "torch":
-        return None
+        return f"ceilings are measured with torch's kernels, and bound none of {run.framework}'s"
+    found = _stated(run)
+    if found is None:
+        return f"the ceilings of {device} were not measured"
+    waited = percent(found.run_queue_share or 0.0, 0)
+    return f"the ceilings of {device} are withheld: their probe waited for a CPU core in {waited} of its time"
+
+
+def _stated(run: RunReader) -> Ceilings | None:
     stated = run.device.get("ceilings")
     try:
         return read_ceilings(stated) if isinstance(stated, Mapping) else None
     except (KeyError, TypeError, ValueError):
         return None
+
+
+def _disturbed(found: Ceilings) -> bool:
+    """What was measured under other load is below what the device reaches, by an unknown factor of each size."""
+    return (found.run_queue_share or 0.0) > QUIET
 
 
 def read_ceilings(stated: Mapping[str, Any]) -> Ceilings:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from stepscope.analysis.device.ceilings import WOULD_TELL, roofline, roofs
+from stepscope.analysis.device.ceilings import WOULD_TELL, roofline, roofs, why_no_ceilings
 from stepscope.report.charts import operators as chart
 from stepscope.report.page.parts import Cell, Column, Part, Section, Table, figure
 from stepscope.report.page.reading import milliseconds, name
@@ -42,13 +42,14 @@ def build(run: Run) -> Section:
     edges = reached.filter(pl.col("device") == device)
     picture = figure(lambda width: chart.build_roofline(drawn, edges, width), _CAPTION, FIGURES[0])
     parts: tuple[Part, ...] = (picture, _table(points), *_attained(run))
-    return Section(_lede(edges, device), parts, closed=True)
+    return Section(_lede(run, edges, device), parts, closed=True)
 
 
-def _lede(edges: pl.DataFrame, device: str) -> str:
+def _lede(run: Run, edges: pl.DataFrame, device: str) -> str:
     said = "Operators on the slope are memory-bandwidth bound, those under the level could compute faster."
     if edges.is_empty():
-        return f"The ceilings of {device} were not measured, so no roof is drawn: {WOULD_TELL}."
+        why = why_no_ceilings(run, device)
+        return f"{why[:1].upper()}{why[1:]}, so no roof is drawn: {WOULD_TELL}."
     units = {"compute": "FLOP/s", "memory": "B/s"}
     highest = [f"{si(value, units[roof])} by {name(who)}" for _, roof, value, who in edges.iter_rows()]
     return f"{said} Measured on {device}: {' and '.join(highest)}."
