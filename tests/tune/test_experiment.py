@@ -270,3 +270,20 @@ def test_a_gain_whose_interval_says_nothing_has_none() -> None:
     assert gain is not None
     assert (low, high) == (None, None)
     assert gains(Arm("bf16", ("bf16",), pairs=[(0.01 * place, 0) for place in range(9)]))[1] is not None
+
+
+def test_without_a_confidence_interval_no_gain_is_shown_and_nothing_is_ranked() -> None:
+    sure = [(math.log(1.3) + 0.005 * place, 0) for place in range(-4, 5)]
+    measured = {
+        "slow": Arm("slow", ("slow",), pairs=sure, status="measured"),
+        "one": Arm("one", ("one",), pairs=[(math.log(0.1), 0)], status="measured"),
+        "two": Arm("two", ("two",), pairs=[(math.log(0.05), 0)], status="measured"),
+    }
+    tuned = FakeTraining({}).tuning()
+    tuned.arms = measured
+    findings = judge(tuned, "title")
+    rows = next(table for table in findings.tables if table.name == "no-gain").rows
+    assert [row[0] for row in rows] == ["slow", "one", "two"]
+    assert [row[1:4] for row in rows[1:]] == [(None, None, None)] * 2
+    assert all(str(row[4]).startswith("cannot tell") for row in rows[1:])
+    assert findings.frames["gains"].filter(change="two")["gain"].to_list() == [None]

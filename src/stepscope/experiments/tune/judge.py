@@ -134,14 +134,22 @@ def _useless_table(arms: Sequence[Arm]) -> ResultTable:
         if low > 1:
             return "slower"
         if high - low > 0.1 or math.isnan(high):
-            return "cannot tell: more minutes would"
+            return _CANNOT_TELL
         return "no gain" if low > 1 - 2 * LEAST_GAIN else "no certain gain"
 
-    rows = sorted(
-        ((arm.name, *gains(arm), verdict(arm), _pairs(arm)) for arm in arms), key=lambda row: -(row[1] or -math.inf)
-    )
+    rows = [(arm.name, *_shown(arm), verdict(arm), _pairs(arm)) for arm in arms]
+    rows.sort(key=lambda row: row[4] == _CANNOT_TELL)  # else as they were tried: this is no ranking
     columns = ("change", "gain %", "low %", "high %", "verdict", "pairs")
     return ResultTable("no-gain", "No certain gain", columns, tuple(rows), meanings=_MEANINGS)
+
+
+_CANNOT_TELL = "cannot tell: more --minutes would"
+
+
+def _shown(arm: Arm) -> tuple[float | None, float | None, float | None]:
+    """The gain with its bounds, %; none without a CI: of one pair it is noise."""
+    gain, low, high = gains(arm)
+    return (None, None, None) if low is None or high is None else (gain, low, high)
 
 
 def _untried_table(arms: Mapping[str, Arm], known: Mapping[str, Change]) -> ResultTable:
@@ -221,12 +229,12 @@ def _frames(measured: Sequence[Arm], final: Arm | None, helps: Sequence[Arm]) ->
     rows = []
     ended = [final] if final is not None and final.status == "measured" else []
     for arm in [*measured, *ended]:
-        gain, low, high = gains(arm)
+        gain, low, high = _shown(arm)
         kind = "helps" if arm in helps else "checked at the end" if arm.name == FINAL else "no certain gain"
         name = " + ".join(arm.changes) + (" (checked)" if arm.name == FINAL else "")
         rows.append({"change": name, "gain": gain, "low": low, "high": high, "kind": kind})
     frames = {}
-    if rows:
+    if any(row["gain"] is not None for row in rows):
         frames["gains"] = pl.DataFrame(rows).sort("gain", descending=True, nulls_last=True)
     if ended and ended[0].losses:
         curves = ((AS_IS, ended[0].as_is_losses), (" + ".join(ended[0].changes), ended[0].losses))

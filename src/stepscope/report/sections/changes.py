@@ -29,7 +29,7 @@ def build(run: Run) -> Section:
         return Section(found.sentence, (*gain, *shown), closed=not gain)
     first = [table for table in found.tables if table.name in _FIRST]
     rest = [table for table in found.tables if table.name not in _FIRST]
-    closed = (More("Measured anew, and what does not help", tuple(_parts(rest))),) if rest else ()
+    closed = (More("The check at the end, and changes without a certain gain", tuple(_parts(rest))),) if rest else ()
     return Section(found.sentence, (*gain, *_parts(first), *closed, Command(found.command)))
 
 
