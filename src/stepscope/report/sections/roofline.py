@@ -67,7 +67,10 @@ def _attained(run: Run) -> Iterator[Table]:
     columns = (
         Column("Operator", numeric=False),
         Column("ms a step", meaning="Of operators with known FLOPs or bytes, and of mere calls"),
-        Column("Attainable, ms", meaning="What this device was measured to need for calls of their size"),
+        Column(
+            "Attainable, ms",
+            meaning="What this device was measured to need for such calls; no more than they took",
+        ),
         Column("Share of the attainable"),
         Column("Known", meaning="Share of the row's time that these operators take"),
         Column("Limit", numeric=False),
@@ -84,7 +87,11 @@ def _attained(run: Run) -> Iterator[Table]:
         for row in run.attained("operator").head(_MOST_ROWS).iter_rows(named=True)
     ]
     if rows:
-        caption = "The share of the attainable is low where an operator is far from every ceiling of the device."
+        caption = (
+            "The share of the attainable is low where an operator is far from every ceiling for calls of its size. "
+            "100 % is as fast as such calls were measured alone, or faster: not the share of the roof above, which "
+            "larger calls reach."
+        )
         yield Table("attained-operator", columns, rows, caption, lively=len(rows) > 12)
 
 
@@ -97,7 +104,7 @@ def _table(points: pl.DataFrame) -> Table:
         Column("FLOP/B", meaning="Floating-point operations with each byte that goes in or comes out"),
         Column("FLOP/s"),
         Column("B/s"),
-        Column("Attained", meaning="Share of what the device was measured to reach at so many FLOP/B"),
+        Column("Of the roof", meaning="Share of the highest rate at so many FLOP/B that was measured"),
         Column("Bound by", numeric=False, meaning="Left of the ridge of the roof: memory; right of it: arithmetic"),
     )
     rows = [
