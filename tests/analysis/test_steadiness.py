@@ -11,6 +11,8 @@ from tests.fabricate import Sampled, fabricate_run
 
 from stepscope.analysis.run import Run
 from stepscope.analysis.time.tracks import clocks_and_heat, drift, levels, throttled
+from stepscope.report.page.parts import Items
+from stepscope.report.sections.step_times import build
 
 
 def _unrecorded(_: int) -> bool:
@@ -37,6 +39,11 @@ def test_a_steady_run_has_none(tmp_path: Path) -> None:
     assert found is not None
     assert not found.is_clear
     assert levels(run) == []
+    lists = [part for part in build(run).parts if isinstance(part, Items)]
+    said = " ".join(f"{sentence} {why}" for items in lists for sentence, why in items.rows)
+    assert "Cannot tell whether the run drifts" in said
+    assert "95 % CIs" in said
+    assert "kept its level" not in said
 
 
 def test_too_few_steps_are_not_judged(tmp_path: Path) -> None:

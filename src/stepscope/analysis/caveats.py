@@ -368,7 +368,7 @@ def _profiling_rows(run: RunReader) -> list[Measured]:
         return [Measured(name, "run", None, unit, note=reason) for name, unit in _RECORDING_UNITS]
     cost, base = _cost(changes), float(np.median(np.concatenate([change.bare for change in changes])))
     count = min(sum(len(change.recorded) for change in changes), len(steps.filter("recorded")))
-    note = f"{len(changes)} changes between profiled and unprofiled steps"
+    note = f"{plural(len(changes), 'change')} between profiled and unprofiled steps"
     if len({change.begins for change in changes}) == 1:
         note += ", all in one direction: drift of the step time is not cancelled"
     value, low, high = (None if bound is None else max(bound, 0.0) for bound in cost)

@@ -187,7 +187,7 @@ def _stacked(memory: pl.DataFrame, step: int) -> dict[str, Any]:
         (category_label(category), f"held-{category}", memory.filter(pl.col("name") == category)) for category in held
     )
     first = memory.filter(pl.col("name") == held[0])
-    other = "" if seen == step else f", of step {seen}, whose allocations were recorded"
+    other = "" if seen == step else f" of step {seen} (allocations of step {step} were not recorded)"
     top = float(whole.to_numpy().max()) or 1.0
     return {**_about(first, f"live tensors{other}", "memory"), "top": top, "layers": layers}
 

@@ -49,7 +49,8 @@ def build(run: Run) -> Section:
     drawn = series.filter(pl.col("category").is_in(_seen(series)))
     shown = figure(
         lambda width: over_time.build_step_memory(drawn, width),
-        f"Step {peak.step}. Areas add up to all live tensors.",
+        f"Step {peak.step}, of the steps whose allocations were recorded the one with the highest peak. Areas add "
+        "up to all live tensors.",
         FIGURES[0],
     )
     more: list[Part] = [

@@ -17,7 +17,7 @@ ORDER = 80
 
 _LABELS = {
     "recorded_step_overhead": "A profiled step takes longer by",
-    "recorded_step_overhead_share": "The same, of a step that is only timed",
+    "recorded_step_overhead_share": "The same, as a share of a step that is only timed",
     "run_overhead_share": "The whole run took longer by",
     "sampler_cpu_share": "The sampling process used, of one core",
 }

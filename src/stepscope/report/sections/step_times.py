@@ -66,7 +66,10 @@ def _drift(run: Run) -> tuple[str, str]:
     parts = [estimate(value, low, high, "ns") for value, low, high in (found.first, found.last)]
     said = f"First {found.steps} steps {parts[0]}, last {found.steps} steps {parts[1]}, medians with 95 % CIs."
     if not found.is_clear:
-        return "No significant drift.", said
+        return (
+            f"Cannot tell whether the run drifts: {number(found.ratio, 3)}x the time at its end, within the CIs.",
+            said,
+        )
     slower = "slower" if found.ratio > 1 else "faster"
     return f"The run grew {slower}: the last steps take {number(found.ratio, 3)}x the time of the first.", said
 
@@ -80,7 +83,10 @@ def _levels(run: Run) -> Iterator[tuple[str, str]]:
         )
         return
     if not changes:
-        yield "The step time kept its level.", "No lasting change was found (CUSUM over medians of 5 steps)."
+        yield (
+            "No lasting change of level was found.",
+            "CUSUM over medians of 5 steps; a slow drift is none.",
+        )
     for step, change in changes:
         before, after = amount(change.before, "ns"), amount(change.after, "ns")
         yield (

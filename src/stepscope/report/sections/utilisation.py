@@ -35,7 +35,7 @@ def build(run: Run) -> Section:
     steps = plural(len(shown), "consecutive step")
     lede = f"How busy each core was over {steps} from the middle of the run; dashed lines are starts of steps."
     if len(shown) > _STEPS:
-        lede += " More than three are shown, for a step is shorter than the busy counters resolve."
+        lede += f" Three steps have fewer than {_FEW_WINDOWS} readings of the busy counters, so more are shown."
     return Section(lede, (_figure(run, shown, timeline), *tables), closed=True)
 
 
