@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import polars as pl
 import pytest
 from tests.analysis.attribution.powered_run import OTHER_W, WATTS, powered_run
 
+from stepscope.analysis.energy.operators import _says_nothing, utilisation_by
 from stepscope.analysis.run import Run
 from stepscope.errors import UnknownName
 
@@ -37,6 +39,21 @@ def test_the_use_of_each_kind_is_what_it_truly_was(path: Path) -> None:
             assert row["mean"] == pytest.approx(WATTS.get(row["name"], OTHER_W) / 10, rel=0.1)
             assert row["low"] <= row["mean"] <= row["high"]
     assert frame["share"].sum() == pytest.approx(1.0, abs=0.02)
+
+
+def test_a_confidence_interval_beyond_what_there_is_says_nothing(path: Path) -> None:
+    use = next(use for use in Run(path).use_of_ops if use.quantity == "utilisation")
+    assert (utilisation_by([use])["verdict"] == "resolved").any()
+    frame = utilisation_by([replace(use, most=1e-6)]).filter(pl.col("mean") > 0)
+    assert set(frame["verdict"]) == {"not identifiable"}
+    assert "its CI lies above all that there is" in set(frame["reason"])
+    assert frame["low"].is_null().all()
+
+
+def test_a_confidence_interval_of_everything_says_nothing() -> None:
+    assert _says_nothing(-0.5, 2.5, 2.0) == "its CI holds everything from none to all"
+    assert _says_nothing(1.9, 2.1, 2.0) == ""
+    assert _says_nothing(-0.5, 0.5, 2.0) == ""
 
 
 @pytest.mark.parametrize("by", ["kind", "module", "phase", "op"])

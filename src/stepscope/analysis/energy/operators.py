@@ -378,12 +378,26 @@ def _utilisation_rows(use: UtilisationFit, columns: tuple[str, ...]) -> list[dic
     rows = []
     for index in np.argsort(-whole.joules, kind="stable").tolist():
         spent, seconds, half = (float(part[index]) for part in (whole.joules, whole.seconds, whole.half_width))
-        ends = {"mean": spent, "low": max(spent - half, 0.0), "high": spent + half}
+        ends: dict[str, float | None] = {"mean": spent, "low": max(spent - half, 0.0), "high": spent + half}
+        verdict, reason = judged.verdict[index], judged.reason[index] or None
+        impossible = _says_nothing(spent - half, spent + half, use.most * seconds)
+        if impossible:
+            ends, verdict, reason = {"mean": spent, "low": None, "high": None}, "not identifiable", impossible
         rows.append(
             empty
             | names[index]
-            | {name: min(value / seconds, use.most) if seconds > 0 else None for name, value in ends.items()}
+            | {
+                name: None if value is None or seconds <= 0 else min(value / seconds, use.most)
+                for name, value in ends.items()
+            }
             | {"share": spent / total if total > 0 else None, "seconds_per_step": seconds / steps}
-            | {"verdict": judged.verdict[index], "reason": judged.reason[index] or None}
+            | {"verdict": verdict, "reason": reason}
         )
     return rows
+
+
+def _says_nothing(low: float, high: float, most: float) -> str:
+    """Why a CI says nothing of a use that lies between 0 and `most`; empty where it does."""
+    if low >= most > 0:
+        return "its CI lies above all that there is"
+    return "its CI holds everything from none to all" if low <= 0 and high >= most else ""

@@ -32,6 +32,7 @@ def build(run: Run) -> Section:
     """A row an operator and channel."""
     found = run.utilisation(by="kind")
     known = found.filter(pl.col("mean").is_not_null())
+    known = known.sort(pl.col("verdict") == "not identifiable", maintain_order=True)  # what cannot be told has no place
     if known.is_empty():
         why = (
             "no use of CPU, GPU or memory was sampled beside the operators" if found.is_empty() else found["reason"][0]
