@@ -154,6 +154,11 @@ def percent(share: float | None, digits: int = 1) -> str:
     return NOT_MEASURED if share is None else f"{share * 100:.{digits}f} %"
 
 
+def roughly(count: int) -> str:
+    """A count that is an extrapolation, in two digits: roughly(65_516) is "66,000"."""
+    return f"{int(float(f'{count:.1e}')):,}"
+
+
 def plural(count: int, noun: str) -> str:
     """A count and its noun: plural(2, "step") is "2 steps"."""
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"

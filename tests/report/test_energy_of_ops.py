@@ -131,9 +131,11 @@ def test_a_lock_of_sampler_and_step_is_said() -> None:
 
 def test_more_steps_are_asked_for_where_they_would_help() -> None:
     row = {"component": "total", "rail": "R", "resolved_share": 0.5, "shortest_op_s": 0.002, "locked": False}
-    said = [resolution_sentences(pl.DataFrame([{**row, "note": None, "more_steps": n}]))[0] for n in (120, None)]
+    counts = (120, None, 65_516)
+    said = [resolution_sentences(pl.DataFrame([{**row, "note": None, "more_steps": n}]))[0] for n in counts]
     assert "50 % of the energy is within 10 %, operators from 2 ms; about 120 more steps" in said[0]
     assert "would not bring" in said[1]
+    assert "about 66,000 more steps" in said[2]
 
 
 def test_the_device_rail_stands_for_the_run_and_the_largest_where_there_is_none() -> None:

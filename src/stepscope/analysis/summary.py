@@ -19,7 +19,7 @@ from stepscope.analysis.time.steps import profiled_steps
 from stepscope.arrays import Floats
 from stepscope.files import replace_json
 from stepscope.quantities import simulated_badge
-from stepscope.units import duration, number, percent, si
+from stepscope.units import duration, number, percent, roughly, si
 
 if TYPE_CHECKING:
     from stepscope.analysis.run import Run
@@ -245,7 +245,7 @@ def _steps_note(row: dict[str, Any]) -> str:
     steps = row["more_steps"]
     if not steps:
         return "more steps of this kind would not bring 90 % within 10 %"
-    return f"about {steps:,} more steps would bring 90 % within 10 %"
+    return f"about {roughly(steps)} more steps would bring 90 % within 10 %"
 
 
 def energy_facts(run: Run) -> dict[str, Any]:

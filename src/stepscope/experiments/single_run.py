@@ -17,6 +17,7 @@ from typing import Any
 from stepscope.errors import StepscopeError
 from stepscope.record.meters import parse_meters
 from stepscope.record.settings import Metering
+from stepscope.units import roughly
 
 FIRST, MOST = 60, 2_000  # steps before the first question; the bound where --steps gives none
 _NICE = 5  # behind the training, but at 19 it would starve beside a training that keeps all cores in use
@@ -66,7 +67,9 @@ class UntilResolved:
             return (
                 f"the share of the energy within 10 % is not known after {self._done} steps: {self.why or 'no answer'}"
             )
-        more = "" if not self.more_steps else f"; about {self.more_steps:,} more steps would bring 90 % within 10 %"
+        more = (
+            "" if not self.more_steps else f"; about {roughly(self.more_steps)} more steps would bring 90 % within 10 %"
+        )
         return (
             f"stopped at the bound of {self._done} steps (--steps): {self.share:.0%} of the energy is within 10 %{more}"
         )

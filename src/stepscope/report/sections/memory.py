@@ -31,6 +31,7 @@ FIGURES = ("memory",)
 
 _SERIES = {"rss": "resident (RSS)", "pss": "proportional (PSS)"}
 _HEADLINES = {"peak_memory": "Peak", "resident_memory": "Median in the steps"}
+_SOURCES = {"peak_rss": "resident, the kernel's own mark", "rss": "resident, as read", "pss": "proportional, as read"}
 _MOST_POINTS = 500  # a line; of the readings that fall on one point the largest is drawn
 _MOST_RANKS = 8  # with a line each
 _LONG_PERIODS = 20  # a longer silence breaks the line
@@ -61,7 +62,8 @@ def _key_figures(run: Run) -> Iterator[KeyFigure]:
     shown = pl.col("value").is_not_null() & ~no_child & ~of_rank
     metrics = run.metrics().filter(shown).sort("metric", maintain_order=True)
     for row in metrics.filter(pl.col("metric").is_in(list(_HEADLINES))).iter_rows(named=True):
-        label = f"{_HEADLINES[row['metric']]}, {row['source']}{_whose(row['scope'])}"
+        source = _SOURCES.get(row["source"], row["source"])
+        label = f"{_HEADLINES[row['metric']]}, {source}{_whose(row['scope'])}"
         yield KeyFigure(label, amount(row["value"], "B"), interval(row["low"], row["high"], "B"), row["note"] or "")
 
 
