@@ -201,6 +201,12 @@ def simulated_badge(board: str | None) -> str:
     return f"SIMULATED sensors: {board}" if board else ""
 
 
+SIMULATED_MEANS = (
+    "Power, energy and temperatures are of a simulated board; step time and memory are of the machine that ran this, "
+    "not of that board."
+)
+
+
 def in_order(names: Iterable[str]) -> list[str]:
     """Names of metrics in the order in which they are shown, each with its kinds; unknown ones last, as they came."""
 

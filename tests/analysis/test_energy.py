@@ -275,7 +275,7 @@ def test_without_a_sensor_the_report_says_what_was_tried_and_what_would_enable_o
     run = powered(tmp_path, missing=missing)
     said = {entry.what: entry for entry in run.not_measured()}
     assert "rapl (denied); 2 kinds of power sensor are not there" in said["energy"].why
-    assert said["energy"].detail == "looked for and not there: nvml, battery"
+    assert said["energy"].detail == "looked for and not found: nvml, battery"
     assert str(said["energy"].remedy).startswith("sudo chmod a+r X; or ")
     assert "rapl" in said
     assert "nvml" not in said

@@ -32,7 +32,7 @@ def test_a_run_is_told_in_few_tokens(tmp_path: Path, name: str) -> None:
 
 def test_findings_have_evidence_and_numbers_their_interval(tmp_path: Path) -> None:
     text = brief(Run(fabricate_run(tmp_path, steps=60, noise=0.02)))
-    assert re.search(r"^bottleneck 1: compute \(arithmetic\), [\d.]+ % .*of the step, confidence high$", text, re.M)
+    assert re.search(r"^bottleneck 1: compute \(arithmetic\), [\d.]+ % .*of the step, high confidence$", text, re.M)
     assert re.search(r"^  evidence: operators limited by arithmetic", text, re.M)
     assert re.search(r"^step time: [\d.]+ ms/step \[[\d.]+, [\d.]+\]$", text, re.M)
     assert re.search(r"^layer `features.0` `Conv2d`: [\d.]+ ms \[[\d.]+, [\d.]+\], 57", text, re.M)

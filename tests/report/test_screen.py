@@ -41,7 +41,7 @@ def test_any_run_is_answered_on_one_screen(runs: dict[str, Path], name: str, wid
     ("name", "said"),
     [
         ("without sensors", ("/step [", "samples/s [", "peak 510 MB of 8 GB", "NOT MEASURED", "energy")),
-        ("without sensors", ("Compute bound: arithmetic (confidence", "of the profiled steps", "backward")),
+        ("without sensors", ("Compute bound: arithmetic (high confidence", "of the profiled steps", "backward")),
         ("with power", ("80 mJ/step [", "5 W [", "features.0")),
         ("of a simulated board", ("SIMULATED sensors: jetson-tx2", "AMD EPYC", "SIMULATED 60.9", "°C")),
         ("imported from a GPU", ("10 ms/step", "Conv2d_0", "kernels", "2.7 ms")),
@@ -75,7 +75,7 @@ def test_a_number_that_was_simulated_is_marked_on_the_screen_itself(runs: dict[s
 
 @pytest.mark.parametrize("width", range(60, 101))
 def test_no_line_breaks_within_an_interval_or_before_a_percent_sign(width: int) -> None:
-    sentence = "the thread had no core in 78 % [72 %, 84 %] of the time; 50 ms [50, 1,234] after the first, 9 %"
+    sentence = "the thread was waiting for a core 78 % [72 %, 84 %] of the time; 50 ms [50, 1,234] after the first, 9 %"
     console = Console(width=width, file=io.StringIO())
     with console.capture() as captured:
         console.print(_labelled("BOTTLENECK", Text(sentence)))
@@ -87,7 +87,7 @@ def test_no_line_breaks_within_an_interval_or_before_a_percent_sign(width: int) 
 def test_where_the_rest_is_takes_the_name_of_the_run_once(runs: dict[str, Path]) -> None:
     said = screen(runs["of two ranks"]).replace("\n", "")
     assert said.count(runs["of two ranks"].name) == 1
-    assert "--html: the page" in said
+    assert "or --html for the page" in said
 
 
 def test_the_phases_add_up_to_the_step(runs: dict[str, Path]) -> None:

@@ -159,14 +159,14 @@ def _rate(text: str, share: Estimate | None, unit: str, source: str, least: floa
 def _memory_capacity(seen: Occupancy) -> Iterator[Cause]:
     """Swap and reclaim: pressure or traffic of the machine, and pages or waits of this very process."""
     machine = [
-        _said("the machine stalled for memory in {} of the time", seen.pressure.get("memory:some"), "PSI", _CLEAR),
+        _said("the machine stalled for memory {} of the time", seen.pressure.get("memory:some"), "PSI", _CLEAR),
         _rate("{} went to and from swap", seen.swapped, "B/s", "/proc/vmstat", _SWAPPED),
         _rate("programs took back {} of memory before they could go on", seen.reclaimed, "B/s", "/proc/vmstat", 1e6),
         _rate("the memory limit of its cgroup was hit {}", seen.limit_hits, "times/s", "cgroup", 1.0),
     ]
     own = [
         _rate("the training had {} that read a disk", seen.major_faults, "page faults/s", "/proc/PID/stat", _FAULTS),
-        _said("the training thread waited for pages in {} of the time", seen.waits.get("disk"), "thread", _CLEAR),
+        _said("the training thread waited for pages {} of the time", seen.waits.get("disk"), "thread", _CLEAR),
     ]
     known_machine, known_own = ([entry for entry in side if entry is not None] for side in (machine, own))
     if not known_machine or not known_own:
@@ -182,7 +182,7 @@ def _starved(seen: Occupancy) -> Iterator[Cause]:
     if held is None:
         yield from _starved_by_utilisation(seen)
         return
-    queue = _said("the training thread was ready to run and had no core in {} of the time", held, "schedstat")
+    queue = _said("the training thread was waiting for a CPU core {} of the time", held, "schedstat")
     quota = _quota_evidence(seen)
     if quota:
         yield from _cause("cpu-starved", "CPU quota", held, *quota, queue)
@@ -217,7 +217,7 @@ def starved_share(seen: Occupancy) -> Estimate | None:
 def _load_evidence(seen: Occupancy) -> list[Evidence]:
     found = [
         _rate("background processes kept {} busy", seen.background_cores, "cores", "core and process times", _OTHERS),
-        _said("programs waited for a core in {} of the time", seen.pressure.get("cpu:some"), "PSI", 2 * _CLEAR),
+        _said("programs waited for a core {} of the time", seen.pressure.get("cpu:some"), "PSI", 2 * _CLEAR),
     ]
     return [entry for entry in found if entry is not None]
 
@@ -292,7 +292,7 @@ def _off_core(
         yield from _lock(seen, left)
         yield from _sleeping(seen, left, phases)
     if not any(cause.bound == "memory-capacity" for cause in _memory_capacity(seen)):
-        disk = _said("the training thread waited for a disk in {} of the time", left.get("disk"), "thread")
+        disk = _said("the training thread waited for a disk {} of the time", left.get("disk"), "thread")
         yield from _cause("storage", "disk", left.get("disk", NOTHING), disk, *_disk_evidence(seen))
 
 
@@ -322,13 +322,11 @@ def _input(seen: Occupancy, data: Estimate, waits: dict[str, float]) -> Iterator
     children = seen.children_cores or NOTHING
     on_disk = disk >= max(_CLEAR, slept / 2) or (pressed.value >= NOTABLE and children.value < 0.5 and slept >= NOTABLE)
     if on_disk:
-        waited = _said(
-            "the training thread waited for a disk in {} of the time", seen.waits.get("disk"), "thread", _CLEAR
-        )
+        waited = _said("the training thread waited for a disk {} of the time", seen.waits.get("disk"), "thread", _CLEAR)
         yield from _cause("input", "disk", data, loading, waited, *_disk_evidence(seen))
         return
-    asleep = Evidence(f"the training thread slept in {percent(slept, 0)} of the time meanwhile", slept, source="thread")
-    ran = _said("the training thread ran in {} of the time: the loading computes", seen.runs, "schedstat", 0.3)
+    asleep = Evidence(f"the training thread slept {percent(slept, 0)} of the time meanwhile", slept, source="thread")
+    ran = _said("the training thread ran {} of the time: the loading computes", seen.runs, "schedstat", 0.3)
     workers = _rate("loader processes kept {} busy", children, "cores", "CPU time of children", 0.2)
     used = None if seen.runs else _rate("the training used {}", seen.process_cores, "cores", "CPU time", 0.0)
     yield from _cause("input", "data loader", data, loading, asleep if slept >= _CLEAR else ran, workers, used)
@@ -336,7 +334,7 @@ def _input(seen: Occupancy, data: Estimate, waits: dict[str, float]) -> Iterator
 
 def _disk_evidence(seen: Occupancy) -> list[Evidence]:
     found = [
-        _said("programs waited for disks in {} of the time", seen.pressure.get("io:some"), "PSI", _CLEAR),
+        _said("programs waited for disks {} of the time", seen.pressure.get("io:some"), "PSI", _CLEAR),
         _rate("it read {} from storage", seen.storage_read, "B/s", "/proc/PID/io", 1e5),
         _rate("it wrote {} to storage", seen.storage_written, "B/s", "/proc/PID/io", 1e5),
     ]
@@ -355,7 +353,7 @@ def _late_rank(run: Run) -> Evidence | None:
 def _communication(seen: Occupancy, exposed: Estimate, late: Evidence | None) -> Iterator[Cause]:
     collectives = _said("collectives that nothing overlaps take {} of the profiled steps", exposed, "operators")
     waits = Estimate(sum(seen.waits.get(name, NOTHING).value for name in ("process", "lock")))
-    slept = _said("the training thread waited for others in {} of the time", waits, "thread", _CLEAR)
+    slept = _said("the training thread waited for others {} of the time", waits, "thread", _CLEAR)
     used = _rate("the training used {}", seen.process_cores, "cores", "CPU time", 0.0)
     yield from _cause("communication", "collectives", exposed, collectives, slept or used, late)
 
@@ -369,7 +367,7 @@ def _lock(seen: Occupancy, left: dict[str, Estimate]) -> Iterator[Cause]:
         return
     others = Estimate(seen.process_cores.value - seen.runs.value)
     name = "interpreter lock (GIL)" if waited is interpreter else "lock"
-    slept = _said(f"the training thread waited for the {name} in {{}} of the time", waited, "thread")
+    slept = _said(f"the training thread waited for the {name} {{}} of the time", waited, "thread")
     running = _rate("other threads of the training used {}", others, "cores", "CPU time", 0.2)
     yield from _cause("lock", name, waited, slept, running)
 
@@ -384,10 +382,10 @@ def _sleeping(seen: Occupancy, left: dict[str, Estimate], phases: dict[str, Esti
             yield from _cause("idle", "sleep", outside, nothing_runs, used)
         return
     timer = left.get("timer", NOTHING)
-    slept = _said("the training thread slept on a timer in {} of the time", timer, "thread")
+    slept = _said("the training thread slept on a timer {} of the time", timer, "thread")
     yield from _cause("idle", "sleep", timer, slept, nothing_runs, used)
     process = left.get("process", NOTHING)
-    waited = _said("the training thread waited for another process or a socket in {} of the time", process, "thread")
+    waited = _said("the training thread waited for another process or a socket {} of the time", process, "thread")
     yield from _cause("idle", "another process", process, waited, nothing_runs, used)
 
 
@@ -424,7 +422,7 @@ def _work(
         asleep = max(asleep - (1 - outside.value), 0.0)
     python = Estimate(max(outside.value - asleep - (seen.held or NOTHING).value * outside.value, 0.0))
     if limits is None:
-        ran = _said("the training thread ran in {} of the time", seen.runs, "schedstat", 0.6)
+        ran = _said("the training thread ran {} of the time", seen.runs, "schedstat", 0.6)
         idle = _said("no operator ran in {} of the profiled steps", outside, "operators")
         causes = [*_cause("overhead", "Python", python, idle, ran, least=_LARGEST)]
         if run.framework != "torch":
@@ -543,7 +541,7 @@ def _kernels(sums: _Sums, seen: Occupancy) -> Iterator[Cause]:
         f"farthest from it is {name}, {duration(self_ns)} where {duration(best_ns)} is attainable",
         self_ns / best_ns, source="ceilings",
     )  # fmt: skip
-    ran = _said("the training thread ran in {} of the time", seen.runs, "schedstat", 0.6)
+    ran = _said("the training thread ran {} of the time", seen.runs, "schedstat", 0.6)
     clear = sums.doubt <= _DOUBTFUL and best * (1 + sums.doubt) <= _REACHED * share.value
     yield from _cause(
         "kernels", "far below the ceilings", share.clipped(), spent, needed, farthest, ran, least=_LARGEST, clear=clear
@@ -566,7 +564,7 @@ def _accelerated(
     """The CPU only asks here: an idle accelerator waits to be asked, a busy one is held against its own ceilings."""
     used = _said("its kernels run in {} of the profiled steps", Estimate(busy), "operators")
     if busy < _IDLE:
-        ran = _said("the training thread ran in {} of the time", seen.runs, "schedstat", 0.5) or _rate(
+        ran = _said("the training thread ran {} of the time", seen.runs, "schedstat", 0.5) or _rate(
             "the training used {}", seen.process_cores, "cores", "CPU time", 0.5
         )
         return [*_cause("overhead", "dispatch", Estimate(1 - busy), used, ran)], "the accelerator is seldom busy", ()

@@ -283,7 +283,7 @@ def _energy_gaps(run: Run, meters: list[dict[str, Any]]) -> Iterator[NotMeasured
     remedies = [str(entry["remedy"]) for entry in closed if entry.get("remedy")]
     enable = _ENABLE if run.rails.lines else f"{_ENABLE}{_ESTIMATE}"  # lines that are left here are estimates
     said = "; ".join(["no sensor of this run measures power", *_unreadable_sensors(closed), *_absent_sensors(absent)])
-    there = f"looked for and not there: {', '.join(absent)}" if absent else ""
+    there = f"looked for and not found: {', '.join(absent)}" if absent else ""
     yield NotMeasured("energy", said, "; or ".join([*remedies[:1], enable]), ENERGY, there)
 
 

@@ -151,7 +151,7 @@ def _possible(run: Run) -> Iterator[tuple[str, str]]:
     types = set(run.model["type"].drop_nulls()) if not run.model.is_empty() else set()
     names = set(run.self_times["name"].unique()) if not run.self_times.is_empty() else set()
     if types & {"Conv2d", "ConvTranspose2d"}:
-        yield "channels_last", "it has convolutions over pictures"
+        yield "channels_last", "it has convolutions over images"
     if types and "float32" in str(workload.get("precision", "float32")):
         yield "bf16", "it computes in float32"
     if workload.get("optimizer") in _FUSED and not any("_foreach_" in name or "_fused_" in name for name in names):
@@ -162,7 +162,7 @@ def _possible(run: Run) -> Iterator[tuple[str, str]]:
         yield "workers", f"loading takes {percent(share, 0)} of the step"
     threads = run.meta.get("threads")
     if isinstance(threads, int) and threads > 1:
-        yield "threads", f"it computes with {threads}"
+        yield "threads", f"it computes with {threads} threads"
     allocator = run.meta.get("malloc") or {}
     if allocator.get("name") == "default" and "glibc" in str(allocator.get("library")):
-        yield "allocator", "it runs on glibc's malloc as it comes"
+        yield "allocator", "it runs on glibc's malloc with its default settings"

@@ -204,9 +204,9 @@ def _damaged(run: Run) -> Iterator[str]:
 
 
 def _simulated(run: Run) -> Iterator[str]:
-    """Yield that sensors were simulated, where they were: no power or energy is then one of this machine."""
+    """Yield what sensors that were simulated mean for the numbers: none of power or heat is of this machine."""
     if run.simulated is not None:
-        yield f"{simulated_badge(run.simulated)}. Power and energy are of a simulated board, not of this machine."
+        yield f"{simulated_badge(run.simulated)}. Power, energy and heat are simulated; time and memory are not."
 
 
 def _profiling(run: Run) -> Iterator[str]:

@@ -114,7 +114,7 @@ class CheckRequest(Request):
     against: Path = option(REQUIRED, "The baseline: a run, or a folder of repeats.")
     max_slowdown: float | None = option(None, _LIMIT, help="Growth of the step time that is allowed: 5%.")
     max_memory: float | None = option(None, _LIMIT, help="Growth of peak memory that is allowed: 3%.")
-    max_energy: float | None = option(None, _LIMIT, help="Growth of energy a step that is allowed: 5%.")
+    max_energy: float | None = option(None, _LIMIT, help="Allowed growth of the energy per step: 5%.")
     anyway: bool = option(False, "Compare what was trained, or where, differently.")
 
     def __post_init__(self) -> None:

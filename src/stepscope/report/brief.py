@@ -56,7 +56,7 @@ def _findings(run: Run) -> Iterator[str]:
         yield f"bottleneck: unknown. {verdict.why or verdict.sentence}"
     for number, cause in enumerate(verdict.causes[:_CAUSES], 1):
         share = estimate(cause.share, cause.low, cause.high, "1")
-        yield f"bottleneck {number}: {cause.bound} ({cause.name}), {share} of the step, confidence {cause.confidence}"
+        yield f"bottleneck {number}: {cause.bound} ({cause.name}), {share} of the step, {cause.confidence} confidence"
         yield from (f"  evidence: {entry.text}" for entry in cause.evidence)
     yield from (f"caution: {said}" for said in verdict.cautions)
     yield from (f"next: {said}" for said in verdict.next)

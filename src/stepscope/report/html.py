@@ -20,7 +20,7 @@ from stepscope.analysis.answer import setting
 from stepscope.analysis.time.operators import FRAMEWORK_OVERHEAD
 from stepscope.errors import MissingDependency, OutputNotWritable
 from stepscope.files import replaced
-from stepscope.quantities import simulated_badge
+from stepscope.quantities import SIMULATED_MEANS, simulated_badge
 from stepscope.report.page.reading import without_long_words
 from stepscope.units import duration, percent
 
@@ -44,6 +44,9 @@ class Entry:
     anchor: str
     title: str
     section: Section
+
+
+_BACKTICKS = re.compile(r"`([^`\n]+)`")
 
 
 def write(run: Run, path: str | Path) -> Path:
@@ -105,6 +108,7 @@ def page_of(
         lstrip_blocks=True,
     )
     environment.filters["embedded"] = embedded
+    environment.filters["coded"] = coded
     script = "".join((page / name).read_text(encoding="utf-8") for name in _SCRIPTS)
     return environment.get_template("page.html.j2").render(
         title=title,
@@ -113,6 +117,7 @@ def page_of(
         sections=[entry for entry in entries if entry.section.parts],
         absent=[_absent(entry) for entry in entries if not entry.section.parts and entry.section.lede],
         badge=badge,
+        badge_means=SIMULATED_MEANS,
         warnings=warnings,
         css=(page / "page.css").read_text(encoding="utf-8"),
         light=_variables(LIGHT),
@@ -186,6 +191,15 @@ def embedded(data: object) -> str:
     for sign, code in (("<", "\\u003c"), (">", "\\u003e"), ("&", "\\u0026"), ("'", "\\u0027")):
         text = text.replace(sign, code)
     return text
+
+
+def coded(text: str) -> Any:
+    """Text as HTML, escaped; what stands between backticks is code."""
+    from markupsafe import Markup, escape
+
+    from stepscope.report.page.reading import visible
+
+    return Markup(_BACKTICKS.sub(r"<code>\1</code>", str(escape(visible(text)))))
 
 
 def _hash(script: str) -> str:

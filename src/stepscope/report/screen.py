@@ -148,7 +148,7 @@ def _answer(run: Run, most: int) -> list[RenderableType]:
         first = verdict.causes[0]
         named = f"{TITLES[first.bound]}: {first.name}", "bold"
         evidence = "; ".join(entry.text for entry in first.evidence[:_EVIDENCE])
-        said = [Text.assemble(named, f" (confidence {first.confidence})"), Text(evidence)]
+        said = [Text.assemble(named, f" ({first.confidence} confidence)"), Text(evidence)]
     else:
         said = [Text(verdict.why or verdict.sentence, style="bold")]
     lines = [_labelled("BOTTLENECK", *said)]
@@ -306,8 +306,9 @@ class _Names:
 def _footer(run: Run) -> list[RenderableType]:
     """Return where the rest is."""
     page, name = run.path / "report.html", _typed(run.path)
-    there = f"page: {_inside(page)}" if page.exists() else "--html: the page"
-    said = tuple(Text(phrase, overflow="fold") for phrase in (f"stepscope report {name}-v", there))
+    there = f"page: {_inside(page)}" if page.exists() else "or --html for the page"
+    phrases = (f"stepscope report {name}-v", there)
+    said = tuple(Text(phrase, overflow="fold") for phrase in phrases)
     return [_labelled("MORE", _Flow(said), style="dim")]
 
 

@@ -172,7 +172,7 @@ JETSON_AGX_ORIN = Board(
     os_keeps_bytes=4_000_000_000,
     traps=(
         "VIN_SYS_5V0 feeds VDDQ_VDD2_1V8AO: tools that add all four rails count memory twice.",
-        "A step of the meter is about 400 mW on the GPU and CPU rails: small loads do not show.",
+        "The meter resolves about 400 mW on the GPU and CPU rails: small loads do not show.",
         "GPU and SoC share one rail, and so do CPU and the DLA and PVA engines.",
         "The command jetson_clocks alone lifts the idle power: compare runs of one power mode and clock setting only.",
     ),

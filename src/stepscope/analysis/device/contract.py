@@ -108,6 +108,6 @@ ORIN_NX_CLUSTERS = (Cluster("Cortex-A78AE", 0x41, 0xD42),)
 ORIN_NX_TRAPS = (
     "CPU and GPU share one rail: power alone cannot tell them apart.",
     "Memory has no rail of its own: it is in what is left of VDD_IN.",
-    "A step of the meter is about 40 mW; NVML answers on this board and gives nothing.",
+    "The meter resolves about 40 mW; NVML is present on this board, but reports no power.",
     "The command jetson_clocks alone lifts the idle power by about 2 W: compare runs of one power mode only.",
 )

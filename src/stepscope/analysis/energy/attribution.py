@@ -184,7 +184,9 @@ def attribute(timeline: Timeline, readings: Readings, options: Options | None = 
         return _by_likeliest_clock(timeline, readings, options or Options())
 
 
-_TWO_CLOCKS = "two clocks of the sensor's updates explain the readings alike: train more steps, or of another length"
+_TWO_CLOCKS = (
+    "two clocks of the sensor's updates explain the readings alike: train more steps, or steps of a different length"
+)
 _TOLD_APART = 6.0  # log odds by which one clock must explain the readings better
 
 

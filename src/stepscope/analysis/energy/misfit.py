@@ -69,7 +69,7 @@ def misfit(timeline: Timeline, at: Floats, left: Floats, bare: Floats, moves: fl
     elif failed.get(_PHASE, 1.0) > _OFF_PHASE and explained < _EXACT:
         fatal = f"{_PHASE}: how the sensor sees the past was not found"
     elif explained < _FOLLOWED:
-        fatal = f"the operators explain {max(explained, 0):.0%} of how the readings move: train steps of another length"
+        fatal = f"the operators explain {max(explained, 0):.0%} of how the readings move: train with another batch size"
     return Misfit(float(np.prod(list(failed.values()))), tuple(failed), fatal)
 
 
@@ -167,5 +167,5 @@ def averaged_away(timeline: Timeline, readings: Readings, watts: Floats) -> str:
         return ""
     return (
         f"the sensor averages over nearly whole steps: readings move {moves / max(shown, 1e-30):.0f} times less than "
-        "power would; train steps of another length (another batch size)"
+        "power would; train with steps of a different length (another batch size)"
     )

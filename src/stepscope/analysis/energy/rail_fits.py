@@ -281,7 +281,7 @@ def trouble(found: Attribution) -> str:
         if other.probability > _POSSIBLE and other.disagrees > _OTHER_ENERGIES:
             return (
                 f"two sensor models explain the readings alike ({_words(found.calibration.model)}; "
-                f"{_words(other.model)}) and give other energies: train steps of another length"
+                f"{_words(other.model)}) and give other energies: train with another batch size"
             )
     if found.negative > _DISTRUST:
         return f"{found.negative:.0%} of the energy came out below 0: how the sensor sees the past was not found"
@@ -293,7 +293,7 @@ def trouble(found: Attribution) -> str:
 def _words(model: SensorModel) -> str:
     """A model as a reader sees it."""
     window = "" if model.width is None else f"a window of {model.width * 1e3:.3g} ms, "
-    return f"{window}{max(model.lag, 0.0) * 1e3:.2g} ms late"
+    return f"{window}{max(model.lag, 0.0) * 1e3:.2g} ms delay"
 
 
 def judge(found: Attribution, whole: Parts, names: Sequence[str]) -> PartVerdicts:

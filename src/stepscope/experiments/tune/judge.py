@@ -165,8 +165,8 @@ def _answer(tuning: Tuning, best: Arm | None, final: Arm | None, helps: Sequence
             return "Nothing could be tried: see below why."
         unclear = [arm.name for arm in tuning.arms.values() if arm.status == "measured" and not _clear(arm)]
         if len(unclear) == tried:
-            return f"Cannot tell yet whether any of {plural(tried, 'change')} helps: give more --minutes."
-        more = f" Not clear yet: {', '.join(unclear)}; give more --minutes." if unclear else ""
+            return f"Cannot tell yet whether any of {plural(tried, 'change')} helps: run it longer (--minutes)."
+        more = f" Not clear yet: {', '.join(unclear)}; run it longer (--minutes)." if unclear else ""
         return f"None of {plural(tried, 'change')} is certain to help: leave the training as it is.{more}"
     checked = final if final is not None and final.status == "measured" else None
     arm = checked or best
@@ -183,7 +183,7 @@ def _answer(tuning: Tuning, best: Arm | None, final: Arm | None, helps: Sequence
         said = f"{best.name}: {saved:.1f} % less memory a step; {step}"
     confirmed = ", measured anew at the end." if checked else "; not checked at the end: no time was left."
     if checked and tuning.rules.goal == "time" and (low is None or low <= 0):
-        confirmed = ", which the check at the end does not confirm: give more --minutes."
+        confirmed = ", which the check at the end does not confirm: run it longer (--minutes)."
     ranks = tie_groups(helps)
     ties = [other.name for other in helps if other is not best and ranks[other.name] == ranks.get(best.name)]
     tied = f" A tie with {', '.join(ties)}." if ties and tuning.rules.goal != "memory" else ""

@@ -221,7 +221,7 @@ def _answer(rows: Sequence[tuple[Value, ...]]) -> str:
         return "Nothing could be measured: see below why."
     known = [row for row in rows if isinstance(row[5], float) and row[5] > 0]
     if not known:
-        return "Cannot tell yet: the step was not surely seen to wait for any part; give more --minutes."
+        return "Cannot tell yet: the step was not surely seen to wait for any part; run it longer (--minutes)."
     name, best, low, high, saves = known[0][0], known[0][4], known[0][5], known[0][6], known[0][7]
     decides = f"decides {best:.0f} % [{low:.0f}, {high:.0f}] of the step"
     if saves is not None:
@@ -236,6 +236,6 @@ def _notes(found: WhatIf, measured: Sequence[Part]) -> Iterator[str]:
         yield "Without ceilings in the run no saving is stated: stepscope doctor --ceilings, then run again."
     wide = [part.label for part in measured if not part.clear]
     if wide:
-        yield f"Not clear yet: {', '.join(wide)}; give more --minutes."
+        yield f"Not clear yet: {', '.join(wide)}; run it longer (--minutes)."
     yield "Shares of time are of the run that was named; what a part decides was measured now, on the same device."
     yield "A saving is an upper bound: a part at the ceilings of the device, the others as they are."

@@ -47,7 +47,7 @@ function drawAnatomy(figure) {
     lane.shown = levels;
   }
   function layerOf(at) { // "" for what runs outside any layer
-    return ops.module[at] < 0 ? "" : data.modules[ops.module[at]] || "the model";
+    return ops.module[at] < 0 ? "" : data.modules[ops.module[at]] || "(the model)";
   }
   let view = [0, length], chosen = null, drag = null, wide = 0, colours = {}, laid = [], plain = "";
 

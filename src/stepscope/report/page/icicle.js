@@ -23,7 +23,7 @@ function readTree(figure) {
 }
 function describeModule(node, layer, whole) {
   const values = node.of[layer.key], say = (value) => value === null || value === undefined ? "-" : spoken(value, layer.unit);
-  const lines = [node.name === "" ? "the model" : node.name];
+  const lines = [node.name === "" ? "(the model)" : node.name];
   if (node.type) lines[0] += "  (" + node.type + ")";
   lines.push(layer.title.toLowerCase() + " " + say(values.total) + (whole > 0 ? ", " + (100 * (values.total || 0) / whole).toFixed(1) + " % of the model" : ""));
   if (layer.key === "time" && node.low !== null && node.low !== undefined) lines[1] += " [" + say(node.low) + ", " + say(node.high) + "]";

@@ -281,5 +281,7 @@ def shares_sentence(rows: Iterable[Mapping[str, Any]], median: str = "total_ns")
     """A sentence for the caption."""
     said = " Times are of a step as it runs without the profiler, and add up to the step time."
     if any(mean_differs_from_median(row, median) for row in rows):
-        said += " * single steps were far from the others, and are not in it: pointing at it tells the mean with them."
+        said += (
+            " * single steps were far from the others, and are excluded: point at a share to see the mean with them."
+        )
     return said

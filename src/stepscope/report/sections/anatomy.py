@@ -57,7 +57,9 @@ def _caption(ops: pl.DataFrame, excluded: int, tracks: pl.DataFrame) -> str:
     else:
         said.append("Below: means of the shortest windows that each sensor can resolve, tinted where nothing was read.")
         if OPERATOR_POWER in set(tracks["track"]):
-            said.append("Power of ops is the mean that the fit gives to what ran: no sensor is quick enough.")
+            said.append(
+                "Power of ops is estimated by the fit, as a mean for each op: no sensor is quick enough to measure it."
+            )
     if excluded:
         said.append(f"The {excluded:,} shortest op calls are not drawn; an export has them.")
     return " ".join(said)

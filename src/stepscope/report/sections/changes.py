@@ -24,13 +24,14 @@ def build(run: Run) -> Section:
     found = what_to_change(run)
     gain = (Note(found.gain),) if found.gain else ()
     if not found.tables:
-        command = (Command(found.command),) if found.command else ()
+        command = (Note("To measure them:"), Command(found.command)) if found.command else ()
         shown = (Items(found.untried), *command) if found.untried else command
         return Section(found.sentence, (*gain, *shown), closed=not gain)
     first = [table for table in found.tables if table.name in _FIRST]
     rest = [table for table in found.tables if table.name not in _FIRST]
     closed = (More("The check at the end, and changes without a certain gain", tuple(_parts(rest))),) if rest else ()
-    return Section(found.sentence, (*gain, *_parts(first), *closed, Command(found.command)))
+    shown = (*gain, *_parts(first), *closed, Note("Measured with:"), Command(found.command))
+    return Section(found.sentence, shown, closed=not first and not gain)
 
 
 def _parts(tables: Iterable[ResultTable]) -> Iterator[Part]:

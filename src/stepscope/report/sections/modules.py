@@ -70,7 +70,7 @@ def _bars(run: Run) -> Bars:
     layers = run.layers().head(_MOST_ROWS)
     metrics = [metric for metric in _metrics(run, layers) if any(row is not None for row in metric["rows"])]
     facts = ("layer", "type", "source", "parameters", "share")
-    rows = [[name(row[0] or "the model"), *row[1:]] for row in layers.select(facts).iter_rows()]
+    rows = [[name(row[0] or "(the model)"), *row[1:]] for row in layers.select(facts).iter_rows()]
     return Bars({"rows": rows, "metrics": metrics}, "Self time of each layer: layers inside it have bars of their own.")
 
 

@@ -22,7 +22,7 @@ def build(run: Run) -> Section:
     if not missing:
         return Section("")
     names = ", ".join(dict.fromkeys(_spaced(entry.what) for entry in missing))
-    lede = f"This run cannot say: {names}. Nothing of it is 0: it is unknown."
+    lede = f"Not measured in this run: {names}. These are unknown, not 0."
     return Section(lede, (*_groups(missing), *_details(missing)), closed=True)
 
 
@@ -36,7 +36,7 @@ def _groups(missing: list[NotMeasured]) -> Iterator[Part]:
 def _details(missing: list[NotMeasured]) -> Iterator[Part]:
     rows = tuple((_capital(_spaced(entry.what)), f"{_capital(entry.detail)}.") for entry in missing if entry.detail)
     if rows:
-        yield Fold("Where was looked", rows)
+        yield Fold("Where Stepscope looked", rows)
 
 
 def _spaced(what: str) -> str:

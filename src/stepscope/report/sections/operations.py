@@ -38,7 +38,7 @@ def _table(kinds: pl.DataFrame, phases: list[str]) -> Table:
     columns.append(Column("Most at", numeric=False, meaning="Line of your code on which it spends the most time"))
     columns.append(Column("FLOP/s", meaning="Floating-point operations a second while it runs, where shapes tell them"))
     rows = [_row(row, phases, several) for row in kinds.head(_MOST_ROWS).iter_rows(named=True)]
-    caption = "Times are ms a step, and counts are a step too. "
+    caption = "Times are ms per step, and calls are per step too. "
     caption += "Self times on the CPU, with framework overhead, add up to the step."
     caption += shares_sentence(kinds.iter_rows(named=True))
     if len(kinds) > _MOST_ROWS:

@@ -155,9 +155,9 @@ def _every_step(run: Run) -> Iterator[Part]:
     lengths = parts.group_by("step").agg(ms.sum())["ns"]
     top = min(float(lengths.max() or 0), _TALLEST * float(lengths.median() or 0))  # type: ignore[arg-type]
     count, chosen = parts["step"].n_unique(), len(run.steps) - run.warmup_steps
-    which = f"{count} of {chosen:,} steps" if count < chosen else f"All {chosen:,} steps"
-    cut = f" Cut at {_TALLEST:g} medians." if float(lengths.max() or 0) > top else ""  # type: ignore[arg-type]
-    grey = " Grey: only timed." if (parts["phase"] == UNPROFILED).any() else ""
+    which = f"{count} of the {chosen:,} steps" if count < chosen else f"All {chosen:,} steps"
+    cut = f" Steps longer than {_TALLEST:g} times the median are cut off." if float(lengths.max() or 0) > top else ""  # type: ignore[arg-type]
+    grey = " Coloured: profiled. Grey: only timed." if (parts["phase"] == UNPROFILED).any() else ""
     caption = f"{which} after warm-up, in order, as they ran.{grey}{cut}"
     yield figure(lambda width: chart.build_step_phases(drawn, top, width), caption, FIGURES[1])
 

@@ -60,7 +60,7 @@ def _components(totals: pl.DataFrame) -> Table:
         Column("Energy"),
         Column("95 % CI"),
         Column("Idle", meaning="Power before the first step, while the training process was idle"),
-        Column("Not covered"),
+        Column("Gaps", meaning="Time in which nothing was read"),
         Column("Rail", numeric=False),
     )
     rows = [
@@ -151,7 +151,7 @@ def _board(run: Run) -> list[Part]:
         facts.append(("Memory that firmware and an idle system keep", f"roughly {bytes_(board.os_keeps_bytes)}"))
     parts: list[Part] = [Facts(tuple(facts))]
     if board.traps:
-        parts.append(Items(tuple((trap, "") for trap in board.traps), f"Known of {board.title}"))
+        parts.append(Items(tuple((trap, "") for trap in board.traps), f"Good to know about {board.title}"))
     return parts
 
 

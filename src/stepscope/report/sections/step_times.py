@@ -55,7 +55,7 @@ def _steadiness(run: Run) -> Iterator[Part]:
         return
     start = int(run.steps["t0_ns"][0])
     shown = watched.with_columns(t_s=(pl.col("t_ns") - start) / 1e9)
-    caption = "Clocks and temperatures as they were read, a line a sensor; a broken line is a gap."
+    caption = "Clocks and temperatures as they were read, one line per sensor; a broken line is a gap."
     yield figure(lambda width: sensors.build_clocks(shown, width), caption, FIGURES[1])
 
 
