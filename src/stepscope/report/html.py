@@ -193,13 +193,11 @@ def embedded(data: object) -> str:
     return text
 
 
-def coded(text: str) -> Any:
-    """Text as HTML, escaped; what stands between backticks is code."""
-    from markupsafe import Markup, escape
-
+def coded(escaped: str) -> str:
+    """Escaped text as HTML in which what stands between backticks is code."""
     from stepscope.report.page.reading import visible
 
-    return Markup(_BACKTICKS.sub(r"<code>\1</code>", str(escape(visible(text)))))
+    return _BACKTICKS.sub(r"<code>\1</code>", visible(str(escaped)))
 
 
 def _hash(script: str) -> str:

@@ -143,7 +143,7 @@ def _useless_table(arms: Sequence[Arm]) -> ResultTable:
     return ResultTable("no-gain", "No certain gain", columns, tuple(rows), meanings=_MEANINGS)
 
 
-_CANNOT_TELL = "cannot tell: more --minutes would"
+_CANNOT_TELL = "cannot tell yet: run it longer"
 
 
 def _shown(arm: Arm) -> tuple[float | None, float | None, float | None]:
