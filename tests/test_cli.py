@@ -15,8 +15,9 @@ import pytest
 import typer
 
 import stepscope
-from stepscope import __main__ as cli
+from stepscope.__main__ import main as stepscope_main
 from stepscope.cli import Command, __file__, _command, load_commands
+from stepscope.cli import _application as cli
 from stepscope.errors import OutputNotWritable, StepscopeError, UsageError
 
 CommandLine = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -51,7 +52,7 @@ def test_help_breaks_lines_where_the_terminal_does_and_not_where_the_source_does
 def _exit_code(*argv: str) -> int:
     """Of `main`, which leaves through SystemExit where click has answered itself."""
     try:
-        return cli.main(argv)
+        return stepscope_main(argv)
     except SystemExit as end:
         return int(end.code or 0)
 

@@ -292,7 +292,8 @@ def test_a_sitecustomize_of_the_users_that_prints_does_not_cost_the_samples(scri
 def test_an_interrupt_of_this_process_alone_reaches_the_script(tmp_path: Path) -> None:
     script = tmp_path / "waits.py"
     script.write_text(
-        "import sys, time\n"
+        "import signal, sys, time\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in what a shell runs in the background\n"
         "try:\n"
         "    print('ready', flush=True)\n"
         "    time.sleep(60)\n"

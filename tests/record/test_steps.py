@@ -57,6 +57,31 @@ def test_an_optimizer_that_takes_over_is_counted_from_its_first_step() -> None:
     assert rounds("AAABBBC") == [1, 2, 3, 4, 5, 6, 7]
 
 
+def test_optimizers_that_are_made_anew_for_each_step_and_dropped_make_a_step_each() -> None:
+    ended: list[int] = []
+    alive: set[object] = set()
+    watch = OptimizerRounds(
+        lambda t, late: ended.append(t), clock=iter(range(1, 100)).__next__, alive=alive.__contains__
+    )
+    for pair in ("ab", "cd", "ef"):  # two of them in each step
+        alive |= set(pair)
+        for name in pair:
+            watch.stepped(name)
+        alive -= set(pair)
+    watch.finish()
+    assert ended == [2, 4, 6]
+
+
+def test_a_loop_that_makes_its_optimizer_anew_has_a_step_for_each_update(tmp_path: Path) -> None:
+    model = nn.Linear(4, 2)
+    with stepscope.profile(model, steps="optimizer", out=tmp_path, record="none") as scope:
+        for _ in range(12):
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            model(torch.randn(8, 4)).sum().backward()
+            optimizer.step()
+    assert scope.run.steps["samples"].to_list() == [8] * 12
+
+
 @pytest.mark.parametrize(
     ("calls", "ends"),
     [

@@ -9,7 +9,7 @@ import contextlib
 import itertools
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -43,7 +43,7 @@ class StepFinder:
         self._from_updates = from_updates
         self._excluded = excluded
         self._identities = Identities()
-        self._rounds = OptimizerRounds(ended, updates_per_step)
+        self._rounds = OptimizerRounds(ended, updates_per_step, alive=self._identities.alive)
         self._manual = ManualRounds(ended)
         self._gaps = Gaps()
         self._gradients = GradientWitness()
@@ -425,6 +425,14 @@ class Identities:
         number = next(self._next)
         self._numbers[key] = (reference, number)
         return number
+
+    def alive(self, number: Hashable) -> bool:
+        """Return whether the object of this number may still be there."""
+        return any(
+            reference is None or reference() is not None
+            for reference, known in self._numbers.values()
+            if known == number
+        )
 
 
 class GradientWitness:

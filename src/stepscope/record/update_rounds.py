@@ -8,6 +8,7 @@ from collections.abc import Callable, Hashable
 from stepscope.clock import Clock, monotonic_ns
 
 Ended = Callable[[int, bool], None]  # (when, in ns; known only later)
+Alive = Callable[[Hashable], bool]
 _LONGEST_RHYTHM = 64  # updates of a round in which some optimizer comes more than once
 
 
@@ -17,10 +18,18 @@ class OptimizerRounds:
     Where one optimizer updates more often than another (critics of a GAN, a delayed policy), a round is what came
     between two updates of the rarer one, from the second time on that this was the same. An update that joins the one
     before it (no gradient was computed in between) is of the same step, however seldom its optimizer comes.
+    An optimizer that does not exist any more (`alive`) comes never again: its round has ended.
     """
 
-    def __init__(self, ended: Ended, steps_per_round: int | None = None, clock: Clock = monotonic_ns) -> None:
+    def __init__(
+        self,
+        ended: Ended,
+        steps_per_round: int | None = None,
+        clock: Clock = monotonic_ns,
+        alive: Alive = lambda _: True,
+    ) -> None:
         self._ended = ended
+        self._alive = alive
         self._fixed = steps_per_round
         self._clock = clock
         self._seen: list[Hashable] = []
@@ -59,6 +68,10 @@ class OptimizerRounds:
             return
         if key in self._seen:  # the last one before it closed the round, if none that is known to do so came
             self._closer, self.ahead = self._seen[-1], 1
+            self._close(last_ns, late=True)
+            self.ahead = 0
+        elif key not in self._known and not all(map(self._alive, self._seen)):
+            self.ahead = 1
             self._close(last_ns, late=True)
             self.ahead = 0
         self._seen.append(key)
