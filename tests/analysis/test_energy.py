@@ -282,7 +282,7 @@ def test_without_a_sensor_the_report_says_what_was_tried_and_what_would_enable_o
     page = html.render(run)
     assert "energy (no power was measured; it is unknown, not 0)" in page
     assert "rapl (denied)" in page
-    assert "not there: nvml, battery" in page
+    assert "not found: nvml, battery" in page
 
 
 def test_a_power_sensor_without_two_good_readings_is_said(tmp_path: Path) -> None:

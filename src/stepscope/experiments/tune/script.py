@@ -226,6 +226,9 @@ class _Listener:
     def raised(self, module: Any) -> None:
         self._finder.raised(module)
 
+    def backward_raised(self) -> None:
+        self._finder.backward_raised()
+
     def compiled(self, module: Any) -> None:
         self._seen.compiled(module)
 
