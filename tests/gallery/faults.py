@@ -28,7 +28,7 @@ MODULES = (
 _BEFORE = {
     "record.session:Session.__init__", "record.repeats:Repeats.__init__",
     "record.torch_recorder:TorchRecorder.__init__", "record.torch_recorder:TorchRecorder.listen",
-    "record.processes.training:run_target", "record.processes.training:_run_script",
+    "record.processes.training:run_target", "record.processes.training:_run_script", "record.processes.training:_code",
     "record.processes.training:_empty", "record.processes.training:_guarded", "record.processes.training:_without_us",
     "record.processes.training:_end_with_parent", "record.processes.training:_wait_for_go",
     "record.processes.training:_show_without_us", "record.processes.training:_is_start",
