@@ -77,7 +77,8 @@ def test_what_a_perfect_part_would_save_is_one_line_where_it_was_measured(tmp_pa
     if tuned:
         _keep(tmp_path / "studies" / "2-tune-it", _tuned(run))
     section = changes.build(run)
-    assert [part.text for part in section.parts if isinstance(part, Note)] == [what_to_change(run).gain]
+    label = "Measured with:" if tuned else "To measure them:"  # of the command
+    assert [part.text for part in section.parts if isinstance(part, Note)] == [what_to_change(run).gain, label]
     assert what_to_change(run).gain.endswith("it decides 42 % [38, 46] of the step.")
     assert bool(what_to_change(run).tables) == tuned
     for drawn in (text.render(run), screen.render(run)):
