@@ -77,6 +77,14 @@ def _routes(session: Session) -> Routes:
     return recorder.routes
 
 
+def watched(session: Session) -> bool:
+    """Whether the step is profiled, or its layers are timed."""
+    recorder = session._recorder
+    assert isinstance(recorder, TorchRecorder)
+    ops = recorder._ops
+    return session.profiled or (ops is not None and ops.layers.open is not None)
+
+
 @contextlib.contextmanager
 def without(session: Session | None, sampler: int) -> Iterator[None]:
     """As if Stepscope were not there: no routes (of a session), no sampling."""
@@ -94,12 +102,12 @@ def without(session: Session | None, sampler: int) -> Iterator[None]:
 def block(step: Callable[[], None], steps: int, session: Session) -> float:
     """Mean step of a block, ns, of those that neither are profiled nor come right before or after one that is."""
     took: list[int] = []
-    profiled = [session.profiled]
+    profiled = [watched(session)]
     for _ in range(SETTLING + steps):
         began = time.perf_counter_ns()
         step()
         took.append(time.perf_counter_ns() - began)
-        profiled.append(session.profiled)
+        profiled.append(watched(session))
     near = [any(profiled[max(0, place - 1) : place + 3]) for place in range(len(took))]
     kept = [length for length, skipped in zip(took[SETTLING:], near[SETTLING:], strict=True) if not skipped]
     return fmean(kept) if kept else math.nan
@@ -112,7 +120,7 @@ def compared(step: Callable[[], None], sampler: int, session: Session, routes: b
     while len(logs) < pairs:
         with_first = random.random() < 0.5
         ours = block(step, steps, session) if with_first else 0.0
-        while session.profiled:  # a profiled step ends before the routes are taken back
+        while watched(session):  # a profiled step ends before the routes are taken back
             step()
         with without(session if routes else None, sampler):
             bare = block(step, steps, session)
