@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import polars as pl
 import pytest
 from tests.analysis.attribution.powered_run import GAP_W, OTHER_W, WATTS, powered_run
 from tests.fabricate import fabricate_run
 
 from stepscope.analysis.energy.operators import ENERGY_SCHEMA, RESOLUTION_SCHEMA, energy_by, resolution
-from stepscope.analysis.energy.rail_fits import RailFit, fit_rails
+from stepscope.analysis.energy.rail_fits import RailFit, fit_rails, parts
 from stepscope.analysis.run import Run
 from stepscope.analysis.summary import between_sentences, resolution_sentences
 from stepscope.analysis.time.operators import FRAMEWORK_OVERHEAD
@@ -46,6 +48,17 @@ def test_parts_add_up_to_the_rail(rails: list[RailFit], by: str, method: str) ->
     else:
         assert frame["low"].is_null().all()
         assert set(frame["verdict"]) == {"no interval"}
+
+
+def test_a_part_whose_variance_is_lost_to_rounding_has_no_correlations(rails: list[RailFit]) -> None:
+    found = rails[0].fit
+    assert found is not None
+    covariance = found.covariance.copy()
+    covariance[0, 0] = -1e-30  # an energy of 0 J, beside others that are known to some microjoules
+    whole = parts(replace(found, covariance=covariance), np.eye(len(covariance)))
+    assert np.all(whole.correlation[0] == 0)
+    assert np.all(np.abs(whole.correlation) <= 1)
+    assert np.all(np.isfinite(whole.sd))
 
 
 def test_a_module_is_split_by_phase(rails: list[RailFit]) -> None:

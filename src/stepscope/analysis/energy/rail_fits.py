@@ -221,9 +221,18 @@ def parts(found: Attribution, gather: Any) -> Parts:
     blunt = gather @ (found.sharper - found.joules) / 2
     meanwhile = joules if found.meanwhile is None else gather @ found.meanwhile
     sd = np.sqrt(variance + apart**2 + blunt**2 + (_ALWAYS * joules) ** 2 + (found.floor * seconds) ** 2)
-    scale = np.sqrt(np.maximum(variance, 1e-300))
     statistical = np.sqrt(np.minimum(np.maximum(np.diag(own), 0), variance))
-    return Parts(joules, sd, statistical, seconds, spread / scale[:, None] / scale, meanwhile)
+    return Parts(joules, sd, statistical, seconds, _correlation(spread), meanwhile)
+
+
+def _correlation(spread: Floats) -> Floats:
+    """Correlations of a covariance (G, G) that rounding may have left without variance, or below 0; (G, G), 0 there."""
+    variance = np.diag(spread)
+    scale = np.sqrt(np.maximum(variance, 0.0))
+    known = variance > np.finfo(np.float64).eps * np.max(variance, initial=0.0)
+    between = np.zeros_like(spread)
+    np.divide(spread, np.outer(scale, scale), out=between, where=np.outer(known, known))
+    return np.clip(between, -1.0, 1.0)
 
 
 RESOLVED, COARSE = 0.10, 0.30  # half of the 99 % CI as a share of its lower end
