@@ -31,12 +31,13 @@ def median_interval(values: Floats, confidence: float = CONFIDENCE) -> tuple[Flo
 
     values: (n,) or (n, k) without NaN. Below 6 values no pair of them encloses the median so surely: NaN.
     """
-    ordered = np.sort(np.asarray(values, dtype=np.float64), axis=0)
-    nothing = np.full(ordered.shape[1:], np.nan)
-    if len(ordered) == 0:
+    count, given = len(values), np.asarray(values, dtype=np.float64)
+    nothing = np.full(given.shape[1:], np.nan)
+    if count == 0:
         return nothing, nothing, nothing
-    median = (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2
-    ranks = _median_ranks(len(ordered), confidence)
+    middle, ranks = ((count - 1) // 2, count // 2), _median_ranks(count, confidence)
+    ordered = np.partition(given, sorted({*middle, *(ranks or ())}), axis=0)  # where they are asked for
+    median = (ordered[middle[0]] + ordered[middle[1]]) / 2
     return (median, nothing, nothing) if ranks is None else (median, ordered[ranks[0]], ordered[ranks[1]])
 
 

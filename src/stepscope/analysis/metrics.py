@@ -38,6 +38,7 @@ from stepscope.analysis.processes import (
     several,
     training_processes,
 )
+from stepscope.analysis.result_cache import once_a_run
 from stepscope.analysis.time.operators import CPU
 from stepscope.analysis.time.steps import FEW, profiled_steps, span_ns, steps_after_warmup, timed_steps
 from stepscope.arrays import Floats
@@ -63,12 +64,14 @@ def metrics(run: Run) -> pl.DataFrame:
     return metric_frame(rows)
 
 
+@once_a_run
 def step_time(run: RunReader) -> list[Measured]:
     """Time of a step, ns: median, of the unprofiled steps where there are enough of them."""
     steps, which = timed_steps(run)
     return _median_of_steps("step_time", steps["length_ns"], "ns", which)
 
 
+@once_a_run
 def throughput(run: RunReader) -> list[Measured]:
     """Training samples a second (III-A) and steps a second, as achieved: of all timed steps together, over their time.
 
@@ -76,11 +79,8 @@ def throughput(run: RunReader) -> list[Measured]:
     """
     steps, which = timed_steps(run)
     known = steps.drop_nulls("samples")
-    counts = [
-        ("throughput", known, known["samples"]),
-        ("step_rate", steps, pl.Series([1] * len(steps), dtype=pl.Int64)),
-    ]
-    return [row for name, timed, counted in counts for row in _achieved(name, timed, counted, which)]
+    ones = pl.repeat(1, len(steps), eager=True)
+    return [*_achieved("throughput", known, known["samples"], which), *_achieved("step_rate", steps, ones, which)]
 
 
 def _achieved(metric: str, steps: pl.DataFrame, counted: pl.Series, which: str) -> Iterator[Measured]:
@@ -96,14 +96,11 @@ def _achieved(metric: str, steps: pl.DataFrame, counted: pl.Series, which: str) 
     yield Measured(metric, "run", rate, "1/s", bounds[0], bounds[1], len(seconds), "steps", note)
 
 
+@once_a_run
 def core_utilisation(run: RunReader) -> list[Measured]:
     """Utilisation of each core (Eq. 1): active time of the core / total time."""
     span = span_ns(run)
-    return (
-        []
-        if span is None
-        else [_mean_utilisation("core_utilisation", series, span, "1", 1.0) for series in _cores(run)]
-    )
+    return [_mean_utilisation("core_utilisation", series, span, "1", 1.0) for series in _cores(run) if span is not None]
 
 
 def mean_cpu_utilisation(run: RunReader) -> list[Measured]:
@@ -117,6 +114,7 @@ def mean_cpu_utilisation(run: RunReader) -> list[Measured]:
     return [_mean_of_windows("mean_cpu_utilisation", "cpu", "1", mean, series, 1.0)]
 
 
+@once_a_run
 def process_cpu_utilisation(run: RunReader) -> list[Measured]:
     """CPU utilisation of the training process, and apart from it of its child processes: CPU time / total time, cores.
 

@@ -104,6 +104,7 @@ def layer_timed_steps(run: RunReader) -> pl.Series:
     return numbers
 
 
+@once_a_run
 def timed_steps(run: RunReader) -> tuple[pl.DataFrame, str]:
     """The steps that the step time is taken from, and which they are: unprofiled ones where there are enough."""
     steps = steps_after_warmup(run)
