@@ -5,11 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import polars as pl
 import pytest
 from tests.fabricate import fabricate_run
 
 from stepscope.analysis.run import Run
+from stepscope.analysis.time.layers import LayerTimes
 from stepscope.analysis.time.steps import timed_steps
 from stepscope.runfolder import AUTOGRAD_NODE, RunWriter, part_of
 from stepscope.runfolder.checksums import CHECKSUMS
@@ -171,3 +173,45 @@ def test_a_damaged_file_of_layers_leaves_the_rest_of_the_run(tmp_path: Path) -> 
     run = Run(path)
     assert layer(run, "features.0")["forward_ns"] > 2500 * US
     assert run.damaged == ["layers/000000.parquet"]
+
+
+def timed_in(lengths_us: list[float], constant_us: float) -> LayerTimes:
+    """Return times of a layer that always takes the same, and of another that takes a tenth of all else."""
+    lengths = np.array(lengths_us) * US
+    constant = constant_us * US + np.arange(len(lengths)) % 2 * 100.0
+    ns = np.column_stack([constant, 0.1 * (lengths - constant)])
+    keys = pl.DataFrame({"phase": ["forward", "backward"], "module": ["slow", "other"]})
+    return LayerTimes(keys, ns, np.zeros_like(ns), lengths, np.zeros(3))
+
+
+def test_a_layer_that_longer_steps_leave_as_it_is_is_not_shortened_with_them() -> None:
+    found = timed_in([3050, 3110, 3000, 3070, 2950, 2900, 3020, 2980], 2000).in_step_of(2650 * US)
+    assert found.ns[:, 0].mean() == pytest.approx(2000 * US, rel=0.005)
+    assert found.ns[:, 1].mean() == pytest.approx(65 * US, rel=0.05)
+    assert found.doubt_ns[0] < 0.02 * 2000 * US
+
+
+def test_a_layer_that_these_steps_tell_nothing_of_lengthens_as_they_do_and_its_interval_is_wide() -> None:
+    found = timed_in([3000] * 8, 2000).in_step_of(2700 * US)
+    assert found.ns[:, 0].mean() == pytest.approx(1800 * US, rel=0.01)
+    assert found.ns[:, 0].mean() + found.doubt_ns[0] == pytest.approx(1900 * US, rel=0.02)
+
+
+@pytest.mark.parametrize("step_us", [10, 2650, 3000, 30_000])
+def test_layers_and_all_else_are_possible_times_of_a_step_of_any_length(step_us: float) -> None:
+    found = timed_in([3050, 3110, 3000, 3070, 2950, 2900, 3020, 2980], 2000).in_step_of(step_us * US)
+    assert (found.ns > 0).all()
+    assert np.isfinite(found.ns).all()
+    assert (found.doubt_ns >= 0).all()
+
+
+def test_parts_add_up_where_some_profiled_steps_had_no_update(tmp_path: Path) -> None:
+    run = run_with(tmp_path)
+    for file in (run.path / "ops").glob("*.parquet"):
+        rows = pl.read_parquet(file)
+        updated = (pl.col("phase").cast(pl.String) == "optimizer") & pl.col("step").is_in([4, 7])
+        rows.filter(~updated).write_parquet(file)
+    run = Run(run.path)
+    assert (run.ops["phase"].cast(pl.String) == "optimizer").any()
+    for table, column in (("phases", "ns"), ("operators", "total_ns"), ("modules", "total_ns")):
+        assert getattr(run, table)()[column].sum() == pytest.approx(run.step_times.step_ns, rel=1e-6)

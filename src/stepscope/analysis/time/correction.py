@@ -16,7 +16,7 @@ the others (the process was interrupted) counts as the median of the others. The
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,7 +24,7 @@ import polars as pl
 
 from stepscope.analysis.estimate import mean_intervals, median_interval
 from stepscope.analysis.time.layers import LayerTimes, group_of_cells, layer_times
-from stepscope.analysis.time.operators import CPU, PerStep, sums_per_step
+from stepscope.analysis.time.operators import CPU, PerStep, sums_per_step, without_interruptions
 from stepscope.analysis.time.steps import (
     FEW,
     layer_timed_steps,
@@ -33,15 +33,12 @@ from stepscope.analysis.time.steps import (
     timed_steps,
     whole_steps,
 )
-from stepscope.arrays import Flags, Floats
+from stepscope.arrays import Floats
 
 if TYPE_CHECKING:
     from stepscope.analysis.run import Run
 
 _CELL = ("phase", "module", "name", "device")
-_FEWEST_TO_JUDGE = 4  # values of a cell, from which on one of them can be far above the others
-_FAR = 6.0  # standard deviations, as the median deviation tells them
-_AND_A_TENTH = 0.1  # of the median
 _EVENT_DOUBT, _EVEN_DOUBT = 0.3, 0.05  # standard deviation of the events' cost, and of what slows everything, relative
 _UNEVEN = 0.5  # of what slows everything may be elsewhere than it is taken to be (95 %); all, where no cost is known
 _NEAR = 10  # unprofiled steps on either side of a profiled one tell how long it would have taken
@@ -61,6 +58,7 @@ class StepTimes:
     rest_ns: Floats
     rest_profiling_ns: Floats
     rest_recorded_ns: Floats
+    rest_doubt_ns: Floats
     step_ns: float
     step_doubt: float = 0.0  # half width of the 95 % CI of the headline, relative
     event_doubt: float = 0.0  # half width of the 95 % CI of the events' cost, relative
@@ -72,11 +70,12 @@ class StepTimes:
         """Return whether no op of a profiled step is known."""
         return self.table.is_empty() or len(self.steps) == 0
 
-    def estimates(self, values: Floats, profiling: Floats) -> tuple[Floats, Floats, Floats]:
+    def estimates(self, values: Floats, profiling: Floats, doubt: Floats) -> tuple[Floats, Floats, Floats]:
         """Mean of each column with its 95 % CI, ns: (k,) each; NaN for the CI of fewer than 6 steps.
 
-        values, profiling: (steps, k), times and the recorder's cost in them. The CI holds the spread from step to step,
-        that of the headline, and what is not known of the correction.
+        values, profiling, doubt: (steps, k), times, the recorder's cost in them, and what is not known of how they
+        lengthen with the step. The CI holds the spread from step to step, that of the headline, and what is not known
+        of the correction.
         """
         mean, low, _ = mean_intervals(values)
         if len(values) < FEW:
@@ -88,6 +87,7 @@ class StepTimes:
             self.step_doubt * mean,
             self.event_doubt * (profiling.mean(axis=0) - self.cost_share * mean),
             self.uneven * mean * ((1 - share).clip(0) if self.cost_share else 1.0),
+            doubt.mean(axis=0),
         ]
         half = np.sqrt(np.sum(np.square(parts), axis=0))
         return mean, np.maximum(mean - half, 0.0), mean + half
@@ -99,7 +99,7 @@ def step_times(run: Run) -> StepTimes:
     number = steps["step"]
     if table.is_empty() or steps.is_empty():
         nothing = np.zeros(len(steps))
-        return StepTimes(number, table, nothing, nothing, nothing, 0.0)
+        return StepTimes(number, table, nothing, nothing, nothing, nothing, 0.0)
     on_cpu = table.filter(pl.col("device") == CPU)
     cells, count, profiling = sums_per_step(on_cpu, number, _CELL, ("self_ns", "count", "profiling_ns"))
     lengths = steps["length_ns"].to_numpy().astype(np.float64)
@@ -108,36 +108,34 @@ def step_times(run: Run) -> StepTimes:
     outside, below = sums_per_step(on_cpu, number, ("device",), ("outside_ns", "below_ns"))
     rest_cost = np.maximum((outside.values - below.values).sum(axis=1), 0.0)
     regular = (count.values == count.values[0]).all(axis=0)
-    raw = np.column_stack([_without_interruptions(cells.values, regular), _without_interruptions(rest[:, None])])
+    raw = np.column_stack([without_interruptions(cells.values, regular), without_interruptions(rest[:, None])])
     cost = np.column_stack([profiling.values, rest_cost])
     headline = _Headline.of(run, steps)
     more, event_doubt, uneven = _divided(raw.sum(axis=1), cost.sum(axis=1), headline.near_ns)
     bare = np.maximum(raw - (1 + more) * cost, 0.0)
     bare *= (headline.step_ns / np.maximum(bare.sum(axis=1), 1.0))[:, None]
+    doubt = np.zeros_like(bare)
     layers = layer_times(run, cells) if headline.near_ns is not None else None
     if layers is not None:
-        unprofiled_ns = np.maximum(layers.length_ns - layers.cost_ns.sum(axis=1), 1.0)
-        scaled = layers.ns * (headline.step_ns / unprofiled_ns)[:, None]
-        layers = replace(layers, ns=_without_interruptions(scaled))
-        bare, cost = _with_layers(bare, cost, cells, layers, headline.step_ns)
+        layers = layers.in_step_of(headline.step_ns)
+        bare, cost, doubt = _with_layers(bare, cost, count, layers, headline.step_ns)
         cells_cost = PerStep(cells.keys, cost[:, :-1])
         rows, columns = cells_cost.places(on_cpu, number)
         on_cpu = on_cpu.with_columns(profiling_ns=pl.Series(cost[rows, columns]))
         rest_cost = cost[:, -1]
     uncleaned = np.column_stack([cells.values, rest]) * (headline.step_ns / lengths.mean())
     rows, columns = cells.places(on_cpu, number)
-    corrected = on_cpu.with_columns(
-        self_ns=pl.Series(bare[rows, columns]), recorded_ns=pl.Series(uncleaned[rows, columns])
-    )
-    device = table.filter(pl.col("device") != CPU).with_columns(
-        pl.col("self_ns").cast(pl.Float64), recorded_ns=pl.col("self_ns").cast(pl.Float64)
-    )
+    found = {"self_ns": bare, "recorded_ns": uncleaned, "doubt_ns": doubt}
+    corrected = on_cpu.with_columns(pl.Series(name, part[rows, columns]) for name, part in found.items())
+    own = pl.col("self_ns").cast(pl.Float64)
+    device = table.filter(pl.col("device") != CPU).with_columns(own, recorded_ns=own, doubt_ns=pl.lit(0.0))
     return StepTimes(
         number,
         pl.concat([corrected, device]),
         bare[:, -1],
         rest_cost,
         uncleaned[:, -1],
+        doubt[:, -1],
         headline.step_ns,
         headline.doubt,
         event_doubt,
@@ -165,14 +163,14 @@ class _Headline:
 
 
 def _with_layers(
-    bare: Floats, cost: Floats, cells: PerStep, layers: LayerTimes, step_ns: float
-) -> tuple[Floats, Floats]:
-    """Cells and what is in no cell, (steps, cells + 1), with the times of layers; and the recorder's cost in them.
+    bare: Floats, cost: Floats, count: PerStep, layers: LayerTimes, step_ns: float
+) -> tuple[Floats, Floats, Floats]:
+    """Cells and what is in no cell, (steps, cells + 1), with the times of layers; the recorder's cost in them; doubt.
 
     A group of cells takes the time of its layer, and its cells their shares of it as they were; all others, with the
-    rest, share what is left of the step.
+    rest, share what is left of the step. `count`: how often each cell ran in each step.
     """
-    group = np.append(group_of_cells(cells, layers), -1)
+    group = np.append(group_of_cells(count, layers), -1)
     wanted = layers.for_steps(len(bare))
     others = bare[:, group < 0].sum(axis=1)
     room = np.maximum(step_ns - _LEAST_OF_OTHERS * others, 0.0)
@@ -180,15 +178,21 @@ def _with_layers(
     bare, cost = bare.copy(), cost.copy()
     left = step_ns - wanted.sum(axis=1)
     bare[:, group < 0] *= (left / np.maximum(others, 1.0))[:, None]
+    doubt = np.zeros_like(bare)
+    doubt[:, group < 0] = layers.doubt_ns[-1] * bare[:, group < 0] / np.maximum(left, 1.0)[:, None]
     for number in range(len(layers.keys)):
         mine = np.flatnonzero(group == number)
         whole = bare[:, mine].sum(axis=1, keepdims=True)
-        share = np.where(whole > 0, bare[:, mine] / np.maximum(whole, 1.0), 1.0 / len(mine))
+        ran = count.values[:, mine] > 0
+        share = np.where(
+            whole > 0, bare[:, mine] / np.maximum(whole, 1e-9), ran / np.maximum(ran.sum(axis=1), 1)[:, None]
+        )
         bare[:, mine] = share * wanted[:, [number]]
+        doubt[:, mine] = share * layers.doubt_ns[number]
         # So the doubt about the cost of events is that of these steps for a layer, of profiled ones for an operator.
         spare = cost[:, mine].sum(axis=1, keepdims=True) - layers.cost_ns[:, number].mean()
         cost[:, mine] -= share * spare
-    return bare, cost
+    return bare, cost, doubt
 
 
 def _near(run: Run, steps: pl.DataFrame) -> float | None:
@@ -224,15 +228,3 @@ def _divided(profiled_ns: Floats, cost_ns: Floats, bare_ns: float | None) -> tup
     even = (excess - more * cost) / bare_ns
     doubt = _EVENT_DOUBT * np.sqrt(by_all / (by_events + by_all))
     return more, float(_NORMAL * doubt), float((_UNEVEN if cost else 1.0) * abs(even))
-
-
-def _without_interruptions(values: Floats, regular: Flags | None = None) -> Floats:
-    """Values (steps, k) in which what is far above the others of its column is their median."""
-    if len(values) < _FEWEST_TO_JUDGE:
-        return values
-    middle = np.median(values, axis=0)
-    spread = 1.4826 * np.median(np.abs(values - middle), axis=0)
-    far = values > middle + _FAR * spread + _AND_A_TENTH * middle
-    if regular is not None:
-        far &= regular
-    return np.where(far, middle, values)

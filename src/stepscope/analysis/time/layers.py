@@ -6,13 +6,13 @@ Of a layer such a step has the time in forward and in backward, of the optimizer
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 import polars as pl
 
-from stepscope.analysis.time.operators import ENGINE_NS, OUTSIDE, PerStep, per_step
+from stepscope.analysis.time.operators import ENGINE_NS, OUTSIDE, PerStep, per_step, without_interruptions
 from stepscope.analysis.time.steps import layer_timed_steps, steps_after_warmup
 from stepscope.arrays import Floats, Ints
 from stepscope.runfolder import AUTOGRAD_NODE, MODULE_CALL, RunReader
@@ -26,6 +26,9 @@ _PHASES = ("forward", "backward", UPDATE)
 _UPDATE = "Optimizer.step#"
 _RESET = ("Optimizer.zero_grad", "aten::zero_", "aten::_foreach_zero_", "aten::fill_")  # in its phase, but not of it
 _FEWEST = 4
+_ELASTIC = 0.5  # standard deviation of how far a layer lengthens with the step, where 1 is as much as the step does
+_LEAST_SPREAD = 0.002  # of a layer's time from step to step, relative: a handful of steps may agree by chance
+_NORMAL = 1.96
 
 
 @dataclass(frozen=True)
@@ -33,12 +36,43 @@ class LayerTimes:
     """Time of each layer in forward and in backward, and of the update, (steps, groups), ns; `keys` as GROUP.
 
     cost_ns: of the looks at the clock and of the events, which was taken off; length_ns: of each of these steps.
+    doubt_ns: half width of the 95 % CI of each group, and of all else, on account of the step's length (groups + 1).
     """
 
     keys: pl.DataFrame
     ns: Floats
     cost_ns: Floats
     length_ns: Floats
+    doubt_ns: Floats
+
+    def in_step_of(self, step_ns: float) -> LayerTimes:
+        """Return the same for a step that takes `step_ns`, where these took longer, or less, than their looks cost.
+
+        A layer lengthens with the step by as much as its times in these steps tell; one that they tell nothing of does
+        so as the step does. What that leaves over or lacks is divided by how little is known of each.
+        """
+        lengths = np.maximum(self.length_ns - self.cost_ns.sum(axis=1), 1.0)
+        rest = np.maximum(lengths - self.ns.sum(axis=1), 0.0)
+        values = without_interruptions(np.column_stack([self.ns, rest]))
+        lengths = values.sum(axis=1)
+        mean, beyond = values.mean(axis=0), lengths - lengths.mean()
+        even = mean / lengths.mean()  # growth of each with the step's, where all grow alike
+        squares = float((beyond**2).sum())
+        slope = beyond @ (values - mean) / squares if squares else even
+        left = values - mean - beyond[:, None] * slope
+        noise = np.maximum((left**2).sum(axis=0) / max(len(values) - 2, 1), (_LEAST_SPREAD * mean) ** 2)
+        before = (_ELASTIC * even) ** 2
+        seen = noise / squares if squares else np.full(len(mean), np.inf)
+        weight = before / np.maximum(before + seen, 1e-30)
+        slope = weight * slope + (1 - weight) * even
+        variance = (lengths.mean() - step_ns) ** 2 * before * (1 - weight)
+        found = values - (lengths - step_ns)[:, None] * slope
+        lacking = step_ns - found.mean(axis=0).sum()
+        if variance.sum() > 0:
+            found += lacking * variance / variance.sum()
+            variance = variance * (1 - variance / variance.sum())
+        doubt: Floats = _NORMAL * np.sqrt(variance)
+        return replace(self, ns=np.maximum(found[:, :-1], 1.0), doubt_ns=doubt)
 
     def for_steps(self, count: int) -> Floats:
         """Return times for so many profiled steps, (count, groups): each has the mean of its part of these steps.
@@ -73,11 +107,10 @@ def layer_times(run: Run, cells: PerStep) -> LayerTimes | None:
     rows = rows.with_columns(
         cost=pl.col("own") + pl.col("len").fill_null(0.0), kind=is_call.cast(pl.Int8) + 2 * is_node
     )
-    counted = pl.col("kind") > 0
     grouped = (
-        rows.filter(counted | pl.col("name").str.starts_with(_UPDATE))
+        rows.filter((pl.col("kind") > 0) | pl.col("name").str.starts_with(_UPDATE))
         .group_by("step", *GROUP)
-        .agg(pl.col("self_ns").sum().cast(pl.Float64), pl.col("cost").sum(), count=counted.sum().cast(pl.Int64))
+        .agg(pl.col("self_ns").sum().cast(pl.Float64), pl.col("cost").sum(), count=pl.len().cast(pl.Int64))
     )
     steps = rows["step"].unique(maintain_order=True)
     return _agreeing(grouped, steps, _lengths(run, steps), cells, run)
@@ -105,11 +138,10 @@ def _lengths(run: RunReader, steps: pl.Series) -> Floats:
 
 
 def _agreeing(grouped: pl.DataFrame, steps: pl.Series, lengths: Floats, cells: PerStep, run: Run) -> LayerTimes | None:
-    """The groups that have as many calls of modules and backward nodes in each step as in each profiled step."""
+    """The groups with as many calls of modules, backward nodes and updates in each step as in each profiled step."""
     found, cost, count = (per_step(grouped, steps, GROUP, name) for name in ("self_ns", "cost", "count"))
-    events = run.self_times.filter(
-        pl.col("name").str.starts_with(MODULE_CALL) | pl.col("name").str.starts_with(AUTOGRAD_NODE)
-    )
+    starts = (pl.col("name").str.starts_with(name) for name in (MODULE_CALL, AUTOGRAD_NODE, _UPDATE))
+    events = run.self_times.filter(pl.any_horizontal(*starts))
     profiled = per_step(events, run.self_times["step"].unique().sort(), GROUP, "count")
     place = profiled.column_of()
     in_cells = {
@@ -124,9 +156,8 @@ def _agreeing(grouped: pl.DataFrame, steps: pl.Series, lengths: Floats, cells: P
             kept.append(column)
     if not kept:
         return None
-    return LayerTimes(
-        found.keys[kept], np.maximum(found.values - cost.values, 1.0)[:, kept], cost.values[:, kept], lengths
-    )
+    ns = np.maximum(found.values - cost.values, 1.0)[:, kept]
+    return LayerTimes(found.keys[kept], ns, cost.values[:, kept], lengths, np.zeros(len(kept) + 1))
 
 
 def group_of_cells(cells: PerStep, layers: LayerTimes) -> Ints:

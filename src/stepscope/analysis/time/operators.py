@@ -34,6 +34,9 @@ OUTSIDE = "(outside any module)"
 FRAMEWORK_OVERHEAD = "(between operations)"
 CPU = "cpu"
 COLLECTIVES = f"{COLLECTIVE}|{COLLECTIVE_CALL}|^record_param_comms"  # names of their rows
+_FEWEST_TO_JUDGE = 4  # values of a cell, from which on one of them can be far above the others
+_FAR = 6.0  # standard deviations, as the median deviation tells them
+_AND_A_TENTH = 0.1  # of the median
 TINY_NS = 10_000  # self time below this is the cost of launching an op, not of the op
 PROFILING = ("profiling_ns", "outside_ns", "below_ns")
 _KEYS = ("phase", "module", "name", "device")
@@ -192,6 +195,18 @@ def sums_per_step(
 
 def _rows_of(steps: pl.Series) -> pl.DataFrame:
     return pl.DataFrame({"step": steps, "row": np.arange(len(steps), dtype=np.int64)})
+
+
+def without_interruptions(values: Floats, regular: Flags | None = None) -> Floats:
+    """Values (steps, k) in which what is far above the others of its column is their median."""
+    if len(values) < _FEWEST_TO_JUDGE:
+        return values
+    middle = np.median(values, axis=0)
+    spread = 1.4826 * np.median(np.abs(values - middle), axis=0)
+    far = values > middle + _FAR * spread + _AND_A_TENTH * middle
+    if regular is not None:
+        far &= regular
+    return np.where(far, middle, values)
 
 
 def framework_overhead_ns(table: pl.DataFrame, steps: pl.DataFrame) -> Floats:

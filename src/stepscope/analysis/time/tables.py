@@ -49,8 +49,8 @@ def operator_table(run: Run) -> pl.DataFrame:
     if times.is_empty:
         return pl.DataFrame(schema=OPERATOR_SCHEMA)
     table, number, keys = times.table, times.steps, ("name", "device")
-    total, profiling, recorded = sums_per_step(table, number, keys, ("self_ns", *_RECORDED))
-    spent, low, high = times.estimates(total.values, profiling.values)
+    total, profiling, doubt, recorded = sums_per_step(table, number, keys, ("self_ns", *_RECORDED))
+    spent, low, high = times.estimates(total.values, profiling.values, doubt.values)
     flops = _mean_stated(table, number, total, "flops")
     kinds = total.keys.with_columns(
         pl.Series("count", np.median(per_step(table, number, keys, "count").values, axis=0)),
@@ -72,12 +72,14 @@ def operator_table(run: Run) -> pl.DataFrame:
     return whole.select(pl.col(name).cast(dtype) for name, dtype in OPERATOR_SCHEMA.items()).fill_nan(None)
 
 
-_RECORDED = ("profiling_ns", "recorded_ns")
+_RECORDED = ("profiling_ns", "doubt_ns", "recorded_ns")
 
 
 def _rest_columns(times: StepTimes, name: str) -> dict[str, list[float]]:
     """Framework overhead as columns of one row."""
-    value, low, high = times.estimates(times.rest_ns[:, None], times.rest_profiling_ns[:, None])
+    value, low, high = times.estimates(
+        *(part[:, None] for part in (times.rest_ns, times.rest_profiling_ns, times.rest_doubt_ns))
+    )
     recorded, share = [float(times.rest_recorded_ns.mean())], [float(value[0]) / times.step_ns]
     return {name: value.tolist(), "low_ns": low.tolist(), "high_ns": high.tolist(), "mean_ns": recorded, "share": share}
 
@@ -119,9 +121,9 @@ def phase_table(run: Run) -> pl.DataFrame:
         return pl.DataFrame(schema=PHASE_SCHEMA)
     table, number = times.table, times.steps
     on_cpu = table.filter(pl.col("device") == CPU)
-    spent, profiling, recorded = sums_per_step(on_cpu, number, ("phase",), ("self_ns", *_RECORDED))
+    spent, profiling, doubt, recorded = sums_per_step(on_cpu, number, ("phase",), ("self_ns", *_RECORDED))
     kernels = per_step(table.filter(pl.col("device") != CPU), number, ("phase",), "self_ns")
-    value, low, high = times.estimates(spent.values, profiling.values)
+    value, low, high = times.estimates(spent.values, profiling.values, doubt.values)
     phases = spent.keys.with_columns(
         ns=pl.Series(value),
         low_ns=pl.Series(low),
@@ -249,6 +251,7 @@ class _ModuleTimes:
     split: dict[str, Floats]
     total: Floats
     profiling: Floats  # profiling overhead in it
+    doubt: Floats
     recorded: Floats
 
     @classmethod
@@ -261,7 +264,7 @@ class _ModuleTimes:
     def subtrees(self, tree: list[Module]) -> _ModuleTimes:
         split = {phase: _subtree_sums(times, tree) for phase, times in self.split.items()}
         return _ModuleTimes(
-            split, *(_subtree_sums(own_ns, tree) for own_ns in (self.total, self.profiling, self.recorded))
+            split, *(_subtree_sums(own_ns, tree) for own_ns in (self.total, self.profiling, self.doubt, self.recorded))
         )
 
     def ran(self) -> Flags:
@@ -278,10 +281,10 @@ class _ModuleTimes:
     def columns(self, prefix: str, times: StepTimes) -> dict[str, Floats]:
         """Columns of the frame; the last entry of each is the framework overhead, which has no phase."""
         named = {f"{prefix}{phase}_ns": np.append(ns.mean(axis=0), np.nan) for phase, ns in self.split.items()}
-        whole, profiling = (
-            np.column_stack(pair) for pair in ((self.total, times.rest_ns), (self.profiling, times.rest_profiling_ns))
-        )
-        totals = dict(zip((f"{prefix}{name}" for name in _TIMES[-3:]), times.estimates(whole, profiling), strict=True))
+        own = (self.total, self.profiling, self.doubt)
+        rest = (times.rest_ns, times.rest_profiling_ns, times.rest_doubt_ns)
+        found = times.estimates(*(np.column_stack(pair) for pair in zip(own, rest, strict=True)))
+        totals = dict(zip((f"{prefix}{name}" for name in _TIMES[-3:]), found, strict=True))
         recorded = np.append(self.recorded.mean(axis=0), times.rest_recorded_ns.mean())
         shares = totals[f"{prefix}total_ns"] / times.step_ns
         return {**named, **totals, f"{prefix}mean_ns": recorded, f"{prefix}share": shares}
