@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from stepscope.units import (
     NOT_MEASURED,
     amount,
+    bracketed,
     bytes_,
     cut_in_the_middle,
     distinct_width,
@@ -32,7 +33,7 @@ def test_what_was_not_measured_is_a_dash_and_never_a_zero() -> None:
 
 
 def test_a_measured_zero_stays_a_zero() -> None:
-    assert (number(0), si(0, "W"), duration(0), bytes_(0), percent(0)) == ("0", "0 W", "0 ns", "0 B", "0.0 %")
+    assert (number(0), si(0, "W"), duration(0), bytes_(0), percent(0)) == ("0", "0 W", "0 ns", "0 B", "0 %")
 
 
 @pytest.mark.parametrize(
@@ -105,7 +106,7 @@ def test_a_count_of_one_has_no_plural(count: int, said: str) -> None:
 
 def test_one_core_is_one_core_on_the_page() -> None:
     assert [amount(cores, "cores") for cores in (1.0, 1.0001, 0.5, 2)] == ["1 core", "1 core", "0.5 cores", "2 cores"]
-    assert interval(1.0, 1.004, "cores") == "[1, 1] core"
+    assert interval(1.0, 1.004, "cores") == "about 1 core"
     assert interval(1.0, 1.5, "cores") == "[1, 1.5] cores"
 
 
@@ -116,3 +117,16 @@ def test_names_are_cut_where_they_still_differ() -> None:
     assert len(set(cut_in_the_middle(names, width))) == len(names)
     assert all(len(name) <= width for name in cut_in_the_middle(names, width))
     assert cut_in_the_middle(["conv1", "layer1.0.conv1"], 8) == ["conv1", "la…conv1"]
+
+
+def test_an_interval_whose_ends_are_written_alike_is_one_number() -> None:
+    assert estimate(0.9999, 0.9998, 1.0, "1") == "100 %"
+    assert interval(0.9999, 1.0, "1") == "about 100 %"
+    assert bracketed("12.1 ms", "12.1 ms") == "about 12.1 ms"
+
+
+def test_no_number_has_more_than_three_digits() -> None:
+    assert percent(1.0) == "100 %"
+    assert amount(0.4829, "cores") == "0.48 cores"
+    assert estimate(0.995, 0.977, 1.0, "1") == "99.5 % [97.7, 100]"
+    assert interval(0.0, 3_200_000, "ns") == "[0, 3.2] ms"

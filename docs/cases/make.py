@@ -81,9 +81,8 @@ CASES = (
         "threads", "Sixteen threads on two cores",
         "The script comes from a server and asks torch for 16 threads.",
         "stepscope run threads.py", "stepscope run threads.py --threads 2",
-        "What is called background load are the script's own threads: beyond the cores they wait "
-        "for each other at the end of every operator. `stepscope study threads "
-        "train.py` tries each number.",
+        "The load is the script's own threads: beyond the cores they wait for each other at the end of every operator. "
+        "`stepscope study threads train.py` tries each number.",
     ),
     Case(
         "lora", "Fine-tuning all the weights, or LoRA",

@@ -45,21 +45,31 @@ def amount(value: float | None, unit: str, digits: int = 3) -> str:
 
 
 def estimate(value: float | None, low: float | None, high: float | None, unit: str, digits: int = 3) -> str:
-    """A value with its 95 % CI, all three with one prefix: "70.6 mJ [68, 73.1]"; without an interval, the value."""
+    """A value with its 95 % CI, all three with one prefix: "70.6 mJ [68, 73.1]"; without an interval, the value.
+
+    An interval whose ends are written alike is not: the value is known to every digit of it.
+    """
     if value is None or low is None or high is None:
         return amount(value, unit, digits)
     scale, _ = _scale(value, unit)
-    return f"{amount(value, unit, digits)} [{', '.join(_digits(end / scale, unit, digits) for end in (low, high))}]"
+    first, last = (_digits(end / scale, unit, digits) for end in (low, high))
+    return amount(value, unit, digits) if first == last else f"{amount(value, unit, digits)} [{first}, {last}]"
 
 
 def interval(low: float | None, high: float | None, unit: str) -> str:
-    """The ends of a 95 % CI in a column of their own: "[11.9, 12.4] ms"; empty where there is none."""
+    """The ends of a 95 % CI in a column of their own: "[11.9, 12.4] ms"; empty where there is none.
+
+    Of ends that are written alike there is one: "about 12.1 ms".
+    """
     if low is None or high is None:
         return ""
-    (first, _, first_unit), (last, _, last_unit) = (amount(end, unit).partition(" ") for end in (low, high))
-    if first_unit == last_unit or unit == "cores":  # the unit once is enough
+    ends = amount(low, unit), amount(high, unit)
+    if ends[0] == ends[1]:
+        return f"about {ends[1]}"
+    (first, _, first_unit), (last, _, last_unit) = (end.partition(" ") for end in ends)
+    if first_unit == last_unit or unit == "cores" or first == "0":  # the unit once is enough
         return f"[{first}, {last}] {last_unit}".rstrip()
-    return f"[{amount(low, unit)}, {amount(high, unit)}]"
+    return f"[{ends[0]}, {ends[1]}]"
 
 
 def _scale(value: float, unit: str) -> tuple[float, str]:
@@ -77,7 +87,14 @@ def _scale(value: float, unit: str) -> tuple[float, str]:
 
 
 def _digits(value: float, unit: str, digits: int) -> str:
-    return f"{value:.1f}" if unit in _SHARES else number(value, digits)
+    if unit in _SHARES:
+        return _percents(value, 1)
+    return number(round(value, 2), digits) if unit == "cores" else number(value, digits)
+
+
+def _percents(value: float, digits: int) -> str:
+    """A percentage without its sign: so many decimals, none from 100 on, where they would be a fourth digit."""
+    return "0" if value == 0 else f"{value:.{0 if abs(value) >= 99.95 else digits}f}"
 
 
 ROW_LABELS = {  # names of rows in tables of data, as a reader sees them
@@ -85,6 +102,7 @@ ROW_LABELS = {  # names of rows in tables of data, as a reader sees them
     "(residual)": "(unattributed)",
     "(not attributed)": "(unattributed)",
     "(timed less recorded steps)": "(unprofiled less profiled steps)",
+    "#stepscope.data": "(loading, outside operators)",
 }
 
 
@@ -124,6 +142,8 @@ def category_label(name: str) -> str:
 
 def bracketed(low: str, high: str) -> str:
     """Return the ends of a CI as they stand behind their value: "[11.9, 12.4]"; units stay where they differ."""
+    if low == high:
+        return f"about {low}"
     (first, _, unit), (last, _, other) = low.partition(" "), high.partition(" ")
     return f"[{first}, {last}]" if unit == other else f"[{low}, {high}]"
 
@@ -151,7 +171,7 @@ def bytes_(value: float | None) -> str:
 
 def percent(share: float | None, digits: int = 1) -> str:
     """A share of one as a percentage: percent(0.125) is "12.5 %"."""
-    return NOT_MEASURED if share is None else f"{share * 100:.{digits}f} %"
+    return NOT_MEASURED if share is None else f"{_percents(share * 100, digits)} %"
 
 
 def roughly(count: int) -> str:

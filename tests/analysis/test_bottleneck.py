@@ -117,6 +117,10 @@ CAUSES: dict[str, tuple[Machine, dict[str, Any], str, str]] = {
         Machine(0.5, 0.2, {"lock": 0.3}, {"cpu:some": 0.9}, own_cores=0.9, busy=_BUSY), {"threads": 2},
         "cpu-starved", "background load",
     ),
+    "more threads than cores": (
+        Machine(0.1, 0.85, pressure={"cpu:some": 0.9}, own_cores=1.95, busy=_BUSY), {"threads": 16},
+        "cpu-starved", "more threads than cores",
+    ),
     "CPU quota": (
         Machine(0.4, 0.05, own_cores=0.4, throttled_periods=0.9, quota=0.4), {}, "cpu-starved", "CPU quota",
     ),
@@ -171,6 +175,14 @@ def test_a_machine_that_takes_nothing_from_the_training_is_no_cause(tmp_path: Pa
     verdict = _run(tmp_path, quiet).verdict()
     assert verdict.bound == "compute", verdict.sentence
     assert [cause.bound for cause in verdict.causes] == ["compute"]
+
+
+def test_the_threads_of_the_training_are_no_background_load(tmp_path: Path) -> None:
+    machine, training, _, _ = CAUSES["more threads than cores"]
+    verdict = _run(tmp_path, machine, **training).verdict()
+    assert verdict.causes[0].evidence[0].text == "it computes with 16 threads on 2 cores"
+    assert "background" not in verdict.sentence
+    assert "set_num_threads" in verdict.next[0]
 
 
 def test_a_starved_training_is_given_no_advice_on_its_layers(tmp_path: Path) -> None:

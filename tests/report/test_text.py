@@ -55,7 +55,7 @@ def test_a_whole_run_fits_one_screen_and_says_what_matters(tmp_path: Path, monke
         ({"steps": 20, "model": ()}, "features.0"),
         ({"steps": 20, "status": None}, "interrupted"),
         ({"steps": 4}, "too few for an interval"),
-        ({"steps": 20, "power_w": 5.0}, " J ["),
+        ({"steps": 20, "power_w": 5.0}, "5 W 80 mJ"),
     ],
 )
 def test_a_run_that_lacks_something_is_drawn_and_says_so(tmp_path: Path, kind: dict[str, Any], expected: str) -> None:

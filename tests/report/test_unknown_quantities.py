@@ -51,7 +51,7 @@ def test_it_is_a_metric_with_an_interval(run: Run) -> None:
 
 
 def test_it_is_in_the_terminal_report_and_among_the_key_figures_of_the_page(run: Run) -> None:
-    assert "fan load, fan 0: 42 % [42, 42]" in _screen(text.render(run))
+    assert "fan load, fan 0: 42 %" in _screen(text.render(run))
     page = html.render(run)
     assert "Fan load, fan 0" in page
     assert "42 %" in page

@@ -22,7 +22,7 @@ from stepscope.analysis.time.operators import CPU, FRAMEWORK_OVERHEAD
 from stepscope.analysis.time.ranks import last_rank
 from stepscope.analysis.time.steps import profiled_steps
 from stepscope.runfolder import COMMUNICATION, MODULE_CALL
-from stepscope.units import bytes_, duration, number, percent, plural, si
+from stepscope.units import amount, bytes_, duration, number, percent, plural, si
 
 if TYPE_CHECKING:
     from stepscope.analysis.run import Run
@@ -34,6 +34,7 @@ Bound = Literal[
 SYSTEM: frozenset[Bound] = frozenset({"cpu-starved", "throttled", "memory-capacity"})
 _OF_WORK: frozenset[Bound] = frozenset({"overhead", "compute", "memory-bandwidth", "kernels"})
 HIGH, MEDIUM = "high", "medium"
+CROWDED = "more threads than cores"  # the training's own
 
 NOTABLE = 0.15  # of the step: what takes less is no cause of its length
 _CLEAR = 0.05  # of the time: evidence that something is there at all
@@ -152,7 +153,7 @@ def _rate(text: str, share: Estimate | None, unit: str, source: str, least: floa
     """The same of a rate, "{}" being its number with the unit."""
     if share is None or share.value < least:
         return None
-    shown = f"{bytes_(share.value)}/s" if unit == "B/s" else f"{number(share.value)} {unit}"
+    shown = f"{bytes_(share.value)}/s" if unit == "B/s" else amount(share.value, unit)
     return Evidence(text.format(shown), share.value, share.low, share.high, source)
 
 
@@ -199,7 +200,18 @@ def _starved(seen: Occupancy) -> Iterator[Cause]:
             "cpu-starved", "hypervisor", Estimate(max(stolen.value / seen.cores, held.value)), by_host, queue
         )
         return
-    yield from _cause("cpu-starved", "background load", held, queue, *_load_evidence(seen))
+    crowded, others = _crowded(seen), _load_evidence(seen)
+    name = CROWDED if crowded else "background load"  # of both, which one it waits for is not told apart
+    alone = not crowded or (seen.background_cores or NOTHING).value < _OTHERS
+    yield from _cause("cpu-starved", name, held, crowded, queue, *others, clear=alone)
+
+
+def _crowded(seen: Occupancy) -> Evidence | None:
+    """More threads that compute than cores: at the end of every operator they wait for each other."""
+    cores = min(seen.cores, int(seen.allowed or seen.cores))
+    if seen.threads is None or seen.threads <= cores:
+        return None
+    return Evidence(f"it computes with {seen.threads} threads on {plural(cores, 'core')}", seen.threads, source="torch")
 
 
 def starved_share(seen: Occupancy) -> Estimate | None:

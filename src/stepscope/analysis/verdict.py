@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
-from stepscope.analysis.bottleneck import SYSTEM, Bottleneck, Bound, Cause, bottleneck
+from stepscope.analysis.bottleneck import CROWDED, SYSTEM, Bottleneck, Bound, Cause, bottleneck
 from stepscope.analysis.metrics import (
     background_cpu_load,
     background_warning,
@@ -51,6 +51,10 @@ TITLES: dict[Bound, str] = {
 }
 _NEXT: dict[tuple[Bound, str], tuple[str, ...]] = {
     ("cpu-starved", "background load"): ("end the background processes, or measure again when they have ended",),
+    ("cpu-starved", CROWDED): (
+        "compute with no more threads than cores: torch.set_num_threads(), or OMP_NUM_THREADS; "
+        "`stepscope study threads train.py` tries each number",
+    ),
     ("cpu-starved", "CPU quota"): ("raise the CPU quota of the container or cgroup, or train with fewer threads",),
     ("cpu-starved", "affinity"): ("allow more cores (taskset, cpuset), or train with as many threads as are allowed",),
     ("cpu-starved", "hypervisor"): ("the host is overcommitted: a machine with cores of its own would tell more",),
@@ -125,6 +129,7 @@ def verdict(run: Run) -> Verdict:
     first = found.causes[0] if found.causes else None
     profiled = not run.self_times.is_empty()
     starved = first is not None and first.bound in SYSTEM
+    by_others = starved and first is not None and first.name != CROWDED
     last = last_rank(run.rank_table()) if first is not None and first.bound == "communication" else None
     of_last = "" if last is None else f" Rank {last.rank} arrives last in {percent(last.share, 0)} of the steps."
     few = profiled and int(run.self_times["step"].n_unique()) < FEW
@@ -138,7 +143,7 @@ def verdict(run: Run) -> Verdict:
         *_damaged(run),
         *(_profiling(run) if profiled else ()),
         *_uneven(run),
-        *(() if starved else _background(run)),
+        *(() if by_others else _background(run)),
         *_simulated(run),
     )
     unequal = _UNEQUAL_RANKS if last is not None and last.explains else ()

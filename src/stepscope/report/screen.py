@@ -21,6 +21,7 @@ from rich.text import Text
 from stepscope.analysis.answer import Headline, headline, setting
 from stepscope.analysis.bottleneck import SYSTEM
 from stepscope.analysis.caveats import ENERGY
+from stepscope.analysis.memory.headroom import training_peak, which_fit
 from stepscope.analysis.run import Run
 from stepscope.analysis.time.operators import FRAMEWORK_OVERHEAD
 from stepscope.analysis.time.steps import whole_steps
@@ -108,7 +109,11 @@ class _Setting:
 
 def _headline(run: Run) -> list[RenderableType]:
     """Return the headline numbers, as many on a line as fit; none is broken."""
-    said = tuple(Text(figure_text(row), style="bold") for row in headline(run))
+    peak = training_peak(run)
+    fits = "" if peak is None else f", {which_fit(peak)}"
+    said = tuple(
+        Text.assemble((figure_text(row), "bold"), fits if row.metric == "peak_memory" else "") for row in headline(run)
+    )
     return [_Flow(said)] if said else []
 
 
@@ -222,11 +227,14 @@ def _phases(run: Run) -> list[RenderableType]:
         if row["share"] >= _SMALL
     )
     parts = () if whole_steps(run) else (Text("of the parts profiled", style="dim"),)
-    return [Text(""), _labelled("WHERE IT GOES", _Flow((*said, *parts), "  "))]
+    return [Text(""), _labelled("OF THE STEP", _Flow((*said, *parts), "  "))]
+
+
+FRAMEWORK = "Python outside operators, yours and PyTorch's"  # what framework overhead is, at first use
 
 
 def _phase(name: str) -> str:
-    return "framework" if name == FRAMEWORK_OVERHEAD else name
+    return f"framework ({FRAMEWORK})" if name == FRAMEWORK_OVERHEAD else name
 
 
 def _layers(run: Run, most: int) -> list[RenderableType]:
@@ -251,7 +259,7 @@ _COLUMNS: dict[str, tuple[str, Callable[[Any], str]]] = {  # heading: column, ho
     "type": ("type", str),
     "forward": ("forward_ns", duration),
     "backward": ("backward_ns", duration),
-    "share": ("share", percent),
+    "of step": ("share", percent),
     "kernels": ("device_ns", duration),
     "J/step": ("joules", lambda joules: si(joules, "J")),
     "live at peak": ("live_bytes", bytes_),

@@ -57,7 +57,7 @@ from stepscope.report.text_tables import (
     utilisation,
 )
 from stepscope.runfolder import AUTOGRAD_NODE
-from stepscope.units import bytes_, category_label, duration, estimate, number, percent, plural, si
+from stepscope.units import bytes_, category_label, duration, estimate, number, percent, plural, row_label, si
 
 _STATUS_STYLES = {"ok": "green", "running": "cyan"}
 
@@ -209,8 +209,8 @@ def _operator_table(rows: list[dict[str, Any]], title: str, *, by_sample: bool, 
     columns = [
         "a step",
         *(["a sample"] if by_sample else []),
-        "95 %",
-        "share",
+        "95 % CI",
+        "of energy",
         *(["power"] if power else []),
         "verdict",
     ]
@@ -230,8 +230,8 @@ def _module_tables(rows: list[dict[str, Any]], title: str) -> list[RenderableTyp
 
 
 def _module_table(rows: list[dict[str, Any]], title: str, phases: list[str]) -> Table:
-    table = new_table(title, *phases, "a step", "95 %", "share", "power", "verdict")
-    names = tuple(row["name"] or "(the model)" for row in rows)
+    table = new_table(title, *phases, "a step", "95 % CI", "of energy", "power", "verdict")
+    names = tuple(row_label(row["name"]) or "(the model)" for row in rows)
     for name, row in zip(names, rows, strict=True):
         parts = [si(row[phase], "J") if row[phase] is not None else "" for phase in phases]
         add_row(table, CutName(name, names), *parts, si(row["joules_per_step"], "J"), *_estimate_cells(row))
@@ -312,14 +312,7 @@ _MOST_RANKS = 16
 
 def within(ns: float | None, low: float | None, high: float | None) -> str:
     """A time with its 95 % CI: "12.1 ms [11.9, 12.4]", in the unit of the value."""
-    value = duration(ns)
-    if ns is None or low is None or high is None:
-        return value
-    unit = value.partition(" ")[2]
-    scale = {"s": 1e9, "ms": 1e6, "us": 1e3, "ns": 1.0}.get(unit)
-    if scale is None:
-        return f"{value} [{duration(low)}, {duration(high)}]"
-    return f"{value} [{number(low / scale)}, {number(high / scale)}]"
+    return estimate(ns, low, high, "ns")
 
 
 def communication_sentences(run: Run) -> list[str]:

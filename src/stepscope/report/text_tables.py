@@ -47,7 +47,7 @@ _PADDING = 2
 SHARED = "~ "  # of a time that is a share, by elements, of updates that serve many layers
 _MARK = "* "  # of a share that its time contradicts
 OPERATOR_WIDTH = 40  # of an operator, with which aten::max_pool2d_with_indices is told from its backward
-_WIDTHS = {"forward": 8, "backward": 8, "share": 8, "rate": 12, "median": 8}
+_WIDTHS = {"forward": 8, "backward": 8, "of step": 8, "rate": 12, "median": 8}
 _MODEL_PHASES = ("forward", "backward", "optimizer")
 _LOOP_PHASES = ("data", "communication", "other")
 
@@ -63,7 +63,7 @@ def phase_table(phases: pl.DataFrame, whole: bool = True) -> list[RenderableType
 def _phases(phases: pl.DataFrame, bar: int, whole: bool) -> Table:
     on_device = phases["device_ns"].is_not_null().any()
     table = new_table(
-        "where the step goes" if whole else "in the parts profiled", "time", "95 % CI", "share", *_device(on_device)
+        "where the step goes" if whole else "in the parts profiled", "time", "95 % CI", "of step", *_device(on_device)
     )
     table.add_column(width=bar)
     for row in phases.iter_rows(named=True):
@@ -92,7 +92,7 @@ def module_table(modules: pl.DataFrame) -> list[RenderableType]:
 
 def _modules(shown: pl.DataFrame, title: str, *, with_type: bool, with_line: bool) -> Table:
     on_device = shown["device_ns"].is_not_null().any()
-    table = new_table(title, *(["type"] if with_type else []), *_MODEL_PHASES, "share", *_device(on_device))
+    table = new_table(title, *(["type"] if with_type else []), *_MODEL_PHASES, "of step", *_device(on_device))
     if with_line:
         table.add_column("called at", no_wrap=True)
     names = tuple(row or "(the model)" for row in shown["module"])
@@ -152,7 +152,7 @@ def _operators(kinds: pl.DataFrame, title: str) -> Table:
     on_device = (kinds["device"] != CPU).any()
     loop = [phase for phase in _LOOP_PHASES if (kinds[f"{phase}_ns"] > 0).any()]
     phases = [*_MODEL_PHASES, *loop]
-    table = new_table(title, "calls", *phases, "share", "rate", *(["device"] if on_device else []))
+    table = new_table(title, "calls", *phases, "of step", "rate", *(["device"] if on_device else []))
     if kinds["source"].is_not_null().any():
         table.add_column("most at", no_wrap=True)
     names = tuple(map(operator_name, kinds.iter_rows(named=True)))
@@ -170,7 +170,7 @@ def _operators_by_phase(kinds: pl.DataFrame, title: str, *, with_rate: bool, wit
     on_device = (kinds["device"] != CPU).any()
     rates = ["rate"] if with_rate else []
     calls = ["calls"] if with_rate else []
-    table = new_table(title, *calls, "time", "phase", "share", *rates, *(["device"] if on_device else []))
+    table = new_table(title, *calls, "time", "phase", "of step", *rates, *(["device"] if on_device else []))
     if with_line:
         table.add_column("most at", no_wrap=True)
     names = tuple(map(operator_name, kinds.iter_rows(named=True)))
@@ -326,7 +326,7 @@ def labelled(label: str, *said: str | Text) -> RenderableType:
 def speed(metrics: pl.DataFrame, meta: dict[str, Any]) -> list[RenderableType]:
     """Time of a step, samples and an emulator's frames a second, and the accuracy that was reached."""
     said = [f"{_estimate(row)} a step, {row['note']} ({row['n']})" for row in _rows(metrics, "step_time")]
-    rates = [_estimate(row, digits=4) for row in _rows(metrics, "throughput")]
+    rates = [_estimate(row) for row in _rows(metrics, "throughput")]
     rates += [f"{number(row['value'])} steps/s" for row in _rows(metrics, "step_rate")]
     said += [f"{', '.join(rates)} achieved"] if rates else []
     result: dict[str, Any] = meta.get("result") or {}
@@ -397,7 +397,7 @@ def _training_alone(peak: Peak | None) -> list[str]:
     alone = f"the training alone peaks at [{bytes_(peak.low)}, {bytes_(peak.high)}]"
     spread = " and it scatters the heap" if peak.low < peak.high - peak.held else ""
     held = [f"up to {bytes_(peak.held)} of it is the profiler's{spread}: {alone}"] if peak.held else []
-    return [*held, which_fit(peak)]
+    return [*held, f"{which_fit(peak)} of free memory"]
 
 
 def energy_notes(notes: Sequence[str]) -> list[RenderableType]:
@@ -411,10 +411,13 @@ def profiling_overhead(overhead: pl.DataFrame, profiled: str) -> list[Renderable
     said = []
     if "recorded_step_overhead" in values:
         step, share = values["recorded_step_overhead"], values["recorded_step_overhead_share"]
-        small = "too small to tell: " if step["value"] <= 0 else ""  # a cost below 0 is the noise around a small one
-        said.append(f"{small}{duration(step['value'])} a profiled step, {_estimate(share)}")
+        if step["value"] > 0:
+            said.append(f"a profiled step takes {duration(step['value'])} longer: {_estimate(share)} of a step")
+        else:  # a cost below 0 is the noise around a small one
+            most = "" if share["high"] is None else f": at most {percent(share['high'])} of a step"
+            said.append(f"of a profiled step too small to tell{most}")
     if "run_overhead_share" in values:
-        said.append(f"{_estimate(values['run_overhead_share'])} over the whole run: {profiled}")
+        said.append(f"{_estimate(values['run_overhead_share'])} of the whole run: {profiled}")
     elif profiled:
         said.append(profiled)
     if "sampler_cpu_share" in values:
@@ -444,13 +447,13 @@ def _rows(metrics: pl.DataFrame, name: str) -> list[dict[str, Any]]:
     return metrics.filter((pl.col("metric") == name) & ~idle).to_dicts()
 
 
-def _estimate(row: dict[str, Any], digits: int = 3) -> str:
+def _estimate(row: dict[str, Any]) -> str:
     """The value of a metric's row with its interval."""
-    return estimate(row["value"], row["low"], row["high"], find(row["metric"], row["unit"]).shown_unit, digits)
+    return estimate(row["value"], row["low"], row["high"], find(row["metric"], row["unit"]).shown_unit)
 
 
 def _core(row: dict[str, Any]) -> str:
-    name = row["scope"].removeprefix("core:")
+    name = row["scope"].replace(":", " ")
     if row["value"] is None:
         return f"{name} {NOT_MEASURED}"
     return f"{name} {_BLOCKS[round(row['value'] * (len(_BLOCKS) - 1))]} {_estimate(row)}"

@@ -56,13 +56,18 @@ def only_warmup_profiled(run: RunReader) -> bool:
 
 
 def profiled_sentence(run: RunReader) -> str:
-    """Return how many steps were run and how many of them profiled; empty without a step."""
+    """Return how many steps were run, in how many operators were profiled, in how many layers alone were timed.
+
+    Empty without a step.
+    """
     if run.steps.is_empty():
         return ""
     recorded = run.steps.filter("recorded")
     warm = int((recorded["step"] < run.warmup_steps).sum())
     while_warm = f" ({warm} while warming up)" if warm else ""
-    return f"{plural(len(run.steps), 'step')}, {len(recorded)} profiled{while_warm}"
+    layers = len(layer_timed_steps(run))
+    timed = f", {layers} more with the layers timed" if layers else ""
+    return f"{plural(len(run.steps), 'step')}, {len(recorded)} profiled{while_warm}{timed}"
 
 
 def partly_profiled_steps(run: RunReader) -> pl.DataFrame:
