@@ -205,6 +205,27 @@ def test_a_table_without_a_gpu_is_read_by_the_time_of_the_processor() -> None:
     assert parse_table("32_32_256_32_3_cpu_forward_1.txt", zeros).ms == pytest.approx(0.510882)
 
 
+def test_the_device_of_tables_is_what_whoever_imports_them_says_and_never_a_word_of_their_name(tmp_path: Path) -> None:
+    for folder, us in (("tx2", 115_000.0), ("p100", 8_300.0)):
+        (tmp_path / folder).mkdir()
+        for repeat in (1, 2):
+            text = TABLE.format(kernel=7, name="conv2d", us=us)
+            (tmp_path / folder / f"32_32_256_32_7_jetson_forward_{repeat}.txt").write_text(text, "utf-8")
+    alone = read_tables(tmp_path)
+    assert {row.source: row.ns / 1e6 for row in alone.rows()} == {
+        "imported, p100": pytest.approx(8.3), "imported, tx2": pytest.approx(115)
+    }  # fmt: skip
+    assert alone.unnamed == ("p100", "tx2")
+    named = read_tables(tmp_path, ("tx2=Jetson TX2", "p100=Tesla P100"))
+    assert {row.source for row in named.rows()} == {"Jetson TX2", "Tesla P100"}
+    assert named.unnamed == ()
+    assert {row.source for row in read_tables(tmp_path, ("Jetson TX2",)).rows()} == {"Jetson TX2"}
+    with pytest.raises(UsageError, match="names no device"):
+        read_tables(tmp_path, ("tx2=",))
+    with pytest.raises(UsageError, match="--import"):
+        Kernels(import_device=("Jetson TX2",))
+
+
 def test_tables_that_cannot_be_read_are_named_and_a_folder_without_any_is_refused(tables: Path, tmp_path: Path) -> None:
     (tables / "32_32_256_32_9_jetson_forward_1.txt").write_text(TABLE.format(kernel=7, name="conv2d", us=5), "utf-8")
     (tables / "notes.txt").write_text("nothing", encoding="utf-8")

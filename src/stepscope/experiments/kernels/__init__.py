@@ -58,6 +58,10 @@ class Kernels(StudyRequest):
     )
     quick: bool = option(False, "Small sizes and short times: a minute.")
     import_: Path | None = option(None, "Profiler tables of the 2020 paper to compare with: a folder or file.")
+    import_device: tuple[str, ...] = option(
+        (), "The device of imported tables: 'Jetson TX2', or FOLDER='Jetson TX2' for each folder; may be given again.",
+        separate=True, stated=True,
+    )  # fmt: skip
     device: str = option("cpu", DEVICE)
     threads: int = option(None, THREADS)  # torch's own, once it is checked
     seed: int = option(0, "Seed of the order in which kernels are timed.")
@@ -88,6 +92,8 @@ class Kernels(StudyRequest):
             raise UsageError("--kernel takes odd numbers: an even kernel changes the size of its image", hint)
         if self.of is not None and len(self.batch) > 1:
             raise UsageError(f"--of takes one batch size, not {len(self.batch)}", "for example --batch 8")
+        if self.import_device and self.import_ is None:
+            raise UsageError("--import-device names the device of imported tables", "add --import FOLDER")
 
     def checked(self) -> StudyRequest:
         import torch

@@ -90,15 +90,16 @@ def measured_five_three(
     return found
 
 
-def imported_five_three(repeats: Mapping[tuple[str, str], Mapping[int, Floats]]) -> Iterator[dict[str, Any]]:
-    """The same from imported repeats in ms by (where, part) and size; Student's interval over the repeats."""
-    for (where, part), sizes in repeats.items():
+def imported_five_three(repeats: Mapping[tuple[str, str, str], Mapping[int, Floats]]) -> Iterator[dict[str, Any]]:
+    """The same from imported repeats in ms by (source, where, part) and size; Student's interval over the repeats."""
+    for (source, where, part), sizes in repeats.items():
         if {_SMALL, _MIDDLE, _LARGE} <= set(sizes):
             count = min(len(sizes[size]) for size in (_SMALL, _MIDDLE, _LARGE))
             three, five, seven = (sizes[size][:count] for size in (_SMALL, _MIDDLE, _LARGE))
             mean, low, high = mean_interval((three + five) / seven)
             times = {"ms_3": float(np.median(three)), "ms_5": float(np.median(five)), "ms_7": float(np.median(seven))}
             yield {
+                "source": source,
                 "where": where,
                 "part": part,
                 "ratio": mean,
@@ -204,15 +205,16 @@ def other_axes(kernel: Kernel, axis: str) -> str:
     return ", ".join(f"{name} {at}" for name, at in kernel.place.items() if name != axis)
 
 
-# Files are named <batch>_<inputs>_<side>_<outputs>_<kernel>_<device>_<forward|backward>_<repeat>.txt, as those that the
-# authors of the 2020 paper stored for a Jetson TX2, a P100 and a cloud CPU. Such a file begins with its sizes, a line
+# Files are named <batch>_<inputs>_<side>_<outputs>_<kernel>_<word>_<forward|backward>_<repeat>.txt, as those that the
+# authors of the 2020 paper stored for a Jetson TX2, a P100 and a cloud CPU. The word is "jetson" on all three: it tells
+# no device. So each folder of tables is a source of its own, named by whoever imports it. Such a file begins with its sizes, a line
 # each: ('kernel_size', 3). Its columns are Name, CPU time, CUDA time, Calls, CPU total, CUDA total; a table of a
 # machine without a GPU has no times of CUDA, or zeros. The input of those convolutions asked for no gradient, so that
 # "backward" is the gradient of the weights alone, and their images were not padded. The first repeat holds the cost of
 # first calls, and is excluded where there are others.
 
-FORWARD, WEIGHT = "forward", "weight gradient"
-_FILE_NAME = re.compile(r"(\d+)_(\d+)_(\d+)_(\d+)_(\d+)_(\w+?)_(forward|backward)_(\d+)\.txt")
+FORWARD, WEIGHT, IMPORTED = "forward", "weight gradient", "imported"
+_FILE_NAME = re.compile(r"(\d+)_(\d+)_(\d+)_(\d+)_(\d+)_\w+?_(forward|backward)_(\d+)\.txt")
 _SIZE = re.compile(r"^\('(\w+)',\s*(\d+)\)\s*$", re.MULTILINE)
 _TIME = re.compile(r"([\d.]+)(us|ms|s)")
 _US = {"us": 1.0, "ms": 1e3, "s": 1e6}
@@ -222,9 +224,9 @@ _BACKWARD = re.compile(r"\w*Convolution\w*Backward\d*|\w*Conv2[dD]Backward\d*")
 
 @dataclass(frozen=True)
 class ProfilerTable:
-    """One file: sizes, which part, which repeat, and the time of the convolution in it, ms."""
+    """One file: sizes, which part, which repeat, and the time of the convolution in it, ms; source: of which device."""
 
-    device: str
+    source: str
     batch: int
     inputs: int
     side: int
@@ -241,47 +243,68 @@ class ProfilerTables:
 
     tables: tuple[ProfilerTable, ...]
     refused: tuple[str, ...]
+    unnamed: tuple[str, ...] = ()  # folders whose device nobody named
 
     def rows(self) -> list[Row]:
         """Median over the repeats of each kernel and part."""
         return [_row_of_tables(tables) for tables in self._groups().values()]
 
-    def by_size(self) -> dict[tuple[str, str], dict[int, Floats]]:
-        """Repeats in ms by (where, part) and size of the kernel, of convolutions with as many channels out as in."""
-        found: dict[tuple[str, str], dict[int, Floats]] = defaultdict(dict)
+    def by_size(self) -> dict[tuple[str, str, str], dict[int, Floats]]:
+        """Repeats in ms by (source, where, part) and size of the kernel, of convolutions with as many channels out as in."""
+        found: dict[tuple[str, str, str], dict[int, Floats]] = defaultdict(dict)
         for tables in self._groups().values():
             first = tables[0]
             if first.inputs == first.outputs:
-                where = f"{first.device}: batch {first.batch}, channels {first.inputs}, size {first.side}"
-                found[where, first.part][first.kernel] = np.array([table.ms for table in tables])
+                where = f"batch {first.batch}, channels {first.inputs}, size {first.side}"
+                found[first.source, where, first.part][first.kernel] = np.array([table.ms for table in tables])
         return dict(found)
 
     def _groups(self) -> dict[tuple[object, ...], list[ProfilerTable]]:
         groups: dict[tuple[object, ...], list[ProfilerTable]] = defaultdict(list)
         for row in sorted(self.tables, key=lambda table: table.repeat):
-            groups[row.device, row.batch, row.inputs, row.side, row.outputs, row.kernel, row.part].append(row)
+            groups[row.source, row.batch, row.inputs, row.side, row.outputs, row.kernel, row.part].append(row)
         return {key: [t for t in tables if t.repeat > 0] or tables for key, tables in groups.items()}
 
 
-def read_tables(path: Path) -> ProfilerTables:
-    """All tables below a folder, or one file; UsageError where there is none."""
+def read_tables(path: Path, devices: Sequence[str] = ()) -> ProfilerTables:
+    """All tables below a folder, or one file; UsageError where there is none.
+
+    devices: the name of the device that all of them are of, or FOLDER=NAME for each folder below; tables of a folder
+    that has no name are "imported", with the folder.
+    """
     if not path.exists():
         raise UsageError(f"--import: there is no '{path}'", "give the folder of the profiler's tables, or one of them")
     files = [path] if path.is_file() else sorted(path.rglob("*.txt"))
-    tables, refused = [], []
+    named = dict(_device_of_folder(given) for given in devices)
+    tables, refused, unnamed = [], [], dict[str, None]()
     for file in files:
+        below = "" if path.is_file() else file.parent.relative_to(path).as_posix().removeprefix(".")
+        source = named.get(below) or named.get("")
+        if source is None:
+            source = f"{IMPORTED}, {below}" if below else IMPORTED
         try:
-            tables.append(parse_table(file.name, file.read_text(encoding="utf-8", errors="replace")))
+            tables.append(parse_table(file.name, file.read_text(encoding="utf-8", errors="replace"), source))
         except ValueError as error:
             refused.append(f"{file.name}: {error}")
+            continue
+        if source.startswith(IMPORTED):
+            unnamed[below or path.name] = None
     if not tables:
         why = f" ({refused[0]})" if refused else ""
         hint = "files are named like 32_32_256_32_3_jetson_forward_1.txt"
         raise UsageError(f"--import: no profiler table in '{path}'{why}", hint)
-    return ProfilerTables(tuple(tables), tuple(refused))
+    return ProfilerTables(tuple(tables), tuple(refused), tuple(unnamed))
 
 
-def parse_table(name: str, text: str) -> ProfilerTable:
+def _device_of_folder(given: str) -> tuple[str, str]:
+    """The folder below the imported one ("" is all of it) and the device that its tables are of."""
+    folder, equals, name = given.rpartition("=")
+    if not name.strip() or (equals and not folder.strip()):
+        raise UsageError(f"--import-device: '{given}' names no device", "NAME, or FOLDER=NAME for each folder")
+    return folder.strip().strip("/").removeprefix("./"), name.strip()
+
+
+def parse_table(name: str, text: str, source: str = IMPORTED) -> ProfilerTable:
     """One table from the name of its file and its text; ValueError says what is wrong with it."""
     named = _FILE_NAME.fullmatch(name)
     if named is None:
@@ -293,10 +316,10 @@ def parse_table(name: str, text: str) -> ProfilerTable:
         raise ValueError(f"name and content differ in {', '.join(differ)}")
     if min(sizes.values()) < 1 or sizes["kernel_size"] > sizes["image_size"]:
         raise ValueError("no convolution has these sizes")
-    part = FORWARD if named[7] == "forward" else WEIGHT
+    part = FORWARD if named[6] == "forward" else WEIGHT
     batch, inputs, side, outputs, kernel = sizes.values()
     return ProfilerTable(
-        named[6], batch, inputs, side, outputs, kernel, part, int(named[8]), _convolution_ms(text, part)
+        source, batch, inputs, side, outputs, kernel, part, int(named[7]), _convolution_ms(text, part)
     )
 
 
@@ -343,4 +366,4 @@ def _row_of_tables(tables: list[ProfilerTable]) -> Row:
     moved = 4 * (images + math.prod(weight))
     kernel = Kernel("conv", sizes, place)
     bounds = [None if null_if_nan(float(ns)) is None else float(ns) * 1e6 for ns in (low, high)]
-    return Row(first.device, kernel, first.part, float(ms) * 1e6, bounds[0], bounds[1], flops, moved)
+    return Row(first.source, kernel, first.part, float(ms) * 1e6, bounds[0], bounds[1], flops, moved)

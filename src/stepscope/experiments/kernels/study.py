@@ -47,7 +47,7 @@ _MOST = 0.5  # of the memory that is free: a kernel may want as much again for i
 
 def kernel_plan(request: Kernels) -> Plan:
     """Time the kernels in this process, one after the other, shuffled: what drifts must not look like an axis."""
-    imported = None if request.import_ is None else tables.read_tables(request.import_)
+    imported = None if request.import_ is None else tables.read_tables(request.import_, request.import_device)
     todo = _requested_kernels(request)
     places = {", ".join(f"{axis} {at}" for axis, at in where.items()): where for where in five_three_places(todo)}
     order = list(todo)
@@ -189,7 +189,7 @@ def _pairs(evidence: Evidence, brought: ProfilerTables | None) -> list[dict[str,
         for where, cell in evidence.pairs.items()
         for part, ratio in cell.get("parts", {}).items()
     ]
-    there = [{"source": "imported", **row} for row in imported_five_three(brought.by_size())] if brought else []
+    there = list(imported_five_three(brought.by_size())) if brought else []
     return [{**row, "verdict": verdict(row)} for row in here + there]
 
 
@@ -203,8 +203,10 @@ def _answer(rows: Sequence[Row], pairs: Sequence[Mapping[str, Any]], roofs: Mapp
             f"The most useful work a second: {best.kernel.called}, {best.part}, {best.flops_per_s / 1e9:.3g} GFLOP/s."
         )
     if any(row.kernel.place for row in own):
-        steep = len(cliffs(own))
-        said.append(f"{plural(steep, 'cliff')}: places where a useful FLOP is {JUMP:g}x slower than at the neighbour.")
+        steep, brought = len(cliffs(own)), len(cliffs([row for row in rows if row.source != HERE]))
+        beside = f" here and {plural(brought, 'cliff')} in the imported tables" if brought else ""
+        what = f"places where a useful FLOP is {JUMP:g}x slower than at the neighbour."
+        said.append(f"{plural(steep, 'cliff')}{beside}: {what}")
     elif own:
         op, spent, whole = _dearest(own)
         said.append(f"Of {whole / 1e6:.3g} ms that a step spends in these kernels, {op} takes {spent / whole:.0%}.")
@@ -361,6 +363,9 @@ def _notes(evidence: Evidence, brought: ProfilerTables | None, pairs: Sequence[M
         yield f"timer and bare loop differ by more than 3 % for {'; '.join(off)}: {why}"
     if brought is not None:
         yield f"{len(brought.tables)} tables were imported; the first repeat of each kernel was excluded"
+        if brought.unnamed:
+            which = ", ".join(brought.unnamed)
+            yield f"no table says its device, and the names of files are alike on all: name it (--import-device): {which}"
         if brought.refused:
             yield f"{len(brought.refused)} files were not: {'; '.join(brought.refused[:3])}"
 
