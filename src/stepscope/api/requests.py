@@ -20,6 +20,7 @@ from stepscope.experiments.engine import StudyRequest
 from stepscope.experiments.kernels import Kernels
 from stepscope.experiments.observations import Observations
 from stepscope.experiments.paper_2019 import Paper2019
+from stepscope.experiments.paper_p744 import PaperP744
 from stepscope.experiments.partial import PartialTraining
 from stepscope.experiments.suite import SuiteRun
 from stepscope.experiments.sweeps import BatchSweep, OptimizerSweep, PowerModes, PrecisionSweep, ThreadSweep
@@ -350,6 +351,7 @@ __all__ = [
     "Observations",
     "OptimizerSweep",
     "Paper2019",
+    "PaperP744",
     "PartialTraining",
     "PowerModes",
     "PrecisionSweep",
@@ -382,6 +384,7 @@ STUDIES = {
         Study(Observations, "observations:observation_charts"),
         Study(OptimizerSweep, "comparison:setting_charts"),
         Study(Paper2019, "observations:paper_charts"),
+        Study(PaperP744, "operators:project_charts"),
         Study(PartialTraining, "comparison:partial_charts"),
         Study(PowerModes, "comparison:setting_charts"),
         Study(PrecisionSweep, "comparison:setting_charts"),

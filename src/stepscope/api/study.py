@@ -185,8 +185,8 @@ def study(
     """Answer a question with many runs, as `stepscope study NAME`; its answer, tables, notes and the frames of figures.
 
     question: a request of `stepscope.requests`, or its name with its fields as settings: kernels, breakdown, batch,
-    threads, precision, power-modes, optimizers, partial, daily, observations, paper-2019. The fields are the options of
-    the command, with _ for -: `quick=True`, `workload="lenet"`, `batch=[1, 2, 4]`, `lr={"adam": 0.003}`,
+    threads, precision, power-modes, optimizers, partial, daily, observations, paper-2019, paper-p744. The fields are
+    the options of the command, with _ for -: `quick=True`, `workload="lenet"`, `batch=[1, 2, 4]`, `lr={"adam": 0.003}`,
     `import_="tables"`; an amount is an SI number or a text: `fractions=(0.125,)` or `"12.5%"`, `charging="1h"`.
     out: the folder of the study, with page and figures; the same call with the same folder goes on where it stopped
     (studies/<time>-<name> by default). progress: on stderr. Units stand in the names of the columns; null is "not

@@ -18,7 +18,7 @@ import numpy as np
 
 from stepscope import __version__
 from stepscope.analysis.estimate import Estimate, mean_interval
-from stepscope.analysis.results import ResultTable
+from stepscope.analysis.results import Findings, ResultTable
 from stepscope.clock import monotonic_ns
 from stepscope.errors import UsageError
 from stepscope.experiments.engine.folder import ResultFolder, StudyFolder
@@ -26,7 +26,6 @@ from stepscope.experiments.engine.process import run_child
 from stepscope.record.device import describe_device
 
 if TYPE_CHECKING:
-    from stepscope.analysis.results import Findings
     from stepscope.experiments.engine import StudyRequest
 
 
@@ -192,7 +191,7 @@ class Plan:
     """The points that a study measures, and its judge.
 
     judge: the findings from the result of each point by its id, whose `run` is a path that can be opened; the engine
-    adds request, device and versions. measure: in this process, instead of the point's task in a process of its own.
+    adds request, device and versions. measure: of points without a task, in this process; a task has one of its own.
     read: what is taken of the run folder of a point that ended well. before: brings the device into the state of a
     point; around: what holds while any is measured, in the study's folder.
     """
@@ -204,6 +203,53 @@ class Plan:
     before: Callable[[Point], None] = lambda point: None
     around: Callable[[Path], AbstractContextManager[Any]] = lambda folder: contextlib.nullcontext()
     time_limit_s: float = 900.0
+
+
+def joined_plan(parts: Mapping[str, Plan], judge: Callable[[Mapping[str, Findings]], Findings]) -> Plan:
+    """Return one plan of several, whose points follow each other: each part is judged alone, `judge` joins by name.
+
+    A part that could not be judged (nothing of it could be measured) has an empty answer, and a note that says why.
+    """
+    of = {f"{name}-{point.id}": (plan, point) for name, plan in parts.items() for point in plan.points}
+    points = [
+        replace(point, id=known, setting=f"{known.removesuffix(point.id)}{point.setting}" if point.setting else "")
+        for known, (_, point) in of.items()
+    ]
+
+    def measure(point: Point) -> Mapping[str, Any]:
+        plan, own = of[point.id]
+        assert plan.measure is not None, "the engine measures points that have a task"
+        return plan.measure(own)
+
+    def judge_parts(results: Mapping[str, Result]) -> Findings:
+        found = {}
+        for name, plan in parts.items():
+            try:
+                found[name] = plan.judge({point.id: results[f"{name}-{point.id}"] for point in plan.points})
+            except UsageError as error:
+                found[name] = Findings(name, "", (), notes=(f"{name}: {error}",))
+        return judge(found)
+
+    @contextlib.contextmanager
+    def around(folder: Path) -> Iterator[None]:
+        with contextlib.ExitStack() as stack:
+            for plan in parts.values():
+                stack.enter_context(plan.around(folder))
+            yield
+
+    def before(point: Point) -> None:
+        plan, own = of[point.id]
+        plan.before(own)
+
+    return Plan(
+        points,
+        judge_parts,
+        measure if any(plan.measure for plan in parts.values()) else None,
+        read=lambda run: of[run.parent.name][0].read(run),
+        before=before,
+        around=around,
+        time_limit_s=max(plan.time_limit_s for plan in parts.values()),
+    )
 
 
 def answer_study(
@@ -227,7 +273,7 @@ def answer_study(
 
     def measure(point: Point, _: Mapping[str, Result]) -> Result:
         plan.before(point)
-        if plan.measure is None:
+        if plan.measure is None or point.task:
             return _measure_apart(folder, point, plan, child, watch)
         began_ns = monotonic_ns()
         result = dict(plan.measure(point))

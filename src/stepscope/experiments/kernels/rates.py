@@ -207,11 +207,11 @@ def other_axes(kernel: Kernel, axis: str) -> str:
 
 # Files are named <batch>_<inputs>_<side>_<outputs>_<kernel>_<word>_<forward|backward>_<repeat>.txt, as those that the
 # authors of the 2020 paper stored for a Jetson TX2, a P100 and a cloud CPU. The word is "jetson" on all three: it tells
-# no device. So each folder of tables is a source of its own, named by whoever imports it. Such a file begins with its sizes, a line
-# each: ('kernel_size', 3). Its columns are Name, CPU time, CUDA time, Calls, CPU total, CUDA total; a table of a
-# machine without a GPU has no times of CUDA, or zeros. The input of those convolutions asked for no gradient, so that
-# "backward" is the gradient of the weights alone, and their images were not padded. The first repeat holds the cost of
-# first calls, and is excluded where there are others.
+# no device. So each folder of tables is a source of its own, named by whoever imports it. Such a file begins with its
+# sizes, a line each: ('kernel_size', 3). Its columns are Name, CPU time, CUDA time, Calls, CPU total, CUDA total; a
+# table of a machine without a GPU has no times of CUDA, or zeros. The input of those convolutions asked for no
+# gradient, so that "backward" is the gradient of the weights alone, and their images were not padded. The first repeat
+# holds the cost of first calls, and is excluded where there are others.
 
 FORWARD, WEIGHT, IMPORTED = "forward", "weight gradient", "imported"
 _FILE_NAME = re.compile(r"(\d+)_(\d+)_(\d+)_(\d+)_(\d+)_\w+?_(forward|backward)_(\d+)\.txt")
@@ -250,7 +250,7 @@ class ProfilerTables:
         return [_row_of_tables(tables) for tables in self._groups().values()]
 
     def by_size(self) -> dict[tuple[str, str, str], dict[int, Floats]]:
-        """Repeats in ms by (source, where, part) and size of the kernel, of convolutions with as many channels out as in."""
+        """Repeats in ms by (source, where, part) and side of the kernel; as many channels out as in."""
         found: dict[tuple[str, str, str], dict[int, Floats]] = defaultdict(dict)
         for tables in self._groups().values():
             first = tables[0]
@@ -318,9 +318,7 @@ def parse_table(name: str, text: str, source: str = IMPORTED) -> ProfilerTable:
         raise ValueError("no convolution has these sizes")
     part = FORWARD if named[6] == "forward" else WEIGHT
     batch, inputs, side, outputs, kernel = sizes.values()
-    return ProfilerTable(
-        source, batch, inputs, side, outputs, kernel, part, int(named[7]), _convolution_ms(text, part)
-    )
+    return ProfilerTable(source, batch, inputs, side, outputs, kernel, part, int(named[7]), _convolution_ms(text, part))
 
 
 def _convolution_ms(text: str, part: str) -> float:

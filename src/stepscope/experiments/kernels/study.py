@@ -236,18 +236,9 @@ def _reached(request: Kernels) -> dict[str, Any]:
 
 def _sweet_table(rows: Sequence[Row]) -> ResultTable:
     columns = (
-        "source",
-        "op",
-        "part",
-        "sweet spot",
-        "ps/FLOP",
-        "low",
-        "high",
-        "GFLOP/s",
-        "dearest",
-        "relative cost",
+        "source", "op", "part", "sweet spot", "ps/FLOP", "low", "high", "GFLOP/s", "dearest", "relative cost",
         "as good",
-    )
+    )  # fmt: skip
     body: list[tuple[Value, ...]] = [
         (
             row.best.source, row.best.kernel.op, row.best.part, row.best.kernel.called, row.best.ps_per_flop,
@@ -364,8 +355,7 @@ def _notes(evidence: Evidence, brought: ProfilerTables | None, pairs: Sequence[M
     if brought is not None:
         yield f"{len(brought.tables)} tables were imported; the first repeat of each kernel was excluded"
         if brought.unnamed:
-            which = ", ".join(brought.unnamed)
-            yield f"no table says its device, and the names of files are alike on all: name it (--import-device): {which}"
+            yield f"no table says its device: name it with --import-device: {', '.join(brought.unnamed)}"
         if brought.refused:
             yield f"{len(brought.refused)} files were not: {'; '.join(brought.refused[:3])}"
 

@@ -10,6 +10,7 @@ import altair as alt
 import polars as pl
 
 from stepscope.report.charts import memory
+from stepscope.report.charts.comparison import partial_charts
 from stepscope.report.charts.style import LIGHT, NARROW, axis, plot_width
 from stepscope.units import number, percent
 
@@ -195,3 +196,60 @@ def _bars(rows: pl.DataFrame, title: str, width: int) -> Any:
     colour = alt.Color("family:N", scale=scale, legend=alt.Legend(columns=4))
     chart = alt.Chart(shown).mark_bar(height={"band": 0.7}).encode(x=x, y=y, color=colour, order="place:Q")
     return chart.properties(width=plot_width(width, _NAME_WIDTH + 20), height=_ROW * len(bars))
+
+
+_HEAP_HEIGHT, _HEAP_GAP = 150, 24  # px, of a panel, and room for the axis of a further column
+_BUILT_COLOUR = "residual"  # of what no operator of the step allocated
+
+
+def project_charts(frames: Mapping[str, pl.DataFrame]) -> dict[str, tuple[Chart, str]]:
+    """The figures of `study paper-p744`: the heap by call site, and those of each study that it makes."""
+    heap = "heap-over-step"
+    drawn: dict[str, tuple[Chart, str]] = {}
+    if heap in frames:
+        drawn[heap] = (lambda width: _heap_panels(frames[heap], width), _HEAP)
+    parts = {"figure-1": breakdown_charts, "figures-7-to-9": kernel_charts}
+    parts |= dict.fromkeys(("figure-10", "figure-11", "figure-12"), partial_charts)
+    for part, charts in parts.items():
+        own = {name.removeprefix(f"{part}-"): rows for name, rows in frames.items() if name.startswith(f"{part}-")}
+        drawn |= {f"{part}-{name}": chart for name, chart in charts(own).items()}
+    return drawn
+
+
+_HEAP = (
+    "Live tensors over a step by the operator that allocated them (figures 2 to 5 of the project, there from massif)."
+)
+
+
+def _heap_panels(series: pl.DataFrame, width: int) -> Any:
+    """A row a network, training beside inference on one scale; `series` has model, kind, at, site, mb."""
+    totals = series.group_by("site").agg(pl.col("mb").max()).sort("mb", descending=True)
+    sites = totals["site"].to_list()
+    colours = [LIGHT[_FAMILY_COLOURS.get(name, _BUILT_COLOUR)] for name in sites]
+    colour = alt.Color("site:N", scale=alt.Scale(domain=sites, range=colours), legend=alt.Legend(columns=4))
+    order = dict(zip(sites, range(len(sites)), strict=True))
+    shown = series.with_columns(place=pl.col("site").replace_strict(order, return_dtype=pl.Int64))
+    kinds = series["kind"].unique(maintain_order=True).to_list()
+    rows = []
+    for model in series["model"].unique(maintain_order=True):
+        own = shown.filter(pl.col("model") == model)
+        top = own.group_by("kind", "at").agg(pl.col("mb").sum())["mb"].to_numpy().max()
+        y = alt.Y("mb:Q", axis=axis("live tensors, MB"), scale=alt.Scale(domain=[0, float(top)]), stack="zero")
+        x = alt.X("at:Q", axis=axis("allocations and frees", grid=False, tickCount=4), scale=alt.Scale(nice=False))
+        rows.append(
+            alt.hconcat(
+                *(
+                    alt.Chart(own.filter(pl.col("kind") == kind))
+                    .mark_area(interpolate="step-after", strokeWidth=0)
+                    .encode(x=x, y=y, color=colour, order="place:Q")
+                    .properties(
+                        width=plot_width(width) // len(kinds) - _HEAP_GAP,
+                        height=_HEAP_HEIGHT,
+                        title=alt.Title(f"{model}, {kind}", anchor="start", fontSize=12, color=LIGHT["ink"]),
+                    )
+                    for kind in kinds
+                ),
+                spacing=12,
+            )
+        )
+    return alt.vconcat(*rows, spacing=10).resolve_scale(color="shared")
