@@ -64,6 +64,8 @@ def test_the_heap_by_call_site_and_by_holder_adds_up_to_the_peak(lenet: dict[str
             totals[at] = totals.get(at, 0) + size
         assert max(totals.values()) == own["peak"], "the picture keeps the peak"
     assert lenet["inference"]["peak"] < lenet["training"]["peak"]
+    first = 32 * 6 * 28 * 28 * 4  # B, of the first convolution's output: a step of inference allocates it once
+    assert first <= by_site(lenet["inference"]["allocated"])["convolution"] < 4 * first
     assert (
         max(by_site(lenet["training"]["live"]), key=lambda name: by_site(lenet["training"]["live"])[name])
         == "convolution"

@@ -50,12 +50,13 @@ def _heap_of(events: pl.DataFrame) -> dict[str, Any]:
     live = rows["bytes"].cum_sum()
     at = int(live.arg_max() or 0)
     tensors = live_tensors(rows[: at + 1]).join(rows.select("tensor", "site").unique("tensor"), on="tensor")
-    allocated = rows.filter(pl.col("bytes") > 0).with_columns(category="phase")
+    own = pl.col("step") == rows["step"][at]  # a dry run makes two steps: the first without the optimizer's state
+    allocated = rows.filter(own & (pl.col("bytes") > 0) & (pl.col("site") != _BUILT)).with_columns(category="phase")
     return {
         "peak": int(live[at]),
         "live": _sums(tensors),
         "allocated": _sums(allocated),
-        "over_step": _over_step(rows),
+        "over_step": _over_step(rows, own),
     }
 
 
@@ -70,14 +71,15 @@ def _sums(rows: pl.DataFrame) -> list[list[Any]]:
     return [list(row) for row in sums.iter_rows()]
 
 
-def _over_step(rows: pl.DataFrame) -> list[list[Any]]:
-    """Live bytes by call site; of each stretch of instants the one with the most, so that no peak is lost."""
+def _over_step(rows: pl.DataFrame, own: pl.Expr) -> list[list[Any]]:
+    """Live bytes by call site in one step; of each stretch of it the instant with the most, so that no peak is lost."""
 
     sites = rows["site"].unique(maintain_order=True).to_list()
     by_site = [pl.when(pl.col("site") == name).then("bytes").otherwise(0).cum_sum().alias(name) for name in sites]
-    series = rows.select(pl.col("bytes").cum_sum().alias("live"), *by_site).with_row_index("at")
+    series = rows.select("step", pl.col("bytes").cum_sum().alias("live"), *by_site).filter(own).with_row_index("at")
     width = -(-len(series) // _INSTANTS)
-    kept = series.group_by(pl.col("at") // width, maintain_order=True).agg(pl.all().sort_by("live").last())
+    stretch = (pl.col("at") // width).alias("stretch")
+    kept = series.group_by(stretch, maintain_order=True).agg(pl.all().sort_by("live").last())
     long = kept.select("at", *sites).unpivot(sites, index="at", variable_name="site", value_name="bytes")
     return [list(row) for row in long.iter_rows()]
 
@@ -105,8 +107,8 @@ def _site_table(heaps: Sequence[tuple[str, str, Mapping[str, Any]]]) -> ResultTa
     for network, kind, heap in heaps:
         live, allocated = by_site(heap["live"]), by_site(heap["allocated"])
         whole, churn = sum(live.values()), sum(allocated.values())
-        for site in sorted(allocated, key=lambda name: (-live.get(name, 0), -allocated[name])):
-            size, made = live.get(site, 0), allocated[site]
+        for site in sorted({*live, *allocated}, key=lambda name: (-live.get(name, 0), -allocated.get(name, 0))):
+            size, made = live.get(site, 0), allocated.get(site, 0)
             if max(size / whole, made / churn) < _SHOWN:
                 continue
             rows.append((network, kind, site, size / 1e6, 100 * size / whole, made / 1e6, 100 * made / churn))
@@ -234,7 +236,7 @@ def _for_each(
     for key, of in sizes.items():
         own = of.get(name, 0.0)
         if own <= 0 or sum(size > own for size in of.values()) != place:
-            order = sorted(of, key=lambda site: -of[site])
+            order = sorted((site for site in of if of[site] > 0), key=lambda site: -of[site])
             others.append(f"{', '.join(key)}: {order[place] if len(order) > place else 'nothing'}")
     if others:
         return Statement(where, says, "", FAILS, "; ".join(others))
