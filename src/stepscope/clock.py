@@ -1,16 +1,25 @@
 """The one clock: CLOCK_MONOTONIC nanoseconds, with anchors to wall time and boot time.
 
-A clock is a plain function, so that tests and simulations pass their own.
+A clock is a plain function, so that tests and simulations pass their own. Clocks are bound when this is imported, and
+where they can be not as the functions of `time`: a training may put others in the place of those, also here.
 """
 
 from __future__ import annotations
 
+import functools
+import sys
 import time
 from collections.abc import Callable
 from typing import TypedDict
 
 Clock = Callable[[], int]
 monotonic_ns: Clock = time.monotonic_ns
+_unix_ns: Clock = time.time_ns
+_boottime_ns: Clock | None = None
+if sys.platform == "linux":
+    monotonic_ns = functools.partial(time.clock_gettime_ns, time.CLOCK_MONOTONIC)
+    _unix_ns = functools.partial(time.clock_gettime_ns, time.CLOCK_REALTIME)
+    _boottime_ns = functools.partial(time.clock_gettime_ns, time.CLOCK_BOOTTIME)
 
 
 class Anchors(TypedDict):
@@ -23,11 +32,10 @@ class Anchors(TypedDict):
 
 def anchors() -> Anchors:
     """The three clocks read together; boottime - monotonic is the time spent suspended."""
-    boottime = getattr(time, "CLOCK_BOOTTIME", None)
     return {
-        "monotonic_ns": time.monotonic_ns(),
-        "unix_ns": time.time_ns(),
-        "boottime_ns": None if boottime is None else time.clock_gettime_ns(boottime),
+        "monotonic_ns": monotonic_ns(),
+        "unix_ns": _unix_ns(),
+        "boottime_ns": None if _boottime_ns is None else _boottime_ns(),
     }
 
 
@@ -35,9 +43,9 @@ def unix_minus_monotonic_ns(rounds: int = 5) -> int:
     """Offset between wall and monotonic time, ns: the tightest of a few bracketed readings."""
     best_width, best = None, 0
     for _ in range(rounds):
-        before = time.monotonic_ns()
-        wall = time.time_ns()
-        after = time.monotonic_ns()
+        before = monotonic_ns()
+        wall = _unix_ns()
+        after = monotonic_ns()
         if best_width is None or after - before < best_width:
             best_width, best = after - before, wall - (before + after) // 2
     return best

@@ -11,7 +11,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from stepscope.runfolder import RunReader
+
 HERE = Path(__file__).parent
+TRUTH: dict[str, dict[str, Any]] = json.loads((HERE / "truth.json").read_text(encoding="utf-8"))
 SCRIPTS = sorted((HERE / "scripts").glob("*.py"))
 MODES = ("run", "profile")
 RECORDS = (("adaptive", "auto"), ("all", "auto"), ("all", "all"), ("every:3", "all"))
@@ -42,12 +45,14 @@ def run_jobs(folder: Path, jobs: list[Job], parallel: int, modules: Sequence[str
         "PYTHONHASHSEED": "1",
     }
     command = [sys.executable, str(HERE / "server.py"), str(folder / "jobs.json"), str(parallel), *modules]
-    subprocess.run(command, check=True, env=environment, cwd=folder)
+    # a pipe, as the stdout of each script is: Python asks at its start whether it can seek there
+    subprocess.run(command, check=True, env=environment, cwd=folder, stdout=subprocess.PIPE)
     return {Path(job["folder"]).name: _result(Path(job["folder"]), Path(job["script"]).stem) for job in jobs}
 
 
 def _result(folder: Path, script: str) -> dict[str, Any]:
     status = (folder / "status").read_text(encoding="utf-8")
+    runs = [*folder.glob("work/runs/*"), *folder.glob("out/*")]
     errors = [line for line in (folder / "stderr").read_text(errors="replace").splitlines() if line.strip()]
     return {
         "script": script,
@@ -55,8 +60,17 @@ def _result(folder: Path, script: str) -> dict[str, Any]:
         "stdout": (folder / "stdout").read_text(errors="replace"),
         "exception": errors[-1] if status == "1" and errors and not errors[-1].startswith(" ") else None,
         "files": _files(folder / "work"),
-        "faults": [fault for run in [*folder.glob("work/runs/*"), *folder.glob("out/*")] for fault in _faults(run)],
+        "faults": [fault for run in runs for fault in _faults(run)],
+        **_counted(runs),
     }
+
+
+def _counted(runs: list[Path]) -> dict[str, Any]:
+    """Steps of the run, and the numbers of samples that they have; null where there is no run."""
+    steps = RunReader(runs[0]).steps if len(runs) == 1 and (runs[0] / "run.json").exists() else None
+    if steps is None:
+        return {"steps": None, "samples": []}
+    return {"steps": steps.height, "samples": sorted(steps["samples"].drop_nulls().unique())}
 
 
 def _files(work: Path) -> dict[str, str]:

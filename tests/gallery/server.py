@@ -124,7 +124,7 @@ def run_bare(script: str, arguments: list[str]) -> None:
 
 def out_of(script: str) -> str:
     """Where the run lies: where it does by default for scripts about that folder, else where no script looks."""
-    about = ("runs", "folder", "chdir", "umask", "few_file", "file_size")
+    about = ("audit", "runs", "folder", "chdir", "umask", "few_file", "file_size")
     return "runs" if any(word in Path(script).stem for word in about) else "../out"
 
 

@@ -4,6 +4,10 @@ their weights. They were written from the issue and the docs, by somebody who ha
 Every script runs bare, under `stepscope run` and within `stepscope.profile`; some of them with a fault in each of our
 own functions in turn. Where time is limited (`TESTS_UNTIL`, in CI) a third of them, more than a hundred, run within
 `profile`: a sampler takes as long to start as a script.
+
+truth.json states the steps and samples of scripts whose number of steps is certain, by what the script does and by what
+docs/measuring.md calls a step; `counted` is what a run has instead, and `why`. A script that is killed may lose what
+was not flushed, but for the warm-up.
 """
 
 from __future__ import annotations
@@ -14,7 +18,9 @@ from pathlib import Path
 
 import pytest
 from tests.gallery.faults import MODULES, injectable
-from tests.gallery.jobs import HERE, MODES, RECORDS, SAME, SCRIPTS, Job, Results, job, run_jobs
+from tests.gallery.jobs import HERE, MODES, RECORDS, SAME, SCRIPTS, TRUTH, Job, Results, job, run_jobs
+
+from stepscope.record.plan import WARMUP_STEPS
 
 FAULTY = ("early_stopping_restores_best_state", "dataloader_no_workers_shuffled", "gan_two_optimizers",
           "hand_written_sgd_by_data", "lbfgs_closure", "ends_by_uncaught_own_exception")  # fmt: skip
@@ -23,6 +29,7 @@ RACY = ("threads_train_at_once", "threads_make_and_drop_models", "threads_with_l
         "own_profilers_one_after_another_while_threads_train", "own_profiler_in_a_thread_with_a_schedule")  # fmt: skip
 AGAIN = 1  # time more, with threads that take quick turns; benchmarks.gallery_stress: as often as is asked for
 SWITCH_S = 20e-6  # threads take turns so often there
+FLUSHED = WARMUP_STEPS + 1  # steps that are on the disk however soon a script is killed after them
 DESTRUCTORS_EVERY = 5  # a measured script in so many ends with torch's own, a fourth of what it takes
 PARALLEL = 6  # on two cores: who waits for a sampler leaves its core to the next
 # .ci/run has a limit of time, and machines of one kind differ by a factor of two.
@@ -90,6 +97,25 @@ def test_a_script_behaves_as_without_us(results: Results, script: str, mode: str
     for what in SAME:
         assert measured[what] == bare[what], f"{what} of {script} differs under {mode}"
     assert measured["faults"] == [], "our own fault was caught"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("script", [script.stem for _, script in CHOSEN if script.stem in TRUTH])
+def test_the_steps_that_are_counted_are_those_that_were_trained(results: Results, script: str) -> None:
+    found, truth = results[f"{script}-run"], TRUTH[script]
+    wanted = truth | truth.get("counted", {})
+    if truth.get("killed"):
+        assert min(FLUSHED, wanted["steps"]) <= found["steps"] <= wanted["steps"]
+    elif truth["steps"] is not None:
+        assert found["steps"] == wanted["steps"]
+    if wanted["samples"] is not None and found["steps"]:
+        samples = wanted["samples"]
+        assert found["samples"] == (samples if isinstance(samples, list) else [samples])
+
+
+def test_the_truth_is_about_scripts_that_are_there_and_exceptions_say_why() -> None:
+    assert TRUTH.keys() <= {script.stem for script in SCRIPTS}
+    assert all("why" in truth for truth in TRUTH.values() if "counted" in truth)
 
 
 @TIMELY

@@ -15,10 +15,11 @@ from torch import nn
 
 import stepscope
 from stepscope import Run
+from stepscope.record.batch_sizes import first_tensor
 from stepscope.record.sample_count import SampleCount
-from stepscope.record.steps import Gaps, Identities, first_tensor
+from stepscope.record.steps import Gaps, Identities, OptimizerNumbers
 from stepscope.record.torch_private import first_bytes
-from stepscope.record.update_rounds import ManualRounds, OptimizerRounds
+from stepscope.record.update_rounds import Fingerprint, ManualRounds, OptimizerRounds
 
 
 def fails() -> float:
@@ -118,18 +119,102 @@ def test_an_object_at_the_address_of_one_that_is_gone_has_a_number_of_its_own() 
     assert len(numbers) == 50
 
 
+class _Made:
+    """An optimizer of one parameter."""
+
+    def __init__(self, parameter: object) -> None:
+        self.param_groups = [{"params": [parameter]}]
+
+
+def test_an_optimizer_made_anew_for_the_same_parameters_has_the_number_of_the_one_before_it() -> None:
+    numbers, weight = OptimizerNumbers(), object()
+    made = [_Made(weight) for _ in range(3)]  # all alive, as in cycles that are not collected yet
+    assert len({numbers.number(optimizer, False) for optimizer in made}) == 1
+    assert numbers.number(_Made(object()), False) != numbers.number(made[-1], False)
+    joins = _Made(weight)
+    assert numbers.number(joins, True) != numbers.number(made[-1], False)
+
+
+def test_two_optimizers_of_the_same_parameters_that_take_turns_have_numbers_of_their_own() -> None:
+    numbers, weight = OptimizerNumbers(), object()
+    first, second = _Made(weight), _Made(weight)
+    given = [(numbers.number(first, False), numbers.number(second, False)) for _ in range(3)]
+    assert given[1] == given[2]
+    assert given[2][0] != given[2][1]
+
+
+def test_one_that_is_followed_twice_by_another_had_a_step_of_its_own() -> None:
+    assert rounds("ABBB") == [1, 2, 3, 4]
+    assert rounds("A+BA+BA+B") == [2, 4, 6]
+
+
+@pytest.mark.parametrize("repeated", [0, 2, 3])
+def test_a_rhythm_is_learnt_though_some_updates_are_only_counted(repeated: int) -> None:
+    ended: list[int] = []
+    watch = OptimizerRounds(lambda t, late: ended.append(t), clock=iter(range(1, 100)).__next__)
+    for _ in range(2):
+        for _ in range(5 - repeated):
+            watch.stepped("critic")
+        watch.repeated(repeated)
+        watch.stepped("generator")
+    before = len(ended)
+    for name in ["critic"] * 5 + ["generator"]:
+        watch.stepped(name)
+    assert len(ended) == before + 1
+
+
+def test_passes_for_an_attack_before_the_first_update_are_no_steps(tmp_path: Path) -> None:
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with stepscope.profile(model, steps="optimizer", out=tmp_path, record="none") as scope:
+        for number in range(6):
+            inputs = torch.randn(8, 4)
+            moved = torch.zeros_like(inputs)
+            for _ in range(3):
+                moved.requires_grad_()
+                loss = model(inputs + moved).square().sum()
+                if number % 2:
+                    moved = (moved + torch.autograd.grad(loss, moved)[0]).detach()
+                else:
+                    loss.backward()
+                    assert moved.grad is not None
+                    moved = (moved + moved.grad).detach()
+                    model.zero_grad()
+            model(inputs + moved).square().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert scope.run.steps.height == 6
+    assert scope.run.steps["samples"].to_list() == [8] * 6
+
+
 def by_hand(*happenings: Any) -> list[tuple[int, bool]]:
     """(when, late) of each step that ends: what is found when something else begins, before and after each pass."""
     ended: list[tuple[int, bool]] = []
     now = iter(range(1, 1000))
     manual = ManualRounds(lambda t, late: ended.append((t, late)), clock=lambda: next(now))
     for before, at_pass, after in happenings:
-        manual.something_else(before)
-        manual.begins(at_pass)
-        manual.passed(after)
-    manual.something_else("updated")
-    manual.finish("updated")
+        manual.something_else(state(before))
+        manual.begins(state(at_pass))
+        manual.passed(state(after))
+    manual.something_else(state("updated"))
+    manual.finish(state("updated"))
     return ended
+
+
+def state(values: str | None, gradients: str = "", seen: bool = True) -> Fingerprint | None:
+    """A fingerprint of parameters with these values and gradients; seen: the values can be read."""
+    return None if values is None else Fingerprint((values,), (gradients,), seen)
+
+
+@pytest.mark.parametrize(("seen", "steps"), [(True, 0), (False, 2)])
+def test_gradients_that_are_dropped_are_an_update_only_where_values_cannot_be_read(seen: bool, steps: int) -> None:
+    ended: list[int] = []
+    manual = ManualRounds(lambda t, late: ended.append(t), clock=lambda: 1)
+    for _ in range(3):
+        manual.begins(state("values", "dropped", seen))
+        manual.passed(state("values", "made", seen))
+    manual.finish(state("values", "made", seen))
+    assert len(ended) == steps
 
 
 def test_a_model_that_is_called_with_changed_parameters_has_a_step_before_it() -> None:
@@ -149,10 +234,10 @@ def test_parameters_that_are_found_with_the_second_pass_have_not_changed_since_t
     ended: list[int] = []
     manual = ManualRounds(lambda t, late: ended.append(t), clock=lambda: 1)
     manual.passed(None)
-    manual.begins("a")
-    manual.passed("b")
+    manual.begins(state("a"))
+    manual.passed(state("b"))
     assert ended == []
-    manual.finish("updated")
+    manual.finish(state("updated"))
     assert ended == [1]
 
 

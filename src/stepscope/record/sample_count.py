@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 
+_MOST_MODELS = 256
 _AHEAD = 2  # batches that a loader's wrapper fetches before they are trained on
 
 
 class SampleCount:
     """The samples of a step: those of the data loader's batches, else those of the calls that gradients go back to.
 
-    A batch of a loader is trained on once: as many batches as there were backward passes belong to a step, the
-    others were fetched ahead. Where later steps fetch none and are called with just what is left of it, calls
-    count. Without a loader a pass counts the largest batch that its first model was called with (twin networks and
-    unrolled ones are called many times with the same samples; of unbatched calls each is a sample), and passes add
-    up to an update. Of several updates in a step (a GAN) the one with the fewest samples counts, since a
-    discriminator is shown real and made ones.
+    A batch of a loader is trained on once: as many batches as there were backward passes belong to a step, the others
+    were fetched ahead. Where later steps fetch none and are called with just what is left of it, calls count. Without
+    a loader a pass counts the largest batch that its first model was called with, of those that counted before if
+    there are any (an export or an average may be called between steps). Twin networks and unrolled ones are called
+    many times with the same samples; of unbatched calls each is a sample. Passes add up to an update. Of several
+    updates in a step (a GAN) the one with the fewest samples counts, since a discriminator is shown real and made
+    ones.
     """
 
     def __init__(self) -> None:
@@ -24,6 +26,7 @@ class SampleCount:
         self._since: set[int] = set()  # loaders that gave a batch since the last call without gradients
         self._evaluated: set[int] = set()  # loaders whose batches a model that is not trained was called with, perhaps
         self._calls: dict[int, list[tuple[int | None, bool]]] = {}
+        self._counted: set[int] = set()  # models whose calls counted before
         self._before_pass: tuple[int, int, bool] | None = None  # what the last pass added to
         self._passes = 0  # and their samples, since the last update
         self._samples = 0
@@ -45,10 +48,16 @@ class SampleCount:
         """A model is called with gradients, with so many samples; None where nothing tells."""
         self._calls.setdefault(model, []).append((samples, batched))
 
-    def raised(self, model: int) -> None:
-        """The last call of a model ended with an exception: nothing comes of it."""
-        if self._calls.get(model):
+    def raised(self, model: int, counted: bool) -> None:
+        """The last call of a model ended with an exception: nothing comes of it, nor of the batch that it was given.
+
+        Where that is tried again, its calls tell. counted: `called` was told of it.
+        """
+        if counted and self._calls.get(model):
             self._calls[model].pop()
+        for waiting in self._fetched.values():
+            if len(waiting) > self._passes:
+                waiting.pop()
 
     def backward(self) -> None:
         """Gradients are computed: those calls counted."""
@@ -56,8 +65,11 @@ class SampleCount:
             for loader in self._evaluated:
                 self._fetched.pop(loader, None)
         self._evaluated.clear()
-        calls = next(iter(self._calls.values()), [])
+        model = next((model for model in self._calls if model in self._counted), next(iter(self._calls), None))
+        calls = [] if model is None else self._calls[model]
         self._calls = {}
+        if model is not None and len(self._counted) < _MOST_MODELS:
+            self._counted.add(model)
         self._before_pass = self._passes, self._samples, self._known
         if self._updating and self._passes:
             return  # a closure is called again, with the same samples

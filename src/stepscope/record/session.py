@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import os
 import traceback
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from os import getpid  # as it is now: a training may put another one in its place
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +42,7 @@ class Session:
         make_recorder = find_recorder(framework)
         self.plan = Plan(parse_schedule(settings.record), parse_memory(settings.memory))
         self.settings = settings
-        self._pid = os.getpid()
+        self._pid = getpid()
         self._place = place
         self.boundary = Boundary(self._failed, self._disturbed)
         self.begun = False  # a training was seen, and a run is written
@@ -128,7 +128,7 @@ class Session:
 
     def close(self, status: str = "ok", reason: str | None = None) -> None:
         """End the run, whatever state it is in; safe to call twice, never raises on account of the disk."""
-        if self.closed or os.getpid() != self._pid:
+        if self.closed or getpid() != self._pid:
             return
         self.status = status, reason
         self.boundary.asks(self._recorder.differs)

@@ -9,7 +9,7 @@ import contextlib
 import itertools
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
 import torch
@@ -18,10 +18,19 @@ from torch import nn
 from stepscope.clock import monotonic_ns
 from stepscope.record import torch_private
 from stepscope.record.batch_axis import TELLING, BatchWitness
+from stepscope.record.batch_sizes import (
+    batch_size,
+    first_tensor,
+    length,
+    mapped_samples,
+    packed_samples,
+    telling_tensor,
+    tensors_in,
+)
 from stepscope.record.gradient_threads import Trainers
 from stepscope.record.ops.modules import parameters_of, parts_of
 from stepscope.record.sample_count import SampleCount
-from stepscope.record.update_rounds import Ended, ManualRounds, OptimizerRounds
+from stepscope.record.update_rounds import Ended, Fingerprint, ManualRounds, OptimizerRounds
 
 
 class StepFinder:
@@ -43,7 +52,8 @@ class StepFinder:
         self._from_updates = from_updates
         self._excluded = excluded
         self._identities = Identities()
-        self._rounds = OptimizerRounds(ended, updates_per_step, alive=self._identities.alive)
+        self._optimizers = OptimizerNumbers()
+        self._rounds = OptimizerRounds(ended, updates_per_step, alive=self._optimizers.alive)
         self._manual = ManualRounds(ended)
         self._gaps = Gaps()
         self._gradients = GradientWitness()
@@ -86,6 +96,7 @@ class StepFinder:
     def repeated(self, steps: int) -> None:
         """So many steps did what the one before them had done."""
         self._gaps.repeated(steps)
+        self._rounds.repeated(steps)
 
     @property
     def calls_no_module(self) -> bool:
@@ -104,7 +115,7 @@ class StepFinder:
         if not self._step_pass_called:
             self._gradients.called(number, module)
         self._step_pass_called = True
-        self._given.update(id(tensor) for tensor in _tensors((args, kwargs)))
+        self._given.update(id(tensor) for tensor in tensors_in((args, kwargs)))
         self._count(module, number, args, kwargs)
 
     def returned(self, module: nn.Module, output: Any) -> None:
@@ -126,11 +137,11 @@ class StepFinder:
 
     def raised(self, module: nn.Module) -> None:
         """It has ended with an exception."""
-        if self._call is not None:
-            self._call = None
+        counted, self._call = self._call is None, None
+        if not counted:
             self._note_calls(None)
-        elif torch.is_grad_enabled():
-            self._samples.raised(self._identities.number(module))
+        if torch.is_grad_enabled():
+            self._samples.raised(self._identities.number(module), counted)
 
     def before_update(self) -> None:
         """An optimizer is about to update, and may call a closure, whose passes are no updates by hand."""
@@ -144,10 +155,11 @@ class StepFinder:
         joins, self._worked = self.signs["passes"] > 0 and not self._worked, False
         self._samples.updated()
         if self._from_updates:
-            self._rounds.stepped(self._identities.number(optimizer), joins)
+            self._rounds.stepped(self._optimizers.number(optimizer, joins), joins)
 
     def skipped_update(self) -> None:
-        """A gradient scaler left an update out: what was computed for it is no step."""
+        """A gradient scaler left an update of an optimizer out: what was computed for it is no step."""
+        self._optimized, self._watched = True, None
         if self._from_updates:
             self._leave_out(monotonic_ns())
             self._samples.take()
@@ -155,7 +167,7 @@ class StepFinder:
     def before_backward(self, roots: Any, inputs: Any) -> None:
         """Gradients are about to be computed: of parameters, or aside, of what a model was called with."""
         self._work_begins()
-        self._aside = bool(inputs) and self._none_is_trained(inputs)
+        self._aside = _has_no_data(roots) or (bool(inputs) and self._none_is_trained(roots, inputs))
         if self._aside:
             return
         self._given.clear()
@@ -165,7 +177,7 @@ class StepFinder:
         if self._by_hand():
             self._watch_leaves(roots, inputs or ())
             self._manual.begins(self._fingerprint())
-        elif self._samples.pending and self._gradients.are_gone() and not self._trainers.others():
+        if self._samples.pending and self._gradients.are_gone() and not self._trainers.others():
             self._samples.passes_dropped()
         self._samples.backward()
 
@@ -220,17 +232,24 @@ class StepFinder:
 
     def _count(self, module: nn.Module, number: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         with torch._C.DisableTorchFunction():
+            packed = packed_samples(args, kwargs)
+            if packed is not None:
+                self._samples.called(number, packed, True)
+                return
             tensor = telling_tensor(args, kwargs)
             if tensor is None:
                 return
-            size = _length(tensor)
+            size = length(tensor)
             self._unbatched = None
             if size is None:
                 return
             if tensor.is_nested:
                 self._samples.called(number, size, True)
                 return
-            shape = tuple(tensor.shape)
+            shape, mapped = tuple(tensor.shape), mapped_samples(tensor)
+            if mapped > 1 and shape:
+                self._samples.called(number, mapped * size, True)
+                return
             if len(shape) > 1 and number not in self._axis and self._ask_for_axis(module, number, shape):
                 return
             axis = self._axis.get(number, 0)
@@ -285,18 +304,24 @@ class StepFinder:
         (number, size), self._unbatched = self._unbatched, None
         with torch._C.DisableTorchFunction():
             tensor = first_tensor(output)
-            batched = tensor is not None and _length(tensor) == size
+            batched = tensor is not None and length(tensor) == size
         self._samples.called(number, size if batched else 1, batched)
         self.input_shape = [] if batched else [size]
 
-    def _none_is_trained(self, inputs: Any) -> bool:
+    def _none_is_trained(self, roots: Any, inputs: Any) -> bool:
         """Return whether gradients of these are no training: an attack, a penalty, a derivative by coordinates.
 
-        Before an optimizer has updated, what is no nn.Parameter may be one all the same, unless a model was given it.
+        Before an optimizer has updated, what is no nn.Parameter may be one all the same: functional training has
+        parameters like that. What a model was given is none, nor is anything else where the pass reaches an
+        nn.Parameter and does not ask for its gradient.
         """
         if any(isinstance(tensor, nn.Parameter) for tensor in inputs):
             return False
-        return self._optimized or all(id(tensor) in self._given for tensor in inputs)
+        return (
+            self._optimized
+            or all(id(tensor) in self._given for tensor in inputs)
+            or any(isinstance(leaf, nn.Parameter) for leaf in torch_private.leaves_of(roots, 2_000, 2_000))
+        )
 
     def _by_hand(self) -> bool:
         return self._from_updates and not self._optimized
@@ -318,12 +343,13 @@ class StepFinder:
         """A tensor is about to be swapped with another, which torch refuses where one has weak references."""
         self._watched = None
         self._gradients = GradientWitness()
+        self._optimizers.forget_parameters()
 
     def _something_else(self) -> None:
         if self._manual.undecided and self._by_hand():
             self._manual.something_else(self._fingerprint())
 
-    def _fingerprint(self) -> tuple[Any, ...] | None:
+    def _fingerprint(self) -> Fingerprint | None:
         """Return what changes when parameters are updated or gradients reset.
 
         None where there is nothing to look at.
@@ -333,16 +359,21 @@ class StepFinder:
             return None
         others = self._trainers.others()
         with torch._C.DisableTorchFunction():
-            return tuple(
-                (
-                    id(leaf),
-                    leaf._version,
-                    torch_private.first_bytes(leaf),  # an update through `.data` leaves the version as it is
-                    None if others else id(leaf.grad),
-                    None if others or leaf.grad is None else leaf.grad._version,
-                )
-                for leaf in leaves
+            values = [torch_private.first_bytes(leaf) for leaf in leaves]  # `.data` leaves the version as it is
+            gradients = (
+                () if others else [(id(leaf.grad), leaf.grad is not None and leaf.grad._version) for leaf in leaves]
             )
+            return Fingerprint(
+                tuple((id(leaf), leaf._version, value) for leaf, value in zip(leaves, values, strict=True)),
+                tuple(gradients),
+                values_are_seen=any(value is not None for value in values),
+            )
+
+
+def _has_no_data(roots: Any) -> bool:
+    """Return whether these are tensors of shapes alone, from which no training goes back."""
+    root = roots[0] if type(roots) in (tuple, list) and roots else roots
+    return type(root).__name__ == "FakeTensor" or (type(root) is torch.Tensor and root.is_meta)
 
 
 def why_no_steps(signs: Mapping[str, int]) -> str:
@@ -363,39 +394,6 @@ def why_no_steps(signs: Mapping[str, int]) -> str:
             "mode, evolution), where stepscope.profile is told of each step by scope.step()"
         )
     return "no model was called, no gradient computed and no optimizer stepped with torch in this process"
-
-
-def _length(tensor: torch.Tensor) -> int | None:
-    """Its first dimension where it has one that is a plain number (not a symbol of a tracer), nested or not."""
-    size = tensor.size(0) if tensor.dim() else None
-    return size if type(size) is int else None
-
-
-def batch_size(iterator: Any, batch: Any) -> int | None:
-    """The samples of a data loader's batch: its batch size where the first tensor has it as one of its first sides."""
-    stated = getattr(getattr(iterator, "_index_sampler", None), "batch_size", None)
-    with torch._C.DisableTorchFunction():
-        tensor = first_tensor(batch)
-        if tensor is None or not tensor.dim():
-            length = len(batch) if type(batch) in (list, tuple) else None
-            return stated if isinstance(stated, int) else length
-        sides = [tensor.size(0)] if tensor.is_nested else [side for side in tensor.shape[:2] if type(side) is int]
-        listed = _listed(batch, stated)
-    if listed is None and isinstance(stated, int) and (stated in sides or (sides and sides[0] > stated)):
-        return stated
-    return listed or (sides[0] if sides else None)
-
-
-def _listed(batch: Any, most: Any) -> int | None:
-    """The samples of a batch that is a list of images, another of targets: as long as each other, not stacked."""
-    if type(batch) not in (list, tuple) or len(batch) < 2 or not isinstance(most, int):
-        return None
-    lengths = {len(column) if type(column) in (list, tuple) else None for column in batch}
-    length = lengths.pop() if len(lengths) == 1 else None
-    if length is None or not 0 < length <= most:
-        return None
-    stacked = len({tensor.size(0) for tensor in _tensors(batch) if tensor.dim()}) == 1  # pairs of pairs, for one
-    return None if stacked else length
 
 
 # A step is one round of the optimizers: the step of a GAN ends with the last of its optimizers, gradients that add up
@@ -433,6 +431,54 @@ class Identities:
             for reference, known in self._numbers.values()
             if known == number
         )
+
+
+class OptimizerNumbers:
+    """Numbers of optimizers: one that is made anew for the same parameters has that of the one before it.
+
+    Not where both update in turn, or one right after the other, with nothing computed in between.
+    """
+
+    _MOST = 64  # that are known; a training that makes many has seen the last of them
+
+    def __init__(self) -> None:
+        self._optimizers = Identities()
+        self.forget_parameters()
+
+    def forget_parameters(self) -> None:
+        """Hold no reference to a parameter any more."""
+        self._parameters = Identities()
+        self._numbers: dict[int, int] = {}
+        self._of_parameters: dict[Hashable, int] = {}
+        self._last: dict[int, int] = {}  # by number, the optimizer that updated last
+
+    def number(self, optimizer: Any, joins: bool) -> int:
+        """The number of an optimizer that has updated; joins: nothing was computed since the last update."""
+        own = self._optimizers.number(optimizer)
+        number = self._numbers.get(own)
+        if number is None:
+            if len(self._numbers) >= self._MOST:
+                self.forget_parameters()
+            parameters = self._parameters_of(optimizer)
+            number = own if joins or parameters is None else self._of_parameters.setdefault(parameters, own)
+            self._numbers[own] = number
+        elif self._last.get(number, own) != own:  # one that was taken for gone: the other has a number of its own
+            self._numbers[self._last[number]] = self._last[number]
+        self._last[number] = own
+        return number
+
+    def alive(self, number: Hashable) -> bool:
+        """Return whether the optimizer that had this number last may still be there."""
+        return self._optimizers.alive(self._last.get(number, number) if isinstance(number, int) else number)
+
+    def _parameters_of(self, optimizer: Any) -> Hashable:
+        """Return what tells its parameters from those of others; None of one that is not as torch's."""
+        groups = vars(optimizer).get("param_groups")  # never by its class: a property would run the training's code
+        if type(groups) is not list:
+            return None
+        found = [p for group in groups if type(group) is dict for p in group.get("params", ())]
+        number = self._parameters.number
+        return (number(found[0]), number(found[-1]), len(found)) if found else None
 
 
 class GradientWitness:
@@ -512,26 +558,3 @@ class Gaps:
         self._gaps += 1
         self._open, self._here = False, {}
         return max(outside, default=None)
-
-
-def telling_tensor(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The tensor among the inputs of a model that tells its samples; None where there is none."""
-    return args[0] if args and isinstance(args[0], torch.Tensor) else first_tensor((args, kwargs))
-
-
-def first_tensor(value: Any) -> Any:
-    """The first tensor in nested arguments, depth first; None where there is none."""
-    return next(_tensors(value), None)
-
-
-def _tensors(value: Any, depth: int = 0) -> Iterator[Any]:
-    import torch
-
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif depth < 8 and type(value) in (dict, list, tuple):
-        for item in list(value.values() if isinstance(value, dict) else value):  # other threads may change it
-            yield from _tensors(item, depth + 1)
-    elif depth < 3 and issubclass(type(value), Mapping):  # its attributes: to ask it would run the training's code
-        with contextlib.suppress(AttributeError):
-            yield from _tensors(object.__getattribute__(value, "__dict__"), depth + 1)

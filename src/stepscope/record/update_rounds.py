@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Hashable
+from typing import NamedTuple
 
 from stepscope.clock import Clock, monotonic_ns
 
 Ended = Callable[[int, bool], None]  # (when, in ns; known only later)
 Alive = Callable[[Hashable], bool]
+_Update = tuple[Hashable, bool, int]  # by which optimizer, whether it joins the one before it, when in ns
 _LONGEST_RHYTHM = 64  # updates of a round in which some optimizer comes more than once
 
 
@@ -18,7 +20,8 @@ class OptimizerRounds:
     Where one optimizer updates more often than another (critics of a GAN, a delayed policy), a round is what came
     between two updates of the rarer one, from the second time on that this was the same. An update that joins the one
     before it (no gradient was computed in between) is of the same step, however seldom its optimizer comes.
-    An optimizer that does not exist any more (`alive`) comes never again: its round has ended.
+    An optimizer that does not exist any more (`alive`) comes never again: its round has ended. Nor does one that
+    another has followed twice: each of its updates was a step.
     """
 
     def __init__(
@@ -32,27 +35,27 @@ class OptimizerRounds:
         self._alive = alive
         self._fixed = steps_per_round
         self._clock = clock
-        self._seen: list[Hashable] = []
-        self._last_ns = 0
+        self._seen: list[_Update] = []
         self.ahead = 0  # updates of the next round that were made by the time a round is known to have ended
         self._closer: Hashable = None
         self._known: set[Hashable] = set()  # optimizers of rounds that have ended
         self._history: deque[tuple[Hashable, bool]] = deque(maxlen=2 * _LONGEST_RHYTHM)  # and whether each joins
+        self._before: list[_Update] = []  # of the step that ended last
         self._rhythm: tuple[Hashable, ...] = ()
 
     def stepped(self, key: Hashable, joins: bool = False) -> None:
         """An optimizer has just stepped; joins: nothing was computed since the last update."""
         now = self._clock()
-        last_ns, self._last_ns = self._last_ns, now
+        update = key, joins, now
         if self._fixed is not None:
-            self._seen.append(key)
+            self._seen.append(update)
             if len(self._seen) >= self._fixed:
-                self._close(now)
+                self._close()
             return
         if self._rhythm and key == self._rhythm[len(self._seen)]:
-            self._seen.append(key)
+            self._seen.append(update)
             if len(self._seen) == len(self._rhythm):
-                self._close(now)
+                self._close()
             return
         if self._rhythm:
             self._rhythm = ()
@@ -60,39 +63,54 @@ class OptimizerRounds:
         self._history.append((key, joins))
         self._rhythm = _repeated(list(self._history))
         if self._rhythm:
-            self._seen.append(key)
-            self._close(now)
+            self._seen.append(update)
+            self._close()
             return
         if joins and not self._seen and key != self._closer:
             self._known.add(key)  # it ends a step that was taken for ended
             return
-        if key in self._seen:  # the last one before it closed the round, if none that is known to do so came
-            self._closer, self.ahead = self._seen[-1], 1
-            self._close(last_ns, late=True)
-            self.ahead = 0
-        elif key not in self._known and not all(map(self._alive, self._seen)):
-            self.ahead = 1
-            self._close(last_ns, late=True)
-            self.ahead = 0
-        self._seen.append(key)
+        before = [seen for seen, _, _ in self._seen]
+        if key in before:  # the last one before it closed the round, if none that is known to do so came
+            self._closer = before[-1]
+            self._close_late()
+        elif key not in self._known and not all(map(self._alive, before)):
+            self._close_late()
+        self._seen.append(update)
         if key == self._closer:
-            self._close(now)
+            self._close()
+
+    def repeated(self, steps: int) -> None:
+        """So many steps made the updates of the one before them."""
+        if self._fixed is None and not self._rhythm:
+            again = [(key, joins) for key, joins, _ in self._before]
+            self._history.extend(again * min(steps, 2 * _LONGEST_RHYTHM))
 
     @property
     def undecided(self) -> bool:
         """Return whether an update was made that may have been the last of its step."""
-        return bool(self._seen) and self._fixed is None and not self._rhythm and not self._known.issuperset(self._seen)
+        keys = {key for key, _, _ in self._seen}
+        return bool(keys) and self._fixed is None and not self._rhythm and not self._known >= keys
 
     def finish(self) -> None:
         """The training is over, or evaluation began: an undecided round has ended with its last optimizer step."""
         if self.undecided:
-            self._closer = self._seen[-1]
-            self._close(self._last_ns, late=True)
+            self._closer = self._seen[-1][0]
+            self._close(late=True)
 
-    def _close(self, t_ns: int, late: bool = False) -> None:
-        self._known.update(self._seen)
-        self._seen.clear()
-        self._ended(t_ns, late)
+    def _close_late(self) -> None:
+        """An update has come that is of the next round; two by one optimizer in a row are no round with others."""
+        takes_over = len(self._seen) > 1 and self._seen[-1][0] == self._history[-1][0] and not self._history[-1][1]
+        starts = [n for n, (_, joins, _) in enumerate(self._seen) if n and not joins] if takes_over else []
+        seen, ends = self._seen, [*starts, len(self._seen)]
+        for start, end in zip([0, *starts], ends, strict=True):
+            self._seen, self.ahead = seen[start:end], len(seen) - end + 1
+            self._close(late=True)
+        self.ahead = 0
+
+    def _close(self, late: bool = False) -> None:
+        self._before, self._seen = self._seen, []
+        self._known.update(key for key, _, _ in self._before)
+        self._ended(self._before[-1][2], late)
 
 
 def _repeated(updates: list[tuple[Hashable, bool]]) -> tuple[Hashable, ...]:
@@ -122,19 +140,28 @@ def _together(updates: list[tuple[Hashable, bool]]) -> list[set[Hashable]]:
     return groups
 
 
+class Fingerprint(NamedTuple):
+    """The state of some parameters, and of their gradients."""
+
+    values: tuple[Hashable, ...]
+    gradients: tuple[Hashable, ...]
+    values_are_seen: bool  # of one of them at least, so that an update shows in it
+
+
 class ManualRounds:
     """Steps of a training without an optimizer: gradients are computed, and parameters updated by hand.
 
     A fingerprint tells the state of some parameters and of their gradients. When something else begins after a
     backward pass (a batch is fetched, a model called) and finds another one than the pass left, the step has ended.
-    Some updates do not show in it until gradients are reset: those are seen when the next pass begins, and the step
-    ended, late, when that something else began. Without parameters to look at (None) every pass is a step.
+    Where values cannot be read, some updates do not show in it until gradients are reset: those are seen when the next
+    pass begins, and the step ended, late, when that something else began. Where they can, gradients that were dropped
+    are no update. Without parameters to look at (None) every pass is a step.
     """
 
     def __init__(self, ended: Ended, clock: Clock = monotonic_ns) -> None:
         self._ended = ended
         self._clock = clock
-        self._left: Hashable = None  # what the last pass left
+        self._left: Fingerprint | None = None  # what the last pass left
         self._boundary_ns: int | None = None
         self._open = False  # a pass was made whose step has not ended
         self.passes = 0
@@ -144,7 +171,7 @@ class ManualRounds:
         """Return whether a pass was made, and nothing else began since."""
         return self._open and self._boundary_ns is None
 
-    def something_else(self, fingerprint: Hashable) -> None:
+    def something_else(self, fingerprint: Fingerprint | None) -> None:
         """A batch is fetched, a model is called."""
         if not self.undecided:
             return
@@ -155,25 +182,28 @@ class ManualRounds:
         else:
             self._boundary_ns = now
 
-    def begins(self, fingerprint: Hashable) -> None:
+    def begins(self, fingerprint: Fingerprint | None) -> None:
         """A backward pass is about to begin; parameters that are found only now had nothing to be compared with."""
         if self._left is not None or fingerprint is None:
             self._end_late(fingerprint)
 
-    def passed(self, fingerprint: Hashable) -> None:
+    def passed(self, fingerprint: Fingerprint | None) -> None:
         """It is done."""
         self.passes += 1
         self._left, self._open, self._boundary_ns = fingerprint, True, None
 
-    def finish(self, fingerprint: Hashable) -> None:
+    def finish(self, fingerprint: Fingerprint | None) -> None:
         """The training is over."""
         self._end_late(fingerprint)
         self._open = False
 
-    def _end_late(self, fingerprint: Hashable) -> None:
+    def _end_late(self, fingerprint: Fingerprint | None) -> None:
         if self._open and self._changed(fingerprint):
             self._open = False
             self._ended(self._boundary_ns or self._clock(), True)
 
-    def _changed(self, fingerprint: Hashable) -> bool:
-        return fingerprint is None or fingerprint != self._left
+    def _changed(self, fingerprint: Fingerprint | None) -> bool:
+        if fingerprint is None or self._left is None:
+            return True
+        shown = fingerprint.values_are_seen and self._left.values_are_seen
+        return fingerprint.values != self._left.values or (not shown and fingerprint.gradients != self._left.gradients)

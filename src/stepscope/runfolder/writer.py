@@ -10,6 +10,7 @@ import os
 import secrets
 import time
 from datetime import datetime, timezone
+from os import getpid  # as it is now: a training may put another one in its place
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,7 +42,7 @@ class RunWriter:
         self.path = path.absolute()
         self.steps_dropped = 0  # that neither the disk nor the RAM had room for
         self._header = header
-        self._owner = os.getpid()
+        self._owner = getpid()
         self._steps = bytearray()
         self._parts: dict[str, int] = {}  # number of the next part of each folder
         self._steps_part: int | None = None  # that is being written
@@ -213,7 +214,7 @@ class RunWriter:
 
     def _is_mine(self) -> bool:
         """False in a forked child: what waits here is its parent's to write."""
-        return os.getpid() == self._owner
+        return getpid() == self._owner
 
     def _write_part(self, folder: str, part: Part) -> int:
         if not self._is_mine():

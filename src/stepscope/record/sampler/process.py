@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass
+from os import getpid  # as it is now: a training may put another one in its place
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
@@ -47,16 +48,16 @@ class Sampler:
         self.pid = pid
         self._run = run
         self._started = start_time(pid)
-        self._owner = os.getpid()
+        self._owner = getpid()
         self._end: SamplerEnd | None = None
 
     def alive(self) -> bool:
         """Return whether it still samples; always False in a forked child, which does not own it."""
-        return os.getpid() == self._owner and self._end is None and self._runs()
+        return getpid() == self._owner and self._end is None and self._runs()
 
     def stop(self) -> SamplerEnd:
         """End it and wait until everything is on disk; may be called again."""
-        if os.getpid() != self._owner:
+        if getpid() != self._owner:
             return SamplerEnd(None, died_early=False)
         if self._end is None:
             died_early = not self._runs()
@@ -112,8 +113,8 @@ def start_sampler(
         raise SamplerFailed("this Python does not know its own executable", "start the training with a python command")
     folder = Path(run).absolute()
     core = pin_away() if cpu is None else cpu
-    command = [sys.executable, "-m", "stepscope.record.sampler", "--run", str(folder), "--starter", str(os.getpid())]
-    command += ["--pid", str(os.getpid() if pid is None else pid), "--period-ns", str(period_ns)]
+    command = [sys.executable, "-m", "stepscope.record.sampler", "--run", str(folder), "--starter", str(getpid())]
+    command += ["--pid", str(getpid() if pid is None else pid), "--period-ns", str(period_ns)]
     command += [] if root is None else ["--root", str(Path(root).absolute())]
     command += [] if core is None else ["--cpu", str(core)]
     if metering is not None:
