@@ -1,4 +1,4 @@
-"""How many samples tensors hold: batches of data loaders, and what models are called with."""
+"""Count the samples that tensors hold: batches of data loaders, and what models are called with."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def packed_samples(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
 
 
 def mapped_samples(tensor: torch.Tensor) -> int:
-    """How many samples a tensor stands for within `torch.vmap`, which hides them: 1 outside it."""
+    """Return how many samples a tensor stands for within `torch.vmap`, which hides them: 1 outside it."""
     functorch, samples = torch._C._functorch, 1
     while functorch.is_functorch_wrapped_tensor(tensor):
         inner = functorch.get_unwrapped(tensor)
