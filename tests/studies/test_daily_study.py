@@ -8,16 +8,18 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.utils.data import Subset
 
 from stepscope import workloads
 from stepscope.errors import UnknownName, UsageError
 from stepscope.experiments.daily import DailyTraining
 from stepscope.experiments.daily.study import Routine
-from stepscope.experiments.daily.training import _chunks, _lessons, train_life
+from stepscope.experiments.daily.training import _chunks, _lessons, _pretrain, train_life
 from stepscope.experiments.engine.engine import Point, Watch, answer_study
 from stepscope.experiments.engine.training import Place
 from stepscope.report.charts.comparison import daily_charts
 from stepscope.report.study_results import render, save_figures
+from stepscope.workloads.contract import Training
 
 CHILD = (sys.executable, str(Path(__file__).parent / "training_child.py"))
 SMALL = DailyTraining(days=3, seeds=3, batch=(16,))
@@ -57,8 +59,49 @@ def test_a_life_has_its_evenings_and_the_next_setting_begins_with_the_same_model
     assert one["days"][0]["accuracy"] == other["days"][0]["accuracy"]
     assert all(day["time_s"] > 0 for day in one["days"][1:])
     assert [day["trained_on"] for day in other["days"]] == [0, 20, 40]
+    assert one["pretrained"] == other["pretrained"]
+    assert one["pretrained"]["accuracy"] >= 0.15
+    assert one["pretrained"]["images"] + one["pretrained"]["looked_at"] == 2000
     with pytest.raises(UsageError, match="too few for 200 days"):
         train_life(lenet, replace(ROUTINE, days=200), 0, place)
+
+
+def test_pre_training_ends_where_the_accuracy_on_images_that_it_does_not_see_rises_no_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    torch.set_num_threads(1)
+    training = workloads.find("lenet").prepare(20, None, "cpu", 0, None, "mnist-5k")
+    looks = iter([0.3, 0.5, 0.6, 0.7, 0.71, 0.711, 0.712, *[0.71] * 200])
+    sizes = set[int]()
+
+    def accuracy(part: Training) -> float:
+        assert isinstance(part.splits.train, Subset)
+        assert isinstance(part.splits.test, Subset)
+        sizes.add(len(part.splits.test))
+        assert not set(part.splits.train.indices) & set(part.splits.test.indices)
+        return next(looks)
+
+    monkeypatch.setattr("stepscope.experiments.daily.training.accuracy_of", accuracy)
+    ended = _pretrain(training, range(200), None)  # nine steps an epoch, a look every two
+    assert ended["plateau"]
+    assert sizes == {20}
+    assert ended["steps"] == 10 + 28, "the last rise by half a point is at the fifth look; three epochs are 27 steps"
+    looks = iter([0.01 * look for look in range(99)])
+    assert not _pretrain(training, range(200), 0.2)["plateau"]
+    looks = iter([0.006 * look for look in range(9999)])
+    rising = _pretrain(training, range(40), None)  # one step an epoch
+    assert (rising["plateau"], rising["steps"]) == (False, 60)
+    looks = iter([0.0] * 9999)
+    with pytest.raises(UsageError, match="did not bring 'lenet' to 20%"):
+        _pretrain(training, range(40), 0.2)
+
+
+def test_the_findings_say_how_the_pre_training_of_each_seed_ended(tmp_path: Path) -> None:
+    notes = answer_study(SMALL, tmp_path / "s", child=CHILD).notes
+    assert any("in 3 epochs no more" in note for note in notes)
+    assert any("NO plateau was reached" in note for note in notes)
+    given = answer_study(replace(SMALL, start=0.6), tmp_path / "t", child=CHILD).notes
+    assert not any("plateau" in note for note in given)
 
 
 def test_the_findings_say_how_accuracy_moves_and_whether_a_day_fits(tmp_path: Path) -> None:

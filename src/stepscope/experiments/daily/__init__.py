@@ -40,8 +40,8 @@ class DailyTraining(StudyRequest):
     workload: str = option("lenet", "A classifier. Default: lenet.", stated=True, argument=True)
     days: int = option(17, "Days: 17 (--quick: 5).", least=1, quick=5)
     images: int = option(64, "New images a day: 64.", least=1, stated=True)
-    start: float = option(
-        0.6, "Accuracy that it is pre-trained to, %: 60.",
+    start: float | None = option(
+        None, "Accuracy that it is pre-trained to, %. Default: until it rises no more.",
         above=0, unit="share", bare="%", example="60", stated=True,
     )  # fmt: skip
     batch: tuple[int, ...] = option((16, 64), "Batch sizes of the days: 16,64 (--quick: 16).", least=1, quick=(16,))
@@ -72,7 +72,7 @@ class DailyTraining(StudyRequest):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.start < 1:
+        if self.start is not None and not self.start < 1:
             raise UsageError(f"--start: {100 * self.start:g} % cannot be pre-trained to", "for example --start 60")
         if not self.batch or not self.replay:
             raise UsageError("no batch size or no replay is asked for", "leave --batch and --replay out for all")

@@ -73,7 +73,7 @@ def _notes(made: Sequence[SettingOutcome], request: DailyTraining) -> Iterator[s
     cell = made[0].cells[0]
     data = cell["data"]
     yield f"data: {data['name']} ({data['kind']}), judged each evening on all {data['test_size']} test images"
-    yield f"pre-trained on {cell['pretrained_on']} other images until {request.start:.0%} of the test images were right"
+    yield from dict.fromkeys(_pretraining(cell["pretrained"], request) for outcome in made for cell in outcome.cells)
     yield "every setting of a seed begins with the same weights and gets the same images each day"
     yield "time and energy are those of the training steps; looking at the accuracy is not counted"
     if min(len(outcome.cells) for outcome in made) < 2:
@@ -83,13 +83,27 @@ def _notes(made: Sequence[SettingOutcome], request: DailyTraining) -> Iterator[s
         yield "--battery cannot be judged without energy"
 
 
+def _pretraining(made: Mapping[str, Any], request: DailyTraining) -> str:
+    """Return how the pre-training of a seed ended."""
+    reached = f"{made['accuracy']:.1%} of {made['looked_at']} images that it did not see were right"
+    ended = f"pre-trained on {made['images']} other images, {made['steps']} steps: {reached}"
+    if request.start is not None:
+        return ended
+    if not made["plateau"]:
+        return f"{ended}: NO plateau was reached, so that a rise by day is not the new images' alone"
+    return f"{ended}, and in {PATIENCE} epochs no more (less than {RISE:.1%})"
+
+
+RISE, PATIENCE = 0.005, 3  # of the images, and epochs in which the best accuracy must rise by so much to be trained on
+
+
 @dataclass(frozen=True)
 class Routine:
     """Orders of one training: the fields of the request that it depends on."""
 
     days: int
     images: int
-    start: float
+    start: float | None  # null: until its accuracy rises no more
     batch: int = 16
     replay: str = "none"
     keep: int = 256

@@ -12,7 +12,7 @@ from torch.utils.data import Dataset, Subset, default_collate
 
 from stepscope import workloads
 from stepscope.errors import UsageError
-from stepscope.experiments.daily.study import Routine
+from stepscope.experiments.daily.study import PATIENCE, RISE, Routine
 from stepscope.experiments.engine.child import Orders
 from stepscope.experiments.engine.training import (
     Place,
@@ -26,9 +26,9 @@ from stepscope.experiments.partial.training import labels_of
 from stepscope.files import replaced
 from stepscope.workloads.contract import Batch, Training, Workload
 
-_EVERY = 2  # steps of the pre-training between two looks at its accuracy
-_EVALUATION_IMAGES = 1000  # test images for that; the days are judged on all of them
-_MOST_STEPS = 2000
+_LOOKS = 4  # at the accuracy in each epoch of the pre-training
+_SHARE_LOOKED_AT = 0.1  # of its images: they are not trained on, and are not those that the days are judged by
+_MOST_EPOCHS = 60
 _SHARE_BEFORE = 0.5  # of the training images: the days have the rest to themselves
 
 
@@ -43,14 +43,14 @@ def train_life(workload: Workload, routine: Routine, seed: int, place: Place) ->
     training = workload.prepare(routine.batch, routine.optimizer, routine.device, seed, routine.lr, routine.data)
     refuse_without_accuracy(training)
     before, days = _deal_images(training, routine, seed)
-    _load_pretrained(training, before, routine, place)
+    pretrained = _load_pretrained(training, before, routine, place)
     torch.manual_seed(seed)  # the same dropout, whether it was pre-trained here or before
     lessons = _lessons(days, routine, seed)
     ends = _steps_by_day(lessons, routine)
     done = _train_days(training, lessons, ends, routine, place)
     return {
         "seed": seed, "batch": routine.batch, "replay": routine.replay, "data": asdict(training.data),
-        "pretrained_on": len(before), "days": list(_evenings(done, ends, lessons)),
+        "pretrained": pretrained, "days": list(_evenings(done, ends, lessons)),
         "energy_kind": done.energy_kind, "energy_note": done.energy_note, "energy_gap": done.gap,
     }  # fmt: skip
 
@@ -141,28 +141,49 @@ def _evenings(done: TrainingRecord, ends: Sequence[int], lessons: Sequence[Seque
         }
 
 
-def _load_pretrained(training: Training, images: Sequence[int], routine: Routine, place: Place) -> None:
-    """Train to the accuracy asked for with the workload's own batch; all settings of a seed begin with one model."""
+def _load_pretrained(training: Training, images: Sequence[int], routine: Routine, place: Place) -> dict[str, Any]:
+    """Pre-train with the workload's own batch, once for all settings of a seed, and load that model.
+
+    Returns how it ended: images trained on, steps, accuracy (0 to 1) on `looked_at` images that were not, and whether
+    that had stopped rising.
+    """
     file = place.weights / f"{training.seed}.pt"
     if not file.exists():
         workload = training.workload
         first = workload.prepare(None, routine.optimizer, routine.device, training.seed, routine.lr, routine.data)
-        _train_to(first, Subset(_images(first), list(images)), routine.start)
+        ended = _pretrain(first, images, routine.start)
         place.weights.mkdir(exist_ok=True)
         with replaced(file) as part:
-            torch.save(first.model.state_dict(), part)
-    training.model.load_state_dict(torch.load(file, map_location=training.device, weights_only=True))
+            torch.save({"model": first.model.state_dict(), "ended": ended}, part)
+    kept = torch.load(file, map_location=training.device, weights_only=True)
+    training.model.load_state_dict(kept["model"])
+    return dict(kept["ended"])
 
 
-def _train_to(training: Training, images: Dataset[Batch], start: float) -> None:
-    part = replace(training, splits=replace(training.splits, train=images))
+def _pretrain(training: Training, images: Sequence[int], start: float | None) -> dict[str, Any]:
+    """Train until the accuracy is `start`, or rises no more; UsageError where `start` is not reached."""
+    whole, looked_at = _images(training), max(int(_SHARE_LOOKED_AT * len(images)), 1)
+    seen, unseen = Subset(whole, list(images[looked_at:])), Subset(whole, list(images[:looked_at]))
+    part = replace(training, splits=replace(training.splits, train=seen, test=unseen))
+    epoch = max(len(seen) // part.batch_size, 1)
+    every, best, rose_at, steps, accuracy = max(epoch // _LOOKS, 1), 0.0, 0, 0, 0.0
     for steps, batch in enumerate(part.batches(), 1):
         part.step(batch)
-        if steps % _EVERY == 0 and accuracy_of(part, _EVALUATION_IMAGES) >= start:
-            return
-        if steps >= _MOST_STEPS:
-            said = f"{steps} steps did not bring '{training.workload.name}' to {start:.0%}"
+        if steps % every:
+            continue
+        accuracy = accuracy_of(part)
+        if accuracy >= best + RISE:
+            best, rose_at = accuracy, steps
+        plateau = steps - rose_at >= PATIENCE * epoch
+        if (start is None and plateau) or (start is not None and accuracy >= start):
+            break
+        if steps >= _MOST_EPOCHS * epoch:
+            if start is None:
+                break
+            said = f"{_MOST_EPOCHS} epochs ({steps} steps) did not bring '{training.workload.name}' to {start:.0%}"
             raise UsageError(said, "ask for a lower --start, or another --lr or --optimizer")
+    ended = {"images": len(seen), "looked_at": looked_at, "steps": steps, "accuracy": accuracy}
+    return {**ended, "plateau": steps - rose_at >= PATIENCE * epoch}
 
 
 def _images(training: Training) -> Dataset[Batch]:
