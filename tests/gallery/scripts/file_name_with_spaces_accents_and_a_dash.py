@@ -1,0 +1,44 @@
+"""The file of the script has spaces, letters beyond ASCII and a dash at its beginning."""
+# runner: name=- träin ☃ [1].py
+# runner: args=--out x
+import hashlib
+import os
+import sys
+
+import torch
+from torch import nn
+
+torch.set_num_threads(1)
+torch.manual_seed(0)
+
+
+def sha(tensors):
+    digest = hashlib.sha256()
+    for tensor in tensors:
+        digest.update(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def net():
+    return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
+
+
+def batch(size=16):
+    inputs = torch.randn(size, 8)
+    return inputs, inputs[:, :3].argmax(1)
+
+
+def step(model, optimizer, size=16):
+    inputs, targets = batch(size)
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(inputs), targets)
+    loss.backward()
+    optimizer.step()
+    return loss.item().hex()
+
+
+model = net()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for number in range(8):
+    print(number, step(model, optimizer))
+print(os.path.basename(sys.argv[0]), os.path.basename(__file__), sys.argv[1:], sha(model.parameters()))
