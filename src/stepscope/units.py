@@ -72,6 +72,11 @@ def interval(low: float | None, high: float | None, unit: str) -> str:
     return f"[{ends[0]}, {ends[1]}]"
 
 
+def brackets(value: float | None, low: float | None, high: float | None, unit: str) -> str:
+    """The ends of a 95 % CI in the unit of the value above them: "[0.29, 1,520]"; empty as in `estimate`."""
+    return estimate(value, low, high, unit).removeprefix(amount(value, unit)).strip()
+
+
 def _scale(value: float, unit: str) -> tuple[float, str]:
     """What divides a value for people to read it, and the unit that it then has."""
     if unit in ("ns", "s"):

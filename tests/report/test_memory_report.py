@@ -227,4 +227,4 @@ def test_a_treemap_of_many_modules_joins_the_smallest(run: Run) -> None:
     assert "smaller parts" in svg
     peak = run.peak()
     assert peak is not None
-    assert "outside any module" in draw_svg(build_treemap(live_by_module(peak.tensors), 900))
+    assert "outside any layer" in draw_svg(build_treemap(live_by_module(peak.tensors), 900))

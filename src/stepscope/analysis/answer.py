@@ -54,7 +54,7 @@ def setting(run: Run) -> list[str]:
         about.get("name") or run.id,
         f"batch {batch}" if batch else None,
         *(about.get(key) for key in ("optimizer", "precision")),
-        machine_name(run),
+        f"times of {machine_name(run)}" if run.simulated is not None else machine_name(run),
         f"{threads} thread{'' if threads == 1 else 's'}" if threads else None,
         f"{len(run.steps):,} step{'' if len(run.steps) == 1 else 's'}",
         _day(run.id),

@@ -101,7 +101,7 @@ _TREEMAP_HEIGHT = 360  # px
 _LETTER, _LINE = 6.2, 15.0  # px, of a label
 _PALE = ("buffer", "saved", "temporary", "other")  # colours on which dark letters read better
 _INK = alt.Color("ink:N", scale=None)
-_OUTSIDE = "outside any module"
+_OUTSIDE = "outside any layer"
 
 
 def build_treemap(rows: pl.DataFrame, width: int, parts: int = 80) -> Any:
@@ -143,15 +143,16 @@ def _boxes(rows: pl.DataFrame, across: float) -> list[dict[str, Any]]:
     found = []
     for module, box in zip(modules["module"], outer, strict=True):
         inside = rows.filter(pl.col("module") == module).sort("bytes", descending=True)
-        for row, inner in zip(inside.iter_rows(named=True), squarified(inside["bytes"].to_list(), box), strict=True):
-            found.append(_box(row, inner))
+        drawn = zip(inside.iter_rows(named=True), squarified(inside["bytes"].to_list(), box), strict=True)
+        found += [_box(row, inner, largest=place == 0) for place, (row, inner) in enumerate(drawn)]
     return found
 
 
-def _box(row: dict[str, Any], box: Box) -> dict[str, Any]:
+def _box(row: dict[str, Any], box: Box, *, largest: bool) -> dict[str, Any]:
+    """A rectangle; the largest of a layer's has its name, those beside it what they are."""
     x0, y0, x1, y1 = box
     name = str(row["module"])
-    label = _label(name, x1 - x0) if y1 - y0 >= _LINE + 4 else ""
+    label = _label(name if largest else category_label(row["category"]), x1 - x0) if y1 - y0 >= _LINE + 4 else ""
     hover = f"{name}, {category_label(row['category'])}: {row['bytes'] / 1e6:.3g} MB"
     return {
         "x0": x0, "y0": y0, "x1": x1, "y1": y1,

@@ -34,7 +34,7 @@ function drawAnatomy(figure) {
       close(begin);
       if (open.length) put(now, begin, open[open.length - 1].at);
       now = begin;
-      const above = open.length ? open[open.length - 1].level : 0, hidden = /^(nn\.|autograd::engine|#stepscope)/.test(data.names[ops.name[at]]);
+      const above = open.length ? open[open.length - 1].level : 0, hidden = /^(nn\.|autograd::engine|#stepscope|\(loading)/.test(data.names[ops.name[at]]);
       open.push({ at, end: begin + ops.length[at], level: above + (hidden ? 0 : 1) });
       if (hidden) continue;
       shownAs[at] = above;
@@ -56,7 +56,8 @@ function drawAnatomy(figure) {
     make("span", { class: "choice", role: "group", "aria-label": "Zoom" },
       button("+", "Zoom in", () => zoom(.5)), button("−", "Zoom out", () => zoom(2)), button("Whole step", "Show the whole step", reset)),
     status,
-    make("span", { class: "key" }, ...data.phases.map((phase) => { const i = make("i"); i.style.background = "var(--" + phase + ")"; return make("span", {}, i, phase); })));
+    make("span", { class: "key" }, ...[...data.phases.map((phase) => [phase, phase]), ...(slices.some((those) => those.some(bare)) ? [["residual", "outside any layer"]] : [])]
+      .map(([colour, text]) => { const i = make("i"); i.style.background = "var(--" + colour + ")"; return make("span", {}, i, text); })));
   figure.prepend(bar, canvas);
 
   function lay() {
@@ -67,8 +68,22 @@ function drawAnatomy(figure) {
       laid.push({ lane, index, top, height });
       top += height + 6;
     });
-    tracks.forEach((track) => { laid.push({ track, top, height: LABEL + TRACK }); top += LABEL + TRACK + 6; });
+    tracks.forEach((track) => {
+      const key = keyOf(track), label = LABEL * (1 + Math.max(0, ...key.map((one) => one.line)));
+      laid.push({ track, top, key, label, height: label + TRACK });
+      top += label + TRACK + 6;
+    });
     return top + 4;
+  }
+  const titleOf = (track) => track.label + "  \u00b7  0 to " + spoken(track.top, track.unit);
+  function keyOf(track) { // of a row that is several on top of each other: what each is, on as many lines as it takes
+    let x = brush.measureText(titleOf(track)).width + 16, line = 0;
+    return track.layers.filter((one) => one.name).map((layer) => {
+      const room = brush.measureText(layer.name).width + 22;
+      if (x + room > wide && x > 0) { x = 0; line += 1; }
+      x += room;
+      return { layer, x: x - room, line };
+    });
   }
   const xOf = (ns) => (ns - view[0]) / (view[1] - view[0]) * wide;
   const nsOf = (x) => view[0] + x / wide * (view[1] - view[0]);
@@ -94,8 +109,9 @@ function drawAnatomy(figure) {
   });
 
   function draw() {
-    const height = lay(), scale = Math.max(devicePixelRatio || 1, 1);
     wide = canvas.clientWidth || figure.clientWidth || 900;
+    brush.font = plain = "11.5px " + getComputedStyle(document.body).fontFamily;
+    const height = lay(), scale = Math.max(devicePixelRatio || 1, 1);
     canvas.width = Math.round(wide * scale);
     canvas.height = Math.round(height * scale);
     canvas.style.height = height + "px";
@@ -103,7 +119,7 @@ function drawAnatomy(figure) {
     colours = new Proxy({}, { get: (kept, name) => kept[name] ??= style.getPropertyValue("--" + String(name)).trim() });
     brush.setTransform(scale, 0, 0, scale, 0, 0);
     brush.clearRect(0, 0, wide, height);
-    brush.font = plain = "11.5px " + getComputedStyle(document.body).fontFamily;
+    brush.font = plain; // a canvas of another size forgets it
     brush.textBaseline = "middle";
     drawAxis(height);
     for (const place of laid) place.lane ? drawLane(place) : drawTrack(place);
@@ -173,20 +189,15 @@ function drawAnatomy(figure) {
       }
     }
   }
-  function drawTrack({ track, top }) {
-    const text = track.label + "  ·  0 to " + spoken(track.top, track.unit);
-    title(text, top);
-    let x = brush.measureText(text).width + 16;
-    for (const layer of track.layers.filter((one) => one.name)) { // the key of a row that is several on top of each other
-      const room = brush.measureText(layer.name).width + 22;
-      if (x + room > wide) break;
+  function drawTrack({ track, top, key, label }) {
+    title(titleOf(track), top);
+    for (const { layer, x, line } of key) {
       brush.fillStyle = colours[layer.colour];
-      brush.fillRect(x, top + 4, 8, 8);
+      brush.fillRect(x, top + line * LABEL + 4, 8, 8);
       brush.fillStyle = colours.muted;
-      brush.fillText(layer.name, x + 12, top + LABEL / 2);
-      x += room;
+      brush.fillText(layer.name, x + 12, top + line * LABEL + LABEL / 2);
     }
-    const base = top + LABEL + TRACK;
+    const base = top + label + TRACK;
     brush.fillStyle = colours.rule;
     brush.fillRect(0, base, wide, 1);
     for (const layer of track.layers) {
@@ -206,7 +217,7 @@ function drawAnatomy(figure) {
     }
   }
 
-  const bare = (slice) => slice.name === "" && ["forward", "backward", "other"].includes(data.phases[slice.phase]);
+  function bare(slice) { return slice.name === "" && ["forward", "backward", "other"].includes(data.phases[slice.phase]); }
   const dimmed = (name) => marked !== null && !marked.has(name);
   const short = (name) => name.replace(/^aten::/, "").replace(/Backward\d*$/, " backward");
   function called(at) { // by its layer, as far as there is room

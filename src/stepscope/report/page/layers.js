@@ -73,12 +73,14 @@ function drawLayers(figure) {
       const name = make("td", {}, one.name);
       if (one.count > 1) name.append(make("span", {}, "\u00d7 " + one.count));
       else if (one.row.type && group === "Layer") name.append(make("span", {}, one.row.type));
+      const line = one.count === 1 && one.row.source ? one.row.source.split("/").pop() : "";
+      if (line) name.append(make("span", { class: "at" }, line)); // where there is no room for its column
       const row = make("tr", { tabindex: "0", class: marked === null ? null : marked.has(one.name) ? "marked" : "dim",
         onclick: () => choose(one), onkeydown: (event) => { if (event.key === "Enter") choose(one); },
         onpointermove: (event) => showTip(told(one), event.clientX, event.clientY), onpointerleave: hideTip,
         onfocus: () => { if (row.matches(":focus-visible")) { const r = row.getBoundingClientRect(); showTip(told(one), r.left, r.bottom); } }, onblur: hideTip },
         name, make("td", { class: "bar" }, bar), make("td", { class: "n" }, spoken(one.value, metric.unit)),
-        make("td", { class: "line" }, one.count === 1 && one.row.source ? "\u200e" + one.row.source.split("/").pop() : ""));
+        make("td", { class: "line" }, line && "\u200e" + line));
       return row;
     }));
     more.hidden = found.length <= FIRST_ROWS;

@@ -38,12 +38,16 @@ class Figure:
 
 @dataclass(frozen=True)
 class KeyFigure:
-    """One headline number with what surrounds it; `interval` is empty where the number was not sampled."""
+    """One headline number with what surrounds it; `interval`, in its unit, is empty where it was not sampled.
+
+    kind: "simulated" or "estimated", where it is.
+    """
 
     label: str
     value: str
     interval: str = ""
     note: str = ""
+    kind: str = ""
 
     @property
     def number(self) -> str:

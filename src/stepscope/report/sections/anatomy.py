@@ -42,20 +42,23 @@ def build(run: Run) -> Section:
     data = {"step": step, "length": length, **_lanes(drawn), "tracks": [*_tracks(tracks, step)]}
     calls = plural(len(ops), "op call")
     said = f"Step {step}, the profiled step nearest to the median, as recorded: {duration(length)}, {calls}. "
-    caption = said + _caption(ops, len(ops) - len(drawn), tracks)
+    caption = said + _caption(ops, len(ops) - len(drawn), tracks, step)
     return Section(
         "", (Anatomy(data, lambda width: chart.build_anatomy(drawn, tracks, length, width), caption, FIGURES[0]),)
     )
 
 
-def _caption(ops: pl.DataFrame, excluded: int, tracks: pl.DataFrame) -> str:
+def _caption(ops: pl.DataFrame, excluded: int, tracks: pl.DataFrame, step: int) -> str:
     lanes = ops["lane"].n_unique()
     said = [f"{lanes} lanes: threads, then streams." if lanes > 1 else "Layers, then ops below what called them."]
+    said.append("White: no op runs (framework).")
     said.append("Click a layer to mark it here and in the list, drag to zoom and list what is in view, Escape for all.")
     if tracks.is_empty():
         said.append("Nothing was sampled and no allocation recorded in this step.")
     else:
         said.append("Below: means of the shortest windows that each sensor can resolve, tinted where nothing was read.")
+        if other := set(tracks.filter(pl.col("track") == "memory")["step"]) - {step}:
+            said.append(f"Allocations of this step were not recorded: live tensors are of step {min(other)}.")
         if OPERATOR_POWER in set(tracks["track"]):
             said.append(
                 "Power of ops is estimated by the fit, as a mean for each op: no sensor is quick enough to measure it."
@@ -189,7 +192,7 @@ def _stacked(memory: pl.DataFrame, step: int) -> dict[str, Any]:
         (category_label(category), f"held-{category}", memory.filter(pl.col("name") == category)) for category in held
     )
     first = memory.filter(pl.col("name") == held[0])
-    other = "" if seen == step else f" of step {seen} (allocations of step {step} were not recorded)"
+    other = "" if seen == step else f" of step {seen}"
     top = float(whole.to_numpy().max()) or 1.0
     return {**_about(first, f"live tensors{other}", "memory"), "top": top, "layers": layers}
 

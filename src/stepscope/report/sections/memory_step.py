@@ -25,7 +25,7 @@ from stepscope.report.page.parts import (
     figure,
 )
 from stepscope.report.text import place
-from stepscope.units import amount, category_label, percent
+from stepscope.units import amount, category_label, number, percent
 
 if TYPE_CHECKING:
     from stepscope.analysis.run import Run
@@ -57,7 +57,7 @@ def build(run: Run) -> Section:
         KeyFigures(tuple(_key_figures(run, peak))),
         figure(
             lambda width: treemap.build_treemap(modules, width),
-            "The peak: area is bytes, by module and category.",
+            "The peak: area is bytes. The largest of a layer has its name, those beside it their category.",
             FIGURES[1],
         ),
         _tensors(peak),
@@ -85,7 +85,7 @@ def _seen(series: pl.DataFrame) -> list[str]:
 
 
 def _key_figures(run: Run, peak: Peak) -> Iterator[KeyFigure]:
-    yield KeyFigure("Live tensors at the peak", amount(peak.bytes, "B"), note=f"on {peak.device}")
+    yield KeyFigure("Live at the peak", amount(peak.bytes, "B"), note=f"on {peak.device}")
     for name, size, share in peak.categories.iter_rows():
         yield KeyFigure(category_label(name).capitalize(), amount(size, "B"), note=percent(share))
     held = reserved_bytes(run).get(peak.device)
@@ -127,7 +127,7 @@ def _ops(run: Run) -> Table:
     rows = [
         (
             Cell(row["op"], row["op"]),
-            Cell(f"{row['allocations']:,.1f}", row["allocations"]),
+            Cell(number(row["allocations"]), row["allocations"]),
             _size(row["bytes"]),
             _size(row["at_peak"]),
         )

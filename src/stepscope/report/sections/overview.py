@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -34,9 +35,9 @@ from stepscope.report.page.parts import (
     shares_sentence,
 )
 from stepscope.report.page.reading import milliseconds, without_long_words
-from stepscope.report.screen import next_steps
+from stepscope.report.screen import FRAMEWORK, next_steps
 from stepscope.report.text_tables import short_source
-from stepscope.units import NOT_MEASURED, ROW_LABELS, amount, duration, interval, percent, row_label
+from stepscope.units import NOT_MEASURED, ROW_LABELS, amount, brackets, duration, percent, row_label
 
 if TYPE_CHECKING:
     from stepscope.analysis.run import Run
@@ -45,7 +46,8 @@ TITLE = "Answer"
 ORDER = 10
 FIGURES = ("phases", "step-phases")
 
-_PHASE_NAMES = {FRAMEWORK_OVERHEAD: "framework"}
+_PHASE_NAMES = {FRAMEWORK_OVERHEAD: f"framework ({FRAMEWORK})"}
+_COMMAND = re.compile(r"^(stepscope .+?)(?= (?:tries|measures) )")
 _EVIDENCE, _NEXT = 2, 3
 _FEWEST_BARS, _MOST_BARS = 8, 150
 _TALLEST = 2.5  # times the median step: what is longer is cut
@@ -67,7 +69,7 @@ def build(run: Run) -> Section:
         confidence="" if first is None else first.confidence,
         evidence=() if first is None else tuple(_capital(entry.text) for entry in first.evidence[:_EVIDENCE]),
         cautions=tuple(said for said in found.cautions if not said.startswith(simulated_badge(run.simulated) or "\0")),
-        next=tuple(next_steps(run)[:_NEXT]),
+        next=tuple(_COMMAND.sub(r"`\1`", said) for said in next_steps(run)[:_NEXT]),
         fits=_capital(fits_sentence(run) or ""),
         layer=_most_expensive(run),
     )
@@ -85,13 +87,13 @@ def headlines(run: Run) -> Iterator[KeyFigure]:
     rows = headline(run)
     known = {row.metric for row in rows}
     for row in rows:
-        kind = f"{row.kind.capitalize()}: " if row.kind else ""
         note = row.note if row.metric in ("temperature", "accuracy") else ""
         note = f"of {amount(row.whole, row.unit)}" if row.whole else note
         label = _SHORT.get(row.metric, row.label)
         if row.metric == "peak_memory" and "energy_per_step" not in known:
-            yield KeyFigure("Energy per step", NOT_MEASURED, note="not measured")
-        yield KeyFigure(f"{kind}{label}", amount(row.value, row.unit), interval(row.low, row.high, row.unit), note)
+            yield KeyFigure("Energy per step", NOT_MEASURED, note="not measured: `stepscope doctor` says how")
+        ends = brackets(row.value, row.low, row.high, row.unit)
+        yield KeyFigure(label, amount(row.value, row.unit), ends, note, row.kind)
 
 
 def _most_expensive(run: Run) -> str:
@@ -124,7 +126,8 @@ def _key_figures(run: Run) -> Iterator[KeyFigure]:
 
 
 def _key_figure(row: dict[str, Any], label: str, unit: str) -> KeyFigure:
-    return KeyFigure(label, amount(row["value"], unit), interval(row["low"], row["high"], unit), row["note"] or "")
+    ends = brackets(row["value"], row["low"], row["high"], unit)
+    return KeyFigure(label, amount(row["value"], unit), ends, row["note"] or "")
 
 
 def _data(run: Run) -> str:

@@ -29,7 +29,8 @@ def build(run: Run) -> Section:
     badge = f"{simulated_badge(run.simulated)}, not of this machine. " if run.simulated else ""
     if totals.is_empty():
         return Section(_nothing(run))
-    more: list[Part] = [_components(totals), *_timeline(run), *_rails(run.rail_energy())]
+    further = _timeline(run) if run.rail_energy()["rail"].n_unique() > 1 else []
+    more: list[Part] = [_components(totals), *further, *_rails(run.rail_energy())]
     if run.energy_tables.notes:
         more.append(Items(tuple((_sentence(note), "") for note in run.energy_tables.notes), "What to know"))
     parts = (*_timeline(run, 1), More("Energy by component and rail, what to know, the board", (*more, *about)))
@@ -143,9 +144,10 @@ def _hover() -> pl.Expr:
 def _board(run: Run) -> list[Part]:
     """The board, its clusters of cores and its memory; then its traps."""
     board = run.board
-    facts = [("Board", board.title)]
+    simulated = run.simulated is not None
+    facts = [("Board, simulated" if simulated else "Board", board.title)]
     clusters = "; ".join(f"{name}: {', '.join(map(str, cores))}" for name, cores in run.core_clusters.items())
-    if clusters:
+    if clusters and not simulated:  # the cores are of the machine that trained
         facts.append(("Cores by cluster", clusters))
     if board.os_keeps_bytes is not None:
         facts.append(("Memory that firmware and an idle system keep", f"roughly {bytes_(board.os_keeps_bytes)}"))

@@ -17,6 +17,12 @@ if TYPE_CHECKING:
 TITLE = "Reproduce"
 ORDER = 90
 
+_OF_A_BOARD = (  # facts that are read where a simulated board has its own
+    "board", "compatible", "l4t", "power_mode", "at_start", "at_end", "trip_points_celsius", "gpu", "accelerators",
+)  # fmt: skip
+_SHORT = {"cpu": "CPU", "os": "OS", "l4t": "L4T"}
+_UNKNOWN = ("cluster", 65535)  # what the kernel states where it knows none
+
 
 def build(run: Run) -> Section:
     """Facts of run.json and device.json as they are, and argv as a command line."""
@@ -47,7 +53,10 @@ def _facts(run: Run) -> Iterator[tuple[str, str]]:
     for title in ("workload", "seed", "threads", "recorder", "sampler", "versions"):
         yield from _flat(title.capitalize(), meta.get(title))
     for key, value in run.device.items():
-        yield from _flat(_key_text(key).capitalize(), value, key)
+        if key != "ceilings":  # "Against the machine" has what is made of them
+            whose = "" if run.simulated is None else "Simulated: " if key in _OF_A_BOARD else "This machine: "
+            title = _key_text(key)
+            yield from _flat(f"{whose}{_SHORT.get(title, title if whose else title.capitalize())}", value, key)
 
 
 def _flat(title: str, value: Any, key: str = "") -> Iterator[tuple[str, str]]:
@@ -79,7 +88,7 @@ def _value_text(key: str, value: Any) -> str:
         return duration(value)
     if isinstance(value, int | float) and key.endswith("bytes"):
         return bytes_(value)
-    return number(value, 6) if isinstance(value, float) else str(value)
+    return number(value) if isinstance(value, float) else str(value)
 
 
 def _list_text(value: list[Any]) -> str:
@@ -87,4 +96,5 @@ def _list_text(value: list[Any]) -> str:
 
 
 def _entry_text(item: dict[str, Any]) -> str:
-    return ", ".join(f"{_key_text(key)} {_value_text(key, inner)}" for key, inner in item.items() if inner is not None)
+    known = {key: inner for key, inner in item.items() if inner is not None and (key, inner) != _UNKNOWN}
+    return ", ".join(f"{_key_text(key)} {_value_text(key, inner)}" for key, inner in known.items())
