@@ -101,7 +101,7 @@ def test_a_simulated_run_is_framed_and_named_so_everywhere(chromium: Browser, pa
     assert chromium.run("getComputedStyle(document.body, '::before').backgroundImage").startswith("repeating-linear")
     labels = chromium.run("[...document.querySelectorAll('#overview > .key-figures dt')].map((d) => d.textContent)")
     assert {label for label in labels if "nergy" in label or "ower" in label or "zone" in label} == {
-        "Simulated: Energy per step", "Simulated: Power", "Simulated: Hottest zone",
+        "simulated Energy per step", "simulated Power", "simulated Hottest zone",
     }  # fmt: skip
     assert 'class="simulated"' not in pages["without sensors"].read_text(encoding="utf-8")
 

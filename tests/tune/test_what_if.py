@@ -80,6 +80,15 @@ def test_a_part_that_is_not_surely_waited_for_is_no_answer() -> None:
     assert judge_parts(found, "t").answer.startswith("Cannot tell yet")
 
 
+def test_why_no_saving_is_stated_and_what_to_do_is_said() -> None:
+    part = Part("conv", LAYER, "Conv2d", 0.5, waits=[0.9, 1.0, 1.0, 0.95, 1.0, 1.0], reason="")
+    found = WhatIf(lambda: DelayedTraining({}), [part], 1e6)
+    why = "the ceilings of this device are withheld: their probe waited for a CPU core in 9 % of its time"
+    findings = judge_parts(found, "t", why)
+    assert findings.answer.endswith(f"cannot be told: {why}.")
+    assert any(why in note and "stepscope doctor --ceilings" in note for note in findings.notes)
+
+
 def test_on_an_accelerator_it_is_refused_and_the_training_is_closed() -> None:
     training = DelayedTraining({}, "cuda")
     with pytest.raises(UsageError, match="a delay of the CPU is not one of the device"):

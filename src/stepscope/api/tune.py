@@ -82,6 +82,7 @@ def answer(request: TuneRequest, folder: Path, progress: bool) -> tuple[Findings
 
 def what_if(request: TuneRequest, folder: Path, progress: bool) -> Findings:
     """Delay each layer of a recorded run, its loader and its optimizer, and return what a perfect one would save."""
+    from stepscope.analysis.device.ceilings import ceilings_of, why_no_ceilings
     from stepscope.analysis.run import open_run
     from stepscope.analysis.tuning import refuse_other_training
     from stepscope.experiments.engine.folder import StudyFolder
@@ -102,8 +103,9 @@ def what_if(request: TuneRequest, folder: Path, progress: bool) -> Findings:
             Desk(tell=tell),
         )  # fmt: skip
         found.run()
-    findings = judge_parts(found, f"What {request.subject} would gain if")
-    return _concluded(replace(findings, study=STUDY), request, kept, folder)
+    why = "" if ceilings_of(run) else why_no_ceilings(run)
+    findings = judge_parts(found, f"What {request.subject} would gain if", why)
+    return _concluded(replace(findings, study=STUDY), replace(request, batch=orders.get("batch")), kept, folder)
 
 
 def tune_path(request: TuneRequest, out: Path | None) -> Path:
@@ -135,12 +137,19 @@ def _answer(
 
 
 def _concluded(findings: Findings, request: TuneRequest, kept: Any, folder: Path) -> Findings:
-    """Return the findings with what they are of, once they, their figures and their page are written."""
+    """Return the findings with what they are of, once they, their figures and their page are written.
+
+    Of a workload that is its batch size as well, given or its own: what was measured holds for no other.
+    """
     from stepscope.experiments.engine.engine import device_name, versions
     from stepscope.report.charts.tuning import tuning_charts
     from stepscope.report.html import write_text
     from stepscope.report.study_results import render, save_figures
+    from stepscope.workloads import shipped
 
+    if not request.of_a_script and request.batch is None:
+        about = shipped().get("rows", {}).get(request.target, {})
+        request = replace(request, batch=about.get("default_batch"))
     findings = replace(
         findings,
         settings=request.to_dict(),

@@ -179,8 +179,11 @@ class WhatIf:
         return grown_s / each_s
 
 
-def judge_parts(found: WhatIf, title: str) -> Findings:
-    """Return the findings: what each part decides, and what a perfect one would save."""
+def judge_parts(found: WhatIf, title: str, no_ceilings: str = "") -> Findings:
+    """Return the findings: what each part decides, and what a perfect one would save.
+
+    no_ceilings: why the run has no ceilings, as a part of a sentence; empty where it has.
+    """
     measured = [part for part in found.parts if part.waits]
     rows = sorted((_row(part) for part in measured), key=lambda row: -(row[7] or row[4] or 0.0))  # type: ignore[operator]
     untried = tuple((part.label, part.reason) for part in found.parts if not part.waits)
@@ -189,7 +192,10 @@ def judge_parts(found: WhatIf, title: str) -> Findings:
         ResultTable("untried", "Not measured", ("part", "why"), untried),
     )
     return Findings(
-        title, _answer(rows), tuple(table for table in tables if table.rows), tuple(_notes(found, measured))
+        title,
+        _answer(rows, no_ceilings),
+        tuple(table for table in tables if table.rows),
+        tuple(_notes(found, measured, no_ceilings)),
     )
 
 
@@ -216,7 +222,7 @@ def _row(part: Part) -> tuple[Value, ...]:
     )  # fmt: skip
 
 
-def _answer(rows: Sequence[tuple[Value, ...]]) -> str:
+def _answer(rows: Sequence[tuple[Value, ...]], no_ceilings: str) -> str:
     if not rows:
         return "Nothing could be measured: see below why."
     known = [row for row in rows if isinstance(row[5], float) and row[5] > 0]
@@ -226,14 +232,20 @@ def _answer(rows: Sequence[tuple[Value, ...]]) -> str:
     decides = f"decides {best:.0f} % [{low:.0f}, {high:.0f}] of the step"
     if saves is not None:
         return f"{name}, if perfect, would save {saves:.0f} % of the step; it {decides}."
-    return f"{name} {decides}; what a perfect one would save is not known without ceilings."
+    return f"{name} {decides}; what a perfect one would save cannot be told: {no_ceilings or _NO_CEILING}."
 
 
-def _notes(found: WhatIf, measured: Sequence[Part]) -> Iterator[str]:
+_NO_CEILING = "no ceiling is known for it"
+
+
+def _notes(found: WhatIf, measured: Sequence[Part], no_ceilings: str) -> Iterator[str]:
     if found.interrupted:
         yield "Interrupted: the parts below were measured before."
-    if any(part.attained is None and part.kind == LAYER for part in measured):
-        yield "Without ceilings in the run no saving is stated: stepscope doctor --ceilings, then run again."
+    if no_ceilings and any(part.kind == LAYER for part in measured):
+        yield (
+            f"No saving is stated: {no_ceilings}. On an idle machine `stepscope doctor --ceilings` measures them; "
+            "then record the run again, and ask again."
+        )
     wide = [part.label for part in measured if not part.clear]
     if wide:
         yield f"Not clear yet: {', '.join(wide)}; run it longer (--minutes)."

@@ -91,7 +91,7 @@ def headlines(run: Run) -> Iterator[KeyFigure]:
         note = f"of {amount(row.whole, row.unit)}" if row.whole else note
         label = _SHORT.get(row.metric, row.label)
         if row.metric == "peak_memory" and "energy_per_step" not in known:
-            yield KeyFigure("Energy per step", NOT_MEASURED, note="not measured: `stepscope doctor` says how")
+            yield KeyFigure("Energy per step", NOT_MEASURED, note="see `stepscope doctor`")
         ends = brackets(row.value, row.low, row.high, row.unit)
         yield KeyFigure(label, amount(row.value, row.unit), ends, note, row.kind)
 
