@@ -17,9 +17,8 @@ from stepscope.analysis.run import Run
 from stepscope.errors import MissingDependency, OutputNotWritable
 from stepscope.report import html, sections
 from stepscope.report.page.parts import Section
-from stepscope.report.page.reading import milliseconds
 from stepscope.runfolder import RunWriter
-from stepscope.units import row_label
+from stepscope.units import milliseconds, row_label
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
 

@@ -20,8 +20,7 @@ from stepscope.analysis.run import Run
 from stepscope.analysis.summary import module_quantities, resolution_sentences, summary
 from stepscope.analysis.time.tracks import drift, step_lanes, step_tracks
 from stepscope.report import html
-from stepscope.report.page.reading import count, milliseconds
-from stepscope.units import amount, number, percent, si
+from stepscope.units import amount, count, milliseconds, number, percent, si
 
 _NUMBER = re.compile(r"(?<![\w.])(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?")
 # Said by the page itself: intervals of 95 %, within 10 %, the year of the paper, CUSUM over 5 steps, warm-up 3,

@@ -15,7 +15,8 @@ from tests.fabricate import fabricate_run
 from stepscope.analysis.memory.events import live_by_module, over_step
 from stepscope.analysis.run import Run
 from stepscope.analysis.summary import ALLOCATOR, PEAK, process_parts, summary
-from stepscope.report.page.parts import Figure, Table, flat
+from stepscope.report.page.parts import Figure, flat
+from stepscope.report.table import Table
 from stepscope.report.text import render
 from stepscope.runfolder import MEMORY, RunWriter, part_of
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from rich.padding import Padding
-from rich.table import Table
 from rich.text import Text
 
 from stepscope.errors import StepscopeError
+from stepscope.report.table import Cell, Column, Table, terminal
 from stepscope.report.text_tables import labelled
 from stepscope.units import bracketed, bytes_, category_label, estimate, interval, percent, plural
 
@@ -80,21 +79,25 @@ def _largest_batch(found: FitResult) -> str:
     return f"{found.largest_batch:,}" + (f" ({likely:,} likely fits)" if likely else "")
 
 
-def _breakdown(found: FitResult, verbose: bool) -> Table:
+def _breakdown(found: FitResult, verbose: bool) -> RenderableType:
     """Bytes at the peak by category, the largest first; those that round to nothing are one row without -v."""
-    table = _table("at the peak", "", "share")
     total = found.process.middle
     rows = sorted(found.breakdown.items(), key=lambda row: -row[1])
     listed = [row for row in rows if verbose or row[1] >= _SMALL * total]
     low, high = found.process.empty_process
+    cells = []
     for name, size in listed:
         ends = name in ("CUDA context", "empty process") and low < high
         said = estimate(size, low, high, "B") if ends else bytes_(size)
-        table.add_row(category_label(name), said, percent(size / total))
+        cells.append((Cell(category_label(name)), Cell(said), Cell(percent(size / total))))
     rest = [size for name, size in rows if (name, size) not in listed]
     if rest:
-        table.add_row(plural(len(rest), "other"), bytes_(sum(rest)), percent(sum(rest) / total))
-    return table
+        cells.append((Cell(plural(len(rest), "other")), Cell(bytes_(sum(rest))), Cell(percent(sum(rest) / total))))
+    return terminal(Table("peak", (_name("at the peak"), Column(""), Column("share")), cells), "list")
+
+
+def _name(title: str) -> Column:
+    return Column(title, False, fold=True)
 
 
 _SMALL = 0.005  # of the peak
@@ -104,31 +107,23 @@ def _options(found: FitResult, verbose: bool) -> Iterator[RenderableType]:
     """What needs less, the most first: a row each, and beneath it what it costs."""
     listed = found.options if verbose else found.options[:_OPTIONS]
     peak = "process peak" if found.live.reserved is None else "GPU memory"
-    table = _table("what needs less memory (simulated)", peak, "less", "FLOPs", "", left=("",))
-    for option in listed:
-        table.add_row(*_option(option))
-        table.add_row(Padding(Text(option.price, style="dim", overflow="fold"), (0, 0, 0, 2)), "", "", "", "")
-    yield Text("")
-    yield table
+    titles = (_name("what needs less memory (simulated)"), *map(Column, (peak, "less", "FLOPs")), Column("", False))
+    rows = [row for option in listed for row in (_option(option), (Cell(f"  {option.price}", style="dim"),))]
+    yield from (Text(""), terminal(Table("options", titles, rows), "list"))
     if len(listed) < len(found.options):
         yield Text(f"{len(found.options) - len(listed)} more: stepscope fit {found.name} ... -v", style="dim")
     if found.verdict == "does not fit" and not any(option.verdict == "fits" for option in found.options):
         yield Text("None of them alone is enough: --plan tries them together.")
 
 
-def _option(option: Option) -> tuple[str | Text, ...]:
+def _option(option: Option) -> tuple[Cell, ...]:
     ends = interval(option.process.low, option.process.high, "B")
-    verdict = Text(option.verdict or "", style=_COLOURS.get(option.verdict or "", ""))
-    return option.name, ends, percent(option.gain), f"x {option.compute:.2f}", verdict
+    texts = (option.name, ends, percent(option.gain), f"x {option.compute:.2f}")
+    return (*map(Cell, texts), _verdict(option.verdict or ""))
 
 
-def _table(*headings: str, left: Sequence[str] = (), title: str | None = None) -> Table:
-    """A table whose first column wraps and whose numbers stand at the right."""
-    table = Table(box=None, pad_edge=False, title=title, title_justify="left", header_style="cyan")
-    for place, heading in enumerate(headings):
-        at_left = place == 0 or (heading in left and place == len(headings) - 1)
-        table.add_column(heading, justify="left" if at_left else "right", overflow="fold", no_wrap=place > 0)
-    return table
+def _verdict(verdict: str) -> Cell:
+    return Cell(verdict, style=_COLOURS.get(verdict, ""))
 
 
 def print_plan(console: Console, plan: Plan) -> None:
@@ -147,13 +142,13 @@ def print_plan(console: Console, plan: Plan) -> None:
         if priced is None
         else (f"seconds of an update: a line through real steps of {priced.samples[0]} and {priced.samples[1]} samples")
     )
-    table = _table("", "process peak", "time", "", left=("",), title=f"memory against time: {source}")
-    for candidate in plan.front:
-        low, high = candidate.process.low, candidate.process.high
-        cost = f"x {candidate.compute:.2f}" if candidate.seconds is None else _seconds(candidate.seconds)
-        verdict = Text(candidate.verdict, style=_COLOURS[candidate.verdict])
-        table.add_row(Text(candidate.settings.words), interval(low, high, "B"), cost, verdict)
-    console.print(table)
+    columns = (
+        Column("", False, of=lambda row: row.settings.words, fold=True),
+        Column("process peak", of=lambda row: interval(row.process.low, row.process.high, "B")),
+        Column("time", of=lambda row: f"x {row.compute:.2f}" if row.seconds is None else _seconds(row.seconds)),
+        Column("", False, of=lambda row: _verdict(row.verdict)),
+    )
+    console.print(terminal(Table.over("plan", columns, plan.front), "list", title=f"memory against time: {source}"))
     if not plan.complete:
         console.print("- not every combination was simulated: the search ended after its minute of processor time")
 
@@ -164,13 +159,10 @@ def _seconds(ends: tuple[float, float]) -> str:
 
 def print_trades(console: Console, traded: Sequence[AllocatorTrade], found: FitResult) -> None:
     """A line an allocator, the default first: peak and time with their spread, and the difference to the default."""
-    table = Table(box=None, pad_edge=False, title="allocators, measured on this step", title_justify="left")
-    for heading in ("", "process peak", "", "predicted peak", "CPU time", ""):
-        table.add_column(heading, no_wrap=True)
-    first = traded[0]
-    for trade in traded:
-        table.add_row(*_trade_row(trade, first))
-    console.print(table)
+    titles = ("", "process peak", "", "predicted peak", "CPU time", "")
+    rows = [tuple(map(Cell, _trade_row(trade, traded[0]))) for trade in traded]
+    table = Table("allocators", tuple(Column(title, False) for title in titles), rows)
+    console.print(terminal(table, "bold list", title="allocators, measured on this step"))
     for within, said in ((True, "within"), (False, "above")) if found.limit is not None else ():
         names = [trade.cost.allocator for trade in traded if trade.within_limit is within]
         if names:

@@ -30,25 +30,22 @@ data = command_of(DataRequest, _data, "data")
 
 
 def _list(json: bool) -> None:
-    from rich import box
     from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
 
+    from stepscope.report.table import Table, words
     from stepscope.workloads.data import cache, catalogue
 
     rows = catalogue.listed()
     if json:
         typer.echo(json_format.dumps(rows, indent=1))
         return
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
-    table.caption, table.caption_justify = f"downloads lie in {cache.folder()}", "left"
-    for title in ("data set", "here", "what it is", "how to get it"):
-        table.add_column(title, no_wrap=title in ("data set", "here"))
-    for row in rows:
-        here = "yes" if row["present"] else "no"
-        table.add_row(row["name"], here, row["summary"], Text(row["get"]))  # as text: "[atari]" is no style
-    Console().print(table)
+    columns = (
+        words("data set", "name"),
+        words("here", "present", lambda present: "yes" if present else "no"),
+        words("what it is", "summary", fold=True),
+        words("how to get it", "get", fold=True),
+    )
+    Console().print(Table.over("data sets", columns, rows, f"downloads lie in {cache.folder()}"))
 
 
 def _fetch(names: Sequence[str]) -> None:

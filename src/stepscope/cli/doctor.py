@@ -12,7 +12,7 @@ from stepscope.cli._options import command_of
 from stepscope.errors import MissingDependency, OutputNotWritable, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from rich.console import Console
 
@@ -125,17 +125,8 @@ def _print_device(console: Console, found: dict[str, Any]) -> None:
 
 
 def _print_channels(console: Console, channels: list[dict[str, Any]]) -> None:
-    from rich.table import Table
-
-    table = Table(title="Measured here", title_justify="left", box=None, pad_edge=False)
-    for heading in ("quantity", "of"):
-        table.add_column(heading, no_wrap=True)
-    for heading in ("update interval", "resolution", "read cost", "read every"):
-        table.add_column(heading, justify="right")
-    for group in _groups(channels):
-        table.add_row(*_row(group))
-    console.print()
-    console.print(table)
+    titles = (("quantity", "of"), ("update interval", "resolution", "read cost", "read every"))
+    _print_list(console, "Measured here", *titles, map(_row, _groups(channels)))
     console.print("\n[bold]Sources[/]")
     for group in _groups(channels):
         scope = group[0]["scope"].partition(":")[0]
@@ -229,8 +220,6 @@ def _print_software(console: Console, found: dict[str, Any]) -> None:
 
 def _print_ceilings(console: Console, found: dict[str, Any] | None) -> None:
     """Rates by size, fastest of many blocks; how quiet the machine was meanwhile."""
-    from rich.table import Table
-
     from stepscope.runfolder.schema import QUIET
     from stepscope.units import bytes_, duration, percent, plural, si
 
@@ -238,17 +227,12 @@ def _print_ceilings(console: Console, found: dict[str, Any] | None) -> None:
         console.print("\nCeilings: they could not be measured (is torch installed?)")
         return
     title = f"Ceilings, {found['device']}, {found['precision']}, {plural(found['threads'], 'thread')}"
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
-    for heading in ("what", "size", "reached"):
-        table.add_column(heading, no_wrap=True)
-    for row in found["arithmetic"]:
-        table.add_row(row["kind"], row["what"], si(row["flops_per_s"], "FLOP/s"))
-    for row in found["bandwidth"]:
-        table.add_row(row["kind"], bytes_(row["bytes"]), f"{bytes_(row['bytes_per_s'])}/s")
-    for name, ns in found["dispatch"].items():
-        table.add_row(name.removesuffix("_ns").replace("_", " "), "one call", duration(ns))
-    console.print()
-    console.print(table)
+    rows = [(row["kind"], row["what"], si(row["flops_per_s"], "FLOP/s")) for row in found["arithmetic"]]
+    rows += [(row["kind"], bytes_(row["bytes"]), f"{bytes_(row['bytes_per_s'])}/s") for row in found["bandwidth"]]
+    rows += [
+        (name.removesuffix("_ns").replace("_", " "), "one call", duration(ns)) for name, ns in found["dispatch"].items()
+    ]
+    _print_list(console, title, ("what", "size", "reached"), (), rows)
     waited = found.get("run_queue_share")
     if waited is not None and waited > QUIET:
         console.print(
@@ -294,18 +278,20 @@ def characterise_sensors(
 
 def print_profiles(console: Console, channels: list[dict[str, Any]], found: Mapping[str, SensorProfile]) -> None:
     """A row a channel, measured here; beside the refresh and the step what the driver states, where it differs."""
-    from rich.table import Table
+    profiles = [(channel, found[channel["id"]]) for channel in channels if channel["id"] in found]
+    rows = [(channel["id"], *_profile_cells(channel, profile)) for channel, profile in profiles]
+    numbers = ("read cost", "99 %", "update interval", "resolution", "averaging window")
+    _print_list(console, "Characterised now, under a load step", ("channel",), numbers, rows)
 
-    table = Table(title="Characterised now, under a load step", title_justify="left", box=None, pad_edge=False)
-    table.add_column("channel", no_wrap=True, overflow="ellipsis")
-    for heading in ("read cost", "99 %", "update interval", "resolution", "averaging window"):
-        table.add_column(heading, justify="right")
-    for channel in channels:
-        profile = found.get(channel["id"])
-        if profile is not None:
-            table.add_row(channel["id"], *_profile_cells(channel, profile))
-    console.print()
-    console.print(table)
+
+def _print_list(
+    console: Console, title: str, names: Sequence[str], numbers: Sequence[str], rows: Iterable[Sequence[str]]
+) -> None:
+    from stepscope.report.table import Cell, Column, Table, terminal
+
+    columns = [*(Column(name, False) for name in names), *(Column(name, fold=True) for name in numbers)]
+    table = Table(title, tuple(columns), [tuple(map(Cell, row)) for row in rows])
+    console.print("", terminal(table, "bold list", title=title), sep="\n")
 
 
 def _profile_cells(channel: dict[str, Any], profile: SensorProfile) -> list[str]:

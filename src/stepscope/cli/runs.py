@@ -213,32 +213,28 @@ def _print_verified(run: Verified) -> None:
 
 def _table(frame: pl.DataFrame, most: int) -> None:
     from rich.console import Console
-    from rich.table import Table
+
+    from stepscope.report.table import Table, figures, terminal, words
+    from stepscope.units import duration, si
 
     console = Console(highlight=False)
     # On a narrow terminal what a run's name tells, or --json, gives way: a name that is broken cannot be copied.
     shown = {name: title for name, title in _COLUMNS.items() if name not in _WIDE or console.width >= _WIDE_FROM}
-    table = Table(box=None, header_style="bold")
-    for name, title in shown.items():
-        right = name in ("batch_size", "steps")
-        table.add_column(title, justify="right" if right else "left", overflow="fold", no_wrap=name != "tags")
-    for row in frame.head(most).iter_rows(named=True):
-        table.add_row(*(_cell(name, row[name]) for name in shown))
-    console.print(table)
+    forms: dict[str, Any] = {
+        "step_time_ns": duration,
+        "energy_per_step_j": lambda joules: si(joules, "J"),
+        "tags": " ".join,
+    }
+    columns = [
+        (figures if name in ("batch_size", "steps") else words)(
+            title, name, forms.get(name, str), missing="-", fold=name == "tags"
+        )
+        for name, title in shown.items()
+    ]
+    table = Table.over("runs", columns, frame.head(most).iter_rows(named=True))
+    console.print(terminal(table, "bold list", pad_edge=True))
     rest = len(frame) - most
     typer.echo(
         ("1 run" if len(frame) == 1 else f"{len(frame):,} runs")
         + (f", {rest:,} of them not shown: --most {len(frame)}" if rest > 0 else "")
     )
-
-
-def _cell(name: str, value: Any) -> str:
-    from stepscope.units import duration, si
-
-    if value is None:
-        return "-"
-    if name == "step_time_ns":
-        return duration(value)
-    if name == "energy_per_step_j":
-        return si(value, "J")
-    return " ".join(value) if name == "tags" else str(value)

@@ -159,7 +159,7 @@ def print_fleet(path: Path, against: str | None, models: bool, json: bool, html:
     from rich.console import Console
 
     from stepscope.experiments.fleet.sweep import FleetFolder, fleet_results
-    from stepscope.report.suite_tables import fleet_results_table, notes
+    from stepscope.report.suite_tables import notes, results_table
 
     folder = FleetFolder(path)
     if against is not None or models or html:
@@ -172,7 +172,7 @@ def print_fleet(path: Path, against: str | None, models: bool, json: bool, html:
         typer.echo(json_format.dumps({"boards": list(folder.boards), "settings": frame.to_dicts()}, default=str))
         return
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 140)
-    console.print(f"{path.name}: {len(folder.boards)} boards", fleet_results_table(frame), sep="\n")
+    console.print(f"{path.name}: {len(folder.boards)} boards", results_table(frame), sep="\n")
     for board in folder.boards:
         for line in notes(frame.filter(board=board)):
             console.print(f"- {board}: {line}", style="dim", markup=False)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json as json_format
 from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from stepscope import units
 from stepscope.errors import DataUnavailable, MissingDependency, StepscopeError
 
 if TYPE_CHECKING:
@@ -73,30 +73,25 @@ def _check(chosen: list[Workload], json: bool) -> None:
 
 def _table(rows: list[dict[str, Any]], *, exact: bool) -> Any:
     """Grouped by domain, so that it fits 80 columns with whole names, since they are what is typed."""
-    from rich import box
-    from rich.table import Table
+    from stepscope.report.table import Cell, Column, Table, figures, words
+    from stepscope.units import si
 
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
-    by = ", ".join(sorted({row["counted_with"] for row in rows}))
-    table.caption, table.caption_justify = f"FLOPs per sample; 1 MAC = 2 FLOPs; counted with {by}", "left"
-    table.add_column("workload", no_wrap=True)
-    for title in ("input", "batch", "parameters" if exact else "param-\neters", "forward\nFLOPs", "train\nFLOPs"):
-        table.add_column(title, justify="right", no_wrap=True)
-    table.add_column("data", no_wrap=True)
+    short = partial(si, unit="")
+    columns = (
+        words("workload", "name", "  {}".format),
+        Column("input", of=lambda row: "x".join(map(str, row["input_shape"]))),
+        figures("batch", "default_batch", str),
+        figures("parameters" if exact else "param-\neters", "parameters", "{:,}".format if exact else short),
+        figures("forward\nFLOPs", "flops_forward", short),
+        figures("train\nFLOPs", "flops_training", short),
+        words("data", "data_kind", lambda kind: kind.removeprefix("real-")),
+    )
+    lines: list[tuple[Cell, ...]] = []
     for domain in sorted({row["domain"] for row in rows}):
-        table.add_row(f"[bold]{domain}[/]")
-        for row in sorted((row for row in rows if row["domain"] == domain), key=lambda row: row["name"]):
-            table.add_row(
-                f"  {row['name']}",
-                "x".join(map(str, row["input_shape"])),
-                str(row["default_batch"]),
-                f"{row['parameters']:,}" if exact else units.si(row["parameters"], ""),
-                units.si(row["flops_forward"], ""),
-                units.si(row["flops_training"], ""),
-                row["data_kind"].removeprefix("real-"),
-            )
-        table.add_section()
-    return table
+        inside = sorted((row for row in rows if row["domain"] == domain), key=lambda row: row["name"])
+        lines += [(Cell(domain, style="bold"),), *Table.over(domain, columns, inside).rows, ()]
+    by = ", ".join(sorted({row["counted_with"] for row in rows}))
+    return Table("workloads", columns, lines, f"FLOPs per sample; 1 MAC = 2 FLOPs; counted with {by}")
 
 
 def check_bands(chosen: Iterable[Workload]) -> Iterator[dict[str, Any]]:

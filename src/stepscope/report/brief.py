@@ -12,9 +12,8 @@ import polars as pl
 from stepscope.analysis.answer import headline, setting
 from stepscope.analysis.memory.headroom import fits_sentence
 from stepscope.analysis.run import Run
-from stepscope.report.page.reading import visible
 from stepscope.report.screen import figure_text
-from stepscope.units import bytes_, duration, estimate, percent, row_label, si
+from stepscope.units import bytes_, duration, estimate, percent, row_label, si, visible
 
 _MOST = 4_000  # characters
 _NAME = 48  # characters of a name

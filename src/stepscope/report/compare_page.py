@@ -10,27 +10,27 @@ import polars as pl
 
 from stepscope.analysis.compare import WHAT, Comparison, letter
 from stepscope.analysis.compare.explanation import UNATTRIBUTED_PARTS, Explanation
-from stepscope.analysis.compare.layers import LayerValue
 from stepscope.quantities import simulated_badge
 from stepscope.report.charts.comparison import build_parts, build_ratios
 from stepscope.report.comparison import (
-    LAYER_MARKS,
-    LAYER_NOTE,
     LAYER_TITLES,
     TITLES,
     QuantityRow,
     between,
     change,
-    layer_amount,
+    layer_table,
     legend,
+    overall_table,
     part_name,
+    part_table,
     quantity_rows,
-    share,
+    quantity_table,
     whole,
 )
 from stepscope.report.html import Entry, page_of, write_text
-from stepscope.report.page.parts import Cell, Column, Facts, Figure, Items, Note, Part, Section, Table
-from stepscope.units import amount, number, plural
+from stepscope.report.page.parts import Facts, Figure, Items, Note, Part, Section
+from stepscope.report.table import Cell, Column, Table
+from stepscope.units import plural
 
 _BARS = 14
 _MOST_ROWS = 400
@@ -83,27 +83,15 @@ def _entries(comparison: Comparison, whats: Sequence[str]) -> Iterator[Entry]:
 
 def _layer_tables(comparison: Comparison, setting: int) -> Iterator[Table]:
     """A table for each quantity that was measured: a layer a row, and for each run its value with the 95 % CI."""
-    marks = [letter(side) for side in range(len(comparison.run_groups))]
-    for quantity, (title, unit) in LAYER_TITLES.items():
-        rows = []
-        for row in comparison.layers(quantity, setting):
-            cells = [Cell(row.layer or "(the model)", row.layer), Cell(row.type, row.type)]
-            cells += [_layer_cell(value, unit) for value in row.values]
-            rows.append(tuple(cells))
-        if rows:
-            columns = (*(Column(name, numeric=False) for name in ("Layer", "Type")), *(Column(mark) for mark in marks))
-            ends = "; brackets hold the 95 % CI" if quantity != "memory" else ""
-            yield Table(title, columns, rows, f"{title.capitalize()}{ends}. {LAYER_NOTE}")
-
-
-def _layer_cell(value: LayerValue | None, unit: str) -> Cell:
-    mark, _ = LAYER_MARKS.get((value.difference if value else None) or "", ("", ""))
-    said = {"▲": "more than A", "▼": "less than A"}.get(mark, "")
-    return Cell(f"{layer_amount(value, unit)} {mark}".strip(), None if value is None else value.value, hint=said)
+    marks = [f"{letter(side)} with CI" for side in range(len(comparison.run_groups))]
+    for quantity in LAYER_TITLES:
+        table = layer_table(comparison, quantity, setting)
+        if table is not None:
+            yield table.only(("Layer", "Type", *marks))
 
 
 def _overview(comparison: Comparison) -> Section:
-    mean = None if len(comparison.settings) == 1 else _overall_table(comparison)
+    mean = None if len(comparison.settings) == 1 else overall_table(comparison)
     lede = " ".join(comparison.sentences()) if mean is None else f"Over {len(comparison.settings)} shared settings."
     marks = Facts(tuple((f"{mark}{' (reference)' * (mark == letter(0))}", f"{name}: {about}")
                         for mark, name, about in legend(comparison)))  # fmt: skip
@@ -115,7 +103,7 @@ def _overview(comparison: Comparison) -> Section:
     if len(drawn):
         caption = "Ratio of each number to that of A with its 95 % CI; the line at 1 is no difference."
         parts.append(Figure(lambda width: build_ratios(drawn, width), caption))
-    return Section(lede, (*parts, _quantity_table(rows), *_notes(comparison)))
+    return Section(lede, (*parts, quantity_table(comparison), *_notes(comparison)))
 
 
 def _notes(comparison: Comparison) -> list[Part]:
@@ -138,45 +126,11 @@ def _points(rows: list[QuantityRow]) -> pl.DataFrame:
     return pl.DataFrame(points, schema={**schema, "hover": pl.String})
 
 
-def _quantity_table(rows: list[QuantityRow]) -> Table:
-    columns = (
-        *(Column(name, numeric=False) for name in ("Quantity", "")),
-        *(Column(name) for name in ("Value", "95 % CI", "Times A", "95 % CI")),
-        Column("Outcome", numeric=False),
-    )
-    cells = [
-        (
-            Cell(row.label, row.label),
-            Cell(row.letter, row.letter),
-            Cell(row.value, row.numbers["value"]),
-            Cell(row.interval, row.numbers["low"]),
-            Cell(row.ratio, row.numbers["ratio"]),
-            Cell(row.ratio_interval, row.numbers["ratio_low"]),
-            Cell(row.outcome, row.outcome or None),
-        )
-        for row in rows
-    ]
-    return Table("quantities", columns, cells, shown=40)
-
-
 def _settings_table(comparison: Comparison) -> Table:
-    rows = []
-    for index, setting in enumerate(comparison.settings):
-        mine = _quantity_table(list(quantity_rows(comparison, index))).rows
-        rows += [(Cell(setting.label, setting.label), *cells) for cells in mine]
-    columns = (Column("Setting", numeric=False), *_quantity_table([]).columns)
-    return Table("settings", columns, rows, shown=40)
-
-
-def _overall_table(comparison: Comparison) -> Table:
-    """Geometric means of the ratios over the settings."""
-    rows = []
-    for title, other, found in comparison.overall_ratios():
-        ends = "-" if found.low is None or found.high is None else f"[{number(found.low)}, {number(found.high)}]"
-        rows.append((Cell(title, title), Cell(letter(other), letter(other)),
-                     Cell(number(found.value, 4), found.value), Cell(ends, found.low)))  # fmt: skip
-    columns = (*(Column(name, numeric=False) for name in ("Quantity", "")), Column("Times A"), Column("95 % CI"))
-    return Table("over all settings", columns, rows, "Geometric mean over the settings.", shown=40)
+    tables = [quantity_table(comparison, index) for index in range(len(comparison.settings))]
+    labels = [setting.label for setting in comparison.settings]
+    rows = [(Cell(label, label), *row) for label, table in zip(labels, tables, strict=True) for row in table.rows]
+    return Table("settings", (Column("Setting", numeric=False), *tables[0].columns), rows, shown=40)
 
 
 def _explained(comparison: Comparison, what: str, setting: int) -> Iterator[Part]:
@@ -213,27 +167,13 @@ def _bar(row: dict[str, Any], why: Explanation, scale: float) -> dict[str, Any]:
 
 
 def _table(why: Explanation, other: int) -> Table:
-    columns = (
-        Column(why.by.capitalize(), numeric=False),
-        *(Column(title) for title in (letter(0), letter(other), "Difference", "95 % CI", "Share")),
-    )
     rows = why.parts.head(_MOST_ROWS).to_dicts()
-    cells = [
-        (
-            Cell(part_name(row, why.by), row["name"]),
-            *(Cell("absent" if row[n] is None else amount(row[n], why.unit), row[n]) for n in ("first", "other")),
-            Cell(change(row["difference"], why.unit), row["difference"]),
-            Cell(between(row["low"], row["high"], why.unit), row["low"]),
-            Cell(share(row["share"]), row["share"]),
-        )
-        for row in rows
-    ]
     left = why.parts.slice(_MOST_ROWS)["difference"].to_numpy().sum()
     more = len(why.parts) - len(rows)
     caption = f"By {why.by}, {letter(0)} to {letter(other)}: {whole(why)}."
     if more > 0:
         caption += f" {more:,} smaller parts, {change(float(left), why.unit)} together, are not listed."
-    return Table(f"{why.what} by {why.by}, {letter(other)}", columns, cells, caption, shown=10)
+    return part_table(why, other, rows, caption)
 
 
 def _sides(comparison: Comparison) -> Section:

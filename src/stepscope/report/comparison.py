@@ -5,22 +5,24 @@ A check of a run against its baseline, on the terminal and as Markdown for the s
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import polars as pl
 from rich.console import Group, RenderableType
-from rich.table import Table
+from rich.table import Table as Grid
 from rich.text import Text
 
 from stepscope.analysis.answer import machine_name
 from stepscope.analysis.compare import NONE, REGRESSION, UNSURE, WHAT, Check, Comparison, Judged, letter
 from stepscope.analysis.compare.explanation import UNATTRIBUTED_PARTS, Explanation
-from stepscope.analysis.compare.layers import LayerRow, LayerValue
+from stepscope.analysis.compare.layers import LayerRow
 from stepscope.analysis.compare.sides import setting_of
 from stepscope.quantities import HIGHER, LOWER, find, simulated_badge
-from stepscope.report.text_tables import CutName, Fitting, add_row, new_table
+from stepscope.report.table import Cell, Column, Fitting, Row, Table, terminal
+from stepscope.report.table import markdown as table_markdown
 from stepscope.units import NOT_MEASURED, amount, bracketed, estimate, interval, number, percent, plural, row_label
 
 TITLES = {
@@ -172,7 +174,7 @@ _PARTS, _PARTS_VERBOSE = 4, 8
 
 
 def _sides(comparison: Comparison) -> RenderableType:
-    table = Table.grid(padding=(0, 2, 0, 0))
+    table = Grid.grid(padding=(0, 2, 0, 0))
     rows = legend(comparison)
     for mark, name, about in rows:
         same = mark != letter(0) and about == rows[0][2]
@@ -184,14 +186,11 @@ def _sides(comparison: Comparison) -> RenderableType:
 
 def _pair(comparison: Comparison, setting: int) -> Iterator[RenderableType]:
     """Two sides in a row a quantity: both values, and the ratio with its interval; below it what one side alone has."""
-    table = new_table("", "A", "B", "B / A [95 % CI]")
-    table.columns[0].no_wrap, table.columns[0].overflow = False, "fold"
-    table.padding = (0, 1, 0, 0)  # so that no word is broken at 80 columns
-    table.add_column("", no_wrap=True)
     sides: dict[str, dict[str, QuantityRow]] = {}
     for row in quantity_rows(comparison, setting):
         sides.setdefault(row.label.replace("of the training processes", "(training)"), {})[row.letter] = row
     alone: dict[str, list[str]] = {"A": [], "B": []}
+    cells = []
     for label, rows in sides.items():
         measured = [side for side in "AB" if side in rows and rows[side].value != NOT_MEASURED]
         if len(measured) == 1:
@@ -200,8 +199,9 @@ def _pair(comparison: Comparison, setting: int) -> Iterator[RenderableType]:
         values = [rows[side].value if side in rows else NOT_MEASURED for side in "AB"]
         other = rows.get("B")
         compared = (f"{other.ratio} {other.ratio_interval}".rstrip(), other.outcome) if other else ("", "")
-        table.add_row(*map(Text, (label, *values, compared[0])), Text(compared[1], style=_STYLES.get(compared[1], "")))
-    yield table
+        cells.append((*map(Cell, (label, *values, compared[0])), _outcome_cell(compared[1])))
+    titles = (Column("", False, fold=True), Column("A"), Column("B"), Column("B / A [95 % CI]"), Column("", False))
+    yield terminal(Table("pair", titles, cells), gap=1)  # so that no word is broken at 80 columns
     for side, names in alone.items():
         if names:
             yield Text(
@@ -209,55 +209,82 @@ def _pair(comparison: Comparison, setting: int) -> Iterator[RenderableType]:
             )
 
 
+def _outcome_cell(outcome: str) -> Cell:
+    return Cell(outcome, outcome or None, style=_STYLES.get(outcome, ""))
+
+
+def quantity_table(comparison: Comparison, setting: int = 0) -> Table:
+    """Every number of every side of a setting, with its ratio to that of A."""
+    columns = (
+        Column("Quantity", False, of=lambda row: row.label),
+        Column("", False, of=lambda row: row.letter),
+        Column("Value", of=lambda row: Cell(row.value, row.numbers["value"])),
+        Column("95 % CI", of=lambda row: Cell(row.interval, row.numbers["low"])),
+        Column(f"/ {letter(0)}", of=lambda row: Cell(row.ratio, row.numbers["ratio"])),
+        Column("95 % CI", of=lambda row: Cell(row.ratio_interval, row.numbers["ratio_low"])),
+        Column("Outcome", False, of=lambda row: _outcome_cell(row.outcome)),
+    )
+    return Table.over("quantities", columns, quantity_rows(comparison, setting), shown=40)
+
+
 def _quantities(comparison: Comparison, setting: int) -> RenderableType:
-    table = new_table("side by side", "", "value", "95 % CI", f"/ {letter(0)}", "95 % CI")
-    table.add_column("", no_wrap=True)
-    last = ""
-    for row in quantity_rows(comparison, setting):
-        mark = Text(row.outcome, style=_STYLES.get(row.outcome, ""))
-        label = row.label if row.label != last else ""
-        cells = (label, row.letter, row.value, row.interval, row.ratio, row.ratio_interval)
-        table.add_row(*(Text(cell) for cell in cells), mark)
-        last = row.label
-    return table
+    """The same for a terminal: a quantity is named once for all sides."""
+    table = quantity_table(comparison, setting)
+    labels = [row[0].text for row in table.rows]
+    rows = [(replace(row[0], text=label * (label != last)), *row[1:])
+            for last, label, row in zip(["", *labels], labels, table.rows, strict=False)]  # fmt: skip
+    columns = (*table.columns[:-1], replace(table.columns[-1], title=""))
+    return terminal(replace(table, columns=columns, rows=rows), heading="side by side")
+
+
+def layer_table(comparison: Comparison, quantity: str, setting: int) -> Table | None:
+    """A layer a row and a run a column, of a quantity that was measured.
+
+    The keys of a run's columns are "A with CI" and "A without CI".
+    """
+    title, unit = LAYER_TITLES[quantity]
+    rows = comparison.layers(quantity, setting)
+    if not rows:
+        return None
+    columns = [
+        Column("Layer", False, of=lambda row: Cell(row.layer or "(the model)", row.layer), names=True),
+        Column("Type", False, of=lambda row: row.type),
+    ]
+    for side in range(len(rows[0].values)):
+        for with_ends in (True, False):
+            make = partial(_layer_cell, side=side, unit=unit, with_ends=with_ends)
+            columns.append(Column(letter(side), of=make, key=f"{letter(side)} {'with' if with_ends else 'without'} CI"))
+    brackets = "; brackets hold the 95 % CI" if quantity != "memory" else ""
+    return Table.over(title, columns, rows, f"{title.capitalize()}{brackets}. {LAYER_NOTE}")
 
 
 def _layers(comparison: Comparison, setting: int, top: int) -> Iterator[RenderableType]:
-    """A layer a row and a run a column, for each quantity that was measured; without the CIs where they do not fit."""
-    for quantity, (title, unit) in LAYER_TITLES.items():
-        rows = comparison.layers(quantity, setting)
-        if not rows:
+    """The tables of layers, without the CIs where they do not fit."""
+    marks = [letter(side) for side in range(len(comparison.run_groups))]
+    choices = [[f"{mark} {how} CI" for mark in marks] for how in ("with", "without")]
+    for quantity in LAYER_TITLES:
+        table = layer_table(comparison, quantity, setting)
+        if table is None:
             continue
+        kept, heading = replace(table, rows=table.rows[:top]), f"{table.name} ({len(table.rows)})"
         yield Text("")
-        head = f"{title} ({len(rows)})"
-        yield Fitting((_layer_table(rows, head, unit, top, True), _layer_table(rows, head, unit, top, False)))
-        if any(value is not None and value.difference in LAYER_MARKS for row in rows for value in row.values):
+        yield Fitting(kept, choices, heading)
+        if any(cell.style for row in table.rows for cell in row):
             yield Text(LAYER_NOTE, style="dim", overflow="fold")
 
 
-def _layer_table(rows: Sequence[LayerRow], title: str, unit: str, top: int, with_ends: bool) -> Table:
-    table = new_table(title, *(letter(side) for side in range(len(rows[0].values))))
-    names = tuple(row.layer or "(the model)" for row in rows)
-    for name, row in list(zip(names, rows, strict=True))[:top]:
-        table.add_row(CutName(name, names), *(_layer_text(value, unit, with_ends) for value in row.values))
-    return table
-
-
-def _layer_text(value: LayerValue | None, unit: str, with_ends: bool) -> Text:
-    said = layer_amount(value, unit, with_ends)
-    mark, style = LAYER_MARKS.get(value.difference or "", (" ", "")) if value is not None else (" ", "")
-    return Text.assemble(said, " ", (mark, style))
-
-
-LAYER_MARKS = {"larger": ("▲", "red"), "smaller": ("▼", "green")}
-LAYER_NOTE = "▲ more, ▼ less than A: more than chance explains in a table of so many layers."
-
-
-def layer_amount(value: LayerValue | None, unit: str, with_ends: bool = True) -> str:
-    """Return a value of a layer with its 95 % CI; "-" where the side has no such layer, or did not measure it."""
+def _layer_cell(row: LayerRow, side: int, unit: str, with_ends: bool) -> Cell:
+    """A value of a layer with its 95 % CI; "-" where the side has no such layer, or did not measure it."""
+    value = row.values[side]
     if value is None:
-        return NOT_MEASURED
-    return estimate(value.value, *((value.low, value.high) if with_ends else (None, None)), unit)
+        return Cell(NOT_MEASURED)
+    said = estimate(value.value, *((value.low, value.high) if with_ends else (None, None)), unit)
+    mark, style, hint = LAYER_MARKS.get(value.difference or "", ("", "", ""))
+    return Cell(f"{mark} {said}".strip(), value.value, hint=hint, style=style)
+
+
+LAYER_MARKS = {"larger": ("▲", "red", "more than A"), "smaller": ("▼", "green", "less than A")}
+LAYER_NOTE = "▲ more, ▼ less than A: more than chance explains in a table of so many layers."
 
 
 def _explained(
@@ -291,69 +318,101 @@ def _told_apart(comparison: Comparison, why: Explanation, other: int) -> bool:
 def _part_table(why: Explanation, other: int, top: int) -> Iterator[RenderableType]:
     """The largest parts, the others in one row, what is unattributed, and the sum."""
     yield Text(f"\n{TITLES[why.what]} by {why.by}, {letter(0)} to {letter(other)}: {whole(why)}", style="bold")
-    table = new_table(f"part ({len(why.parts)})", letter(0), letter(other), "difference", "95 % CI", "share")
     rows = why.parts.to_dicts()
     plain = [row for row in rows if row["name"] not in UNATTRIBUTED_PARTS]
-    for row in plain[:top]:
-        add_row(table, part_name(row, why.by), *_part_cells(row, why.unit))
     rest = plain[top:]
-    if rest:
-        left = sum(row["difference"] for row in rest)
-        said = share(left / why.difference) if why.difference else share(None)
-        add_row(table, f"({plural(len(rest), 'other')})", "", "", change(left, why.unit), "", said)
-    for row in rows:
-        if row["name"] in UNATTRIBUTED_PARTS:
-            add_row(table, row_label(str(row["name"])), *_part_cells(row, why.unit))
-    yield table
+    left = sum(row["difference"] for row in rest)
+    others = {"name": f"({plural(len(rest), 'other')})", "difference": left, "low": None, "high": None,
+              "share": left / why.difference if why.difference else None}  # fmt: skip
+    listed = [*plain[:top], *([others] if rest else []), *(row for row in rows if row["name"] in UNATTRIBUTED_PARTS)]
+    yield terminal(part_table(why, other, listed), heading=f"part ({len(rows)})")
 
 
-def _part_cells(row: dict[str, object], unit: str) -> list[str]:
-    values = {name: value if isinstance(value, float) else None for name, value in row.items()}
-    sides = ["absent" if values[name] is None else amount(values[name], unit) for name in ("first", "other")]
-    return [
-        *sides,
-        change(values["difference"], unit),
-        between(values["low"], values["high"], unit),
-        share(values["share"]),
-    ]
+def part_table(why: Explanation, other: int, rows: Sequence[Row], caption: str = "", shown: int = 10) -> Table:
+    """The parts of a difference that are listed, with both sides where they are single parts."""
+    unit = why.unit
+
+    def side(key: str) -> Callable[[Row], Cell]:
+        return lambda row: Cell("" if key not in row else part_amount(row[key], unit), row.get(key))
+
+    columns = (
+        Column(why.by.capitalize(), False, of=lambda row: Cell(part_name(row, why.by), row["name"])),
+        *(Column(letter(place), of=side(key)) for place, key in ((0, "first"), (other, "other"))),
+        Column("Difference", of=lambda row: Cell(change(row["difference"], unit), row["difference"])),
+        Column(
+            "95 % CI", of=lambda row: Cell(between(row["low"], row["high"], unit) if "first" in row else "", row["low"])
+        ),
+        Column("Share", of=lambda row: Cell(share(row["share"]), row["share"])),
+    )
+    return Table.over(f"{why.what} by {why.by}, {letter(other)}", columns, rows, caption, shown=shown)
+
+
+def part_amount(value: float | None, unit: str) -> str:
+    """Return the part of a side; a part that only another side has is absent."""
+    return "absent" if value is None else amount(value, unit)
+
+
+def overall_table(comparison: Comparison) -> Table:
+    """Geometric means of the ratios over the settings."""
+    columns = (
+        Column("Quantity", False, of=lambda row: row[0]),
+        Column("", False, of=lambda row: letter(row[1])),
+        Column(f"/ {letter(0)}", of=lambda row: Cell(number(row[2].value, 4), row[2].value)),
+        Column("95 % CI", of=lambda row: Cell(_ratio_ends(row[2].low, row[2].high), row[2].low)),
+    )
+    caption = "Geometric mean over the settings."
+    return Table.over("over all settings", columns, comparison.overall_ratios(), caption, shown=40)
+
+
+def _ratio_ends(low: float | None, high: float | None) -> str:
+    return NOT_MEASURED if low is None or high is None else f"[{number(low)}, {number(high)}]"
 
 
 def _over_settings(comparison: Comparison) -> Iterator[RenderableType]:
-    """Geometric means over the settings, where there are several."""
-    if len(comparison.settings) < 2:
-        return
-    table = new_table(f"over {len(comparison.settings)} settings", "", f"/ {letter(0)}", "95 % CI")
-    for title, other, found in comparison.overall_ratios():
-        ends = "" if found.low is None or found.high is None else f"[{number(found.low)}, {number(found.high)}]"
-        add_row(table, title, letter(other), number(found.value, 4), ends)
-    yield Text("")
-    yield table
+    """The same on a terminal, where there are several settings."""
+    if len(comparison.settings) > 1:
+        yield from (Text(""), terminal(overall_table(comparison), heading=f"over {len(comparison.settings)} settings"))
 
 
 _OUTCOME_STYLES = {REGRESSION: "bold red", NONE: "bold green", UNSURE: "bold yellow"}
-_TITLES = ("what", "baseline", "run", "change", "95 % CI", "allowed", "outcome")
 _SPECIAL = str.maketrans({mark: f"\\{mark}" for mark in "\\`*_{}[]<>()#+!|~"})
 
 
 def render_check(check: Check) -> RenderableType:
     """The outcome, a row a limit, and what each outcome rests on."""
-    table = new_table(*_TITLES)
-    for row in check.judged:
-        add_row(table, *_cells(row))
     return Group(
         Text(f"{check.outcome}: {_checked_sides(check)}", style=_OUTCOME_STYLES[check.outcome], overflow="fold"),
-        table,
+        terminal(_check_table(check)),
         *(Text(f"- {line}", style="dim", overflow="fold") for line in reasons(check)),
     )
 
 
 def markdown(check: Check) -> str:
     """The same as a Markdown section; names are escaped."""
-    rows = [_TITLES, ("---",) * len(_TITLES), *(_cells(judged) for judged in check.judged)]
     lines = [f"### Stepscope: {check.outcome}", "", _escaped(_checked_sides(check)), ""]
-    lines += ["| " + " | ".join(cell if cell == "---" else _escaped(cell) for cell in row) + " |" for row in rows]
-    lines += ["", *(f"- {_escaped(line)}" for line in reasons(check))]
+    lines += [*table_markdown(_check_table(check), _escaped), "", *(f"- {_escaped(line)}" for line in reasons(check))]
     return "\n".join(lines) + "\n"
+
+
+def _check_table(check: Check) -> Table:
+    columns = (
+        Column("what", False, of=lambda row: find(row.metric).title if row.metric else row.what.capitalize()),
+        *(Column(side, of=partial(_checked, side=side)) for side in ("baseline", "run")),
+        Column("change", of=lambda row: _growth(row.ratio)),
+        Column(
+            "95 % CI",
+            of=lambda row: (
+                NOT_MEASURED if None in (row.low, row.high) else f"[{_growth(row.low)}, {_growth(row.high)}]"
+            ),
+        ),
+        Column("allowed", of=lambda row: f"+{number(row.limit * 100)} %"),
+        Column("outcome", of=lambda row: row.outcome),
+    )
+    return Table.over("check", columns, check.judged)
+
+
+def _checked(row: Judged, side: str) -> str:
+    return amount(getattr(row, side), row.unit) if row.unit else NOT_MEASURED
 
 
 def reasons(check: Check) -> list[str]:
@@ -365,13 +424,6 @@ def reasons(check: Check) -> list[str]:
 def _checked_sides(check: Check) -> str:
     mine, theirs = (plural(count, "run") for count in check.runs)
     return f"{check.run} ({mine}) against {check.baseline} ({theirs})"
-
-
-def _cells(row: Judged) -> tuple[str, ...]:
-    label = find(row.metric).title if row.metric else row.what.capitalize()
-    ends = NOT_MEASURED if row.low is None or row.high is None else f"[{_growth(row.low)}, {_growth(row.high)}]"
-    values = (amount(value, row.unit) if row.unit else NOT_MEASURED for value in (row.baseline, row.run))
-    return (label, *values, _growth(row.ratio), ends, f"+{number(row.limit * 100)} %", row.outcome)
 
 
 def _growth(ratio: float | None) -> str:

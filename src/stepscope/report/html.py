@@ -21,8 +21,7 @@ from stepscope.analysis.time.operators import FRAMEWORK_OVERHEAD
 from stepscope.errors import MissingDependency, OutputNotWritable
 from stepscope.files import replaced
 from stepscope.quantities import SIMULATED_MEANS, simulated_badge
-from stepscope.report.page.reading import without_long_words
-from stepscope.units import duration, percent
+from stepscope.units import duration, percent, without_long_words
 
 if TYPE_CHECKING:
     from stepscope.analysis.compare import Comparison
@@ -96,7 +95,7 @@ def page_of(
 
     from stepscope import __version__, units
     from stepscope.report.charts.style import DARK, LIGHT
-    from stepscope.report.page.reading import visible
+    from stepscope.units import visible
 
     page = files("stepscope.report.page")
     environment = jinja2.Environment(
@@ -151,9 +150,9 @@ def _sections(run: Run, modules: Iterable[ModuleType]) -> list[Entry]:
 
 
 def _title(run: Run) -> str:
-    from stepscope.report.page.reading import name
+    from stepscope.units import page_name
 
-    return name(str(_workload(run).get("name") or run.id))
+    return page_name(str(_workload(run).get("name") or run.id))
 
 
 def about_of(run: Run) -> list[str]:
@@ -195,7 +194,7 @@ def embedded(data: object) -> str:
 
 def coded(escaped: str) -> str:
     """Escaped text as HTML in which what stands between backticks is code."""
-    from stepscope.report.page.reading import visible
+    from stepscope.units import visible
 
     return _BACKTICKS.sub(r"<code>\1</code>", visible(str(escaped)))
 

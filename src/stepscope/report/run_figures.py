@@ -14,8 +14,7 @@ import polars as pl
 from stepscope.analysis.answer import headline, machine_name
 from stepscope.analysis.time.steps import timed_steps
 from stepscope.errors import StepscopeError
-from stepscope.report.page.reading import name as name_
-from stepscope.units import component_label, cut_in_the_middle
+from stepscope.units import component_label, cut_in_the_middle, page_name
 
 if TYPE_CHECKING:
     from stepscope.analysis.run import Run
@@ -37,7 +36,7 @@ def labels(runs: Sequence[Run]) -> list[str]:
     found = [", ".join(part for part in (fact["name"], *(fact[key] for key in differing)) if part) for fact in facts]
     found = [f"{said} {run.id.rpartition('-')[2]}" if found.count(said) > 1 else said
              for said, run in zip(found, runs, strict=True)]  # fmt: skip
-    return [name_(said) for said in found]
+    return [page_name(said) for said in found]
 
 
 def _facts(run: Run) -> dict[str, str]:
@@ -64,7 +63,7 @@ def layer_bars(runs: Sequence[Run]) -> Drawn:
     every = pl.concat([table.select("layer", "total_ns") for table in tables])
     most = every.group_by("layer").agg(pl.col("total_ns").max()).sort("total_ns", "layer", descending=[True, False])
     chosen = most["layer"].to_list()[:_MOST_LAYERS]
-    shown = [name_(name or "(the model)") for name in chosen]
+    shown = [page_name(name or "(the model)") for name in chosen]
     named = dict(zip(chosen, cut_in_the_middle(shown, _LAYER_LETTERS), strict=True))
     ordered = [(label, dict(zip(table["layer"], table.iter_rows(named=True), strict=True)))
                for label, table in zip(labels(runs), tables, strict=True)]  # fmt: skip

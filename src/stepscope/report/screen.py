@@ -6,16 +6,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import polars as pl
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.constrain import Constrain
-from rich.table import Table
+from rich.table import Table as Grid
 from rich.text import Text
 
 from stepscope.analysis.answer import Headline, headline, setting
@@ -29,8 +28,9 @@ from stepscope.analysis.tuning import what_to_change
 from stepscope.analysis.verdict import TITLES
 from stepscope.errors import StepscopeError
 from stepscope.quantities import simulated_badge
+from stepscope.report.table import Column, Fitting, Table, figures, labels, words
 from stepscope.report.text import rank_sentences
-from stepscope.report.text_tables import CutName, Fitting, new_table, short_source
+from stepscope.report.text_tables import short_source
 from stepscope.run_paths import NEWEST, RUNS, find_run
 from stepscope.units import (
     NOT_MEASURED,
@@ -40,7 +40,6 @@ from stepscope.units import (
     estimate,
     number,
     percent,
-    si,
 )
 
 LINES, WIDTH = 24, 100
@@ -84,7 +83,7 @@ def _heading(run: Run) -> list[RenderableType]:
     right = Text.assemble(
         (f"{run.id.rpartition('-')[2]}  ", "dim"), (run.status, _STATUS_STYLES.get(run.status, "bold red"))
     )
-    line = Table.grid(expand=True, padding=(0, 1, 0, 0))
+    line = Grid.grid(expand=True, padding=(0, 1, 0, 0))
     line.add_column(ratio=1)
     line.add_column(justify="right", no_wrap=True)
     line.add_row(_Setting(tuple(setting(run))), right)
@@ -246,43 +245,33 @@ def _layers(run: Run, most: int) -> list[RenderableType]:
     peak = run.peak()
     named = {"J/step": "sim. J/step"} if run.simulated is not None else {}
     named |= {"live at peak": "computed peak"} if peak is not None and peak.computed else {}
-    have = [name for name in _COLUMNS if rows[_COLUMNS[name][0]].is_not_null().any()]
-    # On a narrow terminal columns go, the least telling first.
-    keep = [tuple(name for name in have if name not in _FIRST_TO_GO[:gone]) for gone in range(len(_FIRST_TO_GO) + 1)]
-    title = f"layers ({len(known)})"
-    tables = tuple(_layer_table(rows, title, columns, named) for columns in dict.fromkeys(keep))
     names = rows["layer"].to_list()
-    return [Fitting(tables, max(distinct_width(names), min(_NAME, max(map(len, names)))))]
+    have = [column for column in _COLUMNS if rows[column.key].is_not_null().any()]
+    titled = [replace(column, title=named.get(column.title, column.title)) for column in have]
+    first = Column("layer", False, of=lambda row: row["layer"] or "(the model)", names=True)
+    table = Table.over("layers", (first, *titled), rows.iter_rows(named=True))
+    # On a narrow terminal columns go, the least telling first.
+    keep = [
+        [column.key for column in have if column.key not in _FIRST_TO_GO[:gone]]
+        for gone in range(len(_FIRST_TO_GO) + 1)
+    ]
+    wanted = max(distinct_width(names), min(_NAME, max(map(len, names))))
+    return [Fitting(table, keep, f"layers ({len(known)})", wanted)]
 
 
-_COLUMNS: dict[str, tuple[str, Callable[[Any], str]]] = {  # heading: column, how it is written
-    "type": ("type", str),
-    "forward": ("forward_ns", duration),
-    "backward": ("backward_ns", duration),
-    "of step": ("share", percent),
-    "kernels": ("device_ns", duration),
-    "J/step": ("joules", lambda joules: si(joules, "J")),
-    "live at peak": ("live_bytes", bytes_),
-    "FLOP/s": ("flops_per_s", lambda rate: si(rate, "FLOP/s")),
-    "attained": ("attained", lambda share: percent(share, 0)),
-    "line": ("source", short_source),
-}
-_FIRST_TO_GO = ("attained", "live at peak", "type", "FLOP/s", "line")
-
-
-def _layer_table(rows: pl.DataFrame, title: str, columns: Iterable[str], named: dict[str, str]) -> Table:
-    table = new_table(title, *(named.get(name, name) for name in columns if name != "line"))
-    if "line" in columns:
-        table.add_column("line", no_wrap=True)
-    names = tuple(name or "(the model)" for name in rows["layer"])
-    for name, row in zip(names, rows.iter_rows(named=True), strict=True):
-        table.add_row(CutName(name, names), *(Text(_cell(row, column)) for column in columns))
-    return table
-
-
-def _cell(row: dict[str, Any], column: str) -> str:
-    key, write = _COLUMNS[column]
-    return NOT_MEASURED if row[key] is None else write(row[key])
+_COLUMNS = (
+    words("type", "type", missing=NOT_MEASURED),
+    figures("forward", "forward_ns", duration, wide=8),
+    figures("backward", "backward_ns", duration, wide=8),
+    figures("of step", "share", percent, wide=8),
+    figures("kernels", "device_ns", duration),
+    figures("J/step", "joules", "J"),
+    figures("live at peak", "live_bytes", "B"),
+    figures("FLOP/s", "flops_per_s", "FLOP/s"),
+    figures("attained", "attained", lambda share: percent(share, 0)),
+    words("line", "source", short_source, missing=NOT_MEASURED),
+)
+_FIRST_TO_GO = ("attained", "live_bytes", "type", "flops_per_s", "source")
 
 
 def _not_measured(run: Run) -> list[RenderableType]:
@@ -357,9 +346,7 @@ class _Sentence:
 
 
 def _labelled(label: str, *said: RenderableType, style: str = "") -> RenderableType:
-    line = Table.grid(padding=(0, 0))
-    line.add_column(width=_LABEL, style=f"cyan {style}".strip(), no_wrap=True)
-    line.add_column(style=style, ratio=1)
+    line = labels(_LABEL, style=style)
     for row, text in enumerate(said):
         plain = isinstance(text, Text) and not text.spans and text.overflow is None
         line.add_row(Text(label if row == 0 else ""), _Sentence(text) if plain else text)  # type: ignore[arg-type]

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from stepscope.analysis.results import Findings, ResultTable, Value
 from stepscope.quantities import simulated_badge
+from stepscope.report.table import Cell, Column, Table, terminal
 from stepscope.units import NOT_MEASURED, number
-
-if TYPE_CHECKING:
-    from rich.table import Table as TextTable
 
 Charts = Mapping[str, tuple[Callable[[int], Any], str]]  # by name: the chart for a width in px, and its caption
 
@@ -24,7 +22,7 @@ def text(findings: Findings) -> Iterator[Any]:
     yield f"[bold]{escape(findings.title)}[/bold]   {escape(findings.device)}"
     yield f"{badge}{escape(findings.answer)}\n"
     for table in findings.tables:
-        yield text_table(table)
+        yield terminal(result_table(table), "result", title=escape(table.title))
         if table.note:
             yield f"[dim]{escape(table.note)}[/dim]"
         yield ""
@@ -41,7 +39,7 @@ def render(findings: Findings, charts: Charts) -> str:
     facts = Facts(tuple((name, str(value)) for name, value in {**findings.versions, **findings.settings}.items()))
     entries = [Entry("answer", "Answer", Section(findings.answer, figures))]
     entries += [
-        Entry(table.name, table.title, Section("", (page_table(table), *([Note(table.note)] if table.note else []))))
+        Entry(table.name, table.title, Section("", (result_table(table), *([Note(table.note)] if table.note else []))))
         for table in findings.tables
     ]
     if findings.notes:
@@ -77,26 +75,11 @@ def _numeric(table: ResultTable, place: int) -> bool:
     return bool(values) and all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in values)
 
 
-def text_table(table: ResultTable) -> TextTable:
-    """Return the table as the terminal draws it."""
-    from rich.box import SIMPLE_HEAD
-    from rich.markup import escape
-    from rich.table import Table as TextTable
-
-    drawn = TextTable(title=escape(table.title), title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
-    for place, column in enumerate(table.columns):
-        drawn.add_column(escape(column), justify="right" if _numeric(table, place) else "left")
-    for row in table.rows:
-        drawn.add_row(*(escape(value_text(value)) for value in row))
-    return drawn
-
-
-def page_table(table: ResultTable) -> Any:
-    """Return the table as a part of a page."""
-    from stepscope.report.page.parts import Cell, Column, Table
-
+def result_table(table: ResultTable) -> Table:
+    """Return the table of a study as every medium draws it."""
     columns = tuple(
-        Column(name, _numeric(table, place), table.meanings.get(name, "")) for place, name in enumerate(table.columns)
+        Column(name, _numeric(table, place), table.meanings.get(name, ""), fold=True)
+        for place, name in enumerate(table.columns)
     )
     rows = [tuple(Cell(value_text(value), value) for value in row) for row in table.rows]
     return Table(table.name, columns, rows, lively=len(rows) > 6)

@@ -9,33 +9,39 @@ from functools import partial
 from typing import Any
 
 import polars as pl
-from rich import box
-from rich.console import RenderableType
-from rich.table import Table
-from rich.text import Text
 
 from stepscope.quantities import SUITE_COLUMNS, SuiteColumn
+from stepscope.report.table import Cell, Column, Table, figures, words
+from stepscope.report.table import markdown as table_markdown
 from stepscope.units import NOT_MEASURED, amount, estimate, number, percent, si
 
 _COLOURS = {"ok": "green", "not run yet": "dim"}
 
 
-def results_table(table: pl.DataFrame) -> RenderableType:
-    """A row for each setting; notes on what went wrong follow below."""
-    shown = measured_columns(table)
+def results_table(table: pl.DataFrame, caption: str = "") -> Table:
+    """A row for each setting, and of a fleet for each board."""
     several = differing_axes(table)
-    drawn = _table("workload", *(["setting"] if several else []))
-    drawn.add_column("batch", justify="right")
-    for title, _, _ in shown:
-        drawn.add_column(title, justify="right")
-    drawn.add_column("status", overflow="fold")
-    drawn.add_column("data", no_wrap=True)
-    for row in table.iter_rows(named=True):
-        values = [with_interval(row, column, form) for _, column, form in shown]
-        status = Text(row["status"], style=_COLOURS.get(row["status"], "yellow"))
-        what = [setting_words(row, several)] if several else []
-        drawn.add_row(row["workload"], *what, str(row["batch"]), *values, status, row["data"] or NOT_MEASURED)
-    return drawn
+    columns = [
+        words("Workload", "workload"),
+        *([Column("Setting", False, of=lambda row: setting_words(row, several), fold=True)] if several else []),
+        figures("Batch", "batch", str),
+        *([words("board", "board", fold=True)] if "board" in table.columns else []),
+        *map(_measured, measured_columns(table)),
+        Column(
+            "Status", False, of=lambda row: Cell(row["status"], row["status"], style=_style(row["status"])), fold=True
+        ),
+        words("Data", "data", missing=NOT_MEASURED),
+    ]
+    return Table.over("results", columns, table.iter_rows(named=True), caption, shown=40)
+
+
+def _style(status: str) -> str:
+    return _COLOURS.get(status, "yellow")
+
+
+def _measured(column: tuple[str, str, Any]) -> Column:
+    title, name, form = column
+    return Column(title, of=lambda row: Cell(with_interval(row, name, form), row[name]), fold=True)
 
 
 def notes(table: pl.DataFrame) -> list[str]:
@@ -85,32 +91,34 @@ def setting_words(row: Mapping[str, Any], axes: Sequence[str]) -> str:
     return " ".join(words.values())
 
 
-def model_table(rows: Sequence[Mapping[str, Any]]) -> RenderableType:
-    """Numbers that papers print of the models, and what is true; FLOPs are per sample, 1 MAC = 2 FLOPs."""
-    drawn = _table("workload", "quantity", "printed", "what it means")
-    for title in ("true parameters", "forward FLOPs", "training FLOPs"):
-        drawn.add_column(title, justify="right")
-    for row in rows:
-        whole = [row["flops_forward"], row["flops_training"]]
-        true = [NOT_MEASURED if row["parameters"] is None else f"{row['parameters']:,}", *(si(v, "", 4) for v in whole)]
-        drawn.add_row(row["workload"], row["quantity"], row["printed"], row["meaning"], *true)
-    drawn.caption, drawn.caption_justify = "FLOPs per sample; 1 multiply-add = 2 FLOPs", "left"
-    return drawn
+def model_table(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """Numbers that papers print of the models, and what is true."""
+    said = (("Workload", "workload"), ("Quantity", "quantity"), ("Printed", "printed"), ("What it means", "meaning"))
+    columns = (
+        *(words(title, key, fold=title != "Workload") for title, key in said),
+        figures("True parameters", "parameters", "{:,}".format, fold=True),
+        *(figures(f"{what.capitalize()} FLOPs", f"flops_{what}", lambda flops: si(flops, "", 4), fold=True)
+          for what in ("forward", "training")),
+    )  # fmt: skip
+    return Table.over("models", columns, rows, "FLOPs per sample; 1 multiply-add = 2 FLOPs.", shown=40)
 
 
-def score_table(parts: pl.DataFrame) -> RenderableType:
+def score_table(parts: pl.DataFrame, sentence: str = "") -> Table:
     """The parts of a score; those that do not count say why."""
-    drawn = _table("workload", "optimizer", "precision")
-    for title in ("batch", "reference", "here", "times better"):
-        drawn.add_column(title, justify="right")
-    drawn.add_column("", overflow="fold")
-    for row in parts.iter_rows(named=True):
-        ratio = with_interval({**row, "ratio_low": row["low"], "ratio_high": row["high"]}, "ratio", number)
-        figures = [number(row["reference"]), number(row["here"]), ratio]
-        drawn.add_row(
-            row["workload"], row["optimizer"], row["precision"], str(row["batch"]), *figures, row["why_not"] or ""
-        )
-    return drawn
+    columns = (
+        *(words(title, title.lower(), fold=title != "Workload") for title in ("Workload", "Optimizer", "Precision")),
+        figures("Batch", "batch", str, fold=True),
+        *(figures(title, title.lower(), number, fold=True) for title in ("Reference", "Here")),
+        Column("Times better", of=_ratio, fold=True),
+        words("Why not", "why_not", fold=True),
+    )
+    return Table.over(sentence, columns, parts.iter_rows(named=True), sentence)
+
+
+def _ratio(row: Mapping[str, Any]) -> Cell:
+    return Cell(
+        with_interval({**row, "ratio_low": row["low"], "ratio_high": row["high"]}, "ratio", number), row["ratio"]
+    )
 
 
 def with_interval(row: Mapping[str, Any], column: str, form: Any) -> str:
@@ -121,38 +129,12 @@ def with_interval(row: Mapping[str, Any], column: str, form: Any) -> str:
     return f"{form(value)} ±{percent((high - low) / 2 / abs(value), 0)}".replace(" %", "%")
 
 
-def _table(*titles: str) -> Table:
-    drawn = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
-    for title in titles:
-        drawn.add_column(title, no_wrap=title == "workload", overflow="fold")
-    return drawn
-
-
-def fleet_status_table(rows: Sequence[Sequence[str]]) -> RenderableType:
+def fleet_status_table(rows: Sequence[Sequence[str]]) -> Table:
     """A row for each device: name, board, state, Stepscope, torch, clock less ours."""
-    return _fleet_table(("device", "board", "state", "stepscope", "torch", "clock"), rows)
-
-
-def fleet_results_table(frame: pl.DataFrame) -> RenderableType:
-    """A row for each setting and board."""
-    shown, several = measured_columns(frame), differing_axes(frame)
-    titles = ("workload", "batch", *(["setting"] if several else []), "board", *(title for title, *_ in shown))
-    rows = []
-    for row in frame.iter_rows(named=True):
-        what = [setting_words(row, several)] if several else []
-        values = [with_interval(row, column, form) for _, column, form in shown]
-        ends = (row["status"], row["data"] or NOT_MEASURED)
-        rows.append((row["workload"], str(row["batch"]), *what, row["board"], *values, *ends))
-    return _fleet_table((*titles, "status", "data"), rows)
-
-
-def _fleet_table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    drawn = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
-    for title in titles:
-        drawn.add_column(title, overflow="fold")
-    for row in rows:
-        drawn.add_row(*(cell.replace("[", r"\[") for cell in row))
-    return drawn
+    titles = ("device", "board", "state", "stepscope", "torch", "clock")
+    return Table(
+        "fleet", tuple(Column(title, False, fold=True) for title in titles), [tuple(map(Cell, row)) for row in rows]
+    )
 
 
 _SETTING = ("workload", "batch", "optimizer", "precision", "threads", "device")
@@ -161,11 +143,12 @@ _SETTING = ("workload", "batch", "optimizer", "precision", "threads", "device")
 def markdown(table: pl.DataFrame, heading: str, lines: Sequence[str]) -> str:
     """A page with one table; intervals stand in brackets, columns that nobody measured are excluded."""
     columns = [column for column in SUITE_COLUMNS if column.title and table[column.name].is_not_null().any()]
-    titles = [*_SETTING, *(column.name.replace("_", " ") for column in columns), "status", "data", "flags"]
-    rows = [_markdown_row([*(row[name] for name in _SETTING), *(_value_within(row, column) for column in columns),
-            row["status"], row["data"], row["flags"]]) for row in table.iter_rows(named=True)]  # fmt: skip
-    body = [_markdown_row(titles), _markdown_row(["---"] * len(titles)), *rows]
-    return "\n".join([f"# {heading}", "", *(f"- {line}" for line in lines), "", *body]) + "\n"
+    listed = Table.over("results", [
+        *(words(name, name) for name in _SETTING),
+        *(Column(column.name.replace("_", " "), of=partial(_value_within, column=column)) for column in columns),
+        *(words(name, name) for name in ("status", "data", "flags")),
+    ], table.iter_rows(named=True))  # fmt: skip
+    return "\n".join([f"# {heading}", "", *(f"- {line}" for line in lines), "", *table_markdown(listed)]) + "\n"
 
 
 def mlperf(runs: Sequence[Mapping[str, Any]], device: Mapping[str, Any], versions: Mapping[str, Any]) -> Iterator[str]:
@@ -203,8 +186,3 @@ def _interval(measured: Mapping[str, Any]) -> dict[str, Any]:
 def _value_within(row: Mapping[str, Any], column: SuiteColumn) -> str:
     name = column.name
     return estimate(row[name], row[f"{name}_low"], row[f"{name}_high"], column.unit)
-
-
-def _markdown_row(values: Sequence[Any]) -> str:
-    texts = (NOT_MEASURED if value in (None, "") else str(value).replace("|", "\\|") for value in values)
-    return f"| {' | '.join(texts)} |"

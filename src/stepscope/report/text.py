@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,6 @@ import numpy as np
 import polars as pl
 from rich.console import Group, RenderableType
 from rich.constrain import Constrain
-from rich.table import Table
 from rich.text import Text
 
 from stepscope.analysis.memory.events import Peak
@@ -33,20 +33,18 @@ from stepscope.analysis.time.ranks import last_rank
 from stepscope.analysis.time.steps import profiled_sentence, whole_steps
 from stepscope.analysis.tuning import what_to_change
 from stepscope.quantities import simulated_badge
-from stepscope.report.study_results import text_table
+from stepscope.report.study_results import result_table
+from stepscope.report.table import Column, Fitting, Row, Table, figures, terminal, words
 from stepscope.report.text_tables import (
     OPERATOR_WIDTH,
+    PHASE_WIDTHS,
     WIDTH,
-    CutName,
-    Fitting,
-    add_row,
     energy_notes,
     energy_table,
     labelled,
     memory,
     missing,
     module_table,
-    new_table,
     operator_name,
     operator_table,
     other_quantities,
@@ -132,7 +130,10 @@ def _verdict(run: Run) -> list[RenderableType]:
 
 def _sensor_log(run: Run) -> list[RenderableType]:
     """Every channel of a log without a training; nothing of another run."""
-    return [] if (table := log_table(run)) is None else [text_table(table), Text(table.note, style="dim"), Text("")]
+    table = log_table(run)
+    if table is None:
+        return []
+    return [terminal(result_table(table), "result", title=table.title), Text(table.note, style="dim"), Text("")]
 
 
 def _change(run: Run) -> list[RenderableType]:
@@ -143,7 +144,7 @@ def _change(run: Run) -> list[RenderableType]:
     return [labelled("change", *said)] if said else []
 
 
-_TOP_ROWS, _WIDTH, _MOST_SENTENCES = 6, 100, 3
+_TOP_ROWS, _MOST_SENTENCES = 6, 3
 _MOST_USES = 3
 _NO_OPERATORS = "power was read, but no op of a step after the warm-up was recorded beside it"
 
@@ -197,50 +198,42 @@ def _no_energy(run: Run, method: str) -> list[RenderableType]:
     return [labelled("energy of ops", f"nothing to attribute by '{method}': {why}")]
 
 
-def _operator_tables(rows: list[dict[str, Any]], title: str) -> list[RenderableType]:
-    by_sample = any(row["joules_per_sample"] is not None for row in rows)
-    # On a narrow terminal the sample and the power give way to names that tell an op from its backward.
-    widths = ((by_sample, True), (False, True), (False, False))
-    tables = tuple(_operator_table(rows, title, by_sample=sample, power=power) for sample, power in widths)
-    return [Text(""), Constrain(Fitting(tables, OPERATOR_WIDTH), _WIDTH)]
+_ROUNDED = ("95 % CI", "of energy", "power", "verdict")
 
 
-def _operator_table(rows: list[dict[str, Any]], title: str, *, by_sample: bool, power: bool) -> Table:
-    columns = [
-        "a step",
-        *(["a sample"] if by_sample else []),
-        "95 % CI",
-        "of energy",
-        *(["power"] if power else []),
-        "verdict",
+def _estimate_columns() -> list[Column]:
+    return [
+        Column("95 % CI", of=half_width),
+        figures("of energy", "share", percent),
+        figures("power", "watts", "W"),
+        words("verdict", "verdict", VERDICT_LABELS.__getitem__),
     ]
-    table = new_table(title, *columns)
-    names = tuple(map(operator_name, rows))
-    for name, row in zip(names, rows, strict=True):
-        amounts = [si(row[column], "J") for column in ("joules_per_step", "joules_per_sample")[: 1 + by_sample]]
-        within, share, watts, verdict = _estimate_cells(row)
-        add_row(table, CutName(name, names), *amounts, within, share, *([watts] if power else []), verdict)
-    return table
+
+
+def _operator_tables(rows: list[dict[str, Any]], title: str) -> list[RenderableType]:
+    by_sample = ["a sample"] if any(row["joules_per_sample"] is not None for row in rows) else []
+    columns = [
+        Column("op", False, of=operator_name, names=True),
+        figures("a step", "joules_per_step", "J"),
+        figures("a sample", "joules_per_sample", "J"),
+        *_estimate_columns(),
+    ]
+    every = ["a step", *_ROUNDED]
+    # On a narrow terminal the sample and the power give way to names that tell an op from its backward.
+    choices = [every + by_sample, every, [column for column in every if column != "power"]]
+    return [Text(""), Constrain(Fitting(Table.over("", columns, rows), choices, title, OPERATOR_WIDTH), WIDTH)]
 
 
 def _module_tables(rows: list[dict[str, Any]], title: str) -> list[RenderableType]:
     phases = [name for name in ("forward", "backward", "optimizer") if any(row[name] for row in rows)]
-    tables = (_module_table(rows, title, phases), _module_table(rows, title, []))
-    return [Text(""), Constrain(Fitting(tables), _WIDTH)]
-
-
-def _module_table(rows: list[dict[str, Any]], title: str, phases: list[str]) -> Table:
-    table = new_table(title, *phases, "a step", "95 % CI", "of energy", "power", "verdict")
-    names = tuple(row_label(row["name"]) or "(the model)" for row in rows)
-    for name, row in zip(names, rows, strict=True):
-        parts = [si(row[phase], "J") if row[phase] is not None else "" for phase in phases]
-        add_row(table, CutName(name, names), *parts, si(row["joules_per_step"], "J"), *_estimate_cells(row))
-    return table
-
-
-def _estimate_cells(row: dict[str, Any]) -> list[str]:
-    """Interval, share, power and verdict."""
-    return [half_width(row), percent(row["share"]), si(row["watts"], "W"), VERDICT_LABELS[row["verdict"]]]
+    columns = [
+        Column("module", False, of=lambda row: row_label(row["name"]) or "(the model)", names=True),
+        *(figures(phase, phase, "J", missing="", wide=PHASE_WIDTHS.get(phase)) for phase in phases),
+        figures("a step", "joules_per_step", "J"),
+        *_estimate_columns(),
+    ]
+    every = ["a step", *_ROUNDED]
+    return [Text(""), Constrain(Fitting(Table.over("", columns, rows), [phases + every, every], title), WIDTH)]
 
 
 def half_width(row: dict[str, Any]) -> str:
@@ -303,7 +296,6 @@ def _tensor(row: dict[str, object]) -> str:
 
 
 _TIMES = ("step", "exposed", "late", "waiting")
-_USED = {"peak RSS": "peak_memory_bytes", "CPU cores": "cpu_cores"}
 _RANK = len("process 1")
 _LEAST_SHARE = 0.05  # of what is overlapped, below which a phase is not named
 _MOST_NOTES = 4
@@ -346,13 +338,13 @@ def ranks(run: Run) -> list[RenderableType]:
     found = run.side_by_side
     if len(found.parts) < 2:
         return []
-    shown = found.table.head(_MOST_RANKS)
-    tables = (
-        *(_rank_table(shown, bounded) for bounded in (_TIMES, _TIMES[:2], ())),
-        _rank_table(shown, (), narrow=True),
-    )
+    table, choices = _rank_table(found.table.head(_MOST_RANKS))
     lines = [*rank_sentences(found.table), *found.notes[:_MOST_NOTES]]
-    return [Text(""), Constrain(Fitting(tables, _RANK), WIDTH), *([labelled("ranks", *lines)] if lines else [])]
+    return [
+        Text(""),
+        Constrain(Fitting(table, choices, names=_RANK), WIDTH),
+        *([labelled("ranks", *lines)] if lines else []),
+    ]
 
 
 def rank_sentences(table: pl.DataFrame) -> list[str]:
@@ -370,17 +362,37 @@ def _phase_name(phase: str) -> str:
     return "framework overhead" if phase == FRAMEWORK_OVERHEAD else phase
 
 
-def _rank_table(rows: pl.DataFrame, bounded: tuple[str, ...], narrow: bool = False) -> Table:
-    """Times of each rank, those in `bounded` with their 95 % CI, its peak of memory and its CPU utilisation."""
-    ended = (rows["status"] != "ok").any()
-    used = [name for name, column in _USED.items() if rows[column].is_not_null().any()]
-    count = [] if narrow else ["steps"]
-    table = new_table("rank", *count, "step", "samples/s", *_TIMES[1:], *used, *(["status"] if ended else []))
-    for row in rows.iter_rows(named=True):
-        ends = {name: [row[f"{name}_{end}"] for end in ("ns", "low_ns", "high_ns")] for name in _TIMES}
-        step, *times = [within(*ends[name]) if name in bounded else duration(ends[name][0]) for name in _TIMES]
-        name = f"rank {row['rank']}" if row["rank"] is not None else f"process {row['process']}"
-        cells = [name, *(f"{row[column]:,}" for column in count), step, number(row["samples_per_s"]), *times]
-        sizes = {"peak RSS": bytes_(row["peak_memory_bytes"]), "CPU cores": number(row["cpu_cores"], 2)}
-        add_row(table, *cells, *(sizes[name] for name in used), *([row["status"]] if ended else []))
-    return table
+def _rank_table(rows: pl.DataFrame) -> tuple[Table, list[list[str]]]:
+    """Times of each rank with and without their 95 % CI, its memory and CPU utilisation; and choices of columns."""
+    used = {
+        "peak RSS": figures("peak RSS", "peak_memory_bytes", "B"),
+        "CPU cores": figures("CPU cores", "cpu_cores", lambda cores: number(cores, 2)),
+    }
+    more = [column for column in used.values() if rows[column.key].is_not_null().any()]
+    more += [words("status", "status")] if (rows["status"] != "ok").any() else []
+    columns = [
+        Column("rank", False, of=_rank_name),
+        figures("steps", "steps", "{:,}".format),
+        *_time_columns("step"),
+        figures("samples/s", "samples_per_s", number),
+        *(column for name in _TIMES[1:] for column in _time_columns(name)),
+        *more,
+    ]
+    always = ["samples/s", *(column.title for column in more)]
+    keys = [
+        [f"{name} CI" if name in bounded else f"{name} alone" for name in _TIMES]
+        for bounded in (_TIMES, _TIMES[:2], ())
+    ]
+    choices = [*(["steps", *always, *times] for times in keys), [*always, *keys[-1]]]
+    return Table.over("ranks", columns, rows.iter_rows(named=True)), choices
+
+
+def _time_columns(name: str) -> Iterator[Column]:
+    yield Column(
+        name, of=lambda row: within(*(row[f"{name}_{end}"] for end in ("ns", "low_ns", "high_ns"))), key=f"{name} CI"
+    )
+    yield Column(name, of=lambda row: duration(row[f"{name}_ns"]), key=f"{name} alone")
+
+
+def _rank_name(row: Row) -> str:
+    return f"rank {row['rank']}" if row["rank"] is not None else f"process {row['process']}"

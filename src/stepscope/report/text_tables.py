@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import polars as pl
-from rich.cells import cell_len
-from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.console import RenderableType
 from rich.constrain import Constrain
-from rich.measure import Measurement
-from rich.table import Column, Table
 from rich.text import Text
 
 from stepscope.analysis.caveats import NotMeasured
@@ -20,15 +17,15 @@ from stepscope.analysis.memory.headroom import Peak, which_fit
 from stepscope.analysis.memory.limits import fit_command
 from stepscope.analysis.processes import ALL, CHILDREN, LAUNCHER, RANK, WATCHED
 from stepscope.analysis.time.operators import CPU, FRAMEWORK_OVERHEAD
-from stepscope.analysis.time.tables import largest_difference, mean_differs_from_median
+from stepscope.analysis.time.tables import largest_difference
 from stepscope.quantities import find
+from stepscope.report.table import MARK, Column, Fitting, Row, Table, figures, labels, share_cell, words
 from stepscope.runfolder import AUTOGRAD_NODE
 from stepscope.units import (
     NOT_MEASURED,
     bracketed,
     bytes_,
     component_label,
-    cut_in_the_middle,
     distinct_width,
     duration,
     estimate,
@@ -36,18 +33,14 @@ from stepscope.units import (
     percent,
     plural,
     row_label,
-    si,
 )
 
 _BARS = (24, 8)  # cells, on a wide and on a narrow terminal
 _TOP = 6
 WIDTH = 100
-_NAMES = 18  # characters of a name that tell it apart
-_PADDING = 2
 SHARED = "~ "  # of a time that is a share, by elements, of updates that serve many layers
-_MARK = "* "  # of a share that its time contradicts
 OPERATOR_WIDTH = 40  # of an operator, with which aten::max_pool2d_with_indices is told from its backward
-_WIDTHS = {"forward": 8, "backward": 8, "of step": 8, "rate": 12, "median": 8}
+PHASE_WIDTHS = {"forward": 8, "backward": 8}
 _MODEL_PHASES = ("forward", "backward", "optimizer")
 _LOOP_PHASES = ("data", "communication", "other")
 
@@ -56,22 +49,43 @@ def phase_table(phases: pl.DataFrame, whole: bool = True) -> list[RenderableType
     """Return the step by phase, or what was profiled of it; with bars; framework overhead is the last of them."""
     if phases.is_empty():
         return []
-    tables = tuple(_phases(phases, width, whole) for width in _BARS)
-    return [Text(""), Constrain(Fitting(tables, len(row_label(FRAMEWORK_OVERHEAD))), WIDTH)]
+    heading = "where the step goes" if whole else "in the parts profiled"
+    columns = [
+        words("phase", "phase", row_label),
+        figures("time", "ns", duration),
+        Column("95 % CI", of=_time_ends),
+        share_column("ns"),
+        *on_device(phases),
+        *(Column("", False, of=partial(_bar, width=width), key=f"{width} cells", wide=width) for width in _BARS),
+    ]
+    table = Table.over("phases", columns, phases.iter_rows(named=True))
+    others = [column.key or column.title for column in columns[1:-2]]
+    choices = [(*others, columns[-2].key), (*others, columns[-1].key)]
+    return [Text(""), Constrain(Fitting(table, choices, heading, len(row_label(FRAMEWORK_OVERHEAD))), WIDTH)]
 
 
-def _phases(phases: pl.DataFrame, bar: int, whole: bool) -> Table:
-    on_device = phases["device_ns"].is_not_null().any()
-    table = new_table(
-        "where the step goes" if whole else "in the parts profiled", "time", "95 % CI", "of step", *_device(on_device)
-    )
-    table.add_column(width=bar)
-    for row in phases.iter_rows(named=True):
-        between = "" if row["low_ns"] is None else bracketed(duration(row["low_ns"]), duration(row["high_ns"]))
-        device = [duration(row["device_ns"])] if on_device else []
-        cells = [row_label(row["phase"]), duration(row["ns"]), between, _share_cell(row, "ns"), *device]
-        add_row(table, *cells, _bar(row["share"], bar))
-    return table
+def _time_ends(row: Row) -> str:
+    return "" if row["low_ns"] is None else bracketed(duration(row["low_ns"]), duration(row["high_ns"]))
+
+
+def _bar(row: Row, width: int) -> str:
+    return "█" * round(width * min(max(row["share"] or 0.0, 0.0), 1.0))
+
+
+def share_column(median: str = "total_ns") -> Column:
+    """Return the column of shares, marked where interruptions made the mean of what was recorded another."""
+    return Column("of step", of=lambda row: share_cell(row, median), key="share", wide=8)
+
+
+def on_device(rows: pl.DataFrame) -> list[Column]:
+    """Return the column of the time on an accelerator, where there is one."""
+    return [figures("on device", "device_ns", duration)] if rows["device_ns"].is_not_null().any() else []
+
+
+def line_column(title: str, rows: pl.DataFrame) -> list[Column]:
+    """Return the column of the lines of code, where any is known."""
+    known = rows["source"].is_not_null().any()
+    return [words(title, "source", short_source, missing=NOT_MEASURED)] if known else []
 
 
 def module_table(modules: pl.DataFrame) -> list[RenderableType]:
@@ -83,28 +97,20 @@ def module_table(modules: pl.DataFrame) -> list[RenderableType]:
         return []
     order = "device_ns" if named["device_ns"].is_not_null().any() else "share"
     shown = named.sort(order, "module", descending=[True, False], nulls_last=True).head(_TOP)
-    title = f"top modules of {len(named)}"
-    lines = shown["source"].is_not_null().any()
-    kinds = ((True, lines), (False, lines), (False, False))
-    tables = tuple(_modules(shown, title, with_type=kind, with_line=line) for kind, line in kinds)
-    return [Text(""), Constrain(Fitting(tables, distinct_width(shown["module"].to_list())), WIDTH)]
-
-
-def _modules(shown: pl.DataFrame, title: str, *, with_type: bool, with_line: bool) -> Table:
-    on_device = shown["device_ns"].is_not_null().any()
-    table = new_table(title, *(["type"] if with_type else []), *_MODEL_PHASES, "of step", *_device(on_device))
-    if with_line:
-        table.add_column("called at", no_wrap=True)
-    names = tuple(row or "(the model)" for row in shown["module"])
-    for name, row in zip(names, shown.iter_rows(named=True), strict=True):
-        times = [duration(row[f"{phase}_ns"]) for phase in _MODEL_PHASES]
-        if row["optimizer_shared"]:
-            times[-1] = f"{SHARED}{times[-1]}"
-        device = [duration(row["device_ns"])] if on_device else []
-        kind = [row["type"] or ""] if with_type else []
-        line = [short_source(row["source"])] if with_line else []
-        table.add_row(CutName(name, names), *map(Text, (*kind, *times, _share_cell(row), *device, *line)))
-    return table
+    columns = [
+        Column("module", False, of=lambda row: row["module"] or "(the model)", names=True),
+        words("type", "type"),
+        *(figures(phase, f"{phase}_ns", duration, wide=PHASE_WIDTHS[phase]) for phase in PHASE_WIDTHS),
+        Column("optimizer", of=lambda row: f"{SHARED * row['optimizer_shared']}{duration(row['optimizer_ns'])}"),
+        share_column(),
+        *on_device(shown),
+        *line_column("called at", shown),
+    ]
+    every = [column.title for column in columns[1:]]
+    choices = [[title for title in every if title not in gone] for gone in ((), ("type",), ("type", "called at"))]
+    table = Table.over("modules", columns, shown.iter_rows(named=True))
+    names = distinct_width(shown["module"].to_list())
+    return [Text(""), Constrain(Fitting(table, choices, f"top modules of {len(named)}", names), WIDTH)]
 
 
 def short_source(source: str | None) -> str:
@@ -112,85 +118,37 @@ def short_source(source: str | None) -> str:
     return NOT_MEASURED if source is None else source.rpartition("/")[2]
 
 
-@dataclass(frozen=True)
-class CutName:
-    """A name in a table that gives way in its middle, so that it stays different from the others there."""
-
-    name: str
-    among: tuple[str, ...]
-
-    def __str__(self) -> str:
-        return self.name
-
-    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
-        return Measurement(min(_NAMES, cell_len(self.name)), cell_len(self.name))
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        cut = cut_in_the_middle(self.among, options.max_width)
-        yield Text(cut[self.among.index(self.name)], no_wrap=True, overflow="ellipsis")
-
-
 def operator_table(kinds: pl.DataFrame) -> list[RenderableType]:
-    """The operators with the most self time, on the CPU and on accelerators."""
+    """The operators with the most self time: a column a phase, so that a row adds up, or the longest phase alone."""
     named = kinds.filter(pl.col("name") != FRAMEWORK_OVERHEAD)
     if named.is_empty():
         return []
-    shown, title = named.head(_TOP), f"top ops of {len(named)}"
-    lines = [{"with_line": True}] if shown["source"].is_not_null().any() else []
-    tables = (
-        _operators(shown, title),
-        *(_operators_by_phase(shown, title, with_rate=True, **line) for line in lines),
-        *(_operators_by_phase(shown, title, with_rate=False, **line) for line in lines),
-        _operators_by_phase(shown, title, with_rate=True),
-        _operators_by_phase(shown, title, with_rate=False),
-    )
-    return [Text(""), Constrain(Fitting(tables, OPERATOR_WIDTH), WIDTH)]
+    shown = named.head(_TOP)
+    phases = [*_MODEL_PHASES, *(phase for phase in _LOOP_PHASES if (shown[f"{phase}_ns"] > 0).any())]
+    columns = [
+        Column("op", False, of=operator_name, names=True),
+        figures("calls", "count", number),
+        *(figures(phase, f"{phase}_ns", duration, wide=PHASE_WIDTHS.get(phase)) for phase in phases),
+        figures("time", "total_ns", duration),
+        Column("phase", False, of=_longest_phase),
+        share_column(),
+        figures("rate", "flops_per_s", "FLOP/s", wide=12),
+        *([words("device", "device")] if (shown["device"] != CPU).any() else []),
+        *line_column("most at", shown),
+    ]
+    ends_ = ["of step", "device", "most at"]
+    widest = ["calls", *phases, *ends_, "rate"]
+    short = [["calls", "time", "phase", "rate", *ends_], ["time", "phase", *ends_]]
+    choices = [widest, *short, *([titles[:-1] for titles in short] if columns[-1].title == "most at" else [])]
+    table = Table.over("operators", columns, shown.iter_rows(named=True))
+    return [Text(""), Constrain(Fitting(table, choices, f"top ops of {len(named)}", OPERATOR_WIDTH), WIDTH)]
 
 
-def _operators(kinds: pl.DataFrame, title: str) -> Table:
-    """A column a phase, so that a row adds up; those of the loop only where one of these rows has time there."""
-    on_device = (kinds["device"] != CPU).any()
-    loop = [phase for phase in _LOOP_PHASES if (kinds[f"{phase}_ns"] > 0).any()]
-    phases = [*_MODEL_PHASES, *loop]
-    table = new_table(title, "calls", *phases, "of step", "rate", *(["device"] if on_device else []))
-    if kinds["source"].is_not_null().any():
-        table.add_column("most at", no_wrap=True)
-    names = tuple(map(operator_name, kinds.iter_rows(named=True)))
-    for row in kinds.iter_rows(named=True):
-        times = [duration(row[f"{phase}_ns"]) for phase in phases]
-        rate = si(row["flops_per_s"], "FLOP/s")
-        cells = [number(row["count"]), *times, _share_cell(row), rate, *([row["device"]] if on_device else [])]
-        line = [short_source(row["source"])] if len(table.columns) > len(cells) + 1 else []
-        add_row(table, CutName(operator_name(row), names), *cells, *line)
-    return table
-
-
-def _operators_by_phase(kinds: pl.DataFrame, title: str, *, with_rate: bool, with_line: bool = False) -> Table:
-    """The same in fewer columns: the whole time, and the phases that it lies in, longest first."""
-    on_device = (kinds["device"] != CPU).any()
-    rates = ["rate"] if with_rate else []
-    calls = ["calls"] if with_rate else []
-    table = new_table(title, *calls, "time", "phase", "of step", *rates, *(["device"] if on_device else []))
-    if with_line:
-        table.add_column("most at", no_wrap=True)
-    names = tuple(map(operator_name, kinds.iter_rows(named=True)))
-    for row in kinds.iter_rows(named=True):
-        spent = {phase: row[f"{phase}_ns"] or 0.0 for phase in (*_MODEL_PHASES, *_LOOP_PHASES)}
-        longest, *others = sorted((phase for phase in spent if spent[phase] > 0), key=lambda phase: -spent[phase]) or [
-            ""
-        ]
-        phase = f"{longest}, ..." if others else longest
-        cells = [duration(row["total_ns"]), phase, _share_cell(row)]
-        if with_rate:
-            cells = [number(row["count"]), *cells, si(row["flops_per_s"], "FLOP/s")]
-        line = [short_source(row["source"])] if with_line else []
-        add_row(table, CutName(operator_name(row), names), *cells, *([row["device"]] if on_device else []), *line)
-    return table
-
-
-def _share_cell(row: dict[str, Any], median: str = "total_ns") -> str:
-    """The share of the step, marked where interruptions made the mean of what was recorded another."""
-    return f"{_MARK}{percent(row['share'])}" if mean_differs_from_median(row, median) else percent(row["share"])
+def _longest_phase(row: Row) -> str:
+    """Return the phase in which an operator spends the most time, with a sign that there are others."""
+    spent = {phase: row[f"{phase}_ns"] or 0.0 for phase in (*_MODEL_PHASES, *_LOOP_PHASES)}
+    phases = sorted((phase for phase in spent if spent[phase] > 0), key=lambda phase: -spent[phase])
+    return "".join(phases[:1]) + ", ..." * (len(phases) > 1)
 
 
 def shares_note(phases: pl.DataFrame, modules: pl.DataFrame, kinds: pl.DataFrame) -> list[RenderableType]:
@@ -204,7 +162,7 @@ def shares_note(phases: pl.DataFrame, modules: pl.DataFrame, kinds: pl.DataFrame
         shared.append(Constrain(Text(f"{SHARED}{SHARED_UPDATES}", style="dim"), WIDTH))
     if phase is None and worst is None:
         return shared
-    said = f"{_MARK}single steps lay far off, and are not in the times and shares"
+    said = f"{MARK}single steps lay far off, and are not in the times and shares"
     if worst is not None:
         name = row_label(worst.get("name") or worst.get("module") or "the model")
         said += f" ({name}: {duration(worst['total_ns'])}, with them {duration(worst['mean_ns'])})"
@@ -229,84 +187,35 @@ def energy_table(totals: pl.DataFrame) -> list[RenderableType]:
     """Power and energy of each component with intervals; what is not measured is called by its name."""
     if totals.is_empty():
         return []
-    tables = (_energy(totals, with_total=True), _energy(totals, with_total=False))
-    return [Text(""), Constrain(Fitting(tables), WIDTH)]
+    known = (totals["gap_s"] > 0).any()
+    gaps = [figures("not covered", "gap_s", lambda gap: f"{number(gap)} s" if gap else "")] if known else []
+    columns = [
+        words("component", "component", component_label),
+        *([words("kind", "kind", _kind)] if (totals["kind"] != "measured").any() else []),
+        Column("power", of=_power),
+        figures("a step", "joules_per_step", "J"),
+        Column("after warm-up", of=lambda row: estimate(row["joules"], row["low"], row["high"], "J")),
+        *gaps,
+    ]
+    every = [column.title for column in columns[1:]]
+    choices = [every, [title for title in every if title != "after warm-up"]]
+    table = Table.over("energy", columns, totals.iter_rows(named=True))
+    return [Text(""), Constrain(Fitting(table, choices, "energy"), WIDTH)]
 
 
-def _energy(totals: pl.DataFrame, *, with_total: bool) -> Table:
-    kinds = ["kind"] if (totals["kind"] != "measured").any() else []
-    gaps = ["not covered"] if (totals["gap_s"] > 0).any() else []
-    table = new_table("energy", *kinds, "power", "a step", *(["after warm-up"] if with_total else []), *gaps)
-    for row in totals.iter_rows(named=True):
-        cells = [
-            component_label(row["component"]),
-            *([row["kind"].upper()] if kinds and row["kind"] != "measured" else kinds and [""]),
-        ]
-        sure = f" ({NO_INTERVAL})" if row["kind"] == ESTIMATED else ""
-        cells.append(estimate(row["watts_mean"], row["watts_low"], row["watts_high"], "W") + sure)
-        cells.append(si(row["joules_per_step"], "J"))
-        cells += [estimate(row["joules"], row["low"], row["high"], "J")] if with_total else []
-        cells += [f"{number(row['gap_s'])} s" if row["gap_s"] else ""] if gaps else []
-        add_row(table, *cells)
-    return table
+def _kind(kind: str) -> str:
+    return "" if kind == "measured" else kind.upper()
 
 
-def _device(present: bool) -> list[str]:
-    return ["on device"] if present else []
-
-
-@dataclass(frozen=True)
-class Fitting:
-    """Of several tables that say the same, widest first, the first whose numbers are whole at the width there is."""
-
-    tables: tuple[Table, ...]
-    names: int = _NAMES  # characters of a name that are wanted whole
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        fits = (table for table in self.tables if _needed(table, self.names) <= options.max_width)
-        yield next(fits, self.tables[-1])
-
-
-def _needed(table: Table, wanted: int) -> int:
-    """Columns of a terminal with which no number is cut, and of the names in the first column only their ends."""
-    widths = [_widest(column) for column in table.columns]
-    names, *numbers = widths
-    return min(names, wanted) + sum(numbers) + _PADDING * len(widths)
-
-
-def _widest(column: Column) -> int:
-    cells = max(cell_len(str(cell)) for cell in (column.header, *column.cells))
-    return max(cells, column.width or 0, column.min_width or 0)
-
-
-def new_table(first: str, *others: str) -> Table:
-    """A table whose first column gives way on narrow terminals."""
-    table = Table(box=None, padding=(0, _PADDING, 0, 0), header_style="cyan", show_edge=False, expand=True)
-    table.add_column(first, no_wrap=True, ratio=1, overflow="ellipsis")
-    for name in others:
-        left = name in ("type", "phase", "device", "kind", "verdict", "status")
-        # A width that is kept: on a narrow terminal the names in the first column give way, not the numbers.
-        table.add_column(
-            name, justify="left" if left else "right", no_wrap=True, min_width=_WIDTHS.get(name, len(name))
-        )
-    return table
-
-
-def add_row(table: Table, *cells: str | CutName) -> None:
-    """Cells as plain text: a name may hold what rich takes for markup."""
-    table.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in cells))
-
-
-def _bar(share: float | None, width: int) -> str:
-    return "█" * round(width * min(max(share or 0.0, 0.0), 1.0))
+def _power(row: Row) -> str:
+    sure = f" ({NO_INTERVAL})" if row["kind"] == ESTIMATED else ""
+    return estimate(row["watts_mean"], row["watts_low"], row["watts_high"], "W") + sure
 
 
 _LABEL_WIDTH = 13
-_MOST_CORES = 12
+_MOST_CORES, _CORES_A_LINE = 12, 2
 _MOST_NOTES = 3
-_MOST_MISSING = 7
-_FEW_MISSING = 4
-_CORES_A_LINE = 2
+_MOST_MISSING, _FEW_MISSING = 7, 4
 TRAINING = "training process"
 _NAMES_OF_CHANNELS = {WATCHED: TRAINING, CHILDREN: "child processes", ALL: "all processes"}
 _SHARED_PAGES = {"rss": "shared pages in each", "pss": "shared pages once"}
@@ -315,9 +224,7 @@ _BLOCKS = " ▁▂▃▄▅▆▇█"
 
 def labelled(label: str, *said: str | Text) -> RenderableType:
     """A line with its label on the left; what does not fit goes on below the text, not below the label."""
-    line = Table.grid(padding=(0, 1))
-    line.add_column(width=_LABEL_WIDTH, style="cyan", no_wrap=True)
-    line.add_column()
+    line = labels(_LABEL_WIDTH, gap=1)
     for row, text in enumerate(said):
         line.add_row(Text(label if row == 0 else ""), text if isinstance(text, Text) else Text(text))
     return line

@@ -12,9 +12,8 @@ from typing import Any
 import altair as alt
 
 from stepscope.analysis.time.operators import FRAMEWORK_OVERHEAD
-from stepscope.report.page.reading import visible
 from stepscope.runfolder import CATEGORIES, PHASES
-from stepscope.units import row_label
+from stepscope.units import row_label, visible
 
 LIGHT = {
     "paper": "#fdfdfb",

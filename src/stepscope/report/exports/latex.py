@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import polars as pl
 
 from stepscope import __version__
-from stepscope.analysis.answer import headline, setting
+from stepscope.analysis.answer import Headline, headline, setting
 from stepscope.quantities import simulated_badge
 from stepscope.report.exports._excerpt import Excerpt
+from stepscope.report.table import Column, Table, figures, latex, words
 from stepscope.units import NOT_MEASURED, amount, cut_in_the_middle, percent
 from stepscope.units import estimate as estimate_text
 
@@ -47,52 +47,40 @@ def escaped(text: str) -> str:
     return "".join(_SPECIAL.get(sign, sign if " " <= sign <= "~" else "?") for sign in text)
 
 
-def _table(caption: str, label: str, columns: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [" & ".join(map(escaped, row)) + r" \\" for row in rows]
-    above = [r"\begin{table}[t]", r"\centering\footnotesize\setlength{\tabcolsep}{4pt}"]
-    above += [f"\\caption{{{escaped(caption)}}}", f"\\label{{tab:{label}}}"]
-    body = [
-        f"\\begin{{tabular}}{{@{{}}{columns}@{{}}}}",
-        r"\toprule",
-        " & ".join(map(escaped, head)) + r" \\",
-        r"\midrule",
-    ]
-    return "\n".join([*above, *body, *lines, r"\bottomrule", r"\end{tabular}", r"\end{table}"])
-
-
 def _headline(run: Run) -> str:
-    rows = []
-    for row in headline(run):
-        value, _, interval = estimate_text(row.value, row.low, row.high, row.unit).partition(" [")
-        rows.append(
-            (f"{row.kind} {row.label}".strip().capitalize(), value, f"[{interval}" if interval else NOT_MEASURED)
-        )
+    columns = (
+        Column("", False, of=lambda row: f"{row.kind} {row.label}".strip().capitalize()),
+        Column("value", of=lambda row: amount(row.value, row.unit)),
+        Column("95 % CI", False, of=lambda row: _brackets(row) or NOT_MEASURED),
+    )
     badge = f" {simulated_badge(run.simulated)}." if run.simulated else ""
     caption = f"One training step: {', '.join(setting(run)[:6])}.{badge} Brackets: 95 % CI."
-    return _table(caption, "step", "lrl", ("", "value", "95 % CI"), rows) if rows else ""
+    table = Table.over("step", columns, headline(run), caption)
+    return latex(table, "step", escaped) if table.rows else ""
+
+
+def _brackets(row: Headline) -> str:
+    _, bracket, ends = estimate_text(row.value, row.low, row.high, row.unit).partition("[")
+    return bracket + ends
 
 
 def _layers(run: Run) -> str:
     layers = run.layers().filter(pl.col("total_ns") > 0).head(_MOST_LAYERS)
     if layers.is_empty():
         return ""
-    energy = bool(layers["joules"].is_not_null().any())
     names = cut_in_the_middle([str(name or "(the model)") for name in layers["layer"]], _NAME)
-    types = [cut_in_the_middle([str(kind or "")], _TYPE)[0] for kind in layers["type"]]
-    rows = [
-        [
-            name,
-            kind,
-            *(NOT_MEASURED if row[name] is None else _duration(row[name]) for name in ("forward_ns", "backward_ns")),
-            NOT_MEASURED if row["share"] is None else percent(row["share"]),
-            *([NOT_MEASURED if row["joules"] is None else amount(row["joules"], "J")] if energy else []),
-        ]
-        for name, kind, row in zip(names, types, layers.iter_rows(named=True), strict=True)
-    ]
-    head = ("layer", "type", "forward", "backward", "share", *(("energy",) if energy else ()))
-    what = f"The {len(rows)} most expensive layers" if len(rows) == _MOST_LAYERS else "The layers"
+    energy = [figures("energy", "joules", "J")] if layers["joules"].is_not_null().any() else []
+    columns = (
+        words("layer", "cut"),
+        words("type", "type", lambda kind: cut_in_the_middle([kind], _TYPE)[0]),
+        *(figures(phase, f"{phase}_ns", _duration) for phase in ("forward", "backward")),
+        figures("share", "share", percent),
+        *energy,
+    )
+    what = f"The {len(layers)} most expensive layers" if len(layers) == _MOST_LAYERS else "The layers"
     badge = f" Energy: {simulated_badge(run.simulated)}." if run.simulated and energy else ""
-    return _table(f"{what} of a step: self time.{badge}", "layers", "ll" + "r" * (len(head) - 2), head, rows)
+    rows = layers.with_columns(cut=pl.Series(names, dtype=pl.String)).iter_rows(named=True)
+    return latex(Table.over("layers", columns, rows, f"{what} of a step: self time.{badge}"), "layers", escaped)
 
 
 def _duration(ns: float) -> str:

@@ -5,15 +5,13 @@ A part names its macro in parts.html.j2 by `kind`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any, ClassVar, Union
 
-from stepscope.analysis.time.tables import mean_differs_from_median
 from stepscope.report.charts.style import WIDE
-from stepscope.report.page.reading import milliseconds
-from stepscope.units import percent
+from stepscope.report.table import Table
 
 
 @dataclass(frozen=True)
@@ -66,38 +64,6 @@ class KeyFigures:
 
     items: tuple[KeyFigure, ...]
     kind: ClassVar[str] = "key_figures"
-
-
-@dataclass(frozen=True)
-class Column:
-    """A column of a table; `numeric` aligns to the right and sorts downwards first."""
-
-    title: str
-    numeric: bool = True
-    meaning: str = ""
-
-
-@dataclass(frozen=True)
-class Cell:
-    """Text of a cell, what it sorts by (None sorts last), a share to draw as a bar, and what pointing tells."""
-
-    text: str
-    sort: float | str | None = None
-    bar: float | None = None
-    hint: str = ""
-
-
-@dataclass(frozen=True)
-class Table:
-    """A table that sorts, filters and copies; the first `shown` rows are visible until asked for the rest."""
-
-    name: str
-    columns: tuple[Column, ...]
-    rows: Sequence[tuple[Cell, ...]]
-    caption: str = ""
-    shown: int = 12
-    lively: bool = True  # a few rows need no tools
-    kind: ClassVar[str] = "table"
 
 
 @dataclass(frozen=True)
@@ -267,25 +233,3 @@ def flat(parts: Iterable[Part]) -> Iterator[Part]:
 def figure(chart: Callable[[int], Any], caption: str, name: str = "") -> Figure:
     """A figure from a function that builds its altair chart for a width in px; `name`: one of the section's FIGURES."""
     return Figure(chart, caption, name)
-
-
-SHARE_MEANING = "Of the step time"
-
-
-def share_cell(row: Mapping[str, Any], median: str = "total_ns", bar: bool = True) -> Cell:
-    """The share with its bar; pointing at it tells the mean that it is of."""
-    share = row["share"]
-    if not mean_differs_from_median(row, median):
-        return Cell(percent(share), share, share if bar else None)
-    hint = f"mean of all profiled steps {milliseconds(row['mean_ns'])} ms, here {milliseconds(row[median])} ms"
-    return Cell(f"* {percent(share)}", share, share if bar else None, hint)
-
-
-def shares_sentence(rows: Iterable[Mapping[str, Any]], median: str = "total_ns") -> str:
-    """A sentence for the caption."""
-    said = " Times are of a step as it runs without the profiler, and add up to the step time."
-    if any(mean_differs_from_median(row, median) for row in rows):
-        said += (
-            " * single steps were far from the others, and are excluded: point at a share to see the mean with them."
-        )
-    return said

@@ -10,9 +10,8 @@ import polars as pl
 from stepscope.analysis.time.tracks import OPERATOR_POWER, step_lanes, step_tracks
 from stepscope.report.charts import steps as chart
 from stepscope.report.page.parts import Anatomy, Section
-from stepscope.report.page.reading import name
 from stepscope.runfolder import CATEGORIES, PHASES
-from stepscope.units import category_label, duration, plural
+from stepscope.units import category_label, duration, page_name, plural
 
 if TYPE_CHECKING:
     from stepscope.analysis.run import Run
@@ -79,9 +78,9 @@ def _lanes(ops: pl.DataFrame) -> dict[str, Any]:
     phases = [phase for phase in PHASES if phase in set(ops["phase"])]
     return {
         "lanes": lanes.select("label", "levels").to_dicts(),
-        "names": [name(text) for text in names],
-        "modules": [name(text) for text in modules],
-        "sources": [name(text) for text in lines],
+        "names": [page_name(text) for text in names],
+        "modules": [page_name(text) for text in modules],
+        "sources": [page_name(text) for text in lines],
         "phases": phases,
         "ops": {
             "lane": ops["lane"].to_list(),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from stepscope.analysis.tuning import what_to_change
 from stepscope.report.page.parts import Command, Items, More, Note, Part, Section
-from stepscope.report.study_results import page_table
+from stepscope.report.study_results import result_table
 
 if TYPE_CHECKING:
     from stepscope.analysis.results import ResultTable
@@ -36,6 +36,6 @@ def build(run: Run) -> Section:
 
 def _parts(tables: Iterable[ResultTable]) -> Iterator[Part]:
     for table in tables:
-        yield page_table(table)
+        yield result_table(table)
         if table.note:
             yield Note(table.note)

@@ -8,7 +8,6 @@ import polars as pl
 
 from stepscope.analysis.summary import (
     METHOD_LABELS,
-    VERDICT_LABELS,
     between_sentences,
     energy_badge,
     main_rail,
@@ -16,9 +15,9 @@ from stepscope.analysis.summary import (
     resolution_sentences,
 )
 from stepscope.report.charts import sensors as chart
-from stepscope.report.page.parts import Cell, Column, Items, Part, Section, Table, figure
-from stepscope.report.page.reading import name as name_
-from stepscope.units import NOT_MEASURED, amount, interval, percent
+from stepscope.report.page.parts import Items, Part, Section, figure
+from stepscope.report.table import Cell, Column, Row, Table, bars, ends, figures, verdict_column, words
+from stepscope.units import amount, page_name
 
 if TYPE_CHECKING:
     from stepscope.analysis.run import Run
@@ -77,30 +76,19 @@ def _by_rail(kinds: pl.DataFrame, rails: list[str]) -> list[dict[str, Any]]:
 
 
 def _table(name: str, first: str, rows: list[dict[str, Any]], batch: float | None, several: bool) -> Table:
-    columns = (Column(first, numeric=False), *_measures(batch, several))
-    cells = [
-        (Cell(name_(row["name"]), name_(row["name"])), *_estimate_cells(row, batch, several))
-        for row in rows[:_MOST_ROWS]
-    ]
-    return Table(name, columns, cells, _caption(len(rows)))
+    columns = (words(first, "name", page_name), *_measures(batch, several))
+    return Table.over(name, columns, rows[:_MOST_ROWS], _caption(len(rows)))
 
 
 def _modules(modules: pl.DataFrame, rails: list[str], batch: float | None) -> Table:
-    rows = []
-    for rail in rails:
-        mine = modules.filter(pl.col("rail") == rail)
-        rows += [{**row, "rail": rail} for row in module_rows(mine)]
-    columns = (Column("Module", numeric=False), *(Column(phase.capitalize()) for phase in _PHASES))
-    cells = [
-        (
-            Cell(name_(row["name"] or "(the model)"), name_(row["name"])),
-            *(_joules(row[phase]) for phase in _PHASES),
-            *_estimate_cells(row, batch, True),
-        )
-        for row in rows[:_MOST_ROWS]
-    ]
+    rows = [{**row, "rail": rail} for rail in rails for row in module_rows(modules.filter(pl.col("rail") == rail))]
+    columns = (
+        Column("Module", False, of=lambda row: Cell(page_name(row["name"] or "(the model)"), page_name(row["name"]))),
+        *(figures(phase.capitalize(), phase, "J", missing="") for phase in _PHASES),
+        *_measures(batch, True),
+    )
     caption = f"Layers on the other rails. {_caption(len(rows))}"
-    return Table("energy-modules", (*columns, *_measures(batch, True)), cells, caption)
+    return Table.over("energy-modules", columns, rows[:_MOST_ROWS], caption)
 
 
 def _caption(rows: int) -> str:
@@ -111,33 +99,20 @@ def _caption(rows: int) -> str:
 
 
 def _measures(batch: float | None, several: bool) -> tuple[Column, ...]:
-    columns = [Column("Rail", numeric=False)] if several else []
-    columns += [Column("A step"), Column("95 % CI"), Column("Share"), Column("Power")]
-    columns.append(Column("Above idle", meaning=_MEANING))
-    columns += [Column("A sample")] if batch else []
+    def sample(row: Row) -> Cell:
+        joules = row["joules_per_step"]
+        return Cell("") if joules is None or not batch else Cell(amount(joules / batch, "J"), joules / batch)
+
     return (
-        *columns,
-        Column("Verdict", numeric=False, meaning="within 10 %: half of the 99 % CI is at most 10 % of its lower end"),
+        *([words("Rail", "rail")] if several else []),
+        figures("A step", "joules_per_step", "J", missing=""),
+        ends("low", "high", "J"),
+        bars("Share", "share"),
+        figures("Power", "watts", "W"),
+        figures("Above idle", "above_idle", "J", missing="", meaning=_MEANING),
+        *([Column("A sample", of=sample)] if batch else []),
+        verdict_column(),
     )
-
-
-def _estimate_cells(row: dict[str, Any], batch: float | None, several: bool) -> list[Cell]:
-    joules, why = row["joules_per_step"], row["reason"]
-    cells = [Cell(row["rail"], row["rail"])] if several else []
-    cells += [
-        _joules(joules),
-        Cell(interval(row["low"], row["high"], "J"), row["low"]),
-        Cell(percent(row["share"]), row["share"], row["share"]),
-        Cell(NOT_MEASURED if row["watts"] is None else amount(row["watts"], "W"), row["watts"]),
-        _joules(row["above_idle"]),
-    ]
-    cells += [_joules(None if joules is None else joules / batch)] if batch else []
-    verdict = VERDICT_LABELS[row["verdict"]]
-    return [*cells, Cell(verdict, verdict, hint=why if why and row["verdict"] != "resolved" else "")]
-
-
-def _joules(value: float | None) -> Cell:
-    return Cell("" if value is None else amount(value, "J"), value)
 
 
 def _components(wholes: pl.DataFrame) -> Part:

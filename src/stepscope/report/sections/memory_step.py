@@ -11,19 +11,8 @@ from stepscope.analysis.memory.events import Peak, allocated_by_op, live_by_modu
 from stepscope.analysis.summary import COMPUTED, PEAK, process_parts, reserved_bytes
 from stepscope.report.charts import memory as over_time
 from stepscope.report.charts import memory as treemap
-from stepscope.report.page.parts import (
-    Cell,
-    Column,
-    Facts,
-    KeyFigure,
-    KeyFigures,
-    More,
-    Note,
-    Part,
-    Section,
-    Table,
-    figure,
-)
+from stepscope.report.page.parts import Facts, KeyFigure, KeyFigures, More, Note, Part, Section, figure
+from stepscope.report.table import Cell, Column, Row, Table, figures, words
 from stepscope.report.text import place
 from stepscope.units import amount, category_label, number, percent
 
@@ -96,44 +85,29 @@ def _key_figures(run: Run, peak: Peak) -> Iterator[KeyFigure]:
 
 
 def _tensors(peak: Peak) -> Table:
+    def size(row: Row) -> Cell:
+        return Cell(amount(row["bytes"], "B"), row["bytes"], row["bytes"] / peak.bytes)
+
     columns = (
-        Column("Layer", False),
-        Column("Category", False),
-        Column("Shape", False, "where it is known"),
-        Column("Allocated by", False),
-        Column("Size"),
+        Column("Layer", False, of=lambda row: _name(row["module"])),
+        Column("Category", False, of=lambda row: Cell(category_label(row["category"]), row["category"])),
+        words("Shape", "shape", meaning="where it is known"),
+        words("Allocated by", "op", missing="before the step"),
+        Column("Size", of=size),
     )
-    rows = [
-        (
-            _name(row["module"]),
-            Cell(category_label(row["category"]), row["category"]),
-            Cell(row["shape"] or "", row["shape"]),
-            Cell(row["op"] or "before the step", row["op"]),
-            Cell(amount(row["bytes"], "B"), row["bytes"], row["bytes"] / peak.bytes),
-        )
-        for row in peak.tensors.head(_MOST_TENSORS).iter_rows(named=True)
-    ]
-    return Table("tensors-at-the-peak", columns, rows, "The largest tensors that are live at the peak.")
+    rows = peak.tensors.head(_MOST_TENSORS).iter_rows(named=True)
+    return Table.over("tensors-at-the-peak", columns, rows, "The largest tensors that are live at the peak.")
 
 
 def _ops(run: Run) -> Table:
-    table = allocated_by_op(run.allocations)
     columns = (
-        Column("Operator", False),
-        Column("Allocations", True, "a step"),
-        Column("Allocated", True, "a step; most of it is free again soon"),
-        Column("Live at peak"),
+        words("Operator", "op"),
+        figures("Allocations", "allocations", number, meaning="a step"),
+        figures("Allocated", "bytes", "B", meaning="a step; most of it is free again soon"),
+        figures("Live at peak", "at_peak", "B"),
     )
-    rows = [
-        (
-            Cell(row["op"], row["op"]),
-            Cell(number(row["allocations"]), row["allocations"]),
-            _size(row["bytes"]),
-            _size(row["at_peak"]),
-        )
-        for row in table.iter_rows(named=True)
-    ]
-    return Table("memory-by-operation", columns, rows, "What operators allocate.")
+    rows = allocated_by_op(run.allocations).iter_rows(named=True)
+    return Table.over("memory-by-operation", columns, rows, "What operators allocate.")
 
 
 def _process(run: Run) -> Iterator[Part]:
@@ -147,7 +121,3 @@ def _process(run: Run) -> Iterator[Part]:
 
 def _name(module: str | None) -> Cell:
     return Cell("outside any layer" if module is None else module or "(the model)", module)
-
-
-def _size(size: float, total: float | None = None) -> Cell:
-    return Cell(amount(size, "B"), size, None if total is None else size / total)

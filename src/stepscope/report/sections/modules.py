@@ -9,23 +9,21 @@ import polars as pl
 
 from stepscope.analysis.summary import module_quantities
 from stepscope.analysis.time.operators import FRAMEWORK_OVERHEAD, OUTSIDE
-from stepscope.report.page.parts import (
+from stepscope.report.page.parts import Bars, Icicle, Layer, Part, Section, Views
+from stepscope.report.table import (
     SHARE_MEANING,
-    Bars,
     Cell,
     Column,
-    Icicle,
-    Layer,
-    Part,
-    Section,
+    Row,
     Table,
-    Views,
+    ends,
+    figures,
     share_cell,
     shares_sentence,
+    words,
 )
-from stepscope.report.page.reading import count, milliseconds, name
 from stepscope.report.text_tables import SHARED, SHARED_UPDATES
-from stepscope.units import amount, si
+from stepscope.units import NOT_MEASURED, count, milliseconds, page_name, si
 
 if TYPE_CHECKING:
     from stepscope.analysis.run import Run
@@ -70,7 +68,7 @@ def _bars(run: Run) -> Bars:
     layers = run.layers().head(_MOST_ROWS)
     metrics = [metric for metric in _metrics(run, layers) if any(row is not None for row in metric["rows"])]
     facts = ("layer", "type", "source", "parameters", "share")
-    rows = [[name(row[0] or "(the model)"), *row[1:]] for row in layers.select(facts).iter_rows()]
+    rows = [[page_name(row[0] or "(the model)"), *row[1:]] for row in layers.select(facts).iter_rows()]
     return Bars({"rows": rows, "metrics": metrics}, "Self time of each layer: layers inside it have bars of their own.")
 
 
@@ -89,8 +87,8 @@ def _metrics(run: Run, layers: pl.DataFrame) -> Iterator[dict[str, Any]]:
         ("rate", "FLOP/s", "FLOP/s", "flops_per_s", [], ()),
         ("attained", "Of attainable", "1", "attained", [], ()),
     )
-    for key, title, unit, column, parts, ends in known:
-        columns = layers.select(column, *parts, *ends)
+    for key, title, unit, column, parts, bounds in known:
+        columns = layers.select(column, *parts, *bounds)
         rows = [
             None
             if not row[0] or row[0] < 0
@@ -120,7 +118,7 @@ def _icicle(run: Run, inside: pl.DataFrame) -> Icicle:
 def _icicle_row(row: dict[str, Any], place: dict[str, int]) -> list[Any]:
     ends = [None if row[name] is None else round(row[name]) for name in ("tree_low_ns", "tree_high_ns")]
     parent = place.get(row["parent"]) if row["parent"] is not None else None
-    return [name(row["module"]), row["type"], parent, row["parameters"], row["calls"], *ends]
+    return [page_name(row["module"]), row["type"], parent, row["parameters"], row["calls"], *ends]
 
 
 def _layers(quantities: pl.DataFrame, place: dict[str, int]) -> Iterator[Layer]:
@@ -140,36 +138,34 @@ def _rounded(value: float | None) -> float | None:
 
 
 def _table(run: Run, modules: pl.DataFrame) -> Table:
-    columns = [
-        Column("Layer", numeric=False),
-        Column("Type", numeric=False),
-        Column("Called at", numeric=False, meaning="File and line of your code, as noted in one profiled step"),
-        Column("Self, ms", meaning="Time of the layer itself, without the layers in it"),
-        Column("95 % CI"),
-        Column("Share", meaning=SHARE_MEANING),
-        Column("Forward"),
-        Column("Backward"),
-        Column("Optimizer"),
-        Column("Total, ms"),
-        Column("Parameters"),
-        Column("Calls"),
-        Column("FLOP", meaning="Floating-point operations a step, forward and backward, of its own operators"),
-    ]
     layers = run.layers()
-    more = [(title, key, unit, end) for title, key, unit, end in _MORE if layers[key].is_not_null().any()]
-    columns += [Column(title, meaning=meaning) for title, _, _, meaning in more]
-    known = {row["layer"]: row for row in layers.iter_rows(named=True)}
-    ordered = modules.sort("total_ns", descending=True, nulls_last=True, maintain_order=True)
-    rows = [
-        (*_row(row), *_more(known.get(row["module"], {}), more))
-        for row in ordered.head(_MOST_ROWS).iter_rows(named=True)
+    meanings = ("File and line of your code, as noted in one profiled step",
+                "Time of the layer itself, without the layers in it",
+                "Floating-point operations a step, forward and backward, of its own operators")  # fmt: skip
+    columns = [
+        Column("Layer", False, of=_layer_cell),
+        Column("Type", False, of=lambda row: "" if row["module"] is None else row["type"] or ""),
+        words("Called at", "source", missing=NOT_MEASURED, meaning=meanings[0]),
+        figures("Self, ms", "total_ns", milliseconds, meaning=meanings[1]),
+        ends("low_ns", "high_ns", milliseconds, missing=NOT_MEASURED),
+        Column("Share", meaning=SHARE_MEANING, of=share_cell),
+        *(figures(phase.capitalize(), f"{phase}_ns", milliseconds) for phase in ("forward", "backward")),
+        Column("Optimizer", of=_optimizer_cell),
+        figures("Total, ms", "tree_total_ns", milliseconds),
+        figures("Parameters", "parameters", count),
+        figures("Calls", "calls", count),
+        figures("FLOP", "flops", lambda flops: si(flops, ""), meaning=meanings[2]),
+        *(figures(title, key, unit, meaning=end) for title, key, unit, end in _MORE if layers[key].is_not_null().any()),
     ]
+    more = layers.select(module="layer", **{key: key for _, key, _, _ in _MORE})
+    ordered = modules.sort("total_ns", descending=True, nulls_last=True, maintain_order=True)
+    rows = ordered.head(_MOST_ROWS).join(more, on="module", how="left", maintain_order="left")
     caption = "Of a step. Self times, with the time outside any layer and the framework overhead, add up to it."
     caption += shares_sentence(modules.iter_rows(named=True))
     if len(ordered) > _MOST_ROWS:
         rest = ordered.slice(_MOST_ROWS)["total_ns"].to_numpy().sum()
         caption += f" {len(ordered) - _MOST_ROWS:,} smaller modules, {milliseconds(rest)} ms together, are not listed."
-    return Table("modules", tuple(columns), rows, caption)
+    return Table.over("modules", columns, rows.iter_rows(named=True), caption)
 
 
 _MORE = (  # title, column of `Run.layers`, unit, meaning
@@ -183,30 +179,10 @@ _MORE = (  # title, column of `Run.layers`, unit, meaning
 )
 
 
-def _more(row: dict[str, Any], columns: Sequence[tuple[str, str, str, str]]) -> Iterator[Cell]:
-    for _, key, unit, _ in columns:
-        value = row.get(key)
-        text = "-" if value is None else si(value, unit) if unit == "FLOP/s" else amount(value, unit)
-        yield Cell(text, value)
+def _layer_cell(row: Row) -> Cell:
+    said = OUTSIDE if row["module"] is None else row["module"] or "(the model)"
+    return Cell(page_name(said), page_name(row["module"] or ""))
 
 
-def _row(row: dict[str, Any]) -> tuple[Cell, ...]:
-    said = {None: OUTSIDE, "": "(the model)"}.get(row["module"], row["module"])
-    kind = row["type"] if row["module"] is not None else None
-    between = "-" if row["low_ns"] is None else f"[{milliseconds(row['low_ns'])}, {milliseconds(row['high_ns'])}]"
-    times = ("forward_ns", "backward_ns")
-    optimizer = milliseconds(row["optimizer_ns"])
-    return (
-        Cell(name(said), name(row["module"] or "")),
-        Cell(kind or "", kind),
-        Cell(row["source"] or "-", row["source"]),
-        Cell(milliseconds(row["total_ns"]), row["total_ns"]),
-        Cell(between, row["low_ns"]),
-        share_cell(row),
-        *(Cell(milliseconds(row[time]), row[time]) for time in times),
-        Cell(f"{SHARED}{optimizer}" if row["optimizer_shared"] else optimizer, row["optimizer_ns"]),
-        Cell(milliseconds(row["tree_total_ns"]), row["tree_total_ns"]),
-        Cell(count(row["parameters"]), row["parameters"]),
-        Cell(count(row["calls"]), row["calls"]),
-        Cell(si(row["flops"], ""), row["flops"]),
-    )
+def _optimizer_cell(row: Row) -> Cell:
+    return Cell(f"{SHARED * bool(row['optimizer_shared'])}{milliseconds(row['optimizer_ns'])}", row["optimizer_ns"])

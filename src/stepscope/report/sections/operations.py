@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import polars as pl
 
-from stepscope.report.page.parts import SHARE_MEANING, Cell, Column, Section, Table, share_cell, shares_sentence
-from stepscope.report.page.reading import count, milliseconds, name
+from stepscope.report.page.parts import Section
+from stepscope.report.table import SHARE_MEANING, Column, Table, ends, figures, share_cell, shares_sentence, words
 from stepscope.runfolder import PHASES
-from stepscope.units import plural, si
+from stepscope.units import NOT_MEASURED, count, milliseconds, page_name, plural, si
 
 if TYPE_CHECKING:
     from stepscope.analysis.run import Run
@@ -31,32 +31,25 @@ def build(run: Run) -> Section:
 
 
 def _table(kinds: pl.DataFrame, phases: list[str]) -> Table:
-    several = kinds["device"].n_unique() > 1
-    columns = [Column("Operator", numeric=False), *([Column("Device", numeric=False)] if several else [])]
-    columns += [Column("Self"), Column("95 % CI"), Column("Share", meaning=SHARE_MEANING), Column("Calls")]
-    columns += [Column(f"{phase.capitalize()}") for phase in phases]
-    columns.append(Column("Most at", numeric=False, meaning="Line of your code on which it spends the most time"))
-    columns.append(Column("FLOP/s", meaning="Floating-point operations a second while it runs, where shapes tell them"))
-    rows = [_row(row, phases, several) for row in kinds.head(_MOST_ROWS).iter_rows(named=True)]
+    line, rate = (
+        "Line of your code on which it spends the most time",
+        "Floating-point operations a second while it runs, where shapes tell them",
+    )
+    columns = (
+        words("Operator", "name", page_name),
+        *([words("Device", "device")] if kinds["device"].n_unique() > 1 else []),
+        figures("Self", "total_ns", milliseconds),
+        ends("low_ns", "high_ns", milliseconds, missing=NOT_MEASURED),
+        Column("Share", meaning=SHARE_MEANING, of=share_cell),
+        figures("Calls", "count", count),
+        *(figures(phase.capitalize(), f"{phase}_ns", milliseconds) for phase in phases),
+        words("Most at", "source", missing=NOT_MEASURED, meaning=line),
+        figures("FLOP/s", "flops_per_s", lambda flops: si(flops, ""), meaning=rate),
+    )
     caption = "Times are ms per step, and calls are per step too. "
     caption += "Self times on the CPU, with framework overhead, add up to the step."
     caption += shares_sentence(kinds.iter_rows(named=True))
     if len(kinds) > _MOST_ROWS:
         rest = kinds.slice(_MOST_ROWS)["total_ns"].to_numpy().sum()
         caption += f" {len(kinds) - _MOST_ROWS:,} smaller kinds, {milliseconds(rest)} ms together, are not listed."
-    return Table("operations", tuple(columns), rows, caption)
-
-
-def _row(row: dict[str, Any], phases: list[str], several: bool) -> tuple[Cell, ...]:
-    between = "-" if row["low_ns"] is None else f"[{milliseconds(row['low_ns'])}, {milliseconds(row['high_ns'])}]"
-    return (
-        Cell(name(row["name"]), name(row["name"])),
-        *((Cell(row["device"] or "", row["device"]),) if several else ()),
-        Cell(milliseconds(row["total_ns"]), row["total_ns"]),
-        Cell(between, row["low_ns"]),
-        share_cell(row),
-        Cell(count(row["count"]), row["count"]),
-        *(Cell(milliseconds(row[f"{phase}_ns"]), row[f"{phase}_ns"]) for phase in phases),
-        Cell(row["source"] or "-", row["source"]),
-        Cell(si(row["flops_per_s"], ""), row["flops_per_s"]),
-    )
+    return Table.over("operations", columns, kinds.head(_MOST_ROWS).iter_rows(named=True), caption)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import polars as pl
 
-from stepscope.analysis.summary import VERDICT_LABELS
-from stepscope.report.page.parts import Cell, Column, Section, Table
-from stepscope.report.page.reading import name as name_
-from stepscope.units import amount, interval, percent
+from stepscope.report.page.parts import Section
+from stepscope.report.table import Cell, Column, Row, Table, bars, verdict_column, words
+from stepscope.units import amount, interval, page_name
 
 if TYPE_CHECKING:
     from stepscope.analysis.run import Run
@@ -19,12 +18,12 @@ ORDER = 37
 
 _MOST_ROWS = 300
 _COLUMNS = (
-    Column("Operator", numeric=False),
-    Column("Of", numeric=False),
-    Column("While it runs"),
-    Column("95 % CI"),
-    Column("Share", meaning="Of all that was used in the steps"),
-    Column("Verdict", numeric=False, meaning="within 10 %: half of the 99 % CI is at most 10 % of its lower end"),
+    words("Operator", "name", page_name),
+    Column("Of", False, of=lambda row: _of(row)),
+    Column("While it runs", of=lambda row: Cell(amount(row["mean"], row["unit"]), row["mean"])),
+    Column("95 % CI", of=lambda row: Cell(interval(row["low"], row["high"], row["unit"]), row["low"])),
+    bars("Share", "share", meaning="Of all that was used in the steps"),
+    verdict_column(),
 )
 
 
@@ -38,21 +37,10 @@ def build(run: Run) -> Section:
             "no use of CPU, GPU or memory was sampled beside the operators" if found.is_empty() else found["reason"][0]
         )
         return Section(why if run.channels else "")
-    rows = [_row(row) for row in known.head(_MOST_ROWS).iter_rows(named=True)]
     lede = "CPU utilisation of the process in cores, and shares of GPU and memory controller, while each operator ran."
-    parts = (Table("use-of-ops", _COLUMNS, rows),)
+    parts = (Table.over("use-of-ops", _COLUMNS, known.head(_MOST_ROWS).iter_rows(named=True)),)
     return Section(f"{lede} By the same regression as the energy.", parts, closed=True)
 
 
-def _row(row: dict[str, Any]) -> tuple[Cell, ...]:
-    of = "CPU" if row["quantity"] == "cpu" else f"{row['scope']} {row['quantity'].replace('_', ' ')}"
-    verdict = VERDICT_LABELS[row["verdict"]]
-    hint = row["reason"] if row["reason"] and row["verdict"] != "resolved" else ""
-    return (
-        Cell(name_(row["name"]), name_(row["name"])),
-        Cell(of, of),
-        Cell(amount(row["mean"], row["unit"]), row["mean"]),
-        Cell(interval(row["low"], row["high"], row["unit"]), row["low"]),
-        Cell(percent(row["share"]), row["share"], row["share"]),
-        Cell(verdict, verdict, hint=hint),
-    )
+def _of(row: Row) -> str:
+    return "CPU" if row["quantity"] == "cpu" else f"{row['scope']} {row['quantity'].replace('_', ' ')}"

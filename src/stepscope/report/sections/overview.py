@@ -17,27 +17,21 @@ from stepscope.analysis.time.tables import UNPROFILED, phases_by_step
 from stepscope.analysis.verdict import TITLES
 from stepscope.quantities import find, in_order, simulated_badge
 from stepscope.report.charts import steps as chart
-from stepscope.report.page.parts import (
-    SHARE_MEANING,
-    Answer,
-    Cell,
-    Column,
-    KeyFigure,
-    KeyFigures,
-    More,
-    Note,
-    Part,
-    Section,
-    Shares,
-    Table,
-    figure,
-    share_cell,
-    shares_sentence,
-)
-from stepscope.report.page.reading import milliseconds, without_long_words
+from stepscope.report.page.parts import Answer, KeyFigure, KeyFigures, More, Note, Part, Section, Shares, figure
 from stepscope.report.screen import FRAMEWORK, next_steps
+from stepscope.report.table import SHARE_MEANING, Cell, Column, Table, ends, figures, share_cell, shares_sentence
 from stepscope.report.text_tables import short_source
-from stepscope.units import NOT_MEASURED, ROW_LABELS, amount, brackets, duration, percent, row_label
+from stepscope.units import (
+    NOT_MEASURED,
+    ROW_LABELS,
+    amount,
+    brackets,
+    duration,
+    milliseconds,
+    percent,
+    row_label,
+    without_long_words,
+)
 
 if TYPE_CHECKING:
     from stepscope.analysis.run import Run
@@ -192,20 +186,16 @@ def _hover() -> pl.Expr:
 
 
 def _table(phases: pl.DataFrame) -> Table:
-    columns = [Column("Phase", numeric=False), Column("ms a step"), Column("95 % CI, ms")]
-    columns.append(Column("Share", meaning=SHARE_MEANING))
-    kernels = bool(phases["device_ns"].is_not_null().any())
-    if kernels:
-        columns.append(Column("Kernels, ms a step"))
-    rows = []
-    for row in phases.iter_rows(named=True):
-        between = f"[{milliseconds(row['low_ns'])}, {milliseconds(row['high_ns'])}]"
-        cells = [
-            Cell(row_label(row["phase"]), row["phase"]),
-            Cell(milliseconds(row["ns"]), row["ns"]),
-            Cell(NOT_MEASURED if row["low_ns"] is None else between, row["low_ns"]),
-            share_cell(row, "ns", bar=False),
-        ]
-        rows.append((*cells, Cell(milliseconds(row["device_ns"]), row["device_ns"])) if kernels else tuple(cells))
+    columns = (
+        Column("Phase", False, of=lambda row: Cell(row_label(row["phase"]), row["phase"])),
+        figures("ms a step", "ns", milliseconds),
+        ends("low_ns", "high_ns", milliseconds, title="95 % CI, ms", missing=NOT_MEASURED),
+        Column("Share", meaning=SHARE_MEANING, of=lambda row: share_cell(row, "ns", bar=False)),
+        *(
+            [figures("Kernels, ms a step", "device_ns", milliseconds)]
+            if phases["device_ns"].is_not_null().any()
+            else []
+        ),
+    )
     caption = shares_sentence(phases.iter_rows(named=True), "ns").strip()
-    return Table("phases", tuple(columns), rows, caption, lively=False)
+    return Table.over("phases", columns, phases.iter_rows(named=True), caption, lively=False)

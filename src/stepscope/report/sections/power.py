@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import polars as pl
 
 from stepscope.analysis.energy.tables import ESTIMATED, NO_INTERVAL
 from stepscope.quantities import simulated_badge
 from stepscope.report.charts import sensors as chart
-from stepscope.report.page.parts import Cell, Column, Facts, Items, More, Part, Section, Table, figure
-from stepscope.units import NOT_MEASURED, amount, bytes_, component_label, interval, number
+from stepscope.report.page.parts import Facts, Items, More, Part, Section, figure
+from stepscope.report.table import Cell, Column, Table, ends, figures, words
+from stepscope.units import bytes_, component_label, number
 
 if TYPE_CHECKING:
     from stepscope.analysis.run import Run
@@ -51,64 +53,36 @@ def _nothing(run: Run) -> str:
 
 
 def _components(totals: pl.DataFrame) -> Table:
+    measured = "measured by a sensor, estimated by a power model, or simulated"
     columns = (
-        Column("Component", numeric=False),
-        Column("Kind", numeric=False, meaning="measured by a sensor, estimated by a power model, or simulated"),
-        Column("Power"),
-        Column("95 % CI"),
-        Column("Energy a step"),
-        Column("a sample"),
-        Column("Energy"),
-        Column("95 % CI"),
-        Column("Idle", meaning="Power before the first step, while the training process was idle"),
-        Column("Gaps", meaning="Time in which nothing was read"),
-        Column("Rail", numeric=False),
+        words("Component", "component", component_label),
+        words("Kind", "kind", meaning=measured),
+        figures("Power", "watts_mean", "W"),
+        _ends("watts_low", "watts_high", "W"),
+        figures("Energy a step", "joules_per_step", "J"),
+        figures("a sample", "joules_per_sample", "J"),
+        figures("Energy", "joules", "J"),
+        _ends("low", "high", "J"),
+        figures("Idle", "idle_watts", "W", meaning="Power before the first step, while the training process was idle"),
+        figures("Gaps", "gap_s", lambda gap: f"{number(gap)} s", meaning="Time in which nothing was read"),
+        Column("Rail", False, of=lambda row: Cell(f"{row['rail']} ({row['source']})", row["rail"])),
     )
-    rows = [
-        (
-            Cell(component_label(row["component"]), row["component"]),
-            Cell(row["kind"], row["kind"]),
-            _cell(row["watts_mean"], "W"),
-            _within(row, "watts_low", "watts_high", "W"),
-            _cell(row["joules_per_step"], "J"),
-            _cell(row["joules_per_sample"], "J"),
-            _cell(row["joules"], "J"),
-            _within(row, "low", "high", "J"),
-            _cell(row["idle_watts"], "W"),
-            Cell(f"{number(row['gap_s'])} s", row["gap_s"]),
-            Cell(f"{row['rail']} ({row['source']})", row["rail"]),
-        )
-        for row in totals.iter_rows(named=True)
-    ]
     caption = f"{_NEVER} 'unattributed' is what the total has beside the rails measured inside it."
-    return Table("energy", columns, rows, caption, lively=False)
+    return Table.over("energy", columns, totals.iter_rows(named=True), caption, lively=False)
 
 
 def _rails(rails: pl.DataFrame) -> list[Part]:
     columns = (
-        Column("Rail", numeric=False),
-        Column("Inside", numeric=False, meaning="The measured rail that contains it: the two are never added"),
-        Column("Feeds", numeric=False),
-        Column("Power"),
-        Column("95 % CI"),
-        Column("Energy"),
-        Column("Sensor", numeric=False),
-        Column("Meaning", numeric=False),
+        words("Rail", "rail"),
+        words("Inside", "inside", meaning="The measured rail that contains it: the two are never added"),
+        words("Feeds", "component", component_label),
+        figures("Power", "watts_mean", "W"),
+        _ends("watts_low", "watts_high", "W"),
+        figures("Energy", "joules", "J"),
+        words("Sensor", "source"),
+        words("Meaning", "meaning"),
     )
-    rows = [
-        (
-            Cell(row["rail"], row["rail"]),
-            Cell(row["inside"] or "", row["inside"]),
-            Cell(component_label(row["component"]), row["component"]),
-            _cell(row["watts_mean"], "W"),
-            _within(row, "watts_low", "watts_high", "W"),
-            _cell(row["joules"], "J"),
-            Cell(row["source"], row["source"]),
-            Cell(row["meaning"] or "", row["meaning"]),
-        )
-        for row in rails.iter_rows(named=True)
-    ]
-    return [Table("rails", columns, rows, lively=len(rows) > _MOST_RAILS)]
+    return [Table.over("rails", columns, rails.iter_rows(named=True), lively=len(rails) > _MOST_RAILS)]
 
 
 def _timeline(run: Run, most: int = _MOST_RAILS) -> list[Part]:
@@ -157,13 +131,10 @@ def _board(run: Run) -> list[Part]:
     return parts
 
 
-def _within(row: dict[str, Any], low: str, high: str, unit: str) -> Cell:
-    said = NO_INTERVAL if row["kind"] == ESTIMATED else interval(row[low], row[high], unit)
-    return Cell(said, row[low])
-
-
-def _cell(value: Any, unit: str) -> Cell:
-    return Cell(NOT_MEASURED if value is None else amount(value, unit), value)
+def _ends(low: str, high: str, unit: str) -> Column:
+    """Return the column of a CI, which a power model does not have."""
+    bounds = ends(low, high, unit)
+    return replace(bounds, of=lambda row: Cell(NO_INTERVAL, row[low]) if row["kind"] == ESTIMATED else bounds.of(row))
 
 
 def _sentence(text: str) -> str:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import polars as pl
 
-from stepscope.report.page.parts import Cell, Column, Items, More, Note, Part, Section, Table
-from stepscope.report.page.reading import milliseconds, name
+from stepscope.report.page.parts import Items, More, Note, Part, Section
+from stepscope.report.table import Cell, Column, Row, Table, ends, figures, whole_percent, words
 from stepscope.report.text import communication_sentences, rank_sentences
-from stepscope.units import amount, bytes_, interval, number, percent
+from stepscope.units import milliseconds, number, page_name
 
 if TYPE_CHECKING:
     from stepscope.analysis.run import Run
@@ -64,58 +64,60 @@ def _parts(run: Run, kinds: pl.DataFrame) -> Iterator[Part]:
 
 
 def _table(rows: pl.DataFrame) -> Table:
-    columns = [Column("Rank", numeric=False), Column("Process", meaning="Its number in the system (pid)")]
-    columns += [Column("Status", numeric=False), Column("Steps"), Column("Profiled"), Column("Samples/s")]
-    for title, meaning in _TIMES.values():
-        columns.append(Column(f"{title}, ms", meaning=meaning))
-        if title != "Overlapped":
-            columns.append(Column("95 % CI, ms"))
-    columns.append(Column("Last", meaning="Share of the steps in which it was the last to arrive"))
-    columns.append(Column("Peak memory", meaning="Most that was resident (RSS), pages shared with others included"))
-    columns.append(Column("Peak PSS", meaning="The same with a shared page divided by its users, read less often"))
-    columns.append(Column("CPU utilisation", meaning="CPU time of the process over time, in its steps after warm-up"))
-    columns.append(Column("95 % CI"))
+    columns = [
+        Column("Rank", False, of=_rank),
+        figures("Process", "pid", str, missing="", meaning="Its number in the system (pid)"),
+        words("Status", "status"),
+        *(figures(title, title.lower(), "{:,}".format) for title in ("Steps", "Profiled")),
+        figures("Samples/s", "samples_per_s", number),
+    ]
+    for key, (title, meaning) in _TIMES.items():
+        columns.append(figures(f"{title}, ms", f"{key}_ns", milliseconds, meaning=meaning))
+        if key != "overlapped":
+            columns.append(ends(f"{key}_low_ns", f"{key}_high_ns", milliseconds, title="95 % CI, ms"))
+    columns += [
+        figures("Last", "last_share", whole_percent, meaning="Share of the steps in which it was the last to arrive"),
+        figures(
+            "Peak memory",
+            "peak_memory_bytes",
+            "B",
+            meaning="Most that was resident (RSS), pages shared with others included",
+        ),
+        figures(
+            "Peak PSS",
+            "peak_pss_bytes",
+            "B",
+            meaning="The same with a shared page divided by its users, read less often",
+        ),
+        figures(
+            "CPU utilisation",
+            "cpu_cores",
+            "cores",
+            meaning="CPU time of the process over time, in its steps after warm-up",
+        ),
+        ends("cpu_low_cores", "cpu_high_cores", "cores"),
+    ]
     caption = "Medians of the profiled steps after warm-up, per step; the step time is of unprofiled steps where there "
     caption += "are enough of them. A part opens by itself with stepscope report RUN/ranks/1."
-    return Table("ranks", tuple(columns), [_row(row) for row in rows.iter_rows(named=True)], caption)
+    return Table.over("ranks", columns, rows.iter_rows(named=True), caption)
 
 
-def _row(row: dict[str, Any]) -> tuple[Cell, ...]:
-    rank = f"{row['rank']}" if row["rank"] is not None else f"process {row['process']}"
-    cells = [Cell(rank, row["process"]), Cell(str(row["pid"] or ""), row["pid"]), Cell(row["status"], row["status"])]
-    cells += [Cell(f"{row[key]:,}", row[key]) for key in ("steps", "profiled")]
-    cells.append(Cell(number(row["samples_per_s"]), row["samples_per_s"]))
-    for key in _TIMES:
-        cells.append(Cell(milliseconds(row[f"{key}_ns"]), row[f"{key}_ns"]))
-        if key != "overlapped":
-            low, high = row[f"{key}_low_ns"], row[f"{key}_high_ns"]
-            cells.append(Cell("" if low is None else f"[{milliseconds(low)}, {milliseconds(high)}]", low))
-    cells.append(Cell(percent(row["last_share"], 0), row["last_share"]))
-    cells += [Cell(bytes_(row[key]), row[key]) for key in ("peak_memory_bytes", "peak_pss_bytes")]
-    cells.append(Cell(amount(row["cpu_cores"], "cores"), row["cpu_cores"]))
-    return (*cells, Cell(interval(row["cpu_low_cores"], row["cpu_high_cores"], "cores"), row["cpu_low_cores"]))
+def _rank(row: Row) -> Cell:
+    return Cell(f"{row['rank']}" if row["rank"] is not None else f"process {row['process']}", row["process"])
 
 
 def _kinds(kinds: pl.DataFrame) -> Table:
     columns = (
-        Column("Collective", numeric=False),
-        Column("Where", numeric=False, meaning="backend: beside the training; calling thread: within it"),
-        *(Column("Calls"), Column("Bytes"), Column("Total, ms"), Column("Exposed, ms")),
+        Column("Collective", False, of=lambda row: Cell(page_name(row["name"]), row["name"])),
+        words("Where", "where", meaning="backend: beside the training; calling thread: within it"),
+        figures("Calls", "calls", number),
+        figures("Bytes", "bytes", "B"),
+        figures("Total, ms", "total_ns", milliseconds),
+        figures("Exposed, ms", "exposed_ns", milliseconds),
     )
-    rows = [
-        (
-            Cell(name(row["name"]), row["name"]),
-            Cell(row["where"], row["where"]),
-            Cell(number(row["calls"]), row["calls"]),
-            Cell(bytes_(row["bytes"]), row["bytes"]),
-            Cell(milliseconds(row["total_ns"]), row["total_ns"]),
-            Cell(milliseconds(row["exposed_ns"]), row["exposed_ns"]),
-        )
-        for row in kinds.iter_rows(named=True)
-    ]
     caption = "Means of the profiled steps after warm-up, per step, in this process. Collectives run at once: totals "
     caption += "count each by itself, exposed times count clock time once."
-    return Table("collectives", columns, rows, caption, lively=False)
+    return Table.over("collectives", columns, kinds.iter_rows(named=True), caption, lively=False)
 
 
 def _capital(text: str) -> str:

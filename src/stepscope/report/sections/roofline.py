@@ -9,9 +9,9 @@ import polars as pl
 
 from stepscope.analysis.device.ceilings import WOULD_TELL, roofline, roofs, why_no_ceilings
 from stepscope.report.charts import operators as chart
-from stepscope.report.page.parts import Cell, Column, Part, Section, Table, figure
-from stepscope.report.page.reading import milliseconds, name
-from stepscope.units import NOT_MEASURED, amount, number, percent, si
+from stepscope.report.page.parts import Part, Section, figure
+from stepscope.report.table import Table, bars, figures, whole_percent, words
+from stepscope.units import NOT_MEASURED, milliseconds, number, page_name, percent, si
 
 if TYPE_CHECKING:
     from stepscope.analysis.run import Run
@@ -51,77 +51,61 @@ def _lede(run: Run, edges: pl.DataFrame, device: str) -> str:
         why = why_no_ceilings(run, device)
         return f"{why[:1].upper()}{why[1:]}, so no roof is drawn: {WOULD_TELL}."
     units = {"compute": "FLOP/s", "memory": "B/s"}
-    highest = [f"{si(value, units[roof])} by {name(who)}" for _, roof, value, who in edges.iter_rows()]
+    highest = [f"{si(value, units[roof])} by {page_name(who)}" for _, roof, value, who in edges.iter_rows()]
     return f"{said} Measured on {device}: {' and '.join(highest)}."
 
 
 def _hover(row: dict[str, Any]) -> str:
     return (
-        f"{name(row['name'])}: {si(row['flops_per_s'], 'FLOP/s')}, {si(row['bytes_per_s'], 'B/s')}, "
+        f"{page_name(row['name'])}: {si(row['flops_per_s'], 'FLOP/s')}, {si(row['bytes_per_s'], 'B/s')}, "
         f"{number(row['flop_per_byte'])} FLOP/B, {percent(row['share'])} of the step"
     )
 
 
 def _attained(run: Run) -> Iterator[Table]:
     """Yield the share of the attainable by operator, where ceilings were measured; the list of layers has theirs."""
+    needed = "What this device was measured to need for such calls; no more than they took"
     columns = (
-        Column("Operator", numeric=False),
-        Column("ms a step", meaning="Of operators with known FLOPs or bytes, and of mere calls"),
-        Column(
-            "Attainable, ms",
-            meaning="What this device was measured to need for such calls; no more than they took",
+        words("Operator", "name", page_name),
+        figures(
+            "ms a step", "self_ns", milliseconds, meaning="Of operators with known FLOPs or bytes, and of mere calls"
         ),
-        Column("Share of the attainable"),
-        Column("Known", meaning="Share of the row's time that these operators take"),
-        Column("Limit", numeric=False),
+        figures("Attainable, ms", "attainable_ns", milliseconds, meaning=needed),
+        bars("Share of the attainable", "attained", digits=0),
+        figures("Known", "known", whole_percent, meaning="Share of the row's time that these operators take"),
+        words("Limit", "limit", missing=NOT_MEASURED),
     )
-    rows = [
-        (
-            Cell(name(row["name"]), name(row["name"])),
-            Cell(milliseconds(row["self_ns"]), row["self_ns"]),
-            Cell(milliseconds(row["attainable_ns"]), row["attainable_ns"]),
-            Cell(percent(row["attained"], 0), row["attained"], row["attained"]),
-            Cell(percent(row["known"], 0), row["known"]),
-            Cell(row["limit"] or NOT_MEASURED, row["limit"]),
-        )
-        for row in run.attained("operator").head(_MOST_ROWS).iter_rows(named=True)
-    ]
-    if rows:
+    rows = run.attained("operator").head(_MOST_ROWS)
+    if len(rows):
         caption = (
             "The share of the attainable is low where an operator is far from every ceiling for calls of its size. "
             "100 % is as fast as such calls were measured alone, or faster: not the share of the roof above, which "
             "larger calls reach."
         )
-        yield Table("attained-operator", columns, rows, caption, lively=len(rows) > 12)
+        yield Table.over("attained-operator", columns, rows.iter_rows(named=True), caption, lively=len(rows) > 12)
 
 
 def _table(points: pl.DataFrame) -> Table:
+    per_byte = "Floating-point operations with each byte that goes in or comes out"
+    of_roof = "Share of the highest rate at so many FLOP/B that was measured"
     columns = (
-        Column("Operator", numeric=False),
-        Column("Device", numeric=False),
-        Column("ms a step"),
-        Column("Share"),
-        Column("FLOP/B", meaning="Floating-point operations with each byte that goes in or comes out"),
-        Column("FLOP/s"),
-        Column("B/s"),
-        Column("Of the roof", meaning="Share of the highest rate at so many FLOP/B that was measured"),
-        Column("Bound by", numeric=False, meaning="Left of the ridge of the roof: memory; right of it: arithmetic"),
+        words("Operator", "name", page_name),
+        words("Device", "device"),
+        figures("ms a step", "total_ns", milliseconds),
+        bars("Share", "share"),
+        figures("FLOP/B", "flop_per_byte", number, meaning=per_byte),
+        figures("FLOP/s", "flops_per_s", lambda rate: si(rate, "")),
+        figures("B/s", "bytes_per_s", "B"),
+        figures("Of the roof", "attained", whole_percent, meaning=of_roof),
+        words(
+            "Bound by",
+            "waits_for",
+            missing=NOT_MEASURED,
+            meaning="Left of the ridge of the roof: memory; right of it: arithmetic",
+        ),
     )
-    rows = [
-        (
-            Cell(name(row["name"]), name(row["name"])),
-            Cell(row["device"], row["device"]),
-            Cell(milliseconds(row["total_ns"]), row["total_ns"]),
-            Cell(percent(row["share"]), row["share"], row["share"]),
-            Cell(number(row["flop_per_byte"]), row["flop_per_byte"]),
-            Cell(si(row["flops_per_s"], ""), row["flops_per_s"]),
-            Cell(amount(row["bytes_per_s"], "B"), row["bytes_per_s"]),
-            Cell(percent(row["attained"], 0), row["attained"]),
-            Cell(row["waits_for"] or NOT_MEASURED, row["waits_for"]),
-        )
-        for row in points.head(_MOST_ROWS).iter_rows(named=True)
-    ]
+    rows = points.head(_MOST_ROWS)
     caption = (
         "Bytes are tensors in and out, each once: what a cache saves and what a kernel reads twice is not in them."
     )
-    return Table("roofline", columns, rows, caption, lively=len(rows) > 12)
+    return Table.over("roofline", columns, rows.iter_rows(named=True), caption, lively=len(rows) > 12)

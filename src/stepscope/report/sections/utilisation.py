@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from stepscope.report.charts import sensors as chart
-from stepscope.report.page.parts import Cell, Column, Part, Section, Table, figure
-from stepscope.units import amount, duration, interval, percent, plural
+from stepscope.report.page.parts import Part, Section, figure
+from stepscope.report.table import Cell, Column, Table, bars, ends, figures
+from stepscope.units import duration, percent, plural
 
 if TYPE_CHECKING:
     from stepscope.analysis.run import Run
@@ -103,24 +104,14 @@ def _table(run: Run) -> Table | None:
     busy = metrics.filter(pl.col("metric") == "core_utilisation")
     if busy.is_empty():
         return None
-    idle = {row["scope"]: row for row in metrics.filter(pl.col("metric") == "idle_state_ratio").iter_rows(named=True)}
+    idle = metrics.filter(pl.col("metric") == "idle_state_ratio").select("scope", idle="value")
     columns = (
-        Column("Core", numeric=False),
-        Column("Utilisation", meaning="Active time of the core over total time (Eq. 1)"),
-        Column("95 % CI"),
-        Column("Idle residency", meaning="Share of the time in which its utilisation is 0"),
+        Column("Core", False, of=lambda row: Cell(row["scope"].replace(":", " "), row["scope"])),
+        bars("Utilisation", "value", meaning="Active time of the core over total time (Eq. 1)"),
+        ends("low", "high", "1"),
+        figures("Idle residency", "idle", percent, meaning="Share of the time in which its utilisation is 0"),
     )
     notes = [note for note in busy["note"].unique(maintain_order=True) if note]
     caption = f"Over all steps after warm-up ({', '.join(notes)})." if notes else "Over all steps after warm-up."
-    rows = []
-    for row in busy.iter_rows(named=True):
-        rest = idle.get(row["scope"], {}).get("value")
-        rows.append(
-            (
-                Cell(row["scope"].replace(":", " "), row["scope"]),
-                Cell(amount(row["value"], "1"), row["value"], row["value"]),
-                Cell(interval(row["low"], row["high"], "1"), row["low"]),
-                Cell(percent(rest), rest),
-            )
-        )
-    return Table("cores", columns, rows, caption, lively=len(rows) > 16)
+    rows = busy.join(idle, on="scope", how="left", maintain_order="left").iter_rows(named=True)
+    return Table.over("cores", columns, rows, caption, lively=len(busy) > 16)
