@@ -32,6 +32,7 @@ _BEFORE = {
     "record.processes.training:_empty", "record.processes.training:_guarded", "record.processes.training:_without_us",
     "record.processes.training:_end_with_parent", "record.processes.training:_wait_for_go",
     "record.processes.training:_show_without_us", "record.processes.training:_is_start",
+    "record.processes.training:_run_stdin",
     "record.processes.training:Recording.__init__", "record.session:Session.start", "record.session:Session.close",
     "record.session:Session._safely", "record.processes.children:join_children",
     "record.processes.training:Recording.wait_for_torch", "record.processes.training:Orders.__init__",

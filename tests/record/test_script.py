@@ -71,6 +71,21 @@ def test_steps_and_batch_size_are_found_without_a_change_to_the_script(script: P
     assert {"0", "2", "CrossEntropyLoss"} <= set(run.model["module"])
 
 
+def test_a_script_from_stdin_is_run_as_python_runs_it(script: Path, tmp_path: Path) -> None:
+    text = TRAIN + "print(sys.argv, sys.path[0], __file__, repr(__loader__), sorted(vars()), sys.stdin.read())\n"
+    script.write_text(text)
+    ended = []
+    for before in (["-"], ["-m", "stepscope", "run", "-q", "--no-ceilings", "--out", str(tmp_path / "runs"), "-"]):
+        with script.open("rb") as given:
+            words = [sys.executable, *before, "--epochs", "2", "--end", "3"]
+            ended.append(subprocess.run(words, stdin=given, capture_output=True, timeout=HANG_S, check=False))
+    assert [end.returncode for end in ended] == [3, 3]
+    assert ended[0].stdout == ended[1].stdout
+    (run,) = (tmp_path / "runs").iterdir()
+    assert RunReader(run).steps.height == 8
+    assert RunReader(run).meta["workload"]["name"] == "stdin"
+
+
 def test_the_batch_size_can_be_said_instead(script: Path, tmp_path: Path) -> None:
     path, _ = run_script(str(script), [], Settings(out=tmp_path / "runs", samples_per_step=160))
     assert RunReader(path).steps["samples"].to_list() == [160] * 4

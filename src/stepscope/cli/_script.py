@@ -47,7 +47,7 @@ def typed_plainly(words: Sequence[str]) -> tuple[RunRequest, bool] | None:
     options = {name: p for p in known.values() if not p.option.argument for name in (p.flag, p.option.short) if name}
     given: dict[str, object] = {}
     left, quiet = list(words), False
-    while left and left[0].startswith("-"):
+    while left and left[0].startswith("-") and left[0] != "-":
         word, equals, value = left.pop(0).partition("=")
         turned_off = word.startswith("--no-") and f"--{word[5:]}" in options
         option = options.get(f"--{word[5:]}" if turned_off else word)
@@ -79,8 +79,11 @@ def typed_plainly(words: Sequence[str]) -> tuple[RunRequest, bool] | None:
 
 
 def is_script(target: str) -> bool:
-    """Return whether a target is a script, an archive or a folder that Python runs, and not the name of a workload."""
-    return target.endswith(".py") or Path(target).is_file() or (Path(target) / "__main__.py").is_file()
+    """Return whether a target is a script, an archive or a folder that Python runs, and not the name of a workload.
+
+    `-` is a script that is read from stdin, as Python has it.
+    """
+    return target == "-" or target.endswith(".py") or Path(target).is_file() or (Path(target) / "__main__.py").is_file()
 
 
 def settings_of(request: RunRequest) -> Settings:

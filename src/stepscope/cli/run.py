@@ -48,7 +48,7 @@ class PARSER(TyperCommand):
             if name.startswith("-")
         }
         place, of_a_module = 0, False
-        while place < len(args) and args[place].startswith("-") and args[place] != "--":
+        while place < len(args) and args[place].startswith("-") and args[place] not in ("--", "-"):
             of_a_module |= args[place] in ("-m", "--module")
             place += 2 if takes_value.get(args[place], False) else 1
         rest = args[place + 1 :]

@@ -22,7 +22,7 @@ from typing import Any
 from stepscope.clock import anchors
 from stepscope.errors import StepscopeError, UsageError
 from stepscope.record.allocators import child_environment
-from stepscope.record.processes.training import CLAIM, SIGNS, Orders
+from stepscope.record.processes.training import CLAIM, SIGNS, STDIN, Orders
 from stepscope.record.sampler.process import Sampler, start_sampler
 from stepscope.record.settings import Settings, check_settings
 from stepscope.runfolder import RunWriter
@@ -50,14 +50,15 @@ def run_script(
     What the script prints is the script's; UsageError where there is no script.
     """
     script = Path(target)
-    if not as_module and not script.is_file() and not (script / "__main__.py").is_file():
+    from_stdin = target == STDIN and not as_module
+    if not as_module and not from_stdin and not script.is_file() and not (script / "__main__.py").is_file():
         raise UsageError(f"there is no script '{target}'", "give the path of a Python file, or the name of a workload")
     check_settings(settings)
-    name = target if as_module else script.stem
+    name = "stdin" if from_stdin else target if as_module else script.stem
     writer = RunWriter.create(settings.out, name)
     writer.update(
         argv=redacted(["stepscope", "run", target, "--", *arguments]),
-        script=str(script),
+        script=None if from_stdin else str(script),
         launcher_pid=os.getpid(),
         workload={"name": name},
         clock=anchors(),

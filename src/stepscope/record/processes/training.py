@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 
 CLAIM = ".training"  # made by the process that writes the run folder itself
+STDIN = "-"  # the target that is read from stdin
 SIGNS = ".signs"  # why the script's own process saw no step
 _PR_SET_PDEATHSIG = 1  # prctl(2)
 _OURS = str(Path(__file__).parents[2])
@@ -119,6 +120,8 @@ def run_target(orders_text: str, target: str, arguments: Sequence[str]) -> None:
             sys.path.insert(0, str(Path.cwd()))
             _empty(sys.modules["__main__"], None)
             runpy._run_module_as_main(target, alter_argv=True)  # type: ignore[attr-defined]
+        elif target == STDIN:
+            _run_stdin()
         elif pkgutil.get_importer(target) is not None:  # a folder or an archive with a __main__.py
             sys.path.insert(0, os.path.abspath(target))  # noqa: PTH100 - as python itself
             _empty(sys.modules["__main__"], None)
@@ -170,6 +173,19 @@ def _run_script(path: Path) -> None:
     main = sys.modules["__main__"]
     _empty(main, absolute)
     exec(_code(source, absolute), vars(main))
+
+
+def _run_stdin() -> None:
+    """As `python -` does it: all of it is read before it begins."""
+    from importlib.machinery import BuiltinImporter
+
+    source = b"" if sys.stdin is None else sys.stdin.buffer.read()
+    if not getattr(sys.flags, "safe_path", False):
+        sys.path.insert(0, "")
+    main = sys.modules["__main__"]
+    _empty(main, None)
+    vars(main).update(__loader__=BuiltinImporter, __file__="<stdin>", __cached__=None)
+    exec(compile(source, "<stdin>", "exec", dont_inherit=True), vars(main))
 
 
 def _code(source: bytes, file: str) -> CodeType:
