@@ -476,7 +476,8 @@ class OptimizerNumbers:
         groups = vars(optimizer).get("param_groups")  # never by its class: a property would run the training's code
         if type(groups) is not list:
             return None
-        found = [p for group in groups if type(group) is dict for p in group.get("params", ())]
+        listed = [group["params"] for group in groups if type(group) is dict and type(group.get("params")) is list]
+        found = [parameter for parameters in listed for parameter in parameters]
         number = self._parameters.number
         return (number(found[0]), number(found[-1]), len(found)) if found else None
 
