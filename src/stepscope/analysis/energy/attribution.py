@@ -13,7 +13,6 @@ from stepscope.analysis.energy.calibration import (
     FEW_KEYS,
     TEMPER,
     Calibration,
-    KnownSource,
     Wobble,
     calibrate,
     recalibrate,
@@ -28,6 +27,8 @@ from stepscope.analysis.energy.clocks import (
     stands_out,
 )
 from stepscope.analysis.energy.coarse_search import Prior
+from stepscope.analysis.energy.filter_shape import FilterShape, filter_shape
+from stepscope.analysis.energy.known_source import KnownSource
 from stepscope.analysis.energy.misfit import NOTHING_FAILED, Misfit, averaged_away, misfit, trust
 from stepscope.analysis.energy.readings import Readings, at_conversions, at_updates, by_clock, surprises
 from stepscope.analysis.energy.regression import (
@@ -45,6 +46,7 @@ from stepscope.analysis.energy.regression import (
     sandwich,
 )
 from stepscope.analysis.energy.sensor_model import (
+    SHORTEST_RC,
     SensorModel,
     covered,
     delivered,
@@ -223,6 +225,11 @@ def _attribute(timeline: Timeline, readings: Readings, options: Options) -> Attr
     left = rows.left(fit)
     spread = sandwich(fit, rows.matrix, left, rows.theta, timeline.step_of(readings.at - found.model.lag))
     errors = wobble(timeline, readings, fit, rows.matrix, rows.scale, rows.theta, found)
+    shape = None
+    if found.model.rc > SHORTEST_RC:
+        parts = rows.matrix, rows.scale, rows.theta, left
+        shape = filter_shape(timeline, readings, fit, *parts, found.model)
+        errors = replace(errors, moved=shape.moved)
     others = _other_models(timeline, readings, found)
     of_times = _errors_of_times(timeline, fit.watts)
     of_weight = _errors_of_weight(timeline, readings, found.model, options.weight_sd)
@@ -234,11 +241,13 @@ def _attribute(timeline: Timeline, readings: Readings, options: Options) -> Attr
     bare = left if rows.theta else (rows.watts - rows.matrix @ fit.watts) / weight * readings.weight
     varies = max(float((readings.watts * readings.weight).var()), 1e-30)
     tested = misfit(timeline, middle, left, bare, varies**0.5, 1 - fit.noise / varies)
-    tested = replace(tested, fatal=tested.fatal or _unknown_past(readings, known, options, bool(tested.failed)))
+    tested = replace(tested, fatal=tested.fatal or _unknown_past(readings, known, options, shape))
     tested = replace(tested, fatal=tested.fatal or averaged_away(timeline, readings, fit.watts))
     spread = spread * tested.factor**2
     errors = replace(errors, moved=errors.moved * tested.factor)
     whole = _assemble(timeline, readings, known, fit, coarse, spread, errors, left)
+    if whole is None:
+        return None
     meanwhile = delivered(timeline, np.nan_to_num(whole.watts), found.model.rc)
     return replace(whole, floor=options.floor, others=others, misfit=tested, meanwhile=meanwhile)
 
@@ -272,15 +281,12 @@ def _errors_of_times(timeline: Timeline, watts: Floats) -> Floats:
 _FAR_WIDER = 3.0  # than one conversion: a blur that is not the sensor's
 
 
-def _unknown_past(readings: Readings, known: KnownSource, options: Options, misfit_shows: bool) -> str:
-    """Return why it is not known how the sensor sees the past; empty where it is.
-
-    misfit_shows: a test of what the fit leaves has failed.
-    """
+def _unknown_past(readings: Readings, known: KnownSource, options: Options, shape: FilterShape | None) -> str:
+    """Return why it is not known how the sensor sees the past; empty where it is. shape: of its filter, if any."""
     if known.tied:
         return _TWO_CLOCKS
     model = known.last.model
-    if misfit_shows and model.width is not None and model.rc > model.width:
+    if shape is not None and shape.contradicted:
         return (
             f"the sensor follows power within {model.rc * 1e3:.2g} ms, and what the fit leaves shows that it does so "
             "along another curve than the one that was fitted"
@@ -361,11 +367,11 @@ def _calibrated(timeline: Timeline, readings: Readings, options: Options) -> tup
     likely = [first.model, *(rival.model for rival in first.rivals[:_CLOCKS_TRIED])]
     clocks = (_unseen_clock(timeline, readings, model, options, shared) for model in likely)
     clock = next((clock for clock in clocks if clock is not None), None)
-    if clock is None:
+    ticked = _read_by_clock(timeline, readings, clock)
+    if clock is None or ticked.count < FEWEST:
         own = first if near is None else recalibrate(timeline, sharp, first)
         return readings, KnownSource(own, None, own)
-    readings = _read_by_clock(timeline, readings, clock)
-    sharp = _profiled_readings(timeline, readings)
+    readings, sharp = ticked, _profiled_readings(timeline, ticked)
     last = calibrate(timeline, sharp, options.prior(0.0)) if near is None else recalibrate(timeline, sharp, near.last)
     return readings, KnownSource(first, clock, last)
 
@@ -478,7 +484,8 @@ def _assemble(
     spread: Floats,
     errors: Wobble,
     left: Floats,
-) -> Attribution:
+) -> Attribution | None:
+    """The parts made to add up; None where the total is not above 0, and so has no parts."""
     found, seconds = known.last, timeline.seconds
     onto = sparse.diags(seconds) @ sparse.csr_matrix(fit.hierarchy.mixing)
     statistical = np.asarray(onto @ np.asarray(onto @ spread).T)
@@ -486,6 +493,8 @@ def _assemble(
     joules, covariance = seconds * fit.watts, statistical + moved.T @ moved
     _, width = found.model.windows(readings)
     total = measured_total(readings, width, readings.weight, timeline.end - timeline.begin)
+    if total.joules <= 0:
+        return None
     adjusted, covariance_closed = close_to_total(joules, covariance, total)
     coarser, _ = close_to_total(seconds * coarse.watts, covariance, total)
     sharper, _ = close_to_total(joules + seconds * errors.without_smear, covariance, total)

@@ -7,17 +7,19 @@ with powers by signature eliminated at each step (variable projection, Golub and
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 from scipy import sparse  # type: ignore[import-untyped]
 
-from stepscope.analysis.energy.clocks import UpdateClock
 from stepscope.analysis.energy.coarse_search import Prior, Start, coarse_search
 from stepscope.analysis.energy.readings import Readings
 from stepscope.analysis.energy.regression import ANY_SPREAD, Fit, Moments, log_evidence, regress
 from stepscope.analysis.energy.sensor_model import (
+    BLUR_SIGMAS,
+    SHORTEST_RC,
     SensorModel,
     covered,
     design,
@@ -29,7 +31,7 @@ from stepscope.analysis.energy.sensor_model import (
     whitened,
 )
 from stepscope.analysis.energy.timeline import GAP, KIND, SIGNATURE, Timeline, condense, hierarchy, without_false_detail
-from stepscope.arrays import Floats
+from stepscope.arrays import Flags, Floats
 
 FIRST, POLISH = 1_500, 6_000  # readings used to find the model, and to refine it
 _FIRST_PIECES, _POLISH_PIECES = 120_000, 600_000  # pieces in their windows: wide windows need fewer readings
@@ -83,10 +85,11 @@ def calibrate(timeline: Timeline, readings: Readings, prior: Prior | None = None
     known_width = readings.width is not None or prior.width is not None
     free = np.array([True, not known_width, True, True])
     timeline = without_false_detail(condense(timeline, *FEW_KEYS))
-    spread = _spread(timeline, readings)
+    thin = _thinned(timeline, readings)
+    spread = thin.first(FIRST)
     near = condense(timeline.until(float(spread.stamp[-1]) + 0.3), _SEARCHED, 0)
     starts = _diverse(coarse_search(near, spread, readings.period, prior), prior)
-    few = _Problem.of(timeline, spread.first(_affordable(timeline, starts[0].width, FIRST, _FIRST_PIECES)))
+    few = _Problem.of(timeline, _affordable(timeline, thin, starts[0].width, FIRST, _FIRST_PIECES))
     tried = [_descend(few.holding(start.hold), _vector_of(start), free, _TRIAL_ROUNDS) for start in starts]
     promising = sorted(zip(tried, starts, strict=True), key=lambda pair: pair[0].cost)[:_FILTERED]
     more = [_filtered(few, start) for _, start in promising]
@@ -94,9 +97,9 @@ def calibrate(timeline: Timeline, readings: Readings, prior: Prior | None = None
     likely = _weighed(few, _distinct(tried), prior, readings.period)[:_FINALISTS]
     likely = [(log, descent) for log, descent in likely if log > likely[0][0] - _HOPELESS]
     better = _distinct([_descend(few.holding(descent.hold), descent.x, free, _ROUNDS) for _, descent in likely])
-    problem, most = few, _affordable(timeline, float(likely[0][1].x[1]), POLISH, _POLISH_PIECES)
-    if readings.count > 1.3 * few.readings.count and most > few.readings.count:
-        larger = _Problem.of(timeline, readings.first(most))
+    problem, more_readings = few, _affordable(timeline, readings, float(likely[0][1].x[1]), POLISH, _POLISH_PIECES)
+    if readings.count > 1.3 * few.readings.count and more_readings.count > few.readings.count:
+        larger = _Problem.of(timeline, more_readings)
         if larger.timeline.steps >= few.timeline.steps:  # else many readings a step: the spread ones saw more
             problem = larger
     weighed = _weighed(few, better, prior, readings.period)
@@ -121,9 +124,8 @@ def recalibrate(timeline: Timeline, readings: Readings, near: Calibration) -> Ca
     """
     free = np.array([True, readings.width is None, True, True])
     timeline = without_false_detail(condense(timeline, *FEW_KEYS))
-    spread = _spread(timeline, readings)
     known = _vector(near.model, readings)
-    part = spread.first(_affordable(timeline, float(known[1]), FIRST, _FIRST_PIECES))
+    part = _affordable(timeline, _thinned(timeline, readings), float(known[1]), FIRST, _FIRST_PIECES)
     problem = _Problem.of(timeline, part).holding(near.model.hold)
     searched = condense(problem.timeline, _SEARCHED, 0)
     prior = Prior(width=near.model.width, hold=near.model.hold)
@@ -203,6 +205,7 @@ def _weighed(problem: _Problem, found: list[_Descent], prior: Prior, period: flo
 
 
 _FEWEST_COMPARED = 20
+_ROUGH = 0.5  # of what a reading sees: where pieces lie by so much elsewhere, it says nothing of the sensor's delay
 
 
 def _alike(problem: _Problem, descent: _Descent, other: _Descent) -> bool:
@@ -265,18 +268,31 @@ _SHARP_STARTS = 4  # without a filter: each window has valleys of its own
 _SPOT, _SLOWEST = 1 / 6, 0.03  # of the refresh: one conversion of several; s
 
 
-def _spread(timeline: Timeline, readings: Readings) -> Readings:
-    """The first readings, thinned where they come so fast that they would see a few steps alone."""
+def _thinned(timeline: Timeline, readings: Readings) -> Readings:
+    """Return the readings, fewer where they come so fast that the first ones would see a few steps alone."""
     wanted = min(_STEPS_SEEN, timeline.steps) * timeline.step_length
     stride = max(int(wanted / max(readings.period, 1e-9) / FIRST), 1)
-    thin = readings if stride == 1 else readings.kept(np.arange(readings.count) % stride == 0)
-    return thin.first(FIRST)
+    return readings if stride == 1 else readings.kept(np.arange(readings.count) % stride == 0)
 
 
-def _affordable(timeline: Timeline, width: float, most: int, pieces: int) -> int:
-    """So many readings that their windows hold no more than so many pieces."""
-    a_second = sum(len(lane.t0) for lane in timeline.lanes) / (timeline.end - timeline.begin)
-    return int(np.clip(pieces / max(a_second * width, 1), most // 5, most))
+def _affordable(timeline: Timeline, readings: Readings, width: float, most: int, pieces: int) -> Readings:
+    """Return the first readings whose windows hold no more than so many pieces; those of profiled steps come first.
+
+    A filled-in step is blurred: a reading of it sees many times more pieces, and tells hardly anything of the sensor.
+    """
+    blur = timeline.blur(readings.at)
+    if blur is None:
+        a_second = sum(len(lane.t0) for lane in timeline.lanes) / (timeline.end - timeline.begin)
+        return readings.first(int(np.clip(pieces / max(a_second * width, 1), most // 5, most)))
+    seen = np.ones(readings.count)
+    for lane in timeline.lanes:
+        reach = BLUR_SIGMAS * blur
+        seen += np.searchsorted(lane.t0, readings.at + reach) - np.searchsorted(lane.t1, readings.at - width - reach)
+    order = np.argsort(blur > 0, kind="stable")
+    count = int(np.clip(np.searchsorted(np.cumsum(seen[order]), min(pieces, _FIRST_PIECES)), most // 5, most))
+    chosen = np.zeros(readings.count, dtype=bool)
+    chosen[order[:count]] = True
+    return readings.kept(chosen)
 
 
 @dataclass(frozen=True)
@@ -332,7 +348,7 @@ class _Problem:
         plain = (design(self.timeline, self.readings, self.model(x)) @ self.mixing).toarray()
         rows = whitened(plain * (scale * self.gain)[:, None], self.theta)
         normal = rows.T @ rows
-        normal[np.diag_indices_from(normal)] += self.penalty
+        normal[np.diag_indices_from(normal)] += self.penalty + _SINGULAR * float(np.diag(normal).max(initial=1e-300))
         error = whitened(self.readings.watts * scale, self.theta) - rows @ self.prior
         moved = np.linalg.solve(normal, rows.T @ error)
         left = error - rows @ moved
@@ -343,9 +359,24 @@ class _Problem:
         """Return the derivative of the fitted rows by each free parameter (M, free)."""
         steps = np.diag(_difference_steps(x))[free]
         models = [self.model(x + step) for step in (np.zeros(4), *steps)]
-        base, *moved = predicted_each(self.timeline, self.readings, models, watts)
-        columns = np.column_stack([(changed - base) / step.sum() for changed, step in zip(moved, steps, strict=True)])
+        columns = np.zeros((self.readings.count, len(steps)))
+        sharp = self.sharp
+        told = self.readings if sharp.all() else self.readings.kept(sharp)
+        base, *moved = predicted_each(self.timeline, told, models, watts)
+        columns[sharp] = np.column_stack(
+            [(other - base) / step.sum() for other, step in zip(moved, steps, strict=True)]
+        )
         return whitened(columns * (self.gain * self.scale(x))[:, None], self.theta)
+
+    @cached_property
+    def sharp(self) -> Flags:
+        """Readings (M,) that tell how the sensor sees the past: not those of steps that are filled in too roughly."""
+        blur, readings = self.timeline.blur(self.readings.at), self.readings
+        if blur is None:
+            return np.ones(readings.count, dtype=bool)
+        period = readings.period if readings.width is None else float(np.median(readings.width))
+        sharp: Flags = blur < _ROUGH * period
+        return sharp if sharp.sum() >= _FEWEST_COMPARED else np.ones(readings.count, dtype=bool)
 
     def learnt(self, x: Floats) -> _Problem:
         """The same with the noise, and the spread of the powers, that show at these parameters.
@@ -390,6 +421,9 @@ class _Problem:
 
 
 _COMPARED_KEYS = 24, 72  # kinds and signatures
+_SINGULAR = (
+    1e-13  # of what the readings tell of the best known key: where no noise is left, nothing else tells two apart
+)
 
 
 def _projected(slopes: Floats, rows: Floats, normal: Floats) -> Floats:
@@ -406,9 +440,33 @@ def _difference_steps(x: Floats) -> Floats:
 
 
 def _settled(problem: _Problem, x: Floats, free: Any) -> _Descent:
-    """Where a descent ends once the noise and the spread of the powers are what they show to be."""
+    """Where a descent ends once the noise and the spread of the powers are what they show to be.
+
+    Faster and slower filters that begin when the found one does are tried too: the way to them is long and bent.
+    """
     found = _descend(problem, x, free, _POLISH_ROUNDS)
-    return _descend(problem.learnt(found.x), found.x, free, _POLISH_ROUNDS)
+    learnt = problem.learnt(found.x)
+    found = _descend(learnt, found.x, free, _POLISH_ROUNDS)
+    for _ in range(_MOST_FILTER_SCANS):
+        rc = float(np.sqrt(max(found.x[3], 0.0)))
+        if rc <= SHORTEST_RC or not free[3]:
+            break
+        learnt = problem.learnt(found.x).prepared(found.x)
+        own = learnt.solved(found.x)[1]
+        tried = [_with_filter(found.x, rc * factor, smear) for factor in _FILTERS for smear in (1.0, 0.0)]
+        cost, best = min(((learnt.solved(x)[1], x) for x in tried), key=lambda pair: pair[0])
+        if cost > own * (1 - _BETTER):
+            break
+        found = _descend(learnt, best, free, _POLISH_ROUNDS)
+    return found
+
+
+_MOST_FILTER_SCANS, _FILTERS, _BETTER = 3, (0.6, 0.75, 0.87, 0.95, 1.05, 1.15, 1.35, 1.7), 1e-3
+
+
+def _with_filter(x: Floats, rc: float, smear: float) -> Floats:
+    """The parameters with another time constant, s, for a window that ends when it did; smear: so much of it stays."""
+    return _within(np.array([x[0] - np.sqrt(x[3]) + rc, x[1], x[2] * smear**2, rc**2]))
 
 
 def _descend(problem: _Problem, x: Floats, free: Any, rounds: int) -> _Descent:
@@ -496,66 +554,3 @@ def _neighbours(model: SensorModel, found: Calibration) -> Sequence[tuple[Sensor
         near.append((replace(model, lag=lag - _MODEL_STEP / 2, width=width + _MODEL_STEP), found.sd_width))
     near.append((replace(model, lag=lag - _MODEL_STEP, rc=model.rc + _MODEL_STEP), found.sd_rc))
     return near
-
-
-@dataclass(frozen=True)
-class KnownSource:
-    """`first`: the calibration with the readings as they came; `clock`: that was then found behind what it left.
-
-    `last`: the calibration with the readings told by that clock; without a clock the same as `first`.
-    `place`: which of the clocks that explain the repeats, 0 for the likeliest by these; `tied`: another stands.
-    """
-
-    first: Calibration
-    clock: UpdateClock | None
-    last: Calibration
-    place: int = 0
-    tied: bool = False
-
-
-def known_to_json(known: KnownSource) -> dict[str, Any]:
-    """Plain numbers and lists; an infinite margin is null, which JSON has no number for."""
-    clock = known.clock
-    return {
-        "first": _calibration_json(known.first),
-        "clock": clock and {"at": clock.at.tolist(), "turns": clock.turns.tolist(), "period": clock.period},
-        "last": _calibration_json(known.last),
-        "place": known.place,
-        "tied": known.tied,
-    }
-
-
-def known_from_json(stored: dict[str, Any]) -> KnownSource:
-    """KeyError, TypeError or ValueError where it is none of ours."""
-    clock = stored["clock"]
-    return KnownSource(
-        _calibration_from_json(stored["first"]),
-        clock and UpdateClock(np.array(clock["at"], float), np.array(clock["turns"], float), float(clock["period"])),
-        _calibration_from_json(stored["last"]),
-        int(stored.get("place", 0)),
-        bool(stored.get("tied", False)),
-    )
-
-
-def _calibration_json(found: Calibration) -> dict[str, Any]:
-    return {
-        **{name: float(getattr(found, name)) for name in ("sd_centre", "sd_width", "sd_rc")},
-        "model": _model_json(found.model),
-        "rivals": [[_model_json(rival.model), float(rival.log_odds)] for rival in found.rivals],
-    }
-
-
-def _model_json(model: SensorModel) -> dict[str, float | None]:
-    return {name: None if value is None else float(value) for name, value in asdict(model).items()}
-
-
-def _calibration_from_json(stored: dict[str, Any]) -> Calibration:
-    sd_centre, sd_width, sd_rc = (float(stored[name]) for name in ("sd_centre", "sd_width", "sd_rc"))
-    rivals = tuple(Rival(_model_from_json(model), float(odds)) for model, odds in stored["rivals"])
-    return Calibration(_model_from_json(stored["model"]), sd_centre, sd_width, sd_rc, rivals)
-
-
-def _model_from_json(stored: dict[str, Any]) -> SensorModel:
-    width = stored["width"]
-    others = {name: float(stored[name]) for name in ("lag", "rc", "smear", "hold")}
-    return SensorModel(width=None if width is None else float(width), **others)

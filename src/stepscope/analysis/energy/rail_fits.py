@@ -10,7 +10,6 @@ import numpy as np
 from scipy import sparse, special  # type: ignore[import-untyped]
 
 from stepscope.analysis.energy.attribution import Attribution, Options, attribute
-from stepscope.analysis.energy.calibration import KnownSource
 from stepscope.analysis.energy.fit_span import brought_to
 from stepscope.analysis.energy.inputs import (
     RunTimeline,
@@ -19,6 +18,7 @@ from stepscope.analysis.energy.inputs import (
     store_calibrations,
     stored_calibrations,
 )
+from stepscope.analysis.energy.known_source import KnownSource
 from stepscope.analysis.energy.rails import Energy, Line, RailTree, energy_over, idle_stretch, training_stretches
 from stepscope.analysis.energy.readings import Readings
 from stepscope.analysis.energy.sensor_model import SensorModel
@@ -119,8 +119,6 @@ def _rail_inputs(run: RunReader, line: Line, ops: RunTimeline, origin_ns: int) -
 
 def _similar_source(rail: _RailInputs, known: dict[str, KnownSource], found: dict[str, RailFit]) -> dict[str, Any]:
     """Return the sensor model of a rail of the same make that has a filter: of the same chip where there is one."""
-    if "counter" in rail.make:
-        return {}
     alike = [other for source, other in found.items() if source in known and other.make == rail.make]
     if not alike:
         return {}
@@ -152,6 +150,8 @@ def _fit_rail(run: RunReader, rail: _RailInputs, options: Options) -> RailFit:
 def _reason_not_fitted(readings: Readings) -> str:
     if readings.still:
         return f"the sensor gave {readings.watts[0]:.3g} W throughout: it stands still, or its resolution is too low"
+    if readings.watts.mean() <= 0:
+        return f"the sensor gave {readings.watts.mean():.3g} W on average, of which operators have no share"
     return f"{readings.count} readings are too few to tell ops apart: train more steps"
 
 

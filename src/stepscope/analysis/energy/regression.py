@@ -23,6 +23,7 @@ _SETTLED = 1e-3
 _LEAST = {KIND: 0.25, SIGNATURE: 0.05, PLACE: 0.02}
 MOST_OF_KINDS, ANY_SPREAD = 0.5, 1.0  # the most; the second where how the source sees the past is not known yet
 _LEAST_BUSY = 0.05
+_LEAST_MEAN = 1e-3  # of the root of the mean square
 _STILL = 3e-3  # change of a prior's standard deviation in a round, as a share: it no longer moves
 
 
@@ -35,6 +36,11 @@ class Moments:
     square: float
     count: int
     mean_power: float
+
+    @property
+    def power(self) -> float:
+        """Return the mean power, W, and a little where that is not above 0."""
+        return max(self.mean_power, _LEAST_MEAN * (self.square / max(self.count, 1)) ** 0.5, 1e-15)
 
 
 @dataclass(frozen=True)
@@ -61,13 +67,13 @@ def regress(moments: Moments, shape: Hierarchy, near: Fit | None = None, most: f
     most: that kinds can differ by, as a share of the mean power while something runs.
     """
     mixing, level = sparse.csr_matrix(shape.mixing), shape.level
-    prior = shape.prior_mean(moments.mean_power)
-    spread = SPREAD * moments.mean_power
+    prior = shape.prior_mean(moments.power)
+    spread = SPREAD * moments.power
     normal = np.asarray(mixing.T @ np.asarray(mixing.T @ moments.gram).T)
     cross = mixing.T @ moments.cross - normal @ prior
     centred = moments.square - 2 * prior @ (mixing.T @ moments.cross) + prior @ normal @ prior
-    floor = 1e-12 * moments.mean_power**2 + 1e-30
-    noise = max(0.3 * (moments.square / moments.count - moments.mean_power**2), 1e-5 * moments.mean_power**2, floor)
+    floor = 1e-12 * moments.power**2 + 1e-30
+    noise = max(0.3 * (moments.square / moments.count - moments.mean_power**2), 1e-5 * moments.power**2, floor)
     if near is not None:
         noise = max(near.noise, floor)
         spread[near.hierarchy.level] = near.spread
@@ -78,7 +84,7 @@ def regress(moments: Moments, shape: Hierarchy, near: Fit | None = None, most: f
         decided = 1 - variance / sd**2
         left = max(moments.count - float(decided.sum()), 0.2 * moments.count)
         before, noise = (noise, spread), max((centred - 2 * moved @ cross + moved @ normal @ moved) / left, floor)
-        spread = _learnt_spread(spread, level, moved, decided, moments.mean_power / busy, most)
+        spread = _learnt_spread(spread, level, moved, decided, moments.power / busy, most)
         if abs(noise / before[0] - 1) < _SETTLED and (attempt > 8 or (near is not None and _still(before[1], spread))):
             break
     sd = spread[level]
@@ -119,7 +125,7 @@ def log_evidence(moments: Moments, fit: Fit) -> float:
     """Logarithm of how likely the readings are under a fit's variances, whatever the powers; up to a constant."""
     shape = fit.hierarchy
     mixing = sparse.csr_matrix(shape.mixing)
-    prior = shape.prior_mean(moments.mean_power)
+    prior = shape.prior_mean(moments.power)
     normal = np.asarray(mixing.T @ np.asarray(mixing.T @ moments.gram).T)
     cross = mixing.T @ moments.cross
     moved = fit.mean - prior

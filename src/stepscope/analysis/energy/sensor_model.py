@@ -117,7 +117,7 @@ def _softened(age: Floats, sd: Floats) -> Floats:
 
 
 BLOCK_PIECES = 400_000  # pieces that are looked at together: keeps memory flat
-_SIGMAS = 4.0  # as far as blurred pieces are looked for
+BLUR_SIGMAS = 4.0  # as far as blurred pieces are looked for
 DENSE_FROM = 0.12  # share of non-zero weights from which a product of full blocks is the faster one
 
 
@@ -233,7 +233,7 @@ def _blocks(
     lane: Lane, end: Floats, width: Floats, model: SensorModel, blur: Floats | None
 ) -> Iterator[tuple[slice, Ints, Ints, Floats, Ints]]:
     """Rows, and for each piece in their windows its row in the block, key and weight; and pieces of each row."""
-    reach = model.reach if blur is None else model.reach + _SIGMAS * blur
+    reach = model.reach if blur is None else model.reach + BLUR_SIGMAS * blur
     first = np.searchsorted(lane.t1, end - width - model.tail - reach, side="right")
     size = np.maximum(np.searchsorted(lane.t0, end + reach, side="left") - first, 0)
     before = np.append(0, np.cumsum(size))
