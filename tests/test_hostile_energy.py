@@ -50,6 +50,21 @@ def test_readings_err_as_they_are_told_to() -> None:
     assert (np.diff(rows.t0_s) > 0).all()
 
 
+SLOW_FILTERS = {363: True, 951: True, 892: False, 977: False}  # of the grid: 20 ms; a logarithm of time, over 0.3 s
+
+
+@pytest.mark.parametrize(("place", "exponential"), SLOW_FILTERS.items(), ids=map(str, SLOW_FILTERS))
+def test_a_filter_is_found_whole_and_one_of_another_curve_claims_nothing(place: int, exponential: bool) -> None:
+    row, seed = list(cells(place + 1))[place]
+    score = measure(row, seed)
+    assert score.kinds is not None, score.refused
+    sums = together([score.kinds])
+    assert (sums.called > 0.5 * sums.energy) == exponential
+    assert sums.inside >= 0.9 * sums.stated
+    assert sums.true == sums.called
+    assert ("along another curve" in score.note) != exponential
+
+
 def test_no_claim_is_false_where_the_step_is_hardly_longer_than_the_sensor_sees() -> None:
     found = {}
     for place in (2, 7):  # of the grid: a mean over 10 ms behind steps of 15 ms, and of 10 ms

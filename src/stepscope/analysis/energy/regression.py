@@ -40,7 +40,7 @@ class Moments:
     @property
     def power(self) -> float:
         """Return the mean power, W, and a little where that is not above 0."""
-        return max(self.mean_power, _LEAST_MEAN * (self.square / max(self.count, 1)) ** 0.5, 1e-15)
+        return max(self.mean_power, _LEAST_MEAN * float(np.sqrt(self.square / max(self.count, 1))), 1e-15)
 
 
 @dataclass(frozen=True)
