@@ -18,6 +18,7 @@ from stepscope.analysis.energy.calibration import (
     recalibrate,
     wobble,
 )
+from stepscope.analysis.energy.calibration_store import KnownSource
 from stepscope.analysis.energy.clocks import (
     NEAR_STATED,
     UpdateClock,
@@ -28,7 +29,6 @@ from stepscope.analysis.energy.clocks import (
 )
 from stepscope.analysis.energy.coarse_search import Prior
 from stepscope.analysis.energy.filter_shape import FilterShape, filter_shape
-from stepscope.analysis.energy.known_source import KnownSource
 from stepscope.analysis.energy.misfit import NOTHING_FAILED, Misfit, averaged_away, misfit, trust
 from stepscope.analysis.energy.readings import Readings, at_conversions, at_updates, by_clock, surprises
 from stepscope.analysis.energy.regression import (

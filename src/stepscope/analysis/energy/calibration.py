@@ -361,8 +361,8 @@ class _Problem:
         models = [self.model(x + step) for step in (np.zeros(4), *steps)]
         columns = np.zeros((self.readings.count, len(steps)))
         sharp = self.sharp
-        told = self.readings if sharp.all() else self.readings.kept(sharp)
-        base, *moved = predicted_each(self.timeline, told, models, watts)
+        seen = self.readings if sharp.all() else self.readings.kept(sharp)
+        base, *moved = predicted_each(self.timeline, seen, models, watts)
         columns[sharp] = np.column_stack(
             [(other - base) / step.sum() for other, step in zip(moved, steps, strict=True)]
         )

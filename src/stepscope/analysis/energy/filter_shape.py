@@ -1,4 +1,4 @@
-"""How sure a filter that was found behind a source is: its time constant, delay and window together, and its curve.
+"""Uncertainty of a filter behind a source: its time constant, delay and window together, and its curve.
 
 A slower filter that begins earlier looks much the same, so that each parameter alone would seem far better known than
 all of them are; and a filter may fall along another curve than an exponential one.
@@ -72,8 +72,8 @@ def filter_shape(
     apart = slopes + whitened(np.asarray(rows @ (mixing @ pulled)), theta)
     # In units of what is thought possible before any reading, which is then 1: no direction is left without an end.
     units_of = np.diag(np.asarray(priors))
-    told, axes = np.linalg.eigh(units_of @ (apart.T @ slopes + slopes.T @ apart) @ units_of / (2 * fit.noise))
-    inverse = units_of @ (axes / (1.0 + np.maximum(told, 0.0))) @ axes.T @ units_of
+    shown, axes = np.linalg.eigh(units_of @ (apart.T @ slopes + slopes.T @ apart) @ units_of / (2 * fit.noise))
+    inverse = units_of @ (axes / (1.0 + np.maximum(shown, 0.0))) @ axes.T @ units_of
     step = timeline.step_of(readings.at - model.lag)
     pull = np.array([np.bincount(step, column * left) for column in apart.T]) / fit.noise
     robust = inverse @ (pull @ pull.T + np.diag(1.0 / np.square(priors))) @ inverse

@@ -10,9 +10,9 @@ import numpy as np
 import polars as pl
 
 from stepscope.analysis.energy.attribution import CONVERSION, Options
+from stepscope.analysis.energy.calibration_store import KnownSource, known_from_json, known_to_json
 from stepscope.analysis.energy.clocks import is_periodic
 from stepscope.analysis.energy.fit_span import Stretch, stretch_of
-from stepscope.analysis.energy.known_source import KnownSource, known_from_json, known_to_json
 from stepscope.analysis.energy.power_sources import PowerSource, channel_readings, power_sources
 from stepscope.analysis.energy.readings import (
     Readings,

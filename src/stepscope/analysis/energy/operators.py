@@ -13,8 +13,8 @@ from scipy import sparse  # type: ignore[import-untyped]
 from stepscope.analysis.channels import Series, core_busy_time, series_of
 from stepscope.analysis.energy.attribution import Attribution, Options, attribute
 from stepscope.analysis.energy.calibration import Calibration
+from stepscope.analysis.energy.calibration_store import KnownSource
 from stepscope.analysis.energy.inputs import RunTimeline, RunTimelines, store_calibrations, stored_calibrations
-from stepscope.analysis.energy.known_source import KnownSource
 from stepscope.analysis.energy.rail_fits import RESOLVED, Z_95, Parts, RailFit, identifiability, judge, parts, trouble
 from stepscope.analysis.energy.readings import Readings, from_counter, from_gauge
 from stepscope.analysis.energy.sensor_model import SensorModel

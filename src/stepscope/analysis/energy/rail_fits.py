@@ -10,6 +10,7 @@ import numpy as np
 from scipy import sparse, special  # type: ignore[import-untyped]
 
 from stepscope.analysis.energy.attribution import Attribution, Options, attribute
+from stepscope.analysis.energy.calibration_store import KnownSource
 from stepscope.analysis.energy.fit_span import brought_to
 from stepscope.analysis.energy.inputs import (
     RunTimeline,
@@ -18,7 +19,6 @@ from stepscope.analysis.energy.inputs import (
     store_calibrations,
     stored_calibrations,
 )
-from stepscope.analysis.energy.known_source import KnownSource
 from stepscope.analysis.energy.rails import Energy, Line, RailTree, energy_over, idle_stretch, training_stretches
 from stepscope.analysis.energy.readings import Readings
 from stepscope.analysis.energy.sensor_model import SensorModel

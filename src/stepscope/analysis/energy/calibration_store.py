@@ -1,4 +1,4 @@
-"""What was found before of a power source: its sensor model and its clock, and how a run's cache keeps them."""
+"""Sensor model and clock of a power source that were found before, and how the cache of a run keeps them."""
 
 from __future__ import annotations
 
