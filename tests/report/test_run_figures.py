@@ -114,3 +114,19 @@ def test_python_and_the_command_line_draw_the_same_picture(
     assert Path(capsys.readouterr().out.strip()).read_bytes() == path.read_bytes()
     with pytest.raises(UsageError, match="draws one run"):
         stepscope.figure("phases", [run.path for run in runs], tmp_path)
+
+
+def test_the_energy_of_a_model_is_the_mean_of_its_runs_with_the_ci_of_the_whole(
+    runs: list[Run], tmp_path: Path
+) -> None:
+    more = Run(fabricate_run(tmp_path, steps=200, batch=16, noise=0.03, power_w=6.0, seed=3))
+    specification = json.loads(_drawn("energy-by-model", [*runs, more], tmp_path))
+    rows = _rows(specification)
+    bars = {row["run"]: row["value"] for row in rows if "part" in row}
+    ends = {row["run"]: (row["low"], row["high"]) for row in rows if "low" in row}
+    assert set(bars) == set(ends) == {"fabricated, batch 16", "fabricated, batch 32"}
+    joules = [run.energy_totals()["joules_per_sample"][0] for run in (runs[0], more)]
+    assert bars["fabricated, batch 16"] == pytest.approx(1e3 * sum(joules) / 2)
+    low, high = ends["fabricated, batch 16"]
+    assert low < bars["fabricated, batch 16"] < high
+    assert "energy of a sample, mJ" in json.dumps(specification)

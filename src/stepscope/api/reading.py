@@ -243,9 +243,10 @@ def figure(
     """Write one chart of a run into the folder `out`, which is made, and return the path of the picture.
 
     name: one of `stepscope.figures()`. run: a Run, the path of its folder, its name in `runs`, or "last"; several where
-    the figure draws several in one picture (layer-bars, energy-breakdown, memory-stack, step-ecdf, trade-off). form:
-    png, svg, pdf or vega. width_mm: on paper, 60 to 420; 85 fills one column, 170 two. Raises UnknownName, UsageError,
-    StepscopeError with the reason where the run has nothing to draw, MissingDependency without the extra `report`,
+    the figure draws several in one picture (layer-bars, energy-breakdown, energy-by-model, memory-stack, step-ecdf,
+    trade-off). form: png, svg, pdf or vega. width_mm: on paper, 60 to 420; 85 fills one column, 170 two. Raises
+    UnknownName, UsageError, StepscopeError with the reason where the run has nothing to draw, MissingDependency without
+    the extra `report`,
     OutputNotWritable.
     """
     drawn.check(name, [form], width_mm)

@@ -27,8 +27,8 @@ def figure(
 ) -> None:
     """Write a chart as PNG, SVG, PDF, or as its Vega-Lite specification, in the size of a paper's column.
 
-    Charts of the page: one file a run and format, from the same definition. layer-bars, energy-breakdown, memory-stack,
-    step-ecdf and trade-off: all runs in one picture.
+    Charts of the page: one file a run and format, from the same definition. layer-bars, energy-breakdown,
+    energy-by-model, memory-stack, step-ecdf and trade-off: all runs in one picture.
     """
     from stepscope.report import figures
 

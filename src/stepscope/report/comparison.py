@@ -23,7 +23,18 @@ from stepscope.analysis.compare.sides import setting_of
 from stepscope.quantities import HIGHER, LOWER, find, simulated_badge
 from stepscope.report.table import Cell, Column, Fitting, Row, Table, terminal
 from stepscope.report.table import markdown as table_markdown
-from stepscope.units import NOT_MEASURED, amount, bracketed, estimate, interval, number, percent, plural, row_label
+from stepscope.units import (
+    NOT_MEASURED,
+    amount,
+    bracketed,
+    brackets,
+    estimate,
+    interval,
+    number,
+    percent,
+    plural,
+    row_label,
+)
 
 TITLES = {
     "time": "time of a step",
@@ -89,7 +100,7 @@ def quantity_rows(comparison: Comparison, setting: int = 0) -> Iterator[Quantity
             amount(row["value"], unit),
             "exact" if row["interval_of"] == "exact" else interval(row["low"], row["high"], unit) or NOT_MEASURED,
             "" if row["side"] == 0 else _ratio(row["ratio"]),
-            "" if row["ratio_low"] is None else f"[{_ratio(row['ratio_low'])}, {_ratio(row['ratio_high'])}]",
+            brackets(row["ratio"], row["ratio_low"], row["ratio_high"], ""),
             _SAME if _ratio(row["ratio"]) == "1" else outcome(row["difference"], known.better),
             row,
         )

@@ -12,6 +12,7 @@ import numpy as np
 import polars as pl
 
 from stepscope.analysis.answer import headline, machine_name
+from stepscope.analysis.estimate import mean_interval
 from stepscope.analysis.time.steps import timed_steps
 from stepscope.errors import StepscopeError
 from stepscope.units import component_label, cut_in_the_middle, page_name
@@ -117,6 +118,55 @@ def energy_breakdown(runs: Sequence[Run]) -> Drawn:
     )
 
 
+def energy_by_model(runs: Sequence[Run]) -> Drawn:
+    """Draw the energy of a sample by model, a bar a model (or setting of one): the mean of its runs, by component.
+
+    The whisker is the 95 % CI of the whole: over the runs of a model, or of the one that there is.
+    """
+    from stepscope.report.charts import across_runs as chart
+
+    tables = [run.energy_totals().filter(pl.col("joules_per_sample").is_not_null()) for run in runs]
+    if any(table.is_empty() for table in tables):
+        missing = [not table.is_empty() for table in tables]
+        raise _nothing(runs, missing, "no power was measured, or its samples are not known")
+    groups: dict[tuple[str, ...], list[int]] = {}
+    for place, run in enumerate(runs):
+        groups.setdefault(tuple(_facts(run).values()), []).append(place)
+    models = labels([runs[places[0]] for places in groups.values()])
+    rows, whole = [], []
+    for model, places in zip(models, groups.values(), strict=True):
+        parts = pl.concat([_parts(tables[place]).select("component", "joules_per_sample") for place in places])
+        means = parts.group_by("component", maintain_order=True).agg(pl.col("joules_per_sample").sum() / len(places))
+        rows += [
+            {"run": model, "part": _component(name), "value": max(value, 0.0)} for name, value in means.iter_rows()
+        ]
+        whole.append({"run": model, **_ends_of_whole([tables[place] for place in places])})
+    largest = max(row["value"] for row in rows)
+    scale, unit = next(((by, name) for by, name in ((1.0, "J"), (1e3, "mJ")) if largest * by >= 1), (1e6, "uJ"))
+    kinds = sorted({kind for table in tables for kind in table["kind"]} - {"measured"})
+    marked = f" ({', '.join(kinds)})" if kinds else ""
+    frame = pl.DataFrame(rows).with_columns(pl.col("value") * scale)
+    ends = _frame(whole).with_columns(pl.col("low", "high") * scale)
+    return lambda width: chart.build_energy(frame, f"energy of a sample, {unit}{marked}", width, ends), (
+        f"Energy of a sample by model and component, 95 % CI of the whole{marked}"
+    )
+
+
+def _ends_of_whole(tables: Sequence[pl.DataFrame]) -> dict[str, float | None]:
+    """The CI of the energy of a sample, J, of the whole device, or of all components where no rail has it."""
+    totals = [table.filter(pl.col("component") == "total") for table in tables]
+    if any(total.is_empty() for total in totals):
+        return {"low": None, "high": None}
+    rows = [total.row(0, named=True) for total in totals]
+    if len(rows) > 1:
+        _, low, high = mean_interval(np.array([row["joules_per_sample"] for row in rows]))
+        return {"low": max(low, 0.0), "high": high}
+    (row,) = rows
+    known = row["watts_mean"] and row["watts_low"] is not None and row["watts_high"] is not None
+    seconds = row["joules_per_sample"] / row["watts_mean"] if known else 0.0
+    return {end: seconds * row[f"watts_{end}"] if known else None for end in ("low", "high")}
+
+
 def _component(name: str) -> str:
     return _COMPONENTS.get(name, component_label(name))
 
@@ -208,6 +258,7 @@ def _nothing(runs: Sequence[Run], known: Sequence[bool], why: str) -> StepscopeE
 FIGURES: dict[str, tuple[str, Callable[[Sequence[Run]], Drawn]]] = {
     "layer-bars": ("Layers, with CIs (one or several runs)", layer_bars),
     "energy-breakdown": ("Energy of a step by component (one or several runs)", energy_breakdown),
+    "energy-by-model": ("Energy of a sample by model and component, with CIs (several runs)", energy_by_model),
     "memory-stack": ("Live at the peak by category (one or several runs)", memory_stack),
     "step-ecdf": ("Distribution of step times (one or several runs)", step_ecdf),
     "trade-off": ("Step time against energy or memory (several runs)", trade_off),

@@ -255,8 +255,9 @@ def _layers(run: Run, most: int) -> list[RenderableType]:
         [column.key for column in have if column.key not in _FIRST_TO_GO[:gone]]
         for gone in range(len(_FIRST_TO_GO) + 1)
     ]
-    wanted = max(distinct_width(names), min(_NAME, max(map(len, names))))
-    return [Fitting(table, keep, f"layers ({len(known)})", wanted)]
+    title = f"layers ({len(known)})"
+    wanted = max(len(title), distinct_width(names), min(_NAME, max(map(len, names))))
+    return [Fitting(table, keep, title, wanted)]
 
 
 _COLUMNS = (

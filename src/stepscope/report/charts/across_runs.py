@@ -82,9 +82,18 @@ def build_layer_phases(rows: pl.DataFrame, whole: pl.DataFrame, unit: str, width
 
 
 def build_stacks(
-    rows: pl.DataFrame, names: list[str], colours: list[str], title: str, width: int, legend_text: str = ""
+    rows: pl.DataFrame,
+    names: list[str],
+    colours: list[str],
+    title: str,
+    width: int,
+    legend_text: str = "",
+    whole: pl.DataFrame | None = None,
 ) -> Any:
-    """A stacked bar of each run of `rows` (run, part, value), in the order of `names`; title carries the unit."""
+    """A stacked bar of each run of `rows` (run, part, value), in the order of `names`; title carries the unit.
+
+    whole: (run, low, high), the 95 % CI of the sum of its parts, as a whisker.
+    """
     runs = rows["run"].unique(maintain_order=True).to_list()
     room, inner = _names(runs, width)
     order = {name: place for place, name in enumerate(names)}
@@ -96,14 +105,20 @@ def build_stacks(
     y = alt.Y("run:N", sort=runs, axis=axis("", grid=False, labelLimit=room))
     x = alt.X("value:Q", axis=axis(title), stack="zero")
     drawn = bars.encode(x=x, y=y, color=colour, order="place:Q")
-    return alt.layer(drawn).properties(width=inner, height=_ROW * len(runs))
+    known = [] if whole is None else [whole.filter(pl.col("low").is_not_null())]
+    ends = [
+        alt.Chart(frame).mark_rule(color=LIGHT["ink"], strokeWidth=1.2).encode(x="low:Q", x2="high:Q", y=y)
+        for frame in known
+    ]
+    return alt.layer(drawn, *ends).properties(width=inner, height=_ROW * len(runs))
 
 
-def build_energy(rows: pl.DataFrame, title: str, width: int) -> Any:
-    """Stacked bars of `rows` (run, part, value): the components of each run, mJ or J a step."""
+def build_energy(rows: pl.DataFrame, title: str, width: int, whole: pl.DataFrame | None = None) -> Any:
+    """Stacked bars of `rows` (run, part, value), the components of each; whole: (run, low, high), of their sum."""
     found = rows["part"].unique(maintain_order=True).to_list()
     names = [name for name in _COMPONENTS if name in found] + [name for name in found if name not in _COMPONENTS]
-    return build_stacks(rows, names, [_COMPONENTS.get(name, LIGHT["other"]) for name in names], title, width)
+    colours = [_COMPONENTS.get(name, LIGHT["other"]) for name in names]
+    return build_stacks(rows, names, colours, title, width, whole=whole)
 
 
 def build_memory(rows: pl.DataFrame, width: int) -> Any:

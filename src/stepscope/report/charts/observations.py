@@ -86,9 +86,7 @@ def _use_over_steps(frames: Mapping[str, pl.DataFrame], width: int) -> Any:
 
 def _power_over_steps(frames: Mapping[str, pl.DataFrame], width: int) -> Any:
     rows = frames["figure-7-power-over-steps"]
-    return power_chart.build_power(
-        rows.with_columns(hover=_hover("rail", "watts", "W")), width, frames.get("figure-7-steps")
-    )
+    return power_chart.build_power(rows.with_columns(hover=_hover("rail", "watts", "W")), width)
 
 
 def _use_by_batch(frames: Mapping[str, pl.DataFrame], width: int) -> Any:
