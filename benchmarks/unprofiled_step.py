@@ -34,8 +34,7 @@ import torch
 from torch import nn
 
 import stepscope
-from stepscope.record.forks import SESSIONS
-from stepscope.record.session import Session
+from stepscope.record.session import SESSIONS, Session
 from stepscope.record.torch_hooks import Routes
 from stepscope.record.torch_recorder import TorchRecorder
 

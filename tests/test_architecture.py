@@ -31,7 +31,6 @@ FOR_ALL = {
     "request",
     "run_paths",
     "part_names",
-    "secrets",
     "privacy",
 }
 MAY_IMPORT = {
@@ -41,7 +40,6 @@ MAY_IMPORT = {
     "quantities": {"units"},
     "clock": set[str](),
     "liveness": set[str](),
-    "secrets": set[str](),
     "privacy": set[str](),
     "files": {"liveness"},
     "plugins": {"errors"},

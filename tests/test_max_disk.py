@@ -16,11 +16,10 @@ import pytest
 from tests.fabricate import START_NS, Sampled, fabricate_run
 from tests.test_parts import window
 
-from stepscope.analysis.caveats import not_measured
+from stepscope.analysis.caveats import not_measured, thinning_sentences
 from stepscope.analysis.energy import fit_span
 from stepscope.analysis.energy.power_sources import power_sources
 from stepscope.analysis.run import Run
-from stepscope.analysis.thinning import thinning_sentences
 from stepscope.runfolder import RunReader, RunWriter, keep, sample_dtype, samples
 from stepscope.runfolder.parts import to_bytes
 from stepscope.runfolder.thinning import thinned, thinned_steps

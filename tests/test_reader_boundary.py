@@ -22,9 +22,9 @@ import stepscope
 from stepscope.analysis.result_cache import ResultCache
 from stepscope.errors import RunDamaged, StepscopeError
 from stepscope.liveness import runs_still
+from stepscope.privacy import redacted
 from stepscope.runfolder import RunReader, checksums
 from stepscope.runfolder.validation import DEEPEST, clean_text, parse
-from stepscope.secrets import redacted
 
 
 @pytest.fixture

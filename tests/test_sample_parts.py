@@ -15,7 +15,7 @@ import pytest
 
 from stepscope import part_names
 from stepscope.record.sampler import rows as row_files
-from stepscope.record.sampler.part_packing import AFTER_NS, PartPacking, part_bytes
+from stepscope.record.sampler.loop import AFTER_NS, PartPacking, part_bytes
 from stepscope.record.sampler.rows import EventLog, PartTurn, RowFile
 from stepscope.record.sampler.stream import Stream
 from stepscope.record.sensors.contract import Channel, Found, Target

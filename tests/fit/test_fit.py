@@ -20,8 +20,8 @@ from stepscope.errors import StepscopeError, UnknownName, UsageError
 from stepscope.footprint import calibration as kept_file
 from stepscope.footprint import prediction, transforms
 from stepscope.footprint.calibration import DeviceCalibration
-from stepscope.footprint.options import chosen_segments
 from stepscope.footprint.prediction import JobQuestion, fit, predict_fit
+from stepscope.footprint.savings import chosen_segments
 from stepscope.footprint.simulator import largest_batch
 from stepscope.record.dry.dry_run import dry_run
 from stepscope.record.dry.probes import CallBook, probe_all

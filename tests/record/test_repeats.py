@@ -13,10 +13,9 @@ from torch import nn
 
 import stepscope
 from stepscope.record import repeats
-from stepscope.record.forks import SESSIONS
 from stepscope.record.framework import Ended
 from stepscope.record.repeats import Repeats
-from stepscope.record.session import Session
+from stepscope.record.session import SESSIONS, Session
 from stepscope.record.torch_recorder import TorchRecorder
 from stepscope.runfolder import RunReader
 

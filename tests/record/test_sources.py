@@ -16,7 +16,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from stepscope.analysis.run import Run
-from stepscope.analysis.time.source_lines import with_sources
+from stepscope.analysis.time.layers import with_sources
 
 
 class Block(nn.Module):

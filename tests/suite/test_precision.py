@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from stepscope.errors import UnknownName
-from stepscope.record.precision import describe_precision, in_precision
+from stepscope.record.train import describe_precision, in_precision
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,6 @@ from stepscope.analysis.processes import (
     training_processes,
     watched_pid_stated,
 )
-from stepscope.analysis.thinning import thinning_sentences
 from stepscope.analysis.time.operators import CPU
 from stepscope.analysis.time.steps import (
     FEW,
@@ -43,7 +42,7 @@ from stepscope.units import percent, plural
 
 if TYPE_CHECKING:
     from stepscope.analysis.run import Run
-
+from stepscope.units import duration
 
 _POWER = ("power", "energy")
 _POWER_SENSORS = re.compile(
@@ -507,3 +506,27 @@ def _sampler_rows(run: RunReader) -> list[Measured]:
     value, low, high = (null_if_nan(x) for x in mean_interval(parts.rates))
     note = "of one core" if value is not None else "the run is too short to tell what the sampler takes"
     return [Measured("sampler_cpu_share", "sampler", value, "1", low, high, len(parts.rates), found[0].source, note)]
+
+
+def thinning_sentences(run: RunReader) -> Iterator[str]:
+    """Yield which samples are means, of which steps a part is there, and how many windows of operators."""
+    begin_ns = int((run.meta.get("clock") or {}).get("monotonic_ns") or 0)
+    spans = run.thinned_samples
+    for grain in sorted({length for *_, length in spans}, reverse=True):
+        first = min(t0 for t0, _, length in spans if length == grain) - begin_ns
+        last = max(t1 for _, t1, length in spans if length == grain) - begin_ns
+        yield f"samples from {duration(max(first, 0))} to {duration(last)} of the run are means of {plural_s(grain)}"
+    if files := run.thinned_steps:
+        made, coarsest = run.steps["step"].max(), max(part.grain for part in files)
+        yield (
+            f"{len(run.steps):,} of {plural(int(str(made or 0)) + 1, 'step')} are there: all profiled ones, and of "
+            f"long ago one block of 64 in up to {coarsest:,}"
+        )
+    there, recorded = run.windows_recorded
+    if run.max_disk is not None and there < recorded:
+        yield f"{there:,} of {plural(recorded, 'window')} of operators are there, chosen at random"
+
+
+def plural_s(seconds: int) -> str:
+    """Return a length of means."""
+    return f"{seconds // 60} min" if seconds >= 60 else f"{seconds} s"

@@ -12,8 +12,8 @@ from torch import nn
 
 from stepscope.analysis.memory.events import over_step
 from stepscope.analysis.memory.limits import ALLOCATORS, Limit, ProcessPeak, fit_verdict
-from stepscope.footprint.options import Way, ways
 from stepscope.footprint.prediction import JobQuestion
+from stepscope.footprint.savings import Way, ways
 from stepscope.footprint.simulator import Simulator, live_peak
 from stepscope.record.dry import Job, Optimizers
 from stepscope.record.dry.dry_run import DryRunStopped

@@ -20,8 +20,8 @@ import polars as pl
 from stepscope.analysis.memory.limits import ALLOCATORS, NO_FIT, VERDICTS, ProcessPeak, worst_verdict
 from stepscope.errors import StepscopeError, UsageError
 from stepscope.footprint import transforms
-from stepscope.footprint.options import chosen_segments
 from stepscope.footprint.prediction import JobQuestion, unsure_of
+from stepscope.footprint.savings import chosen_segments
 from stepscope.footprint.simulator import Simulator, live_peak
 from stepscope.footprint.transforms import CHANGES, Settings
 from stepscope.record.allocators import child_environment

@@ -33,8 +33,8 @@ from stepscope.footprint import result as words
 from stepscope.footprint.calibration import DeviceCalibration
 from stepscope.footprint.cuda_allocator import parse_settings
 from stepscope.footprint.jobs import DEFAULT_BATCH, job_of
-from stepscope.footprint.options import Way, ways, worth_a_line
 from stepscope.footprint.result import FitResult, LivePeak, Option
+from stepscope.footprint.savings import Way, ways, worth_a_line
 from stepscope.footprint.script import watch_script
 from stepscope.footprint.simulator import Simulator, largest_batch, live_peak, reserved_of, scene_peaks
 from stepscope.record.dry import Job

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 from stepscope import __version__
 from stepscope.clock import anchors
 from stepscope.liveness import boot_id, identity
+from stepscope.privacy import redacted
 from stepscope.record import allocators
 from stepscope.record.device import changing_facts, describe_device
 from stepscope.record.empty_process import cached_empty_process_bytes, installed_version
 from stepscope.record.plan import WARMUP_STEPS
 from stepscope.record.settings import Metering, Settings
-from stepscope.secrets import redacted
 
 if TYPE_CHECKING:
     from stepscope.record.ops.modules import ModuleBook

@@ -21,12 +21,12 @@ from typing import Any
 
 from stepscope.clock import anchors
 from stepscope.errors import StepscopeError, UsageError
+from stepscope.privacy import redacted
 from stepscope.record.allocators import child_environment
 from stepscope.record.processes.training import CLAIM, SIGNS, STDIN, Orders
 from stepscope.record.sampler.process import Sampler, start_sampler
 from stepscope.record.settings import Settings, check_settings
 from stepscope.runfolder import RunWriter
-from stepscope.secrets import redacted
 
 _START = Path(__file__).parent / "processes" / "start.py"
 _NAMES = "TERM HUP USR1 USR2 ALRM VTALRM PROF IO URG PWR"

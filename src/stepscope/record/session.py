@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import os
+import sys
 import traceback
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -20,7 +22,6 @@ from stepscope.clock import anchors, monotonic_ns
 from stepscope.errors import StepscopeError
 from stepscope.record import facts
 from stepscope.record.boundary import Boundary, Undisturbed, is_ours
-from stepscope.record.forks import SESSIONS
 from stepscope.record.framework import FLUSH_EVERY_NS, Ended, find_recorder
 from stepscope.record.ops.rows import StepSpan
 from stepscope.record.plan import WARMUP_STEPS, Plan
@@ -374,3 +375,24 @@ class Session:
                 raise
             if note:
                 self.note("write-failed", f"{type(error).__name__}: {error}")
+
+
+SESSIONS: set[Any] = set()  # each hears of it by `forked` and `forks`
+
+
+def _in_child() -> None:
+    torch_private: Any = sys.modules.get("stepscope.record.torch_private")
+    if torch_private is not None:  # a training with torch
+        torch_private.end_forked_children_early()
+    for session in list(SESSIONS):
+        with contextlib.suppress(Exception):  # nothing of ours may reach a child of the training's
+            session.forked()
+    SESSIONS.clear()
+
+
+def _in_parent() -> None:
+    for session in list(SESSIONS):
+        session.forks()
+
+
+os.register_at_fork(after_in_child=_in_child, after_in_parent=_in_parent)

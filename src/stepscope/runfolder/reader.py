@@ -21,7 +21,6 @@ from stepscope.quantities import SAMPLED
 from stepscope.run_paths import find_run
 from stepscope.runfolder import samples, validation
 from stepscope.runfolder.checksums import CHECKSUMS, agrees
-from stepscope.runfolder.header import places, read_header
 from stepscope.runfolder.parts import from_bytes
 from stepscope.runfolder.samples import (
     LongSensor,
@@ -42,6 +41,7 @@ from stepscope.runfolder.tables import part_of as part_of
 from stepscope.runfolder.tables import read_last_step_rows as read_last_step_rows
 from stepscope.runfolder.tables import steps_of as steps_of
 from stepscope.runfolder.tables import whole_rows
+from stepscope.runfolder.validation import places, read_header
 
 R = TypeVar("R")
 

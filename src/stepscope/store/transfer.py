@@ -21,11 +21,10 @@ from typing import Any, Literal
 from stepscope.errors import OutputNotWritable, RunDamaged, RunError, RunNotFound, StoreError, UsageError
 from stepscope.files import sync
 from stepscope.liveness import identity, is_running
-from stepscope.privacy import cleaned, cleaned_fields, withheld
+from stepscope.privacy import cleaned, cleaned_fields, redacted, withheld
 from stepscope.runfolder import RunReader, RunWriter
 from stepscope.runfolder.checksums import CHECKSUMS
 from stepscope.runfolder.validation import SHAPES
-from stepscope.secrets import redacted
 from stepscope.store import manifest as manifests
 from stepscope.store.index import FOLDER, find, read_all, run_facts, write_index
 from stepscope.store.manifest import SHORT, FileEntry, Manifest, digest_of

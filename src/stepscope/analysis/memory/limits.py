@@ -101,38 +101,17 @@ class Allocator:
 
 
 _DEFAULT = Allocator(
-    name="default",
-    low=1.12,
-    high=1.60,
-    high_of_much=1.40,
-    mapped_high=1.10,
-    high_recomputed=2.2,
-    holes=8_000_000,
-    time=(1.0, 1.0),
-    how="glibc as it comes",
-)
+    name="default", low=1.12, high=1.60, high_of_much=1.40, mapped_high=1.10, high_recomputed=2.2, holes=8_000_000,
+    time=(1.0, 1.0), how="glibc as it comes",
+)  # fmt: skip
 _PINNED = Allocator(
-    name="pinned",
-    low=0.995,
-    high=1.005,
-    high_of_much=1.005,
-    mapped_high=1.005,
-    high_recomputed=1.005,
-    holes=0,
-    time=(1.09, 2.1),
-    how="GLIBC_TUNABLES=glibc.malloc.mmap_threshold=65536",
-)
+    name="pinned", low=0.995, high=1.005, high_of_much=1.005, mapped_high=1.005, high_recomputed=1.005, holes=0,
+    time=(1.09, 2.1), how="GLIBC_TUNABLES=glibc.malloc.mmap_threshold=65536",
+)  # fmt: skip
 _TCMALLOC = Allocator(
-    name="tcmalloc",
-    low=0.98,
-    high=1.20,
-    high_of_much=1.15,
-    mapped_high=1.05,
-    high_recomputed=1.20,
-    holes=4_000_000,
-    time=(0.8, 1.0),
-    how="LD_PRELOAD=libtcmalloc_minimal.so.4",
-)
+    name="tcmalloc", low=0.98, high=1.20, high_of_much=1.15, mapped_high=1.05, high_recomputed=1.20, holes=4_000_000,
+    time=(0.8, 1.0), how="LD_PRELOAD=libtcmalloc_minimal.so.4",
+)  # fmt: skip
 ALLOCATORS = {allocator.name: allocator for allocator in (_DEFAULT, _PINNED, _TCMALLOC)}
 
 

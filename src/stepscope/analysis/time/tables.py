@@ -10,8 +10,8 @@ import numpy as np
 import polars as pl
 
 from stepscope.analysis.time.correction import StepTimes
+from stepscope.analysis.time.layers import sources_of_modules, sources_of_operators, with_sources
 from stepscope.analysis.time.operators import CPU, FRAMEWORK_OVERHEAD, OUTSIDE, PerStep, per_step, sums_per_step
-from stepscope.analysis.time.source_lines import sources_of_modules, sources_of_operators, with_sources
 from stepscope.analysis.time.steps import shown_steps
 from stepscope.arrays import Flags, Floats, Ints
 from stepscope.runfolder import MODULE_CALL, OPS, PHASES, RunReader

@@ -98,9 +98,7 @@ def train_lesson(workload: Workload, lesson: Lesson, seed: int, place: Place) ->
 
 def steps_of(lesson: Lesson, training: Training) -> int:
     """Steps of the whole training."""
-    if lesson.steps is not None:
-        return lesson.steps
-    return lesson.epochs * epoch_of(training)
+    return lesson.epochs * epoch_of(training) if lesson.steps is None else lesson.steps
 
 
 def epoch_of(training: Training) -> int:

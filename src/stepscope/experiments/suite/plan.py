@@ -24,11 +24,10 @@ from stepscope.experiments.engine.child import Orders, ended_run, limit_accelera
 from stepscope.experiments.engine.folder import SweepFolder
 from stepscope.experiments.engine.points import Entry, Grid, names_of_tier, workload_entries, workload_tiers
 from stepscope.experiments.suite import SuiteRun
-from stepscope.privacy import cleaned_fields
+from stepscope.privacy import cleaned_fields, redacted
 from stepscope.record.device import changing_facts
 from stepscope.request import parse_amount
 from stepscope.run_paths import NEWEST
-from stepscope.secrets import redacted
 
 WARMUP = 3  # steps, as in the paper of 2019
 FEWEST = 2 * WARMUP  # steps of every run, however long they take

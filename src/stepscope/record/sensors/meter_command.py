@@ -13,10 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from stepscope.clock import Clock
-from stepscope.privacy import WITHHELD, withheld
+from stepscope.privacy import WITHHELD, redacted_text, withheld
 from stepscope.record.access.child_lines import ChildLines
 from stepscope.record.sensors.contract import NAN, Channel, Found, Meter, Missing, Target, channel_id
-from stepscope.secrets import redacted_text
 
 NAME = "meter_command"
 EVERY_NS = 100_000_000

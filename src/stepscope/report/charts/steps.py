@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import altair as alt
 import polars as pl
 
-from stepscope.analysis.time.source_lines import slice_names
+from stepscope.analysis.time.layers import slice_names
 from stepscope.analysis.time.tracks import OPERATOR_POWER
 from stepscope.report.charts.style import CATEGORY, LIGHT, NARROW, PHASE, WIDE, axis, plot_width
 from stepscope.units import CATEGORY_LEGEND, number

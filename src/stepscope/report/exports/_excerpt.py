@@ -13,7 +13,7 @@ from typing import Any
 import polars as pl
 
 from stepscope.analysis.run import Run, open_run
-from stepscope.analysis.time.source_lines import with_sources
+from stepscope.analysis.time.layers import with_sources
 from stepscope.errors import OutputNotWritable, UsageError
 from stepscope.files import replaced
 from stepscope.report import exports

@@ -11,7 +11,7 @@ import numpy as np
 import polars as pl
 
 from stepscope import __version__
-from stepscope.analysis.time.source_lines import slice_names
+from stepscope.analysis.time.layers import slice_names
 from stepscope.arrays import Ints
 from stepscope.report.exports import _tracks
 from stepscope.report.exports._excerpt import Excerpt

@@ -28,7 +28,7 @@ from stepscope.quantities import simulated_badge
 from stepscope.report import compare_page, html
 from stepscope.report.charts.style import DARK, LIGHT
 from stepscope.report.live.run_state import Now, Watch
-from stepscope.report.view import over_time
+from stepscope.report.view import listing as over_time
 from stepscope.report.view.listing import ListedRun, Listing, leads_out
 from stepscope.units import amount, bytes_, duration, number, percent, plural, si
 

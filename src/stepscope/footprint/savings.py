@@ -1,4 +1,4 @@
-"""Options to need less memory: each is simulated on the changed step, none is a rule of thumb."""
+"""Savings: ways to need less memory; each is simulated on the changed step, none is a rule of thumb."""
 
 from __future__ import annotations
 
