@@ -288,6 +288,8 @@ def _of_convolutions(found: Mapping[str, Findings]) -> Iterator[Statement]:
     for row in _rows(part, "five-three"):
         printed = "less on the Jetson, less so on a P100"
         source, where, which, ratio, low, high, verdict = (*row[:3], *row[6:10])
+        if source == HERE and which not in ("forward", "forward and both"):  # its inference and its training
+            continue
         said = f"{ratio:.3g}" if low is None else f"{ratio:.3g} [{low:.3g}, {high:.3g}]"
         verdict = OPEN if verdict == "cannot be judged" else verdict
         yield Statement("figure 7", f"{source}, {where}, {which}: {_FIVE_THREE}", printed, verdict, f"{said} of 7x7")
@@ -300,7 +302,7 @@ def _of_convolutions(found: Mapping[str, Findings]) -> Iterator[Statement]:
             verdict, ratio = _ratio(line[few], line[many], 1.05)
             what = f"{side}x{side}, {name}: {_BATCH}"
             yield Statement(
-                "figures 8, 9", what, "yes on the GPU, no on the CPU", verdict, f"{ratio} at {few} of {many}"
+                "figures 8, 9", what, "yes on the GPU, no on the CPU", verdict, f"batch {few}: {ratio} of batch {many}"
             )
 
 
@@ -334,7 +336,7 @@ def _of_parts(request: PaperP744, found: Mapping[str, Findings]) -> Iterator[Sta
             yield Statement(where, f"{says} takes at most half of the time", "", verdict, f"training all takes {ratio}")
             if own[10] is not None:
                 verdict = HOLDS if own[10] < _MODEST else FAILS
-                because = f"{own[10]:.3g} % of the peak of live tensors, bar {_MODEST} %"
+                because = f"{round(own[10], 1) + 0:g} % of the peak of live tensors, bar {_MODEST} %"
                 yield Statement(where, f"{says} saves only little memory", "14 %", verdict, because)
     else:
         yield Statement(where, f"{says} loses little accuracy", "2 to 3 points", UNMEASURED, _why(found, "figure-10"))
