@@ -7,6 +7,7 @@
 # make audit   known holes in what is installed (network)  make hashes  constraints-hashed.txt anew (network)
 # make lab     beside Linux's own power drivers in an emulated guest, on ARM64, on JetPack's layout (root, apt, 6 GB; docs/lab.md)
 # make first-screens   draw the pictures anew that tests compare the first screen of the page with (Chromium)
+# make picture the picture of README and docs, and the numbers of their front page, anew: on an idle machine (Chromium)
 # make clean   remove .venv and caches (runs/ stays)
 # Another Python:  make demo PYTHON=python3.12          More cores:  make test WORKERS=8
 
@@ -21,7 +22,7 @@ READY := $(VENV)/.ready
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet
 PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
 
-.PHONY: demo test test-quick check bench accuracy torture package audit hashes docs lab first-screens clean
+.PHONY: demo test test-quick check bench accuracy torture package audit hashes docs lab first-screens picture clean
 .DEFAULT_GOAL := demo
 
 demo: $(READY)
@@ -73,6 +74,9 @@ lab: $(READY)
 
 first-screens: $(READY)
 	$(BIN)/python -m tests.report.first_screen
+
+picture: $(READY)
+	$(BIN)/python docs/images/make.py
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

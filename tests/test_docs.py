@@ -103,3 +103,10 @@ def test_every_documented_command_and_program_runs(page: Path, tmp_path: Path, w
                 words = shlex.split(re.sub(r"--steps \d+", f"--steps {FEW_STEPS}", line))
                 assert words[0] == "stepscope", f"{page.name}: not a stepscope command: {line}"
                 run("-m", *words)
+
+
+def test_the_front_page_has_the_places_that_its_run_is_written_into() -> None:
+    """As docs/images/make.py finds them."""
+    front = (DOCS / "index.md").read_text(encoding="utf-8")
+    assert len(re.findall(r"```text\n.*?```", front, flags=re.DOTALL)) == 1
+    assert re.search(r"\*\*[\d.]+ \w+ a step.*?\n\n", front, flags=re.DOTALL)

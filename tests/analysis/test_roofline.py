@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tests.fabricate import CEILINGS, STEP, Op, every_step, fabricate_run
 
-from stepscope.analysis.device.ceilings import roofline, roofs, why_no_ceilings
+from stepscope.analysis.device.ceilings import roofline, roofs, why_no_ceilings, would_tell
 from stepscope.analysis.run import Run
 from stepscope.report.sections.roofline import build
 
@@ -76,3 +76,9 @@ def test_ceilings_that_were_measured_under_load_are_withheld_with_all_that_is_bu
     assert verdict.bound not in ("compute", "memory-bandwidth", "kernels")
     assert "withheld" in verdict.sentence
     assert "withheld" in build(run).lede
+
+
+def test_a_run_with_simulated_sensors_is_not_sent_to_measure_ceilings_that_it_would_never_have(tmp_path: Path) -> None:
+    run = Run(fabricate_run(tmp_path, header={"simulated": "jetson-tx2"}, device={"ceilings": None}))
+    assert "simulated" in why_no_ceilings(run)
+    assert "--simulate" in would_tell(run)

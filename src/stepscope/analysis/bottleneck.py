@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 import polars as pl
 
-from stepscope.analysis.device.ceilings import WOULD_TELL, Ceilings, attainable, ceilings_of, why_no_ceilings
+from stepscope.analysis.device.ceilings import Ceilings, attainable, ceilings_of, why_no_ceilings, would_tell
 from stepscope.analysis.device.occupancy import NOTHING, Clock, Occupancy, occupancy
 from stepscope.analysis.estimate import Estimate, mean_interval
 from stepscope.analysis.metrics import accelerator_utilisation
@@ -439,7 +439,7 @@ def _work(
         causes = [*_cause("overhead", "Python", python, idle, ran, least=_LARGEST)]
         if run.framework != "torch":
             return causes, why_no_ceilings(run), ()
-        return causes, why_no_ceilings(run), (WOULD_TELL,)
+        return causes, why_no_ceilings(run), (would_tell(run),)
     sums = _sums(run, limits, python.value)
     reached = [*_device_bound(sums)]
     causes = [*_overhead(sums, limits), *reached, *(() if reached else _kernels(sums, seen))]
@@ -581,9 +581,9 @@ def _accelerated(
         )
         return [*_cause("overhead", "dispatch", Estimate(1 - busy), used, ran)], "the accelerator is seldom busy", ()
     if limits is None:
-        return [], why_no_ceilings(run, "this accelerator"), (WOULD_TELL,)
+        return [], why_no_ceilings(run, "this accelerator"), (would_tell(run),)
     if limits.device.partition(":")[0] == CPU:
-        return [], "the ceilings of this accelerator were not measured", (WOULD_TELL,)
+        return [], "the ceilings of this accelerator were not measured", (would_tell(run),)
     steps = run.self_times["step"].n_unique()
     cpu_ops = run.self_times.filter(pl.col("device") == CPU)
     busy_s = busy * float(profiled_steps(run)["length_ns"].mean() or 1.0) / 1e9  # type: ignore[arg-type]

@@ -22,7 +22,8 @@ from stepscope.units import percent
 if TYPE_CHECKING:
     from stepscope.analysis.run import Run
 
-WOULD_TELL = "stepscope doctor --ceilings measures what this device can reach (seconds, once), for the runs to come"
+_WOULD_TELL = "stepscope doctor --ceilings measures what this device can reach (seconds, once), for the runs to come"
+_WOULD_TELL_SIMULATED = "record it without --simulate: what this machine can reach is then measured after the run"
 _CONVOLUTION = ("convolution", "convolution backward")
 
 
@@ -85,10 +86,17 @@ def why_no_ceilings(run: RunReader, device: str = "this device") -> str:
     if run.framework != "torch":
         return f"ceilings are measured with torch's kernels, and bound none of {run.framework}'s"
     found = _stated(run)
+    if found is None and run.meta.get("simulated"):
+        return "with simulated sensors no ceilings are measured"
     if found is None:
         return f"the ceilings of {device} were not measured"
     waited = percent(found.run_queue_share or 0.0, 0)
     return f"the ceilings of {device} are withheld: their probe waited for a CPU core in {waited} of its time"
+
+
+def would_tell(run: RunReader) -> str:
+    """Return what gives a run like this one ceilings, as a sentence without its full stop."""
+    return _WOULD_TELL_SIMULATED if run.meta.get("simulated") else _WOULD_TELL
 
 
 def _stated(run: RunReader) -> Ceilings | None:

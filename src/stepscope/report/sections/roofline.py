@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from stepscope.analysis.device.ceilings import WOULD_TELL, roofline, roofs, why_no_ceilings
+from stepscope.analysis.device.ceilings import roofline, roofs, why_no_ceilings, would_tell
 from stepscope.report.charts import operators as chart
 from stepscope.report.page.parts import Part, Section, figure
 from stepscope.report.table import Table, bars, figures, whole_percent, words
@@ -49,7 +49,7 @@ def _lede(run: Run, edges: pl.DataFrame, device: str) -> str:
     said = "Operators on the slope are memory-bandwidth bound, those under the level could compute faster."
     if edges.is_empty():
         why = why_no_ceilings(run, device)
-        return f"{why[:1].upper()}{why[1:]}, so no roof is drawn: {WOULD_TELL}."
+        return f"{why[:1].upper()}{why[1:]}, so no roof is drawn: {would_tell(run)}."
     units = {"compute": "FLOP/s", "memory": "B/s"}
     highest = [f"{si(value, units[roof])} by {page_name(who)}" for _, roof, value, who in edges.iter_rows()]
     return f"{said} Measured on {device}: {' and '.join(highest)}."

@@ -1,0 +1,89 @@
+"""Draws the picture of README and docs and the numbers of the docs' front page: `python docs/images/make.py`.
+
+On a machine that does nothing else: LeNet is trained for 600 steps, a minute of `stepscope tune` measures what to
+change, and the page of that run is pictured by the system's Chromium. Two minutes in all.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import textwrap
+from pathlib import Path
+
+from PIL import Image
+from playwright.sync_api import sync_playwright
+
+import stepscope
+from stepscope.analysis.answer import headline, machine_name
+from stepscope.analysis.tuning import what_to_change
+from stepscope.report.screen import figure_text
+from stepscope.report.text_tables import short_source
+from stepscope.units import percent
+
+HERE = Path(__file__).resolve().parent
+WIDTH, HEIGHT = 1400, 1640  # px
+_COLOURS = 256
+_LINE = 120  # characters of a line of Markdown
+_BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+
+
+def main(folder: Path, out: Path, steps: str = "600", minutes: str = "1") -> None:
+    """Measure in a folder; write report.png and index.md into `out`."""
+    _stepscope(folder, "run", "lenet", "--steps", steps, "--out", "runs")
+    _stepscope(folder, "tune", "lenet", "--minutes", minutes)
+    (path,) = (folder / "runs").iterdir()
+    _stepscope(folder, "report", str(path), "--html")
+    _picture(path / "report.html", out / "report.png")
+    screen = _stepscope(folder, "report", str(path))
+    lines = [line.rstrip() for line in screen.splitlines() if not line.startswith("MORE")]
+    front = (HERE.parent / "index.md").read_text(encoding="utf-8")
+    shown = "\n".join(["```text", *lines, "```"])
+    front = re.sub(r"```text\n.*?```", lambda _: shown, front, count=1, flags=re.DOTALL)
+    front = re.sub(r"\*\*[\d.]+ \w+ a step.*?\n\n", lambda _: f"{_summary(path)}\n\n", front, count=1, flags=re.DOTALL)
+    (out / "index.md" if out != HERE else HERE.parent / "index.md").write_text(front, encoding="utf-8")
+
+
+def _stepscope(folder: Path, *words: str) -> str:
+    line = [sys.executable, "-m", "stepscope", *words]
+    environment = {**os.environ, "COLUMNS": "100"}
+    return subprocess.run(line, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True, check=True).stdout
+
+
+def _picture(page: Path, png: Path) -> None:
+    browser = next(filter(None, map(shutil.which, _BROWSERS)), None)
+    with sync_playwright() as play:
+        opened = play.chromium.launch(executable_path=browser)
+        view = opened.new_page(viewport={"width": WIDTH, "height": HEIGHT}, color_scheme="light")
+        view.goto(page.as_uri())
+        view.screenshot(path=png)
+        opened.close()
+    Image.open(png).convert("RGB").quantize(_COLOURS, dither=Image.Dither.NONE).save(png, optimize=True)
+
+
+def _summary(path: Path) -> str:
+    """The first paragraph of the docs: the step, where it goes, and what there is to gain."""
+    run = stepscope.Run(path)
+    (step,) = (row for row in headline(run) if row.metric == "step_time")
+    shares = {row["phase"]: percent(row["share"], 0) for row in run.phases().iter_rows(named=True)}
+    layer = run.layers().row(0, named=True)
+    gain = re.search(r"(\w+): .*?, ([\d.]+) % \[", what_to_change(run).sentence)
+    text = (
+        f"**{figure_text(step).replace('/step', ' a step')}**, {shares['forward']} of it forward, "
+        f"{shares['backward']} backward, {percent(layer['share'], 0)} in one layer (`{layer['layer']}`, "
+        f"`{short_source(layer['source'])}`)"
+        + (f", and {float(gain[2]):.0f} % to be gained with `{gain[1]}`, measured" if gain else "")
+        + f": what one training step of LeNet costs on {os.cpu_count()} cores of an {machine_name(run)} "
+        f"{'virtual machine' if run.device.get('virtual_machine') else 'machine'}, and what to do about it. "
+        "Stepscope says the same of your training on your device, and joules where a power sensor answers."
+    )
+    return textwrap.fill(text, _LINE, break_long_words=False, break_on_hyphens=False)
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as made:
+        main(Path(made), HERE)
