@@ -12,7 +12,7 @@ import polars as pl
 from stepscope.analysis.time.correction import StepTimes
 from stepscope.analysis.time.layers import sources_of_modules, sources_of_operators, with_sources
 from stepscope.analysis.time.operators import CPU, FRAMEWORK_OVERHEAD, OUTSIDE, PerStep, per_step, sums_per_step
-from stepscope.analysis.time.steps import shown_steps
+from stepscope.analysis.time.steps import shown_steps, whole_steps
 from stepscope.arrays import Flags, Floats, Ints
 from stepscope.runfolder import MODULE_CALL, OPS, PHASES, RunReader
 
@@ -69,7 +69,8 @@ def operator_table(run: Run) -> pl.DataFrame:
     whole = pl.concat([ordered, last], how="diagonal_relaxed")
     sources = sources_of_operators(run, table)
     whole = whole.with_columns(source=pl.Series([sources.get(name) for name in whole["name"]], dtype=pl.String))
-    return whole.select(pl.col(name).cast(dtype) for name, dtype in OPERATOR_SCHEMA.items()).fill_nan(None)
+    typed = whole.select(pl.col(name).cast(dtype) for name, dtype in OPERATOR_SCHEMA.items()).fill_nan(None)
+    return _without_unseen(run, typed, [f"{phase}_ns" for phase in PHASES])
 
 
 _RECORDED = ("profiling_ns", "doubt_ns", "recorded_ns")
@@ -233,7 +234,13 @@ def module_table(run: Run) -> pl.DataFrame:
     for prefix, known, module_times in (("", ran, own), ("tree_", below, own.subtrees(tree))):
         module_times.hide(columns, prefix, ~known)
     columns["calls"][:-1][~ran] = np.nan
-    return _without_unknown_updates(_module_frame(columns))
+    split = [f"{prefix}{phase}_ns" for prefix in ("", "tree_") for phase in _SPLIT]
+    return _without_unseen(run, _without_unknown_updates(_module_frame(columns)), split)
+
+
+def _without_unseen(run: Run, frame: pl.DataFrame, split: list[str]) -> pl.DataFrame:
+    """Return times by phase; null, not 0, where nothing was seen in a step too large to be profiled whole."""
+    return frame if whole_steps(run) else frame.with_columns(pl.when(pl.col(name) != 0).then(name) for name in split)
 
 
 def _module_frame(columns: dict[str, Any]) -> pl.DataFrame:
