@@ -234,3 +234,19 @@ def test_phases_of_a_layer_that_lie_in_no_profiled_part_are_null_and_not_0(tmp_p
     for column in ("backward_ns", "tree_backward_ns", "optimizer_ns"):
         assert run.modules()[column].null_count() == len(run.modules())
     assert run.operators()["backward_ns"].null_count() == len(run.operators())
+
+
+def test_layers_whose_forward_calls_were_not_seen_are_said_to_be_so_and_nothing_is_claimed_of_them(
+    tmp_path: Path,
+) -> None:
+    path = fabricate_run(tmp_path, steps=20, samples=False)
+    pack(path)
+    for file in (path / "ops").glob("*.parquet"):
+        rows = pl.read_parquet(file)
+        rows.filter(pl.col("phase").cast(pl.String) != "forward").with_columns(
+            parent=pl.lit(None, pl.Int32)
+        ).write_parquet(file)
+    (path / CHECKSUMS).unlink(missing_ok=True)
+    run = Run(path)
+    assert "layers in forward" in [gap.what for gap in run.not_measured()]
+    assert "modules" not in run.verdict().sentence

@@ -275,6 +275,7 @@ def test_rows_of_more_than_one_thread_or_with_collectives_are_not_timed_apart() 
         ([1, 1], ["forward", "backward"], True),
         ([1, 2], ["forward", "backward"], False),
         ([1, 1], ["forward", "communication"], False),
+        ([1, 1], ["backward", "optimizer"], False),  # the forward pass is elsewhere
     ):
         recorder.learn(columns(threads, phases))
         assert recorder.may_open(100) == possible

@@ -165,6 +165,9 @@ def _operator_gaps(run: Run) -> Iterator[NotMeasured]:
         if remedy_of_layers is not None:
             yield NotMeasured("layers", str(event.get("message", "")), remedy_of_layers)
     yield from _closed_regions(run)
+    if whole_steps(run) and (table["phase"] == "backward").any() and not (table["phase"] == "forward").any():
+        why = "no call of a module was seen: the model is called in another thread than the one that updates it"
+        yield NotMeasured("layers in forward", why, "call the model in the thread that updates it")
     if only_warmup_profiled(run):
         why = "only a step of the warm-up was profiled: it is shown, and is slower than those after it, in other shares"
         why, remedy = (within[0], remedy) if within else (why, "train for some steps more")

@@ -270,7 +270,8 @@ def _dominant(run: Run) -> str:
         kernels = run.self_times.filter(pl.col("device") != CPU)["self_ns"].sum() / len(profiled_steps(run))
         named = named.with_columns(share=pl.col("device_ns") / kernels)
     types = named.group_by("type").agg(pl.col("share").sum(), pl.len()).sort("share", "type", descending=[True, False])
-    if types.is_empty() or types["share"][0] <= 0:
+    unseen = named["forward_ns"].null_count() == len(named)  # so what they take is not known
+    if types.is_empty() or types["share"][0] <= 0 or unseen:
         return f"{said}."
     kind, share, count = types.row(0)
     dearest = named.filter(pl.col("type") == kind).row(0, named=True)

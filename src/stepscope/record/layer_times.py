@@ -151,9 +151,10 @@ class LayerRecorder:
         self._apart = False
 
     def learn(self, part: Part) -> None:
-        """The rows of a profiled step tell whether layers can be timed: in one thread, and without a collective."""
+        """The rows of a profiled step tell whether layers can be timed: in this thread alone, without a collective."""
         thread, phase = part.columns["thread"], part.columns["phase"]
-        alone = bool((thread == thread[0]).all()) and not (phase == PHASES.index(COMMUNICATION)).any()
+        here = bool((thread == thread[0]).all()) and bool((phase == PHASES.index("forward")).any())
+        alone = here and not (phase == PHASES.index(COMMUNICATION)).any()
         self._apart = torch_private.TIMES_NODES_ALONE and alone
 
     def may_open(self, events_per_step: float) -> bool:
