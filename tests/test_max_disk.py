@@ -115,6 +115,17 @@ def test_silences_failed_reads_and_counters_that_fall_stay_as_they_were_read(wri
     assert apart.filter(apart > 100_000_000).len() == 1
 
 
+def test_a_channel_that_begins_amid_few_long_means_keeps_its_beginning(writer: RunWriter) -> None:
+    rows = parted(writer, 4).with_row_index()
+    rows = rows.with_columns(watts=pl.when(pl.col("index") >= 4_400).then("watts")).drop("index")
+    for_ten = thinned(rows, ["watts"], set(), 10**10)
+    longest = thinned(thinned(for_ten, ["watts"], set(), 10**10), ["watts"], set(), 6 * 10**10)
+    for means in (for_ten, longest):
+        known = means.filter(pl.col("watts").is_not_null())
+        assert known["t0_ns"][0] < 44.1e9
+        assert int(known["~n"].sum()) == 12_000 - 4_400
+
+
 def test_a_run_keeps_to_its_room_with_its_first_and_its_last_parts_whole(writer: RunWriter) -> None:
     rows = parted(writer, 12)
     kept(writer, 10**9)
@@ -151,7 +162,7 @@ def test_energy_counters_extremes_and_mean_of_a_thinned_run_are_those_of_the_who
     run = RunReader(writer.path)
     read = run.sensor("meter")
     assert run.coarser_sensors == ["meter"]
-    assert mean(read, "watts") == pytest.approx(mean(rows, "watts"), rel=3e-3)
+    assert mean(read, "watts") == pytest.approx(mean(rows, "watts"), rel=5e-5), "but for 10 ms between parts"
     assert read["heat"].max() == 91.0 or room < 0.1, "of three means in all the extremes are in the file alone"
     assert mean(read, "heat") == pytest.approx(mean(rows, "heat"), rel=2e-3)
     middle = ((read["t0_ns"] + read["t1_ns"]) / 2).to_numpy()
@@ -275,6 +286,22 @@ def test_steps_keep_to_their_room(writer: RunWriter, monkeypatch: pytest.MonkeyP
     assert run.steps["step"][-1] == 59_999
     assert 4_000 < len(run.steps) < 40_000
     assert run.damaged == []
+
+
+def test_steps_that_were_left_out_take_no_energy_from_the_run(writer: RunWriter) -> None:
+    parted(writer, 4)
+    ends = [10_000_000 * step for step in range(10, 11_990)]
+    for step, begin in enumerate(ends):
+        writer.step(step, begin, begin + 10_000_000, 4, 0.5, False)
+    writer.update(sampler={"max_disk": 10_000_000})
+    whole, path = Run(writer.path), writer.path / "steps.parquet"
+    joules = {row["rail"] or row["component"]: row["joules"] for row in whole.rail_energy().iter_rows(named=True)}
+    thinned_steps(whole.steps, 16).write_parquet(path)
+    (writer.path / "steps.rows").unlink()
+    thin = Run(writer.path)
+    assert len(thin.steps) < 0.2 * len(whole.steps)
+    for row in thin.rail_energy().iter_rows(named=True):
+        assert row["joules"] == pytest.approx(joules[row["rail"] or row["component"]], rel=0.03), "but for its ends"
 
 
 # windows of operators

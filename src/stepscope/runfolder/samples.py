@@ -30,6 +30,7 @@ _AT_A_TIME = 262_144
 _SILENT, _SILENT_NS = 20.0, 500_000_000  # typical distances; a longer silence than both is a gap
 _MOST_EXACT = 0.1  # of the blocks: what fails more often is no gap, but how this sensor answers
 _HALF = 0.5  # of a block that was read, from which its mean stands for it
+_NOISE = 1e-9  # of a value: what rounding makes of it
 _NOT_A_FEW = 0.1  # of a long run: from so much thinned time on, the whole is as coarse
 Chunk = Callable[[int, int], pl.DataFrame]  # first row, number of rows
 Chosen = Callable[[pl.DataFrame], pl.DataFrame]
@@ -241,12 +242,29 @@ class Grain:
         regular = (as_long & (apart * 10 <= length)).fill_null(False)
         ends = joined.filter(~(regular & regular.shift(-1, fill_value=False)) & (length > 2))
         rows += [self._at(ends, pl.col("begin") + 1, 0.0, names), self._at(ends, pl.col("end") - 1, 1.0, names)]
+        rows = [self._as_integrated(joined, pl.concat(rows).sort("t0_ns", maintain_order=True), names)]
         extremes = list(self._extremes(frame, names))
         if len(joined) + len(ends) > 10 * len(
             extremes
         ):  # of a few means they would be most rows, and no period is left
             rows += [self._around(joined, at, name, value, names) for at, name, value in extremes]
         return pl.concat(rows).sort("t0_ns", maintain_order=True)
+
+    def _as_integrated(self, joined: pl.DataFrame, rows: pl.DataFrame, names: list[str]) -> pl.DataFrame:
+        """The rows with gauges moved so far that lines between them integrate to what the means do over their times.
+
+        Means differ by a reading in how long they are, and so does a line from middle to middle: 0.01 % of the whole.
+        """
+        lasted, until = joined["end"] - joined["begin"], joined["begin"] - joined["end"].shift(1)
+        apart, moved = rows["t0_ns"].diff(), []
+        for name in (name for name in names if name not in self._counters):
+            mean, value = joined[name], rows[name]
+            line = apart * (value + value.shift(1)) / 2  # null beside what was not read
+            means = (mean * lasted).sum() + (until * (mean + mean.shift(1)) / 2).sum()
+            known = apart.filter(line.is_not_null()).sum()
+            by = (means - line.sum()) / known if known else 0.0
+            moved.append(pl.col(name) + (by if abs(by) * known > _NOISE * abs(means) else 0.0))
+        return rows.with_columns(moved)
 
     def _joined(self, frame: pl.DataFrame, names: list[str]) -> pl.DataFrame:
         """Rows of means: several that follow each other as one, long ones as several. Columns: begin and end, gauges,

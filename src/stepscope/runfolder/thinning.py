@@ -19,6 +19,7 @@ import polars as pl
 COUNT, LOW, HIGH, SPREAD, LAST = "~n", "~low", "~high", "~sd", "~last"
 _SILENT, _SILENT_NS = 20.0, 500_000_000  # typical distances; a longer silence than both is a gap
 _MOST_EXACT = 0.1  # of the windows: what fails more often is no gap, but how this sensor answers
+_FEW_EXACT = 2  # windows, of however few: where a channel began, and where it ceased
 _HALF = 0.5  # of a window that was read, from which its mean stands for it
 Values = np.ndarray[Any, np.dtype[np.float64]]
 Times = np.ndarray[Any, np.dtype[np.int64]]
@@ -152,10 +153,13 @@ def _exact_windows(
     for channel in values:
         known = np.add.reduceat(~np.isnan(channel), first)
         partly = (known > 0) & (known < size)
-        mixed |= partly if partly.mean() <= _MOST_EXACT else False
-    seldom = mixed.mean() <= _MOST_EXACT
-    exact: Flags = (size == 1) | fell | (mixed if seldom else False)
+        mixed |= partly if _seldom(partly) else False
+    exact: Flags = (size == 1) | fell | (mixed if _seldom(mixed) else False)
     return exact
+
+
+def _seldom(windows: Flags) -> bool:
+    return bool(windows.mean() <= _MOST_EXACT or windows.sum() <= _FEW_EXACT)
 
 
 def _of_windows(gauge: Gauge, first: Times, length: Values) -> tuple[Values, Values, Values, Values]:

@@ -24,7 +24,7 @@ from stepscope.analysis.energy.readings import Readings
 from stepscope.analysis.energy.sensor_model import SensorModel
 from stepscope.analysis.energy.timeline import Lane, Timeline
 from stepscope.analysis.result_cache import ResultCache
-from stepscope.analysis.time.steps import profiled_steps, steps_after_warmup
+from stepscope.analysis.time.steps import profiled_steps, steps_made
 from stepscope.arrays import Flags, Floats
 from stepscope.runfolder import RunReader
 
@@ -140,7 +140,7 @@ def _fit_rail(run: RunReader, rail: _RailInputs, options: Options) -> RailFit:
         reason = f"{inside.count} readings of this rail fall into the steps: train longer"
     else:
         fit = attribute(ops.timeline, readings, options)
-        steps = len(steps_after_warmup(run))
+        steps = steps_made(run)
         if fit is not None and ops.timeline.steps < steps and measured is not None and measured.watts is not None:
             fit = brought_to(fit, measured.watts * float(np.diff(spans).sum()) / 1e9 / steps)
         reason = "" if fit is not None else _reason_not_fitted(inside)

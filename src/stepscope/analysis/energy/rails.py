@@ -216,12 +216,18 @@ class Energy:
 
 
 def training_stretches(run: RunReader) -> Floats:
-    """Begin and end of each unbroken stretch of steps after warm-up, ns (m, 2), without evaluations in between."""
-    steps = steps_after_warmup(run).select("t0_ns", "t1_ns", "length_ns").cast(pl.Float64).to_numpy()
+    """Begin and end of each unbroken stretch of steps after warm-up, ns (m, 2), without evaluations in between.
+
+    Where steps are not there any more (`--max-disk`), the training went on: their time belongs to it.
+    """
+    steps = steps_after_warmup(run).select("t0_ns", "t1_ns", "length_ns", "step").cast(pl.Float64).to_numpy()
     if not len(steps):
         return np.empty((0, 2))
     t0, t1 = steps[:, 0], steps[:, 1]
-    broken = np.flatnonzero(t0[1:] - t1[:-1] > _TOUCHING * float(np.median(steps[:, 2])))
+    apart = t0[1:] - t1[:-1] > _TOUCHING * float(np.median(steps[:, 2]))
+    if run.max_disk is not None:
+        apart &= np.diff(steps[:, 3]) == 1
+    broken = np.flatnonzero(apart)
     return np.column_stack([t0[np.concatenate([[0], broken + 1])], t1[np.concatenate([broken, [len(t1) - 1]])]])
 
 

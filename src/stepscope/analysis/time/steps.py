@@ -27,6 +27,12 @@ def steps_after_warmup(run: RunReader) -> pl.DataFrame:
     return _lengths(run).slice(run.warmup_steps).filter(pl.col("length_ns") > 0)
 
 
+def steps_made(run: RunReader) -> int:
+    """Return how many steps were made after the warm-up: more than are there, where old ones were left out."""
+    steps = steps_after_warmup(run)["step"]
+    return int(steps[-1] - steps[0]) + 1 if len(steps) else 0
+
+
 def _lengths(run: RunReader) -> pl.DataFrame:
     return run.steps.with_columns(length_ns=pl.col("t1_ns") - pl.col("t0_ns"))
 
