@@ -21,6 +21,7 @@ from stepscope.analysis.energy import fit_span
 from stepscope.analysis.energy.power_sources import power_sources
 from stepscope.analysis.run import Run
 from stepscope.runfolder import RunReader, RunWriter, keep, sample_dtype, samples
+from stepscope.runfolder.checksums import CHECKSUMS
 from stepscope.runfolder.parts import to_bytes
 from stepscope.runfolder.thinning import thinned, thinned_steps
 from stepscope.runfolder.writer import WINDOWS_SHARE, Reservoir
@@ -297,7 +298,8 @@ def test_steps_that_were_left_out_take_no_energy_from_the_run(writer: RunWriter)
     whole, path = Run(writer.path), writer.path / "steps.parquet"
     joules = {row["rail"] or row["component"]: row["joules"] for row in whole.rail_energy().iter_rows(named=True)}
     thinned_steps(whole.steps, 16).write_parquet(path)
-    (writer.path / "steps.rows").unlink()
+    for other in ("steps.rows", CHECKSUMS):
+        (writer.path / other).unlink(missing_ok=True)
     thin = Run(writer.path)
     assert len(thin.steps) < 0.2 * len(whole.steps)
     for row in thin.rail_energy().iter_rows(named=True):
