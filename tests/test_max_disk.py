@@ -289,12 +289,14 @@ def test_steps_keep_to_their_room(writer: RunWriter, monkeypatch: pytest.MonkeyP
     assert run.damaged == []
 
 
-def test_steps_that_were_left_out_take_no_energy_from_the_run(writer: RunWriter) -> None:
+def test_steps_that_were_removed_take_no_energy_from_the_run(writer: RunWriter) -> None:
     parted(writer, 4)
     ends = [10_000_000 * step for step in range(10, 11_990)]
     for step, begin in enumerate(ends):
         writer.step(step, begin, begin + 10_000_000, 4, 0.5, False)
+    writer.flush_steps()
     writer.update(sampler={"max_disk": 10_000_000})
+    writer.close("ok")
     whole, path = Run(writer.path), writer.path / "steps.parquet"
     joules = {row["rail"] or row["component"]: row["joules"] for row in whole.rail_energy().iter_rows(named=True)}
     thinned_steps(whole.steps, 16).write_parquet(path)

@@ -28,7 +28,7 @@ def steps_after_warmup(run: RunReader) -> pl.DataFrame:
 
 
 def steps_made(run: RunReader) -> int:
-    """Return how many steps were made after the warm-up: more than are there, where old ones were left out."""
+    """Return how many steps were made after the warm-up: more than are there, where old ones were removed."""
     steps = steps_after_warmup(run)["step"]
     return int(steps[-1] - steps[0]) + 1 if len(steps) else 0
 
