@@ -250,3 +250,12 @@ def test_layers_whose_forward_calls_were_not_seen_are_said_to_be_so_and_nothing_
     run = Run(path)
     assert "layers in forward" in [gap.what for gap in run.not_measured()]
     assert "modules" not in run.verdict().sentence
+
+
+def test_intervals_end_where_a_step_does(tmp_path: Path) -> None:
+    run = Run(fabricate_run(tmp_path, steps=20, noise=2.0, samples=False))
+    times = run.step_times
+    most = times.step_ns * (1 + times.step_doubt)
+    for table in (run.modules(), run.operators(), run.phases()):
+        assert float(str(table["high_ns"].max())) <= most * (1 + 1e-9)
+    assert float(str(run.modules()["tree_high_ns"].max())) <= most * (1 + 1e-9)

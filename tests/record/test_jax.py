@@ -115,6 +115,31 @@ def test_the_name_of_an_instruction_tells_layer_and_phase(op_name: str, layer: A
     assert (place.layer, place.phase) == (layer, phase)
 
 
+@pytest.mark.parametrize(
+    ("op_name", "phase"),
+    [
+        ("jit(step)/vmap(jvp(first))/dot_general", FORWARD),
+        ("jit(step)/vmap(transpose(jvp(first)))/dot_general", BACKWARD),
+        ("jit(step)/vmap(vmap(transpose(jvp(first))))/dot_general", BACKWARD),
+    ],
+)
+def test_gradients_of_each_sample_have_their_phases_within_vmap(op_name: str, phase: str) -> None:
+    assert place_of(op_name).phase == phase
+    assert place_of(op_name).layer == ("first",)
+
+
+def test_a_loss_that_was_deleted_is_waited_for_as_if_none_was_given() -> None:
+    jax = pytest.importorskip("jax")
+    from stepscope.record.jax.recorder import JaxRecorder
+
+    loss = jax.numpy.ones(()) + 1
+    loss.delete()
+    recorder = JaxRecorder.__new__(JaxRecorder)
+    recorder.wait(loss)
+    recorder.wait({"loss": loss, "other": jax.numpy.ones(3)})
+    assert recorder.number_in(loss) is None
+
+
 def test_a_program_that_is_cut_off_is_refused_and_not_misread() -> None:
     assert read_program(b"").ops == {}
     with pytest.raises((ValueError, IndexError)):

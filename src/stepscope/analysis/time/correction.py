@@ -75,7 +75,7 @@ class StepTimes:
 
         values, profiling, doubt: (steps, k), times, the recorder's cost in them, and what is not known of how they
         lengthen with the step. The CI holds the spread from step to step, that of the headline, and what is not known
-        of the correction.
+        of the correction; it ends where a step does.
         """
         mean, low, _ = mean_intervals(values)
         if len(values) < FEW:
@@ -90,7 +90,8 @@ class StepTimes:
             doubt.mean(axis=0),
         ]
         half = np.sqrt(np.sum(np.square(parts), axis=0))
-        return mean, np.maximum(mean - half, 0.0), mean + half
+        most = np.maximum(mean, self.step_ns * (1 + self.step_doubt))  # kernels side by side may take more than a step
+        return mean, np.maximum(mean - half, 0.0), np.minimum(mean + half, most)
 
 
 def step_times(run: Run) -> StepTimes:

@@ -58,11 +58,12 @@ def place_of(op_name: str) -> Place:
     parts = _components(op_name.partition(";")[0])
     for part in parts[:-1]:
         wrappers, scope = _unwrapped(part)
-        if wrappers & _FUNCTIONS:
+        if _FUNCTIONS.intersection(wrappers):
             continue
-        if wrappers & {"jvp", "transpose"}:
+        outermost = next((name for name in wrappers if name in ("jvp", "transpose")), None)  # within vmap and the like
+        if outermost is not None:
             if not transformed:
-                phase = BACKWARD if part.startswith("transpose(") else FORWARD
+                phase = BACKWARD if outermost == "transpose" else FORWARD
             path, transformed = list(prefix), True  # computed again, it begins anew
         if scope and not _STRUCTURE.match(scope):
             path.append(scope)
@@ -81,11 +82,11 @@ def _components(text: str) -> list[str]:
     return [*parts, text[begin:]] if text else []
 
 
-def _unwrapped(part: str) -> tuple[set[str], str]:
-    """Return the transformations around a scope, and the scope."""
-    wrappers: set[str] = set()
+def _unwrapped(part: str) -> tuple[list[str], str]:
+    """Return the transformations around a scope, the outermost first, and the scope."""
+    wrappers: list[str] = []
     while match := _TRANSFORM.match(part):
-        wrappers.add(match[1])
+        wrappers.append(match[1])
         part = match[2]
     return wrappers, part
 

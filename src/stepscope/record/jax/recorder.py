@@ -97,13 +97,16 @@ class JaxRecorder:
         return False
 
     def wait(self, loss: Any) -> None:
-        """Return once the loss is computed; without one, once every array is. A number was waited for before."""
-        if loss is None:
-            for array in jax.live_arrays():  # type: ignore[no-untyped-call]
-                if not array.is_deleted():
-                    array.block_until_ready()
-        elif not isinstance(loss, Number):
-            jax.block_until_ready(loss)  # type: ignore[no-untyped-call]
+        """Return once the loss is computed; without one, once every array is. A number was waited for before.
+
+        A loss that was deleted or donated is none.
+        """
+        if isinstance(loss, Number):
+            return
+        arrays = [leaf for leaf in jax.tree.leaves(loss) if isinstance(leaf, jax.Array) and not leaf.is_deleted()]
+        for array in arrays or jax.live_arrays():  # type: ignore[no-untyped-call]
+            if not array.is_deleted():
+                array.block_until_ready()
 
     def number_in(self, loss: Any) -> float | None:
         """The number that a loss holds, an array or a number; None where it is no single number."""
@@ -111,7 +114,7 @@ class JaxRecorder:
             return None
         try:
             return float(loss.item() if hasattr(loss, "item") else loss)  # quicker than of an array itself
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, RuntimeError):  # among them: of an array that was deleted
             return None
 
     def before_step(self, step: int, elapsed_ns: int, again: bool) -> bool:
