@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from scipy.signal import fftconvolve  # type: ignore[import-untyped]
 
-from benchmarks.hostile.structures import BETWEEN_OPERATIONS, BETWEEN_STEPS, OUTSIDE, Step
+from benchmarks.hostile.structures import BETWEEN_OPERATIONS, BETWEEN_STEPS, OUTSIDE, Step, credited
 from stepscope.arrays import Floats, Ints
 
 BEGIN_S = 1000.0  # of the first step, s on the monotonic clock
@@ -255,7 +255,7 @@ def _truth(plant: Plant, power: Timeline) -> dict[str, dict[Any, float]]:
     """Mean energy of a step after warm-up, J: of each kind, of each layer and phase, and of the whole."""
     edges = plant.edges[plant.lane][WARM_UP:]
     joules = np.diff(power(edges), axis=1).mean(0)
-    owner, columns = plant.step.lanes[plant.lane].owner, plant.step.columns
+    owner, columns = credited(plant.step, plant.step.lanes[plant.lane]), plant.step.columns
     step_edges = plant.edges[0][WARM_UP:]
     steps = power(step_edges[:, -1]) - power(step_edges[:, 0])
     between = float((power(step_edges[1:, 0]) - power(step_edges[:-1, -1])).sum()) / len(step_edges)

@@ -25,6 +25,9 @@ GPU_STREAM = 7
 BETWEEN_OPERATIONS, BETWEEN_STEPS, OUTSIDE = "(between operations)", "(between steps)", "(outside any module)"
 
 
+NODE = "autograd::engine::evaluate_function: "
+
+
 @dataclass(frozen=True)
 class Lane:
     """What runs one after another on a thread or a stream: segments that fill the step, none beside another.
@@ -96,6 +99,20 @@ def lane_of(columns: dict[str, Any], rows: Ints, length_ns: int) -> Lane:
     places = [np.array([known[row] for row in rows.tolist()], dtype=np.int64) for known in (first, last)]
     length = np.maximum(np.diff(np.array(edges, dtype=np.float64)), 0.0)
     return Lane(rows, np.array(owner, dtype=np.int64), length, *places)
+
+
+def credited(step: Step, lane: Lane) -> Ints:
+    """Owner of each segment by docs/energy.md: time between two nodes of a backward pass is the later one's."""
+    node = np.array([
+        above < 0 and name.startswith(NODE)
+        for above, name in zip(step.columns["parent"], step.columns["name"], strict=True)
+    ])  # fmt: skip
+    owner: Ints = lane.owner.copy()
+    for gap in np.flatnonzero(lane.owner[1:-1] < 0) + 1:
+        before, after = lane.owner[gap - 1], lane.owner[gap + 1]
+        if before >= 0 and after >= 0 and node[before] and node[after]:
+            owner[gap] = after
+    return owner
 
 
 def small_step(kinds: int = 8, places: int = 40, seed: int = 0) -> Step:
