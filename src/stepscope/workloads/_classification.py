@@ -12,7 +12,7 @@ from torch.nn import functional
 from stepscope.workloads.contract import Batch, Published, Source, Workload, rates
 from stepscope.workloads.data import folder, pictures
 from stepscope.workloads.data.pictures import CIFAR10, DIGITS, FASHION_MNIST, MNIST, Shape
-from stepscope.workloads.data.source import PICTURES as SYNTHETIC
+from stepscope.workloads.data.synthetic import PICTURES as SYNTHETIC
 
 COLOUR = (CIFAR10, FASHION_MNIST, MNIST, DIGITS, SYNTHETIC)
 GREY = (MNIST, FASHION_MNIST, DIGITS, SYNTHETIC)

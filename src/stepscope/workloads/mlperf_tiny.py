@@ -32,8 +32,7 @@ from torch.nn import functional
 from stepscope.workloads import _classification
 from stepscope.workloads._classification import C32, classifier
 from stepscope.workloads.contract import Batch, Published, Workload
-from stepscope.workloads.data import signals
-from stepscope.workloads.data import source as synthetic
+from stepscope.workloads.data import signals, synthetic
 
 WIDTH = 64
 

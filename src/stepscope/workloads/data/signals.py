@@ -30,8 +30,7 @@ from torch.utils.data import TensorDataset
 
 from stepscope.errors import DataUnavailable
 from stepscope.files import replaced
-from stepscope.workloads.data import cache, catalogue
-from stepscope.workloads.data import source as synthetic
+from stepscope.workloads.data import cache, catalogue, synthetic
 from stepscope.workloads.data.source import Batch, DataFacts, Source, Splits
 
 SPEECH_SHAPE = (1, 49, 10)

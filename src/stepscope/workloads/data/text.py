@@ -31,8 +31,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from stepscope.errors import DataUnavailable, UsageError
-from stepscope.workloads.data import cache, catalogue
-from stepscope.workloads.data import source as synthetic
+from stepscope.workloads.data import cache, catalogue, synthetic
 from stepscope.workloads.data.source import Batch, DataFacts, DataKind, Source, Splits, always
 
 Unit = Literal["characters", "words"]
