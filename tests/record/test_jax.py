@@ -140,6 +140,25 @@ def test_a_loss_that_was_deleted_is_waited_for_as_if_none_was_given() -> None:
     assert recorder.number_in(loss) is None
 
 
+def test_layers_of_a_function_that_is_gone_before_the_recording_ends_are_known(tmp_path: Path) -> None:
+    jax = pytest.importorskip("jax")
+
+    def train(scope: Any) -> None:
+        def loss_of(w: Any) -> Any:
+            with jax.named_scope("only"):
+                return jax.numpy.mean((jax.numpy.ones((8, 8)) @ w) ** 2)
+
+        step = jax.jit(lambda w: w - 0.01 * jax.grad(loss_of)(w))
+        w = jax.numpy.ones((8, 8))
+        for _ in range(3):
+            w = step(w)
+            scope.step()
+
+    with stepscope.profile(out=tmp_path, framework="jax") as scope:
+        train(scope)
+    assert "only" in stepscope.Run(scope.path).modules()["module"].to_list()
+
+
 def test_a_program_that_is_cut_off_is_refused_and_not_misread() -> None:
     assert read_program(b"").ops == {}
     with pytest.raises((ValueError, IndexError)):

@@ -68,9 +68,14 @@ def traced_lines(trace: bytes) -> Iterator[list[Any]]:
             yield list(line.events)
 
 
+def live_programs() -> list[Any]:
+    """Return the compiled programs that something still refers to."""
+    return list(jax.devices()[0].client.live_executables())
+
+
 def programs_named(names: set[str]) -> Iterator[bytes]:
     """Yield the serialized HLO of the compiled programs with these names."""
-    for program in jax.devices()[0].client.live_executables():
+    for program in live_programs():
         for module in program.hlo_modules():
             if module.name in names:
                 yield module.as_serialized_hlo_module_proto()

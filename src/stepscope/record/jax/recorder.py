@@ -50,6 +50,7 @@ class JaxRecorder:
         self.untold = 0
         self._writer: RunWriter | None = None
         self._window: profiler.Window | None = None
+        self._held: list[Any] = []  # programs that ran in the window, which the training may let go before it is read
         self._spans: list[StepSpan] = []
         self._programs: dict[tuple[str, int], Program] = {}
         self._stopped = False
@@ -134,6 +135,7 @@ class JaxRecorder:
     def after_step(self, span: StepSpan) -> None:
         """A profiled step has ended."""
         self._spans.append(span)
+        self._held = profiler.live_programs()
 
     def step_ends(self, span: StepSpan) -> bool:
         """A step after warm-up that compiled a function anew says so; none is profiled in parts."""
@@ -156,6 +158,7 @@ class JaxRecorder:
         """End the open window and write it."""
         if self._window is not None:
             self._timed(self._flush)
+        self._held = []
 
     def inside(self, layer: str) -> AbstractContextManager[Any]:
         """A named scope: what is traced in it is a part of this layer."""
