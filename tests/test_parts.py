@@ -210,3 +210,24 @@ def test_a_part_of_real_ops_takes_few_bytes_a_call(tmp_path: Path) -> None:
     frame = RunReader(scope.path).ops
     assert frame.height > 1_000
     assert len(to_bytes(part_of(frame, "ops"), "ops")) < 16 * frame.height
+
+
+def test_checksums_of_many_windows_are_noted_together(writer: RunWriter, monkeypatch: pytest.MonkeyPatch) -> None:
+    from stepscope.runfolder import checksums
+    from stepscope.runfolder.pack import AT_ONCE, pack
+
+    for step in range(2 * AT_ONCE + 1):
+        writer.ops(window(5, step))
+    writer.close("ok")
+    noted: list[int] = []
+    note = checksums.note
+
+    def counted(run: Path, *names: str) -> None:
+        noted.append(len(names))
+        note(run, *names)
+
+    monkeypatch.setattr(checksums, "note", counted)
+    assert pack(writer.path) == []
+    assert noted == [AT_ONCE, AT_ONCE, 1]
+    assert not list((writer.path / "ops").glob("*.part"))
+    assert len(checksums.stated(writer.path)) == 2 * AT_ONCE + 1

@@ -24,6 +24,7 @@ from stepscope.runfolder.parts import read_part
 from stepscope.runfolder.schema import STEP_ROW, TABLES, channel_names, sample_dtype
 from stepscope.runfolder.writer import RunWriter
 
+AT_ONCE = 64  # windows that are noted together: each note reads and writes what is known of all files
 CHUNK_BYTES = 4_000_000  # of rows that are in memory at a time
 _Rows = np.ndarray[Any, np.dtype[Any]]
 
@@ -60,10 +61,18 @@ def _pack_folder(run: Path) -> Iterator[str]:
 
     clear_parts(run)
     for table in TABLES:
-        for part in _sorted(run / table, "*.part"):
-            with _staying(run, part) as kept:
-                _replace(run, part, partial(_write, frame_of(read_part(part, table), table)))
-            yield from kept
+        parts = _sorted(run / table, "*.part")
+        for batch in (parts[first : first + AT_ONCE] for first in range(0, len(parts), AT_ONCE)):
+            made: list[Path] = []
+            for part in batch:
+                with _staying(run, part) as kept:
+                    with replaced(part.with_suffix(".parquet"), durable=True) as target:
+                        _write(frame_of(read_part(part, table), table), target)
+                    made.append(part)
+                yield from kept
+            checksums.note(run, *(f"{table}/{part.stem}.parquet" for part in made))
+            for part in made:
+                part.unlink(missing_ok=True)
     clear_superseded(run)
     for rows in row_files(run):
         if not rows.packed:
