@@ -18,7 +18,7 @@ from stepscope.footprint.jobs import write_computed_memory
 from stepscope.record.ceilings import write_ceilings
 from stepscope.record.empty_process import write_empty_process_bytes
 from stepscope.record.settings import Schedule, Settings, disk_room, sampling_period_ns
-from stepscope.record.train import EXIT_CODES, torch_threads, train_workload
+from stepscope.record.train import EXIT_CODES, Choices, torch_threads, train_workload
 from stepscope.simulate import sensor_root
 
 if TYPE_CHECKING:
@@ -92,8 +92,8 @@ def measure(
     ):
         metering = replace(settings.metering, simulated=simulate)
         path, code = train_workload(
-            found, most, replace(settings, root=chosen.root, metering=metering), batch=batch, optimizer=optimizer,
-            lr=lr, device=device, precision=precision, seed=seed, stop=stop,
+            found, most, replace(settings, root=chosen.root, metering=metering),
+            Choices(batch, optimizer, device, seed, lr, precision), stop=stop,
             progress=progress or (lambda step, loss: None),
         )  # fmt: skip
         chosen.runs.append(path)

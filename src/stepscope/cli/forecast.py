@@ -68,11 +68,11 @@ def _measure_run(request: ForecastRequest) -> Path:
 
     workload = workloads.find(request.target)  # refuses an unknown one before anything heavy is imported
     from stepscope.record.settings import Settings
-    from stepscope.record.train import train_workload
+    from stepscope.record.train import Choices, train_workload
 
     with progress_bar(workload.name, request.measure, quiet=False) as advance:
         settings = Settings(out=request.out)
-        path, _ = train_workload(workload, request.measure, settings, batch=request.batch, progress=advance)
+        path, _ = train_workload(workload, request.measure, settings, Choices(request.batch), progress=advance)
     return path
 
 

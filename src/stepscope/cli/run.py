@@ -168,7 +168,7 @@ def _config(request: RunRequest) -> Config | None:
 def _workload(request: RunRequest, settings: Settings, quiet: bool, config: Config | None) -> tuple[Path, int]:
     from stepscope import workloads
     from stepscope.experiments.single_run import MOST
-    from stepscope.record.train import train_workload
+    from stepscope.record.train import Choices, train_workload
 
     if request.arguments:
         raise UsageError(
@@ -188,11 +188,10 @@ def _workload(request: RunRequest, settings: Settings, quiet: bool, config: Conf
         def shown(step: int, loss: float | None) -> None:
             advance(step, loss, "" if resolved is None else resolved.progress)
 
-        return train_workload(
-            workload, steps, settings, batch=request.batch, optimizer=request.optimizer, lr=request.lr,
-            device=request.device or "cpu", seed=request.seed or 0, precision=request.precision or "fp32",
-            progress=shown, stop=resolved or (lambda: False),
-        )  # fmt: skip
+        choices = Choices(request.batch, request.optimizer, request.device or "cpu", request.seed or 0, request.lr,
+                          request.precision or "fp32")  # fmt: skip
+        stop = resolved or (lambda: False)
+        return train_workload(workload, steps, settings, choices, progress=shown, stop=stop)
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,17 +43,24 @@ def torch_threads(count: int | None) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+@dataclass(frozen=True)
+class Choices:
+    """Batch, optimizer, device, seed, learning rate and precision of a training; null is the workload's own choice."""
+
+    batch: int | None = None
+    optimizer: str | None = None
+    device: str = "cpu"
+    seed: int = 0
+    lr: float | None = None
+    precision: str = "fp32"
+
+
 def train_workload(
     workload: Workload,
     steps: int,
     settings: Settings,
+    choices: Choices,
     *,
-    batch: int | None = None,
-    optimizer: str | None = None,
-    device: str = "cpu",
-    seed: int = 0,
-    lr: float | None = None,
-    precision: str = "fp32",
     evaluate: bool = True,
     stop: Stop = lambda: False,
     progress: Progress = lambda step, loss: None,
@@ -61,10 +68,11 @@ def train_workload(
     """(run folder, exit code) of at most so many steps; but for Ctrl-C and out of memory, exceptions pass through."""
     if steps < 1:
         raise UsageError(f"--steps {steps}: a run needs at least one step")
-    cast = in_precision(workload, precision, device)
-    training = cast.prepare(batch=batch, optimizer=optimizer, device=device, seed=seed, lr=lr)
+    made = asdict(choices)
+    cast = in_precision(workload, made.pop("precision"), choices.device)
+    training = cast.prepare(**made)
     counted = count_flops(training.model, workload.loss, workload.example(2))
-    facts = {**_facts(workload, training, counted, seed, device, precision), "planned_steps": steps}
+    facts = {**_facts(workload, training, counted, choices), "planned_steps": steps}
     session = Session(replace(settings, name=workload.name, facts=facts, flops=counted.by_module))
     session.start(training.model)
     try:
@@ -96,21 +104,19 @@ def _train(training: Training, steps: int, session: Session, progress: Progress,
             return
 
 
-def _facts(
-    workload: Workload, training: Training, counted: FlopCount, seed: int, device: str, precision: str
-) -> dict[str, Any]:
+def _facts(workload: Workload, training: Training, counted: FlopCount, choices: Choices) -> dict[str, Any]:
     return {
         "workload": {
             "domain": workload.domain,
             "batch_size": training.batch_size,
             "optimizer": type(training.optimizer).__name__,
-            "precision": describe_precision(precision),
-            "device": device,
+            "precision": describe_precision(choices.precision),
+            "device": choices.device,
             "input_shape": list(workload.input_shape),
             "parameters": sum(p.numel() for p in training.model.parameters()),
             "data": asdict(training.data),
         },
-        "seed": seed,
+        "seed": choices.seed,
         "flops_not_counted": counted.reason,
     }
 

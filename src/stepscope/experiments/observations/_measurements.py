@@ -125,16 +125,14 @@ _MOST_STEPS = 100_000
 def train_run(orders: Orders) -> dict[str, Any]:
     """Train a workload for so many steps, and so long; returns how the run ended."""
     from stepscope import workloads
-    from stepscope.record.train import train_workload
+    from stepscope.record.train import Choices, train_workload
 
     with session_settings(orders) as settings:
         path, _ = train_workload(
             workloads.find(orders["workload"]),
             _MOST_STEPS,
             settings,
-            batch=orders["batch"],
-            device=orders["device"],
-            seed=orders["seed"],
+            Choices(orders["batch"], device=orders["device"], seed=orders["seed"]),
             evaluate=False,
             stop=_stop_condition(orders["steps"], orders["seconds"]),
         )

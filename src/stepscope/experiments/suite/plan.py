@@ -171,17 +171,16 @@ def _start_libraries() -> None:
 def _train(orders: Orders, rules: Rules) -> Path:
     from stepscope import workloads
     from stepscope.record.settings import Settings
-    from stepscope.record.train import train_workload
+    from stepscope.record.train import Choices, train_workload
 
     path, _ = train_workload(
         workloads.find(orders["workload"]),
         rules.steps or MOST,
         Settings(out=orders["out"]),
-        batch=orders["batch"],
-        optimizer=orders["optimizer"],
-        device=orders["device"],
-        precision=orders["precision"],
-        seed=rules.seed + orders["repeat"],
+        Choices(
+            **{name: orders[name] for name in ("batch", "optimizer", "device", "precision")},
+            seed=rules.seed + orders["repeat"],
+        ),
         evaluate=False,
         stop=StopCondition(rules),
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -124,15 +124,15 @@ _MOST_STEPS = 100_000
 def train_setting(orders: Orders) -> dict[str, Any]:
     """Train as ordered; returns how the run ended and the bytes that the optimizer keeps between its steps."""
     from stepscope.experiments.sweeps.optimizers import state_bytes
-    from stepscope.record.train import train_workload
+    from stepscope.record.train import Choices, train_workload
 
     made: list[Optimizer] = []
     workload = _workload(orders, made)
     progress, stop = _stop_condition(orders)
     with session_settings(orders) as settings:
         path, _ = train_workload(
-            workload, orders["steps"] or _MOST_STEPS, settings, batch=orders["batch"], optimizer=orders["optimizer"],
-            device=orders["device"], precision=orders["precision"], seed=orders["seed"], lr=orders["lr"],
+            workload, orders["steps"] or _MOST_STEPS, settings,
+            Choices(**{part.name: orders[part.name] for part in fields(Choices)}),
             evaluate=False, progress=progress, stop=stop,
         )  # fmt: skip
     return {**ended_run(path), "state_bytes": sum(state_bytes(training) for training in made)}
