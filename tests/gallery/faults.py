@@ -19,7 +19,7 @@ MODULES = (
     "record.session", "record.torch_recorder", "record.recorder", "record.step_parts", "record.steps",
     "record.update_rounds",
     "record.batch_axis", "record.batch_sizes", "record.plan", "record.facts", "record.settings", "record.torch_private",
-    "record.empty_process", "record.repeats", "record.sample_count", "record.forks",
+    "record.empty_process", "record.repeats", "record.sample_count",
     "record.allocators", "record.device", "record.sampler.process", "record.ops.modules", "record.ops.events",
     "record.ops.rows", "record.memory.watch", "record.memory.rows", "record.processes.training",
     "record.processes.children", "record.window_ends", "record.event_count", "runfolder.writer", "runfolder.parts",

@@ -106,7 +106,8 @@ def _timeline(run: Run, most: int = _MOST_RAILS) -> list[Part]:
     caption = (
         "Mean power of short windows, warm-up included; a sensor that averages smooths it. Tinted: nothing was read."
     )
-    return [figure(lambda width: chart.build_power(shown, width), caption, FIGURES[0 if most > 1 else 1])]
+    every = most > 1 or windows["rail"].n_unique() == 1  # the one rail is all of them, and has no second figure
+    return [figure(lambda width: chart.build_power(shown, width), caption, FIGURES[0 if every else 1])]
 
 
 def _hover() -> pl.Expr:
