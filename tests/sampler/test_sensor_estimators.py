@@ -113,6 +113,18 @@ def test_a_counter_that_moves_every_millisecond_is_found_within_a_tenth(polled_n
     assert refresh_period_ns(times, values, counter=True) == pytest.approx(MS, rel=0.1)
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_polling_that_stalls_again_and_again_shows_the_refresh_or_nothing(seed: int) -> None:
+    rng = random.Random(seed)
+    for share, surely_known in ((0.02, True), (0.1, False)):
+        times, now = list[int](), 0
+        while now < 300 * MS:
+            times.append(now)
+            now += MS // 4 + (rng.randrange(10 * MS) if rng.random() < share else 0)
+        found = refresh_period_ns(times, [0.25 * (t // (10 * MS)) for t in times], counter=True)
+        assert (found is None and not surely_known) or found == pytest.approx(10 * MS, rel=0.1)
+
+
 def test_the_energy_unit_behind_printed_microjoules_is_found() -> None:
     times = polls(400_000, seconds=1.0)
     assert step_size(counter(times, MS, 2.0**-14, 1e-6), counter_of_joules=True) == 2.0**-14

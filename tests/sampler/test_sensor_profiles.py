@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections.abc import Callable, Sequence
@@ -14,7 +15,9 @@ import pytest
 from stepscope.clock import monotonic_ns
 from stepscope.record.sampler import characterise
 from stepscope.record.sampler.characterise import (
+    Observation,
     SensorProfile,
+    Trace,
     build_profiles,
     device_identity,
     load_profiles,
@@ -78,29 +81,35 @@ def task_children() -> list[str]:
     return Path("/proc/thread-self/children").read_text().split()
 
 
-def test_a_counter_is_polled_through_a_real_load_and_its_refresh_and_cost_are_measured() -> None:
+def test_a_counter_is_polled_through_a_real_load_and_the_cost_of_its_reads_is_measured() -> None:
     said: list[str] = []
-
-    def read() -> list[float]:
-        now = monotonic_ns() // (10 * MS)
-        return [0.25 * now, math.nan]
-
-    found = {"m": sensor(read, COUNTER, GAUGE), "other": sensor(lambda: [1.0], replace(GAUGE, quantity="rss"))}
+    reads = itertools.count()
+    found = {
+        "m": sensor(lambda: [0.25 * (next(reads) // 4), math.nan], COUNTER, GAUGE),
+        "other": sensor(lambda: [1.0], replace(GAUGE, quantity="rss")),
+    }
     seen = observe(found, monotonic_ns, seconds=0.3, progress=said.append)
     assert set(seen.traces) == {"m"}
     assert seen.processes > 0
     measured = build_profiles(seen)
     assert set(measured) == {"zone.energy"}  # a channel that gave nothing has no profile
     profile = measured["zone.energy"]
-    assert profile.refresh_ns == pytest.approx(10 * MS, rel=0.1)
     assert profile.step_size == 0.25
     assert profile.filter is None  # a counter adds up
     assert 0 < profile.read_cost_ns <= profile.read_cost_p99_ns
     assert "1 power sensor," in said[0]
-    (channel, drawn), *_ = responses(seen)
+
+
+def test_the_refresh_of_a_counter_and_its_power_come_from_the_readings() -> None:
+    times = list(range(0, 300 * MS, MS // 4))
+    values = [0.25 * (t // (10 * MS)) for t in times]
+    seen = Observation({"m": Trace((COUNTER,), times, [50_000] * len(times), [[value] for value in values])}, [], 0)
+    assert build_profiles(seen)["zone.energy"].refresh_ns == pytest.approx(10 * MS, rel=0.01)
+    [(channel, drawn)] = responses(seen)
     assert channel.id == "zone.energy"
-    watts = median(value for _, value in drawn)  # a change seen late makes one value low and the next high
-    assert watts == pytest.approx(25, rel=0.3)  # 0.25 J every 10 ms
+    assert median(value for _, value in drawn) == pytest.approx(
+        25, rel=0.05
+    )  # 0.25 J every 10 ms, thinned to every third reading
 
 
 def test_a_sensor_that_fails_while_it_is_characterised_costs_itself_alone() -> None:

@@ -86,6 +86,17 @@ def test_a_step_is_marked_forward_backward_optimizer_and_host(marks: Marks) -> N
     ]
 
 
+def test_a_module_that_gets_the_id_of_a_container_that_is_gone_is_marked(marks: Marks) -> None:
+    marks.attach(nn.Sequential(nn.Linear(4, 4)))
+    for _ in range(50):
+        nn.Sequential(nn.Linear(4, 4), nn.ReLU())(torch.ones(1, 4))
+        marks.seen()
+        layers = [nn.ReLU() for _ in range(50)]  # some of them where a container was, if it is gone
+        for layer in layers:
+            layer(torch.ones(1, 4))
+        assert len(marks.seen()) == 2 * len(layers)
+
+
 def test_states_know_their_place_and_the_shapes(marks: Marks) -> None:
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -38,6 +38,7 @@ class Beacon:
     def __init__(self, mark: Mark, log: StateLog, models: Models = None) -> None:
         self._mark, self._log = mark, log
         self._places: dict[int, _Place | None] = {}
+        self._containers: list[nn.Module] = []  # kept alive as well: another module must not get the id of one
         self._optimizers: dict[type, int] = {}
         self._handles: list[Any] = []
         self._on = False
@@ -107,8 +108,13 @@ class Beacon:
 
     def _enter_model(self, model: nn.Module, name: str) -> None:
         for below, module in _modules(model):
-            place = _Place(module, ".".join(part for part in (name, below) if part)) if _computes(module) else None
-            self._places.setdefault(id(module), place)
+            if id(module) in self._places:
+                continue
+            if _computes(module):
+                self._places[id(module)] = _Place(module, ".".join(part for part in (name, below) if part))
+            else:
+                self._places[id(module)] = None
+                self._containers.append(module)
 
     def _states(self, place: _Place, args: tuple[Any, ...]) -> tuple[int, Backward]:
         """Id of the forward state, and the hook that marks the backward one."""

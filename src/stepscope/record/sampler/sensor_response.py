@@ -112,6 +112,7 @@ def _is_ready(process: subprocess.Popen[bytes], until: float) -> bool:
 
 
 FEWEST_CHANGES = 4
+_SHARP = 4  # polling periods between the reads around a change that is placed well enough
 _DIGITS = 13  # of a reading: what is beyond is the noise of float64 arithmetic
 _EVERY_READ = 0.9  # more than this share of reads that change: the refresh is finer than the polling
 _RAPL_UNITS_J = [2.0**-power for power in range(10, 21)]  # the energy unit of a processor is 2^-n J (Intel SDM 15.10)
@@ -131,14 +132,18 @@ def polled_every_ns(times_ns: Sequence[int]) -> int | None:
 def refresh_period_ns(times_ns: Sequence[int], values: Sequence[float], counter: bool) -> int | None:
     """Return the update interval of the source, by the lattice on which its changes fall; None where not known.
 
-    A gauge may show the same number twice, so that the time between changes is a multiple of the period.
+    A gauge may show the same number twice, so that the time between changes is a multiple of the period. A change
+    between two reads far apart (the process did not run) may have come at any time between and is left out; where most
+    are such, nothing is known.
     """
-    seen = changes(times_ns, values)
+    moved = [i for i in range(1, len(values)) if values[i] != values[i - 1]]
     poll_ns = polled_every_ns(times_ns)
-    if len(seen) < FEWEST_CHANGES or poll_ns is None or len(seen) > _EVERY_READ * (len(values) - 1):
+    if len(moved) < FEWEST_CHANGES or poll_ns is None or len(moved) > _EVERY_READ * (len(values) - 1):
         return None
-    between = _differences([t for t, _ in seen])
-    period = lattice_constant(between)
+    sharp = [i for i in moved if times_ns[i] - times_ns[i - 1] <= _SHARP * poll_ns]
+    if len(sharp) < max(FEWEST_CHANGES, len(moved) / 3):
+        return None
+    period = lattice_constant(_differences([(times_ns[i - 1] + times_ns[i]) // 2 for i in sharp]))
     if period is not None and period >= 2.5 * poll_ns:
         return round(period)
     return _mean_period_ns(times_ns, values, 3 * poll_ns) if counter else None
