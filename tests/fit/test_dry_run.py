@@ -18,7 +18,8 @@ from stepscope.footprint import transforms
 from stepscope.footprint.jobs import write_computed_memory
 from stepscope.footprint.simulator import live_peak
 from stepscope.record.dry import Job, accumulated_step, plain_step
-from stepscope.record.dry.dry_run import DryRunStopped, dry_run
+from stepscope.record.dry.dry_run import DryRun, DryRunStopped, dry_run
+from stepscope.record.dry.storage_log import peak_of
 from stepscope.record.dry.workspaces import Platform, Workspaces, other_platform, this_platform
 from stepscope.runfolder import CATEGORIES, MEMORY, RunReader, RunWriter, part_of
 
@@ -27,6 +28,10 @@ OPTIMIZERS = [torch.optim.SGD, torch.optim.Adam, torch.optim.RMSprop]
 
 def workspaces() -> Workspaces:
     return Workspaces(this_platform())
+
+
+def least_and_most(run: DryRun) -> tuple[int, int]:
+    return peak_of(run.log, "low"), peak_of(run.log, "high")
 
 
 @pytest.mark.parametrize("kind", OPTIMIZERS)
@@ -225,7 +230,7 @@ def test_without_oneDNN_a_convolution_expands_its_patches() -> None:  # noqa: N8
 def test_a_convolution_that_no_rule_was_fitted_on_is_an_interval_that_holds() -> None:
     net = nn.Sequential(nn.Conv2d(64, 32, 3, padding=4, dilation=4), nn.Flatten(), nn.Linear(32 * 64, jobs.CLASSES))
     of, rules = jobs.job(lambda: net, (64, 8, 8)), Workspaces(this_platform())
-    low, high = dry_run(of, 4, rules).peak_interval
+    low, high = least_and_most(dry_run(of, 4, rules))
     assert rules.uncovered
     assert low < jobs.really_live(of, 4) < high
 
@@ -233,7 +238,7 @@ def test_a_convolution_that_no_rule_was_fitted_on_is_an_interval_that_holds() ->
 def test_another_processor_gets_no_kernels_of_this_one_but_an_interval_around_them() -> None:
     of = jobs.job(lambda: nn.Sequential(nn.Conv2d(64, 64, 3), nn.Flatten(), nn.Linear(64 * 36, 10)), (64, 8, 8))
     here = dry_run(of, 16, Workspaces(Platform()))
-    low, high = dry_run(of, 16, Workspaces(other_platform())).peak_interval
+    low, high = least_and_most(dry_run(of, 16, Workspaces(other_platform())))
     assert low < here.peak_bytes <= high
     assert low < 0.9 * high
     assert "AVX" not in other_platform().name
@@ -242,7 +247,7 @@ def test_another_processor_gets_no_kernels_of_this_one_but_an_interval_around_th
 
 def test_on_cuda_the_workspace_is_an_interval() -> None:
     run = dry_run(jobs.job(jobs.convolutions, (3, 16, 16)), 16, Workspaces(Platform("cuda")))
-    low, high = run.peak_interval
+    low, high = least_and_most(run)
     assert low <= run.peak_bytes <= high
     assert low < high
 

@@ -52,22 +52,8 @@ def test_other_digits_in_a_sound_file_are_refused(tmp_path: Path) -> None:
         pictures.read_digits(tmp_path / "digits.npz")
 
 
-def test_packing_sets_every_fifth_row_apart(tmp_path: Path) -> None:
-    import gzip
-
-    rows = np.zeros((10, 785), dtype=int)
-    rows[:, 0] = np.arange(10)
-    rows[:, 784] = np.repeat([3, 4], 5)
-    text = "\n".join(",".join(map(str, row)) for row in rows)
-    (tmp_path / "table.csv.gz").write_bytes(gzip.compress(text.encode()))
-    (tmp_path / "packed.npz").write_bytes(pictures.pack_digits(tmp_path / "table.csv.gz"))
-    with np.load(tmp_path / "packed.npz") as packed:
-        assert packed["test_images"][:, 0, 0].tolist() == [4, 9]
-        assert packed["train_labels"].tolist() == [3] * 4 + [4] * 4
-
-
 def test_images_are_normalised_and_padded_with_background() -> None:
-    small, large = pictures.digits28(), pictures.digits32()
+    small, large = pictures.digits28(), pictures.splits(pictures.digits(), (3, 32, 32))
     assert small.train is not None
     assert large.train is not None
     image, label = small.train[0]

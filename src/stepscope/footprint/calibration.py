@@ -38,11 +38,11 @@ class DeviceCalibration:
         return round(low * min(1.0, *self.ratios)), round(high * max(1.0, *self.ratios))
 
 
-def calibration_path(home: Path | None = None) -> Path:
+def calibration_path() -> Path:
     """The file of this device and this torch below the user's cache folder; the empty process has one of its own."""
     import torch
 
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") if home is None else home
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     name = f"{platform.machine()}-{torch.backends.cpu.get_cpu_capability()}-torch{torch.__version__}"
     return cache / "stepscope" / "fit" / f"{name}-{torch.get_num_threads()}threads.json"
 

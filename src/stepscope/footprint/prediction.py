@@ -197,7 +197,7 @@ def _dry_answer(question: JobQuestion, simulator: Simulator, plain: DryRun) -> F
     options = tuple(_options(question, simulator, plain, live)) if question.options else ()
     return replace(
         found, name=job.name, batch=question.batch, largest_batch=sure, likely_batch=likely, bytes_per_sample=slope,
-        options=options, not_modelled=not_modelled, notes=tuple(_notes(question, plain, live)), ops=plain.log.ops,
+        options=options, not_modelled=not_modelled, notes=tuple(_notes(question, plain)), ops=plain.log.ops,
         events=plain.events(),
     )  # fmt: skip
 
@@ -356,7 +356,7 @@ def _made_up(looks: int) -> str:
     return f"the loop reads values of tensors ({looks} times, as loss.item() does): a dry run has none and made them up"
 
 
-def _notes(question: JobQuestion, plain: DryRun, live: LivePeak) -> list[str]:
+def _notes(question: JobQuestion, plain: DryRun) -> list[str]:
     notes = []
     if plain.log.looks:
         notes.append(_made_up(plain.log.looks))

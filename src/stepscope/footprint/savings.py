@@ -29,16 +29,12 @@ class Way:
     keeps_batch: bool = True  # whether the same way works for another batch
 
 
-def ways(job: Job, batch: int, plain: DryRun, has_bf16: bool, with_in_place: bool = True) -> Iterator[Way]:
+def ways(job: Job, batch: int, plain: DryRun, has_bf16: bool) -> Iterator[Way]:
     """Every way that applies to this job, the harmless first."""
     keep = partial(Way, job=job, batch=batch)
     yield keep(name="gradients set to None", change=_gradients_to_none, price="none")
-    if with_in_place:
-        yield keep(
-            name="activations in place",
-            change=transforms.in_place,
-            price="none; refused where backward needs the input",
-        )
+    price = "none; refused where backward needs the input"
+    yield keep(name="activations in place", change=transforms.in_place, price=price)
     if _has_pictures(plain):
         price = "none where every layer keeps the format; other layers copy"
         yield keep(name="channels-last", change=transforms.channels_last, price=price)

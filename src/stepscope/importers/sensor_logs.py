@@ -262,7 +262,7 @@ def _started_ns(clock: Clock) -> int | None:
     return None if clock.started is None else unix_ns(clock.started, clock)
 
 
-def _meters(meters: Sequence[MeterReadings], source: str, clock: Clock) -> list[SensorLog]:
+def _meters(meters: Sequence[MeterReadings], source: str) -> list[SensorLog]:
     """Meters as logs of sensors, each with its refresh as the readings show it."""
     logs = []
     for meter in meters:
@@ -283,17 +283,17 @@ KINDS = (
         "nvidia-smi", lambda lines: any(log_formats.is_nvidia_smi_header(line) for line in lines[:3]), nvidia_smi_logs
     ),
     LogKind("powermetrics", lambda lines: any(apple.begin(line) for line in lines), powermetrics_logs),
-    LogKind("mllog", is_mllog, lambda text, source, clock: _meters(read_mllog(text, source), source, clock)),
+    LogKind("mllog", is_mllog, lambda text, source, clock: _meters(read_mllog(text, source), source)),
     LogKind(
         "powersensor3",
         is_powersensor,
-        lambda text, source, clock: _meters([read_powersensor(text, source, _started_ns(clock))], source, clock),
+        lambda text, source, clock: _meters([read_powersensor(text, source, _started_ns(clock))], source),
     ),
     LogKind(
         "meter-csv",
         is_meter_csv,
         lambda text, source, clock: _meters(
-            [read_meter_table(text, source, clock.columns, _started_ns(clock), clock.zone)], source, clock
+            [read_meter_table(text, source, clock.columns, _started_ns(clock), clock.zone)], source
         ),
     ),
 )

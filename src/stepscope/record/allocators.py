@@ -77,9 +77,9 @@ def tcmalloc_library(root: Path = Path("/")) -> Path:
     )
 
 
-def jemalloc_library(root: Path = Path("/")) -> Path | None:
+def jemalloc_library() -> Path | None:
     """Path of libjemalloc; null where it is not installed."""
-    found = [path for folder in _FOLDERS for path in sorted(root.glob(f"{folder}/libjemalloc.so*"))]
+    found = [path for folder in _FOLDERS for path in sorted(Path("/").glob(f"{folder}/libjemalloc.so*"))]
     return found[-1] if found else None
 
 

@@ -58,7 +58,6 @@ _COUNT = Within(0, 1 << 53)
 _NUMBERS: dict[Any, Shape] = {...: float}
 _CLOCK = {"monotonic_ns": int, "unix_ns": int, "boottime_ns": int}
 _ENDS = {"temperatures_celsius": _NUMBERS, "frequencies_hz": _NUMBERS}
-_CURVE = {...: [[float]]}
 
 RUN: dict[Any, Shape] = {
     "schema": Within(1, 1_000_000),

@@ -56,8 +56,6 @@ class Ceilings:
     peak_by: str
     streamed_by: str  # the kind of copying that reached peak_bytes_per_s
     op_ns: float
-    module_ns: float
-    node_ns: float
     threads: int | None
     run_queue_share: float | None
 
@@ -130,8 +128,6 @@ def read_ceilings(stated: Mapping[str, Any]) -> Ceilings:
         peak_by=str(highest["what"]),
         streamed_by=str(fastest["kind"]),
         op_ns=float(costs["op_ns"]),
-        module_ns=float(costs["module_ns"]),
-        node_ns=float(costs["backward_node_ns"]),
         threads=stated.get("threads"),
         run_queue_share=stated.get("run_queue_share"),
     )

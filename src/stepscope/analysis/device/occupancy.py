@@ -22,7 +22,6 @@ from stepscope.runfolder import RunReader
 if TYPE_CHECKING:
     from stepscope.analysis.metrics import Measured
 
-WAITS = ("timer", "interpreter", "lock", "disk", "process")  # as record.sensors.scheduling has them
 _WINDOWS = 40  # windows of a span that an interval is taken from
 _THROTTLE_BITS = 0x4 | 0x8 | 0x20 | 0x40 | 0x80  # of NVML: power cap, slowdown, thermal, power brake
 _NEAR_TRIP = 3.0  # degrees below a passive trip point

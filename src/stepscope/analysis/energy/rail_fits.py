@@ -363,7 +363,7 @@ def _shortest_resolved(found: Attribution) -> float | None:
     return float(length[known][order][good & longest_first][-1])
 
 
-def _more_steps(found: Attribution, whole: Parts, wanted: float = 0.90) -> int | None:
+def _more_steps(found: Attribution, whole: Parts) -> int | None:
     """Steps to add; the part of the error that no step cures stays."""
     energy = np.maximum(whole.joules, 1e-30)
     hidden = (found.floor * whole.seconds) ** 2
@@ -372,7 +372,7 @@ def _more_steps(found: Attribution, whole: Parts, wanted: float = 0.90) -> int |
     for factor in np.geomspace(1.0, _MOST_FACTOR, 61):
         sd = np.sqrt(whole.statistical**2 / factor**_FASTER + fixed / np.sqrt(factor) + hidden)
         half = CLAIM * Z_95 * sd / energy
-        if float(energy[half <= RESOLVED / (1 + RESOLVED)].sum()) >= wanted * float(energy.sum()):
+        if float(energy[half <= RESOLVED / (1 + RESOLVED)].sum()) >= 0.9 * float(energy.sum()):
             return 0 if factor == 1.0 and not trouble(found) else max(int(np.ceil(steps * (factor - 1))), 1)
     return None
 

@@ -100,10 +100,10 @@ def live_by_module(tensors: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def allocated_by_op(events: pl.DataFrame, device: str | None = None) -> pl.DataFrame:
+def allocated_by_op(events: pl.DataFrame) -> pl.DataFrame:
     """Return what each op allocates: op, allocations and bytes (both a step), at_peak (bytes live at the peak)."""
-    rows = on_one_device(events, device)
-    found = peak(rows, device)
+    rows = on_one_device(events)
+    found = peak(rows)
     if found is None:
         return pl.DataFrame(
             schema={"op": pl.String, "allocations": pl.Float64, "bytes": pl.Float64, "at_peak": pl.Int64}
@@ -116,26 +116,24 @@ def allocated_by_op(events: pl.DataFrame, device: str | None = None) -> pl.DataF
     return joined.sort("bytes", "op", descending=[True, False])
 
 
-def peak_by_module(events: pl.DataFrame, device: str | None = None) -> pl.DataFrame:
+def peak_by_module(events: pl.DataFrame) -> pl.DataFrame:
     """The most that each module held at once, its own tensors only: module, bytes, at_peak (of the step's peak)."""
-    rows = on_one_device(events, device)
+    rows = on_one_device(events)
     live = rows.with_columns(live=pl.col("bytes").cum_sum().over("module"))
     most = live.group_by("module").agg(bytes=pl.col("live").max())
-    found = peak(rows, device)
+    found = peak(rows)
     tensors = live_tensors(rows[:0]) if found is None else found.tensors
     alive = tensors.group_by("module").agg(at_peak=pl.col("bytes").sum())
     joined = most.join(alive, on="module", how="left", nulls_equal=True).with_columns(pl.col("at_peak").fill_null(0))
     return joined.sort("at_peak", "bytes", descending=True)
 
 
-def over_step(
-    events: pl.DataFrame, step: int | None = None, device: str | None = None, points: int = 400
-) -> pl.DataFrame:
+def over_step(events: pl.DataFrame, step: int | None = None, points: int = 400) -> pl.DataFrame:
     """Categories over one step, long: t (since its begin), category, bytes; the step of the peak unless it is named.
 
     Of more instants than `points` the one with the most live bytes of each stretch is kept, so that no peak is lost.
     """
-    rows = memory_over_time(events, device)
+    rows = memory_over_time(events)
     if rows.is_empty():
         return pl.DataFrame(schema={"t": pl.Int64, "category": pl.String, "bytes": pl.Int64})
     if step is None:

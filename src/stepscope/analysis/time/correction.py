@@ -160,7 +160,7 @@ class _Headline:
             return cls(float(steps["length_ns"].to_numpy().mean()), 0.0, None)
         median, low, high = (float(x) for x in median_interval(timed["length_ns"].to_numpy().astype(np.float64)))
         doubt = 0.0 if np.isnan(low) else max(high - median, median - low) / median
-        return cls(median, doubt, _near(run, steps) if which == "unprofiled steps" else None)
+        return cls(median, doubt, _near(run) if which == "unprofiled steps" else None)
 
 
 def _with_layers(
@@ -196,7 +196,7 @@ def _with_layers(
     return bare, cost, doubt
 
 
-def _near(run: Run, steps: pl.DataFrame) -> float | None:
+def _near(run: Run) -> float | None:
     """Median of the unprofiled steps around the profiled ones, without the first after each, on cold caches."""
     every = steps_after_warmup(run)
     timed = every["step"].is_in(layer_timed_steps(run).to_list())

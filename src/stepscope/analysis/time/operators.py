@@ -218,6 +218,7 @@ def framework_overhead_ns(table: pl.DataFrame, steps: pl.DataFrame) -> Floats:
 
 
 _NONE = -1
+_LEAST_APART = 0.95  # share of a track in which the lane it joins may not run
 UNSTATED = -1  # flops or bytes of an op that states none
 _PARTS = _HEAD, _BETWEEN, _TAIL = 0, 1, 2
 _SPLIT_SHARE = 0.001  # of all self time: what takes less is not split
@@ -353,12 +354,12 @@ def _depths(parent: Ints) -> Ints:
     raise StepscopeError("the callers of this run's operators form a circle", "record the run again")
 
 
-def join_tracks(tracks: list[Track], least_apart: float = 0.95) -> list[Track]:
+def join_tracks(tracks: list[Track]) -> list[Track]:
     """Tracks that hardly ever run at once made one (a backward thread works while its caller waits); longest first."""
     lanes: list[Track] = []
     for track in tracks:
         for number, lane in enumerate(lanes):
-            if _overlap_s(lane, track) <= (1 - least_apart) * track.seconds:
+            if _overlap_s(lane, track) <= (1 - _LEAST_APART) * track.seconds:
                 lanes[number] = _merge_tracks(lane, track)
                 break
         else:

@@ -192,7 +192,7 @@ class Scheduler:
             elif time.monotonic() - device.pinged_s > self._forget_after_s:
                 raise ConnectionResetError(f"{device.holder.name} is silent")
 
-    async def _serve_gatherer(self, link: Link, holder: Identity) -> None:
+    async def _serve_gatherer(self, link: Link, _: Identity) -> None:
         await link.send({"hello": GATHERER})
         orders: dict[int, _Order] = {}
         try:

@@ -205,7 +205,7 @@ def judge_component_power(evidence: Evidence) -> Verdict:
     wide = _by_component(evidence)
     lacking = [name for name in dict.fromkeys((worker, "cpu", "memory")) if name not in wide.columns]
     if lacking:
-        why = _why(evidence, wide, lacking)
+        why = _why(evidence, lacking)
         return verdict(COMPONENT_POWER, [unjudged(most, _TEST, why), unjudged(least, _TEST, why)], reading)
     others = [name for name in _RIVALS if name != worker and name in wide.columns]
     ours = wide.filter(kind=CONVOLUTIONAL).with_columns(ratio=pl.col(worker) / pl.max_horizontal(others))
@@ -232,7 +232,7 @@ def _part(rows: pl.DataFrame, claim: str, effect: str, kind: str) -> Part:
     return _of_each(rows, pl.col("ratio").log(), (claim, _TEST, effect, Limits(least=1.0)), math.exp)
 
 
-def _why(evidence: Evidence, wide: pl.DataFrame, lacking: list[str]) -> str:
+def _why(evidence: Evidence, lacking: list[str]) -> str:
     if not evidence.power.is_empty() and evidence.disturbed:
         return f"the power is not this training's alone: {evidence.disturbed}"
     if evidence.power.is_empty():

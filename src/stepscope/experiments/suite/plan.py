@@ -258,11 +258,11 @@ def default_out(tier: str | None) -> Path:
     return Path("suites") / f"{datetime.now(timezone.utc):%Y%m%dT%H%M%SZ}-{tier or 'sweep'}"
 
 
-def last_sweep(below: Path = Path("suites")) -> Path:
+def last_sweep() -> Path:
     """The newest sweep."""
-    found = sorted(below.glob("*/sweep.json"), key=lambda path: path.stat().st_mtime)
+    found = sorted(Path("suites").glob("*/sweep.json"), key=lambda path: path.stat().st_mtime)
     if not found:
-        raise UsageError(f"there is no sweep in '{below}' to go on with", "name its folder: --resume --out DIR")
+        raise UsageError("there is no sweep in 'suites' to go on with", "name its folder: --resume --out DIR")
     return found[-1].parent
 
 

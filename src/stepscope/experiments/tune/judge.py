@@ -47,7 +47,7 @@ def judge(tuning: Tuning, title: str) -> Findings:
         title=title,
         answer=_answer(tuning, best, final, helps),
         tables=tuple(table for table in tables if table.rows),
-        notes=tuple(_notes(tuning, best)),
+        notes=tuple(_notes(tuning)),
         frames=_frames(measured, final, helps),
     )
 
@@ -195,7 +195,7 @@ def _clear(arm: Arm) -> bool:
     return not math.isnan(high) and (low > 1 - LEAST_GAIN or high < 1)
 
 
-def _notes(tuning: Tuning, best: Arm | None) -> list[str]:
+def _notes(tuning: Tuning) -> list[str]:
     facts = tuning.facts
     notes = []
     if tuning.interrupted:

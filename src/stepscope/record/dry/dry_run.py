@@ -50,11 +50,6 @@ class DryRun:
         """The most bytes live at once."""
         return peak_of(self.log)
 
-    @property
-    def peak_interval(self) -> tuple[int, int]:
-        """The same with the smallest and the largest workspaces that a kernel could take."""
-        return peak_of(self.log, "low"), peak_of(self.log, "high")
-
     def events(self) -> pl.DataFrame:
         """Allocations and frees, columns as `runfolder.MEMORY`."""
         return self.log.frame()

@@ -83,7 +83,7 @@ class Workspaces:
         if fitted:
             return hidden
         self.uncovered.add(name)
-        return Hidden(hidden.expected, hidden.low, hidden.high + _unfitted_most(args, out))
+        return Hidden(hidden.expected, hidden.low, hidden.high + _unfitted_most(args))
 
 
 def _either(rule: Rule, other: Rule) -> Rule:
@@ -113,7 +113,7 @@ def _outside_of_rules(func: Any, args: tuple[Any, ...]) -> bool:
 _WEIGHTS_BEYOND = 4
 
 
-def _unfitted_most(args: tuple[Any, ...], out: Any) -> int:
+def _unfitted_most(args: tuple[Any, ...]) -> int:
     tensors = [arg for arg in args if isinstance(arg, Tensor)]
     largest = max((tensor.nbytes for tensor in tensors if tensor.dim() > 1), default=0)
     weight = tensors[2] if len(tensors) > 2 and tensors[2].dim() > 2 else tensors[1]
@@ -235,7 +235,7 @@ def convolution_forward(platform: Platform) -> Rule:
 
     def rule(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Hidden:
         x, weight, groups = args[0], args[1], args[8]
-        if not _through_onednn(platform, x, weight, args[3], args[5], args[6], groups):
+        if not _through_onednn(platform, x, weight, args[3], args[5], groups):
             return _exactly(_patches(x, weight, out, args[6], args[3], args[4]))
         if platform.acl:
             return op_workspaces.acl_forward(platform, x, weight, out, args[3], args[5], groups)
@@ -255,7 +255,7 @@ def convolution_backward(platform: Platform) -> Rule:
 
     def rule(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Hidden:
         gradient, x, weight, groups, mask = args[0], args[1], args[2], args[9], args[10]
-        if not _through_onednn(platform, x, weight, args[4], args[6], args[7], groups):
+        if not _through_onednn(platform, x, weight, args[4], args[6], groups):
             return _exactly(_patches(x, weight, gradient, args[7], args[4], args[5]))
         if platform.acl:
             return op_workspaces.acl_backward(platform, gradient, x, weight, args[4], mask, out, groups)
@@ -361,9 +361,7 @@ def _exactly(size: int) -> Hidden:
     return Hidden(size, size, size) if size > 0 else NOTHING
 
 
-def _through_onednn(
-    platform: Platform, x: Tensor, weight: Tensor, stride: Any, dilation: Any, transposed: bool, groups: int
-) -> bool:
+def _through_onednn(platform: Platform, x: Tensor, weight: Tensor, stride: Any, dilation: Any, groups: int) -> bool:
     """Return whether torch hands this convolution to oneDNN, or to its own loop over samples (ConvUtils.h,
     use_mkldnn).
     """

@@ -68,7 +68,7 @@ def read_trace(lines: Iterable[list[Any]]) -> Trace:
     for thread in threads:
         thread.calls.sort(key=lambda call: call.t0)
     for task, thread in takers.items():
-        call = _call_of(task, givers, takers)
+        call = _call_of(task, givers)
         if call is not None:
             call.work.append(thread.worked(task))
     trace.calls = sorted((call for thread in threads for call in thread.calls), key=lambda call: call.t0)
@@ -76,7 +76,7 @@ def read_trace(lines: Iterable[list[Any]]) -> Trace:
     return trace
 
 
-def _call_of(task: int, givers: dict[int, _Thread], takers: dict[int, _Thread]) -> Call | None:
+def _call_of(task: int, givers: dict[int, _Thread]) -> Call | None:
     """The call that shared this task out; a thread that works on a task of it may have shared it further."""
     for _ in range(64):
         giver = givers.get(task)

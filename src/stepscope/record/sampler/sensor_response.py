@@ -133,7 +133,7 @@ def refresh_period_ns(times_ns: Sequence[int], values: Sequence[float], counter:
     """Return the update interval of the source, by the lattice on which its changes fall; None where not known.
 
     A gauge may show the same number twice, so that the time between changes is a multiple of the period. A change
-    between two reads far apart (the process did not run) may have come at any time between and is left out; where most
+    between two reads far apart (the process did not run) may have come at any time between and is omitted; where most
     are such, nothing is known.
     """
     moved = [i for i in range(1, len(values)) if values[i] != values[i - 1]]

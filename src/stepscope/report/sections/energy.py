@@ -36,7 +36,7 @@ def build(run: Run) -> Section:
     kinds = run.energy(by="kind")
     rail = main_rail(kinds)
     if rail is None or kinds["joules_per_step"].is_null().all():
-        return Section(_nothing(run, kinds) if run.rails.lines else "")
+        return Section(_nothing(kinds) if run.rails.lines else "")
     wholes = run.energy(by="component").filter(pl.col("joules_per_step").is_not_null())
     rails = [rail, *(name for name in wholes["rail"].to_list() if name != rail)]
     kinds = kinds.filter(pl.col("joules_per_step").is_not_null())
@@ -59,7 +59,7 @@ def _lede(run: Run) -> str:
     return f"{marked}Joules a step by {METHOD_LABELS[run.attribution]}, with 95 % CIs.{exact}"
 
 
-def _nothing(run: Run, kinds: pl.DataFrame) -> str:
+def _nothing(kinds: pl.DataFrame) -> str:
     return "this method has nothing to attribute" if kinds.is_empty() else str(kinds["reason"][0])
 
 

