@@ -80,7 +80,7 @@ class RunError(StepscopeError):
 
 
 class RunNotFound(RunError):
-    """There is no run folder at this path."""
+    """Error: there is no run folder at this path."""
 
 
 class RunDamaged(RunError):

@@ -47,10 +47,10 @@ class Named:
         return Missing("absent", "gone")
 
 
-def crew_of(run: Path, found: dict[str, Found]) -> tuple[list[Stream], list[ReaderThread], EventLog, Target]:
+def streams_of(run: Path, found: dict[str, Found]) -> tuple[list[Stream], list[ReaderThread], EventLog, Target]:
     target = Target(1)
     events = EventLog(run / "events.jsonl")
-    streams, readers = StreamOpener(run, run, target, events, PERIOD_NS).hire(Survey(found, {}), {})
+    streams, readers = StreamOpener(run, run, target, events, PERIOD_NS).open(Survey(found, {}), {})
     return streams, readers, events, target
 
 
@@ -83,7 +83,7 @@ def test_a_read_that_never_returns_delays_no_other_sensor_and_not_the_end(
         "quick": sensor_of("quick", lambda: [1.0], blocking=False),
         "stuck": sensor_of("stuck", stuck, blocking=True),
     }
-    streams, readers, events, target = crew_of(run, found)
+    streams, readers, events, target = streams_of(run, found)
     sampling = Sampling(streams, events, target.pace, PERIOD_NS, readers=readers)
     ticks = [0]
 
@@ -112,7 +112,7 @@ def test_a_read_that_returns_after_long_is_told_with_the_seconds_that_are_missin
         let_go.wait(HANG_S)
         return [5.0]
 
-    _, readers, events, _ = crew_of(run, {"stuck": sensor_of("stuck", slow, blocking=True)})
+    _, readers, events, _ = streams_of(run, {"stuck": sensor_of("stuck", slow, blocking=True)})
     readers[0].start()
     assert began.wait(HANG_S)
     while not kinds(run):
@@ -130,7 +130,7 @@ def test_a_lost_sensor_of_a_thread_leaves_a_row_of_nulls_and_an_event(run: Path)
     def broken() -> list[float]:
         raise OSError(5, "Input/output error")
 
-    _, readers, _, _ = crew_of(run, {"stuck": sensor_of("stuck", broken, blocking=True)})
+    _, readers, _, _ = streams_of(run, {"stuck": sensor_of("stuck", broken, blocking=True)})
     readers[0].start()
     while not kinds(run):
         threading.Event().wait(0.002)

@@ -289,7 +289,7 @@ def test_a_slow_sensor_is_read_at_its_own_period(tmp_path: Path) -> None:
     found = load()["sampler"].discover(tmp_path, target)
     assert isinstance(found, Found)
     events = EventLog(tmp_path / "events.jsonl")
-    streams, _ = StreamOpener(tmp_path, tmp_path, target, events, 10_000_000).hire(Survey({"sampler": found}, {}), {})
+    streams, _ = StreamOpener(tmp_path, tmp_path, target, events, 10_000_000).open(Survey({"sampler": found}, {}), {})
     sampling = Sampling(streams, events, target.pace, 10_000_000)
     for tick in range(30):
         sampling.tick(tick * 10_000_000)

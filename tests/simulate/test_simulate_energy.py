@@ -34,7 +34,7 @@ class Sampled:
         target = Target(os.getpid(), clock=lambda: board.now_ns)
         events = EventLog(run / "events.jsonl", clock=target.clock)
         seen = survey(board.root, target, ("ina3221", "rapl", "hwmon_power", "battery"), patience_s=HANG_S)
-        streams, readers = StreamOpener(run, board.root, target, events, period_ns, dither=True).hire(seen, {})
+        streams, readers = StreamOpener(run, board.root, target, events, period_ns, dither=True).open(seen, {})
         self._streams = [*streams, *(reader.stream for reader in readers)]  # threads would wait for the real clock
         self._sampling = Sampling(self._streams, events, target.pace, period_ns, dither=True)
         self._deadlines = Deadlines(board.now_ns, period_ns, dither=True)

@@ -150,7 +150,7 @@ def _said(text: str, share: Estimate | None, source: str, least: float = 0.0) ->
 
 
 def _rate(text: str, share: Estimate | None, unit: str, source: str, least: float) -> Evidence | None:
-    """The same of a rate, "{}" being its number with the unit."""
+    """Return a rate as such a sentence part; "{}" stands for its number with the unit."""
     if share is None or share.value < least:
         return None
     shown = f"{bytes_(share.value)}/s" if unit == "B/s" else amount(share.value, unit)

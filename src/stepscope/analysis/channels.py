@@ -199,7 +199,7 @@ def _running_sum(steps: Floats) -> Floats:
 
 
 def cut_spans(growth: Growth, spans_ns: Floats, known: bool = False) -> Growth:
-    """The same with every interval that touches one of these spans, (m, 2) ns, made a gap.
+    """Return the series with each interval that touches one of the spans, (m, 2) ns, turned into a gap.
 
     `known`: what the readings at both ends tell still holds; else it does not, as over a clock that jumped.
     """

@@ -284,7 +284,7 @@ _NOTABLE_CORES = 0.2  # of one core
 
 
 def background_cpu_load(measured: Iterable[Measured]) -> list[Measured]:
-    """Cores that other processes kept busy: those of all cores (Eq. 1) less those of the processes of the run.
+    """Background CPU load, in cores: use of all cores (Eq. 1) less that of the processes of the run.
 
     The sampler counts as one of the others (it is stated on its own). Nothing where one of the two is missing; the
     bounds are those of both together, the widest case.
@@ -377,7 +377,7 @@ def resident_memory(run: RunReader) -> list[Measured]:
 
 
 def _resident_of_several(run: RunReader, span: tuple[int, int] | None) -> Iterator[Measured]:
-    """Of all processes together in the steps of this one, and of each training process in its own steps."""
+    """Return resident memory of all processes during this one's steps, and of each training process during its own."""
     for source, held, counted in _of_all(run):
         yield from _median_of(ALL, held, span, source, counted)
     for source in _RESIDENT:

@@ -76,7 +76,7 @@ def watched_pid_stated(run: RunReader) -> int | None:
 
 
 def _watched_pid(run: RunReader) -> int | None:
-    """As stated, else as the sources of the channels name it."""
+    """Return the pid that run.json states, else the one that the sources of the channels name."""
     stated = watched_pid_stated(run)
     if stated is not None:
         return stated

@@ -51,7 +51,7 @@ class Findings:
     command: str = ""
 
     def to_json(self) -> str:
-        """All but the frames, which are kept beside it as Parquet."""
+        """Return everything as JSON except the frames, which are stored beside it as Parquet."""
         order = (
             "study",
             "title",

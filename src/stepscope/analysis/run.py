@@ -86,7 +86,7 @@ class Run(RunReader):
 
     @cached_property
     def step_times(self) -> StepTimes:
-        """The same as the step runs without the profiler: what phases, modules and operators are sums of."""
+        """Return step times without the profiling overhead; phases, modules and operators add up to them."""
         return step_times(self)
 
     @cached_property
@@ -134,7 +134,7 @@ class Run(RunReader):
         return attained(self, by)
 
     def phases(self) -> pl.DataFrame:
-        """Time of each phase, ns a step, and the residual."""
+        """Time of each phase, ns a step, and the unattributed time."""
         return self._phases
 
     def metrics(self) -> pl.DataFrame:
@@ -159,7 +159,7 @@ class Run(RunReader):
         return self.computed_memory_events if self.memory_events.is_empty() else self.memory_events
 
     def peak(self, device: str | None = None) -> Peak | None:
-        """The instant at which the most bytes were alive: op and module, categories, tensors; None: not known.
+        """The instant with the most live bytes: op and module, categories, tensors; None: not known.
 
         `computed` where no step's allocations were profiled, and those of a step on tensors without data are known.
         """
@@ -221,8 +221,8 @@ class Run(RunReader):
         """Energy per step, J, by "module", "op", "kind", "phase" or "component", with 95 % CIs and verdicts.
 
         method: "fit" (ours), "nearest" (the sample nearest in time, as the 2019 paper), "overlap", or "model" for what
-        a power model estimated; None: as this run was opened with. Parts and residual add up to each rail's measured
-        total.
+        a power model estimated; None: as this run was opened with. Parts and the unattributed energy add up to each
+        rail's measured total.
         """
         chosen = method or self.attribution
         check_grouping(by, chosen)

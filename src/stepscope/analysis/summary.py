@@ -188,7 +188,7 @@ def _module_row(name: str, parts: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _verdict_of_sum(joules: float | None, low: float | None, high: float | None, worst: dict[str, Any]) -> str:
-    """Of the sum: no better than its interval, and than its dearest phase."""
+    """Return the verdict of the sum: no better than its interval allows, nor than that of its largest phase."""
     if joules is None or low is None or high is None or not joules or worst["verdict"] == "not identifiable":
         return str(worst["verdict"])
     half = CLAIM * (high - low) / 2
@@ -249,7 +249,7 @@ def _steps_note(row: dict[str, Any]) -> str:
 
 
 def energy_facts(run: Run) -> dict[str, Any]:
-    """Of summary.json: energy by kind, module and phase, J a step, and what each rail can resolve."""
+    """Return the energy of summary.json: by operator, module and phase, J a step, and the resolution of each rail."""
     resolution = run.energy_resolution()
     by = {name: run.energy(by=name).to_dicts() for name in ("kind", "module", "phase", "component")}
     return {
@@ -321,9 +321,9 @@ def _module_memory(run: Run) -> tuple[pl.DataFrame, str]:
     peak = run.peak()
     if peak is None:
         return pl.DataFrame(schema=_SELF_SCHEMA), ""
-    alive = peak.tensors.select("module", "phase", value=pl.col("bytes").cast(pl.Float64))
+    live = peak.tensors.select("module", "phase", value=pl.col("bytes").cast(pl.Float64))
     source = f"live at the peak {COMPUTED if peak.computed else f'of step {peak.step}'}"
-    return alive, f"{source}, by the phase that allocated it"
+    return live, f"{source}, by the phase that allocated it"
 
 
 def _module_flops(run: Run) -> tuple[pl.DataFrame, str]:

@@ -165,7 +165,7 @@ _RULES: dict[str, Callable[[Any], str]] = {
 
 
 def write_page(results: Results, against: str | None, models: bool, out: Path) -> Path:
-    """The same as a page; returns its path."""
+    """Write the sweep as a page; return its path."""
     from stepscope.experiments.suite.results import corrected_models, settings_table
     from stepscope.report.html import write_text
     from stepscope.report.suite_page import render
@@ -229,7 +229,7 @@ def default_export(path: Path, to: str) -> Path:
 
 
 def default_page(path: Path) -> Path:
-    """In the folder of a sweep, or beside a result file."""
+    """Return where the page goes: in the folder of a sweep, or beside a result file."""
     return path / "suite.html" if path.is_dir() else default_export(path, "html")
 
 

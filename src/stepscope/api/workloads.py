@@ -62,7 +62,7 @@ def fit_script(
     board: str | None = None,
     allocator: str = "default",
 ) -> FitResult:
-    """The same of a training script, followed to its end in this process without computing, its long loops cut.
+    """Predict whether a training script fits: followed to its end in this process without computing, long loops cut.
 
     arguments: the script's own. Raises UsageError where the script cannot be followed.
     """
@@ -118,7 +118,7 @@ def workload_rows(chosen: Sequence[Workload], counting: Counting = lambda new: n
 
 
 def counting_digest() -> str:
-    """Of the files that count."""
+    """Return the digest of the files that count FLOPs."""
     folder = Path(stepscope.__file__).parent / "record"
     return digest_of([folder / "dry" / "flops.py", folder / "ops" / "costs.py"])
 
@@ -146,7 +146,7 @@ def _read_cache() -> tuple[dict[str, Any], Path | None]:
 
 
 def _digest() -> str:
-    """Of everything that the counts depend on: the workloads' files, the counting, and torch."""
+    """Return the digest of all that the counts depend on: the workloads' files, the counting, and torch."""
     import torch
 
     return hashlib.sha256(f"{torch.__version__} {files_digest()} {counting_digest()}".encode()).hexdigest()[:16]

@@ -55,7 +55,7 @@ def _print_result(result: Check, as_json: bool) -> None:
 
 
 def _write_markdown(result: Check, path: Path | None) -> None:
-    """To the file that was asked for, and to the summary of a GitHub job, which many steps append to."""
+    """Write Markdown to the requested file, and append it to the summary of a GitHub job."""
     from stepscope.report.comparison import markdown
 
     summary = os.environ.get("GITHUB_STEP_SUMMARY")

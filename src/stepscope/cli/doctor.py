@@ -31,7 +31,7 @@ def _doctor(
         bool, typer.Option("--verbose", "-v", help="List every sensor with its cost, and every sensor that is missing.")
     ] = False,
 ) -> None:
-    """Look, measure what was asked for, and print it."""
+    """Examine the machine, run the requested measurements, and print the result."""
     from rich.console import Console
 
     from stepscope.quantities import simulated_badge

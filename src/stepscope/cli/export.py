@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def _export(request: ExportRequest) -> None:
-    """Say what will be written, write it, and print where it lies."""
+    """Announce the export, write it, and print its path."""
     from stepscope.report.exports._excerpt import plan_export, write_export
 
     plan = plan_export(request.run, request.to, request.steps, request.out)

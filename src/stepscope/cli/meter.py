@@ -34,7 +34,7 @@ def read_log(run: Path, log: Path) -> str:
 
 
 def read_logs(run: Path, logs: Sequence[Path]) -> list[str]:
-    """The same for several at the end of a run, whose result must not be lost over a bad log: complaints, if any."""
+    """Add several logs at the end of a run; return a complaint for each bad one, so that the run itself is not lost."""
     complaints = []
     for log in logs:
         try:

@@ -142,7 +142,7 @@ def results_json(results: Results, against: str | None) -> dict[str, Any]:
 
 
 def contents_text(found: dict[str, Any]) -> list[str]:
-    """The same for people."""
+    """Return the contents as text for the terminal."""
     lines = [f"{tier} ({len(names)}): {', '.join(names)}" for tier, names in found["tiers"].items()]
     lines += [""] + [_sweep_text(sweep) for sweep in found["sweeps"]]
     return [*lines, f"reference devices: {', '.join(found['reference_devices']) or 'none'}"]

@@ -55,7 +55,7 @@ class UntilResolved:
 
     @property
     def progress(self) -> str:
-        """For the progress bar: the share within 10 % so far."""
+        """Return the text of the progress bar: the share within 10 % so far."""
         return "" if self.share is None else f"{self.share:.0%} of {self._wanted:.0%} within 10 %"
 
     @property

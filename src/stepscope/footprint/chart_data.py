@@ -40,7 +40,7 @@ def step_series(events: pl.DataFrame) -> pl.DataFrame:
 
 
 def training_and_inference(simulator: Simulator, jobs: Sequence[tuple[Job, int]]) -> pl.DataFrame:
-    """Both kinds of step of each job at its batch: model, kind, op, category, mb; DryRunStopped where one cannot run.
+    """Return training and inference steps of each job at its batch: model, kind, op, category, mb; or DryRunStopped.
 
     A job whose step is its own (no loss to be asked for alone) has no inference.
     """
@@ -64,7 +64,7 @@ def peaks(series: pl.DataFrame) -> pl.DataFrame:
 
 
 def inference(job: Job) -> Job:
-    """The same model asked for its loss without gradients."""
+    """Return a job that computes the model's loss without gradients."""
     loss = job.loss
     assert loss is not None, f"{job.name} has no loss of its own"
 

@@ -101,7 +101,7 @@ class Block:
 
     @property
     def key(self) -> tuple[int, int]:
-        """Of a free block: size, then address."""
+        """Return the sort key of a free block: size, then address."""
         return self.size, self.address
 
 
@@ -300,7 +300,7 @@ class CachingAllocator:
         return rest
 
     def _release_oversized(self, size: int) -> None:
-        """With a largest size to split, free segments beyond it are given back until the new one has room."""
+        """Release free segments larger than the largest size to split until the new one has room."""
         most = self.settings.max_split_size
         if most is None:
             return

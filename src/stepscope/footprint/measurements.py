@@ -189,14 +189,14 @@ def trade_allocators(
 
 
 def trade_dicts(traded: Sequence[AllocatorTrade]) -> list[dict[str, Any]]:
-    """For JSON."""
+    """Return the rows as dictionaries for JSON."""
     return [
         {**asdict(trade.cost), "predicted": trade.predicted, "within_limit": trade.within_limit} for trade in traded
     ]
 
 
 def trade_frame(traded: Sequence[AllocatorTrade]) -> pl.DataFrame:
-    """For the chart: allocator, peak_mb, peak_low, peak_high, step_ms, step_low, step_high; measured ones only."""
+    """Return measured allocators as a frame: allocator, peak_mb, peak_low, peak_high, step_ms, step_low, step_high."""
     costs = [trade.cost for trade in traded if trade.cost.peak_bytes is not None]
     rows = [
         (cost.allocator, *_scaled(1e-6, cost.peak_bytes, cost.peak_low, cost.peak_high),

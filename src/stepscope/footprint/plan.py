@@ -66,7 +66,7 @@ class Candidate:
 
     @property
     def price(self) -> float:
-        """For sorting: seconds, or FLOPs where nothing was measured."""
+        """Return the sort key of the price: seconds, or FLOPs where nothing was measured."""
         low, high = self.seconds or ALLOCATORS.get(self.settings.allocator, _DEFAULT).time
         return (low + high) / 2 * (1.0 if self.seconds else self.compute * (1 + 0.02 * (self.settings.parts - 1)))
 
@@ -84,7 +84,7 @@ class Plan:
     proof: str | None = None
 
     def frame(self) -> pl.DataFrame:
-        """For the chart: words, peak_mb, price (seconds, or FLOPs against the present step), verdict, nothing_beats."""
+        """Return the frame of the chart: words, peak_mb, price (s, or relative FLOPs), verdict, nothing_beats."""
         rows = [
             (plan.settings.words, plan.process.high / 1e6, plan.price, plan.verdict, plan in self.front)
             for plan in self.candidates
@@ -92,7 +92,7 @@ class Plan:
         return pl.DataFrame(rows, schema=["words", "peak_mb", "price", "verdict", "nothing_beats"], orient="row")
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the plan as a dictionary for JSON."""
 
         def row(candidate: Candidate) -> dict[str, Any]:
             return {**asdict(candidate), "words": candidate.settings.words, "high": candidate.process.high}
@@ -191,7 +191,7 @@ def _installed(allocator: str) -> bool:
 
 
 def _front(found: list[Candidate]) -> Iterator[Candidate]:
-    """Those that no other beats in both memory and price, the smallest first."""
+    """Return the combinations that no other beats in both memory and price, smallest first."""
     best = float("inf")
     for candidate in sorted(found, key=lambda choice: (choice.process.high, choice.price)):
         if candidate.price < best and candidate.verdict in (*VERDICTS[:-1], NO_FIT):

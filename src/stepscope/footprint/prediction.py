@@ -76,7 +76,7 @@ def fit_job(
     allocator: str = "default",
     options: bool = True,
 ) -> FitResult:
-    """The same of a job: a training that has not been built yet."""
+    """Predict for a job, a training that has not been built yet."""
     return predict_fit(question_of(job, batch, memory, board, allocator, options))
 
 
@@ -169,7 +169,7 @@ def predict_fit(question: JobQuestion) -> FitResult:
 
 
 def _probed(question: JobQuestion, simulator: Simulator) -> tuple[JobQuestion, Simulator]:
-    """The same with the ops that no rule covers measured in a child process, once for this device."""
+    """Return the prediction with uncovered ops measured in a child process, once for this device."""
     book = CallBook(simulator.workspaces, question.batch, set(simulator.workspaces.uncovered))
     dry_run(question.job, question.batch, book, steps=1)
     found = probe_apart(book.calls, question.batch)
@@ -313,7 +313,7 @@ _EXPANDABLE = "expandable_segments:True"
 
 
 def _expandable_option(question: JobQuestion, plain: DryRun, before: int) -> Option:
-    """Of the same run, with segments that grow."""
+    """Return the option of segments that grow (expandable_segments), for the same run."""
     text = _EXPANDABLE if question.allocator == "default" else f"{question.allocator},{_EXPANDABLE}"
     simulator = Simulator(question.platform, question.kept, text)
     plain.log.reserve = partial(reserved_of, settings=parse_settings(text))
@@ -437,7 +437,7 @@ def predict_script_fit(
     allocator: str = "default",
     environment: Callable[[Iterable[str]], Environment] | None = None,
 ) -> FitResult:
-    """From the whole program, as far as it can be followed; ways to need less are those that leave the script as it is.
+    """Predict from the whole program, as far as it can be followed; options are those that leave the script unchanged.
 
     environment: of a process that imports these modules; None: it will run on another machine.
     """

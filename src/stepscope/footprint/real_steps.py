@@ -20,7 +20,7 @@ from stepscope.record.dry.allocator_costs import StepClock, StepCost, measured_s
 
 
 def job_steps(job: Job, batch: int, steps: int) -> StepCost:
-    """So many steps of a job after those of its warm-up: peak of this process and CPU time of a step."""
+    """Run so many steps of a job after its warm-up; return the peak of this process and the CPU time of a step."""
     offer_to_be_killed_first()
     model, optimizers = job.build()
     inputs = job.batch(batch)
@@ -28,7 +28,7 @@ def job_steps(job: Job, batch: int, steps: int) -> StepCost:
 
 
 def script_steps(target: str, arguments: Sequence[str], steps: int) -> StepCost:
-    """The same of a script's own loop, from one update of its first optimizer to the next; then it is ended."""
+    """Measure steps of a script's own loop, from one update of its first optimizer to the next, then end it."""
     offer_to_be_killed_first()
     clock = StepClock(steps)
     with contextlib.suppress(EnoughSteps), as_main(target, arguments), until_enough_steps(lambda _: clock.stepped()):

@@ -135,7 +135,7 @@ class FitResult:
 
     @property
     def peak_module(self) -> str | None:
-        """Its layer; None outside any."""
+        """Return the layer of the peak; None outside any."""
         return self.live.module
 
     @property
@@ -144,7 +144,7 @@ class FitResult:
         return {"fits": True, "does not fit": False}.get(self.verdict or "")
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON: everything but the events."""
+        """Return everything but the events as a dictionary for JSON."""
         fields = {key: value for key, value in vars(self).items() if key not in _APART}
         return {
             **{
@@ -189,7 +189,7 @@ class KernelCode:
 
 
 def kernel_code(log: StorageLog) -> KernelCode:
-    """From a log of storages; an op that runs in forward too is not counted again in backward."""
+    """Return the kernel code of a log of storages; an op of forward is not counted again in backward."""
     forward = {storage.op for storage in log.storages if storage.phase == "forward"}
     backward = {
         (storage.op, storage.module, storage.shape)

@@ -140,7 +140,7 @@ class Follower:
         )
 
     def _execute(self) -> None:
-        """As `python script`, with its loops cut."""
+        """Run the script as `python script` would, with its loops cut."""
         source = Path(self._target).read_bytes()
         code = compile(ast.fix_missing_locations(_Loops().visit(ast.parse(source))), self._target, "exec")
         module = types.ModuleType("__main__")
@@ -374,7 +374,7 @@ class _Files:
         self._own: dict[str, str] = {}
 
     def open(self, file: Any, mode: str = "r", *more: Any, **options: Any) -> Any:
-        """As builtins.open."""
+        """Open a file as builtins.open does; what the script writes goes to the folder of its own files."""
         if isinstance(file, int) or os.fspath(file) in ("/dev/null", os.devnull):
             return self._open(file, mode, *more, **options)
         path = self._path(file)
@@ -387,11 +387,11 @@ class _Files:
         return self._open(self._own.get(path, file), mode, *more, **options)
 
     def gone(self, path: Any, *_more: Any, **_options: Any) -> None:
-        """Nothing of the user's is deleted."""
+        """Forget a file that the script has written; no file of the user's is deleted."""
         self._own.pop(self._path(path), None)
 
     def moved(self, old: Any, new: Any, *_more: Any, **_options: Any) -> None:
-        """Only what the script has written moves."""
+        """Move a file that the script has written; no other file is moved."""
         if self._path(old) in self._own:
             self._own[self._path(new)] = self._own.pop(self._path(old))
 

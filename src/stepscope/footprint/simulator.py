@@ -137,7 +137,7 @@ class Loading:
     arrays: tuple[int, int] = (0, 0)
 
     def bytes(self, worker: tuple[int, int]) -> tuple[int, int]:
-        """Of all workers of which one takes so much of its own."""
+        """Return the bytes of all workers, given the private bytes of one."""
         return self.workers_at_once * worker[0] + self.batches[0], self.workers * worker[1] + self.batches[1]
 
 

@@ -26,7 +26,7 @@ RANK = 8  # of adapters: usual for fine-tuning (Hu et al., ICLR 2022)
 
 
 def optimizer_of(kind: type[Optimizer], **options: Any) -> Change:
-    """Another rule of update for the same parameters."""
+    """Return a change that gives the same parameters another optimizer."""
 
     def change(_model: nn.Module, optimizers: Optimizers) -> Optimizers:
         return tuple(kind([p for group in o.param_groups for p in group["params"]], **options) for o in optimizers)
@@ -263,7 +263,7 @@ class Settings:
 
     @property
     def words(self) -> str:
-        """For the table."""
+        """Return the combination in words, for the table."""
         said = [f"{self.parts} passes"] if self.parts > 1 else []
         said += [f"{len(self.recomputed)} modules recomputed"] if self.recomputed else []
         said += [self.change] if self.change else []

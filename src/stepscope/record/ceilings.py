@@ -125,7 +125,7 @@ def _probed(conditions: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _highest(known: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
-    """Of each rate the higher one, of each cost the lower one; the quieter of the two probes says how quiet it was."""
+    """Merge two probes: the higher of each rate, the lower of each cost, and the load of the quieter probe."""
     rows = {}
     for name, rate in (("arithmetic", "flops_per_s"), ("bandwidth", "bytes_per_s")):
         best = {(row["kind"], row.get("flops", row.get("bytes"))): row for row in known.get(name, [])}
@@ -149,7 +149,7 @@ def _keep(conditions: dict[str, Any], found: dict[str, Any]) -> None:
 
 
 def _file(device: str, precision: str, threads: int | None) -> Path:
-    """Below XDG_CACHE_HOME, named after all that changes what is reached; RuntimeError without a home."""
+    """Return the cache file, named after all that changes the ceilings; RuntimeError without a home."""
     stated = Path(os.environ.get("XDG_CACHE_HOME", ""))
     cache = stated if stated.is_absolute() else Path.home() / ".cache"
     facts = describe_device()

@@ -80,7 +80,7 @@ class EmptyProcess:
 def empty_process(
     allocator: str = "default", threads: int = 1, imports: Iterable[str] = (), cache: Path | None = None
 ) -> EmptyProcess | None:
-    """As kept, else measured now (seconds); None where it cannot be measured."""
+    """Return the cached figures, else measure them now (seconds); None where that is impossible."""
     return cached_empty_process(allocator, threads, imports, cache) or measure_empty_process(
         allocator, threads, imports, cache
     )
@@ -89,14 +89,14 @@ def empty_process(
 def cached_empty_process(
     allocator: str = "default", threads: int = 1, imports: Iterable[str] = (), cache: Path | None = None
 ) -> EmptyProcess | None:
-    """The same where it was measured before."""
+    """Return the cached figures; None where they were not measured before."""
     return _process(_cached(cache).get(_key(allocator, threads, imports)))
 
 
 def measure_empty_process(
     allocator: str = "default", threads: int = 1, imports: Iterable[str] = (), cache: Path | None = None
 ) -> EmptyProcess | None:
-    """The same measured now, and kept."""
+    """Measure the figures now, and cache them."""
     names: Sequence[str] = sorted(imports)
     command = [sys.executable, "-c", _PROGRAM, json.dumps([names, threads])]
     path = os.pathsep.join(entry for entry in sys.path if entry)
@@ -124,7 +124,7 @@ def empty_process_bytes(allocator: str = "default", cache: Path | None = None) -
 
 
 def cached_empty_process_bytes(allocator: str = "default", cache: Path | None = None) -> int | None:
-    """The same where an earlier run measured it."""
+    """Return the resident bytes that an earlier run cached; None without them."""
     found = cached_empty_process(allocator, cache=cache)
     return None if found is None else found.resident
 
@@ -149,7 +149,7 @@ def write_empty_process_bytes(run: Path, says: Callable[[str], object] = lambda 
 
 
 def _process(content: object) -> EmptyProcess | None:
-    """From JSON; None of what is none: a damaged file, or one of an older version."""
+    """Return the figures from JSON; None for a damaged file, or one of an older version."""
     if not isinstance(content, dict) or not all(isinstance(value, int) for value in content.values()):
         return None
     known = {name: value for name, value in content.items() if name in EmptyProcess.__dataclass_fields__ and value > 0}
@@ -210,7 +210,7 @@ def _build() -> str:
 
 
 def _file(cache: Path | None) -> Path:
-    """Below XDG_CACHE_HOME (freedesktop.org base directories); RuntimeError without a home."""
+    """Return the cache file below XDG_CACHE_HOME; RuntimeError without a home."""
     if cache is None:
         stated = Path(os.environ.get("XDG_CACHE_HOME", ""))
         cache = stated if stated.is_absolute() else Path.home() / ".cache"

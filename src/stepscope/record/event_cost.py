@@ -1,6 +1,6 @@
 """The cost of profiling on this device: measured once in a run, in a window of its own between two steps.
 
-An event's cost has two parts. What lies between its two stamps is in the event's own time; what lies before the first
+An event's cost has two parts. What lies between its two stamps is in the event's self time; what lies before the first
 and after the second is in the time of whatever called it. Analysis takes both out again (`analysis.time.correction`).
 """
 
@@ -99,7 +99,7 @@ def _per_call(function: Callable[[], object]) -> float:
 
 
 class _Nothing:
-    """Stands for a module whose call does nothing, and of which no hook of the training's hears."""
+    """Stand-in for a module whose call does nothing and triggers no hook of the training."""
 
     _compiled_call_impl = None
 

@@ -45,7 +45,7 @@ class TrainingSession(Protocol):
         """Append to the run's events."""
 
     def begin(self) -> None:
-        """There is a training: open the run, where none is open."""
+        """Open the run, now that there is a training; nothing where one is open."""
 
     def begin_step(self, at_ns: int | None = None, again: bool = False) -> None:
         """The open step begins, now or then; again: it began before, and what was recorded of it is dropped."""
@@ -75,7 +75,7 @@ class Recorder(Protocol):
         """Return whether the first step begins at once, and not with the first sign of a training."""
 
     def open(self, writer: RunWriter) -> None:
-        """There is a run to write to: be ready to record."""
+        """Prepare to record into this run."""
 
     def rehearse(self) -> None:
         """Measure once what recording costs here, before the first step."""
@@ -153,7 +153,7 @@ class Recorder(Protocol):
     # faults
 
     def settle(self) -> None:
-        """Tell the session of steps that have ended and that it has not been told of."""
+        """Report steps that have ended and are not yet reported to the session."""
 
     def abandon_window(self, why: str) -> None:
         """Drop the open window without writing it."""
@@ -162,7 +162,7 @@ class Recorder(Protocol):
         """The process has made a copy of itself."""
 
     def forget(self) -> None:
-        """This is that copy: nothing of the recording is its own."""
+        """Drop the recording in a forked child: it belongs to the parent."""
 
 
 # A framework is one row of each: its recorder, and the packages that its parameters and models come from.

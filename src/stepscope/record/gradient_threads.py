@@ -48,6 +48,6 @@ _of_this_thread = threading.local()
 
 
 def at_end_of_thread(action: Callable[[], None]) -> None:
-    """Do this when the thread that calls it ends; never for the main thread, which ends with the interpreter."""
+    """Run a function at the end of the calling thread; never for the main thread, which ends with the interpreter."""
     if threading.current_thread() is not threading.main_thread():
         _of_this_thread.ends = _AtEndOfThread(action)

@@ -38,7 +38,7 @@ class Aligned(Protocol):
         """Offset, drift and their intervals."""
 
     def words(self) -> str:
-        """The same in a sentence."""
+        """Return the alignment in a sentence."""
 
 
 # run, seconds on the meter's clock, W, whether that clock counts from 1970; raises UsageError where it cannot.

@@ -51,7 +51,7 @@ _LENGTHS = 50  # of steps that are kept
 _LOOK_AHEAD = 200  # steps
 _EVENT_WITHIN_NS = 400  # that an event adds to its step, until profiled steps tell
 _SHAPES_COST = 3  # times as much to profile a step with the shapes of its tensors
-_MEMORY_NS = 5_000_000  # to look at what is alive before a window
+_MEMORY_NS = 5_000_000  # to list the live tensors before a window
 _MEMORY_EVENT_NS = 25_000  # to write the allocations of a window, an op call
 _SEED = 20_190_606
 
@@ -246,7 +246,7 @@ class Plan:
         return self._spent_ns + self.recorded * self._slower_by_ns()
 
     def _cost_of_layers_ns(self) -> float:
-        """Of a step whose layers alone are timed."""
+        """Return the cost of a step whose layers alone are timed, ns."""
         if self._layer_ns is None:
             return _LAYER_COST * self._cost_of_step_ns()
         slower_ns = float(np.median(self._layer_steps_ns)) - self.step_ns() if self._layer_steps_ns else 0.0
@@ -259,7 +259,7 @@ class Plan:
         return self.window_ns if self.events_per_step else 0.0
 
     def _cost_of_step_ns(self) -> float:
-        """Of a step in a window: what writing its events takes, or where they were not counted what it took so far."""
+        """Return the cost of a step in a window, ns: by its events, or by the steps so far where none were counted."""
         if not self.events_per_step:
             return self._cost_ns() / max(self.recorded, 1)
         return self.events_per_step * self.event_ns + self._slower_by_ns()

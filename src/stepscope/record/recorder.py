@@ -226,7 +226,7 @@ class OpRecorder:
             self._open_part(UPDATE)
 
     def updates(self, optimizer: Any | None) -> None:
-        """This optimizer is about to update, or (None) one has updated."""
+        """Note that this optimizer is about to update, or (None) that one has updated."""
         self._parts.updating = kind = None if optimizer is None else type(optimizer).__name__
         self.layers.updating(kind)
 
@@ -392,7 +392,7 @@ class OpRecorder:
             self._leave_overtaken()
 
     def forget(self) -> None:
-        """This is a forked child: nothing of the window is its own, and no call into the profiler is safe."""
+        """Drop the window in a forked child: it is the parent's, and no call into the profiler is safe."""
         if self._window is not None:
             torch_private.forget_callbacks()
         self._window, self.layers.open, self._stopped = None, None, True
@@ -455,7 +455,7 @@ class OpRecorder:
             self.close_window()
 
     def _timed(self, action: Callable[[], object], once: bool = False) -> None:
-        """Do it between steps, undisturbed; once: it is paid once a process, apart from the plan's allowance."""
+        """Run the action between steps, undisturbed; once: its cost is paid once a process, outside the budget."""
         began = monotonic_ns()
         collecting = gc.isenabled()
         gc.disable()  # thousands of short-lived events would set off collections over all of torch's objects

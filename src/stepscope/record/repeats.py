@@ -41,7 +41,7 @@ class Steps(Listener, Protocol):
 
 
 class Repeats:
-    """Stands before a session: each event is asked about here first, True where that is all."""
+    """Filter before a session: checks each event first; True where the event needs nothing more."""
 
     def __init__(self, boundary: Boundary, steps: Steps) -> None:
         self._boundary, self._steps = boundary, steps
@@ -96,7 +96,7 @@ class Repeats:
         return self.is_next(CALL if _graph_task() == _NO_TASK else CALL_WITHIN, module, detail)
 
     def returned(self, module: nn.Module, output: Any) -> bool:
-        """It has returned."""
+        """Note that the call has returned."""
         return not _is_grad_enabled() and self.differs()
 
     def batch(self, iterator: Any, batch: Any) -> bool:
@@ -156,12 +156,12 @@ class Repeats:
         self._sequence, self._thread = torch_private.autograd_sequence(), _thread()
 
     def leave(self) -> None:
-        """Whatever comes is followed again, with what has come of the open step."""
+        """Return to following each event, beginning with those of the open step."""
         if self.left:
             self._boundary.call(self.follow)
 
     def follow(self) -> None:
-        """The same, asked for by the session itself."""
+        """Return to following each event; called by the session itself."""
         if self.left:
             self._needed = min(2 * self._needed, _MOST_ALIKE)
             self._leave()
@@ -181,7 +181,7 @@ class Repeats:
             self._boundary.call(self.tell)
 
     def tell(self) -> None:
-        """Tell the session of the steps that have ended."""
+        """Report the ended steps to the session."""
         ended, self._ended = self._ended, []
         expected = self._sequence + len(ended) * self._nodes
         if _thread() == self._thread:
@@ -205,7 +205,7 @@ class Repeats:
             self.replaying = False
 
     def _replay(self, kind: str, about: Any, detail: Any) -> None:
-        """Tell the session of an event of the open step after the fact."""
+        """Report an event of the open step to the session after the fact."""
         if kind == CALL:
             self._steps.called(about, () if detail is None else (torch_private.without_numbers(*detail),), {})
         elif kind == BATCH:

@@ -169,7 +169,7 @@ class Session:
     # the beginning
 
     def begin(self) -> None:
-        """There is a training: open the run, and write what is known of the process."""
+        """Open the run, now that there is a training, and write the facts of the process."""
         if not self.begun:
             with Undisturbed():  # importlib.metadata, for one, would swallow what a signal handler raises
                 self._open_run()
@@ -299,7 +299,7 @@ class Session:
         self._recorder.abandon_window("an exception of the training's was raised while it was written")
 
     def forked(self) -> None:
-        """This process is a copy that a fork made: it is no part of the run."""
+        """Leave the run in a forked child: it is no part of it."""
         self.boundary.forked()
         self.closed = True
         atexit.unregister(self._at_exit)
@@ -307,7 +307,7 @@ class Session:
         self._recorder.leave()
 
     def forks(self) -> None:
-        """This process has made a copy of itself."""
+        """Note that this process has forked."""
         self._recorder.forks()
 
     # the sampler, and the end
@@ -367,7 +367,7 @@ class Session:
         self.close(*self.status)
 
     def _safely(self, action: Callable[[], Any], note: bool = True) -> None:
-        """Do it; what fails on our side is noted and nothing else."""
+        """Run the action; a failure on our side is noted, and nothing else happens."""
         try:
             action()
         except BaseException as error:

@@ -46,7 +46,7 @@ class Settings:
 
 
 def check_settings(settings: Settings) -> Settings:
-    """The same settings; UsageError where one of them cannot be meant."""
+    """Return the settings; UsageError where one of them is invalid."""
     parse_schedule(settings.record)
     parse_memory(settings.memory)
     if settings.period_ns < 1_000_000:
@@ -121,7 +121,7 @@ class Choice:
 
 
 def schedule(*, wait: int, warmup: int, active: int, repeat: int = 0, skip_first: int = 0) -> Schedule:
-    """As torch.profiler.schedule; UsageError where a number makes no sense."""
+    """Return a schedule like torch.profiler.schedule; UsageError for invalid numbers."""
     if min(wait, warmup, repeat, skip_first) < 0 or active < 1:
         raise UsageError("a schedule needs wait, warmup, repeat and skip_first of 0 or more and active of 1 or more")
     return Schedule(wait, warmup, active, repeat, skip_first)
@@ -141,7 +141,7 @@ def parse_schedule(record: str | Schedule) -> Choice:
 
 
 def parse_memory(memory: str) -> str:
-    """One of MEMORY_CHOICES, as `--record-memory` and `memory=` have it; UsageError names them."""
+    """Return one of MEMORY_CHOICES from `--record-memory` or `memory=`; UsageError names them."""
     if memory not in MEMORY_CHOICES:
         raise UsageError(f"cannot record memory '{memory}'", f"choose one of {', '.join(MEMORY_CHOICES)}")
     return memory

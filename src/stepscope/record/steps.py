@@ -94,7 +94,7 @@ class StepFinder:
         return self._call is not None or self._unbatched is not None
 
     def repeated(self, steps: int) -> None:
-        """So many steps did what the one before them had done."""
+        """Note steps that repeated the one before them."""
         self._gaps.repeated(steps)
         self._rounds.repeated(steps)
 
@@ -119,7 +119,7 @@ class StepFinder:
         self._count(module, number, args, kwargs)
 
     def returned(self, module: nn.Module, output: Any) -> None:
-        """It has returned: evaluation where it made no gradients, between two steps."""
+        """Note the return of a call: between two steps and without gradients it was evaluation."""
         if torch.is_grad_enabled():
             self._settle_axis()
             self._settle_batched(output)
@@ -136,7 +136,7 @@ class StepFinder:
             self._gaps.evaluated(number, now_ns)
 
     def raised(self, module: nn.Module) -> None:
-        """It has ended with an exception."""
+        """Note that a call ended with an exception."""
         counted, self._call = self._call is None, None
         if not counted:
             self._note_calls(None)
@@ -150,7 +150,7 @@ class StepFinder:
         self._samples.updating()
 
     def after_update(self, optimizer: Any) -> None:
-        """It has updated: the step may have ended."""
+        """Note an update, which may have ended the step."""
         self.signs["updates"] += 1
         joins, self._worked = self.signs["passes"] > 0 and not self._worked, False
         self._samples.updated()
@@ -182,7 +182,7 @@ class StepFinder:
         self._samples.backward()
 
     def after_backward(self, replayed: bool = False) -> None:
-        """They are computed; replayed: this is told later, when gradients may have been reset."""
+        """Note that gradients are computed; replayed: reported late, when gradients may have been reset."""
         if self._aside:
             return
         self._gradients.passed(replayed)
@@ -541,7 +541,7 @@ class Gaps:
         self._open, self._here = True, {}
 
     def repeated(self, steps: int) -> None:
-        """So many steps did not begin with evaluation."""
+        """Note steps that did not begin with evaluation."""
         self._gaps += steps
 
     def evaluated(self, model: int, now_ns: int) -> None:

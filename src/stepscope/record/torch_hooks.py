@@ -50,10 +50,10 @@ class Listener(Protocol):
         """A module is called that no other module calls."""
 
     def returned(self, module: nn.Module, output: Any) -> None:
-        """It has returned."""
+        """The call has returned."""
 
     def raised(self, module: nn.Module) -> None:
-        """It has ended with an exception."""
+        """The call has ended with an exception."""
 
     def compiled(self, module: nn.Module) -> None:
         """A module was compiled in place: its calls pass us by from now on."""
@@ -71,7 +71,7 @@ class Listener(Protocol):
         """Gradients are about to be computed, of these roots; of all leaves, unless inputs are given."""
 
     def after_backward(self) -> None:
-        """They are computed."""
+        """The gradients are computed."""
 
     def backward_raised(self) -> None:
         """An exception has ended a backward pass."""
@@ -80,13 +80,13 @@ class Listener(Protocol):
         """A data loader gave a batch."""
 
     def many_calls(self) -> None:
-        """So many modules were called in a window that its size is worth a look."""
+        """Enough modules were called in a window that its size should be checked."""
 
     def makes_scope(self, module: nn.Module) -> Scope | None:
         """The range of a call in the window that records now; None where none can be made."""
 
     def optimizer_scope(self, optimizer: Any) -> Scope | None:
-        """The same for the update of an optimizer that does not announce itself."""
+        """Return a scope for the update of an optimizer that does not announce itself."""
 
 
 class CallTimes(Protocol):
@@ -132,7 +132,7 @@ class Repeating(Protocol):
 
 
 class _NoneRepeats:
-    """Stands where nobody is asked first."""
+    """Stand-in where no filter checks events first."""
 
     left = 0
 
@@ -199,7 +199,7 @@ class Routes:
         return self._modules.noted_by
 
     def note_calls(self, noted: CallListener | None) -> None:
-        """Tell each module call to `noted` from now on, or to nobody."""
+        """Report each module call to `noted` from now on; None: to nobody."""
         self._modules.note(noted)
 
     def time_calls(self, times: CallTimes | None) -> None:
@@ -547,7 +547,7 @@ class _ModuleRoute:
         return call
 
     def _times_of(self, module: Any) -> CallTimes | None:
-        """Where the time of this call is noted; None in another thread, or where there are too many."""
+        """Return where the time of this call is noted; None in another thread, or with too many calls."""
         times, key = self._timed, id(module)
         if times is None or times.thread != get_ident() or len(times.noted) >= MOST_NOTED:
             return None

@@ -245,7 +245,7 @@ def _configured(shapes: bool, memory: bool, experimental: Any) -> Any:
 
 
 def _experimental(correlate: bool, in_pass: bool) -> Any:
-    """Without a GPU nothing needs to be correlated, which saves a few percent of a overhead bound step."""
+    """Return the profiler configuration; without a GPU, correlation is off: a few percent of an overhead-bound step."""
     config = torch._C._profiler._ExperimentalConfig
     if in_pass:
         return config(disable_external_correlation=not correlate, profile_all_threads=True)
@@ -295,7 +295,7 @@ def make_scope(name: str) -> Scope:
 
 
 def _fast_scope(name: str) -> Scope:
-    """The same at 0.1 us, for those who see to it that it is left in the window in which it was entered."""
+    """Return a scope at 0.1 us; the caller must leave it in the window in which it was entered."""
     fast = getattr(torch._C._profiler, "_RecordFunctionFast", None)
     return torch.profiler.record_function(name) if fast is None else fast(name)
 
@@ -445,7 +445,7 @@ def number_in(value: Any) -> float | None:
 
 
 def end_forked_children_early() -> None:
-    """In a forked child of a process in which Kineto has run: let it end without the destructors of C++.
+    """Let a forked child of a process in which Kineto has run end without C++ destructors.
 
     The one of Kineto's configuration waits for a thread that a fork does not copy, and the child would never end.
     """
@@ -497,7 +497,7 @@ def compile_seconds() -> float | None:
 
 
 def forget_callbacks() -> None:
-    """In a forked child: what the parent's profile put into every op is taken out, without a word to the profile."""
+    """Remove, in a forked child, the callbacks of the parent's profile from every op, without notifying the profile."""
     clear = getattr(torch._C._autograd, "_clear_callbacks", None)
     if clear is not None:
         clear()

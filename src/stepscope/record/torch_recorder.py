@@ -71,7 +71,7 @@ class TorchRecorder:
         return bool(self._book.roots)
 
     def open(self, writer: RunWriter) -> None:
-        """Be ready to record into this run."""
+        """Prepare to record into this run."""
         memory, session = MemoryWatch(self._book, self._trainers), self._session
         self._ops = OpRecorder(writer, session.plan, memory, self.routes, session.note, self._boundary.guarded)
 
@@ -181,12 +181,12 @@ class TorchRecorder:
             self._ops.works()
 
     def returned(self, module: nn.Module, output: Any) -> None:
-        """It has returned."""
+        """Note that the call has returned."""
         if self._ops is not None:
             self._finder.returned(module, output)
 
     def raised(self, module: nn.Module) -> None:
-        """It has ended with an exception."""
+        """Note that the call has ended with an exception."""
         self._repeats.differs()
         self._finder.raised(module)
 
@@ -310,7 +310,7 @@ class TorchRecorder:
     # modules
 
     def _note_calls(self, witness: BatchWitness | None) -> bool:
-        """Tell a witness of the calls that follow, unless somebody else hears of them; nobody, where it is None."""
+        """Report the following calls to a witness, unless they are reported already; None: to nobody."""
         noted_by = self.routes.calls_noted_by
         if isinstance(noted_by, CallSites):
             noted_by.also = witness
@@ -367,7 +367,7 @@ class TorchRecorder:
     # faults
 
     def settle(self) -> None:
-        """Tell the session of steps that have ended and that it has not been told of."""
+        """Report steps that have ended and are not yet reported to the session."""
         self._repeats.tell()
 
     def abandon_window(self, why: str) -> None:
@@ -376,10 +376,10 @@ class TorchRecorder:
             self._ops.abandon_window(why)
 
     def forks(self) -> None:
-        """This process has made a copy of itself."""
+        """Note that this process has forked."""
         self._finder.signs["forks"] += 1
 
     def forget(self) -> None:
-        """This is a forked child: nothing of the window is its own."""
+        """Drop the window in a forked child: it belongs to the parent."""
         if self._ops is not None:
             self._ops.forget()

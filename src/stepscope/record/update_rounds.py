@@ -80,7 +80,7 @@ class OptimizerRounds:
             self._close()
 
     def repeated(self, steps: int) -> None:
-        """So many steps made the updates of the one before them."""
+        """Note steps that made the same updates as the one before them."""
         if self._fixed is None and not self._rhythm:
             again = [(key, joins) for key, joins, _ in self._before]
             self._history.extend(again * min(steps, 2 * _LONGEST_RHYTHM))
@@ -188,7 +188,7 @@ class ManualRounds:
             self._end_late(fingerprint)
 
     def passed(self, fingerprint: Fingerprint | None) -> None:
-        """It is done."""
+        """Note that the update is done."""
         self.passes += 1
         self._left, self._open, self._boundary_ns = fingerprint, True, None
 

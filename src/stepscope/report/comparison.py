@@ -239,7 +239,7 @@ def quantity_table(comparison: Comparison, setting: int = 0) -> Table:
 
 
 def _quantities(comparison: Comparison, setting: int) -> RenderableType:
-    """The same for a terminal: a quantity is named once for all sides."""
+    """Draw the quantities for a terminal: each is named once for all sides."""
     table = quantity_table(comparison, setting)
     labels = [row[0].text for row in table.rows]
     rows = [(replace(row[0], text=label * (label != last)), *row[1:])
@@ -380,7 +380,7 @@ def _ratio_ends(low: float | None, high: float | None) -> str:
 
 
 def _over_settings(comparison: Comparison) -> Iterator[RenderableType]:
-    """The same on a terminal, where there are several settings."""
+    """Draw the ratios over all settings, where there are several."""
     if len(comparison.settings) > 1:
         yield from (Text(""), terminal(overall_table(comparison), heading=f"over {len(comparison.settings)} settings"))
 
@@ -399,7 +399,7 @@ def render_check(check: Check) -> RenderableType:
 
 
 def markdown(check: Check) -> str:
-    """The same as a Markdown section; names are escaped."""
+    """Return the outcome as a Markdown section; names are escaped."""
     lines = [f"### Stepscope: {check.outcome}", "", _escaped(_checked_sides(check)), ""]
     lines += [*table_markdown(_check_table(check), _escaped), "", *(f"- {_escaped(line)}" for line in reasons(check))]
     return "\n".join(lines) + "\n"

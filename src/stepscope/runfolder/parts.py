@@ -118,7 +118,7 @@ def _from_bytes(data: bytes, table: str) -> Part:
 
 
 def _used(values: Column, texts: Sequence[str]) -> tuple[Column, list[str]]:
-    """The same texts by places in a list of only those that are used, each of them once."""
+    """Return the texts as indices into a list of the distinct texts that are used."""
     used = np.flatnonzero(np.bincount(values + 1, minlength=1)[1:]).tolist()
     places: dict[str, int] = {}
     new = np.full(len(texts) + 1, -1, dtype=np.int64)  # the last is the place of null
@@ -161,7 +161,7 @@ def _other(form: str, columns: Mapping[str, Column]) -> Column | int:
 
 
 def _narrow(values: Column) -> Column:
-    """The same numbers in the smallest dtype that holds them."""
+    """Return the numbers in the smallest dtype that holds them."""
     least, most = (int(values.min()), int(values.max())) if len(values) else (0, 0)
     for dtype in _DTYPES:
         limits = np.iinfo(dtype)

@@ -77,7 +77,7 @@ class RunReader:
 
     @cached_property
     def status(self) -> str:
-        """running, ok, failed, oom or interrupted; a running run whose trainer is gone is "interrupted"."""
+        """running, ok, failed, oom or interrupted; a running run whose training process is gone is "interrupted"."""
         status = self.meta.get("status")
         status = status if status in STATUSES else "interrupted"
         return "interrupted" if status == "running" and not runs_still(self.meta) else status
@@ -201,7 +201,7 @@ class RunReader:
 
     @cached_property
     def computed_memory_events(self) -> pl.DataFrame:
-        """The same of steps on tensors without data, where none was profiled; `t_ns` is the number of the op."""
+        """Return the memory events of a dry run, where no step was profiled; `t_ns` is the number of the op."""
         return self._scan("computed", MEMORY).collect().sort("t_ns", maintain_order=True)
 
     def sensor(self, name: str) -> pl.DataFrame:
@@ -556,7 +556,7 @@ def _parse_part(data: bytes, table: str) -> pl.LazyFrame:
 
 
 def _no_row(frame: pl.DataFrame) -> pl.Expr:
-    """Nothing but zeros, also for times: what a loss of power leaves where a file system had not written yet."""
+    """Return whether a row is all zeros, times included: what a power loss leaves in blocks not yet written."""
     zero = [~pl.col(name) if kind == pl.Boolean else pl.col(name) == 0 for name, kind in frame.schema.items()]
     return pl.all_horizontal(zero).fill_null(False)
 

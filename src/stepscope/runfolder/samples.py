@@ -124,7 +124,7 @@ class SampleFile:
                 yield chunk.select([name for name in self.columns if name in chunk.columns])
 
     def span_ns(self) -> tuple[int, int]:
-        """From the begin of the first row to the end of the last one."""
+        """Return the start of the first row and the end of the last one."""
         first, last = self.read(0, 1), self.read(max(self.rows - 1, 0), 1)
         return (int(first["t0_ns"][0]), int(last["t1_ns"][0])) if len(first) and len(last) else (0, 0)
 
@@ -307,7 +307,7 @@ class Grain:
         return joined.select(t_ns.alias("t0_ns"), t_ns.alias("t1_ns"), *values)
 
     def _extremes(self, frame: pl.DataFrame, names: list[str]) -> Iterator[tuple[int, str, float]]:
-        """Where the highest or lowest reading so far of a gauge lies within a mean: time, ns, channel and reading."""
+        """Yield the new extremes of gauges that lie within a mean: time, ns, channel and reading."""
         for name in names:
             if name in self._counters or name + HIGH not in frame.columns:
                 continue

@@ -80,7 +80,7 @@ def thinned(frame: pl.DataFrame, columns: Collection[str], counters: Collection[
 
 
 def _complete(frame: pl.DataFrame, columns: Collection[str], counters: Collection[str]) -> pl.DataFrame:
-    """The same with all columns of thinned rows, null where nothing is known."""
+    """Return the frame with all columns of thinned rows, null where unknown."""
     names = thinned_columns(columns, counters)
     whole = frame if COUNT in frame.columns else frame.with_columns(pl.lit(1, pl.Int64).alias(COUNT))
     missing = [pl.lit(None, pl.Float64).alias(name) for name in names if name not in whole.columns]

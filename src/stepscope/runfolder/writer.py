@@ -108,7 +108,7 @@ class RunWriter:
 
     @property
     def status(self) -> str:
-        """As run.json had it when it was last read or written."""
+        """Return the status that run.json had when it was last read or written."""
         return str(self._header.get("status", "running"))
 
     def update(self, **fields: Any) -> None:

@@ -163,7 +163,7 @@ class Options:
                 raise UnknownName("fault", fault.kind, get_args(FaultKind))
 
     def to_json(self) -> str:
-        """For the command line of the simulating process."""
+        """Return the options as JSON for the command line of the simulating process."""
         return json.dumps(asdict(self))
 
 

@@ -86,7 +86,7 @@ class RingReader:
         self._taken = number
 
 
-# The trainer's side appends each new state to a file before its first mark; the line number is the state's id.
+# The training process appends each new state to a file before its first mark; the line number is the state's id.
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ FIXED = (
 
 
 class StateLog:
-    """The trainer's side: ids of states, new ones appended to the file."""
+    """The side of the training process: ids of states, new ones appended to the file."""
 
     def __init__(self, path: Path) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)

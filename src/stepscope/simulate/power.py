@@ -82,7 +82,7 @@ class Stretch:
         return int(self.t_ns[-1])
 
     def shown(self, gain: float, offset_w: float, t0_ns: int) -> Stretch:
-        """The same stretch as sensors with this error see it; `t0_ns`: when the board was switched on."""
+        """Return the stretch as sensors with this error see it; `t0_ns`: when the board was switched on."""
         if gain == 1.0 and offset_w == 0.0:
             return self
         offset_j = offset_w * (self.t_ns - t0_ns) * 1e-9
@@ -197,7 +197,7 @@ class Truth:
     def own_energy(
         self, rail: str, t0_ns: Ints, t1_ns: Ints, parent: Ints, step: Ints | None = None, lane: Ints | None = None
     ) -> Floats:
-        """Energy of each op call in its own time, J: its interval without those of its children.
+        """Energy of each op call in its self time, J: its interval without those of its children.
 
         Rows as in ops/*.parquet, by step and time. `parent` is the row of the parent, -1 for none; where `step` is
         given it counts within the step. Children in another `lane` (thread, GPU) run beside and are not taken off.

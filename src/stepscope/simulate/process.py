@@ -168,7 +168,7 @@ class Faults:
 
 
 def detach() -> None:
-    """Go on as nobody's child: the training process's children are its data loaders, and their CPU time is counted as
+    """Detach from the training process: its children are its data loaders, and their CPU time is counted as
     such.
     """
     if os.fork():
@@ -177,7 +177,7 @@ def detach() -> None:
 
 
 def settle() -> None:
-    """Be punctual where that is allowed: a late wake-up is a sensor that refreshes late."""
+    """Reduce scheduling latency where allowed: a late wake-up makes a sensor refresh late."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the training process
     with contextlib.suppress(OSError):
         Path("/proc/self/timerslack_ns").write_text("1000")
@@ -201,7 +201,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Simulate until told to stop; 0 after an orderly end."""
+    """Simulate until "stop" on stdin; return 0 after an orderly end."""
     options = arguments(argv)
     detach()
     from stepscope.simulate.boards import parse_options

@@ -16,7 +16,7 @@ from stepscope.simulate.tree import LiveFile
 
 
 class SensorModel(Protocol):
-    """Sees every stretch of time once, in order, and writes its files."""
+    """A sensor model: receives every stretch of time once, in order, and writes its files."""
 
     @property
     def next_ns(self) -> float:
@@ -26,7 +26,7 @@ class SensorModel(Protocol):
         """Bring the files to the end of the stretch."""
 
     def fault(self, kind: str, on: bool) -> None:
-        """A fault of the sensor itself begins or ends: "reset" or "plugged"."""
+        """Begin or end a fault of the sensor itself: "reset" or "plugged"."""
 
 
 # With N samples each register is a running average, new = old + (x - old) / N (data sheet SBOS576); N = 1 shows each
@@ -75,7 +75,7 @@ class Ina3221:
 
     @property
     def next_ns(self) -> float:
-        """The end of the next shunt conversion: the voltage hardly moves, and may be shown with it."""
+        """Return the end of the next shunt conversion; the voltage hardly moves, and may be published with it."""
         slot = self._slot
         while slot % 2 or self._wiring[slot % _SLOTS // 2].rail is None:
             slot += 1
@@ -97,7 +97,7 @@ class Ina3221:
         self._slot = ended
 
     def fault(self, kind: str, on: bool) -> None:
-        """The chip has no fault of its own: its files have."""
+        """Do nothing: faults of the chip are those of its files."""
 
     def _convert(self, slot: int, joules: Floats) -> None:
         channel, is_bus = divmod(slot, 2)
@@ -294,7 +294,7 @@ class ThermalZones:
 
     @property
     def next_ns(self) -> float:
-        """Whenever somebody comes by: heat is slow."""
+        """Return infinity: heat is slow, so any time will do."""
         return math.inf
 
     def advance(self, stretch: Stretch) -> None:
@@ -309,7 +309,7 @@ class ThermalZones:
         self._write()
 
     def fault(self, kind: str, on: bool) -> None:
-        """A zone has no fault of its own."""
+        """Do nothing: a zone has no fault of its own."""
 
     def _write(self) -> None:
         for place, file in enumerate(self._files):

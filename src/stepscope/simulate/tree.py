@@ -44,7 +44,7 @@ class LiveFile:
                 self._put(shown)
 
     def hold(self, content: bytes | None) -> None:
-        """From now on show this instead of the values; None: the last value stays."""
+        """Show this instead of the values from now on; None: the last value stays."""
         self._held = True
         if content is not None:
             os.ftruncate(self._file, 0)

@@ -52,7 +52,7 @@ def run_facts(run: RunReader) -> dict[str, Fact]:
 
 
 def facts_of_runs(runs: Sequence[RunReader]) -> list[dict[str, Fact]]:
-    """The same of many runs, their steps read together."""
+    """Return the facts of many runs, whose steps are read together."""
     facts = [_file_facts(run) for run in runs]
     without = {run.path: run.warmup_steps for run, known in zip(runs, facts, strict=True) if known["steps"] is None}
     stats_of = quick_stats(without)

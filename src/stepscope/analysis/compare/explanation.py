@@ -153,7 +153,7 @@ def _time_parts(run: Run, by: str, kernels: bool, per_sample: bool) -> Parts | N
 
 
 def _with_timed(parts: Parts, run: Run, per_sample: bool) -> Parts:
-    """With the part that makes them add up to the step time: what the timed steps take less the recorded ones."""
+    """Return the parts with a last one that makes them add up to the step time: timed steps minus profiled ones."""
     length, sums = timed_length(run, per_sample, _DRAWS)
     values = np.append(parts.values, length - parts.values.sum())
     draws = None
@@ -200,7 +200,7 @@ def _middle_half(lengths: Floats, picks: Any = None) -> Floats:
 
 
 def _resampled(lengths: Floats) -> Floats:
-    """The same weights for resamples of the steps."""
+    """Return those weights for resamples of the steps."""
     picks = np.random.default_rng(0).integers(0, len(lengths), (_DRAWS, len(lengths)))
     return _middle_half(lengths[picks], picks)
 
@@ -236,7 +236,7 @@ def _mean_drawn(drawn: Sequence[Floats | None]) -> Floats | None:
 
 
 def _runs_resampled(drawn: Floats) -> Iterator[Floats]:
-    """For each place among the repeats, the draws of a run picked at random: drawn is (runs, draws, k)."""
+    """Return, for each place among the repeats, the draws of a randomly picked run; drawn is (runs, draws, k)."""
     runs, draws, _ = drawn.shape
     random = np.random.default_rng(1)
     for _ in range(runs):

@@ -141,7 +141,7 @@ def _folder_group(path: Path, attribution: str) -> RunGroup:
 
 
 def _run_folders(path: Path) -> Iterator[Path]:
-    """Those of a sweep lie in runs/<point>/, others in the folder itself."""
+    """Return the run folders: in runs/<point>/ for a sweep, else the folder itself."""
     patterns = ("runs/*/run.json", "runs/*/*/run.json") if (path / "sweep.json").is_file() else ("*/run.json",)
     for pattern in patterns:
         yield from (header.parent for header in sorted(path.glob(pattern)))
@@ -321,7 +321,7 @@ def timed_length(run: Run, per_sample: bool, draws: int) -> tuple[float, Floats 
 
 
 def geometric_mean(values: list[float]) -> float:
-    """Of repeats, as the step time of a side is pooled."""
+    """Return the geometric mean over repeats, as the step time of a side is pooled."""
     return float(np.exp(np.mean(np.log(values))))
 
 

@@ -25,7 +25,7 @@ def discover_boards() -> Discovery:
 
 
 def all_boards() -> list[Board]:
-    """All boards, in order of their names: the `BOARDS` of the files here, the `BOARDS` or `BOARD` of plug-ins."""
+    """Return all boards by name: the `BOARDS` of the files here, and the `BOARDS` or `BOARD` of plug-ins."""
     modules = discover_boards().modules
     boards = [board for module in modules for board in (*getattr(module, "BOARDS", ()), getattr(module, "BOARD", None))]
     return sorted((board for board in boards if isinstance(board, Board)), key=lambda board: board.name)

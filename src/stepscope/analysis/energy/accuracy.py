@@ -119,7 +119,7 @@ def _chip_named(channel: Mapping[str, Any]) -> str:
 
 
 def _of_gpu(device: Mapping[str, Any]) -> Accuracy:
-    """By the name of the GPU; of several kinds or an unknown one, what all measured kinds span."""
+    """Return the accuracy by GPU name; for several kinds or an unknown one, the range of all measured kinds."""
     stated = [entry for entry in device.get("accelerators") or [] if isinstance(entry, dict)]
     names = {str(entry.get("model") or entry.get("name")) for entry in stated}
     known = {family for name in names for family in GPU_LINES if family.lower() in name.lower()}

@@ -16,9 +16,9 @@ _ABOUT = ("category", "module", "op", "phase", "device", "shape")
 
 @dataclass(frozen=True)
 class Peak:
-    """The instant at which the most bytes were alive, and the allocation that reached it.
+    """The instant with the most live bytes, and the allocation that reached it.
 
-    `categories`: category, bytes, share; they add up to `bytes`. `tensors`: every storage alive, largest first, with
+    `categories`: category, bytes, share; they add up to `bytes`. `tensors`: every live storage, largest first, with
     category, module, op, phase, device and shape. `residual_bytes` is the part of "other" that nobody is known to hold.
     """
 
@@ -82,7 +82,7 @@ def peak(events: pl.DataFrame, device: str | None = None) -> Peak | None:
 
 
 def live_tensors(events: pl.DataFrame) -> pl.DataFrame:
-    """The storages that are alive after the last of these events: tensor, bytes and what they are, largest first."""
+    """The storages that are live after the last of these events: tensor, bytes and what they are, largest first."""
     return (
         events.group_by("tensor", maintain_order=True)
         .agg(pl.col("bytes").sum(), *(pl.col(name).first() for name in _ABOUT))
@@ -111,8 +111,8 @@ def allocated_by_op(events: pl.DataFrame) -> pl.DataFrame:
     steps = max(rows["step"].n_unique(), 1)
     made = rows.filter((pl.col("bytes") > 0) & pl.col("op").is_not_null()).group_by("op")
     totals = made.agg(allocations=pl.len() / steps, bytes=pl.col("bytes").sum() / steps)
-    alive = found.tensors.group_by("op").agg(at_peak=pl.col("bytes").sum())
-    joined = totals.join(alive, on="op", how="left").with_columns(pl.col("at_peak").fill_null(0))
+    at_peak = found.tensors.group_by("op").agg(at_peak=pl.col("bytes").sum())
+    joined = totals.join(at_peak, on="op", how="left").with_columns(pl.col("at_peak").fill_null(0))
     return joined.sort("bytes", "op", descending=[True, False])
 
 
@@ -123,8 +123,8 @@ def peak_by_module(events: pl.DataFrame) -> pl.DataFrame:
     most = live.group_by("module").agg(bytes=pl.col("live").max())
     found = peak(rows)
     tensors = live_tensors(rows[:0]) if found is None else found.tensors
-    alive = tensors.group_by("module").agg(at_peak=pl.col("bytes").sum())
-    joined = most.join(alive, on="module", how="left", nulls_equal=True).with_columns(pl.col("at_peak").fill_null(0))
+    at_peak = tensors.group_by("module").agg(at_peak=pl.col("bytes").sum())
+    joined = most.join(at_peak, on="module", how="left", nulls_equal=True).with_columns(pl.col("at_peak").fill_null(0))
     return joined.sort("at_peak", "bytes", descending=True)
 
 

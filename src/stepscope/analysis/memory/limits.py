@@ -54,7 +54,7 @@ class Environment:
     measured: bool = True
 
     def of(self, account: str) -> tuple[int, int]:
-        """By who counts; UnknownName with the nearest."""
+        """Return the memory as this account counts it, B (least, most); UnknownName suggests the nearest."""
         known = {RESIDENT: self.resident, CHARGED: self.charged, ADDRESSES: self.addresses, DATA: self.data}
         if account not in known:
             raise UnknownName("account", account, ACCOUNTS)
@@ -170,7 +170,7 @@ def process_peak(
     code: tuple[int, int] = PAGED_IN,
     largest: int = 0,
 ) -> ProcessPeak:
-    """Of live bytes (least, most), `mapped` in blocks above ALWAYS_MAPPED, `largest` of those that come and go."""
+    """Return the process peak from live bytes; `mapped`: above ALWAYS_MAPPED; `largest`: of blocks that come and go."""
     low, high = allocator.resident(live, mapped, largest)
     return ProcessPeak(live, (low - live[0], high - live[1]), empty, code)
 
@@ -200,7 +200,7 @@ def worst_verdict(peak: Callable[[str], ProcessPeak], limit: Limit, sure: bool =
 
 
 def allocator_of(name: str) -> Allocator:
-    """By name; UnknownName with the nearest."""
+    """Return the allocator of this name; UnknownName suggests the nearest."""
     if name not in ALLOCATORS:
         raise UnknownName("allocator", name, ALLOCATORS)
     return ALLOCATORS[name]

@@ -275,7 +275,7 @@ def _waits(opened: Ints, flights: Ints) -> Ints:
 
 
 def _awaited(waits: Ints, flights: Ints) -> list[tuple[int, int, int]]:
-    """Begin, end and run of each part of the waits: of what is in flight, the run that ends first is awaited."""
+    """Return begin, end and run of each part of the waits; of several runs in flight, the first to end is awaited."""
     found: list[tuple[int, int, int]] = []
     edges = np.unique(flights)
     for begin, end in waits.tolist():

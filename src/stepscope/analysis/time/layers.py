@@ -191,7 +191,7 @@ def with_sources(ops: pl.DataFrame, sources: pl.DataFrame) -> pl.DataFrame:
 
 
 def sources_of_modules(run: RunReader) -> dict[str, str]:
-    """Where each module is called first: "model.py:12", and how many other places there are: "model.py:12, +1"."""
+    """Return where each module is first called: "model.py:12", or "model.py:12, +1" with one other place."""
     calls = run.sources.filter(
         pl.col("name").str.starts_with(MODULE_CALL) & pl.col("module").is_not_null() & pl.col("source").is_not_null()
     )

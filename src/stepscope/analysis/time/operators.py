@@ -1,8 +1,8 @@
 """Self time of operators: sums per step, and pieces in which an op is the innermost of its thread.
 
-Everything that is said about ops comes from this table, so its sums and the residual add up to the step times. What
-a backend of torch.distributed runs beside the training has no time of its own here: a collective's is what the training
-waited for it (`collectives`).
+Every figure about ops comes from this table, so its sums and the unattributed time add up to the step times. Work that
+a torch.distributed backend runs beside the training is not included: a collective's time is what the training waited
+for it (`collectives`).
 """
 
 from __future__ import annotations
@@ -323,7 +323,7 @@ def innermost(t0: Ints, t1: Ints, parent: Ints) -> tuple[Ints, Ints, Ints]:
 
 
 def _part(instance: Ints, count: int) -> Ints:
-    """Of each piece: is it the first of its instance, one between, or the last of several?"""
+    """Return for each piece whether it is the first of its op call, the last, or one between."""
     place = np.arange(len(instance))
     first, last = np.full(count, len(instance)), np.full(count, _NONE)
     np.minimum.at(first, instance, place)
@@ -375,7 +375,7 @@ def _overlap_s(lane: Track, track: Track) -> float:
 
 
 def _merge_tracks(lane: Track, track: Track) -> Track:
-    """Both in order of time; what still overlaps is cut from the piece that began first."""
+    """Merge both in order of time; remaining overlap is cut from the piece that began first."""
     t0, t1, op, part = (
         np.concatenate([getattr(lane, name), getattr(track, name)]) for name in ("t0", "t1", "op", "part")
     )

@@ -115,7 +115,7 @@ def _group_rank(part: Run) -> int | None:
 
 
 def ranks(run: Run) -> Ranks:
-    """All that is known of the parts; of a training in one process, a table of one row."""
+    """Return all facts of the parts; one row for a training in a single process."""
     parts, missing = parts_of(run)
     notes = [*missing, *_endings(parts)]
     reason = _not_comparable(parts)

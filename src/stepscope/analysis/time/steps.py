@@ -125,7 +125,7 @@ def timed_steps(run: RunReader) -> tuple[pl.DataFrame, str]:
 
 
 def span_ns(run: RunReader) -> tuple[int, int] | None:
-    """From the first such step's start to the last one's end, ns; None without steps after warm-up."""
+    """Return the start of the first and the end of the last step after warm-up, ns; None without such steps."""
     steps = steps_after_warmup(run)
     return None if steps.is_empty() else (int(steps["t0_ns"][0]), int(steps["t1_ns"][-1]))
 

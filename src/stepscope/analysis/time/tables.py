@@ -170,7 +170,7 @@ def phases_by_step(run: Run, most: int) -> pl.DataFrame:
 
 
 def _evenly(rows: pl.DataFrame, most: int) -> pl.DataFrame:
-    """At most so many of the rows, the first and the last among them, in order."""
+    """Return at most so many evenly spaced rows, the first and the last among them."""
     if len(rows) <= most:
         return rows
     chosen: list[int] = np.unique(np.linspace(0, len(rows) - 1, most).astype(np.int64)).tolist()
@@ -459,6 +459,6 @@ def mean_differs_from_median(row: Mapping[str, Any], median: str = "total_ns") -
 
 
 def largest_difference(rows: Iterable[Mapping[str, Any]], median: str = "total_ns") -> Mapping[str, Any] | None:
-    """Of these rows the one whose mean interruptions moved furthest; None where none is uneven."""
+    """Return the row whose mean interruptions moved furthest; None where none is uneven."""
     found = [row for row in rows if mean_differs_from_median(row, median)]
     return max(found, key=lambda row: abs(row["mean_ns"] - row[median]), default=None)

@@ -146,7 +146,7 @@ def _answer(evidence: Evidence, request: Breakdown) -> Iterator[str]:
 
 
 def _memory_difference(evidence: Evidence, request: Breakdown) -> Iterator[str]:
-    """Of two models: which holds more at its peak, and what it saves more of."""
+    """Return which of two models has the higher peak, and which categories make the difference."""
     both = [model for model in request.models if (model, TRAINING) in evidence.peaks]
     if len(both) != 2:
         return

@@ -188,7 +188,7 @@ class SettingOutcome:
 
 
 def setting_outcome(setting: DailySetting, cells: Sequence[Cell], days: int) -> SettingOutcome:
-    """From the cells of a setting, one at least. A seed is what repeats: the days of one hang together."""
+    """Return the outcome of a setting from its cells, at least one. Seeds repeat; the days of a seed are dependent."""
     accuracy = 100 * np.array([[day["accuracy"] for day in cell["days"]] for cell in cells])
     slopes = np.polyfit(np.arange(days + 1), accuracy.T, 1)[0]
     kinds = {cell["energy_kind"] for cell in cells}
@@ -284,7 +284,7 @@ _DAY = {"title": pl.String, "setting": pl.String, "batch": pl.String, "replay": 
 
 
 def frames(made: Sequence[SettingOutcome], request: DailyTraining) -> dict[str, pl.DataFrame]:
-    """By the figure's name; what was not measured has none."""
+    """Return the frames by figure name; nothing for what was not measured."""
     found = {
         figure: pl.DataFrame(list(_by_day(made, name, first, request.days)), schema=_DAY)
         for figure, name, first in (

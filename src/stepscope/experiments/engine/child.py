@@ -35,7 +35,7 @@ def limit_memory(size: int) -> None:
 
 
 def limit_accelerator(size: int) -> None:
-    """The same for the caching allocator of a CUDA device, where there is one."""
+    """Limit the caching allocator of the CUDA device, if there is one."""
     import torch
 
     if torch.cuda.is_available():
@@ -52,7 +52,7 @@ def refuse_memory_limit(size: int) -> None:
 
 
 def die_with(parent: int) -> None:
-    """Be killed when the parent ends, however it ends: a run that nobody waits for would disturb the next one."""
+    """Have the kernel kill this process when its parent ends: an orphaned run would disturb the next one."""
     if not sys.platform.startswith("linux"):
         return
     with contextlib.suppress(OSError, AttributeError):  # a C library without prctl: the sweep's lock is the fallback
@@ -72,7 +72,7 @@ _REFUSALS = ((MissingDependency, "not installed"), (DataUnavailable, "no data"),
 
 
 def main(orders: Orders) -> None:
-    """Do the task, and write down how it ended: status, reason and result."""
+    """Run the task and write its outcome: status, reason and result."""
     die_with(orders["parent"])
     result = dict(perform(orders))
     ended = {"status": result.pop("status", "ok"), "reason": result.pop("reason", None)}

@@ -36,7 +36,7 @@ def device_name() -> str:
 
 
 def versions() -> dict[str, str]:
-    """Of this package, Python and torch."""
+    """Return the versions of this package, Python and torch."""
     try:
         torch = version("torch")
     except PackageNotFoundError:
@@ -45,7 +45,7 @@ def versions() -> dict[str, str]:
 
 
 def installed_versions() -> dict[str, str | None]:
-    """Of Stepscope, Python and what runs depend on; null is not installed."""
+    """Return the versions of Stepscope, Python and the libraries that runs depend on; null is not installed."""
     found: dict[str, str | None] = {"stepscope": __version__, "python": platform.python_version()}
     for name in ("torch", "polars"):
         found[name] = None

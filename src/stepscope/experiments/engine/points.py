@@ -82,7 +82,7 @@ class SweepPoint:
         return f"{name}-b{self.batch}-{self.optimizer}-{self.precision}-t{threads}-{self.device}-r{self.repeat}"
 
     def would_need_more_than(self, other: SweepPoint) -> bool:
-        """The same training with a batch at least as large: what did not fit for the other does not fit for it."""
+        """Return whether this is the same training with a batch at least as large: it needs at least as much memory."""
         alike = self.setting[:1] + self.setting[2:] == other.setting[:1] + other.setting[2:]
         return alike and self.batch >= other.batch
 

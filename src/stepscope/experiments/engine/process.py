@@ -145,7 +145,7 @@ def _timeout_status(folder: Path, time_limit_s: float) -> tuple[str, str]:
 
 
 def _status_from_exit(code: int, folder: Path) -> tuple[str, str]:
-    """Of a child that ended without a word: from its exit code and the last that it printed."""
+    """Return the status of a child that wrote no outcome, from its exit code and last output."""
     printed = (folder / LOG_FILE).read_text(encoding="utf-8", errors="replace").strip()
     last = printed.splitlines()[-1][-300:] if printed else "it printed nothing"
     starved = next((line for line in printed.splitlines() if any(word in line for word in _STARVED)), None)

@@ -137,7 +137,7 @@ def train_in_session(
 
 
 def accuracy_of(training: Training, samples: int | None = None) -> float:
-    """On the test data, or its first `samples`, 0 to 1; UsageError where there is none: that is no accuracy of 0."""
+    """Return the accuracy on the test data, or on its first `samples`, 0 to 1; UsageError without test data."""
     found = training.evaluate(samples)
     if found is None:
         raise UsageError(f"'{training.workload.name}' has no accuracy", "take a classifier: stepscope workloads")

@@ -18,7 +18,7 @@ from stepscope.errors import FleetError, StepscopeError
 
 
 def main(orders: Mapping[str, Any]) -> None:
-    """Do as ordered; a refusal is an answer as well."""
+    """Carry out the orders; a refusal is an answer, too."""
     if orders["do"] in ("work", "schedule"):
         _run_service(orders)
         return

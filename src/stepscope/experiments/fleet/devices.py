@@ -132,7 +132,7 @@ async def _bring_up(hosts: Hosts, host: Host, rotate: bool, lives_with: Mapping[
 
 
 def _folder(hosts: Hosts, host: Host) -> str:
-    """On the device; the same for every fleet, so that nobody else's worker runs beside ours."""
+    """Return the folder on the device; every fleet uses the same one, so that only one worker runs at a time."""
     if host.folder is not None:
         return host.folder
     return str((hosts.state / "devices" / host.name).resolve()) if host.local else "~/.cache/stepscope/fleet"

@@ -39,7 +39,7 @@ class NotStarted(FleetError):
 
 @contextlib.contextmanager
 def hold_folder(folder: Path) -> Iterator[None]:
-    """Be the process of this folder; UsageError where another one is."""
+    """Claim this folder for this process; UsageError where another process holds it."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / _LOCK).open("a+") as file:
         try:

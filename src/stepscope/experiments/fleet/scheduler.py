@@ -36,7 +36,7 @@ _GONE = (OSError, BadMessage, NotAdmitted)
 
 
 def run_scheduler(orders: Mapping[str, Any]) -> None:
-    """Be the scheduler until told to end (SIGTERM), or until the process that it `lives_with` has ended.
+    """Run the scheduler until SIGTERM, or until the process `lives_with` has ended.
 
     orders: folder, host, port, tls (folder), forget_after_s, and lives_with where it is given.
     """

@@ -301,7 +301,7 @@ class Board:
         return self.order[: self.order.index(point)]
 
     def give_back(self, point: SweepPoint) -> None:
-        """It waits again, first in the line."""
+        """Return a point to the front of the queue."""
         self.waiting.appendleft(point)
 
     def end(self, point: SweepPoint, result: Mapping[str, Any]) -> None:
@@ -407,7 +407,7 @@ def new_fleet(request: SuiteRun, out: Path, where: SchedulerAddress, says: Calla
 
 
 def resume_fleet(request: SuiteRun, out: Path) -> FleetFolder:
-    """As it was begun, with all of its boards; refused where a workload has changed."""
+    """Resume a sweep as it was begun, with all its boards; refused where a workload has changed."""
     if request.given or request.boards is not None:
         raise UsageError("a fleet's sweep goes on as it was begun", "leave out all but --fleet, --resume and --out")
     folder = FleetFolder(out)
@@ -419,7 +419,7 @@ def resume_fleet(request: SuiteRun, out: Path) -> FleetFolder:
 
 
 def _chosen_boards(named: Sequence[str] | None, where: SchedulerAddress) -> Sequence[str]:
-    """Those of the hosts.toml, or that the scheduler knows now; or some of them."""
+    """Return the boards of hosts.toml, or those that the scheduler knows now, restricted to the requested ones."""
     from stepscope.experiments.fleet.devices import devices
 
     there = list(dict.fromkeys(device.device.board for device in devices(where)))

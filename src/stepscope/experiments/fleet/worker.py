@@ -37,7 +37,7 @@ _SILENT_PINGS = 4  # the scheduler has gone without a word
 
 
 def run_worker(orders: Mapping[str, Any]) -> None:
-    """Be a worker until told to end (SIGTERM). A scheduler that goes away is waited for; a run goes on meanwhile.
+    """Run the worker until SIGTERM. A scheduler that goes away is waited for; a run continues meanwhile.
 
     orders: folder (its `tls` holds key and certificate), scheduler (url), name, board. Where it is given, the worker
     ends with the process that it `lives_with`, and after `alone_s` seconds in which no scheduler let it in.
@@ -142,7 +142,7 @@ def device_facts() -> dict[str, Any]:
 
 
 def clock_ns() -> int:
-    """This device's wall clock, ns since 1970."""
+    """Return this device's wall clock, ns since 1970."""
     return time.time_ns()
 
 
@@ -233,7 +233,7 @@ def _with_source(folder: Path, spec: Mapping[str, Any], source: str | None) -> d
 
 @contextlib.contextmanager
 def _exclusive() -> Iterator[None]:
-    """Nothing else is measured on this device meanwhile, also by a task of a connection that broke."""
+    """Hold the device: nothing else is measured meanwhile, not even by a task of a broken connection."""
     path = _device_folder() / "run.lock"
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as file:

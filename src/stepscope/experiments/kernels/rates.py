@@ -29,7 +29,7 @@ _SMALL, _MIDDLE, _LARGE = 3, 5, 7
 
 @dataclass(frozen=True)
 class Cliff:
-    """From one place of an axis to the next a useful FLOP is `jump` times slower; `low` is the least it can be."""
+    """A place on an axis after which a useful FLOP is `jump` times slower; `low` is the lower bound of that factor."""
 
     source: str
     op: str
@@ -91,7 +91,7 @@ def measured_five_three(
 
 
 def imported_five_three(repeats: Mapping[tuple[str, str, str], Mapping[int, Floats]]) -> Iterator[dict[str, Any]]:
-    """The same from imported repeats in ms by (source, where, part) and size; Student's interval over the repeats."""
+    """Return the table from imported repeats, ms by (source, where, part) and size; Student's interval over repeats."""
     for (source, where, part), sizes in repeats.items():
         if {_SMALL, _MIDDLE, _LARGE} <= set(sizes):
             count = min(len(sizes[size]) for size in (_SMALL, _MIDDLE, _LARGE))

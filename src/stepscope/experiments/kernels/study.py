@@ -131,7 +131,7 @@ def _pair(where: Mapping[str, Any], request: Kernels) -> dict[str, Any]:
 
 
 def _bare(todo: Sequence[Kernel], request: Kernels) -> dict[str, Any]:
-    """For the first kernel of each op: the timer over a bare loop."""
+    """Return, for the first kernel of each op, the ratio of the timer to a bare loop."""
     result: dict[str, Any] = {}
     for kernel in todo:
         if kernel.op in result or _does_not_fit(kernel, request.device) is not None:
@@ -262,7 +262,7 @@ def _dearest(own: Sequence[Row]) -> tuple[str, float, float]:
 
 
 def _step_table(rows: Sequence[Row]) -> ResultTable:
-    """Of a model: what a step spends in each op, as often as it runs each kernel."""
+    """Return the time that a step of a model spends in each op, from the calls and times of its kernels."""
     sums: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
     for row in rows:
         if row.source == HERE and not row.kernel.place:

@@ -35,7 +35,7 @@ RUNS: dict[str, Any] = {
     "cores": pl.Int64,
     "threads": pl.Int64,
     **{f"{name}{end}": pl.Float64 for name in _BOUNDED for end in ("", "_low", "_high")},
-    "trainer_cores": pl.Float64,  # that the training process kept busy
+    "trainer_cores": pl.Float64,  # CPU utilisation of the training process, in cores
     "flop_per_s": pl.Float64,  # forward and backward, counted on the model
     "alternation": pl.Float64,  # correlation of accelerator and mean CPU use, window by window
     "training_cores_use": pl.Float64,  # chosen in the first half of the run, measured in the second
@@ -166,7 +166,7 @@ _SEEING = ("vision", "image generation")  # the domains of the paper's convoluti
 
 
 def _kind(name: str, types: Sequence[str]) -> str:
-    """By its layers: recurrent where it has any recurrent one, else convolutional where it has a convolution.
+    """Return the kind of a model: recurrent with any recurrent layer, else convolutional with any convolution.
 
     A workload of the suite from another domain, as deep Q-learning, is neither: its use is that domain's.
     """

@@ -188,7 +188,7 @@ def judge_all(evidence: Evidence, only: Sequence[int] = ()) -> list[Verdict]:
 
 
 def _comparable(result: Measurements) -> tuple[list[Run], list[str]]:
-    """Of each model the runs of one setting, and of one kind of device: what differs otherwise is no batch's doing."""
+    """Return the runs of each model with one setting on one kind of device, so that only the batch differs."""
     kinds = [str((run.meta.get("workload") or {}).get("device") or "cpu").partition(":")[0] for run in result.runs]
     wanted = "cpu" if all(kind == "cpu" for kind in kinds) else next(kind for kind in kinds if kind != "cpu")
     runs = [run for run, kind in zip(result.runs, kinds, strict=True) if kind == wanted]
@@ -327,7 +327,7 @@ def _limits(evidence: Evidence) -> Iterator[str]:
 
 
 def _device(runs: Sequence[Run]) -> str:
-    """Of the machine that the runs were made on, which need not be this one."""
+    """Return the device that the runs were made on, which may be another machine."""
     facts: dict[str, Any] = runs[0].device if runs else {}
     named = facts.get("board") or facts.get("cpu")
     if not named:
@@ -399,7 +399,7 @@ def _use_over_steps(run: Run) -> Frames:
 
 
 def _process_use(run: Run, t0_ns: float, t1_ns: float) -> tuple[Floats, Floats]:
-    """Share of its threads that the training process kept busy."""
+    """CPU utilisation of the training process, as a share of its threads."""
     for own in series_of(run, "process_cpu_time"):
         if own.scope == "process":
             seen = windows(own, t0_ns, t1_ns, resolved_ns(own))
@@ -473,7 +473,7 @@ def _accuracy_by_day(evidence: Evidence) -> pl.DataFrame:
 
 
 def _folded_use(evidence: Evidence, runs: Sequence[Run]) -> pl.DataFrame:
-    """Of each model's run with the longest steps: use by part of the step, median and middle 80 % of the readings."""
+    """Return use by part of the step (median, middle 80 % of readings) from each model's run with the longest steps."""
     parts = []
     named = {run.id: run for run in runs}
     for (name,), frame in evidence.runs.sort("step_ms", descending=True).group_by(["workload"], maintain_order=True):

@@ -44,7 +44,7 @@ class PartialSetting:
 
     @property
     def name(self) -> str:
-        """For people and for files: `filters 60 %` is `filters-60`."""
+        """Return the name for people and files: `filters-60` for 60 % of the filters."""
         return f"{self.way} {100 * self.fraction:g} %" if self.way in FRACTIONAL else self.way
 
     @property
@@ -53,7 +53,7 @@ class PartialSetting:
 
 
 def partial_settings(request: PartialTraining) -> list[PartialSetting]:
-    """In the order asked for. 100 % of anything is the same training as all, which is then made in its place."""
+    """Return the settings in the requested order. 100 % of anything is replaced by the training of all."""
     found = []
     for way in request.ways:
         if way not in FRACTIONAL:
@@ -305,7 +305,7 @@ def reference_table(outcomes: Sequence[SettingOutcome]) -> ResultTable:
 
 
 def frames(outcomes: Sequence[SettingOutcome]) -> dict[str, pl.DataFrame]:
-    """By the figure's name."""
+    """Return the frames by figure name."""
     found = {"accuracy-over-time": _curves(outcomes, "time_s"), "accuracy-over-energy": _curves(outcomes, "energy_j")}
     found["accuracy-and-cost"] = pl.DataFrame(list(_points(outcomes)), schema=_POINT)
     found["savings"] = pl.DataFrame(
@@ -380,7 +380,7 @@ def _shares(outcomes: Sequence[SettingOutcome]) -> Iterator[dict[str, Any]]:
 
 
 def _saved(outcome: SettingOutcome, whole: SettingOutcome | None, name: str) -> float | None:
-    """In % of what training all takes; null where one of them is not known."""
+    """Return the saving in % of what training all takes; null where either is unknown."""
     ours, all_of_it = getattr(outcome, name), None if whole is None else getattr(whole, name)
     return None if ours is None or not all_of_it else 100 * (1 - ours / all_of_it)
 
@@ -419,7 +419,7 @@ class SettingOutcome:
 
 
 def setting_outcome(setting: PartialSetting, cells: Sequence[Cell]) -> SettingOutcome:
-    """From the cells of a setting, one at least."""
+    """Return the outcome of a setting from its cells, at least one."""
 
     def at(name: str, place: int = -1) -> Estimate | None:
         factor, possible = (1.0, AMOUNT) if name in ("time_s", "energy_j") else (100.0, SHARE)

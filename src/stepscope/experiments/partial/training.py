@@ -226,7 +226,7 @@ class OptimizerRule:
 
 @dataclass(frozen=True)
 class StepCost:
-    """Of one step: FLOPs forward and backward (means over the probed steps), and the peak of live bytes (their most).
+    """Cost of one step: FLOPs forward and backward (means over the probed steps), and the peak of live bytes (maximum).
 
     saved_bytes: activations at their most in a step, the mean over the steps. trained_share: of the numbers
     of the model. Null, with a reason in `notes`, is "not counted".

@@ -36,7 +36,7 @@ class Choice:
 
 
 def freeze(model: nn.Module, choice: Choice) -> None:
-    """Only what is trained asks for a gradient; gradients of the rest are dropped."""
+    """Require gradients of the trained parameters only; drop the gradients of the others."""
     for name, parameter in model.named_parameters():
         wanted = name in choice.trained
         if parameter.requires_grad != wanted:
@@ -203,7 +203,7 @@ def _layers(model: nn.Module, terms: Terms) -> Plan:
 
 
 def _drawn_filters(model: nn.Module, terms: Terms, number: int) -> dict[str, set[int]]:
-    """Of each convolution the filters that draw `number` freezes."""
+    """Return the filters of each convolution that draw `number` freezes."""
     draw = random.Random(f"{terms.seed}:filters:{number}")
     frozen = {}
     for layer in convolutions(model):
@@ -379,7 +379,7 @@ def layers(model: nn.Module) -> Layers:
 
 
 def parameters_of(model: nn.Module, kinds: type[nn.Module] | tuple[type[nn.Module], ...]) -> Layers:
-    """The same for layers of some kinds alone."""
+    """Return the parameters of layers of these kinds."""
     modules = dict(model.named_modules())
     return {name: own for name, own in layers(model).items() if isinstance(modules[name], kinds)}
 

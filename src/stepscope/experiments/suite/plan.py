@@ -305,7 +305,7 @@ def _versions() -> dict[str, str]:
 
 
 def plan_differences(kept: Mapping[str, Any], request: Mapping[str, Any]) -> list[str]:
-    """In what a sweep differs from another plan, a line each."""
+    """Return the differences between a sweep and another plan, a line each."""
     rules = [
         f"  {name.replace('_', ' ')}: {kept['rules'].get(name)} -> {value}"
         for name, value in request["rules"].items()

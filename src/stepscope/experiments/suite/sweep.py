@@ -208,8 +208,8 @@ def _live_peak(run: Run) -> float | None:
     if events.is_empty():
         return None
     ordered = events.sort("t_ns", "bytes")  # of the same time, what is freed first
-    alive = ordered.select(live=pl.col("bytes").cum_sum().over("device")).to_series().to_numpy()
-    return float(alive.max())
+    live = ordered.select(live=pl.col("bytes").cum_sum().over("device")).to_series().to_numpy()
+    return float(live.max())
 
 
 def _take(found: Numbers, column: str, rows: pl.DataFrame, factor: float = 1.0) -> None:

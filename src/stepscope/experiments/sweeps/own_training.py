@@ -101,7 +101,7 @@ def train_own(orders: Orders) -> dict[str, Any]:
 
 
 def prepare(text: str) -> None:
-    """In the process of the script, once torch is there: its arithmetic, and where it ends."""
+    """Prepare the process of the script once torch is imported: its precision, and where it ends."""
     from torch.optim.optimizer import register_optimizer_step_pre_hook
 
     about = json.loads(text)

@@ -111,7 +111,7 @@ def find_jetson(root: Path = Path("/")) -> Jetson:
 
 
 def refuse_without_permission(user: int | None = None) -> None:
-    """Only root may set a mode: said before anything is begun."""
+    """Raise UsageError before anything is begun unless this is root, who alone may set a mode."""
     if (os.geteuid() if user is None else user) != 0:
         raise UsageError(
             "setting a power mode takes root", "sudo stepscope study power-modes ..., or leave --apply out"

@@ -218,7 +218,7 @@ def setting_costs(trainings: Sequence[TrainingRun], target_loss: float | None = 
 
 
 def best_settings(found: Sequence[SettingCost], quantities: Sequence[Quantity] = QUANTITIES) -> list[BestSetting]:
-    """For each quantity in which settings differ: the best of them."""
+    """Return the best setting for each quantity in which settings differ."""
     result = []
     for quantity in quantities:
         having = [cost for cost in found if quantity in cost.values]
@@ -229,7 +229,7 @@ def best_settings(found: Sequence[SettingCost], quantities: Sequence[Quantity] =
 
 
 def measured_quantities(found: Sequence[SettingCost]) -> list[Quantity]:
-    """Those that some setting has, in their order."""
+    """Return the quantities that any setting has, in their order."""
     return [quantity for quantity in QUANTITIES if any(quantity in cost.values for cost in found)]
 
 

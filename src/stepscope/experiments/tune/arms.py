@@ -162,7 +162,7 @@ class Rules:
 
 @dataclass(frozen=True)
 class Desk:
-    """Where the experiment keeps its arms, and whom it tells how it goes."""
+    """The experiment's store of arms, with the callback for its progress."""
 
     keep: Callable[[str, Mapping[str, Any]], None] = lambda name, content: None
     kept: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)

@@ -215,7 +215,7 @@ class LoopPlace:
         self._bench = bench
 
     def ask(self, limit_s: float, **command: Any) -> dict[str, Any]:
-        """Do it now, however long it takes. What the user's step raises passes through, but of a change it is a result.
+        """Run the action now, without a limit. Exceptions of the user's step pass through; a change's are results.
 
         The state has been put back then.
         """
@@ -229,7 +229,7 @@ class LoopPlace:
             raise PlaceEnded(f"with it the step raises {type(error).__name__}: {error}") from error
 
     def close(self) -> None:
-        """Nothing was started."""
+        """Do nothing: no process was started."""
 
 
 def loop_bench(

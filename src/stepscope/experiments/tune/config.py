@@ -154,12 +154,12 @@ def configured(workload: Workload, config: Config) -> Workload:
 
 
 def apply_to_script(path: str) -> None:
-    """In the process of a script, once torch is there: make the changes of a file after its first updates."""
+    """Apply the changes of a file in the process of a script, once torch is imported, after the first updates."""
     make_in_script(changes_of(read_config(Path(path))))
 
 
 def make_in_script(changes: Sequence[Change]) -> None:
-    """In the process of a script, once torch is there: make the changes after its first updates."""
+    """Apply changes in the process of a script, once torch is imported, after the first updates."""
     from stepscope.experiments.tune.training import Observer, Targets
     from stepscope.record.boundary import Boundary
     from stepscope.record.torch_hooks import Routes

@@ -95,7 +95,7 @@ class Observer:
 
 
 def observed(action: Any) -> Observer:
-    """Do it, and return what was seen of a training meanwhile; exceptions pass through."""
+    """Run the action and return what was observed of a training meanwhile; exceptions pass through."""
     observer = Observer()
     routes = Routes(Boundary(lambda _: None), observer)
     routes.install()

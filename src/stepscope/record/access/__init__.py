@@ -66,7 +66,7 @@ class DeviceFile:
         self._open()
 
     def read(self, size: int) -> bytes:
-        """Up to size bytes from the beginning; raises OSError, ENODEV while the device is away."""
+        """Return up to `size` bytes from the beginning; raises OSError, ENODEV while the device is away."""
         if self._file is not None and not os.fstat(self._file).st_nlink:
             self.close()  # a plain file of a simulated tree was replaced; the old one would be read for ever
             self._retry_at_ns = 0
@@ -84,7 +84,7 @@ class DeviceFile:
             raise
 
     def close(self) -> None:
-        """Let go of the file; a later read looks for it again."""
+        """Close the file; a later read opens it again."""
         if self._file is not None:
             os.close(self._file)
             self._file = None
@@ -106,7 +106,7 @@ class DeviceFile:
 def open_device_files(
     paths: list[Path], clock: Clock = monotonic_ns
 ) -> tuple[list[tuple[Path, DeviceFile]], list[OSError]]:
-    """Those of the paths that open, and why the others do not."""
+    """Open those paths that can be opened; return them, and why the others cannot."""
     kept: list[tuple[Path, DeviceFile]] = []
     refused: list[OSError] = []
     for path in paths:

@@ -45,7 +45,7 @@ def plain_step(loss: Loss) -> Step:
 
 
 def accumulated_step(loss: Loss, parts: int, batch: Callable[[], Any]) -> Step:
-    """The same update from so many smaller batches, each made by `batch`: their gradients add up."""
+    """Make one update from the accumulated gradients of several smaller batches, each made by `batch`."""
 
     def step(model: nn.Module, optimizers: Optimizers, first: Any) -> None:
         for optimizer in optimizers:

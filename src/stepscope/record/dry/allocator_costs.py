@@ -19,7 +19,7 @@ _WARMUP = 2  # steps: the optimizer's state and the kernels' plans exist afterwa
 
 @dataclass(frozen=True)
 class StepCost:
-    """Of one process: resident memory before the first step and at its peak, B; CPU time of a step, s (median).
+    """Cost of a step in one process: resident memory before the first step and at its peak, B; median CPU time, s.
 
     wall_s: what each step took by the clock, without those of the warm-up.
     """
@@ -56,7 +56,7 @@ class StepClock:
         self._began = time.process_time(), time.perf_counter()
 
     def stepped(self) -> bool:
-        """To be called at the end of a step; whether it was the last that is needed."""
+        """Note the end of a step; return whether it was the last one needed."""
         now = time.process_time(), time.perf_counter()
         self._times.append((now[0] - self._began[0], now[1] - self._began[1]))
         self._began = now

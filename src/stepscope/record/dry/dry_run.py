@@ -67,7 +67,7 @@ class Segment:
 def dry_run(
     job: Job, batch: int, hidden: Rule = nothing_hidden, change: Change | None = None, steps: int = STEPS
 ) -> DryRun:
-    """So many steps of a job on fake tensors; raises DryRunStopped where they cannot run it."""
+    """Run steps of a job on fake tensors; raises DryRunStopped where they cannot run it."""
     began = time.perf_counter()
     mode = FakeMode()
     tally = FlopTally(hidden)

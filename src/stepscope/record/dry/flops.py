@@ -118,7 +118,7 @@ class _Counter:
         self._move(self._stack[-1] if self._stack else self._node_place)
 
     def _move(self, place: str | None) -> None:
-        """From here on, what is counted belongs to `place`; null is outside every module."""
+        """Count for `place` from here on; null is outside every module."""
         counted = self._mode.get_total_flops()
         if self._place is not None:
             self._own[self._place] += counted - self._counted
@@ -183,7 +183,7 @@ def _eager() -> contextlib.AbstractContextManager[Any]:
 
 
 def _batch_on_meta(value: Any) -> Any:
-    """The same nest with tensors that have shapes and no numbers."""
+    """Return the same nested structure with tensors on the meta device."""
     if isinstance(value, Tensor):
         return torch.empty_like(value, device=_META).requires_grad_(value.requires_grad)
     if isinstance(value, dict):

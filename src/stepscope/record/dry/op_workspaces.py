@@ -237,7 +237,7 @@ def _scratch_of_reference(x: Tensor, units: int, of_all_steps: bool) -> int:
 
 
 def _lstm_workspace(x: Tensor, units: int) -> int:
-    """Of an input [T, N, I]; states are there once more than there are steps."""
+    """Return the workspace for an input [T, N, I]; there is one more state than there are steps."""
     steps, samples, inputs = x.shape
     gates, plain, wider, states = _WORKSPACE_IN_FLOAT if x.element_size() == _FLOAT else _WORKSPACE_IN_BF16
     of_step = gates * _lstm_row(4 * units) / 4 + plain * _whole_lines(units)

@@ -74,7 +74,7 @@ _TIMEOUT_S = 30
 
 
 def probe_apart(calls: Mapping[str, Call], samples: int) -> dict[str, Probed]:
-    """The same near so many samples, in a child process: what a kernel takes there is not added to this one's memory.
+    """Probe near so many samples in a child process, so that kernels do not add to the memory of this one.
 
     Without those that fail, and without any where the child takes longer than half a minute.
     """

@@ -60,7 +60,7 @@ Rule = Callable[[Any, tuple[Any, ...], dict[str, Any], Any], Hidden]  # (op, arg
 
 
 def nothing_hidden(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Hidden:
-    """Of real tensors: what kernels allocate is not looked at."""
+    """Ignore what kernels allocate: for real tensors."""
     return NOTHING
 
 
@@ -379,10 +379,10 @@ def _plain(dtype: Any) -> Any:
 def peak_of(log: StorageLog, bound: str | Callable[[Storage], int] = "bytes") -> int:
     """The most bytes live at once, by `bytes`, by the bounds of what is resident (`low`, `high`) or by a function."""
     sizes = [bound(storage) if callable(bound) else getattr(storage, bound) for storage in log.storages]
-    alive = most = 0
+    live = most = 0
     for _, _, number, sign in log.events:
-        alive += sign * sizes[number]
-        most = max(most, alive)
+        live += sign * sizes[number]
+        most = max(most, live)
     return most
 
 

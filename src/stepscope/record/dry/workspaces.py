@@ -145,7 +145,7 @@ class Platform:
 
     @property
     def name(self) -> str:
-        """In words, for the user."""
+        """Return the name in words, for the user."""
         if self.kind == "cuda":
             return "CUDA with cuDNN"
         if not self.known:
@@ -197,7 +197,7 @@ class Probed:
     per_sample: float
 
     def bytes(self, samples: int) -> int:
-        """At a batch of so many samples."""
+        """Return the bytes at a batch of so many samples."""
         return max(0, round(self.fixed + self.per_sample * samples))
 
 
@@ -378,7 +378,7 @@ def _through_onednn(platform: Platform, x: Tensor, weight: Tensor, stride: Any, 
 
 
 def _sums_in_float(platform: Platform, weight: Tensor, blocked: int, groups: int, transposed: list[Tensor]) -> int:
-    """Of a bf16 gradient of weights: its sums in float32; where a kernel is more than a pixel, tiles of a sample."""
+    """Return float32 sums of a bf16 weight gradient; tiles of a sample where a kernel is larger than a pixel."""
     if weight.dtype != torch.bfloat16 or groups > 1:
         return 0
     tiles = sum(_blocked(platform, shape[:1]) + _TILES_FIXED for shape in transposed)

@@ -129,7 +129,7 @@ def _routed(owner: Any, plain: Callable[..., Any], callback: Callable[[], None])
 
 
 def hear_compiling(callback: Callable[[float], None]) -> Callable[[], None]:
-    """Tell `callback` how long each part of compiling a function took, s; returns the undo function."""
+    """Call `callback` with the time of each part of compiling a function, s; return a function that undoes this."""
 
     def heard(event: str, duration_secs: float, **_: str | int) -> None:
         if event.startswith(_COMPILES):

@@ -68,11 +68,11 @@ class JaxRecorder:
         self._leaving.callback(profiler.before_other_traces(guarded))
 
     def open(self, writer: RunWriter) -> None:
-        """Be ready to record into this run."""
+        """Prepare to record into this run."""
         self._writer = writer
 
     def rehearse(self) -> None:
-        """Nothing of JAX is set up before the training does so itself."""
+        """Do nothing: JAX is set up by the training itself."""
 
     def finish(self) -> None:
         """A step that was not said to have ended is none."""
@@ -129,7 +129,7 @@ class JaxRecorder:
         return self.recording
 
     def count_samples(self) -> int | None:
-        """Only the training knows."""
+        """Do nothing: only the training knows its samples."""
         return None
 
     def after_step(self, span: StepSpan) -> None:
@@ -151,7 +151,7 @@ class JaxRecorder:
         """Every step is followed: that takes no more than a look at the clock."""
 
     def differs(self) -> bool:
-        """Nothing is expected of a step."""
+        """Do nothing: no step is predicted."""
         return False
 
     def close_window(self) -> None:
@@ -216,7 +216,7 @@ class JaxRecorder:
         self._once_within = spent
 
     def _timed(self, action: Callable[[], object]) -> None:
-        """Do it between steps, undisturbed by signals and collections; what fails ends the recording of ops."""
+        """Run the action between steps, undisturbed by signals and collections; a failure ends the recording of ops."""
         began, collecting = monotonic_ns(), gc.isenabled()
         self._written = self._once_within = 0
         gc.disable()
@@ -318,5 +318,5 @@ class JaxRecorder:
         """JAX warns of forks itself."""
 
     def forget(self) -> None:
-        """This is a forked child: the trace is its parent's."""
+        """Drop the trace in a forked child: it belongs to the parent."""
         self._window, self._stopped = None, True

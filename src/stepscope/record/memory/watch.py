@@ -26,7 +26,7 @@ HELD = "held"  # the op of tensors that somebody kept from before, whoever that 
 
 @dataclass
 class Mark:
-    """At this time the storage at this address was this; `module` is an index of the module book."""
+    """The storage that was at this address at this time; `module` is an index of the module book."""
 
     t_ns: int
     pointer: int
@@ -92,7 +92,7 @@ class MemoryWatch:
                     self._held.append((weakref.ref(tensor.untyped_storage()), tuple(tensor.shape)))
 
     def open(self) -> None:
-        """A window opens between two steps: note all that is alive."""
+        """A window opens between two steps: note all live tensors."""
         self._owners = self.book.parameter_modules()
         self._watched = Watched()
         known: dict[tuple[str, int], Mark] = {}
@@ -186,7 +186,7 @@ class MemoryWatch:
                 yield optimizer
 
     def _kept_by_somebody(self) -> Iterator[tuple[UntypedStorage, tuple[int, ...]]]:
-        """Storages of tensors that Python held when it was looked around, and that are alive, with a shape each."""
+        """Live storages of the tensors that Python held at the last survey, with a shape each."""
         self.look_around()
         alive = [(storage, shape) for reference, shape in self._held or () if (storage := reference()) is not None]
         self._held = [(weakref.ref(storage), shape) for storage, shape in alive]

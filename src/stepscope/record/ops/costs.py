@@ -79,7 +79,7 @@ def convolution_flops(batch: int, positions: Shape, weight: Shape) -> int:
 def convolution_backward_flops(
     grad_out: Shape, x: Shape, weight: Shape, transposed: bool, output_mask: Sequence[bool]
 ) -> int:
-    """As many FLOPs as forward for dL/dx, and again for dL/dw, where wanted."""
+    """Return the FLOPs of backward: those of forward for dL/dx, and again for dL/dw, where each is wanted."""
     positions = x[2:] if transposed else grad_out[2:]
     return convolution_flops(x[0], positions, weight) * (bool(output_mask[0]) + bool(output_mask[1]))
 

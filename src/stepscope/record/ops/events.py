@@ -47,7 +47,7 @@ class Events:
     raw: list[Any]
 
     def take(self, rows: Ints) -> Events:
-        """The same columns with other rows."""
+        """Return the columns at these rows."""
         picked = {name: column[rows] for name, column in vars(self).items() if name != "raw"}
         return Events(**picked, raw=[self.raw[row] for row in rows] if self.raw else [])
 
@@ -177,7 +177,7 @@ _CALLS = ("c10d::", "_c10d_functional::", "c10d_functional::", "record_param_com
 
 
 class Places(Protocol):
-    """Tells the modules of backward nodes whose forward ops are not among the events."""
+    """Modules of backward nodes whose forward ops are not among the events."""
 
     def modules_of(self, sequence: Ints) -> Ints:
         """Index of the module that made each of these nodes, NO_MODULE where none or an unknown one did."""

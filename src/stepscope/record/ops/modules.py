@@ -247,7 +247,7 @@ def _alive(held: Reference) -> nn.Module:
 
 
 def _named_modules(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """As `Module.named_modules`: each once, parents first; cycles, any depth, and no method of the module's."""
+    """Yield like `Module.named_modules`, parents first; takes cycles and any depth, and calls no method of a module."""
     seen: set[int] = set()
     waiting: list[tuple[str, nn.Module]] = [("", module)]
     while waiting:
@@ -326,7 +326,7 @@ _MOST = 200_000  # changes of the innermost module that are remembered, 16 B eac
 
 
 class CallPlaces:
-    """Hears of the calls of one thread; `sequence` tells the number that its next node gets."""
+    """The module calls of one thread; `sequence` returns the number that its next node gets."""
 
     def __init__(self, index: Callable[[Any], int], sequence: Callable[[], int]) -> None:
         self._index, self._sequence = index, sequence

@@ -134,7 +134,7 @@ def rows_of_events(
     book: Costs,
     thread: int | None = None,
 ) -> Rows:
-    """The same for events that are columns already, whatever they were read from; thread: the one that trains."""
+    """Return the rows from events in columns, whatever their source; thread: the one that trains."""
     events = events.take(by_thread_and_time(_lane(events), events.t0, events.t1))
     lane = _lane(events)
     depth = depths(lane, events.t0, events.t1)

@@ -67,7 +67,7 @@ def _kind(file: str) -> int:
 
 @dataclass(frozen=True)
 class _Place:
-    """Where a call was made: the nearest own and library code, and whether outside all modules."""
+    """The place of a call: the nearest lines of own and of library code, and whether it is outside all modules."""
 
     own: Site | None
     library: Site | None
@@ -76,7 +76,7 @@ class _Place:
 
 @dataclass
 class CallSites:
-    """Hears of the calls of one thread for one step, and notes the lines that they come from."""
+    """The source lines that the calls of one thread come from, noted for one step."""
 
     index: Callable[[Any], int]
     also: Any = None  # a listener that would hear of the calls otherwise

@@ -38,7 +38,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def join(orders: str) -> None:
-    """This Python process was started by a training: record it too, should it train."""
+    """Join the run of the training that started this Python process, should this one train too."""
 
     def record(torch: ModuleType) -> None:
         from stepscope.record.processes.training import Orders, Recording

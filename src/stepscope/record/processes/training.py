@@ -162,7 +162,7 @@ def _own_rank() -> int | None:
 
 
 def _run_script(path: Path) -> None:
-    """In `__main__` itself, which stays there as long as the interpreter does."""
+    """Run the script in `__main__` itself, which lives as long as the interpreter."""
     import io
 
     absolute = os.path.abspath(path)  # noqa: PTH100 - a link stays a link, as with python itself
@@ -176,7 +176,7 @@ def _run_script(path: Path) -> None:
 
 
 def _run_stdin() -> None:
-    """As `python -` does it: all of it is read before it begins."""
+    """Run stdin as `python -` does: all of it is read before it begins."""
     from importlib.machinery import BuiltinImporter
 
     source = b"" if sys.stdin is None else sys.stdin.buffer.read()

@@ -240,7 +240,7 @@ def _follows(readings: Readings, load: Load, shift_ns: int, end_ns: int | None =
 
 
 def _plateaus(recorded: Recorded) -> list[tuple[int, int]]:
-    """Where power has settled, (begin, end) ns: each stretch of load and of idle without what follows its begin."""
+    """Return where power has settled, (begin, end) ns: each stretch of load or idle without its transient."""
     edges = [edge for pair in recorded.load for edge in pair]
     settled = int(_SETTLED_S * 1e9)
     first = edges[0] - int(_PLATEAU_S[0] * 1e9) if edges else 0
@@ -323,7 +323,7 @@ def _device(root: Path) -> dict[str, Any]:
 
 
 def _file(root: Path) -> Path:
-    """Below XDG_DATA_HOME (freedesktop.org base directories), one file a device. RuntimeError without a home."""
+    """Return the file of this device below XDG_DATA_HOME; RuntimeError without a home."""
     stated = Path(os.environ.get("XDG_DATA_HOME", ""))
     folder = stated if stated.is_absolute() else Path.home() / ".local/share"
     key = hashlib.sha256(json.dumps(_device(root), sort_keys=True).encode()).hexdigest()[:16]

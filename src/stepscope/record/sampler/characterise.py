@@ -357,7 +357,7 @@ def _profile_of(facts: Mapping[str, Any]) -> SensorProfile:
 
 
 def _cache_file(device: Mapping[str, Any]) -> Path:
-    """Below XDG_CACHE_HOME (freedesktop.org base directories), one file a device. RuntimeError without a home."""
+    """Return the file of this device below XDG_CACHE_HOME; RuntimeError without a home."""
     stated = Path(os.environ.get("XDG_CACHE_HOME", ""))
     folder = stated if stated.is_absolute() else Path.home() / ".cache"
     key = hashlib.sha256(json.dumps(device, sort_keys=True).encode()).hexdigest()[:16]

@@ -1,7 +1,7 @@
 """The sampling process: python -m stepscope.record.sampler --run DIR --pid N --period-ns N; standard library only.
 
-Writes channels.json, samples/<sensor>.rows and events.jsonl of a run, says its number and "ready" on stdout, and
-samples until it is told to stop (SIGTERM) or the training process, or the one that started it, is gone.
+Writes channels.json, samples/<sensor>.rows and events.jsonl of a run and prints its pid and "ready" on stdout. It
+samples until SIGTERM, or until the training process, or the one that started it, is gone.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ SWITCH_INTERVAL_S = 0.0005  # the loop waits no longer than this for a thread th
 
 
 class Sampling:
-    """The loop: dithered deadlines on a grid, a tick that reads what is due, and the chores between."""
+    """The sampling loop: dithered deadlines on a grid, a tick that reads what is due, and chores in between."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class Sampling:
         self._suspended_ns = _suspended_ns()
         self._wall_ns = _wall_ns()
         self.stopped = False
-        self.newcomers: Callable[[], tuple[list[Stream], list[ReaderThread]]] = lambda: ([], [])
+        self.late_streams: Callable[[], tuple[list[Stream], list[ReaderThread]]] = lambda: ([], [])
         self.pack_parts: Callable[[], None] = lambda: None
 
     def run(self, wait: Callable[[float], bool]) -> None:
@@ -106,14 +106,14 @@ class Sampling:
             self._slow_due_ns = min(stream.due_ns for stream in self._slow)
 
     def chores(self) -> None:
-        """Flush, try lost sensors again, take in new ones, and notice a suspended machine and a wall clock set anew."""
+        """Flush, retry lost sensors, add late ones, and detect suspends and jumps of the wall clock."""
         for stream in self._streams:
             stream.flush()
             stream.retry()
         for reader in self._readers:
             reader.look()
         self._let_go()
-        self._take_in(*self.newcomers())
+        self._take_in(*self.late_streams())
         self.pack_parts()
         self._events.flush()
         suspended_ns, wall_ns = _suspended_ns(), _wall_ns()
@@ -160,7 +160,7 @@ def _wall_ns() -> int:
 
 
 def watch(pids: Collection[int]) -> Callable[[float], bool]:
-    """A wait that ends early, with True, at a signal that is handled, or when one of these processes is gone."""
+    """Return a wait function that ends early, with True, at a handled signal or when one of these processes is gone."""
     wake, woken = os.pipe()
     os.set_blocking(woken, False)
     signal.set_wakeup_fd(woken, warn_on_full_buffer=False)
@@ -177,7 +177,7 @@ def watch(pids: Collection[int]) -> Callable[[float], bool]:
 
 
 def settle(cpu: int | None) -> None:
-    """Make this process small and punctual: core, timer slack, quick threads, no collector; each where allowed."""
+    """Reduce the jitter of this process, where allowed: core, priority, timer slack, switch interval, no collector."""
     if cpu is not None:
         with contextlib.suppress(OSError, AttributeError):
             os.sched_setaffinity(0, {cpu})
@@ -212,7 +212,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Sample until told to stop; 0 after an orderly end."""
+    """Sample until SIGTERM; return 0 after an orderly end."""
     options = arguments(argv)
     samples = options.run / "samples"
     if options.starter is not None:
@@ -224,15 +224,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     events = EventLog(options.run / "events.jsonl")
     turn = PartTurn(samples, most_bytes=part_bytes(options.max_disk))
     packing = PartPacking(options.run, turn, options.max_disk)
-    crew = StreamOpener(options.run, options.root, target, events, options.period_ns, options.dither, turn)
+    opener = StreamOpener(options.run, options.root, target, events, options.period_ns, options.dither, turn)
     seen = survey(options.root, target)
     profiles: Mapping[str, SensorProfile] = {}
     if may_characterise(options.root, options.characterise):
         profiles = recall_or_measure(options.root, seen.found, target.clock, _announce, events)
     seen = with_calibrations(seen, options.root)
-    streams, readers = crew.hire(seen, profiles)
+    streams, readers = opener.open(seen, profiles)
     sampling = Sampling(streams, events, target.pace, options.period_ns, options.dither, readers)
-    sampling.newcomers = crew.newcomers(seen, options.look_again_ns)
+    sampling.late_streams = opener.late_streams(seen, options.look_again_ns)
     sampling.pack_parts = packing.look
     signal.signal(signal.SIGTERM, lambda *_: setattr(sampling, "stopped", True))
     wait = watch({options.pid, options.starter or options.pid})
@@ -250,7 +250,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _detach(pid_file: Path) -> None:
-    """Go on as a child of init, and say the number, so that the training process never waits for this one."""
+    """Continue as a child of init and print the pid, so that the training process never has to reap this one."""
     if os.fork():
         os._exit(0)
     pid_file.write_text(f"{os.getpid()}\n")
@@ -258,7 +258,7 @@ def _detach(pid_file: Path) -> None:
 
 
 def _remove_traces(samples: Path) -> None:
-    """Remove what says that this process runs, and its stderr where nothing was said."""
+    """Remove the PID file, and the stderr file where it is empty."""
     with contextlib.suppress(OSError):
         if (samples / STDERR).stat().st_size == 0:
             (samples / STDERR).unlink()
@@ -271,7 +271,7 @@ def _announce(seconds: float) -> None:
 
 
 def _print(line: bytes) -> None:
-    with contextlib.suppress(OSError):  # a trainer that is gone already is noticed by the first wait
+    with contextlib.suppress(OSError):  # a training process that is gone is noticed by the first wait
         os.write(1, line)
 
 
@@ -297,16 +297,16 @@ class StreamOpener:
         self._found: dict[str, Found] = {}
         self._missing: dict[str, Missing] = {}
         self._profiles: Mapping[str, SensorProfile] = {}
-        self._table_is_old = False  # the disk refused it
+        self._table_is_old = False  # channels.json could not be written
         self._others: ReaderThread | None = None  # of the processes that have no streams of their own
 
-    def hire(self, seen: Survey, profiles: Mapping[str, SensorProfile]) -> OpenStreams:
-        """Streams for the loop, and readers that go in threads of their own."""
+    def open(self, seen: Survey, profiles: Mapping[str, SensorProfile]) -> OpenStreams:
+        """Open the streams of the sensors found: those for the loop, and readers with threads of their own."""
         self._missing, self._profiles = dict(seen.missing), profiles
         return self._take(seen.found)
 
-    def newcomers(self, seen: Survey, every_ns: int) -> Callable[[], OpenStreams]:
-        """Gives, at each call, the streams of sensors that answer now and of processes that train now."""
+    def late_streams(self, seen: Survey, every_ns: int) -> Callable[[], OpenStreams]:
+        """Return a function that opens, at each call, streams of sensors and training processes that are new."""
         waiting = LateSensors(seen.missing, self._root, self._target, self._target.clock, every_ns)
         training = TrainingProcesses(self._run, self._root, self._target)
 
@@ -319,7 +319,7 @@ class StreamOpener:
             self._missing |= {name: answer for name, (_, answer) in begun.items() if isinstance(answer, Missing)}
             found = {name: answer for name, (_, answer) in begun.items() if isinstance(answer, Found)}
             if found and self._others is not None:
-                self._others.read_now()  # without those that are read by themselves from now on
+                self._others.read_now()  # without the processes that have streams of their own from now on
             if not arrived:
                 return self._take(found) if begun else ([], [])
             taken = [channel.id for found in self._found.values() for channel in found.channels]
@@ -364,7 +364,7 @@ class StreamOpener:
         return streams, readers
 
     def _write_table(self) -> None:
-        """Describe the columns; a disk that refuses is asked again at each look for newcomers."""
+        """Write channels.json; where the disk refuses it, again with the next late sensors."""
         try:
             replace_json(self._run / "channels.json", cleaned(self.channel_table()), whole=True)
             self._table_is_old = False
@@ -387,17 +387,17 @@ class StreamOpener:
 
 
 LOOK_AGAIN_NS = 10_000_000_000
-_SHARE = 0.002  # of the time at most goes into asking: looking for what is absent must cost next to nothing
+_SHARE = 0.002  # of the time at most is spent on looking for absent sensors
 
 
 class LateSensors:
-    """Asks in a thread, since a vendor's library may take its time; the loop collects what has been found."""
+    """Looks for missing sensors in a thread, since a vendor library may be slow; the loop collects those found."""
 
     def __init__(
         self, missing: Mapping[str, Missing], root: Path, target: Target, clock: Clock, every_ns: int = LOOK_AGAIN_NS
     ) -> None:
         self._root, self._target, self._clock, self._every_ns = root, target, clock, every_ns
-        # One that hung when it was asked may hang again, each time in a thread more: it is left alone.
+        # A sensor that hung may hang again, and cost a thread each time: it is not tried again.
         self._names = {name for name, why in missing.items() if why.detail != NO_ANSWER}
         self._due_ns = clock() + every_ns
         self._asking: threading.Thread | None = None
@@ -444,7 +444,7 @@ def part_bytes(max_disk: int | None) -> int:
 
 
 class PartPacking:
-    """Starts the process when a part was closed; `look` is one of the chores of the sampling process."""
+    """Starts a packing process when a part was closed; `look` is one of the chores of the sampling process."""
 
     def __init__(
         self,
@@ -472,7 +472,7 @@ class PartPacking:
                 self._process = self._start(self._command)
 
     def stop(self) -> None:
-        """End it where it runs: whatever it had begun is as it was, and the end of the run goes on with it."""
+        """Kill the packing process; its unfinished work has no effect, and is done at the end of the run."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()

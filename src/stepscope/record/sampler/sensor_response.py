@@ -74,7 +74,7 @@ class Loaders:
         return len(self._processes)
 
     def follow(self, busy: Sequence[tuple[int, int]]) -> None:
-        """Tell all when to be busy, (on, off) in ns of the monotonic clock."""
+        """Send all loaders their busy times, (on, off) in ns of the monotonic clock."""
         line = " ".join(f"{on}:{off}" for on, off in busy).encode() + b"\n"
         for process in self._processes:
             assert process.stdin is not None

@@ -79,7 +79,7 @@ class Stream:
         self.file.waiting += row
 
     def sample_slowly(self, now_ns: int) -> None:
-        """The same for a sensor with a period of its own, stretched when reading it takes much of a core.
+        """Sample a sensor that has its own period; the period is stretched when reading takes much of a core.
 
         One dear read among cheap ones stretches nothing: on a virtual machine the time that the host took from it
         counts as CPU time, and a pause of a second after it would be a gap in the energy.
@@ -342,7 +342,7 @@ class ReaderThread:
         return self.stream.ended and not self._thread.is_alive()
 
     def ask_to_stop(self) -> None:
-        """Tell it to end after the read that it is in."""
+        """Request the end of the thread after its current read."""
         self._stopping = True
         self._wake.set()
 

@@ -63,7 +63,7 @@ class _OfProcess:
     NAME: str
 
     def discover(self, root: Path, target: Target) -> Missing:
-        """Nothing: a process that has ended stays so."""
+        """Return Missing: a process that has ended does not come back."""
         return Missing("absent", "the process has ended")
 
 

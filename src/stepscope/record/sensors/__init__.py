@@ -28,7 +28,7 @@ class Survey:
 
 @dataclass
 class Unloadable:
-    """In the place of a sensor file that this Python cannot import (built without ctypes, say)."""
+    """Stand-in for a sensor file that this Python cannot import (built without ctypes, say)."""
 
     NAME: str
     why: str
@@ -94,7 +94,7 @@ def survey(root: Path, target: Target, names: Collection[str] | None = None, pat
 
 
 def distinct(found: Mapping[str, Found], taken: Collection[str] = ()) -> dict[str, Found]:
-    """The same sensors with ids that are unique over the run: where two read one rail, the later one is prefixed."""
+    """Return the sensors with ids unique over the run: where two read one rail, the later id is prefixed."""
     ids = set(taken)
     renamed = {}
     for name, sensor in found.items():

@@ -273,7 +273,7 @@ def watts(chip: list[int]) -> float | OSError:
 
 
 def _folders(root: Path) -> list[Path]:
-    """Its hwmon folders, by the name that the driver gives, since their numbers change from boot to boot."""
+    """Return the driver's hwmon folders, found by name, since their numbers change from boot to boot."""
     folders = [*root.glob("sys/class/hwmon/hwmon*"), *root.glob("sys/bus/i2c/drivers/ina238/*-00*/hwmon/hwmon*")]
     places = {path.resolve(): path for path in reversed(folders) if attribute(path / "name") == "ina238"}
     return numbered(list(places.values()))

@@ -367,14 +367,14 @@ def timing(samples: int | None, round_ns: float | None) -> Timing:
 
 
 def stated_timing(samples: int | None, update_interval_ms: int | None) -> Timing:
-    """From the hwmon driver's `samples` and `update_interval`, which is rounds x samples in whole ms."""
+    """Return the timing from the hwmon driver's `samples` and `update_interval` (rounds x samples, whole ms)."""
     if not samples or not update_interval_ms:
         return timing(samples, None)
     return timing(samples, update_interval_ms * 1e6 / samples)
 
 
 def configured_timing(word: int | None) -> Timing:
-    """From the configuration register (Table 5), which a JetPack 4 device tree sets as `ti,continuous-config`."""
+    """Return the timing from the configuration register (Table 5), set by JetPack 4 as `ti,continuous-config`."""
     if word is None:
         return Timing()
     channels = (word >> 12 & 7).bit_count()

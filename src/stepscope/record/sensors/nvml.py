@@ -158,7 +158,7 @@ def _probe(gpu: Gpu, wanted: Quantity) -> Probe:
 
 
 def _one_power_a_scope(probes: list[Probe]) -> list[Probe]:
-    """Without an instant power the driver's own is the power of the scope: two never share a name."""
+    """Rename the driver's averaged power to the power of the scope where there is no instant power."""
     if any(probe.channel.quantity == "power" for probe in probes):
         return probes
     return [

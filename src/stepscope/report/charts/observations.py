@@ -39,7 +39,7 @@ def observation_charts(frames: Mapping[str, pl.DataFrame]) -> dict[str, tuple[Ch
 
 
 def paper_charts(frames: Mapping[str, pl.DataFrame]) -> dict[str, tuple[Chart, str]]:
-    """The same, and before them which models fit at which batch size."""
+    """Return the charts of the observations, preceded by which models fit at which batch size."""
     name = "paper-feasibility"
     fits = {name: (_bound(_feasibility, frames), _FEASIBILITY)} if name in frames else {}
     return {**fits, **observation_charts(frames)}

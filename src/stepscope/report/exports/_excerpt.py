@@ -75,7 +75,7 @@ class Excerpt:
 
     @property
     def span_ns(self) -> tuple[int, int] | None:
-        """From the first chosen step's begin to the last one's end; None without a step."""
+        """Return the start of the first and the end of the last chosen step; None without a step."""
         return None if self.steps.is_empty() else (int(self.steps["t0_ns"][0]), int(self.steps["t1_ns"][-1]))
 
     def _sensor(self, name: str) -> pl.DataFrame:

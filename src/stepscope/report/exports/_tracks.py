@@ -203,7 +203,7 @@ def _joined_spans(spans: Ints) -> Ints:
 
 
 def _named_apart(tracks: list[SampledTrack]) -> Iterator[SampledTrack]:
-    """The same tracks; of several with one name, the later ones are numbered."""
+    """Return the tracks; where several share a name, the later ones are numbered."""
     seen: dict[str, int] = {}
     for track in tracks:
         seen[track.name] = count = seen.get(track.name, 0) + 1

@@ -43,7 +43,7 @@ def _start(out: Path, lines: bool) -> subprocess.Popen[bytes] | None:
 
 
 def _stop(view: subprocess.Popen[bytes]) -> None:
-    """It ends by itself when the run has; one that hangs is ended."""
+    """Wait for the view, which ends with the run; end one that hangs."""
     try:
         view.wait(_PATIENCE_S)
     except subprocess.TimeoutExpired:

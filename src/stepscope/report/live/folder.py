@@ -42,7 +42,7 @@ class JsonFile:
 
 
 def status_of(header: dict[str, Any]) -> str:
-    """running, ok, failed, oom or interrupted; a running run whose trainer is gone is "interrupted"."""
+    """running, ok, failed, oom or interrupted; a running run whose training process is gone is "interrupted"."""
     status, pid = str(header.get("status", "interrupted")), header.get("pid")  # no pid so far: not known yet
     return "interrupted" if status == "running" and not (pid is None or runs_still(header)) else status
 

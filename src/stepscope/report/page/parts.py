@@ -85,7 +85,7 @@ class Items:
 
 @dataclass(frozen=True)
 class Fold:
-    """The same as items, closed until somebody opens it."""
+    """A list of items that is closed until a reader opens it."""
 
     heading: str
     rows: tuple[tuple[str, str], ...]
@@ -103,7 +103,7 @@ class More:
 
 @dataclass(frozen=True)
 class Views:
-    """The same in several ways, of which one is shown: a heading and a part each."""
+    """Several views of the same content, one visible at a time: a heading and a part each."""
 
     parts: tuple[tuple[str, Part], ...]
     kind: ClassVar[str] = "views"

@@ -262,7 +262,7 @@ def write_rows(root: Path, rows: Rows) -> None:
 
 
 def _rows_path(root: Path) -> Path:
-    """Below XDG_CACHE_HOME (freedesktop.org base directories), one file a folder; RuntimeError without a home."""
+    """Return the cache file of a folder below XDG_CACHE_HOME; RuntimeError without a home."""
     return user_cache() / "lists" / f"{hashlib.sha256(os.fsencode(root)).hexdigest()[:16]}.json"
 
 

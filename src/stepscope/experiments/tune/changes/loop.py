@@ -136,7 +136,7 @@ def _update(name: str) -> Switch:
 
 @contextlib.contextmanager
 def _drop(_: Targets) -> Iterator[None]:
-    """For every optimizer and module: at class level, so that nothing stays on one."""
+    """Patch all optimizers and modules at class level, so that nothing stays on an object."""
     import torch
 
     owners: list[Any] = [torch.optim.Optimizer, torch.nn.Module]

@@ -69,7 +69,7 @@ def _compiling_changes(facts: Facts) -> Iterator[Change]:
 
 @contextlib.contextmanager
 def _compiled(targets: Targets) -> Iterator[None]:
-    """From its next call on each model is compiled, in place; afterwards its calls are plain ones again."""
+    """Compile each model in place from its next call on; undone, its calls are plain again."""
     models: list[Any] = list(targets.called)
     before = [model._compiled_call_impl for model in models]
     for model in models:
@@ -152,7 +152,7 @@ def _threads(count: int) -> Switch:
 def _between(count: int) -> Switch:
     @contextlib.contextmanager
     def switch(_: Targets) -> Iterator[None]:
-        """For the life of the process: torch starts these threads once."""
+        """Set the threads for the life of the process, since torch starts them once."""
         import torch
 
         torch.set_num_interop_threads(count)
