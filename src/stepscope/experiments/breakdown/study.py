@@ -189,7 +189,7 @@ def _time_table(evidence: Evidence) -> ResultTable:
         ordered = sorted(of, key=lambda name: -of[name][0])
         rows += [(model, kind, name, *of[name], 100 * of[name][0] / whole) for name in ordered]
         rows.append((model, kind, "whole step", *_mean_wholes(repeats), 100.0))
-    columns = ("model", "of", "operation", "ms a step", "low", "high", "%")
+    columns = ("model", "of", "operator", "ms a step", "low", "high", "%")
     note = "Self time of the operators of profiled steps on the CPU; with the framework overhead it is the whole step."
     return ResultTable("time", "Time by operator", columns, tuple(rows), note)
 
@@ -202,7 +202,7 @@ def _energy_table(evidence: Evidence) -> ResultTable:
             (model, kind, of.component, name, 1e3 * value, _milli(of.half[name]), 100 * value / whole)
             for name, value in sorted(of.joules.items(), key=lambda item: -item[1])
         ]
-    columns = ("model", "of", "component", "operation", "mJ a step", "plus or minus", "%")
+    columns = ("model", "of", "component", "operator", "mJ a step", "plus or minus", "%")
     note = (
         "Attributed to operators in the first repeat that has energy; half widths of 95 % of the parts are added, "
         "which is the widest that they can be."

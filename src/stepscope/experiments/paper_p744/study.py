@@ -63,6 +63,7 @@ def _heap_of(events: pl.DataFrame) -> dict[str, Any]:
 _BUILT = "model and input"  # parameters, buffers and the batch: no operator of the step allocated them
 _INSTANTS = 200
 _SHOWN = 0.001  # of the peak or of what is allocated
+_AT_PEAK, _ALLOCATED = "MB at the peak", "MB allocated a step"
 
 
 def _sums(rows: pl.DataFrame) -> list[list[Any]]:
@@ -112,7 +113,7 @@ def _site_table(heaps: Sequence[tuple[str, str, Mapping[str, Any]]]) -> ResultTa
             if max(size / whole, made / churn) < _SHOWN:
                 continue
             rows.append((network, kind, site, size / 1e6, 100 * size / whole, made / 1e6, 100 * made / churn))
-    columns = ("network", "of", "call site", "MB at the peak", "% of peak", "MB allocated a step", "% of allocated")
+    columns = ("network", "of", "call site", _AT_PEAK, "% of peak", _ALLOCATED, "% of allocated")
     note = (
         "The call site is the operator that allocates, as massif sees it; all that a step allocates is beside it. "
         f"Those below {_SHOWN:.1%} of both are omitted."
@@ -129,7 +130,7 @@ def _holder_table(heaps: Sequence[tuple[str, str, Mapping[str, Any]]]) -> Result
             held[holder] = held.get(holder, 0) + size
         rows += [(network, kind, name, size / 1e6, 100 * size / heap["peak"]) for name, size in held.items()]
         rows.append((network, kind, "whole peak", heap["peak"] / 1e6, 100.0))
-    columns = ("network", "of", "held as", "MB at the peak", "%")
+    columns = ("network", "of", "held as", _AT_PEAK, "%")
     note = "Live tensors of a dry run with the kernels of this CPU, without the process around them (stepscope fit)."
     return ResultTable("heap-by-holder", "The heap by holder", columns, tuple(rows), note)
 
@@ -204,10 +205,12 @@ _NOTES = (
 def _of_heap(heap: Findings) -> Iterator[Statement]:
     """Its figures 2 to 6."""
     sites: dict[tuple[str, str], dict[str, tuple[float, float]]] = {}
-    for network, kind, site, live, _, made, _ in _rows(heap, "heap-by-site"):
-        if site != _BUILT:
-            sites.setdefault((network, kind), {})[site] = (live, made)
-    peaks = {(row[0], row[1]): row[3] for row in _rows(heap, "heap-by-holder") if row[2] == "whole peak"}
+    for row in _rows(heap, "heap-by-site"):
+        if row["call site"] != _BUILT:
+            sizes = (row[_AT_PEAK], row[_ALLOCATED])
+            sites.setdefault((row["network"], row["of"]), {})[row["call site"]] = sizes
+    holders = _rows(heap, "heap-by-holder")
+    peaks = {(row["network"], row["of"]): row[_AT_PEAK] for row in holders if row["held as"] == "whole peak"}
     for kind, printed in ((TRAINING, "4.4 and 3.0 GB (CPU), 4.0 and 3.3 GB (GPU)"), (INFERENCE, "")):
         mobile, res = peaks.get((MOBILENET, kind)), peaks.get((RESNET, kind))
         says = f"MobileNetV1 holds more than ResNet18 in {kind}"
@@ -222,8 +225,8 @@ def _of_heap(heap: Findings) -> Iterator[Statement]:
         ("batch norm allocates the second most, at the peak", 1, "batch norm", 0),
         ("batch norm allocates the second most, over the whole step", 1, "batch norm", 1),
     ):
-        sizes = {key: {site: pair[column] for site, pair in of.items()} for key, of in both.items()}
-        yield _for_each("figures 2 to 5", says, sizes, place, name)
+        by_network = {key: {site: pair[column] for site, pair in of.items()} for key, of in both.items()}
+        yield _for_each("figures 2 to 5", says, by_network, place, name)
 
 
 def _for_each(
@@ -246,8 +249,9 @@ def _for_each(
 def _of_operators(found: Mapping[str, Findings]) -> Iterator[Statement]:
     says, printed = "convolution takes at least twice the time of the next operator", "factor 2 (figure 1)"
     rows = _rows(found.get("figure-1"), "time")
-    for model in dict.fromkeys(row[0] for row in rows):
-        times = {row[2]: row[3:6] for row in rows if row[:2] == (model, TRAINING) and row[2] != "whole step"}
+    for model in dict.fromkeys(row["model"] for row in rows):
+        own = [row for row in rows if (row["model"], row["of"]) == (model, TRAINING)]
+        times = {row["operator"]: _estimate(row, "ms a step") for row in own if row["operator"] != "whole step"}
         if "convolution" not in times or len(times) < 2:
             continue
         second = max((name for name in times if name != "convolution"), key=lambda name: times[name][0])
@@ -287,11 +291,12 @@ def _of_convolutions(found: Mapping[str, Findings]) -> Iterator[Statement]:
             yield Statement("figure 7", what, "steeper from 5 to 7", UNMEASURED, "7x7 or 5x5 was not timed")
     for row in _rows(part, "five-three"):
         printed = "less on the Jetson, less so on a P100"
-        source, where, which, ratio, low, high, verdict = (*row[:3], *row[6:10])
+        source, where, which = row["source"], row["where"], row["part"]
+        ratio, low, high = _estimate(row, "(5x5 + 3x3) / 7x7")
         if source == HERE and which not in ("forward", "forward and both"):  # its inference and its training
             continue
         said = f"{ratio:.3g}" if low is None else f"{ratio:.3g} [{low:.3g}, {high:.3g}]"
-        verdict = OPEN if verdict == "cannot be judged" else verdict
+        verdict = OPEN if row["holds"] == "cannot be judged" else row["holds"]
         yield Statement("figure 7", f"{source}, {where}, {which}: {_FIVE_THREE}", printed, verdict, f"{said} of 7x7")
     for side in (3, 5, 7):
         for which, name in (("forward", INFERENCE), ("forward and both", TRAINING)):
@@ -329,14 +334,15 @@ def _of_parts(request: PaperP744, found: Mapping[str, Findings]) -> Iterator[Sta
     where, says = "figure 10", "LeNet: training 60 % of the filters"
     if _rows(easy, "ways"):
         yield _loses(easy, where, f"{says} loses little accuracy", "2 to 3 points", way, 5.0)
-        savings = {row[0]: row for row in _rows(easy, "savings")}
+        savings = {row["way"]: row for row in _rows(easy, "savings")}
         if {"all", way} <= set(savings):
-            own, whole = savings[way], savings["all"]
-            verdict, ratio = _ratio(whole[4:7], own[4:7], 2.0)
+            whole, own = (_estimate(savings[name], "ms a step") for name in ("all", way))
+            verdict, ratio = _ratio(whole, own, 2.0)
             yield Statement(where, f"{says} takes at most half of the time", "", verdict, f"training all takes {ratio}")
-            if own[10] is not None:
-                verdict = HOLDS if own[10] < _MODEST else FAILS
-                because = f"{round(own[10], 1) + 0:g} % of the peak of live tensors, bar {_MODEST} %"
+            saved = savings[way]["of peak saved %"]
+            if saved is not None:
+                verdict = HOLDS if saved < _MODEST else FAILS
+                because = f"{round(saved, 1) + 0:g} % of the peak of live tensors, bar {_MODEST} %"
                 yield Statement(where, f"{says} saves only little memory", "14 %", verdict, because)
     else:
         yield Statement(where, f"{says} loses little accuracy", "2 to 3 points", UNMEASURED, _why(found, "figure-10"))
@@ -345,7 +351,7 @@ def _of_parts(request: PaperP744, found: Mapping[str, Findings]) -> Iterator[Sta
         ("figure-12", "figure 12", "transfer: training 20 or 60 % of the filters loses much", "a significant drop"),
     ):
         part = found.get(name)
-        ways = [row[0] for row in _rows(part, "ways") if str(row[0]).startswith("filters")]
+        ways = [row["way"] for row in _rows(part, "ways") if row["way"].startswith("filters")]
         for way in ways:
             loss = _loses(part, where, f"{subject} ({way})", printed, way, 5.0)
             opposite = {HOLDS: FAILS, FAILS: HOLDS}.get(loss.verdict, loss.verdict)
@@ -360,7 +366,7 @@ def _loses(part: Findings | None, where: str, says: str, printed: str, way: str,
 
     The interval is the widest that those of the two accuracies allow.
     """
-    ways = {row[0]: row[3:6] for row in _rows(part, "ways")}
+    ways = {row["way"]: _estimate(row, "accuracy %") for row in _rows(part, "ways")}
     data = next((note for note in part.notes if note.startswith("data: ")), "") if part is not None else ""
     if way not in ways or "all" not in ways:
         return Statement(where, says, printed, UNMEASURED, "no training of it ended well")
@@ -375,8 +381,15 @@ def _loses(part: Findings | None, where: str, says: str, printed: str, way: str,
     )
 
 
-def _rows(part: Findings | None, table: str) -> tuple[tuple[Any, ...], ...]:
-    return next((kept.rows for kept in part.tables if kept.name == table), ()) if part is not None else ()
+def _rows(part: Findings | None, name: str) -> list[dict[str, Any]]:
+    """Return the rows of a table by the names of its columns; none where it is missing."""
+    tables = () if part is None else part.tables
+    return [dict(zip(table.columns, row, strict=True)) for table in tables if table.name == name for row in table.rows]
+
+
+def _estimate(row: Mapping[str, Any], column: str) -> tuple[Any, Any, Any]:
+    """Return the value of a column with the bounds of its CI, in the columns "low" and "high"."""
+    return row[column], row["low"], row["high"]
 
 
 def _why(found: Mapping[str, Findings], name: str) -> str:
