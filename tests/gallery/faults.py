@@ -16,13 +16,13 @@ import stepscope
 _FILE = str(Path(stepscope.__file__).parent / "record" / "a_fault.py")  # the traceback is one of ours
 _SOURCE = "def broken(*args, **kwargs):\n    raise RuntimeError('a fault of ours, on purpose')\n"
 MODULES = (
-    "record.session", "record.torch_recorder", "record.recorder", "record.step_parts", "record.steps",
+    "record.session", "record.torch_recorder", "record.recorder", "record.steps",
     "record.update_rounds",
-    "record.batch_axis", "record.batch_sizes", "record.plan", "record.facts", "record.settings", "record.torch_private",
+    "record.plan", "record.facts", "record.settings", "record.torch_private",
     "record.empty_process", "record.repeats", "record.sample_count",
     "record.allocators", "record.device", "record.sampler.process", "record.ops.modules", "record.ops.events",
     "record.ops.rows", "record.memory.watch", "record.memory.rows", "record.processes.training",
-    "record.processes.children", "record.window_ends", "record.event_count", "runfolder.writer", "runfolder.parts",
+    "record.processes.children", "record.windows", "runfolder.writer", "runfolder.parts",
 )  # fmt: skip
 # Whose failure is no fault inside a training: they run before it, in the process that starts it, or are the guard.
 _BEFORE = {

@@ -15,8 +15,7 @@ from torch import nn
 
 import stepscope
 from stepscope import Run
-from stepscope.record.batch_sizes import first_tensor
-from stepscope.record.sample_count import SampleCount
+from stepscope.record.sample_count import SampleCount, first_tensor
 from stepscope.record.steps import Gaps, Identities, OptimizerNumbers
 from stepscope.record.torch_private import first_bytes
 from stepscope.record.update_rounds import Fingerprint, ManualRounds, OptimizerRounds

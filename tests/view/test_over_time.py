@@ -17,8 +17,8 @@ from tests.report import browser
 from tests.report.browser import Browser
 from tests.report.stored_runs import READ, simulated_board
 
-from stepscope.analysis.over_time import MOST_POINTS, lines_over_time
 from stepscope.analysis.run import Run
+from stepscope.analysis.time.tracks import MOST_POINTS, lines_over_time
 
 pytest.importorskip("altair")
 from stepscope.report.view.server import BoundedServer, make_server

@@ -142,7 +142,7 @@ def _concluded(findings: Findings, request: TuneRequest, kept: Any, folder: Path
     Of a workload that is its batch size as well, given or its own: what was measured holds for no other.
     """
     from stepscope.experiments.engine.engine import device_name, versions
-    from stepscope.report.charts.tuning import tuning_charts
+    from stepscope.report.charts.comparison import tuning_charts
     from stepscope.report.html import write_text
     from stepscope.report.study_results import render, save_figures
     from stepscope.workloads import shipped

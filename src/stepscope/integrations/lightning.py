@@ -144,7 +144,7 @@ def _loss(outputs: Any) -> Any:
 
 def _samples(batch: Any) -> int | None:
     """Length of the first tensor of a batch; None where it holds none."""
-    from stepscope.record.batch_sizes import first_tensor
+    from stepscope.record.sample_count import first_tensor
 
     tensor = first_tensor(batch)
     return None if tensor is None or tensor.dim() == 0 else int(tensor.shape[0])

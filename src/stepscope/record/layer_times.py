@@ -20,11 +20,11 @@ from stepscope.arrays import Ints
 from stepscope.clock import monotonic_ns
 from stepscope.record import torch_private
 from stepscope.record.event_cost import trial_call
-from stepscope.record.event_count import MOST_EVENTS
 from stepscope.record.ops.events import BACKWARD_NODE, MODULE_SCOPE, NO_MODULE, OPTIMIZER_STEP, Events, Names, columns
 from stepscope.record.ops.rows import NOT_KNOWN, StepProfile, StepSpan, UncostedRows, Window, rows_of_events
 from stepscope.record.ops.updates import OptimizerCalls
 from stepscope.record.torch_hooks import ENDED, CallTimes, Routes
+from stepscope.record.windows import MOST_EVENTS
 from stepscope.runfolder import AUTOGRAD_NODE, COMMUNICATION, PHASES, Part
 
 _NODES, _PASSES = 24, 5  # of a trial

@@ -18,14 +18,6 @@ from stepscope.clock import monotonic_ns, unix_minus_monotonic_ns
 from stepscope.record import torch_private
 from stepscope.record.boundary import Undisturbed, is_ours
 from stepscope.record.event_cost import EventCost, measure_event_cost
-from stepscope.record.event_count import (
-    EVENT_BYTES,
-    MOST_EVENTS,
-    MOST_EVENTS_PER_PART,
-    TO_THE_END_OF_A_PASS,
-    EventCount,
-    most_events_of_step,
-)
 from stepscope.record.gradient_threads import at_end_of_thread
 from stepscope.record.layer_times import LayerRecorder
 from stepscope.record.memory.rows import MemoryBook, memory_rows, read_tree
@@ -36,9 +28,23 @@ from stepscope.record.ops.rows import Labelled, ShapeBook, StepSpan, Window, row
 from stepscope.record.ops.source_lines import LINES_WAIT_NS, CallSites, LinesToFind
 from stepscope.record.ops.updates import OptimizerCalls, UpdateBook
 from stepscope.record.plan import Plan
-from stepscope.record.step_parts import BACKWARD, BEGINNING, FORWARD, NO_PART_OF_BACKWARD, UPDATE, Parts
 from stepscope.record.torch_hooks import Routes
-from stepscope.record.window_ends import RamAlarm, when_an_optimizer_steps
+from stepscope.record.windows import (
+    BACKWARD,
+    BEGINNING,
+    EVENT_BYTES,
+    FORWARD,
+    MOST_EVENTS,
+    MOST_EVENTS_PER_PART,
+    NO_PART_OF_BACKWARD,
+    TO_THE_END_OF_A_PASS,
+    UPDATE,
+    EventCount,
+    Parts,
+    RamAlarm,
+    most_events_of_step,
+    when_an_optimizer_steps,
+)
 from stepscope.runfolder import RunWriter
 
 _STILL_USUAL = 4  # times an unprofiled step
@@ -159,7 +165,7 @@ class OpRecorder:
         """Close the window within a step that is too large for one; True where that was so.
 
         before_pass: a backward pass begins; it may take more, since without it no layer is seen in backward. Events are
-        reckoned from autograd nodes and calls of modules, as learnt from the windows before (else: `window_ends`).
+        reckoned from autograd nodes and calls of modules, as learnt from the windows before (else: `RamAlarm`).
         """
         window = self._window
         if window is None or window.nodes_alone or not window.is_of_this_thread():

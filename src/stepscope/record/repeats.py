@@ -18,9 +18,9 @@ from torch import nn
 
 from stepscope.clock import monotonic_ns
 from stepscope.record import torch_private
-from stepscope.record.batch_sizes import batch_size, telling_tensor
 from stepscope.record.boundary import Boundary
 from stepscope.record.framework import FLUSH_EVERY_NS, Ended
+from stepscope.record.sample_count import batch_size, telling_tensor
 from stepscope.record.torch_hooks import BACKWARD, BATCH, CALL, CALL_WITHIN, STEP, UPDATE, UPDATED, Listener
 
 _ALIKE = 2  # steps in a row, before the next ones are only looked at; more after each disappointment

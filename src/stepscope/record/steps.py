@@ -17,8 +17,12 @@ from torch import nn
 
 from stepscope.clock import monotonic_ns
 from stepscope.record import torch_private
-from stepscope.record.batch_axis import TELLING, BatchWitness
-from stepscope.record.batch_sizes import (
+from stepscope.record.gradient_threads import Trainers
+from stepscope.record.ops.modules import parameters_of, parts_of
+from stepscope.record.sample_count import (
+    TELLING,
+    BatchWitness,
+    SampleCount,
     batch_size,
     first_tensor,
     length,
@@ -27,9 +31,6 @@ from stepscope.record.batch_sizes import (
     telling_tensor,
     tensors_in,
 )
-from stepscope.record.gradient_threads import Trainers
-from stepscope.record.ops.modules import parameters_of, parts_of
-from stepscope.record.sample_count import SampleCount
 from stepscope.record.update_rounds import Ended, Fingerprint, ManualRounds, OptimizerRounds
 
 

@@ -35,8 +35,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from stepscope.clock import monotonic_ns
 from stepscope.record import torch_private
-from stepscope.record.boundary import Boundary
-from stepscope.record.call_frames import code_that_calls, updates_below, without_our_frames
+from stepscope.record.boundary import Boundary, code_that_calls, updates_below, without_our_frames
 
 Scope = AbstractContextManager[Any]
 _is_compiling: Callable[[], bool] = getattr(torch.compiler, "is_dynamo_compiling", torch.compiler.is_compiling)

@@ -14,7 +14,6 @@ from torch import nn
 
 from stepscope.clock import monotonic_ns
 from stepscope.record import facts, torch_private
-from stepscope.record.batch_axis import BatchWitness
 from stepscope.record.framework import Ended, TrainingSession
 from stepscope.record.gradient_threads import Trainers
 from stepscope.record.memory.watch import MemoryWatch
@@ -24,6 +23,7 @@ from stepscope.record.ops.rows import StepSpan
 from stepscope.record.ops.source_lines import CallSites
 from stepscope.record.recorder import OpRecorder
 from stepscope.record.repeats import Repeats
+from stepscope.record.sample_count import BatchWitness
 from stepscope.record.steps import StepFinder, why_no_steps
 from stepscope.record.torch_hooks import Routes
 from stepscope.runfolder import RunWriter

@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 
 from stepscope import __version__
-from stepscope.analysis.over_time import QUANTITIES, Line, lines_over_time
 from stepscope.analysis.run import Run
 from stepscope.analysis.time.steps import quick_stats
+from stepscope.analysis.time.tracks import QUANTITIES, Line, lines_over_time
 from stepscope.arrays import Floats
 from stepscope.errors import StepscopeError, UsageError
 from stepscope.files import replaced, user_cache

@@ -19,7 +19,7 @@ from types import FrameType
 import numpy as np
 import pytest
 
-from stepscope.record.window_ends import RamAlarm
+from stepscope.record.windows import RamAlarm
 from stepscope.runfolder import RunReader
 
 ALWAYS = -(10**15)  # less than nothing is resident: the alarm goes off at once
@@ -79,7 +79,7 @@ def test_an_alarm_that_is_cleared_or_far_from_its_limit_does_nothing() -> None:
 READ = """
 import time
 import numpy as np
-from stepscope.record.window_ends import RamAlarm
+from stepscope.record.windows import RamAlarm
 seen = []
 alarm = RamAlarm(lambda: seen.append(1), 100_000_000)
 alarm.set()
