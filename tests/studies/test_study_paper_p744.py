@@ -10,8 +10,10 @@ import pytest
 
 from stepscope.analysis.results import Findings, ResultTable
 from stepscope.errors import UsageError
+from stepscope.experiments.breakdown.study import TIME_COLUMNS
 from stepscope.experiments.engine.engine import Plan, Point, answer_study, joined_plan
 from stepscope.experiments.kernels.rates import HERE, SCHEMA
+from stepscope.experiments.kernels.study import PAIR_COLUMNS
 from stepscope.experiments.paper_p744 import MOBILENET, RESNET, PaperP744
 from stepscope.experiments.paper_p744.study import (
     FAILS,
@@ -23,6 +25,7 @@ from stepscope.experiments.paper_p744.study import (
     heap_findings,
     project_findings,
 )
+from stepscope.experiments.partial.study import SAVING_COLUMNS, WAY_COLUMNS
 from stepscope.report.charts.operators import project_charts
 
 
@@ -116,8 +119,8 @@ def test_the_plan_that_trains_nothing_says_which_plan_measures_the_rest() -> Non
     assert {because for _, because in rest.values()} == {"--plan hour measures it", "--plan night trains it"}
 
 
-def _table(name: str, *rows: tuple[Any, ...]) -> ResultTable:
-    return ResultTable(name, name, tuple(str(place) for place in range(len(rows[0]))), rows)
+def _table(name: str, columns: tuple[str, ...], *rows: tuple[Any, ...]) -> ResultTable:
+    return ResultTable(name, name, columns, rows)
 
 
 def _convolutions(seven_to_five: float, small_to_large: float, half: float = 0.02) -> Findings:
@@ -136,7 +139,9 @@ def _convolutions(seven_to_five: float, small_to_large: float, half: float = 0.0
                     times = {"ns": ns, "low_ns": ns * (1 - half), "high_ns": ns * (1 + half), "flops": flops}
                     rows.append({"source": HERE, "part": part, "axis": axis, "at": at, "beside": beside, **times})
     pair = (HERE, "batch 4, channels 32, size 256", "forward", 1.0, 2.0, 4.0, 0.75, 0.7, 0.8, "holds")
-    return Findings("k", "", (_table("five-three", pair),), frames={"axes": pl.DataFrame(rows, schema=SCHEMA)})
+    return Findings(
+        "k", "", (_table("five-three", PAIR_COLUMNS, pair),), frames={"axes": pl.DataFrame(rows, schema=SCHEMA)}
+    )
 
 
 @pytest.mark.parametrize(
@@ -160,7 +165,7 @@ def test_operators_are_compared_by_their_intervals() -> None:
             ("resnet18-c32", "training", name, ms, ms * (1 - half), ms * (1 + half), 1.0)
             for name, ms in (("convolution", conv), ("batch norm", norm), ("whole step", conv + norm))
         ]
-        return Findings("b", "", (_table("time", *rows),))
+        return Findings("b", "", (_table("time", TIME_COLUMNS, *rows),))
 
     base = {"heap": heap_findings(PaperP744(), results())}
     name = "figure 1: resnet18-c32: convolution takes at least twice the time of the next operator"
@@ -178,7 +183,12 @@ def _parts(whole: tuple[float, float, float], own: tuple[float, float, float], m
         ("all", 1.0, 2.0, 0.0, 10.0, 9.9, 10.1, 0.0, 1.0, 0.0, 0.0),
         ("filters 60 %", 1.0, 2.0, 0.0, ms, ms * 0.99, ms * 1.01, 0.0, 1.0, 0.0, memory),
     )
-    return Findings("p", "", (_table("ways", *ways), _table("savings", *savings)), notes=("data: digits",))
+    return Findings(
+        "p",
+        "",
+        (_table("ways", (*WAY_COLUMNS, "unbeaten in"), *ways), _table("savings", SAVING_COLUMNS, *savings)),
+        notes=("data: digits",),
+    )
 
 
 def test_what_training_a_part_loses_and_saves_is_judged_by_both_intervals() -> None:

@@ -181,6 +181,9 @@ def _mean_wholes(repeats: Sequence[Mapping[str, float]]) -> tuple[float, float |
     return mean, None if null_if_nan(low) is None else max(low, 0.0), null_if_nan(high)
 
 
+TIME_COLUMNS = ("model", "of", "operator", "ms a step", "low", "high", "%")
+
+
 def _time_table(evidence: Evidence) -> ResultTable:
     rows: list[tuple[Value, ...]] = []
     for (model, kind), repeats in evidence.times.items():
@@ -189,9 +192,8 @@ def _time_table(evidence: Evidence) -> ResultTable:
         ordered = sorted(of, key=lambda name: -of[name][0])
         rows += [(model, kind, name, *of[name], 100 * of[name][0] / whole) for name in ordered]
         rows.append((model, kind, "whole step", *_mean_wholes(repeats), 100.0))
-    columns = ("model", "of", "operator", "ms a step", "low", "high", "%")
     note = "Self time of the operators of profiled steps on the CPU; with the framework overhead it is the whole step."
-    return ResultTable("time", "Time by operator", columns, tuple(rows), note)
+    return ResultTable("time", "Time by operator", TIME_COLUMNS, tuple(rows), note)
 
 
 def _energy_table(evidence: Evidence) -> ResultTable:

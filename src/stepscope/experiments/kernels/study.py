@@ -283,12 +283,14 @@ def _cliff_table(rows: Sequence[Row]) -> ResultTable:
     return ResultTable("cliffs", "Cliffs", columns, body, note)
 
 
+PAIR_COLUMNS = ("source", "where", "part", "3x3 ms", "5x5 ms", "7x7 ms", "(5x5 + 3x3) / 7x7", "low", "high", "holds")
+
+
 def _pair_table(pairs: Sequence[Mapping[str, Any]]) -> ResultTable:
-    columns = ("source", "where", "part", "3x3 ms", "5x5 ms", "7x7 ms", "(5x5 + 3x3) / 7x7", "low", "high", "holds")
     names = ("source", "where", "part", "ms_3", "ms_5", "ms_7", "ratio", "low", "high", "verdict")
     body = tuple(tuple(pair[name] for name in names) for pair in pairs)
     note = "Here: median over rounds that run all three in turn. Imported: mean over the repeats, Student's 95 % CI."
-    return ResultTable("five-three", "A 5x5 and then a 3x3 against a 7x7", columns, body, note)
+    return ResultTable("five-three", "A 5x5 and then a 3x3 against a 7x7", PAIR_COLUMNS, body, note)
 
 
 def _roof_table(roofs: Mapping[str, Any]) -> ResultTable:

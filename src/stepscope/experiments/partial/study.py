@@ -194,6 +194,15 @@ def front(outcomes: Sequence[SettingOutcome], cost: str) -> set[str]:
     )
 
 
+WAY_COLUMNS: tuple[str, ...] = (
+    "way", "seeds", "trained %", "accuracy %", "low", "high", "time s", "low ", "high ", "peak MB",
+)  # fmt: skip
+SAVING_COLUMNS = (
+    "way", "forward MFLOP", "backward MFLOP", "saved %", "ms a step", "low", "high", "saved % ",
+    "activations MB", "saved %  ", "of peak saved %",
+)  # fmt: skip
+
+
 def way_table(outcomes: Sequence[SettingOutcome], energy_kind: str | None) -> ResultTable:
     known = [name for name in COSTS if any(name in costs_by_axis(outcome) for outcome in outcomes)]
     best = {name: front(outcomes, name) for name in known}
@@ -201,32 +210,14 @@ def way_table(outcomes: Sequence[SettingOutcome], energy_kind: str | None) -> Re
     for outcome in outcomes:
         costs = costs_by_axis(outcome)
         unbeaten_in = ", ".join(name.partition("_")[0] for name in known if outcome.setting.name in best[name])
-        row: Row = (
-            outcome.setting.name,
-            len(outcome.cells),
-            100 * outcome.trained_share,
-            *value_and_bounds(outcome.accuracy),
-        )
-        row = (
-            *row,
-            *value_and_bounds(outcome.time_s),
-            *((None if m is None else m.value) for m in (costs.get("peak_mb"),)),
-        )
+        peak = costs.get("peak_mb")
+        row: Row = (outcome.setting.name, len(outcome.cells), 100 * outcome.trained_share)
+        row += (*value_and_bounds(outcome.accuracy), *value_and_bounds(outcome.time_s))
+        row += (None if peak is None else peak.value,)
         if outcome.energy_j is not None or energy_kind:
             row = (*row, *value_and_bounds(outcome.energy_j))
         rows.append((*row, unbeaten_in or None))
-    columns: tuple[str, ...] = (
-        "way",
-        "seeds",
-        "trained %",
-        "accuracy %",
-        "low",
-        "high",
-        "time s",
-        "low ",
-        "high ",
-        "peak MB",
-    )
+    columns = WAY_COLUMNS
     if energy_kind:
         name = "energy J" if energy_kind == "measured" else f"{energy_kind} energy J"
         columns = (*columns, name, "low  ", "high  ")
@@ -254,16 +245,12 @@ def saving_table(outcomes: Sequence[SettingOutcome]) -> ResultTable:
         )
         for outcome in outcomes
     ]
-    columns = (
-        "way", "forward MFLOP", "backward MFLOP", "saved %", "ms a step", "low", "high", "saved % ",
-        "activations MB", "saved %  ", "of peak saved %",
-    )  # fmt: skip
     note = (
         "Of one step, against training all; negative is more. FLOPs and activations: means over steps spread over the "
         "training, counted on tensors without numbers; the peak is that of the worst step. "
         "Where a mask is all there is, no work is saved, and masking costs time."
     )
-    return ResultTable("savings", "What freezing saves", columns, tuple(rows), note)
+    return ResultTable("savings", "What freezing saves", SAVING_COLUMNS, tuple(rows), note)
 
 
 def before_table(outcomes: Sequence[SettingOutcome]) -> ResultTable | None:
