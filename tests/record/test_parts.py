@@ -41,8 +41,7 @@ class Recurrent(nn.Module):
 @pytest.fixture(autouse=True)
 def small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(windows, "MOST_EVENTS_PER_STEP", 3000)
-    for module in (windows, recorder):
-        monkeypatch.setattr(module, "MOST_EVENTS_PER_PART", 1000)
+    monkeypatch.setattr(windows, "MOST_EVENTS_PER_PART", 1000)
 
 
 @pytest.fixture(autouse=True)

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from stepscope.clock import monotonic_ns, unix_minus_monotonic_ns
-from stepscope.record import torch_private
+from stepscope.record import torch_private, windows
 from stepscope.record.boundary import Undisturbed, is_ours
 from stepscope.record.event_cost import EventCost, measure_event_cost
 from stepscope.record.gradient_threads import at_end_of_thread
@@ -29,22 +29,7 @@ from stepscope.record.ops.source_lines import LINES_WAIT_NS, CallSites, LinesToF
 from stepscope.record.ops.updates import OptimizerCalls, UpdateBook
 from stepscope.record.plan import Plan
 from stepscope.record.torch_hooks import Routes
-from stepscope.record.windows import (
-    BACKWARD,
-    BEGINNING,
-    EVENT_BYTES,
-    FORWARD,
-    MOST_EVENTS,
-    MOST_EVENTS_PER_PART,
-    NO_PART_OF_BACKWARD,
-    TO_THE_END_OF_A_PASS,
-    UPDATE,
-    EventCount,
-    Parts,
-    RamAlarm,
-    most_events_of_step,
-    when_an_optimizer_steps,
-)
+from stepscope.record.windows import BACKWARD, BEGINNING, FORWARD, UPDATE, EventCount, Parts, RamAlarm
 from stepscope.runfolder import RunWriter
 
 _STILL_USUAL = 4  # times an unprofiled step
@@ -97,7 +82,7 @@ class OpRecorder:
     @property
     def held_bytes(self) -> int:
         """The most that a window's events took in RAM beside the training, B."""
-        return self._events.most * EVENT_BYTES
+        return self._events.most * windows.EVENT_BYTES
 
     def before_step(self, step: int, elapsed_ns: int, again: bool = False) -> bool:
         """Open, keep or close the window as the plan says; True where this step is recorded whole.
@@ -113,7 +98,10 @@ class OpRecorder:
         wanted = not self._stopped and not within and (again or self.plan.records(step, elapsed_ns))
         if not again:
             self._with_memory = wanted and self.plan.wants_memory(step, elapsed_ns)
-        full, memory = (len(self._spans) + 1) * self.plan.events_per_step > MOST_EVENTS, wanted and self._with_memory
+        full, memory = (
+            (len(self._spans) + 1) * self.plan.events_per_step > windows.MOST_EVENTS,
+            wanted and self._with_memory,
+        )
         open_now = None if within else self._window
         layers = self.plan.times_layers and not (wanted or within or self._stopped or self._parts)
         if open_now is not None and (
@@ -124,11 +112,11 @@ class OpRecorder:
             self.close_window()
         events = self._events.of_graph()
         self.step_begins(torch_private.autograd_sequence())
-        if wanted and events > most_events_of_step(dear=False):
+        if wanted and events > windows.most_events_of_step(dear=False):
             self.close_window()
             self._begin_parts(step, {FORWARD, BACKWARD, UPDATE})
             return False
-        large = max(events, self._events.seen or 0.0) > most_events_of_step(dear=True)
+        large = max(events, self._events.seen or 0.0) > windows.most_events_of_step(dear=True)
         shapes = wanted and not large and self._shapes(step, elapsed_ns)
         if wanted and self._window is None:
             if memory and not large:
@@ -172,11 +160,11 @@ class OpRecorder:
             return False
         events, to_come = self._events.so_far(), self._events.to_come()
         if self._parts.open is not None:
-            if events - to_come >= MOST_EVENTS_PER_PART:
+            if events - to_come >= windows.MOST_EVENTS_PER_PART:
                 self._end_part()
             return False
-        most = most_events_of_step(window.shapes or window.memory)
-        if (events < most * TO_THE_END_OF_A_PASS) if before_pass else (events - to_come < most):
+        most = windows.most_events_of_step(window.shapes or window.memory)
+        if (events < most * windows.TO_THE_END_OF_A_PASS) if before_pass else (events - to_come < most):
             return False
         self._begin_parts(step, {UPDATE} if self._events.has_passed else {BACKWARD, UPDATE})
         self._parts.begins(BEGINNING, t0_ns)
@@ -211,7 +199,7 @@ class OpRecorder:
             undo = torch_private.act_within_backward(roots, nodes, self._part_is_full)
         if undo is None:
             parts.left.discard(BACKWARD)
-            self._note("backward-not-profiled", NO_PART_OF_BACKWARD, step=parts.step)
+            self._note("backward-not-profiled", windows.NO_PART_OF_BACKWARD, step=parts.step)
             return
         self._open_part(BACKWARD, in_pass=True)
         parts.undo = undo
@@ -412,7 +400,7 @@ class OpRecorder:
             self._routes.profile_calls(False)
             return
         torch_private.end_without_destructors()  # should that thread never step again
-        when_an_optimizer_steps(self._drop_unwritten)
+        windows.when_an_optimizer_steps(self._drop_unwritten)
 
     def _drop_unwritten(self) -> bool:
         if self._window is None or not self._window.is_of_this_thread():
@@ -427,9 +415,9 @@ class OpRecorder:
         if window.nodes_alone:
             self.close_window()
             return
-        most = most_events_of_step(window.shapes or window.memory)
+        most = windows.most_events_of_step(window.shapes or window.memory)
         if self._parts.open is None:
-            few = (len(self._spans) + 1) * (self._events.seen or MOST_EVENTS) < MOST_EVENTS_PER_PART
+            few = (len(self._spans) + 1) * (self._events.seen or windows.MOST_EVENTS) < windows.MOST_EVENTS_PER_PART
             if few and monotonic_ns() - self._open_step[1] < _STILL_USUAL * self.plan.step_ns():  # the training grew
                 self._alarm.allow_more()
                 return
@@ -438,7 +426,7 @@ class OpRecorder:
         self._end_part("takes memory as if it were too large")
         if self._events.caught > most:
             self._stop_for_good(f"{self._events.caught:,} operators, most of them outside of modules, filled a window")
-        elif self._events.caught < MOST_EVENTS_PER_PART:
+        elif self._events.caught < windows.MOST_EVENTS_PER_PART:
             self._alarm.allow_more()
 
     def swaps(self) -> None:
